@@ -105,8 +105,8 @@ def measure(loaded: PinnedRecipe, stages: tuple[StageName, ...], count: int, sha
         import torch
 
         from bench.ceilings import ceilings
-        from rlhf.models.loading import device_of
         from rlhf.observe.telemetry import device_facts
+        from rlhf.process.torch_setup import device_of
 
     device = device_of(loaded.recipe)
     if loaded.recipe.hardware.threads:

@@ -24,7 +24,7 @@ from bench.peer.__main__ import cpu_name
 from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.errors import UserError
-from rlhf.files import read_json, read_lines, write_json
+from rlhf.files import read_intact_lines, read_json, write_json
 from rlhf.observe.console import OUT
 from rlhf.process.launching import child_environment
 from rlhf.run.provenance import code_version, package_versions
@@ -109,8 +109,8 @@ def measure(layers: str, out: Path, parents: Path, seed: int, changes: Mapping[s
         stage: run_stage(stage, out, parents, {**changes, "lora.layers": layers}, seed)
         for stage in ("sft", "rm", "ppo")
     }
-    telemetry = read_lines(_folder(out, "ppo") / "telemetry.jsonl")
-    curve = learning_curve(read_lines(_folder(out, "ppo") / "metrics.jsonl"), telemetry)
+    telemetry = read_intact_lines(_folder(out, "ppo") / "telemetry.jsonl")
+    curve = learning_curve(read_intact_lines(_folder(out, "ppo") / "metrics.jsonl"), telemetry)
     return {
         "stage_cpu_seconds": {name: row["cpu_seconds"] for name, row in stages.items()},
         "reward_model_accuracy": stages["rm"]["metrics"]["accuracy"],

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.files import read_json, read_lines
+from rlhf.files import read_intact_lines, read_json
 from rlhf.memory.rehearse import few_steps
 from rlhf.process.launching import child_environment
 from rlhf.recipe import PinnedRecipe, StageName
@@ -51,7 +51,7 @@ def measure(
 def summarise(folder: Path) -> dict[str, Any]:
     """Return seconds of the steps after the warm-up by phase, tokens of a step and peaks, from a finished stage."""
     summary = read_json(folder / "summary.json") or {}
-    rows = [row for row in read_lines(folder / "telemetry.jsonl") if row["step"] > WARM_UP]
+    rows = [row for row in read_intact_lines(folder / "telemetry.jsonl") if row["step"] > WARM_UP]
     cpu = summary["peak_vram_bytes"] is None
     names = ["train"] if "train" in rows[0] else ["rollout", "rollout/prefill", "rollout/decode", "score", "update"]
     prefix = "cpu/" if cpu and f"cpu/{names[0]}" in rows[0] else ""  # steadier than the wall on a shared machine

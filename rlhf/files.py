@@ -44,7 +44,7 @@ def write_json(file: Path, content: Any) -> None:
     sync(file.parent)
 
 
-def read_lines(file: Path) -> list[dict[str, Any]]:
+def read_intact_lines(file: Path) -> list[dict[str, Any]]:
     """Return the objects of a JSONL file that `append` wrote, up to the first line that a crash cut off."""
     if not file.exists():
         return []

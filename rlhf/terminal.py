@@ -30,7 +30,7 @@ def one_line(text: str) -> str:
     return shortened(visible(shortened(folded)))  # escapes make it longer
 
 
-def reason(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Return an error's message as one line of at most 300 characters; the name of its type if it has none."""
     return (" ".join(str(error).split()) or type(error).__name__)[:300]
 

@@ -156,6 +156,7 @@ def run_stages(loaded: PinnedRecipe, out: Path, *names: str, **options: Any) -> 
     summary: dict[str, Any] = {}
     for name in names:
         record, _, _ = runner.execute(recipe.stage_name(name), loaded, out, **options)
+        assert record is not None
         summary = record.plain()
     return summary
 

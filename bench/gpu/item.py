@@ -88,7 +88,7 @@ class Context:
             self.record["device"] = device_facts(self.device)
             self.save()
             if self.loaded:
-                from rlhf.models.loading import set_up_torch
+                from rlhf.process.torch_setup import set_up_torch
 
                 set_up_torch(self.loaded.recipe)  # attention kernels, seed and memory cap, as in a run
             verdict = getattr(importlib.import_module(f"bench.gpu.{module}"), function)(self, **self.item.options)

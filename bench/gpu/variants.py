@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rlhf.models.trunk import Trunk
+from rlhf.models.lean.trunk import Trunk
 from rlhf.rollout import engine as rollout
 from rlhf.stages.training_forward import as_decoder, without_mask
 

@@ -106,8 +106,8 @@ def measure(
     with console.quiet_libraries():
         from bench.memory.measure import beside, pinned_peaks
         from bench.memory.measure import measure as measure_stages
-        from rlhf.models.loading import device_of
         from rlhf.observe.telemetry import device_facts
+        from rlhf.process.torch_setup import device_of
 
     device = device_of(loaded.recipe)
     chosen = list(stages or (PREDICTED_STAGES if device.type == "cpu" else TRAINED))

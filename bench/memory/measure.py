@@ -9,10 +9,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.memory import budgets
-from rlhf.memory.rehearse import PHASES, Rehearsals, shortened
+from rlhf.memory.rehearse import PHASES, Rehearsals
+from rlhf.memory.seams import shortened
 from rlhf.memory.tracker import Tracker
-from rlhf.models.loading import set_up_torch
 from rlhf.observe.telemetry import collect_peak, watch_peaks
+from rlhf.process.torch_setup import set_up_torch
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
 from rlhf.stages.supervised import free_memory
 

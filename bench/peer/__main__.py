@@ -28,7 +28,7 @@ import click
 import torch
 
 from bench.peer.inputs import BATCH, GROUP, SIZES, make_inputs
-from rlhf.files import read_json, read_lines, write_json
+from rlhf.files import read_intact_lines, read_json, write_json
 from rlhf.observe.console import OUT, rows_table
 from rlhf.process.launching import child_environment
 from rlhf.run.provenance import code_version
@@ -160,7 +160,7 @@ def run_ours(method: str, inputs: Path, out: Path, changes: dict[str, Any], step
     """Run the stage once; return the same keys as TRL's script prints."""
     _call([sys.executable, "-m", "rlhf.cli", *prepare_ours(method, inputs, out, changes, steps, micro)])
     folder = out / "recipe" / "v1" / method
-    rows = read_lines(folder / "telemetry.jsonl")[1:-1]
+    rows = read_intact_lines(folder / "telemetry.jsonl")[1:-1]
     summary = read_json(folder / "summary.json") or {}
     prefix = "cpu/" if (read_json(inputs / "settings.json") or {})["device"] == "cpu" else ""
     shutil.rmtree(folder)

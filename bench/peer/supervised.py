@@ -74,8 +74,8 @@ def main(
         about = {"recipe": loaded.name, "version": loaded.version, "recipe_sha256": loaded.sha256}
         packages = {name: version(name) for name in ("torch", "transformers", "trl", "peft")}
         with console.quiet_libraries():
-            from rlhf.models.loading import device_of
             from rlhf.observe.telemetry import device_facts
+            from rlhf.process.torch_setup import device_of
         device = device_facts(device_of(loaded.recipe))
         record = facts | about | {"overrides": loaded.overrides, "device": device, "packages": packages}
         write_json(save, record | {"repeats": repeats, "stages_beside": figures})

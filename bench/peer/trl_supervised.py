@@ -13,7 +13,8 @@ from bench.steps import WARM_UP, spread
 from rlhf import recipe as recipes
 from rlhf.data import formats
 from rlhf.models.adapters import lora_config
-from rlhf.models.loading import load_base, load_codec, set_up_torch
+from rlhf.models.loading import load_base, load_codec
+from rlhf.process.torch_setup import set_up_torch
 from rlhf.run.directory import Run
 
 

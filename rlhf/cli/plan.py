@@ -58,7 +58,7 @@ def plan(
         terminal.say(warning)
     stages = predicted_stages(loaded.recipe)
     if stage and stage not in stages:
-        raise UserError(f"{stage}: {loaded.directory} has no such stage")
+        raise UserError(recipe.no_section(stage, loaded))
     planned = [stage] if stage else stages
     if fit is not None or fastest:
         limit = planning.card_bytes(loaded) if fit is None else fit

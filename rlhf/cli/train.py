@@ -121,7 +121,7 @@ def run(
             ["rlhf", *_command(recipe.stage_name(error.parent), more_data, "" if error.begun else "resume")]
         )
         raise UserError(f"{error}: first run `{command_line}`, or add --with-parents") from error
-    if not distributed.rank():
+    if summary is not None and not distributed.rank():
         _show_outcome(summary, result, path)
         if stage == "pretrain" and choice.data:
             terminal.say(TRIAL_NOTE)

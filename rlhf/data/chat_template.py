@@ -11,7 +11,7 @@ import psutil
 
 from rlhf.data.rows import Message
 from rlhf.errors import UserError
-from rlhf.run.reader import reason
+from rlhf.run.reader import why_unreadable
 
 SECONDS = 2  # of CPU time for two short conversations; real templates take milliseconds
 MEMORY = 2**28  # bytes beyond what the process has mapped
@@ -69,7 +69,7 @@ def _render_in_child(render: Callable[[Sequence[Message]], str], messages: Seque
             try:
                 answer = "+" + render(messages)[:LONGEST]
             except BaseException as error:
-                answer = "-" + reason(error)
+                answer = "-" + why_unreadable(error)
             with os.fdopen(writer, "wb") as handle:
                 handle.write(answer.encode("utf-8", "replace"))
         finally:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.errors import UserError
-from rlhf.terminal import reason
+from rlhf.terminal import message_of
 
 MAX_LINE = 2**26  # bytes of one line, and so of one row: 64 MiB
 MAX_ARRAY = 2**31  # bytes of a file that is one JSON value, which is held in memory as a whole: 2 GiB
@@ -256,5 +256,5 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, object]]:
                     yield f"{path}:row {number}", row
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"{path}: Parquet file damaged after {number:,} rows ({reason(error)}); download it again"
+            f"{path}: Parquet file damaged after {number:,} rows ({message_of(error)}); download it again"
         ) from None

@@ -22,7 +22,7 @@ from rlhf.data.transcripts import HH_CHAT_TEMPLATE, render_hh
 from rlhf.errors import UserError
 from rlhf.recipe import Tokenizer
 from rlhf.recipe.choices import Template
-from rlhf.run.reader import reason
+from rlhf.run.reader import why_unreadable
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 # The text of `render_plain` as a chat template. GAP as in HH_CHAT_TEMPLATE.
@@ -205,7 +205,7 @@ class Codec:
             return response
         return text[len(prompt) :].split(self.tokenizer.eos_token)[0].rstrip()
 
-    def _ids(self, texts: Sequence[str], bos: bool) -> list[list[int]]:
+    def _ids(self, texts: Sequence[str], bos: bool) -> list[list[int]]:  # rlhf/memory/seams.py replaces it
         if not texts:
             return []
         encoded: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
@@ -272,7 +272,7 @@ def chat_text(
     try:
         text = tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=add_generation_prompt)
     except Exception as error:  # a template may raise anything
-        raise UserError(f"the tokenizer's chat template refuses a conversation: {reason(error)}") from error
+        raise UserError(f"the tokenizer's chat template refuses a conversation: {why_unreadable(error)}") from error
     assert isinstance(text, str)
     return text
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from rlhf import recipe, stats
 from rlhf.errors import UserError
-from rlhf.files import read_lines
+from rlhf.files import read_intact_lines
 from rlhf.observe import console
 from rlhf.run import reader
 from rlhf.run.finished import read_manifest, read_summary, stage_folder, verified
@@ -90,7 +90,7 @@ def load(root: Path, stage: PolicyLabel, scored: Path | None = None) -> PolicyEv
         original, answers = answers, _answers(scored, stage)
         if _texts(original) != _texts(answers):
             raise UserError(f"{scored}: not the answers of {folder / 'samples.jsonl'}; `rlhf score` that file again")
-        reward_model = next((row.get("reward_model") for row in read_lines(scored)), None)
+        reward_model = next((row.get("reward_model") for row in read_intact_lines(scored)), None)
         if reward_model is None:
             raise UserError(f"{scored}: not written by `rlhf score`, which names the reward model")
     policy = root / stage if stage == "base" else stage_folder(root, stage)
@@ -113,7 +113,7 @@ def load(root: Path, stage: PolicyLabel, scored: Path | None = None) -> PolicyEv
 
 
 def _answers(file: Path, stage: PolicyLabel) -> dict[str, list[Answer]]:
-    rows = read_lines(file)
+    rows = read_intact_lines(file)
     if not rows:
         raise UserError(f"{file}: no samples there")
     by_prompt: dict[str, list[Answer]] = {}

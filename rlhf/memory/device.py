@@ -31,7 +31,8 @@ from rlhf.memory.peaks import OUTSIDE
 from rlhf.memory.replay import CAPTURE, CAPTURED, DROPPED
 from rlhf.memory.shapes import Shapes
 from rlhf.memory.tracker import Tracker
-from rlhf.models import layouts, random_base, trunk
+from rlhf.models import random_base
+from rlhf.models.lean import layouts, trunk
 from rlhf.rollout import engine as rollout
 from rlhf.rollout.cache import CacheLayer
 from rlhf.rollout.trunk_decoding import TrunkDecoding

@@ -10,13 +10,12 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
 from rlhf import recipe as recipes
-from rlhf.files import replacing
+from rlhf.files import read_json, replacing
 from rlhf.memory import cards, ranks
 from rlhf.memory.phases import (
     COMPONENTS,
@@ -36,11 +35,11 @@ from rlhf.memory.phases import (
 from rlhf.process import launching
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
+from rlhf.run.provenance import package_version
 
 PREDICTED_STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 
-CONTEXT = CONTEXT_BYTES  # of the driver, with the kernels' code: a guess, not measured on a GPU yet
 FRAGMENTATION = 0.15  # reserved over allocated where nothing can be replayed; the recipes' stages have 0.02 to 0.12
 
 
@@ -240,7 +239,7 @@ def needed(phase: PredictedPhase) -> int:
 
 
 def _with_context(held: int, phase: PredictedPhase) -> int:
-    return held + phase.paged_bytes + CONTEXT
+    return held + phase.paged_bytes + CONTEXT_BYTES
 
 
 # -- what was predicted before ---------------------------------------------------------------------------------------
@@ -256,7 +255,7 @@ def _cache_file(loaded: PinnedRecipe, stage: Rehearsed) -> Path:
     device = loaded.recipe.hardware.device
     card = cards.find(loaded.recipe.hardware.name) if device == "cuda" else None
     allocator = expandable_segments() if device == "cuda" else None
-    versions = [_version(name) for name in PACKAGES]
+    versions = [package_version(name) for name in PACKAGES]
     key = recipes.content_hash([recipe, hardware, card, allocator, stage, _code_hash(), versions])
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "rlhf" / "predictions" / f"{key[:32]}.json"
@@ -271,19 +270,9 @@ def _code_hash() -> str:
     return code.hexdigest()
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def _read_cache(file: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) and content.keys() in ({"depths", "reserved"}, {"roles"}) else None
+    content = read_json(file)
+    return content if content is not None and content.keys() in ({"depths", "reserved"}, {"roles"}) else None
 
 
 def _write_cache(file: Path, content: dict[str, Any]) -> None:

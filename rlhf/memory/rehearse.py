@@ -7,20 +7,16 @@ DEPTHS, and for a card what the allocator reserves at the recipe's depth. For th
 {"result": {"roles": {role: operations}}}.
 """
 
-import functools
 import gc
-import itertools
 import json
 import os
 import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
@@ -28,6 +24,7 @@ from rlhf.memory import cards
 from rlhf.memory.depth import deepen
 from rlhf.memory.phases import DECODING_STEP, DEPTHS, ON_HOST, STEPS, Event
 from rlhf.memory.replay import Reserved, replay
+from rlhf.memory.seams import shortened
 from rlhf.process.libraries import import_bitsandbytes
 from rlhf.recipe import Architecture, PinnedRecipe, Recipe, StageName
 from rlhf.recipe.choices import LengthsShape
@@ -140,8 +137,8 @@ def few_steps(recipe: Recipe, steps: int, shape: LengthsShape) -> dict[str, Any]
 class _Rehearsal(Run):
     """A run directory in which nothing is kept but what the next stage reads."""
 
-    def seal_checkpoint(self, step: int, folder: Path) -> Path:
-        return self.checkpoint(step)
+    def seal_checkpoint(self, step: int, folder: Path) -> None:
+        pass
 
     def describe(self, **facts: Any) -> None:
         self._manifest.update(facts)
@@ -242,87 +239,6 @@ class Rehearser:
             except ValueError:
                 reserved = None
         return {"depths": peaks, "reserved": reserved}
-
-
-@contextmanager
-def shortened() -> Iterator[None]:
-    """Rehearse what a stage does again and again only once or twice, and give every batch a shorter row.
-
-    What takes no memory of the device is left out (comparing texts, writing a trainer's state, looking for NaN in
-    adapters of zeros) or done once for all stages and depths (making the stand-in tokenizer, encoding the dialogues).
-
-    Repeating takes no more memory. A batch of rows that are all as long as the stage admits needs no mask; one shorter
-    row can need one, and with it another attention kernel and copies of keys and values for every query head.
-    """
-    import torch
-    from transformers.data.data_collator import DataCollatorMixin
-
-    from rlhf.data import tokenize
-    from rlhf.evaluation.references import Overlap
-    from rlhf.models import weights
-    from rlhf.rollout import engine as rollout
-    from rlhf.stages.online.train_state import TrainState, Update
-
-    every, decoding = Update.minibatches, rollout._Decoding.__init__
-    overlap = Overlap.metrics
-    collate = DataCollatorMixin.__call__
-
-    def collate_padded(self: Any, rows: list[dict[str, Any]], *more: Any, **options: Any) -> Any:
-        return collate(self, _one_shorter(rows), *more, **options)
-
-    def decode_padded(self: Any, model: Any, prompts: list[list[int]], *more: Any) -> None:
-        shorter = [prompts[0][:-1], *prompts[1:]] if len(prompts) > 1 and len(prompts[0]) > 1 else prompts
-        decoding(self, model, shorter, *more)
-
-    def overlap_on_device(self: Any, texts: Any) -> dict[str, float]:
-        return {} if self._encoder is None else overlap(self, texts)  # without an encoder the host compares texts
-
-    with (
-        mock.patch.object(tokenize, "words", _made_once(tokenize.words)),
-        mock.patch.object(tokenize.Codec, "_ids", _encoded_once(tokenize.Codec._ids)),
-        mock.patch.object(torch, "save", lambda *_, **__: None),
-        mock.patch.object(TrainState, "save", lambda *_: None),
-        mock.patch.object(weights, "check_finite", lambda *_: None),
-        mock.patch.object(Overlap, "metrics", overlap_on_device),
-        mock.patch.object(Update, "minibatches", lambda *sizes: itertools.islice(every(*sizes), 2)),
-        mock.patch.object(DataCollatorMixin, "__call__", collate_padded),
-        mock.patch.object(rollout._Decoding, "__init__", decode_padded),
-    ):
-        yield
-
-
-def _made_once(make_tokenizer: Callable[[int], Any]) -> Callable[[int], Any]:
-    """Return a function that makes one stand-in tokenizer per vocabulary size and returns that one again later."""
-    cached = functools.cache(make_tokenizer)
-
-    def words(vocab_size: int) -> Any:
-        tokenizer = cached(vocab_size)
-        tokenizer.chat_template = None  # merging writes one
-        return tokenizer
-
-    return words
-
-
-def _encoded_once(encode: Callable[[Any, Sequence[str], bool], list[list[int]]]) -> Callable[..., list[list[int]]]:
-    """Return `Codec._ids` with a memory: each text is encoded once per tokenizer. Tokenizers must live on."""
-    known: dict[tuple[int, bool, str], list[int]] = {}
-
-    def ids(codec: Any, texts: Sequence[str], bos: bool) -> list[list[int]]:
-        keys = [(id(codec.tokenizer), bos, text) for text in texts]
-        new = [key for key in dict.fromkeys(keys) if key not in known]
-        known.update(zip(new, encode(codec, [text for _, _, text in new], bos), strict=True))
-        return [list(known[key]) for key in keys]
-
-    return ids
-
-
-def _one_shorter(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows for one of TRL's collators, the first one a token shorter; of pairs the rejected response."""
-    first = rows[0]
-    keys = ("rejected_ids",) if "rejected_ids" in first else ("input_ids", "labels") if len(rows) > 1 else ()
-    if any(len(first[key]) < 2 for key in keys):
-        return rows
-    return [{key: value[:-1] if key in keys else value for key, value in first.items()}, *rows[1:]]
 
 
 def _operations(loaded: PinnedRecipe) -> dict[str, dict[str, Any]]:

@@ -27,7 +27,7 @@ from transformers.models.auto.modeling_auto import (
 
 from rlhf.errors import UserError
 from rlhf.recipe import Architecture
-from rlhf.terminal import reason
+from rlhf.terminal import message_of
 
 # Types that the tests take through every stage and compare with transformers (docs/models.md). A model of another type
 # is compared when it is loaded: `rlhf.rollout.probe`.
@@ -105,7 +105,7 @@ def config_of(architecture: Architecture, **changes: Any) -> PreTrainedConfig:
     try:
         config = AutoConfig.for_model(**{**keys, **changes})
     except Exception as error:  # whatever the class checks
-        raise UserError(f"model.architecture: {reason(error)}") from error
+        raise UserError(f"model.architecture: {message_of(error)}") from error
     if why := unsupported(config):
         raise UserError(f"model.architecture.model_type: {kind} {why}")
     return config
@@ -124,7 +124,7 @@ def architecture_of(config: Mapping[str, Any]) -> dict[str, Any]:
     try:
         actual = AutoConfig.for_model(**content)
     except Exception as error:
-        raise UserError(f"config.json: {reason(error)}") from error
+        raise UserError(f"config.json: {message_of(error)}") from error
     if why := unsupported(actual):
         raise UserError(f"config.json: {kind} {why}")
     required = {key: getattr(actual, key, None) for key in Architecture.required_keys() if key != "model_type"}
@@ -142,7 +142,7 @@ def architecture_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"model_type": kind, **required, **others}
 
 
-def differences(architecture: Architecture, config: PreTrainedConfig) -> dict[str, Any]:
+def shape_differences(architecture: Architecture, config: PreTrainedConfig) -> dict[str, Any]:
     """Return the keys of an architecture whose value a model's configuration does not have, with the model's values."""
     expected = config_of(architecture)
     keys = architecture.config_keys().keys() - {"model_type"}

@@ -6,7 +6,8 @@ from typing import Any
 from safetensors import safe_open
 
 from rlhf.errors import UserError
-from rlhf.run import reader, records
+from rlhf.models import records
+from rlhf.run import reader
 from rlhf.run.reader import reading
 
 INDEX = "model.safetensors.index.json"

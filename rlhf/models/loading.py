@@ -1,6 +1,5 @@
 """Loading of base models and tokenizers from the run directory, a folder or the hub."""
 
-import ctypes
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -15,76 +14,35 @@ from transformers import (
     BitsAndBytesConfig,
     PreTrainedConfig,
     PreTrainedModel,
-    set_seed,
 )
 
 from rlhf import recipe as recipes
 from rlhf.data import hub, tokenize
 from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
-from rlhf.models import folders
+from rlhf.models import folders, records
 from rlhf.models import weights as stored
-from rlhf.models.architecture import add_classifier, check_lengths, check_model, config_of, differences, unsupported
+from rlhf.models.architecture import (
+    add_classifier,
+    check_lengths,
+    check_model,
+    config_of,
+    shape_differences,
+    unsupported,
+)
+from rlhf.models.lean.trunk import Trunk
 from rlhf.models.model import require
 from rlhf.models.nf4 import check_blocks, check_experts, keep_layout, nf4_config
 from rlhf.models.random_base import AutoModel, random_base
-from rlhf.models.trunk import Trunk
 from rlhf.observe.console import install_command
-from rlhf.process import cuda, distributed
 from rlhf.recipe import shape
-from rlhf.run import reader, records
+from rlhf.run import reader
 from rlhf.run.directory import Run
 from rlhf.run.reader import reading
-from rlhf.terminal import reason
+from rlhf.terminal import message_of
 
 ModelHead = Literal["lm", "score"]
 SCORE = "score.weight"  # the scalar head in transformers' classifiers
-
-
-def device_of(recipe: recipes.Recipe) -> torch.device:
-    """Return the recipe's device. Raises UserError when it is CUDA and no GPU can be used."""
-    if recipe.hardware.device == "cuda" and not torch.cuda.is_available():
-        if torch.version.cuda is None:
-            raise UserError(
-                f"the recipe needs CUDA, and torch {torch.__version__} is built for CPUs alone: `rm -r .venv`, then "
-                f"`make setup HW={recipe.hardware.name}` without an index of CPU wheels in PIP_ARGS; or use HW=cpu"
-            )
-        raise UserError(
-            f"the recipe needs CUDA, and torch {torch.__version__} finds no usable GPU: see `nvidia-smi`, or use HW=cpu"
-        )
-    if recipe.hardware.device == "cuda" and distributed.launched():
-        return torch.device("cuda", distributed.local_rank())
-    return torch.device(recipe.hardware.device)
-
-
-def set_up_torch(recipe: recipes.Recipe) -> torch.device:
-    """Set up threads, kernels and torch's generators for a recipe; return its device.
-
-    A CPU always computes deterministically, which costs nothing there; CUDA where `hardware.deterministic` says so.
-    """
-    if recipe.hardware.threads:
-        torch.set_num_threads(recipe.hardware.threads)
-    device = device_of(recipe)
-    if device.type == "cpu":
-        _keep_freed_memory()
-        torch.use_deterministic_algorithms(True)
-        # Filling new tensors with NaN costs time and changes no result here.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # stubs lack it
-    else:
-        cuda.configure(recipe.hardware.deterministic)
-        cuda.cap_memory(device)
-    set_seed(recipe.seed)
-    return device
-
-
-def _keep_freed_memory() -> None:
-    """Let glibc reuse the pages of freed tensors: new pages from the kernel cost 5 % of a PPO step."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):  # not glibc
-        return
-    mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-    mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, at its largest
 
 
 def load_codec(run: Run) -> Codec:
@@ -272,7 +230,7 @@ def _loading(what: str, name: str, settings: recipes.Model | recipes.Tokenizer) 
 def _reason(error: Exception, settings: recipes.Model | recipes.Tokenizer) -> str:
     """Describe why nothing could be loaded, and the way out, in one line."""
     if settings.source != "hub":
-        return reason(error)
+        return message_of(error)
     way_out = "without network, use a local folder: --weights DIR (make: WEIGHTS=DIR)"
     return hub.reason(error, f"https://huggingface.co/{settings.name}", settings.revision, way_out)
 
@@ -295,7 +253,7 @@ def _check_complete(report: dict[str, Any], name: str) -> None:
 def _check_architecture(config: Any, architecture: recipes.Architecture, name: str) -> None:
     """Raise UserError unless a loaded model has the shape that the recipe plans with."""
     expected = architecture.config_keys()
-    for key, value in differences(architecture, config).items():
+    for key, value in shape_differences(architecture, config).items():
         if key == "model_type":
             raise UserError(f"{name} is a {value} model: {shape.way_out()}")
         raise UserError(f"{name} has {key} {value}, the recipe says {expected[key]}: correct model.architecture.{key}")

@@ -24,9 +24,10 @@ from transformers import GenerationConfig, PreTrainedModel
 from rlhf.data.batch import Rollout
 from rlhf.models.adapters import without_input_casts
 from rlhf.models.architecture import logit_scale
+from rlhf.models.lean.trunk import RoleTrunk, Trunk
 from rlhf.models.model import computes_in_bfloat16, mixed_precision
 from rlhf.models.output_layer import response_statistics
-from rlhf.models.trunk import RoleTrunk, Trunk
+from rlhf.models.sharding import keep_layers_whole, shard_layers
 from rlhf.models.weights import (
     ADAPTER_FILE,
     adapter_config,
@@ -37,7 +38,6 @@ from rlhf.models.weights import (
     set_adapter_state,
 )
 from rlhf.objectives.logprobs import EntropyMode
-from rlhf.process import distributed
 from rlhf.recipe import AdapterName, Role
 from rlhf.recipe.choices import CriticKind
 
@@ -45,7 +45,7 @@ from rlhf.recipe.choices import CriticKind
 class SharedBase:
     """Roles over one base model: `base` without an adapter, and one role for each of `adapters` (role -> its stage).
 
-    Only `trainable` roles get gradients. `lean`: hidden states come from rlhf/models/trunk.py and not from the library.
+    Only `trainable` roles get gradients. `lean`: hidden states come from rlhf/models/lean/ and not from the library.
     Raises UserError for a base that the lean trunk does not support.
     """
 
@@ -110,7 +110,7 @@ class SharedBase:
     def shard(self) -> None:
         """Divide the frozen layers among ranks for updates; each rank keeps whole embeddings, adapters and heads."""
         adapters = {p for name, p in self.peft.named_parameters() if "lora_" in name}
-        distributed.shard(self.base.get_decoder(), adapters)
+        shard_layers(self.base.get_decoder(), adapters)
         self.sharded = True
         self.gather()
 
@@ -120,12 +120,12 @@ class SharedBase:
         To sample and score, ranks then need not run the layers at the same time.
         """
         if self.sharded:
-            distributed.keep_layers_whole(self.base, whole=True)
+            keep_layers_whole(self.base, whole=True)
 
     def scatter(self) -> None:
         """Keep only this rank's part of each layer; in an update all ranks run the layers in step."""
         if self.sharded:
-            distributed.keep_layers_whole(self.base, whole=False)
+            keep_layers_whole(self.base, whole=False)
 
     def parameters(self, role: AdapterName) -> list[nn.Parameter]:
         """Return the adapter weights of one role, in a fixed order."""

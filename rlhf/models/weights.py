@@ -15,8 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlhf.errors import UserError
+from rlhf.models import records
 from rlhf.models.model import Model
-from rlhf.run import reader, records
+from rlhf.run import reader
 from rlhf.run.reader import reading
 
 ADAPTER_FILE = "adapter_model.safetensors"

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
 from rich.markup import escape
@@ -88,7 +87,7 @@ class Bar:
             self._progress.start()
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
             self._progress.stop()
 
@@ -119,7 +118,7 @@ def install_command(extra: str) -> str:
     return f"pip install {shlex.join(needed)}" if needed else f"pip install 'rlhf-one-gpu[{extra}]'"
 
 
-def number(value: Any) -> str:
+def number(value: object) -> str:
     """Return a value as text: 4 significant digits, whole numbers with separators, - for None."""
     if value is None:
         return "-"

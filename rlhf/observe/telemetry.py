@@ -251,7 +251,7 @@ def resident_bytes() -> int:
     return psutil.Process().memory_info().rss
 
 
-def device_facts(device: torch.device) -> dict[str, Any]:
+def device_facts(device: torch.device) -> dict[str, object]:
     """Return name, memory and driver of the device, for manifest.json."""
     if device.type != "cuda":
         return {"type": "cpu", "name": "cpu", "model": cpu_model(), "threads": torch.get_num_threads()}

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf.errors import UserError
 from rlhf.observe.console import install_command
-from rlhf.terminal import reason, say
+from rlhf.terminal import message_of, say
 
 TRACKERS = ("tensorboard", "trackio", "wandb")
 Log = Callable[[int, Mapping[str, float]], None]
@@ -25,14 +25,14 @@ def check(report_to: Sequence[str]) -> None:
 
 
 @contextmanager
-def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mapping[str, Any]) -> Iterator[list[Log]]:
+def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mapping[str, object]) -> Iterator[list[Log]]:
     """Open each tracker for one stage. Yields functions (step, values).
 
     TensorBoard and W&B write their files into `folder`, Trackio into its own store in HF_HOME. Raises UserError if a
     tracker does not start, for example W&B without a key.
     """
     logs: list[Log] = []
-    closing: list[Callable[[], Any]] = []
+    closing: list[Callable[[], object]] = []
     for name in report_to:
         if name == "tensorboard":
             from torch.utils.tensorboard import SummaryWriter
@@ -47,7 +47,7 @@ def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mappi
             try:
                 tracker.init(project=project, name=folder.name, config=dict(config), **directory)
             except Exception as error:  # each service has its own errors
-                raise UserError(f"--report-to {name}: {reason(error)}") from error
+                raise UserError(f"--report-to {name}: {message_of(error)}") from error
             logs.append(partial(_record, tracker))
             closing.append(tracker.finish)
     try:

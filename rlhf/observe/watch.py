@@ -8,7 +8,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlhf.errors import UserError
 from rlhf.recipe import GROUPS, ONLINE, Group, OnlineOptions, OnPolicy, Optimization, Recipe, StageName, as_yaml
@@ -31,7 +31,7 @@ class Finding(NamedTuple):
     step: int
     seen: str
     cause: str
-    remedies: dict[str, Any]  # recipe keys and values to try, in the order to try them
+    remedies: Mapping[str, float | str]  # recipe keys and values to try, in the order to try them
 
     def __str__(self) -> str:
         tries = " or ".join(f"{key}={as_yaml(value)}" for key, value in self.remedies.items())
@@ -88,7 +88,7 @@ class Check(NamedTuple):
     stages: tuple[StageName, ...]
     seen: Callable[[History], str | None]
     cause: str
-    remedies: Callable[[History], dict[str, Any]]
+    remedies: Callable[[History], Mapping[str, float | str]]
 
 
 def find_nan(h: History) -> str | None:
@@ -262,23 +262,23 @@ def find_flat_reward(h: History) -> str | None:
     return f"the score went from {first:.3g} to {last:.3g} in {len(scores)} rows: no rise beyond the noise, {noise:.2g}"
 
 
-def half_rate(h: History) -> dict[str, Any]:
+def half_rate(h: History) -> dict[str, float]:
     """Return half the learning rate, the guide's remedy for divergence."""
     return {f"{h.stage}.learning_rate": h.options.learning_rate / 2}
 
 
-def double_rate_and_epochs(h: History) -> dict[str, Any]:
+def double_rate_and_epochs(h: History) -> dict[str, float]:
     """Return twice the learning rate and twice the epochs."""
     epochs = {f"{h.stage}.num_train_epochs": 2 * h.supervised.num_train_epochs}
     return {f"{h.stage}.learning_rate": 2 * h.options.learning_rate} | epochs
 
 
-def double_rate(h: History) -> dict[str, Any]:
+def double_rate(h: History) -> dict[str, float]:
     """Return twice the learning rate, the guide's remedy (2e-5 instead of 1e-5) where PPO does not converge."""
     return {f"{h.stage}.learning_rate": 2 * h.options.learning_rate}
 
 
-def smaller_updates(h: History) -> dict[str, Any]:
+def smaller_updates(h: History) -> dict[str, float]:
     """Return the guide's remedies for divergence during PPO that the recipe does not use yet."""
     remedies = half_rate(h)
     epochs = "num_ppo_epochs" if h.stage == "ppo" else "num_iterations"
@@ -289,7 +289,7 @@ def smaller_updates(h: History) -> dict[str, Any]:
     return remedies
 
 
-def more_kl(h: History) -> dict[str, Any]:
+def more_kl(h: History) -> dict[str, float]:
     """Return twice the weight of the KL, or half the target where the weight follows one."""
     if h.online.kl_target is not None:
         return {f"{h.stage}.kl_target": h.online.kl_target / 2}
@@ -297,22 +297,22 @@ def more_kl(h: History) -> dict[str, Any]:
     return {f"{h.stage}.{key}": 2 * h.online.kl_coef or 0.05}
 
 
-def stay_near_reference(h: History) -> dict[str, Any]:
+def stay_near_reference(h: History) -> dict[str, float]:
     """Return remedies that keep the policy close to the reference: more KL penalty, smaller updates."""
     return more_kl(h) | smaller_updates(h)
 
 
-def ending_penalty(h: History) -> dict[str, Any]:
+def ending_penalty(h: History) -> dict[str, float]:
     """Return remedies for responses that do not end."""
     return {f"{h.stage}.missing_eos_penalty": 2 * (h.online.missing_eos_penalty or 0.5)} | more_kl(h)
 
 
-def fit_more(h: History) -> dict[str, Any]:
+def fit_more(h: History) -> dict[str, float]:
     """Return remedies for a reward model that has learned too little."""
     return {"rm.num_train_epochs": 2 * h.recipe.rm.num_train_epochs, "rm.learning_rate": 2 * h.recipe.rm.learning_rate}
 
 
-def fit_less(h: History) -> dict[str, Any]:
+def fit_less(h: History) -> dict[str, float]:
     """Return remedies for a reward model that has learned its pairs by heart."""
     rm = h.recipe.rm
     fewer_epochs = {"rm.num_train_epochs": rm.num_train_epochs / 2}
@@ -321,12 +321,12 @@ def fit_less(h: History) -> dict[str, Any]:
     return fewer_epochs | {"rm.center_rewards_coefficient": 2 * rm.center_rewards_coefficient or 0.01}
 
 
-def more_entropy(h: History) -> dict[str, Any]:
+def more_entropy(h: History) -> dict[str, float]:
     """Return remedies for a policy of low entropy."""
     return more_kl(h) | {f"{h.stage}.entropy_coef": 2 * h.online.entropy_coef or 0.01}
 
 
-def larger_groups(h: History) -> dict[str, Any]:
+def larger_groups(h: History) -> dict[str, float]:
     """Return remedies for groups whose responses all get the same reward."""
     assert isinstance(h.online, Group)
     return {f"{h.stage}.num_generations": 2 * h.online.num_generations, f"{h.stage}.resample_groups": 4}
@@ -421,7 +421,7 @@ class LiveChecks:
         for finding in findings(self.history, step):
             if finding.check not in self.reported:
                 self.reported.add(finding.check)
-                self.run.log_finding(step, finding._asdict())
+                self.run.logs.finding(step, finding._asdict())
                 say(f"{self.run.stage}, {finding}")
             if finding.check in self.stop_on:
                 raise UserError(

@@ -53,8 +53,16 @@ def configure(deterministic: bool = False) -> None:
 
     torch.backends.cuda.enable_cudnn_sdp(False)
     if deterministic:
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # stubs lack it
+        compute_deterministically(warn_only=True)
+
+
+def compute_deterministically(warn_only: bool) -> None:
+    """Choose torch's deterministic kernels. An operation without one warns once (`warn_only`) or fails."""
+    import torch
+
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    # Filling new tensors with NaN costs time and changes no result here.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # stubs lack it
 
 
 def cap_memory(device: "torch.device") -> None:

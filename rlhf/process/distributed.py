@@ -15,6 +15,7 @@ from rlhf import recipe as recipes
 from rlhf.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 T = TypeVar("T")
@@ -72,7 +73,7 @@ def all_sum(*tensors: "Tensor") -> None:
             distributed.all_reduce(tensor)
 
 
-def sum_of(numbers: Mapping[str, float], device: Any) -> dict[str, float]:
+def sum_of(numbers: Mapping[str, float], device: "torch.device | str") -> dict[str, float]:
     """Return the sum over ranks of each number. Every rank gives the same names in the same order."""
     if world() == 1:
         return dict(numbers)
@@ -126,7 +127,7 @@ def from_main(make: Callable[[], T]) -> T:
     return value
 
 
-def agree(name: str, value: Any) -> None:
+def agree(name: str, value: object) -> None:
     """Raise Disagreement on every rank if the value of any rank is not that of rank 0."""
     if world() == 1:
         return
@@ -140,29 +141,3 @@ def agree(name: str, value: Any) -> None:
                 f"rank {number} (on {host}) has another {name} than rank 0 (on {digests[0][0]}): {digest[:12]}, not "
                 f"{digests[0][1][:12]}; every machine needs the same checkout, command line and files"
             )
-
-
-def shard(decoder: "nn.Module", unsharded: "set[nn.Parameter]") -> None:
-    """Shard a decoder's frozen layers over the ranks (FSDP2); every rank keeps adapters and `unsharded` complete.
-
-    No sharded weight has a gradient, so gradients are reduced as without sharding.
-    """
-    from torch.distributed.fsdp import fully_shard
-
-    layers: Any = decoder.layers
-    for layer in layers:
-        fully_shard(layer, ignored_params=unsharded)
-    fully_shard(decoder, ignored_params=set(decoder.parameters()))  # shards nothing more; layers are fetched ahead
-
-
-def keep_layers_whole(model: "nn.Module", whole: bool) -> None:
-    """Fetch all shards of the layers and keep them (`whole`), or free them and fetch layer by layer again."""
-    from torch.distributed.fsdp import FSDPModule
-
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_reshard_after_forward(not whole, recurse=False)
-            if whole:
-                module.unshard()
-            else:
-                module.reshard()

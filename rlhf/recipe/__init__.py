@@ -4,7 +4,7 @@ A recipe states everything that decides a run's outcome; rlhf/recipe/schema.py a
 """
 
 from rlhf.recipe.chain import comparable, differences, parents, settings, stages_before
-from rlhf.recipe.folders import available, check_directory, default_root, no_recipes, resolve
+from rlhf.recipe.folders import available, check_directory, default_root, no_recipes, no_section, resolve
 from rlhf.recipe.names import (
     GROUPS,
     ONLINE,
@@ -90,6 +90,7 @@ __all__ = [
     "differences",
     "load",
     "no_recipes",
+    "no_section",
     "parents",
     "parse_overrides",
     "resolve",

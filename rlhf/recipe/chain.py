@@ -76,7 +76,7 @@ def comparable(figure: Figure, recipe: Recipe, overrides: Collection[str]) -> bo
     return sections.isdisjoint(key.partition(".")[0] for key in overrides)
 
 
-def differences(a: Any, b: Any, prefix: str = "") -> list[str]:
+def differences(a: object, b: object, prefix: str = "") -> list[str]:
     """Return the dotted names of the keys in which two nested dictionaries differ."""
     if isinstance(a, dict) and isinstance(b, dict):
         return [d for key in sorted({*a, *b}) for d in differences(a.get(key), b.get(key), f"{prefix}{key}.")]

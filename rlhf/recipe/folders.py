@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from rlhf.errors import OptionError, UserError
-from rlhf.recipe.pinned import load
+from rlhf.recipe.names import GROUPS, StageName
+from rlhf.recipe.pinned import PinnedRecipe, load
 
 
 def default_root() -> Path:
@@ -71,3 +72,13 @@ def check_directory(directory: Path, root: Path) -> None:
 def no_recipes(root: Path) -> str:
     """Return the message for a folder without recipes."""
     return f"{root}: no recipes there; --recipe-root or RLHF_RECIPES names a folder with <name>/v<N>/recipe.yaml in it"
+
+
+def no_section(stage: StageName, loaded: PinnedRecipe) -> str:
+    """Return the message for a stage that a recipe does not have."""
+    if stage not in GROUPS:
+        return f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}"
+    root = default_root()
+    alternatives = [str(folder) for folder in available(root) if load(folder).recipe.section(stage) is not None]
+    hint = f", or use --recipe {' or '.join(alternatives)}" if alternatives else ""
+    return f"{stage}: {loaded.directory} has no such stage; add a section {stage} (docs/groups.md){hint}"

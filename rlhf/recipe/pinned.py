@@ -76,6 +76,6 @@ def _figures(file: Path) -> tuple[Figure, ...]:
     return tuple(validate(Figure, {"guide": guide} | row, file, {}, f"targets.{i}.") for i, row in enumerate(rows))
 
 
-def content_hash(content: Any) -> str:
+def content_hash(content: object) -> str:
     """Return the sha256 of parsed YAML: every value counts, comments and layout do not."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -23,7 +23,7 @@ from rlhf.recipe.choices import Template
 from rlhf.recipe.names import is_commit
 from rlhf.recipe.strict import AsTuple, Section
 
-LEAN_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # model types that rlhf/models/trunk.py supports
+LEAN_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # model types that rlhf/models/lean/trunk.py supports
 SMALLEST_TRAINED = 261  # tokens: 256 bytes, padding, beginning, end and the marks of the two speakers
 
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]  # of a chat template
@@ -39,7 +39,7 @@ class Hardware(Section):
     count: Devices = 1  # devices, each with a process that works on its part of every batch
     engine: Literal["ddp", "fsdp", "deepspeed"] = "ddp"  # ddp: all weights on each; others: shards
     deterministic: bool = False  # on CUDA; a CPU always is (docs/reproducibility.md)
-    trunk: Literal["library", "lean"] = "library"  # forward and backward passes; lean: rlhf/models/trunk.py
+    trunk: Literal["library", "lean"] = "library"  # forward and backward passes; lean: rlhf/models/lean/trunk.py
 
 
 class Architecture(Section):

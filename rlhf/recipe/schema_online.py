@@ -1,6 +1,6 @@
 """The sections of a recipe for stages that learn from their own samples: PPO, RLOO and GRPO."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -149,6 +149,7 @@ class Ppo(OnPolicy):
 class Group(OnPolicy):
     """The keys that RLOO and GRPO share: `num_generations` responses to each prompt are compared with each other."""
 
+    documented_in: ClassVar[str] = "docs/groups.md"
     num_generations: Annotated[int, Field(ge=2, le=65_536)]  # responses to a prompt; batch_size is a multiple of it
     num_iterations: Passes = 1  # passes over a batch of rollouts
     max_completion_length: Tokens

@@ -9,7 +9,7 @@ from rlhf.errors import UserError
 from rlhf.recipe import Architecture, Model, PinnedRecipe
 
 
-def differences(architecture: Architecture, config: dict[str, Any]) -> dict[str, Any]:
+def differing_values(architecture: Architecture, config: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a config.json that differ from `architecture`.
 
     Keys that it lacks do not count, nor do nested ones, which files of older versions write in another way: the loaded
@@ -30,7 +30,7 @@ def check(loaded: PinnedRecipe) -> str | None:
         return None
     config = _config(model)
     if config is not None:
-        differing = differences(model.architecture, config)
+        differing = differing_values(model.architecture, config)
         if "model_type" in differing:
             raise UserError(f"{model.name} is a {differing['model_type']} model: {way_out()}")
         if differing:

@@ -3,7 +3,7 @@
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -54,6 +54,8 @@ def _one_line(
     source = f"{file} with --set" if overrides and (overridden or not key) else str(file)
     if problem["type"] == "extra_forbidden":
         return f"{source}: unknown key '{key}'; {_nearest(kind, location, prefix)}"
+    if absent := next(filter(None, (_absent_section(kind, p, file, overrides) for p in problems)), None):
+        return absent
     other_keys = list(dict.fromkeys(prefix + ".".join(_location(other)) for other in problems[1:] if other["loc"]))
     other_keys = [other for other in other_keys if other != key]
     more = f" and {len(other_keys) - 3} more" if len(other_keys) > 3 else ""
@@ -112,13 +114,41 @@ def _dotted_keys(kind: type[Section], prefix: str = "") -> list[str]:
 
 def _keys_at(kind: type[Section], path: list[str]) -> list[str]:
     """Return the keys of the section at `path`."""
+    return list(_section_at(kind, path).model_fields)
+
+
+def _section_at(kind: type[Section], path: Sequence[str]) -> type[Section]:
+    """Return the type of the section at `path`, or of the last section on the way."""
     for key in path:
         field = kind.model_fields.get(key)
         inner = _section_types(field.annotation) if field else []
         if not inner:
-            return list(kind.model_fields)
+            return kind
         kind = inner[0]
-    return list(kind.model_fields)
+    return kind
+
+
+def _absent_section(
+    kind: type[Section], problem: Mapping[str, Any], file: Path, overrides: Mapping[str, Any]
+) -> str | None:
+    """Return the message where a key is missing in a section that only overrides have made; otherwise None.
+
+    Such a section may be left out of a recipe.
+    """
+    path = _location(problem)[:-1]
+    if problem["type"] != "missing" or not path:
+        return None
+    field = _section_at(kind, path[:-1]).model_fields.get(path[-1])
+    if field is None or field.is_required():
+        return None
+    section = ".".join(path)
+    keys = [f"{section}.{key}." for key in problem["input"]]
+    overriding = [next((o for o in overrides if f"{o}.".startswith(key)), "") for key in keys]
+    if not overriding or not all(overriding):
+        return None
+    page = _section_at(kind, path).documented_in
+    way_out = f"use a recipe that has one, or add it to this one with all its keys ({page})"
+    return f"--set {overriding[0]}: {file.parent} has no section {section}; {way_out}"
 
 
 def _section_types(annotation: Any) -> list[type[Section]]:
@@ -145,7 +175,7 @@ def parse_overrides(items: Iterable[str]) -> dict[str, Any]:
     return overrides
 
 
-def as_yaml(value: Any) -> str:
+def as_yaml(value: object) -> str:
     """Return a value as it is written after `--set KEY=`."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z/][\w./-]*", value) and parse(value, "") == value:
         return value

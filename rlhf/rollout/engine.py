@@ -21,8 +21,8 @@ from rlhf.data.batch import Rollout, collate
 from rlhf.data.tokenize import SpecialIds, pad_right
 from rlhf.models import decoding_layers
 from rlhf.models.architecture import sliding_window
+from rlhf.models.lean.trunk import RoleTrunk
 from rlhf.models.model import Model, dtype_of, mixed_precision
-from rlhf.models.trunk import RoleTrunk
 from rlhf.process import distributed
 from rlhf.rollout.cache import CacheLayer, repeated
 from rlhf.rollout.responses import Responses, Sampling, ValueFn
@@ -133,7 +133,7 @@ def _decode(phase: Phase, start: "Callable[[], _Decoding | TrunkDecoding]") -> l
         return decoding.run()
 
 
-class _Decoding(Responses):
+class _Decoding(Responses):  # rlhf/memory/seams.py replaces __init__ in a rehearsal
     """Responses of a model that transformers runs, with a cache that is read through a window."""
 
     def __init__(

@@ -8,7 +8,7 @@ from rlhf.models.architecture import TESTED, sliding_window
 from rlhf.models.model import Model, dtype_of, mixed_precision
 from rlhf.rollout.engine import sample
 from rlhf.rollout.responses import Sampling
-from rlhf.terminal import reason
+from rlhf.terminal import message_of
 
 NEW_TOKENS = 8
 WIDEST = 64  # a sliding window beyond this many tokens is not tried
@@ -37,7 +37,7 @@ def check_sampling(model: Model, codec: SpecialIds) -> None:
         with mixed_precision(model):
             logits = model(input_ids=rollout.ids, use_cache=False).logits
     except Exception as error:  # whatever a model's code raises
-        raise UserError(f"{kind} models cannot be sampled from here: {reason(error)}") from error
+        raise UserError(f"{kind} models cannot be sampled from here: {message_of(error)}") from error
     logp = logits.float().log_softmax(-1)[:, :-1].gather(2, rollout.ids[:, 1:, None]).squeeze(2)
     expected = logp.gather(1, rollout.predictors.clamp(max=logp.shape[1] - 1))
     assert rollout.logprobs is not None

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from rlhf.data.tokenize import SpecialIds, pad_right
-from rlhf.models.layouts import DecodingLayout
+from rlhf.models.lean.layouts import DecodingLayout
+from rlhf.models.lean.trunk import RoleTrunk
 from rlhf.models.matmul import matmul
 from rlhf.models.model import Model
-from rlhf.models.trunk import RoleTrunk
 from rlhf.rollout.cache import repeated
 from rlhf.rollout.responses import Responses, Sampling, ValueFn
 

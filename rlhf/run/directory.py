@@ -10,25 +10,21 @@ adapter/          the result in peft's format (`model/` for pretrain and merge)
 summary.json      the last file; its presence means that the stage is done
 """
 
-import fcntl
 import os
 import platform
-import re
 import shlex
 import shutil
-import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
 
 from rlhf import recipe as recipes
 from rlhf.errors import ParentMissing, UserError
-from rlhf.files import append, finite, free_name, remove, sha256, sync, sync_tree, write_json
-from rlhf.recipe import PinnedRecipe, PolicyName, StageName, published
+from rlhf.files import finite, free_name, sha256, sync_tree, write_json
+from rlhf.recipe import PinnedRecipe, PolicyName, StageName
 from rlhf.run import other_settings, reader, records
-from rlhf.run.checkpoints import checkpoint_problem, holds_no_work, keep_lines_until
+from rlhf.run.checkpoints import Checkpoints, holds_no_work
 from rlhf.run.finished import (
     REMADE,
     check_result,
@@ -40,35 +36,35 @@ from rlhf.run.finished import (
     stage_folder,
     verified,
 )
+from rlhf.run.lock import locked, make_root
+from rlhf.run.logs import LOGS, Logs
+from rlhf.run.measured import comparable_values, figure_record, figures
 from rlhf.run.provenance import code_version, package_versions
 from rlhf.run.records import SCHEMA
 from rlhf.terminal import say
 
 LARGE = 10**9  # bytes: a larger result is hashed when it is used, not whenever the runner skips its finished stage
-LOGS: dict[str, type[records.LogLine]] = {
-    "metrics.jsonl": records.MetricsLine,
-    "telemetry.jsonl": records.TelemetryLine,
-    "samples.jsonl": records.LogLine,
-    "findings.jsonl": records.FindingLine,
-}
 
 
 class Run:
     """The directory of one stage while the stage runs. `locked` keeps other processes out of it."""
 
-    is_main = True  # whether this process writes
+    def __init__(
+        self, out: Path, loaded: PinnedRecipe, stage: StageName, parents: Path | None = None, is_main: bool = True
+    ):
+        """`out` is the root of the runs. Finished stages that it lacks are taken from `parents`, another root.
 
-    def __init__(self, out: Path, loaded: PinnedRecipe, stage: StageName, parents: Path | None = None):
-        """`out` is the root of the runs. Finished stages that it lacks are taken from `parents`, another root."""
-        self.loaded, self.stage = loaded, stage
+        Of several processes that share the stage one `is_main`. The others read the directory and never write.
+        """
+        self.loaded, self.stage, self.is_main = loaded, stage, is_main
         self.root = out / loaded.name / loaded.version
         self.parents_root = parents / loaded.name / loaded.version if parents else None
         self.path = self.root / stage
         self.resumed_from: Path | None = None
         self.resumed_data: records.DataRead | None = None  # the data of the run that is resumed
-        self.on_metrics: list[Callable[[int, Mapping[str, float]], None]] = []  # called with each row that log() writes
-        self.on_samples: list[Callable[[Sequence[str]], None]] = []  # called with sampled responses
-        self._manifest: dict[str, Any] = {}
+        self.logs = Logs(self.path, is_main)
+        self.checkpoints = Checkpoints(self.path / "checkpoints", is_main)
+        self._manifest: dict[str, object] = {}
         self._started = time.monotonic()
         self._spent = 0.0  # seconds up to the checkpoint that this run resumes from
 
@@ -88,10 +84,7 @@ class Run:
         changed: list[str] = [name for name, digest in self._parents().items() if manifest.parents.get(name) != digest]
         changed += [file.name for file in (manifest.data.files if manifest.data else []) if self._changed(file)]
         if changed and self.stage not in REMADE:
-            raise UserError(
-                f"{self.path} was made from another {', '.join(changed)}; "
-                "choose another --out (make: OUT=…), or move that directory away"
-            )
+            raise UserError(f"{self.path} was made from another {', '.join(changed)}; {self._another_place()}")
         return None if changed or manifest.parents.keys() != self._parents().keys() else summary
 
     def folder_of(self, stage: StageName) -> Path:
@@ -117,12 +110,11 @@ class Run:
         verified(path.parent, stage)
         return path
 
-    def start(self, resume: bool, argv: list[str], device: Mapping[str, Any]) -> None:
+    def start(self, resume: bool, argv: list[str], device: Mapping[str, object]) -> None:
         """Prepare the directory. An unfinished run in it is continued (`resume`) or set aside."""
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"{self.root}: cannot write there ({error.strerror}); choose another --out") from None
+        if not self.is_main:
+            return
+        make_root(self.root)
         checkpoint = self._checkpoint_to_resume() if resume else None
         if checkpoint is None and os.path.lexists(self.path):
             self.set_aside()
@@ -151,111 +143,45 @@ class Run:
         if checkpoint is not None:
             self._rewind(checkpoint)
 
-    def describe(self, **facts: Any) -> None:
+    def describe(self, **facts: object) -> None:
         """Add facts to manifest.json, such as the data's fingerprint."""
         self._manifest.update(facts)
-        write_json(self.path / "manifest.json", self._manifest)
+        if self.is_main:
+            write_json(self.path / "manifest.json", self._manifest)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the stage's directory for one process at a time.
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold the directory for one process at a time; for the other ranks, their main process holds it.
 
         Raises UserError if another process holds it, or if nothing can be written.
         """
-        lock = self.root / f".{self.stage}.lock"
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
-        except OSError as error:
-            raise UserError(f"{self.root}: cannot write there ({error.strerror}); choose another --out") from None
-        with open(number, "w") as handle:
-            if not stat.S_ISREG(os.fstat(number).st_mode):
-                raise UserError(f"{lock}: a pipe or a device in place of the lock; remove it")
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"{self.path}: another process is running {self.stage} there") from None
-            yield
+        return locked(self.path) if self.is_main else nullcontext()
 
     # -- while it runs ---------------------------------------------------------------------------------------------
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Append one row to metrics.jsonl. Values that depend on the clock do not belong here."""
-        append(self.path / "metrics.jsonl", [{"step": step, **{key: finite(value) for key, value in values.items()}}])
-        for receive in self.on_metrics:
-            receive(step, values)
+    def save_checkpoint(self, step: int, write: Callable[[Path], None]) -> None:
+        """Write a checkpoint by `write(folder)`, and add the complete folder to `checkpoints`."""
+        if self.is_main:
+            folder = self.checkpoints.new_folder(step)
+            write(folder)
+            self.seal_checkpoint(step, folder)
 
-    def log_telemetry(self, step: int, values: Mapping[str, float]) -> None:
-        """Append one row of costs to telemetry.jsonl."""
-        append(self.path / "telemetry.jsonl", [{"step": step, **values}])
-
-    def log_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append prompts and responses to samples.jsonl."""
-        lines = [{"step": step, **row} for row in rows]
-        append(self.path / "samples.jsonl", lines)
-        for receive in self.on_samples:
-            receive([row["response"] for row in lines if "response" in row])
-
-    def log_finding(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append a finding of rlhf/observe/watch.py to findings.jsonl."""
-        append(self.path / "findings.jsonl", [{"step": step, **values}])
-
-    def save_checkpoint(self, step: int, write: Callable[[Path], None]) -> Path:
-        """Write a checkpoint by `write(folder)`, then rename the complete folder to `checkpoints/step-<step>`."""
-        partial = self.path / "checkpoints" / f".partial-{step}"
-        remove(partial)
-        partial.mkdir(parents=True)
-        write(partial)
-        return self.seal_checkpoint(step, partial)
-
-    def seal_checkpoint(self, step: int, folder: Path) -> Path:
-        """Turn a finished folder into `checkpoints/step-<step>`, with the hash of every file in it."""
-        self._sync_logs()  # the logs up to a checkpoint reach the disk before it
-        logged = {name: file.read_bytes().count(b"\n") for name in LOGS if (file := self.path / name).exists()}
-        files = sorted(p for p in folder.rglob("*") if p.is_file())
-        hashes = {str(p.relative_to(folder)): sha256(p) for p in files}
-        record = {"step": step, "wall_seconds": self._wall(), "sha256": hashes, "log_lines": logged}
-        write_json(folder / "checkpoint.json", record)
-        sync_tree(folder)
-        final = self.checkpoint(step)
-        remove(final)
-        folder.rename(final)
-        sync(final.parent)
-        return final
-
-    def checkpoint_steps(self) -> list[int]:
-        """Return the steps of all checkpoints, in order; folders with other names are ignored."""
-        names = {folder.name for folder in (self.path / "checkpoints").glob("step-*")}
-        steps = {int(match[1]) for name in names if (match := re.fullmatch(r"step-([0-9]{6,18})", name))}
-        return sorted(step for step in steps if self.checkpoint(step).name in names)
-
-    def checkpoint(self, step: int) -> Path:
-        """Return the folder of a step's checkpoint."""
-        return self.path / "checkpoints" / f"step-{step:06d}"
-
-    def drop_checkpoints(self, keep: int, spare: int | None) -> None:
-        """Delete all but the newest `keep` checkpoints and the one of step `spare`."""
-        for step in self.checkpoint_steps()[:-keep]:
-            if step != spare:
-                remove(self.checkpoint(step))
-
-    def latest_checkpoint(self) -> Path | None:
-        """Return the newest checkpoint whose files all have their recorded hashes, or None."""
-        for folder in map(self.checkpoint, reversed(self.checkpoint_steps())):
-            problem = checkpoint_problem(folder)
-            if problem is None:
-                return folder
-            say(f"{self.stage}: {folder} cannot be used ({problem}); trying the one before")
-        return None
+    def seal_checkpoint(self, step: int, folder: Path) -> None:
+        """Add a finished folder to `checkpoints`, with the state of the logs."""
+        if self.is_main:
+            self.logs.sync()  # the logs up to a checkpoint reach the disk before it
+            self.checkpoints.add(step, folder, self._wall(), self.logs.line_counts())
 
     def finish(
         self, metrics: Mapping[str, float], costs: records.Costs, predicted_peak: int | None = None
-    ) -> records.Summary:
-        """Write summary.json, the last file of a stage, and return it.
+    ) -> records.Summary | None:
+        """Write summary.json, the last file of a stage, and return it; None where this process does not write.
 
         `costs` are those of `Telemetry.costs`. `predicted_peak` is in bytes.
         """
-        comparable = self._comparable(metrics, costs)
+        if not self.is_main:
+            return None
+        seconds, manifest = self._wall(), records.Manifest.model_validate(self._manifest)
+        values = comparable_values(self.path, metrics, costs, seconds)
         summary = {
             "schema": SCHEMA,
             "recipe": self.loaded.name,
@@ -265,50 +191,24 @@ class Run:
             "stage": self.stage,
             "status": "done",
             "seed": self.loaded.recipe.seed,
-            "device": self._manifest["device"]["name"],
-            "processes": self._manifest["device"].get("processes", 1),
-            "wall_seconds": self._wall(),
+            "device": manifest.device.name,
+            "processes": manifest.device.processes,
+            "wall_seconds": seconds,
             "predicted_peak_vram_bytes": predicted_peak,
             **costs,
-            "data_sha256": self._manifest.get("data", {}).get("sha256"),
+            "data_sha256": manifest.data.sha256 if manifest.data else None,
             "result_sha256": {str(f.relative_to(self.path)): result_hash(f) for f in result_files(self.path)},
             "metrics": {name: finite(value) for name, value in metrics.items()},
             "findings": [line.check for line in reader.read_lines(self.path / "findings.jsonl", records.FindingLine)],
-            "targets": [_figure_record(figure, comparable) for figure in self._figures(self.stage)],
-            "all_stages": [f.model_dump(mode="json", exclude_defaults=True) for f in self._figures("all")],
+            "targets": [figure_record(figure, values) for figure in figures(self.loaded, self.stage)],
+            "all_stages": [f.model_dump(mode="json", exclude_defaults=True) for f in figures(self.loaded, "all")],
         }
         record = records.Summary.model_validate(summary)
         for folder in ("adapter", "model"):
             sync_tree(self.path / folder)
-        self._sync_logs()
+        self.logs.sync()
         write_json(self.path / "summary.json", summary)
         return record
-
-    def _figures(self, stage: StageName | Literal["all"]) -> list[recipes.Figure]:
-        """Return the figures of a stage with which this run can be compared."""
-        loaded = self.loaded
-        of_stage = (figure for figure in loaded.targets if figure.stage == stage)
-        return [figure for figure in of_stage if recipes.comparable(figure, loaded.recipe, loaded.overrides)]
-
-    def _comparable(self, metrics: Mapping[str, float], costs: records.Costs) -> dict[str, float]:
-        """Return the metrics that a figure may name: results, costs in its units, sizes, ends of the log."""
-        comparable = {**metrics, "hours": self._wall() / 3600}
-        if peak := costs["peak_vram_bytes"]:
-            comparable["peak_vram_gb"] = peak / published.GB
-        for component, size in (costs["component_bytes"] or {}).items():
-            comparable[f"component_gb.{component}"] = size / published.GB
-        if "base_bytes" in metrics:
-            comparable["base_model_gb"] = metrics["base_bytes"] / published.GB
-        for folder, name in (("adapter", "adapter_gb"), ("model", "merged_model_gb")):
-            sizes = [file.stat().st_size for file in (self.path / folder).glob("*.safetensors")]
-            if sizes:
-                comparable[name] = sum(sizes) / published.GB
-        for row in reader.read_lines(self.path / "metrics.jsonl", records.MetricsLine):
-            for key, value in row.values.items():
-                if value is not None:
-                    comparable.setdefault(f"first.{key}", value)
-                    comparable[f"last.{key}"] = value
-        return comparable
 
     def set_aside(self) -> None:
         """Rename the directory; delete it instead if it holds no work."""
@@ -325,11 +225,6 @@ class Run:
         say(f"{self.stage}: the earlier directory was moved to {aside}{advice}")
 
     # -- details ---------------------------------------------------------------------------------------------------
-
-    def _sync_logs(self) -> None:
-        """Flush all logs to disk."""
-        for log in self.path.glob("*.jsonl"):
-            sync(log)
 
     def _wall(self) -> float:
         """Return the seconds that the stage has taken, those before it was resumed included."""
@@ -356,25 +251,20 @@ class Run:
         manifest = self._check_same_settings(self.path, self.stage)
         if manifest.parents != self._parents():
             raise UserError(f"{self.path} was begun from other parents; run {self.stage} without --resume")
-        self.resumed_from = self.latest_checkpoint()
+        self.resumed_from = self.checkpoints.latest()
         if self.resumed_from is None:
             return None
         checkpoint = reader.read(self.resumed_from / "checkpoint.json", records.Checkpoint)
-        assert checkpoint is not None  # latest_checkpoint has read it
+        assert checkpoint is not None  # `latest` has read it
         self._manifest, self.resumed_data = {**manifest.plain()}, manifest.data
         self._spent = checkpoint.wall_seconds
         return checkpoint
 
     def _rewind(self, checkpoint: records.Checkpoint) -> None:
         """Drop later checkpoints and what the logs say about later steps."""
-        for step in self.checkpoint_steps():
-            if step > checkpoint.step:  # a later checkpoint is damaged, or it would have been chosen
-                remove(self.checkpoint(step))
-        logged = checkpoint.log_lines
-        for name, kind in LOGS.items():  # a step may log after its checkpoint
-            with reader.advising(f"repair it, or run {self.stage} without --resume"):
-                lines = None if logged is None else logged.get(name, 0)
-                keep_lines_until(self.path / name, kind, checkpoint.step, lines)
+        self.checkpoints.drop_after(checkpoint.step)  # a later one is damaged, or it would have been chosen
+        with reader.advising(f"repair it, or run {self.stage} without --resume"):
+            self.logs.rewind(checkpoint.step, checkpoint.log_lines)
 
     def _can_continue(self) -> bool:
         """Return whether the directory holds a manifest with which a run can be continued.
@@ -421,16 +311,34 @@ class Run:
         manifest = read_manifest(path)
         made, expected = manifest.settings.plain(), recipes.settings(self.loaded.recipe, stage)
         if keys := recipes.differences(made, expected):
-            way_out = f"run {stage} below {self.root} too, or choose other --reuse (make: REUSE=…)"
-            if path == self.root / stage:
-                way_out = "choose another --out (make: OUT=…), or move that directory away"
-            if path == self.root / stage != self.path and self.stage in REMADE:  # stages that only read it
-                way_out = f"repeat that run's own settings: {other_settings.way_back(keys, made, path)}"
-            raise UserError(f"{path} was made with {other_settings.in_words(keys, made, expected)}; {way_out}")
+            different = other_settings.in_words(keys, made, expected)
+            raise UserError(f"{path} was made with {different}; {self._way_out(path, keys, made)}")
         return manifest
 
+    def _way_out(self, path: Path, keys: Sequence[str], made: Mapping[str, object]) -> str:
+        """Return advice where the stage in `path` was made with other values of `keys`."""
+        if path.parent != self.root:
+            return f"run {path.name} below {self.root} too, or choose other --reuse (make: REUSE=…)"
+        if path != self.path and self.stage in REMADE:  # stages that only read it
+            return f"repeat that run's own settings: {other_settings.way_back(keys, made, path)}"
+        return self._another_place()
 
-def _figure_record(figure: recipes.Figure, values: Mapping[str, float]) -> dict[str, Any]:
-    """Return the record of a figure's comparison with a measured value; NaN and infinity are not measured."""
-    value = values.get(figure.metric) if figure.metric else None
-    return published.record(figure, None if value is None else finite(value))
+    def _another_place(self) -> str:
+        """Return advice where a finished directory is in the way: earlier stages need not be run again elsewhere."""
+        out = self.root.parents[1]
+        reuse = f", with --reuse {out} (make: REUSE={out}) for earlier stages" if self._parents() else ""
+        return f"choose another --out (make: OUT=…){reuse}; or move that directory away"
+
+
+def finished_stage(run: Run, stage: StageName, command: str) -> Path:
+    """Return the directory of a finished stage, for a command that is not a stage.
+
+    Raises UserError with the stage to run first.
+    """
+    try:
+        return run.require_parent(stage)
+    except ParentMissing as error:
+        raise UserError(
+            f"{command} {str(error).partition(' ')[2]}: first `rlhf run {error.parent}` with the same options "
+            f"(make: {error.parent})"
+        ) from None

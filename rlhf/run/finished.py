@@ -10,10 +10,9 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from rlhf.errors import UserError
-from rlhf.files import replacing, sha256
+from rlhf.files import read_json, replacing, sha256
 from rlhf.recipe import STAGES, StageName, published
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.run import reader, records
@@ -105,7 +104,7 @@ def result_hash(file: Path) -> str:
 
     An adapter's configuration is hashed without its base's path, which may change.
     """
-    config = _config(file) if file.name == CONFIG else None
+    config = read_json(file) if file.name == CONFIG else None
     if config is None:
         return sha256(file)
     return hashlib.sha256(_json_text({**config, BASE: None}).encode()).hexdigest()
@@ -118,7 +117,7 @@ def follow_base(root: Path, stage: StageName) -> None:
     an older version hashed the result with that path, or if the directory cannot be written.
     """
     file, base = root / stage / "adapter" / CONFIG, (stage_folder(root, "pretrain") / "model").resolve()
-    config = _config(file) if file.is_file() else None
+    config = read_json(file)
     if config is None or not base.is_dir() or os.path.realpath(str(config.get(BASE))) == str(base):
         return
     summary = read_summary(root / stage)
@@ -145,16 +144,7 @@ def data_file(root: Path, name: str) -> Path:
     return below_root if below_root.exists() else Path(name)
 
 
-def _config(file: Path) -> dict[str, Any] | None:
-    """Return a configuration's object, or None if the file is not valid JSON or holds no object."""
-    try:
-        config = json.loads(file.read_bytes())
-    except (ValueError, RecursionError):
-        return None
-    return config if isinstance(config, dict) else None
-
-
-def _json_text(config: Mapping[str, Any]) -> str:
+def _json_text(config: Mapping[str, object]) -> str:
     """Return a configuration as the text of its file."""
     return json.dumps(config, indent=2, sort_keys=True) + "\n"
 

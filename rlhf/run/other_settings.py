@@ -13,7 +13,7 @@ LONGEST = 100  # characters of a value
 DATA = ("data.source", "data.files", "data.format")  # keys that --data sets
 
 
-def in_words(keys: Sequence[str], made: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+def in_words(keys: Sequence[str], made: Mapping[str, object], asked: Mapping[str, object]) -> str:
     """Return the differing keys with both values: `ppo.kl_coef 0.1 (asked for: 0.11)`.
 
     `made` and `asked` are nested settings, as `rlhf.recipe.settings` returns them. A section that only one of them has
@@ -25,7 +25,7 @@ def in_words(keys: Sequence[str], made: Mapping[str, Any], asked: Mapping[str, A
     return ", ".join(differing) + more
 
 
-def way_back(keys: Sequence[str], made: Mapping[str, Any], path: Path) -> str:
+def way_back(keys: Sequence[str], made: Mapping[str, object], path: Path) -> str:
     """Return the options with which a command asks for the settings that the stage in `path` was made with."""
     if len([key for key in keys if key not in DATA]) > MOST:
         return f"{path}/manifest.json has its command (argv)"
@@ -40,7 +40,7 @@ def way_back(keys: Sequence[str], made: Mapping[str, Any], path: Path) -> str:
     return shlex.join(words)
 
 
-def value(settings: Mapping[str, Any], key: str) -> Any:
+def value(settings: Mapping[str, object], key: str) -> Any:
     """Return the value of a dotted key; None where a section on the way is absent."""
     inner: Any = settings
     for name in key.split("."):
@@ -48,7 +48,7 @@ def value(settings: Mapping[str, Any], key: str) -> Any:
     return inner
 
 
-def _difference(key: str, made: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+def _difference(key: str, made: Mapping[str, object], asked: Mapping[str, object]) -> str:
     if _is_section(made, key):
         return f"a section {key} (asked for: none)"
     if _is_section(asked, key):
@@ -56,9 +56,9 @@ def _difference(key: str, made: Mapping[str, Any], asked: Mapping[str, Any]) -> 
     return f"{key} {_text(made, key)} (asked for: {_text(asked, key)})"
 
 
-def _is_section(settings: Mapping[str, Any], key: str) -> bool:
+def _is_section(settings: Mapping[str, object], key: str) -> bool:
     return isinstance(value(settings, key), Mapping)
 
 
-def _text(settings: Mapping[str, Any], key: str) -> str:
+def _text(settings: Mapping[str, object], key: str) -> str:
     return shortened(as_yaml(value(settings, key)), LONGEST)

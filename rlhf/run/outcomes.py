@@ -1,7 +1,7 @@
 """Typed records of what evaluations, checks of data, predictions of memory and reproductions have written."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -23,7 +23,7 @@ class SampleLine(Record):
     prompt: str
     step: Count = 0
     sample: Count = 0
-    messages: list[Any] = Field(default_factory=list)
+    messages: list[object] = Field(default_factory=list)
 
     @property
     def answers(self) -> Mapping[str, Answer]:
@@ -90,11 +90,11 @@ class QualityLine(Record):
 
     severity: str
     name: str
-    value: Any
+    value: object
     hint: str
 
 
-class Lengths(Record):
+class LengthCounts(Record):
     """A histogram of lengths: counts up to each limit."""
 
     upto: list[Number]
@@ -104,10 +104,10 @@ class Lengths(Record):
 class Quality(Record):
     """The content of data/quality.json, the check of the data that a report has made."""
 
-    made_from: dict[str, Any]
+    made_from: dict[str, object]
     unit: str
     table: list[QualityLine]
-    lengths: dict[str, Lengths]
+    lengths: dict[str, LengthCounts]
 
 
 class Prediction(Record):

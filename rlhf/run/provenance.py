@@ -4,17 +4,24 @@ import importlib.metadata
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "numpy")
 
 
 def package_versions() -> dict[str, str]:
     """Return the versions of those installed packages that can change results."""
-    return {name: version for name in PACKAGES if (version := _version(name))}
+    return {name: version for name in PACKAGES if (version := package_version(name))}
 
 
-def code_version() -> dict[str, Any]:
+class CodeVersion(TypedDict):
+    """The commit of the code, and whether files differ from it; None where git does not say."""
+
+    commit: str | None
+    dirty: bool | None
+
+
+def code_version() -> CodeVersion:
     """Return the commit of the code that runs, and whether files that can change results differ from it.
 
     Both are None outside git. A container image has no history: RLHF_COMMIT names the commit that it was built from,
@@ -36,7 +43,7 @@ def code_version() -> dict[str, Any]:
     return {"commit": commit, "dirty": None if status is None else bool(status)}
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
     """Return a package's version, or None if it is not installed."""
     try:
         return importlib.metadata.version(package)

@@ -75,7 +75,7 @@ def reading(file: Path | str) -> Iterator[None]:
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, named without importing it
             raise
-        raise UserError(f"{file}: cannot be read ({reason(error)})") from error
+        raise UserError(f"{file}: cannot be read ({why_unreadable(error)})") from error
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def advising(way_out: str) -> Iterator[None]:
         raise UserError(f"{error.lines[0]}; {way_out}", *error.lines[1:]) from error
 
 
-def reason(error: BaseException) -> str:
+def why_unreadable(error: BaseException) -> str:
     """Return in a few words why a library could not read a file."""
     if isinstance(error, pickle.UnpicklingError):
         return "it holds other objects than tensors and numbers, or is damaged"

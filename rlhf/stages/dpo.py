@@ -63,7 +63,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
             for role in ("reference", "policy")
         )
         preferred = preference_accuracy(shared, codec, heldout, 2 * options.per_device_train_batch_size)
-    run.log_samples(
+    run.logs.samples(
         0,
         [
             {"prompt": codec.prompt_text(prompt), "SFT": a, "DPO": b}

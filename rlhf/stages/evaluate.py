@@ -100,7 +100,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     metrics |= {f"rm/{key}": value for key, value in rm_metrics.items()}
     details["contradicted"] = contradicted(codec, pairs, (chosen - rejected).tolist())
     write_json(run.path / "details.json", details)
-    run.log_samples(0, _rows(codec, prompts, samples, options.num_samples))
+    run.logs.samples(0, _rows(codec, prompts, samples, options.num_samples))
     texts = {name: policy.texts[0] for name, policy in samples.items()}
     return Result(metrics, telemetry.costs(), (codec.prompt_text(prompts[0]), texts))
 

@@ -91,7 +91,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         assert recipe.data.toy
         metrics |= _against_ceiling(codec, kept_pairs, chosen - rejected, recipe.data.toy.bayes_accuracy)
     rows = zip(kept_pairs, chosen.tolist(), rejected.tolist(), strict=True)
-    run.log_samples(0, [_sample_row(codec, *row) for row in itertools.islice(rows, SAMPLES)])
+    run.logs.samples(0, [_sample_row(codec, *row) for row in itertools.islice(rows, SAMPLES)])
     return Result(metrics, telemetry.costs())
 
 

@@ -16,10 +16,9 @@ from rlhf.observe.console import quiet_libraries
 from rlhf.observe.watch import LiveChecks
 from rlhf.process import cuda, distributed, endings, launching
 from rlhf.process.libraries import import_bitsandbytes, without_collections
-from rlhf.recipe import GROUPS, PinnedRecipe, StageName, available, default_root, load, parents
+from rlhf.recipe import GROUPS, PinnedRecipe, StageName, no_section, parents
 from rlhf.run.directory import Run
 from rlhf.run.finished import follow_base, verified
-from rlhf.run.follower import Follower
 from rlhf.run.records import Summary
 from rlhf.stages.result import Result
 
@@ -40,15 +39,16 @@ def execute(
     preflight: Callable[[], int | None] = lambda: None,
     stop_on: Sequence[str] = (),
     parents_root: Path | None = None,
-) -> tuple[Summary, Result | None, Path]:
+) -> tuple[Summary | None, Result | None, Path]:
     """Run one stage unless it is done already. Return its summary, its result and its directory.
 
-    The result is None if the stage was done already. `preflight` predicts the bytes of the stage's peak, or raises
-    UserError, before anything is loaded. `stop_on`: names of checks (rlhf/observe/watch.py) whose findings end the
-    stage; `all` for any. `parents_root`: another root, whose finished stages are used where `out` has none.
+    The result is None if the stage was done already; the summary is None on a rank that did not write it. `preflight`
+    predicts the bytes of the stage's peak, or raises UserError, before anything is loaded. `stop_on`: names of checks
+    (rlhf/observe/watch.py) whose findings end the stage; `all` for any. `parents_root`: another root, whose finished
+    stages are used where `out` has none.
     """
     cuda.set_environment(loaded.recipe)
-    run = (Follower if distributed.rank() else Run)(out, loaded, stage, parents_root)
+    run = Run(out, loaded, stage, parents_root, is_main=not distributed.rank())
     _check_possible(run)
     with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked():
         summary = run.done()
@@ -66,7 +66,7 @@ def execute(
 def _check_possible(run: Run) -> None:
     """Raise UserError for a stage that the recipe does not have, and where memory is too short for the libraries."""
     if run.loaded.recipe.section(run.stage) is None:
-        raise UserError(_no_section(run.stage, run.loaded))
+        raise UserError(no_section(run.stage, run.loaded))
     limit = endings.memory_limit()
     if limit is not None and limit < LEAST_ADDRESSES:  # libraries would abort the process without a Python exception
         minimum = f"{LEAST_ADDRESSES / 1e9:.0f} GB"
@@ -92,8 +92,8 @@ def _run_stage(
 ) -> tuple[Result, int | None]:
     """Run the stage's own code. Return its result and the predicted bytes of its peak."""
     stage_module = import_stage(run.stage)
-    from rlhf.models.loading import device_of, set_up_torch
     from rlhf.observe.telemetry import device_facts
+    from rlhf.process.torch_setup import device_of, set_up_torch
 
     loaded = run.loaded
     device_of(loaded.recipe)  # without a GPU no prediction is needed
@@ -106,19 +106,9 @@ def _run_stage(
     reporters = report_to if run.is_main else ()
     with tracking.trackers(reporters, run.path, project, loaded.recipe.model_dump(mode="json")) as logs:
         checks = LiveChecks(run, stop_on)
-        run.on_metrics, run.on_samples = [*logs, checks.on_metrics], [checks.on_samples]
+        run.logs.on_metrics, run.logs.on_samples = [*logs, checks.on_metrics], [checks.on_samples]
         result: Result = stage_module.run_stage(run, device)
     return result, predicted
-
-
-def _no_section(stage: StageName, loaded: PinnedRecipe) -> str:
-    """Return the message for a stage that a recipe does not have."""
-    if stage not in GROUPS:
-        return f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}"
-    root = default_root()
-    alternatives = [str(folder) for folder in available(root) if load(folder).recipe.section(stage) is not None]
-    hint = f", or use --recipe {' or '.join(alternatives)}" if alternatives else ""
-    return f"{stage}: {loaded.directory} has no such stage; add a section {stage} (docs/groups.md){hint}"
 
 
 def import_stage(stage: StageName) -> ModuleType:
@@ -136,12 +126,12 @@ def progress(run: Run) -> str:
     try:
         if (run.path / "summary.json").exists():
             return f"{run.stage} is finished"
-        steps = run.checkpoint_steps()
+        steps = run.checkpoints.steps()
     except (OSError, ValueError):
         steps = []
     if not steps:
         return f"{run.stage} has no checkpoint yet and begins anew"
-    return f"{run.checkpoint(steps[-1])} is kept: {endings.resume_command()} (make: RESUME=1) continues from it"
+    return f"{run.checkpoints.of(steps[-1])} is kept: {endings.resume_command()} (make: RESUME=1) continues from it"
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         after, last = perplexity(model, scored, codec.pad_id, batch), _answers(model, codec, prompts, run)
     prompt_texts = [codec.prompt_text(prompt) for prompt in prompts]
     rows = zip(prompt_texts, first, last, strict=True)
-    run.log_samples(0, [{"prompt": prompt, "base": a, "SFT": b} for prompt, a, b in rows])
+    run.logs.samples(0, [{"prompt": prompt, "base": a, "SFT": b} for prompt, a, b in rows])
     metrics = {
         "perplexity": after,
         "perplexity_before": before,

@@ -138,14 +138,14 @@ class _RunCallback(TrainerCallback):
         values = {key: value for key, value in (logs or {}).items() if not key.startswith(_NOT_METRICS)}
         if not values:  # the closing record holds only times
             return
-        self.run.log(state.global_step, values)
+        self.run.logs.metrics(state.global_step, values)
         now, cpu = time.monotonic(), time.process_time()
         tokens = state.num_input_tokens_seen - self.tokens
         self.telemetry.count(tokens)
         spent = {"train": round(now - self.time, 4), "cpu/train": round(cpu - self.cpu, 4), "tokens": tokens}
         if self.evaluated:
             spent["evaluate"] = round(self.evaluated, 4)
-        self.run.log_telemetry(state.global_step, {**spent, "memory_bytes": self.telemetry.memory()})
+        self.run.logs.telemetry(state.global_step, {**spent, "memory_bytes": self.telemetry.memory()})
         self.tokens, self.time, self.cpu, self.evaluated = state.num_input_tokens_seen, now, cpu, 0.0
         self.note = f"loss {values['loss']:.4f}" if "loss" in values else self.note
 
@@ -176,7 +176,7 @@ class _Evaluation(TrainerCallback):
                 values = self.evaluate()
             self.log.leave_out(time.monotonic() - start, time.process_time() - cpu)
             model.train(training)  # TRL logs the metrics of training only while the model is in that mode
-            self.run.log(state.global_step, {f"eval/{name}": value for name, value in values.items()})
+            self.run.logs.metrics(state.global_step, {f"eval/{name}": value for name, value in values.items()})
 
 
 def choose_checkpoint(run: Run) -> int | None:
@@ -186,7 +186,7 @@ def choose_checkpoint(run: Run) -> int | None:
     """
     rows = reader.read_lines(run.path / "metrics.jsonl", records.MetricsLine)
     logged = {row.step: row.values["eval/loss"] for row in rows if "eval/loss" in row.values}
-    losses = {step: logged[step] for step in run.checkpoint_steps() if step in logged}
+    losses = {step: logged[step] for step in run.checkpoints.steps() if step in logged}
     checkpoints = [{"step": step, "loss": loss} for step, loss in losses.items()]
     best = min(((loss, step) for step, loss in losses.items() if loss is not None), default=(None, None))[1]
     write_json(run.path / "checkpoints" / "best.json", {"best_step": best, "checkpoints": checkpoints})
@@ -208,7 +208,7 @@ def _take_best(trainer: RunTrainer, run: Run) -> None:
     assert isinstance(options, Dialogues)
     if options.adapter == "last" or best is None or best == trainer.state.global_step:
         return
-    folder = run.checkpoint(best)
+    folder = run.checkpoints.of(best)
     if problem := checkpoint_problem(folder):
         raise UserError(f"{folder}, the best checkpoint, cannot be used: {problem}; set {run.stage}.adapter=last")
     model = trainer.accelerator.unwrap_model(trainer.model)

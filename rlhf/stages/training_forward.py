@@ -13,9 +13,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from trl.trainer.utils import FusedCausalLMOutput
 
 from rlhf.data.batch import Rollout
+from rlhf.models.lean.trunk import CLASSIFIERS, Trunk
 from rlhf.models.model import replaced_forwards
 from rlhf.models.output_layer import response_statistics
-from rlhf.models.trunk import CLASSIFIERS, Trunk
 
 IGNORED = -100  # a label that takes no part in the loss
 

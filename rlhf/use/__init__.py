@@ -1,1 +1,1 @@
-"""Commands that use finished runs: chat, score, serve, fetch, reproduce."""
+"""Commands around runs: new recipes and downloads before one, several seeds, and the use of finished models."""

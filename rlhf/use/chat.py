@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlhf.data.rows import Message
-from rlhf.errors import ParentMissing, UserError
+from rlhf.errors import UserError
 from rlhf.process import cuda
-from rlhf.recipe import POLICIES, PinnedRecipe, PolicyName, StageName
-from rlhf.run.directory import Run
-from rlhf.terminal import harmless, reason
+from rlhf.recipe import POLICIES, PinnedRecipe, PolicyName
+from rlhf.run.directory import Run, finished_stage
+from rlhf.terminal import harmless, message_of
 
 ChatStage = Literal["base", "sft", PolicyName, "merge"]
 CHAT_STAGES: tuple[ChatStage, ...] = ("base", "sft", *POLICIES, "merge")
@@ -25,8 +25,9 @@ class Speaker:
     def __init__(self, loaded: PinnedRecipe, out: Path, stage: ChatStage):
         """Load the model. Raises UserError if the stage is not done, or was done with other settings."""
         cuda.set_environment(loaded.recipe)
-        from rlhf.models.loading import load_base, load_codec, load_merged, set_up_torch
+        from rlhf.models.loading import load_base, load_codec, load_merged
         from rlhf.models.weights import attach_adapter
+        from rlhf.process.torch_setup import set_up_torch
 
         run = Run(out, loaded, "evaluate")  # sampling is that of evaluation
         self.options = loaded.recipe.evaluate
@@ -81,21 +82,7 @@ class Speaker:
             yield harmless(piece)
         thread.join()
         if errors:
-            raise UserError(f"chat: {reason(errors[0])}") from errors[0]
-
-
-def finished_stage(run: Run, stage: StageName, command: str) -> Path:
-    """Return the directory of a finished stage, for a command that is not a stage.
-
-    Raises UserError with the stage to run first.
-    """
-    try:
-        return run.require_parent(stage)
-    except ParentMissing as error:
-        raise UserError(
-            f"{command} {str(error).partition(' ')[2]}: first `rlhf run {error.parent}` with the same options "
-            f"(make: {error.parent})"
-        ) from None
+            raise UserError(f"chat: {message_of(errors[0])}") from errors[0]
 
 
 def greeting(loaded: PinnedRecipe, stage: ChatStage, temperature: float) -> str:

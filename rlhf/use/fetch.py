@@ -12,8 +12,8 @@ from rlhf.data import formats, hub
 from rlhf.errors import UserError
 from rlhf.observe.console import rows_table, working
 from rlhf.recipe import Recipe
+from rlhf.use.new_model import SMALL_FILES
 
-WEIGHTS = ("*.json", "*.model", "*.txt", "*.jinja", "*.safetensors")
 DUPLICATES = ("consolidated*", "original/*")  # the same weights in the layout of other programs
 
 
@@ -138,9 +138,11 @@ def _patterns(source: Source, files: list[str]) -> Patterns:
     if source.kind == "dataset":
         return {"allow_patterns": hub.data_patterns(source.data_dir)}
     if not source.weights:
-        return {"allow_patterns": [pattern for pattern in WEIGHTS if pattern != "*.safetensors"]}
-    safe = any(file.endswith(".safetensors") for file in files)
-    return {"allow_patterns": [*WEIGHTS, *([] if safe else ["*.bin"])], "ignore_patterns": list(DUPLICATES)}
+        return {"allow_patterns": list(SMALL_FILES)}
+    weights = ["*.safetensors"]
+    if not any(file.endswith(".safetensors") for file in files):
+        weights.append("*.bin")
+    return {"allow_patterns": [*SMALL_FILES, *weights], "ignore_patterns": list(DUPLICATES)}
 
 
 def show(downloads: list[Download]) -> None:

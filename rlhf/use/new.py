@@ -52,6 +52,12 @@ class ChosenCard(NamedTuple):
         """Return the bytes that settings may need."""
         return round(self.memory_gb * GB * USED)
 
+    @property
+    def words(self) -> str:
+        """Return the card in words: `one RTX 4090`, `one card with 12 GB`."""
+        names = {"4090": "one RTX 4090", "h100": "one H100"}
+        return names.get(self.name, f"one card with {self.memory_gb:g} GB")
+
 
 KNOWN_CARDS = {name: ChosenCard(name, *memory) for name, memory in MEMORY.items()}
 
@@ -65,6 +71,15 @@ class DataSet(NamedTuple):
     format: str
     licence: str
     words: str
+    files: tuple[str, ...] = ()
+    pairs: int | None = None  # not counted before it is downloaded
+
+
+class OwnData(NamedTuple):
+    """Files with preference pairs."""
+
+    files: tuple[str, ...]
+    pairs: int
 
 
 DATA_SETS = {
@@ -139,59 +154,103 @@ def _slug(model: str) -> str:
 # -- the recipe ------------------------------------------------------------------------------------------------------
 
 
-def settings(options: NewOptions, source: Source, facts: ModelFacts) -> dict[str, Any]:
+class Supervised(NamedTuple):
+    """What differs between the supervised stages of new recipes."""
+
+    max_samples: int | None
+    every: int  # steps between two evaluations
+    optim: str = "adamw_torch_fused"
+    per_device_train_batch_size: int = 16
+    gradient_accumulation_steps: int = 1
+    gradient_checkpointing: bool = True
+
+
+class Online(NamedTuple):
+    """What differs between the stages of new recipes that learn from their own samples."""
+
+    optim: str = "adamw_torch_fused"
+    per_device_train_batch_size: int = 8
+    gradient_checkpointing: bool = True
+    rollout_batch_size: int = ROLLOUTS
+
+
+class Evaluation(NamedTuple):
+    """What differs between the evaluations of new recipes."""
+
+    batch_size: int = 32
+
+
+class Content(NamedTuple):
+    """What the templates are filled with."""
+
+    title: str
+    description: str
+    model_name: str
+    wanted: tuple[StageName, ...]
+    source: Source
+    card: ChosenCard
+    data: DataSet | OwnData
+    architecture: Mapping[str, object]  # keys of the recipe's section
+    tokenizer: Mapping[str, object]  # keys of the recipe's section
+    billions: float
+    chat: bool
+    large: bool
+    max_length: int
+    steps: int  # of PPO, RLOO and GRPO
+    sft: Supervised
+    rm: Supervised
+    dpo: Supervised
+    ppo: Online = Online()
+    rloo: Online = Online()
+    grpo: Online = Online()
+    evaluate: Evaluation = Evaluation()
+    quantization: str = "none"
+
+    def with_changed_keys(self, changes: Mapping[str, Any]) -> "Content":
+        """Return the content with changes of a recipe's keys: {"ppo.rollout_batch_size": 8}."""
+        content = self
+        for key, value in changes.items():
+            section, name = key.split(".")
+            if section == "model":
+                content = content._replace(**{name: value})
+            else:
+                changed = getattr(content, section)._replace(**{name: value})
+                content = content._replace(**{section: changed})
+        return content
+
+
+def settings(options: NewOptions, source: Source, facts: ModelFacts) -> Content:
     """Return what the templates are filled with, before settings that need less memory are searched for."""
     chat = facts.tokenizer["template"] == "chat"
-    large = facts.parameters > LARGE
     data = _data(options.data or ("ultrafeedback" if chat else "hh",))
-    longest = min(
-        options.max_length or (CHAT_TOKENS if chat else BASE_TOKENS), facts.architecture["max_position_embeddings"]
-    )
-    supervised = {
-        "optim": "adamw_torch_fused",
-        "per_device_train_batch_size": 16,
-        "gradient_accumulation_steps": 1,
-        "gradient_checkpointing": True,
-    }
-    online = {
-        "optim": "adamw_torch_fused",
-        "per_device_train_batch_size": 8,
-        "gradient_checkpointing": True,
-        "rollout_batch_size": ROLLOUTS,
-    }
+    data_name = data.name.rpartition("/")[2] if isinstance(data, DataSet) else "data of your own"
     model = Path(source.name).name
-    pairs = data.get("pairs")
-    rows = {stage: None if pairs else limit for stage, limit in (("sft", 20_000), ("rm", 50_000), ("dpo", 20_000))}
-    if chat and not pairs:
-        rows["sft"] = 2_000
-    steps = PPO_STEPS if pairs is None else min(PPO_STEPS, max(20, 2 * pairs // ROLLOUTS // 10 * 10))
-    data_name = "data of your own" if data["files"] else data["name"].rpartition("/")[2]
-    return {
-        "title": f"{model} on {data_name}, for {_card(options.card)}",
-        "description": f"{model} on {data_name}, {' and '.join(options.stages)}, for {_card(options.card)}",
-        "model_name": model,
-        "rows": rows,
-        "every": lambda limit: steps_between_evaluations(limit or pairs or PPO_STEPS * ROLLOUTS),
-        "steps": steps,
-        "warmup": steps // 25,
-        "save_steps": max(1, steps // 10),
-        "source": source._asdict(),
-        "card": options.card._asdict() | {"words": _card(options.card)},
-        "architecture": facts.architecture,
-        "billions": round(facts.parameters / 1e9, 1 if facts.parameters < 20e9 else 0),
-        "quantization": "none",
-        "tokenizer": {"pad_token": None, "eos_token": None, "chat_template_kwargs": None, **facts.tokenizer},
-        "chat": chat,
-        "large": large,
-        "data": data,
-        "max_length": longest,
-        "max_prompt_length": longest // 2,
-        "response_length": longest - longest // 2,
-        "wanted": options.stages,
-        **{stage: dict(supervised) for stage in ("sft", "rm", "dpo")},
-        **{stage: dict(online) for stage in ONLINE},
-        "evaluate": {"batch_size": 32},
-    }
+    longest = options.max_length or (CHAT_TOKENS if chat else BASE_TOKENS)
+    steps = PPO_STEPS if data.pairs is None else min(PPO_STEPS, max(20, 2 * data.pairs // ROLLOUTS // 10 * 10))
+
+    def supervised(most: int) -> Supervised:
+        limit = most if data.pairs is None else None
+        return Supervised(limit, steps_between_evaluations(limit or data.pairs or PPO_STEPS * ROLLOUTS))
+
+    return Content(
+        title=f"{model} on {data_name}, for {options.card.words}",
+        description=f"{model} on {data_name}, {' and '.join(options.stages)}, for {options.card.words}",
+        model_name=model,
+        wanted=options.stages,
+        source=source,
+        card=options.card,
+        data=data,
+        architecture=facts.architecture,
+        tokenizer={"pad_token": None, "eos_token": None, "chat_template_kwargs": None, **facts.tokenizer},
+        billions=round(facts.parameters / 1e9, 1 if facts.parameters < 20e9 else 0),
+        chat=chat,
+        large=facts.parameters > LARGE,
+        max_length=min(longest, facts.architecture["max_position_embeddings"]),
+        steps=steps,
+        sft=supervised(2_000 if chat else 20_000),
+        rm=supervised(50_000),
+        dpo=supervised(20_000),
+    )
 
 
 def steps_between_evaluations(rows: int) -> int:
@@ -199,29 +258,23 @@ def steps_between_evaluations(rows: int) -> int:
     return min(200, max(10, rows // 16 // 4 // 10 * 10))
 
 
-def _card(card: ChosenCard) -> str:
-    """Return a card in words: `one RTX 4090`, `one card with 12 GB`."""
-    names = {"4090": "one RTX 4090", "h100": "one H100"}
-    return names.get(card.name, f"one card with {card.memory_gb:g} GB")
-
-
-def _data(names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the data that --data names: files that can be read, or a pinned set. Raises UserError."""
+def _data(names: tuple[str, ...]) -> DataSet | OwnData:
+    """Return the data that --data names: files that can be read, or a pinned set. Raises OptionError, UserError."""
     if len(names) == 1 and names[0] in DATA_SETS:
-        return DATA_SETS[names[0]]._asdict() | {"files": []}
+        return DATA_SETS[names[0]]
     for file in names:
         if not Path(file).exists():
             sets = " or ".join(DATA_SETS)
-            raise UserError(f"--data {file}: there is no such file; {sets} names a set of the hub")
-    files = [str(Path(file).resolve()) for file in names]
-    rows = formats.read(files, on_bad_row="skip", advice=formats.CHECK_ADVICE)
+            raise OptionError(f"--data {file}: there is no such file; {sets} names a set of the hub")
+    files = tuple(str(Path(file).resolve()) for file in names)
+    rows = formats.read([*files], on_bad_row="skip", advice=formats.CHECK_ADVICE)
     if not rows.pairs:
         raise UserError(f"--data {names[0]}: no preference pairs, which the reward model needs (docs/data.md)")
-    return {"files": files, "pairs": len(rows.pairs)}
+    return OwnData(files, len(rows.pairs))
 
 
-def render(template: str, content: Mapping[str, Any]) -> str:
-    """Return a template of this package filled with the content."""
+def render(template: str, content: Content, **more: object) -> str:
+    """Return a template of this package filled with the content and `more`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -234,10 +287,10 @@ def render(template: str, content: Mapping[str, Any]) -> str:
     environment.filters["value"] = recipes.as_yaml
     environment.filters["quoted"] = "`{}`".format
     environment.filters["entry"] = _entry
-    return environment.get_template(f"{template}.jinja").render(content)
+    return environment.get_template(f"{template}.jinja").render(content._asdict() | more)
 
 
-def _entry(item: tuple[str, Any]) -> str:
+def _entry(item: tuple[str, object]) -> str:
     """Return one key of model.architecture as indented YAML; long lists are folded."""
     import yaml
 
@@ -248,19 +301,6 @@ def _entry(item: tuple[str, Any]) -> str:
     return textwrap.indent(f"{key}: {textwrap.indent(flow, '  ').strip()}\n", "    ")
 
 
-def with_changed_keys(content: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of the templates with changes of a recipe's keys: {"ppo.rollout_batch_size": 8}."""
-    copy = {key: dict(value) if isinstance(value, dict) else value for key, value in content.items()}
-    for key, value in changes.items():
-        section, name = key.split(".")
-        if section == "model":
-            copy[name] = value
-        else:
-            assert name in copy[section], key
-            copy[section][name] = value
-    return copy
-
-
 # -- settings that fit -----------------------------------------------------------------------------------------------
 
 
@@ -269,12 +309,12 @@ def four_bit_changes(stages: Sequence[StageName]) -> dict[str, Any]:
     return {"model.quantization": "nf4"} | {f"{s}.optim": "paged_adamw_8bit" for s in stages if s in TRAINING_STAGES}
 
 
-def least_memory(loaded: PinnedRecipe, stages: Sequence[StageName], probe: bool = False) -> dict[str, Any]:
+def least_memory(loaded: PinnedRecipe, stages: Sequence[StageName], probe: bool = False) -> dict[str, object]:
     """Return the changes with which stages need the least memory: one row at a time, recomputed.
 
     With `probe` a step has two rollouts, which is quicker to rehearse and needs the same.
     """
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     for stage in stages:
         if stage in TRAINING_STAGES:
             changes |= {f"{stage}.gradient_checkpointing": True} | micro_batch(loaded, stage, 1)
@@ -357,10 +397,10 @@ def make(root: Path, options: NewOptions, predict: Predictor, say: Say) -> NewRe
         untrained_changes = least_memory(loaded, untrained)
         if fitted.changes.get("model.quantization") == "nf4":
             untrained_changes |= four_bit_changes(untrained)
-        content = with_changed_keys(content, untrained_changes | fitted.changes)
+        content = content.with_changed_keys(untrained_changes | fitted.changes)
         loaded = _write_recipe(draft, content)
-        readme_content = content | {"recipe_name": target.parent.name, "folder": target}
-        (draft / "README.md").write_text(render("README.md", readme_content), encoding="utf-8")
+        readme = render("README.md", content, recipe_name=target.parent.name, folder=target)
+        (draft / "README.md").write_text(readme, encoding="utf-8")
         say("predicting the whole chain")
         step, _ = pinned.decoding_step(predict, loaded)
         pinned.pin(draft, pinned.predict(predict, loaded), step, None, pinned.needs(predict, loaded))
@@ -368,7 +408,7 @@ def make(root: Path, options: NewOptions, predict: Predictor, say: Say) -> NewRe
     return NewRecipe(target, recipes.load(target), stages, fitted)
 
 
-def _write_recipe(folder: Path, content: Mapping[str, Any]) -> PinnedRecipe:
+def _write_recipe(folder: Path, content: Content) -> PinnedRecipe:
     """Write recipe.yaml into a folder and read it back."""
     (folder / "recipe.yaml").write_text(render("recipe.yaml", content), encoding="utf-8")
     return recipes.load(folder)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.data import hub
-from rlhf.errors import UserError
+from rlhf.errors import OptionError, UserError
 from rlhf.files import read_json
 from rlhf.recipe.names import is_commit
 
@@ -38,18 +38,22 @@ class ModelFacts(NamedTuple):
 
 
 def read_model(model: str, revision: str | None) -> Source:
-    """Return a model's small files: of a local folder, or downloaded from the hub at a commit. Raises UserError."""
+    """Return a model's small files: of a local folder, or downloaded from the hub at a commit.
+
+    Raises OptionError for options of a wrong form, UserError for a model that cannot be read.
+    """
     folder = Path(model)
     if folder.is_dir():
         if revision is not None:
-            raise UserError(f"--revision belongs to a model of the hub; {model} is a folder")
+            raise OptionError(f"--revision belongs to a model of the hub; {model} is a folder")
         if not (folder / CONFIG).is_file():
             raise UserError(f"{model}: no {CONFIG} there; name the folder of a checkpoint")
         return Source("local", str(folder.resolve()), None, folder, _licence_in(folder), False)
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model):
-        raise UserError(f"--model {model}: there is no such folder, and models of the hub are named like Qwen/Qwen3-8B")
+        example = "models of the hub are named like Qwen/Qwen3-8B"
+        raise OptionError(f"--model {model}: there is no such folder, and {example}")
     if revision is not None and not is_commit(revision):
-        raise UserError(f"--revision {revision}: a commit of 40 hexadecimal digits, because branches and tags move")
+        raise OptionError(f"--revision {revision}: a commit of 40 hexadecimal digits, because branches and tags move")
     try:
         return _download(model, revision)
     except Exception as error:  # the library raises many unrelated types
@@ -134,7 +138,7 @@ def _tokenizer(tokenizer: Any, template: str | None, ends: set[int]) -> dict[str
     return keys
 
 
-def parameters(section: Mapping[str, Any]) -> int:
+def parameters(section: Mapping[str, object]) -> int:
     """Return the number of parameters of an architecture. Raises UserError for a model that is not supported."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -148,7 +152,7 @@ def parameters(section: Mapping[str, Any]) -> int:
     return sum(weight.numel() for weight in model.parameters())
 
 
-def _end_ids(*configs: Mapping[str, Any]) -> set[int]:
+def _end_ids(*configs: Mapping[str, object]) -> set[int]:
     """Return the ids with which a model ends a text, by its config.json and generation_config.json."""
     ids: set[int] = set()
     for config in configs:

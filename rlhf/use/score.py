@@ -18,10 +18,9 @@ from rlhf.files import write_output
 from rlhf.observe import console
 from rlhf.process import cuda
 from rlhf.recipe import PinnedRecipe
-from rlhf.run.directory import Run
+from rlhf.run.directory import Run, finished_stage
 from rlhf.run.finished import read_summary
 from rlhf.terminal import counted, harmless
-from rlhf.use.chat import finished_stage
 
 PAIR = ("chosen", "rejected")
 ANSWERS = ("response", "base", "SFT", "PPO", "DPO")  # keys of samples under which an answer is plain text
@@ -125,8 +124,9 @@ class RewardModel:
     def __init__(self, loaded: PinnedRecipe, out: Path):
         """Load the model. Raises UserError if a stage that it needs is not done, or was done with other settings."""
         cuda.set_environment(loaded.recipe)
-        from rlhf.models.loading import load_base, load_codec, set_up_torch
+        from rlhf.models.loading import load_base, load_codec
         from rlhf.models.shared_base import SharedBase
+        from rlhf.process.torch_setup import set_up_torch
 
         run = Run(out, loaded, "evaluate")
         if loaded.recipe.pretrain:

@@ -17,9 +17,8 @@ from rlhf.errors import UserError
 from rlhf.observe.console import install_command
 from rlhf.process.endings import Stopped
 from rlhf.recipe import PinnedRecipe
-from rlhf.run.directory import Run
+from rlhf.run.directory import Run, finished_stage
 from rlhf.terminal import say
-from rlhf.use.chat import finished_stage
 
 Engine = Literal["auto", "transformers", "vllm"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)

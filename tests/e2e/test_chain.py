@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
-from rlhf.files import read_lines, sha256
+from rlhf.files import read_intact_lines, sha256
 from rlhf.rating.pairs import pair_answers
 from rlhf.run.directory import Run
 from tests.conftest import Crash, content_of, crash, run_stages, small
@@ -48,7 +48,7 @@ def test_every_stage_leaves_what_the_next_reads(chain):
         assert manifest is not None
         assert manifest["packages"]["trl"]
         if stage not in ("evaluate", "merge"):
-            assert read_lines(root / stage / "metrics.jsonl")
+            assert read_intact_lines(root / stage / "metrics.jsonl")
             assert list((root / stage / "checkpoints").glob("step-*/checkpoint.json"))
     for stage in ADAPTERS:
         config = json.loads((root / stage / "adapter/adapter_config.json").read_text())
@@ -170,7 +170,7 @@ def test_evaluate_runs_again_when_a_new_policy_is_there(trained, tmp_path):
 def test_several_answers_to_each_prompt(chain, tmp_path):
     target = linked(chain, tmp_path, "data", "pretrain", "sft", "rm", "dpo")
     summary = run_stages(small(evaluate__num_samples=2), tmp_path, "evaluate")  # and DPO is taken as it is
-    rows = read_lines(target / "evaluate/samples.jsonl")
+    rows = read_intact_lines(target / "evaluate/samples.jsonl")
     assert [row["sample"] for row in rows] == [0, 1] * 8
     assert all(a["prompt"] == b["prompt"] for a, b in zip(rows[::2], rows[1::2], strict=True))
     assert sum(a["sft"] != b["sft"] for a, b in zip(rows[::2], rows[1::2], strict=True)) > 4
@@ -178,7 +178,7 @@ def test_several_answers_to_each_prompt(chain, tmp_path):
     assert summary["metrics"]["dpo/score"] == pytest.approx(sum(scores) / len(scores), abs=1e-6)
     pairs = pair_answers(target, "sft", "dpo").pairs
     assert {rows[pair.item]["sample"] for pair in pairs} == {0} and len(pairs) > 4
-    single = read_lines(chain / "cpu-tiny/v1/evaluate/samples.jsonl")
+    single = read_intact_lines(chain / "cpu-tiny/v1/evaluate/samples.jsonl")
     assert [row["prompt"] for row in single] == [row["prompt"] for row in rows[::2]]
     assert "sample" not in single[0]
 
@@ -304,7 +304,9 @@ def test_metrics_go_to_tensorboard_when_asked(chain, tmp_path):
     events = EventAccumulator(str(target / "ppo/tensorboard"))
     events.Reload()
     seen = [(event.step, round(event.value, 5)) for event in events.Scalars("objective/scores")]
-    logged = [(row["step"], round(row["objective/scores"], 5)) for row in read_lines(target / "ppo/metrics.jsonl")]
+    logged = [
+        (row["step"], round(row["objective/scores"], 5)) for row in read_intact_lines(target / "ppo/metrics.jsonl")
+    ]
     assert [step for step, _ in seen] == [step for step, _ in logged]
     assert [value for _, value in seen] == pytest.approx([value for _, value in logged], abs=1e-4)
     assert (target / "ppo/metrics.jsonl").read_bytes() == (chain / "cpu-tiny/v1/ppo/metrics.jsonl").read_bytes()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlhf.data.rows import Message
-from rlhf.files import read_lines
+from rlhf.files import read_intact_lines
 from rlhf.models.loading import load_base, load_merged
 from rlhf.models.weights import attach_adapter
 from rlhf.run.directory import Run
@@ -28,11 +28,11 @@ def test_every_stage_runs(trained, tmp_path, kind):
     run_stages(loaded, out, *STAGES)
     folder = out / "cpu-tiny/v1"
     for stage in ("sft", "rm", "ppo", "dpo"):
-        rows = read_lines(folder / stage / "metrics.jsonl")
+        rows = read_intact_lines(folder / stage / "metrics.jsonl")
         assert all(math.isfinite(value) for row in rows for value in row.values()), stage
-    for row in read_lines(folder / "ppo" / "metrics.jsonl"):
+    for row in read_intact_lines(folder / "ppo" / "metrics.jsonl"):
         assert row["rollout/logprob_diff_max"] < 1e-4, "it is trained on what it sampled"
-    first = read_lines(folder / "dpo" / "metrics.jsonl")[0]["loss"]  # policy and reference begin equal
+    first = read_intact_lines(folder / "dpo" / "metrics.jsonl")[0]["loss"]  # policy and reference begin equal
     assert abs(first - math.log(2)) < 0.01
     evaluated = {key.split("/")[0] for key in content_of(folder / "evaluate" / "summary.json")["metrics"]}
     assert {"base", "sft", "ppo", "dpo"} <= evaluated

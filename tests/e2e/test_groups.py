@@ -13,7 +13,7 @@ import pytest
 from rlhf import report
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
-from rlhf.files import read_lines
+from rlhf.files import read_intact_lines
 from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import as_yaml
 from rlhf.run.directory import Run
@@ -42,7 +42,7 @@ def done(request, trained, tmp_path_factory) -> tuple[str, Path]:
 def test_what_a_run_leaves(done):
     stage, out = done
     folder = out / ROOT / stage
-    rows = read_lines(folder / "metrics.jsonl")
+    rows = read_intact_lines(folder / "metrics.jsonl")
     assert len(rows) == 4 and all(row["groups/no_signal"] == 0 for row in rows)
     assert {"rewards/model", "groups/reward_sd", "objective/kl_per_token", "policy/entropy_avg"} <= rows[0].keys()
     assert not any(name.startswith("val/e") or "value" in name for name in rows[0])
@@ -56,7 +56,7 @@ def test_normalised_scores_are_clipped(trained, tmp_path):
     out = beside(trained, tmp_path, *PARENTS)
     clipped = {"steps": 1, "score_clip": 1e-3, "missing_eos_penalty": 0.0}
     run_stages(grouped("grpo", clipped), out, "grpo")
-    (row,) = read_lines(out / ROOT / "grpo" / "metrics.jsonl")
+    (row,) = read_intact_lines(out / ROOT / "grpo" / "metrics.jsonl")
     assert row["groups/reward_sd"] <= 2e-3 < abs(row["rewards/model"])
 
 
@@ -83,7 +83,7 @@ def test_killed_without_warning_it_ends_with_the_same_bytes(trained, tmp_path):
     line = [sys.executable, "-m", "rlhf.cli", "run", "grpo", "--recipe", str(RECIPE), "--out", str(cut), *flags]
     started = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while len(read_lines(cut / ROOT / "grpo/metrics.jsonl")) < 4:
+    while len(read_intact_lines(cut / ROOT / "grpo/metrics.jsonl")) < 4:
         assert started.poll() is None and time.monotonic() < deadline
         time.sleep(0.002)
     started.send_signal(signal.SIGKILL)
@@ -161,7 +161,7 @@ def test_functions_need_no_reward_model_and_see_the_answers(own_data, tmp_path, 
     for prompt, answer in sys.modules["seen_rewards"].seen:
         number = int(prompt.split("What is ")[1].split()[0])
         assert answer == str(2 * number)
-    row = read_lines(out / ROOT / "grpo/metrics.jsonl")[-1]
+    row = read_intact_lines(out / ROOT / "grpo/metrics.jsonl")[-1]
     parts = {"rewards/seen_rewards.even": 1.0, "rewards/length": 0.5, "rewards/numeric_answer": 2.0}
     assert row["objective/scores"] == pytest.approx(sum(w * row[name] for name, w in parts.items()), abs=1e-5)
     found = summary["metrics"]
@@ -185,7 +185,7 @@ def test_groups_without_signal_are_replaced_and_named(own_data, tmp_path, monkey
         out = beside(folder, tmp_path / str(times), "pretrain", "sft")
         group: dict[str, Any] = RULES | {"reward_funcs": ["rare_rewards:rare"], "resample_groups": times, "steps": 8}
         run_stages(grouped("grpo", group, **changes), out, "grpo")
-        rows = read_lines(out / ROOT / "grpo/metrics.jsonl")
+        rows = read_intact_lines(out / ROOT / "grpo/metrics.jsonl")
         shares.append(sum(row["groups/no_signal"] for row in rows) / len(rows))
     assert shares[0] > 0.2 and shares[1] < shares[0] / 2
     out = beside(folder, tmp_path / "never", "pretrain", "sft")

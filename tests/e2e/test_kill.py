@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.evaluation.policies import gains_over_sft
-from rlhf.files import read_lines
+from rlhf.files import read_intact_lines
 from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step
 from rlhf.stages.online import session
 from tests.conftest import RECIPE, SMALL, beside, content_of, run_stages, small
@@ -93,7 +93,7 @@ def test_old_checkpoints_go_and_the_best_stays(trained, tmp_path, keep, limited,
     summary = run_stages(small(**changes), out, "ppo")
     found = content_of(out / ROOT / "ppo/checkpoints/best.json")
     steps = sorted(map(checkpoint_step, (out / ROOT / "ppo/checkpoints").glob("step-*")))
-    rows = {row["step"]: row for row in read_lines(out / ROOT / "ppo/metrics.jsonl")}
+    rows = {row["step"]: row for row in read_intact_lines(out / ROOT / "ppo/metrics.jsonl")}
     adapter = (out / ROOT / "ppo/adapter/adapter_model.safetensors").read_bytes()
     if limited:
         assert found["best_step"] is None is summary["metrics"]["best_step"]

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from rlhf import recipe
-from rlhf.errors import UserError
+from rlhf.errors import OptionError, UserError
 from rlhf.memory.phases import PredictedStage
-from rlhf.memory.predict import CONTEXT
 from rlhf.memory.strategies import with_changes
+from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import PinnedRecipe
 from rlhf.use import new, new_model
 from rlhf.use.new import NewOptions, card_of
@@ -83,7 +83,7 @@ def test_more_room_is_used_and_less_is_made_do_with(checkpoints, tmp_path):
     assert small.sft.per_device_train_batch_size * small.sft.gradient_accumulation_steps == 16
     for found in (large, small):
         rows = found.sft.per_device_train_batch_size * (1 if found.sft.gradient_checkpointing else 4)
-        assert CONTEXT + LEAST + rows * 200_000_000 <= new.USED * (found.hardware.memory_gb or 0) * 1e9
+        assert CONTEXT_BYTES + LEAST + rows * 200_000_000 <= new.USED * (found.hardware.memory_gb or 0) * 1e9
 
 
 def test_four_bits_are_taken_where_sixteen_do_not_fit(checkpoints, tmp_path):
@@ -110,7 +110,9 @@ def test_the_stages_that_are_named_fit_and_one_of_them_is_merged(checkpoints, tm
     assert found.merge.stage == stages.split(",")[0]
     assert (found.grpo is not None) == ("grpo" in stages) and found.rloo is None
     assert set(made.stages) == {"sft", "rm", "evaluate", *stages.split(",")}
-    assert all(Predictor()(made.loaded, stage)[""].peak_bytes + CONTEXT <= 3e9 for stage in ("sft", "rm", "ppo", "dpo"))
+    assert all(
+        Predictor()(made.loaded, stage)[""].peak_bytes + CONTEXT_BYTES <= 3e9 for stage in ("sft", "rm", "ppo", "dpo")
+    )
 
 
 def test_what_the_search_finds_is_what_is_written(checkpoints, tmp_path):
@@ -125,7 +127,7 @@ def test_what_the_search_finds_is_what_is_written(checkpoints, tmp_path):
     found = new.search(predict, before, facts.parameters, ("sft", "rm", "ppo", "dpo", "evaluate"), 3 * 10**9, quiet)
     assert len(found.changes) > 5
     expected = with_changes(before, found.changes).recipe
-    after = new._write_recipe(draft, new.with_changed_keys(content, found.changes))
+    after = new._write_recipe(draft, content.with_changed_keys(found.changes))
     assert after.recipe == expected != before.recipe
 
 
@@ -231,7 +233,7 @@ def test_a_model_that_cannot_be_trained_is_refused_in_one_line(checkpoints, tmp_
 )
 def test_options_that_cannot_be_are_refused(checkpoints, tmp_path, options, message):
     given = {"model": str(checkpoints / "Tiny_llama")} | options
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(OptionError) as caught:
         make(tmp_path / "recipes", **given)
     assert message in str(caught.value)
 

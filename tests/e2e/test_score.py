@@ -7,7 +7,7 @@ import pytest
 
 from rlhf.data import load
 from rlhf.data.batch import collate
-from rlhf.files import read_lines
+from rlhf.files import read_intact_lines
 from rlhf.recipe import as_yaml
 from rlhf.use import score
 from tests.conftest import RECIPE, SMALL, content_of, rlhf, small
@@ -45,13 +45,13 @@ def test_pairs_have_the_scores_and_the_accuracy_of_the_stage(trained, heldout, c
     assert code == 0, err
     rm = trained / "cpu-tiny/v1/rm"
     metrics = content_of(rm / "summary.json")["metrics"]
-    rows = read_lines(tmp_path / "new" / "scores.jsonl")
+    rows = read_intact_lines(tmp_path / "new" / "scores.jsonl")
     assert len(rows) == metrics["heldout_pairs"] and rows[3]["source"] == f"{file}:4"
     margins = [row["margin"] for row in rows]
     assert sum((m > 0) + (m == 0) / 2 for m in margins) / len(margins) == metrics["accuracy"]
     assert sum(margins) / len(margins) == pytest.approx(metrics["margin"], abs=1e-6)
     assert f"scores higher in {metrics['accuracy']:.1%} of {len(rows)} pairs" in " ".join(out.split())
-    for ours, theirs in zip(rows, read_lines(rm / "samples.jsonl"), strict=False):
+    for ours, theirs in zip(rows, read_intact_lines(rm / "samples.jsonl"), strict=False):
         assert ours["prompt"] == theirs["prompt"]
         for side in ("chosen", "rejected"):
             assert ours[side]["response"] == theirs[side]["response"]
@@ -82,13 +82,13 @@ def test_every_way_to_name_an_answer_gives_the_same_score(trained, heldout, comm
     items += score.command_line_items(pair.prompt[0].content, [pair.chosen])
     assert len(items) == len(files) + 1
     scored, _ = model.score(items)
-    (expected,) = read_lines(trained / "cpu-tiny/v1/rm/samples.jsonl")[:1]
+    (expected,) = read_intact_lines(trained / "cpu-tiny/v1/rm/samples.jsonl")[:1]
     assert [row.scores["response"] for row in scored] == pytest.approx([expected["chosen"]["score"]] * 8, abs=1e-5)
     score.write(scored, model.digest, tmp_path / "again.jsonl")
     again, _ = model.score(score.read([tmp_path / "again.jsonl"]))
     assert [row.scores for row in again] == [row.scores for row in scored]
     assert [row.prompt for row in again] == [row.prompt for row in scored]
-    assert read_lines(tmp_path / "again.jsonl")[5]["response"]["true_reward"] == 1.5
+    assert read_intact_lines(tmp_path / "again.jsonl")[5]["response"]["true_reward"] == 1.5
 
 
 def test_samples_have_the_score_that_ppo_and_evaluation_give_their_tokens(trained, heldout, tmp_path):

@@ -43,10 +43,9 @@ def test_a_signal_ends_a_stage_in_one_line_with_its_checkpoint(command, trained,
     out = beside(trained, tmp_path, *(parent for parent in PARENTS if parent != stage))
     seal = Run.seal_checkpoint
 
-    def seal_and_signal(run: Run, step: int, folder: Path) -> Path:
-        sealed = seal(run, step, folder)
+    def seal_and_signal(run: Run, step: int, folder: Path) -> None:
+        seal(run, step, folder)
         os.kill(os.getpid(), signal.Signals[name])
-        return sealed
 
     with monkeypatch.context() as during:
         during.setattr(Run, "seal_checkpoint", seal_and_signal)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlhf.files import read_lines
+from rlhf.files import read_intact_lines
 from rlhf.recipe import PinnedRecipe, as_yaml, with_random_weights
 from rlhf.stages import runner
 from tests.conftest import GROUP, RECIPE, SMALL, beside, content_of, run_stages, small
@@ -45,7 +45,7 @@ def run_two(stage: str, out: Path, changes: Mapping[str, object], recipe: Path =
 
 def compare(one: Path, two: Path, steps: int, adapter: str = "adapter") -> None:
     """Every number that was logged, and the adapter, agree but for the rounding of float32."""
-    rows, others = read_lines(one / "metrics.jsonl")[:steps], read_lines(two / "metrics.jsonl")
+    rows, others = read_intact_lines(one / "metrics.jsonl")[:steps], read_intact_lines(two / "metrics.jsonl")
     assert len(rows) == len(others) == steps
     for row, other in zip(rows, others, strict=True):
         assert row.keys() == other.keys()
@@ -95,7 +95,7 @@ def test_trl_stages_take_the_same_thirty_steps(request, trained, tmp_path, stage
     manifest = content_of(two / ROOT / stage / "manifest.json")
     assert manifest["device"]["processes"] == 2 and manifest["device"]["engine"] == "ddp"
     again, result, _ = runner.execute(stage, sizes(changes | {"hardware.count": 2}), two)
-    assert result is None and again.plain() == content_of(two / ROOT / stage / "summary.json"), (
+    assert result is None and again is not None and again.plain() == content_of(two / ROOT / stage / "summary.json"), (
         "done: nobody else is needed"
     )
 
@@ -145,7 +145,7 @@ def test_a_rank_that_dies_ends_the_run_and_another_number_of_processes_resumes_i
     line = command("ppo", out, PPO | {"hardware.count": 2})
     started = subprocess.Popen([sys.executable, "-m", *line], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 300
-    while len(read_lines(folder / "metrics.jsonl")) < 25:
+    while len(read_intact_lines(folder / "metrics.jsonl")) < 25:
         assert started.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     ranks = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
@@ -168,6 +168,7 @@ from accelerate import PartialState
 from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf.process import distributed
 from rlhf.errors import UserError
+from rlhf.models.sharding import keep_layers_whole, shard_layers
 
 PartialState(cpu=True)
 me = distributed.rank()
@@ -193,14 +194,14 @@ ids = torch.arange(12).view(2, 6)
 before = model(input_ids=ids).logits
 kept = model.model.layers[0].self_attn.q_proj.weight
 whole = kept.numel()
-distributed.shard(model.model, {kept})
+shard_layers(model.model, {kept})
 other = model.model.layers[1].self_attn.q_proj.weight
 assert kept.numel() == whole and other.to_local().numel() == whole // 2
 assert torch.equal(model(input_ids=ids).logits, before)
-distributed.keep_layers_whole(model, whole=True)
+keep_layers_whole(model, whole=True)
 if me == 0:  # a rank goes through a gathered base alone
     assert torch.equal(model(input_ids=ids).logits, before)
-distributed.keep_layers_whole(model, whole=False)
+keep_layers_whole(model, whole=False)
 assert model.model.layers[1].self_attn.q_proj.weight.to_local().numel() == whole // 2
 PartialState().destroy_process_group()
 """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlhf.errors import UserError
-from rlhf.files import read_lines
+from rlhf.files import read_intact_lines
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe import watch
 from rlhf.rollout.engine import sample
@@ -20,7 +20,7 @@ ROWS = {"logging_steps": 1, "save_steps": 60, "num_train_epochs": 100}
 
 
 def findings(out: Path, stage: str) -> dict[str, dict[str, Any]]:
-    rows = read_lines(out / "cpu-tiny/v1" / stage / "findings.jsonl")
+    rows = read_intact_lines(out / "cpu-tiny/v1" / stage / "findings.jsonl")
     found = {row["check"]: row for row in rows}
     assert len(found) == len(rows), "each is said once"
     FOUND.update(found)

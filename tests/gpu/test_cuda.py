@@ -10,7 +10,7 @@ import torch
 
 from bench.memory.measure import measure
 from rlhf import recipe
-from rlhf.files import read_lines
+from rlhf.files import read_intact_lines
 from rlhf.memory.predict import Predictor
 from rlhf.recipe import PinnedRecipe, StageName
 from tests.conftest import RECIPE, run_stages
@@ -77,7 +77,7 @@ def test_the_chain_runs_and_dpo_begins_at_its_reference(tmp_path, quantization):
     for stage in STAGES:
         metrics = run_stages(loaded, tmp_path, stage)["metrics"]
         assert all(value is None or math.isfinite(value) for value in metrics.values()), stage
-    first = read_lines(tmp_path / loaded.name / loaded.version / "dpo" / "metrics.jsonl")[0]
+    first = read_intact_lines(tmp_path / loaded.name / loaded.version / "dpo" / "metrics.jsonl")[0]
     assert first["loss"] == pytest.approx(math.log(2), abs=1e-3)  # policy and reference are the same adapter still
     if quantization == "nf4":
         from bitsandbytes.functional import GlobalPageManager
@@ -109,7 +109,7 @@ def test_a_micro_batch_changes_the_gradient_by_rounding_only(tmp_path):
         loaded = on_gpu("none", ppo__per_device_train_batch_size=micro)
         run_stages(loaded, tmp_path / str(micro), *STAGES[:3])
         folder = tmp_path / str(micro) / loaded.name / loaded.version / "ppo"
-        found.append(read_lines(folder / "metrics.jsonl")[0])
+        found.append(read_intact_lines(folder / "metrics.jsonl")[0])
     for key in ("loss/policy_avg", "loss/value_avg", "objective/kl_per_token"):
         assert found[0][key] == pytest.approx(found[1][key], rel=0.02, abs=2e-3), key
 
@@ -121,5 +121,5 @@ def test_the_flash_attn_package_agrees_with_torch_s_kernel(tmp_path):
         loaded = on_gpu("none", model__attention=attention)
         run_stages(loaded, tmp_path / attention, "sft")
         folder = tmp_path / attention / loaded.name / loaded.version / "sft"
-        losses.append(read_lines(folder / "metrics.jsonl")[0]["loss"])
+        losses.append(read_intact_lines(folder / "metrics.jsonl")[0]["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=5e-3)  # bfloat16 keeps 8 bits

@@ -3,7 +3,7 @@
 import pytest
 
 from rlhf.memory.predict import Predictor
-from rlhf.memory.rehearse import shortened
+from rlhf.memory.seams import shortened
 from rlhf.observe.console import quiet_libraries
 
 

@@ -10,7 +10,7 @@ from rlhf.data.load import load
 from rlhf.data.pairs import encode_pairs
 from rlhf.errors import UserError
 from rlhf.evaluation.policies import measure
-from rlhf.files import read_lines
+from rlhf.files import read_intact_lines
 from rlhf.run.directory import Run
 from rlhf.stages import rm
 from rlhf.stages import supervised as trainer
@@ -28,7 +28,7 @@ def evaluated(stage, **changes):
 
 def rows_of(folder):
     """Logged rows of the training, and of the evaluation."""
-    rows = read_lines(folder / "metrics.jsonl")
+    rows = read_intact_lines(folder / "metrics.jsonl")
     return [row for row in rows if "eval/loss" not in row], [row for row in rows if "eval/loss" in row]
 
 
@@ -48,7 +48,7 @@ def test_evaluation_changes_nothing_that_is_trained(done):
     _, plain, with_evaluation = done
     assert (with_evaluation / ADAPTER).read_bytes() == (plain / ADAPTER).read_bytes()
     training, evaluation = rows_of(with_evaluation)
-    assert training == read_lines(plain / "metrics.jsonl")
+    assert training == read_intact_lines(plain / "metrics.jsonl")
     assert [row["step"] for row in evaluation] == [2, 4, 6, 8]
     assert not (plain / "checkpoints/best.json").exists()
 
@@ -92,7 +92,7 @@ def test_a_damaged_best_checkpoint_is_refused(trained, tmp_path, monkeypatch):
     out = beside(trained, tmp_path, "pretrain")
 
     def damage(run):
-        (run.checkpoint(4) / ADAPTER[8:]).write_bytes(b"")
+        (run.checkpoints.of(4) / ADAPTER[8:]).write_bytes(b"")
         return 4
 
     monkeypatch.setattr(trainer, "choose_checkpoint", damage)
@@ -116,8 +116,8 @@ def test_after_a_crash_the_evaluation_goes_on_with_the_same_bytes(done, trained,
 def test_of_equal_losses_the_earliest_wins_and_one_that_is_not_finite_never(tmp_path, losses, best):
     run = Run(tmp_path, small(), "sft")
     for step, loss in zip((10, 20, 30), losses, strict=False):
-        run.checkpoint(step).mkdir(parents=True)
-        run.log(step, {"eval/loss": loss})
+        run.checkpoints.of(step).mkdir(parents=True)
+        run.logs.metrics(step, {"eval/loss": loss})
     (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
     assert trainer.choose_checkpoint(run) == best
 

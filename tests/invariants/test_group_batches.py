@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlhf.data.batch import Rollout, joined
-from rlhf.models.layouts import SharedPrompts
+from rlhf.models.lean.layouts import SharedPrompts
 from rlhf.models.loading import load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import GroupOptions, Role

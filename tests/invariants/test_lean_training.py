@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
 from rlhf.models.adapters import trainable_adapter
+from rlhf.models.lean.trunk import Trunk
 from rlhf.models.loading import load_base
-from rlhf.models.trunk import Trunk
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 from rlhf.run.directory import Run
 from rlhf.run.reader import read_lines
@@ -182,8 +182,8 @@ def test_labels_with_a_gap_and_calls_for_logits_are_refused(asked):
 
 def test_a_model_that_it_does_not_support_is_refused(trained, tmp_path, monkeypatch):
     beside(trained, tmp_path, "pretrain")
-    monkeypatch.setattr("rlhf.models.trunk.SUPPORTED", ())
-    monkeypatch.setattr("rlhf.models.trunk.CLASSIFIERS", ())
+    monkeypatch.setattr("rlhf.models.lean.trunk.SUPPORTED", ())
+    monkeypatch.setattr("rlhf.models.lean.trunk.CLASSIFIERS", ())
     with pytest.raises(UserError, match=r"hardware\.trunk: lean does not support LlamaForCausalLM"):
         run_stages(small(hardware__trunk="lean"), tmp_path, "sft")
 

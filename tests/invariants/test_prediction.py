@@ -553,7 +553,7 @@ def test_a_shorter_row_never_needs_less_memory(on_cuda, monkeypatch):
     """So that a rehearsal with one in every batch covers batches without. Labels and logits are one token less."""
     loaded = tiny(2, vocab=200, hardware__device="cuda", model__dtype="bfloat16")
     padded = peaks(on_cuda(loaded, "sft"))["train"]
-    monkeypatch.setattr(rehearsing, "_one_shorter", lambda rows: rows)
+    monkeypatch.setattr("rlhf.memory.seams._one_shorter", lambda rows: rows)
     full = peaks(on_cuda(loaded, "sft"))["train"]
     assert total(padded) >= 0.99 * total(full)
 

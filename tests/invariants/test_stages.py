@@ -27,7 +27,7 @@ from rlhf.data.rows import Message, PreferencePair
 from rlhf.data.split import is_heldout
 from rlhf.data.tokenize import Codec
 from rlhf.evaluation import policies as evaluation
-from rlhf.files import read_lines
+from rlhf.files import read_intact_lines
 from rlhf.models.loading import load_codec
 from rlhf.recipe import PinnedRecipe
 from rlhf.rollout.engine import sample
@@ -482,7 +482,7 @@ def test_the_reported_divergence_is_per_response_token(spied):
 def test_ppo_is_rewarded_with_scores_in_units_of_sft(spied):
     ((mean, sd),) = spied.norms
     assert (mean, sd) != (0.0, 1.0)
-    (logged,) = read_lines(spied.out / ROOT / "ppo/metrics.jsonl")
+    (logged,) = read_intact_lines(spied.out / ROOT / "ppo/metrics.jsonl")
     shaped = (logged["objective/scores"] - mean) / sd
     assert logged["objective/scores_shaped"] == pytest.approx(shaped, abs=1e-5)
     reward = shaped + logged["objective/non_score_reward"]

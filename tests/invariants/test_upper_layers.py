@@ -11,8 +11,9 @@ import torch
 from bench.memory.measure import measure
 from rlhf.data.batch import collate, joined
 from rlhf.errors import UserError
-from rlhf.memory.rehearse import Rehearsals, shortened
-from rlhf.models.trunk import Trunk
+from rlhf.memory.rehearse import Rehearsals
+from rlhf.memory.seams import shortened
+from rlhf.models.lean.trunk import Trunk
 from rlhf.models.weights import adapter_weights
 from rlhf.observe.console import quiet_libraries
 from rlhf.process import distributed

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlhf.data.batch import Rollout
 from rlhf.data.tokenize import Codec
-from rlhf.files import read_lines
+from rlhf.files import read_intact_lines
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Ppo, Role
@@ -255,6 +255,6 @@ def test_scores_are_normalised_by_mean_and_sd_of_sft_responses(trained, rollout:
 def test_scores_stay_as_they_are_where_the_recipe_says_so(trained, tmp_path):
     loaded = small(ppo__steps=1, ppo__normalize_scores=False)
     run_stages(loaded, beside(trained, tmp_path, "pretrain", "sft", "rm"), "ppo")
-    (logged,) = read_lines(tmp_path / "cpu-tiny/v1/ppo/metrics.jsonl")
+    (logged,) = read_intact_lines(tmp_path / "cpu-tiny/v1/ppo/metrics.jsonl")
     penalty = 1.0 - logged["response/eos_rate"]
     assert logged["objective/scores_shaped"] == pytest.approx(logged["objective/scores"] - penalty, abs=1e-6)

@@ -14,8 +14,8 @@ from rlhf.models.architecture import (
     architecture_of,
     check_model,
     config_of,
-    differences,
     logit_scale,
+    shape_differences,
     sliding_window,
 )
 from rlhf.recipe import Architecture
@@ -31,7 +31,7 @@ def test_an_architecture_survives_the_way_through_a_config_json(kind):
     config = config_of(of(kind))
     again = Architecture.model_validate(architecture_of(config.to_dict()))
     assert config_of(again).to_dict() == config.to_dict()
-    assert differences(again, config) == {}
+    assert shape_differences(again, config) == {}
     assert not {"transformers_version", "dtype", "use_cache"} & again.others().keys(), "keys that no one would write"
 
 
@@ -67,7 +67,7 @@ def test_as_many_key_value_heads_as_heads_may_be_written_as_null():
     config = AutoConfig.for_model("nemotron", **models.SIZES | {"vocab_size": 64, "num_key_value_heads": None})
     section = architecture_of(config.to_dict())
     assert section["num_key_value_heads"] == config.num_attention_heads
-    assert differences(Architecture.model_validate(section), config) == {}
+    assert shape_differences(Architecture.model_validate(section), config) == {}
 
 
 @pytest.mark.parametrize("kind", models.REFUSED)

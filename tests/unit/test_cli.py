@@ -416,16 +416,16 @@ def test_ranges_in_words(low, high, text):
 
 
 def test_targets_are_measured_against_their_range():
-    from rlhf.run.directory import _figure_record
+    from rlhf.run.measured import figure_record
 
     target = recipe.Figure(
         name="KL", stage="ppo", metric="kl_per_token", range=(0.05, 0.3), unit="nats/token", source="here"
     )
-    verdicts = [_figure_record(target, {"kl_per_token": value})["verdict"] for value in (0.04, 0.05, 0.2, 0.3, 0.31)]
+    verdicts = [figure_record(target, {"kl_per_token": value})["verdict"] for value in (0.04, 0.05, 0.2, 0.3, 0.31)]
     assert verdicts == ["missed", "met", "met", "met", "missed"]
     assert (
-        _figure_record(target, {})["verdict"]
-        == _figure_record(target, {"kl_per_token": math.nan})["verdict"]
+        figure_record(target, {})["verdict"]
+        == figure_record(target, {"kl_per_token": math.nan})["verdict"]
         == "not measured"
     )
 

@@ -13,8 +13,8 @@ import torch
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.models.loading import device_of, set_up_torch
 from rlhf.process import cuda
+from rlhf.process.torch_setup import device_of, set_up_torch
 from tests.conftest import small
 
 ROOT = Path(__file__).parents[2]

@@ -25,8 +25,9 @@ from rlhf.memory.phases import (
     PredictionError,
     StepOperations,
 )
-from rlhf.memory.predict import CONTEXT, PREDICTED_STAGES, Predictor, needed, reserved
+from rlhf.memory.predict import PREDICTED_STAGES, Predictor, needed, reserved
 from rlhf.memory.preflight import require_fit
+from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import PinnedRecipe, stage_name
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.strict import with_overrides
@@ -175,8 +176,8 @@ def test_more_memory_than_the_card_has_is_exit_code_1(command, predict, narrow):
     row = made.stages["sft"]
     assert made.card_bytes == 2_000_000_000
     sizes = [(phase.peak_bytes, phase.needed_bytes or 0, phase.reserved_bytes or 0) for phase in row.phases.values()]
-    assert row.reserved_bytes == max(reserved for *_, reserved in sizes) + CONTEXT
-    assert row.needed_bytes == max(needed for _, needed, _ in sizes) + CONTEXT
+    assert row.reserved_bytes == max(reserved for *_, reserved in sizes) + CONTEXT_BYTES
+    assert row.needed_bytes == max(needed for _, needed, _ in sizes) + CONTEXT_BYTES
     assert all(peak <= needed <= reserved for peak, needed, reserved in sizes)
     assert row.fits is False
     assert (made.stages["merge"].fits, made.stages["merge"].in_memory_of) == (None, "host")
@@ -457,13 +458,18 @@ def test_a_bad_size_is_a_mistake_in_the_command(command, small):
     assert "hardware.memory_gb is not given" in err
 
 
+def test_a_stage_that_the_recipe_lacks_has_a_way_out(command, small):
+    code, _, err = command("plan", "--recipe", small, "--stage", "grpo")
+    assert code == 1 and f"grpo: {small} has no such stage; add a section grpo (docs/groups.md)" in err
+
+
 # -- the preflight -----------------------------------------------------------------------------------------------------
 
 
 def test_a_stage_that_does_not_fit_is_refused_before_it_loads(command, predict, narrow, tmp_path, monkeypatch):
     """With what would help, best first; the keys work as they are printed."""
     pytest.importorskip("bitsandbytes")
-    monkeypatch.setattr("rlhf.models.loading.device_of", lambda recipe: torch.device("cpu"))
+    monkeypatch.setattr("rlhf.process.torch_setup.device_of", lambda recipe: torch.device("cpu"))
     with pytest.raises(UserError, match="nothing was started") as caught:
         require_fit(predict, recipe.load(narrow), "sft")
     code, out, err = command("run", "sft", "--recipe", narrow)
@@ -491,7 +497,7 @@ def test_a_stage_that_does_not_fit_is_refused_before_it_loads(command, predict, 
 
 
 def test_the_refusal_s_way_out_keeps_what_was_given(command, narrow, monkeypatch):
-    monkeypatch.setattr("rlhf.models.loading.device_of", lambda recipe: torch.device("cpu"))
+    monkeypatch.setattr("rlhf.process.torch_setup.device_of", lambda recipe: torch.device("cpu"))
     _, _, err = command("run", "sft", "--recipe", narrow, "--set", "lora.r=3")
     assert f"`rlhf plan --recipe {narrow} --set lora.r=3 --fastest`" in err
 

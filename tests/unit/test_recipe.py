@@ -142,6 +142,21 @@ def test_an_override_of_an_unknown_key_names_set_and_the_nearest_key():
         recipe.load(CPU, {"ppo.kl_koef": 0.1})
 
 
+@pytest.mark.parametrize(
+    ("key", "section", "page"),
+    [
+        ("grpo.steps", "grpo", "docs/groups.md"),
+        ("rloo.kl_estimator", "rloo", "docs/groups.md"),
+        ("data.lengths.pairs", "data.lengths", "docs/recipes.md"),
+    ],
+)
+def test_a_key_of_a_section_that_the_recipe_lacks_is_named_as_such(key, section, page):
+    with pytest.raises(UserError) as caught:
+        recipe.load(CPU, {"ppo.steps": 3, key: 3})
+    assert str(caught.value).startswith(f"--set {key}: {CPU} has no section {section}; use a recipe that has one")
+    assert str(caught.value).endswith(f"({page})")
+
+
 @pytest.mark.parametrize("item", ["ppo.kl_coef", "=3", "ppo.steps=[1"])
 def test_a_malformed_override_is_refused(item):
     with pytest.raises(UserError, match="--set"):

@@ -2,7 +2,9 @@
 
 from types import SimpleNamespace
 
-from rlhf.memory import rehearse
+import pytest
+
+from rlhf.memory import seams
 
 
 def codec() -> SimpleNamespace:
@@ -16,7 +18,7 @@ def test_each_text_is_encoded_once_per_tokenizer():
         encoded.extend(texts)
         return [[int(bos), len(text)] for text in texts]
 
-    ids = rehearse._encoded_once(encode)
+    ids = seams._encoded_once(encode)
     first, second = codec(), codec()
     assert ids(first, ["a", "bb", "a"], True) == [[1, 1], [1, 2], [1, 1]]
     assert encoded == ["a", "bb"]
@@ -29,7 +31,7 @@ def test_each_text_is_encoded_once_per_tokenizer():
 
 
 def test_whoever_changes_the_ids_of_a_text_changes_no_other():
-    ids = rehearse._encoded_once(lambda codec, texts, bos: [[1, 2] for _ in texts])
+    ids = seams._encoded_once(lambda codec, texts, bos: [[1, 2] for _ in texts])
     one = codec()
     ids(one, ["a"], True)[0].append(3)
     assert ids(one, ["a", "a"], True) == [[1, 2], [1, 2]]
@@ -42,9 +44,22 @@ def test_a_tokenizer_is_made_once_for_a_vocabulary_and_comes_without_a_template(
         made.append(vocab_size)
         return SimpleNamespace(chat_template=None)
 
-    tokenizer = rehearse._made_once(words)
+    tokenizer = seams._made_once(words)
     first = tokenizer(100)
     first.chat_template = "written by merging"
     assert tokenizer(100) is first and first.chat_template is None
     assert tokenizer(200) is not first
     assert made == [100, 200]
+
+
+@pytest.mark.parametrize("seam", seams.seams(), ids=lambda seam: f"{seam.owner.__name__}.{seam.name}")
+def test_a_function_that_a_rehearsal_replaces_is_where_the_table_says(seam):
+    assert callable(getattr(seam.owner, seam.name)), seam.why
+
+
+def test_the_functions_are_as_before_after_a_rehearsal():
+    table = seams.seams()
+    before = [getattr(seam.owner, seam.name) for seam in table]
+    with seams.shortened():
+        assert all(getattr(seam.owner, seam.name) is not was for seam, was in zip(table, before, strict=True))
+    assert [getattr(seam.owner, seam.name) for seam in table] == before

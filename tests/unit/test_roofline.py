@@ -19,7 +19,7 @@ from rlhf.errors import UserError
 from rlhf.memory import cards
 from rlhf.memory.cards import NominalRates
 from rlhf.models import matmul
-from rlhf.models.trunk import Trunk
+from rlhf.models.lean.trunk import Trunk
 
 RECIPES = ROOT / "recipes"
 CARD = cards.find("h100")

@@ -10,13 +10,12 @@ import pytest
 
 from rlhf import recipe
 from rlhf.errors import ParentMissing, UserError
-from rlhf.files import read_json, read_lines, write_json
+from rlhf.files import read_intact_lines, read_json, write_json
 from rlhf.observe import console
 from rlhf.rating.store import current_ratings
 from rlhf.run import other_settings
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import Run
-from rlhf.run.follower import Follower
 from rlhf.run.records import Costs, Summary
 from tests.conftest import RECIPE, SMALL, content_of, one_line_of, rlhf, small
 
@@ -46,6 +45,12 @@ def checkpoint(run: Run, step: int) -> None:
         (folder / "state").write_text(f"state {step}")
 
     run.save_checkpoint(step, save)
+
+
+def finished(run: Run, metrics: dict[str, float]) -> Summary:
+    summary = run.finish(metrics, COSTS)
+    assert summary is not None
+    return summary
 
 
 def test_a_stage_is_done_when_its_summary_is_there(tmp_path):
@@ -120,21 +125,42 @@ def test_the_options_of_a_run_name_its_files_and_its_seed(tmp_path):
         Run(tmp_path, small(), "evaluate").require_parent("sft")
 
 
-READING = {"done", "folder_of", "require_parent", "checkpoint", "checkpoint_steps", "latest_checkpoint"}
-READING |= {"trained_policies", "elsewhere"}
+def test_a_stage_in_the_way_of_another_names_how_to_keep_the_earlier_ones(tmp_path):
+    """The first stage of a chain has none to keep."""
+    for stage in ("pretrain", "sft"):
+        started(tmp_path, stage).finish({}, COSTS)
+    other = small(seed=7)
+    with pytest.raises(UserError, match=r"choose another --out \(make: OUT=…\); or move that directory away$"):
+        Run(tmp_path, other, "pretrain").done()
+    kept = rf"choose another --out \(make: OUT=…\), with --reuse {tmp_path} \(make: REUSE={tmp_path}\) for earlier"
+    with pytest.raises(UserError, match=kept):
+        Run(tmp_path, small(sft__learning_rate=0.5), "sft").done()
 
 
-def test_a_follower_overrides_every_method_that_writes(tmp_path):
-    public = {name for name, value in vars(Run).items() if callable(value) and not name.startswith("_")}
-    writing = public & vars(Follower).keys()
-    assert public - writing == READING
-    started(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
-    follower = Follower(tmp_path, small(), "sft")
-    for name in writing - {"locked"}:
-        assert getattr(follower, name)("anything") is None
-    with follower.locked():
-        assert sorted(tmp_path.rglob("*")) == before
+def test_a_process_that_is_not_the_main_one_writes_nothing(tmp_path):
+    run = started(tmp_path)
+    checkpoint(run, 1)
+    checkpoint(run, 2)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    other = Run(tmp_path, small(), "sft", is_main=False)
+    received: list[object] = []
+    other.logs.on_metrics, other.logs.on_samples = [lambda *row: received.append(row)], [received.append]
+
+    def write(folder: Path) -> None:
+        raise AssertionError(f"{folder} would be written")
+
+    with other.locked():
+        other.start(False, ["rlhf"], DEVICE)
+        other.describe(data={})
+        other.logs.metrics(1, {"loss": 1.0})
+        other.logs.telemetry(1, {"seconds": 1.0})
+        other.logs.samples(1, [{"response": "a"}])
+        other.logs.finding(1, {"check": "loss"})
+        other.save_checkpoint(3, write)
+        other.seal_checkpoint(3, tmp_path / "absent")
+        other.checkpoints.drop(1, spare=None)
+        assert other.finish({}, COSTS) is None
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before and not received
 
 
 def test_a_missing_parent_is_named(tmp_path):
@@ -147,18 +173,18 @@ def test_a_missing_parent_is_named(tmp_path):
 
 def test_an_unfinished_run_is_set_aside_and_one_without_a_checkpoint_is_replaced(tmp_path, capsys):
     first = started(tmp_path)
-    first.log(1, {"loss": 1.0})
+    first.logs.metrics(1, {"loss": 1.0})
     again = started(tmp_path)
-    assert read_lines(again.path / "metrics.jsonl") == [] and not capsys.readouterr().err
+    assert read_intact_lines(again.path / "metrics.jsonl") == [] and not capsys.readouterr().err
     assert not (tmp_path / "cpu-tiny/v1/sft.before-1").exists()
-    again.log(1, {"loss": 1.0})
+    again.logs.metrics(1, {"loss": 1.0})
     checkpoint(again, 1)
     started(tmp_path)
-    assert read_lines(tmp_path / "cpu-tiny/v1/sft.before-1/metrics.jsonl") == [{"step": 1, "loss": 1.0}]
+    assert read_intact_lines(tmp_path / "cpu-tiny/v1/sft.before-1/metrics.jsonl") == [{"step": 1, "loss": 1.0}]
     said = capsys.readouterr().err
     (command,) = re.findall(r"To continue it instead: stop this run, `(.*)`, then --resume \(make: RESUME=1\)", said)
     subprocess.run(command, shell=True, check=True)
-    assert Run(tmp_path, small(), "sft").checkpoint_steps() == [1]
+    assert Run(tmp_path, small(), "sft").checkpoints.steps() == [1]
 
 
 def test_checkpoints_are_never_thrown_away(tmp_path):
@@ -189,45 +215,45 @@ def test_unfinished_files_are_not_set_aside(tmp_path):
 
 def test_numbers_that_json_does_not_know_become_null(tmp_path):
     run = started(tmp_path)
-    run.log(1, {"loss": float("nan"), "other": 1.0})
-    assert read_lines(run.path / "metrics.jsonl") == [{"step": 1, "loss": None, "other": 1.0}]
-    assert run.finish({"perplexity": float("inf")}, COSTS).metrics == {"perplexity": None}
+    run.logs.metrics(1, {"loss": float("nan"), "other": 1.0})
+    assert read_intact_lines(run.path / "metrics.jsonl") == [{"step": 1, "loss": None, "other": 1.0}]
+    assert finished(run, {"perplexity": float("inf")}).metrics == {"perplexity": None}
 
 
 def test_resume_continues_and_forgets_what_came_after_the_checkpoint(tmp_path):
     run = started(tmp_path)
     for step in (1, 2, 3):
-        run.log(step, {"loss": float(step)})
+        run.logs.metrics(step, {"loss": float(step)})
         if step == 2:
             checkpoint(run, step)
     again = started(tmp_path, resume=True)
     assert again.resumed_from is not None
     assert again.resumed_from.name == "step-000002"
-    assert [row["step"] for row in read_lines(again.path / "metrics.jsonl")] == [1, 2]
+    assert [row["step"] for row in read_intact_lines(again.path / "metrics.jsonl")] == [1, 2]
 
 
 def test_resume_forgets_what_the_checkpoint_s_own_step_logged_after_it(tmp_path):
     run = started(tmp_path)
-    run.log_samples(1, [{"prompt": "a"}])
+    run.logs.samples(1, [{"prompt": "a"}])
     checkpoint(run, 1)
-    run.log_samples(1, [{"prompt": "b"}])  # as a stage does after its last step
-    run.log(1, {"loss": 1.0})
+    run.logs.samples(1, [{"prompt": "b"}])  # as a stage does after its last step
+    run.logs.metrics(1, {"loss": 1.0})
     again = started(tmp_path, resume=True)
-    assert read_lines(again.path / "samples.jsonl") == [{"step": 1, "prompt": "a"}]
-    assert read_lines(again.path / "metrics.jsonl") == []
-    record = content_of(again.checkpoint(1) / "checkpoint.json")
+    assert read_intact_lines(again.path / "samples.jsonl") == [{"step": 1, "prompt": "a"}]
+    assert read_intact_lines(again.path / "metrics.jsonl") == []
+    record = content_of(again.checkpoints.of(1) / "checkpoint.json")
     del record["log_lines"]  # as checkpoints of earlier versions
-    write_json(again.checkpoint(1) / "checkpoint.json", record)
-    again.log_samples(1, [{"prompt": "b"}])
+    write_json(again.checkpoints.of(1) / "checkpoint.json", record)
+    again.logs.samples(1, [{"prompt": "b"}])
     third = started(tmp_path, resume=True)
-    assert [row["prompt"] for row in read_lines(third.path / "samples.jsonl")] == ["a", "b"]
+    assert [row["prompt"] for row in read_intact_lines(third.path / "samples.jsonl")] == ["a", "b"]
 
 
 def test_the_logs_are_on_disk_before_the_summary_says_that_the_stage_is_done(tmp_path, monkeypatch):
     run = started(tmp_path, stage="evaluate")
-    run.log_samples(0, [{"prompt": "a"}])
+    run.logs.samples(0, [{"prompt": "a"}])
     synced: list[str] = []
-    for module in ("files", "run.directory"):
+    for module in ("files", "run.logs"):
         monkeypatch.setattr(f"rlhf.{module}.sync", lambda path: synced.append(path.name))
     run.finish({}, COSTS)
     summary = next(name for name in synced if name.startswith(".summary.json."))
@@ -255,7 +281,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, damage
         (newest / "checkpoint.json").unlink()
     else:
         (newest / "checkpoint.json").write_text('{"step": 2, "sha')
-    found = run.latest_checkpoint()
+    found = run.checkpoints.latest()
     assert found is not None
     assert found.name == "step-000001"
     assert "step-000002 cannot be used" in capsys.readouterr().err
@@ -292,7 +318,7 @@ def test_a_checkpoint_whose_record_does_not_fit_is_passed_over(tmp_path, capsys,
     run = started(tmp_path)
     checkpoint(run, 1)
     checkpoint(run, 2)
-    record = run.checkpoint(2) / "checkpoint.json"
+    record = run.checkpoints.of(2) / "checkpoint.json"
     record.write_text(json.dumps(change(json.loads(record.read_text()))))
     again = started(tmp_path, resume=True)
     assert again.resumed_from is not None and again.resumed_from.name == "step-000001"
@@ -303,10 +329,10 @@ def test_a_checkpoint_whose_record_does_not_fit_is_passed_over(tmp_path, capsys,
 def test_a_checkpoint_with_a_file_that_it_does_not_name_is_passed_over(tmp_path):
     run = started(tmp_path)
     checkpoint(run, 1)
-    (run.checkpoint(1) / ".DS_Store").write_text("what a file manager leaves")
-    assert checkpoint_problem(run.checkpoint(1)) is None
-    (run.checkpoint(1) / "pytorch_model.bin").write_text("a pickle")
-    assert checkpoint_problem(run.checkpoint(1)) == "pytorch_model.bin does not belong to it"
+    (run.checkpoints.of(1) / ".DS_Store").write_text("what a file manager leaves")
+    assert checkpoint_problem(run.checkpoints.of(1)) is None
+    (run.checkpoints.of(1) / "pytorch_model.bin").write_text("a pickle")
+    assert checkpoint_problem(run.checkpoints.of(1)) == "pytorch_model.bin does not belong to it"
 
 
 @pytest.mark.parametrize(
@@ -318,10 +344,10 @@ def test_a_folder_with_another_name_is_no_checkpoint_and_is_left_alone(tmp_path,
     checkpoint(run, 2)
     checkpoint(run, 3)
     (run.path / "checkpoints" / name).mkdir()
-    assert run.checkpoint_steps() == [2, 3]
+    assert run.checkpoints.steps() == [2, 3]
     again = started(tmp_path, resume=True)
-    again.drop_checkpoints(1, spare=None)
-    assert again.checkpoint_steps() == [3] and (run.path / "checkpoints" / name).is_dir()
+    again.checkpoints.drop(1, spare=None)
+    assert again.checkpoints.steps() == [3] and (run.path / "checkpoints" / name).is_dir()
 
 
 @pytest.mark.parametrize(
@@ -338,7 +364,7 @@ def test_a_folder_with_another_name_is_no_checkpoint_and_is_left_alone(tmp_path,
 )
 def test_a_log_that_cannot_be_continued_is_one_line(tmp_path, file, line, said):
     run = started(tmp_path)
-    run.log(1, {"loss": 1.0})
+    run.logs.metrics(1, {"loss": 1.0})
     checkpoint(run, 1)
     with open(run.path / file, "a") as handle:
         handle.write(json.dumps(line) + "\n")
@@ -352,7 +378,7 @@ def test_a_log_that_cannot_be_continued_is_one_line(tmp_path, file, line, said):
 def test_resume_gets_past_what_is_in_place_of_a_checkpoint(tmp_path, kind):
     run = started(tmp_path)
     checkpoint(run, 1)
-    newest = run.checkpoint(2)
+    newest = run.checkpoints.of(2)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "state").write_text("mine")
     if kind == "file":
@@ -360,10 +386,10 @@ def test_resume_gets_past_what_is_in_place_of_a_checkpoint(tmp_path, kind):
     else:
         newest.symlink_to(tmp_path / ("elsewhere" if kind == "link" else "nowhere"))
     again = started(tmp_path, resume=True)
-    assert again.resumed_from == run.checkpoint(1)
+    assert again.resumed_from == run.checkpoints.of(1)
     assert not os.path.lexists(newest)
     checkpoint(again, 2)
-    assert again.latest_checkpoint() == newest
+    assert again.checkpoints.latest() == newest
     assert (tmp_path / "elsewhere" / "state").read_text() == "mine"
 
 
@@ -439,7 +465,7 @@ def test_json_is_replaced_whole_and_lines_cut_by_a_crash_are_left_out(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
     assert read_json(tmp_path / "none.json") is None
     (tmp_path / "m.jsonl").write_text('{"step": 1}\n{"step": 2, "lo')
-    assert read_lines(tmp_path / "m.jsonl") == [{"step": 1}]
+    assert read_intact_lines(tmp_path / "m.jsonl") == [{"step": 1}]
 
 
 def test_a_summary_compares_its_figures_and_keeps_those_of_all_stages(tmp_path, capsys):
@@ -447,7 +473,7 @@ def test_a_summary_compares_its_figures_and_keeps_those_of_all_stages(tmp_path, 
     peaks = {"sft": 58, "rm": 25, "ppo": 70.2}
     for stage, peak in peaks.items():
         run = started(tmp_path, stage, loaded)
-        run.log(1, {"objective/scores": 1.0})
+        run.logs.metrics(1, {"objective/scores": 1.0})
         costs = COSTS.copy()
         costs["peak_vram_bytes"] = round(peak * 1e9)
         costs["component_bytes"] = {"base": 14_480_000_000} if stage == "sft" else None
@@ -492,16 +518,16 @@ def test_figures_of_a_recipe_are_left_out_where_it_was_changed(stage, key, kept)
 
 def test_a_run_on_own_data_is_compared_with_no_target(tmp_path):
     metrics = {"kl_per_token": 0.4, "true_reward_gain_sd": 1.0}
-    assert started(tmp_path / "a", "ppo", recipe.load(RECIPE)).finish(metrics, COSTS).targets
+    assert finished(started(tmp_path / "a", "ppo", recipe.load(RECIPE)), metrics).targets
     own = recipe.load(RECIPE, {"data.source": "files", "data.files": ["/mine.jsonl"], "data.format": "auto"})
-    assert not started(tmp_path / "b", "ppo", own).finish(metrics, COSTS).targets
+    assert not finished(started(tmp_path / "b", "ppo", own), metrics).targets
 
 
 def test_the_size_of_the_base_is_what_merging_loaded(tmp_path):
     run = started(tmp_path, "merge", recipe.load(RECIPE.parents[1] / "h100-mistral-7b" / "v1"))
     (run.path / "model").mkdir()
     (run.path / "model" / "model.safetensors").write_bytes(b"0" * 1000)
-    targets = run.finish({"base_bytes": 14_483_000_000}, COSTS).targets
+    targets = finished(run, {"base_bytes": 14_483_000_000}).targets
     assert {target.metric: target.measured for target in targets} == {
         "base_model_gb": 14.483,
         "merged_model_gb": 1e-6,
@@ -525,18 +551,18 @@ def test_ends_of_lines_that_only_text_knows_end_no_line(tmp_path):
     file.write_text(
         "".join(json.dumps({"step": i, "response": s}, ensure_ascii=False) + "\n" for i, s in enumerate(said))
     )
-    assert [row["response"] for row in read_lines(file)] == said
+    assert [row["response"] for row in read_intact_lines(file)] == said
     with open(file, "ab") as handle:
         handle.write(b'{"step": 3, "response": "caf' + b"\xc3")
-    assert len(read_lines(file)) == 3
+    assert len(read_intact_lines(file)) == 3
     file.write_text('{"step": 1}\n[1, 2]\n')
-    assert read_lines(file) == [{"step": 1}]
+    assert read_intact_lines(file) == [{"step": 1}]
 
 
 def test_a_file_that_nests_without_end_is_one_that_cannot_be_read(tmp_path):
     file = tmp_path / "a.json"
     file.write_text('{"a": 1}\n' + "[" * 200_000)
-    assert read_json(file) is None and read_lines(file) == [{"a": 1}]
+    assert read_json(file) is None and read_intact_lines(file) == [{"a": 1}]
     (tmp_path / "ratings.jsonl").write_text("[" * 200_000 + "\n")
     with pytest.raises(UserError, match=r"ratings.jsonl:1: not a rating; take that line out"):
         current_ratings(tmp_path / "ratings.jsonl")

@@ -21,9 +21,9 @@ from transformers import (
 
 from rlhf.data.batch import collate
 from rlhf.errors import UserError
-from rlhf.models import fused_linear
+from rlhf.models.lean import fused_linear
+from rlhf.models.lean.trunk import SUPPORTED, Trunk
 from rlhf.models.matmul import round_to_few_sizes
-from rlhf.models.trunk import SUPPORTED, Trunk
 from rlhf.recipe.schema_model import LEAN_TYPES
 from tests.conftest import not_none
 from tests.decoding_models import SIZES, hidden

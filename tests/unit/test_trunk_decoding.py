@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from rlhf.models import matmul as matrices
-from rlhf.models.layouts import DecodingLayout
+from rlhf.models.lean.layouts import DecodingLayout
+from rlhf.models.lean.trunk import RoleTrunk, Trunk
 from rlhf.models.matmul import matmul, round_to_few_sizes
-from rlhf.models.trunk import RoleTrunk, Trunk
 from rlhf.rollout.engine import sample
 from rlhf.rollout.responses import Sampling
 from rlhf.rollout.trunk_decoding import TrunkDecoding

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlhf.errors import UserError
-from rlhf.files import read_lines
+from rlhf.files import read_intact_lines
 from rlhf.rollout.responses import Sampling
 from rlhf.rollout.vllm import Client
 from tests.conftest import beside, run_stages, small
@@ -103,7 +103,7 @@ def test_ppo_samples_with_the_policy_of_each_step(fake, trained, tmp_path):
     run_stages(small(ppo__vllm_url=fake.url, ppo__steps=3), out, "ppo")
     assert len(fake.known) >= 3
     assert not fake.loaded
-    rows = read_lines(out / "cpu-tiny/v1/ppo/metrics.jsonl")
+    rows = read_intact_lines(out / "cpu-tiny/v1/ppo/metrics.jsonl")
     assert all(row["rollout/logprob_diff_max"] > 0.1 for row in rows)  # that server says -0.5 to everything
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf.errors import UserError
-from rlhf.terminal import reason
+from rlhf.terminal import message_of
 
 Counter = Callable[[Sequence[str]], list[int]]  # texts -> the length of each
 
@@ -77,5 +77,5 @@ def tokens(folder: str | Path) -> Counter:
 
         loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the libraries raise many types, plain Exception among them
-        raise UserError(f"--tokenizer {folder}: no tokenizer could be read there: {reason(error)}") from error
+        raise UserError(f"--tokenizer {folder}: no tokenizer could be read there: {message_of(error)}") from error
     return lambda texts: [len(ids) for ids in loaded(list(texts), add_special_tokens=False).input_ids]

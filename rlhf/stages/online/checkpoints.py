@@ -22,13 +22,13 @@ def choose_online_checkpoints(run: Run, options: OnlineOptions) -> int | None:
         kl, limit = fact(step, "kl_per_token"), options.best_kl_limit
         return fact(step, "score") is not None and (limit is None or (kl is not None and kl <= limit))
 
-    candidates = [step for step in run.checkpoint_steps() if step in rows and within(step)]
+    candidates = [step for step in run.checkpoints.steps() if step in rows and within(step)]
     best = max(candidates, key=lambda step: (fact(step, "score"), -step), default=None)
     if options.keep_checkpoints != "all":
-        run.drop_checkpoints(options.keep_checkpoints, spare=best)
+        run.checkpoints.drop(options.keep_checkpoints, spare=best)
     facts = [
         {"step": step, "score": fact(step, "score"), "kl_per_token": fact(step, "kl_per_token")}
-        for step in run.checkpoint_steps()
+        for step in run.checkpoints.steps()
         if step in rows
     ]
     chosen = {"kl_limit": options.best_kl_limit, "best_step": best, "checkpoints": facts}

@@ -179,11 +179,11 @@ class Session:
             gains = gains_over_sft(self.reference_samples, self.policy_samples)
             metrics |= {f"eval/{name}": value for name, value in gains.items()}
             rows = zip(self.validation[:LOGGED_PROMPTS], self.policy_samples.texts, strict=False)
-            run.log_samples(done, [{"prompt": self.codec.prompt_text(p), "response": text} for p, text in rows])
+            run.logs.samples(done, [{"prompt": self.codec.prompt_text(p), "response": text} for p, text in rows])
         if last or done % options.logging_steps == 0:
-            run.log(done, metrics)
+            run.logs.metrics(done, metrics)
             costs = {**self.telemetry.since_last_call(), "tokens": tokens, "memory_bytes": self.telemetry.memory()}
-            run.log_telemetry(done, costs)
+            run.logs.telemetry(done, costs)
         if save:
             run.save_checkpoint(done, lambda folder: state.save(run, folder))
             distributed.from_main(lambda: choose_online_checkpoints(run, options))
@@ -201,7 +201,7 @@ class Session:
             within = "" if limit is None else f" within best_kl_limit: {limit} nats/token"
             say(f"{run.stage}: no checkpoint has a finite score{within}; the result is the last")
         elif options.adapter == "best" and best is not None and best != state.step:
-            state.take_policy(run.checkpoint(best))
+            state.take_policy(run.checkpoints.of(best))
             self.policy_samples = None
         save_adapter(self.shared.peft, run, run.path / "adapter", adapter="policy")
         test = self.split.heldout[: options.max_eval_samples]

@@ -15,6 +15,7 @@ from rlhf.errors import UserError
 from rlhf.models.adapters import save_adapter
 from rlhf.models.optimizer import new_optimizer, page_states
 from rlhf.models.random_state import RandomState, random_state, set_random_state
+from rlhf.models.records import OptimizerState, SchedulerState
 from rlhf.models.shared_base import SharedBase
 from rlhf.models.weights import check_finite, check_optimizer, check_shapes, unpickled
 from rlhf.objectives.kl import adapt
@@ -24,7 +25,7 @@ from rlhf.run import reader
 from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step
 from rlhf.run.directory import Run
 from rlhf.run.reader import reading
-from rlhf.run.records import Amount, Count, Number, OptimizerState, Record, SchedulerState
+from rlhf.run.records import Amount, Count, Number, Record
 from rlhf.stages.online.scoring import ScoreNorm
 
 BatchT = TypeVar("BatchT", bound=TrainingBatch)

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from rlhf.run.directory import LOGS
+from rlhf.run.logs import LOGS
 from tests.fuzz.groups.adapters import Executed, spoil_adapter
 from tests.fuzz.groups.run_dirs import same_result, spoil
 from tests.fuzz.mutate import damage, leaves, nasty

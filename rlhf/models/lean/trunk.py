@@ -1,11 +1,11 @@
 """A forward and backward pass of Llama-like decoders in few operations, with the mathematics of the library's layers.
 
 Policy, reference, reward model and critic differ only in their adapters. A layer consists of four products
-(rlhf/models/fused_linear.py) and one attention. The last layer is computed at the positions that are asked for, with
-five products: that of the queries is apart from that of keys and values. Layers below the first adapter are the same
-for all roles: their result can be computed once and handed in (`Trunk.lower_states`). rlhf/models/layouts.py says which
-tokens attend to which: whole sequences, a prompt that is computed once for several responses, or one token at a time of
-each response while responses are sampled.
+(fused_linear.py) and one attention. The last layer is computed at the positions that are asked for, with five products:
+that of the queries is apart from that of keys and values. Layers below the first adapter are the same for all roles:
+their result can be computed once and handed in (`Trunk.lower_states`). layouts.py says which tokens attend to which:
+whole sequences, a prompt that is computed once for several responses, or one token at a time of each response while
+responses are sampled.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ from transformers import (
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
 from rlhf.models.architecture import LENGTH_DEPENDENT_ROPE, sliding_window
-from rlhf.models.fused_linear import (
+from rlhf.models.lean.fused_linear import (
     AdaptedLinear,
     FusedLinear,
     HeadNorm,
@@ -45,7 +45,7 @@ from rlhf.models.fused_linear import (
     adapted_linear,
     heads_of,
 )
-from rlhf.models.layouts import DecodingLayout, PrefillLayout, Sequences, SharedPrompts
+from rlhf.models.lean.layouts import DecodingLayout, PrefillLayout, Sequences, SharedPrompts
 from rlhf.models.matmul import round_to_few_sizes
 from rlhf.models.nf4 import four_bit_layers
 

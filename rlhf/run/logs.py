@@ -1,0 +1,65 @@
+"""The logs of a run directory, one JSON object per line and step."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf.files import append, finite, sync
+from rlhf.run import records
+from rlhf.run.checkpoints import keep_lines_until
+
+LOGS: dict[str, type[records.LogLine]] = {
+    "metrics.jsonl": records.MetricsLine,
+    "telemetry.jsonl": records.TelemetryLine,
+    "samples.jsonl": records.LogLine,
+    "findings.jsonl": records.FindingLine,
+}
+
+
+class Logs:
+    """The logs in a stage's directory. Only the main process of a run writes them (`writes`)."""
+
+    def __init__(self, folder: Path, writes: bool = True):
+        self.folder, self.writes = folder, writes
+        self.on_metrics: list[Callable[[int, Mapping[str, float]], None]] = []  # called with each row of metrics
+        self.on_samples: list[Callable[[Sequence[str]], None]] = []  # called with sampled responses
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Append one row to metrics.jsonl. Values that depend on the clock do not belong here."""
+        self._append("metrics.jsonl", step, [{key: finite(value) for key, value in values.items()}])
+        for receive in self.on_metrics if self.writes else ():
+            receive(step, values)
+
+    def telemetry(self, step: int, values: Mapping[str, float]) -> None:
+        """Append one row of costs to telemetry.jsonl."""
+        self._append("telemetry.jsonl", step, [values])
+
+    def samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append prompts and responses to samples.jsonl."""
+        lines = [*rows]
+        self._append("samples.jsonl", step, lines)
+        for receive in self.on_samples if self.writes else ():
+            receive([row["response"] for row in lines if "response" in row])
+
+    def finding(self, step: int, values: Mapping[str, object]) -> None:
+        """Append a finding of rlhf/observe/watch.py to findings.jsonl."""
+        self._append("findings.jsonl", step, [values])
+
+    def sync(self) -> None:
+        """Flush all logs to disk."""
+        for log in self.folder.glob("*.jsonl"):
+            sync(log)
+
+    def line_counts(self) -> dict[str, int]:
+        """Return the number of lines of each log that exists."""
+        return {name: file.read_bytes().count(b"\n") for name in LOGS if (file := self.folder / name).exists()}
+
+    def rewind(self, step: int, line_counts: Mapping[str, int] | None) -> None:
+        """Drop the lines after `step`, and those beyond `line_counts`: a step may log after its checkpoint."""
+        for name, kind in LOGS.items():
+            lines = None if line_counts is None else line_counts.get(name, 0)
+            keep_lines_until(self.folder / name, kind, step, lines)
+
+    def _append(self, name: str, step: int, rows: Iterable[Mapping[str, object]]) -> None:
+        if self.writes:
+            append(self.folder / name, [{"step": step, **row} for row in rows])

@@ -1,0 +1,48 @@
+"""The comparison of what a stage measured with the published figures of its recipe, for summary.json."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from rlhf import recipe as recipes
+from rlhf.files import finite
+from rlhf.recipe import Figure, PinnedRecipe, StageName, published
+from rlhf.run import reader, records
+
+
+def figures(loaded: PinnedRecipe, stage: StageName | Literal["all"]) -> list[Figure]:
+    """Return the figures of a stage with which a run of the recipe can be compared."""
+    of_stage = (figure for figure in loaded.targets if figure.stage == stage)
+    return [figure for figure in of_stage if recipes.comparable(figure, loaded.recipe, loaded.overrides)]
+
+
+def figure_record(figure: Figure, values: Mapping[str, float]) -> dict[str, Any]:
+    """Return the record of a figure's comparison with a measured value; NaN and infinity are not measured."""
+    value = values.get(figure.metric) if figure.metric else None
+    return published.record(figure, None if value is None else finite(value))
+
+
+def comparable_values(
+    path: Path, metrics: Mapping[str, float], costs: records.Costs, seconds: float
+) -> dict[str, float]:
+    """Return the values that a figure may name: results, costs in its units, sizes, ends of the log.
+
+    `path` is the stage's directory, `seconds` the time that the stage took.
+    """
+    values = {**metrics, "hours": seconds / 3600}
+    if peak := costs["peak_vram_bytes"]:
+        values["peak_vram_gb"] = peak / published.GB
+    for component, size in (costs["component_bytes"] or {}).items():
+        values[f"component_gb.{component}"] = size / published.GB
+    if "base_bytes" in metrics:
+        values["base_model_gb"] = metrics["base_bytes"] / published.GB
+    for folder, name in (("adapter", "adapter_gb"), ("model", "merged_model_gb")):
+        sizes = [file.stat().st_size for file in (path / folder).glob("*.safetensors")]
+        if sizes:
+            values[name] = sum(sizes) / published.GB
+    for row in reader.read_lines(path / "metrics.jsonl", records.MetricsLine):
+        for key, value in row.values.items():
+            if value is not None:
+                values.setdefault(f"first.{key}", value)
+                values[f"last.{key}"] = value
+    return values
