@@ -57,7 +57,7 @@ SEED ?=
 SEEDS ?= 0 1 2
 ## SET        recipe values to change for this run, for example "ppo.steps=10 ppo.kl_coef=0.1"
 SET ?=
-## RESUME     1: continue an interrupted stage from its newest checkpoint
+## RESUME     1: continue an interrupted stage from its newest checkpoint; 0: set it aside and begin anew
 RESUME ?=
 ## STOP_ON    checks that end a stage when they find something: nan high_kl, or all (docs/watch.md) [none: they warn]
 STOP_ON ?=
@@ -107,7 +107,7 @@ given := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v
 $(foreach v,$(filter-out $(known),$(given)),$(error there is no variable '$v'. `make help-all` lists them))
 
 # A switch with a misspelt value would be off.
-$(foreach v,RESUME SUMMARY,$(if $(filter-out 1 yes true 0 no false,$($v)),$(error $v=$($v): 1, yes or true switches it on; 0, no, false or nothing leaves it off)))
+$(foreach v,RESUME SUMMARY,$(if $(filter-out 1 yes true 0 no false,$($v)),$(error $v=$($v): write 1 or 0 (yes, true, no and false mean the same))))
 
 # `make judge` would install before it missed these.
 $(if $(filter judge,$(MAKECMDGOALS)),$(if $(and $(URL),$(MODEL)),,$(error judge needs URL=http://HOST:PORT/v1 and MODEL=NAME, the judging model's)))
@@ -224,7 +224,7 @@ seed      = $(if $(SEED),--seed $(SEED))
 price     = $(if $(PRICE),--price '$(PRICE)')
 report_to = $(foreach t,$(filter-out none,$(REPORT_TO)),--report-to $(t))
 stop_on   = $(foreach c,$(STOP_ON),--stop-on $(c))
-resume    = $(if $(filter 1 yes true,$(RESUME)),--resume)
+resume    = $(if $(filter 1 yes true,$(RESUME)),--resume,$(if $(filter 0 no false,$(RESUME)),--restart))
 if_needed = $(if $(filter $@,$(MAKECMDGOALS)),,--if-needed)
 
 hub_name    = $(if $(filter 2,$(words $(subst /, ,$(f)))),$(filter-out /% .% ~% %/ %.jsonl %.json %.gz %.parquet %.csv %.tsv,$(f)))

@@ -47,7 +47,11 @@ TRIAL_NOTE = (
 @click.argument("more_data", nargs=-1, metavar="")  # further files in `--data a.jsonl b.jsonl`
 @chooses_recipe(**TRAINING_HELP, seed="Seed to use instead of the recipe's.", out=True)
 @REUSE
-@click.option("--resume", is_flag=True, help="Continue an unfinished run from its newest checkpoint.")
+@click.option(
+    "--resume/--restart",
+    default=None,
+    help="Continue an unfinished run from its newest checkpoint, or set it aside and begin anew.",
+)
 @click.option(
     "--report-to",
     multiple=True,
@@ -74,7 +78,7 @@ def run(
     more_data: tuple[str, ...],
     out: Path,
     reuse: Path | None,
-    resume: bool,
+    resume: bool | None,
     report_to: tuple[str, ...],
     with_parents: bool,
     if_needed: bool,

@@ -194,7 +194,8 @@ def stopped(number: int) -> Stopped:
 
 def resume_command() -> str:
     """Return this command line with --resume; a description of it if it is long or not `rlhf run`."""
-    words = shlex.join(["rlhf", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
+    others = (word for word in sys.argv[1:] if word not in ("--resume", "--restart"))
+    words = shlex.join(["rlhf", *others, "--resume"])
     if sys.argv[1:2] != ["run"] or len(words) > LONGEST_COMMAND:
         return "the same command with --resume"
     return f"`{words}`"

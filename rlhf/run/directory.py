@@ -24,7 +24,7 @@ from rlhf.errors import ParentMissing, UserError
 from rlhf.files import finite, free_name, sha256, sync_tree, write_json
 from rlhf.recipe import PinnedRecipe, PolicyName, StageName
 from rlhf.run import other_settings, reader, records
-from rlhf.run.checkpoints import Checkpoints, holds_no_work
+from rlhf.run.checkpoints import Checkpoints, checkpoint_step, holds_no_work
 from rlhf.run.finished import (
     REMADE,
     check_result,
@@ -109,6 +109,17 @@ class Run:
             )
         verified(path.parent, stage)
         return path
+
+    def step_to_resume(self) -> int | None:
+        """Return the step of the checkpoint from which this run could continue; None without one of these settings."""
+        latest = self.checkpoints.latest()
+        if latest is None or (self.path / "summary.json").exists() or not self._can_continue():
+            return None
+        manifest = read_manifest(self.path)
+        settings = recipes.settings(self.loaded.recipe, self.stage)
+        if recipes.differences(manifest.settings.plain(), settings) or manifest.parents != self._parents():
+            return None
+        return checkpoint_step(latest)
 
     def start(self, resume: bool, argv: list[str], device: Mapping[str, object]) -> None:
         """Prepare the directory. An unfinished run in it is continued (`resume`) or set aside."""

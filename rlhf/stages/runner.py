@@ -34,7 +34,7 @@ def execute(
     loaded: PinnedRecipe,
     out: Path,
     *,
-    resume: bool = False,
+    resume: bool | None = None,
     report_to: Sequence[str] = (),
     preflight: Callable[[], int | None] = lambda: None,
     stop_on: Sequence[str] = (),
@@ -42,10 +42,12 @@ def execute(
 ) -> tuple[Summary | None, Result | None, Path]:
     """Run one stage unless it is done already. Return its summary, its result and its directory.
 
-    The result is None if the stage was done already; the summary is None on a rank that did not write it. `preflight`
-    predicts the bytes of the stage's peak, or raises UserError, before anything is loaded. `stop_on`: names of checks
-    (rlhf/observe/watch.py) whose findings end the stage; `all` for any. `parents_root`: another root, whose finished
-    stages are used where `out` has none.
+    The result is None if the stage was done already; the summary is None on a rank that did not write it.
+
+    `resume`: continue an unfinished run from its newest checkpoint (True), or set it aside and begin anew (False); for
+    None such a run is refused. `preflight` predicts the bytes of the stage's peak, or raises UserError, before anything
+    is loaded. `stop_on`: names of checks (rlhf/observe/watch.py) whose findings end the stage; `all` for any.
+    `parents_root`: another root, whose finished stages are used where `out` has none.
     """
     cuda.set_environment(loaded.recipe)
     run = Run(out, loaded, stage, parents_root, is_main=not distributed.rank())
@@ -55,11 +57,16 @@ def execute(
         if summary is not None:
             follow_base(run.root, stage)
             return summary, None, run.path
+        if resume is None and (step := run.step_to_resume()) is not None:
+            raise UserError(
+                f"{run.path} has a checkpoint of step {step}: --resume (make: RESUME=1) continues from it, --restart "
+                "(make: RESUME=0) sets it aside and begins anew"
+            )
         with launching.joined(loaded, stage):
             _check_parents(run)
             tracking.check(report_to)
             with quiet_libraries():
-                result, predicted = _run_stage(run, resume, report_to, preflight, stop_on)
+                result, predicted = _run_stage(run, bool(resume), report_to, preflight, stop_on)
             return run.finish(result.metrics, result.costs, predicted), result, run.path
 
 

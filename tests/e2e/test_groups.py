@@ -72,6 +72,24 @@ def test_after_a_crash_it_ends_with_the_same_bytes(done, trained, tmp_path, monk
         assert (out / ROOT / stage / name).read_bytes() == (whole / ROOT / stage / name).read_bytes(), name
 
 
+def test_an_interrupted_run_is_not_begun_anew_by_accident(done, trained, tmp_path, monkeypatch):
+    stage, _ = done
+    out = beside(trained, tmp_path, *PARENTS)
+    crash(monkeypatch, 2)
+    with pytest.raises(Crash):
+        run_stages(grouped(stage, section(stage)), out, stage)
+    monkeypatch.undo()
+    folder = out / ROOT / stage
+    kept = content_of(folder / "manifest.json")
+    with pytest.raises(
+        UserError, match=rf"{stage} has a checkpoint of step \d: --resume .*RESUME=1.*, --restart .*RESUME=0"
+    ):
+        run_stages(grouped(stage, section(stage)), out, stage)
+    assert content_of(folder / "manifest.json") == kept, "the run is as it was"
+    run_stages(grouped(stage, section(stage)), out, stage, resume=False)
+    assert content_of(folder.with_name(f"{stage}.before-1") / "manifest.json") == kept
+
+
 @pytest.mark.slow
 def test_killed_without_warning_it_ends_with_the_same_bytes(trained, tmp_path):
     """SIGKILL between two steps of a longer run."""
