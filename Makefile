@@ -110,6 +110,7 @@ $(foreach v,$(filter-out $(known),$(given)),$(error there is no variable '$v'. `
 $(foreach v,RESUME SUMMARY,$(if $(filter-out 1 yes true 0 no false,$($v)),$(error $v=$($v): write 1 or 0 (yes, true, no and false mean the same))))
 
 # `make judge` would install before it missed these.
+$(foreach t,$(filter data-check data-show,$(MAKECMDGOALS)),$(if $(DATA),,$(error $t needs DATA="file ...")))
 $(if $(filter judge,$(MAKECMDGOALS)),$(if $(and $(URL),$(MODEL)),,$(error judge needs URL=http://HOST:PORT/v1 and MODEL=NAME, the judging model's)))
 
 # `make serve` would merge before it refused a port.
@@ -179,9 +180,9 @@ fetch: $(ready) ## download the pinned model and data of a recipe and check them
 plan: $(no_gpu) ## memory, time and cost of a recipe, predicted without a GPU; nothing is started
 	@$(VENV)/bin/rlhf plan $(strip $(recipe) $(sets) $(price) $(fit))
 data-check: $(no_gpu) ## check the quality of the files in DATA (exits with 3 on warnings, 1 on errors)
-	@$(VENV)/bin/rlhf data check $(if $(DATA),$(strip $(CHECK_ARGS) $(foreach f,$(DATA_FILES),'$(f)')),$(error data-check needs DATA="file ..."))
+	@$(VENV)/bin/rlhf data check $(strip $(CHECK_ARGS) $(foreach f,$(DATA_FILES),'$(f)'))
 data-show: $(no_gpu) ## show some rows of the files in DATA, chosen beside rejected answers
-	@$(VENV)/bin/rlhf data show $(if $(DATA),$(strip $(SHOW_ARGS) $(foreach f,$(DATA_FILES),'$(f)')),$(error data-show needs DATA="file ..."))
+	@$(VENV)/bin/rlhf data show $(strip $(SHOW_ARGS) $(foreach f,$(DATA_FILES),'$(f)'))
 
 ##@ Train (a stage first runs the ones that it builds on, unless they are done)
 pretrain: $(ready)  ## train a small base model from scratch, for recipes without a published one

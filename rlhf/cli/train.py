@@ -121,9 +121,8 @@ def run(
             parents_root=reuse,
         )
     except ParentMissing as error:
-        command_line = shlex.join(
-            ["rlhf", *_command(recipe.stage_name(error.parent), more_data, "" if error.begun else "resume")]
-        )
+        resumed = ["--resume"] if error.begun else []
+        command_line = shlex.join(["rlhf", *_command(recipe.stage_name(error.parent), more_data, "resume"), *resumed])
         raise UserError(f"{error}: first run `{command_line}`, or add --with-parents") from error
     if summary is not None and not distributed.rank():
         _show_outcome(summary, result, path)

@@ -82,15 +82,17 @@ def predicted(
     """
     stages = plan.stages
     if metric == "peak_vram_gb":
-        return max(s.peak_bytes for name, s in stages.items() if stage in ("all", name) and name not in ON_HOST) / GB
+        peaks = [s.peak_bytes for name, s in stages.items() if stage in ("all", name) and name not in ON_HOST]
+        return max(peaks) / GB if peaks else None
     if metric in ("hours", "cost_usd"):
-        times = [stages[name].time for name in (figures.CHAIN if stage == "all" else (stage,))]
+        wanted = figures.CHAIN if stage == "all" else (stage,)
+        times = [stages[name].time if name in stages else None for name in wanted]
         known = [time for time in times if time is not None]
         values = [time.projected_hours if metric == "hours" else time.projected_cost for time in known]
         return _sum(values) if len(known) == len(times) else None
     if metric.startswith("component_gb."):
-        assert stage != "all"
-        return _most(stages[stage].phases, metric.removeprefix("component_gb."))
+        part = metric.removeprefix("component_gb.")
+        return _most(stages[stage].phases, part) if stage != "all" and stage in stages else None
     if metric == "adapter_gb":
         return _most(stages["sft"].phases, "adapters")
     if metric in ("base_model_gb", "merged_model_gb"):

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -66,7 +67,8 @@ class Predictor:
         if worker is None:
             return
         assert worker.stdin
-        worker.stdin.close()  # it ends by itself, and takes its folder with it
+        with suppress(BrokenPipeError):  # of a worker that was killed
+            worker.stdin.close()  # it ends by itself, and takes its folder with it
         try:
             worker.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -126,8 +128,12 @@ class Predictor:
             self._worker = _start()
         assert self._worker.stdin and self._worker.stdout
         question = {"recipe": str(loaded.directory.resolve()), "overrides": loaded.overrides, "stage": stage}
-        print(json.dumps({**question, "expandable": expandable_segments()}), file=self._worker.stdin, flush=True)
-        answer = json.loads(self._worker.stdout.readline() or '{"error": "its process ended"}')
+        try:
+            print(json.dumps({**question, "expandable": expandable_segments()}), file=self._worker.stdin, flush=True)
+            line = self._worker.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        answer = json.loads(line or '{"error": "its process ended"}')
         if "error" in answer:
             reason = " ".join(answer["error"].split())[:300]
             raise PredictionError(f"memory of {stage} cannot be predicted: {reason}")
@@ -251,12 +257,13 @@ def _cache_file(loaded: PinnedRecipe, stage: Rehearsed) -> Path:
     )  # what else a stage takes sizes from
     deciding = {"model", "tokenizer", "data", "lora", "evaluate", stage} | beside
     recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
+    policies = [p for p in recipes.POLICIES if loaded.recipe.section(p) is not None] if stage == "evaluate" else []
     hardware = loaded.recipe.hardware.model_dump(mode="json", exclude={"name", "memory_gb", "threads"})
     device = loaded.recipe.hardware.device
     card = cards.find(loaded.recipe.hardware.name) if device == "cuda" else None
     allocator = expandable_segments() if device == "cuda" else None
     versions = [package_version(name) for name in PACKAGES]
-    key = recipes.content_hash([recipe, hardware, card, allocator, stage, _code_hash(), versions])
+    key = recipes.content_hash([recipe, policies, hardware, card, allocator, stage, _code_hash(), versions])
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "rlhf" / "predictions" / f"{key[:32]}.json"
 

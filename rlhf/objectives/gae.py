@@ -12,13 +12,13 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
     A_t = delta_t + gamma lam A_{t+1},   delta_t = r_t + gamma V_{t+1} - V_t,   V = 0 after the last real token.
     The returns are A_t + V_t, the targets of the value function.
 
-    Shapes: rewards, values, mask (B, T); slot t is the t-th generated token; mask bool, True on real tokens,
-    a prefix of each row (a row without any is allowed). Returns advantages, returns (B, T), both 0 where mask is
+    Shapes: rewards, values, mask (B, R); slot t is the t-th generated token; mask bool, True on real tokens,
+    a prefix of each row (a row without any is allowed). Returns advantages, returns (B, R), both 0 where mask is
     False; not whitened. Raises ValueError when shapes differ or a row's real tokens are not a prefix.
     """
     check(mask, rewards=rewards, values=values)
     if mask.dim() != 2:
-        raise ValueError(f"want (B, T), got {tuple(mask.shape)}")
+        raise ValueError(f"want (B, R), got {tuple(mask.shape)}")
     if (mask[:, 1:] & ~mask[:, :-1]).any():
         raise ValueError("the real tokens of each row must be a prefix of it")
     r, v = zero_pads(rewards, mask), zero_pads(values, mask)

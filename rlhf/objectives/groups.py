@@ -4,7 +4,7 @@ RLOO (arXiv 2402.14740), GRPO (2402.03300), Dr. GRPO (2503.20783), DAPO (2503.14
 REINFORCE++ with a group baseline (2501.03262) differ in three choices: how rewards become advantages, what the
 importance ratio is of, and how tokens are weighted. Each choice is a function here.
 
-Shapes: P prompts, k responses to each, B = P * k rows that stand together by prompt, T response slots.
+Shapes: P prompts, k responses to each, B = P * k rows that stand together by prompt, R response slots.
 """
 
 from typing import NamedTuple
@@ -92,7 +92,7 @@ def log_ratios(logp: Tensor, old_logp: Tensor, mask: Tensor, level: Level) -> Te
         sequence      mean_t d_t             of the response, to the power 1/length (GSPO, arXiv 2507.18071, eq. 7)
         sequence_sum  sum_t d_t              of the response (RLOO)
 
-    Shapes: logp, old_logp, mask (B, T); mask bool, True on real tokens. Returns (B, T), 0 where mask is False; at the
+    Shapes: logp, old_logp, mask (B, R); mask bool, True on real tokens. Returns (B, R), 0 where mask is False; at the
     levels of a sequence all real tokens of a row hold the same number. Raises ValueError when shapes differ or level is
     unknown.
     """
@@ -117,7 +117,7 @@ def token_weights(mask: Tensor, loss_type: LossType, responses: int, tokens: Ten
     `responses` and `tokens` count those of the whole minibatch, of which the rows of `mask` may be a part: the weighted
     sums of its parts add up to that of the whole.
 
-    Shapes: mask (B, T) bool, True on tokens that count; returns (B, T) float32, 0 where mask is False.
+    Shapes: mask (B, R) bool, True on tokens that count; returns (B, R) float32, 0 where mask is False.
     Raises ValueError when loss_type is unknown.
     """
     check(mask)
@@ -148,7 +148,7 @@ def clipped_loss(
 
     high above low is DAPO's "clip-higher" (2503.14476, section 3.1).
 
-    Shapes: log_ratio, weights, mask (B, T); advantages (B,), one per response; mask bool, True on real tokens. Returns
+    Shapes: log_ratio, weights, mask (B, R); advantages (B,), one per response; mask bool, True on real tokens. Returns
     a 0-dim loss. Raises ValueError when shapes differ.
     """
     check(mask, log_ratio=log_ratio, weights=weights)

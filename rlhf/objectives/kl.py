@@ -44,7 +44,9 @@ def adapt(coef: float, measured: float, target: float, rate: float) -> float:
     measured, target: the divergence in one unit, here nats per token. Raises ValueError unless target is above 0 and
     measured is a number.
     """
-    if not target > 0 or math.isnan(measured):
-        raise ValueError(f"the target must be above 0, not {target}, and the measured divergence a number: {measured}")
+    if not target > 0:
+        raise ValueError(f"the target must be above 0, not {target}")
+    if math.isnan(measured):
+        raise ValueError("the measured divergence is not a number")
     error = min(max(measured / target - 1, -0.2), 0.2)
     return coef * (1 + rate * error)

@@ -25,7 +25,7 @@ class Clipping(NamedTuple):
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
     """Return min(ratio A, clamp(ratio, 1 - low, 1 + high) A) of each token, and where the clipped term is the smaller.
 
-    It is the objective of arXiv 1707.06347, eq. 7. Shapes: ratio (B, T), advantages (B, T) or (B, 1); returns (B, T).
+    It is the objective of arXiv 1707.06347, eq. 7. Shapes: ratio (B, R), advantages (B, R) or (B, 1); returns (B, R).
     """
     free, clipped = ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages
     return torch.minimum(free, clipped), clipped < free
@@ -38,7 +38,7 @@ def ppo_policy_loss(
 
     loss = -mean(min(ratio A, clamp(ratio, 1 - clip, 1 + clip) A)),   ratio = exp(logp - old_logp)
 
-    Shapes: logp, old_logp, advantages, mask (B, T); mask bool, True on real tokens. Returns a 0-dim loss, 0 without
+    Shapes: logp, old_logp, advantages, mask (B, R); mask bool, True on real tokens. Returns a 0-dim loss, 0 without
     real tokens. Raises ValueError when shapes differ.
     """
     check(mask, logp=logp, old_logp=old_logp, advantages=advantages)
@@ -63,7 +63,7 @@ def ppo_value_loss(
     loss = mean(max((V - R)^2, (clamp(V, V_old - clip, V_old + clip) - R)^2)) / 2;   clip None: mean((V - R)^2) / 2
     (openai/baselines ppo2; kept in arXiv 1909.08593's code.)
 
-    Shapes: values, old_values, returns, mask (B, T); mask bool, True on real tokens. Returns a 0-dim loss, and the
+    Shapes: values, old_values, returns, mask (B, R); mask bool, True on real tokens. Returns a 0-dim loss, and the
     share of real tokens whose clipped error is the larger (they give no gradient); both 0 without real tokens.
     Raises ValueError when shapes differ.
     """

@@ -1,4 +1,4 @@
-"""Rewards that PPO maximises, at each token."""
+"""Shaped scores, and PPO's reward of each token."""
 
 import torch
 from torch import Tensor
@@ -16,14 +16,18 @@ def shape_scores(
     clip: float | None = None,
     missing_eos_penalty: float = 0.0,
 ) -> Tensor:
-    """Return the shaped scores of PPO from the reward model's raw scores.
+    """Return shaped scores from the reward model's raw scores.
 
     s = (score - mean) / sd;   sigmoid: s = 1 / (1 + exp(-s));   clip: s = clamp(s, -clip, clip);
     a response without EOS loses `missing_eos_penalty` after all that.
 
     Shapes: scores, ended (B,), ended bool; returns (B,) float32 or wider. Raises ValueError when shapes differ.
     """
-    check(ended, scores=scores)
+    if scores.dim() != 1 or ended.shape != scores.shape or ended.dtype != torch.bool:
+        raise ValueError(
+            f"want scores and ended of one shape (B,), ended bool; got {tuple(scores.shape)} and {tuple(ended.shape)} "
+            f"of {ended.dtype}"
+        )
     s = (at_least_float32(scores) - mean) / sd
     if sigmoid:
         s = s.sigmoid()
@@ -37,12 +41,12 @@ def shape_rewards(kl: Tensor, scores: Tensor, mask: Tensor, kl_coef: float) -> T
 
     Source: arXiv 1909.08593, eq. 2.
 
-    Shapes: kl, mask (B, T); scores (B,), one per response; mask bool, True on real tokens. Returns (B, T), 0 where
+    Shapes: kl, mask (B, R); scores (B,), one per response; mask bool, True on real tokens. Returns (B, R), 0 where
     mask is False. Raises ValueError when shapes differ or a row has no real token to carry its score.
     """
     check(mask, kl=kl)
     if scores.shape != mask.shape[:1] or mask.dim() != 2:
-        raise ValueError(f"want scores (B,) and mask (B, T), got {tuple(scores.shape)} and {tuple(mask.shape)}")
+        raise ValueError(f"want scores (B,) and mask (B, R), got {tuple(scores.shape)} and {tuple(mask.shape)}")
     if not mask.any(dim=1).all():
         raise ValueError("a row has no real token to carry its score")
     slots = torch.arange(mask.shape[1], device=mask.device)

@@ -274,7 +274,7 @@ class Run:
     def _rewind(self, checkpoint: records.Checkpoint) -> None:
         """Drop later checkpoints and what the logs say about later steps."""
         self.checkpoints.drop_after(checkpoint.step)  # a later one is damaged, or it would have been chosen
-        with reader.advising(f"repair it, or run {self.stage} without --resume"):
+        with reader.advising("repair it, or begin anew with --restart (make: RESUME=0)"):
             self.logs.rewind(checkpoint.step, checkpoint.log_lines)
 
     def _can_continue(self) -> bool:
@@ -349,7 +349,9 @@ def finished_stage(run: Run, stage: StageName, command: str) -> Path:
     try:
         return run.require_parent(stage)
     except ParentMissing as error:
+        resume, variable = (" --resume", " RESUME=1") if error.begun else ("", "")
+        needs = str(error).partition(" ")[2]
         raise UserError(
-            f"{command} {str(error).partition(' ')[2]}: first `rlhf run {error.parent}` with the same options "
-            f"(make: {error.parent})"
+            f"{command} {needs}: first `rlhf run {error.parent} --with-parents{resume}` with the same options "
+            f"(make: {error.parent}{variable})"
         ) from None

@@ -112,11 +112,11 @@ def sample_and_reward(session: Session, learner: "Learner", step: int) -> Reward
     """
     options = learner.options
 
-    def responses_to(prompt_numbers: list[int]) -> Rewarded:
+    def responses_to(prompt_indices: list[int]) -> Rewarded:
         with session.phase("rollout"):
-            rollout = session.sample(prompt_numbers)
+            rollout = session.sample(prompt_indices)
         with session.phase("score"):
-            return reward(session, learner, rollout, prompt_numbers)
+            return reward(session, learner, rollout, prompt_indices)
 
     result = responses_to(session.step_prompts(step))
     for attempt in range(options.resample_groups):
@@ -138,14 +138,14 @@ def sample_and_reward(session: Session, learner: "Learner", step: int) -> Reward
 
 
 @torch.no_grad()
-def reward(session: Session, learner: "Learner", rollout: Rollout, prompt_numbers: list[int]) -> Rewarded:
+def reward(session: Session, learner: "Learner", rollout: Rollout, prompt_indices: list[int]) -> Rewarded:
     """Give every reward to the responses to training prompts."""
     options, codec, shared = learner.options, session.codec, session.shared
     shared.base.eval()
     assert session.reward_sum is not None
     rollout = scoring.with_lower_states(shared, rollout, options.score_rows)
     scores = scoring.reward_scores(shared, rollout, options.score_rows).cpu() if options.model_scores else None
-    prompts = [session.prompts[i] for i in prompt_numbers for _ in range(options.num_generations)]
+    prompts = [session.prompts[i] for i in prompt_indices for _ in range(options.num_generations)]
     texts = [codec.decode(tokens[mask].tolist()) for tokens, mask in zip(rollout.tokens, rollout.mask, strict=True)]
     by_name = session.reward_sum.per_response(prompts, texts, scores)
     ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
@@ -226,7 +226,7 @@ class Learner:
         with self.state.updating() as update:
             for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_iterations):
                 stats = self._add_gradients(batch, mini_rows)
-                if not update.take_step(stats):
+                if not update.clip_and_step(stats, moved=stats["policy/approxkl_avg"]):
                     break  # these gradients are dropped at the end of the block
         return update.metrics()
 

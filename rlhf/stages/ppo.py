@@ -6,9 +6,10 @@
     4 advantage  GAE over the rewards, then whitening
     5 update     clipped policy and value losses, a few passes over the batch in minibatches
 
-Policy, reference and reward model are adapters on one frozen base (rlhf/models/shared_base.py); the critic is a fourth,
-or a head on the policy's hidden states (`value_model`). Every loss is divided by the number of response tokens in the
-whole minibatch: the micro-batch size and the number of processes change the result by rounding only.
+Policy, reference and reward model are adapters on one frozen base (rlhf/models/shared_base.py). The critic is a fourth,
+which starts as the reward model's, or a head on the policy's hidden states (`value_model`). Every loss is divided by
+the number of response tokens in the whole minibatch: the micro-batch size and the number of processes change the result
+by rounding only.
 
 Shapes: B prompts, R response slots; slot t holds the t-th generated token. docs/ppo.md numbers the details, with their
 sources and what each is worth; docs/metrics.md explains every logged key; tests/oracle/test_ppo_step.py computes a
@@ -116,7 +117,7 @@ def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
         clip=options.score_clip,
         missing_eos_penalty=options.missing_eos_penalty or 0.0,
     )
-    rewards = shape_rewards(kl, shaped_scores, mask, learner.state.reward_kl_coef)
+    rewards = shape_rewards(kl, shaped_scores, mask, learner.state.reward_kl_coef)  # 0 with `kl_penalty: loss`
     if options.whiten_rewards:
         rewards = whiten(rewards, mask, shift_mean=False)
 
@@ -195,7 +196,7 @@ class Learner:
     def sampling_value_fn(self) -> ValueFn | None:
         """Return the function that computes values while the policy samples; None if that is done afterwards.
 
-        Only a head on the policy's hidden states can, and only `old_logprobs: rollout` takes what sampling computed.
+        With `old_logprobs: rollout` a critic that is a head on the policy computes its values then.
         """
         return self.shared.values if self.options.old_logprobs == "rollout" and self.critic_shares_trunk else None
 
@@ -207,7 +208,7 @@ class Learner:
         with self.state.updating() as update:
             for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_ppo_epochs):
                 stats = self._add_gradients(batch, mini_rows)
-                if not update.take_step(stats):
+                if not update.clip_and_step(stats, moved=stats["policy/approxkl_avg"]):
                     break  # these gradients are dropped at the end of the block
         return update.metrics()
 
@@ -263,7 +264,7 @@ class Learner:
             "policy/entropy_avg": mean_entropy,
             "policy/clipfrac_avg": clipping.clipfrac,
             "policy/approxkl_avg": clipping.approxkl,
-            "val/ratio": clipping.ratio,
+            "val/ratio": clipping.ratio,  # the policy's, under the name that TRL's PPO gave it
         }
         if options.kl_penalty == "loss":
             kl = masked_mean(estimate_kl(logp, micro.ref_logp, options.kl_estimator), mask)

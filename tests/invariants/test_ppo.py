@@ -414,6 +414,19 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize(("warmup", "expected"), [(0, [4, 3, 2, 1]), (2, [2.5, 5, 10 / 3, 5 / 3])])
+def test_rates_rise_and_fall_by_the_schedule(run, rollout, warmup, expected):
+    """Of four steps at a rate of 5; without warm-up the first is one step below the full rate."""
+    schedule = {"steps": 4, "lr_scheduler_type": "linear", "warmup_steps": warmup}
+    learner = new_learner(run, learning_rate=5.0, value_learning_rate=0.5, **schedule)
+    rates = []
+    for _ in range(4):
+        rates.append([group["lr"] for group in learner.state.optimizer.param_groups])
+        learner.state.advance(None)
+    assert [policy for policy, _ in rates] == pytest.approx(expected)
+    assert [10 * value for _, value in rates] == pytest.approx(expected)
+
+
 def test_every_prompt_is_used_once_per_epoch_and_the_order_is_a_function_of_seed_and_step():
     steps = [prompt_order(10, step, 4, seed=3) for step in range(5)]  # two epochs
     flat = [i for step in steps for i in step]

@@ -16,7 +16,7 @@ import yaml
 from rlhf import recipe
 from rlhf.cli import plan_tables as tables
 from rlhf.errors import UserError
-from rlhf.memory import cards, fit, plan, projection, strategies
+from rlhf.memory import cards, claims, fit, plan, projection, strategies
 from rlhf.memory import predict as predicting
 from rlhf.memory.phases import (
     TRAINING_STAGES,
@@ -800,7 +800,7 @@ def test_a_narrow_terminal_gets_fewer_columns(command, small, monkeypatch):
 def test_another_version_of_a_package_is_predicted_anew(small, monkeypatch, package):
     before = predicting._cache_file(recipe.load(small), "sft")
     assert predicting._cache_file(recipe.load(small), "sft") == before
-    monkeypatch.setattr(predicting, "version", lambda name: "0" if name == package else version(name))
+    monkeypatch.setattr(predicting, "package_version", lambda name: "0" if name == package else version(name))
     assert predicting._cache_file(recipe.load(small), "sft") != before
 
 
@@ -905,3 +905,19 @@ def test_half_the_micro_batch_computes_as_much(predict, small):
     loaded = recipe.load(small, {"sft.gradient_checkpointing": True})
     (effect,) = (e for e in strategies.effects(predict, loaded, "sft") if e.strategy.name == "batch_size")
     assert effect.flops == pytest.approx(1.0, rel=0.01)
+
+
+def test_an_evaluation_of_other_policies_is_another_prediction():
+    """It loads an adapter of each."""
+    groups = RECIPE.parents[1] / "cpu-tiny-groups" / "v1"
+    fewer = recipe.load(groups, {"grpo": None, "merge.stage": "ppo"})
+    assert predicting._cache_file(recipe.load(groups), "evaluate") != predicting._cache_file(fewer, "evaluate")
+    assert predicting._cache_file(recipe.load(groups), "sft") == predicting._cache_file(fewer, "sft")
+
+
+def test_a_figure_of_a_stage_that_is_not_planned_has_no_prediction():
+    made = planned({"sft": planned_stage()})
+    for metric in ("peak_vram_gb", "hours", "cost_usd", "component_gb.base"):
+        assert claims.predicted(made, {}, "pretrain", metric) is None
+    assert claims.predicted(made, {}, "all", "hours") is None
+    assert claims.predicted(made, {}, "sft", "peak_vram_gb") == 1.0

@@ -371,7 +371,7 @@ def test_a_log_that_cannot_be_continued_is_one_line(tmp_path, file, line, said):
     with pytest.raises(UserError, match=said) as caught:
         started(tmp_path, resume=True)
     assert "\n" not in str(caught.value)
-    assert str(caught.value).endswith("; repair it, or run sft without --resume")
+    assert str(caught.value).endswith("; repair it, or begin anew with --restart (make: RESUME=0)")
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "file"])

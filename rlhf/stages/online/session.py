@@ -121,7 +121,7 @@ class Session:
         return self.telemetry.phase(name)
 
     def step_prompts(self, step: int) -> list[int]:
-        """Return the numbers of the training prompts of a step."""
+        """Return the indices of the training prompts of a step."""
         count = self.options.batch_size // self.options.samples_per_prompt
         return prompt_order(len(self.prompts), step, count, self.recipe.seed)
 
@@ -129,9 +129,9 @@ class Session:
         """Sample the policy's responses to the prompts of a step; `value_fn` is applied to the hidden states."""
         return self.sample(self.step_prompts(step), value_fn)
 
-    def sample(self, numbers: Sequence[int], value_fn: ValueFn | None = None) -> Rollout:
+    def sample(self, indices: Sequence[int], value_fn: ValueFn | None = None) -> Rollout:
         """Sample the policy's responses to training prompts, those to one prompt side by side."""
-        batch, copies = [self.encoded[i] for i in numbers], self.options.samples_per_prompt
+        batch, copies = [self.encoded[i] for i in indices], self.options.samples_per_prompt
         if self.client is not None:
             folder = self.run.path / "sampling"
             save_adapter(self.shared.peft, self.run, folder, adapter="policy")
@@ -229,7 +229,8 @@ def sampling_settings(options: OnlineOptions) -> Sampling:
 def prompt_order(count: int, step: int, batch_size: int, seed: int) -> list[int]:
     """Return the indices of one step's prompts: epoch after epoch, each in an order of its own.
 
-    The order is a function of seed and step, so that a resumed run continues with the same prompts.
+    The order is a function of seed and step, so that a resumed run continues with the same prompts. The second epoch of
+    a seed has the order of the first epoch of the next seed; released results depend on it.
     """
     orders: dict[int, list[int]] = {}
 

@@ -205,14 +205,14 @@ class Update:
         for _ in range(epochs):
             yield from torch.randperm(count).to(device).chunk(options.num_mini_batches)
 
-    def take_step(self, stats: dict[str, float]) -> bool:
-        """Take a step with the gradients of a minibatch, whose statistics are given. Return whether it was taken.
+    def clip_and_step(self, stats: dict[str, float], moved: float) -> bool:
+        """Clip the gradients of a minibatch, take a step and clear them. Return whether the step was taken.
 
-        No step is taken once the policy is further than `max_update_kl` from the policy that sampled; the first
-        minibatch is always used.
+        It is not once the policy has `moved` further than `max_update_kl` from the policy that sampled, in nats per
+        token; the first minibatch is always used. `stats` are kept for `metrics`.
         """
         limit = self.state.options.max_update_kl
-        if self.used and limit is not None and stats["policy/approxkl_avg"] > limit:
+        if self.used and limit is not None and moved > limit:
             return False
         self.used.append(stats | self.state.step_optimizer())
         return True
