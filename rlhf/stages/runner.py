@@ -25,8 +25,9 @@ from rlhf.stages.result import Result
 FULL_DISK_BYTES = 1_000_000
 # Classes of errors that libraries raise when they cannot write: Python and Arrow, torch.save, safetensors, SQLite.
 WRITE_ERRORS = ("OSError", "RuntimeError", "SafetensorError", "OperationalError")
-# Bytes of address space. With a limit of 1.0e9, importing the libraries aborted; with 2.6e9, SFT ran.
-LEAST_ADDRESSES = 2_000_000_000
+# Bytes of address space. With a limit of 1.0e9 importing the libraries aborted, with 2.1e9 it hung in one run of many,
+# with 2.6e9 SFT ran.
+LEAST_ADDRESSES = 2_500_000_000
 
 
 def execute(
@@ -76,7 +77,7 @@ def _check_possible(run: Run) -> None:
         raise UserError(no_section(run.stage, run.loaded))
     limit = endings.memory_limit()
     if limit is not None and limit < LEAST_ADDRESSES:  # libraries would abort the process without a Python exception
-        minimum = f"{LEAST_ADDRESSES / 1e9:.0f} GB"
+        minimum = f"{LEAST_ADDRESSES / 1e9:.1f} GB"
         raise UserError(
             f"{run.stage}: out of memory{endings.limit_in_words()}: a stage needs more than {minimum}; allow more"
         )
