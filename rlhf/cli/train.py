@@ -118,7 +118,7 @@ def run(
             report_to=report_to,
             preflight=lambda: _predict_peak(loaded, stage) if preflight else None,
             stop_on=stop_on,
-            parents_root=reuse,
+            reuse_root=reuse,
         )
     except ParentMissing as error:
         resumed = ["--resume"] if error.begun else []

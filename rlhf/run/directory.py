@@ -50,15 +50,15 @@ class Run:
     """The directory of one stage while the stage runs. `locked` keeps other processes out of it."""
 
     def __init__(
-        self, out: Path, loaded: PinnedRecipe, stage: StageName, parents: Path | None = None, is_main: bool = True
+        self, out: Path, loaded: PinnedRecipe, stage: StageName, reuse: Path | None = None, is_main: bool = True
     ):
-        """`out` is the root of the runs. Finished stages that it lacks are taken from `parents`, another root.
+        """`out` is the root of the runs. Finished stages that it lacks are taken from `reuse`, another root.
 
         Of several processes that share the stage one `is_main`. The others read the directory and never write.
         """
         self.loaded, self.stage, self.is_main = loaded, stage, is_main
         self.root = out / loaded.name / loaded.version
-        self.parents_root = parents / loaded.name / loaded.version if parents else None
+        self.reuse_root = reuse / loaded.name / loaded.version if reuse else None
         self.path = self.root / stage
         self.resumed_from: Path | None = None
         self.resumed_data: records.DataRead | None = None  # the data of the run that is resumed
@@ -81,17 +81,18 @@ class Run:
             return None
         manifest = self._check_same_settings(self.path, self.stage)
         check_result(self.path, summary, largest=LARGE)
-        changed: list[str] = [name for name, digest in self._parents().items() if manifest.parents.get(name) != digest]
+        hashes = self._parent_hashes()
+        changed: list[str] = [name for name, digest in hashes.items() if manifest.parents.get(name) != digest]
         changed += [file.name for file in (manifest.data.files if manifest.data else []) if self._changed(file)]
         if changed and self.stage not in REMADE:
             raise UserError(f"{self.path} was made from another {', '.join(changed)}; {self._another_place()}")
-        return None if changed or manifest.parents.keys() != self._parents().keys() else summary
+        return None if changed or manifest.parents.keys() != hashes.keys() else summary
 
     def folder_of(self, stage: StageName) -> Path:
-        """Return the directory of a stage: below this run's root if it exists there, else below `parents`."""
-        if self.parents_root is None or (self.root / stage).exists():
+        """Return the directory of a stage: below this run's root if it exists there, else below `reuse`."""
+        if self.reuse_root is None or (self.root / stage).exists():
             return stage_folder(self.root, stage)
-        return stage_folder(self.parents_root, stage)
+        return stage_folder(self.reuse_root, stage)
 
     def require_parent(self, stage: StageName) -> Path:
         """Return the verified directory of an earlier stage. Raises ParentMissing or UserError.
@@ -117,7 +118,7 @@ class Run:
             return None
         manifest = read_manifest(self.path)
         settings = recipes.settings(self.loaded.recipe, self.stage)
-        if recipes.differences(manifest.settings.plain(), settings) or manifest.parents != self._parents():
+        if recipes.differences(manifest.settings.plain(), settings) or manifest.parents != self._parent_hashes():
             return None
         return checkpoint_step(latest)
 
@@ -139,8 +140,8 @@ class Run:
             "stage": self.stage,
             "seed": self.loaded.recipe.seed,
             "settings": recipes.settings(self.loaded.recipe, self.stage),
-            "parents": self._parents(),
-            "parents_from": self._parents_from(),
+            "parents": self._parent_hashes(),
+            "parents_from": self._parent_folders(),
             "code": code_version(),
             "packages": package_versions(),
             "python": platform.python_version(),
@@ -241,7 +242,7 @@ class Run:
         """Return the seconds that the stage has taken, those before it was resumed included."""
         return round(self._spent + time.monotonic() - self._started, 3)
 
-    def _parents(self) -> dict[StageName, str]:
+    def _parent_hashes(self) -> dict[StageName, str]:
         """Return the hash of each parent's summary, which in turn names the hashes of its result.
 
         The trained policies are parents of an evaluation.
@@ -260,7 +261,7 @@ class Run:
         if (self.path / "summary.json").exists() or not self._can_continue():
             return None
         manifest = self._check_same_settings(self.path, self.stage)
-        if manifest.parents != self._parents():
+        if manifest.parents != self._parent_hashes():
             raise UserError(f"{self.path} was begun from other parents; run {self.stage} without --resume")
         self.resumed_from = self.checkpoints.latest()
         if self.resumed_from is None:
@@ -294,9 +295,9 @@ class Run:
         path = data_file(self.root, file.name)
         return path.is_file() and sha256(path) != file.sha256
 
-    def _parents_from(self) -> dict[str, str]:
+    def _parent_folders(self) -> dict[str, str]:
         """Return the directories of parents below another root, relative to this run's root."""
-        folders = {name: self.folder_of(name) for name in self._parents()}
+        folders = {name: self.folder_of(name) for name in self._parent_hashes()}
         root = self.root.resolve()
         return {
             name: os.path.relpath(folder.resolve(), root)
@@ -337,7 +338,7 @@ class Run:
     def _another_place(self) -> str:
         """Return advice where a finished directory is in the way: earlier stages need not be run again elsewhere."""
         out = self.root.parents[1]
-        reuse = f", with --reuse {out} (make: REUSE={out}) for earlier stages" if self._parents() else ""
+        reuse = f", with --reuse {out} (make: REUSE={out}) for earlier stages" if self._parent_hashes() else ""
         return f"choose another --out (make: OUT=…){reuse}; or move that directory away"
 
 

@@ -39,7 +39,7 @@ def execute(
     report_to: Sequence[str] = (),
     preflight: Callable[[], int | None] = lambda: None,
     stop_on: Sequence[str] = (),
-    parents_root: Path | None = None,
+    reuse_root: Path | None = None,
 ) -> tuple[Summary | None, Result | None, Path]:
     """Run one stage unless it is done already. Return its summary, its result and its directory.
 
@@ -48,10 +48,10 @@ def execute(
     `resume`: continue an unfinished run from its newest checkpoint (True), or set it aside and begin anew (False); for
     None such a run is refused. `preflight` predicts the bytes of the stage's peak, or raises UserError, before anything
     is loaded. `stop_on`: names of checks (rlhf/observe/watch.py) whose findings end the stage; `all` for any.
-    `parents_root`: another root, whose finished stages are used where `out` has none.
+    `reuse_root`: another root, whose finished stages are used where `out` has none.
     """
     cuda.set_environment(loaded.recipe)
-    run = Run(out, loaded, stage, parents_root, is_main=not distributed.rank())
+    run = Run(out, loaded, stage, reuse_root, is_main=not distributed.rank())
     _check_possible(run)
     with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked():
         summary = run.done()

@@ -29,7 +29,7 @@ def experiment(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("experiment")
     beside(trained, folder / "runs", "pretrain", "sft", "rm")
     out = folder / "runs" / "less-kl"
-    run_stages(small(ppo__kl_coef=0.05), out, "ppo", parents_root=folder / "runs")
+    run_stages(small(ppo__kl_coef=0.05), out, "ppo", reuse_root=folder / "runs")
     return folder
 
 
