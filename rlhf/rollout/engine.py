@@ -212,8 +212,8 @@ class _Decoding(Responses):  # rlhf/memory/seams.py replaces __init__ in a rehea
     def _worth_dropping(self, step: int, left: int) -> bool:
         """Return whether to continue with only the `left` rows that have not ended.
 
-        That is so at half of the rows or fewer. Where steps are captured, the keys and values that need not be read any
-        more must also be worth another capture.
+        True when at most half of the rows are left. Where steps are captured, the keys and values that need not be read
+        any more must also be worth another capture.
         """
         if left > len(self.rows) // 2:
             return False

@@ -20,7 +20,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.models.weights import check_finite, check_optimizer, check_shapes, unpickled
 from rlhf.objectives.kl import adapt
 from rlhf.process import distributed
-from rlhf.recipe import OnlineOptions, StageName
+from rlhf.recipe import OnlineOptions, Ppo, StageName
 from rlhf.run import reader
 from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step
 from rlhf.run.directory import Run
@@ -54,8 +54,8 @@ class SavedState(Record):
 class TrainState:
     """Trainable parameters of one or more roles, their optimizer and schedule, the step and the KL coefficient.
 
-    `parameters_of` has the parameters of each role; RATE_KEYS names the recipe key of its learning rate. `norm` is that
-    of the reward model's scores.
+    `parameters_of` has the parameters of each role; each role has a learning rate of its own. `norm` is that of the
+    reward model's scores.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class TrainState:
     ):
         self.stage, self.shared, self.options = stage, shared, options
         self.norm, self.parameters_of = norm, parameters_of
+        rates = {"policy": options.learning_rate}
+        if isinstance(options, Ppo):
+            rates["value"] = options.value_learning_rate
         self.optimizer = new_optimizer(
             options.optim,
-            [
-                {"params": parameters, "lr": getattr(options, RATE_KEYS[role])}
-                for role, parameters in parameters_of.items()
-            ],
+            [{"params": parameters, "lr": rates[role]} for role, parameters in parameters_of.items()],
             betas=(options.adam_beta1, options.adam_beta2),
             eps=options.adam_epsilon,
             weight_decay=options.weight_decay,
