@@ -25,8 +25,8 @@ from rlhf.stages.result import Result
 FULL_DISK_BYTES = 1_000_000
 # Classes of errors that libraries raise when they cannot write: Python and Arrow, torch.save, safetensors, SQLite.
 WRITE_ERRORS = ("OSError", "RuntimeError", "SafetensorError", "OperationalError")
-# Bytes of address space. With a limit of 1.0e9 importing the libraries aborted, with 2.1e9 it hung in one run of many,
-# with 2.6e9 SFT ran.
+# Bytes of address space. With a limit of 1.0e9 importing the libraries aborted, with 2.1e9 one run of many did not end
+# within five minutes, with 2.6e9 SFT ran.
 LEAST_ADDRESSES = 2_500_000_000
 
 
