@@ -113,14 +113,15 @@ class Run:
 
     def step_to_resume(self) -> int | None:
         """Return the step of the checkpoint from which this run could continue; None without one of these settings."""
+        manifest = self._unfinished() if self.checkpoints.steps() else None
+        if (
+            manifest is None
+            or not self._has_our_settings(manifest, self.stage)
+            or manifest.parents != self._parent_hashes()
+        ):
+            return None
         latest = self.checkpoints.latest()
-        if latest is None or (self.path / "summary.json").exists() or not self._can_continue():
-            return None
-        manifest = read_manifest(self.path)
-        settings = recipes.settings(self.loaded.recipe, self.stage)
-        if recipes.differences(manifest.settings.plain(), settings) or manifest.parents != self._parent_hashes():
-            return None
-        return checkpoint_step(latest)
+        return None if latest is None else checkpoint_step(latest)
 
     def start(self, resume: bool, argv: list[str], device: Mapping[str, object]) -> None:
         """Prepare the directory. An unfinished run in it is continued (`resume`) or set aside."""
@@ -258,7 +259,7 @@ class Run:
 
         None if there is nothing to continue. Raises UserError if its settings or parents were others.
         """
-        if (self.path / "summary.json").exists() or not self._can_continue():
+        if self._unfinished() is None:
             return None
         manifest = self._check_same_settings(self.path, self.stage)
         if manifest.parents != self._parent_hashes():
@@ -278,17 +279,19 @@ class Run:
         with reader.advising("repair it, or begin anew with --restart (make: RESUME=0)"):
             self.logs.rewind(checkpoint.step, checkpoint.log_lines)
 
-    def _can_continue(self) -> bool:
-        """Return whether the directory holds a manifest with which a run can be continued.
+    def _unfinished(self) -> records.Manifest | None:
+        """Return the manifest of an unfinished run in the directory, or None.
 
         Without a whole manifest the stage stopped before its first step, or the file was lost later. Then nothing shows
         that the checkpoints belong to this stage.
         """
+        if (self.path / "summary.json").exists():
+            return None
         try:
-            return reader.read(self.path / "manifest.json", records.Manifest) is not None
+            return reader.read(self.path / "manifest.json", records.Manifest)
         except UserError as error:
             say(f"{self.stage}: {error}; starting afresh")
-            return False
+            return None
 
     def _changed(self, file: records.DataFile) -> bool:
         """Return whether a local data file differs from the manifest's; a file that is gone counts as unchanged."""
@@ -315,8 +318,11 @@ class Run:
         path = self.folder_of(stage)
         if path == self.root / stage or not (path / "summary.json").exists():
             return None
-        settings = recipes.settings(self.loaded.recipe, stage)
-        return None if recipes.differences(read_manifest(path).settings.plain(), settings) else path
+        return path if self._has_our_settings(read_manifest(path), stage) else None
+
+    def _has_our_settings(self, manifest: records.Manifest, stage: StageName) -> bool:
+        """Return whether a stage was made with the settings that this recipe has for it."""
+        return not recipes.differences(manifest.settings.plain(), recipes.settings(self.loaded.recipe, stage))
 
     def _check_same_settings(self, path: Path, stage: StageName) -> records.Manifest:
         """Return the manifest of a stage. Raises UserError if its settings differ from ours."""

@@ -60,25 +60,27 @@ def test_normalised_scores_are_clipped(trained, tmp_path):
     assert row["groups/reward_sd"] <= 2e-3 < abs(row["rewards/model"])
 
 
-def test_after_a_crash_it_ends_with_the_same_bytes(done, trained, tmp_path, monkeypatch):
-    stage, whole = done
-    out = beside(trained, tmp_path, *PARENTS)
-    crash(monkeypatch, 2)
-    with pytest.raises(Crash):
-        run_stages(grouped(stage, section(stage)), out, stage)
-    monkeypatch.undo()
-    run_stages(grouped(stage, section(stage)), out, stage, resume=True)
-    for name in SAME:
-        assert (out / ROOT / stage / name).read_bytes() == (whole / ROOT / stage / name).read_bytes(), name
-
-
-def test_an_interrupted_run_is_not_begun_anew_by_accident(done, trained, tmp_path, monkeypatch):
+@pytest.fixture
+def interrupted(done, trained, tmp_path, monkeypatch) -> Path:
+    """The root of a run of the same stage that crashed after the checkpoint of its second step."""
     stage, _ = done
     out = beside(trained, tmp_path, *PARENTS)
     crash(monkeypatch, 2)
     with pytest.raises(Crash):
         run_stages(grouped(stage, section(stage)), out, stage)
     monkeypatch.undo()
+    return out
+
+
+def test_after_a_crash_it_ends_with_the_same_bytes(done, interrupted):
+    (stage, whole), out = done, interrupted
+    run_stages(grouped(stage, section(stage)), out, stage, resume=True)
+    for name in SAME:
+        assert (out / ROOT / stage / name).read_bytes() == (whole / ROOT / stage / name).read_bytes(), name
+
+
+def test_an_interrupted_run_is_not_begun_anew_by_accident(done, interrupted):
+    (stage, _), out = done, interrupted
     folder = out / ROOT / stage
     kept = content_of(folder / "manifest.json")
     with pytest.raises(
