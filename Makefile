@@ -128,7 +128,8 @@ no_recipe   := RECIPE=$(RECIPE): no recipe.yaml there; name the folder of a vers
 else
 recipe_dirs := $(or $(RLHF_RECIPES),recipes)
 recipe_file := $(firstword $(shell grep -lE '\bname: *"?$(HW)"? *([,\#}]|$$)' $(recipe_dirs)/*/v*/recipe.yaml 2>/dev/null))
-no_recipe   := HW=$(HW): no recipe for such hardware. `make recipes` lists them
+hardware     = $(sort $(shell sed -nE '/^hardware:/,/^[^ \#h]/ s/^ +name: *"?([^" ]+).*/\1/p' $(wildcard $(recipe_dirs)/*/v*/recipe.yaml)))
+no_recipe    = HW=$(HW): no recipe for such hardware$(if $(hardware),$(comma) only for $(hardware)). `make recipes` lists them
 endif
 $(if $(recipe_file),,$(error $(no_recipe)))
 device_of_recipe := $(shell sed -nE '/^[^\#]*\bdevice: *"?(cpu|cuda)/ {s/.*\bdevice: *"?(cpu|cuda).*/\1/p; q}' $(recipe_file))

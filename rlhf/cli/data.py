@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rlhf.cli.options import OUTPUT, SEED, refuse_inputs
+from rlhf.cli.options import OUTPUT, SEED, existing_files, refuse_inputs
 from rlhf.data import convert, formats, show
 from rlhf.data.quality import check as quality
 from rlhf.data.quality import flaws, spread
@@ -24,11 +24,12 @@ def data_group() -> None:
 
 
 @data_group.command("check")
-@click.argument("files", nargs=-1, required=True)
+@click.argument("files", nargs=-1, required=True, callback=existing_files)
 @click.option(
     "--heldout",
     multiple=True,
     metavar="FILE",
+    callback=existing_files,
     help="Check leakage into this file, instead of within FILES. May be repeated.",
 )
 @click.option(
@@ -114,7 +115,7 @@ def verdict(report: quality.QualityReport) -> str:
 
 
 @data_group.command("show")
-@click.argument("files", nargs=-1, required=True)
+@click.argument("files", nargs=-1, required=True, callback=existing_files)
 @click.option(
     "--rows",
     "count",
@@ -148,7 +149,7 @@ def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: 
 
 
 @data_group.command("convert")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), callback=existing_files)
 @click.option(
     "--rename",
     multiple=True,

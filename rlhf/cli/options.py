@@ -1,16 +1,20 @@
 """Types of command-line options that several commands share. They refuse unusable values before any work begins."""
 
+import difflib
 import math
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
+from rlhf.errors import OptionError
 from rlhf.memory.cards import size_in_bytes
+from rlhf.recipe import STAGES, StageName
 
+FileT = TypeVar("FileT", str, Path)
 LARGEST_SEED = 2**32 - 1  # as in a recipe
 SEED = click.IntRange(0, LARGEST_SEED)
 _RECORDS = ("manifest.json", "summary.json", "made.json")  # a folder that holds one of them belongs to a run
@@ -46,6 +50,17 @@ class OutputFile(click.Path):
 OUTPUT = OutputFile()
 
 
+class Stage(click.Choice[StageName]):
+    """An argument that names a stage. A misspelt one is told the nearest."""
+
+    def __init__(self) -> None:
+        super().__init__(STAGES)
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        near = difflib.get_close_matches(str(value), STAGES, n=1)
+        return super().get_invalid_choice_message(value, ctx) + (f" Did you mean {near[0]!r}?" if near else "")
+
+
 class RunsFolder(click.Path):
     """An option for the root of runs. It refuses an empty name, as from an unset shell variable."""
 
@@ -77,6 +92,25 @@ def memory_size(context: click.Context, parameter: click.Parameter, value: str |
     if value is not None and size is None:
         raise click.BadParameter(f"{value!r}: write a size with its unit, for example 12GB")
     return size
+
+
+def existing_files(context: click.Context, parameter: click.Parameter, files: Sequence[FileT]) -> Sequence[FileT]:
+    """Return the files that a command is to read. Raises OptionError if one is absent."""
+    if absent := [file for file in files if not os.path.exists(file)]:
+        raise OptionError(f"{absent[0]}: no such file; check its path")
+    return files
+
+
+def run_directory(context: click.Context, parameter: click.Parameter, root: Path) -> Path:
+    """Return the directory of a run. Raises OptionError if it is absent."""
+    if not root.is_dir():
+        raise OptionError(f"{root}: no such folder; name a run directory, <out>/<recipe>/<version>")
+    return root
+
+
+def run_directories(context: click.Context, parameter: click.Parameter, roots: Sequence[Path]) -> Sequence[Path]:
+    """Return the directories of runs. Raises OptionError if one is absent."""
+    return [run_directory(context, parameter, root) for root in roots]
 
 
 def refuse_inputs(to: Path, inputs: Iterable[Path | str]) -> None:

@@ -2,6 +2,8 @@
 
 import click
 
+from rlhf.recipe import STAGES
+
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Prepare": ("recipes", "new", "data", "plan", "fetch"),
     "Train": ("run", "reproduce", "results"),
@@ -42,9 +44,26 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "serve": ("rlhf serve --hw cpu --port 8000",),
 }
 
+# Words that one may try first, and the commands that do what they mean. Stages and targets of make are among them.
+OTHER_WORDS: dict[str, str] = {
+    **{stage: f"run {stage}" for stage in STAGES},
+    "train": "run STAGE",
+    "evaluation": "run evaluate",
+    "data-check": "data check",
+    "data-show": "data show",
+}
+
 
 class Overview(click.Group):
     """A group whose help lists the commands under headings, in the order of SECTIONS."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first word names. Raises UsageError with the nearest command."""
+        if args[0] in OTHER_WORDS:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean 'rlhf {OTHER_WORDS[args[0]]}'?")
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands in the order of use."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rlhf.cli.choice import Choice, pair_options
-from rlhf.cli.options import OUTPUT, refuse_inputs
+from rlhf.cli.options import OUTPUT, refuse_inputs, run_directory
 from rlhf.errors import UserError
 from rlhf.files import write_output
 from rlhf.observe import console
@@ -101,7 +101,7 @@ def ratings_group() -> None:
 
 
 @ratings_group.command("export")
-@click.argument("root", type=click.Path(path_type=Path), metavar="RUN")
+@click.argument("root", type=click.Path(path_type=Path), metavar="RUN", callback=run_directory)
 @click.option("--a", metavar="POLICY", help="First policy, as for `rlhf ab`. [default: sft]")
 @click.option(
     "--b",

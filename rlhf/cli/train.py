@@ -20,7 +20,7 @@ from rlhf.cli.choice import (
     recipes_root,
     typed_options,
 )
-from rlhf.cli.options import LARGEST_SEED, PRICE
+from rlhf.cli.options import LARGEST_SEED, PRICE, Stage
 from rlhf.errors import ParentMissing, UserError
 from rlhf.memory.predict import Predictor
 from rlhf.memory.preflight import require_fit
@@ -43,7 +43,7 @@ TRIAL_NOTE = (
 
 
 @click.command()
-@click.argument("stage", type=click.Choice(recipe.STAGES), metavar="STAGE")
+@click.argument("stage", type=Stage(), metavar="STAGE")
 @click.argument("more_data", nargs=-1, metavar="")  # further files in `--data a.jsonl b.jsonl`
 @chooses_recipe(**TRAINING_HELP, seed="Seed to use instead of the recipe's.", out=True)
 @REUSE
@@ -224,12 +224,14 @@ def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: f
     for word in seeds.split() or [""]:
         if not word.isdecimal() or len(word) > 10 or int(word) > LARGEST_SEED:
             raise click.BadParameter(f"{seeds!r}: whole numbers below 2^32, separated by spaces", param_hint="--seeds")
+    numbers = [int(seed) for seed in seeds.split()]
+    if len(set(numbers)) < len(numbers):
+        raise click.BadParameter(f"{seeds!r} names a seed twice, whose spread would be 0", param_hint="--seeds")
     try:
         named = None if until is None else [recipe.stage_name(word) for word in until.split() or [""]]
     except UserError as error:
         raise click.BadParameter(str(error), param_hint="--until") from None
     chain = reproducing.chain(loaded, named or reproducing.final_stages(loaded))
-    numbers = [int(seed) for seed in seeds.split()]
     options = ["--recipe", str(loaded.directory), *typed_options(only=TRAINING_HELP)]
     reproducing.run_seeds(chain, numbers, out, options)
     reproducing.show(reproducing.record(loaded, chain, numbers, out, price), out)

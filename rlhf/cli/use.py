@@ -2,13 +2,14 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from rlhf import report as reporting
 from rlhf.cli.choice import RUN_HELP, Choice, chooses_recipe
-from rlhf.cli.options import OUTPUT, PRICE, refuse_inputs
+from rlhf.cli.options import OUTPUT, PRICE, existing_files, refuse_inputs, run_directories, run_directory
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
 from rlhf.evaluation.comparison import COMPARED_POLICIES
@@ -54,7 +55,7 @@ def chat(choice: Choice, out: Path, stage: chatting.ChatStage, temperature: floa
 
 
 @click.command()
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path), callback=existing_files)
 @chooses_recipe(**RUN_HELP, out=True)
 @click.option("--prompt", help="Score answers to this prompt instead of FILES.")
 @click.option("--response", "responses", multiple=True, help="An answer to --prompt. May be repeated.")
@@ -97,18 +98,18 @@ def serve(choice: Choice, out: Path, engine: serving.Engine, host: str, port: in
 
 
 @click.command()
-@click.argument("roots", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("roots", nargs=-1, type=click.Path(path_type=Path), callback=run_directories)
 @chooses_recipe(out=True)
 @click.option("--to", type=OUTPUT, metavar="FILE", help="File of the page. [default: report.html in the first run]")
 @PRICE
-def report(choice: Choice, roots: tuple[Path, ...], out: Path, to: Path | None, price: float | None) -> None:
+def report(choice: Choice, roots: Sequence[Path], out: Path, to: Path | None, price: float | None) -> None:
     """Write an HTML page about one or several runs.
 
     ROOTS are run directories, <out>/<recipe>/<version>. Without them --hw or --recipe names the run.
     """
     if not roots:
         loaded = choice.load()
-        roots = (out / loaded.name / loaded.version,)
+        roots = [out / loaded.name / loaded.version]
     file = to or roots[0] / "report.html"
     try:
         refuse_inputs(file, reporting.data_files(roots))
@@ -119,8 +120,8 @@ def report(choice: Choice, roots: tuple[Path, ...], out: Path, to: Path | None, 
 
 
 @click.command("compare")
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
+@click.argument("a", type=click.Path(path_type=Path), callback=run_directory)
+@click.argument("b", type=click.Path(path_type=Path), callback=run_directory)
 @click.option(
     "--stage", default="ppo", show_default=True, type=click.Choice(COMPARED_POLICIES), help="Policy to compare."
 )
@@ -129,6 +130,7 @@ def report(choice: Choice, roots: tuple[Path, ...], out: Path, to: Path | None, 
     "--scored",
     multiple=True,
     type=click.Path(path_type=Path),
+    callback=existing_files,
     metavar="FILE",
     help="File of scores from `rlhf score`; give it twice, for A and then for B.",
 )

@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import openai
 
-from rlhf.errors import UserError
+from rlhf.errors import OptionError, UserError
 from rlhf.terminal import harmless
 
 TIMEOUT = 300.0  # seconds for one answer
@@ -37,7 +37,7 @@ class Endpoint:
     def __init__(self, url: str, model: str, key: str, easy: str):
         """Ask the question `easy` first. Raises UserError if the address, the key or the model is wrong."""
         if not url.startswith(("http://", "https://")):
-            raise UserError(f"--url {url}: an endpoint's address is, for example, http://127.0.0.1:8000/v1")
+            raise OptionError(f"--url {url}: an endpoint's address is, for example, http://127.0.0.1:8000/v1")
         if key and not re.fullmatch(r"[!-~]+", key):
             raise UserError("OPENAI_API_KEY holds characters that no key has")
         self.url, self.model, self.key = url.rstrip("/"), model, key

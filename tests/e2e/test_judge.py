@@ -262,19 +262,20 @@ def test_what_is_wrong_with_an_endpoint_is_one_line(root, asked, stub, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("url", "message"),
+    ("url", "expected", "message"),
     [
         (
             "http://127.0.0.1:9/v1",
+            1,
             "no endpoint answers at http://127.0.0.1:9/v1 ([Errno 111] Connection refused); start one with",
         ),
-        ("http://[nowhere/v1", "no endpoint answers at http://[nowhere/v1"),
-        ("file:///etc/passwd", "--url file:///etc/passwd: an endpoint's address is, for example,"),
+        ("http://[nowhere/v1", 1, "no endpoint answers at http://[nowhere/v1"),
+        ("file:///etc/passwd", 2, "--url file:///etc/passwd: an endpoint's address is, for example,"),
     ],
 )
-def test_an_address_without_an_endpoint_is_one_line(asked, url, message):
+def test_an_address_without_an_endpoint_is_one_line(asked, url, expected, message):
     code, _, err = asked(url)
-    assert code == 1 and message in err and len(err.splitlines()) == 1
+    assert code == expected and message in err and len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("status", [200, 400])

@@ -139,7 +139,7 @@ def test_what_was_cut_is_said(command, tmp_path):
         (("--response", "x"), 2, "name FILES to score"),
         (("{file}", "--prompt", "x", "--response", "y"), 2, "name FILES to score"),
         (("{file}", "--to", "{file}"), 2, "is the same file as"),
-        (("nowhere.jsonl",), 1, "nowhere.jsonl: no such file"),
+        (("nowhere.jsonl",), 2, "nowhere.jsonl: no such file"),
         (("{texts}",), 1, "texts without prompts and answers; score needs pairs"),
         (("{damaged}",), 1, "damaged.jsonl:2: no prompt with an answer in this row"),
     ],

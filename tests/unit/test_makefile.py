@@ -438,7 +438,7 @@ def test_the_recipe_s_device_decides_and_not_a_folder_s_name(tmp_path):
     [
         ("hw=4090", "there is no variable 'hw'. `make help-all` lists them"),
         ("FTI=12GB", "there is no variable 'FTI'. `make help-all` lists them"),
-        ("HW=4091", "HW=4091: no recipe for such hardware. `make recipes` lists them"),
+        ("HW=4091", "HW=4091: no recipe for such hardware, only for 12gb 2x4090 2xcpu 4090 8gb 8xh100 cpu h100. `make"),
         ("RECIPE=cpu-tiny", "RECIPE=cpu-tiny: no recipe.yaml there"),
         ("HW=cpu RECIPE=recipes/cpu-tiny/v1", "both choose a recipe; leave one of them out"),
         ("RESUME=y", "RESUME=y: write 1 or 0"),

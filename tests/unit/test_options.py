@@ -20,6 +20,7 @@ def command(monkeypatch, capsys, tmp_path):
     (tmp_path / "rows.jsonl").write_text("".join(LINE.replace("Hi", f"Hi {i}") for i in range(3)))
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "runs").mkdir()
     return lambda *arguments: rlhf(monkeypatch, capsys, *arguments)
 
 
@@ -43,6 +44,46 @@ def test_what_cannot_be_a_result_is_refused_before_any_work(command, name, to):
     assert {"/dev/full": "a pipe or a device", "pipe": "a pipe or a device", "folder": "is a directory"}.get(
         to, ""
     ) in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "data check absent",
+        "data check rows.jsonl absent",
+        "data check rows.jsonl --heldout absent",
+        "data show absent",
+        "data convert absent --to new.jsonl",
+        "score absent --hw cpu",
+        "report absent",
+        "report runs absent",
+        "compare absent runs",
+        "compare runs absent",
+        "compare runs runs --scored absent --scored rows.jsonl",
+        "ratings export absent --to new.jsonl",
+    ],
+)
+def test_an_absent_argument_is_a_mistake_in_the_command(command, words):
+    code, out, err = command(*words.split())
+    assert (code, out) == (2, "")
+    assert err.startswith("error: absent: no such f") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("ppo --hw cpu", "'rlhf run ppo'"),
+        ("evaluate", "'rlhf run evaluate'"),
+        ("train", "'rlhf run STAGE'"),
+        ("data-check rows.jsonl", "'rlhf data check'"),
+        ("plann", "'plan'"),
+        ("run pppo", "'ppo'"),
+    ],
+)
+def test_what_a_wrong_word_probably_means_is_said(command, words, meant):
+    code, out, err = command(*words.split())
+    assert (code, out) == (2, "")
+    assert f"Did you mean {meant}?" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("to", ["sft/summary.json", "sft/new.jsonl", "sft/adapter/x.bin", "link/summary.json"])
@@ -142,10 +183,16 @@ def test_data_of_which_nothing_is_left_ends_in_an_error(command, tmp_path, chose
     assert "rows kept" in out
 
 
-@pytest.mark.parametrize("name", ["pipe", "/dev/zero", "/dev/full", "/dev/kmsg", "\x1b[31m" + "x" * 200, "x" * 5000])
-def test_data_that_is_no_file_is_refused(command, name):
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        *((name, 1) for name in ("pipe", "/dev/zero", "/dev/full", "/dev/kmsg")),
+        *((name, 2) for name in ("\x1b[31m" + "x" * 200, "x" * 5000)),  # absent
+    ],
+)
+def test_data_that_is_no_file_is_refused(command, name, expected):
     code, _, err = command("data", "check", name)
-    assert (code, len(err.splitlines())) == (1, 1)
+    assert (code, len(err.splitlines())) == (expected, 1)
     assert "\x1b" not in err
 
 

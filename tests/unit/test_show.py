@@ -98,5 +98,5 @@ def test_the_command(monkeypatch, capsys, file):
     code, out, _ = rlhf(monkeypatch, capsys, "data", "show", file, "--only", "mojibake")
     assert code == 0 and "no row with mojibake among 40 rows; " in out
     code, _, err = rlhf(monkeypatch, capsys, "data", "show", file.with_name("none.jsonl"))
-    assert code == 1 and err.startswith("error: ") and "no such file" in err
+    assert code == 2 and err.startswith("error: ") and "no such file" in err
     assert rlhf(monkeypatch, capsys, "data", "show", file, "--only", "dull")[0] == 2

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf.errors import UserError
+from rlhf.errors import OptionError, UserError
 from rlhf.terminal import message_of
 
 Counter = Callable[[Sequence[str]], list[int]]  # texts -> the length of each
@@ -60,11 +60,11 @@ def words(texts: Sequence[str]) -> list[int]:
 def tokens(folder: str | Path) -> Counter:
     """Return a counter of a local tokenizer's tokens, without special tokens and the markers of turns.
 
-    Raises UserError when no tokenizer in the folder can be read.
+    Raises OptionError without such a folder, and UserError when no tokenizer in it can be read.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(f"--tokenizer {folder}: there is no such folder; name one that holds a tokenizer.json")
+        raise OptionError(f"--tokenizer {folder}: there is no such folder; name one that holds a tokenizer.json")
     try:
         if (folder / "tokenizer.json").is_file():  # this avoids torch and is faster
             from tokenizers import Tokenizer
