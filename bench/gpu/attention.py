@@ -81,7 +81,7 @@ def collect(context: Context, loaded: Any) -> list[Call]:
         with recording(name, note):
             yield
 
-    with mock.patch("rlhf.rollout.engine.GRAPHS", False):
+    with mock.patch("rlhf.rollout.decoding.GRAPHS", False):
         sample(shared.base, prompts, codec, sampling, phase=phase)
     return list(calls.values())
 

@@ -1,5 +1,6 @@
 """Responses that grow by a token at a time: which token is drawn, and what is kept of it."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ class Sampling:
     response_length: int
     temperature: float
     batch_size: int  # responses decoded together; changes memory, speed and rounding
+    samples_per_prompt: int = 1  # responses to each prompt
     top_p: float = 1.0  # below 1: draw from the fewest tokens that together have this probability
     merged: bool = False  # decode with copies of the weights that have the adapter in them
     four_bit: FourBit = "library"  # see rlhf.models.decoding_layers.four_bit_weights
@@ -33,7 +35,7 @@ class Sampling:
 ValueFn = Callable[[Tensor], Tensor]  # hidden states (B, H) -> (B,)
 
 
-class Responses:
+class Responses(ABC):
     """Responses to one batch of prompts while they grow. All state lives in tensors that steps change in place.
 
     With several rows of `uniforms` for each prompt, as many responses to it are decoded side by side.
@@ -52,6 +54,13 @@ class Responses:
         self.logprobs, self.values = torch.zeros(2, batch_size, self.room, device=device)
         self.rows = torch.arange(batch_size, device=device)  # rows of the batch that are still decoded
         self.results = [x.clone() for x in (self.tokens, self.logprobs, self.values)]  # of the whole batch
+
+    @abstractmethod
+    def run(self) -> list[Tensor]:
+        """Decode to the end. Return tokens (B, R), padding after EOS, their log-probabilities and values, each (B, R).
+
+        Log-probabilities and values after EOS have no meaning.
+        """
 
     def steps(self) -> Iterable[int]:
         """Return the numbers of the decoding steps: the slots after the first, which the prefill has filled."""
@@ -77,11 +86,12 @@ class Responses:
 
     def _keep(self, rows: Tensor) -> None:
         """Store the results of all rows, and continue with some of them."""
-        self._deliver()
+        self.deliver()
         for name in ("rows", "uniforms", "tokens", "logprobs", "values", "ended"):
             setattr(self, name, getattr(self, name)[rows])
 
-    def _deliver(self) -> None:
+    def deliver(self) -> None:
+        """Copy what the rows that are still decoded have so far into the results of the whole batch."""
         for whole, part in zip(self.results, (self.tokens, self.logprobs, self.values), strict=True):
             whole[self.rows] = part
 

@@ -37,10 +37,6 @@ class TrunkDecoding(Responses):
         self.layout = DecodingLayout(prefilled, copies, self.room)
 
     def run(self) -> list[Tensor]:
-        """Decode to the end. Return tokens (B, R), padding after EOS, their log-probabilities and values, each (B, R).
-
-        Log-probabilities and values after EOS have no meaning.
-        """
         for _ in self.steps():
             left, half = int((~self.ended).sum()), len(self.rows) // 2
             if left == 0:
@@ -52,7 +48,7 @@ class TrunkDecoding(Responses):
             newest = self.tokens.index_select(1, self.step)
             self.step += 1
             self._draw(self.trunk.decode(self.role, newest, self.layout))
-        self._deliver()
+        self.deliver()
         return self.results
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -73,7 +73,8 @@ class Client:
     def sample(
         self, prompts: Sequence[list[int]], codec: SpecialIds, sampling: Sampling, device: torch.device | None = None
     ) -> Rollout:
-        """Sample one response per prompt, in their order; each has its own seed from torch's generator."""
+        """Sample responses to prompts, in their order; each has its own seed from torch's generator."""
+        prompts = [prompt for prompt in prompts for _ in range(sampling.samples_per_prompt)]
         seeds = torch.randint(2**31, (len(prompts),)).tolist()
         with ThreadPoolExecutor(sampling.batch_size) as pool:
             answers = list(pool.map(lambda ids, seed: self._complete(ids, seed, codec, sampling), prompts, seeds))

@@ -302,7 +302,7 @@ def test_responses_that_share_a_prefill_are_those_of_repeated_prompts(run, codec
     torch.manual_seed(5)
     plain = sample(made.shared.base, [p for p in prompts for _ in range(4)], codec, settings)
     torch.manual_seed(5)
-    shared = sample(made.shared.base, prompts, codec, settings, copies=4)
+    shared = sample(made.shared.base, prompts, codec, replace(settings, samples_per_prompt=4))
     assert torch.equal(plain.ids, shared.ids) and torch.equal(plain.response_length, shared.response_length)
     assert plain.logprobs is not None and shared.logprobs is not None
     assert (plain.logprobs - shared.logprobs)[plain.mask].abs().max() < 1e-5
@@ -316,7 +316,7 @@ def test_a_prompt_is_computed_once_for_all_its_responses(run, codec, monkeypatch
     handle = decoder.register_forward_pre_hook(
         lambda _, args, kwargs: rows.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    sample(made.shared.base, [[1, 7, 8, 9]] * 2, codec, Sampling(64, 3, 1.0, 8), copies=4)
+    sample(made.shared.base, [[1, 7, 8, 9]] * 2, codec, Sampling(64, 3, 1.0, 8, samples_per_prompt=4))
     handle.remove()
     assert rows[0] == (2, 4) and all(shape == (8, 1) for shape in rows[1:2])
 

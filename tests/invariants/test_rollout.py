@@ -11,9 +11,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from rlhf.data.batch import Rollout
-from rlhf.rollout import engine
 from rlhf.rollout.cache import CacheLayer
-from rlhf.rollout.engine import Window, sample
+from rlhf.rollout.decoding import (
+    FEW_KERNELS_BY_DEVICE,
+    STEPS_BETWEEN_CHECKS_BY_DEVICE,
+    WINDOW_BY_DEVICE,
+    Decoding,
+    Window,
+    attention,
+    fast_layers,
+    round_up,
+)
+from rlhf.rollout.engine import sample
 from rlhf.rollout.responses import Sampling, draw_tokens
 from tests.decoding_models import activated, adapted
 from tests.oracle.dense import token_logprobs
@@ -70,12 +79,10 @@ def responses(found: Rollout) -> list[list[int]]:
     return [row[mask].tolist() for row, mask in zip(found.tokens, found.mask, strict=True)]
 
 
-@pytest.mark.parametrize(
-    "window", [Window(0, 1, 1), Window(0, 7, 1), Window(0, 64, 1), engine.WINDOW_BY_DEVICE["cuda"]]
-)
+@pytest.mark.parametrize("window", [Window(0, 1, 1), Window(0, 7, 1), Window(0, 64, 1), WINDOW_BY_DEVICE["cuda"]])
 def test_greedy_tokens_are_those_of_generate(model, monkeypatch, window):
     """One prompt at a time there, all together here: with padding before them, and rows that end early."""
-    monkeypatch.setitem(engine.WINDOW_BY_DEVICE, "cpu", window)
+    monkeypatch.setitem(WINDOW_BY_DEVICE, "cpu", window)
     rows = prompts(12)
     settings = GenerationConfig(do_sample=False, max_new_tokens=40, eos_token_id=EOS, pad_token_id=PAD)
     expected = []
@@ -93,7 +100,7 @@ def test_padding_is_left_out_by_every_attention(model, monkeypatch, attention, f
     """Also where the mask is a bias that is added to scores, as eager attention and CUDA take it."""
     rows = prompts(12)
     expected = responses(drawn(model, rows, batch_size=1))
-    monkeypatch.setitem(engine.FEW_KERNELS_BY_DEVICE, "cpu", few_kernels)
+    monkeypatch.setitem(FEW_KERNELS_BY_DEVICE, "cpu", few_kernels)
     monkeypatch.setattr(model.config, "_attn_implementation_internal", attention)
     assert responses(drawn(model, rows, batch_size=12)) == expected
 
@@ -134,13 +141,13 @@ def test_an_observer_sees_the_states_that_tokens_are_drawn_from(model):
 
 def test_rows_that_ended_are_no_longer_decoded(model, monkeypatch):
     sizes = []
-    forward = engine._Decoding._forward
+    forward = Decoding._forward
 
     def counted(self, ids, positions, mask):
         sizes.append(len(ids))
         return forward(self, ids, positions, mask)
 
-    monkeypatch.setattr(engine._Decoding, "_forward", counted)
+    monkeypatch.setattr(Decoding, "_forward", counted)
     rows = prompts(32)
     found = drawn(model, rows, batch_size=32, response_length=200)
     assert sizes == sorted(sizes, reverse=True)
@@ -153,28 +160,28 @@ def test_rows_that_ended_are_no_longer_decoded(model, monkeypatch):
 def test_windows_on_cuda(width, windows):
     """One for 128 or 256 steps of a prompt that is padded to 384, and for any prompt one every 256 steps."""
     room = 128 if width > 100 else 528
-    rule = engine.WINDOW_BY_DEVICE["cuda"]
+    rule = WINDOW_BY_DEVICE["cuda"]
     decoding: Any = SimpleNamespace(width=width, room=room, window_rule=rule)
-    decoding.layers = [CacheLayer(engine._round_up(width + room, rule.whole))]
+    decoding.layers = [CacheLayer(round_up(width + room, rule.whole))]
     decoding.layers[0].window = width
-    opened = [step for step in range(1, room) if engine._Decoding.open_window(decoding, step)]
+    opened = [step for step in range(1, room) if Decoding.open_window(decoding, step)]
     assert len(opened) == len(windows)
     assert decoding.layers[0].window == max(windows)
 
 
 def test_rows_are_dropped_for_a_capture_only_if_they_save_one(model, monkeypatch):
     """Keys and values of 3 layers, 2 heads of 8 numbers, float32: 384 bytes per slot and row."""
-    decoding = engine._Decoding(model, [[5] * 20] * 8, torch.rand(8, 40), Sampling(20, 40, 1.0, 8), Ids(), None)
+    decoding = Decoding(model, [[5] * 20] * 8, torch.rand(8, 40), Sampling(20, 40, 1.0, 8), Ids(), None)
     decoding.open_window(1)
     assert decoding.layers[0].window == 60
     assert not decoding._worth_dropping(10, 5)
     assert decoding._worth_dropping(10, 4)
     decoding.capture = True
     saved = 384 * 60 * 4 * 30  # four rows in 30 steps
-    monkeypatch.setattr(engine, "CAPTURE_BYTES", saved - 1)
+    monkeypatch.setattr("rlhf.rollout.decoding.CAPTURE_BYTES", saved - 1)
     assert decoding._worth_dropping(10, 4)
     assert not decoding._worth_dropping(11, 4)
-    monkeypatch.setattr(engine, "CAPTURE_BYTES", saved)
+    monkeypatch.setattr("rlhf.rollout.decoding.CAPTURE_BYTES", saved)
     assert not decoding._worth_dropping(10, 4)
 
 
@@ -198,7 +205,7 @@ def test_cheaper_forward_passes_sample_the_same_tokens(monkeypatch, role, few_ke
     for temperature in (0.0, 1.0):
         expected = drawn(base, rows, temperature=temperature, **how)
         with monkeypatch.context() as patch:
-            patch.setitem(engine.FEW_KERNELS_BY_DEVICE, "cpu", few_kernels)
+            patch.setitem(FEW_KERNELS_BY_DEVICE, "cpu", few_kernels)
             found = drawn(base, rows, temperature=temperature, **how, **changes)
         assert responses(found) == responses(expected)
         assert (logprobs(found) - logprobs(expected))[found.mask].abs().max() < 1e-4
@@ -210,9 +217,9 @@ def test_cheaper_forward_passes_sample_the_same_tokens(monkeypatch, role, few_ke
 def test_divided_weights_are_left_alone(monkeypatch):
     """What an engine of transformers' Trainer has divided among ranks is not whole outside its own forward passes."""
     base = activated(adapted(torch.float32), "policy")
-    monkeypatch.setitem(engine.FEW_KERNELS_BY_DEVICE, "cpu", True)
+    monkeypatch.setitem(FEW_KERNELS_BY_DEVICE, "cpu", True)
     for whole in (True, False):
-        with engine.fast_layers(base, Sampling(8, 8, 1.0, 8, merged=True), whole):
+        with fast_layers(base, Sampling(8, 8, 1.0, 8, merged=True), whole):
             assert any("forward" in module.__dict__ for module in base.modules()) == whole
 
 
@@ -221,13 +228,13 @@ def test_looking_less_often_changes_nothing(model, monkeypatch, every):
     """On CUDA the engine looks every 8 steps whether rows have ended."""
     rows = prompts(32)
     often = drawn(model, rows, batch_size=32, response_length=60)
-    monkeypatch.setitem(engine.STEPS_BETWEEN_CHECKS_BY_DEVICE, "cpu", every)
+    monkeypatch.setitem(STEPS_BETWEEN_CHECKS_BY_DEVICE, "cpu", every)
     assert responses(drawn(model, rows, batch_size=32, response_length=60)) == responses(often)
 
 
 def test_a_decoding_step_can_be_captured_as_a_graph(model):
     """It changes tensors in place and nothing else, and never asks the device for a number."""
-    decoding = engine._Decoding(model, prompts(4), torch.rand(4, 30), Sampling(30, 30, 1.0, 4), Ids(), None)
+    decoding = Decoding(model, prompts(4), torch.rand(4, 30), Sampling(30, 30, 1.0, 4), Ids(), None)
     for layer in decoding.layers:
         layer.window = decoding.width + decoding.room
     asked: list[str] = []
@@ -258,7 +265,7 @@ def test_captured_steps_draw_the_tokens_of_plain_ones(model, monkeypatch):
     on_gpu = copy.deepcopy(model).cuda()
     rows = prompts(32)
     captured = responses(drawn(on_gpu, rows, batch_size=32, response_length=200))
-    monkeypatch.setattr(engine, "GRAPHS", False)
+    monkeypatch.setattr("rlhf.rollout.decoding.GRAPHS", False)
     assert responses(drawn(on_gpu, rows, batch_size=32, response_length=200)) == captured
 
 
@@ -293,6 +300,6 @@ def test_the_usual_attention_comes_back_after_sampling(model, monkeypatch):
     used: list[str] = []
     monkeypatch.setattr(model, "set_attn_implementation", used.append)
     monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
-    with engine._attention(model, "sdpa"):
+    with attention(model, "sdpa"):
         assert used == ["sdpa"]
     assert used == ["sdpa", "flash_attention_2"]

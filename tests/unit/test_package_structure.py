@@ -73,6 +73,8 @@ def test_imports_point_down(file):
 )
 def test_what_needs_no_model_starts_without_torch(tmp_path, arguments):
     (tmp_path / "rows.jsonl").write_text('{"instruction": "Add 2 and 3.", "output": "5"}\n')
+    for name in ("runs", "runs-a", "runs-b"):
+        (tmp_path / name).mkdir()
     code = f"import sys; from rlhf import cli; sys.argv = {['rlhf', *arguments]!r}\n"
     code += "try: cli.main()\nexcept SystemExit as end: assert end.code != 2, end\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})

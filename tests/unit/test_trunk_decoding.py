@@ -45,13 +45,13 @@ def sampled(peft: Any, trunk: Trunk | None, role: str = "policy", **changes: Any
         peft.base_model.enable_adapter_layers()
         peft.base_model.set_adapter(role, inference_mode=True)
     torch.manual_seed(3)
-    sampling = Sampling(8, ROOM, settings["temperature"], settings["batch_size"])
+    sampling = Sampling(8, ROOM, settings["temperature"], settings["batch_size"], settings["copies"])
     codec: Any = Ids(settings["eos_id"])
     draw = partial(sample, base, settings["prompts"], codec, sampling, lambda hidden: hidden @ head[2])
     if trunk is None:
-        return draw(copies=settings["copies"])
+        return draw()
     with trunk.merging(role):
-        return draw(copies=settings["copies"], trunk=RoleTrunk(trunk, role))
+        return draw(trunk=RoleTrunk(trunk, role))
 
 
 @pytest.mark.parametrize("role", ["policy", "base"])

@@ -132,23 +132,15 @@ class Session:
     def sample(self, indices: Sequence[int], value_fn: ValueFn | None = None) -> Rollout:
         """Sample the policy's responses to training prompts, those to one prompt side by side."""
         batch, copies = [self.encoded[i] for i in indices], self.options.samples_per_prompt
+        sampling = replace(self.sampling, samples_per_prompt=copies)
         if self.client is not None:
             folder = self.run.path / "sampling"
             save_adapter(self.shared.peft, self.run, folder, adapter="policy")
             with self.client.adapter(folder):
-                repeated = [prompt for prompt in batch for _ in range(copies)]
-                return self.client.sample(repeated, self.codec, self.sampling, self.device)
+                return self.client.sample(batch, self.codec, sampling, self.device)
         with self.shared.role("policy"):
-            rollout = sample(
-                self.shared.base,
-                batch,
-                self.codec,
-                self.sampling,
-                value_fn,
-                self.phase,
-                copies=copies,
-                trunk=self.shared.role_trunk,
-            )
+            trunk = self.shared.role_trunk
+            rollout = sample(self.shared.base, batch, self.codec, sampling, value_fn, phase=self.phase, trunk=trunk)
         if self.shared.lean_trunk is None or copies == 1:
             return rollout
         return replace(rollout, groups=torch.arange(len(batch), device=self.device).repeat_interleave(copies))
