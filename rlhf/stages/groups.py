@@ -41,11 +41,9 @@ from rlhf.run.directory import Run
 from rlhf.stages.online import scoring
 from rlhf.stages.online.reward_sum import ByName
 from rlhf.stages.online.scoring import ScoreNorm
-from rlhf.stages.online.session import Session, prompt_order
+from rlhf.stages.online.session import Session
 from rlhf.stages.online.train_state import TrainState
 from rlhf.stages.result import Result
-
-ANOTHER_ORDER = 1_000_003  # added to the seed for prompts that replace others: an order of their own
 
 
 @dataclass(kw_only=True)
@@ -118,14 +116,13 @@ def sample_and_reward(session: Session, learner: "Learner", step: int) -> Reward
         with session.phase("score"):
             return reward(session, learner, rollout, prompt_indices)
 
-    result = responses_to(session.step_prompts(step))
+    result = responses_to(session.prompts.of_step(step))
     for attempt in range(options.resample_groups):
         informative = has_signal(learner.grouped(result.rewards)).nonzero().squeeze(1)
         missing = options.batch_size // options.num_generations - len(informative)
         if not missing:
             break
-        seed = session.recipe.seed + ANOTHER_ORDER * (attempt + 1)
-        more = responses_to(prompt_order(len(session.prompts), step, missing, seed))
+        more = responses_to(session.prompts.replacements(step, attempt, missing))
         rows = (informative[:, None] * options.num_generations + torch.arange(options.num_generations)).flatten()
         first = result.rollout.rows(rows.to(session.device)) if len(rows) else None
         result = Rewarded(
@@ -145,7 +142,7 @@ def reward(session: Session, learner: "Learner", rollout: Rollout, prompt_indice
     assert session.reward_sum is not None
     rollout = scoring.with_lower_states(shared, rollout, options.score_rows)
     scores = scoring.reward_scores(shared, rollout, options.score_rows).cpu() if options.model_scores else None
-    prompts = [session.prompts[i] for i in prompt_indices for _ in range(options.num_generations)]
+    prompts = [session.prompts.train[i] for i in prompt_indices for _ in range(options.num_generations)]
     texts = [codec.decode(tokens[mask].tolist()) for tokens, mask in zip(rollout.tokens, rollout.mask, strict=True)]
     by_name = session.reward_sum.per_response(prompts, texts, scores)
     ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()

@@ -22,8 +22,9 @@ from rlhf.objectives.masked import masked_mean
 from rlhf.rollout.engine import sample
 from rlhf.rollout.responses import Sampling
 from rlhf.run.directory import Run
+from rlhf.stages.online.prompts import prompt_order
 from rlhf.stages.online.scoring import ScoreNorm, score_norm
-from rlhf.stages.online.session import prompt_order, sampling_settings
+from rlhf.stages.online.session import sampling_settings
 from rlhf.stages.online.train_state import read_state
 from rlhf.stages.ppo import SIGMOID_NORM, Batch, Learner, batch_metrics, make_batch
 from tests.conftest import noted, small

@@ -27,6 +27,7 @@ from rlhf.run.checkpoints import with_resume_advice
 from rlhf.run.directory import Run
 from rlhf.stages.online import scoring
 from rlhf.stages.online.checkpoints import choose_online_checkpoints
+from rlhf.stages.online.prompts import OnlinePrompts
 from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.train_state import SavedState, TrainState, read_state
@@ -49,7 +50,8 @@ class Session:
         self.rm_dir = run.folder_of("rm")
         self.sampling = sampling_settings(options)
         self.client = vllm.Client(options.vllm_url) if options.vllm_url else None
-        self._read_prompts()
+        self.codec = load_codec(run)
+        self.prompts, self.reward_sum = self._read_prompts()
         torch.manual_seed(self.recipe.seed)
         with self.phase("load"):
             self.shared = self._load_models()
@@ -58,18 +60,16 @@ class Session:
         self.policy_samples: PolicySamples | None = None
         self._saved = self._read_checkpoint()
 
-    def _read_prompts(self) -> None:
-        """Read the prompts for training, for choosing checkpoints and for reporting, and the rewards of functions."""
-        corpus, options = load.load(self.run), self.options
-        self.codec = load_codec(self.run)
-        self.split, self.reward_sum = corpus.prompts(self.run.stage), None
+    def _read_prompts(self) -> tuple[OnlinePrompts, RewardSum | None]:
+        """Return the prompts, and the rewards of RLOO and GRPO."""
+        stage, options, corpus = self.run.stage, self.options, load.load(self.run)
+        split, reward_sum = corpus.prompts(stage), None
         if isinstance(options, Group):
-            self.reward_sum = RewardSum(self.run.stage, options, corpus.answers(), self.codec)
-            self.split = self.reward_sum.usable(self.split)
-        self.prompts = self.split.train[: options.max_samples]
-        self.encoded, cut = self.codec.encode_prompts(self.prompts, options.max_prompt_length)
-        self.run.describe(cuts={"prompts_cut": cut})
-        self.validation = self.split.validation[: options.max_eval_samples]
+            reward_sum = RewardSum(stage, options, corpus.answers(), self.codec)
+            split = reward_sum.usable(split)
+        prompts = OnlinePrompts(split, self.codec, options, self.recipe.seed)
+        self.run.describe(cuts={"prompts_cut": prompts.cut})
+        return prompts, reward_sum
 
     def _load_models(self) -> SharedBase:
         """Return the base with the roles that all methods need; a learner adds a critic."""
@@ -120,18 +120,13 @@ class Session:
         """Measure time and memory of a block under this name."""
         return self.telemetry.phase(name)
 
-    def step_prompts(self, step: int) -> list[int]:
-        """Return the indices of the training prompts of a step."""
-        count = self.options.batch_size // self.options.samples_per_prompt
-        return prompt_order(len(self.prompts), step, count, self.recipe.seed)
-
     def sample_step(self, step: int, value_fn: ValueFn | None = None) -> Rollout:
         """Sample the policy's responses to the prompts of a step; `value_fn` is applied to the hidden states."""
-        return self.sample(self.step_prompts(step), value_fn)
+        return self.sample(self.prompts.of_step(step), value_fn)
 
     def sample(self, indices: Sequence[int], value_fn: ValueFn | None = None) -> Rollout:
         """Sample the policy's responses to training prompts, those to one prompt side by side."""
-        batch, copies = [self.encoded[i] for i in indices], self.options.samples_per_prompt
+        batch, copies = [self.prompts.ids[i] for i in indices], self.options.samples_per_prompt
         sampling = replace(self.sampling, samples_per_prompt=copies)
         if self.client is not None:
             folder = self.run.path / "sampling"
@@ -147,7 +142,7 @@ class Session:
 
     def evaluate(self, role: Role, prompts: Sequence[load.Prompt] | None = None) -> PolicySamples:
         """Measure a role on held-out prompts; by default on those that choose checkpoints."""
-        prompts = self.validation if prompts is None else prompts
+        prompts = self.prompts.validation if prompts is None else prompts
         truth = self.recipe.data.has_true_reward
         judge = self.reward_sum.judge if self.reward_sum else None
         seed = self.recipe.seed
@@ -170,7 +165,7 @@ class Session:
             self.policy_samples = self.evaluate("policy")
             gains = gains_over_sft(self.reference_samples, self.policy_samples)
             metrics |= {f"eval/{name}": value for name, value in gains.items()}
-            rows = zip(self.validation[:LOGGED_PROMPTS], self.policy_samples.texts, strict=False)
+            rows = zip(self.prompts.validation[:LOGGED_PROMPTS], self.policy_samples.texts, strict=False)
             run.logs.samples(done, [{"prompt": self.codec.prompt_text(p), "response": text} for p, text in rows])
         if last or done % options.logging_steps == 0:
             run.logs.metrics(done, metrics)
@@ -196,9 +191,9 @@ class Session:
             state.take_policy(run.checkpoints.of(best))
             self.policy_samples = None
         save_adapter(self.shared.peft, run, run.path / "adapter", adapter="policy")
-        test = self.split.heldout[: options.max_eval_samples]
+        test = self.prompts.test
         before, after = self.reference_samples, self.policy_samples
-        if self.split.has_validation:
+        if self.prompts.has_validation:
             before, after = self.evaluate("reference", test), self.evaluate("policy", test)
         elif after is None:  # also the case when a resumed run had already taken its last step
             after = self.evaluate("policy")
@@ -216,20 +211,3 @@ def sampling_settings(options: OnlineOptions) -> Sampling:
         merged=options.rollout_weights == "merged",
         four_bit=options.rollout_4bit,
     )
-
-
-def prompt_order(count: int, step: int, batch_size: int, seed: int) -> list[int]:
-    """Return the indices of one step's prompts: epoch after epoch, each in an order of its own.
-
-    The order is a function of seed and step, so that a resumed run continues with the same prompts. The second epoch of
-    a seed has the order of the first epoch of the next seed; released results depend on it.
-    """
-    orders: dict[int, list[int]] = {}
-
-    def at(position: int) -> int:
-        epoch = position // count
-        if epoch not in orders:
-            orders[epoch] = torch.randperm(count, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
-        return orders[epoch][position % count]
-
-    return [at(position) for position in range(step * batch_size, (step + 1) * batch_size)]

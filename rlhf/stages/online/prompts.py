@@ -1,0 +1,52 @@
+"""Prompts of a stage that learns from its own samples: those of each step, and the held-out ones."""
+
+import torch
+
+from rlhf.data.load import Prompt, Split
+from rlhf.data.tokenize import Codec
+from rlhf.recipe import OnlineOptions
+
+ANOTHER_ORDER = 1_000_003  # added to the seed for prompts that replace others: an order of their own
+
+
+class OnlinePrompts:
+    """Training prompts with their token ids, and held-out prompts.
+
+    train: prompts to sample responses to; `ids` are their token ids, `cut` of them shortened.
+    validation: prompts that choose checkpoints.
+    test: prompts on which the result is reported; the same ones unless the recipe sets validation apart.
+    """
+
+    def __init__(self, split: Split[Prompt], codec: Codec, options: OnlineOptions, seed: int):
+        self.options, self.seed = options, seed
+        self.train = split.train[: options.max_samples]
+        self.ids, self.cut = codec.encode_prompts(self.train, options.max_prompt_length)
+        self.validation = split.validation[: options.max_eval_samples]
+        self.test = split.heldout[: options.max_eval_samples]
+        self.has_validation = split.has_validation
+
+    def of_step(self, step: int) -> list[int]:
+        """Return the indices of the training prompts of a step."""
+        count = self.options.batch_size // self.options.samples_per_prompt
+        return prompt_order(len(self.train), step, count, self.seed)
+
+    def replacements(self, step: int, attempt: int, count: int) -> list[int]:
+        """Return the indices of training prompts that replace `count` prompts of a step; other ones at each attempt."""
+        return prompt_order(len(self.train), step, count, self.seed + ANOTHER_ORDER * (attempt + 1))
+
+
+def prompt_order(count: int, step: int, batch_size: int, seed: int) -> list[int]:
+    """Return the indices of one step's prompts among `count`: epoch after epoch, each in an order of its own.
+
+    The order is a function of seed and step, so that a resumed run continues with the same prompts. The second epoch of
+    a seed has the order of the first epoch of the next seed; released results depend on it.
+    """
+    orders: dict[int, list[int]] = {}
+
+    def at(position: int) -> int:
+        epoch = position // count
+        if epoch not in orders:
+            orders[epoch] = torch.randperm(count, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+        return orders[epoch][position % count]
+
+    return [at(position) for position in range(step * batch_size, (step + 1) * batch_size)]
