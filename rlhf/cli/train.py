@@ -158,7 +158,7 @@ def _command(stage: StageName, more_data: Sequence[str], *leave_out: str) -> lis
 
 def _report_done(run: Run) -> bool:
     """Return whether a stage is finished, here or in another root; print where."""
-    path = run.elsewhere(run.stage) or (run.path if run.done() is not None else None)
+    path = run.parents.elsewhere(run.stage) or (run.path if run.done() is not None else None)
     if path:
         console.OUT.print(f"{run.stage}: done ({path})", markup=False)
     return path is not None

@@ -189,7 +189,7 @@ def load(run: Run) -> Corpus:
         say(f"{run.stage}: {rows.report.summary()}: {first} … (all in manifest.json)")
     earlier = {run.path: run.resumed_data}
     for parent in recipes.parents(recipe, run.stage):
-        folder = run.folder_of(parent)
+        folder = run.parents.folder(parent)
         manifest = read(folder / "manifest.json", Manifest)
         earlier[folder] = manifest.data if manifest else None
     for path, parent_data in earlier.items():

@@ -50,7 +50,7 @@ def load_codec(run: Run) -> Codec:
     if settings.source == "words":
         assert settings.vocab_size
         return Codec(tokenize.words(settings.vocab_size), settings.template)
-    name = str(run.folder_of("pretrain") / "model") if settings.source == "train" else str(settings.name)
+    name = str(run.parents.folder("pretrain") / "model") if settings.source == "train" else str(settings.name)
     base: records.ModelConfig | None = None
     if run.loaded.recipe.model.source in ("pretrain", "local"):  # the tokenizer's class reads it too
         base = reader.read(Path(base_name(run)) / "config.json", records.ModelConfig)
@@ -85,7 +85,7 @@ def base_name(run: Run) -> str:
     model = run.loaded.recipe.model
     if model.source == "random":
         return "random weights"
-    return str((run.folder_of("pretrain") / "model").resolve()) if model.source == "pretrain" else str(model.name)
+    return str((run.parents.folder("pretrain") / "model").resolve()) if model.source == "pretrain" else str(model.name)
 
 
 def load_base(run: Run, device: torch.device, head: ModelHead = "lm", quantize: bool = True) -> PreTrainedModel:

@@ -15,30 +15,28 @@ import platform
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from rlhf import recipe as recipes
 from rlhf.errors import ParentMissing, UserError
 from rlhf.files import finite, free_name, sha256, sync_tree, write_json
-from rlhf.recipe import PinnedRecipe, PolicyName, StageName
-from rlhf.run import other_settings, reader, records
+from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.run import reader, records
 from rlhf.run.checkpoints import Checkpoints, checkpoint_step, holds_no_work
 from rlhf.run.finished import (
     REMADE,
     check_result,
     data_file,
-    read_manifest,
     read_summary,
     result_files,
     result_hash,
-    stage_folder,
-    verified,
 )
 from rlhf.run.lock import locked, make_root
 from rlhf.run.logs import LOGS, Logs
 from rlhf.run.measured import comparable_values, figure_record, figures
+from rlhf.run.parents import Parents
 from rlhf.run.provenance import code_version, package_versions
 from rlhf.run.records import SCHEMA
 from rlhf.terminal import say
@@ -58,8 +56,8 @@ class Run:
         """
         self.loaded, self.stage, self.is_main = loaded, stage, is_main
         self.root = out / loaded.name / loaded.version
-        self.reuse_root = reuse / loaded.name / loaded.version if reuse else None
         self.path = self.root / stage
+        self.parents = Parents(loaded, stage, self.root, reuse / loaded.name / loaded.version if reuse else None)
         self.resumed_from: Path | None = None
         self.resumed_data: records.DataRead | None = None  # the data of the run that is resumed
         self.logs = Logs(self.path, is_main)
@@ -79,45 +77,22 @@ class Run:
         summary = read_summary(self.path)
         if summary is None:
             return None
-        manifest = self._check_same_settings(self.path, self.stage)
+        manifest = self.parents.check_same_settings(self.path, self.stage)
         check_result(self.path, summary, largest=LARGE)
-        hashes = self._parent_hashes()
+        hashes = self.parents.hashes()
         changed: list[str] = [name for name, digest in hashes.items() if manifest.parents.get(name) != digest]
         changed += [file.name for file in (manifest.data.files if manifest.data else []) if self._changed(file)]
         if changed and self.stage not in REMADE:
-            raise UserError(f"{self.path} was made from another {', '.join(changed)}; {self._another_place()}")
+            raise UserError(f"{self.path} was made from another {', '.join(changed)}; {self.parents.another_place()}")
         return None if changed or manifest.parents.keys() != hashes.keys() else summary
-
-    def folder_of(self, stage: StageName) -> Path:
-        """Return the directory of a stage: below this run's root if it exists there, else below `reuse`."""
-        if self.reuse_root is None or (self.root / stage).exists():
-            return stage_folder(self.root, stage)
-        return stage_folder(self.reuse_root, stage)
-
-    def require_parent(self, stage: StageName) -> Path:
-        """Return the verified directory of an earlier stage. Raises ParentMissing or UserError.
-
-        The stage must be finished, and its settings must agree with ours.
-        """
-        path = self.folder_of(stage)
-        if not (path / "summary.json").exists():
-            raise ParentMissing(self.stage, stage, path, (path / "manifest.json").exists())
-        manifest = self._check_same_settings(path, stage)
-        unnamed = [name for name in recipes.parents(self.loaded.recipe, stage) if name not in manifest.parents]
-        if unnamed:
-            raise UserError(
-                f"{path}/manifest.json does not name its parent {unnamed[0]}; move {path} away and run {stage} again"
-            )
-        verified(path.parent, stage)
-        return path
 
     def step_to_resume(self) -> int | None:
         """Return the step of the checkpoint from which this run could continue; None without one of these settings."""
         manifest = self._unfinished() if self.checkpoints.steps() else None
         if (
             manifest is None
-            or not self._has_our_settings(manifest, self.stage)
-            or manifest.parents != self._parent_hashes()
+            or not self.parents.has_our_settings(manifest, self.stage)
+            or manifest.parents != self.parents.hashes()
         ):
             return None
         latest = self.checkpoints.latest()
@@ -141,8 +116,8 @@ class Run:
             "stage": self.stage,
             "seed": self.loaded.recipe.seed,
             "settings": recipes.settings(self.loaded.recipe, self.stage),
-            "parents": self._parent_hashes(),
-            "parents_from": self._parent_folders(),
+            "parents": self.parents.hashes(),
+            "parents_from": self.parents.folders_elsewhere(),
             "code": code_version(),
             "packages": package_versions(),
             "python": platform.python_version(),
@@ -243,17 +218,6 @@ class Run:
         """Return the seconds that the stage has taken, those before it was resumed included."""
         return round(self._spent + time.monotonic() - self._started, 3)
 
-    def _parent_hashes(self) -> dict[StageName, str]:
-        """Return the hash of each parent's summary, which in turn names the hashes of its result.
-
-        The trained policies are parents of an evaluation.
-        """
-        names = recipes.parents(self.loaded.recipe, self.stage)
-        if self.stage == "evaluate":
-            names += self.trained_policies()
-        summaries = {name: self.folder_of(name) / "summary.json" for name in names}
-        return {name: sha256(summary) for name, summary in summaries.items() if summary.exists()}
-
     def _checkpoint_to_resume(self) -> records.Checkpoint | None:
         """Return the record of the checkpoint that this run continues from, and take over its manifest and times.
 
@@ -261,8 +225,8 @@ class Run:
         """
         if self._unfinished() is None:
             return None
-        manifest = self._check_same_settings(self.path, self.stage)
-        if manifest.parents != self._parent_hashes():
+        manifest = self.parents.check_same_settings(self.path, self.stage)
+        if manifest.parents != self.parents.hashes():
             raise UserError(f"{self.path} was begun from other parents; run {self.stage} without --resume")
         self.resumed_from = self.checkpoints.latest()
         if self.resumed_from is None:
@@ -298,55 +262,6 @@ class Run:
         path = data_file(self.root, file.name)
         return path.is_file() and sha256(path) != file.sha256
 
-    def _parent_folders(self) -> dict[str, str]:
-        """Return the directories of parents below another root, relative to this run's root."""
-        folders = {name: self.folder_of(name) for name in self._parent_hashes()}
-        root = self.root.resolve()
-        return {
-            name: os.path.relpath(folder.resolve(), root)
-            for name, folder in folders.items()
-            if folder != self.root / name
-        }
-
-    def trained_policies(self) -> list[PolicyName]:
-        """Return the finished stages whose policies an evaluation compares with SFT."""
-        finished = [stage for stage in recipes.POLICIES if (self.root / stage / "summary.json").exists()]
-        return [stage for stage in recipes.POLICIES if stage in finished or self.elsewhere(stage)]
-
-    def elsewhere(self, stage: StageName) -> Path | None:
-        """Return the directory in which another root has finished a stage with the same settings, or None."""
-        path = self.folder_of(stage)
-        if path == self.root / stage or not (path / "summary.json").exists():
-            return None
-        return path if self._has_our_settings(read_manifest(path), stage) else None
-
-    def _has_our_settings(self, manifest: records.Manifest, stage: StageName) -> bool:
-        """Return whether a stage was made with the settings that this recipe has for it."""
-        return not recipes.differences(manifest.settings.plain(), recipes.settings(self.loaded.recipe, stage))
-
-    def _check_same_settings(self, path: Path, stage: StageName) -> records.Manifest:
-        """Return the manifest of a stage. Raises UserError if its settings differ from ours."""
-        manifest = read_manifest(path)
-        made, expected = manifest.settings.plain(), recipes.settings(self.loaded.recipe, stage)
-        if keys := recipes.differences(made, expected):
-            different = other_settings.in_words(keys, made, expected)
-            raise UserError(f"{path} was made with {different}; {self._way_out(path, keys, made)}")
-        return manifest
-
-    def _way_out(self, path: Path, keys: Sequence[str], made: Mapping[str, object]) -> str:
-        """Return advice where the stage in `path` was made with other values of `keys`."""
-        if path.parent != self.root:
-            return f"run {path.name} below {self.root} too, or choose other --reuse (make: REUSE=…)"
-        if path != self.path and self.stage in REMADE:  # stages that only read it
-            return f"repeat that run's own settings: {other_settings.way_back(keys, made, path)}"
-        return self._another_place()
-
-    def _another_place(self) -> str:
-        """Return advice where a finished directory is in the way: earlier stages need not be run again elsewhere."""
-        out = self.root.parents[1]
-        reuse = f", with --reuse {out} (make: REUSE={out}) for earlier stages" if self._parent_hashes() else ""
-        return f"choose another --out (make: OUT=…){reuse}; or move that directory away"
-
 
 def finished_stage(run: Run, stage: StageName, command: str) -> Path:
     """Return the directory of a finished stage, for a command that is not a stage.
@@ -354,7 +269,7 @@ def finished_stage(run: Run, stage: StageName, command: str) -> Path:
     Raises UserError with the stage to run first.
     """
     try:
-        return run.require_parent(stage)
+        return run.parents.require(stage)
     except ParentMissing as error:
         resume, variable = (" --resume", " RESUME=1") if error.begun else ("", "")
         needs = str(error).partition(" ")[2]

@@ -55,7 +55,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     prompts = corpus.prompts("dpo").heldout[: recipe.evaluate.max_samples]
     truth = recipe.data.has_true_reward
     with telemetry.phase("evaluate"):
-        roles: dict[AdapterName, Path] = {"policy": run.path, "reference": run.folder_of("sft")}
+        roles: dict[AdapterName, Path] = {"policy": run.path, "reference": run.parents.folder("sft")}
         shared = SharedBase(load_base(run, device), roles, lean=recipe.hardware.trunk == "lean")
         check_sampling(shared.base, codec)
         before, after = (
@@ -88,7 +88,7 @@ def _fit(
     batch = 2 * recipe.dpo.per_device_train_batch_size
     torch.manual_seed(recipe.seed)
     with telemetry.phase("load"):
-        model = trainable_adapter(load_base(run, device), run.folder_of("sft"))
+        model = trainable_adapter(load_base(run, device), run.parents.folder("sft"))
     trainer = _Trainer(
         model=model,
         args=arguments(DPOConfig, run, recipe.dpo, max_length=None, beta=recipe.dpo.beta),

@@ -46,7 +46,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
     corpus = load.load(run)
     codec = load_codec(run)
-    trained = run.trained_policies()
+    trained = run.parents.trained_policies()
     rewards = [
         RewardSum(stage, options, corpus.answers(), codec)
         for stage, options in recipe.online().items()
@@ -62,9 +62,9 @@ def run_stage(run: Run, device: torch.device) -> Result:
     encoded, _, pairs = encode_pairs(codec, corpus.pairs.heldout[: recipe.rm.max_eval_samples], recipe.rm)
 
     with telemetry.phase("load"):
-        folders = {role: run.folder_of(stage) for role, stage in _roles(trained).items()}
+        folders = {role: run.parents.folder(stage) for role, stage in _roles(trained).items()}
         shared = SharedBase(load_base(run, device), folders, lean=recipe.hardware.trunk == "lean")
-        shared.add_reward(run.folder_of("rm"))
+        shared.add_reward(run.parents.folder("rm"))
         check_sampling(shared.base, codec)
         references = [pair for pair in answers(corpus, prompts) for _ in range(options.num_samples)]
         overlap = Overlap(references, options.bertscore_model, device)

@@ -40,7 +40,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
             round_to_nf4(base)
         base_bytes = sum(p.numel() * p.element_size() for p in base.parameters())  # merging changes none of the sizes
         base_logprobs = _logprobs(base, texts)
-        model = attach_adapter(base, run.folder_of(recipe.merge.stage))
+        model = attach_adapter(base, run.parents.folder(recipe.merge.stage))
         expected = _logprobs(model, texts)
         merged = model.merge_and_unload()
         merged_logprobs = _logprobs(merged, texts)

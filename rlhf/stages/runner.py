@@ -87,12 +87,12 @@ def _check_parents(run: Run) -> None:
     """Raise UserError unless all stages that this one reads are finished, unchanged and from the same settings."""
     needed = parents(run.loaded.recipe, run.stage)
     for parent in needed:
-        run.require_parent(parent)
-    policies = run.trained_policies() if run.stage == "evaluate" else []
+        run.parents.require(parent)
+    policies = run.parents.trained_policies() if run.stage == "evaluate" else []
     for policy in policies:
-        verified(run.folder_of(policy).parent, policy)
+        verified(run.parents.folder(policy).parent, policy)
     for finished in (*needed, *policies) if run.is_main else ():
-        follow_base(run.folder_of(finished).parent, finished)
+        follow_base(run.parents.folder(finished).parent, finished)
 
 
 def _run_stage(

@@ -66,9 +66,9 @@ def test_later_stages_find_the_parents_without_being_told(experiment):
 def test_parents_of_other_settings_are_refused(experiment):
     run = Run(experiment / "elsewhere", small(sft__learning_rate=0.5), "ppo", experiment / "runs")
     with pytest.raises(UserError, match=r"made with sft\.learning_rate 0\.002 .*; run sft below .*or choose other"):
-        run.require_parent("sft")
-    assert run.elsewhere("sft") is None
-    assert run.elsewhere("pretrain") is not None  # SFT's keys do not concern it
+        run.parents.require("sft")
+    assert run.parents.elsewhere("sft") is None
+    assert run.parents.elsewhere("pretrain") is not None  # SFT's keys do not concern it
 
 
 def test_a_parent_that_changed_is_noticed(experiment, trained, tmp_path):
@@ -76,13 +76,13 @@ def test_a_parent_that_changed_is_noticed(experiment, trained, tmp_path):
     weights = tmp_path / "runs" / ROOT / "sft" / "adapter" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     with pytest.raises(UserError, match="has changed since sft was done"):
-        Run(tmp_path / "new", small(), "ppo", tmp_path / "runs").require_parent("sft")
+        Run(tmp_path / "new", small(), "ppo", tmp_path / "runs").parents.require("sft")
 
 
 def test_a_policy_of_another_root_is_evaluated_only_with_the_same_settings(experiment):
     runs, other = experiment / "runs" / "less-kl", experiment / "third"
-    assert Run(other, small(ppo__kl_coef=0.05), "evaluate", runs).trained_policies() == ["ppo"]
-    assert Run(other, small(), "evaluate", runs).trained_policies() == []
+    assert Run(other, small(ppo__kl_coef=0.05), "evaluate", runs).parents.trained_policies() == ["ppo"]
+    assert Run(other, small(), "evaluate", runs).parents.trained_policies() == []
 
 
 def test_the_documented_command_works_as_printed(trained, tmp_path, monkeypatch, capsys):

@@ -26,7 +26,7 @@ def options(stage: str, **changes) -> GroupOptions:
 def learner(run: Run, stage: StageName, lean: bool = False, **changes: Any) -> Learner:
     """A policy that has moved away from its reference."""
     torch.manual_seed(0)
-    sft = run.require_parent("sft")
+    sft = run.parents.require("sft")
     shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=("policy",), lean=lean)
     made = Learner(stage, shared, options(stage, **changes), ScoreNorm(0.1, 0.7))
     with torch.no_grad():

@@ -34,15 +34,15 @@ def options(**changes) -> Ppo:
 
 def roles(run: Run, lean: bool = False) -> SharedBase:
     torch.manual_seed(0)
-    sft = run.require_parent("sft")
+    sft = run.parents.require("sft")
     shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=("policy",), lean=lean)
-    shared.add_reward(run.require_parent("rm"))
+    shared.add_reward(run.parents.require("rm"))
     return shared
 
 
 def new_learner(run: Run, kind: str = "head", lean: bool = False, **changes) -> Learner:
     shared = roles(run, lean)
-    learner = Learner(shared, run.require_parent("rm"), options(value_model=kind, **changes), NORM)
+    learner = Learner(shared, run.parents.require("rm"), options(value_model=kind, **changes), NORM)
     if kind == "head":  # a critic that says 0 everywhere would hide mistakes
         assert shared.value_head
         torch.nn.init.normal_(shared.value_head.weight, std=0.1)

@@ -332,13 +332,13 @@ def test_rewards_are_the_kl_penalty_and_the_normalised_score_at_the_last_token(r
 
 def test_roles_are_what_plain_peft_makes_of_the_saved_adapters(run, rollout, codec):
     """The policy's log-probabilities and the reward model's scores, against models loaded without our code."""
-    base = str(run.require_parent("pretrain") / "model")
+    base = str(run.parents.require("pretrain") / "model")
     batch = make_batch(new_learner(run), rollout)
     sft = PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(base), run.require_parent("sft") / "adapter"
+        AutoModelForCausalLM.from_pretrained(base), run.parents.require("sft") / "adapter"
     ).eval()
     rm = PeftModel.from_pretrained(
-        AutoModelForSequenceClassification.from_pretrained(base, num_labels=1), run.require_parent("rm") / "adapter"
+        AutoModelForSequenceClassification.from_pretrained(base, num_labels=1), run.parents.require("rm") / "adapter"
     ).eval()
     for row, (start, length) in enumerate(zip(rollout.prompt_length, rollout.response_length, strict=True)):
         ids = rollout.ids[row : row + 1, : start + length]
@@ -402,7 +402,7 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
     learner.update(make_batch(learner, rollout))
 
     saved = read_state(tmp_path / "step-000001")
-    again = Learner(roles(run), run.require_parent("rm"), learner.options, ScoreNorm(*saved.norm))
+    again = Learner(roles(run), run.parents.require("rm"), learner.options, ScoreNorm(*saved.norm))
     again.state.restore(saved, tmp_path / "step-000001" / "state.pt")
     assert (again.state.step, again.state.norm, again.state.kl_coef) == (1, NORM, learner.options.kl_coef * 0.98)
     assert drawn == (random.random(), np.random.rand())

@@ -32,7 +32,7 @@ def codec(trained) -> Codec:
 def trained_roles(root: Path, settings: Ppo) -> ppo.Learner:
     """All roles; the policy has already moved away from the reference, and the critic says something."""
     run = Run(root, small(), "ppo")
-    sft, rm = run.require_parent("sft"), run.require_parent("rm")
+    sft, rm = run.parents.require("sft"), run.parents.require("rm")
     torch.manual_seed(0)
     base = load_base(run, torch.device("cpu"))
     shared = SharedBase(base, {"policy": sft, "reference": sft}, trainable=("policy",))

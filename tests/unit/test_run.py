@@ -78,7 +78,7 @@ def test_a_finished_run_of_other_settings_is_never_reused_or_overwritten(tmp_pat
     ):
         Run(tmp_path, small(sft__learning_rate=0.5), "sft").done()
     with pytest.raises(UserError, match=r"made with sft.learning_rate 0.002 \(asked for: 0.5\)"):
-        Run(tmp_path, small(sft__learning_rate=0.5), "rm").require_parent("sft")
+        Run(tmp_path, small(sft__learning_rate=0.5), "rm").parents.require("sft")
     assert Run(tmp_path, small(ppo__kl_coef=0.5), "sft").done() is not None  # PPO's keys do not concern SFT
     assert (tmp_path / "cpu-tiny/v1/sft/summary.json").read_bytes() == before
 
@@ -95,7 +95,7 @@ def test_a_command_that_only_reads_a_stage_asks_for_its_settings(tmp_path, chang
     """Chat, score and serve read it as an evaluation does. No way out is to move the run away."""
     started(tmp_path).finish({}, COSTS)
     with pytest.raises(UserError) as caught:
-        Run(tmp_path, small(**changes), "evaluate").require_parent("sft")
+        Run(tmp_path, small(**changes), "evaluate").parents.require("sft")
     assert f"; repeat that run's own settings: {expected}" in one_line_of(caught)
     assert "--out" not in str(caught.value)
 
@@ -108,7 +108,7 @@ def test_many_differing_settings_are_not_listed(tmp_path):
     with pytest.raises(
         UserError, match=r"and 1 more keys; .* settings: /.*/sft/manifest.json has its command \(argv\)$"
     ):
-        Run(tmp_path, small(**other), "evaluate").require_parent("sft")
+        Run(tmp_path, small(**other), "evaluate").parents.require("sft")
 
 
 def test_sections_that_only_one_run_has_are_named_last_and_without_their_values():
@@ -122,7 +122,7 @@ def test_the_options_of_a_run_name_its_files_and_its_seed(tmp_path):
     own = small(data__source="files", data__files=["/d/a b.jsonl", "/d/c.jsonl"], seed=7)
     started(tmp_path, loaded=own).finish({}, COSTS)
     with pytest.raises(UserError, match=r"settings: --seed 7 --data '/d/a b.jsonl' --data /d/c.jsonl$"):
-        Run(tmp_path, small(), "evaluate").require_parent("sft")
+        Run(tmp_path, small(), "evaluate").parents.require("sft")
 
 
 def test_a_stage_in_the_way_of_another_names_how_to_keep_the_earlier_ones(tmp_path):
@@ -165,10 +165,10 @@ def test_a_process_that_is_not_the_main_one_writes_nothing(tmp_path):
 
 def test_a_missing_parent_is_named(tmp_path):
     with pytest.raises(ParentMissing, match="rm needs sft, which has not been run"):
-        Run(tmp_path, small(), "rm").require_parent("sft")
+        Run(tmp_path, small(), "rm").parents.require("sft")
     started(tmp_path)
     with pytest.raises(ParentMissing, match="rm needs sft, which did not finish"):
-        Run(tmp_path, small(), "rm").require_parent("sft")
+        Run(tmp_path, small(), "rm").parents.require("sft")
 
 
 def test_an_unfinished_run_is_set_aside_and_one_without_a_checkpoint_is_replaced(tmp_path, capsys):

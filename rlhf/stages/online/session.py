@@ -47,7 +47,7 @@ class Session:
     def __init__(self, run: Run, device: torch.device, options: OnlineOptions):
         self.run, self.device, self.recipe, self.options = run, device, run.loaded.recipe, options
         self.telemetry = Telemetry(device)
-        self.rm_dir = run.folder_of("rm")
+        self.rm_dir = run.parents.folder("rm")
         self.sampling = sampling_settings(options)
         self.client = vllm.Client(options.vllm_url) if options.vllm_url else None
         self.codec = load_codec(run)
@@ -73,7 +73,7 @@ class Session:
 
     def _load_models(self) -> SharedBase:
         """Return the base with the roles that all methods need; a learner adds a critic."""
-        run, sft = self.run, self.run.folder_of("sft")
+        run, sft = self.run, self.run.parents.folder("sft")
         roles: dict[AdapterName, Path] = {"policy": sft, "reference": sft}
         lean = self.recipe.hardware.trunk == "lean"
         shared = SharedBase(load_base(run, self.device), roles, trainable=("policy",), lean=lean)

@@ -1,0 +1,102 @@
+"""The stages that a run builds on: where each of them is, and whether it was made with the run's settings."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rlhf import recipe as recipes
+from rlhf.errors import ParentMissing, UserError
+from rlhf.files import sha256
+from rlhf.recipe import PinnedRecipe, PolicyName, StageName
+from rlhf.run import other_settings, records
+from rlhf.run.finished import REMADE, read_manifest, stage_folder, verified
+
+
+class Parents:
+    """The stages that one stage builds on, below the run's root or below `reuse_root`, the root of another run."""
+
+    def __init__(self, loaded: PinnedRecipe, stage: StageName, root: Path, reuse_root: Path | None):
+        self.loaded, self.stage, self.root, self.reuse_root = loaded, stage, root, reuse_root
+
+    def folder(self, stage: StageName) -> Path:
+        """Return the directory of a stage: below this run's root if it exists there, else below `reuse_root`."""
+        if self.reuse_root is None or (self.root / stage).exists():
+            return stage_folder(self.root, stage)
+        return stage_folder(self.reuse_root, stage)
+
+    def require(self, stage: StageName) -> Path:
+        """Return the verified directory of an earlier stage. Raises ParentMissing or UserError.
+
+        The stage must be finished, and its settings must agree with ours.
+        """
+        path = self.folder(stage)
+        if not (path / "summary.json").exists():
+            raise ParentMissing(self.stage, stage, path, (path / "manifest.json").exists())
+        manifest = self.check_same_settings(path, stage)
+        unnamed = [name for name in recipes.parents(self.loaded.recipe, stage) if name not in manifest.parents]
+        if unnamed:
+            raise UserError(
+                f"{path}/manifest.json does not name its parent {unnamed[0]}; move {path} away and run {stage} again"
+            )
+        verified(path.parent, stage)
+        return path
+
+    def hashes(self) -> dict[StageName, str]:
+        """Return the hash of each parent's summary, which in turn names the hashes of its result.
+
+        The trained policies are parents of an evaluation.
+        """
+        names = recipes.parents(self.loaded.recipe, self.stage)
+        if self.stage == "evaluate":
+            names += self.trained_policies()
+        summaries = {name: self.folder(name) / "summary.json" for name in names}
+        return {name: sha256(summary) for name, summary in summaries.items() if summary.exists()}
+
+    def folders_elsewhere(self) -> dict[str, str]:
+        """Return the directories of parents below another root, relative to this run's root."""
+        folders = {name: self.folder(name) for name in self.hashes()}
+        root = self.root.resolve()
+        return {
+            name: os.path.relpath(folder.resolve(), root)
+            for name, folder in folders.items()
+            if folder != self.root / name
+        }
+
+    def trained_policies(self) -> list[PolicyName]:
+        """Return the finished stages whose policies an evaluation compares with SFT."""
+        finished = [stage for stage in recipes.POLICIES if (self.root / stage / "summary.json").exists()]
+        return [stage for stage in recipes.POLICIES if stage in finished or self.elsewhere(stage)]
+
+    def elsewhere(self, stage: StageName) -> Path | None:
+        """Return the directory in which another root has finished a stage with the same settings, or None."""
+        path = self.folder(stage)
+        if path == self.root / stage or not (path / "summary.json").exists():
+            return None
+        return path if self.has_our_settings(read_manifest(path), stage) else None
+
+    def has_our_settings(self, manifest: records.Manifest, stage: StageName) -> bool:
+        """Return whether a stage was made with the settings that this recipe has for it."""
+        return not recipes.differences(manifest.settings.plain(), recipes.settings(self.loaded.recipe, stage))
+
+    def check_same_settings(self, path: Path, stage: StageName) -> records.Manifest:
+        """Return the manifest of a stage. Raises UserError if its settings differ from ours."""
+        manifest = read_manifest(path)
+        made, expected = manifest.settings.plain(), recipes.settings(self.loaded.recipe, stage)
+        if keys := recipes.differences(made, expected):
+            different = other_settings.in_words(keys, made, expected)
+            raise UserError(f"{path} was made with {different}; {self._way_out(path, keys, made)}")
+        return manifest
+
+    def _way_out(self, path: Path, keys: Sequence[str], made: Mapping[str, object]) -> str:
+        """Return advice where the stage in `path` was made with other values of `keys`."""
+        if path.parent != self.root:
+            return f"run {path.name} below {self.root} too, or choose other --reuse (make: REUSE=…)"
+        if path.name != self.stage and self.stage in REMADE:  # stages that only read it
+            return f"repeat that run's own settings: {other_settings.way_back(keys, made, path)}"
+        return self.another_place()
+
+    def another_place(self) -> str:
+        """Return advice where a finished directory is in the way: earlier stages need not be run again elsewhere."""
+        out = self.root.parents[1]
+        reuse = f", with --reuse {out} (make: REUSE={out}) for earlier stages" if self.hashes() else ""
+        return f"choose another --out (make: OUT=…){reuse}; or move that directory away"
