@@ -27,7 +27,7 @@ from rlhf.stages.online.scoring import ScoreNorm, score_norm
 from rlhf.stages.online.session import sampling_settings
 from rlhf.stages.online.train_state import read_state
 from rlhf.stages.ppo import SIGMOID_NORM, Batch, Learner, batch_metrics, make_batch
-from tests.conftest import noted, small
+from tests.conftest import not_none, noted, small
 from tests.invariants.ppo_learner import CPU, NORM, PROMPTS, assert_close, new_learner, options, roles, updated
 from tests.rollouts import made_up_rollout
 
@@ -244,6 +244,14 @@ def test_a_critic_of_squashed_scores_starts_as_the_sigmoid_s_tangent():
     for score in (-0.1, 0.0, 0.1):
         start = (score - SIGMOID_NORM.mean) / SIGMOID_NORM.sd
         assert start == pytest.approx(1 / (1 + math.exp(-score)), abs=1e-4)
+
+
+@pytest.mark.parametrize(("squashed", "norm"), [(False, NORM), (True, SIGMOID_NORM)])
+def test_a_critic_with_an_adapter_starts_as_the_normalised_reward_model(run, squashed, norm):
+    shared = new_learner(run, "adapter", sigmoid_scores=squashed, normalize_scores=not squashed).shared
+    score, value = not_none(shared.score_head), not_none(shared.value_head)
+    assert torch.allclose(value.weight, score.weight / norm.sd)
+    assert value.bias.item() == pytest.approx(-norm.mean / norm.sd)
 
 
 @pytest.mark.parametrize("kind", ["head", "adapter"])
@@ -486,5 +494,6 @@ def test_rows_of_a_rollout_keep_their_tokens(rollout):
 
 def test_unused_slots_of_a_batch_are_zero(run, rollout):
     batch: Batch = make_batch(new_learner(run), rollout)
-    for tensor in (batch.logp, batch.ref_logp, batch.rewards, batch.advantages, batch.returns):
+    tensors = (batch.logp, batch.ref_logp, batch.values, batch.kl, batch.rewards, batch.advantages, batch.returns)
+    for tensor in tensors:
         assert not tensor[~rollout.mask].any()

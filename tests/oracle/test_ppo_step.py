@@ -51,7 +51,9 @@ def rollout(codec) -> Rollout:
     return made_up_rollout(prompts, codec, generator)
 
 
-def reference_step(shared: SharedBase, rollout: Rollout, o: Ppo, optimizers: list[torch.optim.SGD]) -> None:
+def reference_step(
+    shared: SharedBase, rollout: Rollout, o: Ppo, kl_coef: float, optimizers: list[torch.optim.SGD]
+) -> None:
     """One PPO step written down again: row by row, without padding, micro-batches or any of the project's formulas."""
     spans = list(zip(rollout.prompt_length.tolist(), rollout.response_length.tolist(), strict=True))
     rows = [rollout.ids[i, : p + n] for i, (p, n) in enumerate(spans)]
@@ -83,7 +85,7 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: Ppo, optimizers: lis
             before.append(value(i))
             d = ref[i] - old[i]
             kl = {"k1": -d, "k2": d**2 / 2, "k3": d.exp() - 1 - d}[o.kl_estimator]
-            shaped.append(-o.kl_coef * kl if o.kl_penalty == "reward" else torch.zeros(spans[i][1]))
+            shaped.append(-kl_coef * kl if o.kl_penalty == "reward" else torch.zeros(spans[i][1]))
             score = (not_none(shared.score_head)(states(i, "reward")[-1]).item() - NORM[0]) / NORM[1]
             score = 1 / (1 + math.exp(-score)) if o.sigmoid_scores else score
             score = max(-o.score_clip, min(o.score_clip, score)) if o.score_clip else score
@@ -109,7 +111,7 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: Ppo, optimizers: lis
                 gain = torch.minimum(ratio * advantages[i], bounded * advantages[i])
                 if o.kl_penalty == "loss":
                     d = ref[i] - logp(i, "policy")
-                    gain = gain - o.kl_coef * (d.exp() - 1 - d if o.kl_estimator == "k3" else d**2 / 2)
+                    gain = gain - kl_coef * (d.exp() - 1 - d if o.kl_estimator == "k3" else d**2 / 2)
                 if o.entropy_coef:
                     everything = distribution(i, "policy")
                     gain = gain - o.entropy_coef * (everything.exp() * everything).sum(-1)
@@ -179,9 +181,12 @@ def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, 
             {"params": p, "lr": lr}
             for p, lr in zip((step.policy_parameters, step.critic_parameters), rates, strict=True)
         ]
+        step.state.kl_coef = 1.2 * settings.kl_coef  # as after steps with `kl_target`
         torch.manual_seed(1)
         if independent:
-            reference_step(step.shared, rollout, settings, [torch.optim.SGD([group]) for group in groups])
+            reference_step(
+                step.shared, rollout, settings, step.state.kl_coef, [torch.optim.SGD([group]) for group in groups]
+            )
         else:
             batch = ppo.make_batch(step, rollout)
             step.state.optimizer = torch.optim.SGD(groups)
