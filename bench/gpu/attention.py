@@ -14,8 +14,8 @@ from bench.gpu.model import shared_base
 from bench.gpu.record import Verdict
 from bench.gpu.variants import cudnn_attention, synchronize
 from rlhf.models.model import mixed_precision
+from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
-from rlhf.rollout.responses import Sampling
 
 KERNELS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}  # torch.nn.attention.SDPBackend
 PLAN_MS = 10.0  # more than this beyond a later call is a plan being built
@@ -81,7 +81,7 @@ def collect(context: Context, loaded: Any) -> list[Call]:
         with recording(name, note):
             yield
 
-    with mock.patch("rlhf.rollout.decoding.GRAPHS", False):
+    with mock.patch("rlhf.rollout.library_decoding.GRAPHS", False):
         sample(shared.base, prompts, codec, sampling, phase=phase)
     return list(calls.values())
 

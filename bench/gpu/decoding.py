@@ -17,8 +17,8 @@ from bench.gpu.record import Verdict, decide
 from bench.gpu.variants import AS_IT_IS, DECODING, SAMPLING, SAMPLING_4BIT, Variant, synchronize
 from rlhf.data.tokenize import Codec
 from rlhf.models.shared_base import SharedBase
+from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
-from rlhf.rollout.responses import Sampling
 
 GOAL = 0.60  # share of a copy's bandwidth; bench/goals.py has the same for whole steps of PPO
 REPEATS = 2  # after one that is not counted

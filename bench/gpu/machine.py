@@ -90,8 +90,8 @@ def _same_tokens() -> dict[str, dict[str, float]]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from bench.gpu.variants import AS_IT_IS, DECODING, Unavailable, in_turn
+    from rlhf.rollout.decoding import Sampling
     from rlhf.rollout.engine import sample
-    from rlhf.rollout.responses import Sampling
 
     torch.manual_seed(0)
     shape: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rlhf.models.lean.trunk import Trunk
-from rlhf.rollout import decoding
+from rlhf.rollout import library_decoding
 from rlhf.stages.training_forward import as_decoder, without_mask
 
 
@@ -57,15 +57,15 @@ def lean_trunk(shared: Any) -> Iterator[None]:
 def windows(ahead: int) -> Variant:
     """Return a variant whose attention reads this many slots beyond the step, on every device."""
     return setting(
-        decoding,
+        library_decoding,
         "WINDOW_BY_DEVICE",
-        {device: replace(window, ahead=ahead) for device, window in decoding.WINDOW_BY_DEVICE.items()},
+        {device: replace(window, ahead=ahead) for device, window in library_decoding.WINDOW_BY_DEVICE.items()},
     )
 
 
 def few_kernels(on: bool) -> Variant:
     """Return a variant that decodes with lean LoRA layers and norms, or with those of peft and transformers."""
-    return setting(decoding, "FEW_KERNELS_BY_DEVICE", dict.fromkeys(decoding.FEW_KERNELS_BY_DEVICE, on))
+    return setting(library_decoding, "FEW_KERNELS_BY_DEVICE", dict.fromkeys(library_decoding.FEW_KERNELS_BY_DEVICE, on))
 
 
 def lora_casts(on: bool) -> Variant:
@@ -127,7 +127,7 @@ AS_IT_IS = "as the stages run"
 # The first entry is what a run does; the others differ from it in one thing. New switches belong here.
 DECODING: dict[str, Variant] = {
     AS_IT_IS: as_it_is,
-    "plain steps": setting(decoding, "GRAPHS", False),
+    "plain steps": setting(library_decoding, "GRAPHS", False),
     "one window": windows(4095),
     "windows of 64": windows(63),
     "lean layers": few_kernels(True),

@@ -17,7 +17,7 @@ from rlhf.data.worlds import lengths
 from rlhf.objectives import kl, masked
 from rlhf.objectives.gae import gae
 from rlhf.objectives.logprobs import linear_token_logprobs
-from rlhf.rollout.responses import draw_tokens
+from rlhf.rollout.decoding import draw_tokens
 
 ROWS, LENGTH = 64, 128  # a batch of responses
 Batch = tuple[Tensor, Tensor, Tensor]  # two of floats and a mask

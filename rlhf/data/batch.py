@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rlhf.data.tokenize import pad_right
@@ -55,10 +56,16 @@ class Rollout:
         prompt, response = self.prompt_length[index], self.response_length[index]
         width = int((prompt + response).max())
         longest = int(response.max())
-        logprobs, values = (None if x is None else x[index, :longest] for x in (self.logprobs, self.values))
-        lower = None if self.lower_states is None else self.lower_states[index, :width]
-        groups = None if self.groups is None else self.groups[index]
-        part = Rollout(self.ids[index, :width], prompt, response, self.ended[index], logprobs, values, lower, groups)
+        part = Rollout(
+            ids=self.ids[index, :width],
+            prompt_length=prompt,
+            response_length=response,
+            ended=self.ended[index],
+            logprobs=None if self.logprobs is None else self.logprobs[index, :longest],
+            values=None if self.values is None else self.values[index, :longest],
+            lower_states=None if self.lower_states is None else self.lower_states[index, :width],
+            groups=None if self.groups is None else self.groups[index],
+        )
         vars(part)["longest_response"] = longest  # the cached property, without a second wait
         return part
 
@@ -102,24 +109,24 @@ def collate(
 
 def joined(first: Rollout, second: Rollout) -> Rollout:
     """Concatenate the rows of two rollouts, without `lower_states`, `groups` and what only one of them has."""
-
-    def wide(x: Tensor, width: int) -> Tensor:
-        return torch.nn.functional.pad(x, (0, width - x.shape[1]))
-
-    parts = (first, second)
-    width, longest = (max(x.shape[1] for x in xs) for xs in ([p.ids for p in parts], [p.mask for p in parts]))
-    logprobs, values = (
-        None if any(x is None for x in xs) else torch.cat([wide(x, longest) for x in xs if x is not None])
-        for xs in ([p.logprobs for p in parts], [p.values for p in parts])
-    )
     return Rollout(
-        torch.cat([wide(p.ids, width) for p in parts]),
-        torch.cat([p.prompt_length for p in parts]),
-        torch.cat([p.response_length for p in parts]),
-        torch.cat([p.ended for p in parts]),
-        logprobs,
-        values,
+        ids=_stacked(first.ids, second.ids),
+        prompt_length=torch.cat([first.prompt_length, second.prompt_length]),
+        response_length=torch.cat([first.response_length, second.response_length]),
+        ended=torch.cat([first.ended, second.ended]),
+        logprobs=_stacked_if_both(first.logprobs, second.logprobs),
+        values=_stacked_if_both(first.values, second.values),
     )
+
+
+def _stacked(a: Tensor, b: Tensor) -> Tensor:
+    """Return the rows of a (A, n) and b (B, m) as (A + B, max(n, m)), with 0 after the narrower ones."""
+    width = max(a.shape[1], b.shape[1])
+    return torch.cat([F.pad(x, (0, width - x.shape[1])) for x in (a, b)])
+
+
+def _stacked_if_both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return None if a is None or b is None else _stacked(a, b)
 
 
 @dataclass(kw_only=True)

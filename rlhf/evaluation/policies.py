@@ -15,8 +15,8 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.observe.console import working
 from rlhf.process import distributed
 from rlhf.recipe import AdapterName, Evaluate, StageName
+from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
-from rlhf.rollout.responses import Sampling
 from rlhf.stats import distinct, length_controlled_win_rate, outcomes
 
 KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time, at most

@@ -2,7 +2,7 @@
 
 A step of a small batch takes the time of reading the weights, and a gap of a few microseconds for each kernel. This
 module counts the kernels and names every operation that a CUDA graph must not hold. The real engine runs
-(rlhf/rollout/decoding.py), on `meta` tensors.
+(rlhf/rollout/library_decoding.py), on `meta` tensors.
 
 One operation is at least one kernel. Some are more: a sort, or a 4-bit product whose weight is unpacked first.
 """
@@ -27,7 +27,7 @@ from rlhf.models.loading import load_base, load_codec
 from rlhf.models.model import mixed_precision
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import PinnedRecipe, Ppo, Role
-from rlhf.rollout.decoding import Decoding, fast_layers
+from rlhf.rollout.library_decoding import LibraryDecoding, fast_layers
 from rlhf.run.directory import Run
 from rlhf.stages.online.session import sampling_settings
 
@@ -110,7 +110,7 @@ def step(recorder: "_Recorder", shared: SharedBase, role: Role, codec: Codec, op
     shared.activate(role)
     shared.base.eval()
     with torch.no_grad(), mixed_precision(shared.base), fast_layers(shared.base, settings):
-        decoding = Decoding(shared.base, prompts, uniforms, settings, codec, observe)
+        decoding = LibraryDecoding(shared.base, prompts, uniforms, settings, codec, observe)
         decoding.open_window(1)
         decoding.advance()
         with recorder.recording(shared.base.get_decoder()) as operations:

@@ -33,8 +33,9 @@ from rlhf.memory.shapes import Shapes
 from rlhf.memory.tracker import Tracker
 from rlhf.models import random_base
 from rlhf.models.lean import layouts, trunk
-from rlhf.rollout import decoding
+from rlhf.rollout import library_decoding
 from rlhf.rollout.cache import CacheLayer
+from rlhf.rollout.library_decoding import LibraryDecoding
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 
 aten = torch.ops.aten
@@ -224,14 +225,14 @@ def _patches(stand_in: StandIn) -> Iterator[Any]:
     # peft leaves a layer's second adapter where it is, the CPU, if the first one is on `meta`.
     yield patch(LoraLayer, "_move_adapter_to_device_of_base_layer", _move_adapter)
     for setting in (
-        decoding.STEPS_BETWEEN_CHECKS_BY_DEVICE,
-        decoding.WINDOW_BY_DEVICE,
-        decoding.FEW_KERNELS_BY_DEVICE,
+        library_decoding.STEPS_BETWEEN_CHECKS_BY_DEVICE,
+        library_decoding.WINDOW_BY_DEVICE,
+        library_decoding.FEW_KERNELS_BY_DEVICE,
         trunk.MERGES_BY_DEVICE,
         layouts.COPIES_HEADS_BY_DEVICE,
     ):
         yield mock.patch.dict(setting, {"meta": setting[stand_in.stands_for]})
-    yield patch(decoding.Decoding, "steps", lambda self: (1, self.room - 1) if self.room > 2 else range(1, self.room))
+    yield patch(LibraryDecoding, "steps", lambda self: (1, self.room - 1) if self.room > 2 else range(1, self.room))
     yield patch(TrunkDecoding, "steps", lambda self: range(1, min(self.room, 3)))
     yield patch(CacheLayer, "lazy_initialization", _labelled_cache(stand_in))
     yield patch(TrunkDecoding, "__init__", _labelled_growth(stand_in))
@@ -262,9 +263,9 @@ def _cuda_patches(stand_in: StandIn) -> Iterator[Any]:
     yield patch(head, "backward", staticmethod(_recomputing(stand_in, head.backward)))
     yield mock.patch("trl.trainer.utils._use_triton", lambda device: True)
     yield patch(transformers.training_args, "is_torch_bf16_gpu_available", lambda *_: True)
-    if decoding.GRAPHS:
-        yield patch(decoding.Decoding, "advance", _captured(stand_in))
-        yield patch(decoding.Decoding, "deliver", _without_graph(stand_in))
+    if library_decoding.GRAPHS:
+        yield patch(LibraryDecoding, "advance", _captured(stand_in))
+        yield patch(LibraryDecoding, "deliver", _without_graph(stand_in))
 
 
 def _bitsandbytes_patches(stand_in: StandIn) -> Iterator[Any]:
@@ -332,12 +333,12 @@ def _labelled_growth(stand_in: StandIn) -> Callable[..., None]:
 
 def _captured(stand_in: StandIn) -> Callable[..., None]:
     """Return a decoding step that marks the second of two as captured, as most steps of a long response are."""
-    original = decoding.Decoding.advance
-    steps: weakref.WeakKeyDictionary[decoding.Decoding, int] = weakref.WeakKeyDictionary()
+    original = LibraryDecoding.advance
+    steps: weakref.WeakKeyDictionary[LibraryDecoding, int] = weakref.WeakKeyDictionary()
 
-    def advance(self: decoding.Decoding) -> None:
+    def advance(self: LibraryDecoding) -> None:
         steps[self] = steps.get(self, 0) + 1
-        capture = steps[self] == 2 and self.room > decoding.WORTH_A_GRAPH + 1
+        capture = steps[self] == 2 and self.room > library_decoding.WORTH_A_GRAPH + 1
         if capture:
             stand_in.mark(CAPTURE)
         original(self)
@@ -348,9 +349,9 @@ def _captured(stand_in: StandIn) -> Callable[..., None]:
 
 
 def _without_graph(stand_in: StandIn) -> Callable[..., None]:
-    original = decoding.Decoding.deliver
+    original = LibraryDecoding.deliver
 
-    def deliver(self: decoding.Decoding) -> None:
+    def deliver(self: LibraryDecoding) -> None:
         stand_in.mark(DROPPED)
         original(self)
 

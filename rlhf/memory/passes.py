@@ -171,7 +171,7 @@ def _accumulating(
             shape = _shape(micro.rollout)
             if shape is None:
                 return add_gradient(micro)
-            without = tuple(p.grad is None for parameters in self.parameters_of.values() for p in parameters)
+            without = tuple(p.grad is None for group in self.groups.values() for p in group.parameters)
             return repeats(("update", role, shape, without), lambda: add_gradient(micro))
 
         return run(self, role, batch, micro_batches, add_or_repeat)

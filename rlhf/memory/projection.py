@@ -36,7 +36,7 @@ CALIBRATED = Rates(products=1.35, memory=1.15, launch=5e-6)
 # Factors on projected training time. All 34 runs that the fit never saw took 0.87 to 1.37 times what is projected for
 # them (docs/outside.md); this project's own loops and cards were not among them.
 SPREAD = (0.8, 1.5)
-# Assumed: no timed run decodes as rlhf/rollout/decoding.py does, with captured steps.
+# Assumed: no timed run decodes as rlhf/rollout/library_decoding.py does, with captured steps.
 DECODING = Shares(least=0.2, usual=0.5, most=0.7)
 SORTED_BATCHES = 16  # batches that are sorted by length together, as in rlhf/stages/trainer.py
 

@@ -31,7 +31,7 @@ def seams() -> list[Seam]:
     from rlhf.data import tokenize
     from rlhf.evaluation.references import Overlap
     from rlhf.models import weights
-    from rlhf.rollout.decoding import Decoding
+    from rlhf.rollout.library_decoding import LibraryDecoding
     from rlhf.stages.online.train_state import TrainState, Update
 
     return [
@@ -43,7 +43,7 @@ def seams() -> list[Seam]:
         Seam(Overlap, "metrics", _on_device, "without an encoder the host compares texts"),
         Seam(Update, "minibatches", _first_two, "further minibatches take no more memory"),
         Seam(DataCollatorMixin, "__call__", _with_one_shorter, "a shorter row needs a mask"),
-        Seam(Decoding, "__init__", _with_shorter_prompt, "a shorter prompt needs a mask"),
+        Seam(LibraryDecoding, "__init__", _with_shorter_prompt, "a shorter prompt needs a mask"),
     ]
 
 

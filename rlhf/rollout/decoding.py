@@ -1,231 +1,133 @@
-"""Decoding with the layers of transformers: a cache allocated once, ended rows dropped, steps captured on CUDA."""
+"""What all ways to decode share: the settings of sampling, which token is drawn, and what is kept of it."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
-from transformers import Cache
 
-from rlhf.data.tokenize import SpecialIds, pad_right
-from rlhf.models import decoding_layers
-from rlhf.models.architecture import sliding_window
-from rlhf.models.model import Model, dtype_of
-from rlhf.rollout.cache import CacheLayer, repeated
-from rlhf.rollout.responses import Responses, Sampling, ValueFn
+from rlhf.data.tokenize import SpecialIds
+from rlhf.models.architecture import logit_scale
+from rlhf.models.model import Model
+from rlhf.recipe.choices import FourBit
 
-STEPS_BETWEEN_CHECKS_BY_DEVICE = {"cpu": 1, "cuda": 8}  # to look for ended rows, the host waits for the device
-GRAPHS = True  # capture decoding steps on CUDA
-FEW_KERNELS_BY_DEVICE = {"cpu": False, "cuda": True}  # same mathematics in fewer kernels, whose rounding may differ
-WORTH_A_GRAPH = 8  # replays below which a capture costs more than it saves
-# A capture synchronizes, empties the allocator's cache, runs a step without a graph and builds the new one. Estimated,
-# not measured: 0.15 s, the time in which a card of 1.3 TB/s reads this many bytes.
-CAPTURE_BYTES = 200_000_000_000
-GRAPH_SAFE_ROPE = ("default", "linear", "llama3", "yarn")  # the others read positions from Python
+FEW_TOKENS = 1024  # most likely tokens among which those of top_p are looked for on a CPU
 
 
 @dataclass(frozen=True)
-class Window:
-    """Number of cached slots that attention reads: those up to the step and `ahead` more, rounded up to `multiple`.
+class Sampling:
+    """Settings of sampling: responses are drawn from softmax(logits / temperature).
 
-    A wide window reads slots that are still empty; a narrow one must be widened more often, on CUDA with a capture each
-    time. A response of R tokens with windows of W steps reads R * W / 2 empty slots in each row and captures R / W
-    times. If a slot of all rows has b bytes and a capture costs as much as reading c bytes, the sum is least at
-    W = sqrt(2 c / b). With c as estimated above that is 195 steps for 20 rows of Llama-2-7B (b = 20 * 524,288) and
-    437 for 16 rows of Mistral-7B (b = 16 * 131,072); 256 steps cost 4 % and 15 % more than the least of each.
+    At temperature 0 the most likely token is taken, and log-probabilities are those of temperature 1.
     """
 
-    ahead: int
-    multiple: int
-    whole: int  # the size of the whole cache is rounded up to a multiple of this
+    max_prompt_length: int
+    response_length: int
+    temperature: float
+    batch_size: int  # responses decoded together; changes memory, speed and rounding
+    samples_per_prompt: int = 1  # responses to each prompt
+    top_p: float = 1.0  # below 1: draw from the fewest tokens that together have this probability
+    merged: bool = False  # decode with copies of the weights that have the adapter in them
+    four_bit: FourBit = "library"  # see rlhf.models.decoding_layers.four_bit_weights
 
 
-# On a CPU nothing is captured. On CUDA the memory-efficient attention kernel uses a mask directly if its rows are a
-# multiple of 16 long, and pads a copy of it in every layer otherwise.
-WINDOW_BY_DEVICE = {"cpu": Window(0, 64, 1), "cuda": Window(255, 16, 16)}
+ValueFn = Callable[[Tensor], Tensor]  # hidden states (B, H) -> (B,)
 
 
-class Decoding(Responses):  # rlhf/memory/seams.py replaces __init__ in a rehearsal
-    """Responses of a model that transformers runs, with a cache that is read through a window."""
+class Decoding(ABC):
+    """Decoding of the responses to one batch of prompts. All state lives in tensors that steps change in place.
 
-    def __init__(
-        self,
-        model: Model,
-        prompts: Sequence[list[int]],
-        uniforms: Tensor,
-        sampling: Sampling,
-        codec: SpecialIds,
-        value_fn: ValueFn | None,
-    ):
-        super().__init__(model, uniforms, sampling, codec, value_fn)
-        self.decoder = model.get_decoder()
-        self.copies = len(uniforms) // len(prompts)
+    With several rows of `uniforms` for each prompt, as many responses to it are decoded side by side.
+    """
+
+    def __init__(self, model: Model, uniforms: Tensor, sampling: Sampling, codec: SpecialIds, value_fn: ValueFn | None):
+        self.head, self.value_fn = model.get_output_embeddings(), value_fn
+        self.sampling, self.eos_id, self.pad_id = sampling, codec.eos_id, codec.pad_id
+        self.uniforms = uniforms
+        self.logit_scale = logit_scale(model.config)
+        batch_size, self.room = uniforms.shape
         device = uniforms.device
-        ids = pad_right([p[::-1] for p in prompts], codec.pad_id).flip(1).to(device)  # prompts end together
-        self.width = ids.shape[1]
-        window = sliding_window(model.config)
-        self.sliding = window if window and self.width + self.room > window else None
-        self.kinds = sorted(set(getattr(model.config, "layer_types", None) or ()))
-        self.window_rule = WINDOW_BY_DEVICE[device.type]
-        slots = round_up(self.width + self.room, self.window_rule.whole)
-        self.dtype = dtype_of(model)
-        # Eager attention adds the mask to its scores; the others convert a mask to such a bias in every layer.
-        self.eager = model.config._attn_implementation == "eager"
-        self.bias = self.eager or FEW_KERNELS_BY_DEVICE[device.type]
-        rope = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
-        self.capture = GRAPHS and uniforms.is_cuda and rope in GRAPH_SAFE_ROPE
-        self.layers = [CacheLayer(slots, self.copies) for _ in range(model.config.num_hidden_layers)]
-        self.cache = Cache(layers=[*self.layers])
-        lengths = torch.tensor([len(p) for p in prompts for _ in range(self.copies)], device=device)
-        self.real = torch.arange(slots, device=device) >= self.width - lengths[:, None]
-        self.position = lengths[:, None] - 1  # of the newest token
-        self._prefill(ids)
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+        self.ended = torch.zeros(batch_size, dtype=torch.bool, device=device)
+        self.tokens = torch.full((batch_size, self.room), self.pad_id, device=device)
+        self.logprobs, self.values = torch.zeros(2, batch_size, self.room, device=device)
+        self.rows = torch.arange(batch_size, device=device)  # rows of the batch that are still decoded
+        self.results = [x.clone() for x in (self.tokens, self.logprobs, self.values)]  # of the whole batch
 
+    @abstractmethod
     def run(self) -> list[Tensor]:
-        graph: torch.cuda.CUDAGraph | None = None
-        for step in self.steps():
-            if step % STEPS_BETWEEN_CHECKS_BY_DEVICE[self.tokens.device.type] == 0:
-                left = int((~self.ended).sum())
-                if left == 0:
-                    break
-                if self._worth_dropping(step, left):
-                    self._drop_ended()
-                    graph = None
-            if self.open_window(step):
-                graph = None
-            if graph is not None:
-                graph.replay()
-                continue
-            self.advance()
-            ahead = min(self.room - 1 - step, self.layers[0].window - self.width - step)
-            if self.capture and ahead >= WORTH_A_GRAPH:  # the eager step above did the set-up that a capture must not
-                graph = torch.cuda.CUDAGraph()
-                # Each graph has a separate memory pool. A shared pool outlives a dropped graph while a block in it
-                # lives, such as cuBLAS's workspace, and torch 2.11 asserts when the next capture enters it.
-                # "thread_local": CUDA calls of other threads meanwhile, such as loading data, are not errors.
-                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                    self.advance()
+        """Decode to the end. Return tokens (B, R), padding after EOS, their log-probabilities and values, each (B, R).
+
+        Log-probabilities and values after EOS have no meaning.
+        """
+
+    def steps(self) -> Iterable[int]:
+        """Return the numbers of the decoding steps: the slots after the first, which the prefill has filled."""
+        return range(1, self.room)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits (B, V) of hidden states (B, H)."""
+        logits: Tensor = self.head(hidden)
+        return logits
+
+    def _draw(self, hidden: Tensor) -> None:
+        uniforms = self.uniforms.index_select(1, self.step).squeeze(1)
+        logits = self.logits(hidden)
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
+        ids, logp = draw_tokens(logits, uniforms, self.sampling.temperature, self.sampling.top_p)
+        ids = ids.where(~self.ended, self.pad_id)
+        self.tokens.index_copy_(1, self.step, ids.unsqueeze(1))
+        self.logprobs.index_copy_(1, self.step, logp.unsqueeze(1))
+        if self.value_fn is not None:
+            self.values.index_copy_(1, self.step, self.value_fn(hidden).float().unsqueeze(1))
+        self.ended |= ids == self.eos_id
+
+    def _keep(self, rows: Tensor) -> None:
+        """Store the results of all rows, and continue with some of them."""
         self.deliver()
-        return self.results
+        for name in ("rows", "uniforms", "tokens", "logprobs", "values", "ended"):
+            setattr(self, name, getattr(self, name)[rows])
 
-    def open_window(self, step: int) -> bool:
-        """Widen the window of attention if `step` needs it; return whether that changed the shapes of a step."""
-        needed = self.width + step
-        if needed <= self.layers[0].window:
-            return False
-        for layer in self.layers:
-            layer.window = min(round_up(needed + self.window_rule.ahead, self.window_rule.multiple), layer.slots)
-        return True
-
-    def _worth_dropping(self, step: int, left: int) -> bool:
-        """Return whether to continue with only the `left` rows that have not ended.
-
-        True when at most half of the rows are left. Where steps are captured, the keys and values that need not be read
-        any more must also be worth another capture.
-        """
-        if left > len(self.rows) // 2:
-            return False
-        read = sum(x[0, :, : layer.window].nbytes for layer in self.layers for x in (layer.keys, layer.values))
-        return not self.capture or read * (len(self.rows) - left) * (self.room - step) > CAPTURE_BYTES
-
-    def _drop_ended(self) -> None:
-        rows = (~self.ended).nonzero().squeeze(1)
-        self._keep(rows)
-        self.real, self.position = self.real[rows], self.position[rows]
-        for layer in self.layers:
-            layer.reorder_cache(cast(torch.LongTensor, rows))
-
-    def _prefill(self, ids: Tensor) -> None:
-        real = self.real[:: self.copies, : self.width]
-        mask = None
-        if not real.all():
-            causal = torch.ones(self.width, self.width, dtype=torch.bool, device=ids.device).tril()
-            own = torch.eye(self.width, dtype=torch.bool, device=ids.device)  # a softmax over nothing would be NaN
-            mask = (causal & (real[:, None, :] | own))[:, None]
-        elif self.sliding:
-            mask = torch.ones(1, 1, self.width, self.width, dtype=torch.bool, device=ids.device).tril()
-        positions = (real.cumsum(1) - 1).clamp(min=0)
-        masks = None if mask is None else self._masks(mask, None, self.eager)
-        self._draw(repeated(self._forward(ids, positions, masks), self.copies))
-        self.slot = torch.tensor([self.width], device=ids.device)
-        for layer in self.layers:
-            layer.slot = self.slot
-
-    def advance(self) -> None:
-        """Feed the newest token of every row and draw the next one."""
-        newest = self.tokens.index_select(1, self.step)
-        self.step += 1
-        self.position += 1
-        window = self.layers[0].window
-        slots = torch.arange(window, device=newest.device)
-        mask = self.real[:, :window] & (slots < self.width + self.step)
-        masks = self._masks(mask[:, None, None], self.slot, self.bias)
-        self._draw(self._forward(newest, self.position, masks))
-        self.slot += 1
-
-    def _masks(self, mask: Tensor, queries: Tensor | None, bias: bool) -> Tensor | dict[str, Tensor]:
-        """Return the mask (B, 1, queries, slots) of every kind of attention layer: one, or one for each kind.
-
-        `queries` are the slots of the new tokens, None for those of whole prompts. A layer with a sliding window reads
-        the newest `sliding` slots; a prompt's padding is before it, so that slots are as far apart as positions. Where
-        a model mixes kinds of layers, transformers takes a mask for each.
-        """
-        masks = {"full_attention": mask}
-        if self.sliding:
-            slots = torch.arange(mask.shape[-1], device=mask.device)
-            near = slots > (slots if queries is None else queries)[:, None] - self.sliding
-            masks["sliding_attention"] = mask & near
-        if bias:
-            masks = {kind: self._as_bias(x) for kind, x in masks.items()}
-        if not self.sliding:
-            return masks["full_attention"]
-        return masks if self.kinds else masks["sliding_attention"]
-
-    def _as_bias(self, mask: Tensor) -> Tensor:
-        """Return 0 where a mask is True and -inf elsewhere, in the model's type."""
-        return torch.zeros_like(mask, dtype=self.dtype).masked_fill_(~mask, -torch.inf)
-
-    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | dict[str, Tensor] | None) -> Tensor:
-        """Return the hidden states (B, H) of the last place."""
-        states: Tensor = self.decoder(
-            input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=self.cache, use_cache=True
-        ).last_hidden_state
-        return states[:, -1]
+    def deliver(self) -> None:
+        """Copy what the rows that are still decoded have so far into the results of the whole batch."""
+        for whole, part in zip(self.results, (self.tokens, self.logprobs, self.values), strict=True):
+            whole[self.rows] = part
 
 
-@contextmanager
-def fast_layers(model: Model, sampling: Sampling, whole: bool = True) -> Iterator[None]:
-    """Use the forward passes of rlhf/models/decoding_layers.py that device and `sampling` choose.
+def draw_tokens(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Draw from softmax(logits / temperature) by inverting its distribution function at given numbers in [0, 1).
 
-    `whole`: this process holds all weights; otherwise nothing is replaced.
+    Shapes: logits (B, V), uniforms (B,); returns ids (B,) int64 and their log-probabilities (B,) float32. At
+    temperature 0 the ids are the most likely ones, with their log-probabilities at temperature 1. With `top_p` below 1
+    only the fewest most likely tokens that together reach it are drawn (arXiv 1904.09751, section 3.1), and the
+    log-probabilities are those among them.
     """
-    with ExitStack() as stack:
-        if whole:
-            stack.enter_context(decoding_layers.four_bit_weights(model, sampling.four_bit))
-            if sampling.merged:
-                stack.enter_context(decoding_layers.merged_adapters(model))
-            elif FEW_KERNELS_BY_DEVICE[model.device.type]:
-                stack.enter_context(decoding_layers.fused_adapters(model))
-            if FEW_KERNELS_BY_DEVICE[model.device.type]:
-                stack.enter_context(decoding_layers.fused_norms(model))
-        yield
+    logp = (logits.float() / (temperature or 1.0)).log_softmax(-1)
+    if top_p < 1.0:
+        logp = _nucleus(logp, top_p)
+    if temperature:
+        heights = logp.exp().cumsum(-1)
+        ids = torch.searchsorted(heights, uniforms.unsqueeze(1) * heights[:, -1:], right=True)
+        ids = ids.clamp(max=logits.shape[1] - 1)
+    else:
+        ids = logp.argmax(-1, keepdim=True)
+    return ids.squeeze(1), logp.gather(1, ids).squeeze(1)
 
 
-@contextmanager
-def attention(model: Model, name: str) -> Iterator[None]:
-    """Use another attention implementation inside the block."""
-    usual = model.config._attn_implementation
-    if usual in (name, "eager"):
-        yield
-        return
-    model.set_attn_implementation(name)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(usual)
+def _nucleus(logp: Tensor, top_p: float) -> Tensor:
+    """Return log-probabilities (B, V) among the fewest most likely tokens that together reach `top_p`, others -inf.
 
-
-def round_up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
+    On a CPU the most likely tokens are looked for first, because sorting a vocabulary takes many times as long. CUDA
+    sorts: whether a few were enough is known on the host only, which a captured step cannot ask.
+    """
+    count = FEW_TOKENS if logp.device.type == "cpu" else logp.shape[1]
+    ordered, order = logp.topk(count) if count < logp.shape[1] else logp.sort(descending=True)
+    reached = ordered.exp().cumsum(-1)
+    if count < logp.shape[1] and bool((reached[:, -1] < top_p).any()):
+        ordered, order = logp.sort(descending=True)
+        reached = ordered.exp().cumsum(-1)
+    likelier = reached - ordered.exp()  # probability of the tokens that are likelier
+    kept = torch.full_like(logp, -torch.inf).scatter_(1, order, ordered.masked_fill(likelier >= top_p, -torch.inf))
+    return kept.log_softmax(-1)

@@ -1,8 +1,8 @@
 """Sampling: prompts in, responses out, as token ids with masks and the log-probabilities they were drawn with.
 
 A response depends on its prompt and its own row of random numbers, and not on the prompts that are decoded beside it,
-except for the rounding of kernels, which depends on the shape of a batch. That rounding changes no token in float32 and
-an occasional one in bfloat16.
+except for the rounding of kernels, which depends on the shape of a batch. Rounding changes a token only if its random
+number lies within rounding of the boundary between two tokens: rarely in float32, more often in bfloat16.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ from rlhf.data.tokenize import SpecialIds
 from rlhf.models.lean.trunk import RoleTrunk
 from rlhf.models.model import Model, mixed_precision
 from rlhf.process import distributed
-from rlhf.rollout.decoding import Decoding, attention, fast_layers
-from rlhf.rollout.responses import Responses, Sampling, ValueFn
+from rlhf.rollout.decoding import Decoding, Sampling, ValueFn
+from rlhf.rollout.library_decoding import LibraryDecoding, attention, fast_layers
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 
 Phase = Callable[[str], AbstractContextManager[Any]]  # gives the block in which a phase of this name runs
@@ -64,7 +64,7 @@ def sample(
     order = by_length if replicate else distributed.own_rows(by_length)
     at_once = max(1, sampling.batch_size // copies)
     lean = trunk is not None and trunk.trunk.merges
-    new_decoding = partial(TrunkDecoding, trunk) if trunk is not None and lean else Decoding
+    new_decoding = partial(TrunkDecoding, trunk) if trunk is not None and lean else LibraryDecoding
     has_all_weights = not replicate or distributed.world() == 1
     with (
         mixed_precision(model),
@@ -89,7 +89,7 @@ def sample(
     return replace(rollout, logprobs=logprobs[:, :longest], values=values[:, :longest] if value_fn else None)
 
 
-def _decode(phase: Phase, start: Callable[[], Responses]) -> list[Tensor]:
+def _decode(phase: Phase, start: Callable[[], Decoding]) -> list[Tensor]:
     """Decode one batch, in a separate function: its cache is freed before the next one is allocated."""
     with phase("prefill"):
         decoding = start()

@@ -6,8 +6,8 @@ from rlhf.data.tokenize import SpecialIds
 from rlhf.errors import UserError
 from rlhf.models.architecture import TESTED, sliding_window
 from rlhf.models.model import Model, dtype_of, mixed_precision
+from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
-from rlhf.rollout.responses import Sampling
 from rlhf.terminal import message_of
 
 NEW_TOKENS = 8

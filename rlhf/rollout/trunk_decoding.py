@@ -11,11 +11,11 @@ from rlhf.models.lean.trunk import RoleTrunk
 from rlhf.models.matmul import matmul
 from rlhf.models.model import Model
 from rlhf.rollout.cache import repeated
-from rlhf.rollout.responses import Responses, Sampling, ValueFn
+from rlhf.rollout.decoding import Decoding, Sampling, ValueFn
 
 
-class TrunkDecoding(Responses):
-    """Responses whose hidden states come from the lean trunk."""
+class TrunkDecoding(Decoding):
+    """Decoding with hidden states of the lean trunk."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ import torch
 from rlhf.data.batch import Rollout, collate
 from rlhf.data.tokenize import SpecialIds
 from rlhf.errors import UserError
-from rlhf.rollout.responses import Sampling
+from rlhf.rollout.decoding import Sampling
 from rlhf.terminal import one_line
 
 TIMEOUT = 600  # seconds for one response

@@ -2,9 +2,9 @@
 
     1 sample     num_generations responses to each prompt, from the policy
     2 score      rewards of the reward model or of functions; log-probabilities under policy and reference
-    3 reward     the weighted sum of the rewards; with kl_penalty: reward less beta * KL of the whole response
+    3 reward     the weighted sum of the rewards; with `kl_penalty: reward`, minus beta * KL of the whole response
     4 advantage  each reward against those of the other responses to the same prompt
-    5 update     clipped policy loss, and beta * KL with kl_penalty: loss, in minibatches
+    5 update     clipped policy loss, with `kl_penalty: loss` plus beta * KL, in minibatches
 
 The two families differ in steps 4 and 5 and in their defaults: rlhf/objectives/groups.py has the formulas and their
 sources, docs/groups.md the choices. Denominators are those of the whole minibatch, so the micro-batch size and
@@ -42,7 +42,7 @@ from rlhf.stages.online import scoring
 from rlhf.stages.online.reward_sum import ByName
 from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.session import Session
-from rlhf.stages.online.train_state import TrainState
+from rlhf.stages.online.train_state import ParameterGroup, TrainState
 from rlhf.stages.result import Result
 
 
@@ -54,6 +54,16 @@ class Rewarded:
     by_name: ByName  # raw rewards
     scores: Tensor  # the weighted sum of the raw rewards
     rewards: Tensor  # the same after normalising, clipping and penalties; the KL is not in it
+
+    def keep_and_add(self, rows: Tensor, more: "Rewarded") -> "Rewarded":
+        """Return some of these rows, which may be none, and after them all rows of `more`."""
+        kept = self.rollout.rows(rows.to(self.rollout.ids.device)) if len(rows) else None
+        return Rewarded(
+            rollout=more.rollout if kept is None else joined(kept, more.rollout),
+            by_name={name: torch.cat([raw[rows], more.by_name[name]]) for name, raw in self.by_name.items()},
+            scores=torch.cat([self.scores[rows], more.scores]),
+            rewards=torch.cat([self.rewards[rows], more.rewards]),
+        )
 
 
 @dataclass(kw_only=True)
@@ -68,9 +78,9 @@ class Batch(TrainingBatch):
     token_counts: Tensor  # (B,) of each response, those that count in the loss
 
     @property
-    def kl_per_token(self) -> float:
-        """Return the mean KL from the reference in nats per token; 0 without one."""
-        return 0.0 if self.kl is None else masked_mean(self.kl, self.rollout.mask).item()
+    def kl_per_token(self) -> float | None:
+        """Return the mean KL from the reference in nats per token; None without a reference."""
+        return None if self.kl is None else masked_mean(self.kl, self.rollout.mask).item()
 
 
 # -- the loop ----------------------------------------------------------------------------------------------------------
@@ -83,7 +93,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     session = Session(run, device, options)
     norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
     learner = Learner(run.stage, session.shared, options, norm)
-    session.restore(learner.state)  # where the run is resumed
+    session.restore(learner.state)  # does nothing in a new run
     session.shard()  # several GPUs may divide the frozen layers
     with Bar(run.stage, options.steps) as bar:
         for step in range(learner.state.step, options.steps):
@@ -123,20 +133,14 @@ def sample_and_reward(session: Session, learner: "Learner", step: int) -> Reward
         if not missing:
             break
         more = responses_to(session.prompts.replacements(step, attempt, missing))
-        rows = (informative[:, None] * options.num_generations + torch.arange(options.num_generations)).flatten()
-        first = result.rollout.rows(rows.to(session.device)) if len(rows) else None
-        result = Rewarded(
-            rollout=more.rollout if first is None else joined(first, more.rollout),
-            by_name={name: torch.cat([raw[rows], more.by_name[name]]) for name, raw in result.by_name.items()},
-            scores=torch.cat([result.scores[rows], more.scores]),
-            rewards=torch.cat([result.rewards[rows], more.rewards]),
-        )
+        rows = informative[:, None] * options.num_generations + torch.arange(options.num_generations)
+        result = result.keep_and_add(rows.flatten(), more)
     return result
 
 
 @torch.no_grad()
 def reward(session: Session, learner: "Learner", rollout: Rollout, prompt_indices: list[int]) -> Rewarded:
-    """Give every reward to the responses to training prompts."""
+    """Return responses to training prompts with their rewards, raw and shaped."""
     options, codec, shared = learner.options, session.codec, session.shared
     shared.base.eval()
     assert session.reward_sum is not None
@@ -195,7 +199,8 @@ class Learner:
     def __init__(self, stage: StageName, shared: SharedBase, options: GroupOptions, norm: ScoreNorm):
         self.shared, self.options = shared, options
         self.policy_parameters = shared.parameters("policy")
-        self.state = TrainState(stage, shared, options, norm, {"policy": self.policy_parameters})
+        group = ParameterGroup(self.policy_parameters, options.learning_rate)
+        self.state = TrainState(stage, shared, options, norm, {"policy": group})
 
     def grouped(self, x: Tensor) -> Tensor:
         """Return numbers (B,) as (P, k)."""

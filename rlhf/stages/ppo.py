@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf.data.batch import Rollout, TrainingBatch
 from rlhf.models.shared_base import SharedBase
@@ -33,12 +33,12 @@ from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero
 from rlhf.objectives.rewards import shape_rewards, shape_scores
 from rlhf.observe.console import Bar
 from rlhf.recipe import Ppo
-from rlhf.rollout.responses import ValueFn
+from rlhf.rollout.decoding import ValueFn
 from rlhf.run.directory import Run
 from rlhf.stages.online import scoring
 from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.session import Session
-from rlhf.stages.online.train_state import TrainedRole, TrainState
+from rlhf.stages.online.train_state import ParameterGroup, TrainedRole, TrainState
 from rlhf.stages.result import Result
 
 # A critic of squashed scores starts as the tangent of the sigmoid at 0: sigmoid(s) is about (s + 2) / 4 there, which is
@@ -75,7 +75,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     session = Session(run, device, options)
     norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
     learner = Learner(session.shared, session.rm_dir, options, norm)
-    session.restore(learner.state)  # where the run is resumed
+    session.restore(learner.state)  # does nothing in a new run
     session.shard()  # several GPUs may divide the frozen layers, now that all adapters are there
     with Bar("ppo", options.steps) as bar:
         for step in range(learner.state.step, options.steps):
@@ -143,20 +143,18 @@ def policy_logprobs_and_values(learner: "Learner", rollout: Rollout) -> tuple[Te
     shared, options, mask = learner.shared, learner.options, rollout.mask
     logprobs_of_tokens = scoring.logprobs_of_tokens(shared, options.temperature)
     values_of_tokens = scoring.values_of_tokens(shared)
-    if options.old_logprobs == "recompute" and learner.critic_shares_trunk:  # one forward pass gives both
+    values: Tensor | None = None
+    if options.old_logprobs == "rollout":  # both were kept while sampling, values if the critic shares the trunk
+        assert rollout.logprobs is not None
+        logp = zero_pads(rollout.logprobs, mask)
+        values = None if rollout.values is None else zero_pads(rollout.values, mask)
+    elif learner.critic_shares_trunk:  # one forward pass gives both
         logp, values = scoring.per_token(
             shared, "policy", rollout, options.score_rows, logprobs_of_tokens, values_of_tokens
         )
-        return logp, values
-    if options.old_logprobs == "recompute":
+    else:
         (logp,) = scoring.per_token(shared, "policy", rollout, options.score_rows, logprobs_of_tokens)
-    else:
-        assert rollout.logprobs is not None
-        logp = zero_pads(rollout.logprobs, mask)
-    if learner.critic_shares_trunk:
-        assert rollout.values is not None
-        values = zero_pads(rollout.values, mask)
-    else:
+    if values is None:  # the critic has an adapter, and so a forward pass of its own
         (values,) = scoring.per_token(shared, "value", rollout, options.score_rows, values_of_tokens)
     return logp, values
 
@@ -176,11 +174,11 @@ class Learner:
         self.critic_parameters = list(shared.value_head.parameters())
         if not self.critic_shares_trunk:
             self.critic_parameters += shared.parameters("value")
-        parameters_of: dict[TrainedRole, list[nn.Parameter]] = {
-            "policy": self.policy_parameters,
-            "value": self.critic_parameters,
+        groups: dict[TrainedRole, ParameterGroup] = {
+            "policy": ParameterGroup(self.policy_parameters, options.learning_rate),
+            "value": ParameterGroup(self.critic_parameters, options.value_learning_rate),
         }
-        self.state = TrainState("ppo", shared, options, norm, parameters_of)
+        self.state = TrainState("ppo", shared, options, norm, groups)
 
     @property
     def critic_shares_trunk(self) -> bool:
@@ -232,7 +230,7 @@ class Learner:
 
         `token_count` is that of the minibatch. During `value_warmup_steps` the value head alone gets a gradient.
         """
-        share = micro.rollout.mask.sum() / token_count  # turns means over these tokens into parts of the minibatch's
+        share = micro.rollout.mask.sum() / token_count  # weight of means over these tokens in those of the minibatch
         with torch.set_grad_enabled(self.policy_learns):
             hidden = self.shared.response_hidden(micro.rollout)
             policy_loss, stats = self._policy_loss(micro, hidden)

@@ -10,8 +10,8 @@ from rlhf.data.rows import Message
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import as_yaml
+from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
-from rlhf.rollout.responses import Sampling
 from rlhf.run.directory import Run
 from rlhf.terminal import harmless
 from rlhf.use import chat

@@ -13,8 +13,8 @@ from rlhf.data.batch import Rollout, joined
 from rlhf.models.lean.layouts import SharedPrompts
 from rlhf.models.loading import load_codec
 from rlhf.models.shared_base import SharedBase
+from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
-from rlhf.rollout.responses import Sampling
 from rlhf.run.directory import Run
 from rlhf.stages.groups import Batch, Learner, Rewarded, batch_metrics, make_batch
 from rlhf.stages.online.scoring import ScoreNorm

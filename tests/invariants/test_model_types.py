@@ -12,8 +12,8 @@ from rlhf.data.batch import Rollout, collate
 from rlhf.models.architecture import TESTED, check_model, has_fused_experts, sliding_window
 from rlhf.models.model import Model
 from rlhf.models.shared_base import SharedBase
+from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
-from rlhf.rollout.responses import Sampling
 from tests import models
 
 VOCABULARY, PAD, EOS = 64, 0, 5

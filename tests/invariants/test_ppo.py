@@ -19,8 +19,8 @@ from rlhf.models import output_layer
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean
+from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
-from rlhf.rollout.responses import Sampling
 from rlhf.run.directory import Run
 from rlhf.stages.online.prompts import prompt_order
 from rlhf.stages.online.scoring import ScoreNorm, score_norm

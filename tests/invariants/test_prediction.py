@@ -30,8 +30,8 @@ from rlhf.memory.predict import PREDICTED_STAGES, Predictor, _extrapolate
 from rlhf.memory.rehearse import Rehearsals
 from rlhf.memory.replay import replay
 from rlhf.recipe import PinnedRecipe, StageName
-from rlhf.rollout.decoding import Decoding
 from rlhf.rollout.engine import sample
+from rlhf.rollout.library_decoding import LibraryDecoding
 from rlhf.stages import ppo
 from rlhf.stages.online import session
 from tests.conftest import RECIPE
@@ -288,7 +288,7 @@ def test_two_caches_at_once_raise_the_rollout(two, monkeypatch):
     """The cache of one batch of prompts is still there when the next one is made."""
     loaded, rehearse, before = two
     kept: collections.deque[Any] = collections.deque(maxlen=1)
-    run = Decoding.run
+    run = LibraryDecoding.run
 
     def keeping(self) -> list[torch.Tensor]:
         found = run(self)
@@ -301,7 +301,7 @@ def test_two_caches_at_once_raise_the_rollout(two, monkeypatch):
         finally:
             kept.clear()
 
-    monkeypatch.setattr(Decoding, "run", keeping)
+    monkeypatch.setattr(LibraryDecoding, "run", keeping)
     for place in (session, evaluation):
         monkeypatch.setattr(place, "sample", sampled)
     after = peaks(rehearse(loaded, "ppo"))
@@ -539,13 +539,13 @@ def test_every_batch_has_a_row_that_needs_padding():
 def test_a_shorter_prompt_is_decoded_with_the_others(two, monkeypatch):
     loaded, rehearse, _ = two
     seen = []
-    prefill = Decoding._prefill
+    prefill = LibraryDecoding._prefill
 
     def note(self, ids) -> None:
         seen.append(self.real[:, : self.width].sum(1).tolist())
         prefill(self, ids)
 
-    monkeypatch.setattr(Decoding, "_prefill", note)
+    monkeypatch.setattr(LibraryDecoding, "_prefill", note)
     rehearse(loaded, "ppo")
     assert seen and all(sorted(lengths) == [PROMPT - 1, *[PROMPT] * (len(lengths) - 1)] for lengths in seen)
 

@@ -12,18 +12,18 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Mistra
 
 from rlhf.data.batch import Rollout
 from rlhf.rollout.cache import CacheLayer
-from rlhf.rollout.decoding import (
+from rlhf.rollout.decoding import Sampling, draw_tokens
+from rlhf.rollout.engine import sample
+from rlhf.rollout.library_decoding import (
     FEW_KERNELS_BY_DEVICE,
     STEPS_BETWEEN_CHECKS_BY_DEVICE,
     WINDOW_BY_DEVICE,
-    Decoding,
+    LibraryDecoding,
     Window,
     attention,
     fast_layers,
     round_up,
 )
-from rlhf.rollout.engine import sample
-from rlhf.rollout.responses import Sampling, draw_tokens
 from tests.decoding_models import activated, adapted
 from tests.oracle.dense import token_logprobs
 
@@ -141,13 +141,13 @@ def test_an_observer_sees_the_states_that_tokens_are_drawn_from(model):
 
 def test_rows_that_ended_are_no_longer_decoded(model, monkeypatch):
     sizes = []
-    forward = Decoding._forward
+    forward = LibraryDecoding._forward
 
     def counted(self, ids, positions, mask):
         sizes.append(len(ids))
         return forward(self, ids, positions, mask)
 
-    monkeypatch.setattr(Decoding, "_forward", counted)
+    monkeypatch.setattr(LibraryDecoding, "_forward", counted)
     rows = prompts(32)
     found = drawn(model, rows, batch_size=32, response_length=200)
     assert sizes == sorted(sizes, reverse=True)
@@ -164,24 +164,24 @@ def test_windows_on_cuda(width, windows):
     decoding: Any = SimpleNamespace(width=width, room=room, window_rule=rule)
     decoding.layers = [CacheLayer(round_up(width + room, rule.whole))]
     decoding.layers[0].window = width
-    opened = [step for step in range(1, room) if Decoding.open_window(decoding, step)]
+    opened = [step for step in range(1, room) if LibraryDecoding.open_window(decoding, step)]
     assert len(opened) == len(windows)
     assert decoding.layers[0].window == max(windows)
 
 
 def test_rows_are_dropped_for_a_capture_only_if_they_save_one(model, monkeypatch):
     """Keys and values of 3 layers, 2 heads of 8 numbers, float32: 384 bytes per slot and row."""
-    decoding = Decoding(model, [[5] * 20] * 8, torch.rand(8, 40), Sampling(20, 40, 1.0, 8), Ids(), None)
+    decoding = LibraryDecoding(model, [[5] * 20] * 8, torch.rand(8, 40), Sampling(20, 40, 1.0, 8), Ids(), None)
     decoding.open_window(1)
     assert decoding.layers[0].window == 60
     assert not decoding._worth_dropping(10, 5)
     assert decoding._worth_dropping(10, 4)
     decoding.capture = True
     saved = 384 * 60 * 4 * 30  # four rows in 30 steps
-    monkeypatch.setattr("rlhf.rollout.decoding.CAPTURE_BYTES", saved - 1)
+    monkeypatch.setattr("rlhf.rollout.library_decoding.CAPTURE_BYTES", saved - 1)
     assert decoding._worth_dropping(10, 4)
     assert not decoding._worth_dropping(11, 4)
-    monkeypatch.setattr("rlhf.rollout.decoding.CAPTURE_BYTES", saved)
+    monkeypatch.setattr("rlhf.rollout.library_decoding.CAPTURE_BYTES", saved)
     assert not decoding._worth_dropping(10, 4)
 
 
@@ -234,7 +234,7 @@ def test_looking_less_often_changes_nothing(model, monkeypatch, every):
 
 def test_a_decoding_step_can_be_captured_as_a_graph(model):
     """It changes tensors in place and nothing else, and never asks the device for a number."""
-    decoding = Decoding(model, prompts(4), torch.rand(4, 30), Sampling(30, 30, 1.0, 4), Ids(), None)
+    decoding = LibraryDecoding(model, prompts(4), torch.rand(4, 30), Sampling(30, 30, 1.0, 4), Ids(), None)
     for layer in decoding.layers:
         layer.window = decoding.width + decoding.room
     asked: list[str] = []
@@ -265,7 +265,7 @@ def test_captured_steps_draw_the_tokens_of_plain_ones(model, monkeypatch):
     on_gpu = copy.deepcopy(model).cuda()
     rows = prompts(32)
     captured = responses(drawn(on_gpu, rows, batch_size=32, response_length=200))
-    monkeypatch.setattr("rlhf.rollout.decoding.GRAPHS", False)
+    monkeypatch.setattr("rlhf.rollout.library_decoding.GRAPHS", False)
     assert responses(drawn(on_gpu, rows, batch_size=32, response_length=200)) == captured
 
 
@@ -296,7 +296,7 @@ def test_drawing_follows_the_distribution():
 
 
 def test_the_usual_attention_comes_back_after_sampling(model, monkeypatch):
-    """Decoding with padding on the left needs an attention that takes a mask; training keeps the recipe's."""
+    """LibraryDecoding with padding on the left needs an attention that takes a mask; training keeps the recipe's."""
     used: list[str] = []
     monkeypatch.setattr(model, "set_attn_implementation", used.append)
     monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")

@@ -8,8 +8,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rlhf.rollout import responses
-from rlhf.rollout.responses import draw_tokens
+from rlhf.rollout.decoding import draw_tokens
 
 FEW = settings(max_examples=100, deadline=None, derandomize=True)
 HAND = [0.1, 0.2, 0.3, 0.4]
@@ -177,9 +176,9 @@ def test_few_tokens_give_what_all_of_them_give(monkeypatch):
     peaked, flat = 6 * torch.randn(8, 64, generator=draw), 0.1 * torch.randn(8, 64, generator=draw)
     numbers = torch.rand(8, generator=draw)
     for rows in (peaked, flat, torch.where(torch.arange(8)[:, None] < 4, peaked, flat)):
-        monkeypatch.setattr(responses, "FEW_TOKENS", 64)
+        monkeypatch.setattr("rlhf.rollout.decoding.FEW_TOKENS", 64)
         expected = draw_tokens(rows, numbers, 1.0, 0.8)
-        monkeypatch.setattr(responses, "FEW_TOKENS", 8)
+        monkeypatch.setattr("rlhf.rollout.decoding.FEW_TOKENS", 8)
         for found, other in zip(draw_tokens(rows, numbers, 1.0, 0.8), expected, strict=True):
             assert torch.equal(found, other)
 

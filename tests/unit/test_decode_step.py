@@ -12,7 +12,7 @@ from rlhf.memory import decode_step
 from rlhf.memory.decode_step import DYNAMIC_SHAPE, HOST_READ, OTHER_DEVICE, ROLES, DecodingStep, Operation
 from rlhf.recipe import PinnedRecipe
 from rlhf.rollout.cache import CacheLayer
-from rlhf.rollout.decoding import Decoding
+from rlhf.rollout.library_decoding import LibraryDecoding
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 BF16, NF4 = RECIPES / "h100-mistral-7b" / "v2", RECIPES / "4090-llama2-7b" / "v2"
@@ -57,13 +57,13 @@ def test_every_gpu_recipe_can_be_captured(directory):
     ],
 )
 def test_planted_faults_are_found(monkeypatch, fault, reason):
-    draw = Decoding._draw
+    draw = LibraryDecoding._draw
 
     def faulty(self, hidden: Tensor) -> None:
         draw(self, hidden)
         fault(self.tokens)
 
-    monkeypatch.setattr(Decoding, "_draw", faulty)
+    monkeypatch.setattr(LibraryDecoding, "_draw", faulty)
     for step in decode_step.decoding_steps(load(BF16)).values():
         assert [op.unsafe for op in step.unsafe] == [reason]
         assert [op.layer for op in step.unsafe] == [None]
@@ -91,7 +91,7 @@ def test_two_layers_tell_what_four_have(bf16):
 
 
 def test_views_and_allocations_are_no_kernels(monkeypatch, bf16):
-    draw = Decoding._draw
+    draw = LibraryDecoding._draw
 
     def more(self, hidden: Tensor) -> None:
         draw(self, hidden)
@@ -99,7 +99,7 @@ def test_views_and_allocations_are_no_kernels(monkeypatch, bf16):
         hidden[0, :4].unsqueeze(0).expand(2, 4).transpose(0, 1)
         hidden.neg().abs_()
 
-    monkeypatch.setattr(Decoding, "_draw", more)
+    monkeypatch.setattr(LibraryDecoding, "_draw", more)
     found = decode_step.decoding_steps(load(BF16))["policy"]
     *usual, last = bf16["policy"].outside  # the step ends by moving on to the next slot
     assert found.outside == (*usual, "aten::neg", "aten::abs_", last)

@@ -21,7 +21,7 @@ from bench.gpu.record import Verdict
 from bench.roofline.counts import phases
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
-from rlhf.rollout import decoding
+from rlhf.rollout import library_decoding
 
 ROOT = Path(__file__).parents[2]
 BY_NAME = {item.name: item for item in ITEMS}
@@ -408,13 +408,13 @@ def test_two_optimizers_are_given_the_same_weights_and_gradients():
 
 
 def test_a_variant_changes_a_switch_for_a_while_only():
-    usual: object = decoding.WINDOW_BY_DEVICE
-    with variants.setting(decoding, "WINDOW_BY_DEVICE", 4096)(None):
-        assert vars(decoding)["WINDOW_BY_DEVICE"] == 4096
-    assert usual == decoding.WINDOW_BY_DEVICE
+    usual: object = library_decoding.WINDOW_BY_DEVICE
+    with variants.setting(library_decoding, "WINDOW_BY_DEVICE", 4096)(None):
+        assert vars(library_decoding)["WINDOW_BY_DEVICE"] == 4096
+    assert usual == library_decoding.WINDOW_BY_DEVICE
     with (
-        pytest.raises(variants.Unavailable, match=r"rlhf.rollout.decoding has no LEAN"),
-        variants.setting(decoding, "LEAN", 1)(None),
+        pytest.raises(variants.Unavailable, match=r"rlhf.rollout.library_decoding has no LEAN"),
+        variants.setting(library_decoding, "LEAN", 1)(None),
     ):
         pass
 

@@ -19,7 +19,7 @@ from torch.profiler import record_function
 from rlhf.memory.device import KNOWN, META, StandIn
 from rlhf.memory.peaks import Peak
 from rlhf.models import random_base
-from rlhf.rollout import decoding
+from rlhf.rollout import library_decoding
 from rlhf.rollout.cache import CacheLayer
 from tests.conftest import gradient
 
@@ -232,18 +232,18 @@ def watched() -> dict[str, dict[str, Any]]:
         torch.Tensor,
         transformers,
         transformers.training_args,
-        decoding,
+        library_decoding,
         random_base,
     ]
     places += [transformers.TrainingArguments, transformers.Trainer, transformers.PreTrainedModel]
-    places += [decoding.Decoding, CacheLayer, trl.kernels.chunked_logprob, trl.trainer.utils]
+    places += [library_decoding.LibraryDecoding, CacheLayer, trl.kernels.chunked_logprob, trl.trainer.utils]
     places += [peft.tuners.lora.LoraLayer, nn.Module, torch.optim.Optimizer]
     places += [sys.modules["torch.utils._foreach_utils"], sys.modules["torch.optim.optimizer"]]
     places += [bitsandbytes.functional, bitsandbytes.optim.optimizer]
     found = {f"{place.__name__}.{key}": value for place in places for key, value in vars(place).items()}
     for name, mapping in (
         ("environ", os.environ),
-        ("STEPS_BETWEEN_CHECKS_BY_DEVICE", decoding.STEPS_BETWEEN_CHECKS_BY_DEVICE),
+        ("STEPS_BETWEEN_CHECKS_BY_DEVICE", library_decoding.STEPS_BETWEEN_CHECKS_BY_DEVICE),
     ):
         found |= {f"{name}.{key}": value for key, value in mapping.items()}
     return found

@@ -11,8 +11,8 @@ from rlhf.models import matmul as matrices
 from rlhf.models.lean.layouts import DecodingLayout
 from rlhf.models.lean.trunk import RoleTrunk, Trunk
 from rlhf.models.matmul import matmul, round_to_few_sizes
+from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
-from rlhf.rollout.responses import Sampling
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 from tests.trunk_models import KINDS, adapted, distance
 

@@ -11,7 +11,7 @@ import torch
 
 from rlhf.errors import UserError
 from rlhf.files import read_intact_lines
-from rlhf.rollout.responses import Sampling
+from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.vllm import Client
 from tests.conftest import beside, run_stages, small
 

@@ -27,7 +27,7 @@ class ScoreNorm(NamedTuple):
 
 
 def per_token(shared: SharedBase, role: Role, rollout: Rollout, rows_at_once: int, *fns: TokenFn) -> list[Tensor]:
-    """Run `role` over the rollout, `rows_at_once`, and each function over its hidden states.
+    """Run `role` over the rollout, `rows_at_once` rows at a time, and apply each function to its hidden states.
 
     Return one (B, R) float32 tensor per function, 0 in masked slots. Each process works on its share of the rows.
     """
@@ -48,7 +48,7 @@ def with_lower_states(shared: SharedBase, rollout: Rollout, rows_at_once: int) -
     """Return a rollout with `lower_states`, which the passes of all roles and the update then share.
 
     The rollout itself is returned if it has them, the first layer has adapters or the trunk is the library's. Each
-    process computes its share of the rows, `rows_at_once`.
+    process computes its share of the rows, `rows_at_once` at a time.
     """
     if shared.lean_trunk is None or rollout.lower_states is not None or not shared.lean_trunk.first_adapted_layer:
         return rollout

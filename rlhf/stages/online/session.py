@@ -20,9 +20,9 @@ from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
 from rlhf.recipe import AdapterName, Group, OnlineOptions, Role
 from rlhf.rollout import vllm
+from rlhf.rollout.decoding import Sampling, ValueFn
 from rlhf.rollout.engine import sample
 from rlhf.rollout.probe import check_sampling
-from rlhf.rollout.responses import Sampling, ValueFn
 from rlhf.run.checkpoints import with_resume_advice
 from rlhf.run.directory import Run
 from rlhf.stages.online import scoring

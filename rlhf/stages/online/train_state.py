@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from pydantic import ConfigDict, Field
@@ -20,7 +20,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.models.weights import check_finite, check_optimizer, check_shapes, unpickled
 from rlhf.objectives.kl import adapt
 from rlhf.process import distributed
-from rlhf.recipe import OnlineOptions, Ppo, StageName
+from rlhf.recipe import OnlineOptions, StageName
 from rlhf.run import reader
 from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step
 from rlhf.run.directory import Run
@@ -35,6 +35,13 @@ GRAD_NORM_KEYS: dict[TrainedRole, str] = {
     "policy": "policy/grad_norm",
     "value": "val/grad_norm",
 }  # names of the logged gradient norms
+
+
+class ParameterGroup(NamedTuple):
+    """Trainable parameters of a role, and their learning rate before the schedule."""
+
+    parameters: Sequence[nn.Parameter]
+    learning_rate: float
 
 
 class SavedState(Record):
@@ -54,8 +61,7 @@ class SavedState(Record):
 class TrainState:
     """Trainable parameters of one or more roles, their optimizer and schedule, the step and the KL coefficient.
 
-    `parameters_of` has the parameters of each role; each role has a learning rate of its own. `norm` is that of the
-    reward model's scores.
+    `groups` has the parameters of each role. `norm` is that of the reward model's scores.
     """
 
     def __init__(
@@ -64,16 +70,13 @@ class TrainState:
         shared: SharedBase,
         options: OnlineOptions,
         norm: ScoreNorm,
-        parameters_of: Mapping[TrainedRole, Sequence[nn.Parameter]],
+        groups: Mapping[TrainedRole, ParameterGroup],
     ):
         self.stage, self.shared, self.options = stage, shared, options
-        self.norm, self.parameters_of = norm, parameters_of
-        rates = {"policy": options.learning_rate}
-        if isinstance(options, Ppo):
-            rates["value"] = options.value_learning_rate
+        self.norm, self.groups = norm, groups
         self.optimizer = new_optimizer(
             options.optim,
-            [{"params": parameters, "lr": rates[role]} for role, parameters in parameters_of.items()],
+            [{"params": group.parameters, "lr": group.learning_rate} for group in groups.values()],
             betas=(options.adam_beta1, options.adam_beta2),
             eps=options.adam_epsilon,
             weight_decay=options.weight_decay,
@@ -132,9 +135,9 @@ class TrainState:
 
         Raises UserError for a gradient that is not finite.
         """
-        distributed.reduce_gradients([p for parameters in self.parameters_of.values() for p in parameters])
+        distributed.reduce_gradients([p for group in self.groups.values() for p in group.parameters])
         limit = self.options.max_grad_norm
-        norms = {role: nn.utils.clip_grad_norm_(parameters, limit) for role, parameters in self.parameters_of.items()}
+        norms = {role: nn.utils.clip_grad_norm_(group.parameters, limit) for role, group in self.groups.items()}
         if not all(norm.isfinite() for norm in norms.values()):
             rates = " or ".join(f"{self.stage}.{RATE_KEYS[role]}" for role in norms)
             raise UserError(f"{self.stage}: the gradient is not finite in step {self.step + 1}; lower {rates}")
@@ -162,7 +165,7 @@ class TrainState:
             "step": self.step,
             "norm": tuple(self.norm),
             "kl_coef": self.kl_coef,
-            **{role: [p.detach().cpu() for p in parameters] for role, parameters in self.parameters_of.items()},
+            **{role: [p.detach().cpu() for p in group.parameters] for role, group in self.groups.items()},
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "random": random_state(),
@@ -173,8 +176,8 @@ class TrainState:
     def restore(self, saved: SavedState, file: Path) -> None:
         """Continue from the state that `read_state` read from `file`. Raises UserError where it does not fit."""
         stored = {"policy": saved.policy, "value": saved.value}
-        for role, parameters in self.parameters_of.items():
-            _copy(parameters, stored[role], f"{file}: {role}")
+        for role, group in self.groups.items():
+            _copy(group.parameters, stored[role], f"{file}: {role}")
         with reading(file):
             self.optimizer.load_state_dict(saved.optimizer.plain())
             self.schedule.load_state_dict(saved.schedule.plain())
@@ -189,7 +192,7 @@ class TrainState:
         if problem := checkpoint_problem(folder):
             way_out = f"set {self.stage}.adapter=last"
             raise UserError(f"{folder}, the best checkpoint, cannot be used: {problem}; {way_out}")
-        _copy(self.parameters_of["policy"], read_state(folder).policy, f"{folder}/state.pt: policy")
+        _copy(self.groups["policy"].parameters, read_state(folder).policy, f"{folder}/state.pt: policy")
 
 
 class Update:
@@ -208,8 +211,8 @@ class Update:
     def clip_and_step(self, stats: dict[str, float], moved: float) -> bool:
         """Clip the gradients of a minibatch, take a step and clear them. Return whether the step was taken.
 
-        It is not once the policy has `moved` further than `max_update_kl` from the policy that sampled, in nats per
-        token; the first minibatch is always used. `stats` are kept for `metrics`.
+        No step is taken if the policy has `moved` further than `max_update_kl` from the policy that sampled, in nats
+        per token. The first minibatch is always used. `stats` are kept for `metrics`.
         """
         limit = self.state.options.max_update_kl
         if self.used and limit is not None and moved > limit:
