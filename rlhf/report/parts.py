@@ -102,6 +102,6 @@ class Turn(NamedTuple):
     shade: str = "said"
 
 
-def dialogue(prompt: str, messages: Sequence[Any] = ()) -> list[Turn]:
+def dialogue(prompt: str, messages: Sequence[object] = ()) -> list[Turn]:
     """Return a prompt turn by turn, from its messages if there are any."""
     return [Turn(speaker, text, "said prompt") for speaker, text in turns(prompt, messages)]
