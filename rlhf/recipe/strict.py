@@ -5,10 +5,9 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, JsonValue
@@ -23,6 +22,7 @@ class Section(BaseModel):
     documented_in: ClassVar[str] = "docs/recipes.md"  # the page that explains its keys
 
 
+Problem = Mapping[str, Any]  # an error that pydantic lists, with its input of any type
 Changes = dict[str, JsonValue]  # of a recipe: dotted key -> new value
 SectionT = TypeVar("SectionT", bound=Section)
 MAX_KEY = 200  # characters of a dotted key
@@ -74,7 +74,7 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
     return f"{source}: {key} = {shortened(repr(problem['input']), 200)}: {message}{also_wrong}"
 
 
-def _location(problem: ErrorDetails) -> list[str]:
+def _location(problem: Problem) -> list[str]:
     """Return the place of a problem as the parts of a dotted key, without the types' names that pydantic adds."""
     *above, last = problem["loc"] or ("",)
     location = [str(part) for part in above if re.fullmatch(r"\w+", str(part))]
@@ -129,7 +129,7 @@ def _section_at(kind: type[Section], path: Sequence[str]) -> type[Section]:
     return kind
 
 
-def _absent_section(kind: type[Section], problem: ErrorDetails, file: Path, overrides: Collection[str]) -> str | None:
+def _absent_section(kind: type[Section], problem: Problem, file: Path, overrides: Collection[str]) -> str | None:
     """Return the message where a key is missing in a section that only overrides have made; otherwise None.
 
     Such a section may be left out of a recipe.
