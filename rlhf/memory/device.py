@@ -11,7 +11,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 from unittest import mock
 
 import torch
@@ -25,7 +25,7 @@ from torch.utils import checkpoint
 from rlhf.memory import passes
 from rlhf.memory.attention import attention
 from rlhf.memory.cards import UNKNOWN, Gpu
-from rlhf.memory.kernels import inside
+from rlhf.memory.kernels import Args, Kwargs, Op, inside
 from rlhf.memory.operations import tensors_in
 from rlhf.memory.peaks import OUTSIDE
 from rlhf.memory.replay import CAPTURE, CAPTURED, DROPPED
@@ -38,6 +38,9 @@ from rlhf.rollout.cache import CacheLayer
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 
 aten = torch.ops.aten
+P = ParamSpec("P")
+R = TypeVar("R")
+Device = torch.device | str | None  # as torch's functions take it
 META = torch.device("meta")
 KNOWN = 2**18  # elements of a tensor up to which its values are computed beside
 FACTORIES = {"arange", "zeros", "ones", "full", "empty", "eye", "scalar_tensor", "tril_indices"}
@@ -60,11 +63,11 @@ class StandIn(Tracker):
         super().__enter__()
         return self
 
-    def __exit__(self, *problem: Any) -> None:
+    def __exit__(self, *problem: object) -> None:
         super().__exit__(*problem)
         self._patches.close()
 
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
         tensors = tensors_in(*args, *kwargs.values()) if kwargs else tensors_in(*args)
         on_device = [x for x in tensors if x.is_meta]
         if on_device and (answer := _ANSWERS.get(id(func))):
@@ -138,7 +141,7 @@ def _read(x: Tensor) -> Any:
     return True if x.dtype == torch.bool else 1.0 if x.is_floating_point() else 1
 
 
-def _to_copy(x: Tensor, *, device: Any = None, dtype: Any = None, **options: Any) -> Tensor:
+def _to_copy(x: Tensor, *, device: Device = None, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
     if device is None or torch.device(device) == META:
         out: Tensor = aten._to_copy.default(x, device=device, dtype=dtype, **options)
         if hasattr(x, "_known"):
@@ -199,7 +202,9 @@ _ANSWERS: dict[int, Callable[..., Any]] = {  # by id: torch's operations live fo
 }
 
 
-def _tensor(data: Any, *, device: Any = None, _real: Callable[..., Tensor] = torch.tensor, **options: Any) -> Tensor:
+def _tensor(
+    data: object, *, device: Device = None, _real: Callable[..., Tensor] = torch.tensor, **options: object
+) -> Tensor:
     """Build torch.tensor on the host first: on `meta` it would forget its numbers."""
     return _real(data, **options).to(device) if device is not None else _real(data, **options)
 
@@ -207,7 +212,7 @@ def _tensor(data: Any, *, device: Any = None, _real: Callable[..., Tensor] = tor
 # -- paths ---------------------------------------------------------------------------------------------------------
 
 
-def _patches(stand_in: StandIn) -> Iterator[Any]:
+def _patches(stand_in: StandIn) -> Iterator[passes.Patch]:
     """Yield context managers that put right what would go another way on `meta`."""
     patch = mock.patch.object
     yield patch(F, "scaled_dot_product_attention", attention(stand_in.stands_for, stand_in.gpu))
@@ -243,7 +248,7 @@ def _patches(stand_in: StandIn) -> Iterator[Any]:
         yield from _cuda_patches(stand_in)
 
 
-def _cuda_patches(stand_in: StandIn) -> Iterator[Any]:
+def _cuda_patches(stand_in: StandIn) -> Iterator[passes.Patch]:
     patch = mock.patch.object
     # CUDA keeps a mask of one byte for each element; other devices one in the input's type.
     yield patch(F, "dropout", _dropout)
@@ -267,14 +272,14 @@ def _cuda_patches(stand_in: StandIn) -> Iterator[Any]:
         yield patch(decoding.Decoding, "deliver", _without_graph(stand_in))
 
 
-def _bitsandbytes_patches(stand_in: StandIn) -> Iterator[Any]:
+def _bitsandbytes_patches(stand_in: StandIn) -> Iterator[passes.Patch]:
     """Yield patches for paged optimizer states: unified memory, not torch's allocator; plain tensors on a CPU."""
     try:
         import bitsandbytes.optim.optimizer as bnb
     except ImportError:
         return
 
-    def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
+    def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: object = None) -> Tensor:
         out = torch.empty(*shape, dtype=dtype, device=META)
         if stand_in.stands_for == "cuda":
             stand_in.label(out, OUTSIDE)
@@ -287,12 +292,12 @@ def _bitsandbytes_patches(stand_in: StandIn) -> Iterator[Any]:
     yield mock.patch.object(torch.cuda, "synchronize", lambda *_: None)
 
 
-def _optimizers_know_meta(form: str) -> Iterator[Any]:
+def _optimizers_know_meta(form: str) -> Iterator[passes.Patch]:
     for place in ("torch.utils._foreach_utils", "torch.optim.optimizer"):
         yield mock.patch(f"{place}._get_{form}_kernels_supported_devices", lambda: ["cuda", "cpu", "meta"])
 
 
-def _move_adapter(self: LoraLayer, adapter_name: str, device: Any = None) -> None:
+def _move_adapter(self: LoraLayer, adapter_name: str, device: object = None) -> None:
     weight: Any = self.get_base_layer().weight
     dtype = weight.dtype if weight.is_floating_point() else None
     for layer in (self.lora_A, self.lora_B):
@@ -372,19 +377,19 @@ def _counted_hook(stand_in: StandIn, hook: Any) -> Any:
     return Hook
 
 
-def _recomputing(stand_in: StandIn, function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
+def _recomputing(stand_in: StandIn, function: Callable[P, R]) -> Callable[P, R]:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         stand_in.recomputing += 1
         try:
-            return function(*args)
+            return function(*args, **kwargs)
         finally:
             stand_in.recomputing -= 1
 
     return call
 
 
-def _untracked(stand_in: StandIn, function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
+def _untracked(stand_in: StandIn, function: Callable[P, R]) -> Callable[P, R]:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         with stand_in.paused():
             return function(*args, **kwargs)
 
@@ -397,7 +402,7 @@ class _Autocast(contextlib.ContextDecorator):
     on = False
     weights: ClassVar[dict[int, Tensor]] = {}
 
-    def __init__(self, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None):
+    def __init__(self, device_type: str, dtype: object = None, enabled: bool = True, cache_enabled: object = None):
         self.enabled = enabled
         self.before: list[bool] = []
 
@@ -406,13 +411,13 @@ class _Autocast(contextlib.ContextDecorator):
         _Autocast.on = self.enabled
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         _Autocast.on = self.before.pop()
         if not any((self.before, _Autocast.on)):
             _Autocast.weights.clear()
 
     @staticmethod
-    def cast(x: Any) -> Any:
+    def cast(x: object) -> object:
         if not (_Autocast.on and isinstance(x, Tensor) and x.device == META and x.dtype == torch.float32):
             return x
         if not (x.is_leaf and x.requires_grad):
@@ -422,7 +427,7 @@ class _Autocast(contextlib.ContextDecorator):
         return _Autocast.weights[id(x)]
 
 
-def _autocast_patches() -> Iterator[Any]:
+def _autocast_patches() -> Iterator[passes.Patch]:
     patch = mock.patch.object
     real = torch.autocast
 
@@ -442,7 +447,7 @@ def _autocast_patches() -> Iterator[Any]:
 
 
 def _casting(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def cast(*args: Any, **kwargs: Any) -> Tensor:
+    def cast(*args: object, **kwargs: object) -> Tensor:
         return function(*map(_Autocast.cast, args), **{key: _Autocast.cast(value) for key, value in kwargs.items()})
 
     return cast
