@@ -40,7 +40,6 @@ from rlhf.rollout.trunk_decoding import TrunkDecoding
 aten = torch.ops.aten
 P = ParamSpec("P")
 R = TypeVar("R")
-Device = torch.device | str | None  # as torch's functions take it
 META = torch.device("meta")
 KNOWN = 2**18  # elements of a tensor up to which its values are computed beside
 FACTORIES = {"arange", "zeros", "ones", "full", "empty", "eye", "scalar_tensor", "tril_indices"}
@@ -141,7 +140,7 @@ def _read(x: Tensor) -> Any:
     return True if x.dtype == torch.bool else 1.0 if x.is_floating_point() else 1
 
 
-def _to_copy(x: Tensor, *, device: Device = None, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+def _to_copy(x: Tensor, *, device: Any = None, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
     if device is None or torch.device(device) == META:
         out: Tensor = aten._to_copy.default(x, device=device, dtype=dtype, **options)
         if hasattr(x, "_known"):
@@ -202,9 +201,7 @@ _ANSWERS: dict[int, Callable[..., Any]] = {  # by id: torch's operations live fo
 }
 
 
-def _tensor(
-    data: object, *, device: Device = None, _real: Callable[..., Tensor] = torch.tensor, **options: object
-) -> Tensor:
+def _tensor(data: Any, *, device: Any = None, _real: Callable[..., Tensor] = torch.tensor, **options: Any) -> Tensor:
     """Build torch.tensor on the host first: on `meta` it would forget its numbers."""
     return _real(data, **options).to(device) if device is not None else _real(data, **options)
 
