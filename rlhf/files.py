@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 JsonValue = Mapping[str, "JsonValue"] | Sequence["JsonValue"] | str | float | bool | None  # what JSON can express
-JsonObject = dict[str, JsonValue]  # an object of JSON, made here to be written or printed
+JsonObject = dict[str, JsonValue]  # to be written or printed; readers return Any, because a file may hold anything
 
 
 def read_json(file: Path) -> dict[str, Any] | None:
