@@ -27,12 +27,13 @@ from rlhf.errors import UserError
 from rlhf.files import read_intact_lines, read_json, write_json
 from rlhf.observe.console import OUT
 from rlhf.process.launching import child_environment
+from rlhf.recipe import Changes
 from rlhf.run.provenance import code_version, package_versions
 
 RECIPE = ROOT / "recipes" / "cpu-tiny" / "v2"
 # Six layers, so that a half and a third exist; narrower and with less data than the recipe, so that nine chains take
 # half an hour.
-CHANGES = {
+CHANGES: Changes = {
     "model.architecture.num_hidden_layers": 6,
     "model.architecture.hidden_size": 48,
     "model.architecture.intermediate_size": 144,
@@ -87,7 +88,7 @@ def seconds_to_gain(curve: Sequence[Point], level: float) -> float | None:
     return None
 
 
-def run_stage(stage: str, out: Path, parents: Path, changes: Mapping[str, Any], seed: int) -> dict[str, Any]:
+def run_stage(stage: str, out: Path, parents: Path, changes: Changes, seed: int) -> dict[str, Any]:
     """Run one stage; return its metrics and the CPU seconds of its process, loading and evaluation included."""
     flags = [part for key, value in changes.items() for part in ("--set", f"{key}={recipe.as_yaml(value)}")]
     command = [sys.executable, "-m", "rlhf.cli", "run", stage, "--recipe", str(RECIPE), "--seed", str(seed)]
@@ -103,7 +104,7 @@ def run_stage(stage: str, out: Path, parents: Path, changes: Mapping[str, Any], 
     return {"cpu_seconds": round(usage.ru_utime + usage.ru_stime, 2), "metrics": summary["metrics"]}
 
 
-def measure(layers: str, out: Path, parents: Path, seed: int, changes: Mapping[str, Any]) -> dict[str, Any]:
+def measure(layers: str, out: Path, parents: Path, seed: int, changes: Changes) -> dict[str, Any]:
     """Train SFT, reward model and PPO with adapters in `layers`; return what they cost and learned."""
     stages = {
         stage: run_stage(stage, out, parents, {**changes, "lora.layers": layers}, seed)
@@ -120,7 +121,7 @@ def measure(layers: str, out: Path, parents: Path, seed: int, changes: Mapping[s
     }
 
 
-def run_seed(seed: int, folder: Path, changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def run_seed(seed: int, folder: Path, changes: Changes) -> dict[str, dict[str, Any]]:
     """Pretrain the base of a seed; return `measure` of each choice of layers."""
     base = folder / f"{seed}-base"
     base.mkdir()

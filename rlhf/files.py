@@ -5,10 +5,13 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+JsonValue = Mapping[str, "JsonValue"] | Sequence["JsonValue"] | str | float | bool | None  # what JSON can express
+JsonObject = dict[str, JsonValue]  # to be written or printed; readers return Any, because a file may hold anything
 
 
 def read_json(file: Path) -> dict[str, Any] | None:
@@ -35,7 +38,7 @@ def replacing(file: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write_json(file: Path, content: Any) -> None:
+def write_json(file: Path, content: object) -> None:
     """Replace a file by the JSON of `content`, as a whole and flushed to disk."""
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with replacing(file) as temporary:
@@ -60,7 +63,7 @@ def read_intact_lines(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def append(file: Path, rows: list[dict[str, Any]]) -> None:
+def append(file: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Append one line of JSON for each row."""
     with open(file, "a", encoding="utf-8") as handle:
         handle.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -18,7 +18,8 @@ import transformers
 from torch import Tensor, nn
 
 from rlhf.memory.cards import Gpu
-from rlhf.memory.device import META, StandIn
+from rlhf.memory.device import StandIn
+from rlhf.memory.operations import META
 from rlhf.memory.phases import Event
 
 L40S = Gpu((8, 9), 142)  # compute capability; NVIDIA's L40S data sheet: 142 multiprocessors

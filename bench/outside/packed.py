@@ -17,11 +17,12 @@ from torch import Tensor
 from rlhf import recipe as recipes
 from rlhf.memory.cards import SMALL_WORKSPACE, Gpu
 from rlhf.memory.depth import deepen
-from rlhf.memory.device import META, StandIn
+from rlhf.memory.device import StandIn
+from rlhf.memory.operations import META
 from rlhf.memory.phases import DEPTHS, Event
 from rlhf.memory.replay import replay
 from rlhf.models.nf4 import nf4_config
-from rlhf.models.random_base import random_base
+from rlhf.models.random_base import LoadingOptions, random_base
 
 A100 = Gpu((8, 0), 108)  # NVIDIA A100 data sheet
 LENGTH, STEPS = 4096, 2
@@ -104,7 +105,7 @@ def _model(run: dict[str, Any], layers: int) -> Any:
     settings = recipes.Model.model_validate(
         {"source": "random", "architecture": fields, "quantization": "nf4" if four_bit else "none", "dtype": "bfloat16"}
     )
-    options = {"dtype": torch.bfloat16, "attn_implementation": "sdpa"}
+    options: LoadingOptions = {"dtype": torch.bfloat16, "attn_implementation": "sdpa"}
     nf4 = nf4_config(settings) if four_bit else None
     model = random_base(settings, META, transformers.AutoModelForCausalLM, nf4, options)
     model.config.use_cache = False

@@ -21,7 +21,7 @@ KEY = "rlhf.recipes"  # key of a command's --recipe-root in click's context
 RANDOM_PAIRS = 4000  # stand-in dialogues for random weights
 NAMES_RECIPE = ("hw", "directory", "changes")  # parameters of a command
 
-Command = Callable[..., Any]
+Command = Callable[..., None]
 
 
 @contextmanager
@@ -53,7 +53,7 @@ class Choice:
         directory, data = self._directory(), (*self.data, *more_data)
         with _of_options():
             changes = recipe.parse_overrides(self.changes)
-        overrides: dict[str, Any] = {}
+        overrides: recipe.Changes = {}
         if self.weights == "random":
             if data:
                 raise click.UsageError("--weights random brings stand-in dialogues of its own: leave out --data")
@@ -163,8 +163,8 @@ def chooses_recipe(
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
-        def with_choice(**values: Any) -> Any:
-            return command(choice=Choice(**{name: values.pop(name) for name in names}), **values)
+        def with_choice(**values: Any) -> None:
+            command(choice=Choice(**{name: values.pop(name) for name in names}), **values)
 
         decorated: Command = with_choice
         for option in reversed(options):

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
@@ -27,7 +27,7 @@ class OutputFile(click.Path):
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = Path(str(super().convert(value, param, ctx)))
         try:
             mode = path.stat().st_mode
@@ -56,7 +56,7 @@ class Stage(click.Choice[StageName]):
     def __init__(self) -> None:
         super().__init__(STAGES)
 
-    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+    def get_invalid_choice_message(self, value: object, ctx: click.Context | None) -> str:
         near = difflib.get_close_matches(str(value), STAGES, n=1)
         return super().get_invalid_choice_message(value, ctx) + (f" Did you mean {near[0]!r}?" if near else "")
 
@@ -64,7 +64,9 @@ class Stage(click.Choice[StageName]):
 class RunsFolder(click.Path):
     """An option for the root of runs. It refuses an empty name, as from an unset shell variable."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
         if not os.fspath(value):
             self.fail("is empty; name a folder, or leave the option out", param, ctx)
         return super().convert(value, param, ctx)

@@ -3,11 +3,11 @@
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import click
 
 from rlhf.errors import UserError
+from rlhf.files import JsonValue
 from rlhf.memory import claims
 from rlhf.memory.claims import ComparedFigure
 from rlhf.memory.fit import Fit
@@ -250,7 +250,7 @@ def show_fits(loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool) ->
         console.OUT.print(_assignments(loaded.overrides | settings.changes), soft_wrap=True, markup=False)
 
 
-def _assignments(changes: Mapping[str, Any]) -> str:
+def _assignments(changes: Mapping[str, JsonValue]) -> str:
     """Return changes as they are written for make and for rlhf."""
     pairs = [f"{key}={as_yaml(value).replace(', ', ',')}" for key, value in changes.items()]
     options = " ".join(f"--set {shlex.quote(pair)}" for pair in pairs)

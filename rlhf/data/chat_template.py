@@ -5,7 +5,6 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import psutil
 
@@ -23,7 +22,7 @@ PROBES = (
 )
 
 
-def with_settings(template: str, variables: Mapping[str, Any], system_prompt: str | None) -> str:
+def with_settings(template: str, variables: Mapping[str, object], system_prompt: str | None) -> str:
     """Return a chat template in which variables have given values and conversations have a system message.
 
     `variables` are what `apply_chat_template` would pass on, such as `enable_thinking`. A conversation that begins with

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlhf.data import formats, raw
 from rlhf.data.parsing import label_of, quoted_keys
@@ -84,13 +84,13 @@ def write(rows: formats.Rows, file: Path) -> int:
     return len(converted)
 
 
-def _plain(row: Row) -> dict[str, Any]:
+def _plain(row: Row) -> dict[str, object]:
     if isinstance(row, Document):
         return {"text": row.text}
     prompt = [dataclasses.asdict(message) for message in row.prompt]
     if isinstance(row, Example | PromptOnly):
         response = {"completion": row.response} if isinstance(row, Example) else {}
-        return {"prompt": prompt} | response | ({} if row.answer is None else {"answer": row.answer})
+        return {"prompt": prompt, **response, **({} if row.answer is None else {"answer": row.answer})}
     return {"prompt": prompt, "chosen": row.chosen, "rejected": row.rejected}
 
 
@@ -119,8 +119,8 @@ def _pair_labelled(name: str, rows: Iterable[RawRow], pairings: list[Pairing]) -
 
     Raises UserError when no prompt has both kinds of answers.
     """
-    answers: dict[str, tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
-    prompts: dict[str, Any] = {}
+    answers: dict[str, tuple[list[object], list[object]]] = defaultdict(lambda: ([], []))
+    prompts: dict[str, object] = {}
     for source, row in rows:
         if not isinstance(row, dict) or not _is_labelled(row):
             unlabelled = Malformed("no 'prompt' with a 'label' of true or false, as the first row has them")

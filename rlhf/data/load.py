@@ -1,6 +1,6 @@
 """The recipe's data, read, checked and split, which every stage trains and is evaluated on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +10,7 @@ from rlhf import recipe as recipes
 from rlhf.data import formats
 from rlhf.data.quality import flaws
 from rlhf.data.quality.leakage import leaks
-from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
+from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row
 from rlhf.data.split import row_key, shuffled, split
 from rlhf.data.transcripts import render_hh
 from rlhf.data.worlds import lengths, sums, toy, toy_texts
@@ -26,6 +26,7 @@ from rlhf.run.records import Generated, Manifest
 from rlhf.terminal import say
 
 T = TypeVar("T")
+RowT = TypeVar("RowT", bound=Row)
 Prompt = tuple[Message, ...]
 
 
@@ -145,7 +146,7 @@ class Corpus:
     def answers(self) -> dict[Prompt, str]:
         """Return the right answer to each prompt that has one. Raises UserError for a prompt with two of them."""
         first_rows: dict[Prompt, PromptOnly | Example] = {}
-        sources: tuple[Split[Any], ...] = (self.bare_prompts, self.examples)
+        sources: tuple[Split[PromptOnly] | Split[Example], ...] = (self.bare_prompts, self.examples)
         for row in (
             row
             for split_rows in sources
@@ -163,7 +164,7 @@ class Corpus:
     def prompts(self, stage: StageName) -> Split[Prompt]:
         """Return every distinct prompt for `stage`, in order of first appearance. Raises UserError for none."""
 
-        def distinct(*kinds: list[Any]) -> list[Prompt]:
+        def distinct(*kinds: Sequence[Example | PreferencePair | PromptOnly]) -> list[Prompt]:
             return list(dict.fromkeys(row.prompt for rows in kinds for row in rows))
 
         return _map_parts(distinct, self.examples, self.pairs, self.bare_prompts).required(stage, "prompts")
@@ -221,7 +222,7 @@ def _split_rows(rows: formats.Rows, recipe: recipes.Recipe) -> tuple[Corpus, dic
     ), dropped
 
 
-def _with_validation(train: list[Any], heldout: list[Any], seed: int, data: recipes.Data) -> Split[Any]:
+def _with_validation(train: list[RowT], heldout: list[RowT], seed: int, data: recipes.Data) -> Split[RowT]:
     """Set the validation rows apart from the other held-out rows, where the recipe asks for it."""
     if data.validation_fraction is None:
         return Split(train, heldout)
@@ -269,7 +270,7 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
     return formats.read(files, on_bad_row="stop")
 
 
-def _generated_folder(folder: Path, kind: str, options: dict[str, Any], *makers: ModuleType) -> Path:
+def _generated_folder(folder: Path, kind: str, options: Mapping[str, object], *makers: ModuleType) -> Path:
     """Make a folder for generated rows, named by the options and the code that they are made from."""
     code = [sha256(Path(str(maker.__file__))) for maker in makers]
     generated = folder / f"{kind}-{recipes.content_hash([options, *code])[:12]}"

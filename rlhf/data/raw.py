@@ -17,7 +17,6 @@ import stat
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from rlhf.errors import UserError
 from rlhf.terminal import message_of
@@ -139,12 +138,12 @@ class _RepeatedKey(ValueError):
     """Raised for an object that gives a key twice; a JSON parser would silently take the last value."""
 
 
-def _parse_json(text: str) -> Any:
+def _parse_json(text: str) -> object:
     """Return the parsed JSON value. Raises ValueError, RecursionError or _RepeatedKey."""
     return json.loads(text, object_pairs_hook=_object)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     content = dict(pairs)
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]

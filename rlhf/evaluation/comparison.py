@@ -39,7 +39,7 @@ class PolicyEvaluation(NamedTuple):
     reward_model: str | None  # hash of the weights whose scores the answers have
     own_reward_model: str | None  # the run's own, whose scores are behind `metrics`
     metrics: Mapping[str, float | None]
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     rm_pairs: int  # held-out pairs behind rm/accuracy
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import correlation, fmean, quantiles
-from typing import Any
+from typing import TypedDict
 
 import torch
 
@@ -10,6 +10,28 @@ from rlhf.data.tokenize import Encoded, pad_right
 from rlhf.stats import calibration, histogram, outcomes, sigmoid
 
 HEALTHY = (0.3, 0.7)  # range that a published guide recommends for a reward model's scores after a sigmoid
+
+
+class Histogram(TypedDict):
+    """Counts of values between neighbouring edges."""
+
+    edges: list[float]
+    counts: list[int]
+
+
+class Histograms(TypedDict):
+    """Counts of several policies' scores between the same edges."""
+
+    edges: list[float]
+    counts: dict[str, list[int]]
+
+
+class Curves(TypedDict):
+    """The curves behind a reward model's figures, as details.json holds them."""
+
+    calibration: list[dict[str, float]]  # the fields of each `stats.Bin`
+    margins: Histogram
+    sigmoid_scores: Histogram
 
 
 def scores_of(
@@ -36,7 +58,7 @@ def accuracy(differences: torch.Tensor) -> float:
 
 def reward_model_figures(
     chosen: Sequence[float], rejected: Sequence[float], longer: Sequence[int]
-) -> tuple[dict[str, float], dict[str, Any]]:
+) -> tuple[dict[str, float], Curves]:
     """Return metrics of a reward model from its scores on held-out pairs, and the curves behind them.
 
     `longer`: tokens of the chosen answer less those of the rejected one.
@@ -65,7 +87,7 @@ def reward_model_figures(
         metrics["margin_length_correlation"] = correlation(margins, longer)
     largest = max(map(abs, margins)) or 1.0
     edges = [largest * (i / 20 - 1) for i in range(41)]
-    curves = {
+    curves: Curves = {
         "calibration": [bin._asdict() for bin in curve],
         "margins": {"edges": edges, "counts": histogram(margins, edges)},
         "sigmoid_scores": {
@@ -76,7 +98,7 @@ def reward_model_figures(
     return metrics, curves
 
 
-def score_histograms(scores_of_policies: Mapping[str, torch.Tensor | None]) -> dict[str, Any] | None:
+def score_histograms(scores_of_policies: Mapping[str, torch.Tensor | None]) -> Histograms | None:
     """Return histograms over common ranges of the scores (N,) of every policy's samples; None without scores."""
     scores = {name: values.tolist() for name, values in scores_of_policies.items() if values is not None}
     if not scores:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlhf.memory.device import META
+from rlhf.memory.operations import META
 from rlhf.models.adapters import new_adapter, save_adapter
 from rlhf.models.loading import load_base
 from rlhf.models.weights import ADAPTER_FILE, SCORE_WEIGHT

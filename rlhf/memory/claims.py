@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from rlhf.files import JsonObject
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.plan import Plan, PlannedPhase
 from rlhf.memory.strategies import StrategyCost
@@ -28,7 +29,7 @@ class ComparedFigure:
             return None
         return "projected" if self.figure.metric in ("hours", "cost_usd") else "predicted"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """Return the comparison as JSON's types."""
         figure = self.figure
         return {

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from rlhf import recipe as recipes
 from rlhf.data.tokenize import Codec
 from rlhf.memory.adapters import write_adapters
-from rlhf.memory.device import META, StandIn
-from rlhf.memory.operations import ALLOCATIONS, tensors_in
+from rlhf.memory.device import StandIn
+from rlhf.memory.kernels import Args, Kwargs, Op
+from rlhf.memory.operations import ALLOCATIONS, META, tensors_in
 from rlhf.memory.rehearse import PHASES, settings
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.model import mixed_precision
@@ -152,7 +153,7 @@ class _Recorder(StandIn):
             for hook in hooks:
                 hook.remove()
 
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
         inputs = tensors_in(*args, *kwargs.values())
         before = {id(x.untyped_storage()) for x in inputs}
         out = super().run(func, args, kwargs)
@@ -166,14 +167,14 @@ class _Recorder(StandIn):
         self._layer = layer
 
 
-def _launches(func: Any, before: set[int], outputs: list[Tensor]) -> bool:
+def _launches(func: Op, before: set[int], outputs: list[Tensor]) -> bool:
     """Return whether an operation works on the device: it writes into a tensor there, or makes a new one."""
     if not any(x.device == META for x in outputs) or func._schema.name.removeprefix("aten::") in ALLOCATIONS:
         return False
     return func._schema.is_mutable or any(id(x.untyped_storage()) not in before for x in outputs)
 
 
-def _unsafe(func: Any, args: Any, kwargs: Any, inputs: list[Tensor]) -> str | None:
+def _unsafe(func: Op, args: Args, kwargs: Kwargs, inputs: list[Tensor]) -> str | None:
     """Return why a captured graph must not hold an operation, None if it may."""
     if not any(x.device == META for x in inputs) and kwargs.get("device") != META:
         return None
@@ -187,10 +188,10 @@ def _unsafe(func: Any, args: Any, kwargs: Any, inputs: list[Tensor]) -> str | No
     return OTHER_DEVICE if len(devices) > 1 else None
 
 
-def _indexing(func: Any) -> bool:
+def _indexing(func: Op) -> bool:
     return func._schema.name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
 
 
-def _picks_by_mask(func: Any, args: Any) -> bool:
+def _picks_by_mask(func: Op, args: Args) -> bool:
     """Return whether an index is a mask: the device must then count its elements before the kernel is launched."""
     return _indexing(func) and any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])

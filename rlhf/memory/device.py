@@ -3,43 +3,24 @@
 The stages run on it unchanged. Values are tracked where they are known: integers, masks, and everything computed from
 them alone are also computed on the CPU, so batches have their real shapes. Values that depend on weights are unknown:
 such a number reads as 1 and such a mask as all true, the largest case. Known integers keep their values when something
-unknown is written into them: a response stays free of EOS. Where torch, TRL or bitsandbytes would take another path on
-`meta` than on the device, a patch corrects that, says why and is undone.
+unknown is written into them: a response stays free of EOS. rlhf/memory/paths.py has the patches under which stages run.
 """
 
 import contextlib
-import os
-import weakref
-from collections.abc import Callable, Collection, Iterator
-from typing import Any, ClassVar, cast
-from unittest import mock
+from collections.abc import Callable, Collection
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
-import transformers
-import trl.kernels.chunked_logprob as fused_head
-from peft.tuners.lora import LoraLayer
 from torch import Tensor
-from torch.utils import checkpoint
 
-from rlhf.memory import passes
-from rlhf.memory.attention import attention
 from rlhf.memory.cards import UNKNOWN, Gpu
-from rlhf.memory.kernels import inside
-from rlhf.memory.operations import tensors_in
-from rlhf.memory.peaks import OUTSIDE
-from rlhf.memory.replay import CAPTURE, CAPTURED, DROPPED
+from rlhf.memory.kernels import Args, Kwargs, Op, inside
+from rlhf.memory.operations import META, tensors_in
+from rlhf.memory.paths import patches
 from rlhf.memory.shapes import Shapes
 from rlhf.memory.tracker import Tracker
-from rlhf.models import random_base
-from rlhf.models.lean import layouts, trunk
-from rlhf.rollout import library_decoding
-from rlhf.rollout.cache import CacheLayer
-from rlhf.rollout.library_decoding import LibraryDecoding
-from rlhf.rollout.trunk_decoding import TrunkDecoding
 
 aten = torch.ops.aten
-META = torch.device("meta")
 KNOWN = 2**18  # elements of a tensor up to which its values are computed beside
 FACTORIES = {"arange", "zeros", "ones", "full", "empty", "eye", "scalar_tensor", "tril_indices"}
 RANDOM = {"bernoulli_", "normal_", "uniform_", "random_", "rand_like", "randn_like", "native_dropout", "multinomial"}
@@ -56,16 +37,16 @@ class StandIn(Tracker):
         self._patches = contextlib.ExitStack()
 
     def __enter__(self) -> "StandIn":
-        for patch in _patches(self):
+        for patch in patches(self):
             self._patches.enter_context(patch)
         super().__enter__()
         return self
 
-    def __exit__(self, *problem: Any) -> None:
+    def __exit__(self, *problem: object) -> None:
         super().__exit__(*problem)
         self._patches.close()
 
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
         tensors = tensors_in(*args, *kwargs.values()) if kwargs else tensors_in(*args)
         on_device = [x for x in tensors if x.is_meta]
         if on_device and (answer := _ANSWERS.get(id(func))):
@@ -139,7 +120,7 @@ def _read(x: Tensor) -> Any:
     return True if x.dtype == torch.bool else 1.0 if x.is_floating_point() else 1
 
 
-def _to_copy(x: Tensor, *, device: Any = None, dtype: Any = None, **options: Any) -> Tensor:
+def _to_copy(x: Tensor, *, device: Any = None, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
     if device is None or torch.device(device) == META:
         out: Tensor = aten._to_copy.default(x, device=device, dtype=dtype, **options)
         if hasattr(x, "_known"):
@@ -198,252 +179,3 @@ _ANSWERS: dict[int, Callable[..., Any]] = {  # by id: torch's operations live fo
     id(aten.index_put_.default): _index_put_,
     id(aten.equal.default): lambda a, b: True,
 }
-
-
-def _tensor(data: Any, *, device: Any = None, _real: Callable[..., Tensor] = torch.tensor, **options: Any) -> Tensor:
-    """Build torch.tensor on the host first: on `meta` it would forget its numbers."""
-    return _real(data, **options).to(device) if device is not None else _real(data, **options)
-
-
-# -- paths ---------------------------------------------------------------------------------------------------------
-
-
-def _patches(stand_in: StandIn) -> Iterator[Any]:
-    """Yield context managers that put right what would go another way on `meta`."""
-    patch = mock.patch.object
-    yield patch(F, "scaled_dot_product_attention", attention(stand_in.stands_for, stand_in.gpu))
-    # torch lists once what `with torch.device(...)` acts on: now, and not with the stand-in for torch.tensor in it.
-    torch.utils._device._device_constructors()
-    yield patch(torch, "tensor", _tensor)
-    yield from passes.patches(stand_in)
-    yield from _autocast_patches()
-    # accelerate finds the trainers' device, and knows no stand-in.
-    yield mock.patch.dict(os.environ, ACCELERATE_TORCH_DEVICE="meta")
-    yield patch(transformers.TrainingArguments, "device", property(lambda self: self._setup_devices and META))
-    yield patch(transformers.Trainer, "_save_checkpoint", lambda *_, **__: None)  # leaves no trace in a device's memory
-    yield patch(transformers.PreTrainedModel, "save_pretrained", lambda *_, **__: None)
-    # peft leaves a layer's second adapter where it is, the CPU, if the first one is on `meta`.
-    yield patch(LoraLayer, "_move_adapter_to_device_of_base_layer", _move_adapter)
-    for setting in (
-        library_decoding.STEPS_BETWEEN_CHECKS_BY_DEVICE,
-        library_decoding.WINDOW_BY_DEVICE,
-        library_decoding.FEW_KERNELS_BY_DEVICE,
-        trunk.MERGES_BY_DEVICE,
-        layouts.COPIES_HEADS_BY_DEVICE,
-    ):
-        yield mock.patch.dict(setting, {"meta": setting[stand_in.stands_for]})
-    yield patch(LibraryDecoding, "steps", lambda self: (1, self.room - 1) if self.room > 2 else range(1, self.room))
-    yield patch(TrunkDecoding, "steps", lambda self: range(1, min(self.room, 3)))
-    yield patch(CacheLayer, "lazy_initialization", _labelled_cache(stand_in))
-    yield patch(TrunkDecoding, "__init__", _labelled_growth(stand_in))
-    yield patch(checkpoint, "_recomputation_hook", _counted_hook(stand_in, checkpoint._recomputation_hook))
-    yield patch(random_base, "skeleton", _untracked(stand_in, random_base.skeleton))  # on `meta`, but in earnest
-    yield from _optimizers_know_meta("fused")
-    yield from _bitsandbytes_patches(stand_in)
-    if stand_in.stands_for == "cuda":
-        yield from _cuda_patches(stand_in)
-
-
-def _cuda_patches(stand_in: StandIn) -> Iterator[Any]:
-    patch = mock.patch.object
-    # CUDA keeps a mask of one byte for each element; other devices one in the input's type.
-    yield patch(F, "dropout", _dropout)
-    # CUDA has one kernel for RMSNorm; other devices compute it in plain steps.
-    yield patch(F, "rms_norm", _rms_norm)
-    # AdamW takes its foreach form on CUDA without being asked.
-    yield from _optimizers_know_meta("foreach")
-    # TRL's fused head folds its tiles in Triton kernels that allocate nothing, and in torch elsewhere.
-    for name in ("_forward_tile", "_backward_tile"):
-        yield patch(fused_head, name, lambda *_, **__: None)
-    yield patch(
-        fused_head, "_addmm_fp32", lambda acc, a, b: stand_in.count_flops(2 * a.shape[0] * a.shape[1] * b.shape[1])
-    )
-    # Its backward pass makes the logits again; the gradient's product is the one that is counted just above.
-    head = fused_head.ChunkedLogProbFunction
-    yield patch(head, "backward", staticmethod(_recomputing(stand_in, head.backward)))
-    yield mock.patch("trl.trainer.utils._use_triton", lambda device: True)
-    yield patch(transformers.training_args, "is_torch_bf16_gpu_available", lambda *_: True)
-    if library_decoding.GRAPHS:
-        yield patch(LibraryDecoding, "advance", _captured(stand_in))
-        yield patch(LibraryDecoding, "deliver", _without_graph(stand_in))
-
-
-def _bitsandbytes_patches(stand_in: StandIn) -> Iterator[Any]:
-    """Yield patches for paged optimizer states: unified memory, not torch's allocator; plain tensors on a CPU."""
-    try:
-        import bitsandbytes.optim.optimizer as bnb
-    except ImportError:
-        return
-
-    def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
-        out = torch.empty(*shape, dtype=dtype, device=META)
-        if stand_in.stands_for == "cuda":
-            stand_in.label(out, OUTSIDE)
-        return out
-
-    # The library keeps the code book of its scales, made on the device of the first weight that it packs.
-    yield mock.patch.dict(bnb.F.name2qmap, clear=True)
-    yield mock.patch.object(bnb.F, "get_paged", get_paged)
-    yield mock.patch.object(bnb.F, "fill", lambda *_, **__: None)
-    yield mock.patch.object(torch.cuda, "synchronize", lambda *_: None)
-
-
-def _optimizers_know_meta(form: str) -> Iterator[Any]:
-    for place in ("torch.utils._foreach_utils", "torch.optim.optimizer"):
-        yield mock.patch(f"{place}._get_{form}_kernels_supported_devices", lambda: ["cuda", "cpu", "meta"])
-
-
-def _move_adapter(self: LoraLayer, adapter_name: str, device: Any = None) -> None:
-    weight: Any = self.get_base_layer().weight
-    dtype = weight.dtype if weight.is_floating_point() else None
-    for layer in (self.lora_A, self.lora_B):
-        if adapter_name in layer:
-            layer[adapter_name] = layer[adapter_name].to(META, dtype)
-
-
-def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    return torch.native_dropout(x, p, True)[0] if training and p > 0 else x
-
-
-def _rms_norm(x: Tensor, shape: list[int], weight: Tensor, eps: float) -> Tensor:
-    return x * weight  # one operation with the same result in memory
-
-
-def _labelled_cache(stand_in: StandIn) -> Callable[..., None]:
-    original = CacheLayer.lazy_initialization
-
-    def lazy_initialization(self: CacheLayer, keys: Tensor, values: Tensor) -> None:
-        original(self, keys, values)
-        stand_in.label(self.keys, "kv_cache")
-        stand_in.label(self.values, "kv_cache")
-
-    return lazy_initialization
-
-
-def _labelled_growth(stand_in: StandIn) -> Callable[..., None]:
-    original = TrunkDecoding.__init__
-
-    def init(self: TrunkDecoding, *arguments: Any) -> None:
-        original(self, *arguments)
-        for cached in (x for pair in (*self.layout.prompt_cache, *self.layout.response_cache) for x in pair):
-            stand_in.label(cached, "kv_cache")
-
-    return init
-
-
-def _captured(stand_in: StandIn) -> Callable[..., None]:
-    """Return a decoding step that marks the second of two as captured, as most steps of a long response are."""
-    original = LibraryDecoding.advance
-    steps: weakref.WeakKeyDictionary[LibraryDecoding, int] = weakref.WeakKeyDictionary()
-
-    def advance(self: LibraryDecoding) -> None:
-        steps[self] = steps.get(self, 0) + 1
-        capture = steps[self] == 2 and self.room > library_decoding.WORTH_A_GRAPH + 1
-        if capture:
-            stand_in.mark(CAPTURE)
-        original(self)
-        if capture:
-            stand_in.mark(CAPTURED)
-
-    return advance
-
-
-def _without_graph(stand_in: StandIn) -> Callable[..., None]:
-    original = LibraryDecoding.deliver
-
-    def deliver(self: LibraryDecoding) -> None:
-        stand_in.mark(DROPPED)
-        original(self)
-
-    return deliver
-
-
-def _counted_hook(stand_in: StandIn, hook: Any) -> Any:
-    """Return the block in which checkpointing runs a forward pass again, whose operations count as recomputed."""
-
-    class Hook(hook):  # type: ignore[misc]  # torch makes the class, so that nothing is known of it here
-        def __enter__(self) -> Any:
-            stand_in.recomputing += 1
-            return super().__enter__()
-
-        def __exit__(self, *problem: Any) -> Any:
-            stand_in.recomputing -= 1
-            return super().__exit__(*problem)
-
-    return Hook
-
-
-def _recomputing(stand_in: StandIn, function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        stand_in.recomputing += 1
-        try:
-            return function(*args)
-        finally:
-            stand_in.recomputing -= 1
-
-    return call
-
-
-def _untracked(stand_in: StandIn, function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with stand_in.paused():
-            return function(*args, **kwargs)
-
-    return call
-
-
-class _Autocast(contextlib.ContextDecorator):
-    """torch.autocast for `meta`, which has none: float32 inputs of products become bfloat16, weights once a block."""
-
-    on = False
-    weights: ClassVar[dict[int, Tensor]] = {}
-
-    def __init__(self, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None):
-        self.enabled = enabled
-        self.before: list[bool] = []
-
-    def __enter__(self) -> "_Autocast":
-        self.before.append(_Autocast.on)
-        _Autocast.on = self.enabled
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        _Autocast.on = self.before.pop()
-        if not any((self.before, _Autocast.on)):
-            _Autocast.weights.clear()
-
-    @staticmethod
-    def cast(x: Any) -> Any:
-        if not (_Autocast.on and isinstance(x, Tensor) and x.device == META and x.dtype == torch.float32):
-            return x
-        if not (x.is_leaf and x.requires_grad):
-            return x.to(torch.bfloat16)
-        if id(x) not in _Autocast.weights:
-            _Autocast.weights[id(x)] = x.to(torch.bfloat16)
-        return _Autocast.weights[id(x)]
-
-
-def _autocast_patches() -> Iterator[Any]:
-    patch = mock.patch.object
-    real = torch.autocast
-
-    def autocast(device_type: str, *args: Any, **kwargs: Any) -> Any:
-        return _Autocast(device_type, *args, **kwargs) if device_type == "meta" else real(device_type, *args, **kwargs)
-
-    for module, name in ((torch, "autocast"), (torch.amp, "autocast")):
-        yield patch(module, name, autocast)
-    enabled, available, dtype = torch.is_autocast_enabled, torch.amp.is_autocast_available, torch.get_autocast_dtype
-    yield patch(torch, "is_autocast_enabled", lambda *d: _Autocast.on if d in ((), ("meta",)) else enabled(*d))
-    yield patch(torch, "get_autocast_dtype", lambda d: torch.bfloat16 if d == "meta" else dtype(d))
-    yield patch(torch.amp, "is_autocast_available", lambda d: d == "meta" or available(d))
-    products = [(F, "linear"), (torch, "matmul"), (torch, "bmm"), (torch, "mm"), (torch.Tensor, "__matmul__")]
-    products.append((F, "scaled_dot_product_attention"))
-    for place, name in products:
-        yield patch(place, name, _casting(getattr(place, name)))
-
-
-def _casting(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def cast(*args: Any, **kwargs: Any) -> Tensor:
-        return function(*map(_Autocast.cast, args), **{key: _Autocast.cast(value) for key, value in kwargs.items()})
-
-    return cast

@@ -4,20 +4,20 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlhf.memory.cards import NOMINAL_RATES
 from rlhf.memory.phases import TRAINING_STAGES, PredictedPhase, PredictedStage
 from rlhf.memory.predict import needed
 from rlhf.memory.projection import row_tokens
 from rlhf.memory.strategies import divisors, global_batch, micro_batch, with_changes
-from rlhf.recipe import ONLINE, PinnedRecipe, Recipe, StageName, as_yaml
+from rlhf.recipe import ONLINE, Changes, PinnedRecipe, Recipe, StageName, as_yaml
 
 
 class Fit(NamedTuple):
     """One set of changes for the whole chain: stages that build on each other must agree in what they share."""
 
-    changes: dict[str, Any]
+    changes: Changes
     stages: dict[StageName, PredictedStage]  # as predicted with them
     too_large: tuple[StageName, ...]  # the stages that still need more than the limit
 
@@ -25,7 +25,7 @@ class Fit(NamedTuple):
 class Candidate(NamedTuple):
     """Values for the settings of one group."""
 
-    changes: dict[str, Any]
+    changes: Changes
     seconds: float  # of a row, by which the candidates of one group are ranked
     rows: int  # on the card at once
 
@@ -39,7 +39,7 @@ class SettingGroup(NamedTuple):
 
     phases: tuple[tuple[StageName, str], ...]  # (stage, phase) whose memory they decide
     candidates: list[list[Candidate]]
-    smallest_of_other_groups: dict[str, Any]  # settings of other groups that decide the same phases
+    smallest_of_other_groups: Changes  # settings of other groups that decide the same phases
 
 
 # Of its rows, the fraction with which a candidate would fit: 1 or more if it fits. Below 1 it is an estimate.
@@ -62,7 +62,7 @@ def fit(
     """
     result = _Search(predict, loaded, stages, limit, say)()
     if result.too_large and loaded.recipe.model.quantization == "none":
-        compressed = {"model.quantization": "nf4"}
+        compressed: Changes = {"model.quantization": "nf4"}
         compressed |= {f"{stage}.optim": "paged_adamw_8bit" for stage in stages if stage in TRAINING_STAGES}
         again = _Search(predict, with_changes(loaded, compressed), stages, limit, say)()
         return again._replace(changes=compressed | again.changes)
@@ -84,15 +84,14 @@ class _Search:
         self.groups = _setting_groups(loaded, stages)
         largest = [group.candidates[-1][-1] for group in self.groups]
         self.default_settings = {key: value for candidate in largest for key, value in candidate.changes.items()}
-        self.chosen: dict[str, Any] = {}
+        self.chosen: Changes = {}
 
     def __call__(self) -> Fit:
         for group in self.groups:
             self.chosen |= _fastest(group, partial(self._fraction_that_fits, group)).changes
         predictions = {stage: self.predict(with_changes(self.loaded, self.chosen), stage) for stage in self.stages}
         too_large = tuple(stage for stage, phases in predictions.items() if needed(phases[""]) > self.limit)
-        before = self.loaded.recipe.model_dump()
-        changes = {key: value for key, value in self.chosen.items() if _value(before, key) != value}
+        changes = {key: value for key, value in self.chosen.items() if _value(self.loaded.recipe, key) != value}
         return Fit(changes, predictions, too_large)
 
     def _fraction_that_fits(self, group: SettingGroup, candidate: Candidate) -> float:
@@ -118,7 +117,7 @@ class _Search:
             fraction = max(fraction, self._fraction_with(smallest, stage, phase))
         return fraction
 
-    def _fraction_with(self, changes: dict[str, Any], stage: StageName, phase: str) -> float:
+    def _fraction_with(self, changes: Changes, stage: StageName, phase: str) -> float:
         settings = {key.removeprefix(f"{stage}."): value for key, value in changes.items()}
         words = ", ".join(f"{key} {as_yaml(value)}" for key, value in settings.items() if "." not in key)
         self.say(f"looking for settings that fit: {stage} with {words}" if words else f"rehearsing {stage}")
@@ -213,9 +212,9 @@ def _batch_sizes(key: str, sizes: Sequence[int]) -> list[Candidate]:
     return [Candidate({key: n}, 1 / n, n) for n in sizes]
 
 
-def _value(recipe: dict[str, Any], key: str) -> Any:
+def _value(recipe: Recipe, key: str) -> object:
     section, name = key.split(".")
-    return recipe[section][name]
+    return getattr(getattr(recipe, section), name)
 
 
 def _row_seconds(recipe: Recipe, stage: StageName, checkpointing: bool, micro: int) -> float:

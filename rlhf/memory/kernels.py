@@ -12,17 +12,21 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 from rlhf.memory.cards import Gpu
 
-Count = Callable[[Any, Any], int]
+Op = OpOverload[..., Any]  # an operation as torch's dispatcher gives it
+Args = tuple[Any, ...]  # an operation's arguments by position: tensors, lists of them, numbers and other types
+Kwargs = dict[str, Any]  # its arguments by name
+Count = Callable[[Args, Kwargs], int]
 aten = torch.ops.aten
 
 
-def inside(gpu: Gpu) -> dict[Any, Count]:
+def inside(gpu: Gpu) -> dict[Op, Count]:
     """Return what each operation allocates inside its kernels on a card, in bytes."""
-    counts: dict[Any, Count] = {
+    counts: dict[Op, Count] = {
         aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
         aten._scaled_dot_product_efficient_attention_backward.default: functools.partial(_efficient_backward, gpu),
     }
@@ -36,7 +40,7 @@ def inside(gpu: Gpu) -> dict[Any, Count]:
 ABSMAX_8BIT = 7  # place of this argument of gemm_4bit
 
 
-def _gemm_4bit(gpu: Gpu, args: Any, kwargs: Any) -> int:
+def _gemm_4bit(gpu: Gpu, args: Args, kwargs: Kwargs) -> int:
     """Return the unpacked weight and its scales, twice in float32, where the library unpacks
     (_dequant_linear_fallback).
     """
@@ -83,7 +87,7 @@ def _bitsandbytes_cuda() -> ModuleType | None:
     return library if all(hasattr(library, name) for name in needed) else None
 
 
-def _gemm_4bit_flops(args: Any, kwargs: Any) -> int:
+def _gemm_4bit_flops(args: Args, kwargs: Kwargs) -> int:
     """Return the operations of the product."""
     count: int = 2 * args[0].numel() * args[2][0]
     return count
@@ -92,7 +96,7 @@ def _gemm_4bit_flops(args: Any, kwargs: Any) -> int:
 # -- attention -----------------------------------------------------------------------------------------------------
 
 
-def _flash_backward(args: Any, kwargs: Any) -> int:
+def _flash_backward(args: Args, kwargs: Kwargs) -> int:
     """Return the bytes of float32 softmax_d and dq_accum, and of dk and dv of every query head.
 
     Source: csrc/flash_attn/flash_api.cpp, mha_bwd.
@@ -128,7 +132,7 @@ def _blocks(gpu: Gpu, size: int) -> _Blocks:
     return _Blocks(128, 128, in_registers=True) if size <= 128 else _Blocks(128, 64, in_registers=False)
 
 
-def _efficient_backward(gpu: Gpu, args: Any, kwargs: Any) -> int:
+def _efficient_backward(gpu: Gpu, args: Args, kwargs: Kwargs) -> int:
     """Return the bytes of the memory-efficient kernel's float32 sums, and of one number per query.
 
     kernel_backward.h, Params::workspace_size, and attention_backward.cu: `delta`; for each block of queries a tile of
@@ -147,7 +151,7 @@ def _efficient_backward(gpu: Gpu, args: Any, kwargs: Any) -> int:
     return batch * heads * (space + length * 4)
 
 
-FLOPS: dict[Any, Count] = {  # what torch's own table of operations does not know
+FLOPS: dict[Op, Count] = {  # what torch's own table of operations does not know
     aten._scaled_dot_product_flash_attention_for_cpu.default: lambda args, kwargs: sdpa_flop_count(
         *(x.shape for x in args[:3])
     ),

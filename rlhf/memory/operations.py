@@ -7,14 +7,16 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from rlhf.memory.kernels import FLOPS
+from rlhf.memory.kernels import FLOPS, Args, Count, Kwargs, Op
 
+META = torch.device("meta")  # of tensors that have shapes and no numbers
 ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}  # these launch no kernel
 PICKS = {"embedding", "index", "index_select", "gather"}
+Flops = Callable[[Args, Kwargs, object], int]  # floating-point operations from (args, kwargs, result)
 PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))  # arguments that hold no tensor
 
 
-def tensors_in(*things: Any) -> list[Tensor]:
+def tensors_in(*things: object) -> list[Tensor]:
     """Return the tensors among an operation's arguments or results; torch's own walk takes far longer."""
     tensors: list[Tensor] = []
     for thing in things:
@@ -30,19 +32,19 @@ def tensors_in(*things: Any) -> list[Tensor]:
 class Counts(NamedTuple):
     """What is counted of one operation of torch."""
 
-    flops: Callable[[Any, Any, Any], int] | None  # floating-point operations from (args, kwargs, result); of products
-    inside: Callable[[Any, Any], int] | None  # bytes that its kernels allocate, from (args, kwargs)
+    flops: Flops | None  # of products
+    inside: Count | None  # bytes that its kernels allocate, from (args, kwargs)
     writes: bool  # into an argument
     allocates: bool  # and launches no kernel
     picks: bool  # rows of its first argument
 
     @classmethod
-    def of(cls, func: Any, inside: Callable[[Any, Any], int] | None) -> "Counts":
+    def of(cls, func: Op, inside: Count | None) -> "Counts":
         name = func._schema.name.removeprefix("aten::")
         return cls(_flops_of(func), inside, func._schema.is_mutable, name in ALLOCATIONS, name in PICKS)
 
 
-def _flops_of(func: Any) -> Callable[[Any, Any, Any], int] | None:
+def _flops_of(func: Op) -> Flops | None:
     """Return what counts an operation's floating-point operations; None if it multiplies nothing.
 
     Torch counts no product that is added in place, such as `addmm_`: it has those of the operation without underscore.

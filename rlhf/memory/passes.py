@@ -8,7 +8,8 @@ was run, because the replay of the allocator gets the events of all.
 
 import copy
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 from unittest import mock
 
 import torch
@@ -24,6 +25,8 @@ from rlhf.recipe import AdapterName
 from rlhf.stages.online.train_state import TrainedRole, TrainState
 
 T = TypeVar("T")
+P = ParamSpec("P")
+Patch = AbstractContextManager[object]  # replaces something while it is entered
 
 
 class _Made(NamedTuple):
@@ -41,7 +44,7 @@ class _Pass(NamedTuple):
     events: list[Event]
     storages: dict[int, Storage]  # that it made
     work: OperationCounts
-    result: Any  # a _Made in place of a tensor
+    result: object  # a _Made in place of a tensor
 
 
 class Repeats:
@@ -71,7 +74,7 @@ class Repeats:
             self._known[key] = done
         return result
 
-    def _pass(self, events: list[Event], before: OperationCounts, result: Any) -> _Pass | None:
+    def _pass(self, events: list[Event], before: OperationCounts, result: object) -> _Pass | None:
         """Return what is remembered of a pass; None if it cannot be repeated."""
         if any(event.storage is None and event.name != PASS for event in events):
             return None  # another phase, or something that happens once
@@ -101,7 +104,7 @@ class Repeats:
         return tensor
 
 
-def patches(tracker: Tracker) -> Iterator[Any]:
+def patches(tracker: Tracker) -> Iterator[Patch]:
     """Yield context managers by which passes are marked and repeated. depth.py aligns events between marks."""
     patch = mock.patch.object
     repeats = Repeats(tracker)
@@ -113,10 +116,10 @@ def patches(tracker: Tracker) -> Iterator[Any]:
     yield patch(TrainState, "accumulate", _accumulating(repeats, TrainState.accumulate))
 
 
-def _marked(tracker: Tracker, run: Callable[..., Any]) -> Callable[..., Any]:
+def _marked(tracker: Tracker, run: Callable[P, T]) -> Callable[P, T]:
     """Return a pass with a mark before and after it."""
 
-    def call(*args: Any, **options: Any) -> Any:
+    def call(*args: P.args, **options: P.kwargs) -> T:
         tracker.mark(PASS)
         result = run(*args, **options)
         tracker.mark(PASS)
@@ -179,8 +182,8 @@ def _accumulating(
     return accumulate
 
 
-def _updating(repeats: Repeats, run: Callable[[TrainState], Any]) -> Callable[[TrainState], Any]:
-    def updating(self: TrainState) -> Any:
+def _updating(repeats: Repeats, run: Callable[[TrainState], T]) -> Callable[[TrainState], T]:
+    def updating(self: TrainState) -> T:
         repeats.forget()
         return run(self)
 

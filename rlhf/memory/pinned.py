@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rlhf.memory.predict import Predictor
 from rlhf.memory.predict import stages as predicted_stages
@@ -47,7 +46,7 @@ def pin(directory: Path, peaks: Peaks, step: Step, costs: Mapping[str, StrategyC
     `peaks` in bytes by component, the operations of a decoding `step`, the `costs` of the strategies if known, and what
     each phase `needed`.
     """
-    content: dict[str, Any] = {"unit": "bytes, predicted", "stages": peaks, "decoding_step": step, "needed": needed}
+    content: dict[str, object] = {"unit": "bytes, predicted", "stages": peaks, "decoding_step": step, "needed": needed}
     if costs:
         content["strategies"] = {name: cost._asdict() for name, cost in costs.items()}
     (directory / FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from rlhf.errors import UserError
+from rlhf.files import JsonObject
 from rlhf.memory import cards, projection, ranks
 from rlhf.memory.phases import ON_HOST, PredictedPhase, PredictedStage, StepOperations
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor, needed, reserved
@@ -76,10 +77,10 @@ class Plan:
     card_bytes: int | None
     cards: int
     price_per_hour: float | None  # dollars for one card
-    projection: dict[str, Any]  # the rates and where they come from
+    projection: JsonObject  # the rates and where they come from
     stages: dict[StageName, PlannedStage]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """Return the plan as JSON's types."""
         return asdict(self)
 

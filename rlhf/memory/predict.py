@@ -13,10 +13,10 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import cast
 
 from rlhf import recipe as recipes
-from rlhf.files import read_json, replacing
+from rlhf.files import JsonObject, read_json, replacing
 from rlhf.memory import cards, ranks
 from rlhf.memory.phases import (
     COMPONENTS,
@@ -114,7 +114,7 @@ class Predictor:
             for role, n in roles.items()
         }
 
-    def _rehearsed(self, loaded: PinnedRecipe, stage: Rehearsed) -> dict[str, Any]:
+    def _rehearsed(self, loaded: PinnedRecipe, stage: Rehearsed) -> JsonObject:
         """Return what the rehearsal finds, from the cache if it was rehearsed before."""
         file = _cache_file(loaded, stage)
         answer = _read_cache(file)
@@ -123,7 +123,7 @@ class Predictor:
             _write_cache(file, answer)
         return answer
 
-    def _rehearse(self, loaded: PinnedRecipe, stage: Rehearsed) -> dict[str, Any]:
+    def _rehearse(self, loaded: PinnedRecipe, stage: Rehearsed) -> JsonObject:
         if self._worker is None:
             self._worker = _start()
         assert self._worker.stdin and self._worker.stdout
@@ -137,7 +137,8 @@ class Predictor:
         if "error" in answer:
             reason = " ".join(answer["error"].split())[:300]
             raise PredictionError(f"memory of {stage} cannot be predicted: {reason}")
-        return cast(dict[str, Any], answer["result"])
+        result: JsonObject = answer["result"]
+        return result
 
 
 def _layers(loaded: PinnedRecipe) -> int:
@@ -277,12 +278,12 @@ def _code_hash() -> str:
     return code.hexdigest()
 
 
-def _read_cache(file: Path) -> dict[str, Any] | None:
+def _read_cache(file: Path) -> JsonObject | None:
     content = read_json(file)
     return content if content is not None and content.keys() in ({"depths", "reserved"}, {"roles"}) else None
 
 
-def _write_cache(file: Path, content: dict[str, Any]) -> None:
+def _write_cache(file: Path, content: JsonObject) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as temporary:

@@ -7,9 +7,10 @@ training steps that others timed (bench/outside/speed.py), with an interval; not
 import math
 import random
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlhf.data.worlds.lengths import lengths_of_hh
+from rlhf.files import JsonObject
 from rlhf.memory.cards import NominalRates
 from rlhf.memory.phases import STEPS, TRAINING_STAGES, PredictedPhase, PredictedStage
 from rlhf.recipe import Dialogues, Recipe, StageName
@@ -153,7 +154,7 @@ def work(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> StageWo
     )
 
 
-def basis() -> dict[str, Any]:
+def basis() -> JsonObject:
     """Return what projected hours rest on, for the plan as JSON."""
     return {
         "training": CALIBRATED._asdict(),

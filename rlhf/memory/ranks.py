@@ -1,7 +1,7 @@
 """One rank of several: what it needs, and what ranks exchange. All of it is predicted or projected."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.memory.phases import PredictedPhase, PredictedStage, PredictionError
@@ -40,7 +40,7 @@ def recipe_of_one_rank(loaded: PinnedRecipe, stage: StageName) -> PinnedRecipe:
     if count == 1:
         return loaded
     options = recipe.training_section(stage)
-    share: dict[str, Any]
+    share: dict[str, int]
     if isinstance(options, recipes.Dialogues):
         rows, accumulated = options.share(count)
         share = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": accumulated}

@@ -16,29 +16,31 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.memory import cards
 from rlhf.memory.depth import deepen
-from rlhf.memory.phases import DECODING_STEP, DEPTHS, ON_HOST, STEPS, Event
+from rlhf.memory.phases import DECODING_STEP, DEPTHS, ON_HOST, STEPS, Event, RehearsedRole
 from rlhf.memory.replay import Reserved, replay
 from rlhf.memory.seams import shortened
 from rlhf.process.libraries import import_bitsandbytes
-from rlhf.recipe import Architecture, PinnedRecipe, Recipe, StageName
+from rlhf.recipe import Architecture, Changes, PinnedRecipe, Recipe, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.run.directory import Run
 from rlhf.stages.runner import import_stage
 
 if TYPE_CHECKING:
+    import torch
+
     from rlhf.memory.device import StandIn
 
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
 MOST_ROWS = 8192  # of dialogues that are made for a few steps
 
 
-def settings(recipe: Recipe, layers: int | None) -> dict[str, Any]:
+def settings(recipe: Recipe, layers: int | None) -> Changes:
     """Return the overrides of a rehearsal.
 
     They change only the number of layers among the settings that decide a step's memory.
@@ -69,49 +71,47 @@ def _check_depth(architecture: Architecture) -> None:
         check_layers(config_of(architecture))
 
 
-def _shallow(architecture: Architecture, layers: int) -> dict[str, Any]:
+def _shallow(architecture: Architecture, layers: int) -> Changes:
     """Return the overrides that give an architecture its first `layers` layers; a list with a value for each is cut."""
     per_layer = {
         key: value[:layers]
         for key, value in architecture.others().items()
         if isinstance(value, list) and len(value) == architecture.num_hidden_layers
     }
-    changes = {"num_hidden_layers": layers, **per_layer}
+    changes: Changes = {"num_hidden_layers": layers, **per_layer}
     return {f"model.architecture.{key}": value for key, value in changes.items()}
 
 
-def few_steps(recipe: Recipe, steps: int, shape: LengthsShape) -> dict[str, Any]:
+def few_steps(recipe: Recipe, steps: int, shape: LengthsShape) -> Changes:
     """Return the overrides by which every stage takes `steps` steps on random weights, each logged, with little around
     them.
 
     `shape` as in `data.lengths`. Scores are not normalised: that would sample for a while before the first step.
     """
-    changes: dict[str, Any] = {
+    # Half of the pairs are held out, and as many prompts as are decoded together must be among them.
+    rows = min(recipe.evaluate.max_samples, recipe.evaluate.batch_size)
+    changes: Changes = {
         "data.heldout_fraction": 0.5,
         "data.validation_fraction": 0.25 if recipe.data.validation_fraction else None,
-        "evaluate.max_samples": min(recipe.evaluate.max_samples, recipe.evaluate.batch_size),
+        "evaluate.max_samples": rows,
     }
-    # Half of the pairs are held out, and as many prompts as are decoded together must be among them.
-    rows = changes["evaluate.max_samples"]
     for stage, options in recipe.online().items():
         evaluated = min(options.max_eval_samples, options.rollout_batch_size)
         rows = max(rows, options.batch_size, evaluated)
-        changes |= {
-            f"{stage}.{key}": value
-            for key, value in {
-                "steps": steps,
-                "warmup_steps": 0,
-                "normalize_scores": False,
-                "logging_steps": 1,
-                "save_steps": steps,
-                "eval_steps": steps,
-                "adapter": "last",
-                "max_eval_samples": evaluated,
-                "max_samples": None,
-                "vllm_url": None,
-                "max_update_kl": None,
-            }.items()
+        section: Changes = {
+            "steps": steps,
+            "warmup_steps": 0,
+            "normalize_scores": False,
+            "logging_steps": 1,
+            "save_steps": steps,
+            "eval_steps": steps,
+            "adapter": "last",
+            "max_eval_samples": evaluated,
+            "max_samples": None,
+            "vllm_url": None,
+            "max_update_kl": None,
         }
+        changes |= {f"{stage}.{key}": value for key, value in section.items()}
         if isinstance(options, recipes.Group):  # stand-in prompts have no answers; functions take none of the memory
             changes[f"{stage}.reward_funcs"] = ["model" if options.model_scores else "length(most=1)"]
             changes |= {f"{stage}.reward_weights": None, f"{stage}.resample_groups": 0}
@@ -140,12 +140,13 @@ class _Rehearsal(Run):
     def seal_checkpoint(self, step: int, folder: Path) -> None:
         pass
 
-    def describe(self, **facts: Any) -> None:
+    def describe(self, **facts: object) -> None:
         self._manifest.update(facts)
 
 
+Peaks = dict[str, Any]  # by phase; on the stand-in device a RehearsedPhase, else what `measure` returns
 # Runs a stage on a device of its choice and returns the peaks of its phases.
-MeasuredRun = Callable[[Recipe, Callable[[Any], Any]], dict[str, Any]]
+MeasuredRun = Callable[[Recipe, Callable[["torch.device"], object]], Peaks]
 
 
 class Rehearsals:
@@ -161,7 +162,7 @@ class Rehearsals:
         self.finished: set[tuple[str, str]] = set()  # (stage, recipe and hash of its model) whose adapters are there
         self.events: list[Event] = []
 
-    def __call__(self, loaded: PinnedRecipe, stage: StageName) -> dict[str, Any]:
+    def __call__(self, loaded: PinnedRecipe, stage: StageName) -> Peaks:
         """Return the peaks of every phase of a stage."""
         changes = loaded.overrides | settings(loaded.recipe, self.layers)
         changed = recipes.load(loaded.directory, changes, loaded.recipe.seed)
@@ -181,7 +182,7 @@ class Rehearsals:
         self.finished |= {(name, owner) for name in (*missing, stage)}
         return self._rehearse(changed, stage, folder)
 
-    def _rehearse(self, changed: PinnedRecipe, stage: StageName, folder: Path) -> dict[str, Any]:
+    def _rehearse(self, changed: PinnedRecipe, stage: StageName, folder: Path) -> Peaks:
         run = _Rehearsal(folder, changed, stage)
         shutil.rmtree(run.path, ignore_errors=True)
         (run.path / "checkpoints").mkdir(parents=True)
@@ -191,8 +192,8 @@ class Rehearsals:
         (run.path / "summary.json").write_text("{}")
         return peaks
 
-    def _stand_in(self, recipe: Recipe, run_stage: Callable[[Any], Any]) -> dict[str, Any]:
-        from rlhf.memory.device import META
+    def _stand_in(self, recipe: Recipe, run_stage: Callable[["torch.device"], object]) -> Peaks:
+        from rlhf.memory.operations import META
 
         with self._device(recipe) as stand_in:
             run_stage(META)
@@ -213,13 +214,20 @@ def _write_adapters(run: Run, stages: Sequence[StageName]) -> None:
     write_adapters(run, stages)
 
 
+class Depths(TypedDict):
+    """What `RehearsedStage` holds, before it is JSON."""
+
+    depths: list[Peaks]
+    reserved: dict[str, Reserved] | None
+
+
 class Rehearser:
     """Rehearses stages at each of DEPTHS, and replays what the allocator is asked for at the recipe's own depth."""
 
     def __init__(self) -> None:
         self.depths = [Rehearsals(layers) for layers in DEPTHS]
 
-    def __call__(self, loaded: PinnedRecipe, stage: StageName, expandable: bool) -> dict[str, Any]:
+    def __call__(self, loaded: PinnedRecipe, stage: StageName, expandable: bool) -> Depths:
         """Return the peaks of a stage at each depth, and the reserved bytes of each phase at the recipe's depth.
 
         `reserved` has a `replay.Reserved` for each phase. It is empty if the stage uses no card, and None if the events
@@ -241,7 +249,7 @@ class Rehearser:
         return {"depths": peaks, "reserved": reserved}
 
 
-def _operations(loaded: PinnedRecipe) -> dict[str, dict[str, Any]]:
+def _operations(loaded: PinnedRecipe) -> dict[str, RehearsedRole]:
     """Return the operations of a decoding step of each role: in one layer, outside the layers, and what no graph may
     hold.
     """
@@ -271,7 +279,7 @@ def main() -> None:
         rehearse = Rehearser()
         for line in sys.stdin:
             request = json.loads(line)
-            answer: dict[str, Any]
+            answer: dict[str, object]
             try:
                 loaded = recipes.load(Path(request["recipe"]), request["overrides"])
                 if request["stage"] == DECODING_STEP:

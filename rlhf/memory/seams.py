@@ -10,14 +10,24 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from unittest import mock
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rlhf.data.tokenize import Codec
+    from rlhf.evaluation.references import Overlap
+
+T = TypeVar("T")
+MakeTokenizer = Callable[[int], "PreTrainedTokenizerBase"]  # of a vocabulary of this size
+Rows = list[dict[str, Any]]  # for one of TRL's collators: token ids by key, a margin
 
 
 class Seam(NamedTuple):
     """A function that a rehearsal replaces. `stand_in` gets the function and returns what is called in its place."""
 
-    owner: Any  # a class or a module
+    owner: object  # a class or a module
     name: str
     stand_in: Callable[[Any], Callable[..., Any]]
     why: str
@@ -57,38 +67,38 @@ def shortened() -> Iterator[None]:
         yield
 
 
-def _left_out(_: Callable[..., Any]) -> Callable[..., None]:
+def _left_out(_: Callable[..., object]) -> Callable[..., None]:
     return lambda *_, **__: None
 
 
-def _on_device(metrics: Callable[[Any, Any], dict[str, float]]) -> Callable[[Any, Any], dict[str, float]]:
+def _on_device(metrics: Callable[["Overlap", T], dict[str, float]]) -> Callable[["Overlap", T], dict[str, float]]:
     return lambda overlap, texts: {} if overlap._encoder is None else metrics(overlap, texts)
 
 
-def _first_two(minibatches: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+def _first_two(minibatches: Callable[..., Iterator[T]]) -> Callable[..., Iterator[T]]:
     return lambda *sizes: itertools.islice(minibatches(*sizes), 2)
 
 
-def _with_one_shorter(collate: Callable[..., Any]) -> Callable[..., Any]:
-    def collate_padded(self: Any, rows: list[dict[str, Any]], *more: Any, **options: Any) -> Any:
+def _with_one_shorter(collate: Callable[..., T]) -> Callable[..., T]:
+    def collate_padded(self: object, rows: Rows, *more: object, **options: object) -> T:
         return collate(self, _one_shorter(rows), *more, **options)
 
     return collate_padded
 
 
 def _with_shorter_prompt(start: Callable[..., None]) -> Callable[..., None]:
-    def start_padded(self: Any, model: Any, prompts: list[list[int]], *more: Any) -> None:
+    def start_padded(self: object, model: object, prompts: list[list[int]], *more: object) -> None:
         shorter = [prompts[0][:-1], *prompts[1:]] if len(prompts) > 1 and len(prompts[0]) > 1 else prompts
         start(self, model, shorter, *more)
 
     return start_padded
 
 
-def _made_once(make_tokenizer: Callable[[int], Any]) -> Callable[[int], Any]:
+def _made_once(make_tokenizer: MakeTokenizer) -> MakeTokenizer:
     """Return a function that makes one stand-in tokenizer per vocabulary size and returns that one again later."""
     cached = functools.cache(make_tokenizer)
 
-    def words(vocab_size: int) -> Any:
+    def words(vocab_size: int) -> "PreTrainedTokenizerBase":
         tokenizer = cached(vocab_size)
         tokenizer.chat_template = None  # merging writes one
         return tokenizer
@@ -96,11 +106,11 @@ def _made_once(make_tokenizer: Callable[[int], Any]) -> Callable[[int], Any]:
     return words
 
 
-def _encoded_once(encode: Callable[[Any, Sequence[str], bool], list[list[int]]]) -> Callable[..., list[list[int]]]:
+def _encoded_once(encode: Callable[["Codec", Sequence[str], bool], list[list[int]]]) -> Callable[..., list[list[int]]]:
     """Return `Codec._ids` with a memory: each text is encoded once per tokenizer. Tokenizers must live on."""
     known: dict[tuple[int, bool, str], list[int]] = {}
 
-    def ids(codec: Any, texts: Sequence[str], bos: bool) -> list[list[int]]:
+    def ids(codec: "Codec", texts: Sequence[str], bos: bool) -> list[list[int]]:
         keys = [(id(codec.tokenizer), bos, text) for text in texts]
         new = [key for key in dict.fromkeys(keys) if key not in known]
         known.update(zip(new, encode(codec, [text for _, _, text in new], bos), strict=True))
@@ -109,7 +119,7 @@ def _encoded_once(encode: Callable[[Any, Sequence[str], bool], list[list[int]]])
     return ids
 
 
-def _one_shorter(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _one_shorter(rows: Rows) -> Rows:
     """Return the rows for one of TRL's collators, the first one a token shorter; of pairs the rejected response."""
     first = rows[0]
     keys = ("rejected_ids",) if "rejected_ids" in first else ("input_ids", "labels") if len(rows) > 1 else ()

@@ -5,15 +5,15 @@ same again. Remembered are operations whose results are new tensors without gaps
 argument and return it with its shape. Views and whatever else shares memory with an input are left to torch.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rlhf.memory.kernels import Args, Kwargs, Op
 from rlhf.memory.operations import PLAIN
 
-Key = tuple[Any, ...]
+Key = tuple[object, ...]
 OutputShape = tuple[torch.Size, tuple[int, ...], torch.dtype]  # shape, stride and type of a tensor
 FIRST = "first"  # in place of results: the operation returns its first argument
 NOT_REMEMBERED = "not remembered"
@@ -25,7 +25,7 @@ class Shapes:
     def __init__(self) -> None:
         self._known: dict[Key, Any] = {}
 
-    def __call__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
         """Return what `func(*args, **kwargs)` would: its results if they are remembered, else it is run."""
         try:
             key: Key = (id(func), *map(_key, args))
@@ -50,7 +50,7 @@ class Shapes:
         return kind(tensors)
 
 
-def _key(value: Any) -> Any:
+def _key(value: object) -> object:
     kind = type(value)
     if kind in PLAIN:
         return kind, value  # 1, 1.0 and True are equal, and their results may differ
@@ -61,7 +61,7 @@ def _key(value: Any) -> Any:
     return kind, value
 
 
-def _remembered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+def _remembered(func: Op, args: Args, kwargs: Kwargs, out: object) -> object:
     """Return how to make the results again, or NOT_REMEMBERED."""
     if out is None:
         return NOT_REMEMBERED
@@ -69,8 +69,7 @@ def _remembered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
         return NOT_REMEMBERED if torch.Tag.inplace_view in func.tags else FIRST
     if func._schema.is_mutable:
         return NOT_REMEMBERED
-    several = isinstance(out, list | tuple)
-    results = list(out) if several else [out]
+    kind, results = (type(out), list(out)) if isinstance(out, list | tuple) else (Tensor, [out])
     taken = {id(x.untyped_storage()) for x in _tensors((args, tuple(kwargs.values())))}
     outputs: list[OutputShape | None] = []
     for result in results:
@@ -84,7 +83,7 @@ def _remembered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
             return NOT_REMEMBERED
         taken.add(id(storage))
         outputs.append((result.shape, result.stride(), result.dtype))
-    return (type(out) if several else Tensor), outputs
+    return kind, outputs
 
 
 def _bytes(x: Tensor) -> int:
@@ -93,7 +92,7 @@ def _bytes(x: Tensor) -> int:
     return (last + 1) * x.element_size() if x.numel() else 0
 
 
-def _tensors(things: Any) -> list[Tensor]:
+def _tensors(things: object) -> list[Tensor]:
     if isinstance(things, Tensor):
         return [things]
     return [x for thing in things for x in _tensors(thing)] if isinstance(things, list | tuple) else []

@@ -4,14 +4,15 @@ The six are those of the published H100 guide. All but two leave the result alon
 shorter context cuts dialogues.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from rlhf import recipe as recipes
+from rlhf.files import JsonValue
 from rlhf.memory import projection
 from rlhf.memory.phases import PredictedStage
 from rlhf.memory.predict import needed
-from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe import Changes, PinnedRecipe, StageName
 
 STEP: dict[str, str] = {
     "sft": "train",
@@ -37,7 +38,7 @@ STRATEGIES = (
 )
 
 
-def switched_on(loaded: PinnedRecipe, stage: StageName, name: str) -> dict[str, Any] | None:
+def switched_on(loaded: PinnedRecipe, stage: StageName, name: str) -> Changes | None:
     """Return the keys that switch a strategy on for a stage; None if it is on, or there is nothing to halve."""
     recipe = loaded.recipe
     options = recipe.training_section(stage)
@@ -55,7 +56,7 @@ def switched_on(loaded: PinnedRecipe, stage: StageName, name: str) -> dict[str, 
     return None  # one process sees one card
 
 
-def switched_off(loaded: PinnedRecipe, stage: StageName) -> dict[str, Any]:
+def switched_off(loaded: PinnedRecipe, stage: StageName) -> Changes:
     """Return the recipe with no strategy: the base as it is published, eager attention, one whole batch."""
     return {
         "model.quantization": "none",
@@ -72,7 +73,7 @@ def one_by_one(loaded: PinnedRecipe, stage: StageName) -> dict[str, PinnedRecipe
     """
     off = with_changes(loaded, switched_off(loaded, stage))
     alone = {s.name: switched_on(off, stage, s.name) for s in STRATEGIES}
-    changes: dict[str, dict[str, Any]] = {"none": {}} | {name: keys for name, keys in alone.items() if keys}
+    changes: dict[str, Changes] = {"none": {}} | {name: keys for name, keys in alone.items() if keys}
     changes["combined"] = {key: value for keys in changes.values() for key, value in keys.items()}
     return {name: with_changes(off, keys) for name, keys in changes.items()}
 
@@ -103,15 +104,15 @@ def alone(
     return {name: StrategyCost(peaks[name], counts[name] / counts["none"]) for name in peaks}
 
 
-def with_changes(loaded: PinnedRecipe, changes: dict[str, Any]) -> PinnedRecipe:
-    return recipes.load(loaded.directory, loaded.overrides | changes, loaded.recipe.seed)
+def with_changes(loaded: PinnedRecipe, changes: Mapping[str, JsonValue]) -> PinnedRecipe:
+    return recipes.load(loaded.directory, {**loaded.overrides, **changes}, loaded.recipe.seed)
 
 
 class Effect(NamedTuple):
     """What a stage needs with a strategy, in bytes of the card; None if it is on already, or does not apply."""
 
     strategy: Strategy
-    changes: dict[str, Any] | None
+    changes: Changes | None
     before: int
     after: int | None
     flops: float | None  # after / before
@@ -150,7 +151,7 @@ def global_batch(loaded: PinnedRecipe, stage: StageName) -> int:
     return options.batch_size // options.num_mini_batches
 
 
-def micro_batch(loaded: PinnedRecipe, stage: StageName, micro: int) -> dict[str, Any]:
+def micro_batch(loaded: PinnedRecipe, stage: StageName, micro: int) -> Changes:
     """Return the keys that put `micro` rows on the card at once and keep the rows of an optimizer step."""
     if stage in recipes.ONLINE:
         return {f"{stage}.per_device_train_batch_size": micro}
@@ -160,7 +161,7 @@ def micro_batch(loaded: PinnedRecipe, stage: StageName, micro: int) -> dict[str,
     }
 
 
-def _halved(loaded: PinnedRecipe, stage: StageName) -> dict[str, Any]:
+def _halved(loaded: PinnedRecipe, stage: StageName) -> Changes:
     options = loaded.recipe.training_section(stage)
     if isinstance(options, recipes.Dialogues):
         key, length = "max_length", options.max_length

@@ -23,6 +23,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlhf.memory.kernels import Args, Count, Kwargs, Op
 from rlhf.memory.operations import Counts, tensors_in
 from rlhf.memory.peaks import OUTSIDE, OperationCounts, Peak, Storage, around, peaks_of
 from rlhf.memory.phases import Event
@@ -42,9 +43,7 @@ class Tracker(TorchDispatchMode):
     bytes that it allocates inside itself, given (args, kwargs).
     """
 
-    def __init__(
-        self, device: str, phases: Collection[str], vocab_size: int, kernels: Mapping[Any, Callable[..., int]] = {}
-    ):
+    def __init__(self, device: str, phases: Collection[str], vocab_size: int, kernels: Mapping[Op, Count] = {}):
         super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no annotations
         self.device_type, self.phases, self.vocab_size, self.kernels = device, phases, vocab_size, kernels
         self._is_here = operator.attrgetter(f"is_{device}")  # of a tensor; `x.device.type` takes four times as long
@@ -54,7 +53,7 @@ class Tracker(TorchDispatchMode):
         self._events: list[Event] = []
         self._names: dict[int, str] = {}  # of operations, by id
         self._counts: dict[int, Counts] = {}  # by an operation's id
-        self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}  # id of a live storage -> its index
+        self._live: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}  # id of a live storage -> its index
         self._sum: tuple[int, int, int] | None = None  # key of a gradients' sum, its index, that of its first summand
         self._multiplied: set[bool] = set()  # threads that have: the program's own (False), autograd's (True)
         self._flops: Counter[tuple[str, ...]] = Counter()
@@ -80,13 +79,13 @@ class Tracker(TorchDispatchMode):
         super().__enter__()  # type: ignore[no-untyped-call]  # torch gives it no annotations
         return self
 
-    def __exit__(self, *problem: Any) -> None:
+    def __exit__(self, *problem: object) -> None:
         super().__exit__(*problem)  # type: ignore[no-untyped-call]  # torch gives it no annotations
         self.label_what_is_known()
         while self._undo:
             self._undo.pop()()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Op, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         kwargs = kwargs or {}
         if func is ENTER_BLOCK:
             self._enter_block(args[0])
@@ -111,7 +110,7 @@ class Tracker(TorchDispatchMode):
             self._inside(counts.inside(args, kwargs), f"{func} (inside)")
         return out
 
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
         """Execute one operation. A device without memory of its own overrides this."""
         return func(*args, **kwargs)
 
@@ -123,7 +122,7 @@ class Tracker(TorchDispatchMode):
         self._flops[self._phase] += flops
         self._recomputed[self._phase] += flops if recomputed else 0
 
-    def _count_traffic(self, counts: "Counts", args: Any, kwargs: Any, out: Any) -> None:
+    def _count_traffic(self, counts: "Counts", args: Args, kwargs: Kwargs, out: object) -> None:
         """Count an operation that works on the device, and what it moves unless it is a product.
 
         One that picks rows reads as much as it writes; others read every input once.
@@ -136,7 +135,7 @@ class Tracker(TorchDispatchMode):
             read = written if counts.picks else self._bytes_of(args) + self._bytes_of(tuple(kwargs.values()))
             self._moved[self._phase] += read + written
 
-    def _bytes_of(self, things: Any) -> int:
+    def _bytes_of(self, things: object) -> int:
         total = 0
         for x in tensors_in(things):
             if self._is_here(x):
@@ -285,7 +284,7 @@ class Tracker(TorchDispatchMode):
             self._phase = phase
             self.mark(BEGIN)  # what is alive now is alive in the new phase
 
-    def _see(self, tensor: Tensor, operation: Any) -> bool:
+    def _see(self, tensor: Tensor, operation: object) -> bool:
         """Follow a tensor's storage from now on. Returns whether it is new."""
         if not self._is_here(tensor):
             return False
@@ -405,7 +404,7 @@ def _note_instances(kind: Any, instances: weakref.WeakSet[Any]) -> Callable[[], 
     original = kind.__init__
 
     @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: object, *args: object, **kwargs: object) -> None:
         original(self, *args, **kwargs)
         instances.add(self)
 

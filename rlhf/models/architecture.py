@@ -26,6 +26,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from rlhf.errors import UserError
+from rlhf.files import JsonObject
 from rlhf.recipe import Architecture
 from rlhf.terminal import message_of
 
@@ -111,7 +112,7 @@ def config_of(architecture: Architecture, **changes: Any) -> PreTrainedConfig:
     return config
 
 
-def architecture_of(config: Mapping[str, Any]) -> dict[str, Any]:
+def architecture_of(config: Mapping[str, Any]) -> JsonObject:
     """Return the section `model.architecture` for the content of a config.json.
 
     It has the keys that every architecture needs, and those others whose value is not the default of transformers'
@@ -142,7 +143,7 @@ def architecture_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"model_type": kind, **required, **others}
 
 
-def shape_differences(architecture: Architecture, config: PreTrainedConfig) -> dict[str, Any]:
+def shape_differences(architecture: Architecture, config: PreTrainedConfig) -> dict[str, object]:
     """Return the keys of an architecture whose value a model's configuration does not have, with the model's values."""
     expected = config_of(architecture)
     keys = architecture.config_keys().keys() - {"model_type"}
@@ -189,7 +190,7 @@ def add_classifier(config: PreTrainedConfig) -> None:
     AutoModelForSequenceClassification.register(type(config), classifier, exist_ok=True)
 
 
-def logit_scale(config: Any) -> float:
+def logit_scale(config: PreTrainedConfig) -> float:
     """Return the constant by which a model multiplies the product of hidden states and output matrix."""
     if getattr(config, "logits_scaling", None):  # Granite divides, HyperCLOVA X multiplies
         scaling = float(config.logits_scaling)
@@ -197,7 +198,7 @@ def logit_scale(config: Any) -> float:
     return float(getattr(config, "logit_scale", None) or 1.0)  # Cohere multiplies
 
 
-def sliding_window(config: Any) -> int | None:
+def sliding_window(config: PreTrainedConfig) -> int | None:
     """Return the length of the sliding window of attention layers, in tokens; None where no layer has one."""
     window: int | None = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)

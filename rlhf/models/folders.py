@@ -1,7 +1,7 @@
 """Checks of folders with a base model, made before anything is built from them."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from safetensors import safe_open
 
@@ -23,7 +23,7 @@ def check(folder: Path) -> None:
     _check_weights(folder, config)
 
 
-def check_full(config: dict[str, Any], name: str) -> None:
+def check_full(config: Mapping[str, object], name: str) -> None:
     """Raise UserError for a checkpoint with quantised weights.
 
     The recipe alone decides whether and how weights are quantised.

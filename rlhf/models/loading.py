@@ -1,6 +1,6 @@
 """Loading of base models and tokenizers from the run directory, a folder or the hub."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from rlhf.models.architecture import (
 from rlhf.models.lean.trunk import Trunk
 from rlhf.models.model import require
 from rlhf.models.nf4 import check_blocks, check_experts, keep_layout, nf4_config
-from rlhf.models.random_base import AutoModel, random_base
+from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
 from rlhf.observe.console import install_command
 from rlhf.recipe import shape
 from rlhf.run import reader
@@ -97,7 +97,7 @@ def load_base(run: Run, device: torch.device, head: ModelHead = "lm", quantize: 
     recipe = run.loaded.recipe
     settings, name = recipe.model, "model.architecture" if recipe.model.source == "random" else base_name(run)
     kind = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
-    options: dict[str, Any] = {"dtype": getattr(torch, settings.dtype)}
+    options: LoadingOptions = {"dtype": getattr(torch, settings.dtype)}
     if settings.attention != "auto":
         options["attn_implementation"] = settings.attention
     nf4 = nf4_config(settings) if settings.quantization == "nf4" and quantize else None
@@ -130,7 +130,7 @@ def _draw_base(
     device: torch.device,
     kind: AutoModel,
     nf4: BitsAndBytesConfig | None,
-    options: dict[str, Any],
+    options: LoadingOptions,
 ) -> PreTrainedModel:
     """Return the recipe's architecture with random weights, the same in every stage."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -150,10 +150,10 @@ def _read_base(
     device: torch.device,
     kind: AutoModel,
     nf4: BitsAndBytesConfig | None,
-    options: dict[str, Any],
+    options: LoadingOptions,
 ) -> PreTrainedModel:
     """Return a checkpoint's model: a folder's, or the hub's at its pinned revision."""
-    pinned: dict[str, Any] = {"revision": settings.revision} if settings.source == "hub" else {}
+    pinned: dict[str, str | int | None] = {"revision": settings.revision} if settings.source == "hub" else {}
     loading = partial(_loading, "the base model", name, settings)
     if kind is AutoModelForSequenceClassification:
         pinned["num_labels"] = 1
@@ -188,7 +188,7 @@ def load_merged(folder: Path, device: torch.device) -> PreTrainedModel:
 
 
 def _from_pretrained(
-    kind: AutoModel, name: str, device: torch.device, errors_named: AbstractContextManager[None], **options: Any
+    kind: AutoModel, name: str, device: torch.device, errors_named: AbstractContextManager[None], **options: object
 ) -> PreTrainedModel:
     """Return a checkpoint's model, whose weights must all be there and finite.
 
@@ -235,7 +235,7 @@ def _reason(error: Exception, settings: recipes.Model | recipes.Tokenizer) -> st
     return hub.reason(error, f"https://huggingface.co/{settings.name}", settings.revision, way_out)
 
 
-def _check_complete(report: dict[str, Any], name: str) -> None:
+def _check_complete(report: Mapping[str, Any], name: str) -> None:
     """Raise UserError where a checkpoint lacks weights, which transformers would draw at random.
 
     A new scalar head is not missing.
@@ -250,7 +250,7 @@ def _check_complete(report: dict[str, Any], name: str) -> None:
             )
 
 
-def _check_architecture(config: Any, architecture: recipes.Architecture, name: str) -> None:
+def _check_architecture(config: PreTrainedConfig, architecture: recipes.Architecture, name: str) -> None:
     """Raise UserError unless a loaded model has the shape that the recipe plans with."""
     expected = architecture.config_keys()
     for key, value in shape_differences(architecture, config).items():

@@ -3,7 +3,6 @@
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from peft import PeftModel
@@ -50,7 +49,7 @@ def require(package: str, what: str, way_out: str) -> None:
 
 
 @contextmanager
-def replaced_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+def replaced_forwards(forwards: Mapping[nn.Module, Callable[..., object]]) -> Iterator[None]:
     """Give modules another `forward` inside the block."""
     before = {module: module.__dict__.get("forward") for module in forwards}
     for module, forward in forwards.items():

@@ -1,7 +1,5 @@
 """Log-probabilities of response tokens, from the hidden states before them and the output layer of a base model."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -33,7 +31,7 @@ def response_statistics(
     and multiplies with `rlhf.models.matmul`.
     Raises UserError for an output layer with a bias or an adapter.
     """
-    head: Any = base.get_output_embeddings()
+    head = base.get_output_embeddings()
     if getattr(head, "bias", None) is not None or isinstance(head, BaseTunerLayer):
         raise UserError("an output layer with a bias or an adapter is not supported")
     mask = rollout.mask

@@ -1,6 +1,6 @@
 """A base with random weights: the true shape and memory of an architecture, without a download."""
 
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch import nn
@@ -8,9 +8,10 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     BitsAndBytesConfig,
+    PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.quantizers import AutoHfQuantizer
+from transformers.quantizers import AutoHfQuantizer, HfQuantizer
 
 from rlhf import recipe as recipes
 from rlhf.models.architecture import add_classifier, config_of
@@ -19,12 +20,19 @@ from rlhf.models.nf4 import quantized
 AutoModel = type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
 
 
+class LoadingOptions(TypedDict):
+    """Options with which transformers makes a base, drawn or read."""
+
+    dtype: torch.dtype
+    attn_implementation: NotRequired[str]
+
+
 def random_base(
     settings: recipes.Model,
     device: torch.device,
     kind: AutoModel,
     nf4: BitsAndBytesConfig | None,
-    options: dict[str, Any],
+    options: LoadingOptions,
 ) -> PreTrainedModel:
     """Return the recipe's architecture with random weights, drawn and quantised on the device module by module."""
     architecture = settings.architecture
@@ -62,7 +70,9 @@ def _compute_buffers(model: PreTrainedModel, device: torch.device) -> None:
             model._init_weights(module)
 
 
-def skeleton(kind: AutoModel, config: Any, quantizer: Any, options: dict[str, Any]) -> PreTrainedModel:
+def skeleton(
+    kind: AutoModel, config: PreTrainedConfig, quantizer: HfQuantizer | None, options: LoadingOptions
+) -> PreTrainedModel:
     """Return a model on the device meta, which takes no memory; with a quantizer it has bitsandbytes' layers."""
     with torch.device("meta"):
         model: PreTrainedModel = kind.from_config(config, **options)  # type: ignore[no-untyped-call]

@@ -17,8 +17,8 @@ class RandomState(Record):
     model_config = ConfigDict(arbitrary_types_allowed=True)
     torch: Tensor
     cuda: list[Tensor]
-    python: tuple[Any, ...]
-    numpy: tuple[Any, ...]
+    python: tuple[object, ...]
+    numpy: tuple[object, ...]
 
 
 def random_state() -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Typed records of files that models, adapters and trainers write. `rlhf/run/reader.py` reads a file as one of them."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -22,7 +22,7 @@ class ModelConfig(Record):
 class WeightsIndex(Record):
     """The content of model.safetensors.index.json."""
 
-    metadata: dict[str, Any]
+    metadata: dict[str, object]
     weight_map: dict[str, InnerFile]
 
 
@@ -62,8 +62,8 @@ class TrainerState(Record):
     num_train_epochs: Count
     num_input_tokens_seen: Count
     total_flos: Amount
-    log_history: list[dict[str, Any]]
-    stateful_callbacks: dict[str, Any]
+    log_history: list[dict[str, object]]
+    stateful_callbacks: dict[str, object]
 
 
 class SchedulerState(Record):
@@ -91,5 +91,5 @@ class OptimizerState(Record):
     Its tensors are checked against the parameters elsewhere.
     """
 
-    state: dict[Count, dict[str, Any]]
+    state: dict[Count, dict[str, object]]
     param_groups: Annotated[list[ParameterGroup], Field(min_length=1)]

@@ -1,7 +1,5 @@
 """Division of a model's frozen layers among ranks (FSDP2)."""
 
-from typing import Any
-
 from torch import nn
 
 
@@ -12,8 +10,8 @@ def shard_layers(decoder: nn.Module, unsharded: set[nn.Parameter]) -> None:
     """
     from torch.distributed.fsdp import fully_shard
 
-    layers: Any = decoder.layers
-    for layer in layers:
+    assert isinstance(decoder.layers, nn.ModuleList)
+    for layer in decoder.layers:
         fully_shard(layer, ignored_params=unsharded)
     fully_shard(decoder, ignored_params=set(decoder.parameters()))  # shards nothing more; layers are fetched ahead
 

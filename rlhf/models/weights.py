@@ -26,7 +26,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "state1", "state2")  # in torch's AdamW and 
 SCORE_WEIGHT = "base_model.model.score.weight"  # the reward model's head in its adapter
 
 
-def unpickled(file: Path) -> Any:
+def unpickled(file: Path) -> object:
     """Read a file of torch.save, onto the CPU.
 
     Raises UserError for anything but tensors, numbers and containers of them.

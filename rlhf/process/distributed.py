@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 T = TypeVar("T")
-RowsT = TypeVar("RowsT", bound="Sequence[Any] | Tensor")
+RowsT = TypeVar("RowsT", bound="Sequence[object] | Tensor")
 RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # set by every launcher: torchrun, accelerate, Ray Train
 
 
@@ -133,7 +133,7 @@ def agree(name: str, value: object) -> None:
         return
     from torch import distributed
 
-    digests: list[Any] = [None] * world()
+    digests = [("", "")] * world()
     distributed.all_gather_object(digests, (socket.gethostname(), recipes.content_hash(value)))
     for number, (host, digest) in enumerate(digests):
         if digest != digests[0][1]:

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from rlhf.terminal import say
 
@@ -31,6 +30,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
 TO_GROUP = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # a terminal also sends them to child processes
 PATIENCE = 5.0  # seconds; `docker stop` kills after 10
 GOODBYE = 30.0  # seconds from `Stopped` to the end; an exception raised in a destructor is lost
+Handler = Callable[[int, FrameType | None], object] | int | None  # of a signal, as `signal.signal` returns it
 _PART = "RLHF_PART_OF_COMMAND"  # environment variable of a child
 LONGEST_COMMAND = 500  # characters of a command that is printed again
 
@@ -69,7 +69,7 @@ class _Listener:
         self.progress: Callable[[], str] = str
         self.raised = False  # whether the main thread has received a signal
         self.watched = True  # whether another thread ends the process at a second signal
-        self.installed: dict[int, Any] = {}  # by signal: the handler that was there before
+        self.installed: dict[int, Handler] = {}  # by signal: the handler that was there before
 
     def handle(self, number: int, _: FrameType | None) -> None:
         """Raise `Stopped` at the first signal. End the process at a later one if no thread watches for it."""

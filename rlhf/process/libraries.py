@@ -7,6 +7,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from unittest import mock
 
+Function = Callable[..., Any]  # that is compiled, with arguments of its own
+
 
 @contextmanager
 def without_collections() -> Iterator[None]:
@@ -37,16 +39,16 @@ def import_bitsandbytes() -> None:
         import bitsandbytes  # noqa: F401
 
 
-def _at_first_call(compile_now: Callable[..., Any]) -> Callable[..., Any]:
+def _at_first_call(compile_now: Callable[..., Function]) -> Callable[..., Function]:
     """Return a function in place of `torch.compile` whose results are compiled when they are first called."""
 
-    def compile_later(function: Any = None, **options: Any) -> Any:
+    def compile_later(function: Function | None = None, **options: Any) -> Function:
         if function is None:
             return functools.partial(compile_later, **options)
         compiled = functools.cache(lambda: compile_now(function, **options))
 
         @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             return compiled()(*args, **kwargs)
 
         return call

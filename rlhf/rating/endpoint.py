@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx2
 import openai
+from openai.types.chat import ChatCompletionUserMessageParam
 
 from rlhf.errors import OptionError, UserError
 from rlhf.terminal import harmless
@@ -52,7 +53,7 @@ class Endpoint:
             self._client = openai.OpenAI(base_url=self.url, api_key=key or "none", http_client=http)
         except (httpx2.InvalidURL, ValueError, ImportError, OSError) as error:  # the address, a proxy or a certificate
             raise self._silence(str(error)) from None
-        self._headers: dict[str, Any] = {} if key else {"Authorization": openai.Omit()}
+        self._headers: dict[str, str | openai.Omit] = {} if key else {"Authorization": openai.Omit()}
         self._limits: dict[str, Any] = {"temperature": 0, "max_tokens": TOKENS}
         self._retries = 0  # an address with a typing error is not worth a minute
         self._begin(easy)
@@ -80,7 +81,7 @@ class Endpoint:
         if the key, the model or the address is wrong.
         """
         client = self._client.with_options(max_retries=self._retries).chat.completions.with_raw_response
-        messages: Any = [{"role": "user", "content": question}]
+        messages: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": question}]
         try:
             answer = client.create(model=self.model, messages=messages, extra_headers=self._headers, **self._limits)
         except openai.APIStatusError as error:

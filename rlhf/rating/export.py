@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
@@ -18,7 +18,7 @@ VERDICTS = ("a", "b", "tie")  # verdicts that count; a skip does not
 class ExportedRows(NamedTuple):
     """Rows to write, and the numbers of pairs that were rated, tied, or left out because an answer is empty."""
 
-    rows: list[dict[str, Any]]
+    rows: list[dict[str, object]]
     rated: int
     ties: int
     empty: int
@@ -38,7 +38,7 @@ def export(
     """
     verdicts = _verdicts(store.current_ratings(comparison.file), comparison.file, raters)
     lines = read_lines(samples, SampleLine)
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     counts: Counter[str] = Counter()
     for pair in comparison.pairs:
         by_rater = verdicts.get((pair.item, pair.digest))
@@ -83,8 +83,8 @@ def _verdicts(
 
 
 def _row(
-    prompt: Any, sides: Mapping[str, str], chosen: str, verdicts: Mapping[str, str], comparison: PairedAnswers
-) -> dict[str, Any]:
+    prompt: object, sides: Mapping[str, str], chosen: str, verdicts: Mapping[str, str], comparison: PairedAnswers
+) -> dict[str, object]:
     """Return a preference row that also names the two policies and each rater's choice."""
     rejected = "a" if chosen == "b" else "b"
     names = {"a": comparison.a, "b": comparison.b}
@@ -98,7 +98,7 @@ def _row(
     }
 
 
-def _prompt(line: SampleLine, template: str, samples: Path) -> Any:
+def _prompt(line: SampleLine, template: str, samples: Path) -> object:
     """Return the prompt in a form that readers of data know: its messages, or a transcript."""
     if line.messages:
         return line.messages

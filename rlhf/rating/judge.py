@@ -6,7 +6,7 @@ It judges each pair twice, in both orders. A verdict counts only if both orders 
 import queue
 import re
 import threading
-from typing import Any, get_args
+from typing import get_args
 
 from rlhf.observe import console
 from rlhf.rating import store
@@ -71,7 +71,7 @@ def letter(reply: str) -> str | None:
     return letters.pop() if len(letters) == 1 else None
 
 
-def judge_pair(judge: Judge, pair: Pair) -> dict[str, Any]:
+def judge_pair(judge: Judge, pair: Pair) -> store.RatingLine:
     """Return the rating of a pair, with the judge's verdict and the reply in each order."""
     orders: tuple[AnswerOrder, ...] = get_args(AnswerOrder)
     replies = {order: judge.reply(pair, order) for order in orders}
@@ -95,7 +95,7 @@ def run(judge: Judge, comparison: PairedAnswers, *, limit: int | None = None, at
     waiting: queue.SimpleQueue[Pair] = queue.SimpleQueue()
     for pair in todo:
         waiting.put(pair)
-    results: queue.SimpleQueue[dict[str, Any] | Exception] = queue.SimpleQueue()
+    results: queue.SimpleQueue[store.RatingLine | Exception] = queue.SimpleQueue()
     # Daemon threads end with the program; those of a ThreadPoolExecutor would let Ctrl-C wait for the endpoint.
     for _ in range(min(at_once, len(todo))):
         threading.Thread(target=_judge_waiting, args=(judge, waiting, comparison, results), daemon=True).start()
@@ -122,7 +122,7 @@ def _judge_waiting(
     judge: Judge,
     waiting: queue.SimpleQueue[Pair],
     comparison: PairedAnswers,
-    results: queue.SimpleQueue[dict[str, Any] | Exception],
+    results: queue.SimpleQueue[store.RatingLine | Exception],
 ) -> None:
     """Judge pairs until none is waiting or an error other than a refusal occurs.
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
@@ -99,14 +99,15 @@ def _pair(index: int, row: SampleLine, a: str, b: str) -> Pair:
     return Pair(index, digest, prompt, answer_a, answer_b, worth, turns(row.prompt, row.messages))
 
 
-def turns(prompt: str, messages: Sequence[Any] = ()) -> list[tuple[str, str]]:
+def turns(prompt: str, messages: Sequence[object] = ()) -> list[tuple[str, str]]:
     """Return a prompt as a dialogue, (speaker, text) for each turn, safe to be shown.
 
     `messages` are used if there are any. Otherwise the prompt is read as a transcript; any other text is one turn of
     the speaker "Prompt".
     """
-    if messages and all(isinstance(message, dict) for message in messages):
-        dialogue = [(SPEAKERS.get(str(m.get("role")), "Prompt"), str(m.get("content", ""))) for m in messages]
+    known = [message for message in messages if isinstance(message, dict)]
+    if known and len(known) == len(messages):
+        dialogue = [(SPEAKERS.get(str(m.get("role")), "Prompt"), str(m.get("content", ""))) for m in known]
     else:
         dialogue = [
             (SPEAKERS[message.role], message.content) for message in parse_hh(prompt) if message.content.strip()

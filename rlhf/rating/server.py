@@ -14,9 +14,10 @@ import string
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from socket import socket
 
 from rlhf.errors import UserError
+from rlhf.files import JsonObject
 from rlhf.observe import console
 from rlhf.process.endings import Stopped
 from rlhf.rating.pairs import AnswerOrder, Pair, PairedAnswers
@@ -53,7 +54,7 @@ class Server(ThreadingHTTPServer):
         """Return the address of the page."""
         return f"http://127.0.0.1:{self.server_port}/"
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: socket | tuple[bytes, socket], client_address: object) -> None:
         if not isinstance(sys.exc_info()[1], ConnectionError):  # a browser may close before it has read the answer
             super().handle_error(request, client_address)
 
@@ -69,10 +70,10 @@ class Server(ThreadingHTTPServer):
         ]
         return [rating.item for rating in ratings if rating.sha256 == self.pairs[rating.item].digest]
 
-    def next(self, rater: str) -> dict[str, Any]:
+    def next(self, rater: str) -> JsonObject:
         """Return the content of the page: the first pair that the rater has not rated, without the policies' names."""
         rated = self.rated(rater)
-        progress = {"done": len(rated), "total": len(self.pairs)}
+        progress: JsonObject = {"done": len(rated), "total": len(self.pairs)}
         unrated = self.pairs.keys() - set(rated)
         if not unrated:
             return progress
@@ -174,7 +175,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_: object) -> None:
         """Print nothing for a request."""
 
 

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypedDict, Unpack
 
 from rlhf.errors import UserError
 from rlhf.rating.pairs import AnswerOrder, Pair
@@ -37,13 +37,38 @@ class Rating(Record):
         return self.item, self.sha256
 
 
-def rating(pair: Pair, rater: str, verdict: str, shown: AnswerOrder, **details: Any) -> dict[str, Any]:
-    """Return a line of the file, with the time in UTC. `details` are added to it."""
-    line = {"item": pair.item, "sha256": pair.digest, "rater": rater, "verdict": verdict, "shown": shown}
-    return line | details | {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+class Reasons(TypedDict, total=False):
+    """What a judge said about a pair, in each order of the answers."""
+
+    said: dict[AnswerOrder, str | None]  # its verdict; None for a reply without one
+    replies: dict[AnswerOrder, str]
 
 
-def append(file: Path, row: Mapping[str, Any]) -> None:
+class RatingLine(Reasons):
+    """A line that is written."""
+
+    item: int
+    sha256: str
+    rater: str
+    verdict: str
+    shown: AnswerOrder
+    time: str  # UTC, ISO 8601
+
+
+def rating(pair: Pair, rater: str, verdict: str, shown: AnswerOrder, **reasons: Unpack[Reasons]) -> RatingLine:
+    """Return a line of the file, with the time in UTC. `reasons` are added to it."""
+    return {
+        "item": pair.item,
+        "sha256": pair.digest,
+        "rater": rater,
+        "verdict": verdict,
+        "shown": shown,
+        **reasons,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def append(file: Path, row: Mapping[str, object]) -> None:
     """Append a line and flush it to disk. Several processes may append at the same time."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with open(file, "ab+") as handle:

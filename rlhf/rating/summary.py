@@ -4,9 +4,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlhf import stats
+from rlhf.files import JsonObject
 from rlhf.observe import console
 from rlhf.rating.pairs import Pair, PairedAnswers
 from rlhf.rating.store import JUDGE, WORTH, Rating, current_ratings
@@ -41,7 +42,7 @@ class Figures(NamedTuple):
     alpha: float | None
     order_decided: float | None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """Return the statistics as plain JSON values."""
         return {key: value._asdict() if hasattr(value, "_asdict") else value for key, value in self._asdict().items()}
 
@@ -60,7 +61,7 @@ class RatingSummary(NamedTuple):
     raters: dict[str, Figures]
     groups: dict[str, Figures]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """Return the summary as plain JSON values."""
         figures = {key: {name: f.as_json() for name, f in getattr(self, key).items()} for key in ("raters", "groups")}
         return self._asdict() | figures

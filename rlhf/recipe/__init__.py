@@ -37,7 +37,7 @@ from rlhf.recipe.schema import (
 from rlhf.recipe.schema_data import Data, Flaw, Lengths, Sums, Toy
 from rlhf.recipe.schema_model import Architecture, Hardware, Lora, Model, Tokenizer
 from rlhf.recipe.schema_online import MODEL_REWARD, Group, GroupOptions, Grpo, OnlineOptions, OnPolicy, Ppo, Rloo
-from rlhf.recipe.strict import as_yaml, parse_overrides
+from rlhf.recipe.strict import Changes, as_yaml, parse_overrides
 
 __all__ = [
     "GROUPS",
@@ -48,6 +48,7 @@ __all__ = [
     "STAGES",
     "AdapterName",
     "Architecture",
+    "Changes",
     "Data",
     "Dialogues",
     "Dpo",

@@ -1,8 +1,8 @@
 """Which stages a stage builds on, and the settings on which its result depends."""
 
 from collections.abc import Collection
-from typing import Any
 
+from rlhf.files import JsonObject
 from rlhf.recipe import published
 from rlhf.recipe.names import ONLINE, POLICIES, STAGES, StageName
 from rlhf.recipe.published import Figure
@@ -40,7 +40,7 @@ def stages_before(recipe: Recipe, stage: StageName) -> list[StageName]:
     return [*parents(recipe, stage), *trained[:1]]
 
 
-def settings(recipe: Recipe, stage: StageName) -> dict[str, Any]:
+def settings(recipe: Recipe, stage: StageName) -> JsonObject:
     """Return the part of a recipe that decides what `stage` and its parents produce.
 
     A run continues, or builds on another, only if these settings agree.

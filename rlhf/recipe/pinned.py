@@ -6,13 +6,14 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlhf.errors import UserError
+from rlhf.files import JsonValue
 from rlhf.recipe.plain_yaml import read_yaml
 from rlhf.recipe.published import Figure
 from rlhf.recipe.schema import Recipe
-from rlhf.recipe.strict import validate, with_overrides
+from rlhf.recipe.strict import Changes, validate, with_overrides
 
 
 class PinnedRecipe(NamedTuple):
@@ -21,7 +22,7 @@ class PinnedRecipe(NamedTuple):
     recipe: Recipe
     directory: Path
     sha256: str  # of the released file's content, without overrides
-    overrides: dict[str, Any]
+    overrides: Changes
     targets: tuple[Figure, ...]
 
     @property
@@ -40,7 +41,7 @@ class PinnedRecipe(NamedTuple):
         return bool(self.overrides)
 
 
-def load(directory: Path, overrides: Mapping[str, Any] | None = None, seed: int | None = None) -> PinnedRecipe:
+def load(directory: Path, overrides: Mapping[str, JsonValue] | None = None, seed: int | None = None) -> PinnedRecipe:
     """Read `directory/recipe.yaml`, apply `overrides` ({"ppo.kl_coef": 0.1}) and check the result.
 
     `directory` may also name the file itself. Another `seed` is not a modification: a released recipe is meant to be

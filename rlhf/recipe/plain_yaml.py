@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from rlhf.errors import UserError
+from rlhf.files import JsonValue
 
 MAX_BYTES = 2**18  # of a file; the largest one here has 14,208
 MAX_NODES = 20_000  # keys, values and collections, after aliases
@@ -47,11 +48,11 @@ class Yaml(yaml.SafeLoader):
         self._open: list[tuple[str | None, _Size]] = []  # the open collections with their anchors
         self._named: dict[str, _Size] = {}  # the size that each anchor expands to
 
-    def get_event(self) -> Any:
+    def get_event(self) -> yaml.Event | None:
         """Return the next event. Raises ConstructorError beyond the bounds, before anything is composed."""
-        event = super().get_event()  # type: ignore[no-untyped-call]  # its stubs do not annotate it
-        if getattr(event, "tag", None) is not None:
-            raise _problem(f"the tag {event.tag.replace(_TAG, '!!')} is not used here; leave it out", event)
+        event: yaml.Event | None = super().get_event()  # type: ignore[no-untyped-call]  # its stubs do not annotate it
+        if (tag := getattr(event, "tag", None)) is not None:
+            raise _problem(f"the tag {tag.replace(_TAG, '!!')} is not used here; leave it out", event)
         if isinstance(event, yaml.CollectionStartEvent):
             self._open.append((event.anchor, _Size(nodes=1)))
             self._add(_Size(), event)
@@ -74,7 +75,7 @@ class Yaml(yaml.SafeLoader):
                 self._add(size, event)
         return event
 
-    def _add(self, size: _Size, event: Any) -> None:
+    def _add(self, size: _Size, event: yaml.Event) -> None:
         """Add a node's size to the collection around it. Raises ConstructorError beyond the bounds."""
         open_nodes = sum(parent.nodes for _, parent in self._open)
         if open_nodes + size.nodes > MAX_NODES:
@@ -88,7 +89,7 @@ class Yaml(yaml.SafeLoader):
             nodes, characters = parent.nodes + size.nodes, parent.characters + size.characters
             self._open[-1] = anchor, _Size(nodes, characters, max(parent.depth, size.depth))
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         """Return a mapping node as a dictionary. Raises ConstructorError if a key repeats or is not text."""
         keys: set[str] = set()
         for key_node, _ in node.value:
@@ -110,7 +111,7 @@ def _problem(text: str, node: Any) -> yaml.constructor.ConstructorError:
     return yaml.constructor.ConstructorError(None, None, text, node.start_mark)
 
 
-def _text(loader: Yaml, node: Any) -> str:
+def _text(loader: Yaml, node: yaml.ScalarNode) -> str:
     """Return the text of a scalar. Raises ConstructorError for a control character or half of a surrogate pair."""
     value = loader.construct_scalar(node)
     for character in value:
@@ -123,11 +124,11 @@ def _is_surrogate(character: str) -> bool:
     return "\ud800" <= character <= "\udfff"
 
 
-def _number(kind: str) -> Callable[[Yaml, Any], Any]:
+def _number(kind: str) -> Callable[[Yaml, yaml.ScalarNode], float]:
     """Return a constructor of `kind` (int or float) that refuses long and ambiguous numbers."""
-    construct = yaml.SafeLoader.yaml_constructors[_TAG + kind]
+    construct: Callable[[Yaml, yaml.ScalarNode], float] = yaml.SafeLoader.yaml_constructors[_TAG + kind]
 
-    def bounded(loader: Yaml, node: Any) -> Any:
+    def bounded(loader: Yaml, node: yaml.ScalarNode) -> float:
         if len(node.value) > MAX_DIGITS:
             raise _problem(f"a number of {len(node.value):,} characters; write it with {MAX_DIGITS} at most", node)
         if ":" in node.value or re.match(r"[-+]?0[0-9_]", node.value):  # YAML 1.1 reads 1:30 as 90 and 010 as 8
@@ -153,12 +154,13 @@ Yaml.yaml_implicit_resolvers = {
 Yaml.add_implicit_resolver(_TAG + "float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
 
 
-def parse(text: str, source: str, lines: bool = True) -> Any:
+def parse(text: str, source: str, lines: bool = True) -> JsonValue:
     """Return the value of YAML text. Raises UserError that begins with `source` and, with `lines`, the line."""
     try:
         loader = Yaml(text)
         try:
-            return loader.get_single_data()
+            value: JsonValue = loader.get_single_data()
+            return value
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from pydantic import model_validator
 
+from rlhf.files import JsonObject
 from rlhf.recipe.names import StageName
 from rlhf.recipe.strict import AsTuple, Section
 
@@ -263,7 +264,7 @@ def compare_total(
 # -- records ---------------------------------------------------------------------------------------------------------
 
 
-def record(figure: Figure, value: float | None) -> dict[str, Any]:
+def record(figure: Figure, value: float | None) -> JsonObject:
     """Return a comparison as summary.json keeps it: the figure's keys and printed ends, the value, the verdict."""
     verdict = verdict_of(figure, value)
     return figure.model_dump(mode="json", exclude_defaults=True) | {

@@ -1,13 +1,12 @@
 """The overrides with which a recipe of a large model runs without a download."""
 
-from typing import Any
-
 from rlhf.errors import UserError
 from rlhf.recipe.choices import LengthsShape
 from rlhf.recipe.schema import Recipe
+from rlhf.recipe.strict import Changes
 
 
-def with_random_weights(recipe: Recipe, pairs: int, shape: LengthsShape) -> dict[str, Any]:
+def with_random_weights(recipe: Recipe, pairs: int, shape: LengthsShape) -> Changes:
     """Return overrides with which a recipe needs no download and no files.
 
     The model has its own architecture and random weights; tokenizer and dialogues are stand-ins. Memory and speed are

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from rlhf.files import JsonObject
 from rlhf.recipe.bounds import (
     Devices,
     Fraction,
@@ -81,7 +82,7 @@ class Architecture(Section):
         """Return the keys of transformers' configuration beside those that every architecture has."""
         return dict(self.model_extra or {})
 
-    def config_keys(self) -> dict[str, Any]:
+    def config_keys(self) -> JsonObject:
         """Return the keys for transformers' configuration, model_type among them.
 
         `sliding_window` is left out where it is null, except for Mistral, where null means that there is no window:

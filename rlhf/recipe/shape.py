@@ -2,14 +2,15 @@
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rlhf.errors import UserError
+from rlhf.files import JsonObject, JsonValue, read_json
 from rlhf.recipe import Architecture, Model, PinnedRecipe
 
 
-def differing_values(architecture: Architecture, config: dict[str, Any]) -> dict[str, Any]:
+def differing_values(architecture: Architecture, config: Mapping[str, JsonValue]) -> JsonObject:
     """Return the values of a config.json that differ from `architecture`.
 
     Keys that it lacks do not count, nor do nested ones, which files of older versions write in another way: the loaded
@@ -55,17 +56,12 @@ def way_out() -> str:
     )
 
 
-def _config(model: Model) -> dict[str, Any] | None:
+def _config(model: Model) -> JsonObject | None:
     """Return the model's config.json; None if it is not on this machine or cannot be read."""
     assert model.name
     if model.source == "local":
-        file: Any = Path(model.name, "config.json")
-    else:
-        from huggingface_hub import try_to_load_from_cache
+        return read_json(Path(model.name, "config.json"))
+    from huggingface_hub import try_to_load_from_cache
 
-        file = try_to_load_from_cache(model.name, "config.json", revision=model.revision)
-    try:
-        content = json.loads(Path(file).read_text(encoding="utf-8")) if isinstance(file, str | Path) else None
-    except (OSError, ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) else None
+    file = try_to_load_from_cache(model.name, "config.json", revision=model.revision)
+    return read_json(Path(file)) if isinstance(file, str) else None

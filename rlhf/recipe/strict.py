@@ -3,13 +3,14 @@
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from rlhf.errors import UserError
+from rlhf.files import JsonObject, JsonValue
 from rlhf.recipe.plain_yaml import parse
 from rlhf.terminal import shortened
 
@@ -21,13 +22,15 @@ class Section(BaseModel):
     documented_in: ClassVar[str] = "docs/recipes.md"  # the page that explains its keys
 
 
+Problem = Mapping[str, Any]  # an error that pydantic lists, with its input of any type
+Changes = dict[str, JsonValue]  # of a recipe: dotted key -> new value
 SectionT = TypeVar("SectionT", bound=Section)
 MAX_KEY = 200  # characters of a dotted key
 AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # YAML has only lists
 
 
 def validate(
-    kind: type[SectionT], content: Any, file: Path, overrides: Mapping[str, Any], prefix: str = ""
+    kind: type[SectionT], content: object, file: Path, overrides: Collection[str], prefix: str = ""
 ) -> SectionT:
     """Return `content` as a section. Raises UserError.
 
@@ -39,9 +42,7 @@ def validate(
         raise UserError(_one_line(kind, error, file, overrides, prefix)) from None
 
 
-def _one_line(
-    kind: type[Section], error: ValidationError, file: Path, overrides: Mapping[str, Any], prefix: str
-) -> str:
+def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides: Collection[str], prefix: str) -> str:
     """Describe the first problem in one line.
 
     An unknown key comes before any other problem: a misspelt key is also reported as missing.
@@ -73,7 +74,7 @@ def _one_line(
     return f"{source}: {key} = {shortened(repr(problem['input']), 200)}: {message}{also_wrong}"
 
 
-def _location(problem: Mapping[str, Any]) -> list[str]:
+def _location(problem: Problem) -> list[str]:
     """Return the place of a problem as the parts of a dotted key, without the types' names that pydantic adds."""
     *above, last = problem["loc"] or ("",)
     location = [str(part) for part in above if re.fullmatch(r"\w+", str(part))]
@@ -128,9 +129,7 @@ def _section_at(kind: type[Section], path: Sequence[str]) -> type[Section]:
     return kind
 
 
-def _absent_section(
-    kind: type[Section], problem: Mapping[str, Any], file: Path, overrides: Mapping[str, Any]
-) -> str | None:
+def _absent_section(kind: type[Section], problem: Problem, file: Path, overrides: Collection[str]) -> str | None:
     """Return the message where a key is missing in a section that only overrides have made; otherwise None.
 
     Such a section may be left out of a recipe.
@@ -151,19 +150,19 @@ def _absent_section(
     return f"--set {overriding[0]}: {file.parent} has no section {section}; {way_out}"
 
 
-def _section_types(annotation: Any) -> list[type[Section]]:
+def _section_types(annotation: object) -> list[type[Section]]:
     """Return the sections that a type annotation names."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return [annotation]
     return [section for part in getattr(annotation, "__args__", ()) for section in _section_types(part)]
 
 
-def parse_overrides(items: Iterable[str]) -> dict[str, Any]:
+def parse_overrides(items: Iterable[str]) -> Changes:
     """Convert ["ppo.kl_coef=0.1"] to {"ppo.kl_coef": 0.1}. Raises UserError.
 
     Values are YAML, so lists and null work as in the file.
     """
-    overrides: dict[str, Any] = {}
+    overrides: Changes = {}
     for item in items:
         key, sign, value = item.partition("=")
         key = key.strip()
@@ -182,15 +181,16 @@ def as_yaml(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)  # every JSON value is YAML
 
 
-def with_overrides(content: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def with_overrides(content: JsonObject, overrides: Mapping[str, JsonValue]) -> JsonObject:
     """Return a copy of parsed YAML in which each dotted key of `overrides` has its value."""
-    copy: dict[str, Any] = json.loads(json.dumps(content))
+    copy: JsonObject = json.loads(json.dumps(content))
     for key, value in overrides.items():
         *path, last = key.split(".")
         node = copy
         for section in path:
-            if not isinstance(node.get(section), dict):
-                node[section] = {}  # validation reports a section that does not exist
-            node = node[section]
+            inner = node.get(section)
+            if not isinstance(inner, dict):
+                inner = node[section] = {}  # validation reports a section that does not exist
+            node = inner
         node[last] = value
     return copy

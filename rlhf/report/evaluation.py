@@ -1,13 +1,13 @@
 """Sections about the evaluation: the policies, ratings of their answers, the reward model, samples."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlhf.errors import UserError
 from rlhf.rating.pairs import pair_answers
 from rlhf.rating.summary import summarize
 from rlhf.recipe import ONLINE
-from rlhf.report.parts import COLOURS, Chart, Charts, Section, Table, Turn, dialogue, line, middles, table
+from rlhf.report.parts import COLOURS, Chart, Charts, Section, Table, Trace, Turn, dialogue, line, middles, table
 from rlhf.report.runs import RunRecords, details, suffix, with_interval
 from rlhf.run import reader
 from rlhf.run.outcomes import RewardModelFigures, SampleLine
@@ -113,7 +113,7 @@ def reward_model(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
 def _reward_model_charts(figures: RewardModelFigures, suffix: str, charts: Charts) -> list[Chart]:
     """Draw calibration, margins and scores."""
     bins = figures.calibration
-    style: dict[str, Any] = {"mode": "lines", "showlegend": False}
+    style: Trace = {"mode": "lines", "showlegend": False}
     ideal = {"x": [0.5, 1], "y": [0.5, 1], "line": {"dash": "dot", "color": COLOURS[4]}} | style
     model = style | {
         "x": [row.confidence for row in bins],
@@ -122,7 +122,7 @@ def _reward_model_charts(figures: RewardModelFigures, suffix: str, charts: Chart
         "mode": "lines+markers",
         "line": {"color": COLOURS[0]},
     }
-    axes: dict[str, Any] = {"xaxis": {"title": {"text": "confidence"}}, "yaxis": {"title": {"text": "accuracy"}}}
+    axes: Trace = {"xaxis": {"title": {"text": "confidence"}}, "yaxis": {"title": {"text": "accuracy"}}}
     model_charts = [charts.add(f"calibration (dotted: perfect){suffix}", [ideal, model], **axes)]
     histograms = ((figures.margins, "margin, chosen less rejected"), (figures.sigmoid_scores, "score after a sigmoid"))
     for histogram, title in histograms:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -79,12 +78,12 @@ def _sections(build: Builder, runs: Sequence[RunRecords], charts: Charts) -> lis
         return [Section("", "", None, problem=f"{build.__name__.replace('_', ' ')}: {error}")]
 
 
-def render(template: str, **content: Any) -> str:
+def render(template: str, **content: object) -> str:
     """Return a template of this package, filled with the content."""
     return _ENVIRONMENT.get_template(template).render(content)
 
 
-def _printable(value: Any) -> Any:
+def _printable(value: object) -> object:
     """Return a text without control characters, cut if it is very long; other values unchanged.
 
     Jinja escapes it afterwards.

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from rlhf.rating.pairs import turns
 
+Trace = dict[str, Any]  # a curve, bars or axes of a chart: plotly's keys, values of any type
 COLOURS = ("#2f7ed8", "#d9822b", "#2e9d5b", "#b24fb5", "#7a8794", "#c23b3b", "#19a3a3", "#8c6d31")
 
 
@@ -67,23 +68,23 @@ class Charts:
     """The charts that the page's script draws, each in another place."""
 
     def __init__(self) -> None:
-        self.all: list[dict[str, Any]] = []
+        self.all: list[Trace] = []
 
-    def add(self, title: str, data: list[dict[str, Any]], tall: bool = False, **layout: Any) -> Chart:
+    def add(self, title: str, data: Sequence[Trace], tall: bool = False, **layout: Any) -> Chart:
         """Add a chart: `data` and `layout` are plotly's."""
         chart = Chart(f"chart-{len(self.all)}", title, tall)
-        heading = {"title": {"text": title, "font": {"size": 13}}}
+        heading: Trace = {"title": {"text": title, "font": {"size": 13}}}
         self.all.append({"id": chart.id, "data": data, "layout": heading | layout})
         return chart
 
 
-def line(name: str, x: list[Any], y: list[Any], number: int, count: int) -> dict[str, Any]:
+def line(name: str, x: Sequence[float | None], y: Sequence[float | None], number: int, count: int) -> Trace:
     """Return line `number` of a chart with `count` lines; several lines are named in the legend."""
     colour = COLOURS[number % len(COLOURS)]
     return {"x": x, "y": y, "name": name, "mode": "lines", "line": {"color": colour}, "showlegend": count > 1}
 
 
-def level(y: float) -> dict[str, Any]:
+def level(y: float) -> Trace:
     """Return a dotted line across a chart."""
     style = {"dash": "dot", "color": "#9a6700", "width": 1}
     return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": style}
@@ -102,6 +103,6 @@ class Turn(NamedTuple):
     shade: str = "said"
 
 
-def dialogue(prompt: str, messages: Sequence[Any] = ()) -> list[Turn]:
+def dialogue(prompt: str, messages: Sequence[object] = ()) -> list[Turn]:
     """Return a prompt turn by turn, from its messages if there are any."""
     return [Turn(speaker, text, "said prompt") for speaker, text in turns(prompt, messages)]

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.recipe import GROUPS, ONLINE, StageName, default_root
 from rlhf.report.overview import STAGE_TITLES
-from rlhf.report.parts import COLOURS, Chart, Charts, Section, Table, level, line, table
+from rlhf.report.parts import COLOURS, Chart, Charts, Section, Table, Trace, level, line, table
 from rlhf.report.runs import RunRecords, metrics, suffix
 from rlhf.run import reader, records
 from rlhf.run.outcomes import Prediction
@@ -64,7 +64,7 @@ def curves(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     return sections
 
 
-def _timeline(run: RunRecords, stage: StageName, key: str, last: float) -> list[dict[str, Any]]:
+def _timeline(run: RunRecords, stage: StageName, key: str, last: float) -> list[Trace]:
     """Return the published course of a curve as a band, from its first range to its last; [] without ranges."""
     targets = run.summaries[stage].targets if stage in run.summaries else []
     ranges = {target.metric: target.published for target in targets}
@@ -92,14 +92,14 @@ def _memory_over_time(runs: Sequence[RunRecords], stage: StageName, charts: Char
     card = manifest.settings.hardware.memory_gb if manifest else None
     on_card = manifest is not None and manifest.device.type == "cuda"
     measured = "peak of the GPU's memory" if on_card else "the process's memory"
-    axes: dict[str, Any] = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"rangemode": "tozero"}}
+    axes: Trace = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"rangemode": "tozero"}}
     return [charts.add(f"{measured}, measured, GB", lines, shapes=[level(card)] if card else [], **axes)]
 
 
 def frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return score against KL for the evaluations of PPO, RLOO and GRPO; the chosen checkpoint is marked."""
-    data: list[dict[str, Any]] = []
-    with_truth: list[dict[str, Any]] = []
+    data: list[Trace] = []
+    with_truth: list[Trace] = []
     trained = [(run, stage) for run in runs for stage in ONLINE if metrics(run, stage)]
     several = len({stage for _, stage in trained}) > 1
     for number, (run, stage) in enumerate(trained):
@@ -127,7 +127,7 @@ def frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     if not data:
         return []
     kl_axis = {"title": {"text": "KL to SFT, nats per token"}}
-    axes: dict[str, Any] = {"xaxis": kl_axis, "yaxis": {"title": {"text": "score, held out"}}}
+    axes: Trace = {"xaxis": kl_axis, "yaxis": {"title": {"text": "score, held out"}}}
     methods = " and ".join(dict.fromkeys(STAGE_TITLES[stage] for _, stage in trained))
     frontier_charts = [charts.add(f"{methods}'s evaluations, in order", data, tall=True, **axes)]
     if with_truth:
@@ -220,6 +220,6 @@ def _predicted_memory(runs: Sequence[RunRecords], charts: Charts) -> tuple[Chart
     ]
     card = manifest.settings.hardware.memory_gb
     ticks = {"tickvals": centres, "ticktext": labels, "tickangle": -45}
-    layout: dict[str, Any] = {"barmode": "stack", "xaxis": ticks, "yaxis": {"title": {"text": "GB"}}}
+    layout: Trace = {"barmode": "stack", "xaxis": ticks, "yaxis": {"title": {"text": "GB"}}}
     title = "predicted peak of each phase by component, in order"
     return charts.add(title, data, tall=True, shapes=[level(card)] if card else [], **layout), by_time

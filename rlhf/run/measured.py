@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rlhf import recipe as recipes
-from rlhf.files import finite
+from rlhf.files import JsonObject, finite
 from rlhf.recipe import Figure, PinnedRecipe, StageName, published
 from rlhf.run import reader, records
 
@@ -16,7 +16,7 @@ def figures(loaded: PinnedRecipe, stage: StageName | Literal["all"]) -> list[Fig
     return [figure for figure in of_stage if recipes.comparable(figure, loaded.recipe, loaded.overrides)]
 
 
-def figure_record(figure: Figure, values: Mapping[str, float]) -> dict[str, Any]:
+def figure_record(figure: Figure, values: Mapping[str, float]) -> JsonObject:
     """Return the record of a figure's comparison with a measured value; NaN and infinity are not measured."""
     value = values.get(figure.metric) if figure.metric else None
     return published.record(figure, None if value is None else finite(value))

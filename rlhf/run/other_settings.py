@@ -42,7 +42,7 @@ def way_back(keys: Sequence[str], made: Mapping[str, object], path: Path) -> str
 
 def value(settings: Mapping[str, object], key: str) -> Any:
     """Return the value of a dotted key; None where a section on the way is absent."""
-    inner: Any = settings
+    inner: object = settings
     for name in key.split("."):
         inner = inner.get(name) if isinstance(inner, Mapping) else None
     return inner

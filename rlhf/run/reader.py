@@ -11,11 +11,12 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from rlhf.errors import UserError
+from rlhf.files import JsonValue
 from rlhf.run.records import Record
 
 REASON_CHARACTERS = 160  # characters of an explanation that is passed on
@@ -53,7 +54,7 @@ def read_lines(file: Path, kind: type[RecordT]) -> list[RecordT]:
     return rows
 
 
-def check(content: Any, kind: type[RecordT], source: str) -> RecordT:
+def check(content: object, kind: type[RecordT], source: str) -> RecordT:
     """Return `content` as a `kind`. Raises UserError that begins with `source` unless it is valid."""
     try:
         return kind.model_validate(content)
@@ -96,9 +97,10 @@ def why_unreadable(error: BaseException) -> str:
     return text if len(text) <= REASON_CHARACTERS else f"{text[:REASON_CHARACTERS]}…"
 
 
-def _parse(text: bytes) -> Any:
+def _parse(text: bytes) -> JsonValue:
     """Return the value of JSON text, with None for NaN and infinity."""
-    return json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
+    value: JsonValue = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
+    return value
 
 
 def _finite(text: str) -> float | None:

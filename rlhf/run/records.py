@@ -36,7 +36,7 @@ class Record(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _keep_content(cls, content: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+    def _keep_content(cls, content: object, validate: ModelWrapValidatorHandler[Self]) -> Self:
         record = validate(content)
         if isinstance(content, dict):
             record._content = content
@@ -54,7 +54,7 @@ def _relative(name: str) -> str:
     return name
 
 
-def _as_it_is(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+def _as_it_is(value: object, validate: ValidatorFunctionWrapHandler) -> object:
     """Return a valid number unchanged. Pydantic would turn the integers of a file into floats."""
     validate(value)
     return value
@@ -151,7 +151,7 @@ class Manifest(Record):
     recipe: Name
     version: Name
     recipe_sha256: str
-    overrides: dict[str, Any]
+    overrides: dict[str, object]
     seed: Count
     settings: Settings
     parents: dict[StageName, Hash]

@@ -5,9 +5,9 @@ Loss: -log σ(β [(log π(y_c) - log π_ref(y_c)) - (log π(y_r) - log π_ref(y_
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
+from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 
 from rlhf.data import amount, load
@@ -150,9 +150,9 @@ def preference_accuracy(
 class _Trainer(RunTrainer, DPOTrainer):
     """TRL's trainer with the changes of a run, for rows that are token ids already, for which TRL has no option."""
 
-    def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
+    def _prepare_dataset(self, dataset: Dataset, *_: object, **__: object) -> Dataset:
         return dataset
 
 
-def _row(chosen: Encoded, rejected: Encoded) -> dict[str, Any]:
+def _row(chosen: Encoded, rejected: Encoded) -> dict[str, list[int]]:
     return {"prompt_ids": chosen.prompt, "chosen_ids": chosen.response, "rejected_ids": rejected.response}

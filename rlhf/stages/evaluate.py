@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from rlhf.evaluation.policies import (
 )
 from rlhf.evaluation.references import Overlap, answers
 from rlhf.evaluation.reward_model import reward_model_figures, score_histograms, scores_of
-from rlhf.files import write_json
+from rlhf.files import JsonObject, write_json
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
@@ -94,7 +94,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         )
 
     metrics = _policy_metrics(samples, perplexities, overlap, telemetry)
-    details: dict[str, Any] = {"scores": score_histograms({name: policy.scores for name, policy in samples.items()})}
+    details: dict[str, object] = {"scores": score_histograms({name: policy.scores for name, policy in samples.items()})}
     longer = [len(c.response) - len(r.response) for c, r in encoded]
     rm_metrics, details["reward_model"] = reward_model_figures(chosen.tolist(), rejected.tolist(), longer)
     metrics |= {f"rm/{key}": value for key, value in rm_metrics.items()}
@@ -158,7 +158,7 @@ def _repeated(key: str) -> bool:
     return key in REPEATED or (key.startswith("reward_") and key.endswith("_sft"))
 
 
-def contradicted(codec: Codec, pairs: list[PreferencePair], margins: list[float]) -> list[dict[str, Any]]:
+def contradicted(codec: Codec, pairs: list[PreferencePair], margins: list[float]) -> list[JsonObject]:
     """Return the held-out pairs whose label the reward model contradicts most: its mistakes, or the annotators'."""
     worst = sorted(range(len(pairs)), key=lambda i: margins[i])[:CONTRADICTED]
     return [
@@ -181,20 +181,21 @@ def _roles(policies: Sequence[PolicyName]) -> dict[AdapterName, StageName]:
 
 def _rows(
     codec: Codec, prompts: Sequence[Prompt], samples: dict[str, PolicySamples], per_prompt: int
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Return a row for each prompt with every policy's answer; `per_prompt` numbered rows if that is above 1."""
     rows = []
     for i, (prompt, number) in enumerate(itertools.product(prompts, range(per_prompt))):
-        row: dict[str, Any] = {"prompt": codec.prompt_text(prompt)}
+        row: JsonObject = {"prompt": codec.prompt_text(prompt)}
         if per_prompt > 1:
             row["sample"] = number
         if codec.template != "hh":  # only a transcript can be parsed back into messages
             row["messages"] = [{"role": message.role, "content": message.content} for message in prompt]
         for name, policy in samples.items():
-            row[name] = {"response": policy.texts[i]}
+            answer: JsonObject = {"response": policy.texts[i]}
             if policy.scores is not None:
-                row[name]["score"] = policy.scores[i].item()
+                answer["score"] = policy.scores[i].item()
             if policy.truths is not None:
-                row[name]["true_reward"] = policy.truths[i].item()
+                answer["true_reward"] = policy.truths[i].item()
+            row[name] = answer
         rows.append(row)
     return rows

@@ -17,6 +17,7 @@ from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.data.worlds import toy
 from rlhf.evaluation.reward_model import accuracy, scores_of
+from rlhf.files import JsonObject
 from rlhf.models.adapters import reward_from_sft, save_adapter
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.model import Model, mixed_precision
@@ -158,12 +159,12 @@ class _MarginRankingTrainer(_Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
-def _pair_ids(chosen: Encoded, rejected: Encoded) -> dict[str, Any]:
+def _pair_ids(chosen: Encoded, rejected: Encoded) -> dict[str, object]:
     chosen_ids, rejected_ids = chosen.prompt + chosen.response, rejected.prompt + rejected.response
     return {"chosen_ids": chosen_ids, "rejected_ids": rejected_ids}
 
 
-def _sample_row(codec: Codec, pair: PreferencePair, chosen: float, rejected: float) -> dict[str, Any]:
+def _sample_row(codec: Codec, pair: PreferencePair, chosen: float, rejected: float) -> JsonObject:
     return {
         "prompt": codec.prompt_text(pair.prompt),
         "chosen": {"response": pair.chosen, "score": chosen},

@@ -4,14 +4,14 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from transformers import PrinterCallback, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from rlhf.errors import UserError
 from rlhf.files import write_json
@@ -127,14 +127,16 @@ class _RunCallback(TrainerCallback):
         """Count this time as evaluation, not as training."""
         self.time, self.cpu, self.evaluated = self.time + seconds, self.cpu + cpu, self.evaluated + seconds
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+    def on_train_begin(self, args: object, state: Any, control: object, optimizer: Any = None, **_: object) -> None:
         if self.run.resumed_from:
             with with_resume_advice(self.run.resumed_from):
                 stored.check_optimizer(optimizer, str(self.run.resumed_from / "optimizer.pt"))
         page_states(optimizer)  # a resumed run has just loaded its states
         self.tokens = state.num_input_tokens_seen  # a resumed run starts above 0
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+    def on_log(
+        self, args: object, state: TrainerState, control: object, logs: dict[str, float] | None = None, **_: object
+    ) -> None:
         values = {key: value for key, value in (logs or {}).items() if not key.startswith(_NOT_METRICS)}
         if not values:  # the closing record holds only times
             return
@@ -149,15 +151,15 @@ class _RunCallback(TrainerCallback):
         self.tokens, self.time, self.cpu, self.evaluated = state.num_input_tokens_seen, now, cpu, 0.0
         self.note = f"loss {values['loss']:.4f}" if "loss" in values else self.note
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
         self.bar.update(state.global_step, self.note, total=state.max_steps)
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: object, **_: object) -> None:
         step = state.global_step
         distributed.barrier()  # every rank has written its random state
         self.run.seal_checkpoint(step, Path(args.output_dir) / f"checkpoint-{step}")
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
         self.telemetry.count(state.num_input_tokens_seen - self.tokens)
 
 
@@ -169,7 +171,9 @@ class _Evaluation(TrainerCallback):
     ):
         self.run, self.telemetry, self.evaluate, self.every, self.log = run, telemetry, evaluate, every, log
 
-    def on_step_end(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
+    def on_step_end(
+        self, args: object, state: TrainerState, control: TrainerControl, *, model: Any = None, **_: object
+    ) -> None:
         if state.global_step % self.every == 0 or control.should_save:
             training, start, cpu = model.training, time.monotonic(), time.process_time()
             with self.telemetry.phase("evaluate"):
@@ -225,6 +229,6 @@ def free_memory() -> None:
     gc.collect()  # transformers' Trainer refers to itself
 
 
-def rows_to_dataset(rows: Sequence[dict[str, Any]]) -> Dataset:
+def rows_to_dataset(rows: Sequence[Mapping[str, object]]) -> Dataset:
     """Return rows as a data set in memory, in their order."""
     return Dataset.from_list(list(rows))

@@ -13,12 +13,14 @@ from typing import Any, Protocol
 import torch
 from accelerate.data_loader import SeedableRandomSampler
 from peft import PeftModel
-from torch.utils.data import DataLoader, Sampler
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import Trainer
 
 from rlhf.errors import UserError
 from rlhf.models import records
 from rlhf.models import weights as stored
+from rlhf.models.model import Model
 from rlhf.models.weights import ADAPTER_FILE
 from rlhf.process import distributed
 from rlhf.run import reader
@@ -41,7 +43,7 @@ class RunTrainer(Trainer):
     _lean: LeanSteps | None = None
     _resumed_from: Path | None = None
 
-    def __init__(self, model: Any, **options: Any):
+    def __init__(self, model: Model, **options: Any):
         adapters = isinstance(model, PeftModel)
         exact = {name: p.detach().clone() for name, p in model.named_parameters() if adapters and p.requires_grad}
         super().__init__(model=model, **options)
@@ -62,10 +64,10 @@ class RunTrainer(Trainer):
         rows = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps * distributed.world()
         self._order = LengthBuckets(lengths, rows, seed)
 
-    def _get_train_sampler(self, *dataset: Any) -> Any:
-        return self._order or super()._get_train_sampler(*dataset)
+    def _get_train_sampler(self, train_dataset: Dataset[object] | None = None) -> Sampler[int] | None:
+        return self._order or super()._get_train_sampler(train_dataset)
 
-    def get_train_dataloader(self) -> DataLoader[Any]:
+    def get_train_dataloader(self) -> DataLoader[object]:
         """Return a loader of this rank's batches in the order of one process.
 
         transformers would fill a short last batch with other rows.
@@ -84,7 +86,7 @@ class RunTrainer(Trainer):
         )
         # transformers looks for it here; in a resumed epoch it calls the sampler's
         loader.set_epoch = batches.set_epoch
-        result: DataLoader[Any] = loader
+        result: DataLoader[object] = loader
         return result
 
     # -- the forward pass ----------------------------------------------------------------------------------------------
@@ -109,9 +111,11 @@ class RunTrainer(Trainer):
         """
         self._lean = LeanSteps(self.trained, pairs)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, torch.Tensor], num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
         with nullcontext() if self._lean is None else self._lean.step():
-            loss: torch.Tensor = super().training_step(*args, **kwargs)
+            loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         return loss
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
@@ -142,17 +146,17 @@ class RunTrainer(Trainer):
         with with_resume_advice(self._resumed_from), reading(self._resumed_from):
             yield
 
-    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         with self._reading():
-            super()._load_from_checkpoint(*args, **kwargs)
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
-    def _load_optimizer_and_scheduler(self, *args: Any, **kwargs: Any) -> None:
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with self._reading():
-            super()._load_optimizer_and_scheduler(*args, **kwargs)
+            super()._load_optimizer_and_scheduler(checkpoint)
 
-    def _load_rng_state(self, *args: Any, **kwargs: Any) -> None:
+    def _load_rng_state(self, checkpoint: str | None) -> None:
         with self._reading():
-            super()._load_rng_state(*args, **kwargs)
+            super()._load_rng_state(checkpoint)
 
 
 class LengthBuckets(Sampler[int]):
@@ -224,7 +228,7 @@ class ShardedBatches(Sampler[list[int]]):
             yield from (own_batch[i : i + self.micro_batch] for i in range(0, len(own_batch), self.micro_batch))
 
 
-def _check_parts(model: Any, folder: Path) -> None:
+def _check_parts(model: nn.Module, folder: Path) -> None:
     """Check weights, the optimizer's groups and the schedule against those of the model. Raises UserError."""
     for name in _PICKLED_WEIGHTS:
         if (folder / name).exists():

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from peft import PeftModel
@@ -17,13 +17,14 @@ from rlhf.models.lean.trunk import CLASSIFIERS, Trunk
 from rlhf.models.model import replaced_forwards
 from rlhf.models.output_layer import response_statistics
 
+T = TypeVar("T")
 IGNORED = -100  # a label that takes no part in the loss
 
 
-def padded_on_the_right(collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def padded_on_the_right(collate: Callable[[T], dict[str, Tensor]]) -> Callable[[T], dict[str, Tensor]]:
     """Return a collator that raises ValueError for a batch with padding before a token. It checks on the CPU."""
 
-    def checked(rows: Any) -> Any:
+    def checked(rows: T) -> dict[str, Tensor]:
         batch = collate(rows)
         mask = batch["attention_mask"]
         if (mask[:, 1:] > mask[:, :-1]).any():
@@ -82,7 +83,7 @@ def as_decoder(trunk: Trunk) -> AbstractContextManager[None]:
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        **_: Any,
+        **_: object,
     ) -> BaseModelOutputWithPast:
         if not (attention_mask is position_ids is inputs_embeds is None):
             raise ValueError("the lean trunk computes rows of token ids, without a mask or positions of their own")
@@ -122,7 +123,7 @@ class LabelStatistics:
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         shift_labels: Tensor | None = None,
-        **_: Any,
+        **_: object,
     ) -> FusedCausalLMOutput:
         """Return statistics (B, T - 1) of the labels (B, T): in each row the tokens of a response, elsewhere IGNORED.
 

@@ -25,7 +25,7 @@ from rlhf.memory.fit import Fit, fit
 from rlhf.memory.phases import TRAINING_STAGES
 from rlhf.memory.predict import Predictor, needed
 from rlhf.memory.strategies import micro_batch, with_changes
-from rlhf.recipe import ONLINE, POLICIES, PinnedRecipe, PolicyName, StageName
+from rlhf.recipe import ONLINE, POLICIES, Changes, PinnedRecipe, PolicyName, StageName
 from rlhf.recipe.published import GB
 from rlhf.use.new_model import ModelFacts, Source, describe, read_model
 
@@ -304,20 +304,21 @@ def _entry(item: tuple[str, object]) -> str:
 # -- settings that fit -----------------------------------------------------------------------------------------------
 
 
-def four_bit_changes(stages: Sequence[StageName]) -> dict[str, Any]:
+def four_bit_changes(stages: Sequence[StageName]) -> Changes:
     """Return the changes to a 4-bit base, with optimizers whose 8-bit states can leave the card."""
-    return {"model.quantization": "nf4"} | {f"{s}.optim": "paged_adamw_8bit" for s in stages if s in TRAINING_STAGES}
+    optimizers: Changes = {f"{s}.optim": "paged_adamw_8bit" for s in stages if s in TRAINING_STAGES}
+    return {"model.quantization": "nf4", **optimizers}
 
 
-def least_memory(loaded: PinnedRecipe, stages: Sequence[StageName], probe: bool = False) -> dict[str, object]:
+def least_memory(loaded: PinnedRecipe, stages: Sequence[StageName], probe: bool = False) -> Changes:
     """Return the changes with which stages need the least memory: one row at a time, recomputed.
 
     With `probe` a step has two rollouts, which is quicker to rehearse and needs the same.
     """
-    changes: dict[str, object] = {}
+    changes: Changes = {}
     for stage in stages:
         if stage in TRAINING_STAGES:
-            changes |= {f"{stage}.gradient_checkpointing": True} | micro_batch(loaded, stage, 1)
+            changes |= {f"{stage}.gradient_checkpointing": True, **micro_batch(loaded, stage, 1)}
         if stage in ONLINE:
             per_prompt = loaded.recipe.online()[stage].samples_per_prompt
             changes[f"{stage}.rollout_batch_size"] = per_prompt
@@ -344,7 +345,7 @@ def search(
         if not fitted.too_large:
             return fitted._replace(changes=four_bit | fitted.changes)
     on_4bit = with_changes(loaded, four_bit)
-    least = with_changes(on_4bit, {"evaluate.batch_size": 1} | least_memory(on_4bit, stages, probe=True))
+    least = with_changes(on_4bit, {"evaluate.batch_size": 1, **least_memory(on_4bit, stages, probe=True)})
     needs = {}
     for stage in stages:
         say(f"predicting the least that {stage} needs")

@@ -3,13 +3,16 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.data import hub
 from rlhf.errors import OptionError, UserError
 from rlhf.files import read_json
 from rlhf.recipe.names import is_commit
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 THINKING = "enable_thinking"  # variable of chat templates of models that reason before they answer
@@ -113,7 +116,7 @@ def describe(source: Source, template: str | None) -> ModelFacts:
     return ModelFacts(section, count, chosen)
 
 
-def _tokenizer(tokenizer: Any, template: str | None, ends: set[int]) -> dict[str, Any]:
+def _tokenizer(tokenizer: "PreTrainedTokenizerBase", template: str | None, ends: set[int]) -> dict[str, Any]:
     """Return the keys of the section `tokenizer` that a tokenizer needs.
 
     A model that ends texts (`ends`) with the token that its chat template writes behind an answer was tuned with that

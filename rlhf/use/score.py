@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlhf import stats
 from rlhf.data import formats, raw
@@ -14,7 +14,7 @@ from rlhf.data.parsing import parse_prompt
 from rlhf.data.rows import Message
 from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
-from rlhf.files import write_output
+from rlhf.files import JsonObject, write_output
 from rlhf.observe import console
 from rlhf.process import cuda
 from rlhf.recipe import PinnedRecipe
@@ -37,7 +37,7 @@ class Item(NamedTuple):
     source: str
     prompt: tuple[Message, ...] | str
     answers: dict[str, str]
-    row: dict[str, Any]
+    row: JsonObject
 
 
 class ScoredItem(NamedTuple):
@@ -152,20 +152,22 @@ class RewardModel:
         from rlhf.evaluation.reward_model import scores_of
 
         limits = self.options.max_prompt_length, self.options.max_length
-        keys = [(number, name) for number, item in enumerate(items) for name in item.answers]
         texts = [self._prompt_text(item.prompt) for item in items]
-        encoded: dict[tuple[int, str], Any] = {}
-        cut = {"prompts_cut": 0, "responses_cut": 0}
-        for as_text in (False, True):
-            chosen = [(n, name) for n, name in keys if isinstance(items[n].prompt, str) == as_text]
-            rows: list[Any] = [(items[n].prompt, items[n].answers[name]) for n, name in chosen]
-            encode = self.codec.encode_written if as_text else self.codec.encode
-            rows_encoded, counts = encode(rows, *limits)
-            encoded |= dict(zip(chosen, rows_encoded, strict=True))
-            cut = {key: cut[key] + counts[key] for key in cut}
-        scorable = [key for key in keys if encoded[key]]
+        messages, written = {}, {}
+        for number, item in enumerate(items):
+            for name, answer in item.answers.items():
+                if isinstance(item.prompt, str):
+                    written[number, name] = item.prompt, answer
+                else:
+                    messages[number, name] = item.prompt, answer
+        rows, counts = self.codec.encode([*messages.values()], *limits)
+        written_rows, written_counts = self.codec.encode_written([*written.values()], *limits)
+        encoded = dict(zip((*messages, *written), (*rows, *written_rows), strict=True))
+        cut = {key: counts[key] + written_counts[key] for key in ("prompts_cut", "responses_cut")}
+        keys = [(number, name) for number, item in enumerate(items) for name in item.answers]
+        scorable = {key: row for key in keys if (row := encoded[key])}
         batch = 2 * self.options.per_device_train_batch_size
-        values = scores_of([encoded[key] for key in scorable], self.shared.scores_at, self.codec.pad_id, batch)
+        values = scores_of([*scorable.values()], self.shared.scores_at, self.codec.pad_id, batch)
         scores: dict[tuple[int, str], float | None] = dict(zip(scorable, values.tolist(), strict=True))
         return [
             ScoredItem(item, text, {name: scores.get((number, name)) for name in item.answers})
@@ -180,12 +182,28 @@ class RewardModel:
 # ---- results ----
 
 
-def summary(scored: Sequence[ScoredItem]) -> dict[str, Any]:
-    """Return statistics of the scores.
+class ScoreFigures(NamedTuple):
+    """Statistics of the scores of all answers of one name."""
 
-    Of all pairs: accuracy (a tie counts half) with its 95 % interval and mean margin. Of each name of an answer: mean,
-    sd and range.
-    """
+    answers: int
+    mean: float
+    sd: float
+    low: float
+    high: float
+
+
+class Summary(NamedTuple):
+    """Statistics of scores: of all pairs the accuracy (a tie counts half) and mean margin, and those of each answer."""
+
+    pairs: int
+    accuracy: stats.Estimate | None  # with its 95 % interval
+    margin: float | None
+    scores: dict[str, ScoreFigures]  # by the answer's name
+    not_scored: int
+
+
+def summary(scored: Sequence[ScoredItem]) -> Summary:
+    """Return statistics of the scores."""
     margins = [row.margin for row in scored if row.margin is not None]
     right = stats.outcomes(margins)
     values = defaultdict(list)
@@ -193,16 +211,13 @@ def summary(scored: Sequence[ScoredItem]) -> dict[str, Any]:
         for name, score in row.scores.items():
             if score is not None:
                 values[name].append(score)
-    return {
-        "pairs": len(margins),
-        "accuracy": stats.wilson(sum(right), len(right))._asdict() if right else None,
-        "margin": fmean(margins) if margins else None,
-        "scores": {
-            name: {"count": len(v), "mean": fmean(v), "sd": pstdev(v), "low": min(v), "high": max(v)}
-            for name, v in values.items()
-        },
-        "not_scored": sum(score is None for row in scored for score in row.scores.values()),
-    }
+    return Summary(
+        pairs=len(margins),
+        accuracy=stats.wilson(sum(right), len(right)) if right else None,
+        margin=fmean(margins) if margins else None,
+        scores={name: ScoreFigures(len(v), fmean(v), pstdev(v), min(v), max(v)) for name, v in values.items()},
+        not_scored=sum(score is None for row in scored for score in row.scores.values()),
+    )
 
 
 def show(scored: Sequence[ScoredItem], cut: dict[str, int]) -> None:
@@ -222,16 +237,16 @@ def show(scored: Sequence[ScoredItem], cut: dict[str, int]) -> None:
     console.rows_table(title, [*columns, *(["margin"] if paired else [])], rows)
     totals = summary(scored)
     if len(scored) > 1:
-        table = [(name, *map(console.number, figures.values())) for name, figures in totals["scores"].items()]
+        table = [(name, *map(console.number, figures)) for name, figures in totals.scores.items()]
         console.rows_table("all scores", ("", "answers", "mean", "sd", "lowest", "highest"), table, numbers=True)
-    if totals["accuracy"]:
-        value, low, high = totals["accuracy"].values()
+    if totals.accuracy is not None:
+        value, low, high = totals.accuracy
         console.OUT.print(
-            f"the chosen answer scores higher in {value:.1%} of {totals['pairs']:,} pairs (95 %: {100 * low:.1f} to "
-            f"{100 * high:.1f}), by {totals['margin']:.4g} on average"
+            f"the chosen answer scores higher in {value:.1%} of {totals.pairs:,} pairs (95 %: {100 * low:.1f} to "
+            f"{100 * high:.1f}), by {totals.margin:.4g} on average"
         )
     notes = {"prompts were cut": cut["prompts_cut"], "responses were cut": cut["responses_cut"]}
-    notes["answers were cut away whole and have no score"] = totals["not_scored"]
+    notes["answers were cut away whole and have no score"] = totals.not_scored
     for description, count in notes.items():
         if count:
             console.OUT.print(f"{count:,} {description} (rm.max_prompt_length, rm.max_length)")
@@ -242,16 +257,14 @@ def write(scored: Sequence[ScoredItem], reward_model: str, file: Path) -> None:
     write_output(file, "".join(json.dumps(_line(row, reward_model), ensure_ascii=False) + "\n" for row in scored))
 
 
-def _line(row: ScoredItem, reward_model: str) -> dict[str, Any]:
+def _line(row: ScoredItem, reward_model: str) -> JsonObject:
     """Return the line of an item."""
-    line: dict[str, Any] = {"step": 0, "source": row.item.source} | row.item.row
+    line: JsonObject = {"step": 0, "source": row.item.source, **row.item.row}
     line |= {"reward_model": reward_model, "prompt": row.prompt}
     for name, score in row.scores.items():
         previous = line.get(name)
-        line[name] = (previous if isinstance(previous, dict) else {}) | {
-            "response": row.item.answers[name],
-            "score": score,
-        }
+        kept: JsonObject = previous if isinstance(previous, dict) else {}
+        line[name] = {**kept, "response": row.item.answers[name], "score": score}
     return line | ({"margin": row.margin} if row.margin is not None else {})
 
 

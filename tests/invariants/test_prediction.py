@@ -470,7 +470,7 @@ def test_what_a_deep_model_reserves_is_found_from_two_shallow_ones(stage, expand
     deep = Rehearsals(None)
     deep(loaded, stage)
     whole = replay(deep.events, expandable, cards.workspace(loaded.recipe.hardware.name))
-    assert found.keys() == whole.keys() >= {"load", "evaluate"}
+    assert found is not None and found.keys() == whole.keys() >= {"load", "evaluate"}
     for phase, real in whole.items():
         assert found[phase].allocated == real.allocated, phase
         for got, wanted in ((found[phase].reserved, real.reserved), (found[phase].needed, real.needed)):

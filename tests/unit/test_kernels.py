@@ -12,7 +12,8 @@ from torch.profiler import record_function
 from rlhf import recipe
 from rlhf.memory import cards, kernels, predict
 from rlhf.memory.cards import GPUS, SMALL_WORKSPACE, UNKNOWN, Gpu
-from rlhf.memory.device import META, StandIn
+from rlhf.memory.device import StandIn
+from rlhf.memory.operations import META
 from rlhf.memory.rehearse import PHASES
 from rlhf.recipe import StageName
 from tests.conftest import noted

@@ -561,7 +561,7 @@ def phase(flops: int, moved: int = 0, launched: int = 0, **components: int) -> P
 
 def sft_recipe(**changes) -> PinnedRecipe:
     """Toy data, whose lengths are not known: every row counts as the longest."""
-    base = {
+    base: recipe.Changes = {
         "sft.max_samples": 80,
         "sft.num_train_epochs": 1,
         "sft.per_device_train_batch_size": 4,

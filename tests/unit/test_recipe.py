@@ -217,7 +217,7 @@ def test_hw_resolves_to_the_newest_released_default(tmp_path):
 
 
 def test_layers_with_adapters():
-    def numbers(layers: object, count: int) -> list[int] | None:
+    def numbers(layers: str | list[int], count: int) -> list[int] | None:
         return recipe.load(CPU, {"lora.layers": layers}).recipe.lora.layer_numbers(count)
 
     assert numbers("all", 6) is None
@@ -230,7 +230,9 @@ def test_layers_with_adapters():
 
 def test_keys_that_older_runs_lack_change_nothing_at_their_defaults():
     settings = recipe.settings(recipe.load(CPU).recipe, "ppo")
-    assert "layers" not in settings["lora"] and "trunk" not in settings["hardware"]
+    lora, hardware = settings["lora"], settings["hardware"]
+    assert isinstance(lora, dict) and "layers" not in lora
+    assert isinstance(hardware, dict) and "trunk" not in hardware
     changed = recipe.settings(recipe.load(CPU, {"lora.layers": "upper_half", "hardware.trunk": "lean"}).recipe, "ppo")
     assert recipe.differences(settings, changed) == ["lora.layers"]
 
@@ -306,7 +308,7 @@ def test_published_figures_behind_a_broken_link_are_not_left_out(tmp_path, targe
 
 
 def test_the_keys_of_further_mistakes_are_named():
-    wrong = {"seed": -1, "ppo.lam": 7, "ppo.steps": -1, "sft.max_length": 0, "rm.margin": "x"}
+    wrong: recipe.Changes = {"seed": -1, "ppo.lam": 7, "ppo.steps": -1, "sft.max_length": 0, "rm.margin": "x"}
     with pytest.raises(UserError) as error:
         recipe.load(CPU, wrong)
     assert "\n" not in str(error.value)

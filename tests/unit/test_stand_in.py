@@ -16,7 +16,8 @@ import trl.trainer.utils
 from torch import nn
 from torch.profiler import record_function
 
-from rlhf.memory.device import KNOWN, META, StandIn
+from rlhf.memory.device import KNOWN, StandIn
+from rlhf.memory.operations import META
 from rlhf.memory.peaks import Peak
 from rlhf.models import random_base
 from rlhf.rollout import library_decoding

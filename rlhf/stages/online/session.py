@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -116,7 +115,7 @@ class Session:
                 state.restore(saved, checkpoint / "state.pt")
             self._saved = None  # frees its tensors
 
-    def phase(self, name: str) -> AbstractContextManager[Any]:
+    def phase(self, name: str) -> AbstractContextManager[None]:
         """Measure time and memory of a block under this name."""
         return self.telemetry.phase(name)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from pydantic import ConfigDict, Field
@@ -161,7 +161,7 @@ class TrainState:
 
         The order of prompts is not stored, because it is a function of seed and step.
         """
-        state: dict[str, Any] = {
+        state: dict[str, object] = {
             "step": self.step,
             "norm": tuple(self.norm),
             "kl_coef": self.kl_coef,
