@@ -11,7 +11,7 @@ from rlhf.memory.projection import CALIBRATED, SPREAD
 
 MIB = 1 << 20
 COLUMNS = (
-    "method",
+    "run",
     "maximum reserved, measured, MiB",
     "maximum reserved, predicted, MiB",
     "error of the maximum",
