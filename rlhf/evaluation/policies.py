@@ -25,14 +25,14 @@ EVALUATION_SEED = 7_000  # held-out sampling has another random stream than trai
 
 
 # (prompts, responses, the reward model's scores or None) -> rewards by name, and scores that replace the model's.
-RewardFunctions = Callable[[Sequence[Prompt], Sequence[str], Tensor | None], tuple[dict[str, Tensor], Tensor | None]]
+RewardFn = Callable[[Sequence[Prompt], Sequence[str], Tensor | None], tuple[dict[str, Tensor], Tensor | None]]
 
 
 @dataclass(frozen=True)
 class PolicySamples:
     """Responses of one policy to the same prompts, with their measures; per-response tensors (N,) on the CPU.
 
-    The responses to one prompt follow each other: N is prompts · `per_prompt`.
+    The responses to one prompt follow each other: N is prompts · `samples_per_prompt`.
     """
 
     texts: list[str]
@@ -41,7 +41,7 @@ class PolicySamples:
     kl: float  # nats per token to the reference, from full distributions at every response token
     scores: Tensor | None
     truths: Tensor | None
-    per_prompt: int = 1
+    samples_per_prompt: int = 1
     rewards: dict[str, Tensor] = field(default_factory=dict)  # of reward functions, by name
 
     def metrics(self) -> dict[str, float]:
@@ -79,15 +79,15 @@ def measure(
     *,
     seed: int,
     truth: bool,
-    per_prompt: int = 1,
-    judge: RewardFunctions | None = None,
+    samples_per_prompt: int = 1,
+    reward_fn: RewardFn | None = None,
 ) -> PolicySamples:
-    """Sample `per_prompt` responses to each prompt from a role and measure them.
+    """Sample `samples_per_prompt` responses to each prompt from a role and measure them.
 
-    `truth` adds the true reward of the toy world. `judge` adds the rewards of reward functions, and replaces the
+    `truth` adds the true reward of the toy world. `reward_fn` adds the rewards of functions, and replaces the
     scores.
     """
-    prompts = [prompt for prompt in prompts for _ in range(per_prompt)]
+    prompts = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
     ids, _ = codec.encode_prompts(prompts, sampling.max_prompt_length)
     with (
         working("evaluating on held-out prompts"),
@@ -112,8 +112,8 @@ def measure(
         truths = torch.tensor([toy.true_reward(p, t) for p, t in zip(prompt_texts, texts, strict=True)])
     rewards: dict[str, Tensor] = {}
     final_scores = scores.cpu() if shared.score_head is not None else None
-    if judge is not None:
-        rewards, final_scores = judge(prompts, texts, final_scores)
+    if reward_fn is not None:
+        rewards, final_scores = reward_fn(prompts, texts, final_scores)
     return PolicySamples(
         texts=texts,
         lengths=rollout.response_length.cpu(),
@@ -121,7 +121,7 @@ def measure(
         kl=divergence.item() / int(rollout.response_length.sum()),
         scores=final_scores,
         truths=truths,
-        per_prompt=per_prompt,
+        samples_per_prompt=samples_per_prompt,
         rewards=rewards,
     )
 
@@ -154,7 +154,7 @@ def gains_over_sft(before: PolicySamples, after: PolicySamples) -> dict[str, flo
             metrics[f"{name}_sft"] = old.mean().item()
             metrics[f"{name}_gain_sd"] = gain(old, new)
     if before.scores is not None and after.scores is not None:
-        metrics |= win_rate(after.scores - before.scores, after.per_prompt)
+        metrics |= win_rate(after.scores - before.scores, after.samples_per_prompt)
     return metrics
 
 
@@ -181,8 +181,8 @@ def further_metrics(before: PolicySamples, after: PolicySamples, gains: Mapping[
         return metrics
     if before.scores is not None and after.scores is not None:
         difference = (after.scores - before.scores).tolist()
-        won = per_prompt_means(torch.tensor(outcomes(difference), dtype=torch.float64), after.per_prompt)
-        longer = per_prompt_means((after.lengths - before.lengths).double(), after.per_prompt)
+        won = per_prompt_means(torch.tensor(outcomes(difference), dtype=torch.float64), after.samples_per_prompt)
+        longer = per_prompt_means((after.lengths - before.lengths).double(), after.samples_per_prompt)
         controlled = length_controlled_win_rate(won.tolist(), longer.tolist())
         assert controlled is not None
         metrics["ties_vs_sft"] = sum(d == 0 for d in difference) / len(difference)
@@ -193,21 +193,21 @@ def further_metrics(before: PolicySamples, after: PolicySamples, gains: Mapping[
     return metrics
 
 
-def per_prompt_means(values: Tensor, per_prompt: int) -> Tensor:
+def per_prompt_means(values: Tensor, samples_per_prompt: int) -> Tensor:
     """Return means (prompts,) of per-response values (N,).
 
     Responses to one prompt are not independent observations.
     """
-    return values.view(-1, per_prompt).mean(1)
+    return values.view(-1, samples_per_prompt).mean(1)
 
 
-def win_rate(differences: Tensor, per_prompt: int = 1) -> dict[str, float]:
+def win_rate(differences: Tensor, samples_per_prompt: int = 1) -> dict[str, float]:
     """Return the share of responses with the higher score, and the half-width of its 95 % interval (normal).
 
     Ties count half. Several responses to a prompt count as one observation, their mean.
     """
     won = torch.tensor(outcomes(differences.tolist()), dtype=torch.float64)
-    wins = per_prompt_means(won, per_prompt)
+    wins = per_prompt_means(won, samples_per_prompt)
     return {  # with 1.96, not stats.Z95: released recipes log this number
         "win_rate_vs_sft": wins.mean().item(),
         "win_rate_vs_sft_ci95": 1.96 * wins.std().item() / math.sqrt(len(wins)),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlhf.errors import UserError
 from rlhf.files import remove, replacing, sha256, sync, sync_tree, write_json
+from rlhf.recipe import StageName
 from rlhf.run import reader, records
 from rlhf.terminal import say
 
@@ -72,6 +73,12 @@ class Checkpoints:
 def checkpoint_step(folder: Path) -> int:
     """Return the step in the name of a checkpoint's folder."""
     return int(folder.name.split("-")[1])
+
+
+def require_usable(folder: Path, stage: StageName) -> None:
+    """Raise UserError if the best checkpoint of a stage is damaged."""
+    if problem := checkpoint_problem(folder):
+        raise UserError(f"{folder}, the best checkpoint, cannot be used: {problem}; set {stage}.adapter=last")
 
 
 def checkpoint_problem(folder: Path) -> str | None:

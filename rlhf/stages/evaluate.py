@@ -15,7 +15,7 @@ from rlhf.data.tokenize import Codec
 from rlhf.evaluation.likelihood import perplexity
 from rlhf.evaluation.policies import (
     PolicySamples,
-    RewardFunctions,
+    RewardFn,
     further_metrics,
     gains_over_base,
     gains_over_sft,
@@ -47,14 +47,14 @@ def run_stage(run: Run, device: torch.device) -> Result:
     corpus = load.load(run)
     codec = load_codec(run)
     trained = run.parents.trained_policies()
-    rewards = [
+    reward_sums = [
         RewardSum(stage, options, corpus.answers(), codec)
         for stage, options in recipe.online().items()
         if stage in trained and isinstance(options, Group)
     ]
     all_prompts = corpus.prompts("evaluate")
-    for functions in rewards:
-        all_prompts = functions.usable(all_prompts)
+    for reward_sum in reward_sums:
+        all_prompts = reward_sum.usable(all_prompts)
     prompts = all_prompts.heldout[: options.max_samples]
 
     settings = heldout_sampling(options)
@@ -83,8 +83,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
                 settings,
                 seed=recipe.seed,
                 truth=truth,
-                per_prompt=options.num_samples,
-                judge=_judge(rewards) if rewards else None,
+                samples_per_prompt=options.num_samples,
+                reward_fn=_reward_fn(reward_sums) if reward_sums else None,
             )
             shared.activate(role)
             perplexities[label] = perplexity(shared.base, scored, codec.pad_id, options.batch_size)
@@ -105,25 +105,25 @@ def run_stage(run: Run, device: torch.device) -> Result:
     return Result(metrics, telemetry.costs(), (codec.prompt_text(prompts[0]), texts))
 
 
-def _judge(rewards: Sequence[RewardSum]) -> RewardFunctions:
-    """Return the function that gives every reward of the policies' sections by name.
+def _reward_fn(reward_sums: Sequence[RewardSum]) -> RewardFn:
+    """Return the function that gives every reward of RLOO and GRPO by name.
 
-    Where two sections give one name to different functions, the name begins with the stage.
+    Where two stages give one name to different functions, the name begins with the stage.
     """
     written: dict[str, set[str]] = {}
-    for section in rewards:
-        for label, function in section.functions.items():
+    for reward_sum in reward_sums:
+        for label, function in reward_sum.functions.items():
             if function:
                 written.setdefault(label, set()).add(function.name)
 
-    def judge(prompts: Sequence[Prompt], texts: Sequence[str], scores: Tensor | None) -> tuple[ByName, Tensor | None]:
+    def rewards(prompts: Sequence[Prompt], texts: Sequence[str], scores: Tensor | None) -> tuple[ByName, Tensor | None]:
         by_name: ByName = {}
-        for section in rewards:
-            for label, numbers in section.judge(prompts, texts, scores)[0].items():
-                by_name[label if len(written[label]) == 1 else f"{section.stage}.{label}"] = numbers
+        for reward_sum in reward_sums:
+            for label, numbers in reward_sum.for_evaluation(prompts, texts, scores)[0].items():
+                by_name[label if len(written[label]) == 1 else f"{reward_sum.stage}.{label}"] = numbers
         return by_name, scores
 
-    return judge
+    return rewards
 
 
 def _demonstrations(codec: Codec, corpus: load.Corpus, options: Evaluate) -> list[tuple[list[int], int]]:
@@ -180,13 +180,13 @@ def _roles(policies: Sequence[PolicyName]) -> dict[AdapterName, StageName]:
 
 
 def _rows(
-    codec: Codec, prompts: Sequence[Prompt], samples: dict[str, PolicySamples], per_prompt: int
+    codec: Codec, prompts: Sequence[Prompt], samples: dict[str, PolicySamples], samples_per_prompt: int
 ) -> list[JsonObject]:
-    """Return a row for each prompt with every policy's answer; `per_prompt` numbered rows if that is above 1."""
+    """Return a row for each prompt with every policy's answer; with several samples a numbered row for each."""
     rows = []
-    for i, (prompt, number) in enumerate(itertools.product(prompts, range(per_prompt))):
+    for i, (prompt, number) in enumerate(itertools.product(prompts, range(samples_per_prompt))):
         row: JsonObject = {"prompt": codec.prompt_text(prompt)}
-        if per_prompt > 1:
+        if samples_per_prompt > 1:
             row["sample"] = number
         if codec.template != "hh":  # only a transcript can be parsed back into messages
             row["messages"] = [{"role": message.role, "content": message.content} for message in prompt]

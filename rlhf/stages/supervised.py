@@ -13,7 +13,6 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.models import weights as stored
 from rlhf.models.optimizer import page_states
@@ -23,7 +22,7 @@ from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
 from rlhf.recipe import Dialogues, Optimization
 from rlhf.run import reader, records
-from rlhf.run.checkpoints import checkpoint_problem, with_resume_advice
+from rlhf.run.checkpoints import require_usable, with_resume_advice
 from rlhf.run.directory import Run
 from rlhf.stages.trainer import RunTrainer
 
@@ -213,8 +212,7 @@ def _take_best(trainer: RunTrainer, run: Run) -> None:
     if options.adapter == "last" or best is None or best == trainer.state.global_step:
         return
     folder = run.checkpoints.of(best)
-    if problem := checkpoint_problem(folder):
-        raise UserError(f"{folder}, the best checkpoint, cannot be used: {problem}; set {run.stage}.adapter=last")
+    require_usable(folder, run.stage)
     model = trainer.accelerator.unwrap_model(trainer.model)
     best_weights = stored.tensors(folder / ADAPTER_FILE)
     stored.check_shapes(best_weights, stored.adapter_state(model), str(folder / ADAPTER_FILE))

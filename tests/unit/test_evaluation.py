@@ -196,7 +196,7 @@ def test_a_tie_is_half_a_win_and_the_interval_is_normal():
 
 def test_several_answers_to_a_prompt_are_one_observation():
     """Two answers to each of three prompts: wins 1 1, 0.5 0, 0 1 have the means 1, 0.25 and 0.5."""
-    found = win_rate(torch.tensor([0.3, 0.1, 0.0, -1.0, -2.0, 4.0]), per_prompt=2)
+    found = win_rate(torch.tensor([0.3, 0.1, 0.0, -1.0, -2.0, 4.0]), samples_per_prompt=2)
     mean = 1.75 / 3
     spread = math.sqrt(((1 - mean) ** 2 + (0.25 - mean) ** 2 + (0.5 - mean) ** 2) / 2)
     assert found["win_rate_vs_sft"] == pytest.approx(mean)

@@ -9,7 +9,7 @@ from rlhf.data.rows import Message
 from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
 from rlhf.recipe import Group, stage_name
-from rlhf.stages.evaluate import _judge
+from rlhf.stages.evaluate import _reward_fn
 from rlhf.stages.online import reward_functions as rewards
 from rlhf.stages.online.reward_sum import RewardSum
 from tests.conftest import grouped
@@ -189,6 +189,6 @@ def test_an_evaluation_keeps_functions_of_one_name_apart():
         options = grouped(stage, {"reward_funcs": funcs, "normalize_scores": False}).recipe.online()[stage_name(stage)]
         assert isinstance(options, Group)
         sections.append(RewardSum(stage_name(stage), options, {prompt: "b"}, codec))
-    by_name, _ = _judge(sections)([prompt], ["a b c d e"], None)
+    by_name, _ = _reward_fn(sections)([prompt], ["a b c d e"], None)
     assert by_name.keys() == {"rloo.length", "grpo.length", "exact_answer"}
     assert by_name["rloo.length"] != by_name["grpo.length"]

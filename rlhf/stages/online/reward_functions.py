@@ -40,7 +40,7 @@ CLOSING_MARKS = ".,;:!?"  # which exact_answer ignores at the end
 
 
 @dataclass(frozen=True)
-class Reward:
+class RewardFunction:
     """A reward function and how the recipe names it."""
 
     name: str
@@ -84,14 +84,14 @@ def labels(names: Sequence[str]) -> list[str]:
     return [name if (n := short[:i].count(name)) == 0 else f"{name}_{n + 1}" for i, name in enumerate(short)]
 
 
-def find(name: str, where: str) -> Reward:
+def find(name: str, where: str) -> RewardFunction:
     """Return the reward that a recipe names. Raises UserError, which begins with `where`, when there is none."""
     if ":" in name and re.fullmatch(r"[\w.]+:\w+", name):
         function: Function = _imported(name, where)
     else:
         function = _registered(name, where)
     required = inspect.signature(function).parameters.get("answer")
-    return Reward(name, function, required is not None and required.default is inspect.Parameter.empty)
+    return RewardFunction(name, function, required is not None and required.default is inspect.Parameter.empty)
 
 
 # -- named rewards -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from rlhf.data.load import Prompt, Split
 from rlhf.data.tokenize import Codec
 from rlhf.process import distributed
 from rlhf.recipe import MODEL_REWARD, Group, StageName
-from rlhf.stages.online import reward_functions as rewards
+from rlhf.stages.online import reward_functions
 
 ByName = dict[str, Tensor]  # a number (B,) for each response, by the name of the reward
 
@@ -22,10 +22,10 @@ class RewardSum:
 
     def __init__(self, stage: StageName, options: Group, answers: dict[Prompt, str], codec: Codec):
         self.stage, self.answers, self.codec = stage, answers, codec
-        labels = rewards.labels(options.reward_funcs)
+        labels = reward_functions.labels(options.reward_funcs)
         self.weights = dict(zip(labels, options.weights, strict=True))
         self.functions = {
-            label: None if name == MODEL_REWARD else rewards.find(name, f"{stage}.reward_funcs")
+            label: None if name == MODEL_REWARD else reward_functions.find(name, f"{stage}.reward_funcs")
             for label, name in zip(labels, options.reward_funcs, strict=True)
         }
 
@@ -63,7 +63,7 @@ class RewardSum:
         """Return the weighted sum (B,) of rewards."""
         return torch.stack([weight * by_name[label] for label, weight in self.weights.items()]).sum(0)
 
-    def judge(
+    def for_evaluation(
         self, prompts: Sequence[Prompt], texts: Sequence[str], model_scores: Tensor | None
     ) -> tuple[ByName, Tensor]:
         """Return the rewards of functions by name, and the weighted sum of all, for an evaluation."""

@@ -143,10 +143,12 @@ class Session:
         """Measure a role on held-out prompts; by default on those that choose checkpoints."""
         prompts = self.prompts.validation if prompts is None else prompts
         truth = self.recipe.data.has_true_reward
-        judge = self.reward_sum.judge if self.reward_sum else None
+        reward_fn = self.reward_sum.for_evaluation if self.reward_sum else None
         seed = self.recipe.seed
         with self.phase("evaluate"):
-            return measure(self.shared, role, self.codec, prompts, self.sampling, seed=seed, truth=truth, judge=judge)
+            return measure(
+                self.shared, role, self.codec, prompts, self.sampling, seed=seed, truth=truth, reward_fn=reward_fn
+            )
 
     def shard(self) -> None:
         """Divide the frozen layers among processes if the recipe says so."""

@@ -22,7 +22,7 @@ from rlhf.objectives.kl import adapt
 from rlhf.process import distributed
 from rlhf.recipe import OnlineOptions, StageName
 from rlhf.run import reader
-from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step
+from rlhf.run.checkpoints import checkpoint_step, require_usable
 from rlhf.run.directory import Run
 from rlhf.run.reader import reading
 from rlhf.run.records import Amount, Count, Number, Record
@@ -189,9 +189,7 @@ class TrainState:
 
     def take_policy(self, folder: Path) -> None:
         """Load the policy of another checkpoint of this run. Raises UserError when that is damaged."""
-        if problem := checkpoint_problem(folder):
-            way_out = f"set {self.stage}.adapter=last"
-            raise UserError(f"{folder}, the best checkpoint, cannot be used: {problem}; {way_out}")
+        require_usable(folder, self.stage)
         _copy(self.groups["policy"].parameters, read_state(folder).policy, f"{folder}/state.pt: policy")
 
 
