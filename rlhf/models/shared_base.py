@@ -37,13 +37,13 @@ from rlhf.models.weights import (
     reward_weights,
     set_adapter_state,
 )
-from rlhf.objectives.logprobs import EntropyMode
+from rlhf.objectives.logprobs import EntropyMode, TokenStatistics
 from rlhf.recipe import AdapterName, Role
 from rlhf.recipe.choices import CriticKind
 
 
 class SharedBase:
-    """Roles over one base model: `base` without an adapter, and one role for each of `adapters` (role -> its stage).
+    """Roles over one base: `base` without an adapter, and one role for each of `adapters` (role -> its folder).
 
     Only `trainable` roles get gradients. `lean`: hidden states come from rlhf/models/lean/ and not from the library.
     Raises UserError for a base that the lean trunk does not support.
@@ -204,16 +204,22 @@ class SharedBase:
         """Return the number of logits of a token."""
         return len(self.base.get_output_embeddings().weight)
 
-    def logprobs(
-        self, hidden: Tensor, rollout: Rollout, temperature: float, entropy: EntropyMode = "none"
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return log-probabilities (B, R) of the response tokens given `response_hidden`, and entropies (B, R) or None.
+    def logprobs(self, hidden: Tensor, rollout: Rollout, temperature: float) -> Tensor:
+        """Return log-probabilities (B, R) of the response tokens given `response_hidden`, 0 in masked slots."""
+        return self._statistics(hidden, rollout, temperature, "none").logp
 
-        As rlhf/models/output_layer.py describes.
-        """
-        few_sizes = self.lean_trunk is not None and self.lean_trunk.rounds
-        logp, entropies, _ = response_statistics(self.base, hidden, rollout, temperature, entropy, few_sizes=few_sizes)
+    def logprobs_and_entropies(
+        self, hidden: Tensor, rollout: Rollout, temperature: float, differentiable: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return `logprobs` and the entropies (B, R) in nats, which have a gradient if they are `differentiable`."""
+        mode: EntropyMode = "gradient" if differentiable else "value"
+        logp, entropies, _ = self._statistics(hidden, rollout, temperature, mode)
+        assert entropies is not None
         return logp, entropies
+
+    def _statistics(self, hidden: Tensor, rollout: Rollout, temperature: float, mode: EntropyMode) -> TokenStatistics:
+        few_sizes = self.lean_trunk is not None and self.lean_trunk.rounds
+        return response_statistics(self.base, hidden, rollout, temperature, mode, few_sizes=few_sizes)
 
     def values(self, hidden: Tensor) -> Tensor:
         """Return the values (B, R) of the states before each response token, float32."""

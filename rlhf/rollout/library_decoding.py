@@ -72,10 +72,10 @@ class LibraryDecoding(Decoding):  # rlhf/memory/seams.py replaces __init__ in a 
         slots = round_up(self.width + self.room, self.window_rule.whole)
         self.dtype = dtype_of(model)
         # Eager attention adds the mask to its scores; the others convert a mask to such a bias in every layer.
-        self.eager = model.config._attn_implementation == "eager"
-        self.bias = self.eager or FEW_KERNELS_BY_DEVICE[device.type]
+        self.prefill_uses_bias = model.config._attn_implementation == "eager"
+        self.step_uses_bias = self.prefill_uses_bias or FEW_KERNELS_BY_DEVICE[device.type]
         rope = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
-        self.capture = GRAPHS and uniforms.is_cuda and rope in GRAPH_SAFE_ROPE
+        self.captures = GRAPHS and uniforms.is_cuda and rope in GRAPH_SAFE_ROPE
         self.layers = [CacheLayer(slots, self.copies) for _ in range(model.config.num_hidden_layers)]
         self.cache = Cache(layers=[*self.layers])
         lengths = torch.tensor([len(p) for p in prompts for _ in range(self.copies)], device=device)
@@ -100,7 +100,7 @@ class LibraryDecoding(Decoding):  # rlhf/memory/seams.py replaces __init__ in a 
                 continue
             self.advance()
             ahead = min(self.room - 1 - step, self.layers[0].window - self.width - step)
-            if self.capture and ahead >= WORTH_A_GRAPH:  # the eager step above did the set-up that a capture must not
+            if self.captures and ahead >= WORTH_A_GRAPH:  # the eager step above did the set-up that a capture must not
                 graph = torch.cuda.CUDAGraph()
                 # Each graph has a separate memory pool. A shared pool outlives a dropped graph while a block in it
                 # lives, such as cuBLAS's workspace, and torch 2.11 asserts when the next capture enters it.
@@ -128,7 +128,7 @@ class LibraryDecoding(Decoding):  # rlhf/memory/seams.py replaces __init__ in a 
         if left > len(self.rows) // 2:
             return False
         read = sum(x[0, :, : layer.window].nbytes for layer in self.layers for x in (layer.keys, layer.values))
-        return not self.capture or read * (len(self.rows) - left) * (self.room - step) > CAPTURE_BYTES
+        return not self.captures or read * (len(self.rows) - left) * (self.room - step) > CAPTURE_BYTES
 
     def _drop_ended(self) -> None:
         rows = (~self.ended).nonzero().squeeze(1)
@@ -147,7 +147,7 @@ class LibraryDecoding(Decoding):  # rlhf/memory/seams.py replaces __init__ in a 
         elif self.sliding:
             mask = torch.ones(1, 1, self.width, self.width, dtype=torch.bool, device=ids.device).tril()
         positions = (real.cumsum(1) - 1).clamp(min=0)
-        masks = None if mask is None else self._masks(mask, None, self.eager)
+        masks = None if mask is None else self._masks(mask, None, self.prefill_uses_bias)
         self._draw(repeated(self._forward(ids, positions, masks), self.copies))
         self.slot = torch.tensor([self.width], device=ids.device)
         for layer in self.layers:
@@ -161,11 +161,11 @@ class LibraryDecoding(Decoding):  # rlhf/memory/seams.py replaces __init__ in a 
         window = self.layers[0].window
         slots = torch.arange(window, device=newest.device)
         mask = self.real[:, :window] & (slots < self.width + self.step)
-        masks = self._masks(mask[:, None, None], self.slot, self.bias)
+        masks = self._masks(mask[:, None, None], self.slot, self.step_uses_bias)
         self._draw(self._forward(newest, self.position, masks))
         self.slot += 1
 
-    def _masks(self, mask: Tensor, queries: Tensor | None, bias: bool) -> Tensor | dict[str, Tensor]:
+    def _masks(self, mask: Tensor, queries: Tensor | None, as_bias: bool) -> Tensor | dict[str, Tensor]:
         """Return the mask (B, 1, queries, slots) of every kind of attention layer: one, or one for each kind.
 
         `queries` are the slots of the new tokens, None for those of whole prompts. A layer with a sliding window reads
@@ -177,7 +177,7 @@ class LibraryDecoding(Decoding):  # rlhf/memory/seams.py replaces __init__ in a 
             slots = torch.arange(mask.shape[-1], device=mask.device)
             near = slots > (slots if queries is None else queries)[:, None] - self.sliding
             masks["sliding_attention"] = mask & near
-        if bias:
+        if as_bias:
             masks = {kind: self._as_bias(x) for kind, x in masks.items()}
         if not self.sliding:
             return masks["full_attention"]

@@ -83,7 +83,7 @@ def _fit(
     device: torch.device,
     telemetry: Telemetry,
 ) -> None:
-    """Train and write the adapter; the model is gone from memory when this returns."""
+    """Train and write the adapter. Only this function holds the model, so that `free_memory` can free it afterwards."""
     recipe = run.loaded.recipe
     batch = 2 * recipe.dpo.per_device_train_batch_size
     torch.manual_seed(recipe.seed)
@@ -141,7 +141,7 @@ def preference_accuracy(
             logp = {}
             for role in ("policy", "reference"):
                 with shared.role(role):
-                    logp[role] = shared.logprobs(shared.response_hidden(batch), batch, 1.0)[0].sum(1)
+                    logp[role] = shared.logprobs(shared.response_hidden(batch), batch, 1.0).sum(1)
             gain[index.cpu()] = (logp["policy"] - logp["reference"]).float().cpu()
         gains.append(gain)
     return accuracy(gains[0] - gains[1])

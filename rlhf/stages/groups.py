@@ -32,7 +32,6 @@ from rlhf.objectives.groups import (
     token_weights,
 )
 from rlhf.objectives.kl import estimate as estimate_kl
-from rlhf.objectives.logprobs import EntropyMode
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.objectives.rewards import shape_scores
 from rlhf.observe.console import Bar
@@ -248,9 +247,9 @@ class Learner:
         weights = token_weights(mask, options.loss_type, responses, token_count, options.max_completion_length)
         per_token = 1 / token_count.clamp(min=1)  # weight of a token in a mean over the minibatch
         hidden = self.shared.response_hidden(micro.rollout)
-        entropy_mode: EntropyMode = "gradient" if options.entropy_coef else "value"
-        logp, entropy = self.shared.logprobs(hidden, micro.rollout, options.temperature, entropy_mode)
-        assert entropy is not None
+        logp, entropy = self.shared.logprobs_and_entropies(
+            hidden, micro.rollout, options.temperature, differentiable=options.entropy_coef > 0
+        )
         log_ratio = log_ratios(logp, micro.logp, mask, options.importance_sampling_level)
         high = options.epsilon if options.epsilon_high is None else options.epsilon_high
         loss, sums = clipped_loss(log_ratio, micro.advantages, weights, mask, options.epsilon, high)

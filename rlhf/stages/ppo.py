@@ -27,7 +27,6 @@ from rlhf.data.batch import Rollout, TrainingBatch
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.gae import gae
 from rlhf.objectives.kl import estimate as estimate_kl
-from rlhf.objectives.logprobs import EntropyMode
 from rlhf.objectives.losses import Stats, ppo_policy_loss, ppo_value_loss
 from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero_pads
 from rlhf.objectives.rewards import shape_rewards, shape_scores
@@ -252,9 +251,9 @@ class Learner:
     def _policy_loss(self, micro: Batch, hidden: Tensor) -> tuple[Tensor, Stats]:
         """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them."""
         options, mask = self.options, micro.rollout.mask
-        entropy_mode: EntropyMode = "gradient" if options.entropy_coef else "value"
-        logp, entropy = self.shared.logprobs(hidden, micro.rollout, options.temperature, entropy_mode)
-        assert entropy is not None
+        logp, entropy = self.shared.logprobs_and_entropies(
+            hidden, micro.rollout, options.temperature, differentiable=options.entropy_coef > 0
+        )
         loss, clipping = ppo_policy_loss(logp, micro.logp, micro.advantages, mask, options.cliprange)
         mean_entropy = masked_mean(entropy, mask)
         stats = {

@@ -176,7 +176,7 @@ def test_rows_are_dropped_for_a_capture_only_if_they_save_one(model, monkeypatch
     assert decoding.layers[0].window == 60
     assert not decoding._worth_dropping(10, 5)
     assert decoding._worth_dropping(10, 4)
-    decoding.capture = True
+    decoding.captures = True
     saved = 384 * 60 * 4 * 30  # four rows in 30 steps
     monkeypatch.setattr("rlhf.rollout.library_decoding.CAPTURE_BYTES", saved - 1)
     assert decoding._worth_dropping(10, 4)

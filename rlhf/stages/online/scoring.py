@@ -63,7 +63,7 @@ def with_lower_states(shared: SharedBase, rollout: Rollout, rows_at_once: int) -
 
 def logprobs_of_tokens(shared: SharedBase, temperature: float) -> TokenFn:
     """Return the function for `per_token` that gives log-probabilities of the response tokens."""
-    return lambda micro_batch, hidden: shared.logprobs(hidden, micro_batch, temperature)[0]
+    return lambda micro_batch, hidden: shared.logprobs(hidden, micro_batch, temperature)
 
 
 def values_of_tokens(shared: SharedBase) -> TokenFn:
