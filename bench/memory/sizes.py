@@ -100,7 +100,7 @@ def table(content: Mapping[str, Any]) -> str:
     for size in SIZES:
         cells = " | ".join(f"{needs[size.name][stage] / GB:.1f}" for stage in STAGES)
         lines.append(f"| {size.name} | {size.billions:.1f} | {cells} |")
-    lines += ["", "| card | largest model whose PPO fits | needs, GB | of |", "| --- | --- | ---: | ---: |"]
+    lines += ["", "| card | largest model whose PPO fits | needs, GB | card, GB |", "| --- | --- | ---: | ---: |"]
     for card, mebibytes in CARDS.items():
         best = largest(needs, "ppo", mebibytes)
         name, need = (best.name, f"{needs[best.name]['ppo'] / GB:.1f}") if best else ("none of these", "")
