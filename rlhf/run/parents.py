@@ -91,12 +91,17 @@ class Parents:
         """Return advice where the stage in `path` was made with other values of `keys`."""
         if path.parent != self.root:
             return f"run {path.name} below {self.root} too, or choose other --reuse (make: REUSE=…)"
-        if path.name != self.stage and self.stage in REMADE:  # stages that only read it
-            return f"repeat that run's own settings: {other_settings.way_back(keys, made, path)}"
-        return self.another_place()
+        own = f"repeat that run's own settings: {other_settings.way_back(keys, made, path)}"
+        if path.name == self.stage:
+            return f"{own}; or {self.another_place()}"
+        if self.stage in REMADE:  # it only reads the other stage
+            return own
+        return f"{own}; or choose another --out (make: OUT=…), where all stages are run anew"
 
     def another_place(self) -> str:
-        """Return advice where a finished directory is in the way: earlier stages need not be run again elsewhere."""
+        """Return advice where a finished directory is in the way. Parents of our settings can be used elsewhere."""
         out = self.root.parents[1]
-        reuse = f", with --reuse {out} (make: REUSE={out}) for earlier stages" if self.hashes() else ""
+        finished = self.hashes()
+        reusable = finished and all(self.has_our_settings(read_manifest(self.folder(name)), name) for name in finished)
+        reuse = f", with --reuse {out} (make: REUSE={out}) for earlier stages" if reusable else ""
         return f"choose another --out (make: OUT=…){reuse}; or move that directory away"

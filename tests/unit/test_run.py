@@ -74,10 +74,14 @@ def test_a_finished_run_of_other_settings_is_never_reused_or_overwritten(tmp_pat
     started(tmp_path).finish({}, COSTS)
     before = (tmp_path / "cpu-tiny/v1/sft/summary.json").read_bytes()
     with pytest.raises(
-        UserError, match=r"sft was made with sft.learning_rate 0.002 \(asked for: 0.5\); choose another"
+        UserError,
+        match=r"sft was made with sft.learning_rate 0.002 \(asked for: 0.5\); repeat that run's own settings: "
+        r"--set sft.learning_rate=0.002; or choose another",
     ):
         Run(tmp_path, small(sft__learning_rate=0.5), "sft").done()
-    with pytest.raises(UserError, match=r"made with sft.learning_rate 0.002 \(asked for: 0.5\)"):
+    with pytest.raises(
+        UserError, match=r"=0.002; or choose another --out \(make: OUT=…\), where all stages are run anew$"
+    ):
         Run(tmp_path, small(sft__learning_rate=0.5), "rm").parents.require("sft")
     assert Run(tmp_path, small(ppo__kl_coef=0.5), "sft").done() is not None  # PPO's keys do not concern SFT
     assert (tmp_path / "cpu-tiny/v1/sft/summary.json").read_bytes() == before
@@ -135,6 +139,8 @@ def test_a_stage_in_the_way_of_another_names_how_to_keep_the_earlier_ones(tmp_pa
     kept = rf"choose another --out \(make: OUT=…\), with --reuse {tmp_path} \(make: REUSE={tmp_path}\) for earlier"
     with pytest.raises(UserError, match=kept):
         Run(tmp_path, small(sft__learning_rate=0.5), "sft").done()
+    with pytest.raises(UserError, match=r"choose another --out \(make: OUT=…\); or move that directory away$"):
+        Run(tmp_path, other, "sft").done()  # pretrain is of other settings too, and could not be reused
 
 
 def test_a_process_that_is_not_the_main_one_writes_nothing(tmp_path):
