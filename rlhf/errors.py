@@ -1,7 +1,5 @@
 """The one exception for what a user can put right. `rlhf/cli/guard.py` turns it into one line on stderr."""
 
-from pathlib import Path
-
 
 class UserError(Exception):
     """Bad data, a bad recipe or option, a damaged file: something that the person at the keyboard can put right.
@@ -17,15 +15,3 @@ class UserError(Exception):
 
 class OptionError(UserError):
     """A mistake in the command itself: an option names what does not exist, or has the wrong form. Exit code 2."""
-
-
-class ParentMissing(UserError):
-    """An earlier stage has to be run first."""
-
-    def __init__(self, stage: str, parent: str, path: Path, begun: bool):
-        state = "did not finish" if begun else "has not been run"
-        default = Path("runs", *path.parts[-3:])
-        is_there = default != path and (default / "summary.json").exists()
-        hint = "; there is one in runs: --reuse runs, make: REUSE=runs" if is_there else ""
-        super().__init__(f"{stage} needs {parent}, which {state} ({path}{hint})")
-        self.stage, self.parent, self.begun = stage, parent, begun

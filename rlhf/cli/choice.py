@@ -19,6 +19,10 @@ from rlhf.terminal import say
 
 KEY = "rlhf.recipes"  # key of a command's --recipe-root in click's context
 RANDOM_PAIRS = 4000  # stand-in dialogues for random weights
+NAMED_BY = {  # keys that say where data and weights are, by the option that sets them
+    "data": {"data.source", "data.files"},
+    "weights": {"model.source", "model.name", "model.revision"},
+}
 NAMES_RECIPE = ("hw", "directory", "changes")  # parameters of a command
 
 Command = Callable[..., None]
@@ -51,13 +55,20 @@ class Choice:
         exclude each other, and UserError if the recipe itself is wrong.
         """
         directory, data = self._directory(), (*self.data, *more_data)
+        recipe.load(directory)  # a mistake in the file is none of the options
         with _of_options():
             changes = recipe.parse_overrides(self.changes)
+        seed = self._seed(changes)
+        for option, keys in NAMED_BY.items():
+            if getattr(self, option) and (twice := keys & changes.keys()):
+                raise OptionError(f"--set {min(twice)}: --{option} sets this key too; leave one of them out")
         overrides: recipe.Changes = {}
         if self.weights == "random":
             if data:
                 raise click.UsageError("--weights random brings stand-in dialogues of its own: leave out --data")
-            overrides |= recipe.with_random_weights(recipe.load(directory, changes).recipe, RANDOM_PAIRS, "hh")
+            with _of_options():
+                changed = recipe.load(directory, changes).recipe
+            overrides |= recipe.with_random_weights(changed, RANDOM_PAIRS, "hh")
         elif self.weights is not None:
             folder = str(Path(self.weights).resolve())
             if not Path(folder, "config.json").is_file():
@@ -71,12 +82,21 @@ class Choice:
         if data:
             files = [str(Path(file).resolve()) for file in data]
             overrides |= {"data.source": "files", "data.files": files, "data.format": "auto"}
-        recipe.load(directory)  # a mistake in the file is none of the options
         with _of_options():
-            loaded = recipe.load(directory, overrides | changes, self.seed)
+            loaded = recipe.load(directory, overrides | changes, seed)
         if self.hw is not None:
             announce_version(loaded)
         return loaded
+
+    def _seed(self, changes: recipe.Changes) -> int | None:
+        """Take a seed out of the changes, because another seed is none. Raises OptionError if --seed is given too."""
+        seed = changes.get("seed")
+        if not isinstance(seed, int):
+            return self.seed
+        if self.seed is not None:
+            raise OptionError("--set seed and --seed both set the seed; leave one of them out")
+        del changes["seed"]
+        return seed
 
     def _directory(self) -> Path:
         """Return the recipe's folder, from --recipe or --hw. Raises OptionError, UserError or UsageError."""

@@ -75,6 +75,7 @@ STAGE_COLUMNS = (
     "cost",
 )
 WIDE_ONLY = ("reserved", "published", "hours at limit")  # columns that a narrow terminal has no room for
+CARD_ONLY = ("needs", "reserved")  # on a CPU both would be the peak
 EXPLAINED = {
     "peak": "what torch allocates",
     "needs": "what the card must have: peak, gaps, paged states and the driver",
@@ -85,11 +86,13 @@ EXPLAINED = {
 
 
 def stage_table(plan: Plan, wide: bool) -> tuple[list[str], list[list[str]]]:
-    """Return the columns and rows of the table of stages: without empty costs, and if not `wide` the most important."""
+    """Return the columns and rows of the table of stages, without empty columns, and those for a wide terminal."""
     rows = stage_rows(plan)
-    priced = any(row[-1].startswith("$") for row in rows)
-    left_out = {*(() if wide else WIDE_ONLY), *(() if priced else ("cost",))}
-    kept = [index for index, column in enumerate(STAGE_COLUMNS) if column not in left_out]
+    on_card = any(planned.in_memory_of == "cuda" for planned in plan.stages.values())
+    left_out = {*(() if wide else WIDE_ONLY), *(() if on_card else CARD_ONLY)}
+    by_column = dict(zip(STAGE_COLUMNS, zip(*rows, strict=True), strict=True))
+    empty = {column for column, cells in by_column.items() if {*cells} <= {"-", ""}}
+    kept = [index for index, column in enumerate(STAGE_COLUMNS) if column not in left_out | empty]
     return [STAGE_COLUMNS[index] for index in kept], [[row[index] for index in kept] for row in rows]
 
 
@@ -244,10 +247,15 @@ def show_fits(loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool) ->
             f"{', '.join(settings.too_large)}: nothing fits {gb(limit)} GB; shorter rows are left to you: max_length, "
             "max_prompt_length, response_length"
         )
-    if not as_json:
-        chain = "for every stage alike, so that they build on each other" if len(settings.stages) > 1 else "to be set"
-        console.OUT.print(f"{chain}:")
-        console.OUT.print(_assignments(loaded.overrides | settings.changes), soft_wrap=True, markup=False)
+    if as_json:
+        return
+    changes = loaded.overrides | settings.changes
+    if not changes:
+        console.OUT.print("these are the recipe's own settings: nothing is to be changed")
+        return
+    chain = "for every stage alike, so that they build on each other" if len(settings.stages) > 1 else "to be set"
+    console.OUT.print(f"{chain}:")
+    console.OUT.print(_assignments(changes), soft_wrap=True, markup=False)
 
 
 def _assignments(changes: Mapping[str, JsonValue]) -> str:

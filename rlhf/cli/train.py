@@ -21,7 +21,7 @@ from rlhf.cli.choice import (
     typed_options,
 )
 from rlhf.cli.options import LARGEST_SEED, PRICE, Stage
-from rlhf.errors import ParentMissing, UserError
+from rlhf.errors import OptionError, UserError
 from rlhf.memory.predict import Predictor
 from rlhf.memory.preflight import require_fit
 from rlhf.observe import console, tracking, watch
@@ -29,6 +29,7 @@ from rlhf.process import distributed, endings, launching
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run.directory import Run
 from rlhf.run.finished import read_summary
+from rlhf.run.parents import ParentMissing
 from rlhf.run.records import Summary
 from rlhf.stages import runner
 from rlhf.stages.result import Result
@@ -254,7 +255,7 @@ def list_recipes() -> None:
     rows = []
     root = recipes_root()
     if not recipe.available(root):
-        raise UserError(recipe.no_recipes(root))
+        raise OptionError(recipe.no_recipes(root))
     for directory in recipe.available(root):
         keys = recipe.load(directory).recipe
         default = "default" if keys.default and recipe.resolve(keys.hardware.name, root) == directory else ""

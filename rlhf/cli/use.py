@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from rlhf import report as reporting
-from rlhf.cli.choice import RUN_HELP, Choice, chooses_recipe
+from rlhf.cli.choice import NAMES_RECIPE, RUN_HELP, Choice, chooses_recipe, typed_options
 from rlhf.cli.options import OUTPUT, PRICE, existing_files, refuse_inputs, run_directories, run_directory
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
@@ -107,6 +107,8 @@ def report(choice: Choice, roots: Sequence[Path], out: Path, to: Path | None, pr
 
     ROOTS are run directories, <out>/<recipe>/<version>. Without them --hw or --recipe names the run.
     """
+    if roots and typed_options(only=(*NAMES_RECIPE, "out")):
+        raise click.UsageError("run directories, or --hw, --recipe and --out name the runs: leave one of them out")
     if not roots:
         loaded = choice.load()
         roots = [out / loaded.name / loaded.version]

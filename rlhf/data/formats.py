@@ -99,7 +99,9 @@ RECIPE_ADVICE = Advice(
     'Repair it, or leave such rows out: --set data.on_bad_row=skip (make: SET="data.on_bad_row=skip")',
     "Name it (--set data.format=...) or repair the file",
 )
-CONVERT_ADVICE = Advice("Leave such rows out with --skip-bad-rows", "Repair the file, or correct --rename")
+CONVERT_ADVICE = Advice(
+    "Leave such rows out with --skip-bad-rows", "Repair the file, or rename its columns with --rename OLD=NEW"
+)
 CHECK_ADVICE = Advice("Repair the row", "Repair the file")
 
 

@@ -19,7 +19,7 @@ from rlhf.errors import UserError
 from rlhf.files import read_intact_lines
 from rlhf.observe import console
 from rlhf.run import reader
-from rlhf.run.finished import read_manifest, read_summary, stage_folder, verified
+from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, stage_folder
 from rlhf.run.outcomes import Answer, Details
 from rlhf.terminal import harmless
 
@@ -79,9 +79,7 @@ def load(root: Path, stage: PolicyLabel, scored: Path | None = None) -> PolicyEv
     Raises UserError without a finished evaluation of that policy, and for scores of other answers.
     """
     folder = root / "evaluate"
-    if not (folder / "summary.json").is_file():
-        raise UserError(f"{folder}: no finished evaluation; first `rlhf run evaluate` (make: evaluate)")
-    summary, manifest = verified(root, "evaluate"), read_manifest(folder)
+    summary, manifest = finished_evaluation(root), read_manifest(folder)
     answers = _answers(folder / "samples.jsonl", stage)
     rm_summary = read_summary(stage_folder(root, "rm"))
     adapter_hash = rm_summary.result_sha256.get("adapter/adapter_model.safetensors") if rm_summary else None

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
 from rlhf.recipe import POLICIES
-from rlhf.run.finished import verified
+from rlhf.run.finished import finished_evaluation
 from rlhf.run.outcomes import SampleLine
 from rlhf.run.reader import read_lines
 from rlhf.terminal import harmless
@@ -57,9 +57,7 @@ def pair_answers(root: Path, a: str | None = None, b: str | None = None) -> Pair
     evaluation, without such policies, and if all answers are equal.
     """
     folder = root / "evaluate"
-    if not (folder / "summary.json").is_file():
-        raise UserError(f"{folder}: no finished evaluation; first `rlhf run evaluate` (make: evaluate)")
-    verified(root, "evaluate")
+    finished_evaluation(root)
     rows = read_lines(folder / "samples.jsonl", SampleLine)
     if not rows:
         raise UserError(f"{folder / 'samples.jsonl'}: no samples there")

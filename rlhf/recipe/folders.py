@@ -32,7 +32,7 @@ def available(root: Path) -> list[Path]:
 def resolve(hardware: str, root: Path) -> Path:
     """Return the newest released version of the default recipe of `hardware`; its newest draft if none is released.
 
-    Raises UserError if there is no default recipe, or more than one.
+    Raises OptionError if there is no default recipe, and UserError if there is more than one.
     """
     names: set[str] = set()
     defaults: set[str] = set()
@@ -48,7 +48,7 @@ def resolve(hardware: str, root: Path) -> Path:
         raise UserError(f"--hw {hardware}: {listing} are both its default; set default: false in one, or use --recipe")
     if not by_status:
         if not names:
-            raise UserError(no_recipes(root))
+            raise OptionError(no_recipes(root))
         nearest = difflib.get_close_matches(hardware, names, 3, 0.4)
         hint = f"nearest: {', '.join(nearest)}" if nearest else f"hardware there: {', '.join(sorted(names))}"
         raise OptionError(f"--hw {hardware}: no default recipe in {root}; {hint}")

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from rlhf import recipe as recipes
-from rlhf.errors import ParentMissing, UserError
+from rlhf.errors import UserError
 from rlhf.files import finite, free_name, sha256, sync_tree, write_json
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run import reader, records
@@ -36,7 +36,7 @@ from rlhf.run.finished import (
 from rlhf.run.lock import locked, make_root
 from rlhf.run.logs import LOGS, Logs
 from rlhf.run.measured import comparable_values, figure_record, figures
-from rlhf.run.parents import Parents
+from rlhf.run.parents import ParentMissing, Parents
 from rlhf.run.provenance import code_version, package_versions
 from rlhf.run.records import SCHEMA
 from rlhf.terminal import say

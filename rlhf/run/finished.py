@@ -73,6 +73,14 @@ def verified(root: Path, stage: StageName) -> records.Summary:
     return summary
 
 
+def finished_evaluation(root: Path) -> records.Summary:
+    """Return the summary of a run's evaluation. Raises UserError unless it is finished and unchanged."""
+    if not (root / "evaluate" / "summary.json").is_file():
+        way_out = "first `rlhf run evaluate --with-parents` with the options of the run (make: evaluate)"
+        raise UserError(f"{root / 'evaluate'}: no finished evaluation; {way_out}")
+    return verified(root, "evaluate")
+
+
 def check_result(path: Path, summary: records.Summary, largest: int | None = None) -> None:
     """Compare the files of a stage's result with the hashes in its summary. Raises UserError.
 

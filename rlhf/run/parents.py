@@ -5,11 +5,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlhf import recipe as recipes
-from rlhf.errors import ParentMissing, UserError
+from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.recipe import PinnedRecipe, PolicyName, StageName
 from rlhf.run import other_settings, records
 from rlhf.run.finished import REMADE, read_manifest, stage_folder, verified
+
+
+class ParentMissing(UserError):
+    """An earlier stage has to be run first."""
+
+    def __init__(self, stage: str, parent: str, path: Path, begun: bool):
+        state = "did not finish" if begun else "has not been run"
+        default = Path("runs", *path.parts[-3:])
+        is_there = default != path and (default / "summary.json").exists()
+        hint = "; there is one in runs: --reuse runs, make: REUSE=runs" if is_there else ""
+        super().__init__(f"{stage} needs {parent}, which {state} ({path}{hint})")
+        self.stage, self.parent, self.begun = stage, parent, begun
 
 
 class Parents:

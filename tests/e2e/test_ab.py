@@ -363,7 +363,10 @@ def test_equal_answers_are_left_out_and_the_policies_are_chosen(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--out", "nowhere"], "no finished evaluation; first `rlhf run evaluate` (make: evaluate)"),
+        (
+            ["--out", "nowhere"],
+            "no finished evaluation; first `rlhf run evaluate --with-parents` with the options of the",
+        ),
         (["--b", "dpo"], "no answers of 'dpo'; it has those of sft, ppo"),
         (["--b", "sft"], "sft against itself"),
         (["--rater", "a b"], "up to 40 letters"),

@@ -124,7 +124,9 @@ def test_perplexity_of_another_tokenizer_has_no_difference(tmp_path):
 
 def test_what_is_not_there_is_named(tmp_path):
     a = a_run(tmp_path / "a", [("p", [says(0)])])
-    with pytest.raises(UserError, match=r"nowhere/evaluate: no finished evaluation; first `rlhf run evaluate`"):
+    with pytest.raises(
+        UserError, match=r"nowhere/evaluate: no finished evaluation; first `rlhf run evaluate --with-parents` with"
+    ):
         comparison.load(tmp_path / "nowhere", "ppo")
     with pytest.raises(UserError, match=r"samples.jsonl:1: no answer of dpo; choose --stage from: ppo"):
         comparison.load(a, "dpo")

@@ -19,7 +19,8 @@ import pytest
 import rlhf as package
 from rlhf import cli, recipe
 from rlhf.cli import overview
-from rlhf.errors import UserError
+from rlhf.cli.choice import Choice
+from rlhf.errors import OptionError, UserError
 from rlhf.observe import console, tracking
 from rlhf.process import distributed
 from rlhf.recipe import POLICIES
@@ -144,6 +145,35 @@ def test_a_bad_command_is_explained(command, arguments, message):
     assert code == 2
     assert message in " ".join(err.split())
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("run sft --hw cpu --data {file} --set data.files=[x.jsonl]", "--set data.files: --data sets this key too"),
+        ("run sft --hw cpu --weights random --set model.source=hub", "--set model.source: --weights sets this key too"),
+        ("run sft --hw cpu --set seed=5 --seed 6", "--set seed and --seed both set the seed; leave one of them out"),
+        ("run sft --hw cpu --weights random --set sft.max_stepss=1", "nearest: sft.max_steps"),
+        ("report {folder} --hw cpu", "leave one of them out"),
+        ("report {folder} --out elsewhere", "leave one of them out"),
+        ("recipes --recipe-root {folder}", "no recipes there"),
+        ("plan --hw cpu --recipe-root {folder}", "no recipes there"),
+    ],
+)
+def test_of_two_options_none_is_dropped_silently(command, tmp_path, arguments, message):
+    (tmp_path / "rows.jsonl").write_text(LINE)
+    code, out, err = command(*arguments.format(file=tmp_path / "rows.jsonl", folder=tmp_path).split())
+    assert (code, out) == (2, "")
+    assert message in " ".join(err.split()) and "Traceback" not in err
+
+
+def test_a_seed_among_the_changes_is_no_change():
+    """A released recipe is meant to be run with several."""
+    loaded = Choice(directory=RECIPE, changes=("seed=5", "sft.max_steps=2")).load()
+    assert loaded.recipe.seed == 5 and loaded.overrides == {"sft.max_steps": 2}
+    assert not Choice(directory=RECIPE, changes=("seed=5",)).load().modified
+    with pytest.raises(OptionError, match="seed = 'few': input should be a valid integer"):
+        Choice(directory=RECIPE, changes=("seed=few",)).load()
 
 
 def test_a_mistake_in_a_recipe_s_file_is_none_of_the_command(command, tmp_path):

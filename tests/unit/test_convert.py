@@ -126,7 +126,7 @@ def test_the_commands_advise_what_they_can_do(tmp_path, monkeypatch, capsys):
     typed = ("data", "convert", file, "--rename", "typo=text", "--to", tmp_path / "b.jsonl")
     code, _, err = rlhf(monkeypatch, capsys, *typed)
     assert code == 1 and "--skip-bad-rows" not in err, "no row has that column"
-    assert "The next 2 rows are malformed too. Repair the file, or correct --rename" in err
+    assert "The next 2 rows are malformed too. Repair the file, or rename its columns with --rename OLD=NEW" in err
     most = write(tmp_path / "c.jsonl", {"id": 1}, {"id": 2}, ROWS["text"])
     for words in (("data", "check", most), ("data", "show", most)):
         code, _, err = rlhf(monkeypatch, capsys, *words)

@@ -153,7 +153,7 @@ def test_a_plan_as_tables(command, small, tmp_path):
     assert code == 0
     assert "predicted peak of each phase" in out
     assert "train" in out and "rollout" not in out
-    code, out, _ = command("plan", "--recipe", small, "--stage", "sft", "--set", "seed=0", "--json")
+    code, out, _ = command("plan", "--recipe", small, "--stage", "sft", "--set", "sft.max_steps=9", "--json")
     assert json.loads(out)["modified"] is True
     assert not [*tmp_path.iterdir()]
 
@@ -394,10 +394,10 @@ def test_loading_must_fit_too():
 
 def test_what_was_given_is_part_of_the_settings_that_are_printed(command, predict, small):
     loaded = recipe.load(small)
-    code, out, _ = command("plan", "--recipe", small, "--stage", "rm", "--set", "seed=3", "--fit", "9GB")
+    code, out, _ = command("plan", "--recipe", small, "--stage", "rm", "--set", "rm.max_steps=3", "--fit", "9GB")
     line = next(line for line in out.splitlines() if "make: SET=" in line)
     keys = shlex.split(line.partition("SET=")[2])[0].split()
-    assert (code, keys[0]) == (0, "seed=3")
+    assert (code, keys[0]) == (0, "rm.max_steps=3")
     assert recipe.parse_overrides(keys[1:]) == fit.fit(predict, loaded, ("rm",), 9 * 10**9).changes
     words = shlex.split(next(line for line in out.splitlines() if "rlhf: --set" in line))[1:]
     assert words == [word for key in keys for word in ("--set", key)]

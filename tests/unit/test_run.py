@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from rlhf import recipe
-from rlhf.errors import ParentMissing, UserError
+from rlhf.errors import UserError
 from rlhf.files import read_intact_lines, read_json, write_json
 from rlhf.observe import console
 from rlhf.rating.store import current_ratings
 from rlhf.run import other_settings
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import Run
+from rlhf.run.parents import ParentMissing
 from rlhf.run.records import Costs, Summary
 from tests.conftest import RECIPE, SMALL, content_of, one_line_of, rlhf, small
 
