@@ -91,7 +91,7 @@ TEST_ARGS ?=
 STAGES  := pretrain sft rm ppo rloo grpo dpo evaluate merge
 TARGETS := help help-all setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-peer-supervised bench-memory bench-outside budgets results-index test fuzz lint docs lock clean
 
-export RLHF_VRAM_CAP := $(VRAM_CAP)
+export RLHF_VRAM_CAP := $(or $(VRAM_CAP),$(RLHF_VRAM_CAP))
 export PROMPT RESPONSE # the shell of `make score` reads them from there, whatever quotes they hold
 .PHONY: $(TARGETS)
 .DEFAULT_GOAL := help
@@ -109,9 +109,14 @@ $(foreach v,$(filter-out $(known),$(given)),$(error there is no variable '$v'. `
 # A switch with a misspelt value would be off.
 $(foreach v,RESUME SUMMARY,$(if $(filter-out 1 yes true 0 no false,$($v)),$(error $v=$($v): write 1 or 0 (yes, true, no and false mean the same))))
 
-# `make judge` would install before it missed these.
+# make would install before `rlhf` refused these.
 $(foreach t,$(filter data-check data-show,$(MAKECMDGOALS)),$(if $(DATA),,$(error $t needs DATA="file ...")))
+$(if $(filter score,$(MAKECMDGOALS)),$(if $(or $(FILES),$(and $(PROMPT),$(RESPONSE))),,$(error score needs PROMPT="..." and RESPONSE="...", or FILES="file ...")))
 $(if $(filter judge,$(MAKECMDGOALS)),$(if $(and $(URL),$(MODEL)),,$(error judge needs URL=http://HOST:PORT/v1 and MODEL=NAME, the judging model's)))
+
+$(if $(filter-out tensorboard trackio wandb none,$(REPORT_TO)),$(error REPORT_TO=$(REPORT_TO): tensorboard, trackio or wandb))
+$(if $(filter-out base sft ppo rloo grpo dpo merge,$(STAGE)),$(error STAGE=$(STAGE): base, sft, ppo, rloo, grpo, dpo or merge))
+$(if $(word 2,$(SEED))$(shell printf %s '$(SEED)' | tr -d 0-9),$(error SEED=$(SEED): one whole number; several are SEEDS="0 1", for `make reproduce`))
 
 # `make serve` would merge before it refused a port.
 ifneq ($(PORT),8000)
@@ -216,7 +221,7 @@ $(STAGES): export RLHF_MAKE = $(foreach v,HW RECIPE DATA OUT REUSE WEIGHTS SET S
 $(STAGES):
 	@$(rlhf) run $@ --with-parents $(strip $(recipe) $(options) $(reuse) $(seed) $(report_to) $(stop_on) $(resume) $(if_needed) $(price))
 
-scored    = $(if $(FILES),$(foreach f,$(FILES),'$(f)'),$(if $(PROMPT),--prompt "$$PROMPT" $(if $(RESPONSE),--response "$$RESPONSE",$(error score: PROMPT needs RESPONSE))))
+scored    = $(if $(FILES),$(foreach f,$(FILES),'$(f)'),--prompt "$$PROMPT" --response "$$RESPONSE")
 recipe    = $(if $(RECIPE),--recipe '$(RECIPE)',--hw $(HW))
 options   = --out '$(OUT)' $(foreach f,$(DATA_FILES),--data '$(f)') $(if $(WEIGHTS),--weights '$(WEIGHTS)') $(sets)
 reuse     = $(if $(REUSE),--reuse '$(REUSE)')

@@ -26,7 +26,7 @@ def main() -> None:
     run = Run(Path(asked["out"]), loaded, stage)
     device, codec = set_up_torch(recipe), load_codec(run)
     options = getattr(recipe, stage)
-    (file,) = (run.root / "data").rglob("pairs.jsonl")
+    (file,) = (run.run_directory / "data").rglob("pairs.jsonl")
     pairs = formats.read([file], on_bad_row="stop").pairs
     rows = [{"prompt": codec.prompt_text(p.prompt), "chosen": p.chosen, "rejected": p.rejected} for p in pairs]
     if stage == "sft":
@@ -38,7 +38,7 @@ def main() -> None:
     }
     kind, trainer = trainers[stage]
     settings = kind(
-        output_dir=str(run.root / "trl"),
+        output_dir=str(run.run_directory / "trl"),
         per_device_train_batch_size=options.per_device_train_batch_size,
         gradient_accumulation_steps=options.gradient_accumulation_steps,
         max_length=options.max_length,

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from rlhf import recipe
-from rlhf.cli.options import SEED, RunsFolder
+from rlhf.cli.options import SEED, RunsFolder, WholeNumber
 from rlhf.data.hub import hub_hint
 from rlhf.errors import OptionError, UserError
 from rlhf.process import distributed
@@ -218,7 +218,7 @@ def pair_options(command: Command) -> Command:
             metavar="POLICY",
             help="Policy whose wins are counted. [default: the first of ppo, rloo, grpo, dpo that was trained]",
         ),
-        click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Rate only the first N pairs."),
+        click.option("--limit", type=WholeNumber(min=1), metavar="N", help="Rate only the first N pairs."),
     )
     for option in reversed(options):
         command = option(command)

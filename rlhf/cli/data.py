@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rlhf.cli.options import OUTPUT, SEED, existing_files, refuse_inputs
+from rlhf.cli.options import OUTPUT, SEED, WholeNumber, existing_files, refuse_inputs
 from rlhf.data import convert, formats, show
 from rlhf.data.quality import check as quality
 from rlhf.data.quality import flaws, spread
@@ -39,6 +39,7 @@ def data_group() -> None:
     "--heldout-fraction",
     "fraction",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    metavar="SHARE",
     default=0.1,
     show_default=True,
     help="Share of held-out conversations: data.heldout_fraction of the recipe that trains.",
@@ -119,7 +120,7 @@ def verdict(report: quality.QualityReport) -> str:
 @click.option(
     "--rows",
     "count",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     metavar="N",
     default=5,
     show_default=True,

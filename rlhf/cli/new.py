@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from rlhf.cli.options import WholeNumber
 from rlhf.memory.predict import Predictor, needed
 from rlhf.observe import console
 from rlhf.recipe.published import GB
@@ -34,8 +35,8 @@ from rlhf.use import new as new_recipe
     type=click.Choice(new_recipe.TEMPLATES),
     help="How dialogues are written. [default: chat for a chat model, otherwise hh]",
 )
-@click.option("--max-length", type=click.IntRange(min=8), metavar="N", help="Longest prompt and response, in tokens.")
-@click.option("--name", help="Name of the recipe. [default: <card>-<model>]")
+@click.option("--max-length", type=WholeNumber(min=8), metavar="N", help="Longest prompt and response, in tokens.")
+@click.option("--name", metavar="NAME", help="Name of the recipe. [default: <card>-<model>]")
 @click.option(
     "--recipe-root",
     "root",

@@ -16,7 +16,15 @@ from rlhf.recipe import STAGES, StageName
 
 FileT = TypeVar("FileT", str, Path)
 LARGEST_SEED = 2**32 - 1  # as in a recipe
-SEED = click.IntRange(0, LARGEST_SEED)
+
+
+class WholeNumber(click.IntRange):
+    """An option for a whole number within bounds."""
+
+    name = "whole number"
+
+
+SEED = WholeNumber(0, LARGEST_SEED)
 _RECORDS = ("manifest.json", "summary.json", "made.json")  # a folder that holds one of them belongs to a run
 _RESULTS = ("adapter", "model", "checkpoints")  # folders of a stage
 
@@ -57,7 +65,7 @@ class Stage(click.Choice[StageName]):
         super().__init__(STAGES)
 
     def get_invalid_choice_message(self, value: object, ctx: click.Context | None) -> str:
-        near = difflib.get_close_matches(str(value), STAGES, n=1)
+        near = difflib.get_close_matches(str(value).lower(), STAGES, n=1)
         return super().get_invalid_choice_message(value, ctx) + (f" Did you mean {near[0]!r}?" if near else "")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rlhf.cli.choice import Choice, pair_options
-from rlhf.cli.options import OUTPUT, refuse_inputs, run_directory
+from rlhf.cli.options import OUTPUT, WholeNumber, refuse_inputs, run_directory
 from rlhf.errors import UserError
 from rlhf.files import write_output
 from rlhf.observe import console
@@ -26,7 +26,7 @@ from rlhf.terminal import counted, say
 @click.option(
     "--port",
     default=rating.PORT,
-    type=click.IntRange(0, 65535),
+    type=WholeNumber(0, 65535),
     metavar="N",
     show_default=True,
     help="Port of the page; 0 takes a free one.",
@@ -64,13 +64,16 @@ def rate(
 @click.command()
 @pair_options
 @click.option(
-    "--url", required=True, help="Address of an OpenAI-compatible endpoint, up to /v1; its key is in OPENAI_API_KEY."
+    "--url",
+    required=True,
+    metavar="URL",
+    help="Address of an OpenAI-compatible endpoint, up to /v1; its key is in OPENAI_API_KEY.",
 )
 @click.option("--model", required=True, metavar="NAME", help="Name of the model at the endpoint.")
 @click.option(
     "--parallel",
     default=4,
-    type=click.IntRange(1, 64),
+    type=WholeNumber(1, 64),
     metavar="N",
     show_default=True,
     help="Number of pairs that are judged at once.",

@@ -213,8 +213,12 @@ def _predict_peak(loaded: PinnedRecipe, stage: StageName) -> int | None:
 
 @click.command()
 @chooses_recipe(**TRAINING_HELP, out=True)
-@click.option("--seeds", default="0 1 2", show_default=True, help="Seeds, separated by spaces.")
-@click.option("--until", help="Last stages, separated by spaces. [default: ppo dpo, and evaluate if a target needs it]")
+@click.option("--seeds", metavar="LIST", default="0 1 2", show_default=True, help="Seeds, separated by spaces.")
+@click.option(
+    "--until",
+    metavar="LIST",
+    help="Last stages, separated by spaces. [default: ppo dpo, and evaluate if a target needs it]",
+)
 @PRICE
 def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: float | None) -> None:
     """Run a recipe's stages with several seeds and print mean ± sd.

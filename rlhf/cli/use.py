@@ -9,11 +9,12 @@ import click
 
 from rlhf import report as reporting
 from rlhf.cli.choice import NAMES_RECIPE, RUN_HELP, Choice, chooses_recipe, typed_options
-from rlhf.cli.options import OUTPUT, PRICE, existing_files, refuse_inputs, run_directories, run_directory
+from rlhf.cli.options import OUTPUT, PRICE, WholeNumber, existing_files, refuse_inputs, run_directories, run_directory
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
 from rlhf.evaluation.comparison import COMPARED_POLICIES
 from rlhf.observe import console
+from rlhf.run.directory import Run
 from rlhf.use import chat as chatting
 from rlhf.use import score as scoring
 from rlhf.use import serve as serving
@@ -31,10 +32,11 @@ from rlhf.use import serve as serving
 @click.option(
     "--temperature",
     type=click.FloatRange(min=0),
+    metavar="T",
     help="Temperature of sampling; 0 takes the likeliest token. [default: the recipe's]",
 )
 @click.option(
-    "--tokens", type=click.IntRange(min=1), metavar="N", help="Longest answer, in tokens. [default: the recipe's]"
+    "--tokens", type=WholeNumber(min=1), metavar="N", help="Longest answer, in tokens. [default: the recipe's]"
 )
 def chat(choice: Choice, out: Path, stage: chatting.ChatStage, temperature: float | None, tokens: int | None) -> None:
     """Talk with a trained model in the terminal.
@@ -45,9 +47,11 @@ def chat(choice: Choice, out: Path, stage: chatting.ChatStage, temperature: floa
         raise click.BadParameter(f"{temperature}: 0, or from 0.01 to 100", param_hint="--temperature")
     loaded = choice.load()
     options = loaded.recipe.evaluate
+    run = Run(out, loaded, "evaluate")  # sampling is that of evaluation
+    folder = chatting.trained_stage(run, stage)
     with console.quiet_libraries():
         with console.working(f"loading {stage}"):
-            speaker = chatting.Speaker(loaded, out, stage)
+            speaker = chatting.Speaker(run, stage, folder)
         chosen_temperature = options.temperature if temperature is None else temperature
         if sys.stdin.isatty():
             console.OUT.print(chatting.greeting(loaded, stage, chosen_temperature), style="dim", markup=False)
@@ -57,7 +61,7 @@ def chat(choice: Choice, out: Path, stage: chatting.ChatStage, temperature: floa
 @click.command()
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path), callback=existing_files)
 @chooses_recipe(**RUN_HELP, out=True)
-@click.option("--prompt", help="Score answers to this prompt instead of FILES.")
+@click.option("--prompt", metavar="TEXT", help="Score answers to this prompt instead of FILES.")
 @click.option("--response", "responses", multiple=True, help="An answer to --prompt. May be repeated.")
 @click.option("--to", type=OUTPUT, metavar="FILE", help="File for the scores, as JSON lines.")
 def score(
@@ -72,8 +76,9 @@ def score(
     if to:
         refuse_inputs(to, files)
     items = scoring.read(files) if prompt is None else scoring.command_line_items(prompt, responses)
+    stages = scoring.finished_stages(choice.load(), out)
     with console.quiet_libraries():
-        scoring.run(choice.load(), out, items, to)
+        scoring.run(stages, items, to)
 
 
 @click.command()
@@ -85,9 +90,11 @@ def score(
     type=click.Choice(serving.ENGINES),
     help="Server to use; auto takes vLLM if it is installed.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; clients need no key.")
 @click.option(
-    "--port", default=8000, show_default=True, type=click.IntRange(1, 65535), metavar="N", help="Port to listen on."
+    "--host", metavar="NAME", default="127.0.0.1", show_default=True, help="Address to listen on; clients need no key."
+)
+@click.option(
+    "--port", default=8000, show_default=True, type=WholeNumber(1, 65535), metavar="N", help="Port to listen on."
 )
 def serve(choice: Choice, out: Path, engine: serving.Engine, host: str, port: int) -> None:
     """Serve the merged model to OpenAI's clients.

@@ -177,9 +177,9 @@ def load(run: Run) -> Corpus:
     """
     recipe = run.loaded.recipe
     with working(f"{run.stage}: reading data"), distributed.main_first():
-        rows = _read(recipe, run.root / "data")
+        rows = _read(recipe, run.run_directory / "data")
         corpus, dropped = _split_rows(rows, recipe)
-    facts = _fingerprint(rows.report, corpus, run.root)
+    facts = _fingerprint(rows.report, corpus, run.run_directory)
     if recipe.data.drop is not None:
         facts["dropped"] = dropped
         counts = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())

@@ -20,10 +20,10 @@ def write_adapters(run: Run, stages: Iterable[StageName]) -> None:
     """
     model = new_adapter(load_base(run, META), run)
     for stage in stages:
-        folder = run.root / stage / "adapter"
+        folder = run.run_directory / stage / "adapter"
         save_adapter(model, run, folder)
         if stage == "rm":
             file = folder / ADAPTER_FILE
             head = torch.zeros(1, model.config.hidden_size)
             save_file(load_file(file) | {SCORE_WEIGHT: head}, file, {"format": "pt"})
-        (run.root / stage / "summary.json").write_text("{}")
+        (run.run_directory / stage / "summary.json").write_text("{}")

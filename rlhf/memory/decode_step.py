@@ -121,7 +121,7 @@ def step(recorder: "_Recorder", shared: SharedBase, role: Role, codec: Codec, op
 
 def _roles(run: Run) -> SharedBase:
     """Return the roles of PPO over one base on the stand-in device, from new adapters."""
-    policy, reward = run.root / "sft", run.root / "rm"
+    policy, reward = run.run_directory / "sft", run.run_directory / "rm"
     write_adapters(run, ("sft", "rm"))
     shared = SharedBase(load_base(run, META), {"policy": policy, "reference": policy}, trainable=("policy",))
     shared.add_reward(reward)

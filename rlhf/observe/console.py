@@ -169,7 +169,7 @@ def summary_table(summary: Summary) -> None:
     is_evaluation = summary.stage == "evaluate"  # policies and reward model have tables of their own
     for name, value in summary.metrics.items():
         if name not in listed and not is_evaluation:
-            table.add_row(escape(name.replace("_", " ")), "", number(value), _better(name))
+            table.add_row(escape(name.replace("_", " ")) + _better(name), "", number(value), "")
     speed = summary.tokens_per_second
     table.add_row("wall time", "", f"{summary.wall_seconds:.0f} s", "")
     table.add_row("tokens per second", "", number(round(speed)) if speed else "-", "")
@@ -184,10 +184,10 @@ def summary_table(summary: Summary) -> None:
 
 
 def _better(metric: str) -> str:
-    """Return which way a metric is better, as markup; "" if neither is."""
+    """Return which way a metric is better, as markup that follows its name; "" if neither is."""
     if metric in published.LESS:
-        return "[dim]lower is better[/]"
-    return "[dim]higher is better[/]" if metric in published.MORE else ""
+        return "[dim] (lower is better)[/]"
+    return "[dim] (higher is better)[/]" if metric in published.MORE else ""
 
 
 def _side_by_side(metrics: Mapping[str, float | None]) -> None:

@@ -71,7 +71,8 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
         message = f"a section is written {'.'.join(location)}.KEY=VALUE, or with its keys below it"
     if problem["type"] == "tuple_type":
         message = f"a list is written [{problem['input']}]"
-    return f"{source}: {key} = {shortened(repr(problem['input']), 200)}: {message}{also_wrong}"
+    given = "null" if problem["input"] is None else repr(problem["input"])
+    return f"{source}: {key} = {shortened(given, 200)}: {message}{also_wrong}"
 
 
 def _location(problem: Problem) -> list[str]:

@@ -1,4 +1,4 @@
-"""Run directories, `<out>/<recipe>/<version>/<stage>/`: all that one stage hands on to another.
+"""The directory of a stage in a run directory, `<out>/<recipe>/<version>/<stage>/`: all that it hands on to others.
 
 manifest.json     inputs: recipe, settings, parents, data, packages, device, argv
 metrics.jsonl     one object per logged step; a function of recipe, data and seed alone
@@ -55,9 +55,11 @@ class Run:
         Of several processes that share the stage one `is_main`. The others read the directory and never write.
         """
         self.loaded, self.stage, self.is_main = loaded, stage, is_main
-        self.root = out / loaded.name / loaded.version
-        self.path = self.root / stage
-        self.parents = Parents(loaded, stage, self.root, reuse / loaded.name / loaded.version if reuse else None)
+        self.run_directory = out / loaded.name / loaded.version
+        self.path = self.run_directory / stage
+        self.parents = Parents(
+            loaded, stage, self.run_directory, reuse / loaded.name / loaded.version if reuse else None
+        )
         self.resumed_from: Path | None = None
         self.resumed_data: records.DataRead | None = None  # the data of the run that is resumed
         self.logs = Logs(self.path, is_main)
@@ -102,7 +104,7 @@ class Run:
         """Prepare the directory. An unfinished run in it is continued (`resume`) or set aside."""
         if not self.is_main:
             return
-        make_root(self.root)
+        make_root(self.run_directory)
         checkpoint = self._checkpoint_to_resume() if resume else None
         if checkpoint is None and os.path.lexists(self.path):
             self.set_aside()
@@ -259,7 +261,7 @@ class Run:
 
     def _changed(self, file: records.DataFile) -> bool:
         """Return whether a local data file differs from the manifest's; a file that is gone counts as unchanged."""
-        path = data_file(self.root, file.name)
+        path = data_file(self.run_directory, file.name)
         return path.is_file() and sha256(path) != file.sha256
 
 

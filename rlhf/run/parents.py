@@ -25,16 +25,16 @@ class ParentMissing(UserError):
 
 
 class Parents:
-    """The stages that one stage builds on, below the run's root or below `reuse_root`, the root of another run."""
+    """The stages that one stage builds on, in its run directory or in `reuse`, another run directory."""
 
-    def __init__(self, loaded: PinnedRecipe, stage: StageName, root: Path, reuse_root: Path | None):
-        self.loaded, self.stage, self.root, self.reuse_root = loaded, stage, root, reuse_root
+    def __init__(self, loaded: PinnedRecipe, stage: StageName, run_directory: Path, reuse: Path | None):
+        self.loaded, self.stage, self.run_directory, self.reuse = loaded, stage, run_directory, reuse
 
     def folder(self, stage: StageName) -> Path:
-        """Return the directory of a stage: below this run's root if it exists there, else below `reuse_root`."""
-        if self.reuse_root is None or (self.root / stage).exists():
-            return stage_folder(self.root, stage)
-        return stage_folder(self.reuse_root, stage)
+        """Return the directory of a stage: in this run directory if it exists there, else in `reuse`."""
+        if self.reuse is None or (self.run_directory / stage).exists():
+            return stage_folder(self.run_directory, stage)
+        return stage_folder(self.reuse, stage)
 
     def require(self, stage: StageName) -> Path:
         """Return the verified directory of an earlier stage. Raises ParentMissing or UserError.
@@ -65,24 +65,24 @@ class Parents:
         return {name: sha256(summary) for name, summary in summaries.items() if summary.exists()}
 
     def folders_elsewhere(self) -> dict[str, str]:
-        """Return the directories of parents below another root, relative to this run's root."""
+        """Return the directories of parents in another run directory, relative to this one."""
         folders = {name: self.folder(name) for name in self.hashes()}
-        root = self.root.resolve()
+        root = self.run_directory.resolve()
         return {
             name: os.path.relpath(folder.resolve(), root)
             for name, folder in folders.items()
-            if folder != self.root / name
+            if folder != self.run_directory / name
         }
 
     def trained_policies(self) -> list[PolicyName]:
         """Return the finished stages whose policies an evaluation compares with SFT."""
-        finished = [stage for stage in recipes.POLICIES if (self.root / stage / "summary.json").exists()]
+        finished = [stage for stage in recipes.POLICIES if (self.run_directory / stage / "summary.json").exists()]
         return [stage for stage in recipes.POLICIES if stage in finished or self.elsewhere(stage)]
 
     def elsewhere(self, stage: StageName) -> Path | None:
-        """Return the directory in which another root has finished a stage with the same settings, or None."""
+        """Return the directory in which another run has finished a stage with the same settings, or None."""
         path = self.folder(stage)
-        if path == self.root / stage or not (path / "summary.json").exists():
+        if path == self.run_directory / stage or not (path / "summary.json").exists():
             return None
         return path if self.has_our_settings(read_manifest(path), stage) else None
 
@@ -101,8 +101,8 @@ class Parents:
 
     def _way_out(self, path: Path, keys: Sequence[str], made: Mapping[str, object]) -> str:
         """Return advice where the stage in `path` was made with other values of `keys`."""
-        if path.parent != self.root:
-            return f"run {path.name} below {self.root} too, or choose other --reuse (make: REUSE=…)"
+        if path.parent != self.run_directory:
+            return f"run {path.name} below {self.run_directory} too, or choose other --reuse (make: REUSE=…)"
         own = f"repeat that run's own settings: {other_settings.way_back(keys, made, path)}"
         if path.name == self.stage:
             return f"{own}; or {self.another_place()}"
@@ -112,7 +112,7 @@ class Parents:
 
     def another_place(self) -> str:
         """Return advice where a finished directory is in the way. Parents of our settings can be used elsewhere."""
-        out = self.root.parents[1]
+        out = self.run_directory.parents[1]
         finished = self.hashes()
         reusable = finished and all(self.has_our_settings(read_manifest(self.folder(name)), name) for name in finished)
         reuse = f", with --reuse {out} (make: REUSE={out}) for earlier stages" if reusable else ""

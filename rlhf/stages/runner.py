@@ -56,7 +56,7 @@ def execute(
     with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked():
         summary = run.done()
         if summary is not None:
-            follow_base(run.root, stage)
+            follow_base(run.run_directory, stage)
             return summary, None, run.path
         if resume is None and (step := run.step_to_resume()) is not None:
             raise UserError(
@@ -150,7 +150,7 @@ def _explained_errors(run: Run) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        if _disk_is_full(run.root, error):
+        if _disk_is_full(run.run_directory, error):
             raise UserError(f"{run.path}: the disk is full; make room and continue with --resume") from error
         if endings.out_of_memory(error):
             raise UserError(f"{run.stage}: out of memory{_way_out(run, error)}. {progress(run)}") from error

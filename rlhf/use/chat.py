@@ -19,22 +19,29 @@ CHAT_STAGES: tuple[ChatStage, ...] = ("base", "sft", *POLICIES, "merge")
 HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says this again"
 
 
+def trained_stage(run: Run, stage: ChatStage) -> Path | None:
+    """Return the directory of the stage to chat with; None for the base.
+
+    Raises UserError if it is not done, or was done with other settings. No library is imported before.
+    """
+    if run.loaded.recipe.pretrain:
+        finished_stage(run, "pretrain", "chat")
+    return None if stage == "base" else finished_stage(run, stage, "chat")
+
+
 class Speaker:
     """A trained model that continues conversations."""
 
-    def __init__(self, loaded: PinnedRecipe, out: Path, stage: ChatStage):
-        """Load the model. Raises UserError if the stage is not done, or was done with other settings."""
-        cuda.set_environment(loaded.recipe)
+    def __init__(self, run: Run, stage: ChatStage, folder: Path | None):
+        """Load the model of a stage in the directory that `trained_stage` has found."""
+        recipe = run.loaded.recipe
+        cuda.set_environment(recipe)
         from rlhf.models.loading import load_base, load_codec, load_merged
         from rlhf.models.weights import attach_adapter
         from rlhf.process.torch_setup import set_up_torch
 
-        run = Run(out, loaded, "evaluate")  # sampling is that of evaluation
-        self.options = loaded.recipe.evaluate
-        if loaded.recipe.pretrain:
-            finished_stage(run, "pretrain", "chat")
-        folder = finished_stage(run, stage, "chat") if stage != "base" else None
-        device = set_up_torch(loaded.recipe)
+        self.options = recipe.evaluate
+        device = set_up_torch(recipe)
         self.codec = load_codec(run)
         if folder is not None and stage == "merge":
             self.model: Any = load_merged(folder / "model", device)

@@ -108,10 +108,29 @@ def _item(source: str, row: object) -> Item:
 # ---- scoring ----
 
 
-def run(loaded: PinnedRecipe, out: Path, items: Sequence[Item], to: Path | None) -> None:
+class Stages(NamedTuple):
+    """The run whose reward model scores, and the directories of its finished stages."""
+
+    run: Run
+    sft: Path
+    rm: Path
+
+
+def finished_stages(loaded: PinnedRecipe, out: Path) -> Stages:
+    """Return the stages that scoring needs. No library is imported before.
+
+    Raises UserError if one is not done, or was done with other settings.
+    """
+    run = Run(out, loaded, "evaluate")
+    if loaded.recipe.pretrain:
+        finished_stage(run, "pretrain", "score")
+    return Stages(run, *(finished_stage(run, stage, "score") for stage in ("sft", "rm")))
+
+
+def run(stages: Stages, items: Sequence[Item], to: Path | None) -> None:
     """Score the items, print a table and, with `to`, write the scores to that file."""
     with console.working("scoring"):
-        model = RewardModel(loaded, out)
+        model = RewardModel(stages)
         scored, cut = model.score(items)
     show(scored, cut)
     if to:
@@ -121,27 +140,23 @@ def run(loaded: PinnedRecipe, out: Path, items: Sequence[Item], to: Path | None)
 class RewardModel:
     """The reward model of a finished run."""
 
-    def __init__(self, loaded: PinnedRecipe, out: Path):
-        """Load the model. Raises UserError if a stage that it needs is not done, or was done with other settings."""
-        cuda.set_environment(loaded.recipe)
+    def __init__(self, stages: Stages):
+        """Load the model."""
+        run, recipe = stages.run, stages.run.loaded.recipe
+        cuda.set_environment(recipe)
         from rlhf.models.loading import load_base, load_codec
         from rlhf.models.shared_base import SharedBase
         from rlhf.process.torch_setup import set_up_torch
 
-        run = Run(out, loaded, "evaluate")
-        if loaded.recipe.pretrain:
-            finished_stage(run, "pretrain", "score")
-        sft, rm = (finished_stage(run, stage, "score") for stage in ("sft", "rm"))
-        self.options = loaded.recipe.rm
-        summary = read_summary(rm)
+        self.options = recipe.rm
+        summary = read_summary(stages.rm)
         assert summary  # `finished_stage` has checked it
-        self.digest = summary.result_sha256["adapter/adapter_model.safetensors"][
-            :16
-        ]  # names the reward model in output files
-        device = set_up_torch(loaded.recipe)
+        # names the reward model in output files
+        self.digest = summary.result_sha256["adapter/adapter_model.safetensors"][:16]
+        device = set_up_torch(recipe)
         self.codec = load_codec(run)
-        self.shared = SharedBase(load_base(run, device), {"reference": sft})
-        self.shared.add_reward(rm)
+        self.shared = SharedBase(load_base(run, device), {"reference": stages.sft})
+        self.shared.add_reward(stages.rm)
 
     def score(self, items: Sequence[Item]) -> tuple[list[ScoredItem], dict[str, int]]:
         """Return each item with its answers' raw scores, and the numbers of prompts and responses that were cut.

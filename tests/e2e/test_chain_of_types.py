@@ -12,7 +12,7 @@ from rlhf.files import read_intact_lines
 from rlhf.models.loading import load_base, load_merged
 from rlhf.models.weights import attach_adapter
 from rlhf.run.directory import Run
-from rlhf.use.chat import Speaker
+from rlhf.use.chat import Speaker, trained_stage
 from tests import models
 from tests.conftest import content_of, run_stages
 
@@ -37,8 +37,9 @@ def test_every_stage_runs(trained, tmp_path, kind):
     evaluated = {key.split("/")[0] for key in content_of(folder / "evaluate" / "summary.json")["metrics"]}
     assert {"base", "sft", "ppo", "dpo"} <= evaluated
     merged_answers_as_the_adapter(Run(out, loaded, "evaluate"), folder)
-    answer = "".join(Speaker(loaded, out, "ppo").answer(QUESTION, 0.0, 8))
-    assert answer == "".join(Speaker(loaded, out, "merge").answer(QUESTION, 0.0, 8))
+    run = Run(out, loaded, "evaluate")
+    from_adapter, merged = (Speaker(run, stage, trained_stage(run, stage)) for stage in ("ppo", "merge"))
+    assert "".join(from_adapter.answer(QUESTION, 0.0, 8)) == "".join(merged.answer(QUESTION, 0.0, 8))
 
 
 def merged_answers_as_the_adapter(run: Run, folder: Path) -> None:

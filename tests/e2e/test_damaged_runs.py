@@ -176,7 +176,7 @@ def readers(out: Path) -> dict[str, Callable[[], object]]:
     return {
         "ppo": lambda: run_stages(small(), out, "ppo"),
         "evaluate": lambda: run_stages(small(), out, "evaluate"),
-        "score": lambda: score.RewardModel(small(), out),
+        "score": lambda: score.finished_stages(small(), out),
     }
 
 
@@ -200,7 +200,7 @@ def test_chat_asks_the_same(trained, tmp_path):
     root = copied(trained, tmp_path, "pretrain", "sft")
     made_anew(root / "pretrain")
     with pytest.raises(UserError, match="sft was made from another pretrain"):
-        chat.Speaker(small(), tmp_path, "sft")
+        chat.trained_stage(Run(tmp_path, small(), "evaluate"), "sft")
 
 
 def test_a_policy_that_is_evaluated_is_verified_too(trained, tmp_path):

@@ -131,7 +131,8 @@ def test_evaluation_chat_comparison_report_and_merge_know_the_stage(done, tmp_pa
     assert {"rloo": "RLOO", "grpo": "GRPO"}[stage] in page and "groups without signal" in page
     run_stages(loaded, out, "merge")
     assert chat.greeting(loaded, stage, 0.7).startswith(f"{stage} of cpu-tiny v1")
-    assert chat.Speaker(loaded, out, stage)
+    run = Run(out, loaded, "evaluate")
+    assert chat.Speaker(run, stage, chat.trained_stage(run, stage))
 
 
 def test_a_recipe_without_the_section_says_so(trained, tmp_path, monkeypatch, capsys):

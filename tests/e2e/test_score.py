@@ -77,7 +77,7 @@ def test_every_way_to_name_an_answer_gives_the_same_score(trained, heldout, comm
     }
     for name, row in files.items():
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
-    model = score.RewardModel(small(), trained)
+    model = score.RewardModel(score.finished_stages(small(), trained))
     items = score.read([tmp_path / f"{name}.jsonl" for name in files])
     items += score.command_line_items(pair.prompt[0].content, [pair.chosen])
     assert len(items) == len(files) + 1
@@ -94,7 +94,7 @@ def test_every_way_to_name_an_answer_gives_the_same_score(trained, heldout, comm
 def test_samples_have_the_score_that_ppo_and_evaluation_give_their_tokens(trained, heldout, tmp_path):
     """The same prompts and answers once as ids through `SharedBase.scores`, once as the text of samples.jsonl."""
     _, pairs = heldout
-    model = score.RewardModel(small(), trained)
+    model = score.RewardModel(score.finished_stages(small(), trained))
     codec, options = model.codec, model.options
     sides, _ = codec.encode([(p.prompt, p.rejected) for p in pairs], options.max_prompt_length, options.max_length)
     whole = [side for side in sides if side]

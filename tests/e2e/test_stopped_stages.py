@@ -158,12 +158,12 @@ def test_an_output_folder_that_cannot_be_is_refused(command, tmp_path, monkeypat
 
 def test_a_pipe_in_place_of_the_lock_is_refused(tmp_path):
     run = Run(tmp_path, small(), "pretrain")
-    run.root.mkdir(parents=True)
-    os.mkfifo(run.root / ".pretrain.lock")
+    run.run_directory.mkdir(parents=True)
+    os.mkfifo(run.run_directory / ".pretrain.lock")
     with pytest.raises(UserError, match="a pipe or a device in place of the lock"), run.locked():
         pass
-    (run.root / ".pretrain.lock").unlink()
-    (run.root / ".pretrain.lock").symlink_to("/dev/null")
+    (run.run_directory / ".pretrain.lock").unlink()
+    (run.run_directory / ".pretrain.lock").symlink_to("/dev/null")
     with pytest.raises(UserError, match="a pipe or a device in place of the lock"), run.locked():
         pass
 

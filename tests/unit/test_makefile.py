@@ -273,7 +273,8 @@ def test_targets_with_the_same_first_letter_are_named():
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_target_is_taken_for_a_file_of_that_name(target, files):
-    result = make("-n", target, f"DATA={files[0]}", "URL=http://127.0.0.1:8000/v1", "MODEL=some/model")
+    needed = ("URL=http://127.0.0.1:8000/v1", "MODEL=some/model", "PROMPT=a", "RESPONSE=b")
+    result = make("-n", target, f"DATA={files[0]}", *needed)
     assert result.returncode == 0, result.stderr
     assert "Nothing to be done" not in result.stdout or target == "setup"
 
@@ -447,6 +448,11 @@ def test_the_recipe_s_device_decides_and_not_a_folder_s_name(tmp_path):
         ("PORT=abc", "PORT=abc: a whole number from 1 to 65535"),
         ("PORT=70000", "PORT=70000: a whole number from 1 to 65535"),
         ("PORT=", "PORT=: a whole number"),
+        ("SEED=x", "SEED=x: one whole number; several are SEEDS="),
+        ("STAGE=rm", "STAGE=rm: base, sft, ppo"),
+        ("REPORT_TO=wandbb", "REPORT_TO=wandbb: tensorboard, trackio or wandb"),
+        ("score", "score needs PROMPT="),
+        ("score PROMPT=a", "score needs PROMPT="),
         ("judge", "judge needs URL=http://HOST:PORT/v1 and MODEL=NAME"),
         ("judge URL=http://127.0.0.1:8000/v1", "judge needs URL=http://HOST:PORT/v1 and MODEL=NAME"),
     ],
@@ -455,6 +461,13 @@ def test_what_make_would_ignore_is_refused_before_anything_is_built(variable, ex
     result = make("-n", "ppo", *variable.split())
     assert result.returncode and not result.stdout
     assert expected in result.stderr and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("given", "expected"), [((), "24GB"), (("VRAM_CAP=12GB",), "12GB"), (("VRAM_CAP=",), "24GB")])
+def test_a_memory_cap_of_the_environment_is_kept(monkeypatch, given, expected):
+    monkeypatch.setenv("RLHF_VRAM_CAP", "24GB")
+    lines = make("-pn", "ppo", *given).stdout.splitlines()
+    assert f"RLHF_VRAM_CAP := {expected}" in lines
 
 
 def test_a_temperature_reaches_the_chat():

@@ -330,5 +330,5 @@ def test_files_beside_another_source_are_refused():
 
 
 def test_a_section_that_is_none_is_refused_in_our_words():
-    with pytest.raises(UserError, match=r"ppo = None: a section is written ppo\.KEY=VALUE"):
+    with pytest.raises(UserError, match=r"ppo = null: a section is written ppo\.KEY=VALUE"):
         recipe.load(CPU, {"ppo": None})

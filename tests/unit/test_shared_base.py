@@ -21,7 +21,7 @@ ROLES: tuple[Role, ...] = ("policy", "value", "reference", "reward")
 def roles(trained, dtype: str = "float32", trainable: tuple[AdapterName, ...] = ("policy",)) -> SharedBase:
     """Policy, reference, reward and value; the policy differs from the reference."""
     run = Run(trained, small(model__dtype=dtype), "ppo")
-    sft, rm = run.root / "sft", run.root / "rm"
+    sft, rm = run.run_directory / "sft", run.run_directory / "rm"
     torch.manual_seed(0)
     shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=trainable)
     shared.add_reward(rm)
@@ -239,7 +239,7 @@ def test_the_adapters_of_the_other_stages_are_loaded_without_casts(trained):
     """SFT's new adapter, DPO's loaded one and the reward model's, on a bfloat16 base and on a float32 one."""
     for dtype, casts in (("bfloat16", False), ("float32", True)):
         run = Run(trained, small(model__dtype=dtype), "ppo")
-        sft = run.root / "sft"
+        sft = run.run_directory / "sft"
         models = (
             new_adapter(load_base(run, CPU), run),
             trainable_adapter(load_base(run, CPU), sft),
