@@ -21,11 +21,11 @@ from rlhf.stats import distinct, length_controlled_win_rate, outcomes
 
 KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time, at most
 KL_LOGITS = 2**25  # numbers in each distribution's tensor, at most: 220 tokens of a vocabulary of 152,000, 128 MiB
-EVALUATION_SEED = 7_000  # held-out sampling has another random stream than training
+EVALUATION_SEED_OFFSET = 7_000  # held-out sampling has another random stream than training
 
 
 # (prompts, responses, the reward model's scores or None) -> rewards by name, and scores that replace the model's.
-RewardFn = Callable[[Sequence[Prompt], Sequence[str], Tensor | None], tuple[dict[str, Tensor], Tensor | None]]
+EvaluationRewards = Callable[[Sequence[Prompt], Sequence[str], Tensor | None], tuple[dict[str, Tensor], Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class PolicySamples:
     """
 
     texts: list[str]
-    lengths: Tensor
+    lengths: Tensor  # in tokens, EOS included
     ended: Tensor
     kl: float  # nats per token to the reference, from full distributions at every response token
-    scores: Tensor | None
-    truths: Tensor | None
+    scores: Tensor | None  # raw, of the reward model; of RLOO and GRPO the weighted sum of the rewards
+    true_rewards: Tensor | None
     samples_per_prompt: int = 1
     rewards: dict[str, Tensor] = field(default_factory=dict)  # of reward functions, by name
 
@@ -53,8 +53,8 @@ class PolicySamples:
         }
         if self.scores is not None:
             means["score"] = self.scores.mean().item()
-        if self.truths is not None:
-            means["true_reward"] = self.truths.mean().item()
+        if self.true_rewards is not None:
+            means["true_reward"] = self.true_rewards.mean().item()
         return means | {f"reward_{name}": numbers.mean().item() for name, numbers in self.rewards.items()}
 
 
@@ -78,14 +78,14 @@ def measure(
     sampling: Sampling,
     *,
     seed: int,
-    truth: bool,
+    with_true_reward: bool,
     samples_per_prompt: int = 1,
-    reward_fn: RewardFn | None = None,
+    reward_fn: EvaluationRewards | None = None,
 ) -> PolicySamples:
     """Sample `samples_per_prompt` responses to each prompt from a role and measure them.
 
-    `truth` adds the true reward of the toy world. `reward_fn` adds the rewards of functions, and replaces the
-    scores.
+    `with_true_reward` adds the true reward of the toy world. `reward_fn` adds the rewards of functions and replaces
+    the scores.
     """
     prompts = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
     ids, _ = codec.encode_prompts(prompts, sampling.max_prompt_length)
@@ -93,7 +93,7 @@ def measure(
         working("evaluating on held-out prompts"),
         torch.random.fork_rng([shared.device] if shared.device.type == "cuda" else []),
     ):
-        torch.manual_seed(seed + EVALUATION_SEED)
+        torch.manual_seed(seed + EVALUATION_SEED_OFFSET)
         with shared.role(role):
             rollout = sample(shared.base, ids, codec, sampling, trunk=shared.role_trunk)
         texts = [codec.decode(r[m].tolist()) for r, m in zip(rollout.tokens, rollout.mask, strict=True)]
@@ -106,10 +106,10 @@ def measure(
             if shared.score_head is not None:
                 scores[index] = shared.scores(batch)
         distributed.all_sum(scores, divergence)
-    truths = None
-    if truth:
+    true_rewards = None
+    if with_true_reward:
         prompt_texts = [codec.prompt_text(prompt) for prompt in prompts]
-        truths = torch.tensor([toy.true_reward(p, t) for p, t in zip(prompt_texts, texts, strict=True)])
+        true_rewards = torch.tensor([toy.true_reward(p, t) for p, t in zip(prompt_texts, texts, strict=True)])
     rewards: dict[str, Tensor] = {}
     final_scores = scores.cpu() if shared.score_head is not None else None
     if reward_fn is not None:
@@ -120,7 +120,7 @@ def measure(
         ended=rollout.ended.cpu(),
         kl=divergence.item() / int(rollout.response_length.sum()),
         scores=final_scores,
-        truths=truths,
+        true_rewards=true_rewards,
         samples_per_prompt=samples_per_prompt,
         rewards=rewards,
     )
@@ -149,7 +149,10 @@ def gains_over_sft(before: PolicySamples, after: PolicySamples) -> dict[str, flo
     for name, numbers in before.rewards.items():
         metrics[f"reward_{name}_sft"] = numbers.mean().item()
         metrics[f"reward_{name}_gain"] = metrics[f"reward_{name}"] - metrics[f"reward_{name}_sft"]
-    for name, old, new in (("score", before.scores, after.scores), ("true_reward", before.truths, after.truths)):
+    for name, old, new in (
+        ("score", before.scores, after.scores),
+        ("true_reward", before.true_rewards, after.true_rewards),
+    ):
         if old is not None and new is not None:
             metrics[f"{name}_sft"] = old.mean().item()
             metrics[f"{name}_gain_sd"] = gain(old, new)
@@ -159,13 +162,13 @@ def gains_over_sft(before: PolicySamples, after: PolicySamples) -> dict[str, flo
 
 
 def gain(old: Tensor, new: Tensor) -> float:
-    """Return the mean of `new` (N,) less that of `old` (N,), in standard deviations of `old`."""
+    """Return the mean of `new` (N,) less that of `old` (N,), in sd of `old`; not finite if all of `old` are equal."""
     return ((new.mean() - old.mean()) / old.std()).item()
 
 
 def gains_over_base(base: PolicySamples, after: PolicySamples) -> dict[str, float]:
     """Return a policy's gains over the base, in standard deviations of the base's own samples."""
-    rows = (("score", base.scores, after.scores), ("true_reward", base.truths, after.truths))
+    rows = (("score", base.scores, after.scores), ("true_reward", base.true_rewards, after.true_rewards))
     return {
         f"{name}_gain_over_base_sd": gain(old, new) for name, old, new in rows if old is not None and new is not None
     }
@@ -204,7 +207,8 @@ def per_prompt_means(values: Tensor, samples_per_prompt: int) -> Tensor:
 def win_rate(differences: Tensor, samples_per_prompt: int = 1) -> dict[str, float]:
     """Return the share of responses with the higher score, and the half-width of its 95 % interval (normal).
 
-    Ties count half. Several responses to a prompt count as one observation, their mean.
+    Ties count half. Several responses to a prompt count as one observation, their mean. With one prompt the half-width
+    is NaN.
     """
     won = torch.tensor(outcomes(differences.tolist()), dtype=torch.float64)
     wins = per_prompt_means(won, samples_per_prompt)
@@ -217,11 +221,14 @@ def win_rate(differences: Tensor, samples_per_prompt: int = 1) -> dict[str, floa
 def sample_of(
     codec: Codec, prompts: Sequence[Prompt], before: PolicySamples, after: PolicySamples, stage: StageName
 ) -> tuple[str, dict[str, str]]:
-    """Return the first prompt whose answer changed, with the answers of SFT and of `stage`, and their scores if any."""
+    """Return the first prompt whose answer changed, or the first of all, with the answers of SFT and of `stage`.
+
+    Their scores stand beside them, if there are any.
+    """
     changed_indices = (i for i, (a, b) in enumerate(zip(before.texts, after.texts, strict=True)) if a != b)
     index = next(changed_indices, 0)
     answers = {}
     for name, samples in (("SFT", before), (stage.upper(), after)):
         score = "" if samples.scores is None else f" (score {samples.scores[index]:.2f})"
         answers[name + score] = samples.texts[index]
-    return codec.prompt_text(prompts[index]), answers
+    return codec.prompt_text(prompts[index // before.samples_per_prompt]), answers

@@ -42,7 +42,7 @@ class Decoding(ABC):
     """
 
     def __init__(self, model: Model, uniforms: Tensor, sampling: Sampling, codec: SpecialIds, value_fn: ValueFn | None):
-        self.head, self.value_fn = model.get_output_embeddings(), value_fn
+        self.output_layer, self.value_fn = model.get_output_embeddings(), value_fn
         self.sampling, self.eos_id, self.pad_id = sampling, codec.eos_id, codec.pad_id
         self.uniforms = uniforms
         self.logit_scale = logit_scale(model.config)
@@ -68,7 +68,7 @@ class Decoding(ABC):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits (B, V) of hidden states (B, H)."""
-        logits: Tensor = self.head(hidden)
+        logits: Tensor = self.output_layer(hidden)
         return logits
 
     def _draw(self, hidden: Tensor) -> None:

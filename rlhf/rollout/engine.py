@@ -21,7 +21,7 @@ from rlhf.models.lean.trunk import RoleTrunk
 from rlhf.models.model import Model, mixed_precision
 from rlhf.process import distributed
 from rlhf.rollout.decoding import Decoding, Sampling, ValueFn
-from rlhf.rollout.library_decoding import LibraryDecoding, attention, fast_layers
+from rlhf.rollout.library_decoding import LibraryDecoding, fast_layers, using_attention
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 
 Phase = Callable[[str], AbstractContextManager[Any]]  # gives the block in which a phase of this name runs
@@ -50,8 +50,9 @@ def sample(
     phase: marks the blocks `prefill` and `decode`.
     replicate: every rank decodes all prompts in lockstep, needed for a model that the Trainer has sharded (FSDP,
         ZeRO-3).
-    trunk: the lean trunk and the role that samples. It decodes in float32 on a CPU; other devices and types use the
-        model's own layers. The caller holds its weights merged (`Trunk.merging`).
+    trunk: the lean trunk and the role that samples. It decodes if it can merge weights (`Trunk.merges`: in float32 on a
+        CPU, without 4-bit weights), and the model's own layers otherwise. The caller holds its weights merged
+        (`Trunk.merging`).
     """
     model.eval()
     device = next(model.parameters()).device
@@ -68,7 +69,7 @@ def sample(
     has_all_weights = not replicate or distributed.world() == 1
     with (
         mixed_precision(model),
-        attention(model, "sdpa"),  # flash attention cannot mask the padding before a short prompt
+        using_attention(model, "sdpa"),  # flash attention cannot mask the padding before a short prompt
         fast_layers(model, sampling, whole=has_all_weights and not lean),  # the lean trunk does not call the layers
     ):
         for at in range(0, len(order), at_once):

@@ -122,8 +122,8 @@ class LibraryDecoding(Decoding):  # rlhf/memory/seams.py replaces __init__ in a 
     def _worth_dropping(self, step: int, left: int) -> bool:
         """Return whether to continue with only the `left` rows that have not ended.
 
-        True when at most half of the rows are left. Where steps are captured, the keys and values that need not be read
-        any more must also be worth another capture.
+        True when at most half of the rows are left. Where steps are captured, what need not be read any more must also
+        outweigh another capture.
         """
         if left > len(self.rows) // 2:
             return False
@@ -214,7 +214,7 @@ def fast_layers(model: Model, sampling: Sampling, whole: bool = True) -> Iterato
 
 
 @contextmanager
-def attention(model: Model, name: str) -> Iterator[None]:
+def using_attention(model: Model, name: str) -> Iterator[None]:
     """Use another attention implementation inside the block."""
     usual = model.config._attn_implementation
     if usual in (name, "eager"):

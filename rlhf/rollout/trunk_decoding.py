@@ -1,4 +1,4 @@
-"""Decoding with the lean trunk, for float32 on a CPU: merged weights, and a prompt's keys and values kept once."""
+"""Decoding with the lean trunk, where it can merge weights; a prompt's keys and values are kept once."""
 
 from collections.abc import Sequence
 
@@ -52,5 +52,5 @@ class TrunkDecoding(Decoding):
         return self.results
 
     def logits(self, hidden: Tensor) -> Tensor:
-        plain = type(self.head) is torch.nn.Linear and getattr(self.head, "bias", None) is None
-        return matmul(hidden, self.head.weight.t()) if plain else super().logits(hidden)
+        plain = type(self.output_layer) is torch.nn.Linear and getattr(self.output_layer, "bias", None) is None
+        return matmul(hidden, self.output_layer.weight.t()) if plain else super().logits(hidden)

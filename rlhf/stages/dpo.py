@@ -59,7 +59,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         shared = SharedBase(load_base(run, device), roles, lean=recipe.hardware.trunk == "lean")
         check_sampling(shared.base, codec)
         before, after = (
-            measure(shared, role, codec, prompts, evaluation, seed=recipe.seed, truth=truth)
+            measure(shared, role, codec, prompts, evaluation, seed=recipe.seed, with_true_reward=truth)
             for role in ("reference", "policy")
         )
         preferred = preference_accuracy(shared, codec, heldout, 2 * options.per_device_train_batch_size)

@@ -14,8 +14,8 @@ from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import Codec
 from rlhf.evaluation.likelihood import perplexity
 from rlhf.evaluation.policies import (
+    EvaluationRewards,
     PolicySamples,
-    RewardFn,
     further_metrics,
     gains_over_base,
     gains_over_sft,
@@ -82,7 +82,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
                 prompts,
                 settings,
                 seed=recipe.seed,
-                truth=truth,
+                with_true_reward=truth,
                 samples_per_prompt=options.num_samples,
                 reward_fn=_reward_fn(reward_sums) if reward_sums else None,
             )
@@ -105,7 +105,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     return Result(metrics, telemetry.costs(), (codec.prompt_text(prompts[0]), texts))
 
 
-def _reward_fn(reward_sums: Sequence[RewardSum]) -> RewardFn:
+def _reward_fn(reward_sums: Sequence[RewardSum]) -> EvaluationRewards:
     """Return the function that gives every reward of RLOO and GRPO by name.
 
     Where two stages give one name to different functions, the name begins with the stage.
@@ -194,8 +194,8 @@ def _rows(
             answer: JsonObject = {"response": policy.texts[i]}
             if policy.scores is not None:
                 answer["score"] = policy.scores[i].item()
-            if policy.truths is not None:
-                answer["true_reward"] = policy.truths[i].item()
+            if policy.true_rewards is not None:
+                answer["true_reward"] = policy.true_rewards[i].item()
             row[name] = answer
         rows.append(row)
     return rows

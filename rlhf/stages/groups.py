@@ -69,9 +69,9 @@ class Rewarded:
 class Batch(TrainingBatch):
     """Responses of one step and their tensors: (B, R) unless noted, with 0 after the end of a response."""
 
-    logp: Tensor  # under the policy that sampled
+    old_logp: Tensor  # in nats, under the policy that sampled
     ref_logp: Tensor | None  # under the reference; None where beta is 0
-    kl: Tensor | None
+    kl: Tensor | None  # from the reference, in nats
     rewards: Tensor  # (B,) with the KL where it is in the reward
     advantages: Tensor  # (B,)
     token_counts: Tensor  # (B,) of each response, those that count in the loss
@@ -169,18 +169,18 @@ def make_batch(learner: "Learner", rewarded: Rewarded) -> Batch:
 
     if options.old_logprobs == "rollout":
         assert rollout.logprobs is not None
-        logp = zero_pads(rollout.logprobs, rollout.mask)
+        old_logp = zero_pads(rollout.logprobs, rollout.mask)
     else:
-        (logp,) = scoring.per_token(shared, "policy", rollout, options.score_rows, logprobs_of_tokens)
+        (old_logp,) = scoring.per_token(shared, "policy", rollout, options.score_rows, logprobs_of_tokens)
     ref_logp, kl = None, None
     rewards = rewarded.rewards.to(shared.device)
     if options.beta:
         (ref_logp,) = scoring.per_token(shared, "reference", rollout, options.score_rows, logprobs_of_tokens)
-        kl = estimate_kl(logp, ref_logp, options.kl_estimator)
+        kl = estimate_kl(old_logp, ref_logp, options.kl_estimator)
         rewards = rewards - learner.state.reward_kl_coef * kl.sum(1)
     return Batch(
         rollout=rollout,
-        logp=logp,
+        old_logp=old_logp,
         ref_logp=ref_logp,
         kl=kl,
         rewards=rewards,
@@ -233,10 +233,10 @@ class Learner:
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics."""
-        micro_batches = self.state.micro_batches(batch.rollout, mini_rows)
+        micro_rows = self.state.micro_batch_rows(batch.rollout, mini_rows)
         token_count = batch.token_counts[mini_rows].sum()
         add_gradient = partial(self._add_gradient, responses=len(mini_rows), token_count=token_count)
-        return self.state.sum_of(self.state.accumulate("policy", batch, micro_batches, add_gradient))
+        return self.state.sum_of(self.state.accumulate("policy", batch, micro_rows, add_gradient))
 
     def _add_gradient(self, micro: Batch, responses: int, token_count: Tensor) -> dict[str, float]:
         """Add the gradient of one micro-batch. Return its share of the statistics.
@@ -250,11 +250,11 @@ class Learner:
         logp, entropy = self.shared.logprobs_and_entropies(
             hidden, micro.rollout, options.temperature, differentiable=options.entropy_coef > 0
         )
-        log_ratio = log_ratios(logp, micro.logp, mask, options.importance_sampling_level)
+        log_ratio = log_ratios(logp, micro.old_logp, mask, options.importance_sampling_level)
         high = options.epsilon if options.epsilon_high is None else options.epsilon_high
         loss, sums = clipped_loss(log_ratio, micro.advantages, weights, mask, options.epsilon, high)
         entropy_share = zero_pads(entropy, mask).sum() * per_token
-        moved = (zero_pads(logp.detach() - micro.logp, mask) ** 2).sum() / 2
+        moved = (zero_pads(logp.detach() - micro.old_logp, mask) ** 2).sum() / 2
         stats = {
             "loss/policy_avg": loss,
             "policy/entropy_avg": entropy_share,
@@ -285,10 +285,10 @@ def batch_metrics(batch: Batch, rewarded: Rewarded, learner: Learner) -> dict[st
         **{f"rewards/{name}": raw.mean() for name, raw in rewarded.by_name.items()},
         "groups/reward_sd": groups.std(1).mean(),
         "groups/no_signal": (~has_signal(groups)).float().mean(),
-        "policy/entropy_estimate": -masked_mean(batch.logp, mask),
+        "policy/entropy_estimate": -masked_mean(batch.old_logp, mask),
         "response/length": rollout.response_length.float().mean(),
         "response/eos_rate": rollout.ended.float().mean(),
-        **scoring.sampling_mismatch(rollout, batch.logp),
+        **scoring.sampling_mismatch(rollout, batch.old_logp),
     }
     if batch.kl is not None:
         metrics |= {

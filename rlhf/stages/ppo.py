@@ -49,12 +49,12 @@ SIGMOID_NORM = ScoreNorm(mean=-2.0, sd=4.0)
 class Batch(TrainingBatch):
     """Rollouts of one step and their tensors: (B, R) unless noted, with 0 after the end of a response."""
 
-    logp: Tensor  # under the policy that sampled
+    old_logp: Tensor  # in nats, under the policy that sampled
     ref_logp: Tensor  # under the reference
     values: Tensor  # the critic's, before the update
     scores: Tensor  # (B,) the reward model's, raw
     shaped_scores: Tensor  # (B,) as they enter the rewards
-    kl: Tensor
+    kl: Tensor  # from the reference, in nats
     rewards: Tensor
     advantages: Tensor
     returns: Tensor
@@ -101,12 +101,12 @@ def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
 
     # Layers below the first adapter give all roles the same states; `hardware.trunk: lean` computes these once.
     rollout = scoring.with_lower_states(shared, rollout, options.score_rows)
-    logp, values = policy_logprobs_and_values(learner, rollout)
+    old_logp, values = policy_logprobs_and_values(learner, rollout)
     logprobs_of_tokens = scoring.logprobs_of_tokens(shared, options.temperature)
     (ref_logp,) = scoring.per_token(shared, "reference", rollout, options.score_rows, logprobs_of_tokens)
     scores = scoring.reward_scores(shared, rollout, options.score_rows)
 
-    kl = estimate_kl(logp, ref_logp, options.kl_estimator)
+    kl = estimate_kl(old_logp, ref_logp, options.kl_estimator)
     shaped_scores = shape_scores(
         scores,
         rollout.ended,
@@ -125,7 +125,7 @@ def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
         advantages = whiten(advantages, mask)
     return Batch(
         rollout=rollout,
-        logp=logp,
+        old_logp=old_logp,
         ref_logp=ref_logp,
         values=values,
         scores=scores,
@@ -145,17 +145,17 @@ def policy_logprobs_and_values(learner: "Learner", rollout: Rollout) -> tuple[Te
     values: Tensor | None = None
     if options.old_logprobs == "rollout":  # both were kept while sampling, values if the critic shares the trunk
         assert rollout.logprobs is not None
-        logp = zero_pads(rollout.logprobs, mask)
+        old_logp = zero_pads(rollout.logprobs, mask)
         values = None if rollout.values is None else zero_pads(rollout.values, mask)
     elif learner.critic_shares_trunk:  # one forward pass gives both
-        logp, values = scoring.per_token(
+        old_logp, values = scoring.per_token(
             shared, "policy", rollout, options.score_rows, logprobs_of_tokens, values_of_tokens
         )
     else:
-        (logp,) = scoring.per_token(shared, "policy", rollout, options.score_rows, logprobs_of_tokens)
+        (old_logp,) = scoring.per_token(shared, "policy", rollout, options.score_rows, logprobs_of_tokens)
     if values is None:  # the critic has an adapter, and so a forward pass of its own
         (values,) = scoring.per_token(shared, "value", rollout, options.score_rows, values_of_tokens)
-    return logp, values
+    return old_logp, values
 
 
 # -- 5 update ----------------------------------------------------------------------------------------------------------
@@ -215,13 +215,13 @@ class Learner:
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics."""
-        micro_batches = self.state.micro_batches(batch.rollout, mini_rows)
+        micro_rows = self.state.micro_batch_rows(batch.rollout, mini_rows)
         token_count = batch.rollout.response_length[mini_rows].sum()
         add_policy = partial(self._add_policy_gradient, token_count=token_count)
-        parts = self.state.accumulate("policy", batch, micro_batches, add_policy)
+        parts = self.state.accumulate("policy", batch, micro_rows, add_policy)
         if not self.critic_shares_trunk:
             add_critic = partial(self._add_critic_gradient, token_count=token_count)
-            parts += self.state.accumulate("value", batch, micro_batches, add_critic)
+            parts += self.state.accumulate("value", batch, micro_rows, add_critic)
         return self.state.sum_of(parts)
 
     def _add_policy_gradient(self, micro: Batch, token_count: Tensor) -> dict[str, float]:
@@ -254,7 +254,7 @@ class Learner:
         logp, entropy = self.shared.logprobs_and_entropies(
             hidden, micro.rollout, options.temperature, differentiable=options.entropy_coef > 0
         )
-        loss, clipping = ppo_policy_loss(logp, micro.logp, micro.advantages, mask, options.cliprange)
+        loss, clipping = ppo_policy_loss(logp, micro.old_logp, micro.advantages, mask, options.cliprange)
         mean_entropy = masked_mean(entropy, mask)
         stats = {
             "loss/policy_avg": loss,
@@ -300,10 +300,10 @@ def batch_metrics(batch: Batch, learner: Learner) -> dict[str, float]:
         "objective/scores_shaped": batch.shaped_scores.mean(),
         "objective/non_score_reward": -learner.state.reward_kl_coef * kl_per_response.mean(),
         "objective/rlhf_reward": batch.rewards.sum(1).mean(),
-        "policy/entropy_estimate": -masked_mean(batch.logp, mask),
+        "policy/entropy_estimate": -masked_mean(batch.old_logp, mask),
         "val/explained_variance": explained_variance(batch.values, batch.returns, mask),
         "response/length": batch.rollout.response_length.float().mean(),
         "response/eos_rate": batch.rollout.ended.float().mean(),
-        **scoring.sampling_mismatch(batch.rollout, batch.logp),
+        **scoring.sampling_mismatch(batch.rollout, batch.old_logp),
     }
     return {name: value.item() for name, value in metrics.items()} | {"objective/kl_coef": learner.state.kl_coef}

@@ -81,7 +81,7 @@ def test_a_folder_of_recipes_is_named_by_option_or_variable(installed, tmp_path)
     assert found.returncode == 2
     assert found.stderr == "error: --hw 4090: no default recipe in mine; hardware there: cpu\n"
     found = run(installed, tmp_path, "recipes", "--recipe-root", "nowhere")
-    assert found.returncode == 1 and "nowhere: no recipes there; --recipe-root or RLHF_RECIPES names" in found.stderr
+    assert found.returncode == 2 and "nowhere: no recipes there; --recipe-root or RLHF_RECIPES names" in found.stderr
 
 
 def test_a_shell_gets_its_completion(installed, tmp_path):

@@ -161,7 +161,7 @@ def test_the_move_of_the_policy_is_that_of_a_loop(run, rollout):
             weight.add_(0.02 * torch.randn(weight.shape))
     moved = make_batch(made, rewarded(rollout))
     lengths = rollout.response_length.tolist()
-    pairs = zip(moved.logp.tolist(), batch.logp.tolist(), lengths, strict=True)
+    pairs = zip(moved.old_logp.tolist(), batch.old_logp.tolist(), lengths, strict=True)
     squares = [(a - b) ** 2 for new, old, n in pairs for a, b in zip(new[:n], old[:n], strict=True)]
     assert made.update(batch)["policy/approxkl_avg"] == pytest.approx(sum(squares) / 2 / len(squares), rel=1e-3)
 

@@ -72,7 +72,7 @@ def test_the_rows_that_are_scored_together_decide_speed_and_not_the_result(run, 
     sizes.clear()
     together = make_batch(new_learner(run, kind, per_device_train_batch_size=2, score_batch_size=8), rollout)
     assert sizes == [8] * passes
-    for name in ("logp", "ref_logp", "values", "rewards", "advantages", "returns"):
+    for name in ("old_logp", "ref_logp", "values", "rewards", "advantages", "returns"):
         assert (getattr(usual, name) - getattr(together, name))[rollout.mask].abs().max() < 2e-5, name
     assert (usual.scores - together.scores).abs().max() < 2e-5
 
@@ -114,9 +114,9 @@ def test_the_lean_trunk_changes_rounding_only(run, rollout, kind):
     a, stats, batch = updated(run, rollout, kind, **passes)
     b, lean_stats, lean_batch = updated(run, rollout, kind, lean=True, **passes)
     assert (a - updated(run, rollout, kind, learning_rate=1e-12, value_learning_rate=1e-12)[0]).abs().mean() > 1e-4
-    for name in ("logp", "ref_logp", "values", "scores"):
+    for name in ("old_logp", "ref_logp", "values", "scores"):
         assert_close(getattr(batch, name), getattr(lean_batch, name), largest=2e-5, mean=2e-6)
-    assert not torch.equal(batch.logp, lean_batch.logp), "another forward pass"
+    assert not torch.equal(batch.old_logp, lean_batch.old_logp), "another forward pass"
     assert_close(a, b, largest=5e-5, mean=1e-6)
     for name, value in stats.items():
         assert lean_stats[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
@@ -215,7 +215,9 @@ def test_metrics_of_a_batch_row_by_row(run, rollout, kl_penalty):
     batch = make_batch(learner, rollout)
     found = batch_metrics(batch, learner)
     lengths = rollout.response_length.tolist()
-    logp, ref = ([row[:n].tolist() for row, n in zip(x, lengths, strict=True)] for x in (batch.logp, batch.ref_logp))
+    logp, ref = (
+        [row[:n].tolist() for row, n in zip(x, lengths, strict=True)] for x in (batch.old_logp, batch.ref_logp)
+    )
     kl = [[(a - b) ** 2 / 2 for a, b in zip(*rows, strict=True)] for rows in zip(logp, ref, strict=True)]
     per_response, per_token = sum(map(sum, kl)) / len(kl), sum(map(sum, kl)) / sum(lengths)
     shaped = batch.shaped_scores.mean().item()
@@ -265,7 +267,7 @@ def test_log_probabilities_and_values_may_come_from_the_rollout(run, codec, kind
     assert (rollout.values is None) == (kind == "adapter")  # a critic of its own needs a pass of its own
     taken = make_batch(learner, rollout)
     assert rollout.logprobs is not None
-    assert torch.equal(taken.logp[rollout.mask], rollout.logprobs[rollout.mask])
+    assert torch.equal(taken.old_logp[rollout.mask], rollout.logprobs[rollout.mask])
     again = new_learner(run, kind, response_length=8, temperature=0.7)
     for mine, theirs in zip(
         (*again.policy_parameters, *again.critic_parameters),
@@ -274,7 +276,7 @@ def test_log_probabilities_and_values_may_come_from_the_rollout(run, codec, kind
     ):
         mine.data.copy_(theirs)
     recomputed = make_batch(again, rollout)
-    for name in ("logp", "values", "rewards", "advantages"):
+    for name in ("old_logp", "values", "rewards", "advantages"):
         assert (getattr(taken, name) - getattr(recomputed, name)).abs().max() < 2e-5, name
     found = batch_metrics(recomputed, again)
     assert 0 < found["rollout/logprob_diff_avg"] <= found["rollout/logprob_diff_max"] < 2e-5
@@ -323,7 +325,7 @@ def test_at_the_first_update_the_ratio_is_one_and_the_loss_minus_the_mean_advant
 def test_at_the_start_the_policy_is_the_reference(run, rollout):
     learner = new_learner(run)
     batch = make_batch(learner, rollout)
-    assert torch.equal(batch.logp, batch.ref_logp)
+    assert torch.equal(batch.old_logp, batch.ref_logp)
     assert batch_metrics(batch, learner)["objective/kl"] == 0
 
 
@@ -354,9 +356,9 @@ def test_roles_are_what_plain_peft_makes_of_the_saved_adapters(run, rollout, cod
             logp = sft(input_ids=ids).logits.log_softmax(-1)[0, start - 1 : -1]
             score = rm(input_ids=ids).logits.item()
         picked = logp.gather(1, ids[0, start:, None]).squeeze(1)
-        assert batch.logp[row, :length].tolist() == pytest.approx(picked.tolist(), abs=2e-5)
+        assert batch.old_logp[row, :length].tolist() == pytest.approx(picked.tolist(), abs=2e-5)
         assert batch.scores[row].item() == pytest.approx(score, abs=2e-5)
-        assert not batch.logp[row, length:].any()
+        assert not batch.old_logp[row, length:].any()
 
 
 def test_the_critic_with_its_own_adapter_starts_as_the_normalised_score(run, rollout):
@@ -494,6 +496,6 @@ def test_rows_of_a_rollout_keep_their_tokens(rollout):
 
 def test_unused_slots_of_a_batch_are_zero(run, rollout):
     batch: Batch = make_batch(new_learner(run), rollout)
-    tensors = (batch.logp, batch.ref_logp, batch.values, batch.kl, batch.rewards, batch.advantages, batch.returns)
+    tensors = (batch.old_logp, batch.ref_logp, batch.values, batch.kl, batch.rewards, batch.advantages, batch.returns)
     for tensor in tensors:
         assert not tensor[~rollout.mask].any()

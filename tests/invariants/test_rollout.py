@@ -20,9 +20,9 @@ from rlhf.rollout.library_decoding import (
     WINDOW_BY_DEVICE,
     LibraryDecoding,
     Window,
-    attention,
     fast_layers,
     round_up,
+    using_attention,
 )
 from tests.decoding_models import activated, adapted
 from tests.oracle.dense import token_logprobs
@@ -300,6 +300,6 @@ def test_the_usual_attention_comes_back_after_sampling(model, monkeypatch):
     used: list[str] = []
     monkeypatch.setattr(model, "set_attn_implementation", used.append)
     monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
-    with attention(model, "sdpa"):
+    with using_attention(model, "sdpa"):
         assert used == ["sdpa"]
     assert used == ["sdpa", "flash_attention_2"]

@@ -90,7 +90,7 @@ def test_the_lower_layers_run_once_for_all_roles_and_passes(run, rollout, counte
         patch.setattr(scoring, "with_lower_states", lambda shared, rollout, size: rollout)
         c, _, _ = updated(run, rollout, kind, lean=True, **passes)
     assert counted[0] == 2 + of_roles + 4 * (1 if kind == "head" else 2)
-    for name in ("logp", "ref_logp", "values", "scores"):
+    for name in ("old_logp", "ref_logp", "values", "scores"):
         assert_close(getattr(batch, name), getattr(shared_batch, name), largest=2e-5, mean=2e-6)
     assert_close(a, b, largest=5e-5, mean=1e-6)
     assert_close(b, c, largest=5e-5, mean=1e-6)

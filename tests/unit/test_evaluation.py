@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,7 +134,7 @@ def measured(scores: list[float] | None, truths: list[float] | None = None, leng
         ended=torch.tensor([True, True, True, False]),
         kl=0.25,
         scores=None if scores is None else torch.tensor(scores),
-        truths=None if truths is None else torch.tensor(truths),
+        true_rewards=None if truths is None else torch.tensor(truths),
     )
 
 
@@ -155,6 +156,13 @@ def test_the_sample_of_a_stage_is_the_first_answer_that_changed_with_its_scores(
     assert shown == ("what?", {"SFT (score 0.00)": "text", "PPO (score 1.25)": "new"})
     unscored = policies.sample_of(Prompts(), prompts, measured(None), after, "dpo")
     assert list(unscored[1]) == ["SFT", "DPO (score 1.25)"]
+
+
+def test_the_sample_of_several_to_a_prompt_names_its_own_prompt():
+    prompts = [(Message("user", text),) for text in ("a?", "b?")]
+    before, after = (replace(measured([0.0, 0.0, 0.0, 0.0]), samples_per_prompt=2) for _ in range(2))
+    after.texts[2:4] = ["new", "newer"]
+    assert policies.sample_of(Prompts(), prompts, before, after, "ppo")[0] == "b?"
 
 
 def test_gains_are_in_standard_deviations_of_sft():
@@ -209,10 +217,10 @@ def repeated(one: PolicySamples, times: int) -> PolicySamples:
     def again(x: Tensor) -> Tensor:
         return x.repeat_interleave(times)
 
-    assert one.scores is not None and one.truths is not None
+    assert one.scores is not None and one.true_rewards is not None
     texts = [text for text in one.texts for _ in range(times)]
     return PolicySamples(
-        texts, again(one.lengths), again(one.ended), one.kl, again(one.scores), again(one.truths), times
+        texts, again(one.lengths), again(one.ended), one.kl, again(one.scores), again(one.true_rewards), times
     )
 
 

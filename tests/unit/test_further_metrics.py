@@ -36,7 +36,7 @@ def measured(scores: list[float], lengths: list[int], truths: list[float] | None
         ended=torch.ones(len(scores), dtype=torch.bool),
         kl=0.0,
         scores=torch.tensor(scores),
-        truths=None if truths is None else torch.tensor(truths),
+        true_rewards=None if truths is None else torch.tensor(truths),
     )
 
 

@@ -6,7 +6,7 @@ from rlhf.data.load import Prompt, Split
 from rlhf.data.tokenize import Codec
 from rlhf.recipe import OnlineOptions
 
-ANOTHER_ORDER = 1_000_003  # added to the seed for prompts that replace others: an order of their own
+REPLACEMENT_SEED_OFFSET = 1_000_003  # added to the seed for prompts that replace others: an order of their own
 
 
 class OnlinePrompts:
@@ -32,7 +32,7 @@ class OnlinePrompts:
 
     def replacements(self, step: int, attempt: int, count: int) -> list[int]:
         """Return the indices of training prompts that replace `count` prompts of a step; other ones at each attempt."""
-        return prompt_order(len(self.train), step, count, self.seed + ANOTHER_ORDER * (attempt + 1))
+        return prompt_order(len(self.train), step, count, self.seed + REPLACEMENT_SEED_OFFSET * (attempt + 1))
 
 
 def prompt_order(count: int, step: int, batch_size: int, seed: int) -> list[int]:

@@ -51,6 +51,7 @@ class Session:
         self.client = vllm.Client(options.vllm_url) if options.vllm_url else None
         self.codec = load_codec(run)
         self.prompts, self.reward_sum = self._read_prompts()
+        run.describe(cuts={"prompts_cut": self.prompts.cut})
         torch.manual_seed(self.recipe.seed)
         with self.phase("load"):
             self.shared = self._load_models()
@@ -67,7 +68,6 @@ class Session:
             reward_sum = RewardSum(stage, options, corpus.answers(), self.codec)
             split = reward_sum.usable(split)
         prompts = OnlinePrompts(split, self.codec, options, self.recipe.seed)
-        self.run.describe(cuts={"prompts_cut": prompts.cut})
         return prompts, reward_sum
 
     def _load_models(self) -> SharedBase:
@@ -147,7 +147,14 @@ class Session:
         seed = self.recipe.seed
         with self.phase("evaluate"):
             return measure(
-                self.shared, role, self.codec, prompts, self.sampling, seed=seed, truth=truth, reward_fn=reward_fn
+                self.shared,
+                role,
+                self.codec,
+                prompts,
+                self.sampling,
+                seed=seed,
+                with_true_reward=truth,
+                reward_fn=reward_fn,
             )
 
     def shard(self) -> None:
@@ -183,7 +190,7 @@ class Session:
         run, options = self.run, self.options
         if distributed.world() == 1:
             self.telemetry.note_components(self.shared.peft, state.optimizer)
-        best = distributed.from_main(lambda: choose_online_checkpoints(run, options))
+        best = distributed.from_main(lambda: choose_online_checkpoints(run, options))  # a resumed run may take no step
         if options.adapter == "best" and best is None:
             limit = options.best_kl_limit
             within = "" if limit is None else f" within best_kl_limit: {limit} nats/token"

@@ -108,7 +108,7 @@ class TrainState:
             self.optimizer.zero_grad()
         self.shared.gather()  # not after an error, when other processes would not take part
 
-    def micro_batches(self, rollout: Rollout, mini_rows: Tensor) -> list[Tensor]:
+    def micro_batch_rows(self, rollout: Rollout, mini_rows: Tensor) -> list[Tensor]:
         """Return the rows of the batch that form each of this process's micro-batches of a minibatch."""
         size = self.options.per_device_train_batch_size
         return [mini_rows[index] for index in rollout.rows(mini_rows).sharded_by_length(size)]
@@ -117,12 +117,12 @@ class TrainState:
         self,
         role: TrainedRole,
         batch: BatchT,
-        micro_batches: Sequence[Tensor],
+        micro_rows: Sequence[Tensor],
         add_gradient: Callable[[BatchT], dict[str, float]],
     ) -> list[dict[str, float]]:
         """Let `add_gradient` add the gradient of each micro-batch while `role` is active. Return what it returns."""
         with self.shared.role(role):
-            return [add_gradient(batch.rows(rows)) for rows in micro_batches]
+            return [add_gradient(batch.rows(rows)) for rows in micro_rows]
 
     def sum_of(self, parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """Return the sums of the statistics of micro-batches, over all processes."""
