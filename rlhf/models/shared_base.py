@@ -83,7 +83,10 @@ class SharedBase:
         self.score_head = _head(head).to(self.device).requires_grad_(False)
 
     def add_value(self, kind: CriticKind, rm_dir: Path, mean: float, sd: float) -> None:
-        """Add the critic: `head` on the policy, or `adapter`, which starts as the reward model's normalised score."""
+        """Add the critic: `head` on the policy, or `adapter`, which starts as the reward model's normalised score.
+
+        `mean` and `sd` are those of the reward model's scores.
+        """
         hidden = self.base.config.hidden_size
         self.value_head = nn.Linear(hidden, 1)
         nn.init.zeros_(self.value_head.weight)
@@ -196,6 +199,7 @@ class SharedBase:
         return self._hidden_at(rollout.ids, rollout.predictors)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits (…, vocabulary) of the next token from final-norm hidden states (…, H)."""
         logits: Tensor = self.base.get_output_embeddings()(hidden)
         return logits if self.logit_scale == 1.0 else logits * self.logit_scale
 
@@ -302,6 +306,7 @@ def _adapter_of(name: str) -> str | None:
 
 
 def _head(weight: Tensor) -> nn.Linear:
+    """Return a scalar head without bias, float32, with a copy of `weight` (1, H)."""
     head = nn.Linear(weight.shape[1], 1, bias=False)
     with torch.no_grad():
         head.weight.copy_(weight.float())

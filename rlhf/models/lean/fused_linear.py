@@ -7,9 +7,9 @@ A group of linear layers with the same input is one node:
     gate, up    rms_norm(x) W^T + b
     down        (silu(g) * u) W^T + b + residual          of x = [g, u]
 
-with W_i + s_i B_i A_i for the weight of each layer i of the group. A node keeps its input, and what a norm of heads is
-given; the backward pass computes the norm or the activation function again. With z the input of the product and dy the
-gradient of its result,
+with W_i + s_i B_i A_i for the weight of each layer i of the group (LoRA, arXiv 2106.09685). A node saves its input and,
+with `HeadNorm`, that norm's input; the backward pass computes the norm or the activation function again. With z the
+input of the product and dy the gradient of its result,
 
     dB_i = s_i dy_i^T (z A_i^T)      dA_i = s_i (dy_i B_i)^T z      dz = sum_i dy_i (W_i + s_i B_i A_i)
 
@@ -45,8 +45,10 @@ class AdaptedLinear(NamedTuple):
         return unpacked(self.layer).to(dtype)
 
 
-def adapted_linear(layer: Any, role: str) -> AdaptedLinear:
+def adapted_linear(layer: nn.Module, role: str) -> AdaptedLinear:
+    """Return a linear layer with the adapter that it has for `role`, if it has one."""
     if not isinstance(layer, LoraLayer):
+        assert isinstance(layer, nn.Linear)
         return AdaptedLinear(layer)
     base: Any = layer.get_base_layer()
     if role not in layer.lora_A:
@@ -67,7 +69,7 @@ class InputOp:
 
 
 class Norm(InputOp):
-    """RMSNorm: z = w * x / sqrt(mean(x^2) + eps), in float32, rounded once."""
+    """RMSNorm (arXiv 1910.07467): z = w * x / sqrt(mean(x^2) + eps), in float32, rounded once."""
 
     def __init__(self, weight: Tensor, eps: float):
         self.weight, self.eps = weight, eps
@@ -86,7 +88,7 @@ class Norm(InputOp):
 
 
 class SwiGLU(InputOp):
-    """SwiGLU: z = silu(g) * u of x = [g, u]."""
+    """SwiGLU (arXiv 2002.05202): z = silu(g) * u of x = [g, u]."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = x.chunk(2, -1)
@@ -103,7 +105,7 @@ class SwiGLU(InputOp):
 
 
 class Rotary(NamedTuple):
-    """Rotary embedding of the first `heads` heads of each token, after a product.
+    """Rotary embedding (arXiv 2104.09864) of the first `heads` heads of each token, after a product.
 
     Pairs (x_j, x_{j + D/2}) turn by the angles whose cosines and sines (1 or B, T, D/2) are given.
     """
@@ -172,6 +174,7 @@ class LinearGroup(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
+        """Return the number of outputs of each layer."""
         return [part.layer.out_features for part in self.parts]
 
     def forward(self, z: Tensor) -> Tensor:

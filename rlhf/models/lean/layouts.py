@@ -42,7 +42,7 @@ class SharedPrompts:
 
     The last token of a response predicts nothing and is left out. The states of the prompts' last tokens and of all
     response tokens are needed. `groups` (B,) has the number of the prompt of each row of `rollout`, equal ones side by
-    side. The packed row is padded to the length that `round_up` returns for its own.
+    side. The packed row is padded to `round_up(length)`.
     """
 
     selects = True

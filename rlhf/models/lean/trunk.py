@@ -148,7 +148,7 @@ class Trunk:
 
     @property
     def rounds(self) -> bool:
-        """Return whether row counts are rounded up to one of few: oneDNN compiles code for each that it meets."""
+        """Return whether shapes are padded to few sizes, because oneDNN compiles code for every new one."""
         weight = self.decoder.embed_tokens.weight
         return weight.dtype == torch.float32 and MERGES_BY_DEVICE[weight.device.type]
 
