@@ -82,9 +82,9 @@ class Norm(InputOp):
 
     def backward(self, dz: Tensor, x: Tensor, saved: Tensor) -> Tensor:
         """dx = scale * (g - x * scale^2 * mean(g * x)) with g = w * dz."""
-        wide, slope = at_least_float32(x), dz * at_least_float32(self.weight)
-        mean = torch.linalg.vecdot(slope, wide).div_(x.shape[-1]).unsqueeze(-1)
-        return slope.addcmul_(wide, mean.mul_(saved).mul_(saved), value=-1).mul_(saved).to(x.dtype)
+        wide, weighted = at_least_float32(x), dz * at_least_float32(self.weight)
+        mean = torch.linalg.vecdot(weighted, wide).div_(x.shape[-1]).unsqueeze(-1)
+        return weighted.addcmul_(wide, mean.mul_(saved).mul_(saved), value=-1).mul_(saved).to(x.dtype)
 
 
 class SwiGLU(InputOp):
@@ -159,9 +159,9 @@ class HeadNorm(NamedTuple):
 OutputOp = Rotary | HeadNorm
 
 
-def heads_of(x: Tensor, size: int) -> Tensor:
-    """Return x (B, T, heads * size) as (B, T, heads, size)."""
-    return x.view(*x.shape[:-1], x.shape[-1] // size, size)
+def heads_of(x: Tensor, head_dim: int) -> Tensor:
+    """Return x (B, T, heads * head_dim) as (B, T, heads, head_dim)."""
+    return x.view(*x.shape[:-1], x.shape[-1] // head_dim, head_dim)
 
 
 class LinearGroup(NamedTuple):
@@ -198,7 +198,7 @@ class LinearGroup(NamedTuple):
         columns = dy.split(self.sizes, 1)
         adapted = [(part, d) for part, d in zip(self.parts, columns, strict=True) if part.adapter]
         # (r, N) each: s B^T dy^T. On a CPU the product with few rows is 2 to 4 times as fast as that with few columns.
-        slopes = [torch.mm(part.adapter[1].to(d.dtype).t(), d.t()).mul_(part.scaling) for part, d in adapted]
+        low_gradients = [torch.mm(part.adapter[1].to(d.dtype).t(), d.t()).mul_(part.scaling) for part, d in adapted]
         dz = None
         if needs_input and self.merged is not None:
             dz = matmul(dy, self.merged)
@@ -206,11 +206,11 @@ class LinearGroup(NamedTuple):
             dz = matmul(columns[0], self.parts[0].weight(dy.dtype))
             for part, d in list(zip(self.parts, columns, strict=True))[1:]:
                 dz.addmm_(d, part.weight(d.dtype))
-            for (part, _), slope in zip(adapted, slopes, strict=True):
-                dz.addmm_(slope.t(), part.adapter[0].to(slope.dtype))
+            for (part, _), low_gradient in zip(adapted, low_gradients, strict=True):
+                dz.addmm_(low_gradient.t(), part.adapter[0].to(low_gradient.dtype))
         gradients: list[Tensor] = []
         if adapters:
-            to_a = torch.mm(torch.cat(slopes), z).split([len(slope) for slope in slopes])
+            to_a = torch.mm(torch.cat(low_gradients), z).split([len(x) for x in low_gradients])
             for (part, d), low, da in zip(adapted, self._low(z), to_a, strict=True):
                 a, b = part.adapter
                 gradients += [da.to(a.dtype), torch.mm(low, d).mul_(part.scaling).t().to(b.dtype)]
