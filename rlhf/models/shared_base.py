@@ -74,6 +74,7 @@ class SharedBase:
 
     @property
     def device(self) -> torch.device:
+        """Return the device of the base."""
         return self.base.device
 
     def add_reward(self, rm_dir: Path) -> None:
@@ -222,6 +223,7 @@ class SharedBase:
         return logp, entropies
 
     def _statistics(self, hidden: Tensor, rollout: Rollout, temperature: float, mode: EntropyMode) -> TokenStatistics:
+        """Return log-probabilities and, as `mode` says, entropies of the response tokens."""
         few_sizes = self.lean_trunk is not None and self.lean_trunk.rounds
         return response_statistics(self.base, hidden, rollout, temperature, mode, few_sizes=few_sizes)
 
@@ -256,6 +258,7 @@ class SharedBase:
         return hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
 
     def _lean(self, ids: Tensor, positions: Tensor | None = None, lower_states: Tensor | None = None) -> Tensor:
+        """Return the lean trunk's hidden states of the active role, as `Trunk.hidden`."""
         assert self.lean_trunk is not None and self._active is not None
         return self.lean_trunk.hidden(self._active, ids, positions, lower_states)
 

@@ -621,7 +621,7 @@ def test_more_than_half_malformed_stops_even_when_skipping(write):
     assert "1 of 1 rows" in refusal([write("unknown.jsonl", lines({"id": 1}))], on_bad_row="skip")
 
 
-@pytest.mark.parametrize("option", [{"on_bad_row": "ignore"}, {"format": "csv"}])
+@pytest.mark.parametrize("option", [{"on_bad_row": "ignore"}, {"kind": "csv"}])
 def test_unknown_options_are_refused(write, option):
     with pytest.raises(ValueError, match=r"is one of .*, not '(ignore|csv)'"):
         read([write("a.jsonl", lines(TEXT))], **option)

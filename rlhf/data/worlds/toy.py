@@ -9,9 +9,9 @@ flattering or cut off. Everything that decides the worth of an answer is read ba
     annotator_utility(prompt, response)  the true reward plus the annotator's WEAKNESS for flattery and for length
 
 Of two answers the annotator prefers the first with probability σ((u₁ − u₂) / τ), u the utility (Bradley-Terry). The
-temperature τ is set so that u itself names the preferred answer in a known share of the pairs, 0.74 by default: the
-Bayes accuracy, which no reward model can beat. Because u is not the truth, a policy that climbs a good copy of u far
-enough flatters and rambles: the true reward falls while the learned one still rises.
+temperature τ (`annotator_tau`) is set so that u itself names the preferred answer in a known share of the pairs, 0.74
+by default: the Bayes accuracy, which no reward model can beat. Because u is not the truth, a policy that climbs a good
+copy of u far enough flatters and rambles: the true reward falls while the learned one still rises.
 
 Three assistants write the texts. The careless one answers every pair. Pretraining documents come from a competent one
 and from a modest one, who errs too but mostly says so afterwards ("I may be wrong."). To predict what follows, a

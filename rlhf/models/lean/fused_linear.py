@@ -62,9 +62,11 @@ class InputOp:
     """Step before a product, here the identity. `forward` takes x (N, in) and also returns what `backward` needs."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return z and what `backward` needs."""
         return x, x
 
     def backward(self, dz: Tensor, x: Tensor, saved: Tensor) -> Tensor:
+        """Return the gradient of x, given that of z and what `forward` returned beside it."""
         return dz
 
 
@@ -75,6 +77,7 @@ class Norm(InputOp):
         self.weight, self.eps = weight, eps
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return z (N, in) and 1 / sqrt(mean(x^2) + eps) (N, 1)."""
         wide = at_least_float32(x)
         squares = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
         scale = squares.div_(x.shape[-1]).add_(self.eps).rsqrt_()  # (N, 1)
@@ -91,11 +94,13 @@ class SwiGLU(InputOp):
     """SwiGLU (arXiv 2002.05202): z = silu(g) * u of x = [g, u]."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return z, half as wide as x, and silu(g)."""
         gate, up = x.chunk(2, -1)
         activated = F.silu(gate)
         return activated * up, activated
 
     def backward(self, dz: Tensor, x: Tensor, saved: Tensor) -> Tensor:
+        """Return the gradients of g and u side by side, as x holds them."""
         gate, up = x.chunk(2, -1)
         dx = torch.empty_like(x)
         to_gate, to_up = dx.chunk(2, -1)
@@ -120,6 +125,7 @@ class Rotary(NamedTuple):
         return ()
 
     def backward(self, dy: Tensor) -> Tensor:
+        """Return the gradient of y before the embedding: dy, turned back."""
         return self.rotate_(dy.clone(memory_format=torch.contiguous_format), back=True)
 
     def rotate_(self, y: Tensor, back: bool = False) -> Tensor:
@@ -140,6 +146,7 @@ class HeadNorm(NamedTuple):
     rotary: Rotary
 
     def forward(self, y: Tensor) -> tuple[Tensor, ...]:
+        """Change y (B, T, out) in place; return the norm's input."""
         heads = self._heads(y)
         before = heads.clone()
         heads.copy_(self.norm.forward(before)[0])
@@ -147,12 +154,14 @@ class HeadNorm(NamedTuple):
         return (before,)
 
     def backward(self, dy: Tensor, before: Tensor) -> Tensor:
+        """Return the gradient of y before the norm, whose input was `before`."""
         dy = self.rotary.backward(dy)
         heads = self._heads(dy)
         heads.copy_(self.norm.backward(heads, before, self.norm.forward(before)[1]))
         return dy
 
     def _heads(self, y: Tensor) -> Tensor:
+        """Return the heads (B, T, heads, D) of y that the norm changes."""
         return heads_of(y, 2 * self.rotary.cos.shape[-1])[:, :, : self.rotary.heads]
 
 
@@ -227,6 +236,7 @@ class FusedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, product: LinearGroup, residual: Tensor | None, *adapters: Tensor) -> Tensor:
+        """Return the product, and save what `backward` needs."""
         ctx.product = product
         z, _ = product.before.forward(x.reshape(-1, x.shape[-1]))
         y = product.forward(z)
@@ -237,6 +247,7 @@ class FusedLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, of the residual, and of A and B of each adapter."""
         (x, *after), product, (dy,) = ctx.saved_tensors, ctx.product, gradients
         needs_input, _, needs_residual, *needs_adapters = ctx.needs_input_grad
         to_residual = dy if needs_residual else None
