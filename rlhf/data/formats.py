@@ -92,7 +92,7 @@ class Advice(NamedTuple):
     """Ways out that an error about malformed rows names; they depend on who reads the rows."""
 
     skip: str
-    format: str
+    kind: str
 
 
 RECIPE_ADVICE = Advice(
@@ -109,7 +109,7 @@ def read(
     files: Sequence[str | Path],
     *,
     on_bad_row: OnBadRow = "stop",
-    format: DataFormat = "auto",
+    kind: DataFormat = "auto",
     advice: Advice = RECIPE_ADVICE,
 ) -> Rows:
     """Read JSON lines, JSON arrays (both also gzipped), CSV and Parquet.
@@ -119,7 +119,7 @@ def read(
     if isinstance(files, str) or not files:
         raise UserError(f"data files: {files!r} is not a list of at least one file; name the files in data.files")
     sources = ((str(path), raw.rows(path), partial(sha256, path)) for path in map(Path, files))
-    return parse(sources, on_bad_row=on_bad_row, format=format, advice=advice)
+    return parse(sources, on_bad_row=on_bad_row, kind=kind, advice=advice)
 
 
 Source = tuple[str, Iterable[tuple[str, object]], Callable[[], str]]  # name, (source, row) of each row, hash
@@ -129,11 +129,11 @@ def parse(
     sources: Iterable[Source],
     *,
     on_bad_row: OnBadRow = "stop",
-    format: DataFormat = "auto",
+    kind: DataFormat = "auto",
     advice: Advice = RECIPE_ADVICE,
 ) -> Rows:
     """Parse raw rows; all rows of a source have one kind. Raises UserError as `read` does."""
-    reader = _Reader(on_bad_row, format, advice)
+    reader = _Reader(on_bad_row, kind, advice)
     for name, rows, hash_of_file in sources:
         reader.take(name, rows, hash_of_file)
     return reader.rows()
@@ -146,7 +146,7 @@ def read_hub(
     split: str | None = None,
     data_dir: str | None = None,
     on_bad_row: OnBadRow = "stop",
-    format: DataFormat = "auto",
+    kind: DataFormat = "auto",
 ) -> Rows:
     """Read one split of a data set on the hub at one commit; `name` may also be a local folder that holds a set.
 
@@ -176,7 +176,7 @@ def read_hub(
             digest.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
             yield f"{label}:row {number}", row
 
-    reader = _Reader(on_bad_row, format)
+    reader = _Reader(on_bad_row, kind)
     reader.take(label, rows(), digest.hexdigest)
     return reader.rows()
 
@@ -184,13 +184,13 @@ def read_hub(
 class _Reader:
     """Reader of one file after another, which keeps account of the rows left out."""
 
-    def __init__(self, on_bad_row: OnBadRow, format: DataFormat, advice: Advice = RECIPE_ADVICE):
-        for name, value, choices in (("on_bad_row", on_bad_row, OnBadRow), ("format", format, DataFormat)):
+    def __init__(self, on_bad_row: OnBadRow, kind: DataFormat, advice: Advice = RECIPE_ADVICE):
+        for name, value, choices in (("on_bad_row", on_bad_row, OnBadRow), ("kind", kind, DataFormat)):
             if value not in get_args(choices):
                 raise ValueError(f"{name} is one of {', '.join(get_args(choices))}, not {value!r}")
         self.on_bad_row = on_bad_row
         self.advice = advice
-        self.format = format
+        self.kind = kind
         self.kept: list[Row] = []
         self.left_out: dict[LeftOut, list[str]] = {"prompts differ": [], "identical": [], "empty answer": []}
         self.malformed: list[tuple[str, str]] = []
@@ -198,7 +198,7 @@ class _Reader:
 
     def take(self, name: str, rows: Iterable[tuple[str, object]], sha256: Callable[[], str]) -> None:
         """Parse the (source, row) of one file; `sha256` is called after the last row."""
-        kind: RowKind | None = None if self.format == "auto" else self.format
+        kind: RowKind | None = None if self.kind == "auto" else self.kind
         count = 0
         bad: list[tuple[str, str]] = []
         remaining = iter(rows)
@@ -223,7 +223,7 @@ class _Reader:
         if kind is None or 2 * len(bad) > count:
             raise UserError(
                 f"{name}: {len(bad):,} of {count:,} rows are malformed, more than half: likely the wrong format. "
-                f"{self.advice.format}; the first is {bad[0][0]}: {bad[0][1]}"
+                f"{self.advice.kind}; the first is {bad[0][0]}: {bad[0][1]}"
             )
         self.malformed += bad
         self.files.append(FileReport(name, sha256(), kind, count))
@@ -234,13 +234,13 @@ class _Reader:
         if any(self._usable(value) for _, value in peeked):
             return [self.advice.skip]
         same = [f"The next {len(peeked):,} rows are malformed too"] if len(peeked) > 1 else []
-        return same if isinstance(problem, UnknownColumns) else [*same, self.advice.format]
+        return same if isinstance(problem, UnknownColumns) else [*same, self.advice.kind]
 
     def _usable(self, value: object) -> bool:
         """Return whether a row can be read."""
         try:
             row = row_object(value)
-            parse_row(row, self._checked_kind(row, None if self.format == "auto" else self.format), "")
+            parse_row(row, self._checked_kind(row, None if self.kind == "auto" else self.kind), "")
         except Malformed:
             return False
         return True
@@ -257,7 +257,7 @@ class _Reader:
                     f"`rlhf data convert FILE --rename problem=prompt --to new.jsonl` does that.{hint}"
                 )
             return row_kind
-        if self.format == "auto" and row_kind not in (None, kind):
+        if self.kind == "auto" and row_kind not in (None, kind):
             raise Malformed(
                 f"one {row_kind} row among {kind} rows, which have {', '.join(KEYS[kind])}; "
                 f"this one has {quoted_keys(row)}. Keep one kind in a file, or name it in data.format"

@@ -99,7 +99,7 @@ class Corpus:
     documents: Split[Document]
     examples: Split[Example]
     pairs: Split[PreferencePair]
-    bare_prompts: Split[PromptOnly] = field(default_factory=lambda: Split([], []))  # rows without an answer
+    bare_prompts: Split[PromptOnly] = field(default_factory=lambda: Split([], []))  # prompts without a response
 
     def texts(self, template: Template) -> Split[str]:
         """Return plain texts for pretraining: the documents, or else every dialogue with each of its responses."""
@@ -211,7 +211,7 @@ def _split_rows(rows: formats.Rows, recipe: recipes.Recipe) -> tuple[Corpus, dic
     sides = [split(items, row_key, seed=seed, fraction=fraction) for items in kinds]
     if "leaked" in reasons:
         training, heldout = ([row for side in sides for row in side[n]] for n in (0, 1))
-        removed = {id(row) for row in leaks(training, heldout).training}
+        removed = {id(row) for row in leaks(training, heldout).leaking}
         dropped["leaked"] = len(removed)
         sides = [([row for row in train if id(row) not in removed], heldout) for train, heldout in sides]
     if reasons and not any(train for train, _ in sides):
@@ -240,10 +240,10 @@ def _read(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
             split=data.split,
             data_dir=data.data_dir,
             on_bad_row=data.on_bad_row,
-            format=data.format,
+            kind=data.format,
         )
     if data.source == "files":
-        return formats.read(data.files, on_bad_row=data.on_bad_row, format=data.format)
+        return formats.read(data.files, on_bad_row=data.on_bad_row, kind=data.format)
     # Each combination of settings and generator code has a separate folder.
     if data.source == "lengths":
         assert data.lengths

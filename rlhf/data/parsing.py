@@ -46,7 +46,9 @@ KEYS: dict[RowKind, tuple[str, ...]] = {
     "messages": ("messages",),
     "prompt": ("prompt",),
 }
-LABELS = re.compile(r"(.*_)?(id|uid|uuid|idx|index|hash|source|split|category|task|type|lang|language|topic|tags?)")
+METADATA_COLUMNS = re.compile(
+    r"(.*_)?(id|uid|uuid|idx|index|hash|source|split|category|task|type|lang|language|topic|tags?)"
+)
 
 _ROLES: dict[object, MessageRole] = {
     "system": "system",
@@ -89,11 +91,11 @@ def kind_of(row: dict[str, object]) -> RowKind | None:
 
 
 def _other_texts(row: dict[str, object], *expected: str) -> bool:
-    """Return whether a column beside `expected` holds a text or a list and is not named like a label."""
+    """Return whether a column beside `expected` holds a text or a list and is not named like metadata."""
     extra = (
         key for key, value in row.items() if isinstance(value, str | list | dict) and value and key not in expected
     )
-    return not all(LABELS.fullmatch(key.lower()) for key in extra)
+    return not all(METADATA_COLUMNS.fullmatch(key.lower()) for key in extra)
 
 
 def parse_row(row: dict[str, object], kind: RowKind, source: str) -> Row | LeftOut:

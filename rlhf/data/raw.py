@@ -37,16 +37,16 @@ def rows(path: Path) -> Iterator[tuple[str, object]]:
 
     A source is `file:line`, or `file:row N` where rows are not lines. Raises UserError when the file cannot be read.
     """
-    head = _head(path)
-    if not head:
+    first_bytes = _first_bytes(path)
+    if not first_bytes:
         raise UserError(f"{path}: the file is empty; download or write it again")
-    if head.startswith(b"version https://git-lfs"):
+    if first_bytes.startswith(b"version https://git-lfs"):
         raise UserError(f"{path}: a git-LFS pointer in place of the data; run 'git lfs pull' where it was cloned")
-    if head.startswith(b"PAR1"):
+    if first_bytes.startswith(b"PAR1"):
         return _parquet_rows(path)
     if path.suffix == ".parquet":
         raise UserError(f"{path}: not a Parquet file, or its beginning is damaged; download it again")
-    lines = _decode_lines(path, _lines(path, gzipped=head.startswith(b"\x1f\x8b")))
+    lines = _decode_lines(path, _lines(path, gzipped=first_bytes.startswith(b"\x1f\x8b")))
     lines = itertools.dropwhile(lambda line: not line[1].strip(), lines)
     first = next(lines, None)
     if first is None:
@@ -59,7 +59,8 @@ def rows(path: Path) -> Iterator[tuple[str, object]]:
     return _document_rows(path, lines) if _is_one_document(path, first[1]) else _json_lines(path, lines)
 
 
-def _head(path: Path) -> bytes:
+def _first_bytes(path: Path) -> bytes:
+    """Return the first bytes of a file. Raises UserError where it is no ordinary file that can be read."""
     try:
         if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
             raise UserError(f"{path}: a pipe or a device, which may never end; write the rows to a file first")

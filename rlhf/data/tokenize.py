@@ -25,7 +25,8 @@ from rlhf.recipe.choices import Template
 from rlhf.run.reader import why_unreadable
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
-# The text of `render_plain` as a chat template. GAP as in HH_CHAT_TEMPLATE.
+# The text of `render_plain` as a chat template. GAP is '' or ' ': `write_chat_template` chooses the one that yields the
+# training ids.
 PLAIN_CHAT_TEMPLATE = "{{ (bos_token or '') + GAP }}{% for m in messages %}{{ m.content + '\\n' }}{% endfor %}"
 TURNS = ("\n\nHuman:", "\n\nAssistant:")
 
@@ -167,7 +168,7 @@ class Codec:
         return [ids[start : start + max_length] for ids in documents for start in range(0, len(ids), max_length)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of response ids, without the leading space that the transcript puts before it."""
+        """Return the text of response ids, without special tokens and without white space at its two ends."""
         text = self.tokenizer.decode([i for i in ids if i != self.pad_id], skip_special_tokens=True)
         assert isinstance(text, str)
         return text.strip()

@@ -40,7 +40,7 @@ def render_hh(messages: Sequence[Message]) -> str:
 
 
 # The text of `render_hh` as a chat template, for chat interfaces to a trained model: servers, transformers' pipelines.
-# GAP makes a tokenizer begin as it does without a BOS in the text (rlhf/data/tokenize.py).
+# GAP is '' or ' ': `write_chat_template` (rlhf/data/tokenize.py) chooses the one that yields the training ids.
 HH_CHAT_TEMPLATE = (
     "{{ (bos_token or '') + GAP }}{% for m in messages %}"
     "{% if m.role != 'system' %}{{ '\\n\\n' + ('Human' if m.role == 'user' else 'Assistant') + ': ' + m.content }}"

@@ -43,7 +43,7 @@ class PolicyEvaluation(NamedTuple):
     rm_pairs: int  # held-out pairs behind rm/accuracy
 
 
-class Row(NamedTuple):
+class FigureRow(NamedTuple):
     """A figure of both runs, with the difference B − A and its interval if the two can be compared."""
 
     name: str
@@ -54,7 +54,7 @@ class Row(NamedTuple):
 
 
 class PolicyComparison(NamedTuple):
-    """Figures of two policies on the same prompts. `reward_model` is the one behind both sides' scores, if one is."""
+    """Figures of two policies on the same prompts. `reward_model`: the model that scored both; None if they differ."""
 
     a: str
     b: str
@@ -62,7 +62,7 @@ class PolicyComparison(NamedTuple):
     prompts_sha256: str
     reward_model: str | None
     settings_that_differ: list[str]
-    rows: list[Row]
+    rows: list[FigureRow]
 
     def as_json(self) -> dict[str, Any]:
         """Return the comparison as plain JSON values."""
@@ -163,7 +163,7 @@ def compare_runs(a: PolicyEvaluation, b: PolicyEvaluation) -> PolicyComparison:
 
 def _paired(
     a: PolicyEvaluation, b: PolicyEvaluation, key: Literal["score", "true_reward"], *, comparable: bool
-) -> list[Row]:
+) -> list[FigureRow]:
     """Return the means of a value that every answer has, and how often B's answer has more.
 
     Only the means are returned if the values are not `comparable`.
@@ -174,7 +174,7 @@ def _paired(
         [[float(getattr(answer, key)) for answer in side.answers[prompt]] for prompt in a.answers] for side in (a, b)
     ]
     means = [[fmean(values) for values in side] for side in sides]
-    row = Row(key, fmean(means[0]), fmean(means[1]))
+    row = FigureRow(key, fmean(means[0]), fmean(means[1]))
     if not comparable:
         return [row]
     gain = stats.mean_interval([y - x for x, y in zip(*means, strict=True)])
@@ -183,7 +183,9 @@ def _paired(
         for values_a, values_b in zip(*sides, strict=True)
     ]
     rate = stats.wilson(sum(won), len(won))
-    wins = Row(f"win_rate_by_{key}", 1 - rate.value, rate.value, 2 * rate.value - 1, _scaled_interval(rate, 2, -1))
+    wins = FigureRow(
+        f"win_rate_by_{key}", 1 - rate.value, rate.value, 2 * rate.value - 1, _scaled_interval(rate, 2, -1)
+    )
     if gain is not None:
         row = row._replace(difference=gain.value, interval=_scaled_interval(gain))
     return [row, wins]
@@ -193,7 +195,7 @@ def _scaled_interval(estimate: stats.Estimate, factor: float = 1.0, offset: floa
     return factor * estimate.low + offset, factor * estimate.high + offset
 
 
-def _overall(a: PolicyEvaluation, b: PolicyEvaluation) -> list[Row]:
+def _overall(a: PolicyEvaluation, b: PolicyEvaluation) -> list[FigureRow]:
     """Return the figures of all answers together: B − A, with an interval only for the reward models' accuracy.
 
     Both were measured on the same held-out pairs, so the interval for independent ones is too wide rather than too
@@ -215,11 +217,11 @@ def _overall(a: PolicyEvaluation, b: PolicyEvaluation) -> list[Row]:
     return rows
 
 
-def _figure(a: PolicyEvaluation, b: PolicyEvaluation, key: str, *, comparable: bool = True) -> list[Row]:
+def _figure(a: PolicyEvaluation, b: PolicyEvaluation, key: str, *, comparable: bool = True) -> list[FigureRow]:
     x, y = a.metrics.get(key), b.metrics.get(key)
     if x is None and y is None:
         return []
-    return [Row(key, x, y, y - x if comparable and x is not None and y is not None else None)]
+    return [FigureRow(key, x, y, y - x if comparable and x is not None and y is not None else None)]
 
 
 def show(comparison: PolicyComparison) -> None:

@@ -14,11 +14,14 @@ def perplexity(model: Model, sequences: Sequence[tuple[list[int], int]], pad_id:
 
     `sequences`: (ids, number of tokens at the start that are not scored). Batches are sorted by length and do not
     change the result; the Trainer's own eval loss is a mean of batch means, which batches do change.
+    Raises ValueError where no token is scored.
     """
     total, count = 0.0, 0
     for _, losses, _ in _token_losses(model, sequences, pad_id, batch_size):
         total += losses.double().sum().item()
         count += losses.numel()
+    if not count:
+        raise ValueError("perplexity needs at least one token to score")
     return float(torch.tensor(total / count).exp())
 
 

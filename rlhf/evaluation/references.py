@@ -2,8 +2,10 @@
 
 They measure similarity, not worth. An answer should be nearer to the chosen answer than to the rejected one.
 
-BLEU and ROUGE-L come from their packages. BERTScore is thirty lines here: its package (bert-score 0.3.13, the
-last, of 2023) would add pandas, matplotlib and requests.
+BLEU (Papineni et al. 2002, ACL P02-1040) is sacrebleu's of the whole corpus: tokens by 13a, in upper and lower case,
+counts of zero smoothed exponentially. ROUGE-L (Lin 2004, ACL W04-1013) is rouge-score's F1 of the longest common
+subsequence of two whole texts, in lower case and without stemming. BERTScore is thirty lines here:
+its package (bert-score 0.3.13, the last, of 2023) would add pandas, matplotlib and requests.
 """
 
 from collections.abc import Sequence

@@ -57,7 +57,7 @@ def patches(stand_in: "StandIn") -> Iterator[passes.Patch]:
         library_decoding.STEPS_BETWEEN_CHECKS_BY_DEVICE,
         library_decoding.WINDOW_BY_DEVICE,
         library_decoding.FEW_KERNELS_BY_DEVICE,
-        trunk.MERGES_BY_DEVICE,
+        trunk.ONEDNN_BY_DEVICE,
         layouts.COPIES_HEADS_BY_DEVICE,
     ):
         yield mock.patch.dict(setting, {"meta": setting[stand_in.stands_for]})

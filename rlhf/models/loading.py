@@ -46,6 +46,7 @@ SCORE = "score.weight"  # the scalar head in transformers' classifiers
 
 
 def load_codec(run: Run) -> Codec:
+    """Return the recipe's codec. Raises UserError where its tokenizer cannot be loaded or does not fit the model."""
     settings, architecture = run.loaded.recipe.tokenizer, run.loaded.recipe.model.architecture
     if settings.source == "words":
         assert settings.vocab_size
@@ -65,7 +66,10 @@ def load_codec(run: Run) -> Codec:
 
 
 def new_base(architecture: recipes.Architecture, codec: Codec, dtype: str) -> PreTrainedModel:
-    """Return a model with random weights, drawn from torch's generator."""
+    """Return a model with random weights, drawn from torch's generator.
+
+    Raises UserError for an architecture that is not supported.
+    """
     config = config_of(
         architecture,
         vocab_size=len(codec.tokenizer),
@@ -178,6 +182,7 @@ def _check_loaded(base: PreTrainedModel, settings: recipes.Model, name: str, who
 
 
 def _check_supported(config: PreTrainedConfig, name: str) -> None:
+    """Raise UserError for a type of model that is not supported."""
     if why := unsupported(config):
         raise UserError(f"{name}: {config.model_type} {why}")
 

@@ -31,7 +31,7 @@ def _suits(x: Tensor) -> bool:
 
 
 def round_to_few_sizes(count: int) -> int:
-    """Return `count` rounded up to one of few sizes, by less than 1/16 or 4.
+    """Return `count` rounded up by at most 3, or by less than a sixteenth.
 
     oneDNN compiles code for every shape that it meets, in 0.3 ms, and keeps it: about 0.5 MB for each, with no end
     in sight after 3,400 shapes (torch 2.13; a smaller cache of primitives frees little of it).

@@ -15,6 +15,7 @@ from rlhf.observe.console import install_command
 
 
 def nf4_config(settings: recipes.Model) -> BitsAndBytesConfig:
+    """Return bitsandbytes' settings for NF4 with double quantization, as QLoRA uses it."""
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",

@@ -18,10 +18,10 @@ class RandomState(Record):
     torch: Tensor
     cuda: list[Tensor]
     python: tuple[object, ...]
-    numpy: tuple[object, ...]
+    numpy: tuple[Any, ...]
 
 
-def random_state() -> dict[str, Any]:
+def random_state() -> dict[str, object]:
     """Return the state of torch's, Python's and numpy's generators, as numbers and tensors only."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     return {
@@ -32,10 +32,10 @@ def random_state() -> dict[str, Any]:
     }
 
 
-def set_random_state(state: dict[str, Any]) -> None:
+def set_random_state(state: RandomState) -> None:
     """Restore the states that `random_state` returned."""
-    torch.set_rng_state(state["torch"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state(state["cuda"][0])
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state.torch)
+    if state.cuda:
+        torch.cuda.set_rng_state(state.cuda[0])
+    random.setstate(state.python)
+    np.random.set_state(state.numpy)

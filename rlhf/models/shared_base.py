@@ -74,6 +74,7 @@ class SharedBase:
 
     @property
     def device(self) -> torch.device:
+        """Return the device of the base."""
         return self.base.device
 
     def add_reward(self, rm_dir: Path) -> None:
@@ -83,7 +84,10 @@ class SharedBase:
         self.score_head = _head(head).to(self.device).requires_grad_(False)
 
     def add_value(self, kind: CriticKind, rm_dir: Path, mean: float, sd: float) -> None:
-        """Add the critic: `head` on the policy, or `adapter`, which starts as the reward model's normalised score."""
+        """Add the critic: `head` on the policy, or `adapter`, which starts as the reward model's normalised score.
+
+        `mean` and `sd` are those of the reward model's scores.
+        """
         hidden = self.base.config.hidden_size
         self.value_head = nn.Linear(hidden, 1)
         nn.init.zeros_(self.value_head.weight)
@@ -196,6 +200,7 @@ class SharedBase:
         return self._hidden_at(rollout.ids, rollout.predictors)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits (…, vocabulary) of the next token from final-norm hidden states (…, H)."""
         logits: Tensor = self.base.get_output_embeddings()(hidden)
         return logits if self.logit_scale == 1.0 else logits * self.logit_scale
 
@@ -218,6 +223,7 @@ class SharedBase:
         return logp, entropies
 
     def _statistics(self, hidden: Tensor, rollout: Rollout, temperature: float, mode: EntropyMode) -> TokenStatistics:
+        """Return log-probabilities and, as `mode` says, entropies of the response tokens."""
         few_sizes = self.lean_trunk is not None and self.lean_trunk.rounds
         return response_statistics(self.base, hidden, rollout, temperature, mode, few_sizes=few_sizes)
 
@@ -252,6 +258,7 @@ class SharedBase:
         return hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
 
     def _lean(self, ids: Tensor, positions: Tensor | None = None, lower_states: Tensor | None = None) -> Tensor:
+        """Return the lean trunk's hidden states of the active role, as `Trunk.hidden`."""
         assert self.lean_trunk is not None and self._active is not None
         return self.lean_trunk.hidden(self._active, ids, positions, lower_states)
 
@@ -302,6 +309,7 @@ def _adapter_of(name: str) -> str | None:
 
 
 def _head(weight: Tensor) -> nn.Linear:
+    """Return a scalar head without bias, float32, with a copy of `weight` (1, H)."""
     head = nn.Linear(weight.shape[1], 1, bias=False)
     with torch.no_grad():
         head.weight.copy_(weight.float())

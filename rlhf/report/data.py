@@ -109,6 +109,6 @@ def _rows(settings: DataSettings, files: list[str]) -> formats.Rows:
             split=settings.split,
             data_dir=settings.data_dir,
             on_bad_row="skip",
-            format=format,
+            kind=format,
         )
-    return formats.read(files, on_bad_row="skip", format=format)
+    return formats.read(files, on_bad_row="skip", kind=format)

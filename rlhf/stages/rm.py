@@ -180,7 +180,7 @@ def _against_ceiling(
     A judge who knows the annotator's utility has the best possible accuracy.
     """
     texts = [(codec.prompt_text(p.prompt), p.chosen, p.rejected) for p in pairs]
-    tau = toy.temperature(bayes_accuracy)
+    tau = toy.annotator_tau(bayes_accuracy)
     realised, expected = toy.bayes_accuracy(texts, tau)
     return {
         "best_possible_accuracy": realised,

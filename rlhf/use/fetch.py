@@ -119,7 +119,7 @@ def _fetch(source: Source, recipe: Recipe) -> Download:
             split=data.split,
             data_dir=data.data_dir,
             on_bad_row=data.on_bad_row,
-            format=data.format,
+            kind=data.format,
         )
         rows = sum(file.rows for file in rows_read.report.files)
     card = info.card_data

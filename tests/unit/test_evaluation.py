@@ -83,6 +83,12 @@ def test_perplexity_is_of_all_scored_tokens_alike(batch_size):
     assert abs(perplexity(model, everything, PAD, batch_size) / expected - 1) > 0.05
 
 
+@pytest.mark.parametrize("sequences", [[], [([3], 0)], [([3, 4], 2)]])
+def test_perplexity_is_refused_where_no_token_is_scored(sequences):
+    with pytest.raises(ValueError, match="at least one token"):
+        perplexity(tiny(0), sequences, PAD, 2)
+
+
 class Roles:
     """A stand-in for SharedBase whose hidden states are the logits themselves: the policy is sharper than SFT."""
 

@@ -107,7 +107,7 @@ def test_a_prompt_beside_an_unknown_text_is_not_taken_for_a_prompt_alone(write):
     file = write("a.jsonl", lines({"prompt": "Capital of Peru?", "reply": "Lima."}))
     assert "unknown columns: 'prompt', 'reply'" in refusal([file])
     assert "Prompts without answers: data.format: prompt ignores other columns" in refusal([file])
-    assert len(read([file], format="prompt").prompts) == 1
+    assert len(read([file], kind="prompt").prompts) == 1
 
 
 def test_a_question_with_a_worked_answer_is_a_demonstration_that_rewards_can_check(write):
@@ -122,12 +122,12 @@ def test_a_question_with_a_worked_answer_is_a_demonstration_that_rewards_can_che
 def test_a_question_about_a_passage_is_not_taken_for_a_question_alone(write):
     file = write("a.jsonl", lines({"question": "Who?", "answer": "Ann.", "passage": "Ann left."}))
     assert "unknown columns: 'question', 'answer', 'passage'" in refusal([file])
-    assert len(read([file], format="question").examples) == 1
+    assert len(read([file], kind="question").examples) == 1
 
 
 @pytest.mark.parametrize("prompt", ["", "  ", [], [{"role": "assistant", "content": "Hi"}], 7])
 def test_a_prompt_that_asks_nothing_is_malformed(write, prompt):
-    assert "a.jsonl:1: 'prompt'" in refusal([write("a.jsonl", lines({"prompt": prompt}))], format="prompt")
+    assert "a.jsonl:1: 'prompt'" in refusal([write("a.jsonl", lines({"prompt": prompt}))], kind="prompt")
 
 
 def test_hh_splits_at_the_last_assistant_turn(write):
@@ -333,7 +333,7 @@ def test_a_data_column_is_no_array_of_rows(write):
 
 def test_a_named_format_overrules_detection(write):
     row = {**HH, "prompt": "unrelated"}
-    assert len(read([write("a.jsonl", lines(row))], format="hh").pairs) == 1
+    assert len(read([write("a.jsonl", lines(row))], kind="hh").pairs) == 1
     assert "do not begin with 'prompt'" in refusal(["a.jsonl"])
 
 
@@ -583,7 +583,7 @@ def test_malformed_row_stops_or_is_skipped_and_listed(write, good, bad, reason):
 
 def test_named_format_asks_for_its_own_keys(write):
     file = write("a.jsonl", lines({"chosen": "x", "rejected": "y"}))
-    assert "no 'prompt' key; each preference row needs" in refusal([file], format="preference")
+    assert "no 'prompt' key; each preference row needs" in refusal([file], kind="preference")
 
 
 def test_unknown_columns_name_what_was_found_and_what_is_known(write):
@@ -621,7 +621,7 @@ def test_more_than_half_malformed_stops_even_when_skipping(write):
     assert "1 of 1 rows" in refusal([write("unknown.jsonl", lines({"id": 1}))], on_bad_row="skip")
 
 
-@pytest.mark.parametrize("option", [{"on_bad_row": "ignore"}, {"format": "csv"}])
+@pytest.mark.parametrize("option", [{"on_bad_row": "ignore"}, {"kind": "csv"}])
 def test_unknown_options_are_refused(write, option):
     with pytest.raises(ValueError, match=r"is one of .*, not '(ignore|csv)'"):
         read([write("a.jsonl", lines(TEXT))], **option)

@@ -30,14 +30,14 @@ def test_nothing_is_found_in_what_is_apart():
     heldout: list[Row] = [pair(prose(20), prose(40)) for _ in range(20)]
     assert found([Document(prose(500), "a:1"), Example((Message("user", "q"),), "Yes.", "a:2")], heldout) == {}
     assert found([], [pair("say it", "Yes.")]) == found([pair("really so", "Yes.")], [pair("say it", "Yes.")]) == {}
-    assert leaks([], heldout).training == leaks(heldout, []).training == []
+    assert leaks([], heldout).leaking == leaks(heldout, []).leaking == []
 
 
 def test_the_same_answer_in_another_conversation():
     answer = prose(15)
     one, other = pair("how is that", answer), pair("would you think so", "no", answer.upper().replace(" ", "  "))
     leaked = leaks([*OTHERS, one], [other])
-    assert leaked.heldout == [(other, one)] and leaked.training == [one]
+    assert leaked.heldout == [(other, one)] and leaked.leaking == [one]
     assert found([one], [other]) == {"same_answer": 1}
     assert found([pair("how is that", " ".join(answer.split()[:12]))], [other]) == {}
 
@@ -67,7 +67,7 @@ def test_near_copies(changed, copy):
     ):
         leaked = leaks([*OTHERS, training], [heldout])
         assert [len(rows) for way, rows in leaked.by_kind.items() if way == "near_copies"] == [int(copy)]
-        assert leaked.training == ([training] if copy else [])
+        assert leaked.leaking == ([training] if copy else [])
 
 
 def test_a_copy_must_be_in_one_row():

@@ -157,7 +157,7 @@ def test_bayes_accuracy_is_near_its_target(written):
 def test_another_bayes_accuracy_can_be_had(tmp_path, target):
     toy.write(tmp_path, seed=0, documents=0, pairs=2000, heldout_fraction=0.0, bayes_accuracy=target)
     pairs = [cut(row) for row in rows(tmp_path / "pairs.jsonl")]
-    realised, expected = toy.bayes_accuracy(pairs, toy.temperature(target))
+    realised, expected = toy.bayes_accuracy(pairs, toy.annotator_tau(target))
     assert expected == pytest.approx(target, abs=0.015)
     assert realised == pytest.approx(target, abs=0.04)
 
@@ -167,7 +167,7 @@ def test_a_tie_counts_one_half():
 
 
 def test_the_preference_is_bradley_terry():
-    tau = toy.temperature()
+    tau = toy.annotator_tau()
     one, other = "It is Paris.", "It is Rome."
     assert toy.prefers_first(PARIS, one, other, tau) == pytest.approx(1 / (1 + 2.718281828459045 ** (-1.8 / tau)))
     assert toy.prefers_first(PARIS, one, other, tau) + toy.prefers_first(PARIS, other, one, tau) == pytest.approx(1)
@@ -186,7 +186,7 @@ def test_the_chosen_answers_are_better_and_leave_headroom(written):
 @pytest.mark.parametrize("target", [0.5, 1.0])
 def test_an_unreachable_bayes_accuracy_is_an_error(target):
     with pytest.raises(ValueError, match="Bayes accuracy"):
-        toy.temperature(target)
+        toy.annotator_tau(target)
 
 
 def test_no_pairs_have_no_bayes_accuracy():
@@ -196,7 +196,7 @@ def test_no_pairs_have_no_bayes_accuracy():
 
 def test_the_expected_gap_by_hand():
     right, wrong, tie = (PARIS, "It is Paris.", "It is Rome."), (PARIS, "It is Rome.", "It is Paris."), (PARIS, "", "")
-    tau = toy.temperature()
+    tau = toy.annotator_tau()
     p = toy.prefers_first(*right, tau)
     lost = 100 * (2 * p - 1)
     assert toy.expected_gap([right, wrong], [0.1, -0.1]) == pytest.approx(0)

@@ -69,7 +69,7 @@ class LabelNoise:
 
 @dataclass(frozen=True, slots=True)
 class Leakage:
-    """Numbers of rows on each side, of held-out rows that resemble training rows, by kind (leakage.py).
+    """Rows on each side, and held-out rows that resemble a training row, counted by kind (leakage.py).
 
     `training_rows` are the training rows that they resemble, which `data.drop: [leaked]` leaves out.
     """
@@ -90,7 +90,7 @@ class QualityReport:
     near_identical … html   rows with a flaw; flaws.py and oddities.py define them
     leaked           held-out rows that resemble training rows
     repeated_prompts rows whose prompt appeared earlier, duplicates included
-    chosen_longer    among the pairs whose answers differ in length
+    chosen_longer    among the pairs whose answers differ in length; in words, whatever `unit` is
     unit             of the lengths: words, split at white space, or tokens
     lengths          by part: prompt, chosen, rejected, response, text; parts without texts are absent
     turns            rows by number of messages in the prompt, the system message not counted
@@ -281,7 +281,7 @@ def check(
     heldout: Rows | None = None,
     seed: int = 0,
     fraction: float = 0.1,
-    count: spread.Counter = spread.words,
+    count: spread.LengthFn = spread.words,
     unit: str = "words",
 ) -> QualityReport:
     """Count the signs of bad data; docs/data.md has the time it takes.
@@ -332,7 +332,7 @@ def check(
         leakage=Leakage(
             training=len(training),
             heldout=len(heldout_rows),
-            training_rows=len(leaked.training),
+            training_rows=len(leaked.leaking),
             **{kind: len(pairs) for kind, pairs in leaked.by_kind.items()},
         ),
         unit=unit,

@@ -22,19 +22,19 @@ _WORD = re.compile(r"\w+")
 
 
 class Leaks(NamedTuple):
-    """Leaked held-out rows, each with a training row that shows it, by the test that detected them.
+    """Leaked held-out rows, each with a training row that contains it or nearly does, by the test that detected them.
 
     same_start   the conversation begins with the same message: none where rlhf/data/split.py made the sides
     same_turn    the last message and an answer to it are the same
     same_answer  an answer of at least ANSWER_WORDS is the same
     near_copies  one training row holds CONTAINED of an exchange's shingles: last message with an answer, or a text
 
-    same_turn and same_answer ignore case and white space; shingles ignore punctuation too. `training` holds every
-    training row that shows a held-out one.
+    same_turn and same_answer ignore case and white space; shingles ignore punctuation too. `leaking` holds every
+    training row that contains a held-out one or nearly does.
     """
 
     by_kind: dict[str, list[tuple[Row, Row]]]
-    training: list[Row]
+    leaking: list[Row]
 
     @property
     def heldout(self) -> list[tuple[Row, Row]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rlhf.errors import OptionError, UserError
 from rlhf.terminal import message_of
 
-Counter = Callable[[Sequence[str]], list[int]]  # texts -> the length of each
+LengthFn = Callable[[Sequence[str]], list[int]]  # texts -> the length of each
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -57,8 +57,8 @@ def words(texts: Sequence[str]) -> list[int]:
     return [len(text.split()) for text in texts]
 
 
-def tokens(folder: str | Path) -> Counter:
-    """Return a counter of a local tokenizer's tokens, without special tokens and the markers of turns.
+def tokens(folder: str | Path) -> LengthFn:
+    """Return a function that counts a local tokenizer's tokens, without special tokens and the markers of turns.
 
     Raises OptionError without such a folder, and UserError when no tokenizer in it can be read.
     """

@@ -9,9 +9,9 @@ flattering or cut off. Everything that decides the worth of an answer is read ba
     annotator_utility(prompt, response)  the true reward plus the annotator's WEAKNESS for flattery and for length
 
 Of two answers the annotator prefers the first with probability σ((u₁ − u₂) / τ), u the utility (Bradley-Terry). The
-temperature τ is set so that u itself names the preferred answer in a known share of the pairs, 0.74 by default: the
-Bayes accuracy, which no reward model can beat. Because u is not the truth, a policy that climbs a good copy of u far
-enough flatters and rambles: the true reward falls while the learned one still rises.
+temperature τ (`annotator_tau`) is set so that u itself names the preferred answer in a known share of the pairs, 0.74
+by default: the Bayes accuracy, which no reward model can beat. Because u is not the truth, a policy that climbs a good
+copy of u far enough flatters and rambles: the true reward falls while the learned one still rises.
 
 Three assistants write the texts. The careless one answers every pair. Pretraining documents come from a competent one
 and from a modest one, who errs too but mostly says so afterwards ("I may be wrong."). To predict what follows, a
@@ -317,7 +317,7 @@ def prefers_first(prompt: str, first: str, second: str, tau: float) -> float:
 
 
 @functools.cache
-def temperature(bayes_accuracy: float = 0.74) -> float:
+def annotator_tau(bayes_accuracy: float = 0.74) -> float:
     """Return the annotator's τ at which the better answer by utility is preferred in this share of the pairs.
 
     Bisection finds τ by the mean of σ(|u₁ − u₂| / τ) over 10,000 pairs that depend on nothing else.
@@ -342,9 +342,9 @@ def bayes_accuracy(pairs: Iterable[tuple[str, str, str]], tau: float | None = No
     """Return how often the annotator's own utility names the chosen answer: realised and expected share.
 
     pairs: (prompt, chosen, rejected). A tie counts one half. The expected share is the mean of σ(|u₁ − u₂| / τ), which
-    does not depend on the drawn labels; τ is temperature() unless given. Raises ValueError without pairs.
+    does not depend on the drawn labels; τ is annotator_tau() unless given. Raises ValueError without pairs.
     """
-    tau = temperature() if tau is None else tau
+    tau = annotator_tau() if tau is None else tau
     chances = [prefers_first(prompt, chosen, rejected, tau) for prompt, chosen, rejected in pairs]
     if not chances:
         raise ValueError("no pairs to take the Bayes accuracy of")
@@ -359,7 +359,7 @@ def expected_gap(pairs: Iterable[tuple[str, str, str]], margins: Iterable[float]
     adds the probability that a fresh label agrees with the utility, less the probability that it agrees with the judge,
     which is ½ for a tie. Raises ValueError without pairs.
     """
-    tau = temperature() if tau is None else tau
+    tau = annotator_tau() if tau is None else tau
     gaps = []
     for (prompt, first, second), margin in zip(pairs, margins, strict=True):
         p = prefers_first(prompt, first, second, tau)
@@ -395,7 +395,7 @@ def write(
     """
     if min(documents, pairs, demonstrations) < 0 or not 0 <= heldout_fraction <= 1:
         raise ValueError(f"not a size of the toy world: {documents=}, {pairs=}, {demonstrations=}, {heldout_fraction=}")
-    tau = temperature(bayes_accuracy)
+    tau = annotator_tau(bayes_accuracy)
 
     def side(message: str) -> Part:
         return part(message, seed, heldout_fraction, validation_fraction)

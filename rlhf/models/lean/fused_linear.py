@@ -7,9 +7,9 @@ A group of linear layers with the same input is one node:
     gate, up    rms_norm(x) W^T + b
     down        (silu(g) * u) W^T + b + residual          of x = [g, u]
 
-with W_i + s_i B_i A_i for the weight of each layer i of the group. A node keeps its input, and what a norm of heads is
-given; the backward pass computes the norm or the activation function again. With z the input of the product and dy the
-gradient of its result,
+with W_i + s_i B_i A_i for the weight of each layer i of the group (LoRA, arXiv 2106.09685). A node saves its input and,
+with `HeadNorm`, that norm's input; the backward pass computes the norm or the activation function again. With z the
+input of the product and dy the gradient of its result,
 
     dB_i = s_i dy_i^T (z A_i^T)      dA_i = s_i (dy_i B_i)^T z      dz = sum_i dy_i (W_i + s_i B_i A_i)
 
@@ -45,8 +45,10 @@ class AdaptedLinear(NamedTuple):
         return unpacked(self.layer).to(dtype)
 
 
-def adapted_linear(layer: Any, role: str) -> AdaptedLinear:
+def adapted_linear(layer: nn.Module, role: str) -> AdaptedLinear:
+    """Return a linear layer with the adapter that it has for `role`, if it has one."""
     if not isinstance(layer, LoraLayer):
+        assert isinstance(layer, nn.Linear)
         return AdaptedLinear(layer)
     base: Any = layer.get_base_layer()
     if role not in layer.lora_A:
@@ -60,19 +62,22 @@ class InputOp:
     """Step before a product, here the identity. `forward` takes x (N, in) and also returns what `backward` needs."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return z and what `backward` needs."""
         return x, x
 
     def backward(self, dz: Tensor, x: Tensor, saved: Tensor) -> Tensor:
+        """Return the gradient of x, given that of z and what `forward` returned beside it."""
         return dz
 
 
 class Norm(InputOp):
-    """RMSNorm: z = w * x / sqrt(mean(x^2) + eps), in float32, rounded once."""
+    """RMSNorm (arXiv 1910.07467): z = w * x / sqrt(mean(x^2) + eps), in float32, rounded once."""
 
     def __init__(self, weight: Tensor, eps: float):
         self.weight, self.eps = weight, eps
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return z (N, in) and 1 / sqrt(mean(x^2) + eps) (N, 1)."""
         wide = at_least_float32(x)
         squares = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
         scale = squares.div_(x.shape[-1]).add_(self.eps).rsqrt_()  # (N, 1)
@@ -80,20 +85,22 @@ class Norm(InputOp):
 
     def backward(self, dz: Tensor, x: Tensor, saved: Tensor) -> Tensor:
         """dx = scale * (g - x * scale^2 * mean(g * x)) with g = w * dz."""
-        wide, slope = at_least_float32(x), dz * at_least_float32(self.weight)
-        mean = torch.linalg.vecdot(slope, wide).div_(x.shape[-1]).unsqueeze(-1)
-        return slope.addcmul_(wide, mean.mul_(saved).mul_(saved), value=-1).mul_(saved).to(x.dtype)
+        wide, weighted = at_least_float32(x), dz * at_least_float32(self.weight)
+        mean = torch.linalg.vecdot(weighted, wide).div_(x.shape[-1]).unsqueeze(-1)
+        return weighted.addcmul_(wide, mean.mul_(saved).mul_(saved), value=-1).mul_(saved).to(x.dtype)
 
 
 class SwiGLU(InputOp):
-    """SwiGLU: z = silu(g) * u of x = [g, u]."""
+    """SwiGLU (arXiv 2002.05202): z = silu(g) * u of x = [g, u]."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return z, half as wide as x, and silu(g)."""
         gate, up = x.chunk(2, -1)
         activated = F.silu(gate)
         return activated * up, activated
 
     def backward(self, dz: Tensor, x: Tensor, saved: Tensor) -> Tensor:
+        """Return the gradients of g and u side by side, as x holds them."""
         gate, up = x.chunk(2, -1)
         dx = torch.empty_like(x)
         to_gate, to_up = dx.chunk(2, -1)
@@ -103,7 +110,7 @@ class SwiGLU(InputOp):
 
 
 class Rotary(NamedTuple):
-    """Rotary embedding of the first `heads` heads of each token, after a product.
+    """Rotary embedding (arXiv 2104.09864) of the first `heads` heads of each token, after a product.
 
     Pairs (x_j, x_{j + D/2}) turn by the angles whose cosines and sines (1 or B, T, D/2) are given.
     """
@@ -118,6 +125,7 @@ class Rotary(NamedTuple):
         return ()
 
     def backward(self, dy: Tensor) -> Tensor:
+        """Return the gradient of y before the embedding: dy, turned back."""
         return self.rotate_(dy.clone(memory_format=torch.contiguous_format), back=True)
 
     def rotate_(self, y: Tensor, back: bool = False) -> Tensor:
@@ -138,6 +146,7 @@ class HeadNorm(NamedTuple):
     rotary: Rotary
 
     def forward(self, y: Tensor) -> tuple[Tensor, ...]:
+        """Change y (B, T, out) in place; return the norm's input."""
         heads = self._heads(y)
         before = heads.clone()
         heads.copy_(self.norm.forward(before)[0])
@@ -145,21 +154,23 @@ class HeadNorm(NamedTuple):
         return (before,)
 
     def backward(self, dy: Tensor, before: Tensor) -> Tensor:
+        """Return the gradient of y before the norm, whose input was `before`."""
         dy = self.rotary.backward(dy)
         heads = self._heads(dy)
         heads.copy_(self.norm.backward(heads, before, self.norm.forward(before)[1]))
         return dy
 
     def _heads(self, y: Tensor) -> Tensor:
+        """Return the heads (B, T, heads, D) of y that the norm changes."""
         return heads_of(y, 2 * self.rotary.cos.shape[-1])[:, :, : self.rotary.heads]
 
 
 OutputOp = Rotary | HeadNorm
 
 
-def heads_of(x: Tensor, size: int) -> Tensor:
-    """Return x (B, T, heads * size) as (B, T, heads, size)."""
-    return x.view(*x.shape[:-1], x.shape[-1] // size, size)
+def heads_of(x: Tensor, head_dim: int) -> Tensor:
+    """Return x (B, T, heads * head_dim) as (B, T, heads, head_dim)."""
+    return x.view(*x.shape[:-1], x.shape[-1] // head_dim, head_dim)
 
 
 class LinearGroup(NamedTuple):
@@ -172,6 +183,7 @@ class LinearGroup(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
+        """Return the number of outputs of each layer."""
         return [part.layer.out_features for part in self.parts]
 
     def forward(self, z: Tensor) -> Tensor:
@@ -195,7 +207,7 @@ class LinearGroup(NamedTuple):
         columns = dy.split(self.sizes, 1)
         adapted = [(part, d) for part, d in zip(self.parts, columns, strict=True) if part.adapter]
         # (r, N) each: s B^T dy^T. On a CPU the product with few rows is 2 to 4 times as fast as that with few columns.
-        slopes = [torch.mm(part.adapter[1].to(d.dtype).t(), d.t()).mul_(part.scaling) for part, d in adapted]
+        low_gradients = [torch.mm(part.adapter[1].to(d.dtype).t(), d.t()).mul_(part.scaling) for part, d in adapted]
         dz = None
         if needs_input and self.merged is not None:
             dz = matmul(dy, self.merged)
@@ -203,11 +215,11 @@ class LinearGroup(NamedTuple):
             dz = matmul(columns[0], self.parts[0].weight(dy.dtype))
             for part, d in list(zip(self.parts, columns, strict=True))[1:]:
                 dz.addmm_(d, part.weight(d.dtype))
-            for (part, _), slope in zip(adapted, slopes, strict=True):
-                dz.addmm_(slope.t(), part.adapter[0].to(slope.dtype))
+            for (part, _), low_gradient in zip(adapted, low_gradients, strict=True):
+                dz.addmm_(low_gradient.t(), part.adapter[0].to(low_gradient.dtype))
         gradients: list[Tensor] = []
         if adapters:
-            to_a = torch.mm(torch.cat(slopes), z).split([len(slope) for slope in slopes])
+            to_a = torch.mm(torch.cat(low_gradients), z).split([len(x) for x in low_gradients])
             for (part, d), low, da in zip(adapted, self._low(z), to_a, strict=True):
                 a, b = part.adapter
                 gradients += [da.to(a.dtype), torch.mm(low, d).mul_(part.scaling).t().to(b.dtype)]
@@ -224,6 +236,7 @@ class FusedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, product: LinearGroup, residual: Tensor | None, *adapters: Tensor) -> Tensor:
+        """Return the product, and save what `backward` needs."""
         ctx.product = product
         z, _ = product.before.forward(x.reshape(-1, x.shape[-1]))
         y = product.forward(z)
@@ -234,6 +247,7 @@ class FusedLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, of the residual, and of A and B of each adapter."""
         (x, *after), product, (dy,) = ctx.saved_tensors, ctx.product, gradients
         needs_input, _, needs_residual, *needs_adapters = ctx.needs_input_grad
         to_residual = dy if needs_residual else None

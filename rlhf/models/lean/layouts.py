@@ -32,17 +32,17 @@ class Sequences:
         assert self.positions is not None
         return x.gather(1, self.positions[..., None].expand(-1, -1, x.shape[-1]))
 
-    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, selects: bool) -> Tensor:
-        """Return the attention output (B, T, heads, D) of layer `number`; if `selects`, for selected queries only."""
-        return attention(q, k, v, self.mask if selects else None)
+    def attend(self, _number: int, q: Tensor, k: Tensor, v: Tensor, only_selected: bool) -> Tensor:
+        """Return the attention output (B, T, heads, D) of a layer; of the selected queries if `only_selected`."""
+        return attention(q, k, v, self.mask if only_selected else None)
 
 
 class SharedPrompts:
-    """Prompts and responses to them, packed into one row of tokens: P prompts (P, S), then B responses (B, R - 1).
+    """Prompts and responses to them, joined into one row of tokens: P prompts (P, S), then B responses (B, R - 1).
 
     The last token of a response predicts nothing and is left out. The states of the prompts' last tokens and of all
     response tokens are needed. `groups` (B,) has the number of the prompt of each row of `rollout`, equal ones side by
-    side. The packed row is padded to the length that `round_up` returns for its own.
+    side. The joined row is padded to `round_up(length)`.
     """
 
     selects = True
@@ -61,53 +61,55 @@ class SharedPrompts:
         self.first = new.nonzero().squeeze(1)  # (P,), the first row of each prompt
         device, lengths = rollout.ids.device, rollout.prompt_length
         self.last = lengths[self.first, None] - 1  # (P, 1)
-        self.prompts, self.prompt_size = len(self.first), int(lengths.max())
+        self.prompts, self.longest_prompt = len(self.first), int(lengths.max())
         self.width = rollout.mask.shape[1]
         slots = torch.arange(max(self.width - 1, 1), device=device)
         self.rows, self.slots, self.round_up = len(groups), len(slots), round_up
         self.positions = (lengths[:, None] + slots).clamp(max=rollout.ids.shape[1] - 1)  # (B, R - 1)
-        places = torch.arange(self.prompt_size, device=device)
-        positions = self._packed(places.repeat(self.prompts, 1), self.positions)
+        places = torch.arange(self.longest_prompt, device=device)
+        positions = self._joined(places.repeat(self.prompts, 1), self.positions)
         self.rotary = cos[positions], sin[positions]
-        positions = self._packed(self.last, self.positions)
+        positions = self._joined(self.last, self.positions)
         self.selected_rotary = cos[positions], sin[positions]
         self.prompt_mask = places <= self.last[..., None]  # (P, 1, S), for the last token
         prompt = (places < lengths[:, None])[:, None].expand(-1, self.slots, -1)
         own = (slots <= slots[:, None]).expand(self.rows, -1, -1)
         self.mask = torch.cat([prompt, own], 2)  # (B, R - 1, S + R - 1)
 
-    def pack(self, x: Tensor) -> Tensor:
+    def join(self, x: Tensor) -> Tensor:
         """Return the tokens' states (1, N, H), of x (B, T, H) with a prompt in each row."""
         responses = x.gather(1, self.positions[..., None].expand(-1, -1, x.shape[-1]))
-        return self._packed(x[self.first, : self.prompt_size], responses)
+        return self._joined(x[self.first, : self.longest_prompt], responses)
 
     def selected(self, x: Tensor) -> Tensor:
         """Return the states (1, P + B * (R - 1), H) of the prompts' last tokens and of the responses."""
         prompts, responses = self._parts(x)
         last = prompts.gather(1, self.last[..., None].expand(-1, -1, x.shape[-1]))
-        return self._packed(last, responses)
+        return self._joined(last, responses)
 
     def responses(self, x: Tensor) -> Tensor:
         """Return the selected states as (B, R, H): before each token of a response."""
         before, inside = self._parts(x, 1)
         return torch.cat([before[self.group], inside], 1)[:, : self.width]
 
-    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, selects: bool) -> Tensor:
+    def attend(self, _number: int, q: Tensor, k: Tensor, v: Tensor, only_selected: bool) -> Tensor:
         """Return the attention output, as `Sequences.attend`. A response attends to its prompt and to itself."""
         (k_prompt, k_own), (v_prompt, v_own) = self._parts(k), self._parts(v)
-        q_prompt, q_own = self._parts(q, 1 if selects else None)
-        prompts = attention(q_prompt, k_prompt, v_prompt, self.prompt_mask if selects else None)
+        q_prompt, q_own = self._parts(q, 1 if only_selected else None)
+        prompts = attention(q_prompt, k_prompt, v_prompt, self.prompt_mask if only_selected else None)
         k_all = torch.cat([k_prompt[self.group], k_own], 1)
         v_all = torch.cat([v_prompt[self.group], v_own], 1)
-        return self._packed(prompts, attention(q_own, k_all, v_all, self.mask))
+        return self._joined(prompts, attention(q_own, k_all, v_all, self.mask))
 
-    def _parts(self, x: Tensor, size: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return the prompts (P, `size` or S, …) and the responses (B, R - 1, …) of x (1, N, …)."""
-        size = size or self.prompt_size
-        prompts, responses, _ = x[0].tensor_split([self.prompts * size, self.prompts * size + self.rows * self.slots])
-        return prompts.unflatten(0, (self.prompts, size)), responses.unflatten(0, (self.rows, self.slots))
+    def _parts(self, x: Tensor, length: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return the prompts (P, `length` or S, …) and the responses (B, R - 1, …) of x (1, N, …)."""
+        length = length or self.longest_prompt
+        border = self.prompts * length
+        prompts, responses, _ = x[0].tensor_split([border, border + self.rows * self.slots])
+        return prompts.unflatten(0, (self.prompts, length)), responses.unflatten(0, (self.rows, self.slots))
 
-    def _packed(self, prompts: Tensor, responses: Tensor) -> Tensor:
+    def _joined(self, prompts: Tensor, responses: Tensor) -> Tensor:
+        """Return the tokens of prompts and responses as one row (1, N, …), with its padding."""
         count = prompts.shape[:2].numel() + responses.shape[:2].numel()
         padding = prompts.new_zeros(self.round_up(count) - count, *prompts.shape[2:])
         return torch.cat([prompts.flatten(0, 1), responses.flatten(0, 1), padding])[None]
@@ -116,15 +118,16 @@ class SharedPrompts:
 class PrefillLayout(Sequences):
     """Prompts (P, S), padded on the right. Keeps their keys and values; selects the states of their last tokens."""
 
-    def __init__(self, rotary: tuple[Tensor, Tensor], lengths: Tensor, size: int):
+    def __init__(self, rotary: tuple[Tensor, Tensor], lengths: Tensor, padded_length: int):
         cos, sin = rotary
-        super().__init__((cos[:size], sin[:size]), lengths[:, None] - 1)
+        super().__init__((cos[:padded_length], sin[:padded_length]), lengths[:, None] - 1)
         self.tables, self.lengths = rotary, lengths  # the tables hold the positions of responses too
         self.keys_values: list[tuple[Tensor, Tensor]] = []  # of each layer, (P, heads, D, S)
 
-    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, selects: bool) -> Tensor:
+    def attend(self, _number: int, q: Tensor, k: Tensor, v: Tensor, only_selected: bool) -> Tensor:
+        """Return the attention output, as `Sequences.attend`; keep the layer's keys and values."""
         self.keys_values.append((_slots_last(k), _slots_last(v)))
-        return super().attend(number, q, k, v, selects)
+        return super().attend(_number, q, k, v, only_selected)
 
 
 class DecodingLayout:
@@ -140,22 +143,22 @@ class DecodingLayout:
 
     def __init__(self, prompts: PrefillLayout, copies: int, room: int):
         self.tables, self.copies = prompts.tables, copies
-        self.lengths = prompts.lengths.repeat_interleave(copies)
+        self.prompt_lengths = prompts.lengths.repeat_interleave(copies)
         self.prompt_cache = prompts.keys_values
-        slots = torch.arange(self.prompt_cache[0][0].shape[-1], device=self.lengths.device)
+        slots = torch.arange(self.prompt_cache[0][0].shape[-1], device=self.prompt_lengths.device)
         self.padding = slots >= prompts.lengths[:, None]  # (P, S)
         self.response_cache = [
-            (_room_for(keys, len(self.lengths), room), _room_for(values, len(self.lengths), room))
+            (_room_for(keys, len(self.prompt_lengths), room), _room_for(values, len(self.prompt_lengths), room))
             for keys, values in self.prompt_cache
         ]
-        self.size = 0  # tokens of each response in them
+        self.length = 0  # tokens of each response so far
 
     def next_token(self) -> None:
         """Begin the next token of each response."""
         cos, sin = self.tables
-        positions = (self.lengths + self.size)[:, None]
+        positions = (self.prompt_lengths + self.length)[:, None]
         self.rotary = cos[positions], sin[positions]
-        self.size += 1
+        self.length += 1
 
     def keep(self, rows: Tensor) -> None:
         """Continue with some of the responses, each with a copy of its prompt's keys and values."""
@@ -163,41 +166,41 @@ class DecodingLayout:
         for caches, index in ((self.prompt_cache, prompt), (self.response_cache, rows)):
             for number, (keys, values) in enumerate(caches):  # one layer after the other: memory for one copy
                 caches[number] = keys[index], values[index]
-        self.padding, self.lengths, self.copies = self.padding[prompt], self.lengths[rows], 1
+        self.padding, self.prompt_lengths, self.copies = self.padding[prompt], self.prompt_lengths[rows], 1
 
-    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, selects: bool) -> Tensor:
+    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, _only_selected: bool) -> Tensor:
         """Return the attention output (B, 1, heads, D) of the newest tokens, whose q, k and v have that form."""
         (prompt_keys, prompt_values), (all_keys, all_values) = self.prompt_cache[number], self.response_cache[number]
-        all_keys[..., self.size - 1], all_values[..., self.size - 1] = k[:, 0], v[:, 0]
-        keys, values = all_keys[..., : self.size], all_values[..., : self.size]
-        prompts, shared, size, width = prompt_keys.shape
-        form = (prompts, self.copies, shared, -1)  # a key is shared by the queries of several heads
-        queries = (q * size**-0.5).reshape(*form, size)
+        all_keys[..., self.length - 1], all_values[..., self.length - 1] = k[:, 0], v[:, 0]
+        keys, values = all_keys[..., : self.length], all_values[..., : self.length]
+        prompts, kv_heads, head_dim, width = prompt_keys.shape
+        form = (prompts, self.copies, kv_heads, -1)  # the queries of several heads share a key
+        queries = (q * head_dim**-0.5).reshape(*form, head_dim)
         scores = torch.cat(
             [
                 torch.matmul(self._by_prompt(queries), prompt_keys)
                 .masked_fill_(self.padding[:, None, None], -torch.inf)
-                .view(prompts, shared, self.copies, -1, width)
+                .view(prompts, kv_heads, self.copies, -1, width)
                 .transpose(1, 2),
-                torch.matmul(queries.flatten(0, 1), keys).view(*form, self.size),
+                torch.matmul(queries.flatten(0, 1), keys).view(*form, self.length),
             ],
             -1,
         )
-        to_prompt, to_own = scores.softmax(-1).split([width, self.size], -1)
-        mixed = torch.matmul(to_own.flatten(0, 1), values.transpose(2, 3)).view(*form, size)
+        to_prompt, to_own = scores.softmax(-1).split([width, self.length], -1)
+        mixed = torch.matmul(to_own.flatten(0, 1), values.transpose(2, 3)).view(*form, head_dim)
         from_prompt = torch.matmul(self._by_prompt(to_prompt), prompt_values.transpose(2, 3))
-        mixed += from_prompt.view(prompts, shared, self.copies, -1, size).transpose(1, 2)
-        return mixed.view(len(q), 1, -1, size)
+        mixed += from_prompt.view(prompts, kv_heads, self.copies, -1, head_dim).transpose(1, 2)
+        return mixed.view(len(q), 1, -1, head_dim)
 
     def _by_prompt(self, x: Tensor) -> Tensor:
-        """Return x (P, copies, shared heads, n, …) as (P, shared heads, copies * n, …)."""
+        """Return x (P, copies, kv_heads, n, …) as (P, kv_heads, copies * n, …)."""
         return x.transpose(1, 2).flatten(2, 3)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Return softmax(q k^T / sqrt(D)) v, (B, Q, heads, D); causal without a mask (B, Q, K).
 
-    Shapes: q (B, Q, heads, D); k, v (B, K, shared heads, D).
+    Shapes: q (B, Q, heads, D); k, v (B, K, kv_heads, D).
     """
     grouped = q.shape[2] != k.shape[2]
     if grouped and mask is not None and COPIES_HEADS_BY_DEVICE[q.device.type]:

@@ -57,7 +57,7 @@ CLASSIFIERS = (
     Qwen2ForSequenceClassification,
     Qwen3ForSequenceClassification,
 )
-MERGES_BY_DEVICE = {"cpu": True, "cuda": False}  # merge weights in float32, for products by oneDNN
+ONEDNN_BY_DEVICE = {"cpu": True, "cuda": False}  # products in float32 by oneDNN: weights merged, shapes padded
 
 
 class Trunk:
@@ -138,8 +138,8 @@ class Trunk:
         self.check_length(rollout.ids.shape[1])
         states = self._embed(rollout.ids) if rollout.lower_states is None else rollout.lower_states
         layout = SharedPrompts(self._rotary(states), rollout, groups, self._round_up)
-        packed = self._final_states(role, layout.pack(states), layout, rollout.lower_states is not None)
-        return layout.responses(packed)
+        joined = self._final_states(role, layout.join(states), layout, rollout.lower_states is not None)
+        return layout.responses(joined)
 
     @property
     def merges(self) -> bool:
@@ -148,9 +148,9 @@ class Trunk:
 
     @property
     def rounds(self) -> bool:
-        """Return whether row counts are rounded up to one of few: oneDNN compiles code for each that it meets."""
+        """Return whether shapes are padded to few sizes, because oneDNN compiles code for every new one."""
         weight = self.decoder.embed_tokens.weight
-        return weight.dtype == torch.float32 and MERGES_BY_DEVICE[weight.device.type]
+        return weight.dtype == torch.float32 and ONEDNN_BY_DEVICE[weight.device.type]
 
     @torch.no_grad()
     def prefill(self, role: str, ids: Tensor, lengths: Tensor, room: int) -> tuple[Tensor, PrefillLayout]:
@@ -213,19 +213,19 @@ class Trunk:
         layer: Any = self.decoder.layers[number]
         attention, mlp = layer.self_attn, layer.mlp
         norm = Norm(layer.input_layernorm.weight, self.eps)
-        size, (cos, sin) = attention.head_dim, layout.rotary
+        head_dim, (cos, sin) = attention.head_dim, layout.rotary
         query_heads, kv_heads = (self.base.config.num_attention_heads, self.base.config.num_key_value_heads)
         if last and not isinstance(layout, DecodingLayout) and layout.selects:
             after = self._output_op(attention, cos, sin, 0, kv_heads)
             kv = self._linear(x, role, (attention.k_proj, attention.v_proj), norm, after)
-            k, v = heads_of(kv, size).chunk(2, 2)
+            k, v = heads_of(kv, head_dim).chunk(2, 2)
             x = layout.selected(x)
             after = self._output_op(attention, *layout.selected_rotary, query_heads, 0)
-            q = heads_of(self._linear(x, role, (attention.q_proj,), norm, after), size)
+            q = heads_of(self._linear(x, role, (attention.q_proj,), norm, after), head_dim)
         else:
             after = self._output_op(attention, cos, sin, query_heads, kv_heads)
             qkv = self._linear(x, role, (attention.q_proj, attention.k_proj, attention.v_proj), norm, after)
-            q, k, v = heads_of(qkv, size).split([query_heads, kv_heads, kv_heads], 2)
+            q, k, v = heads_of(qkv, head_dim).split([query_heads, kv_heads, kv_heads], 2)
         mixed = layout.attend(number, q, k, v, last and layout.selects)
         x = self._linear(mixed.flatten(2), role, (attention.o_proj,), residual=x)
         norm = Norm(layer.post_attention_layernorm.weight, self.eps)

@@ -185,7 +185,7 @@ class TrainState:
         page_states(self.optimizer)
         self.step, self.kl_coef = saved.step, saved.kl_coef
         with reading(file):
-            set_random_state(saved.random.plain())
+            set_random_state(saved.random)
 
     def take_policy(self, folder: Path) -> None:
         """Load the policy of another checkpoint of this run. Raises UserError when that is damaged."""
