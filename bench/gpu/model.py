@@ -8,10 +8,10 @@ from rlhf.data.tokenize import Codec
 from rlhf.models.adapters import new_adapter, save_adapter
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import AdapterName, PinnedRecipe
+from rlhf.recipe import PinnedRecipe, Role
 from rlhf.run.directory import Run
 
-ROLES: tuple[AdapterName, ...] = ("policy", "reference", "reward", "value")
+ROLES: tuple[Role, ...] = ("policy", "reference", "reward", "value")
 
 
 def shared_base(loaded: PinnedRecipe, device: torch.device, folder: Path) -> tuple[SharedBase, Codec]:

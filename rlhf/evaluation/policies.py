@@ -14,7 +14,7 @@ from rlhf.data.worlds import toy
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.console import working
 from rlhf.process import distributed
-from rlhf.recipe import AdapterName, Evaluate, StageName
+from rlhf.recipe import Evaluate, Role, StageName
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.stats import distinct, length_controlled_win_rate, outcomes
@@ -72,7 +72,7 @@ def heldout_sampling(options: Evaluate, at_once: int | None = None) -> Sampling:
 @torch.no_grad()
 def measure(
     shared: SharedBase,
-    role: AdapterName,
+    role: Role,
     codec: Codec,
     prompts: Sequence[Prompt],
     sampling: Sampling,
@@ -127,7 +127,7 @@ def measure(
 
 
 @torch.no_grad()
-def exact_kl(shared: SharedBase, role: AdapterName, rollout: Rollout, temperature: float) -> float:
+def exact_kl(shared: SharedBase, role: Role, rollout: Rollout, temperature: float) -> float:
     """Return Σ_t KL(π_role(·|s_t) || π_reference(·|s_t)) in nats over the response tokens of a batch."""
     mask = rollout.mask
     with shared.role(role):

@@ -21,7 +21,7 @@ from rlhf.memory.phases import Event
 from rlhf.memory.replay import PASS
 from rlhf.memory.tracker import Tracker
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import AdapterName
+from rlhf.recipe import Role
 from rlhf.stages.online.train_state import TrainedRole, TrainState
 
 T = TypeVar("T")
@@ -147,10 +147,8 @@ def _scores(repeats: Repeats, run: Callable[..., Tensor]) -> Callable[..., Tenso
     return scores_at
 
 
-def _forgetting(
-    repeats: Repeats, run: Callable[[SharedBase, AdapterName], None]
-) -> Callable[[SharedBase, AdapterName], None]:
-    def activate(self: SharedBase, role: AdapterName) -> None:
+def _forgetting(repeats: Repeats, run: Callable[[SharedBase, Role], None]) -> Callable[[SharedBase, Role], None]:
+    def activate(self: SharedBase, role: Role) -> None:
         if role != self._active:
             repeats.forget()  # a role may prepare its weights in its first pass
         run(self, role)

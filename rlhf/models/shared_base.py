@@ -38,7 +38,7 @@ from rlhf.models.weights import (
     set_adapter_state,
 )
 from rlhf.objectives.logprobs import EntropyMode, TokenStatistics
-from rlhf.recipe import AdapterName, Role
+from rlhf.recipe import Role, TrainingRole
 from rlhf.recipe.choices import CriticKind
 
 
@@ -52,19 +52,19 @@ class SharedBase:
     def __init__(
         self,
         base: PreTrainedModel,
-        adapters: Mapping[AdapterName, Path],
-        trainable: tuple[AdapterName, ...] = (),
+        adapters: Mapping[Role, Path],
+        trainable: tuple[Role, ...] = (),
         lean: bool = False,
     ):
         base.generation_config = GenerationConfig()  # a hub model may bring sampling settings
         self.base = base
         self.logit_scale = logit_scale(base.config)
         self.lean_trunk = Trunk(base) if lean else None
-        self.trainable: set[AdapterName] = set(trainable)
+        self.trainable: set[Role] = set(trainable)
         self.score_head: nn.Linear | None = None
         self.value_head: nn.Linear | None = None
         self.sharded = False
-        self._active: AdapterName | None = None
+        self._active: Role | None = None
         self._layers: list[LoraLayer] = []
         (first, path), *rest = adapters.items()
         self.peft = attach_adapter(base, path, first, first in self.trainable)
@@ -107,7 +107,7 @@ class SharedBase:
         return None if self.lean_trunk is None or self._active is None else RoleTrunk(self.lean_trunk, self._active)
 
     @property
-    def value_role(self) -> Role:
+    def value_role(self) -> TrainingRole:
         """Return the role whose hidden states the value head reads."""
         return "value" if "value" in self.trainable else "policy"
 
@@ -131,11 +131,11 @@ class SharedBase:
         if self.sharded:
             keep_layers_whole(self.base, whole=False)
 
-    def parameters(self, role: AdapterName) -> list[nn.Parameter]:
+    def parameters(self, role: Role) -> list[nn.Parameter]:
         """Return the adapter weights of one role, in a fixed order."""
         return [p for name, p in self.peft.named_parameters() if _adapter_of(name) == role]
 
-    def activate(self, role: AdapterName) -> None:
+    def activate(self, role: Role) -> None:
         """Make a role's adapter the active one; the role `base` switches all adapters off.
 
         This sets two attributes of each LoRA layer and no more: an update switches roles in each minibatch, and
@@ -158,7 +158,7 @@ class SharedBase:
         self._active = role
 
     @contextmanager
-    def active(self, role: AdapterName) -> Iterator[None]:
+    def active(self, role: Role) -> Iterator[None]:
         """Make a role the active one inside a block; the role that was active before, if any, is restored after it."""
         before = self._active
         self.activate(role)
@@ -169,7 +169,7 @@ class SharedBase:
                 self.activate(before)
 
     @contextmanager
-    def role(self, name: AdapterName) -> Iterator[None]:
+    def role(self, name: Role) -> Iterator[None]:
         """Like `active`, and the lean trunk merges the role's weights once for the whole block.
 
         A backward pass must run in the same block as its forward pass, and the role's weights must not change in the
@@ -262,7 +262,7 @@ class SharedBase:
         assert self.lean_trunk is not None and self._active is not None
         return self.lean_trunk.hidden(self._active, ids, positions, lower_states)
 
-    def _add(self, role: AdapterName, rm_dir: Path, weights: dict[str, Tensor]) -> None:
+    def _add(self, role: Role, rm_dir: Path, weights: dict[str, Tensor]) -> None:
         """Add the reward model's LoRA weights as a role. They have the shape of a causal adapter."""
         config = adapter_config(rm_dir / "adapter")
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, False
@@ -285,7 +285,7 @@ class SharedBase:
         self._active = None
         self._no_dropout()
 
-    def _backward_check(self, role: AdapterName | None) -> Callable[[Tensor], None]:
+    def _backward_check(self, role: Role | None) -> Callable[[Tensor], None]:
         """Return a hook for a role's hidden states, which runs before any layer of its trunk is recomputed."""
 
         def check(gradient: Tensor) -> None:

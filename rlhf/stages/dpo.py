@@ -23,7 +23,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.losses import dpo_loss
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import AdapterName
+from rlhf.recipe import Role
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.stages.result import Result
@@ -55,7 +55,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     prompts = corpus.prompts("dpo").heldout[: recipe.evaluate.max_samples]
     truth = recipe.data.has_true_reward
     with telemetry.phase("evaluate"):
-        roles: dict[AdapterName, Path] = {"policy": run.path, "reference": run.parents.folder("sft")}
+        roles: dict[Role, Path] = {"policy": run.path, "reference": run.parents.folder("sft")}
         shared = SharedBase(load_base(run, device), roles, lean=recipe.hardware.trunk == "lean")
         check_sampling(shared.base, codec)
         before, after = (

@@ -28,7 +28,7 @@ from rlhf.files import JsonObject, write_json
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe import AdapterName, Evaluate, Group, PolicyName, StageName
+from rlhf.recipe import Evaluate, Group, PolicyName, Role, StageName
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.stages.online.reward_sum import ByName, RewardSum
@@ -73,7 +73,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     with telemetry.phase("evaluate"):
         policies: tuple[Literal["base", "sft"] | PolicyName, ...] = ("base", "sft", *trained)
         for label in policies:
-            role: AdapterName = "reference" if label == "sft" else label
+            role: Role = "reference" if label == "sft" else label
             truth = recipe.data.has_true_reward
             samples[label] = measure(
                 shared,
@@ -174,7 +174,7 @@ def contradicted(codec: Codec, pairs: list[PreferencePair], margins: list[float]
     ]
 
 
-def _roles(policies: Sequence[PolicyName]) -> dict[AdapterName, StageName]:
+def _roles(policies: Sequence[PolicyName]) -> dict[Role, StageName]:
     """Return role -> the stage whose adapter plays it."""
     return {"reference": "sft", **{stage: stage for stage in policies}}
 

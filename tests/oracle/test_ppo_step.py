@@ -14,7 +14,7 @@ from rlhf.data.tokenize import Codec
 from rlhf.files import read_intact_lines
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import Ppo, Role
+from rlhf.recipe import Ppo, TrainingRole
 from rlhf.run.directory import Run
 from rlhf.stages import ppo
 from rlhf.stages.online import scoring
@@ -58,17 +58,17 @@ def reference_step(
     spans = list(zip(rollout.prompt_length.tolist(), rollout.response_length.tolist(), strict=True))
     rows = [rollout.ids[i, : p + n] for i, (p, n) in enumerate(spans)]
 
-    def states(i: int, role: Role) -> Tensor:
+    def states(i: int, role: TrainingRole) -> Tensor:
         shared.activate(role)
         found: Tensor = shared.base.model(input_ids=rows[i][None]).last_hidden_state
         return found[0]
 
-    def distribution(i: int, role: Role) -> Tensor:
+    def distribution(i: int, role: TrainingRole) -> Tensor:
         p, n = spans[i]
         logits: Tensor = shared.base.lm_head(states(i, role)[p - 1 : p + n - 1]) / o.temperature
         return logits - logits.logsumexp(-1, keepdim=True)
 
-    def logp(i: int, role: Role) -> Tensor:
+    def logp(i: int, role: TrainingRole) -> Tensor:
         p, n = spans[i]
         return distribution(i, role)[torch.arange(n), rows[i][p:]]
 

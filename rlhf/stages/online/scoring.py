@@ -14,7 +14,7 @@ from rlhf.models.model import dtype_of
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.process import distributed
-from rlhf.recipe import OnlineOptions, Role
+from rlhf.recipe import OnlineOptions, TrainingRole
 
 TokenFn = Callable[[Rollout, Tensor], Tensor]  # (b rows of a rollout, their hidden states (b, r, H)) -> (b, r)
 
@@ -26,7 +26,9 @@ class ScoreNorm(NamedTuple):
     sd: float = 1.0
 
 
-def per_token(shared: SharedBase, role: Role, rollout: Rollout, rows_at_once: int, *fns: TokenFn) -> list[Tensor]:
+def per_token(
+    shared: SharedBase, role: TrainingRole, rollout: Rollout, rows_at_once: int, *fns: TokenFn
+) -> list[Tensor]:
     """Run `role` over the rollout, `rows_at_once` rows at a time, and apply each function to its hidden states.
 
     Return one (B, R) float32 tensor per function, 0 in masked slots. Each process works on its share of the rows.

@@ -17,7 +17,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.observe.console import Bar
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import AdapterName, Group, OnlineOptions, Role
+from rlhf.recipe import Group, OnlineOptions, Role, TrainingRole
 from rlhf.rollout import vllm
 from rlhf.rollout.decoding import Sampling, ValueFn
 from rlhf.rollout.engine import sample
@@ -73,7 +73,7 @@ class Session:
     def _load_models(self) -> SharedBase:
         """Return the base with the roles that all methods need; a learner adds a critic."""
         run, sft = self.run, self.run.parents.folder("sft")
-        roles: dict[AdapterName, Path] = {"policy": sft, "reference": sft}
+        roles: dict[Role, Path] = {"policy": sft, "reference": sft}
         lean = self.recipe.hardware.trunk == "lean"
         shared = SharedBase(load_base(run, self.device), roles, trainable=("policy",), lean=lean)
         if self.options.gradient_checkpointing:
@@ -139,7 +139,7 @@ class Session:
             return rollout
         return replace(rollout, groups=torch.arange(len(batch), device=self.device).repeat_interleave(copies))
 
-    def evaluate(self, role: Role, prompts: Sequence[load.Prompt] | None = None) -> PolicySamples:
+    def evaluate(self, role: TrainingRole, prompts: Sequence[load.Prompt] | None = None) -> PolicySamples:
         """Measure a role on held-out prompts; by default on those that choose checkpoints."""
         prompts = self.prompts.validation if prompts is None else prompts
         truth = self.recipe.data.has_true_reward
