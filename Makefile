@@ -116,7 +116,9 @@ $(if $(filter judge,$(MAKECMDGOALS)),$(if $(and $(URL),$(MODEL)),,$(error judge 
 
 $(if $(filter-out tensorboard trackio wandb none,$(REPORT_TO)),$(error REPORT_TO=$(REPORT_TO): tensorboard, trackio or wandb))
 $(if $(filter-out base sft ppo rloo grpo dpo merge,$(STAGE)),$(error STAGE=$(STAGE): base, sft, ppo, rloo, grpo, dpo or merge))
+ifneq ($(SEED),)
 $(if $(word 2,$(SEED))$(shell printf %s '$(SEED)' | tr -d 0-9),$(error SEED=$(SEED): one whole number; several are SEEDS="0 1", for `make reproduce`))
+endif
 
 # `make serve` would merge before it refused a port.
 ifneq ($(PORT),8000)

@@ -63,9 +63,10 @@ class Overview(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that the first word names. Raises UsageError with the nearest command."""
-        nearest = difflib.get_close_matches(args[0], [*self.commands, *OTHER_WORDS], n=1)
-        if nearest and nearest[0] in OTHER_WORDS:
-            ctx.fail(f"No such command {args[0]!r}. Did you mean 'rlhf {OTHER_WORDS[nearest[0]]}'?")
+        if args[0] not in self.commands:
+            nearest = difflib.get_close_matches(args[0], [*self.commands, *OTHER_WORDS], n=1)
+            if nearest and nearest[0] in OTHER_WORDS:
+                ctx.fail(f"No such command {args[0]!r}. Did you mean 'rlhf {OTHER_WORDS[nearest[0]]}'?")
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

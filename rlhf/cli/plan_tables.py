@@ -86,7 +86,7 @@ EXPLAINED = {
 
 
 def stage_table(plan: Plan, wide: bool) -> tuple[list[str], list[list[str]]]:
-    """Return the columns and rows of the table of stages, without empty columns, and those for a wide terminal."""
+    """Return the columns and rows of the table of stages: no empty ones and, if not `wide`, none of WIDE_ONLY."""
     rows = stage_rows(plan)
     on_card = any(planned.in_memory_of == "cuda" for planned in plan.stages.values())
     left_out = {*(() if wide else WIDE_ONLY), *(() if on_card else CARD_ONLY)}

@@ -64,13 +64,13 @@ def sample(
     by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     order = by_length if replicate else distributed.own_rows(by_length)
     at_once = max(1, sampling.batch_size // copies)
-    lean = trunk is not None and trunk.trunk.merges
-    new_decoding = partial(TrunkDecoding, trunk) if trunk is not None and lean else LibraryDecoding
+    lean = trunk if trunk is not None and trunk.trunk.merges else None
+    new_decoding = LibraryDecoding if lean is None else partial(TrunkDecoding, lean)
     has_all_weights = not replicate or distributed.world() == 1
     with (
         mixed_precision(model),
         using_attention(model, "sdpa"),  # flash attention cannot mask the padding before a short prompt
-        fast_layers(model, sampling, whole=has_all_weights and not lean),  # the lean trunk does not call the layers
+        fast_layers(model, sampling, whole=has_all_weights and lean is None),  # the lean trunk does not call the layers
     ):
         for at in range(0, len(order), at_once):
             indices = order[at : at + at_once]

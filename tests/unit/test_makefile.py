@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from rlhf import __version__
+from rlhf.observe import tracking
+from rlhf.use.chat import CHAT_STAGES
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -468,6 +470,13 @@ def test_a_memory_cap_of_the_environment_is_kept(monkeypatch, given, expected):
     monkeypatch.setenv("RLHF_VRAM_CAP", "24GB")
     lines = make("-pn", "ppo", *given).stdout.splitlines()
     assert f"RLHF_VRAM_CAP := {expected}" in lines
+
+
+@pytest.mark.parametrize(
+    "given", [*(f"STAGE={stage}" for stage in CHAT_STAGES), *(f"REPORT_TO={name}" for name in tracking.TRACKERS)]
+)
+def test_make_knows_every_stage_to_chat_with_and_every_tracker(given):
+    assert make("-n", "help", given).returncode == 0
 
 
 def test_a_temperature_reaches_the_chat():
