@@ -66,7 +66,7 @@ def row_key(row: Row) -> str:
     return document_key(row) if isinstance(row, Document) else conversation_key(row.prompt)
 
 
-def split(rows: Iterable[T], key: Callable[[T], str], *, seed: int, fraction: float) -> tuple[list[T], list[T]]:
+def divide(rows: Iterable[T], key: Callable[[T], str], *, seed: int, fraction: float) -> tuple[list[T], list[T]]:
     """Return train and held-out rows, each in the order given. No key is on both sides."""
     if not 0 <= fraction <= 1:
         raise ValueError(f"the held-out fraction is a number from 0 to 1, not {fraction}")

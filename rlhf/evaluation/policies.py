@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlhf.data.batch import Rollout
-from rlhf.data.load import Prompt
+from rlhf.data.corpus import Prompt
 from rlhf.data.tokenize import Codec
 from rlhf.data.worlds import toy
 from rlhf.models.shared_base import SharedBase

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
-from rlhf.data.load import Corpus, Prompt
+from rlhf.data.corpus import Corpus, Prompt
 from rlhf.errors import UserError
 from rlhf.terminal import say
 
@@ -23,9 +23,9 @@ from rlhf.terminal import say
 def answers(corpus: Corpus, prompts: Sequence[Prompt]) -> list[tuple[str, str | None] | None]:
     """Return for each held-out prompt the first chosen answer, and the rejected one if there is a pair."""
     references: dict[Prompt, tuple[str, str | None]] = {}
-    for pair in corpus.pairs.heldout:
+    for pair in corpus.pairs.test:
         references.setdefault(pair.prompt, (pair.chosen, pair.rejected))
-    for example in corpus.examples.heldout:
+    for example in corpus.examples.test:
         references.setdefault(example.prompt, (example.response, None))
     return [references.get(prompt) for prompt in prompts]
 

@@ -10,8 +10,9 @@ import torch
 from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 
-from rlhf.data import amount, load
+from rlhf.data import amount
 from rlhf.data.batch import collate
+from rlhf.data.load import load_corpus
 from rlhf.data.pairs import encode_pairs, longest
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.evaluation.likelihood import sequence_logprobs
@@ -37,11 +38,11 @@ def run_stage(run: Run, device: torch.device) -> Result:
     options = recipe.dpo
     telemetry = Telemetry(device)
 
-    corpus = load.load(run)
+    corpus = load_corpus(run)
     pairs = corpus.preferences("dpo")
     codec = load_codec(run)
     training, counts, _ = encode_pairs(codec, pairs.train[: options.max_samples], options)
-    heldout, heldout_counts, _ = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
+    heldout, heldout_counts, _ = encode_pairs(codec, pairs.test[: options.max_eval_samples], options)
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
     if run.is_main and not recipe.data.is_stand_in:  # stand-in data needs no advice on its amount
         amount.note("dpo", len(training))
@@ -52,7 +53,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     free_memory()
 
     evaluation = heldout_sampling(recipe.evaluate)
-    prompts = corpus.prompts("dpo").heldout[: recipe.evaluate.max_samples]
+    prompts = corpus.prompts("dpo").test[: recipe.evaluate.max_samples]
     truth = recipe.data.has_true_reward
     with telemetry.phase("evaluate"):
         roles: dict[Role, Path] = {"policy": run.path, "reference": run.parents.folder("sft")}

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlhf.data import load
-from rlhf.data.load import Prompt
+from rlhf.data.corpus import Corpus, Prompt
+from rlhf.data.load import load_corpus
 from rlhf.data.pairs import encode_pairs
 from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import Codec
@@ -44,7 +44,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     options = recipe.evaluate
     telemetry = Telemetry(device)
 
-    corpus = load.load(run)
+    corpus = load_corpus(run)
     codec = load_codec(run)
     trained = run.parents.trained_policies()
     reward_sums = [
@@ -55,11 +55,11 @@ def run_stage(run: Run, device: torch.device) -> Result:
     all_prompts = corpus.prompts("evaluate")
     for reward_sum in reward_sums:
         all_prompts = reward_sum.usable(all_prompts)
-    prompts = all_prompts.heldout[: options.max_samples]
+    prompts = all_prompts.test[: options.max_samples]
 
     settings = heldout_sampling(options)
     scored = _demonstrations(codec, corpus, options)
-    encoded, _, pairs = encode_pairs(codec, corpus.pairs.heldout[: recipe.rm.max_eval_samples], recipe.rm)
+    encoded, _, pairs = encode_pairs(codec, corpus.pairs.test[: recipe.rm.max_eval_samples], recipe.rm)
 
     with telemetry.phase("load"):
         folders = {role: run.parents.folder(stage) for role, stage in _roles(trained).items()}
@@ -126,10 +126,10 @@ def _reward_fn(reward_sums: Sequence[RewardSum]) -> EvaluationRewards:
     return rewards
 
 
-def _demonstrations(codec: Codec, corpus: load.Corpus, options: Evaluate) -> list[tuple[list[int], int]]:
+def _demonstrations(codec: Codec, corpus: Corpus, options: Evaluate) -> list[tuple[list[int], int]]:
     """Return held-out demonstrations as `perplexity` wants them: tokens, and how many of them are the prompt."""
     rows, _ = codec.encode(
-        [(row.prompt, row.response) for row in corpus.demonstrations().heldout[: options.max_samples]],
+        [(row.prompt, row.response) for row in corpus.demonstrations().test[: options.max_samples]],
         options.max_prompt_length,
         options.max_prompt_length + options.response_length,
     )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from rlhf.data import load
+from rlhf.data.load import load_corpus
 from rlhf.data.rows import Example
 from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
@@ -31,7 +31,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         device = torch.device("cpu")  # the base in full precision may not fit the card, and no step is slow
     telemetry = Telemetry(device)
     codec = load_codec(run)
-    texts = _heldout(codec, load.load(run).demonstrations().heldout, recipe.sft, device)
+    texts = _heldout(codec, load_corpus(run).demonstrations().test, recipe.sft, device)
 
     with telemetry.phase("merge"):
         # Merging into 4-bit weights would round the adapter away, so 16-bit ones are merged.

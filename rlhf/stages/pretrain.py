@@ -7,7 +7,8 @@ stage.
 import torch
 from transformers import DataCollatorForLanguageModeling, TrainingArguments
 
-from rlhf.data import load, tokenize
+from rlhf.data import tokenize
+from rlhf.data.load import load_corpus
 from rlhf.data.tokenize import Codec
 from rlhf.evaluation.likelihood import perplexity
 from rlhf.models.loading import new_base
@@ -26,13 +27,13 @@ def run_stage(run: Run, device: torch.device) -> Result:
     assert options and architecture
     telemetry = Telemetry(device)
 
-    texts = load.load(run).texts(recipe.tokenizer.template)
+    texts = load_corpus(run).texts(recipe.tokenizer.template)
     training = texts.train[: options.max_samples]
     assert recipe.tokenizer.vocab_size
     with working("pretrain: training the tokenizer, encoding"):
         codec = Codec(tokenize.train(training, recipe.tokenizer.vocab_size), recipe.tokenizer.template)
         documents = codec.encode_texts(training, options.max_length)
-        heldout = codec.encode_texts(texts.heldout[: options.max_eval_samples], options.max_length)
+        heldout = codec.encode_texts(texts.test[: options.max_eval_samples], options.max_length)
 
     torch.manual_seed(recipe.seed)
     model = new_base(architecture, codec, recipe.model.dtype)

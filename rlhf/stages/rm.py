@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from trl import RewardConfig, RewardTrainer
 
-from rlhf.data import amount, load
+from rlhf.data import amount
+from rlhf.data.load import load_corpus
 from rlhf.data.pairs import encode_pairs, longest
 from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import Codec, Encoded
@@ -39,10 +40,10 @@ def run_stage(run: Run, device: torch.device) -> Result:
     options = recipe.rm
     telemetry = Telemetry(device)
 
-    pairs = load.load(run).preferences("rm")
+    pairs = load_corpus(run).preferences("rm")
     codec = load_codec(run)
     training, counts, _ = encode_pairs(codec, pairs.train[: options.max_samples], options)
-    heldout, heldout_counts, kept_pairs = encode_pairs(codec, pairs.heldout[: options.max_eval_samples], options)
+    heldout, heldout_counts, kept_pairs = encode_pairs(codec, pairs.test[: options.max_eval_samples], options)
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
     if run.is_main and not recipe.data.is_stand_in:  # stand-in data needs no advice on its amount
         amount.note("rm", len(training))

@@ -6,8 +6,8 @@ import torch
 from peft import PeftModel
 from trl import SFTConfig, SFTTrainer
 
-from rlhf.data import load
-from rlhf.data.load import Prompt
+from rlhf.data.corpus import Prompt
+from rlhf.data.load import load_corpus
 from rlhf.data.rows import Example
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.errors import UserError
@@ -34,11 +34,11 @@ def run_stage(run: Run, device: torch.device) -> Result:
     options = recipe.sft
     telemetry = Telemetry(device)
 
-    corpus = load.load(run)
+    corpus = load_corpus(run)
     demonstrations = corpus.demonstrations()
     codec = load_codec(run)
     training, counts = _encode(codec, demonstrations.train[: options.max_samples], options)
-    heldout, heldout_counts = _encode(codec, demonstrations.heldout[: options.max_eval_samples], options)
+    heldout, heldout_counts = _encode(codec, demonstrations.test[: options.max_eval_samples], options)
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
     scored = _scored(heldout)
     validation: list[tuple[list[int], int]] = []
@@ -51,7 +51,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         base = load_base(run, device)
         check_sampling(base, codec)
         model = new_adapter(base, run)
-    prompts = corpus.prompts("sft").heldout[:SAMPLES]
+    prompts = corpus.prompts("sft").test[:SAMPLES]
 
     def evaluate() -> dict[str, float]:
         value = perplexity(model, validation, codec.pad_id, batch)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlhf.data import load
+from rlhf.data.corpus import Corpus, Split
+from rlhf.data.load import load_corpus
 from rlhf.errors import UserError
 from rlhf.run.directory import Run
 from tests.conftest import content_of, run_stages, small
@@ -93,7 +94,7 @@ def test_prompts_alone_feed_ppo_and_no_other_stage(tmp_path):
     loaded = small(data__source="files", data__files=files, data__heldout_fraction=0.2)
     run = Run(tmp_path / "runs", loaded, "ppo")
     run.start(False, [], {"name": "cpu", "type": "cpu"})
-    corpus = load.load(run)
+    corpus = load_corpus(run)
     assert len(corpus.bare_prompts) == len(QUESTIONS) == content_of(run.path / "manifest.json")["data"]["prompts"]
     assert len(corpus.prompts("ppo")) == 2 * len(QUESTIONS)
     assert len(corpus.preferences("rm")) == len(corpus.demonstrations()) == len(QUESTIONS)
@@ -105,7 +106,7 @@ def test_prompts_alone_feed_ppo_and_no_other_stage(tmp_path):
         UserError, match=r"^pretrain needs texts, and the data has only prompts without an answer, which"
     ):
         run_stages(alone, tmp_path / "alone", "pretrain")
-    corpus = load.Corpus(load.Split([], []), load.Split([], []), load.Split([], []), corpus.bare_prompts)
+    corpus = Corpus(Split([], []), Split([], []), Split([], []), corpus.bare_prompts)
     for stage, rows in (("sft", corpus.demonstrations), ("rm", lambda: corpus.preferences("rm"))):
         with pytest.raises(UserError, match=f"^{stage} needs .*only prompts without an answer"):
             rows()

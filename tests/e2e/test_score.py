@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from rlhf.data import load
 from rlhf.data.batch import collate
+from rlhf.data.load import divide_rows
+from rlhf.data.source import read_source
 from rlhf.files import read_intact_lines
 from rlhf.recipe import as_yaml
 from rlhf.use import score
@@ -21,8 +22,8 @@ def told(row) -> list[dict[str, Any]]:
 def heldout(trained, tmp_path_factory):
     """The pairs that the reward model was judged on, as a file of preference rows; and the rows."""
     loaded = small()
-    corpus, _ = load._split_rows(load._read(loaded.recipe, trained / "cpu-tiny/v1/data"), loaded.recipe)
-    pairs = corpus.pairs.heldout[: loaded.recipe.rm.max_eval_samples]
+    corpus, _ = divide_rows(read_source(loaded.recipe, trained / "cpu-tiny/v1/data"), loaded.recipe)
+    pairs = corpus.pairs.test[: loaded.recipe.rm.max_eval_samples]
     file = tmp_path_factory.mktemp("score") / "pairs.jsonl"
     rows = [{"prompt": told(p.prompt), "chosen": p.chosen, "rejected": p.rejected} for p in pairs]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

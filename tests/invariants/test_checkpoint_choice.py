@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from rlhf.data.load import load
+from rlhf.data.load import load_corpus
 from rlhf.data.pairs import encode_pairs
 from rlhf.errors import UserError
 from rlhf.evaluation.policies import measure
@@ -147,9 +147,9 @@ def test_validation_rows_choose_and_test_rows_are_reported(split_chain, tmp_path
     summary = run_stages(loaded, out, "rm")
     run = Run(out, loaded, "rm")
     monkeypatch.setattr(run, "describe", lambda **_: None)
-    pairs = load(run).pairs
+    pairs = load_corpus(run).pairs
     training, test, validation = seen
-    assert training == pairs.train[:64] and test == pairs.heldout[:16] and validation == pairs.validation[:16]
+    assert training == pairs.train[:64] and test == pairs.test[:16] and validation == pairs.validation[:16]
     assert not {p.prompt for p in test} & {p.prompt for p in pairs.validation}
     last = rows_of(out / ROOT / "rm")[1][-1]
     assert last["eval/margin"] != pytest.approx(summary["metrics"]["margin"], rel=1e-3)
@@ -168,13 +168,13 @@ def test_ppo_chooses_by_validation_prompts_and_reports_test_prompts(split_chain,
     run_stages(loaded, out, "ppo")
     run = Run(out, loaded, "ppo")
     monkeypatch.setattr(run, "describe", lambda **_: None)
-    prompts = load(run).prompts("ppo")
-    validation, test = tuple(prompts.validation[:8]), tuple(prompts.heldout[:8])
+    prompts = load_corpus(run).prompts("ppo")
+    validation, test = tuple(prompts.validation[:8]), tuple(prompts.test[:8])
     assert asked == [
         ("reference", validation),
         *[("policy", validation)] * 2,
         ("reference", test),
         ("policy", test),
     ]
-    assert not {*prompts.validation} & {*prompts.heldout}
+    assert not {*prompts.validation} & {*prompts.test}
     shutil.rmtree(out)

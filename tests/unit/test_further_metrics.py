@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
-from rlhf.data.load import Corpus, Split
+from rlhf.data.corpus import Corpus, Split
 from rlhf.data.rows import Example, Message, PreferencePair
 from rlhf.errors import UserError
 from rlhf.evaluation.policies import (

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rlhf.data.load import load
+from rlhf.data.load import load_corpus
 from rlhf.errors import UserError
 from rlhf.run.directory import Run
 from tests.conftest import small
@@ -30,7 +30,7 @@ def corpus(tmp_path, rows, drop):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = Described(tmp_path / "runs", small(data__source="files", data__files=[str(file)], data__drop=drop), "sft")
-    return load(run), run.described["data"]
+    return load_corpus(run), run.described["data"]
 
 
 def test_the_split_that_the_recipe_names_is_read(tmp_path, monkeypatch):
@@ -44,14 +44,14 @@ def test_the_split_that_the_recipe_names_is_read(tmp_path, monkeypatch):
     for chosen, rows in ((None, 30), ("test", 20)):
         data = {"source": "hub", "name": str(folder), "revision": "0" * 40, "split": chosen, "on_bad_row": "stop"}
         run = Described(tmp_path / "runs", small(data=data | {"heldout_fraction": 0.5}), "sft")
-        load(run)
+        load_corpus(run)
         assert run.described["data"]["pairs"] == rows
 
 
 def test_nothing_is_dropped_by_default(tmp_path):
     rows = [row(0, "Yes."), *map(row, range(50)), row(3)]
     found, facts = corpus(tmp_path, rows, None)
-    assert facts["pairs"] == 52 == len(found.pairs.train) + len(found.pairs.heldout)
+    assert facts["pairs"] == 52 == len(found.pairs.train) + len(found.pairs.test)
     assert "dropped" not in facts
     again, facts = corpus(tmp_path, rows, [])
     assert again == found and facts["dropped"] == {}
@@ -61,9 +61,9 @@ def test_dropped_rows_are_counted_by_reason(tmp_path):
     rows = [row(0, "Yes."), *map(row, range(50)), row(3)]
     found, facts = corpus(tmp_path, rows, ["one_word", "duplicates", "html"])
     assert facts["dropped"] == {"one_word": 1, "duplicates": 1, "html": 0} and facts["pairs"] == 50
-    assert not any(pair.chosen == "Yes." for pair in (*found.pairs.train, *found.pairs.heldout))
+    assert not any(pair.chosen == "Yes." for pair in (*found.pairs.train, *found.pairs.test))
     kept, _ = corpus(tmp_path, rows[1:-1], None)  # the same as if they had never been there
-    strip = [[(p.prompt, p.chosen) for p in side] for c in (found, kept) for side in (c.pairs.train, c.pairs.heldout)]
+    strip = [[(p.prompt, p.chosen) for p in side] for c in (found, kept) for side in (c.pairs.train, c.pairs.test)]
     assert strip[:2] == strip[2:]
 
 
@@ -71,9 +71,9 @@ def test_leaked_rows_leave_the_training_side_only(tmp_path):
     rows = [row(n, ANSWER) if n < 30 else row(n) for n in range(200)]
     before, _ = corpus(tmp_path, rows, None)
     after, facts = corpus(tmp_path, rows, ["leaked"])
-    copies = [sum(pair.chosen == ANSWER for pair in side) for side in (before.pairs.heldout, before.pairs.train)]
+    copies = [sum(pair.chosen == ANSWER for pair in side) for side in (before.pairs.test, before.pairs.train)]
     assert all(copies) and facts["dropped"] == {"leaked": copies[1]}
-    assert after.pairs.heldout == before.pairs.heldout
+    assert after.pairs.test == before.pairs.test
     assert not any(pair.chosen == ANSWER for pair in after.pairs.train)
     assert facts["pairs"] == 200 - copies[1]
 
@@ -84,15 +84,15 @@ def test_validation_rows_are_held_out_rows_of_other_conversations(tmp_path):
 
     def parts(**changes):
         run = Described(tmp_path / "runs", small(data__source="files", data__files=[str(file)], **changes), "sft")
-        return load(run)
+        return load_corpus(run)
 
     whole = parts(data__heldout_fraction=0.3)
-    assert whole.pairs.validation is whole.pairs.heldout and not whole.pairs.has_validation
+    assert whole.pairs.validation is whole.pairs.test and not whole.pairs.has_validation
     apart = parts(data__heldout_fraction=0.3, data__validation_fraction=0.1)
     assert apart.pairs.train == whole.pairs.train
-    prompts = [{pair.prompt for pair in rows} for rows in (apart.pairs.heldout, apart.pairs.validation)]
-    assert not prompts[0] & prompts[1] and prompts[0] | prompts[1] == {pair.prompt for pair in whole.pairs.heldout}
-    assert 20 <= len(apart.pairs.validation) <= 60 <= len(apart.pairs.heldout)
+    prompts = [{pair.prompt for pair in rows} for rows in (apart.pairs.test, apart.pairs.validation)]
+    assert not prompts[0] & prompts[1] and prompts[0] | prompts[1] == {pair.prompt for pair in whole.pairs.test}
+    assert 20 <= len(apart.pairs.validation) <= 60 <= len(apart.pairs.test)
     assert apart.prompts("ppo").validation == [pair.prompt for pair in apart.pairs.validation]
     assert len(apart.demonstrations().validation) == len(apart.pairs.validation)
     assert len(apart.pairs) == len(whole.pairs) == 400
@@ -104,7 +104,7 @@ def test_a_part_without_rows_is_refused(tmp_path):
     changes = {"data__heldout_fraction": 0.3, "data__validation_fraction": 1e-6}
     run = Described(tmp_path / "runs", small(data__source="files", data__files=[str(file)], **changes), "sft")
     with pytest.raises(UserError, match=r"no rows for validation; .*data.validation_fraction"):
-        _ = load(run).preferences("rm").validation
+        _ = load_corpus(run).preferences("rm").validation
 
 
 def test_dropping_everything_is_refused(tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.data.rows import Document, Message, PreferencePair
-from rlhf.data.split import conversation_key, document_key, is_heldout, shuffled, split
+from rlhf.data.split import conversation_key, divide, document_key, is_heldout, shuffled
 
 
 def pair(*turns: str, n: int = 0) -> PreferencePair:
@@ -65,7 +65,7 @@ rows = st.lists(
 @settings(deadline=None)
 @given(rows, st.integers(0, 50), st.floats(0, 1))
 def test_no_prompt_and_no_conversation_is_on_both_sides(rows, seed, fraction):
-    train, heldout = split(rows, key_of, seed=seed, fraction=fraction)
+    train, heldout = divide(rows, key_of, seed=seed, fraction=fraction)
     assert not {row.prompt for row in train} & {row.prompt for row in heldout}
     assert not {row.prompt[0] for row in train} & {row.prompt[0] for row in heldout}
     assert len(train) + len(heldout) == len(rows)
@@ -74,21 +74,21 @@ def test_no_prompt_and_no_conversation_is_on_both_sides(rows, seed, fraction):
 @settings(deadline=None)
 @given(rows, rows, st.randoms(use_true_random=False))
 def test_a_side_depends_neither_on_the_order_nor_on_other_rows(rows, others, random):
-    _, heldout = split(rows, key_of, seed=3, fraction=0.5)
+    _, heldout = divide(rows, key_of, seed=3, fraction=0.5)
     mixed = [*rows, *others]
     random.shuffle(mixed)
-    train_of_mixed, heldout_of_mixed = split(mixed, key_of, seed=3, fraction=0.5)
+    train_of_mixed, heldout_of_mixed = divide(mixed, key_of, seed=3, fraction=0.5)
     for row in rows:
         assert row in (heldout_of_mixed if row in heldout else train_of_mixed)
 
 
 def test_split_keeps_the_order_and_refuses_an_impossible_fraction():
     numbers = list(range(100))
-    train, heldout = split(numbers, str, seed=0, fraction=0.3)
+    train, heldout = divide(numbers, str, seed=0, fraction=0.3)
     assert train == sorted(train) and heldout == sorted(heldout) and sorted(train + heldout) == numbers
     for fraction in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match="from 0 to 1"):
-            split(numbers, str, seed=0, fraction=fraction)
+            divide(numbers, str, seed=0, fraction=fraction)
 
 
 def test_shuffled_is_a_permutation_that_the_seed_decides():

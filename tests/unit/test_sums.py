@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlhf.data.load import Corpus, _split_rows
+from rlhf.data.corpus import Corpus
+from rlhf.data.load import divide_rows
 from rlhf.data.worlds import sums
 from rlhf.errors import UserError
 from rlhf.stages.online.reward_functions import find
@@ -56,13 +57,13 @@ def test_no_question_is_on_both_sides(tmp_path):
 
     sums.write(tmp_path, seed=0, **SIZES)
     read = formats.read([tmp_path / name for name in sums.FILES])
-    corpus: Corpus = _split_rows(read, small(data__source="sums", data__sums=SIZES).recipe)[0]
+    corpus: Corpus = divide_rows(read, small(data__source="sums", data__sums=SIZES).recipe)[0]
     prompts = corpus.prompts("grpo")
-    assert not {*prompts.train} & {*prompts.heldout}
+    assert not {*prompts.train} & {*prompts.test}
     answers = corpus.answers()
-    assert all(prompt in answers for prompt in (*prompts.train, *prompts.heldout))
+    assert all(prompt in answers for prompt in (*prompts.train, *prompts.test))
     demonstrations = {row.prompt for row in corpus.demonstrations().train}
-    assert not demonstrations & {*prompts.heldout}
+    assert not demonstrations & {*prompts.test}
 
 
 def test_worked_answers_of_questions_are_imitated_and_compared_with(tmp_path):
@@ -72,10 +73,10 @@ def test_worked_answers_of_questions_are_imitated_and_compared_with(tmp_path):
     lines = [{"question": f"What is {n} plus 1?", "answer": f"It is {n + 1}.\n#### {n + 1}"} for n in range(20)]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    corpus: Corpus = _split_rows(formats.read([file]), small(data__heldout_fraction=0.3).recipe)[0]
+    corpus: Corpus = divide_rows(formats.read([file]), small(data__heldout_fraction=0.3).recipe)[0]
     prompts, answers = corpus.prompts("grpo"), corpus.answers()
-    assert len(corpus.demonstrations()) == len(answers) == 20 and prompts.heldout
-    assert {answers[prompt] for prompt in (*prompts.train, *prompts.heldout)} == {line["answer"] for line in lines}
+    assert len(corpus.demonstrations()) == len(answers) == 20 and prompts.test
+    assert {answers[prompt] for prompt in (*prompts.train, *prompts.test)} == {line["answer"] for line in lines}
 
 
 def test_sums_need_their_section():

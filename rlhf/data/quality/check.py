@@ -19,7 +19,7 @@ from rlhf.data.quality.flaws import FLAWS, texts
 from rlhf.data.quality.leakage import leaks
 from rlhf.data.quality.oddities import script
 from rlhf.data.rows import Document, Message, PreferencePair, Row
-from rlhf.data.split import row_key, split
+from rlhf.data.split import divide, row_key
 from rlhf.stats import wilson
 
 LISTED, SHOWN = 10, 3  # sources kept of each flaw, and shown beside it in the table
@@ -293,7 +293,7 @@ def check(
     all_rows: list[Row] = rows.all
     prompts = [row.prompt for row in all_rows if not isinstance(row, Document)]
     if heldout is None:
-        training, heldout_rows = split(all_rows, row_key, seed=seed, fraction=fraction)
+        training, heldout_rows = divide(all_rows, row_key, seed=seed, fraction=fraction)
     else:
         training, heldout_rows = all_rows, heldout.all
     flawed_rows = {name: find(all_rows) for name, find in FLAWS.items()}

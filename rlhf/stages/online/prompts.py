@@ -2,7 +2,7 @@
 
 import torch
 
-from rlhf.data.load import Prompt, Split
+from rlhf.data.corpus import Prompt, Split
 from rlhf.data.tokenize import Codec
 from rlhf.recipe import OnlineOptions
 
@@ -22,7 +22,7 @@ class OnlinePrompts:
         self.train = split.train[: options.max_samples]
         self.ids, self.cut = codec.encode_prompts(self.train, options.max_prompt_length)
         self.validation = split.validation[: options.max_eval_samples]
-        self.test = split.heldout[: options.max_eval_samples]
+        self.test = split.test[: options.max_eval_samples]
         self.has_validation = split.has_validation
 
     def of_step(self, step: int) -> list[int]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rlhf.data.load import Prompt, Split
+from rlhf.data.corpus import Prompt, Split
 from rlhf.data.tokenize import Codec
 from rlhf.process import distributed
 from rlhf.recipe import MODEL_REWARD, Group, StageName

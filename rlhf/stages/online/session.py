@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
-from rlhf.data import load
 from rlhf.data.batch import Rollout
+from rlhf.data.corpus import Prompt
+from rlhf.data.load import load_corpus
 from rlhf.evaluation.policies import PolicySamples, gains_over_sft, measure, sample_of
 from rlhf.models.adapters import save_adapter
 from rlhf.models.loading import load_base, load_codec
@@ -62,7 +63,7 @@ class Session:
 
     def _read_prompts(self) -> tuple[OnlinePrompts, RewardSum | None]:
         """Return the prompts, and the rewards of RLOO and GRPO."""
-        stage, options, corpus = self.run.stage, self.options, load.load(self.run)
+        stage, options, corpus = self.run.stage, self.options, load_corpus(self.run)
         split, reward_sum = corpus.prompts(stage), None
         if isinstance(options, Group):
             reward_sum = RewardSum(stage, options, corpus.answers(), self.codec)
@@ -139,7 +140,7 @@ class Session:
             return rollout
         return replace(rollout, groups=torch.arange(len(batch), device=self.device).repeat_interleave(copies))
 
-    def evaluate(self, role: TrainingRole, prompts: Sequence[load.Prompt] | None = None) -> PolicySamples:
+    def evaluate(self, role: TrainingRole, prompts: Sequence[Prompt] | None = None) -> PolicySamples:
         """Measure a role on held-out prompts; by default on those that choose checkpoints."""
         prompts = self.prompts.validation if prompts is None else prompts
         truth = self.recipe.data.has_true_reward

@@ -1,0 +1,153 @@
+"""The rows of a recipe's data: for training, for the choice of checkpoints, and for results."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
+from rlhf.data.transcripts import render_hh
+from rlhf.errors import UserError
+from rlhf.recipe import StageName
+from rlhf.recipe.choices import Template
+
+T = TypeVar("T")
+Prompt = tuple[Message, ...]
+
+
+@dataclass(frozen=True)
+class Split(Generic[T]):
+    """Rows for training, and test rows, on which results are reported; no conversation is in both.
+
+    `validation` chooses checkpoints: separate conversations with `data.validation_fraction`, else the test rows.
+    """
+
+    train: list[T]
+    test: list[T]
+    _validation: list[T] | None = None  # rows that data.validation_fraction sets apart; None without it
+
+    @property
+    def validation(self) -> list[T]:
+        """Return the rows that choose checkpoints.
+
+        Raises UserError when the recipe sets some apart and there are none.
+        """
+        if self._validation is None:
+            return self.test
+        if not self._validation:
+            raise UserError(
+                f"no rows for validation; all {len(self.test)} held out are test rows: add a file with --data, or "
+                "change data.validation_fraction"
+            )
+        return self._validation
+
+    def __len__(self) -> int:
+        return len(self.train) + len(self.test) + len(self._validation or ())
+
+    def __iter__(self) -> Iterator[T]:
+        return itertools.chain(self.train, self.test, self._validation or ())
+
+    @property
+    def has_validation(self) -> bool:
+        """Return whether checkpoints are chosen by other rows than those that results are reported on."""
+        return self._validation is not None
+
+    def only(self, keep: Callable[[T], bool]) -> "Split[T]":
+        """Return the rows of each part for which `keep` is true."""
+        train, test = ([row for row in rows if keep(row)] for rows in (self.train, self.test))
+        validation = None if self._validation is None else [row for row in self._validation if keep(row)]
+        return Split(train, test, validation)
+
+    def required(self, stage: StageName, rows_needed: str) -> "Split[T]":
+        """Return this split if it has rows to train on and held-out rows. Raises UserError otherwise."""
+        if self.train and self.test:
+            return self
+        raise UserError(
+            f"{stage} needs {rows_needed} on both sides of the split; the data has {len(self.train)} for training and "
+            f"{len(self.test)} held out: add a file with --data, or change data.heldout_fraction"
+        )
+
+
+def _map_parts(make: Callable[..., list[T]], *sources: Split[Any]) -> Split[T]:
+    """Apply `make` to each part of the sources: to their training rows, their test rows, their validation rows."""
+    has_validation = any(source.has_validation for source in sources)
+    return Split(
+        make(*(source.train for source in sources)),
+        make(*(source.test for source in sources)),
+        make(*(source._validation if source.has_validation else source.test for source in sources))
+        if has_validation
+        else None,
+    )
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The rows of a recipe's data by kind, each split into training, validation and test rows."""
+
+    documents: Split[Document]
+    examples: Split[Example]
+    pairs: Split[PreferencePair]
+    bare_prompts: Split[PromptOnly] = field(default_factory=lambda: Split([], []))  # prompts without a response
+
+    def texts(self, template: Template) -> Split[str]:
+        """Return plain texts for pretraining: the documents, or else every dialogue with each of its responses."""
+        if self.documents.train:
+            texts = _map_parts(lambda documents: [document.text for document in documents], self.documents)
+            return texts.required("pretrain", "texts")
+        if template != "hh":
+            raise UserError("pretraining on dialogues needs tokenizer.template: hh")
+
+        def dialogue_texts(examples: list[Example], pairs: list[PreferencePair]) -> list[str]:
+            dialogues = [(e.prompt, e.response) for e in examples]
+            dialogues += [(p.prompt, response) for p in pairs for response in (p.chosen, p.rejected)]
+            return [f"{render_hh(prompt)} {response}" for prompt, response in dialogues]
+
+        return self._rows_with_answers(_map_parts(dialogue_texts, self.examples, self.pairs), "pretrain", "texts")
+
+    def demonstrations(self) -> Split[Example]:
+        """Return the rows that SFT imitates: instruction rows if there are any, else the chosen side of the pairs."""
+        rows_needed = "instruction rows or preference pairs"
+        if self.examples.train:
+            return self._rows_with_answers(self.examples, "sft", rows_needed)
+
+        def chosen_answers(pairs: list[PreferencePair]) -> list[Example]:
+            return [Example(pair.prompt, pair.chosen, pair.source) for pair in pairs]
+
+        return self._rows_with_answers(_map_parts(chosen_answers, self.pairs), "sft", rows_needed)
+
+    def preferences(self, stage: StageName) -> Split[PreferencePair]:
+        """Return the preference pairs for `stage`. Raises UserError where there are none."""
+        return self._rows_with_answers(self.pairs, stage, "preference pairs (prompt, chosen, rejected)")
+
+    def _rows_with_answers(self, rows: Split[T], stage: StageName, rows_needed: str) -> Split[T]:
+        """Return the rows from which a stage learns answers.
+
+        Raises UserError where there are none, or only prompts.
+        """
+        if len(self.bare_prompts) and not len(rows):
+            raise UserError(
+                f"{stage} needs {rows_needed}, and the data has only prompts without an answer, which only PPO, "
+                "RLOO and GRPO can use: add a file with answers to --data (make: DATA=)"
+            )
+        return rows.required(stage, rows_needed)
+
+    def answers(self) -> dict[Prompt, str]:
+        """Return the right answer to each prompt that has one. Raises UserError for a prompt with two of them."""
+        first_rows: dict[Prompt, PromptOnly | Example] = {}
+        for row in (*self.bare_prompts, *self.examples):
+            if row.answer is None:
+                continue
+            earlier = first_rows.setdefault(row.prompt, row)
+            if earlier.answer != row.answer:
+                raise UserError(
+                    f"{row.source} and {earlier.source} have different answers to the same prompt: keep one of them"
+                )
+        return {prompt: row.answer for prompt, row in first_rows.items() if row.answer is not None}
+
+    def prompts(self, stage: StageName) -> Split[Prompt]:
+        """Return every distinct prompt for `stage`, in order of first appearance. Raises UserError for none."""
+
+        def distinct(*kinds: Sequence[Example | PreferencePair | PromptOnly]) -> list[Prompt]:
+            return list(dict.fromkeys(row.prompt for rows in kinds for row in rows))
+
+        return _map_parts(distinct, self.examples, self.pairs, self.bare_prompts).required(stage, "prompts")

@@ -1,0 +1,79 @@
+"""Where a recipe's rows come from: the hub, files, or a generator, whose files are made once and kept."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from rlhf import recipe as recipes
+from rlhf.data import formats
+from rlhf.data.worlds import lengths, sums, toy, toy_texts
+from rlhf.errors import UserError
+from rlhf.files import sha256, write_json
+from rlhf.run.reader import read
+from rlhf.run.records import Generated
+
+
+def read_source(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
+    """Read the rows that `data.source` names; generated ones are kept in `folder`. Raises UserError for bad data."""
+    data = recipe.data
+    if data.source == "hub":
+        assert data.name and data.revision
+        return formats.read_hub(
+            data.name,
+            data.revision,
+            split=data.split,
+            data_dir=data.data_dir,
+            on_bad_row=data.on_bad_row,
+            kind=data.format,
+        )
+    if data.source == "files":
+        return formats.read(data.files, on_bad_row=data.on_bad_row, kind=data.format)
+    # Each combination of settings and generator code has a separate folder.
+    if data.source == "lengths":
+        assert data.lengths
+        options = {"seed": recipe.seed, "longest": recipe.longest(), **data.lengths.model_dump()}
+        target = _generated_folder(folder, "lengths", options, lengths)
+        files = _generate_once(target, ["pairs.jsonl"], lambda: lengths.write(target / "pairs.jsonl", **options))
+        return formats.read(files, on_bad_row="skip")
+    if data.source == "sums":
+        assert data.sums
+        options = {"seed": recipe.seed, **data.sums.model_dump()}
+        target = _generated_folder(folder, "sums", options, sums)
+        return formats.read(
+            _generate_once(target, sums.FILES, lambda: sums.write(target, **options)), on_bad_row="stop"
+        )
+    assert data.toy
+    options = {
+        "seed": recipe.seed,
+        "heldout_fraction": data.heldout_fraction,
+        "validation_fraction": data.validation_fraction or 0.0,
+        **data.toy.model_dump(),
+    }
+    target = _generated_folder(folder, "toy", options, toy, toy_texts)
+    files = _generate_once(target, toy.files(data.toy.demonstrations), lambda: toy.write(target, **options))
+    return formats.read(files, on_bad_row="stop")
+
+
+def _generated_folder(folder: Path, kind: str, options: Mapping[str, object], *makers: ModuleType) -> Path:
+    """Make a folder for generated rows, named by the options and the code that they are made from."""
+    code = [sha256(Path(str(maker.__file__))) for maker in makers]
+    generated = folder / f"{kind}-{recipes.content_hash([options, *code])[:12]}"
+    generated.mkdir(parents=True, exist_ok=True)
+    return generated
+
+
+def _generate_once(folder: Path, names: Sequence[str], write: Callable[[], None]) -> list[Path]:
+    """Return the files that `write` makes in `folder`, and make them only once; made.json has their hashes.
+
+    Without made.json the files may be cut off and are made again. Raises UserError for one that has changed since.
+    """
+    files, record = [folder / name for name in names], folder / "made.json"
+    hashes = read(record, Generated)
+    if hashes is None or not all(file.is_file() for file in files):
+        write()
+        write_json(record, {"sha256": {file.name: sha256(file) for file in files}})
+        return files
+    changed = [file for file in files if sha256(file) != hashes.sha256.get(file.name)]
+    if changed:
+        raise UserError(f"{changed[0]} has changed since it was made here; delete {folder}, and it is made again")
+    return files
