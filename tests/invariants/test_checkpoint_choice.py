@@ -15,6 +15,7 @@ from rlhf.run.directory import Run
 from rlhf.stages import rm
 from rlhf.stages import supervised as trainer
 from rlhf.stages.online import session
+from rlhf.stages.online.checkpoints import best_step
 from tests.conftest import Crash, beside, content_of, crash, noted, run_stages, small
 
 ROOT = "cpu-tiny/v1"
@@ -178,3 +179,19 @@ def test_ppo_chooses_by_validation_prompts_and_reports_test_prompts(split_chain,
     ]
     assert not {*prompts.validation} & {*prompts.test}
     shutil.rmtree(out)
+
+
+@pytest.mark.parametrize(
+    ("limit", "rows", "best"),
+    [
+        (None, {2: (1.0, None), 4: (3.0, 9.0), 6: (3.0, 0.1)}, 4),  # the first of equals
+        (0.5, {2: (1.0, 0.5), 4: (3.0, 0.51)}, 2),  # the limit itself is within it
+        (0.5, {2: (1.0, None), 4: (-3.0, 0.2)}, 4),  # an unknown KL is not within a limit
+        (None, {2: (None, 0.1)}, None),
+        (0.5, {2: (1.0, 0.6)}, None),
+        (None, {}, None),
+    ],
+)
+def test_the_best_checkpoint_has_the_highest_score_within_the_kl_limit(limit, rows, best):
+    evaluations = {step: {"score": score, "kl_per_token": kl} for step, (score, kl) in rows.items()}
+    assert best_step(evaluations, limit) == best

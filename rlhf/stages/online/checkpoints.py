@@ -6,31 +6,40 @@ from rlhf.run.directory import Run
 from rlhf.run.reader import read_lines
 from rlhf.run.records import MetricsLine
 
+Evaluations = dict[int, dict[str, float | None]]  # score and kl_per_token by step; None for a number that is not finite
 
-def choose_online_checkpoints(run: Run, options: OnlineOptions) -> int | None:
-    """Name the best checkpoint in checkpoints/best.json, and delete those that `keep_checkpoints` does not keep.
 
-    The best has the highest held-out score among those within the KL limit. Both were logged in the checkpoint's own
-    step: `save_steps` is a multiple of `logging_steps`. Returns its step, None without one.
+def update_checkpoints(run: Run, options: OnlineOptions) -> int | None:
+    """Delete the checkpoints that `keep_checkpoints` does not keep, and write checkpoints/best.json.
+
+    Returns the step of the best checkpoint, None without one.
     """
-    rows = {row.step: row.values for row in read_lines(run.path / "metrics.jsonl", MetricsLine)}
-
-    def fact(step: int, name: str) -> float | None:
-        return rows[step].get(f"eval/{name}")  # null where it was not finite
-
-    def within(step: int) -> bool:
-        kl, limit = fact(step, "kl_per_token"), options.best_kl_limit
-        return fact(step, "score") is not None and (limit is None or (kl is not None and kl <= limit))
-
-    candidates = [step for step in run.checkpoints.steps() if step in rows and within(step)]
-    best = max(candidates, key=lambda step: (fact(step, "score"), -step), default=None)
+    evaluations = _evaluations(run)
+    best = best_step(evaluations, options.best_kl_limit)
     if options.keep_checkpoints != "all":
         run.checkpoints.drop(options.keep_checkpoints, spare=best)
-    facts = [
-        {"step": step, "score": fact(step, "score"), "kl_per_token": fact(step, "kl_per_token")}
-        for step in run.checkpoints.steps()
-        if step in rows
-    ]
-    chosen = {"kl_limit": options.best_kl_limit, "best_step": best, "checkpoints": facts}
+    kept = [{"step": step} | evaluations[step] for step in run.checkpoints.steps() if step in evaluations]
+    chosen = {"kl_limit": options.best_kl_limit, "best_step": best, "checkpoints": kept}
     write_json(run.path / "checkpoints" / "best.json", chosen)
     return best
+
+
+def best_step(evaluations: Evaluations, kl_limit: float | None) -> int | None:
+    """Return the step with the highest held-out score, the first of equals, among those within the KL limit.
+
+    `kl_limit` is in nats per token. Returns None if no step has a finite score within it.
+    """
+
+    def within(kl: float | None) -> bool:
+        return kl_limit is None or (kl is not None and kl <= kl_limit)
+
+    scores = {step: row["score"] for step, row in evaluations.items() if within(row["kl_per_token"])}
+    finite = {step: score for step, score in scores.items() if score is not None}
+    return max(finite, key=lambda step: (finite[step], -step), default=None)
+
+
+def _evaluations(run: Run) -> Evaluations:
+    """Return what was logged in each checkpoint's own step: `save_steps` is a multiple of `logging_steps`."""
+    rows = {row.step: row.values for row in read_lines(run.path / "metrics.jsonl", MetricsLine)}
+    names = ("score", "kl_per_token")
+    return {step: {n: rows[step].get(f"eval/{n}") for n in names} for step in run.checkpoints.steps() if step in rows}

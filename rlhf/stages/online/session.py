@@ -26,7 +26,7 @@ from rlhf.rollout.probe import check_sampling
 from rlhf.run.checkpoints import with_resume_advice
 from rlhf.run.directory import Run
 from rlhf.stages.online import scoring
-from rlhf.stages.online.checkpoints import choose_online_checkpoints
+from rlhf.stages.online.checkpoints import update_checkpoints
 from rlhf.stages.online.prompts import OnlinePrompts
 from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.scoring import ScoreNorm
@@ -182,7 +182,7 @@ class Session:
             run.logs.telemetry(done, costs)
         if save:
             run.save_checkpoint(done, lambda folder: state.save(run, folder))
-            distributed.from_main(lambda: choose_online_checkpoints(run, options))
+            distributed.from_main(lambda: update_checkpoints(run, options))
         kl = metrics.get("objective/kl_per_token")
         bar.update(done, f"score {metrics['objective/scores']:.3f}" + ("" if kl is None else f"  KL/token {kl:.3f}"))
 
@@ -191,7 +191,7 @@ class Session:
         run, options = self.run, self.options
         if distributed.world() == 1:
             self.telemetry.note_components(self.shared.peft, state.optimizer)
-        best = distributed.from_main(lambda: choose_online_checkpoints(run, options))  # a resumed run may take no step
+        best = distributed.from_main(lambda: update_checkpoints(run, options))  # a resumed run may take no step
         if options.adapter == "best" and best is None:
             limit = options.best_kl_limit
             within = "" if limit is None else f" within best_kl_limit: {limit} nats/token"
