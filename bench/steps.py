@@ -10,7 +10,7 @@ from typing import Any
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import read_intact_lines, read_json
-from rlhf.memory.rehearse import few_steps
+from rlhf.memory.short_runs import few_steps
 from rlhf.process.launching import child_environment
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape

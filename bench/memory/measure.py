@@ -9,8 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.memory import budgets
-from rlhf.memory.rehearse import PHASES, Rehearsals
+from rlhf.memory.phases import PHASES
 from rlhf.memory.seams import shortened
+from rlhf.memory.short_runs import RunStage, ShortRuns
 from rlhf.memory.tracker import Tracker
 from rlhf.observe.telemetry import collect_peak, watch_peaks
 from rlhf.process.torch_setup import set_up_torch
@@ -18,10 +19,29 @@ from rlhf.recipe import PinnedRecipe, Recipe, StageName
 from rlhf.stages.supervised import free_memory
 
 CUDA = torch.device("cuda")
-Peaks = dict[str, dict[str, int]]  # phase -> {"bytes": allocated, and on CUDA "reserved": by the allocator}
+PhasePeak = dict[str, int]  # {"bytes": allocated, and on CUDA "reserved": by the allocator}
+Peaks = dict[str, PhasePeak]  # by phase
+CountPeaks = Callable[[Recipe, RunStage], Peaks]  # runs a stage on the device that it counts for
 
 
-def tracked_on_cpu(recipe: Recipe, run_stage: Callable[[Any], Any]) -> Peaks:
+class RealRuns(ShortRuns[PhasePeak]):
+    """Runs stages at the recipe's own depth on a real device, and those that they build on first, once."""
+
+    def __init__(self, count_peaks: CountPeaks):
+        super().__init__(layers=None)
+        self.count_peaks = count_peaks
+
+    def measure(self, recipe: Recipe, run_stage: RunStage) -> Peaks:
+        """Return the peaks as `count_peaks` counts them."""
+        return self.count_peaks(recipe, run_stage)
+
+    def make_parents(self, changed: PinnedRecipe, stages: Sequence[StageName], folder: Path) -> None:
+        """Run the stages."""
+        for stage in stages:
+            self.run(changed, stage, folder)
+
+
+def tracked_on_cpu(recipe: Recipe, run_stage: RunStage) -> Peaks:
     """Return the bytes of storages alive, as the tracker counts them on real CPU tensors."""
     assert recipe.model.architecture and recipe.model.architecture.vocab_size
     with alone(), Tracker("cpu", PHASES, recipe.model.architecture.vocab_size) as tracker:
@@ -29,7 +49,7 @@ def tracked_on_cpu(recipe: Recipe, run_stage: Callable[[Any], Any]) -> Peaks:
     return {phase: {"bytes": peak.bytes} for phase, peak in tracker.peaks().items()}
 
 
-def allocated_on_cuda(recipe: Recipe, run_stage: Callable[[Any], Any]) -> Peaks:
+def allocated_on_cuda(recipe: Recipe, run_stage: RunStage) -> Peaks:
     """Return the peaks of torch's CUDA allocator in each phase; "" stands for the whole stage."""
     with alone(), AllocatorPeaks() as meter:
         run_stage(CUDA)
@@ -99,10 +119,10 @@ def measuring(loaded: PinnedRecipe) -> Iterator[Callable[[StageName], Peaks]]:
     run first, once.
     """
     set_up_torch(loaded.recipe)  # attention kernels and memory cap, as in a run
-    watch = tracked_on_cpu if loaded.recipe.hardware.device == "cpu" else allocated_on_cuda
+    count = tracked_on_cpu if loaded.recipe.hardware.device == "cpu" else allocated_on_cuda
     with shortened():
-        rehearse = Rehearsals(None, watch)
-        yield lambda stage: rehearse(loaded, stage)
+        run_and_measure = RealRuns(count)
+        yield lambda stage: run_and_measure(loaded, stage)
 
 
 def pinned_peaks(directory: Path, stage: StageName) -> dict[str, int]:

@@ -22,7 +22,7 @@ from bench import steps
 from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.files import write_json
-from rlhf.memory.rehearse import few_steps
+from rlhf.memory.short_runs import few_steps
 from rlhf.observe import console
 from rlhf.process.launching import child_environment
 from rlhf.recipe import PinnedRecipe, StageName

@@ -23,7 +23,8 @@ from rlhf.memory.adapters import write_adapters
 from rlhf.memory.device import StandIn
 from rlhf.memory.kernels import Args, Kwargs, Op
 from rlhf.memory.operations import ALLOCATIONS, META, tensors_in
-from rlhf.memory.rehearse import PHASES, settings
+from rlhf.memory.phases import PHASES
+from rlhf.memory.short_runs import settings
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.model import mixed_precision
 from rlhf.models.shared_base import SharedBase

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, TypedDict
 from rlhf.errors import UserError
 from rlhf.recipe import ONLINE, StageName
 
+PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
 DEPTHS = (2, 4)  # layers with which a stage is rehearsed
 STEPS = 2  # of a rehearsed stage; the second one has optimizer states
 DECODING_STEP: Literal["decoding step"] = "decoding step"

@@ -10,8 +10,8 @@ import torch
 from rlhf.data.batch import Rollout
 from rlhf.memory.device import StandIn
 from rlhf.memory.passes import Repeats, _shape
-from rlhf.memory.phases import Event
-from rlhf.memory.rehearse import PHASES, Rehearsals
+from rlhf.memory.phases import PHASES, Event
+from rlhf.memory.rehearse import Rehearsals
 from tests.conftest import GROUP
 from tests.invariants.tiny import tiny
 

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from trl.trainer import dpo_trainer, reward_trainer, sft_trainer
 
 from bench.memory import budgets
-from bench.memory.measure import measure
+from bench.memory.measure import RealRuns, measure
 from rlhf import recipe
 from rlhf.data.batch import Rollout
 from rlhf.evaluation import policies as evaluation
@@ -151,10 +151,10 @@ def profiled(stage: StageName, loaded: PinnedRecipe) -> int:
             most = max(most, held)
         return {}
 
-    rehearse = Rehearsals(None, plain)
+    rehearse = RealRuns(plain)
     for parent in recipe.parents(loaded.recipe, recipe.stage_name(stage)):
         rehearse(loaded, parent)
-    rehearse.measure = watched
+    rehearse.count_peaks = watched
     rehearse(loaded, stage)
     return most
 

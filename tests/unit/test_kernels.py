@@ -14,7 +14,7 @@ from rlhf.memory import cards, kernels, predict
 from rlhf.memory.cards import GPUS, SMALL_WORKSPACE, UNKNOWN, Gpu
 from rlhf.memory.device import StandIn
 from rlhf.memory.operations import META
-from rlhf.memory.rehearse import PHASES
+from rlhf.memory.phases import PHASES
 from rlhf.recipe import StageName
 from tests.conftest import noted
 

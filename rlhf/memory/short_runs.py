@@ -1,0 +1,180 @@
+"""Runs stages for a few steps on random weights and the longest dialogues that a recipe admits.
+
+Rehearsals do this on a stand-in device, measurements on a real one.
+"""
+
+import gc
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from rlhf import recipe as recipes
+from rlhf.errors import UserError
+from rlhf.memory.phases import STEPS
+from rlhf.recipe import Architecture, Changes, PinnedRecipe, Recipe, StageName
+from rlhf.recipe.choices import LengthsShape
+from rlhf.run.directory import Run
+from rlhf.stages.runner import import_stage
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_ROWS = 8192  # of dialogues that are made for a few steps
+
+PeakT = TypeVar("PeakT")
+RunStage = Callable[["torch.device"], object]
+
+
+def settings(recipe: Recipe, layers: int | None) -> Changes:
+    """Return the overrides of a rehearsal.
+
+    They change only the number of layers among the settings that decide a step's memory.
+    """
+    architecture = recipe.model.architecture
+    assert architecture
+    if recipe.lora.layers not in ("all", "upper_half"):  # of 2 and 4 layers, only a half grows with the depth
+        raise UserError("memory is predicted for lora.layers: all and upper_half only")
+    _check_depth(architecture)
+    changes = few_steps(recipe, STEPS, "longest") | {
+        "model.attention": "sdpa" if recipe.model.attention == "flash_attention_2" else recipe.model.attention,
+        **_shallow(architecture, layers or architecture.num_hidden_layers),
+    }
+    for stage, options in recipe.online().items():
+        changes[f"{stage}.{'num_ppo_epochs' if stage == 'ppo' else 'num_iterations'}"] = 1
+        changes[f"{stage}.normalize_scores"] = options.normalize_scores
+        changes[f"{stage}.norm_responses"] = 2  # one batch of rollouts
+    for stage, supervised in (("sft", recipe.sft), ("rm", recipe.rm), ("dpo", recipe.dpo)):
+        changes[f"{stage}.gradient_accumulation_steps"] = min(2, supervised.gradient_accumulation_steps)
+    return changes
+
+
+def _check_depth(architecture: Architecture) -> None:
+    """Raise UserError if the first layers differ from the others. Types that are tested have equal layers."""
+    from rlhf.models.architecture import TESTED, check_layers, config_of
+
+    if architecture.model_type not in TESTED or "mlp_only_layers" in architecture.others():
+        check_layers(config_of(architecture))
+
+
+def _shallow(architecture: Architecture, layers: int) -> Changes:
+    """Return the overrides that give an architecture its first `layers` layers; a list with a value for each is cut."""
+    per_layer = {
+        key: value[:layers]
+        for key, value in architecture.others().items()
+        if isinstance(value, list) and len(value) == architecture.num_hidden_layers
+    }
+    changes: Changes = {"num_hidden_layers": layers, **per_layer}
+    return {f"model.architecture.{key}": value for key, value in changes.items()}
+
+
+def few_steps(recipe: Recipe, steps: int, shape: LengthsShape) -> Changes:
+    """Return the overrides by which every stage takes `steps` steps on random weights, each logged, with little around
+    them.
+
+    `shape` as in `data.lengths`. Scores are not normalised: that would sample for a while before the first step.
+    """
+    # Half of the pairs are held out, and as many prompts as are decoded together must be among them.
+    rows = min(recipe.evaluate.max_samples, recipe.evaluate.batch_size)
+    changes: Changes = {
+        "data.heldout_fraction": 0.5,
+        "data.validation_fraction": 0.25 if recipe.data.validation_fraction else None,
+        "evaluate.max_samples": rows,
+    }
+    for stage, options in recipe.online().items():
+        evaluated = min(options.max_eval_samples, options.rollout_batch_size)
+        rows = max(rows, options.batch_size, evaluated)
+        section: Changes = {
+            "steps": steps,
+            "warmup_steps": 0,
+            "normalize_scores": False,
+            "logging_steps": 1,
+            "save_steps": steps,
+            "eval_steps": steps,
+            "adapter": "last",
+            "max_eval_samples": evaluated,
+            "max_samples": None,
+            "vllm_url": None,
+            "max_update_kl": None,
+        }
+        changes |= {f"{stage}.{key}": value for key, value in section.items()}
+        if isinstance(options, recipes.Group):  # stand-in prompts have no answers; functions take none of the memory
+            changes[f"{stage}.reward_funcs"] = ["model" if options.model_scores else "length(most=1)"]
+            changes |= {f"{stage}.reward_weights": None, f"{stage}.resample_groups": 0}
+        else:
+            changes["ppo.value_warmup_steps"] = 0
+    for stage, supervised in (("sft", recipe.sft), ("rm", recipe.rm), ("dpo", recipe.dpo)):
+        micro = supervised.per_device_train_batch_size
+        rows = max(rows, steps * micro * supervised.gradient_accumulation_steps)
+        changes |= {
+            f"{stage}.max_steps": steps,
+            f"{stage}.max_samples": None,
+            f"{stage}.max_eval_samples": min(supervised.max_eval_samples, 2 * micro),
+            f"{stage}.logging_steps": 1,
+            f"{stage}.save_steps": steps,
+            f"{stage}.eval_steps": None,  # held-out rows take less memory than a training step, and are not part of one
+            f"{stage}.adapter": "last",
+        }
+    if rows > MOST_ROWS:
+        raise UserError(f"{rows} rows in {steps} steps are more than any card holds: lower the batch sizes")
+    return recipes.with_random_weights(recipe, 3 * rows, shape) | changes
+
+
+class ShortRun(Run):
+    """A run directory in which nothing is kept but what the next stage reads."""
+
+    def seal_checkpoint(self, step: int, folder: Path) -> None:
+        pass
+
+    def describe(self, **facts: object) -> None:
+        self._manifest.update(facts)
+
+
+class ShortRuns(ABC, Generic[PeakT]):
+    """Runs stages at one depth (None: the recipe's), each for STEPS steps, in a temporary folder.
+
+    A subclass says on which device a stage runs and how its peaks are counted, and how the adapters come about that the
+    stage builds on.
+    """
+
+    def __init__(self, layers: int | None):
+        self.layers = layers
+        self._folder = tempfile.TemporaryDirectory(prefix="rlhf-plan-")
+        self._finished: set[tuple[str, str]] = set()  # (stage, recipe and hash of its model) whose adapters are there
+
+    @abstractmethod
+    def measure(self, recipe: Recipe, run_stage: RunStage) -> dict[str, PeakT]:
+        """Call `run_stage` with a device. Return the peak of each phase by its name."""
+
+    @abstractmethod
+    def make_parents(self, changed: PinnedRecipe, stages: Sequence[StageName], folder: Path) -> None:
+        """Make the results of the stages in the run directory below `folder`."""
+
+    def __call__(self, loaded: PinnedRecipe, stage: StageName) -> dict[str, PeakT]:
+        """Return the peaks of every phase of a stage."""
+        changes = loaded.overrides | settings(loaded.recipe, self.layers)
+        changed = recipes.load(loaded.directory, changes, loaded.recipe.seed)
+        shape = recipes.content_hash(changed.recipe.model_dump(mode="json", include={"model", "lora"}))
+        folder = Path(self._folder.name) / shape[:12]
+        present = [name for name in recipes.POLICIES if changed.recipe.section(name) is not None]
+        policies = present if stage == "evaluate" else []  # it measures all that are there
+        needed = dict.fromkeys((*recipes.parents(changed.recipe, recipes.stage_name(stage)), *policies))
+        owner = f"{changed.name} {changed.version} {shape}"
+        missing = [name for name in needed if (name, owner) not in self._finished]
+        if missing:
+            self.make_parents(changed, missing, folder)
+        self._finished |= {(name, owner) for name in (*missing, stage)}
+        return self.run(changed, stage, folder)
+
+    def run(self, changed: PinnedRecipe, stage: StageName, folder: Path) -> dict[str, PeakT]:
+        """Run one stage, whose parents are there, and return its peaks."""
+        run = ShortRun(folder, changed, stage)
+        shutil.rmtree(run.path, ignore_errors=True)
+        (run.path / "checkpoints").mkdir(parents=True)
+        stage_module = import_stage(run.stage)
+        gc.freeze()  # events of earlier rehearsals, a million objects, at which every trainer's collection would look
+        peaks = self.measure(changed.recipe, lambda device: stage_module.run_stage(run, device))
+        (run.path / "summary.json").write_text("{}")
+        return peaks
