@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rlhf.models.lean.trunk import Trunk
+from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.rollout import library_decoding
 from rlhf.stages.training_forward import as_decoder, without_mask
 
@@ -49,7 +49,7 @@ def setting(module: ModuleType, name: str, value: Any) -> Variant:
 @contextmanager
 def lean_trunk(shared: Any) -> Iterator[None]:
     """Run the lean trunk in place of the decoder's layers, without a mask, as stages do."""
-    trunk = Trunk(shared.base)
+    trunk = LeanTrunk(shared.base)
     with without_mask(trunk.decoder), as_decoder(trunk):
         yield
 

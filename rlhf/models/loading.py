@@ -30,7 +30,7 @@ from rlhf.models.architecture import (
     shape_differences,
     unsupported,
 )
-from rlhf.models.lean.trunk import Trunk
+from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.model import require
 from rlhf.models.nf4 import check_blocks, check_experts, keep_layout, nf4_config
 from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
@@ -116,7 +116,7 @@ def load_base(run: Run, device: torch.device, head: ModelHead = "lm", quantize: 
     check_experts(base, settings, name)
     check_lengths(base.config, recipe.longest(), name)
     if recipe.hardware.trunk == "lean":
-        Trunk(base).check_length(recipe.longest())
+        LeanTrunk(base).check_length(recipe.longest())
     return base
 
 

@@ -24,7 +24,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from rlhf.data.batch import Rollout
 from rlhf.models.adapters import without_input_casts
 from rlhf.models.architecture import logit_scale
-from rlhf.models.lean.trunk import RoleTrunk, Trunk
+from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
 from rlhf.models.model import computes_in_bfloat16, mixed_precision
 from rlhf.models.output_layer import response_statistics
 from rlhf.models.sharding import keep_layers_whole, shard_layers
@@ -59,7 +59,7 @@ class SharedBase:
         base.generation_config = GenerationConfig()  # a hub model may bring sampling settings
         self.base = base
         self.logit_scale = logit_scale(base.config)
-        self.lean_trunk = Trunk(base) if lean else None
+        self.lean_trunk = LeanTrunk(base) if lean else None
         self.trainable: set[Role] = set(trainable)
         self.score_head: nn.Linear | None = None
         self.value_head: nn.Linear | None = None
@@ -258,7 +258,7 @@ class SharedBase:
         return hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
 
     def _lean(self, ids: Tensor, positions: Tensor | None = None, lower_states: Tensor | None = None) -> Tensor:
-        """Return the lean trunk's hidden states of the active role, as `Trunk.hidden`."""
+        """Return the lean trunk's hidden states of the active role, as `LeanTrunk.hidden`."""
         assert self.lean_trunk is not None and self._active is not None
         return self.lean_trunk.hidden(self._active, ids, positions, lower_states)
 

@@ -50,9 +50,9 @@ def sample(
     phase: marks the blocks `prefill` and `decode`.
     replicate: every rank decodes all prompts in lockstep, needed for a model that the Trainer has sharded (FSDP,
         ZeRO-3).
-    trunk: the lean trunk and the role that samples. It decodes if it can merge weights (`Trunk.merges`: in float32 on a
-        CPU, without 4-bit weights), and the model's own layers otherwise. The caller holds its weights merged
-        (`Trunk.merging`).
+    trunk: the lean trunk and the role that samples. It decodes if it can merge weights (`LeanTrunk.merges`: in float32
+        on a CPU, without 4-bit weights), and the model's own layers otherwise. The caller holds its weights merged
+        (`LeanTrunk.merging`).
     """
     model.eval()
     device = next(model.parameters()).device

@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from trl.trainer.utils import FusedCausalLMOutput
 
 from rlhf.data.batch import Rollout
-from rlhf.models.lean.trunk import CLASSIFIERS, Trunk
+from rlhf.models.lean.trunk import CLASSIFIERS, LeanTrunk
 from rlhf.models.model import replaced_forwards
 from rlhf.models.output_layer import response_statistics
 
@@ -55,7 +55,7 @@ class LeanSteps:
     def __init__(self, model: PeftModel, pairs: bool):
         self.model = model
         base: Any = model.get_base_model()
-        self.trunk = Trunk(base)
+        self.trunk = LeanTrunk(base)
         self.statistics = None if isinstance(base, CLASSIFIERS) else LabelStatistics(self.trunk, pairs)
 
     @contextmanager
@@ -72,7 +72,7 @@ class LeanSteps:
             yield
 
 
-def as_decoder(trunk: Trunk) -> AbstractContextManager[None]:
+def as_decoder(trunk: LeanTrunk) -> AbstractContextManager[None]:
     """Run the trunk where its decoder is called inside the block, with the adapter that is active at each call.
 
     Such a call raises ValueError if it has a mask, positions or embeddings.
@@ -94,7 +94,7 @@ def as_decoder(trunk: Trunk) -> AbstractContextManager[None]:
     return replaced_forwards({trunk.decoder: forward})
 
 
-def _active_role(trunk: Trunk) -> str:
+def _active_role(trunk: LeanTrunk) -> str:
     layer = next(module for module in trunk.decoder.modules() if isinstance(module, LoraLayer))
     return "base" if layer.disable_adapters else layer.active_adapters[0]
 
@@ -106,7 +106,7 @@ class LabelStatistics:
     of a batch has the prompt of row n of the second half, which is computed once for both.
     """
 
-    def __init__(self, trunk: Trunk, pairs: bool):
+    def __init__(self, trunk: LeanTrunk, pairs: bool):
         self.trunk, self.pairs = trunk, pairs
         self.mean_output = trunk.base.get_output_embeddings().weight.mean(0, dtype=torch.float32)  # (H,)
         self._lower: tuple[Tensor, Tensor] | None = None  # ids and their lower states, until `forget`

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
 from rlhf.models.adapters import trainable_adapter
-from rlhf.models.lean.trunk import Trunk
+from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.loading import load_base
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 from rlhf.run.directory import Run
@@ -35,17 +35,22 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def calls(monkeypatch) -> Counter[str]:
     """How often the lean trunk computes each role and the layers below all adapters, and how often it decodes."""
     calls: Counter[str] = Counter()
-    hidden, responses, lower, run = Trunk.hidden, Trunk.response_hidden, Trunk.lower_states, TrunkDecoding.run
+    hidden, responses, lower, run = (
+        LeanTrunk.hidden,
+        LeanTrunk.response_hidden,
+        LeanTrunk.lower_states,
+        TrunkDecoding.run,
+    )
 
-    def counted(self: Trunk, role: str, *arguments: Any) -> torch.Tensor:
+    def counted(self: LeanTrunk, role: str, *arguments: Any) -> torch.Tensor:
         calls[role] += 1
         return hidden(self, role, *arguments)
 
-    def counted_responses(self: Trunk, role: str, rollout: Rollout) -> torch.Tensor:
+    def counted_responses(self: LeanTrunk, role: str, rollout: Rollout) -> torch.Tensor:
         calls[role] += rollout.groups is not None  # otherwise `hidden` is called
         return responses(self, role, rollout)
 
-    def counted_lower(self: Trunk, ids: torch.Tensor) -> torch.Tensor:
+    def counted_lower(self: LeanTrunk, ids: torch.Tensor) -> torch.Tensor:
         calls["lower"] += 1
         return lower(self, ids)
 
@@ -53,9 +58,9 @@ def calls(monkeypatch) -> Counter[str]:
         calls["decoding"] += 1
         return run(self)
 
-    monkeypatch.setattr(Trunk, "hidden", counted)
-    monkeypatch.setattr(Trunk, "response_hidden", counted_responses)
-    monkeypatch.setattr(Trunk, "lower_states", counted_lower)
+    monkeypatch.setattr(LeanTrunk, "hidden", counted)
+    monkeypatch.setattr(LeanTrunk, "response_hidden", counted_responses)
+    monkeypatch.setattr(LeanTrunk, "lower_states", counted_lower)
     monkeypatch.setattr(TrunkDecoding, "run", counted_run)
     return calls
 
@@ -108,7 +113,7 @@ def test_layers_below_all_adapters_are_computed_once_for_policy_and_reference(tr
 
 
 class Asked(NamedTuple):
-    trunk: Trunk
+    trunk: LeanTrunk
     ids: torch.Tensor
     labels: torch.Tensor
 
@@ -129,7 +134,7 @@ def asked(trained) -> Asked:
         ids[row, prompt + response :] = 0
     base = model.get_base_model()
     assert isinstance(base, PreTrainedModel)
-    return Asked(Trunk(base), ids, labels)
+    return Asked(LeanTrunk(base), ids, labels)
 
 
 @pytest.mark.parametrize("pairs", [False, True])

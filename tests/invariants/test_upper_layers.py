@@ -13,7 +13,7 @@ from rlhf.data.batch import collate, joined
 from rlhf.errors import UserError
 from rlhf.memory.rehearse import Rehearsals
 from rlhf.memory.seams import shortened
-from rlhf.models.lean.trunk import Trunk
+from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.weights import adapter_weights
 from rlhf.observe.console import quiet_libraries
 from rlhf.process import distributed
@@ -58,13 +58,13 @@ def rollout():
 def counted(monkeypatch) -> Counter[int]:
     """How often each layer of the lean trunk runs."""
     calls: Counter[int] = Counter()
-    layer = Trunk._layer
+    layer = LeanTrunk._layer
 
     def counting(self: Any, number: int, *arguments: Any) -> Any:
         calls[number] += 1
         return layer(self, number, *arguments)
 
-    monkeypatch.setattr(Trunk, "_layer", counting)
+    monkeypatch.setattr(LeanTrunk, "_layer", counting)
     return calls
 
 

@@ -19,7 +19,7 @@ from rlhf.errors import UserError
 from rlhf.memory import cards
 from rlhf.memory.cards import NominalRates
 from rlhf.models import matmul
-from rlhf.models.lean.trunk import Trunk
+from rlhf.models.lean.trunk import LeanTrunk
 
 RECIPES = ROOT / "recipes"
 CARD = cards.find("h100")
@@ -73,9 +73,9 @@ def test_the_lean_trunk_has_the_operations_that_torch_counts(monkeypatch):
     """Lower layers once, then upper layers, the last one at three positions; without adapters, which are added in
     place, where torch does not count."""
     monkeypatch.setattr(matmul, "ONEDNN", False)  # whose products torch does not count
-    monkeypatch.setattr(Trunk, "_round_up", lambda self, count: count)
+    monkeypatch.setattr(LeanTrunk, "_round_up", lambda self, count: count)
     model, decoder = llama(2)
-    trunk = Trunk(model.get_base_model())
+    trunk = LeanTrunk(model.get_base_model())
     ids, positions = torch.randint(0, TINY.vocab, (BATCH, TOKENS)), torch.arange(3).expand(BATCH, 3)
     passes = Passes(decoder, CARD, lean=True)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as below:

@@ -22,7 +22,7 @@ from transformers import (
 from rlhf.data.batch import collate
 from rlhf.errors import UserError
 from rlhf.models.lean import fused_linear
-from rlhf.models.lean.trunk import SUPPORTED, Trunk
+from rlhf.models.lean.trunk import SUPPORTED, LeanTrunk
 from rlhf.models.matmul import round_to_few_sizes
 from rlhf.recipe.schema_model import LEAN_TYPES
 from tests.conftest import not_none
@@ -52,7 +52,7 @@ def gradients(peft: Any, states: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_values_and_gradients_are_those_of_peft_but_for_the_order_of_sums(kind, at, merged, targets):
     peft = adapted(kind, target_modules=targets)
-    lean = Trunk(peft.get_base_model())
+    lean = LeanTrunk(peft.get_base_model())
     for role in ("policy", "reference", "base"):
         expected = by_peft(peft, role, at)
         wanted = gradients(peft, expected) if role == "policy" else {}
@@ -116,7 +116,7 @@ def test_the_backward_pass_of_a_product_is_the_derivative_of_its_forward_pass(be
 def test_the_gradient_stops_where_nothing_below_can_learn():
     """Embeddings are frozen: the first products compute no gradient of their input."""
     peft = adapted()
-    lean = Trunk(peft.get_base_model())
+    lean = LeanTrunk(peft.get_base_model())
     wanted: list[bool] = []
     backward = fused_linear.LinearGroup.backward
 
@@ -132,7 +132,7 @@ def test_the_gradient_stops_where_nothing_below_can_learn():
 
 def test_layers_below_the_first_adapter_can_be_computed_once_for_all_roles():
     peft = adapted(layers_to_transform=[1])
-    lean = Trunk(peft.get_base_model())
+    lean = LeanTrunk(peft.get_base_model())
     assert lean.first_adapted_layer == 1
     lower = lean.lower_states(IDS)
     assert not lower.requires_grad
@@ -142,7 +142,7 @@ def test_layers_below_the_first_adapter_can_be_computed_once_for_all_roles():
     actual = gradients(peft, lean.hidden("policy", IDS, AT, lower))
     assert wanted.keys() == actual.keys() and all(".layers.1." in name for name in wanted)
     assert all(distance(actual[name], wanted[name]) < 1e-5 for name in wanted)
-    assert Trunk(adapted().unload()).first_adapted_layer == 2
+    assert LeanTrunk(adapted().unload()).first_adapted_layer == 2
 
 
 @pytest.mark.parametrize("at", [None, AT], ids=["whole", "places"])
@@ -156,7 +156,7 @@ def test_bfloat16_is_no_further_from_the_truth_than_peft(at):
     truths = gradients(exact, truth)
     usual = by_peft(half, "policy", at)
     usuals = gradients(half, usual)
-    lean = Trunk(half.get_base_model())
+    lean = LeanTrunk(half.get_base_model())
     with lean.merging("policy"):
         states = lean.hidden("policy", IDS, at)
         assert not lean._merged, "a change of a weight must not be rounded away"
@@ -172,7 +172,7 @@ def test_bfloat16_is_no_further_from_the_truth_than_peft(at):
 def test_weights_of_four_bits_are_unpacked_for_each_product_and_never_merged(role):
     """In float32 as the library with them, and kept packed: nothing of a weight's size outlives its product."""
     peft = adapted(nf4=True)
-    lean = Trunk(peft.get_base_model())
+    lean = LeanTrunk(peft.get_base_model())
     assert not lean.merges
     expected = by_peft(peft, role, AT)
     wanted = gradients(peft, expected) if role == "policy" else {}
@@ -189,7 +189,7 @@ def test_weights_of_four_bits_are_unpacked_for_each_product_and_never_merged(rol
 @pytest.mark.parametrize("nf4", [False, True], ids=["float32", "nf4"])
 def test_recomputed_activations_change_nothing_and_are_not_kept(nf4, merged):
     peft = adapted(nf4=nf4)
-    lean = Trunk(peft.get_base_model())
+    lean = LeanTrunk(peft.get_base_model())
     ids = torch.randint(64, (16, 32), generator=torch.Generator().manual_seed(4))
     results = {}
     for recomputed in (False, True):
@@ -225,7 +225,7 @@ def watched(peft: Any, forward: Any) -> tuple[Tensor, int]:
 
 def test_weights_are_merged_once_in_a_block_and_anew_in_the_next():
     peft = adapted()
-    lean = Trunk(peft.get_base_model())
+    lean = LeanTrunk(peft.get_base_model())
     with torch.no_grad():
         with lean.merging("policy"):
             before = lean.hidden("policy", IDS)
@@ -252,7 +252,7 @@ def test_fewer_numbers_are_kept_for_the_backward_pass():
     by_peft(peft, "policy", None)
     decoder = peft.get_base_model().model
     _, usual = watched(peft, lambda: decoder(input_ids=ids, use_cache=False).last_hidden_state)
-    lean = Trunk(peft.get_base_model())
+    lean = LeanTrunk(peft.get_base_model())
     with lean.merging("policy"):
         _, less = watched(peft, lambda: lean.hidden("policy", ids))
         copies = sum(x.nbytes for x in lean._merged["policy"].values())
@@ -268,16 +268,16 @@ def test_models_that_it_does_not_support_are_refused_in_one_line():
     sizes: dict[str, Any] = SIZES
     gemma = GemmaForCausalLM(GemmaConfig(**sizes, head_dim=32))
     with pytest.raises(UserError, match="lean does not support GemmaForCausalLM, only LlamaForCausalLM, "):
-        Trunk(gemma)
+        LeanTrunk(gemma)
     with pytest.raises(UserError, match="does not support the activation function gelu: use"):
-        Trunk(LlamaForCausalLM(LlamaConfig(**sizes, hidden_act="gelu")))
+        LeanTrunk(LlamaForCausalLM(LlamaConfig(**sizes, hidden_act="gelu")))
     with pytest.raises(UserError, match="does not support a sliding window in some layers"):
-        Trunk(Qwen2ForCausalLM(Qwen2Config(**sizes, use_sliding_window=True)))
+        LeanTrunk(Qwen2ForCausalLM(Qwen2Config(**sizes, use_sliding_window=True)))
     other = LlamaForCausalLM(LlamaConfig(**sizes))
     other.model.layers[0].mlp.up_proj = nn.modules.linear.NonDynamicallyQuantizableLinear(4, 4)  # stands for any other
     with pytest.raises(UserError, match="does not support layers of type NonDynamicallyQuantizableLinear"):
-        Trunk(other)
-    narrow = Trunk(MistralForCausalLM(MistralConfig(**sizes, sliding_window=8)))
+        LeanTrunk(other)
+    narrow = LeanTrunk(MistralForCausalLM(MistralConfig(**sizes, sliding_window=8)))
     with pytest.raises(UserError, match="9 tokens exceed the model's sliding window of 8"):
         narrow.hidden("base", IDS)
 
@@ -287,7 +287,7 @@ def test_models_that_it_does_not_support_are_refused_in_one_line():
 def test_a_prompt_with_several_responses_is_computed_once(layers, longest):
     """Values and gradients at real tokens are those of rows of their own; three prompts with four, two and one row."""
     peft = adapted(layers_to_transform=layers)
-    lean = Trunk(peft.get_base_model())
+    lean = LeanTrunk(peft.get_base_model())
     generator = torch.Generator().manual_seed(3)
 
     def tokens(count: int) -> list[int]:
@@ -337,12 +337,12 @@ def test_what_would_change_numbers_silently_is_refused(change, words):
     settings: dict[str, Any] = SIZES | change
     base = LlamaForCausalLM(LlamaConfig(**settings))
     with pytest.raises(UserError, match=words):
-        Trunk(base)
+        LeanTrunk(base)
 
 
 def test_a_prefill_meets_few_shapes():
     peft = adapted()
-    lean = Trunk(peft.get_base_model())
+    lean = LeanTrunk(peft.get_base_model())
     shapes: set[int] = set()
     forward = fused_linear.LinearGroup.forward
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlhf.models import matmul as matrices
 from rlhf.models.lean.layouts import DecodingLayout
-from rlhf.models.lean.trunk import RoleTrunk, Trunk
+from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
 from rlhf.models.matmul import matmul, round_to_few_sizes
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
@@ -29,7 +29,7 @@ class Ids:
         self.eos_id = eos_id
 
 
-def sampled(peft: Any, trunk: Trunk | None, role: str = "policy", **changes: Any) -> Any:
+def sampled(peft: Any, trunk: LeanTrunk | None, role: str = "policy", **changes: Any) -> Any:
     settings: dict[str, Any] = {
         "prompts": PROMPTS,
         "copies": 1,
@@ -71,7 +71,7 @@ def test_tokens_are_those_of_the_library(kind, copies, role, monkeypatch):
     first = sampled(peft, None, role, copies=5)
     often = int(first.tokens[first.mask].mode().values)
     expected = sampled(peft, None, role, copies=copies, eos_id=often)
-    actual = sampled(peft, Trunk(peft.get_base_model()), role, copies=copies, eos_id=often)
+    actual = sampled(peft, LeanTrunk(peft.get_base_model()), role, copies=copies, eos_id=often)
     assert kept, "no row was dropped, so that this does not test it"
     assert expected.ended.any() and len(expected.ids) == len(PROMPTS) * copies
     assert torch.equal(actual.ids, expected.ids) and torch.equal(actual.ended, expected.ended)
@@ -84,7 +84,7 @@ def test_greedy_tokens_of_equally_long_prompts_are_those_of_generate():
     peft = adapted()
     base = peft.get_base_model()
     prompts = [[5, 9, 3], [8, 8, 21]]
-    rollout = sampled(peft, Trunk(base), prompts=prompts, temperature=0.0)
+    rollout = sampled(peft, LeanTrunk(base), prompts=prompts, temperature=0.0)
     with torch.no_grad():
         for row, prompt in enumerate(prompts):
             settings = {"do_sample": False, "max_new_tokens": ROOM, "pad_token_id": 0, "eos_token_id": 1}
@@ -95,7 +95,7 @@ def test_greedy_tokens_of_equally_long_prompts_are_those_of_generate():
 
 def test_responses_do_not_depend_on_what_is_decoded_beside_them():
     peft = adapted()
-    trunk = Trunk(peft.get_base_model())
+    trunk = LeanTrunk(peft.get_base_model())
     at_once, apart = (sampled(peft, trunk, batch_size=size, copies=2) for size in (8, 2))
     assert torch.equal(at_once.ids, apart.ids)
 
@@ -104,12 +104,12 @@ def test_bfloat16_and_trunks_that_do_not_merge_are_decoded_by_the_library(monkey
     made: list[object] = []
     monkeypatch.setattr(TrunkDecoding, "__init__", lambda self, *_: made.append(self))
     half = adapted(dtype=torch.bfloat16)
-    sampled(half, Trunk(half.get_base_model()))
+    sampled(half, LeanTrunk(half.get_base_model()))
     peft = adapted()
     sampled(peft, None)
     assert not made
     with pytest.raises(AttributeError):  # of the class whose `__init__` did nothing
-        sampled(peft, Trunk(peft.get_base_model()))
+        sampled(peft, LeanTrunk(peft.get_base_model()))
     assert made
 
 
@@ -124,7 +124,7 @@ def test_the_keys_of_a_prompt_are_kept_once(monkeypatch):
 
     monkeypatch.setattr(TrunkDecoding, "run", noted)
     peft = adapted()
-    sampled(peft, Trunk(peft.get_base_model()), copies=5)
+    sampled(peft, LeanTrunk(peft.get_base_model()), copies=5)
     assert sizes == [(4, 20)]
 
 
@@ -178,7 +178,7 @@ def test_a_product_that_needs_a_gradient_is_refused(monkeypatch, onednn):
 
 def test_without_onednn_the_trunk_computes_the_same(monkeypatch):
     peft = adapted()
-    trunk = Trunk(peft.get_base_model())
+    trunk = LeanTrunk(peft.get_base_model())
     ids = torch.tensor(PROMPTS[2])[None]
     with torch.no_grad(), trunk.merging("policy"):
         states = trunk.hidden("policy", ids)

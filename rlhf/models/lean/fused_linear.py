@@ -15,7 +15,7 @@ input of the product and dy the gradient of its result,
 
 The products with A and B have r columns. In float32 on a CPU they are slow beside the large ones, and not worth the
 memory that oneDNN needs for each shape (rlhf/models/matmul.py). There each weight is merged with its adapter once in a
-block of `Trunk.merging`, for y and dz; the copies need the memory of the weights that have adapters. Otherwise the
+block of `LeanTrunk.merging`, for y and dz; the copies need the memory of the weights that have adapters. Otherwise the
 products stay apart, because a sum rounded to bfloat16 would lose small changes of B A.
 """
 

@@ -3,9 +3,9 @@
 Policy, reference, reward model and critic differ only in their adapters. A layer consists of four products
 (fused_linear.py) and one attention. The last layer is computed at the positions that are asked for, with five products:
 that of the queries is apart from that of keys and values. Layers below the first adapter are the same for all roles:
-their result can be computed once and handed in (`Trunk.lower_states`). layouts.py says which tokens attend to which:
-whole sequences, a prompt that is computed once for several responses, or one token at a time of each response while
-responses are sampled.
+their result can be computed once and handed in (`LeanTrunk.lower_states`). layouts.py says which tokens attend to
+which: whole sequences, a prompt that is computed once for several responses, or one token at a time of each response
+while responses are sampled.
 """
 
 from collections.abc import Iterator, Sequence
@@ -60,7 +60,7 @@ CLASSIFIERS = (
 ONEDNN_BY_DEVICE = {"cpu": True, "cuda": False}  # products in float32 by oneDNN: weights merged, shapes padded
 
 
-class Trunk:
+class LeanTrunk:
     """The decoder of a base model whose linear layers may have adapters, one for each role.
 
     Layers whose activations the library would recompute (gradient checkpointing) are recomputed here too.
@@ -284,7 +284,7 @@ class Trunk:
 class RoleTrunk(NamedTuple):
     """A trunk and one of its roles."""
 
-    trunk: Trunk
+    trunk: LeanTrunk
     role: str
 
 
