@@ -101,7 +101,8 @@ def run(
         return
 
     if with_parents:
-        _refuse_other_settings(loaded, stage, out, reuse)
+        chain = (*recipe.stages_before(loaded.recipe, stage), stage)
+        _check_chain([Run(out, loaded, name, reuse) for name in chain], preflight)
         _run_parents(loaded, stage, out, reuse, more_data)
     this_run = Run(out, loaded, stage, reuse)
     if if_needed and _report_done(this_run):
@@ -123,7 +124,7 @@ def run(
         )
     except ParentMissing as error:
         resumed = ["--resume"] if error.begun else []
-        command_line = shlex.join(["rlhf", *_command(recipe.stage_name(error.parent), more_data, "resume"), *resumed])
+        command_line = shlex.join(["rlhf", *_command(error.parent, more_data, "resume"), *resumed])
         raise UserError(f"{error}: first run `{command_line}`, or add --with-parents") from error
     if summary is not None and not distributed.rank():
         _show_outcome(summary, result, path)
@@ -165,10 +166,20 @@ def _report_done(run: Run) -> bool:
     return path is not None
 
 
-def _refuse_other_settings(loaded: PinnedRecipe, stage: recipe.StageName, out: Path, reuse: Path | None) -> None:
-    """Raise UserError if `stage`, or one before it, is finished with other settings, before any of them is trained."""
-    for name in (*recipe.stages_before(loaded.recipe, stage), stage):
-        Run(out, loaded, name, reuse).done()
+def _check_chain(chain: Sequence[Run], preflight: bool) -> None:
+    """Raise UserError, before any stage is trained, for one that would be refused later.
+
+    That is a stage with settings that cannot run, one that is finished with other settings, and with `preflight` one
+    that is predicted not to fit the card.
+    """
+    for run in chain:
+        runner.check_settings(run.loaded, run.stage)
+    unfinished = [run for run in chain if run.parents.elsewhere(run.stage) is None and run.done() is None]
+    if unfinished:
+        runner.check_device(unfinished[0].loaded)  # without a GPU no prediction is needed
+    if preflight and distributed.rank() == 0:
+        for run in unfinished:
+            _predict_peak(run.loaded, run.stage)
 
 
 def _run_parents(
@@ -183,6 +194,8 @@ def _run_parents(
             continue
         several = True
         _announce(number, len(before) + 1, parent)
+        if other := unfinished.parents.settings_elsewhere(parent):
+            console.OUT.print(f"{parent}: {other}; it is run anew", markup=False)
         _run_parent(unfinished, more_data)
     if several:
         _announce(len(before) + 1, len(before) + 1, stage)

@@ -1,8 +1,10 @@
 """`rlhf chat`, `score`, `serve`, `compare`, `report`: commands that use finished runs."""
 
 import json
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -14,10 +16,24 @@ from rlhf.errors import UserError
 from rlhf.evaluation import comparison
 from rlhf.evaluation.comparison import COMPARED_POLICIES
 from rlhf.observe import console
+from rlhf.recipe import StageName
 from rlhf.run.directory import Run
+from rlhf.run.parents import ParentMissing
 from rlhf.use import chat as chatting
 from rlhf.use import score as scoring
 from rlhf.use import serve as serving
+
+
+@contextmanager
+def _advising(command: str, stage: StageName) -> Iterator[None]:
+    """Name the command that runs `stage`, with what it builds on, where a stage is missing."""
+    try:
+        yield
+    except ParentMissing as error:
+        options = [*typed_options(only=("hw", "directory", "out", *RUN_HELP)), "--with-parents"]
+        resume, variable = (["--resume"], " RESUME=1") if error.begun else ([], "")
+        line = shlex.join(["rlhf", "run", stage, *options, *resume])
+        raise UserError(f"{command} {error.needs}: first `{line}` (make: {stage}{variable})") from error
 
 
 @click.command()
@@ -48,7 +64,8 @@ def chat(choice: Choice, out: Path, stage: chatting.ChatStage, temperature: floa
     loaded = choice.load()
     options = loaded.recipe.evaluate
     run = Run(out, loaded, "evaluate")  # sampling is that of evaluation
-    folder = chatting.trained_stage(run, stage)
+    with _advising("chat", "pretrain" if stage == "base" else stage):
+        folder = chatting.trained_stage(run, stage)
     with console.quiet_libraries():
         with console.working(f"loading {stage}"):
             speaker = chatting.Speaker(run, stage, folder)
@@ -76,7 +93,8 @@ def score(
     if to:
         refuse_inputs(to, files)
     items = scoring.read(files) if prompt is None else scoring.command_line_items(prompt, responses)
-    stages = scoring.finished_stages(choice.load(), out)
+    with _advising("score", "rm"):
+        stages = scoring.finished_stages(choice.load(), out)
     with console.quiet_libraries():
         scoring.run(stages, items, to)
 
@@ -101,7 +119,8 @@ def serve(choice: Choice, out: Path, engine: serving.Engine, host: str, port: in
 
     Name the recipe and its changes as for the run.
     """
-    serving.run(choice.load(), out, engine, host, port)
+    with _advising("serve", "merge"):
+        serving.run(choice.load(), out, engine, host, port)
 
 
 @click.command()

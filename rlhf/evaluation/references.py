@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 from rlhf.data.corpus import Corpus, Prompt
-from rlhf.errors import UserError
+from rlhf.models.folders import check_encoder
 from rlhf.terminal import say
 
 
@@ -89,8 +89,7 @@ class _Encoder:
     """A BERT-like model, whose last layer gives the vectors of tokens."""
 
     def __init__(self, folder: Path, device: torch.device):
-        if not (folder / "config.json").is_file():
-            raise UserError(f"evaluate.bertscore_model: {folder} is not a folder with a model (it has no config.json)")
+        check_encoder(folder)
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._model = AutoModel.from_pretrained(folder).to(device).eval()
         room = self._model.config.max_position_embeddings - 2  # RoBERTa's positions begin at 2

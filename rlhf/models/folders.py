@@ -23,6 +23,12 @@ def check(folder: Path) -> None:
     _check_weights(folder, config)
 
 
+def check_encoder(folder: Path) -> None:
+    """Raise UserError if there is no model for BERTScore."""
+    if not (folder / "config.json").is_file():
+        raise UserError(f"evaluate.bertscore_model: {folder} is not a folder with a model (it has no config.json)")
+
+
 def check_full(config: Mapping[str, object], name: str) -> None:
     """Raise UserError for a checkpoint with quantised weights.
 

@@ -77,8 +77,9 @@ def no_recipes(root: Path) -> str:
 def no_section(stage: StageName, loaded: PinnedRecipe) -> str:
     """Return the message for a stage that a recipe does not have."""
     if stage not in GROUPS:
-        return f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.name}"
+        origin = loaded.recipe.model.name or "random weights"
+        return f"{stage}: {loaded.directory} has no such stage; it starts from {origin}"
     root = default_root()
     alternatives = [str(folder) for folder in available(root) if load(folder).recipe.section(stage) is not None]
-    hint = f", or use --recipe {' or '.join(alternatives)}" if alternatives else ""
+    hint = f", or use --recipe {' or '.join(alternatives)} (make: RECIPE=…)" if alternatives else ""
     return f"{stage}: {loaded.directory} has no such stage; add a section {stage} (docs/groups.md){hint}"

@@ -36,7 +36,7 @@ from rlhf.run.finished import (
 from rlhf.run.lock import locked, make_root
 from rlhf.run.logs import LOGS, Logs
 from rlhf.run.measured import comparable_values, figure_record, figures
-from rlhf.run.parents import ParentMissing, Parents
+from rlhf.run.parents import Parents
 from rlhf.run.provenance import code_version, package_versions
 from rlhf.run.records import SCHEMA
 from rlhf.terminal import say
@@ -263,19 +263,3 @@ class Run:
         """Return whether a local data file differs from the manifest's; a file that is gone counts as unchanged."""
         path = data_file(self.run_directory, file.name)
         return path.is_file() and sha256(path) != file.sha256
-
-
-def finished_stage(run: Run, stage: StageName, command: str) -> Path:
-    """Return the directory of a finished stage, for a command that is not a stage.
-
-    Raises UserError with the stage to run first.
-    """
-    try:
-        return run.parents.require(stage)
-    except ParentMissing as error:
-        resume, variable = (" --resume", " RESUME=1") if error.begun else ("", "")
-        needs = str(error).partition(" ")[2]
-        raise UserError(
-            f"{command} {needs}: first `rlhf run {error.parent} --with-parents{resume}` with the same options "
-            f"(make: {error.parent}{variable})"
-        ) from None

@@ -15,13 +15,14 @@ from rlhf.run.finished import REMADE, read_manifest, stage_folder, verified
 class ParentMissing(UserError):
     """An earlier stage has to be run first."""
 
-    def __init__(self, stage: str, parent: str, path: Path, begun: bool):
+    def __init__(self, stage: StageName, parent: StageName, path: Path, begun: bool):
         state = "did not finish" if begun else "has not been run"
         default = Path("runs", *path.parts[-3:])
         is_there = default != path and (default / "summary.json").exists()
         hint = "; there is one in runs: --reuse runs, make: REUSE=runs" if is_there else ""
-        super().__init__(f"{stage} needs {parent}, which {state} ({path}{hint})")
-        self.stage, self.parent, self.begun = stage, parent, begun
+        self.needs = f"needs {parent}, which {state} ({path}{hint})"
+        super().__init__(f"{stage} {self.needs}")
+        self.parent, self.begun = parent, begun
 
 
 class Parents:
@@ -85,6 +86,16 @@ class Parents:
         if path == self.run_directory / stage or not (path / "summary.json").exists():
             return None
         return path if self.has_our_settings(read_manifest(path), stage) else None
+
+    def settings_elsewhere(self, stage: StageName) -> str | None:
+        """Return what keeps a stage that another run has finished from being used: its other settings, in words."""
+        path = self.folder(stage)
+        if path == self.run_directory / stage or not (path / "summary.json").exists():
+            return None
+        made = read_manifest(path).settings.plain()
+        expected = recipes.settings(self.loaded.recipe, stage)
+        keys = recipes.differences(made, expected)
+        return f"{path} was made with {other_settings.in_words(keys, made, expected)}" if keys else None
 
     def has_our_settings(self, manifest: records.Manifest, stage: StageName) -> bool:
         """Return whether a stage was made with the settings that this recipe has for it."""

@@ -11,15 +11,17 @@ from pathlib import Path
 from types import ModuleType
 
 from rlhf.errors import UserError
+from rlhf.models.folders import check_encoder
 from rlhf.observe import tracking
 from rlhf.observe.console import quiet_libraries
 from rlhf.observe.watch import LiveChecks
 from rlhf.process import cuda, distributed, endings, launching
 from rlhf.process.libraries import import_bitsandbytes, without_collections
-from rlhf.recipe import GROUPS, PinnedRecipe, StageName, no_section, parents
+from rlhf.recipe import GROUPS, MODEL_REWARD, Evaluate, Group, PinnedRecipe, StageName, no_section, parents
 from rlhf.run.directory import Run
 from rlhf.run.finished import follow_base, verified
 from rlhf.run.records import Summary
+from rlhf.stages.online import reward_functions
 from rlhf.stages.result import Result
 
 FULL_DISK_BYTES = 1_000_000
@@ -52,7 +54,8 @@ def execute(
     """
     cuda.set_environment(loaded.recipe)
     run = Run(out, loaded, stage, reuse_root, is_main=not distributed.rank())
-    _check_possible(run)
+    check_settings(loaded, stage)
+    _check_memory_limit(stage)
     with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked():
         summary = run.done()
         if summary is not None:
@@ -71,15 +74,34 @@ def execute(
             return run.finish(result.metrics, result.costs, predicted), result, run.path
 
 
-def _check_possible(run: Run) -> None:
-    """Raise UserError for a stage that the recipe does not have, and where memory is too short for the libraries."""
-    if run.loaded.recipe.section(run.stage) is None:
-        raise UserError(no_section(run.stage, run.loaded))
+def check_settings(loaded: PinnedRecipe, stage: StageName) -> None:
+    """Raise UserError for a stage that the recipe does not have, and for a reward or an encoder that is not there."""
+    options = loaded.recipe.section(stage)
+    if options is None:
+        raise UserError(no_section(stage, loaded))
+    if isinstance(options, Group):
+        for name in options.reward_funcs:
+            if name != MODEL_REWARD:
+                reward_functions.find(name, f"{stage}.reward_funcs")
+    elif isinstance(options, Evaluate) and options.bertscore_model is not None:
+        check_encoder(Path(options.bertscore_model))
+
+
+def check_device(loaded: PinnedRecipe) -> None:
+    """Raise UserError if the recipe needs a GPU and there is none that it can use."""
+    if loaded.recipe.hardware.device == "cuda":
+        from rlhf.process.torch_setup import device_of  # imports torch
+
+        device_of(loaded.recipe)
+
+
+def _check_memory_limit(stage: StageName) -> None:
+    """Raise UserError where memory is too short for the libraries."""
     limit = endings.memory_limit()
     if limit is not None and limit < LEAST_ADDRESSES:  # libraries would abort the process without a Python exception
         minimum = f"{LEAST_ADDRESSES / 1e9:.1f} GB"
         raise UserError(
-            f"{run.stage}: out of memory{endings.limit_in_words()}: a stage needs more than {minimum}; allow more"
+            f"{stage}: out of memory{endings.limit_in_words()}: a stage needs more than {minimum}; allow more"
         )
 
 
@@ -101,10 +123,10 @@ def _run_stage(
     """Run the stage's own code. Return its result and the predicted bytes of its peak."""
     stage_module = import_stage(run.stage)
     from rlhf.observe.telemetry import device_facts
-    from rlhf.process.torch_setup import device_of, set_up_torch
+    from rlhf.process.torch_setup import set_up_torch
 
     loaded = run.loaded
-    device_of(loaded.recipe)  # without a GPU no prediction is needed
+    check_device(loaded)  # without a GPU no prediction is needed
     predicted = distributed.from_main(preflight)
     device = set_up_torch(loaded.recipe)
     devices = {"processes": distributed.world(), "engine": loaded.recipe.hardware.engine}

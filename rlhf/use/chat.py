@@ -11,7 +11,7 @@ from rlhf.data.rows import Message
 from rlhf.errors import UserError
 from rlhf.process import cuda
 from rlhf.recipe import POLICIES, PinnedRecipe, PolicyName
-from rlhf.run.directory import Run, finished_stage
+from rlhf.run.directory import Run
 from rlhf.terminal import harmless, message_of
 
 ChatStage = Literal["base", "sft", PolicyName, "merge"]
@@ -22,11 +22,12 @@ HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says thi
 def trained_stage(run: Run, stage: ChatStage) -> Path | None:
     """Return the directory of the stage to chat with; None for the base.
 
-    Raises UserError if it is not done, or was done with other settings. No library is imported before.
+    Raises ParentMissing if it is not done, and UserError if it was done with other settings. No library is imported
+    before.
     """
     if run.loaded.recipe.pretrain:
-        finished_stage(run, "pretrain", "chat")
-    return None if stage == "base" else finished_stage(run, stage, "chat")
+        run.parents.require("pretrain")
+    return None if stage == "base" else run.parents.require(stage)
 
 
 class Speaker:

@@ -18,7 +18,7 @@ from rlhf.files import JsonObject, write_output
 from rlhf.observe import console
 from rlhf.process import cuda
 from rlhf.recipe import PinnedRecipe
-from rlhf.run.directory import Run, finished_stage
+from rlhf.run.directory import Run
 from rlhf.run.finished import read_summary
 from rlhf.terminal import counted, harmless
 
@@ -119,12 +119,12 @@ class Stages(NamedTuple):
 def finished_stages(loaded: PinnedRecipe, out: Path) -> Stages:
     """Return the stages that scoring needs. No library is imported before.
 
-    Raises UserError if one is not done, or was done with other settings.
+    Raises ParentMissing if one is not done, and UserError if it was done with other settings.
     """
     run = Run(out, loaded, "evaluate")
     if loaded.recipe.pretrain:
-        finished_stage(run, "pretrain", "score")
-    return Stages(run, *(finished_stage(run, stage, "score") for stage in ("sft", "rm")))
+        run.parents.require("pretrain")
+    return Stages(run, run.parents.require("sft"), run.parents.require("rm"))
 
 
 def run(stages: Stages, items: Sequence[Item], to: Path | None) -> None:
@@ -150,7 +150,7 @@ class RewardModel:
 
         self.options = recipe.rm
         summary = read_summary(stages.rm)
-        assert summary  # `finished_stage` has checked it
+        assert summary  # `finished_stages` has checked it
         # names the reward model in output files
         self.digest = summary.result_sha256["adapter/adapter_model.safetensors"][:16]
         device = set_up_torch(recipe)

@@ -17,7 +17,7 @@ from rlhf.errors import UserError
 from rlhf.observe.console import install_command
 from rlhf.process.endings import Stopped
 from rlhf.recipe import PinnedRecipe
-from rlhf.run.directory import Run, finished_stage
+from rlhf.run.directory import Run
 from rlhf.terminal import say
 
 Engine = Literal["auto", "transformers", "vllm"]
@@ -42,20 +42,19 @@ def command(model: str, engine: Engine, device: str, host: str, port: int) -> li
 def run(loaded: PinnedRecipe, out: Path, engine: Engine, host: str, port: int) -> None:
     """Serve a run's merged model, under its path below `out` as its name, until Ctrl-C.
 
-    Raises UserError if the model has not been merged or was merged with other settings, if the port is taken, or if the
-    server ends by itself.
+    Raises ParentMissing if the model has not been merged, and UserError if it was merged with other settings, if the
+    port is taken, or if the server ends by itself.
     """
-    run_directory = Run(out, loaded, "evaluate")
-    model = str((finished_stage(run_directory, "merge", "serve") / "model").relative_to(out))
+    merged = Run(out, loaded, "evaluate").parents.require("merge")
+    model = str((merged / "model").relative_to(out))
     command_line = command(model, engine, loaded.recipe.hardware.device, host, port)
     address = "127.0.0.1" if host == "0.0.0.0" else host
     if _listens(address, port):
         raise UserError(f"port {port} of {address} is in use: choose another --port (make: PORT=)")
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    Path(HF_HUB_CACHE).mkdir(
-        parents=True, exist_ok=True
-    )  # transformers lists models from this folder and fails without it
+    # transformers lists models from this folder and fails without it.
+    Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)
     serve(command_line, out, model, address, port)
 
 

@@ -1,16 +1,18 @@
 """Experiments in a root of their own that build on finished stages of another root (`--reuse`)."""
 
+import re
 import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
+from rlhf.cli import train
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
 from rlhf.run.directory import Run
 from rlhf.run.finished import stage_folder
-from tests.conftest import RECIPE, SMALL, beside, content_of, rlhf, run_stages, small
+from tests.conftest import RECIPE, SMALL, Crash, beside, content_of, rlhf, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")
 SETS = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
@@ -135,3 +137,57 @@ def test_a_root_that_is_not_there_is_refused(tmp_path, monkeypatch, capsys):
     code, _, err = rlhf(monkeypatch, capsys, *command)
     assert code == 2
     assert "Invalid value for '--reuse': Directory 'nowhere' does not exist" in err
+
+
+@pytest.mark.parametrize(
+    ("stage", "changes", "message"),
+    [
+        ("grpo", {}, "grpo: .* has no such stage; add a section grpo"),
+        ("grpo", {"grpo.reward_funcs": "[numeric_answr]"}, "grpo.reward_funcs: no reward 'numeric_answr'; known are"),
+        ("grpo", {"grpo.reward_funcs": "['absent_module:polite']"}, "absent_module:polite cannot be used"),
+        ("evaluate", {"evaluate.bertscore_model": "absent"}, "evaluate.bertscore_model: absent is not a folder"),
+    ],
+)
+def test_what_a_stage_cannot_do_is_said_before_its_parents_are_trained(
+    stage, changes, message, tmp_path, monkeypatch, capsys
+):
+    recipe = RECIPE.parents[1] / "cpu-tiny-sums/v1" if "grpo.reward_funcs" in changes else RECIPE
+    sets = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    command = ["run", stage, "--with-parents", "--recipe", str(recipe), "--out", str(tmp_path), *sets]
+    code, out, err = rlhf(monkeypatch, capsys, *command)
+    assert code == 1 and re.search(message, " ".join(err.split())) and "stage 1 of" not in out
+    assert not any(tmp_path.iterdir())
+
+
+def stop(*_):
+    raise Crash
+
+
+def test_a_stage_that_does_not_fit_is_refused_before_its_parents_are_trained(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def predicted(loaded, stage):
+        asked.append(stage)
+        if stage == "ppo":
+            raise UserError("ppo would need 99 GB")
+
+    monkeypatch.setattr(train, "_predict_peak", predicted)
+    command = ["run", "ppo", "--with-parents", "--recipe", str(RECIPE), "--out", str(tmp_path), *SETS]
+    code, out, err = rlhf(monkeypatch, capsys, *command)
+    assert (code, out, err) == (1, "", "error: ppo would need 99 GB\n")
+    assert asked == ["pretrain", "sft", "rm", "ppo"] and not any(tmp_path.iterdir())
+    monkeypatch.setattr(train, "_run_parents", stop)
+    code, _, err = rlhf(monkeypatch, capsys, *command, "--no-preflight")
+    assert "Crash" in err and len(asked) == 4
+
+
+def test_a_parent_of_another_root_with_other_settings_is_named(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train, "_run_parent", stop)
+    command = ["run", "sft", "--with-parents", "--recipe", str(RECIPE), "--out", str(tmp_path), *SETS]
+    _, out, err = rlhf(monkeypatch, capsys, *command, "--set", "pretrain.learning_rate=0.5", "--reuse", str(trained))
+    said = " ".join(out.split())
+    assert (
+        "cpu-tiny/v1/pretrain was made with pretrain.learning_rate" in said
+        and "(asked for: 0.5); it is run anew" in said
+    )
+    assert "Crash" in err
