@@ -116,14 +116,55 @@ $(if $(filter judge,$(MAKECMDGOALS)),$(if $(and $(URL),$(MODEL)),,$(error judge 
 
 $(if $(filter-out tensorboard trackio wandb none,$(REPORT_TO)),$(error REPORT_TO=$(REPORT_TO): tensorboard, trackio or wandb))
 $(if $(filter-out base sft ppo rloo grpo dpo merge,$(STAGE)),$(error STAGE=$(STAGE): base, sft, ppo, rloo, grpo, dpo or merge))
+without = $(if $(1),$(call without,$(wordlist 2,99,$(1)),$(subst $(firstword $(1)),,$(2))),$(2))
+letters  := a b c d e f g h i j k l m n o p q r s t u v w x y z
+capitals := A B C D E F G H I J K L M N O P Q R S T U V W X Y Z
+digits   := 0 1 2 3 4 5 6 7 8 9
 ifneq ($(SEED),)
-$(if $(word 2,$(SEED))$(shell printf %s '$(SEED)' | tr -d 0-9),$(error SEED=$(SEED): one whole number; several are SEEDS="0 1", for `make reproduce`))
+$(if $(word 2,$(SEED))$(call without,$(digits),$(SEED)),$(error SEED=$(SEED): one whole number; several are SEEDS="0 1", for `make reproduce`))
 endif
 
 # `make serve` would merge before it refused a port.
 ifneq ($(PORT),8000)
 $(if $(shell awk -v port='$(PORT)' 'BEGIN {print (port ~ /^[0-9]+$$/ && port >= 1 && port <= 65535) ? "a port" : ""}'),,$(error PORT=$(PORT): a whole number from 1 to 65535))
 endif
+
+# A variable that none of the targets reads would change nothing.
+trains          := $(STAGES) all
+uses_model      := $(trains) chat score serve reproduce bench bench-ablation bench-gpu bench-memory
+for_FIT         := plan
+for_TEMPERATURE := chat
+for_STAGE       := chat
+for_SEEDS       := reproduce
+for_PORT        := serve shell
+for_SUMMARY     := ab
+for_URL         := judge
+for_MODEL       := judge
+for_PROMPT      := score
+for_RESPONSE    := score
+for_FILES       := score
+for_SCORE_ARGS  := score
+for_AB_ARGS     := ab judge
+for_CHECK_ARGS  := data-check
+for_SHOW_ARGS   := data-show
+for_CASES       := fuzz
+for_KILLS       := fuzz
+for_ONLY        := fuzz
+for_TEST_ARGS   := test
+for_BENCH_ARGS  := $(filter bench% budgets,$(TARGETS))
+for_VRAM_CAP    := $(uses_model)
+for_REUSE       := $(trains)
+for_RESUME      := $(trains)
+for_STOP_ON     := $(trains)
+for_REPORT_TO   := $(trains) setup
+for_SEED        := $(trains) chat score serve report ab judge fuzz
+for_DATA        := $(trains) chat score serve report ab judge reproduce data-check data-show
+for_WEIGHTS     := $(trains) chat score serve report ab judge reproduce
+for_PRICE       := $(trains) plan report reproduce bench
+hint_FIT        := . First `make plan FIT=$(FIT)`, then its SET=
+hint_SEED       := . Several seeds are SEEDS="0 1", for `make reproduce`
+hint_VRAM_CAP   := . For `make plan` the limit is FIT
+$(foreach v,$(given),$(if $(and $(for_$v),$(MAKECMDGOALS)),$(if $(filter $(for_$v),$(MAKECMDGOALS)),,$(error $v changes nothing in `make $(MAKECMDGOALS)`; it is for $(for_$v)$(hint_$v)))))
 
 # The recipe's device decides whether a container and CUDA's packages are needed. HW names the hardware of a recipe: the
 # first recipe.yaml with such a `name:` is read here. `rlhf` itself chooses the recipe's version.
@@ -134,7 +175,8 @@ versions    := $(shell ls -d '$(RECIPE:/=)'/v*/recipe.yaml 2>/dev/null | sort -V
 no_recipe   := RECIPE=$(RECIPE): no recipe.yaml there; name the folder of a version, such as $(patsubst %/recipe.yaml,%,$(or $(lastword $(versions)),recipes/cpu-tiny/v2))
 else
 recipe_dirs := $(or $(RLHF_RECIPES),recipes)
-recipe_file := $(firstword $(shell grep -lE '\bname: *"?$(HW)"? *([,\#}]|$$)' $(recipe_dirs)/*/v*/recipe.yaml 2>/dev/null))
+# Only such names reach the shell below, and its pattern.
+recipe_file := $(if $(call without,$(digits) $(letters) $(capitals) - _,$(HW)),,$(firstword $(shell grep -lE '\bname: *"?$(HW)"? *([,\#}]|$$)' $(recipe_dirs)/*/v*/recipe.yaml 2>/dev/null)))
 hardware     = $(sort $(shell sed -nE '/^hardware:/,/^[^ \#h]/ s/^ +name: *"?([^" ]+).*/\1/p' $(wildcard $(recipe_dirs)/*/v*/recipe.yaml)))
 no_recipe    = HW=$(HW): no recipe for such hardware$(if $(hardware),$(comma) only for $(hardware)). `make recipes` lists them
 endif
@@ -156,12 +198,11 @@ ready  = $(if $(local),setup,engine $(if $(filter file,$(origin IMAGE)),image))
 
 # A misspelt target is refused also where a folder has that name, which make would call up to date. The targets with the
 # same first letter are named.
-letters := a b c d e f g h i j k l m n o p q r s t u v w x y z
 alike    = $(foreach c,$(letters),$(if $(filter $c%,$(t)),$(filter $c%,$(filter-out engine,$(TARGETS)))))
 $(foreach t,$(filter-out $(TARGETS),$(MAKECMDGOALS)),$(error no target '$(t)'. $(if $(strip $(alike)),Did you mean one of: $(strip $(alike))? )`make help-all` lists them))
 
 # What `make` alone shows; lines of this file that say what a target or a variable is, all of them or those named.
-MAIN           := help-all setup recipes plan fetch data-check sft ppo rloo grpo dpo all evaluate report chat
+MAIN           := help-all setup recipes plan fetch data-check sft rm ppo grpo dpo all evaluate report chat
 MAIN_VARIABLES := HW RECIPE DATA OUT WEIGHTS SET SEED RESUME RUNTIME FIT PRICE PIP_ARGS
 usage           = Usage: make TARGET [VARIABLE=value ...]     for example: make ppo HW=cpu
 list_targets    = awk -F ':.*\#\# ' -v only=' $(1) ' '/^\#\#@ / {group = "\n" substr($$0, 5) "\n"} \
@@ -189,14 +230,14 @@ plan: $(no_gpu) ## memory, time and cost of a recipe, predicted without a GPU; n
 	@$(VENV)/bin/rlhf plan $(strip $(recipe) $(sets) $(price) $(fit))
 data-check: $(no_gpu) ## check the quality of the files in DATA (exits with 3 on warnings, 1 on errors)
 	@$(VENV)/bin/rlhf data check $(strip $(CHECK_ARGS) $(foreach f,$(DATA_FILES),'$(f)'))
-data-show: $(no_gpu) ## show some rows of the files in DATA, chosen beside rejected answers
+data-show: $(no_gpu) ## show some rows of the files in DATA: the chosen answer beside the rejected one
 	@$(VENV)/bin/rlhf data show $(strip $(SHOW_ARGS) $(foreach f,$(DATA_FILES),'$(f)'))
 
 ##@ Train (a stage first runs the ones that it builds on, unless they are done)
 pretrain: $(ready)  ## train a small base model from scratch, for recipes without a published one
 sft: $(ready)       ## train SFT: supervised fine-tuning
 rm: $(ready)        ## train the reward model on pairs of a chosen and a rejected answer
-ppo: $(ready)       ## train PPO: the policy against the reward model
+ppo: $(ready)       ## train PPO: the policy, on the reward model's scores
 rloo: $(ready)      ## train RLOO: several answers to a prompt and no critic, for recipes with that section
 grpo: $(ready)      ## train GRPO: advantages relative to the group, for recipes with that section
 dpo: $(ready)       ## train DPO: the policy on the pairs themselves
@@ -245,7 +286,9 @@ engine_name = $(if $(local),docker,$(RUNTIME))
 rlhf      = $(if $(local),$(VENV)/bin/rlhf,$(container) $(IMAGE))
 python    = $(if $(local),$(VENV)/bin/python,$(container) --entrypoint python $(IMAGE))
 container = bin/in-container --engine $(engine_name)$(if $(on_cpu),, --gpu)$(if $(filter serve,$(MAKECMDGOALS)), --port $(PORT))$(foreach d,$(read_only), --read '$(d)')$(foreach d,$(written), --write '$(d)')
-read_only = $(abspath $(DATA_FILES) $(if $(filter score,$(MAKECMDGOALS)),$(FILES)) $(filter-out recipes/%,$(RECIPE)) $(filter-out random,$(WEIGHTS)) $(REUSE) $(RLHF_RECIPES))
+# Folders that the recipe or SET names: a checkpoint, an encoder.
+named     = $(wildcard $(shell sed -nE 's|.*[ :"](/[^] "#,}]+).*|\1|p' $(recipe_file)) $(foreach s,$(SET),$(filter /% ./% ../%,$(lastword $(subst =, ,$s)))))
+read_only = $(abspath $(DATA_FILES) $(named) $(if $(filter score,$(MAKECMDGOALS)),$(FILES)) $(filter-out recipes/%,$(RECIPE)) $(filter-out random,$(WEIGHTS)) $(REUSE) $(RLHF_RECIPES))
 written   = $(abspath $(OUT) results)
 version   = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rlhf/__init__.py)
 commit    = $(shell git rev-parse HEAD 2>/dev/null || echo unknown)$(if $(shell git status --porcelain -- rlhf bench recipes requirements Dockerfile 2>/dev/null),-dirty)
@@ -273,7 +316,7 @@ test-image: setup ## build the image for a CPU and train in it as another user, 
 bench: $(ready) ## measure a few real steps of each stage: memory, tokens/s, projected hours, verdicts
 	@$(python) -m bench $(strip $(recipe) $(sets) $(price) $(BENCH_ARGS))
 bench-ablation: $(ready) ## measure the published ways to save memory, one at a time, in steps of SFT
-	@$(python) -m bench.ablation --recipe '$(or $(RECIPE),recipes/h100-mistral-7b/v1)' $(strip $(sets) $(BENCH_ARGS))
+	@$(python) -m bench.ablation $(strip $(recipe) $(sets) $(BENCH_ARGS))
 bench-micro: setup ## measure small functions with pytest-benchmark
 	@$(VENV)/bin/python -m pytest bench/micro --benchmark-only -q $(BENCH_ARGS)
 bench-gpu: setup ## measure what only a GPU can show (BENCH_ARGS="--box 50m"; --dry-run needs no GPU)

@@ -29,8 +29,20 @@ from rlhf.run.reader import reading
 
 @click.command()
 @click.option("--hw", metavar="NAME", default="cpu", show_default=True, help="Hardware: its default recipe.")
-@click.option("--recipe", "directory", type=click.Path(path_type=Path), help="A recipe's folder, instead.")
-@click.option("--stage", "stages", multiple=True, type=click.Choice(steps.STAGES), help="Only these; default: all.")
+@click.option(
+    "--recipe",
+    "directory",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder of a recipe, used instead of --hw.",
+)
+@click.option(
+    "--stage",
+    "stages",
+    multiple=True,
+    type=click.Choice(steps.STAGES),
+    help="Measure only these stages. [default: all]",
+)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key; such a record is not saved.")
 @click.option("--steps", "count", default=8, show_default=True, type=click.IntRange(min=2), help="Steps after warm-up.")
 @click.option("--shape", default="hh", show_default=True, type=click.Choice(["hh", "longest"]), help="Length of rows.")

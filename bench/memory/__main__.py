@@ -78,13 +78,19 @@ def model_sizes() -> None:
 
 @cli.command()
 @click.option("--hw", metavar="NAME", default="cpu", show_default=True, help="Hardware: its default recipe.")
-@click.option("--recipe", "directory", type=click.Path(path_type=Path), help="A recipe's folder, instead.")
+@click.option(
+    "--recipe",
+    "directory",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder of a recipe, used instead of --hw.",
+)
 @click.option(
     "--stage",
     "stages",
     multiple=True,
     type=click.Choice(PREDICTED_STAGES),
-    help="Only these; default: all, on a card those that train there.",
+    help="Measure only these stages. [default: all, on a card those that train there]",
 )
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
 @click.option("--no-predict", is_flag=True, help="Compare with the recipe's predicted.json and predict nothing.")

@@ -42,7 +42,13 @@ TUNED: dict[str, dict[str, Any]] = {
 
 @click.command()
 @click.option("--hw", metavar="NAME", default="cpu", show_default=True, help="Hardware: its default recipe.")
-@click.option("--recipe", "directory", type=click.Path(path_type=Path), help="A recipe's folder, instead.")
+@click.option(
+    "--recipe",
+    "directory",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder of a recipe, used instead of --hw.",
+)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
 @click.option("--stage", "only", multiple=True, type=click.Choice(STAGES), help="Only these.")
 @click.option("--steps", "count", default=4, show_default=True, type=click.IntRange(min=2), help="Steps after warm-up.")
