@@ -2,8 +2,9 @@
 # One stage on the GPUs of several machines, as a Slurm job; the stages before it are done:
 #
 #   sbatch cloud/slurm-nodes.sh ppo --hw 8xh100 --out /shared/runs
-#   sbatch --nodes=1 --gpus-per-node=8 cloud/slurm-nodes.sh sft --hw 8xh100 --out /shared/runs --resume
+#   sbatch --nodes=1 --gpus-per-node=8 cloud/slurm-nodes.sh ppo --hw 8xh100 --out /shared/runs --resume
 #
+# SFT, reward model and DPO of a recipe with `engine: fsdp` need `accelerate launch` instead (docs/running.md).
 # srun starts torchrun once on each machine; it starts a process for each GPU. A rank that dies ends the job.
 #SBATCH --job-name=rlhf
 #SBATCH --nodes=2

@@ -126,7 +126,7 @@ def _pair_labelled(name: str, rows: Iterable[RawRow], pairings: list[Pairing]) -
             unlabelled = Malformed("no 'prompt' with a 'label' of true or false, as the first row has them")
             yield source, row if isinstance(row, Malformed) else unlabelled
             continue
-        key = json.dumps(row["prompt"], sort_keys=True)
+        key = json.dumps(row["prompt"], sort_keys=True, default=repr)
         prompts[key] = row["prompt"]
         answers[key][not label_of(row)].append(row.get("completion", row.get("response")))
     pairs = 0

@@ -88,7 +88,7 @@ def _attention_on_cuda(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
-    """Return the chosen kernel; the memory-efficient one wants a bias that is aligned to 16 elements."""
+    """Return attention by the kernel that torch chooses; the memory-efficient one needs a bias aligned to 16."""
     chosen = backend(q, k, v, mask, dropout, causal, enable_gqa, gpu)
     if chosen == "flash":
         return cast(Tensor, aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)[0])

@@ -124,7 +124,7 @@ def _to_copy(x: Tensor, *, device: Any = None, dtype: torch.dtype | None = None,
     if device is None or torch.device(device) == META:
         out: Tensor = aten._to_copy.default(x, device=device, dtype=dtype, **options)
         if hasattr(x, "_known"):
-            _remember(out, x._known.to(dtype))
+            _remember(out, x._known.to(dtype, copy=True))
         return out
     if hasattr(x, "_known"):
         return cast(Tensor, x._known.to(dtype, copy=True))

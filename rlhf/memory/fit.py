@@ -1,4 +1,7 @@
-"""The fastest settings of a chain of stages that need no more memory than a limit, its results unchanged."""
+"""The fastest settings of a chain of stages that need no more memory than a limit.
+
+They do not change what is learned, except for 4 bits, which are tried where nothing else fits.
+"""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence

@@ -133,6 +133,10 @@ class Predictor:
             line = self._worker.stdout.readline()
         except BrokenPipeError:
             line = ""
+        if not line:
+            self._worker.kill()
+            self._worker.wait()
+            self._worker = None  # the next prediction starts another
         answer = json.loads(line or '{"error": "its process ended"}')
         if "error" in answer:
             reason = " ".join(answer["error"].split())[:300]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from rlhf import recipe as recipes
+from rlhf.errors import UserError
 from rlhf.files import JsonValue
 from rlhf.memory import projection
 from rlhf.memory.phases import PredictedStage
@@ -109,7 +110,10 @@ def with_changes(loaded: PinnedRecipe, changes: Mapping[str, JsonValue]) -> Pinn
 
 
 class Effect(NamedTuple):
-    """What a stage needs with a strategy, in bytes of the card; None if it is on already, or does not apply."""
+    """What a stage needs with a strategy, in bytes of the card.
+
+    `after` is None if the strategy is on already, does not apply, or cannot be predicted.
+    """
 
     strategy: Strategy
     changes: Changes | None
@@ -130,8 +134,12 @@ def effects(
         if changes is None:
             rows.append(Effect(strategy, None, need, None, None))
             continue
-        changed = with_changes(loaded, changes)
-        after = predict(changed, stage)
+        try:
+            changed = with_changes(loaded, changes)
+            after = predict(changed, stage)
+        except UserError:  # other keys of the recipe exclude it, or a package that it needs is not installed
+            rows.append(Effect(strategy, changes, need, None, None))
+            continue
         ratio = operations(changed, stage, after) / operations(loaded, stage, before)
         rows.append(Effect(strategy, changes, need, needed(after[""]), ratio))
     return sorted(rows, key=lambda e: e.after if e.after is not None else 2**62)

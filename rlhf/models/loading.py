@@ -32,7 +32,7 @@ from rlhf.models.architecture import (
 )
 from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.model import require
-from rlhf.models.nf4 import check_blocks, check_experts, keep_layout, nf4_config
+from rlhf.models.nf4 import check_blocks, check_layers, keep_layout, nf4_config
 from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
 from rlhf.observe.console import install_command
 from rlhf.recipe import shape
@@ -113,7 +113,8 @@ def load_base(run: Run, device: torch.device, head: ModelHead = "lm", quantize: 
     else:
         base = _read_base(settings, name, device, kind, nf4, options)
         _check_loaded(base, settings, name, whole=head == "lm")
-    check_experts(base, settings, name)
+    if nf4 is not None:
+        check_layers(base, name)
     check_lengths(base.config, recipe.longest(), name)
     if recipe.hardware.trunk == "lean":
         LeanTrunk(base).check_length(recipe.longest())

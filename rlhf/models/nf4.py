@@ -34,13 +34,13 @@ def check_blocks(architecture: recipes.Architecture | None, device: torch.device
             )
 
 
-def check_experts(base: PreTrainedModel, settings: recipes.Model, name: str) -> None:
+def check_layers(base: PreTrainedModel, name: str) -> None:
     """Raise UserError where NF4 would leave most weights as they are: linear layers alone are packed here."""
-    if settings.quantization == "nf4" and any(isinstance(module, Conv1D) for module in base.modules()):
+    if any(isinstance(module, Conv1D) for module in base.modules()):
         raise UserError(
             f"{name}: model.quantization: nf4 packs linear layers, which a {base.config.model_type} model does not have"
         )
-    if settings.quantization == "nf4" and has_fused_experts(base):
+    if has_fused_experts(base):
         raise UserError(
             f"{name}: model.quantization: nf4 packs linear layers, and the experts of a {base.config.model_type} model "
             "are one tensor each, which would stay in full: use quantization: none"

@@ -1,6 +1,6 @@
 """Published figures and targets of a recipe (`published.yaml`), and their comparison with measured values.
 
-`plan --published`, the tables of `run`, `bench`, `reproduce` and `report`, and the page of results all use `compare`.
+`plan --published`, the tables of `run`, `bench`, `reproduce` and `report`, and the page of results use `verdict_of`.
 docs/metrics.md, "Verdicts", explains the rules.
 """
 
@@ -56,7 +56,9 @@ class Figure(Section):
     name: str
     stage: StageName | Literal["all"]
     guide: str | None = None
-    metric: str | None = None  # key in the stage's summary metrics, or one of those in rlhf/memory/plan.py
+    metric: str | None = (
+        None  # key in the stage's summary metrics, or a cost that rlhf/run/measured.py or rlhf/memory/claims.py adds
+    )
     not_comparable: str | None = None  # the reason, where there is no metric
     value: float | None = None
     range: Annotated[Range | None, AsTuple] = None

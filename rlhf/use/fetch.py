@@ -134,15 +134,19 @@ def _fetch(source: Source, recipe: Recipe) -> Download:
 
 
 def _patterns(source: Source, files: list[str]) -> Patterns:
-    """Return which files of a repository are downloaded: one layout of weights, one folder of a data set."""
+    """Return which files of a repository are downloaded: one layout of weights, one folder of a data set.
+
+    Raises UserError for a model whose weights are pickles.
+    """
     if source.kind == "dataset":
         return {"allow_patterns": hub.data_patterns(source.data_dir)}
     if not source.weights:
         return {"allow_patterns": list(SMALL_FILES)}
-    weights = ["*.safetensors"]
     if not any(file.endswith(".safetensors") for file in files):
-        weights.append("*.bin")
-    return {"allow_patterns": [*SMALL_FILES, *weights], "ignore_patterns": list(DUPLICATES)}
+        raise UserError(
+            f"{source.name} has no weights as *.safetensors; pickled weights are not read: name another model"
+        )
+    return {"allow_patterns": [*SMALL_FILES, "*.safetensors"], "ignore_patterns": list(DUPLICATES)}
 
 
 def show(downloads: list[Download]) -> None:

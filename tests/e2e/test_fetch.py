@@ -114,3 +114,13 @@ def test_a_file_that_arrived_damaged_is_named(hub, from_hub, tmp_path):
     done = rlhf(tmp_path, "fetch", "--recipe", from_hub, HF_ENDPOINT=address)
     assert done.returncode == 1
     assert "model.safetensors" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_pickled_weights_are_refused_before_they_are_downloaded(hub, from_hub, tmp_path):
+    repos, address = hub
+    model = repos.repos["models/org/tiny"]
+    repos.repos["models/org/tiny"] = {name: file for name, file in model.items() if not name.endswith("safetensors")}
+    done = rlhf(tmp_path, "fetch", "--recipe", from_hub, HF_ENDPOINT=address)
+    assert done.returncode == 1
+    assert "org/tiny has no weights as *.safetensors; pickled weights are not read" in " ".join(done.stderr.split())
+    assert not [*tmp_path.rglob("pytorch_model.bin")]

@@ -697,3 +697,14 @@ def test_pinned_peaks_are_read_as_they_were_written(tmp_path: Path):
     assert budgets.pinned_needs(tmp_path) == needed
     assert budgets.pinned(tmp_path) == PEAKS
     assert budgets.pinned_step(tmp_path) == STEP
+
+
+def test_a_rehearsal_that_was_killed_is_started_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with Predictor() as predict:
+        predict(tiny(2), "merge")
+        assert predict._worker
+        predict._worker.kill()
+        with pytest.raises(PredictionError, match="its process ended"):
+            predict(tiny(2), "sft")
+        assert predict(tiny(2), "sft")[""].peak_bytes

@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rlhf.data import convert, formats
@@ -64,6 +66,10 @@ def test_labelled_answers_become_pairs(tmp_path):
     rows = [row("A?", "a1", True), row("B?", "b", True), row("A?", "a2", False), row("A?", "a3", True)]
     pairs = convert.convert([write(tmp_path / "kto.jsonl", *rows)], {}).rows.pairs
     assert [(pair.prompt[0].content, pair.chosen, pair.rejected) for pair in pairs] == [("A?", "a1", "a2")]
+    bytes_row = row(b"A?", "a1", True), row(b"A?", "a2", False)
+    pq.write_table(pa.Table.from_pylist(list(bytes_row)), tmp_path / "bytes.parquet")
+    with pytest.raises(UserError, match="prompt"):
+        convert.convert([tmp_path / "bytes.parquet"], {})
     with pytest.raises(UserError, match=r"one\.jsonl: no prompt has a good and a bad answer"):
         convert.convert([write(tmp_path / "one.jsonl", *rows[:2])], {})
     table = tmp_path / "kto.csv"

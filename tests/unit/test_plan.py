@@ -879,6 +879,19 @@ def test_effects_come_best_first_and_those_that_are_on_last(predict, small):
     assert named["context_length"].flops == pytest.approx(0.5, rel=0.1), "half the tokens"
 
 
+def test_a_strategy_that_cannot_be_predicted_does_not_hide_the_refusal(narrow):
+    """4 bits need a package that may be missing; the stage is too large in any case."""
+
+    def predicted(loaded, stage):
+        if loaded.recipe.model.quantization == "nf4":
+            raise UserError("bitsandbytes is not installed")
+        return {"": phase(1, base=200 * 10**9), "train": phase(1, base=200 * 10**9)}
+
+    with pytest.raises(UserError, match=r"sft would need 200.* nothing was started") as caught:
+        require_fit(predicted, recipe.load(narrow), "sft")
+    assert not any("nf4" in line for line in caught.value.lines)
+
+
 def test_a_plan_says_which_stage_it_rehearses():
     said: list[str] = []
     plan.make(Known(SFT), sft_recipe(), ("sft", "merge"), say=said.append)

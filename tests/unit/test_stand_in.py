@@ -285,6 +285,13 @@ def test_everything_is_as_before_afterwards(device):
     assert not changed()
 
 
+def test_a_copy_on_the_device_has_numbers_of_its_own(stand_in):
+    a = torch.tensor([1, 2], device=META)
+    b = a.to(META, copy=True)
+    b.add_(10)
+    assert a.tolist() == [1, 2] and b.tolist() == [11, 12]
+
+
 def test_real_tensors_are_computed_as_ever(stand_in):
     torch.manual_seed(0)
     q = torch.randn(1, 2, 3, 4)
