@@ -24,11 +24,12 @@ def leave_one_out(rewards: Tensor) -> Tensor:
 
     A_i = r_i - sum_{j != i} r_j / (k - 1) = k / (k - 1) (r_i - mean(r))
 
-    Shapes: rewards (P, k); returns (P, k) float32 or wider. Raises ValueError unless k is 2 or more.
+    Shapes: rewards (P, k); returns (P, k) float32 or wider; a group of equal rewards gets 0. Raises ValueError unless k
+    is 2 or more.
     """
     k = _group_size(rewards)
     r = at_least_float32(rewards)
-    return r - (r.sum(1, keepdim=True) - r) / (k - 1)
+    return _zero_without_signal(r - (r.sum(1, keepdim=True) - r) / (k - 1), rewards)
 
 
 def group_relative(rewards: Tensor, scale: Scale = "group") -> Tensor:
@@ -44,7 +45,7 @@ def group_relative(rewards: Tensor, scale: Scale = "group") -> Tensor:
     """
     _group_size(rewards)
     r = at_least_float32(rewards)
-    centered = r - r.mean(1, keepdim=True)
+    centered = _zero_without_signal(r - r.mean(1, keepdim=True), rewards)
     if scale == "none":
         return centered
     if scale == "group":
@@ -159,6 +160,11 @@ def clipped_loss(
     objective, is_clipped = clipped_surrogate(ratio, at_least_float32(advantages).unsqueeze(1), low, high)
     loss = -(zero_pads(weights, mask) * objective).sum()
     return loss, ClipSums(clipped=(is_clipped & mask).sum(), ratio=zero_pads(ratio.detach(), mask).sum())
+
+
+def _zero_without_signal(advantages: Tensor, rewards: Tensor) -> Tensor:
+    """Return advantages (P, k) with 0 for a group of equal rewards, whose mean may be rounded: 8 times 0.1."""
+    return torch.where(has_signal(rewards).unsqueeze(1), advantages, 0.0)
 
 
 def _group_size(rewards: Tensor) -> int:

@@ -20,8 +20,9 @@ def estimate(logp: Tensor, ref_logp: Tensor, kind: KlEstimator) -> Tensor:
 
     Shapes: logp, ref_logp equal; returns that shape, elementwise. There is no mask: the content of a padded slot stays
     there, for the caller's masked mean to drop. The kinds estimate the value, for a penalty or a metric. As a loss on
-    the policy's own samples only k2 has the gradient of the KL, in expectation; k1's is zero, and k3's is that of the
-    KL in the other direction, KL(ref || pi). Zero the pads of both inputs before differentiating.
+    the policy's own samples only k2 has, in expectation, the gradient of a token's KL given its prefix; k1's is zero,
+    and k3's is that of the KL in the other direction, KL(ref || pi). Zero the pads of both inputs before
+    differentiating.
     Raises ValueError when shapes differ or kind is unknown.
     """
     if logp.shape != ref_logp.shape:

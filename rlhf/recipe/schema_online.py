@@ -85,6 +85,11 @@ class OnPolicy(Section):
         return True
 
     @property
+    def corrects_kl(self) -> bool:
+        """Return whether the KL in the loss is multiplied by the ratio."""
+        return False
+
+    @property
     def samples_per_prompt(self) -> int:
         """Return the number of responses to each prompt in a batch."""
         return 1
@@ -100,8 +105,12 @@ class OnPolicy(Section):
             raise ValueError("batch_size must be a multiple of num_mini_batches")
         if self.eval_steps % self.logging_steps or self.save_steps % self.logging_steps:
             raise ValueError("eval_steps and save_steps must be multiples of logging_steps")
-        if self.kl_penalty == "loss" and self.kl_estimator == "k1":
+        if self.kl_penalty == "loss" and self.kl_estimator == "k1" and not self.corrects_kl:
             raise ValueError("kl_penalty: loss needs kl_estimator k2 or k3: the expected gradient of k1 is zero")
+        if self.kl_penalty == "loss" and self.kl_estimator == "k2" and self.corrects_kl:
+            raise ValueError(
+                "kl_estimator: k2 needs use_bias_correction_kl: false: times the ratio its gradient is wrong"
+            )
         if self.vllm_url is not None and not self.vllm_url.startswith(("http://", "https://")):
             raise ValueError(f"vllm_url: {self.vllm_url} must begin with http:// or https://")
         if self.vllm_url is not None and self.old_logprobs == "rollout":
@@ -223,10 +232,6 @@ class Rloo(Group):
     def loss_type(self) -> Literal["grpo"]:
         return "grpo"
 
-    @property
-    def use_bias_correction_kl(self) -> bool:
-        return False
-
 
 class Grpo(Group):
     """GRPO; keys are named as in TRL's GRPOConfig."""
@@ -236,7 +241,11 @@ class Grpo(Group):
     scale_rewards: Scale = "group"  # whose standard deviation divides; none: Dr. GRPO
     loss_type: LossType = "dapo"  # how tokens are weighted: docs/groups.md
     importance_sampling_level: TokenLevel = "token"  # sequence: GSPO
-    use_bias_correction_kl: bool = True  # multiplies the KL in the loss by the ratio, so that its gradient is unbiased
+    use_bias_correction_kl: bool = True  # multiplies the KL in the loss by the ratio: docs/groups.md
+
+    @property
+    def corrects_kl(self) -> bool:
+        return self.use_bias_correction_kl
 
 
 GroupOptions = Rloo | Grpo

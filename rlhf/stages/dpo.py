@@ -31,6 +31,8 @@ from rlhf.stages.result import Result
 from rlhf.stages.supervised import arguments, best_step, free_memory, rows_to_dataset, train
 from rlhf.stages.trainer import RunTrainer
 
+SAMPLES = 8  # held-out prompts whose answers are logged before and after
+
 
 def run_stage(run: Run, device: torch.device) -> Result:
     """Train the DPO adapter, and measure the policy against SFT on held-out prompts and pairs."""
@@ -68,7 +70,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         0,
         [
             {"prompt": codec.prompt_text(prompt), "SFT": a, "DPO": b}
-            for prompt, a, b in zip(prompts[:8], before.texts, after.texts, strict=False)
+            for prompt, a, b in zip(prompts[:SAMPLES], before.texts, after.texts, strict=False)
         ],
     )
     metrics = gains_over_sft(before, after) | {"preference_accuracy": preferred, "train_pairs": len(training), **counts}

@@ -46,22 +46,22 @@ from rlhf.stages.result import Result
 
 
 @dataclass(kw_only=True)
-class Rewarded:
-    """Responses with their rewards; (B,) unless noted."""
+class ScoredRollout:
+    """Responses with their scores; (B,) unless noted."""
 
     rollout: Rollout
     by_name: ByName  # raw rewards
     scores: Tensor  # the weighted sum of the raw rewards
-    rewards: Tensor  # the same after normalising, clipping and penalties; the KL is not in it
+    shaped_scores: Tensor  # the same after normalising, clipping and penalties, as they enter the rewards
 
-    def keep_and_add(self, rows: Tensor, more: "Rewarded") -> "Rewarded":
+    def keep_and_add(self, rows: Tensor, more: "ScoredRollout") -> "ScoredRollout":
         """Return some of these rows, which may be none, and after them all rows of `more`."""
         kept = self.rollout.rows(rows.to(self.rollout.ids.device)) if len(rows) else None
-        return Rewarded(
+        return ScoredRollout(
             rollout=more.rollout if kept is None else joined(kept, more.rollout),
             by_name={name: torch.cat([raw[rows], more.by_name[name]]) for name, raw in self.by_name.items()},
             scores=torch.cat([self.scores[rows], more.scores]),
-            rewards=torch.cat([self.rewards[rows], more.rewards]),
+            shaped_scores=torch.cat([self.shaped_scores[rows], more.shaped_scores]),
         )
 
 
@@ -96,10 +96,10 @@ def run_stage(run: Run, device: torch.device) -> Result:
     session.shard()  # several GPUs may divide the frozen layers
     with Bar(run.stage, options.steps) as bar:
         for step in range(learner.state.step, options.steps):
-            rewarded = sample_and_reward(session, learner, step)  # 1, the rewards of 2
+            scored = sample_and_score(session, learner, step)  # 1, the scores of 2
             with session.phase("score"):
-                batch = make_batch(learner, rewarded)  # 2, 3, 4
-            metrics = batch_metrics(batch, rewarded, learner)
+                batch = make_batch(learner, scored)  # 2, 3, 4
+            metrics = batch_metrics(batch, scored, learner)
             with session.phase("update"):
                 metrics |= learner.update(batch)  # 5
             learner.state.advance(batch.kl_per_token)
@@ -110,8 +110,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
 # -- 1 sample, 2 score, 3 reward, 4 advantage --------------------------------------------------------------------------
 
 
-def sample_and_reward(session: Session, learner: "Learner", step: int) -> Rewarded:
-    """Sample the responses of a step and their rewards; other prompts replace those whose group has no signal.
+def sample_and_score(session: Session, learner: "Learner", step: int) -> ScoredRollout:
+    """Sample the responses of a step and score them; other prompts replace those whose group has no signal.
 
     Prompts are replaced up to `resample_groups` times; which ones come next depends on seed, step and how
     many groups had no signal before, so that a resumed run repeats them. A replacement may already be in the batch;
@@ -119,15 +119,15 @@ def sample_and_reward(session: Session, learner: "Learner", step: int) -> Reward
     """
     options = learner.options
 
-    def responses_to(prompt_indices: list[int]) -> Rewarded:
+    def responses_to(prompt_indices: list[int]) -> ScoredRollout:
         with session.phase("rollout"):
             rollout = session.sample(prompt_indices)
         with session.phase("score"):
-            return reward(session, learner, rollout, prompt_indices)
+            return score_responses(session, learner, rollout, prompt_indices)
 
     result = responses_to(session.prompts.of_step(step))
     for attempt in range(options.resample_groups):
-        informative = has_signal(learner.grouped(result.rewards)).nonzero().squeeze(1)
+        informative = has_signal(learner.grouped(result.shaped_scores)).nonzero().squeeze(1)
         missing = options.batch_size // options.num_generations - len(informative)
         if not missing:
             break
@@ -138,33 +138,35 @@ def sample_and_reward(session: Session, learner: "Learner", step: int) -> Reward
 
 
 @torch.no_grad()
-def reward(session: Session, learner: "Learner", rollout: Rollout, prompt_indices: list[int]) -> Rewarded:
-    """Return responses to training prompts with their rewards, raw and shaped."""
+def score_responses(session: Session, learner: "Learner", rollout: Rollout, prompt_indices: list[int]) -> ScoredRollout:
+    """Return responses to training prompts with their scores, raw and shaped."""
     options, codec, shared = learner.options, session.codec, session.shared
     shared.base.eval()
     assert session.reward_sum is not None
     rollout = scoring.with_lower_states(shared, rollout, options.score_rows)
-    scores = scoring.reward_scores(shared, rollout, options.score_rows).cpu() if options.model_scores else None
+    model_scores = scoring.reward_scores(shared, rollout, options.score_rows).cpu() if options.model_scores else None
     prompts = [session.prompts.train[i] for i in prompt_indices for _ in range(options.num_generations)]
     texts = [codec.decode(tokens[mask].tolist()) for tokens, mask in zip(rollout.tokens, rollout.mask, strict=True)]
-    by_name = session.reward_sum.per_response(prompts, texts, scores)
+    by_name = session.reward_sum.per_response(prompts, texts, model_scores)
     ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
     shaped = dict(by_name)
-    if scores is not None:
+    if model_scores is not None:
         norm = learner.state.norm
-        shaped[MODEL_REWARD] = shape_scores(scores, ended, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
-    rewards = session.reward_sum.total(shaped) - (options.missing_eos_penalty or 0.0) * ~ended
+        shaped[MODEL_REWARD] = shape_scores(model_scores, ended, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
+    shaped_scores = session.reward_sum.total(shaped) - (options.missing_eos_penalty or 0.0) * ~ended
     if options.overlong_buffer is not None:
-        rewards = rewards + overlong_penalty(lengths, options.max_completion_length, options.overlong_buffer)
-    return Rewarded(rollout=rollout, by_name=by_name, scores=session.reward_sum.total(by_name), rewards=rewards)
+        penalties = overlong_penalty(lengths, options.max_completion_length, options.overlong_buffer)
+        shaped_scores = shaped_scores + penalties
+    scores = session.reward_sum.total(by_name)
+    return ScoredRollout(rollout=rollout, by_name=by_name, scores=scores, shaped_scores=shaped_scores)
 
 
 @torch.no_grad()
-def make_batch(learner: "Learner", rewarded: Rewarded) -> Batch:
+def make_batch(learner: "Learner", scored: ScoredRollout) -> Batch:
     """Do the rest of steps 2 to 4: log-probabilities, rewards with the KL, advantages."""
     shared, options = learner.shared, learner.options
     shared.base.eval()
-    rollout = scoring.with_lower_states(shared, rewarded.rollout, options.score_rows)
+    rollout = scoring.with_lower_states(shared, scored.rollout, options.score_rows)
     logprobs_of_tokens = scoring.logprobs_of_tokens(shared, options.temperature)
 
     if options.old_logprobs == "rollout":
@@ -173,7 +175,7 @@ def make_batch(learner: "Learner", rewarded: Rewarded) -> Batch:
     else:
         (old_logp,) = scoring.per_token(shared, "policy", rollout, options.score_rows, logprobs_of_tokens)
     ref_logp, kl = None, None
-    rewards = rewarded.rewards.to(shared.device)
+    rewards = scored.shaped_scores.to(shared.device)
     if options.beta:
         (ref_logp,) = scoring.per_token(shared, "reference", rollout, options.score_rows, logprobs_of_tokens)
         kl = estimate_kl(old_logp, ref_logp, options.kl_estimator)
@@ -222,7 +224,7 @@ class Learner:
     def update(self, batch: Batch) -> dict[str, float]:
         """Pass `num_iterations` times over the batch in minibatches. Return the mean statistics of those used.
 
-        With `max_update_kl` the update ends before the first minibatch for which the policy has moved further.
+        With `max_update_kl` the update ends before the first minibatch at which the policy has moved further than that.
         """
         with self.state.updating() as update:
             for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_iterations):
@@ -264,7 +266,7 @@ class Learner:
         }
         if micro.ref_logp is not None and options.kl_penalty == "loss":
             kl = zero_pads(estimate_kl(logp, micro.ref_logp, options.kl_estimator), mask)
-            kl = (weights * (kl * log_ratio.exp() if options.use_bias_correction_kl else kl)).sum()
+            kl = (weights * (kl * log_ratio.exp() if options.corrects_kl else kl)).sum()
             stats["loss/kl_avg"] = kl
             loss = loss + self.state.kl_coef * kl
         if options.entropy_coef:
@@ -274,15 +276,15 @@ class Learner:
         return dict(zip(stats, weighted.tolist(), strict=True))  # one wait for the device
 
 
-def batch_metrics(batch: Batch, rewarded: Rewarded, learner: Learner) -> dict[str, float]:
+def batch_metrics(batch: Batch, scored: ScoredRollout, learner: Learner) -> dict[str, float]:
     """Return the batch's metrics before the update; docs/metrics.md explains each key."""
     rollout = batch.rollout
-    mask, groups = rollout.mask, learner.grouped(rewarded.rewards)
+    mask, groups = rollout.mask, learner.grouped(scored.shaped_scores)
     metrics = {
-        "objective/scores": rewarded.scores.mean(),
-        "objective/scores_shaped": rewarded.rewards.mean(),
+        "objective/scores": scored.scores.mean(),
+        "objective/scores_shaped": scored.shaped_scores.mean(),
         "objective/rlhf_reward": batch.rewards.mean(),
-        **{f"rewards/{name}": raw.mean() for name, raw in rewarded.by_name.items()},
+        **{f"rewards/{name}": raw.mean() for name, raw in scored.by_name.items()},
         "groups/reward_sd": groups.std(1).mean(),
         "groups/no_signal": (~has_signal(groups)).float().mean(),
         "policy/entropy_estimate": -masked_mean(batch.old_logp, mask),

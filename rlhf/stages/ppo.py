@@ -142,19 +142,19 @@ def policy_logprobs_and_values(learner: "Learner", rollout: Rollout) -> tuple[Te
     shared, options, mask = learner.shared, learner.options, rollout.mask
     logprobs_of_tokens = scoring.logprobs_of_tokens(shared, options.temperature)
     values_of_tokens = scoring.values_of_tokens(shared)
-    values: Tensor | None = None
-    if options.old_logprobs == "rollout":  # both were kept while sampling, values if the critic shares the trunk
-        assert rollout.logprobs is not None
-        old_logp = zero_pads(rollout.logprobs, mask)
-        values = None if rollout.values is None else zero_pads(rollout.values, mask)
-    elif learner.critic_shares_trunk:  # one forward pass gives both
+    if learner.critic_shares_trunk and options.old_logprobs == "recompute":  # one forward pass gives both
         old_logp, values = scoring.per_token(
             shared, "policy", rollout, options.score_rows, logprobs_of_tokens, values_of_tokens
         )
+        return old_logp, values
+    if options.old_logprobs == "rollout":
+        assert rollout.logprobs is not None
+        old_logp = zero_pads(rollout.logprobs, mask)
     else:
         (old_logp,) = scoring.per_token(shared, "policy", rollout, options.score_rows, logprobs_of_tokens)
-    if values is None:  # the critic has an adapter, and so a forward pass of its own
-        (values,) = scoring.per_token(shared, "value", rollout, options.score_rows, values_of_tokens)
+    if rollout.values is not None:  # kept while sampling, by a critic that shares the trunk
+        return old_logp, zero_pads(rollout.values, mask)
+    (values,) = scoring.per_token(shared, "value", rollout, options.score_rows, values_of_tokens)
     return old_logp, values
 
 
@@ -200,7 +200,7 @@ class Learner:
     def update(self, batch: Batch) -> dict[str, float]:
         """Pass `num_ppo_epochs` times over the batch in minibatches. Return the mean statistics of those used.
 
-        With `max_update_kl` the update ends before the first minibatch for which the policy has moved further.
+        With `max_update_kl` the update ends before the first minibatch at which the policy has moved further than that.
         """
         with self.state.updating() as update:
             for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_ppo_epochs):

@@ -16,7 +16,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import Run
-from rlhf.stages.groups import Batch, Learner, Rewarded, batch_metrics, make_batch
+from rlhf.stages.groups import Batch, Learner, ScoredRollout, batch_metrics, make_batch
 from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.train_state import read_state
 from tests.conftest import beside, grouped, noted, run_stages
@@ -42,12 +42,12 @@ def rollout(codec) -> Rollout:
     return made_up_rollout(prompts, codec, generator)
 
 
-def rewarded(rollout: Rollout, rewards: list[float] = REWARDS) -> Rewarded:
+def scored(rollout: Rollout, rewards: list[float] = REWARDS) -> ScoredRollout:
     numbers = torch.tensor(rewards)
-    return Rewarded(rollout=rollout, by_name={"model": numbers}, scores=numbers, rewards=numbers)
+    return ScoredRollout(rollout=rollout, by_name={"model": numbers}, scores=numbers, shaped_scores=numbers)
 
 
-def updated(made: Learner, responses: Rewarded) -> tuple[Tensor, dict[str, float], Batch]:
+def updated(made: Learner, responses: ScoredRollout) -> tuple[Tensor, dict[str, float], Batch]:
     batch = make_batch(made, responses)
     torch.manual_seed(1)
     stats = made.update(batch)
@@ -57,11 +57,11 @@ def updated(made: Learner, responses: Rewarded) -> tuple[Tensor, dict[str, float
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])
 def test_the_lean_trunk_changes_rounding_only(run, rollout, stage):
     """Also where it computes the prompt of each group once, in micro-batches that cut a group."""
-    a, stats, _ = updated(learner(run, stage), rewarded(rollout))
+    a, stats, _ = updated(learner(run, stage), scored(rollout))
     groups = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
     for responses, size in ((rollout, 4), (replace(rollout, groups=groups), 3)):
         made = learner(run, stage, lean=True, per_device_train_batch_size=size)
-        b, lean_stats, _ = updated(made, rewarded(responses))
+        b, lean_stats, _ = updated(made, scored(responses))
         assert_same(a, b)
         assert not torch.equal(a, b), "another forward pass"
         for name, value in stats.items():
@@ -97,8 +97,8 @@ VARIANTS = [
 @pytest.mark.parametrize(("stage", "changes"), VARIANTS)
 def test_the_micro_batch_decides_memory_and_not_the_result(run, rollout, stage, changes):
     start = torch.cat([p.detach().flatten() for p in learner(run, stage).policy_parameters])
-    whole, stats, _ = updated(learner(run, stage, per_device_train_batch_size=8, **changes), rewarded(rollout))
-    split, split_stats, _ = updated(learner(run, stage, per_device_train_batch_size=1, **changes), rewarded(rollout))
+    whole, stats, _ = updated(learner(run, stage, per_device_train_batch_size=8, **changes), scored(rollout))
+    split, split_stats, _ = updated(learner(run, stage, per_device_train_batch_size=1, **changes), scored(rollout))
     assert (whole - start).abs().mean() > 1e-4
     assert_same(whole, split)
     for name, value in stats.items():
@@ -108,8 +108,8 @@ def test_the_micro_batch_decides_memory_and_not_the_result(run, rollout, stage, 
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])
 def test_the_order_of_prompts_and_of_their_responses_does_not_change_the_result(run, rollout, stage):
     order = torch.tensor([6, 4, 7, 5, 1, 3, 0, 2])
-    other = rewarded(rollout.rows(order), [REWARDS[i] for i in order.tolist()])
-    a, stats, _ = updated(learner(run, stage, num_mini_batches=1), rewarded(rollout))
+    other = scored(rollout.rows(order), [REWARDS[i] for i in order.tolist()])
+    a, stats, _ = updated(learner(run, stage, num_mini_batches=1), scored(rollout))
     b, others, _ = updated(learner(run, stage, num_mini_batches=1), other)
     assert_same(a, b)
     assert stats == pytest.approx(others, rel=1e-4, abs=1e-6)
@@ -121,21 +121,21 @@ def test_padding_and_its_content_do_not_change_the_result(run, rollout, stage):
     wider[:, : rollout.ids.shape[1]] = rollout.ids
     wider[torch.arange(wider.shape[1]) > rollout.last[:, None]] = 17
     other = Rollout(wider, rollout.prompt_length, rollout.response_length, rollout.ended)
-    assert_same(updated(learner(run, stage), rewarded(rollout))[0], updated(learner(run, stage), rewarded(other))[0])
+    assert_same(updated(learner(run, stage), scored(rollout))[0], updated(learner(run, stage), scored(other))[0])
 
 
 def test_checkpointing_activations_does_not_change_the_result(run, rollout):
     made = learner(run, "grpo", gradient_checkpointing=True)
     made.shared.base.activation_checkpointing_enable()
     made.shared.base.enable_input_require_grads()
-    assert_same(updated(learner(run, "grpo"), rewarded(rollout))[0], updated(made, rewarded(rollout))[0])
+    assert_same(updated(learner(run, "grpo"), scored(rollout))[0], updated(made, scored(rollout))[0])
 
 
 def test_truncated_responses_teach_nothing_where_the_recipe_says_so(run, rollout):
     """Only the second response has an advantage. It has no EOS, so that its tokens give no gradient."""
     for masked in (True, False):
         trained = learner(run, "grpo", mask_truncated_completions=masked, beta=0.0)
-        batch = make_batch(trained, rewarded(rollout))
+        batch = make_batch(trained, scored(rollout))
         batch.advantages = torch.tensor([0.0, 1.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
         assert (trained.update(batch)["policy/grad_norm"] == 0) is masked
 
@@ -145,7 +145,7 @@ def test_without_beta_the_reference_is_not_run(run, rollout, monkeypatch):
     roles: list[str] = []
     activate = SharedBase.activate
     monkeypatch.setattr(SharedBase, "activate", lambda self, role: noted(roles, role, activate(self, role)))
-    given = rewarded(rollout)
+    given = scored(rollout)
     batch = make_batch(made, given)
     found = batch_metrics(batch, given, made) | made.update(batch)
     assert set(roles) == {"policy"} and batch.kl is None
@@ -155,11 +155,11 @@ def test_without_beta_the_reference_is_not_run(run, rollout, monkeypatch):
 def test_the_move_of_the_policy_is_that_of_a_loop(run, rollout):
     """Half the mean square of the change of a token's log-probability, before the last minibatch's step."""
     made = learner(run, "grpo", num_iterations=1, num_mini_batches=1)
-    batch = make_batch(made, rewarded(rollout))
+    batch = make_batch(made, scored(rollout))
     with torch.no_grad():
         for weight in made.policy_parameters:
             weight.add_(0.02 * torch.randn(weight.shape))
-    moved = make_batch(made, rewarded(rollout))
+    moved = make_batch(made, scored(rollout))
     lengths = rollout.response_length.tolist()
     pairs = zip(moved.old_logp.tolist(), batch.old_logp.tolist(), lengths, strict=True)
     squares = [(a - b) ** 2 for new, old, n in pairs for a, b in zip(new[:n], old[:n], strict=True)]
@@ -169,7 +169,7 @@ def test_the_move_of_the_policy_is_that_of_a_loop(run, rollout):
 def test_only_the_policy_moves(run, rollout):
     made = learner(run, "rloo")
     before = {name: p.detach().clone() for name, p in made.shared.peft.named_parameters()}
-    made.update(make_batch(made, rewarded(rollout)))
+    made.update(make_batch(made, scored(rollout)))
     moved = {name for name, p in made.shared.peft.named_parameters() if not torch.equal(p, before[name])}
     assert moved == {name for name in before if ".policy." in name}
 
@@ -177,13 +177,13 @@ def test_only_the_policy_moves(run, rollout):
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])
 def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tmp_path, stage):
     made = learner(run, stage, kl_target=0.1)
-    made.update(make_batch(made, rewarded(rollout)))
+    made.update(make_batch(made, scored(rollout)))
     made.state.advance(0.0)
     folder = tmp_path / "step-000001"
     folder.mkdir()
     made.state.save(run, folder)
     drawn = random.random(), np.random.rand()
-    made.update(make_batch(made, rewarded(rollout)))
+    made.update(make_batch(made, scored(rollout)))
 
     fresh = learner(run, stage)
     saved = read_state(folder)
@@ -191,7 +191,7 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
     again.state.restore(saved, folder / "state.pt")
     assert (again.state.step, again.state.norm) == (1, ScoreNorm(0.1, 0.7))
     assert drawn == (random.random(), np.random.rand())
-    again.update(make_batch(again, rewarded(rollout)))
+    again.update(make_batch(again, scored(rollout)))
     assert all(torch.equal(a, b) for a, b in zip(made.policy_parameters, again.policy_parameters, strict=True))
 
 

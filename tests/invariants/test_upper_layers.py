@@ -18,7 +18,7 @@ from rlhf.models.weights import adapter_weights
 from rlhf.observe.console import quiet_libraries
 from rlhf.process import distributed
 from rlhf.run.directory import Run
-from rlhf.stages.groups import Rewarded
+from rlhf.stages.groups import ScoredRollout
 from rlhf.stages.groups import make_batch as collect_groups
 from rlhf.stages.online import scoring
 from tests.conftest import beside, grouped, not_none, run_stages, small
@@ -106,7 +106,7 @@ def test_groups_share_the_lower_layers_too(upper, rollout, counted, stage):
     for lean in (False, True):
         made = group_learner(run, stage, lean=lean)
         batch = collect_groups(
-            made, Rewarded(rollout=rollout, by_name={"model": numbers}, scores=numbers, rewards=numbers)
+            made, ScoredRollout(rollout=rollout, by_name={"model": numbers}, scores=numbers, shaped_scores=numbers)
         )
         torch.manual_seed(1)
         made.update(batch)

@@ -13,7 +13,7 @@ from rlhf.models.loading import load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import GroupOptions, Grpo, StageName, TrainingRole
 from rlhf.run.directory import Run
-from rlhf.stages.groups import Rewarded, make_batch
+from rlhf.stages.groups import ScoredRollout, make_batch
 from tests.conftest import grouped
 from tests.invariants.group_learner import REWARDS, learner
 from tests.rollouts import made_up_rollout
@@ -92,7 +92,7 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: GroupOptions, kl_coe
                 gain = torch.minimum(ratio * advantages[i], ratio.clamp(1 - o.epsilon, 1 + high) * advantages[i])
                 if o.kl_penalty == "loss":
                     kl_now = kl_estimate(new, ref[i], o.kl_estimator)
-                    gain = gain - kl_coef * kl_now * (ratio if o.use_bias_correction_kl else 1.0)
+                    gain = gain - kl_coef * kl_now * (ratio if o.corrects_kl else 1.0)
                 divisor = {
                     "grpo": len(rows) * n,
                     "dapo": tokens,
@@ -122,6 +122,8 @@ VARIANTS: list[tuple[StageName, dict[str, Any]]] = [
     ("grpo", {"scale_rewards": "none", "normalize_advantages": True}),  # REINFORCE++
     ("grpo", {"importance_sampling_level": "sequence", "loss_type": "grpo", "epsilon": 0.01}),  # GSPO
     ("grpo", {"use_bias_correction_kl": False}),
+    ("grpo", {"use_bias_correction_kl": False, "kl_estimator": "k2"}),
+    ("grpo", {"kl_estimator": "k1"}),
     ("grpo", {"kl_penalty": "reward", "kl_estimator": "k1"}),
     ("grpo", {"max_grad_norm": 0.01}),
 ]
@@ -144,7 +146,9 @@ def test_a_step_is_what_the_papers_write(run, rollout, stage, changes):
             reference_step(trained.shared, rollout, options, state.kl_coef, sgd)
         else:
             raw = torch.tensor(REWARDS)
-            batch = make_batch(trained, Rewarded(rollout=rollout, by_name={"model": raw}, scores=raw, rewards=raw))
+            batch = make_batch(
+                trained, ScoredRollout(rollout=rollout, by_name={"model": raw}, scores=raw, shaped_scores=raw)
+            )
             state.optimizer = sgd
             torch.manual_seed(1)
             stats = trained.update(batch)

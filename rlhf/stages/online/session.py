@@ -173,7 +173,7 @@ class Session:
         if save or done % options.eval_steps == 0:
             self.policy_samples = self.evaluate("policy")
             gains = gains_over_sft(self.reference_samples, self.policy_samples)
-            metrics |= {f"eval/{name}": value for name, value in gains.items()}
+            metrics = metrics | {f"eval/{name}": value for name, value in gains.items()}
             rows = zip(self.prompts.validation[:LOGGED_PROMPTS], self.policy_samples.texts, strict=False)
             run.logs.samples(done, [{"prompt": self.codec.prompt_text(p), "response": text} for p, text in rows])
         if last or done % options.logging_steps == 0:

@@ -120,7 +120,7 @@ class TrainState:
         micro_rows: Sequence[Tensor],
         add_gradient: Callable[[BatchT], dict[str, float]],
     ) -> list[dict[str, float]]:
-        """Let `add_gradient` add the gradient of each micro-batch while `role` is active. Return what it returns."""
+        """Let `add_gradient` add the gradient of each micro-batch while `role` is active. Return their statistics."""
         with self.shared.role(role):
             return [add_gradient(batch.rows(rows)) for rows in micro_rows]
 
