@@ -1,6 +1,7 @@
 """What must not change the result of RLOO and GRPO, and what a step of them measures and keeps."""
 
 import random
+import statistics
 from dataclasses import replace
 from typing import Any
 
@@ -234,3 +235,45 @@ def test_joined_rollouts_keep_their_rows(rollout):
         assert both.tokens[row][both.mask[row]].tolist() == part.tokens[i][part.mask[i]].tolist()
         assert both.ids[row, : both.prompt_length[row]].tolist() == part.ids[i, : part.prompt_length[i]].tolist()
     assert both.ended.tolist() == [*a.ended.tolist(), *b.ended.tolist()]
+    assert both.logprobs is None
+    noted_a, noted_b = (replace(part, logprobs=torch.rand(part.tokens.shape)) for part in (a, b))
+    both = joined(noted_a, noted_b).logprobs
+    assert both is not None and noted_a.logprobs is not None and noted_b.logprobs is not None
+    for row, logprobs in enumerate([*noted_a.logprobs, *noted_b.logprobs]):
+        assert torch.equal(both[row, : len(logprobs)], logprobs)
+
+
+@pytest.mark.parametrize(("stage", "kl_penalty"), [("rloo", "reward"), ("grpo", "loss")])
+def test_metrics_of_a_batch_row_by_row(run, rollout, stage, kl_penalty):
+    """Two groups of four; the rewards of one of them are equal."""
+    changes = {"kl_penalty": kl_penalty, "kl_estimator": "k3", "beta": 0.3, "entropy_coef": 0.1, "num_mini_batches": 1}
+    made = learner(run, stage, **changes)
+    rewards = [0.3, -1.2, 2.0, 0.1, 0.5, 0.5, 0.5, 0.5]
+    raw = torch.tensor([10 * number for number in rewards])
+    batch = make_batch(made, replace(scored(rollout, rewards), by_name={"a": raw, "b": raw + 1}, scores=raw + 2))
+    found = batch_metrics(
+        batch, replace(scored(rollout, rewards), by_name={"a": raw, "b": raw + 1}, scores=raw + 2), made
+    )
+    assert batch.kl is not None
+    lengths = rollout.response_length.tolist()
+    kl = [row[:n].sum().item() for row, n in zip(batch.kl, lengths, strict=True)]
+    in_reward = 0.3 * sum(kl) / 8 if kl_penalty == "reward" else 0.0
+    mean = sum(rewards) / 8
+    expected = {
+        "objective/scores": 10 * mean + 2,
+        "objective/scores_shaped": mean,
+        "objective/rlhf_reward": mean - in_reward,
+        "objective/non_score_reward": -in_reward,
+        "objective/kl": sum(kl) / 8,
+        "objective/kl_per_token": sum(kl) / sum(lengths),
+        "objective/kl_coef": 0.3,
+        "rewards/a": 10 * mean,
+        "rewards/b": 10 * mean + 1,
+        "groups/reward_sd": statistics.stdev(rewards[:4]) / 2,
+        "groups/no_signal": 0.5,
+        "response/length": sum(lengths) / 8,
+        "response/eos_rate": 7 / 8,
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    stats = made.update(batch)  # its one minibatch is the batch, before the policy has moved
+    assert stats["val/ratio"] == pytest.approx(1, rel=1e-4) and stats["lr"] == made.options.learning_rate

@@ -1,7 +1,9 @@
 """What must not change PPO's result, what must not change at all, and what must hold at its first update."""
 
+import json
 import math
 import random
+import shutil
 from typing import Any
 
 import numpy as np
@@ -204,6 +206,49 @@ def test_while_the_critic_warms_up_the_kl_coefficient_stays(run, rollout):
         assert learner.state.kl_coef == pytest.approx(expected)
 
 
+@torch.no_grad()
+def mean_entropy(learner: Learner, rollout: Rollout) -> float:
+    """Mean entropy of the policy over the real response tokens, from whole logits, row by row."""
+    entropies: list[float] = []
+    with learner.shared.role("policy"):
+        for ids, start, count in zip(rollout.ids, rollout.prompt_length, rollout.response_length, strict=True):
+            logits = learner.shared.base(input_ids=ids[None, : start + count]).logits[0, start - 1 : -1]
+            logp = (logits / learner.options.temperature).log_softmax(-1)
+            entropies += (-(logp.exp() * logp).sum(-1)).tolist()
+    return sum(entropies) / len(entropies)
+
+
+def test_the_first_minibatch_is_always_used(run, rollout):
+    learner = new_learner(run, max_update_kl=1e-9)
+    batch = make_batch(learner, rollout)
+    with learner.state.updating() as update:
+        for expected in (True, False):
+            stats = learner._add_gradients(batch, torch.arange(8))
+            assert update.clip_and_step(stats, moved=1.0) == expected
+    assert update.metrics()["update/optimizer_steps"] == 1
+
+
+def test_a_gradient_that_is_not_finite_ends_the_stage(run):
+    learner = new_learner(run)
+    for parameter in learner.policy_parameters:
+        parameter.grad = torch.full_like(parameter, math.nan)
+    before = [parameter.detach().clone() for parameter in learner.policy_parameters]
+    with pytest.raises(UserError, match=r"ppo: the gradient is not finite in step 1; lower ppo\.learning_rate"):
+        learner.state.step_optimizer()
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.policy_parameters, strict=True))
+
+
+def test_dropout_of_an_adapter_is_switched_off(run, rollout, tmp_path):
+    """It would make the ratio of new to old probabilities noise."""
+    sft = tmp_path / "sft"
+    shutil.copytree(run.parents.require("sft"), sft)
+    config = sft / "adapter" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"lora_dropout": 0.5}))
+    shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=("policy",))
+    dropouts = [module for module in shared.peft.modules() if isinstance(module, torch.nn.Dropout)]
+    assert dropouts and all(module.p == 0 for module in dropouts)
+
+
 @pytest.mark.parametrize("kl_penalty", ["reward", "loss"])
 def test_metrics_of_a_batch_row_by_row(run, rollout, kl_penalty):
     learner = new_learner(
@@ -235,7 +280,14 @@ def test_metrics_of_a_batch_row_by_row(run, rollout, kl_penalty):
         "response/eos_rate": sum(rollout.ended.tolist()) / len(lengths),
     }
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    real = rollout.mask
+    errors, returns = (batch.returns - batch.values)[real].double(), batch.returns[real].double()
+    explained = 1 - errors.var(correction=0).item() / returns.var(correction=0).item()
+    assert found["val/explained_variance"] == pytest.approx(explained, rel=1e-4)
+    entropy = mean_entropy(learner, rollout)
     stats = learner.update(batch)  # its one minibatch is the batch, before the policy has moved
+    assert stats["policy/entropy_avg"] == pytest.approx(entropy, rel=1e-4)
+    assert stats["lr"] == learner.options.learning_rate != learner.options.value_learning_rate
     logged = {"loss/kl_avg": per_token} if kl_penalty == "loss" else {}
     assert {name: value for name, value in stats.items() if "kl_avg" in name and "approx" not in name} == (
         pytest.approx(logged, rel=1e-4)

@@ -132,6 +132,7 @@ ENDED = torch.tensor([True, True, False])
     [
         ({}, [1.0, -3.0, 0.5]),
         ({"mean": 0.5, "sd": 2.0}, [0.25, -1.75, 0.0]),
+        ({"sigmoid": True, "clip": 0.6}, [0.6, 1 / (1 + math.exp(3)), 0.6]),
         ({"sigmoid": True}, [1 / (1 + math.exp(-1)), 1 / (1 + math.exp(3)), 1 / (1 + math.exp(-0.5))]),
         ({"clip": 0.75}, [0.75, -0.75, 0.5]),
         ({"mean": 0.5, "sd": 2.0, "clip": 1.0, "missing_eos_penalty": 1.5}, [0.25, -1.0, -1.5]),

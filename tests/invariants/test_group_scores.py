@@ -1,0 +1,135 @@
+"""Scores of RLOO and GRPO: each response is scored with its own prompt, and replaced prompts keep their rows."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from rlhf.data.batch import Rollout
+from rlhf.data.corpus import Prompt, Split
+from rlhf.data.rows import Message
+from rlhf.files import read_intact_lines
+from rlhf.models.loading import load_codec
+from rlhf.run.directory import Run
+from rlhf.stages.groups import Learner, sample_and_score, score_responses
+from rlhf.stages.online import scoring
+from rlhf.stages.online.prompts import OnlinePrompts
+from rlhf.stages.online.reward_sum import RewardSum
+from rlhf.stages.online.session import Session, sampling_settings
+from tests.conftest import beside, grouped, run_stages, small
+from tests.invariants.group_learner import learner
+from tests.rollouts import LENGTHS, made_up_rollout
+
+PROMPTS: list[Prompt] = [(Message("user", f"Question {n}?"),) for n in range(10)]
+ANSWERS = {prompt: str(n) for n, prompt in enumerate(PROMPTS)}
+PENALTY, LIMIT, BUFFER = 0.7, 12, 4
+
+
+@pytest.fixture(scope="module")
+def run(trained) -> Run:
+    return Run(trained, grouped("rloo"), "rloo")
+
+
+@pytest.fixture(scope="module")
+def codec(run):
+    return load_codec(run)
+
+
+def session_of(made: Learner, codec: Any) -> Session:
+    """The parts of a session that scoring uses; `sample` makes up responses instead of sampling them."""
+    options = made.options
+    prompts = OnlinePrompts(Split(PROMPTS, PROMPTS), codec, options, seed=0)
+    sampled: list[list[int]] = []
+
+    def sample(indices: list[int]) -> Rollout:
+        sampled.append(indices)
+        generator = torch.Generator().manual_seed(len(sampled))
+        copies = [prompts.ids[i] for i in indices for _ in range(options.num_generations)]
+        return made_up_rollout((copies * 2)[:8], codec, generator).rows(torch.arange(len(copies)))
+
+    parts = {"codec": codec, "shared": made.shared, "prompts": prompts, "sample": sample, "sampled": sampled}
+    parts |= {"reward_sum": RewardSum("rloo", options, ANSWERS, codec), "phase": lambda name: nullcontext()}
+    return cast(Session, SimpleNamespace(**parts))
+
+
+def test_responses_are_scored_row_by_row(run, codec):
+    """Of two prompts with four responses each, one of them cut off and two longer than the buffer allows."""
+    changes: dict[str, Any] = {"reward_funcs": ["model", "tests.own_rewards:answer_and_length"]}
+    changes |= {"reward_weights": [0.5, 2.0], "score_clip": 0.9, "missing_eos_penalty": PENALTY}
+    made = learner(run, "rloo", **changes, max_completion_length=LIMIT, overlong_buffer=BUFFER)
+    made.shared.add_reward(run.parents.require("rm"))
+    session = session_of(made, codec)
+    indices = [7, 2]
+    rollout = session.sample(indices)
+    scored = score_responses(session, made, rollout, indices)
+
+    model = scoring.reward_scores(made.shared, rollout, 8).tolist()
+    norm = made.state.norm
+    assert norm.sd != 1 and norm.mean != 0
+    for row, length in enumerate(LENGTHS):
+        text = codec.decode(rollout.tokens[row, :length].tolist())
+        function = [7, 2][row // 4] + len(text) / 1000
+        assert scored.by_name["model"][row].item() == pytest.approx(model[row], rel=1e-5)
+        assert scored.by_name["tests.own_rewards.answer_and_length"][row].item() == pytest.approx(function, rel=1e-6)
+        assert scored.scores[row].item() == pytest.approx(0.5 * model[row] + 2 * function, rel=1e-5)
+        shaped = 0.5 * min(max((model[row] - norm.mean) / norm.sd, -0.9), 0.9) + 2 * function
+        shaped -= PENALTY if row == 1 else 0  # the second response has no EOS
+        shaped -= min(max((length - (LIMIT - BUFFER)) / BUFFER, 0), 1)
+        assert scored.shaped_scores[row].item() == pytest.approx(shaped, rel=1e-5, abs=1e-6), row
+
+
+def test_rows_of_replaced_prompts_stay_together(run, codec):
+    """Each response keeps its tokens, its raw and its shaped score; groups without a signal have left."""
+    reward = "tests.own_rewards:below_five"
+    changes: dict[str, Any] = {"reward_funcs": [reward], "reward_weights": [2.0], "normalize_scores": False}
+    made = learner(run, "rloo", **changes, resample_groups=3, missing_eos_penalty=None)
+    session = session_of(made, codec)
+    for step in range(6):
+        del session.sampled[:]  # type: ignore[attr-defined]  # of the stand-in
+        scored = sample_and_score(session, made, step)
+        (raw,) = scored.by_name.values()
+        assert len(raw) == 8
+        for row, (tokens, mask) in enumerate(zip(scored.rollout.tokens, scored.rollout.mask, strict=True)):
+            text = codec.decode(tokens[mask].tolist())
+            prompt = scored.rollout.ids[row, : scored.rollout.prompt_length[row]].tolist()
+            answer = session.prompts.ids.index(prompt)
+            expected = 0.1 if answer < 5 else len(text) / 1000
+            assert raw[row].item() == pytest.approx(expected, rel=1e-6)
+            assert scored.scores[row].item() == scored.shaped_scores[row].item() == pytest.approx(2 * expected)
+        first, *more = session.sampled  # type: ignore[attr-defined]
+        assert bool(more) == any(index < 5 for index in first)
+
+
+def test_each_attempt_draws_other_prompts(codec, run):
+    prompts = OnlinePrompts(Split(PROMPTS, PROMPTS), codec, learner(run, "rloo").options, seed=0)
+    draws = [prompts.replacements(0, attempt, 5) for attempt in range(4)]
+    assert len({tuple(draw) for draw in draws}) == 4
+    assert all(tuple(draw) != tuple(prompts.of_step(0)) for draw in draws)
+
+
+@pytest.mark.parametrize("copies", [1, 4])
+def test_responses_are_sampled_in_the_order_of_their_prompts(run, codec, copies):
+    made = learner(run, "rloo", num_generations=max(copies, 2))
+    prompts = OnlinePrompts(Split(PROMPTS, PROMPTS), codec, made.options, seed=0)
+    options = SimpleNamespace(samples_per_prompt=copies)
+    parts = {"prompts": prompts, "options": options, "sampling": sampling_settings(made.options), "client": None}
+    parts |= {"shared": made.shared, "codec": codec, "phase": lambda name: nullcontext()}
+    indices = [7, 2, 5]
+    rollout = Session.sample(cast(Session, SimpleNamespace(**parts)), indices)
+    found = [ids[:n].tolist() for ids, n in zip(rollout.ids, rollout.prompt_length, strict=True)]
+    assert found == [prompts.ids[i] for i in indices for _ in range(copies)]
+
+
+@pytest.mark.parametrize("stage", ["ppo", "rloo", "grpo"])
+def test_the_kl_coefficient_of_a_run_follows_its_target(trained, tmp_path, stage):
+    changes: dict[str, Any] = {"kl_target": 1e-4, "steps": 3, "save_steps": 3, "eval_steps": 3, "logging_steps": 1}
+    if stage == "ppo":
+        loaded = small(**{f"ppo__{key}": value for key, value in changes.items()}, ppo__value_warmup_steps=0)
+    else:
+        loaded = grouped(stage, changes)
+    run_stages(loaded, beside(trained, tmp_path, "pretrain", "sft", "rm"), stage)
+    rows = read_intact_lines(tmp_path / "cpu-tiny/v1" / stage / "metrics.jsonl")
+    coefficients = [row["objective/kl_coef"] for row in rows]
+    assert len(coefficients) == 3 and len(set(coefficients)) == 3
