@@ -237,10 +237,10 @@ def test_joined_rollouts_keep_their_rows(rollout):
     assert both.ended.tolist() == [*a.ended.tolist(), *b.ended.tolist()]
     assert both.logprobs is None
     noted_a, noted_b = (replace(part, logprobs=torch.rand(part.tokens.shape)) for part in (a, b))
-    both = joined(noted_a, noted_b).logprobs
-    assert both is not None and noted_a.logprobs is not None and noted_b.logprobs is not None
-    for row, logprobs in enumerate([*noted_a.logprobs, *noted_b.logprobs]):
-        assert torch.equal(both[row, : len(logprobs)], logprobs)
+    logprobs = joined(noted_a, noted_b).logprobs
+    assert logprobs is not None and noted_a.logprobs is not None and noted_b.logprobs is not None
+    for row, expected in enumerate([*noted_a.logprobs, *noted_b.logprobs]):
+        assert torch.equal(logprobs[row, : len(expected)], expected)
 
 
 @pytest.mark.parametrize(("stage", "kl_penalty"), [("rloo", "reward"), ("grpo", "loss")])
@@ -250,10 +250,9 @@ def test_metrics_of_a_batch_row_by_row(run, rollout, stage, kl_penalty):
     made = learner(run, stage, **changes)
     rewards = [0.3, -1.2, 2.0, 0.1, 0.5, 0.5, 0.5, 0.5]
     raw = torch.tensor([10 * number for number in rewards])
-    batch = make_batch(made, replace(scored(rollout, rewards), by_name={"a": raw, "b": raw + 1}, scores=raw + 2))
-    found = batch_metrics(
-        batch, replace(scored(rollout, rewards), by_name={"a": raw, "b": raw + 1}, scores=raw + 2), made
-    )
+    responses = replace(scored(rollout, rewards), by_name={"a": raw, "b": raw + 1}, scores=raw + 2)
+    batch = make_batch(made, responses)
+    found = batch_metrics(batch, responses, made)
     assert batch.kl is not None
     lengths = rollout.response_length.tolist()
     kl = [row[:n].sum().item() for row, n in zip(batch.kl, lengths, strict=True)]
