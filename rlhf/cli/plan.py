@@ -13,11 +13,11 @@ from rlhf.errors import UserError
 from rlhf.memory import claims, strategies
 from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
-from rlhf.memory.phases import ON_HOST, TRAINING_STAGES
+from rlhf.memory.phases import ON_HOST
 from rlhf.memory.predict import Predictor
 from rlhf.memory.predict import stages as predicted_stages
 from rlhf.observe import console
-from rlhf.recipe import PinnedRecipe, StageName, shape
+from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName, shape
 
 
 @click.command()

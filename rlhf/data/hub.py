@@ -21,10 +21,10 @@ def data_patterns(data_dir: str | None) -> list[str]:
     return [f"{data_dir}/*", "*.md"] if data_dir else ["*"]
 
 
-def reason(error: BaseException, page: str, revision: str | None, offline: str) -> str:
+def reason(error: BaseException, page: str, revision: str | None, otherwise: str) -> str:
     """Describe an error and what to do about it, in one line.
 
-    `page` is the repository's page; `offline` is the advice for a machine without network.
+    `page` is the repository's page; `otherwise` is the advice where no known cause fits.
     """
     causes = [error]
     while (before := causes[-1].__cause__) is not None:
@@ -41,7 +41,7 @@ def reason(error: BaseException, page: str, revision: str | None, offline: str) 
         return f"{page} is gated: accept its licence there, then `hf auth login` or set HF_TOKEN ({excerpt})"
     if "RevisionNotFoundError" in kinds or re.search(r"revision|not a valid git identifier", words):
         return f"revision {revision} is not there: copy a commit from {page}/commits ({excerpt})"
-    return f"{excerpt}; {offline}"
+    return f"{excerpt}; {otherwise}"
 
 
 def hub_hint(name: str) -> str:

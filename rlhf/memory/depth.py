@@ -63,7 +63,7 @@ class _Builder:
         return [(makers[index], events[index].bytes) for index in range(start, end)]
 
     def _write(self, start: tuple[int, int], end: tuple[int, int], pairs: list[int]) -> None:
-        by_newest = self._disciplines(start, pairs)
+        by_newest = self._counts_from_newest(start, pairs)
         position = start[1]
         for number, pair in enumerate((*pairs, end[1] - start[1])):
             if position < start[1] + pair:
@@ -86,7 +86,7 @@ class _Builder:
             yield range(start, start + size)
             start, keys = start + size, keys[size:]
 
-    def _disciplines(self, start: tuple[int, int], pairs: list[int]) -> dict[str, bool]:
+    def _counts_from_newest(self, start: tuple[int, int], pairs: list[int]) -> dict[str, bool]:
         """Return for each kind of storage whether counting from the newest gives the same place at both depths."""
         votes: Counter[str] = Counter()
         for number, pair in enumerate(pairs):

@@ -10,11 +10,11 @@ from math import inf
 from typing import NamedTuple
 
 from rlhf.memory.cards import NOMINAL_RATES
-from rlhf.memory.phases import TRAINING_STAGES, PredictedPhase, PredictedStage
+from rlhf.memory.phases import PredictedPhase, PredictedStage
 from rlhf.memory.predict import needed
 from rlhf.memory.projection import row_tokens
-from rlhf.memory.strategies import divisors, global_batch, micro_batch, with_changes
-from rlhf.recipe import ONLINE, Changes, PinnedRecipe, Recipe, StageName, as_yaml
+from rlhf.memory.strategies import divisors, four_bit_changes, global_batch, micro_batch, with_changes
+from rlhf.recipe import ONLINE, TRAINING_STAGES, Changes, PinnedRecipe, Recipe, StageName, as_yaml
 
 
 class Fit(NamedTuple):
@@ -65,8 +65,7 @@ def fit(
     """
     result = _Search(predict, loaded, stages, limit, say)()
     if result.too_large and loaded.recipe.model.quantization == "none":
-        compressed: Changes = {"model.quantization": "nf4"}
-        compressed |= {f"{stage}.optim": "paged_adamw_8bit" for stage in stages if stage in TRAINING_STAGES}
+        compressed = four_bit_changes(stages)
         again = _Search(predict, with_changes(loaded, compressed), stages, limit, say)()
         return again._replace(changes=compressed | again.changes)
     return result

@@ -4,14 +4,13 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypedDict
 
 from rlhf.errors import UserError
-from rlhf.recipe import ONLINE, StageName
+from rlhf.recipe import StageName
 
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
 DEPTHS = (2, 4)  # layers with which a stage is rehearsed
 STEPS = 2  # of a rehearsed stage; the second one has optimizer states
 DECODING_STEP: Literal["decoding step"] = "decoding step"
 Rehearsed = StageName | Literal["decoding step"]
-TRAINING_STAGES: tuple[StageName, ...] = ("sft", "rm", *ONLINE, "dpo")  # stages with a backward pass
 ON_HOST: tuple[StageName, ...] = ("merge",)  # stages that leave the card alone
 
 COMPONENTS = (

@@ -23,7 +23,6 @@ from rlhf.memory.phases import (
     DECODING_STEP,
     DEPTHS,
     ON_HOST,
-    TRAINING_STAGES,
     PredictedPhase,
     PredictedStage,
     PredictionError,
@@ -35,7 +34,7 @@ from rlhf.memory.phases import (
 )
 from rlhf.process import launching
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
-from rlhf.recipe import PinnedRecipe, Recipe, StageName
+from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName
 from rlhf.run.provenance import package_version
 
 PREDICTED_STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")

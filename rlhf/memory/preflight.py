@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from rlhf.errors import UserError
-from rlhf.memory.phases import ON_HOST, TRAINING_STAGES, PredictedStage, PredictionError, gb
+from rlhf.memory.phases import ON_HOST, PredictedStage, PredictionError, gb
 from rlhf.memory.predict import needed, stages
 from rlhf.memory.strategies import effects
-from rlhf.recipe import PinnedRecipe, StageName, as_yaml
+from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName, as_yaml
 from rlhf.recipe.published import GB
 from rlhf.terminal import say
 

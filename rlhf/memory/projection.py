@@ -12,8 +12,8 @@ from typing import NamedTuple
 from rlhf.data.worlds.lengths import lengths_of_hh
 from rlhf.files import JsonObject
 from rlhf.memory.cards import NominalRates
-from rlhf.memory.phases import STEPS, TRAINING_STAGES, PredictedPhase, PredictedStage
-from rlhf.recipe import Dialogues, Recipe, StageName
+from rlhf.memory.phases import STEPS, PredictedPhase, PredictedStage
+from rlhf.recipe import TRAINING_STAGES, Dialogues, Recipe, StageName
 
 
 class Rates(NamedTuple):

@@ -4,7 +4,7 @@ The six are those of the published H100 guide. All but two leave the result alon
 shorter context cuts dialogues.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from rlhf import recipe as recipes
@@ -103,6 +103,12 @@ def alone(
         peaks[name] = predicted[STEP[stage]].peak_bytes
         counts[name] = operations(changed, stage, predicted)
     return {name: StrategyCost(peaks[name], counts[name] / counts["none"]) for name in peaks}
+
+
+def four_bit_changes(stages: Iterable[StageName]) -> Changes:
+    """Return the changes to a 4-bit base, with optimizers whose 8-bit states can leave the card."""
+    optimizers: Changes = {f"{s}.optim": "paged_adamw_8bit" for s in stages if s in recipes.TRAINING_STAGES}
+    return {"model.quantization": "nf4", **optimizers}
 
 
 def with_changes(loaded: PinnedRecipe, changes: Mapping[str, JsonValue]) -> PinnedRecipe:

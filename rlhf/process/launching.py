@@ -95,7 +95,7 @@ def check_world(recipe: recipes.Recipe, stage: StageName) -> None:
     if started == expected:
         _check_engine(recipe, stage)
         return
-    if stage not in recipes.SHARED:
+    if stage not in recipes.TRAINING_STAGES:
         raise UserError(f"{stage} runs in one process and {started} were started: start it without a launcher")
     raise UserError(
         f"hardware.count is {expected} and {started} {'process was' if started == 1 else 'processes were'} started: "

@@ -140,7 +140,9 @@ class Handler(BaseHTTPRequestHandler):
             if not RATER.fullmatch(rater):
                 return self._refuse(400, "a name has up to 40 letters, digits, dots, dashes and underscores")
             if self.path == "/rate":
-                pair, choice = self.server.pairs[request["item"]], CHOICES[CHOICES.index(request["choice"])]
+                pair, choice = self.server.pairs[request["item"]], request["choice"]
+                if choice not in CHOICES:
+                    raise ValueError(f"{choice!r} is none of {', '.join(CHOICES)}")
                 self.server.rate(rater, pair, choice)
             elif self.path == "/undo":
                 self.server.undo(rater)

@@ -10,6 +10,7 @@ from rlhf.recipe.names import (
     ONLINE,
     POLICIES,
     STAGES,
+    TRAINING_STAGES,
     GroupName,
     OnlineName,
     PolicyName,
@@ -22,7 +23,6 @@ from rlhf.recipe.pinned import PinnedRecipe, content_hash, load
 from rlhf.recipe.published import Figure
 from rlhf.recipe.random_weights import with_random_weights
 from rlhf.recipe.schema import (
-    SHARED,
     Dialogues,
     Dpo,
     Evaluate,
@@ -44,8 +44,8 @@ __all__ = [
     "MODEL_REWARD",
     "ONLINE",
     "POLICIES",
-    "SHARED",
     "STAGES",
+    "TRAINING_STAGES",
     "Architecture",
     "Changes",
     "Data",

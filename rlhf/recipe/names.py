@@ -16,6 +16,8 @@ STAGES: tuple[StageName, ...] = get_args(StageName)
 ONLINE: tuple[OnlineName, ...] = get_args(OnlineName)
 GROUPS: tuple[GroupName, ...] = get_args(GroupName)
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+# Stages that train an adapter; `hardware.count` processes work on one of them together.
+TRAINING_STAGES: tuple[StageName, ...] = ("sft", "rm", *ONLINE, "dpo")
 
 
 def is_commit(text: str | None) -> bool:

@@ -29,13 +29,11 @@ from rlhf.recipe.bounds import (
     Tokens,
 )
 from rlhf.recipe.choices import KeptWeights, Optimizer, Schedule
-from rlhf.recipe.names import GROUPS, ONLINE, PolicyName, StageName
+from rlhf.recipe.names import GROUPS, TRAINING_STAGES, PolicyName, StageName
 from rlhf.recipe.schema_data import Data
 from rlhf.recipe.schema_model import LEAN_TYPES, Hardware, Lora, Model, Tokenizer
 from rlhf.recipe.schema_online import Grpo, OnlineOptions, Ppo, Rloo
 from rlhf.recipe.strict import Section
-
-SHARED = ("sft", "rm", *ONLINE, "dpo")  # stages that `hardware.count` processes work on together
 
 
 class Optimization(Section):
@@ -303,7 +301,7 @@ class Recipe(Section):
 
     def processes(self, stage: StageName) -> int:
         """Return the number of processes that work on a stage."""
-        return self.hardware.count if stage in SHARED else 1
+        return self.hardware.count if stage in TRAINING_STAGES else 1
 
     def lengths(self) -> dict[str, int]:
         """Return the length in tokens of each stage's longest sequence, by the keys that set it."""

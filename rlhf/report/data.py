@@ -32,20 +32,20 @@ def data(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the result of the check of each run's data."""
     checks = []
     for run in runs:
-        quality = quality_of(run)
-        if isinstance(quality, str):
-            checks.append(DataCheck(None, "", [], f"{run.name}: {quality}"))
-        elif quality is not None:
-            checks.append(_data_check(run, quality, runs, charts))
+        result = quality_of(run)
+        if isinstance(result, str):
+            checks.append(DataCheck(None, "", [], f"{run.name}: {result}"))
+        elif result is not None:
+            checks.append(_data_check(run, result, runs, charts))
     return [Section("Data quality", "data.html", checks)] if checks else []
 
 
-def _data_check(run: RunRecords, quality: Quality, runs: Sequence[RunRecords], charts: Charts) -> DataCheck:
+def _data_check(run: RunRecords, result: Quality, runs: Sequence[RunRecords], charts: Charts) -> DataCheck:
     """Return the table of signs, the numbers of dropped rows and the charts of lengths."""
     marks = {"error": "bad", "warning": "warn"}
     rows = [
         (run.name, line.name, line.value, Cell(line.hint, marks.get(line.severity, "")))
-        for line in quality.table
+        for line in result.table
         if line.value != "0"
     ]
     signs = table(("run", "sign", "found", "hint"), rows, len(runs) > 1)
@@ -53,9 +53,9 @@ def _data_check(run: RunRecords, quality: Quality, runs: Sequence[RunRecords], c
     dropped = facts.dropped if facts else {}
     dropped_text = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in dropped.items())
     length_charts = []
-    for part, lengths in quality.lengths.items():
+    for part, lengths in result.lengths.items():
         bars = {"type": "bar", "x": [f"≤ {end:,}" for end in lengths.upto], "y": lengths.counts}
-        title = f"{quality.unit} per {part}{suffix(run, runs)}"
+        title = f"{result.unit} per {part}{suffix(run, runs)}"
         length_charts.append(charts.add(title, [bars | {"showlegend": False}], bargap=0.05))
     return DataCheck(signs, dropped_text, length_charts)
 

@@ -22,10 +22,9 @@ from rlhf.files import sync_tree
 from rlhf.memory import pinned
 from rlhf.memory.cards import MEMORY, size_in_bytes
 from rlhf.memory.fit import Fit, fit
-from rlhf.memory.phases import TRAINING_STAGES
 from rlhf.memory.predict import Predictor, needed
-from rlhf.memory.strategies import micro_batch, with_changes
-from rlhf.recipe import ONLINE, POLICIES, Changes, PinnedRecipe, PolicyName, StageName
+from rlhf.memory.strategies import four_bit_changes, micro_batch, with_changes
+from rlhf.recipe import ONLINE, POLICIES, TRAINING_STAGES, Changes, PinnedRecipe, PolicyName, StageName
 from rlhf.recipe.published import GB
 from rlhf.use.new_model import ModelFacts, Source, describe, read_model
 
@@ -302,12 +301,6 @@ def _entry(item: tuple[str, object]) -> str:
 
 
 # -- settings that fit -----------------------------------------------------------------------------------------------
-
-
-def four_bit_changes(stages: Sequence[StageName]) -> Changes:
-    """Return the changes to a 4-bit base, with optimizers whose 8-bit states can leave the card."""
-    optimizers: Changes = {f"{s}.optim": "paged_adamw_8bit" for s in stages if s in TRAINING_STAGES}
-    return {"model.quantization": "nf4", **optimizers}
 
 
 def least_memory(loaded: PinnedRecipe, stages: Sequence[StageName], probe: bool = False) -> Changes:

@@ -19,7 +19,6 @@ from rlhf.errors import UserError
 from rlhf.memory import cards, claims, fit, plan, projection, strategies
 from rlhf.memory import predict as predicting
 from rlhf.memory.phases import (
-    TRAINING_STAGES,
     PredictedPhase,
     PredictedStage,
     PredictionError,
@@ -28,7 +27,7 @@ from rlhf.memory.phases import (
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor, needed, reserved
 from rlhf.memory.preflight import require_fit
 from rlhf.process.cuda import CONTEXT_BYTES
-from rlhf.recipe import PinnedRecipe, stage_name
+from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, stage_name
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.strict import with_overrides
 from tests.conftest import RECIPE, grouped, rlhf

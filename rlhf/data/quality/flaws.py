@@ -20,8 +20,8 @@ def prompt(row: Row) -> tuple[Message, ...]:
     return () if isinstance(row, Document) else row.prompt
 
 
-def answers(row: Row) -> tuple[str, ...]:
-    """Return the answers of a row: both of a pair, the response of an example, () for other rows."""
+def responses(row: Row) -> tuple[str, ...]:
+    """Return the responses of a row: both of a pair, the response of an example, () for other rows."""
     if isinstance(row, PreferencePair):
         return row.chosen, row.rejected
     return (row.response,) if isinstance(row, Example) else ()
@@ -29,7 +29,7 @@ def answers(row: Row) -> tuple[str, ...]:
 
 def texts(row: Row) -> tuple[str, ...]:
     """Return every text of a row, message by message."""
-    answer_texts = (row.text,) if isinstance(row, Document) else answers(row)
+    answer_texts = (row.text,) if isinstance(row, Document) else responses(row)
     return *(message.content for message in prompt(row)), *answer_texts
 
 
@@ -50,7 +50,7 @@ def duplicates(rows: Sequence[Row]) -> list[Row]:
     seen: set[Hashable] = set()
     repeated = []
     for row in rows:
-        content = row.text if isinstance(row, Document) else (row.prompt, answers(row))
+        content = row.text if isinstance(row, Document) else (row.prompt, responses(row))
         if content in seen:
             repeated.append(row)
         seen.add(content)
@@ -59,12 +59,12 @@ def duplicates(rows: Sequence[Row]) -> list[Row]:
 
 def one_word(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with a response of at most one word."""
-    return [row for row in rows if any(len(answer.split()) <= 1 for answer in answers(row))]
+    return [row for row in rows if any(len(answer.split()) <= 1 for answer in responses(row))]
 
 
 def cut_off(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with a response that stops in the middle."""
-    return [row for row in rows if any(map(unfinished, answers(row)))]
+    return [row for row in rows if any(map(unfinished, responses(row)))]
 
 
 def other_script(rows: Sequence[Row]) -> list[Row]:
@@ -75,7 +75,7 @@ def other_script(rows: Sequence[Row]) -> list[Row]:
     mismatched = []
     for row in rows:
         prompt_script = script(row.prompt[-1].content) if not isinstance(row, Document) else None
-        if prompt_script and any(script(answer) not in (prompt_script, None) for answer in answers(row)):
+        if prompt_script and any(script(answer) not in (prompt_script, None) for answer in responses(row)):
             mismatched.append(row)
     return mismatched
 

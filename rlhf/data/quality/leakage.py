@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from rlhf.data.quality.flaws import answers, prompt
+from rlhf.data.quality.flaws import prompt, responses
 from rlhf.data.rows import Document, Row
 from rlhf.data.split import row_key
 
@@ -73,11 +73,11 @@ def _starts(row: Row) -> list[Hashable]:
 
 
 def _turns(row: Row) -> list[Hashable]:
-    return [(_normalized(prompt(row)[-1].content), _normalized(answer)) for answer in answers(row)]
+    return [(_normalized(prompt(row)[-1].content), _normalized(answer)) for answer in responses(row)]
 
 
 def _answers(row: Row) -> list[Hashable]:
-    return [_normalized(answer) for answer in answers(row) if len(answer.split()) >= ANSWER_WORDS]
+    return [_normalized(answer) for answer in responses(row) if len(answer.split()) >= ANSWER_WORDS]
 
 
 def _normalized(text: str) -> str:
@@ -126,7 +126,7 @@ def _exchanges(row: Row) -> list[set[int]]:
     if isinstance(row, Document):
         return [set(_shingles(_words(row.text)))]
     question = _words(prompt(row)[-1].content)
-    return [set(_shingles(question + _words(answer))) for answer in answers(row)]
+    return [set(_shingles(question + _words(answer))) for answer in responses(row)]
 
 
 def _row_shingles(row: Row) -> Iterator[int]:
@@ -136,7 +136,7 @@ def _row_shingles(row: Row) -> Iterator[int]:
         return
     prompt_words = [word for message in prompt(row) for word in _words(message.content)]
     yield from _shingles(prompt_words)
-    for answer in answers(row):
+    for answer in responses(row):
         yield from _shingles(prompt_words[1 - SHINGLE :] + _words(answer))
 
 

@@ -232,29 +232,29 @@ class LinearGroup(NamedTuple):
 
 
 class FusedLinear(torch.autograd.Function):
-    """A product as one node: (x (B, T, in), product, residual (B, T, out), A and B of each adapter) -> (B, T, out)."""
+    """A product as one node: (x (B, T, in), group, residual (B, T, out), A and B of each adapter) -> (B, T, out)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, product: LinearGroup, residual: Tensor | None, *adapters: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: LinearGroup, residual: Tensor | None, *adapters: Tensor) -> Tensor:
         """Return the product, and save what `backward` needs."""
-        ctx.product = product
-        z, _ = product.before.forward(x.reshape(-1, x.shape[-1]))
-        y = product.forward(z)
+        ctx.group = group
+        z, _ = group.before.forward(x.reshape(-1, x.shape[-1]))
+        y = group.forward(z)
         y = y.view(*x.shape[:-1], y.shape[-1])
-        ctx.save_for_backward(x, *(product.after.forward(y) if product.after else ()))
+        ctx.save_for_backward(x, *(group.after.forward(y) if group.after else ()))
         return y if residual is None else y.add_(residual)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, of the residual, and of A and B of each adapter."""
-        (x, *after), product, (dy,) = ctx.saved_tensors, ctx.product, gradients
+        (x, *after), group, (dy,) = ctx.saved_tensors, ctx.group, gradients
         needs_input, _, needs_residual, *needs_adapters = ctx.needs_input_grad
         to_residual = dy if needs_residual else None
-        if product.after is not None:
-            dy = product.after.backward(dy, *after)
+        if group.after is not None:
+            dy = group.after.backward(dy, *after)
         rows, dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
-        z, saved = product.before.forward(rows)
-        dz, to_adapters = product.backward(dy, z, needs_input, any(needs_adapters))
-        dx = None if dz is None else product.before.backward(dz, rows, saved).view(x.shape)
+        z, saved = group.before.forward(rows)
+        dz, to_adapters = group.backward(dy, z, needs_input, any(needs_adapters))
+        dx = None if dz is None else group.before.backward(dz, rows, saved).view(x.shape)
         return dx, None, to_residual, *(to_adapters or [None] * len(needs_adapters))
