@@ -153,14 +153,12 @@ for_ONLY        := fuzz
 for_TEST_ARGS   := test
 for_BENCH_ARGS  := $(filter bench% budgets,$(TARGETS))
 for_VRAM_CAP    := $(uses_model)
-for_REUSE       := $(trains)
 for_RESUME      := $(trains)
 for_STOP_ON     := $(trains)
 for_REPORT_TO   := $(trains) setup
 for_SEED        := $(trains) chat score serve report ab judge fuzz
 for_DATA        := $(trains) chat score serve report ab judge reproduce data-check data-show
 for_WEIGHTS     := $(trains) chat score serve report ab judge reproduce
-for_PRICE       := $(trains) plan report reproduce bench
 hint_FIT        := . First `make plan FIT=$(FIT)`, then its SET=
 hint_SEED       := . Several seeds are SEEDS="0 1", for `make reproduce`
 hint_VRAM_CAP   := . For `make plan` the limit is FIT

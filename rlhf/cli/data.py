@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rlhf.cli.options import OUTPUT, SEED, WholeNumber, existing_files, refuse_inputs
+from rlhf.cli.options import OUTPUT, SEED, Number, WholeNumber, existing_files, refuse_inputs
 from rlhf.data import convert, formats, show
 from rlhf.data.quality import check as quality
 from rlhf.data.quality import flaws, spread
@@ -38,7 +38,7 @@ def data_group() -> None:
 @click.option(
     "--heldout-fraction",
     "fraction",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    type=Number(0, 1, min_open=True, max_open=True),
     metavar="SHARE",
     default=0.1,
     show_default=True,

@@ -39,7 +39,7 @@ def show(stage: StageName, recipe: Recipe, more_data: Sequence[str] = ()) -> Non
         (_rlhf_line(words, more_data) if variables is None else make_line(words, shlex.split(variables)), purpose)
         for words, purpose in steps(stage, recipe)
     ]
-    width = min(60, max(len(line) for line, _ in lines))
+    width = max(len(line) for line, _ in lines)
     console.OUT.print("next:", style="dim")
     for line, purpose in lines:
         console.OUT.print(f"  {line:<{width}}  # {purpose}", style="dim", markup=False, soft_wrap=True)

@@ -24,6 +24,12 @@ class WholeNumber(click.IntRange):
     name = "whole number"
 
 
+class Number(click.FloatRange):
+    """An option for a number within bounds."""
+
+    name = "number"
+
+
 SEED = WholeNumber(0, LARGEST_SEED)
 _RECORDS = ("manifest.json", "summary.json", "made.json")  # a folder that holds one of them belongs to a run
 _RESULTS = ("adapter", "model", "checkpoints")  # folders of a stage
@@ -89,7 +95,7 @@ def finite_price(context: click.Context, parameter: click.Parameter, value: floa
 
 PRICE = click.option(
     "--price",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     metavar="USD",
     callback=finite_price,
     help="Price of one card in dollars per hour; adds the cost.",

@@ -11,7 +11,16 @@ import click
 
 from rlhf import report as reporting
 from rlhf.cli.choice import NAMES_RECIPE, RUN_HELP, Choice, chooses_recipe, typed_options
-from rlhf.cli.options import OUTPUT, PRICE, WholeNumber, existing_files, refuse_inputs, run_directories, run_directory
+from rlhf.cli.options import (
+    OUTPUT,
+    PRICE,
+    Number,
+    WholeNumber,
+    existing_files,
+    refuse_inputs,
+    run_directories,
+    run_directory,
+)
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
 from rlhf.evaluation.comparison import COMPARED_POLICIES
@@ -47,7 +56,7 @@ def _advising(command: str, stage: StageName) -> Iterator[None]:
 )
 @click.option(
     "--temperature",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     metavar="T",
     help="Temperature of sampling; 0 takes the likeliest token. [default: the recipe's]",
 )
@@ -124,24 +133,24 @@ def serve(choice: Choice, out: Path, engine: serving.Engine, host: str, port: in
 
 
 @click.command()
-@click.argument("roots", nargs=-1, type=click.Path(path_type=Path), callback=run_directories)
+@click.argument("runs", nargs=-1, type=click.Path(path_type=Path), callback=run_directories)
 @chooses_recipe(out=True)
 @click.option("--to", type=OUTPUT, metavar="FILE", help="File of the page. [default: report.html in the first run]")
 @PRICE
-def report(choice: Choice, roots: Sequence[Path], out: Path, to: Path | None, price: float | None) -> None:
+def report(choice: Choice, runs: Sequence[Path], out: Path, to: Path | None, price: float | None) -> None:
     """Write an HTML page about one or several runs.
 
-    ROOTS are run directories, <out>/<recipe>/<version>. Without them --hw or --recipe names the run.
+    RUNS are run directories, <out>/<recipe>/<version>. Without them --hw or --recipe names the run.
     """
-    if roots and typed_options(only=(*NAMES_RECIPE, "out")):
+    if runs and typed_options(only=(*NAMES_RECIPE, "out")):
         raise click.UsageError("run directories, or --hw, --recipe and --out name the runs: leave one of them out")
-    if not roots:
+    if not runs:
         loaded = choice.load()
-        roots = [out / loaded.name / loaded.version]
-    file = to or roots[0] / "report.html"
+        runs = [out / loaded.name / loaded.version]
+    file = to or runs[0] / "report.html"
     try:
-        refuse_inputs(file, reporting.data_files(roots))
-        reporting.write(roots, file, price)
+        refuse_inputs(file, reporting.data_files(runs))
+        reporting.write(runs, file, price)
     except ModuleNotFoundError as error:
         raise UserError(f"a report needs {error.name}: {console.install_command('report')}") from None
     console.OUT.print(f"written to {file}", markup=False)

@@ -84,6 +84,13 @@ def test_a_variable_without_effect_is_refused(arguments, message):
     assert result.returncode == 2 and message in result.stderr
 
 
+@pytest.mark.parametrize("target", ["chat", "serve", "report", "ab", "evaluate", "merge"])
+def test_what_a_stage_names_as_next_is_accepted_with_its_variables(target, files):
+    own = f"DATA={files[0]}", "OUT=o", "REUSE=runs", "SEED=1", "SET=ppo.steps=2", "PRICE=2", "RUNTIME=local"
+    result = make("-n", target, "HW=cpu", *own)
+    assert result.returncode == 0, result.stderr
+
+
 def test_a_variable_that_one_of_the_targets_reads_is_accepted():
     assert make("-n", "plan", "ppo", "HW=cpu", "SEED=3").returncode == 0
 
