@@ -24,7 +24,7 @@ from rlhf.memory.device import StandIn
 from rlhf.memory.kernels import Args, Kwargs, Op
 from rlhf.memory.operations import ALLOCATIONS, META, tensors_in
 from rlhf.memory.phases import PHASES
-from rlhf.memory.short_runs import settings
+from rlhf.memory.short_runs import rehearsal_changes
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.model import mixed_precision
 from rlhf.models.shared_base import SharedBase
@@ -87,7 +87,7 @@ def decoding_steps(loaded: PinnedRecipe, layers: int = LAYERS) -> dict[str, Deco
 
     Raises UserError when the recipe has no model.architecture.
     """
-    changes = loaded.overrides | settings(loaded.recipe, layers)
+    changes = loaded.overrides | rehearsal_changes(loaded.recipe, layers)
     changed = recipes.load(loaded.directory, changes, loaded.recipe.seed)
     architecture = changed.recipe.model.architecture
     assert architecture and architecture.vocab_size

@@ -28,7 +28,7 @@ PeakT = TypeVar("PeakT")
 RunStage = Callable[["torch.device"], object]
 
 
-def settings(recipe: Recipe, layers: int | None) -> Changes:
+def rehearsal_changes(recipe: Recipe, layers: int | None) -> Changes:
     """Return the overrides of a rehearsal.
 
     They change only the number of layers among the settings that decide a step's memory.
@@ -154,7 +154,7 @@ class ShortRuns(ABC, Generic[PeakT]):
 
     def __call__(self, loaded: PinnedRecipe, stage: StageName) -> dict[str, PeakT]:
         """Return the peaks of every phase of a stage."""
-        changes = loaded.overrides | settings(loaded.recipe, self.layers)
+        changes = loaded.overrides | rehearsal_changes(loaded.recipe, self.layers)
         changed = recipes.load(loaded.directory, changes, loaded.recipe.seed)
         shape = recipes.content_hash(changed.recipe.model_dump(mode="json", include={"model", "lora"}))
         folder = Path(self._folder.name) / shape[:12]
