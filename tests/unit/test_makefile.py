@@ -564,6 +564,32 @@ def test_benchmarks_run_where_the_stages_run(target, module):
     assert f".venv/bin/python -m {module}" in make("-n", target, "HW=cpu").stdout
 
 
+def test_a_container_sees_the_folders_that_a_recipe_names(tmp_path):
+    (tmp_path / "encoder").mkdir()
+    recipe = tmp_path / "own" / "v1"
+    shutil.copytree(ROOT / "recipes/4090-llama2-7b/v1", recipe)
+    file = recipe / "recipe.yaml"
+    file.write_text(file.read_text() + f"\n# {tmp_path}/absent\nextra: {{folder: {tmp_path}/own}}\n")
+    words = containers("sft", f"RECIPE={recipe}", f"SET=evaluate.bertscore_model={tmp_path}/encoder")[-1]
+    mounts = option(words, "-v")
+    assert f"{tmp_path}/encoder:{tmp_path}/encoder:ro" in mounts and f"{tmp_path}/own:{tmp_path}/own:ro" in mounts
+    assert not any("absent" in mount for mount in mounts)
+
+
+def test_a_container_sees_reward_functions_of_the_user_s_own(tmp_path):
+    """`my_rewards:polite` is looked for in the current folder."""
+    root = tmp_path / "copy"
+    (root / "bin").mkdir(parents=True)
+    (root / "recipes").mkdir()
+    shutil.copy(ROOT / "bin/in-container", root / "bin")
+    (root / "my_rewards.py").write_text("")
+    command = [root / "bin/in-container", "--print", "image", "run", "grpo"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert f"{root}/my_rewards.py:{root}/my_rewards.py:ro" in printed and "RLHF_DEBUG" in printed
+    refused = subprocess.run([root / "bin/in-container", "--engine"], capture_output=True, text=True)
+    assert (refused.returncode, refused.stderr) == (2, "error: bin/in-container: --engine needs a value\n")
+
+
 def test_keys_of_trackers_pass_by_name(files):
     passed = option(containers("sft", "HW=4090", "REPORT_TO=wandb")[-1], "-e")
     assert {"WANDB_API_KEY", "WANDB_MODE", "TRACKIO_SPACE_ID"} <= set(passed), "no value in any command line"
