@@ -70,7 +70,7 @@ class Rollout:
         return part
 
     def by_length(self, size: int) -> list[Tensor]:
-        """Return row indices in parts of `size`; rows of one prompt, or of similar length, are in the same part."""
+        """Return row indices in parts of `size`; rows of one prompt, else of similar length, follow each other."""
         return list(self._order().split(size))
 
     def sharded_by_length(self, size: int) -> list[Tensor]:

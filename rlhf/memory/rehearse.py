@@ -1,6 +1,6 @@
 """Runs a recipe's stages on a stand-in for its device, with random weights and the longest dialogues it admits.
 
-`python -m rlhf.memory.rehearse` runs as a separate process, with which patches and stand-ins end. It reads
+`python -m rlhf.memory.rehearse` runs as a separate process, so that patches and stand-ins end with it. It reads
 {"recipe": DIR, "overrides": {…}, "stage": NAME, "expandable": BOOL} from each line of its input and writes
 {"result": {"depths": [{phase: peak}, …], "reserved": {phase: [bytes, …]}}}, or {"error": MESSAGE}: peaks at each of
 DEPTHS, and for a card what the allocator reserves at the recipe's depth. For the stage DECODING_STEP it writes

@@ -31,7 +31,8 @@ RunStage = Callable[["torch.device"], object]
 def rehearsal_changes(recipe: Recipe, layers: int | None) -> Changes:
     """Return the overrides of a rehearsal.
 
-    They change only the number of layers among the settings that decide a step's memory.
+    Of the settings that decide a step's memory they change the number of layers, and two that a stand-in cannot have:
+    a vLLM server, and the flash-attn package, for which torch's own attention stands.
     """
     architecture = recipe.model.architecture
     assert architecture
@@ -156,12 +157,12 @@ class ShortRuns(ABC, Generic[PeakT]):
         """Return the peaks of every phase of a stage."""
         changes = loaded.overrides | rehearsal_changes(loaded.recipe, self.layers)
         changed = recipes.load(loaded.directory, changes, loaded.recipe.seed)
-        shape = recipes.content_hash(changed.recipe.model_dump(mode="json", include={"model", "lora"}))
-        folder = Path(self._folder.name) / shape[:12]
+        model_hash = recipes.content_hash(changed.recipe.model_dump(mode="json", include={"model", "lora"}))
+        folder = Path(self._folder.name) / model_hash[:12]
         present = [name for name in recipes.POLICIES if changed.recipe.section(name) is not None]
         policies = present if stage == "evaluate" else []  # it measures all that are there
         needed = dict.fromkeys((*recipes.parents(changed.recipe, recipes.stage_name(stage)), *policies))
-        owner = f"{changed.name} {changed.version} {shape}"
+        owner = f"{changed.name} {changed.version} {model_hash}"
         missing = [name for name in needed if (name, owner) not in self._finished]
         if missing:
             self.make_parents(changed, missing, folder)

@@ -86,7 +86,7 @@ class SharedBase:
     def add_value(self, kind: CriticKind, rm_dir: Path, mean: float, sd: float) -> None:
         """Add the critic: `head` on the policy, or `adapter`, which starts as the reward model's normalised score.
 
-        `mean` and `sd` are those of the reward model's scores.
+        With `adapter` the critic starts as (score - `mean`) / `sd`.
         """
         hidden = self.base.config.hidden_size
         self.value_head = nn.Linear(hidden, 1)

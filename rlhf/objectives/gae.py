@@ -22,7 +22,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
     if (mask[:, 1:] & ~mask[:, :-1]).any():
         raise ValueError("the real tokens of each row must be a prefix of it")
     r, v = zero_pads(rewards, mask), zero_pads(values, mask)
-    advantages = torch.zeros_like(v + r)
+    advantages = torch.zeros_like(v + r)  # of the wider of the two types
     next_value = next_advantage = advantages.new_zeros(len(advantages))
     for t in reversed(range(mask.shape[1])):
         delta = r[:, t] + gamma * next_value - v[:, t]  # 0 in padded slots, where r = v = 0

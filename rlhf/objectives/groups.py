@@ -70,7 +70,7 @@ def has_signal(rewards: Tensor) -> Tensor:
 
     DAPO's dynamic sampling (arXiv 2503.14476, section 3.2) replaces the other groups.
     """
-    return rewards.amax(1) > rewards.amin(1)
+    return ~_all_equal(rewards)
 
 
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: int) -> Tensor:
@@ -156,15 +156,19 @@ def clipped_loss(
     if advantages.shape != mask.shape[:1]:
         raise ValueError(f"want one advantage per row of mask {tuple(mask.shape)}, got {tuple(advantages.shape)}")
     d = zero_pads(log_ratio, mask)
-    ratio = d.exp()
-    objective, is_clipped = clipped_surrogate(ratio, at_least_float32(advantages).unsqueeze(1), low, high)
+    objective, is_clipped = clipped_surrogate(d, at_least_float32(advantages).unsqueeze(1), low, high)
     loss = -(zero_pads(weights, mask) * objective).sum()
-    return loss, ClipSums(clipped=(is_clipped & mask).sum(), ratio=zero_pads(ratio.detach(), mask).sum())
+    return loss, ClipSums(clipped=(is_clipped & mask).sum(), ratio=zero_pads(d.detach().exp(), mask).sum())
 
 
 def _zero_without_signal(advantages: Tensor, rewards: Tensor) -> Tensor:
     """Return advantages (P, k) with 0 for a group of equal rewards, whose mean may be rounded: 8 times 0.1."""
-    return torch.where(has_signal(rewards).unsqueeze(1), advantages, 0.0)
+    return torch.where(_all_equal(rewards).unsqueeze(1), 0.0, advantages)
+
+
+def _all_equal(rewards: Tensor) -> Tensor:
+    """Return (P,) bool: whether the rewards (P, k) of a group are equal. NaN equals nothing and is not hidden."""
+    return rewards.amax(1) == rewards.amin(1)
 
 
 def _group_size(rewards: Tensor) -> int:

@@ -3,6 +3,7 @@
 The PPO losses are means over real tokens: to split a minibatch, weight each part's loss by its share of the tokens.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -22,11 +23,15 @@ class Clipping(NamedTuple):
     ratio: Tensor  # mean(ratio), 1 in expectation
 
 
-def clipped_surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
     """Return min(ratio A, clamp(ratio, 1 - low, 1 + high) A) of each token, and where the clipped term is the smaller.
 
-    It is the objective of arXiv 1707.06347, eq. 7. Shapes: ratio (B, R), advantages (B, R) or (B, 1); returns (B, R).
+    It is the objective of arXiv 1707.06347, eq. 7, with ratio = exp(log_ratio).
+    Shapes: log_ratio (B, R), advantages (B, R) or (B, 1); returns (B, R).
     """
+    # Beyond the clip range a ratio has no gradient where A >= 0; unbounded it would overflow to a gradient of 0 * inf.
+    far = math.log1p(high) + 1
+    ratio = torch.where(advantages >= 0, log_ratio.clamp(max=far), log_ratio).exp()
     free, clipped = ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages
     return torch.minimum(free, clipped), clipped < free
 
@@ -43,12 +48,11 @@ def ppo_policy_loss(
     """
     check(mask, logp=logp, old_logp=old_logp, advantages=advantages)
     log_ratio = zero_pads(logp, mask) - zero_pads(old_logp, mask)
-    ratio = log_ratio.exp()
-    objective, is_clipped = clipped_surrogate(ratio, zero_pads(advantages, mask), clip, clip)
+    objective, is_clipped = clipped_surrogate(log_ratio, zero_pads(advantages, mask), clip, clip)
     clipping = Clipping(
         clipfrac=masked_mean(is_clipped, mask),
         approxkl=masked_mean(log_ratio.detach() ** 2, mask) / 2,
-        ratio=masked_mean(ratio.detach(), mask),
+        ratio=masked_mean(log_ratio.detach().exp(), mask),
     )
     return -masked_mean(objective, mask), clipping
 

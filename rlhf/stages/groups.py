@@ -2,7 +2,7 @@
 
     1 sample     num_generations responses to each prompt, from the policy
     2 score      rewards of the reward model or of functions; log-probabilities under policy and reference
-    3 reward     the weighted sum of the rewards; with `kl_penalty: reward`, minus beta * KL of the whole response
+    3 reward     the weighted sum of the rewards, minus penalties; with `kl_penalty: reward`, minus beta * KL
     4 advantage  each reward against those of the other responses to the same prompt
     5 update     clipped policy loss, with `kl_penalty: loss` plus beta * KL, in minibatches
 
@@ -127,8 +127,9 @@ def sample_and_score(session: Session, learner: "Learner", step: int) -> ScoredR
 
     result = responses_to(session.prompts.of_step(step))
     for attempt in range(options.resample_groups):
-        informative = has_signal(learner.grouped(result.shaped_scores)).nonzero().squeeze(1)
-        missing = options.batch_size // options.num_generations - len(informative)
+        signal = has_signal(learner.grouped(result.shaped_scores))
+        informative = signal.nonzero().squeeze(1)
+        missing = len(signal) - len(informative)
         if not missing:
             break
         more = responses_to(session.prompts.replacements(step, attempt, missing))
@@ -151,6 +152,7 @@ def score_responses(session: Session, learner: "Learner", rollout: Rollout, prom
     ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
     shaped = dict(by_name)
     if model_scores is not None:
+        scoring.require_finite(model_scores)
         norm = learner.state.norm
         shaped[MODEL_REWARD] = shape_scores(model_scores, ended, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
     shaped_scores = session.reward_sum.total(shaped) - (options.missing_eos_penalty or 0.0) * ~ended

@@ -2,7 +2,7 @@
 
     1 sample     one response per prompt, from the policy
     2 score      log-probabilities under policy and reference, the critic's values, the reward model's scores
-    3 reward     -kl_coef * KL at every response token (with `kl_penalty: reward`), and the score at the last one
+    3 reward     -kl_coef * KL at every response token (with `kl_penalty: reward`), and the shaped score at the last one
     4 advantage  GAE over the rewards, then whitening
     5 update     clipped policy and value losses, a few passes over the batch in minibatches
 
@@ -116,7 +116,9 @@ def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
         clip=options.score_clip,
         missing_eos_penalty=options.missing_eos_penalty or 0.0,
     )
-    rewards = shape_rewards(kl, shaped_scores, mask, learner.state.reward_kl_coef)  # 0 with `kl_penalty: loss`
+    rewards = shape_rewards(
+        kl, shaped_scores, mask, learner.state.reward_kl_coef
+    )  # the coefficient is 0 with `kl_penalty: loss`
     if options.whiten_rewards:
         rewards = whiten(rewards, mask, shift_mean=False)
 

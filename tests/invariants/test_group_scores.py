@@ -1,5 +1,6 @@
-"""Scores of RLOO and GRPO: each response is scored with its own prompt, and replaced prompts keep their rows."""
+"""How a step of RLOO and GRPO is wired: responses, prompts, scores, replacements; and how a run adapts its beta."""
 
+import itertools
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,6 +13,7 @@ from rlhf.data.corpus import Prompt, Split
 from rlhf.data.rows import Message
 from rlhf.files import read_intact_lines
 from rlhf.models.loading import load_codec
+from rlhf.objectives.kl import adapt
 from rlhf.run.directory import Run
 from rlhf.stages.groups import Learner, sample_and_score, score_responses
 from rlhf.stages.online import scoring
@@ -131,5 +133,9 @@ def test_the_kl_coefficient_of_a_run_follows_its_target(trained, tmp_path, stage
         loaded = grouped(stage, changes)
     run_stages(loaded, beside(trained, tmp_path, "pretrain", "sft", "rm"), stage)
     rows = read_intact_lines(tmp_path / "cpu-tiny/v1" / stage / "metrics.jsonl")
+    options = loaded.recipe.online()[stage]
+    for row, later in itertools.pairwise(rows):
+        wanted = adapt(row["objective/kl_coef"], row["objective/kl_per_token"], 1e-4, options.kl_adapt_rate)
+        assert later["objective/kl_coef"] == pytest.approx(wanted)
     coefficients = [row["objective/kl_coef"] for row in rows]
-    assert len(coefficients) == 3 and len(set(coefficients)) == 3
+    assert coefficients[0] == options.kl_coef and len(set(coefficients)) == 3

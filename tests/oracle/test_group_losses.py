@@ -90,6 +90,25 @@ def test_equal_rewards_teach_nothing(reward, k):
     assert not has_signal(rewards).any()
 
 
+def test_a_reward_that_is_nan_is_not_hidden():
+    rewards = torch.tensor([[1.0, math.nan, 2.0], [0.5, 0.5, 0.5]])
+    for advantages in (leave_one_out(rewards), group_relative(rewards), group_relative(rewards, "none")):
+        assert advantages[0].isnan().all() and not advantages[1].any()
+    assert has_signal(rewards).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("advantage", [1.0, 0.0])
+def test_a_ratio_that_would_overflow_has_no_gradient(advantage):
+    """Of 100 tokens that each moved by 0.9 nats, exp(90) for the whole response."""
+    logp = torch.full((1, 100), -1.0, requires_grad=True)
+    mask = torch.ones(1, 100, dtype=torch.bool)
+    log_ratio = log_ratios(logp, logp.detach() - 0.9, mask, "sequence_sum")
+    loss, sums = clipped_loss(log_ratio, torch.tensor([advantage]), mask / 100, mask, 0.2, 0.2)
+    loss.backward()
+    assert loss.item() == pytest.approx(-1.2 * advantage) and logp.grad is not None and not logp.grad.any()
+    assert sums.clipped == (100 if advantage else 0)
+
+
 def test_overlong_responses_are_penalised_linearly():
     found = overlong_penalty(torch.tensor([10, 80, 85, 90, 100, 130]), max_length=100, buffer=20)
     assert found.tolist() == pytest.approx([0.0, 0.0, -0.25, -0.5, -1.0, -1.0])

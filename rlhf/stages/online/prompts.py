@@ -31,12 +31,15 @@ class OnlinePrompts:
         return prompt_order(len(self.train), step, count, self.seed)
 
     def replacements(self, step: int, attempt: int, count: int) -> list[int]:
-        """Return the indices of training prompts that replace `count` prompts of a step; other ones at each attempt."""
+        """Return the indices of training prompts that replace `count` prompts of a step.
+
+        Each attempt has an order of its own; a prompt may come again.
+        """
         return prompt_order(len(self.train), step, count, self.seed + REPLACEMENT_SEED_OFFSET * (attempt + 1))
 
 
-def prompt_order(count: int, step: int, batch_size: int, seed: int) -> list[int]:
-    """Return the indices of one step's prompts among `count`: epoch after epoch, each in an order of its own.
+def prompt_order(total: int, step: int, per_step: int, seed: int) -> list[int]:
+    """Return the indices of one step's prompts among `total`: epoch after epoch, each in an order of its own.
 
     The order is a function of seed and step, so that a resumed run continues with the same prompts. The second epoch of
     a seed has the order of the first epoch of the next seed; released results depend on it.
@@ -44,9 +47,9 @@ def prompt_order(count: int, step: int, batch_size: int, seed: int) -> list[int]
     orders: dict[int, list[int]] = {}
 
     def at(position: int) -> int:
-        epoch = position // count
+        epoch = position // total
         if epoch not in orders:
-            orders[epoch] = torch.randperm(count, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
-        return orders[epoch][position % count]
+            orders[epoch] = torch.randperm(total, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+        return orders[epoch][position % total]
 
-    return [at(position) for position in range(step * batch_size, (step + 1) * batch_size)]
+    return [at(position) for position in range(step * per_step, (step + 1) * per_step)]

@@ -96,14 +96,19 @@ def score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout], option
         by_length = torch.cat(rollout.by_length(options.rollout_batch_size))
         parts.append(reward_scores(shared, rollout, options.rollout_batch_size)[by_length])
     scores = torch.cat(parts)
-    if not scores.isfinite().all():
-        raise UserError("the reward model gives scores that are not finite: look at rm/metrics.jsonl")
+    require_finite(scores)
     norm = ScoreNorm(scores.mean().item(), scores.std().item())
     if not norm.sd > 0:
         raise UserError(
             f"the reward model gives every response the same score ({norm.mean:.4g}): look at rm/summary.json"
         )
     return norm
+
+
+def require_finite(scores: Tensor) -> None:
+    """Raise UserError unless all scores of the reward model are finite."""
+    if not scores.isfinite().all():
+        raise UserError("the reward model gives scores that are not finite: look at rm/metrics.jsonl")
 
 
 def sampling_mismatch(rollout: Rollout, logp: Tensor) -> dict[str, Tensor]:
