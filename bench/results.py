@@ -18,10 +18,20 @@ from rlhf.run import reader
 from rlhf.run.finished import totals
 from rlhf.run.outcomes import Reproduction
 
+# Contenders of bench.peer that are the same design on both sides: ours, TRL's. Headlines compare no others.
+ALIKE = (
+    ("ours, critic with an adapter", "TRL, value model through LoRA"),
+    ("ours, activations kept", "TRL, activations kept"),
+    ("ours, activations recomputed", "TRL, activations recomputed"),
+)
+
 HEAD = """# Results
 
-Measured, each with its commit, recipe hash, package versions, device and seeds; predictions stand beside the recipes
-(`predicted.json`), not here. This page is made by `make results-index` and checked by the tests.
+Measured, each with its commit, recipe hash, package versions, device and seeds. Predictions stand beside the recipes
+(`predicted.json`); only records that compare them with measurements have predictions too. Beside TRL, "times" means how
+many times as fast ours is. For PPO, RLOO and GRPO both sides have the same design in the headline;
+[ppo.md](../docs/ppo.md#compared-with-trl) and [groups.md](../docs/groups.md#compared-with-trl) show the others, with the
+lean trunk and adapters in upper layers. This page is made by `make results-index` and checked by the tests.
 
 | record | what | device | date | commit | headline |
 | --- | --- | --- | --- | --- | --- |
@@ -79,19 +89,33 @@ def _memory(record: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _beside(record: Mapping[str, Any]) -> tuple[str, str]:
+    ours = {stage: sides["ours"] for stage, sides in record["stages_beside"].items()}
+    peer = record["peer"].partition(" at ")[0]
+    settings = [f"{key}={value}" for key, value in record["overrides"].items()]
+    subject = ", ".join([f"steps beside {peer}", *settings, _clock(ours)])
     ratios = (
-        f"{stage} {row['ours']['times_faster']:.2f} times as fast" for stage, row in record["stages_beside"].items()
+        f"{stage} {row['times_faster']:.2f} times TRL's defaults"
+        + (f", {row['times_faster_tuned']:.2f} times tuned" if "times_faster_tuned" in row else "")
+        for stage, row in ours.items()
     )
-    return f"steps beside {record['peer']}", "; ".join(ratios)
+    return subject, "; ".join(ratios)
 
 
 def _peer(record: Mapping[str, Any]) -> tuple[str, str]:
-    figures = record["figures"].items()
-    seconds = {name: row["seconds_per_step"] for name, row in figures if "seconds_per_step" in row}
-    slowest, fastest = max(seconds, key=seconds.__getitem__), min(seconds, key=seconds.__getitem__)
-    ratio = seconds[slowest] / seconds[fastest]
+    figures = record["figures"]
     method = record.get("method", "ppo").upper()  # records from before the key are of PPO
-    return f"a step of {method} beside {record['peer']}", f"{fastest}: {ratio:.2f} times as fast as {slowest}"
+    ratios = [
+        f"{ours}: {figures[theirs]['seconds_per_step'] / figures[ours]['seconds_per_step']:.2f} times {theirs}"
+        for ours, theirs in ALIKE
+        if all("seconds_per_step" in figures.get(name, {}) for name in (ours, theirs))
+    ]
+    subject = f"a step of {method} beside {record['peer']}, {_clock(figures)}"
+    return subject, "; ".join(ratios) or "like designs did not fit both"
+
+
+def _clock(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    clocks = {"cpu": "CPU seconds", "wall": "wall seconds"}
+    return next((clocks[row["clock"]] for row in rows.values() if "clock" in row), "no seconds")
 
 
 def _layers(record: Mapping[str, Any]) -> tuple[str, str]:

@@ -74,6 +74,36 @@ def test_the_page_of_results_is_made_from_the_records():
     assert (ROOT / "results/README.md").read_text() == results.page(), "out of date: `make results-index`"
 
 
+def headline(folder: str, commit: str) -> str:
+    """The line of the page for a stored record of a peer."""
+    (line,) = [line for line in results.page().splitlines() if f"peers/{folder}/" in line and commit in line]
+    return line
+
+
+def test_a_headline_beside_trl_compares_like_designs_by_a_named_clock():
+    line = headline("trl-1.12-ppo", "e11b8fb5")
+    assert "a step of PPO beside trl 1.12.0, CPU seconds" in line
+    assert "| ours, critic with an adapter: 1.10 times TRL, value model through LoRA |" in line
+    line = headline("trl-1.16-grpo", "e11b8fb5")
+    kept, again = "activations kept", "activations recomputed"
+    assert f"| ours, {kept}: 1.34 times TRL, {kept}; ours, {again}: 1.18 times TRL, {again} |" in line
+
+
+def test_a_headline_beside_trl_s_defaults_has_the_tuned_ratio_and_what_was_changed():
+    line = headline("trl-defaults", "ec2acf72")
+    assert "steps beside trl 1.16.0, hardware.trunk=lean, CPU seconds" in line
+    assert "sft 4.35 times TRL's defaults, 1.97 times tuned" in line
+    assert "tuned" not in headline("trl-defaults", "d0fceebf"), "it was not measured then"
+
+
+def test_the_designs_that_headlines_compare_are_contenders():
+    ours = {name for method in peer.METHODS.values() for name in method.ours}
+    theirs = {name for method in peer.METHODS.values() for name in method.theirs}
+    assert {pair[0] for pair in results.ALIKE} <= ours and {pair[1] for pair in results.ALIKE} <= theirs
+    lost = {name: {"out_of_memory": True} for name in (*ours, *theirs)}
+    assert results._peer({"figures": lost, "peer": "trl"})[1] == "like designs did not fit both"
+
+
 @pytest.mark.parametrize(
     ("folder", "page"), [("trl-1.12-ppo", "ppo.md"), ("trl-1.16-grpo", "groups.md"), ("trl-1.16-rloo", "groups.md")]
 )
