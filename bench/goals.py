@@ -31,16 +31,34 @@ GOALS = {
 }
 
 
+class Measured(NamedTuple):
+    """A goal and what was measured for it; None if it was not."""
+
+    goal: Goal
+    value: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Return 1 or above if the goal is reached."""
+        if self.value is None:
+            return None
+        return self.goal.value / self.value if self.goal.at_most else self.value / self.goal.value
+
+
+def measured(record: Mapping[str, Any]) -> list[Measured]:
+    """Return what was measured for each goal of the record's recipe."""
+    found = []
+    for goal in GOALS.get(record["recipe"], ()):
+        values = [record["stages"].get(stage, {}).get(goal.key) for stage in goal.stages]
+        found.append(Measured(goal, None if None in values else sum(values)))
+    return found
+
+
 def rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return a table row for each goal of the record's recipe: goal, measured, ratio; "-" if not measured."""
     rows: list[tuple[str, ...]] = []
-    for goal in GOALS.get(record["recipe"], ()):
-        values = [record["stages"].get(stage, {}).get(goal.key) for stage in goal.stages]
+    for found in measured(record):
+        goal, ratio = found.goal, found.ratio
         limit = f"{'≤' if goal.at_most else '≥'} {goal.value:g} {goal.unit}".strip()
-        if None in values:
-            rows.append((goal.name, limit, "-", "-"))
-            continue
-        measured = sum(values)
-        ratio = goal.value / measured if goal.at_most else measured / goal.value
-        rows.append((goal.name, limit, f"{measured:.3g}", f"{ratio:.2f}"))
+        rows.append((goal.name, limit, *(("-", "-") if ratio is None else (f"{found.value:.3g}", f"{ratio:.2f}"))))
     return rows

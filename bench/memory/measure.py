@@ -131,7 +131,10 @@ def pinned_peaks(directory: Path, stage: StageName) -> dict[str, int]:
 
 
 def beside(stage: StageName, predicted: Mapping[str, int], measured: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return one row for each phase that has both peaks, in bytes; `error` is predicted / measured - 1."""
+    """Return one row for each phase that has both peaks, in bytes; `error` is predicted / measured - 1.
+
+    The whole stage, "", has none. `unmatched` has what only one side has.
+    """
     return [
         {
             "stage": stage,
@@ -142,6 +145,15 @@ def beside(stage: StageName, predicted: Mapping[str, int], measured: Mapping[str
         }
         for phase, peak in predicted.items()
         if phase and phase in measured
+    ]
+
+
+def unmatched(stage: StageName, predicted: Mapping[str, int], measured: Mapping[str, int]) -> list[str]:
+    """Return one line for each phase that only one side has."""
+    return [
+        f"{stage}/{phase}: {'predicted, not measured' if phase in predicted else 'measured, not predicted'}"
+        for phase in {**predicted, **measured}
+        if phase and (phase not in predicted or phase not in measured)
     ]
 
 

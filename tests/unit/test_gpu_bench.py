@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from bench import results
-from bench.gpu import attention, command, memory, nf4, packages, plan, record, runner, speed, suites, variants
+from bench.gpu import attention, command, machine, memory, nf4, packages, plan, record, runner, speed, suites, variants
 from bench.gpu.item import Context, load
 from bench.gpu.plan import ITEMS, RTX4090
 from bench.gpu.record import Verdict
+from bench.memory.measure import beside, unmatched
 from bench.roofline.counts import phases
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
@@ -316,14 +317,44 @@ def test_an_error_in_an_item_is_in_its_record(tmp_path):
 # ---- verdicts ----
 
 
+@pytest.mark.parametrize(
+    ("change", "holds"),
+    [
+        ({}, True),
+        ({"capability": [7, 5]}, False),
+        ({"other_packages": ["torch 2.12"]}, False),
+        ({"smi": "579.99, 1980 MHz"}, False),
+        ({"smi": None}, None),  # nvidia-smi cannot be run
+        ({"smi": None, "capability": [7, 5]}, False),
+    ],
+)
+def test_the_device_is_decided_by_card_driver_and_packages(change, holds):
+    found: dict[str, Any] = {"capability": [9, 0], "other_packages": [], "smi": "580.65.06, 1980 MHz"}
+    found["ceilings"] = {"flops": 6e14, "bandwidth": 2e12}
+    assert machine.verdict(found | change).holds is holds
+
+
 def test_memory_is_decided_by_the_worst_phase():
     near = {"stage": "sft", "phase": "train", "measured_bytes": 100, "reserved_bytes": 110, "error": 0.01}
     far = near | {"stage": "ppo", "phase": "update", "error": -0.2}
-    assert memory.verdict({"out_of_memory": [], "phases": [near]}).holds is True
-    said = memory.verdict({"out_of_memory": [], "phases": [near, far]})
+    found: dict[str, Any] = {"out_of_memory": [], "unmatched": [], "phases": [near]}
+    assert memory.verdict(found).holds is True
+    said = memory.verdict(found | {"phases": [near, far]})
     assert said.holds is False and "ppo/update -20.0%" in said.why and "+10%" in said.why
-    assert memory.verdict({"out_of_memory": [{"stage": "dpo"}], "phases": [near]}).holds is False
-    assert memory.verdict({"out_of_memory": [], "phases": []}).holds is None
+    assert memory.verdict(found | {"out_of_memory": [{"stage": "dpo"}]}).holds is False
+    assert memory.verdict(found | {"phases": []}).holds is None
+
+
+def test_memory_does_not_hold_where_a_phase_is_missing_on_one_side():
+    near = {"stage": "ppo", "phase": "update", "measured_bytes": 100, "reserved_bytes": None, "error": 0.01}
+    for predicted, measured, said in (
+        ({"": 3, "update": 1, "rollout": 2}, {"": 3, "update": 1}, "ppo/rollout: predicted, not measured"),
+        ({"update": 1}, {"": 3, "update": 1, "rollout": 2}, "ppo/rollout: measured, not predicted"),
+    ):
+        assert len(beside("ppo", predicted, measured)) == 1
+        lines = unmatched("ppo", predicted, measured)
+        assert memory.verdict({"out_of_memory": [], "unmatched": lines, "phases": [near]}) == (False, said)
+    assert unmatched("ppo", {"update": 1}, {"": 3, "update": 1}) == []
 
 
 def test_speed_is_decided_by_the_goals_of_its_recipe():
@@ -334,6 +365,8 @@ def test_speed_is_decided_by_the_goals_of_its_recipe():
     found = {"shape": "longest", "stages": stages(0.5, 0.7)}
     assert speed.verdict(found, "h100-mistral-7b").holds is True
     assert speed.verdict(found | {"stages": stages(0.5, 0.5)}, "h100-mistral-7b").holds is False
+    almost = speed.verdict(found | {"stages": stages(0.4199, 0.7)}, "h100-mistral-7b")
+    assert almost.holds is False, "99.98 % of a goal is not all of it, though it is printed as 0.42"
     assert speed.verdict(found | {"stages": stages(None, None)}, "cpu-tiny").holds is None
     assert speed.verdict(found | {"stages": {"sft": {"out_of_memory": True}}}, "h100-mistral-7b").holds is False
     assert speed.verdict(found | {"shape": "hh"}, "4090-llama2-7b").holds is True
