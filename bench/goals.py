@@ -16,12 +16,13 @@ class Goal(NamedTuple):
     unit: str
 
 
+DECODING_MBU = 0.60  # share of the bandwidth of a large copy, for a decoding step alone and in whole steps of PPO
 # 42 %: of the rate of a large product measured on the same card; the best published figure for a LoRA of this size is
 # NeMo-Automodel's 42.8 % of the nominal rate. 4 hours and 12 GB: the guides have 12 to 36 hours, 18 to 24 GB.
 GOALS = {
     "h100-mistral-7b": (
         *(Goal(f"{stage}: MFU", (stage,), "mfu", 0.42, False, "") for stage in ("sft", "dpo")),
-        Goal("ppo: MBU of decoding", ("ppo",), "mbu", 0.60, False, ""),
+        Goal("ppo: MBU of decoding", ("ppo",), "mbu", DECODING_MBU, False, ""),
         Goal("sft, rm and ppo: hours", CHAIN, "hours", 4.0, True, "h"),
     ),
     "4090-llama2-7b": tuple(

@@ -28,7 +28,7 @@ def measure(
     shape: LengthsShape,
     preflight: bool = True,
 ) -> dict[StageName, dict[str, Any]]:
-    """Run the stages one after another below `out`. Return `summarise` of each stage, or {"out_of_memory": True}.
+    """Run the stages one after another below `out`. Return `stage_steps` of each stage, or {"out_of_memory": True}.
 
     Parents that are not among `stages` are run for their adapters only. `shape` chooses the lengths of rows
     (`data.lengths`).
@@ -42,13 +42,13 @@ def measure(
         outcome = _run(loaded, stage, out, loaded.overrides | changes, preflight)
         folder = out / loaded.name / loaded.version / stage
         if stage in stages:
-            by_stage[stage] = {"out_of_memory": True} if outcome == "out of memory" else summarise(folder)
+            by_stage[stage] = {"out_of_memory": True} if outcome == "out of memory" else stage_steps(folder)
         if outcome == "out of memory":
             break  # later stages lack their parent
     return by_stage
 
 
-def summarise(folder: Path) -> dict[str, Any]:
+def stage_steps(folder: Path) -> dict[str, Any]:
     """Return seconds of the steps after the warm-up by phase, tokens of a step and peaks, from a finished stage."""
     summary = read_json(folder / "summary.json") or {}
     rows = [row for row in read_intact_lines(folder / "telemetry.jsonl") if row["step"] > WARM_UP]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from bench.ceilings import ceilings
+from bench.goals import DECODING_MBU
 from bench.gpu import variants
 from bench.gpu.item import Context, with_random_weights
 from bench.gpu.model import shared_base
@@ -20,7 +21,6 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 
-GOAL = 0.60  # share of a copy's bandwidth; bench/goals.py has the same for whole steps of PPO
 REPEATS = 2  # after one that is not counted
 
 
@@ -66,7 +66,7 @@ def verdict(row: Any, count: int, dry_run: bool) -> Verdict:
     if isinstance(row, str):
         return Verdict(False, row)
     why = f"{1e3 * row['step_seconds']:.2f} ms a step of {count} rows, MBU {row['mbu']:.0%}"
-    return Verdict(None if dry_run else row["mbu"] >= GOAL, why)
+    return Verdict(None if dry_run else row["mbu"] >= DECODING_MBU, why)
 
 
 def step_seconds(shared: SharedBase, codec: Codec, sampling: Sampling) -> dict[str, float]:

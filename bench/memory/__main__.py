@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from bench.memory import budgets, sizes
+from bench.paths import ROOT
 from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.files import write_json
@@ -16,7 +17,6 @@ from rlhf.process import cuda
 from rlhf.recipe import StageName
 from rlhf.run.provenance import code_version
 
-ROOT = Path(__file__).parents[2]
 TRAINED: tuple[StageName, ...] = (
     "sft",
     "rm",

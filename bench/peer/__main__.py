@@ -8,7 +8,6 @@ a separate environment, too; it trains all weights, which is different work.
 
 import json
 import os
-import platform
 import shlex
 import shutil
 import statistics
@@ -27,13 +26,14 @@ from typing import Any, cast
 import click
 import torch
 
+from bench.paths import ROOT
 from bench.peer.inputs import BATCH, GROUP, SIZES, make_inputs
 from rlhf.files import read_intact_lines, read_json, write_json
 from rlhf.observe.console import OUT, rows_table
+from rlhf.observe.telemetry import cpu_model
 from rlhf.process.launching import child_environment
 from rlhf.run.provenance import code_version
 
-ROOT = Path(__file__).parents[2]
 RECIPE = Path(__file__).parent / "recipe" / "v1"
 TRL = "1.12.0"  # the last release with a PPOTrainer
 # torchtune's last release and the last torchao with which it can be imported; what else it needs is left to pip.
@@ -160,7 +160,7 @@ def run_ours(method: str, inputs: Path, out: Path, changes: dict[str, Any], step
     """Run the stage once; return the same keys as TRL's script prints."""
     _call([sys.executable, "-m", "rlhf.cli", *prepare_ours(method, inputs, out, changes, steps, micro)])
     folder = out / "recipe" / "v1" / method
-    rows = read_intact_lines(folder / "telemetry.jsonl")[1:-1]
+    rows = counted_steps(read_intact_lines(folder / "telemetry.jsonl"))
     summary = read_json(folder / "summary.json") or {}
     prefix = "cpu/" if (read_json(inputs / "settings.json") or {})["device"] == "cpu" else ""
     shutil.rmtree(folder)
@@ -170,6 +170,11 @@ def run_ours(method: str, inputs: Path, out: Path, changes: dict[str, Any], step
         "growth": summary["peak_over_loaded_bytes"],
         "phases": {name: statistics.median(row[prefix + name] for row in rows) for name in PHASES},
     }
+
+
+def counted_steps(telemetry: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of the steps that count: the first warms up, and the last one also evaluates."""
+    return telemetry[1:-1]
 
 
 def floor(method: str, inputs: Path, out: Path, micro: int) -> dict[str, Any]:
@@ -214,7 +219,7 @@ def attempt(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"out_of_memory": True}
 
 
-def summarise(method: Method, runs: dict[str, list[dict[str, Any]]], clock: str) -> dict[str, dict[str, Any]]:
+def contender_figures(method: Method, runs: dict[str, list[dict[str, Any]]], clock: str) -> dict[str, dict[str, Any]]:
     """Return the medians over all measured steps of each contender, and the ratios to both of TRL's.
 
     `clock`: cpu, whose seconds other processes disturb least, or on a GPU wall.
@@ -303,7 +308,7 @@ def main(
             out = work / f"ours-{changes.get('lora.layers', 'all')}"  # their SFT and reward model are the same
             runs[name].append(attempt(partial(run_ours, method, inputs, out, changes, steps, micro)))
         OUT.print(f"round {repeat + 1} of {repeats} done")
-    figures = summarise(contenders, runs, "wall" if device == "cuda" else "cpu")
+    figures = contender_figures(contenders, runs, "wall" if device == "cuda" else "cpu")
     limit = floor(method, inputs, work / "floor", micro)
     columns = ("", "s/step", "samples/s", "MiB above loaded", "times faster", "memory ratio")
     title = f"one {method.upper()} step, medians; ratios to TRL's two"
@@ -321,7 +326,7 @@ def provenance(method: str, size: str, device: str, micro: int, repeats: int) ->
     return {
         "date": date.today().isoformat(),
         "code": code_version(),
-        "device": torch.cuda.get_device_name() if device == "cuda" else f"{cpu_name()}, 1 thread",
+        "device": torch.cuda.get_device_name() if device == "cuda" else f"{cpu_model()}, 1 thread",
         "model": SIZES[size] | {"dtype": "bfloat16" if device == "cuda" else "float32", "weights": "random"},
         "method": method,
         "batch": BATCH,
@@ -375,15 +380,6 @@ def phases_table(record: dict[str, Any]) -> str:
             f"| {phase} | {spent:.2f} | {spent / total:.0%} | {flops / 1e9:.0f} | {least:.2f} | {least / spent:.0%} |"
         )
     return "\n".join(lines)
-
-
-def cpu_name() -> str:
-    """Return the processor as the operating system names it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:

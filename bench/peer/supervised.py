@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, cast
 import click
 
 from bench import steps
+from bench.paths import ROOT
 from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.files import write_json
@@ -28,7 +30,6 @@ from rlhf.process.launching import child_environment
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run.provenance import code_version
 
-ROOT = Path(__file__).parents[2]
 STAGES: tuple[StageName, ...] = ("sft", "rm", "dpo")
 PEERS = ("trl", "trl, tuned")
 KEPT = {"gradient_checkpointing": False}
@@ -88,7 +89,7 @@ def main(
 
 
 def compare(loaded: PinnedRecipe, stage: StageName, count: int, repeats: int) -> dict[str, dict[str, Any]]:
-    """Return the medians over all repeats of both sides, and the ratios of ours to TRL's."""
+    """Run both sides in turn; return `side_by_side` of all repeats."""
     runs: dict[str, list[dict[str, Any]]] = {"ours": [], **{name: [] for name in PEERS}}
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder:
@@ -99,25 +100,43 @@ def compare(loaded: PinnedRecipe, stage: StageName, count: int, repeats: int) ->
             runs["ours"].append(ours[stage])
             for name, settings in zip(PEERS, ({}, TUNED[stage]), strict=True):
                 runs[name].append(_trl(loaded, stage, out, count, settings))
+    return side_by_side(runs)
+
+
+def side_by_side(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Return the `summary` of each side's repeats, with ours the ratios to TRL's.
+
+    A ratio is of the medians of tokens per second; its range is that of the ratios within each round.
+    """
     sides = {name: summary(parts) for name, parts in runs.items()}
+    ours = sides["ours"]
     for key, name in {"times_faster": "trl", "times_faster_tuned": "trl, tuned"}.items():
-        sides["ours"][key] = sides["ours"]["tokens_per_second"] / sides[name]["tokens_per_second"]
-    if sides["ours"]["peak_bytes"]:
-        sides["ours"]["memory_ratio"] = sides["ours"]["peak_bytes"] / sides["trl"]["peak_bytes"]
+        ours[key] = ours["tokens_per_second"] / sides[name]["tokens_per_second"]
+        rounds = [
+            a["tokens_per_second"] / b["tokens_per_second"] for a, b in zip(runs["ours"], runs[name], strict=True)
+        ]
+        ours[f"{key}_range"] = [min(rounds), max(rounds)]
+    if ours["peak_bytes"]:
+        ours["memory_ratio"] = ours["peak_bytes"] / sides["trl"]["peak_bytes"]
     return sides
 
 
-def summary(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the median of the repeats' medians; the peak is a GPU's while it trains, and a whole process has more."""
+def summary(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the median and range of the repeats' medians.
+
+    The peak is a GPU's while it trains; a whole process has more.
+    """
+    seconds = [part["step_seconds"]["median"] for part in parts]
     return {
-        "step_seconds": statistics.median(part["step_seconds"]["median"] for part in parts),
+        "step_seconds": statistics.median(seconds),
+        "step_seconds_range": [min(seconds), max(seconds)],
         "tokens_per_second": statistics.median(part["tokens_per_second"] for part in parts),
         "peak_bytes": statistics.median(peaks) if (peaks := [p for part in parts if (p := _peak(part))]) else None,
         "clock": parts[0]["clock"],
     }
 
 
-def _peak(part: dict[str, Any]) -> int | None:
+def _peak(part: Mapping[str, Any]) -> int | None:
     peaks = part["phase_peak_bytes"] or {}
     return max((peaks[name] for name in ("train", "rollout", "score", "update") if name in peaks), default=None)
 
@@ -140,10 +159,17 @@ def _trl(loaded: PinnedRecipe, stage: StageName, out: Path, count: int, settings
 
 
 def _row(stage: StageName, name: str, row: dict[str, Any]) -> tuple[str, ...]:
-    ratios = [f"{row[key]:.2f}" if key in row else "" for key in ("times_faster", "times_faster_tuned", "memory_ratio")]
+    ratios = [_ratio(row, key) for key in ("times_faster", "times_faster_tuned", "memory_ratio")]
     peak = f"{row['peak_bytes'] / 1e9:.2f}" if row["peak_bytes"] else "-"
     shown = f"{row['step_seconds']:.3g}", f"{row['tokens_per_second']:,.0f}", peak
     return (stage if name == "ours" else "", name, *shown, *ratios)
+
+
+def _ratio(row: Mapping[str, Any], key: str) -> str:
+    if key not in row:
+        return ""
+    low, high = row.get(f"{key}_range", (None, None))
+    return f"{row[key]:.2f}" + ("" if low is None else f" ({low:.2f} to {high:.2f})")
 
 
 if __name__ == "__main__":

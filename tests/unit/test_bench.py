@@ -6,13 +6,14 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from bench import __main__ as bench
-from bench import ablation, compare, goals, steps
+from bench import ablation, ceilings, compare, goals, steps
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.memory import claims
+from rlhf.memory import claims, projection
 from rlhf.memory.phases import PredictedPhase
 from rlhf.memory.strategies import StrategyCost, one_by_one
 from tests.conftest import RECIPE
@@ -213,10 +214,31 @@ def test_steps_are_summarised_without_the_warm_up(tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     rows = [{"step": n + 1, "train": t, "tokens": 100} for n, t in enumerate([50.0, 9.0, 1.0, 2.0, 3.0])]
     (tmp_path / "telemetry.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = steps.summarise(tmp_path)
+    found = steps.stage_steps(tmp_path)
     assert found["step_seconds"] == {"median": 2.0, "low": 1.5, "high": 2.5, "n": 3}
     assert found["tokens_per_second"] == 300 / 6
     assert found["clock"] == "wall"
+
+
+def test_the_limits_of_a_device_count_both_terms_of_a_product_and_both_ways_of_a_copy(monkeypatch):
+    """A product of 4 x 4 matrices has 64 multiplications and as many sums; a copy of 10 bytes reads and writes them."""
+    monkeypatch.setitem(ceilings.SIZES, "cpu", (4, 10, 1))
+    monkeypatch.setattr(ceilings, "_median_seconds", lambda *_: 2.0)
+    assert ceilings.ceilings(torch.device("cpu"), torch.float32) == {"flops": 64.0, "bandwidth": 10.0}
+
+
+def test_hours_are_those_of_the_median_step_and_mbu_counts_every_batch_of_a_rollout(monkeypatch):
+    loaded = recipe.load(RECIPE, {"ppo.batch_size": 64, "ppo.rollout_batch_size": 48})
+    monkeypatch.setattr(projection, "decoding_bytes", lambda *_: 1000.0)
+    monkeypatch.setattr(projection, "step_flops", lambda *_: {"update": 1.0})
+    spread = {"median": 2.0, "low": 1.0, "high": 3.0, "n": 8}
+    row = STAGE | {"step_seconds": spread, "phase_seconds": {"update": spread, "rollout/decode": spread}}
+    predicted = {"": PredictedPhase(1, {"base": 1}, 0, 0, 0)}
+    best = {"flops": 1.0, "bandwidth": 1.0}
+    found = bench.derived_figures(loaded, "ppo", row, predicted, best, "longest")
+    assert found["mbu"] == 2 * (loaded.recipe.ppo.response_length - 1) * 1000 / 2.0, "48 rows, then the other 16"
+    total = projection.optimizer_steps(loaded.recipe, "ppo")
+    assert total is not None and found["hours"] == total * 2.0 / 3600
 
 
 def test_the_ablation_changes_one_thing_at_a_time():

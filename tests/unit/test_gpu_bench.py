@@ -437,6 +437,13 @@ def test_two_optimizers_are_given_the_same_weights_and_gradients():
     assert spent["step_seconds"] > 0
 
 
+@pytest.mark.parametrize(("size", "same", "holds"), [(1, True, True), (1, False, False), (0, True, False)])
+def test_a_paged_optimizer_pages_and_makes_the_same_updates(size, same, holds):
+    measured = {"paged": {"step_seconds": 3.0}, "unpaged": {"step_seconds": 2.0}, "paged_bytes": size}
+    said = nf4.paged_verdict(measured | {"same_weights": same})
+    assert said.holds is holds and "1.50 times the time" in said.why
+
+
 # ---- variants ----
 
 
