@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from bench import compare, goals, steps
+from bench.clocks import clock_of
 from bench.paths import RESULTS
 from rlhf import recipe
 from rlhf.cli import guarded
@@ -72,8 +73,8 @@ def main(
             "only an unchanged recipe and committed code make a record: commit first, or leave out --save"
         )
     record = measure(loaded, stages or steps.STAGES, count, shape)
-    columns = ("stage", "step, s", "tokens/s", "MFU", "MBU", "peak, GB", "predicted", "hours")
-    console.rows_table(f"{loaded.name} {loaded.version} on {record['device']['name']}", columns, stage_rows(record))
+    title = f"{loaded.name} {loaded.version} on {record['device']['name']}"
+    console.rows_table(title, stage_columns(record), stage_rows(record))
     compared = comparisons(loaded, record, price)
     problems = [*out_of_memory(record), *worse(compared)]
     if compared:
@@ -104,10 +105,10 @@ def main(
 
 
 NOTE = (
-    "step: median after the warm-up. tokens/s: real tokens. MFU: operations of the longest rows, without those that "
-    "checkpointing repeats, over the rate of a measured product (HFU, in the record: with them); MBU: what decoding "
-    "must read over a measured copy's (both with --shape longest). hours: the measured step times the recipe's steps, "
-    "projected."
+    "step: median after the warm-up. CPU s: of all threads of the process. tokens: real ones. MFU: operations of the "
+    "longest rows, without those that checkpointing repeats, over the rate of a measured product (HFU, in the record: "
+    "with them); MBU: what decoding must read over a measured copy's (both with --shape longest). hours: the measured "
+    "step times the recipe's steps, projected."
 )
 
 
@@ -178,6 +179,12 @@ def derived_figures(
     if total is not None:
         shares["hours"] = total * row["step_seconds"]["median"] / 3600
     return shares
+
+
+def stage_columns(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the headings of `stage_rows`; they name the clock of the seconds."""
+    clock = clock_of(record["stages"].values())
+    return ("stage", f"step, {clock} s", f"tokens/{clock} s", "MFU", "MBU", "peak, GB", "predicted", f"{clock} hours")
 
 
 def stage_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:

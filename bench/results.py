@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from bench.clocks import clock_of
 from bench.paths import RESULTS
 from rlhf.cli import guarded
 from rlhf.errors import UserError
@@ -78,7 +79,10 @@ def _bench(record: Mapping[str, Any]) -> tuple[str, str]:
         for stage, row in record["stages"].items()
         if "tokens_per_second" in row
     )
-    return f"a few steps, {record['shape']} rows", "tokens/s: " + ", ".join(speeds)
+    return (
+        f"a few steps, {record['shape']} rows",
+        f"tokens per {clock_of(record['stages'].values())} second: {', '.join(speeds)}",
+    )
 
 
 def _memory(record: Mapping[str, Any]) -> tuple[str, str]:
@@ -92,7 +96,7 @@ def _beside(record: Mapping[str, Any]) -> tuple[str, str]:
     ours = {stage: sides["ours"] for stage, sides in record["stages_beside"].items()}
     peer = record["peer"].partition(" at ")[0]
     settings = [f"{key}={value}" for key, value in record["overrides"].items()]
-    subject = ", ".join([f"steps beside {peer}", *settings, _clock(ours)])
+    subject = ", ".join([f"steps beside {peer}", *settings, f"{clock_of(ours.values())} seconds"])
     ratios = (
         f"{stage} {row['times_faster']:.2f} times TRL's defaults"
         + (f", {row['times_faster_tuned']:.2f} times tuned" if "times_faster_tuned" in row else "")
@@ -109,13 +113,8 @@ def _peer(record: Mapping[str, Any]) -> tuple[str, str]:
         for ours, theirs in ALIKE
         if all("seconds_per_step" in figures.get(name, {}) for name in (ours, theirs))
     ]
-    subject = f"a step of {method} beside {record['peer']}, {_clock(figures)}"
+    subject = f"a step of {method} beside {record['peer']}, {clock_of(figures.values())} seconds"
     return subject, "; ".join(ratios) or "like designs did not fit both"
-
-
-def _clock(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    clocks = {"cpu": "CPU seconds", "wall": "wall seconds"}
-    return next((clocks[row["clock"]] for row in rows.values() if "clock" in row), "no seconds")
 
 
 def _layers(record: Mapping[str, Any]) -> tuple[str, str]:

@@ -26,6 +26,7 @@ from typing import Any, cast
 import click
 import torch
 
+from bench.clocks import clock_of
 from bench.paths import ROOT
 from bench.peer.inputs import BATCH, GROUP, SIZES, make_inputs
 from rlhf.files import read_intact_lines, read_json, write_json
@@ -310,7 +311,14 @@ def main(
         OUT.print(f"round {repeat + 1} of {repeats} done")
     figures = contender_figures(contenders, runs, "wall" if device == "cuda" else "cpu")
     limit = floor(method, inputs, work / "floor", micro)
-    columns = ("", "s/step", "samples/s", "MiB above loaded", "times faster", "memory ratio")
+    columns = (
+        "",
+        f"{clock_of(figures.values())} s/step",
+        "samples/s",
+        "MiB above loaded",
+        "times faster",
+        "memory ratio",
+    )
     title = f"one {method.upper()} step, medians; ratios to TRL's two"
     rows_table(title, columns, [_row(n, row) for n, row in figures.items()])
     record = {**provenance(method, size, device, micro, repeats), "figures": figures, "floor": limit}
@@ -344,7 +352,7 @@ def provenance(method: str, size: str, device: str, micro: int, repeats: int) ->
 
 def markdown(record: dict[str, Any]) -> str:
     """Return the figures as docs/ppo.md shows them."""
-    clock = {"cpu": "CPU", "wall": "wall"}[next(r["clock"] for r in record["figures"].values() if "clock" in r)]
+    clock = clock_of(record["figures"].values())
     lines = [
         f"On {record['device']}, {record['date']}, commit `{record['code']['commit'][:8]}`; median over "
         f"all measured steps of {record['repeats']} runs each, in turn:",

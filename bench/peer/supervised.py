@@ -20,6 +20,7 @@ from typing import Any, cast
 import click
 
 from bench import steps
+from bench.clocks import clock_of
 from bench.paths import ROOT
 from rlhf import recipe
 from rlhf.cli import guarded
@@ -69,7 +70,9 @@ def main(
         raise click.ClickException("--save: the code differs from its commit; a result must name what it was made by")
     loaded = recipe.load(directory or recipe.resolve(hw, ROOT / "recipes"), recipe.parse_overrides(changes))
     figures = {stage: compare(loaded, stage, count, repeats) for stage in (only or STAGES)}
-    columns = ("stage", "", "step, s", "tokens/s", "peak, GB", "times faster", "than tuned", "memory ratio")
+    clock = clock_of(row for sides in figures.values() for row in sides.values())
+    ratios = ("times faster", "than tuned", "memory ratio")
+    columns = ("stage", "", f"step, {clock} s", f"tokens/{clock} s", "peak, GB", *ratios)
     rows = [_row(stage, name, row) for stage, sides in figures.items() for name, row in sides.items()]
     console.rows_table(f"{loaded.name} {loaded.version} beside trl {version('trl')}", columns, rows)
     if save:

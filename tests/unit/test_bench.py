@@ -141,6 +141,15 @@ def test_budgets_that_are_broken_are_named():
     assert not list(bench.worse(bench.comparisons(loaded, lost)))
 
 
+def test_the_table_names_the_clock_of_its_seconds():
+    """On a CPU the seconds are those of the process, which a busy machine does not stretch."""
+    assert bench.stage_columns(RECORD)[1:3] == ("step, wall s", "tokens/wall s")
+    columns = bench.stage_columns(changed(clock="cpu"))
+    assert (columns[1], columns[2], columns[-1]) == ("step, CPU s", "tokens/CPU s", "CPU hours")
+    assert len(columns) == len(bench.stage_rows(RECORD)[0])
+    assert bench.stage_columns({"stages": {"sft": {"out_of_memory": True}}})[1] == "step, wall s"
+
+
 def test_every_figure_of_a_cost_is_a_row_and_one_that_is_reproduced_is_enough():
     found = verdicts_of("h100-mistral-7b", record_of(sft=(58, 5.0)))
     assert found["sft", "peak memory at batch 16 and 512 tokens (Hardware and Cost) about 61 GB"] == (
