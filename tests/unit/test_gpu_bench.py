@@ -14,7 +14,22 @@ import pytest
 import torch
 
 from bench import results
-from bench.gpu import attention, command, machine, memory, nf4, packages, plan, record, runner, speed, suites, variants
+from bench.gpu import (
+    attention,
+    command,
+    decoding,
+    machine,
+    memory,
+    nf4,
+    packages,
+    plan,
+    record,
+    runner,
+    speed,
+    suites,
+    training,
+    variants,
+)
 from bench.gpu.item import Context, load
 from bench.gpu.plan import ITEMS, RTX4090
 from bench.gpu.record import Verdict
@@ -23,6 +38,7 @@ from bench.roofline.counts import phases
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.rollout import library_decoding
+from tests.conftest import noted
 
 ROOT = Path(__file__).parents[2]
 BY_NAME = {item.name: item for item in ITEMS}
@@ -245,6 +261,7 @@ def test_an_item_runs_on_the_stand_in(item, tmp_path, monkeypatch):
 def decoding_has_every_variant(measured: dict[str, Any]) -> None:
     (table,) = measured["rows"].values()
     assert list(table["variants"]) == [*variants.DECODING, *variants.SAMPLING]
+    assert all(row["step_seconds"]["n"] == decoding.ROUNDS for row in table["variants"].values())
     gone = {name: row for name, row in table["variants"].items() if isinstance(row, str)}
     assert not gone, "a switch in bench/gpu/variants.py is gone"
     # 2 layers of 32 wide, 261 words, tied; LoRA of rank 4; keys and values of 12 + 6 tokens in 4 rows; 4 bytes each
@@ -259,7 +276,8 @@ def training_has_every_variant(measured: dict[str, Any]) -> None:
     for table in measured["micro_batches"].values():
         assert len(table["variants"]) == 2 * len(variants.TRAINING)
         for row in table["variants"].values():
-            assert row["operations"] > 0 and 0 < row["host_seconds"] <= row["seconds"]
+            assert row["operations"] > 0 and 0 < row["host_seconds"]["low"] <= row["seconds"]["high"]
+            assert row["seconds"]["n"] == training.ROUNDS * training.REPEATS
 
 
 def attention_has_every_kind(measured: dict[str, Any]) -> None:
@@ -457,6 +475,31 @@ def test_a_variant_changes_a_switch_for_a_while_only():
         variants.setting(library_decoding, "LEAN", 1)(None),
     ):
         pass
+
+
+def test_variants_take_turns_and_one_that_fails_is_left_out():
+    done: list[tuple[str, int]] = []
+
+    def fail(number: int) -> float:
+        done.append(("bad", number))
+        raise RuntimeError("no kernel")
+
+    def work(name: str):
+        return lambda number: noted(done, (name, number), float(number))
+
+    found = dict(variants.in_rounds({"a": work("a"), "bad": fail, "b": work("b")}, 2))
+    assert done == [("a", 0), ("bad", 0), ("b", 0), ("a", 1), ("b", 1)]
+    assert found == {"a": [0.0, 1.0], "bad": "RuntimeError: no kernel", "b": [0.0, 1.0]}
+
+
+def test_the_first_rollout_is_not_counted_and_the_spread_of_the_others_is_kept():
+    """10 steps after the prefill; 300 bytes a step at 1,000 bytes a second."""
+    runs = [{"decode": seconds, "prefill": 1.0} for seconds in (90.0, 10.0, 5.0, 20.0)]
+    found = decoding.figures(runs, 11, 300, 1000.0)
+    assert found["first_step_seconds"] == 9.0 and found["mbu"] == 0.3
+    assert found["step_seconds"] == {"median": 1.0, "low": 0.75, "high": 1.5, "n": 3}
+    assert decoding.verdict(found, 16, False).holds is False
+    assert decoding.verdict(decoding.figures(runs[:1], 11, 300, 1000.0), 16, False).holds is None
 
 
 # ---- records ----
