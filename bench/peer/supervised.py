@@ -22,6 +22,7 @@ import click
 from bench import steps
 from bench.clocks import clock_of
 from bench.paths import ROOT
+from bench.steps import StageSteps
 from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.files import write_json
@@ -93,7 +94,7 @@ def main(
 
 def compare(loaded: PinnedRecipe, stage: StageName, count: int, repeats: int) -> dict[str, dict[str, Any]]:
     """Run both sides in turn; return `side_by_side` of all repeats."""
-    runs: dict[str, list[dict[str, Any]]] = {"ours": [], **{name: [] for name in PEERS}}
+    runs: dict[str, list[StageSteps]] = {"ours": [], **{name: [] for name in PEERS}}
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder:
             out = Path(folder)
@@ -106,7 +107,7 @@ def compare(loaded: PinnedRecipe, stage: StageName, count: int, repeats: int) ->
     return side_by_side(runs)
 
 
-def side_by_side(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+def side_by_side(runs: Mapping[str, Sequence[StageSteps]]) -> dict[str, dict[str, Any]]:
     """Return the `summary` of each side's repeats, with ours the ratios to TRL's.
 
     A ratio is of the medians of tokens per second; its range is that of the ratios within each round.
@@ -124,7 +125,7 @@ def side_by_side(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, d
     return sides
 
 
-def summary(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summary(parts: Sequence[StageSteps]) -> dict[str, Any]:
     """Return the median and range of the repeats' medians.
 
     The peak is a GPU's while it trains; a whole process has more.
@@ -139,12 +140,12 @@ def summary(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _peak(part: Mapping[str, Any]) -> int | None:
+def _peak(part: StageSteps) -> int | None:
     peaks = part["phase_peak_bytes"] or {}
     return max((peaks[name] for name in ("train", "rollout", "score", "update") if name in peaks), default=None)
 
 
-def _trl(loaded: PinnedRecipe, stage: StageName, out: Path, count: int, settings: dict[str, Any]) -> dict[str, Any]:
+def _trl(loaded: PinnedRecipe, stage: StageName, out: Path, count: int, settings: dict[str, Any]) -> StageSteps:
     overrides = loaded.overrides | few_steps(loaded.recipe, steps.WARM_UP + count, "hh")
     asked = {
         "recipe": str(loaded.directory),
@@ -158,7 +159,7 @@ def _trl(loaded: PinnedRecipe, stage: StageName, out: Path, count: int, settings
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise click.ClickException(f"TRL's {stage}: {done.stderr.strip()[-2000:]}")
-    return cast(dict[str, Any], json.loads(done.stdout.splitlines()[-1]))
+    return cast(StageSteps, json.loads(done.stdout.splitlines()[-1]))
 
 
 def _row(stage: StageName, name: str, row: dict[str, Any]) -> tuple[str, ...]:

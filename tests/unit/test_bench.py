@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from bench import __main__ as bench
 from bench import ablation, ceilings, compare, goals, steps
+from bench.steps import Spread, StageSteps
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.memory import claims, projection
@@ -18,7 +19,7 @@ from rlhf.memory.phases import PredictedPhase
 from rlhf.memory.strategies import StrategyCost, one_by_one
 from tests.conftest import RECIPE
 
-STAGE = {
+STAGE: StageSteps = {
     "clock": "wall",
     "step_seconds": {"median": 1.0, "low": 0.95, "high": 1.05, "n": 8},
     "phase_seconds": {"train": {"median": 1.0, "low": 0.95, "high": 1.05, "n": 8}},
@@ -202,8 +203,8 @@ def test_sizes_that_a_stage_reports_are_compared():
 
 
 def test_an_ablation_compares_what_it_measured():
-    none = {"peak_vram_bytes": 85_000_000_000, "step_seconds": {"median": 2.0}}
-    row = {"peak_vram_bytes": 63_750_000_000, "step_seconds": {"median": 2.5}}
+    none: StageSteps = {"peak_vram_bytes": 85_000_000_000, "step_seconds": seconds(2.0, 2.0, 2.0)["train"]}
+    row: StageSteps = {"peak_vram_bytes": 63_750_000_000, "step_seconds": seconds(2.5, 2.5, 2.5)["train"]}
     found = ablation.effect(row, none)
     assert found == {"memory_gb": -21.25, "memory_percent": -25, "time_factor": 1.25, "time_percent": 25}
     said = claims.of_strategy(loaded_of("h100-mistral-7b"), "gradient_checkpointing", found)
@@ -240,7 +241,7 @@ def test_hours_are_those_of_the_median_step_and_mbu_counts_every_batch_of_a_roll
     loaded = recipe.load(RECIPE, {"ppo.batch_size": 64, "ppo.rollout_batch_size": 48})
     monkeypatch.setattr(projection, "decoding_bytes", lambda *_: 1000.0)
     monkeypatch.setattr(projection, "step_flops", lambda *_: {"update": 1.0})
-    spread = {"median": 2.0, "low": 1.0, "high": 3.0, "n": 8}
+    spread: Spread = {"median": 2.0, "low": 1.0, "high": 3.0, "n": 8}
     row = STAGE | {"step_seconds": spread, "phase_seconds": {"update": spread, "rollout/decode": spread}}
     predicted = {"": PredictedPhase(1, {"base": 1}, 0, 0, 0)}
     best = {"flops": 1.0, "bandwidth": 1.0}

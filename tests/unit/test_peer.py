@@ -11,6 +11,7 @@ import torch
 from bench.peer import __main__ as peer
 from bench.peer import supervised, training, trl_groups
 from bench.peer.inputs import BATCH, GROUP
+from bench.steps import Spread, StageSteps
 from rlhf import recipe
 from tests.conftest import noted
 
@@ -56,9 +57,10 @@ def test_of_our_steps_the_first_and_the_last_do_not_count():
 
 
 def test_a_supervised_ratio_is_of_tokens_per_second_with_the_range_over_the_rounds():
-    def repeat(tokens: float, seconds: float) -> dict[str, Any]:
-        rest = {"clock": "cpu", "phase_peak_bytes": {"train": round(tokens)}}
-        return {"tokens_per_second": tokens, "step_seconds": {"median": seconds}} | rest
+    def repeat(tokens: float, seconds: float) -> StageSteps:
+        spread: Spread = {"median": seconds, "low": seconds, "high": seconds, "n": 4}
+        memory = {"train": round(tokens)}
+        return {"clock": "cpu", "tokens_per_second": tokens, "step_seconds": spread, "phase_peak_bytes": memory}
 
     runs = {
         "ours": [repeat(400.0, 2.0), repeat(600.0, 1.0), repeat(500.0, 3.0)],
