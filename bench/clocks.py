@@ -1,9 +1,10 @@
 """Which clock measured the seconds of a record: the process's on a CPU, the wall's on a GPU."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
-NAMES = {"cpu": "CPU", "wall": "wall"}
+Clock = Literal["cpu", "wall"]
+NAMES: dict[Clock, str] = {"cpu": "CPU", "wall": "wall"}
 
 
 def clock_of(rows: Iterable[Mapping[str, Any]]) -> str:

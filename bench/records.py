@@ -20,6 +20,8 @@ def problems(record: Mapping[str, Any], place: Path, recipe_root: Path) -> list[
         wrong = [] if place == gpu.path_of(record) else [f"its place is {gpu.path_of(record)}"]
         return gpu.problems(record, recipe_root) + wrong
     reasons = gpu.code_problems(record)
+    if not device_name(record):
+        reasons.append("it names no device")
     if record.get("modified"):
         reasons.append("its recipe was modified")
     if "recipe" in record:
@@ -29,6 +31,12 @@ def problems(record: Mapping[str, Any], place: Path, recipe_root: Path) -> list[
     if "recipe" in record and place.parts[0] not in WITHOUT_RECIPE:
         reasons += _place_problems(record, place)
     return reasons + _seed_problems(record.get("seeds", {}))
+
+
+def device_name(record: Mapping[str, Any]) -> str:
+    """Return the name of a record's device, which some kinds have as a string alone; empty where there is none."""
+    device = record.get("device") or ""
+    return str(device["name"] if isinstance(device, Mapping) else device)
 
 
 def _recipe_problems(record: Mapping[str, Any], recipe_root: Path) -> list[str]:
@@ -45,7 +53,7 @@ def _recipe_problems(record: Mapping[str, Any], recipe_root: Path) -> list[str]:
 
 
 def _place_problems(record: Mapping[str, Any], place: Path) -> list[str]:
-    device = record["device"]["name"].lower().replace(" ", "-")
+    device = device_name(record).lower().replace(" ", "-")
     folder = Path(record["recipe"], record["version"], device)
     reasons = [] if folder in place.parents else [f"its place is below {folder}"]
     return reasons + (["its recipe was modified"] if record.get("overrides") else [])

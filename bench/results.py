@@ -12,6 +12,7 @@ import click
 
 from bench.clocks import clock_of
 from bench.paths import RESULTS
+from bench.records import device_name
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.recipe.published import MET, MISSED, NOT_COMPARABLE, NOT_MEASURED, count
@@ -55,10 +56,10 @@ def _line(file: Path, root: Path) -> str:
     if describe is None:
         raise UserError(f"{file}: not a record of a measurement; it should have one of the keys {', '.join(kinds)}")
     subject, headline = describe(record)
-    device = record["device"]["name"] if isinstance(record["device"], dict) else record["device"]
     commit = (record["code"]["commit"] or "unknown")[:8]
     date = re.search(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", file.name)
-    return f"| [{path}]({path}) | {subject} | {device} | {date[0] if date else ''} | {commit} | {headline} |\n"
+    cells = (f"[{path}]({path})", subject, device_name(record), date[0] if date else "", commit, headline)
+    return f"| {' | '.join(cells)} |\n"
 
 
 def _reproduced(record: Mapping[str, Any]) -> tuple[str, str]:

@@ -5,8 +5,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
+from bench.clocks import Clock
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import read_intact_lines, read_json
@@ -36,7 +37,7 @@ class StageSteps(TypedDict, total=False):
 
     out_of_memory: bool
     cannot_run: str  # why, of a package that the ablation tries
-    clock: Literal["cpu", "wall"]
+    clock: Clock
     step_seconds: Spread
     phase_seconds: dict[str, Spread]
     tokens_per_step: float

@@ -21,12 +21,12 @@ from functools import partial
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import click
 import torch
 
-from bench.clocks import clock_of
+from bench.clocks import Clock, clock_of
 from bench.paths import ROOT
 from bench.peer.inputs import BATCH, GROUP, SIZES, make_inputs
 from rlhf.files import read_intact_lines, read_json, write_json
@@ -105,6 +105,31 @@ ENVIRONMENT = {
 }
 
 
+class ContenderRun(TypedDict, total=False):
+    """What one run of a contender prints; of one that does not fit only `out_of_memory`."""
+
+    out_of_memory: bool
+    wall: list[float]  # seconds of each counted step
+    cpu: list[float]
+    growth: int  # bytes of the peak above the loaded models
+    phases: dict[str, float]  # median seconds, of ours
+
+
+class Figures(TypedDict, total=False):
+    """A contender's row in a record; of one that does not fit only `out_of_memory`. Ratios are to TRL's two."""
+
+    out_of_memory: bool
+    seconds_per_step: float
+    seconds_range: list[float]
+    clock: Clock
+    samples_per_second: float
+    peak_over_loaded_bytes: float
+    steps_measured: int
+    seconds_by_phase: dict[str, float]
+    times_faster: list[float]
+    memory_ratio: list[float]
+
+
 class OutOfMemory(Exception):
     """A contender did not fit on the GPU: a result, not a failure."""
 
@@ -157,7 +182,7 @@ def prepare_ours(method: str, inputs: Path, out: Path, changes: dict[str, Any], 
     return last
 
 
-def run_ours(method: str, inputs: Path, out: Path, changes: dict[str, Any], steps: int, micro: int) -> dict[str, Any]:
+def run_ours(method: str, inputs: Path, out: Path, changes: dict[str, Any], steps: int, micro: int) -> ContenderRun:
     """Run the stage once; return the same keys as TRL's script prints."""
     _call([sys.executable, "-m", "rlhf.cli", *prepare_ours(method, inputs, out, changes, steps, micro)])
     folder = out / "recipe" / "v1" / method
@@ -187,18 +212,18 @@ def floor(method: str, inputs: Path, out: Path, micro: int) -> dict[str, Any]:
     return {"contender": contender, **json.loads(printed.splitlines()[-1])}
 
 
-def run_trl(method: str, python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> dict[str, Any]:
+def run_trl(method: str, python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> ContenderRun:
     return _run_script("trl_ppo.py" if method == "ppo" else "trl_groups.py", python, inputs, flags, steps, micro)
 
 
-def run_torchtune(python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> dict[str, Any]:
+def run_torchtune(python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> ContenderRun:
     return _run_script("torchtune_ppo.py", python, inputs, flags, steps, micro)
 
 
-def _run_script(name: str, python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> dict[str, Any]:
+def _run_script(name: str, python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> ContenderRun:
     script = Path(__file__).with_name(name)
     printed = _call([str(python), str(script), str(inputs), "--steps", str(steps), "--micro", str(micro), *flags])
-    return cast(dict[str, Any], json.loads(printed.splitlines()[-1]))
+    return cast(ContenderRun, json.loads(printed.splitlines()[-1]))
 
 
 def _call(command: list[str]) -> str:
@@ -213,19 +238,19 @@ def _call(command: list[str]) -> str:
     return done.stdout
 
 
-def attempt(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def attempt(run: Callable[[], ContenderRun]) -> ContenderRun:
     try:
         return run()
     except OutOfMemory:
         return {"out_of_memory": True}
 
 
-def contender_figures(method: Method, runs: dict[str, list[dict[str, Any]]], clock: str) -> dict[str, dict[str, Any]]:
+def contender_figures(method: Method, runs: Mapping[str, Sequence[ContenderRun]], clock: Clock) -> dict[str, Figures]:
     """Return the medians over all measured steps of each contender, and the ratios to both of TRL's.
 
     `clock`: cpu, whose seconds other processes disturb least, or on a GPU wall.
     """
-    figures: dict[str, dict[str, Any]] = {}
+    figures: dict[str, Figures] = {}
     for name, parts in runs.items():
         if any(part.get("out_of_memory") for part in parts):
             figures[name] = {"out_of_memory": True}
@@ -299,7 +324,7 @@ def main(
     if maker.exitcode:
         raise click.ClickException("the inputs could not be made")
     names = (*contenders.theirs, *contenders.torchtune, *contenders.ours)
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    runs: dict[str, list[ContenderRun]] = {name: [] for name in names}
     for repeat in range(repeats):
         for name, flags in contenders.theirs.items():
             runs[name].append(attempt(partial(run_trl, method, python, inputs, flags, steps, micro)))
@@ -390,7 +415,7 @@ def phases_table(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
+def _row(name: str, row: Figures) -> tuple[str, ...]:
     if row.get("out_of_memory"):
         return (name, "out of memory", "", "", "", "")
     return (

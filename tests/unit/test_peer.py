@@ -15,7 +15,7 @@ from bench.steps import Spread, StageSteps
 from rlhf import recipe
 from tests.conftest import noted
 
-PARTS = [
+PARTS: list[peer.ContenderRun] = [
     {"cpu": [4.0, 6.0], "wall": [8.0, 8.0], "growth": 300},
     {"cpu": [5.0, 5.0], "wall": [8.0, 8.0], "growth": 500},
     {"cpu": [5.0, 9.0], "wall": [8.0, 8.0], "growth": 400},
@@ -34,10 +34,12 @@ def record(figures: dict[str, Any], clock: str) -> dict[str, Any]:
 
 
 def test_figures_are_medians_over_all_steps_and_ratios_are_to_both_of_the_peers():
-    ours = [part | {"cpu": [2.0, 2.5], "phases": dict.fromkeys(peer.PHASES, 0.8)} for part in PARTS]
+    ours: list[peer.ContenderRun] = [
+        part | {"cpu": [2.0, 2.5], "phases": dict.fromkeys(peer.PHASES, 0.8)} for part in PARTS
+    ]
     method = peer.METHODS["ppo"]
     names = [*method.theirs, *method.ours]
-    slower = [part | {"cpu": [10.0]} for part in PARTS]
+    slower: list[peer.ContenderRun] = [part | {"cpu": [10.0]} for part in PARTS]
     found = peer.contender_figures(
         method, dict(zip(names, [PARTS, slower, *[ours] * len(method.ours)], strict=True)), "cpu"
     )

@@ -34,6 +34,7 @@ def test_a_record_of_uncommitted_code_or_of_another_recipe_is_found_whatever_it_
     file = first(kind)
     place, honest = file.relative_to(ROOT / "results"), json.loads(file.read_text())
     forged = {"its code differed from the commit": {"code": honest["code"] | {"dirty": True}}}
+    forged["it names no device"] = {"device": None}
     forged["its code has no commit"] = {"code": {"commit": "0123", "dirty": False}}
     if "recipe" in honest:
         forged["has changed since"] = {"recipe_sha256": "0" * 64}
