@@ -11,7 +11,9 @@ from typing import Any
 import click
 
 from bench import compare, goals, steps
+from bench.clocks import clock_of
 from bench.paths import RESULTS
+from bench.steps import StageSteps
 from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.cli.options import PRICE
@@ -72,8 +74,8 @@ def main(
             "only an unchanged recipe and committed code make a record: commit first, or leave out --save"
         )
     record = measure(loaded, stages or steps.STAGES, count, shape)
-    columns = ("stage", "step, s", "tokens/s", "MFU", "MBU", "peak, GB", "predicted", "hours")
-    console.rows_table(f"{loaded.name} {loaded.version} on {record['device']['name']}", columns, stage_rows(record))
+    title = f"{loaded.name} {loaded.version} on {record['device']['name']}"
+    console.rows_table(title, stage_columns(record), stage_rows(record))
     compared = comparisons(loaded, record, price)
     problems = [*out_of_memory(record), *worse(compared)]
     if compared:
@@ -104,10 +106,10 @@ def main(
 
 
 NOTE = (
-    "step: median after the warm-up. tokens/s: real tokens. MFU: operations of the longest rows, without those that "
-    "checkpointing repeats, over the rate of a measured product (HFU, in the record: with them); MBU: what decoding "
-    "must read over a measured copy's (both with --shape longest). hours: the measured step times the recipe's steps, "
-    "projected."
+    "step: median after the warm-up. CPU s: of all threads of the process. tokens: real ones. MFU: operations of the "
+    "longest rows, without those that checkpointing repeats, over the rate of a measured product (HFU, in the record: "
+    "with them); MBU: what decoding must read over a measured copy's (both with --shape longest). hours: the measured "
+    "step times the recipe's steps, projected."
 )
 
 
@@ -153,22 +155,21 @@ def measure(loaded: PinnedRecipe, stages: tuple[StageName, ...], count: int, sha
 def derived_figures(
     loaded: PinnedRecipe,
     stage: StageName,
-    row: Mapping[str, Any],
+    row: StageSteps,
     predicted: PredictedStage,
     best: Mapping[str, float],
     shape: LengthsShape,
-) -> dict[str, Any]:
+) -> StageSteps:
     """Return MFU, HFU, MBU, predicted peak and projected hours of a stage's steps; None for what is unknown."""
-    shares: dict[str, Any] = dict.fromkeys(("mfu", "hfu", "mbu", "hours"))
+    shares: StageSteps = {"mfu": None, "hfu": None, "mbu": None, "hours": None}
     shares["predicted_peak_bytes"] = predicted[""].peak_bytes
     if row.get("out_of_memory"):
         return shares
     if shape == "longest":  # operations are known for the longest rows
-        for key, of_model in (("mfu", True), ("hfu", False)):
-            flops = projection.step_flops(loaded.recipe, stage, predicted, of_model)
-            dense = {phase: n for phase, n in flops.items() if phase != "rollout/decode"}
-            seconds = sum(row["phase_seconds"][phase]["median"] for phase in dense)
-            shares[key] = sum(dense.values()) / seconds / best["flops"]
+        shares["mfu"], shares["hfu"] = (
+            _rate(row, projection.step_flops(loaded.recipe, stage, predicted, of_model)) / best["flops"]
+            for of_model in (True, False)
+        )
         if stage == "ppo":
             ppo = loaded.recipe.ppo
             decoded = (ppo.response_length - 1) * -(-ppo.batch_size // ppo.rollout_batch_size)
@@ -180,10 +181,23 @@ def derived_figures(
     return shares
 
 
+def _rate(row: StageSteps, flops: Mapping[str, float]) -> float:
+    """Return the operations per second of all phases but decoding."""
+    dense = {phase: n for phase, n in flops.items() if phase != "rollout/decode"}
+    return sum(dense.values()) / sum(row["phase_seconds"][phase]["median"] for phase in dense)
+
+
+def stage_columns(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the headings of `stage_rows`; they name the clock of the seconds."""
+    clock = clock_of(record["stages"].values())
+    return ("stage", f"step, {clock} s", f"tokens/{clock} s", "MFU", "MBU", "peak, GB", "predicted", f"{clock} hours")
+
+
 def stage_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return a table row for each stage."""
     rows = []
-    for stage, row in record["stages"].items():
+    stages: Mapping[StageName, StageSteps] = record["stages"]
+    for stage, row in stages.items():
         predicted = f"{row['predicted_peak_bytes'] / 1e9:.2f}"
         if row.get("out_of_memory"):
             rows.append((stage, *["-"] * 4, "OUT OF MEMORY", predicted, "-"))
@@ -212,8 +226,9 @@ def comparisons(loaded: PinnedRecipe, record: Mapping[str, Any], price: float | 
 
     Hours and dollars are projected from the measured steps. `price` is in dollars per hour of one card.
     """
-    measured = {stage: row for stage, row in record["stages"].items() if not row.get("out_of_memory")}
-    spent = {
+    stages: Mapping[StageName, StageSteps] = record["stages"]
+    measured = {stage: row for stage, row in stages.items() if not row.get("out_of_memory")}
+    spent: dict[str, Spent] = {
         stage: Spent(
             row["peak_vram_bytes"] / published.GB if row["peak_vram_bytes"] else None,
             row["hours"],
@@ -233,7 +248,7 @@ def comparisons(loaded: PinnedRecipe, record: Mapping[str, Any], price: float | 
     return sorted(comparisons, key=lambda compared: compared[0].stage == "all")
 
 
-def costs(row: Mapping[str, Any]) -> dict[str, float]:
+def costs(row: StageSteps) -> dict[str, float]:
     """Return the costs of a stage's measured steps, by the metric of a published figure."""
     by_metric = {
         f"component_gb.{name}": size / published.GB for name, size in (row.get("component_bytes") or {}).items()

@@ -3,11 +3,11 @@
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
 from bench import steps
+from bench.steps import StageSteps
 from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.errors import UserError
@@ -43,7 +43,7 @@ def main(hw: str, directory: Path | None, changes: tuple[str, ...], count: int, 
     with Predictor() as predict:
         predicted = alone(predict, loaded, STAGE)
     variants = one_by_one(loaded, STAGE)
-    measured: dict[str, Any] = {}
+    measured: dict[str, StageSteps] = {}
     if loaded.recipe.hardware.device == "cuda":
         variants[PACKAGE] = with_changes(variants["none"], {"model.attention": "flash_attention_2"})
     for name, variant in variants.items():
@@ -66,7 +66,7 @@ def main(hw: str, directory: Path | None, changes: tuple[str, ...], count: int, 
 
 
 def _row(
-    name: str, row: dict[str, Any], none: dict[str, Any], predicted: Mapping[str, StrategyCost], loaded: PinnedRecipe
+    name: str, row: StageSteps, none: StageSteps, predicted: Mapping[str, StrategyCost], loaded: PinnedRecipe
 ) -> tuple[str, ...]:
     expected = f"{predicted[name].peak_bytes / 1e9:.2f}" if name in predicted else ""
     if "cannot_run" in row:
@@ -82,7 +82,7 @@ def _row(
     return (name, peak_text, memory, time, expected, "; ".join(claims.of_strategy(loaded, name, changed)))
 
 
-def effect(row: Mapping[str, Any], none: Mapping[str, Any]) -> dict[str, float]:
+def effect(row: StageSteps, none: StageSteps) -> dict[str, float]:
     """Return what a strategy changed: memory in GB and percent, time in percent and as a factor.
 
     Without a GPU the memory is that of the process.

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from bench.steps import Spread, StageSteps
 from rlhf.recipe import StageName
 
 MEMORY, SPEED = 0.03, 0.10  # more than these shares is a loss
@@ -38,18 +39,19 @@ def machine(record: Mapping[str, Any]) -> str:
     return device["name"] + (f": {device['model']}" if "model" in device else "")
 
 
-def _memory(stage: StageName, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    key = "peak_vram_bytes" if new["peak_vram_bytes"] is not None else "peak_rss_bytes"
+def _memory(stage: StageName, old: StageSteps, new: StageSteps) -> Iterator[str]:
+    on_gpu = new["peak_vram_bytes"] is not None
+    before, after = (row["peak_vram_bytes"] if on_gpu else row["peak_rss_bytes"] for row in (old, new))
     phases = {
         f"{stage}/{p}": (o, (new.get("phase_peak_bytes") or {}).get(p))
         for p, o in (old.get("phase_peak_bytes") or {}).items()
     }
-    for name, (a, b) in {stage: (old[key], new[key]), **phases}.items():
+    for name, (a, b) in {stage: (before, after), **phases}.items():
         if a and b and b / a - 1 > MEMORY:
             yield f"{name}: peak memory {b / a - 1:+.1%}, {a / 1e9:.2f} to {b / 1e9:.2f} GB"
 
 
-def _time(name: str, old: Mapping[str, float], new: Mapping[str, float]) -> Iterator[str]:
+def _time(name: str, old: Spread, new: Spread) -> Iterator[str]:
     change = new["median"] / old["median"] - 1 if old["median"] else 0.0
     if change > SPEED and new["low"] > old["high"]:
         yield f"{name}: {change:+.0%}, {old['median']:.3g} to {new['median']:.3g} s"

@@ -16,12 +16,13 @@ class Goal(NamedTuple):
     unit: str
 
 
+DECODING_MBU = 0.60  # share of the bandwidth of a large copy, for a decoding step alone and in whole steps of PPO
 # 42 %: of the rate of a large product measured on the same card; the best published figure for a LoRA of this size is
 # NeMo-Automodel's 42.8 % of the nominal rate. 4 hours and 12 GB: the guides have 12 to 36 hours, 18 to 24 GB.
 GOALS = {
     "h100-mistral-7b": (
         *(Goal(f"{stage}: MFU", (stage,), "mfu", 0.42, False, "") for stage in ("sft", "dpo")),
-        Goal("ppo: MBU of decoding", ("ppo",), "mbu", 0.60, False, ""),
+        Goal("ppo: MBU of decoding", ("ppo",), "mbu", DECODING_MBU, False, ""),
         Goal("sft, rm and ppo: hours", CHAIN, "hours", 4.0, True, "h"),
     ),
     "4090-llama2-7b": tuple(
@@ -31,16 +32,34 @@ GOALS = {
 }
 
 
+class Measured(NamedTuple):
+    """A goal and what was measured for it; None if it was not."""
+
+    goal: Goal
+    value: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Return 1 or above if the goal is reached."""
+        if self.value is None:
+            return None
+        return self.goal.value / self.value if self.goal.at_most else self.value / self.goal.value
+
+
+def measured(record: Mapping[str, Any]) -> list[Measured]:
+    """Return what was measured for each goal of the record's recipe."""
+    found = []
+    for goal in GOALS.get(record["recipe"], ()):
+        values = [record["stages"].get(stage, {}).get(goal.key) for stage in goal.stages]
+        found.append(Measured(goal, None if None in values else sum(values)))
+    return found
+
+
 def rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return a table row for each goal of the record's recipe: goal, measured, ratio; "-" if not measured."""
     rows: list[tuple[str, ...]] = []
-    for goal in GOALS.get(record["recipe"], ()):
-        values = [record["stages"].get(stage, {}).get(goal.key) for stage in goal.stages]
+    for found in measured(record):
+        goal, ratio = found.goal, found.ratio
         limit = f"{'≤' if goal.at_most else '≥'} {goal.value:g} {goal.unit}".strip()
-        if None in values:
-            rows.append((goal.name, limit, "-", "-"))
-            continue
-        measured = sum(values)
-        ratio = goal.value / measured if goal.at_most else measured / goal.value
-        rows.append((goal.name, limit, f"{measured:.3g}", f"{ratio:.2f}"))
+        rows.append((goal.name, limit, *(("-", "-") if ratio is None else (f"{found.value:.3g}", f"{ratio:.2f}"))))
     return rows

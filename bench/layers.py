@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import click
 
 from bench.paths import ROOT
-from bench.peer.__main__ import cpu_name
 from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.files import read_intact_lines, read_json, write_json
 from rlhf.observe.console import OUT
+from rlhf.observe.telemetry import cpu_model
 from rlhf.process.launching import child_environment
 from rlhf.recipe import Changes
 from rlhf.run.provenance import code_version, package_versions
@@ -133,7 +133,7 @@ def run_seed(seed: int, folder: Path, changes: Changes) -> dict[str, dict[str, A
     return rows
 
 
-def summarise(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+def layer_means(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
     """Return means over the seeds of each choice of layers: final figures, and the seconds to each gain."""
     summary: dict[str, dict[str, Any]] = {}
     for layers, seeds in runs.items():
@@ -201,7 +201,7 @@ def main(seeds: tuple[int, ...], more: tuple[str, ...], jobs: int, save: Path | 
     provenance = {
         "date": date.today().isoformat(),
         "code": code,
-        "device": f"{cpu_name()}, 1 thread",
+        "device": f"{cpu_model()}, 1 thread",
         "packages": package_versions(),
         "recipe": f"{RECIPE.parent.name} {RECIPE.name}",
         "recipe_sha256": recipe.load(RECIPE).sha256,
@@ -216,7 +216,7 @@ def main(seeds: tuple[int, ...], more: tuple[str, ...], jobs: int, save: Path | 
         for done in as_completed(waiting):
             for layers, row in done.result().items():
                 runs[layers][str(waiting[done])] = row
-            record = provenance | {"adapters_in": runs, "summary": summarise(runs)}
+            record = provenance | {"adapters_in": runs, "summary": layer_means(runs)}
             if save:
                 write_json(save, record)  # after every seed, so that an interrupted run keeps what it has measured
     OUT.print(markdown(record), markup=False)

@@ -10,7 +10,9 @@ from typing import Any
 
 import click
 
+from bench.clocks import clock_of
 from bench.paths import RESULTS
+from bench.records import device_name
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.recipe.published import MET, MISSED, NOT_COMPARABLE, NOT_MEASURED, count
@@ -18,10 +20,20 @@ from rlhf.run import reader
 from rlhf.run.finished import totals
 from rlhf.run.outcomes import Reproduction
 
+# Contenders of bench.peer that are the same design on both sides: ours, TRL's. Headlines compare no others.
+ALIKE = (
+    ("ours, critic with an adapter", "TRL, value model through LoRA"),
+    ("ours, activations kept", "TRL, activations kept"),
+    ("ours, activations recomputed", "TRL, activations recomputed"),
+)
+
 HEAD = """# Results
 
-Measured, each with its commit, recipe hash, package versions, device and seeds; predictions stand beside the recipes
-(`predicted.json`), not here. This page is made by `make results-index` and checked by the tests.
+Measured, each with its commit, recipe hash, package versions, device and seeds. Predictions stand beside the recipes
+(`predicted.json`); only records that compare them with measurements have predictions too. Beside TRL, "times" means how
+many times as fast ours is. For PPO, RLOO and GRPO both sides have the same design in the headline;
+[ppo.md](../docs/ppo.md#compared-with-trl) and [groups.md](../docs/groups.md#compared-with-trl) show the others,
+with the lean trunk and adapters in upper layers. This page is made by `make results-index` and checked by the tests.
 
 | record | what | device | date | commit | headline |
 | --- | --- | --- | --- | --- | --- |
@@ -44,10 +56,10 @@ def _line(file: Path, root: Path) -> str:
     if describe is None:
         raise UserError(f"{file}: not a record of a measurement; it should have one of the keys {', '.join(kinds)}")
     subject, headline = describe(record)
-    device = record["device"]["name"] if isinstance(record["device"], dict) else record["device"]
     commit = (record["code"]["commit"] or "unknown")[:8]
     date = re.search(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", file.name)
-    return f"| [{path}]({path}) | {subject} | {device} | {date[0] if date else ''} | {commit} | {headline} |\n"
+    cells = (f"[{path}]({path})", subject, device_name(record), date[0] if date else "", commit, headline)
+    return f"| {' | '.join(cells)} |\n"
 
 
 def _reproduced(record: Mapping[str, Any]) -> tuple[str, str]:
@@ -68,7 +80,10 @@ def _bench(record: Mapping[str, Any]) -> tuple[str, str]:
         for stage, row in record["stages"].items()
         if "tokens_per_second" in row
     )
-    return f"a few steps, {record['shape']} rows", "tokens/s: " + ", ".join(speeds)
+    return (
+        f"a few steps, {record['shape']} rows",
+        f"tokens per {clock_of(record['stages'].values())} second: {', '.join(speeds)}",
+    )
 
 
 def _memory(record: Mapping[str, Any]) -> tuple[str, str]:
@@ -79,19 +94,28 @@ def _memory(record: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _beside(record: Mapping[str, Any]) -> tuple[str, str]:
+    ours = {stage: sides["ours"] for stage, sides in record["stages_beside"].items()}
+    peer = record["peer"].partition(" at ")[0]
+    settings = [f"{key}={value}" for key, value in record["overrides"].items()]
+    subject = ", ".join([f"steps beside {peer}", *settings, f"{clock_of(ours.values())} seconds"])
     ratios = (
-        f"{stage} {row['ours']['times_faster']:.2f} times as fast" for stage, row in record["stages_beside"].items()
+        f"{stage} {row['times_faster']:.2f} times TRL's defaults"
+        + (f", {row['times_faster_tuned']:.2f} times tuned" if "times_faster_tuned" in row else "")
+        for stage, row in ours.items()
     )
-    return f"steps beside {record['peer']}", "; ".join(ratios)
+    return subject, "; ".join(ratios)
 
 
 def _peer(record: Mapping[str, Any]) -> tuple[str, str]:
-    figures = record["figures"].items()
-    seconds = {name: row["seconds_per_step"] for name, row in figures if "seconds_per_step" in row}
-    slowest, fastest = max(seconds, key=seconds.__getitem__), min(seconds, key=seconds.__getitem__)
-    ratio = seconds[slowest] / seconds[fastest]
+    figures = record["figures"]
     method = record.get("method", "ppo").upper()  # records from before the key are of PPO
-    return f"a step of {method} beside {record['peer']}", f"{fastest}: {ratio:.2f} times as fast as {slowest}"
+    ratios = [
+        f"{ours}: {figures[theirs]['seconds_per_step'] / figures[ours]['seconds_per_step']:.2f} times {theirs}"
+        for ours, theirs in ALIKE
+        if all("seconds_per_step" in figures.get(name, {}) for name in (ours, theirs))
+    ]
+    subject = f"a step of {method} beside {record['peer']}, {clock_of(figures.values())} seconds"
+    return subject, "; ".join(ratios) or "like designs did not fit both"
 
 
 def _layers(record: Mapping[str, Any]) -> tuple[str, str]:

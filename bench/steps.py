@@ -5,8 +5,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from bench.clocks import Clock
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import read_intact_lines, read_json
@@ -19,6 +20,46 @@ STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")
 WARM_UP = 2  # steps that are not counted: they choose kernels, create optimizer states and capture graphs
 
 
+class Spread(TypedDict):
+    """Median, quartiles and number of repeated measurements."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+
+class StageSteps(TypedDict, total=False):
+    """A stage's row in a record. A stage that did not fit has `out_of_memory` and none of the measured keys.
+
+    The last keys are those that `bench.__main__.derived_figures` adds; None where a figure is unknown.
+    """
+
+    out_of_memory: bool
+    cannot_run: str  # why, of a package that the ablation tries
+    clock: Clock
+    step_seconds: Spread
+    phase_seconds: dict[str, Spread]
+    tokens_per_step: float
+    tokens_per_second: float
+    evaluate_seconds: float | None
+    peak_vram_bytes: int | None
+    phase_peak_bytes: dict[str, int] | None
+    reserved_vram_bytes: int | None
+    used_vram_bytes: int | None
+    phase_joules: dict[str, float] | None
+    peak_rss_bytes: int
+    component_bytes: dict[str, int] | None
+    adapter_bytes: int | None
+    predicted_peak_vram_bytes: int | None
+    mfu: float | None
+    hfu: float | None
+    mbu: float | None
+    hours: float | None
+    predicted_peak_bytes: int
+    roofline: dict[str, Any]  # by phase, in records of the GPU benchmark
+
+
 def measure(
     loaded: PinnedRecipe,
     stages: Sequence[StageName],
@@ -27,8 +68,8 @@ def measure(
     steps: int,
     shape: LengthsShape,
     preflight: bool = True,
-) -> dict[StageName, dict[str, Any]]:
-    """Run the stages one after another below `out`. Return `summarise` of each stage, or {"out_of_memory": True}.
+) -> dict[StageName, StageSteps]:
+    """Run the stages one after another below `out`. Return `stage_steps` of each stage, or {"out_of_memory": True}.
 
     Parents that are not among `stages` are run for their adapters only. `shape` chooses the lengths of rows
     (`data.lengths`).
@@ -37,18 +78,18 @@ def measure(
     order = (*STAGES, *recipes.GROUPS)
     parents = {name for stage in stages for name in recipes.parents(loaded.recipe, recipes.stage_name(stage))}
     needed = [stage for stage in order if stage in stages or stage in parents]
-    by_stage: dict[StageName, dict[str, Any]] = {}
+    by_stage: dict[StageName, StageSteps] = {}
     for stage in needed:
         outcome = _run(loaded, stage, out, loaded.overrides | changes, preflight)
         folder = out / loaded.name / loaded.version / stage
         if stage in stages:
-            by_stage[stage] = {"out_of_memory": True} if outcome == "out of memory" else summarise(folder)
+            by_stage[stage] = {"out_of_memory": True} if outcome == "out of memory" else stage_steps(folder)
         if outcome == "out of memory":
             break  # later stages lack their parent
     return by_stage
 
 
-def summarise(folder: Path) -> dict[str, Any]:
+def stage_steps(folder: Path) -> StageSteps:
     """Return seconds of the steps after the warm-up by phase, tokens of a step and peaks, from a finished stage."""
     summary = read_json(folder / "summary.json") or {}
     rows = [row for row in read_intact_lines(folder / "telemetry.jsonl") if row["step"] > WARM_UP]
@@ -77,7 +118,7 @@ def summarise(folder: Path) -> dict[str, Any]:
     }
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
+def spread(values: Sequence[float]) -> Spread:
     """Return the median, quartiles and number of repeated measurements."""
     low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
     return {"median": median, "low": low, "high": high, "n": len(values)}

@@ -1,8 +1,7 @@
 """Seconds of a decoding step by variant and number of rows, compared with the bytes that it must read."""
 
-import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -10,18 +9,19 @@ from typing import Any
 import torch
 
 from bench.ceilings import ceilings
+from bench.goals import DECODING_MBU
 from bench.gpu import variants
 from bench.gpu.item import Context, with_random_weights
 from bench.gpu.model import shared_base
 from bench.gpu.record import Verdict, decide
 from bench.gpu.variants import AS_IT_IS, DECODING, SAMPLING, SAMPLING_4BIT, Variant, synchronize
+from bench.steps import spread
 from rlhf.data.tokenize import Codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 
-GOAL = 0.60  # share of a copy's bandwidth; bench/goals.py has the same for whole steps of PPO
-REPEATS = 2  # after one that is not counted
+ROUNDS = 3  # over the variants, after one that is not counted
 
 
 def measure(context: Context, rows: list[int]) -> Verdict:
@@ -38,14 +38,18 @@ def measure(context: Context, rows: list[int]) -> Verdict:
         read = bytes_per_step(shared, count, options.max_prompt_length + options.response_length / 2)
         table: dict[str, Any] = {"bytes_read": read, "variants": {}}
         measured["rows"][str(count)] = table
-        for name, variant, fields in choices(loaded.recipe.model.quantization):
-            sampling = Sampling(options.max_prompt_length, options.response_length, 1.0, count, **fields)
-            try:
-                with variants.in_turn(variant, shared):
-                    row: Any = step_seconds(shared, codec, sampling)
-                row["mbu"] = read / row["step_seconds"] / measured["bandwidth"]
-            except Exception as error:  # of one variant: a result, and the others still run
-                row = f"{type(error).__name__}: {str(error)[:200]}"
+        work = {
+            name: partial(
+                rollout_seconds,
+                shared,
+                codec,
+                Sampling(options.max_prompt_length, options.response_length, 1.0, count, **fields),
+                variant,
+            )
+            for name, variant, fields in choices(loaded.recipe.model.quantization)
+        }
+        for name, runs in variants.in_rounds(work, ROUNDS + 1):
+            row = runs if isinstance(runs, str) else figures(runs, options.response_length, read, measured["bandwidth"])
             table["variants"][name] = row
             if count == rows[0] and name == AS_IT_IS:  # decides, and may be all that there is time for
                 decided = verdict(row, count, context.dry_run)
@@ -65,24 +69,39 @@ def verdict(row: Any, count: int, dry_run: bool) -> Verdict:
     """Return whether a step as the stages run it reaches the goal."""
     if isinstance(row, str):
         return Verdict(False, row)
-    why = f"{1e3 * row['step_seconds']:.2f} ms a step of {count} rows, MBU {row['mbu']:.0%}"
-    return Verdict(None if dry_run else row["mbu"] >= GOAL, why)
+    if "mbu" not in row:
+        return Verdict(None, "only the first rollout was timed, which does not count")
+    why = f"{1e3 * row['step_seconds']['median']:.2f} ms a step of {count} rows, MBU {row['mbu']:.0%}"
+    return Verdict(None if dry_run else row["mbu"] >= DECODING_MBU, why)
 
 
-def step_seconds(shared: SharedBase, codec: Codec, sampling: Sampling) -> dict[str, float]:
-    """Return the median seconds of a decoding step, captures included, and of the prefill, over whole rollouts."""
-    prompt, response = sampling.max_prompt_length, sampling.response_length
+def rollout_seconds(
+    shared: SharedBase, codec: Codec, sampling: Sampling, variant: Variant, seed: int
+) -> dict[str, float]:
+    """Return the seconds of prefill and decoding, captures included, of one whole rollout."""
+    prompt = sampling.max_prompt_length
     lengths = [prompt - row % min(7, prompt - 1) for row in range(sampling.batch_size)]
     prompts = [[3 + (7 * row + i) % 40 for i in range(length)] for row, length in enumerate(lengths)]
-    runs = []
-    for seed in range(REPEATS + 1):
-        torch.manual_seed(seed)
-        phase_seconds: dict[str, float] = {}
+    torch.manual_seed(seed)
+    phase_seconds: dict[str, float] = {}
+    with variants.in_turn(variant, shared):
         sample(shared.base, prompts, codec, sampling, phase=partial(_timed, spent=phase_seconds))
-        runs.append(phase_seconds)
-    decode, prefill = (statistics.median(run[name] for run in runs[1:]) for name in ("decode", "prefill"))
-    first = runs[0]["decode"] / (response - 1)
-    return {"step_seconds": decode / (response - 1), "first_step_seconds": first, "prefill_seconds": prefill}
+    return phase_seconds
+
+
+def figures(runs: Sequence[Mapping[str, float]], response: int, read: int, bandwidth: float) -> dict[str, Any]:
+    """Return median and spread of a decoding step and of the prefill over all rollouts but the first, and the MBU.
+
+    `response` is the number of tokens of a rollout; the prefill makes the first one. Of one rollout only the first step
+    is known.
+    """
+    first, *counted = runs
+    row: dict[str, Any] = {"first_step_seconds": first["decode"] / (response - 1)}
+    if counted:
+        row["step_seconds"] = spread([run["decode"] / (response - 1) for run in counted])
+        row["prefill_seconds"] = spread([run["prefill"] for run in counted])
+        row["mbu"] = read / row["step_seconds"]["median"] / bandwidth
+    return row
 
 
 @contextmanager

@@ -1,8 +1,10 @@
 """Items about the card alone: its facts, the capture of decoding steps, the waste of the allocator."""
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,10 +13,11 @@ from bench.ceilings import ceilings
 from bench.gpu import packages
 from bench.gpu.item import Context
 from bench.gpu.record import Verdict
+from rlhf.memory.predict import FRAGMENTATION
 from rlhf.process.launching import child_environment
 
 OLDEST = (8, 0)  # compute capability with bfloat16 in the matrix units
-WASTE = 0.15  # what rlhf.memory.predict assumes that the allocator reserves beyond what it allocates
+OLDEST_DRIVER = 580  # torch's wheel is built for CUDA 13.0
 
 
 def device(context: Context) -> Verdict:
@@ -33,11 +36,19 @@ def device(context: Context) -> Verdict:
     measured["ceilings"] = ceilings(context.device, torch.bfloat16)
     if context.dry_run:
         return Verdict(None, "a CPU stands in")
-    capable = tuple(measured["capability"]) >= OLDEST
-    differing = len(measured["other_packages"])
+    return verdict(measured)
+
+
+def verdict(measured: Mapping[str, Any]) -> Verdict:
+    """Return whether card, driver and packages are those that recipes need; None where only the driver is unknown."""
+    capability, differing = tuple(measured["capability"]), len(measured["other_packages"])
+    driver = re.match(r"\d+", measured["smi"] or "")
     rates = measured["ceilings"]
     why = f"{rates['flops'] / 1e12:.0f} TFLOP/s, {rates['bandwidth'] / 1e12:.2f} TB/s, {differing} packages differ"
-    return Verdict(capable and not differing, why)
+    why += f", compute capability {'.'.join(map(str, capability))}, driver {driver[0] if driver else 'unknown'}"
+    if capability < OLDEST or differing or (driver and int(driver[0]) < OLDEST_DRIVER):
+        return Verdict(False, why)
+    return Verdict(True if driver else None, why)
 
 
 def _smi(query: str) -> str | None:
@@ -140,4 +151,6 @@ def allocator(context: Context) -> Verdict:
     if context.dry_run:
         return Verdict(None, "a CPU's allocator reserves nothing")
     waste = {name: row["reserved"] / row["allocated"] - 1 for name, row in context.measured.items()}
-    return Verdict(waste["expandable"] <= WASTE, ", ".join(f"{name}: {share:+.1%}" for name, share in waste.items()))
+    return Verdict(
+        waste["expandable"] <= FRAGMENTATION, ", ".join(f"{name}: {share:+.1%}" for name, share in waste.items())
+    )

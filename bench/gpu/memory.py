@@ -6,7 +6,7 @@ import torch
 
 from bench.gpu.item import Context
 from bench.gpu.record import Verdict
-from bench.memory.measure import beside, measuring, pinned_peaks
+from bench.memory.measure import beside, measuring, pinned_peaks, unmatched
 from rlhf.memory import pinned as pins
 from rlhf.observe.console import quiet_libraries
 from rlhf.recipe import StageName
@@ -20,7 +20,7 @@ def measure(context: Context) -> Verdict:
     loaded = context.recipe
     pinned = (loaded.directory / pins.FILE).exists() and not loaded.modified
     measured: dict[str, Any] = context.measured
-    measured |= {"phases": [], "out_of_memory": []}
+    measured |= {"phases": [], "unmatched": [], "out_of_memory": []}
     with quiet_libraries(), measuring(loaded) as measure_stage:
         for stage in STAGES[:2] if context.dry_run else STAGES:
             try:
@@ -30,7 +30,10 @@ def measure(context: Context) -> Verdict:
                 context.save()
                 continue
             predicted = pinned_peaks(loaded.directory, stage) if pinned else {}
-            errors = {row["phase"]: row for row in beside(stage, predicted, {p: b["bytes"] for p, b in peaks.items()})}
+            in_bytes = {phase: peak["bytes"] for phase, peak in peaks.items()}
+            errors = {row["phase"]: row for row in beside(stage, predicted, in_bytes)}
+            if pinned:
+                measured["unmatched"] += unmatched(stage, predicted, in_bytes)
             for phase, peak in peaks.items():
                 row = {
                     "stage": stage,
@@ -47,6 +50,8 @@ def verdict(measured: dict[str, Any]) -> Verdict:
     """Return whether all phases are close to their predictions and fit; None without predictions."""
     if measured["out_of_memory"]:
         return Verdict(False, f"out of memory in {', '.join(row['stage'] for row in measured['out_of_memory'])}")
+    if measured["unmatched"]:
+        return Verdict(False, "; ".join(measured["unmatched"]))
     rows = [row for row in measured["phases"] if "error" in row]
     if not rows:
         return Verdict(None, "nothing is pinned for this recipe")

@@ -3,7 +3,7 @@
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -32,9 +32,11 @@ def products(context: Context) -> Verdict:
     shapes |= {"down": (hidden, inner)}
     table: dict[str, Any] = context.measured
     half = torch.bfloat16
+    seen = set()
     for name, (out, width) in shapes.items():
-        if list(shapes.values()).index((out, width)) < list(shapes).index(name):
+        if (out, width) in seen:
             continue  # keys are as wide as queries
+        seen.add((out, width))
         count = 2 if context.dry_run else max(4, RING // (out * width // 2))
         dense = torch.randn(out, width, dtype=half, device=context.device)
         packed = [
@@ -152,6 +154,12 @@ def paged(context: Context) -> Verdict:
     measured["paged_bytes"] = sum(page.numel() * page.element_size() for page in pages)
     same = all(torch.equal(a, b) for a, b in zip(weights["unpaged"], weights["paged"], strict=True))
     measured["same_weights"] = same
+    return paged_verdict(measured)
+
+
+def paged_verdict(measured: Mapping[str, Any]) -> Verdict:
+    """Return whether states were paged and the weights are those of the unpaged optimizer."""
+    same = measured["same_weights"]
     ratio = measured["paged"]["step_seconds"] / measured["unpaged"]["step_seconds"]
     why = f"{measured['paged_bytes'] / 1e6:.0f} MB paged, same weights: {same}, {ratio:.2f} times the time"
     return Verdict(bool(measured["paged_bytes"]) and same, why)

@@ -6,7 +6,8 @@ import re
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from bench.paths import ROOT
+
 IMPORTED_AS = {"pyyaml": "yaml", "nvidia-ml-py": "pynvml"}  # where a project's name is not its module's
 EVALUATE_ONLY = ("rouge-score", "sacrebleu")  # dependencies that only the stage `evaluate` imports
 OPTIONAL = {

@@ -89,7 +89,7 @@ def problems(record: Mapping[str, Any], recipe_root: Path) -> list[str]:
         reasons.append(f"verdict {record['verdict']!r} or outcome {record['outcome']!r} is unknown")
     if record["dry_run"] or (record["device"] or {}).get("type") != "cuda":
         reasons.append("it was not measured on a GPU")
-    reasons += _code_problems(record)
+    reasons += code_problems(record)
     if not record["packages"].get("torch"):
         reasons.append("it names no version of torch")
     if record["recipe"]:
@@ -97,7 +97,8 @@ def problems(record: Mapping[str, Any], recipe_root: Path) -> list[str]:
     return reasons
 
 
-def _code_problems(record: Mapping[str, Any]) -> list[str]:
+def code_problems(record: Mapping[str, Any]) -> list[str]:
+    """Return the reason why the code of a record is not committed code, if there is one."""
     commit = record["code"]["commit"]
     if not commit or len(commit) != 40:
         return ["its code has no commit: outside of git, set RLHF_COMMIT to the 40 digits of it"]

@@ -44,12 +44,13 @@ def verdict(measured: dict[str, Any], recipe: str) -> Verdict:
     if measured["shape"] != "longest":  # goals are about the longest rows
         peak = max((row["peak_vram_bytes"] or 0 for row in stages.values()), default=0)
         return Verdict(True if peak else None, f"{step_times} a step" + (f", peak {peak / 1e9:.1f} GB" if peak else ""))
-    reached = [row for row in goals.rows({"recipe": recipe, "stages": stages}) if row[-1] != "-"]
-    if not reached:
+    ratios = {found: found.ratio for found in goals.measured({"recipe": recipe, "stages": stages})}
+    known = {found: ratio for found, ratio in ratios.items() if ratio is not None}
+    if not known:
         return Verdict(None, f"{step_times} a step; MFU and MBU need predictions: --conclude")
     return Verdict(
-        all(float(row[-1]) >= 1 for row in reached),
-        f"{step_times} a step; " + ", ".join(f"{r[0]} {r[2]}" for r in reached),
+        all(ratio >= 1 for ratio in known.values()),
+        f"{step_times} a step; " + ", ".join(f"{found.goal.name} {found.value:.3g}" for found in known),
     )
 
 

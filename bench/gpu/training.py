@@ -2,8 +2,9 @@
 
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -13,13 +14,16 @@ from bench.gpu import variants
 from bench.gpu.item import Context, with_random_weights
 from bench.gpu.model import shared_base
 from bench.gpu.record import Verdict
-from bench.gpu.variants import AS_IT_IS, TRAINING, synchronize
+from bench.gpu.variants import AS_IT_IS, TRAINING, Variant, synchronize
+from bench.steps import spread
 from rlhf.models.model import mixed_precision
 from rlhf.models.shared_base import SharedBase
 
 HOST = 0.8  # share of a micro-batch's time that the host may need and still be ahead of the GPU
 SWITCH_MS = 5.0
-REPEATS = 5
+ROUNDS = 3  # over the variants
+REPEATS = 2  # of a micro-batch in a round, after one that is not counted
+SWITCHES = 5
 
 
 def measure(context: Context) -> Verdict:
@@ -38,32 +42,43 @@ def measure(context: Context) -> Verdict:
     for stage, (rows, length) in sizes.items():
         table: dict[str, Any] = {"rows": rows, "length": length, "variants": {}}
         measured["micro_batches"][stage] = table
-        for name, variant in TRAINING.items():
-            for padded in (False, True):
-                row: Any
-                try:
-                    with variants.in_turn(variant, shared):
-                        row = micro_batch(shared, rows, length, padded)
-                    row["mfu"] = row["operations"] / row["seconds"] / measured["flops"]
-                except Exception as error:  # of one variant: a result, and the others still run
-                    row = f"{type(error).__name__}: {str(error)[:200]}"
-                table["variants"][f"{name}, padded" if padded else name] = row
-                context.save()
+        work = {
+            f"{name}, padded" if padded else name: partial(micro_batch, shared, variant, rows, length, padded)
+            for name, variant in TRAINING.items()
+            for padded in (False, True)
+        }
+        for name, runs in variants.in_rounds(work, ROUNDS):
+            table["variants"][name] = runs if isinstance(runs, str) else figures(runs, measured["flops"])
+            context.save()
     by_stage = {stage: table["variants"][AS_IT_IS] for stage, table in measured["micro_batches"].items()}
     if failed := [row for row in by_stage.values() if isinstance(row, str)]:
         return Verdict(False, failed[0])
-    host = max(row["host_seconds"] / row["seconds"] for row in by_stage.values())
+    host = max(row["host_seconds"]["median"] / row["seconds"]["median"] for row in by_stage.values())
     mfu = by_stage["sft"]["mfu"]
     why = f"host {host:.0%} of the time, role switch {measured['switch_ms']:.1f} ms, SFT's MFU {mfu:.0%}"
     return Verdict(None if context.dry_run else host <= HOST and measured["switch_ms"] <= SWITCH_MS, why)
 
 
-def micro_batch(shared: SharedBase, rows: int, length: int, padded: bool) -> dict[str, float | None]:
-    """Return the median seconds of both passes, of queuing them on the host, and of a forward pass without gradients.
+class Passes(NamedTuple):
+    """What the passes of a micro-batch took in one round."""
 
-    With `padded` half of the last row is masked padding, on the right. `operations` are those of products and
-    attention, as torch counts them, without 4-bit products.
+    seconds: list[float]  # of forward and backward pass, until the device is done
+    host_seconds: list[float]  # until the host has queued them
+    scoring_seconds: list[float]  # of a forward pass without gradients
+    operations: int  # of products and attention, as torch counts them, without 4-bit products
+    peak_bytes: int | None
+
+
+def micro_batch(shared: SharedBase, variant: Variant, rows: int, length: int, padded: bool, number: int) -> Passes:
+    """Time both passes and a forward pass under a variant. `number` is that of the round.
+
+    With `padded` half of the last row is masked padding, on the right.
     """
+    with variants.in_turn(variant, shared):
+        return _passes(shared, rows, length, padded)
+
+
+def _passes(shared: SharedBase, rows: int, length: int, padded: bool) -> Passes:
     device = shared.device
     ids = torch.randint(3, 40, (rows, length), device=device)
     mask = torch.ones_like(ids) if padded else None
@@ -84,27 +99,35 @@ def micro_batch(shared: SharedBase, rows: int, length: int, padded: bool) -> dic
             forward()
 
     shared.base.train()
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter:  # also the warm-up
         both()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     seconds, host = timed(both)
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
     shared.base.eval()
+    scoring()
     scoring_seconds, _ = timed(scoring)
     shared.base.zero_grad(set_to_none=True)
+    return Passes(seconds, host, scoring_seconds, counter.get_total_flops(), peak)
+
+
+def figures(runs: Sequence[Passes], flops: float) -> dict[str, Any]:
+    """Return median and spread of the seconds over all rounds, with MFU by the median."""
+    seconds = spread([second for run in runs for second in run.seconds])
+    peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
     return {
         "seconds": seconds,
-        "host_seconds": host,
-        "scoring_seconds": scoring_seconds,
-        "operations": counter.get_total_flops(),
-        "peak_bytes": peak,
+        "host_seconds": spread([second for run in runs for second in run.host_seconds]),
+        "scoring_seconds": spread([second for run in runs for second in run.scoring_seconds]),
+        "operations": runs[0].operations,
+        "peak_bytes": max(peaks, default=None),
+        "mfu": runs[0].operations / seconds["median"] / flops,
     }
 
 
-def timed(work: Callable[[], None]) -> tuple[float, float]:
-    """Return the median seconds until the device is done, and until the host has queued the work, after a warm-up."""
-    work()
+def timed(work: Callable[[], None]) -> tuple[list[float], list[float]]:
+    """Return the seconds until the device is done, and until the host has queued the work, of each repeat."""
     total, queued = [], []
     for _ in range(REPEATS):
         synchronize()
@@ -113,13 +136,13 @@ def timed(work: Callable[[], None]) -> tuple[float, float]:
         queued.append(time.perf_counter() - start)
         synchronize()
         total.append(time.perf_counter() - start)
-    return statistics.median(total), statistics.median(queued)
+    return total, queued
 
 
 def switch_ms(shared: SharedBase) -> float:
     """Return the median milliseconds of a role switch between policy and value, as in PPO's micro-batches."""
     seconds = []
-    for _ in range(REPEATS):
+    for _ in range(SWITCHES):
         for role in ("value", "policy"):
             start = time.perf_counter()
             shared.activate(role)

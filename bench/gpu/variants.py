@@ -4,17 +4,19 @@ A variant is called with the shared base (or with a plain model) and is on insid
 that the code measured here has no such switch.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.rollout import library_decoding
 from rlhf.stages.training_forward import as_decoder, without_mask
+
+T = TypeVar("T")
 
 
 class Unavailable(Exception):
@@ -158,6 +160,27 @@ def in_turn(variant: Variant, shared: Any) -> Iterator[None]:
     with variant(shared):
         yield
         synchronize()
+
+
+def in_rounds(work: Mapping[str, Callable[[int], T]], rounds: int) -> Iterator[tuple[str, list[T] | str]]:
+    """Do every piece of work once in each round, so that a drift of the card's clocks falls on all of them.
+
+    Work is called with the number of its round. After each piece its name and its results so far are yielded; instead
+    of the results an error as text, after which this piece is left out.
+    """
+    results: dict[str, list[T]] = {name: [] for name in work}
+    failed = set()
+    for number in range(rounds):
+        for name, do in work.items():
+            if name in failed:
+                continue
+            try:
+                results[name].append(do(number))
+            except Exception as error:  # of one variant: a result, and the others still run
+                failed.add(name)
+                yield name, f"{type(error).__name__}: {str(error)[:200]}"
+            else:
+                yield name, results[name]
 
 
 def synchronize() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from bench.memory import budgets, sizes
+from bench.paths import ROOT
 from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.files import write_json
@@ -16,7 +17,6 @@ from rlhf.process import cuda
 from rlhf.recipe import StageName
 from rlhf.run.provenance import code_version
 
-ROOT = Path(__file__).parents[2]
 TRAINED: tuple[StageName, ...] = (
     "sft",
     "rm",
@@ -105,12 +105,13 @@ def measure(
 ) -> None:
     """Run the stages for two steps with random weights and the longest rows, and compare each phase's peak.
 
-    Predictions are made after everything is measured: they take minutes of a CPU, in which a GPU would wait.
+    Predictions are made after everything is measured: they take minutes of a CPU, in which a GPU would wait. Exit code
+    1 where a phase is only predicted or only measured.
     """
     loaded = recipe.load(directory or recipe.resolve(hw, ROOT / "recipes"), recipe.parse_overrides(changes))
     cuda.set_environment(loaded.recipe)
     with console.quiet_libraries():
-        from bench.memory.measure import beside, pinned_peaks
+        from bench.memory.measure import beside, pinned_peaks, unmatched
         from bench.memory.measure import measure as measure_stages
         from rlhf.observe.telemetry import device_facts
         from rlhf.process.torch_setup import device_of
@@ -127,6 +128,7 @@ def measure(
         with Predictor() as predict:
             predicted = {s: {phase: p.peak_bytes for phase, p in predict(loaded, s).items()} for s in chosen}
     rows = [row for stage in chosen for row in beside(stage, predicted[stage], measured[stage])]
+    lacking = [line for stage in chosen for line in unmatched(stage, predicted[stage], measured[stage])]
     table = [
         (
             row["stage"],
@@ -142,7 +144,10 @@ def measure(
     if save:
         facts = {"code": code_version(), "device": device_facts(device), "recipe": loaded.name}
         facts |= {"version": loaded.version, "recipe_sha256": loaded.sha256, "overrides": loaded.overrides}
-        write_json(save, {**facts, "phases": rows})
+        write_json(save, {**facts, "phases": rows, "unmatched": lacking})
+    for line in lacking:
+        print(line, file=sys.stderr)
+    sys.exit(bool(lacking))
 
 
 if __name__ == "__main__":

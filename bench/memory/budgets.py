@@ -44,11 +44,13 @@ def pinned_needs(directory: Path) -> Needs:
 
 
 def more_needed(before: Needs, now: Needs) -> Iterator[str]:
-    """Yield one line for each phase that needs more than `ALLOWED` above what is pinned."""
+    """Yield one line for each pinned phase that is gone, or needs more than `ALLOWED` above what is pinned."""
     for stage, phases in before.items():
         for phase, old in phases.items():
-            new = now.get(stage, {}).get(phase, 0)
-            if new > round(old * (1 + ALLOWED)):
+            new = now.get(stage, {}).get(phase)
+            if new is None:
+                yield f"{stage}/{phase}: what it needs of the card is pinned and no longer predicted"
+            elif new > round(old * (1 + ALLOWED)):
                 yield f"{stage}/{phase} needs {new / old - 1:.1%} more of the card: {new / 1e9:.2f} GB"
 
 
@@ -66,12 +68,13 @@ def more_operations(before: Step, now: Step) -> Iterator[str]:
 
 def growth(before: Peaks, now: Peaks) -> Iterator[str]:
     """Yield one line for each phase that is missing, new, or grown by more than `ALLOWED`, with what grew most."""
-    for stage in PREDICTED_STAGES:
-        for phase in {**before[stage], **now[stage]}:
-            if phase not in before[stage] or phase not in now[stage]:
-                yield f"{stage}/{phase} is {'new' if phase in now[stage] else 'gone'}"
+    for stage in {**before, **now}:
+        were, are = before.get(stage, {}), now.get(stage, {})
+        for phase in {**were, **are}:
+            if phase not in were or phase not in are:
+                yield f"{stage}/{phase} is {'new' if phase in are else 'gone'}"
                 continue
-            old, new = before[stage][phase], now[stage][phase]
+            old, new = were[phase], are[phase]
             more = sum(new.values()) / sum(old.values()) - 1
             if more > ALLOWED:
                 grown = max(new, key=lambda part: new[part] - old.get(part, 0))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,6 +17,17 @@ from rlhf.observe.telemetry import collect_peak, watch_peaks
 from rlhf.process.torch_setup import set_up_torch
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
 from rlhf.stages.supervised import free_memory
+
+
+class ComparedPhase(TypedDict):
+    """A phase with both peaks."""
+
+    stage: StageName
+    phase: str
+    predicted_bytes: int
+    measured_bytes: int
+    error: float  # predicted / measured - 1
+
 
 CUDA = torch.device("cuda")
 PhasePeak = dict[str, int]  # {"bytes": allocated, and on CUDA "reserved": by the allocator}
@@ -130,8 +141,11 @@ def pinned_peaks(directory: Path, stage: StageName) -> dict[str, int]:
     return {phase: sum(parts.values()) for phase, parts in budgets.pinned(directory)[stage].items()}
 
 
-def beside(stage: StageName, predicted: Mapping[str, int], measured: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return one row for each phase that has both peaks, in bytes; `error` is predicted / measured - 1."""
+def beside(stage: StageName, predicted: Mapping[str, int], measured: Mapping[str, int]) -> list[ComparedPhase]:
+    """Return one row for each phase that has both peaks, in bytes.
+
+    The whole stage, "", has none. `unmatched` has what only one side has.
+    """
     return [
         {
             "stage": stage,
@@ -142,6 +156,15 @@ def beside(stage: StageName, predicted: Mapping[str, int], measured: Mapping[str
         }
         for phase, peak in predicted.items()
         if phase and phase in measured
+    ]
+
+
+def unmatched(stage: StageName, predicted: Mapping[str, int], measured: Mapping[str, int]) -> list[str]:
+    """Return one line for each phase that only one side has."""
+    return [
+        f"{stage}/{phase}: {'predicted, not measured' if phase in predicted else 'measured, not predicted'}"
+        for phase in {**predicted, **measured}
+        if phase and (phase not in predicted or phase not in measured)
     ]
 
 

@@ -8,7 +8,6 @@ a separate environment, too; it trains all weights, which is different work.
 
 import json
 import os
-import platform
 import shlex
 import shutil
 import statistics
@@ -22,18 +21,20 @@ from functools import partial
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import click
 import torch
 
+from bench.clocks import Clock, clock_of
+from bench.paths import ROOT
 from bench.peer.inputs import BATCH, GROUP, SIZES, make_inputs
 from rlhf.files import read_intact_lines, read_json, write_json
 from rlhf.observe.console import OUT, rows_table
+from rlhf.observe.telemetry import cpu_model
 from rlhf.process.launching import child_environment
 from rlhf.run.provenance import code_version
 
-ROOT = Path(__file__).parents[2]
 RECIPE = Path(__file__).parent / "recipe" / "v1"
 TRL = "1.12.0"  # the last release with a PPOTrainer
 # torchtune's last release and the last torchao with which it can be imported; what else it needs is left to pip.
@@ -104,6 +105,31 @@ ENVIRONMENT = {
 }
 
 
+class ContenderRun(TypedDict, total=False):
+    """What one run of a contender prints; of one that does not fit only `out_of_memory`."""
+
+    out_of_memory: bool
+    wall: list[float]  # seconds of each counted step
+    cpu: list[float]
+    growth: int  # bytes of the peak above the loaded models
+    phases: dict[str, float]  # median seconds, of ours
+
+
+class Figures(TypedDict, total=False):
+    """A contender's row in a record; of one that does not fit only `out_of_memory`. Ratios are to TRL's two."""
+
+    out_of_memory: bool
+    seconds_per_step: float
+    seconds_range: list[float]
+    clock: Clock
+    samples_per_second: float
+    peak_over_loaded_bytes: float
+    steps_measured: int
+    seconds_by_phase: dict[str, float]
+    times_faster: list[float]
+    memory_ratio: list[float]
+
+
 class OutOfMemory(Exception):
     """A contender did not fit on the GPU: a result, not a failure."""
 
@@ -156,11 +182,11 @@ def prepare_ours(method: str, inputs: Path, out: Path, changes: dict[str, Any], 
     return last
 
 
-def run_ours(method: str, inputs: Path, out: Path, changes: dict[str, Any], steps: int, micro: int) -> dict[str, Any]:
+def run_ours(method: str, inputs: Path, out: Path, changes: dict[str, Any], steps: int, micro: int) -> ContenderRun:
     """Run the stage once; return the same keys as TRL's script prints."""
     _call([sys.executable, "-m", "rlhf.cli", *prepare_ours(method, inputs, out, changes, steps, micro)])
     folder = out / "recipe" / "v1" / method
-    rows = read_intact_lines(folder / "telemetry.jsonl")[1:-1]
+    rows = counted_steps(read_intact_lines(folder / "telemetry.jsonl"))
     summary = read_json(folder / "summary.json") or {}
     prefix = "cpu/" if (read_json(inputs / "settings.json") or {})["device"] == "cpu" else ""
     shutil.rmtree(folder)
@@ -172,6 +198,11 @@ def run_ours(method: str, inputs: Path, out: Path, changes: dict[str, Any], step
     }
 
 
+def counted_steps(telemetry: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of the steps that count: the first warms up, and the last one also evaluates."""
+    return telemetry[1:-1]
+
+
 def floor(method: str, inputs: Path, out: Path, micro: int) -> dict[str, Any]:
     """Return the operations of each phase of a step with the lean trunk, and how many a second the device can do."""
     settings = read_json(inputs / "settings.json") or {}
@@ -181,18 +212,18 @@ def floor(method: str, inputs: Path, out: Path, micro: int) -> dict[str, Any]:
     return {"contender": contender, **json.loads(printed.splitlines()[-1])}
 
 
-def run_trl(method: str, python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> dict[str, Any]:
+def run_trl(method: str, python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> ContenderRun:
     return _run_script("trl_ppo.py" if method == "ppo" else "trl_groups.py", python, inputs, flags, steps, micro)
 
 
-def run_torchtune(python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> dict[str, Any]:
+def run_torchtune(python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> ContenderRun:
     return _run_script("torchtune_ppo.py", python, inputs, flags, steps, micro)
 
 
-def _run_script(name: str, python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> dict[str, Any]:
+def _run_script(name: str, python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> ContenderRun:
     script = Path(__file__).with_name(name)
     printed = _call([str(python), str(script), str(inputs), "--steps", str(steps), "--micro", str(micro), *flags])
-    return cast(dict[str, Any], json.loads(printed.splitlines()[-1]))
+    return cast(ContenderRun, json.loads(printed.splitlines()[-1]))
 
 
 def _call(command: list[str]) -> str:
@@ -207,19 +238,19 @@ def _call(command: list[str]) -> str:
     return done.stdout
 
 
-def attempt(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def attempt(run: Callable[[], ContenderRun]) -> ContenderRun:
     try:
         return run()
     except OutOfMemory:
         return {"out_of_memory": True}
 
 
-def summarise(method: Method, runs: dict[str, list[dict[str, Any]]], clock: str) -> dict[str, dict[str, Any]]:
+def contender_figures(method: Method, runs: Mapping[str, Sequence[ContenderRun]], clock: Clock) -> dict[str, Figures]:
     """Return the medians over all measured steps of each contender, and the ratios to both of TRL's.
 
     `clock`: cpu, whose seconds other processes disturb least, or on a GPU wall.
     """
-    figures: dict[str, dict[str, Any]] = {}
+    figures: dict[str, Figures] = {}
     for name, parts in runs.items():
         if any(part.get("out_of_memory") for part in parts):
             figures[name] = {"out_of_memory": True}
@@ -293,7 +324,7 @@ def main(
     if maker.exitcode:
         raise click.ClickException("the inputs could not be made")
     names = (*contenders.theirs, *contenders.torchtune, *contenders.ours)
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    runs: dict[str, list[ContenderRun]] = {name: [] for name in names}
     for repeat in range(repeats):
         for name, flags in contenders.theirs.items():
             runs[name].append(attempt(partial(run_trl, method, python, inputs, flags, steps, micro)))
@@ -303,9 +334,16 @@ def main(
             out = work / f"ours-{changes.get('lora.layers', 'all')}"  # their SFT and reward model are the same
             runs[name].append(attempt(partial(run_ours, method, inputs, out, changes, steps, micro)))
         OUT.print(f"round {repeat + 1} of {repeats} done")
-    figures = summarise(contenders, runs, "wall" if device == "cuda" else "cpu")
+    figures = contender_figures(contenders, runs, "wall" if device == "cuda" else "cpu")
     limit = floor(method, inputs, work / "floor", micro)
-    columns = ("", "s/step", "samples/s", "MiB above loaded", "times faster", "memory ratio")
+    columns = (
+        "",
+        f"{clock_of(figures.values())} s/step",
+        "samples/s",
+        "MiB above loaded",
+        "times faster",
+        "memory ratio",
+    )
     title = f"one {method.upper()} step, medians; ratios to TRL's two"
     rows_table(title, columns, [_row(n, row) for n, row in figures.items()])
     record = {**provenance(method, size, device, micro, repeats), "figures": figures, "floor": limit}
@@ -321,7 +359,7 @@ def provenance(method: str, size: str, device: str, micro: int, repeats: int) ->
     return {
         "date": date.today().isoformat(),
         "code": code_version(),
-        "device": torch.cuda.get_device_name() if device == "cuda" else f"{cpu_name()}, 1 thread",
+        "device": torch.cuda.get_device_name() if device == "cuda" else f"{cpu_model()}, 1 thread",
         "model": SIZES[size] | {"dtype": "bfloat16" if device == "cuda" else "float32", "weights": "random"},
         "method": method,
         "batch": BATCH,
@@ -339,7 +377,7 @@ def provenance(method: str, size: str, device: str, micro: int, repeats: int) ->
 
 def markdown(record: dict[str, Any]) -> str:
     """Return the figures as docs/ppo.md shows them."""
-    clock = {"cpu": "CPU", "wall": "wall"}[next(r["clock"] for r in record["figures"].values() if "clock" in r)]
+    clock = clock_of(record["figures"].values())
     lines = [
         f"On {record['device']}, {record['date']}, commit `{record['code']['commit'][:8]}`; median over "
         f"all measured steps of {record['repeats']} runs each, in turn:",
@@ -377,16 +415,7 @@ def phases_table(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def cpu_name() -> str:
-    """Return the processor as the operating system names it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
+def _row(name: str, row: Figures) -> tuple[str, ...]:
     if row.get("out_of_memory"):
         return (name, "out of memory", "", "", "", "")
     return (

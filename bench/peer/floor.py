@@ -1,8 +1,8 @@
 """`python -m bench.peer.floor STAGE-ARGUMENTS`: how many floating-point operations each phase of a PPO step needs.
 
 Runs the real stage under torch's FLOP counter, with attention written as products so that it counts, and measures how
-many such operations a second the device reaches in one large product. Their quotient is the time that no
-implementation of the same arithmetic on this device can beat. Prints one JSON line.
+many such operations a second the device reaches in one large product. Their quotient estimates the least time of the
+same arithmetic on this device; a product of another size may reach a higher rate. Prints one JSON line.
 """
 
 import json

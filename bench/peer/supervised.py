@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +20,9 @@ from typing import Any, cast
 import click
 
 from bench import steps
+from bench.clocks import clock_of
+from bench.paths import ROOT
+from bench.steps import StageSteps
 from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.files import write_json
@@ -28,7 +32,6 @@ from rlhf.process.launching import child_environment
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run.provenance import code_version
 
-ROOT = Path(__file__).parents[2]
 STAGES: tuple[StageName, ...] = ("sft", "rm", "dpo")
 PEERS = ("trl", "trl, tuned")
 KEPT = {"gradient_checkpointing": False}
@@ -68,7 +71,9 @@ def main(
         raise click.ClickException("--save: the code differs from its commit; a result must name what it was made by")
     loaded = recipe.load(directory or recipe.resolve(hw, ROOT / "recipes"), recipe.parse_overrides(changes))
     figures = {stage: compare(loaded, stage, count, repeats) for stage in (only or STAGES)}
-    columns = ("stage", "", "step, s", "tokens/s", "peak, GB", "times faster", "than tuned", "memory ratio")
+    clock = clock_of(row for sides in figures.values() for row in sides.values())
+    ratios = ("times faster", "than tuned", "memory ratio")
+    columns = ("stage", "", f"step, {clock} s", f"tokens/{clock} s", "peak, GB", *ratios)
     rows = [_row(stage, name, row) for stage, sides in figures.items() for name, row in sides.items()]
     console.rows_table(f"{loaded.name} {loaded.version} beside trl {version('trl')}", columns, rows)
     if save:
@@ -88,8 +93,8 @@ def main(
 
 
 def compare(loaded: PinnedRecipe, stage: StageName, count: int, repeats: int) -> dict[str, dict[str, Any]]:
-    """Return the medians over all repeats of both sides, and the ratios of ours to TRL's."""
-    runs: dict[str, list[dict[str, Any]]] = {"ours": [], **{name: [] for name in PEERS}}
+    """Run both sides in turn; return `side_by_side` of all repeats."""
+    runs: dict[str, list[StageSteps]] = {"ours": [], **{name: [] for name in PEERS}}
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder:
             out = Path(folder)
@@ -99,30 +104,48 @@ def compare(loaded: PinnedRecipe, stage: StageName, count: int, repeats: int) ->
             runs["ours"].append(ours[stage])
             for name, settings in zip(PEERS, ({}, TUNED[stage]), strict=True):
                 runs[name].append(_trl(loaded, stage, out, count, settings))
+    return side_by_side(runs)
+
+
+def side_by_side(runs: Mapping[str, Sequence[StageSteps]]) -> dict[str, dict[str, Any]]:
+    """Return the `summary` of each side's repeats, with ours the ratios to TRL's.
+
+    A ratio is of the medians of tokens per second; its range is that of the ratios within each round.
+    """
     sides = {name: summary(parts) for name, parts in runs.items()}
+    ours = sides["ours"]
     for key, name in {"times_faster": "trl", "times_faster_tuned": "trl, tuned"}.items():
-        sides["ours"][key] = sides["ours"]["tokens_per_second"] / sides[name]["tokens_per_second"]
-    if sides["ours"]["peak_bytes"]:
-        sides["ours"]["memory_ratio"] = sides["ours"]["peak_bytes"] / sides["trl"]["peak_bytes"]
+        ours[key] = ours["tokens_per_second"] / sides[name]["tokens_per_second"]
+        rounds = [
+            a["tokens_per_second"] / b["tokens_per_second"] for a, b in zip(runs["ours"], runs[name], strict=True)
+        ]
+        ours[f"{key}_range"] = [min(rounds), max(rounds)]
+    if ours["peak_bytes"]:
+        ours["memory_ratio"] = ours["peak_bytes"] / sides["trl"]["peak_bytes"]
     return sides
 
 
-def summary(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the median of the repeats' medians; the peak is a GPU's while it trains, and a whole process has more."""
+def summary(parts: Sequence[StageSteps]) -> dict[str, Any]:
+    """Return the median and range of the repeats' medians.
+
+    The peak is a GPU's while it trains; a whole process has more.
+    """
+    seconds = [part["step_seconds"]["median"] for part in parts]
     return {
-        "step_seconds": statistics.median(part["step_seconds"]["median"] for part in parts),
+        "step_seconds": statistics.median(seconds),
+        "step_seconds_range": [min(seconds), max(seconds)],
         "tokens_per_second": statistics.median(part["tokens_per_second"] for part in parts),
         "peak_bytes": statistics.median(peaks) if (peaks := [p for part in parts if (p := _peak(part))]) else None,
         "clock": parts[0]["clock"],
     }
 
 
-def _peak(part: dict[str, Any]) -> int | None:
+def _peak(part: StageSteps) -> int | None:
     peaks = part["phase_peak_bytes"] or {}
     return max((peaks[name] for name in ("train", "rollout", "score", "update") if name in peaks), default=None)
 
 
-def _trl(loaded: PinnedRecipe, stage: StageName, out: Path, count: int, settings: dict[str, Any]) -> dict[str, Any]:
+def _trl(loaded: PinnedRecipe, stage: StageName, out: Path, count: int, settings: dict[str, Any]) -> StageSteps:
     overrides = loaded.overrides | few_steps(loaded.recipe, steps.WARM_UP + count, "hh")
     asked = {
         "recipe": str(loaded.directory),
@@ -136,14 +159,21 @@ def _trl(loaded: PinnedRecipe, stage: StageName, out: Path, count: int, settings
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise click.ClickException(f"TRL's {stage}: {done.stderr.strip()[-2000:]}")
-    return cast(dict[str, Any], json.loads(done.stdout.splitlines()[-1]))
+    return cast(StageSteps, json.loads(done.stdout.splitlines()[-1]))
 
 
 def _row(stage: StageName, name: str, row: dict[str, Any]) -> tuple[str, ...]:
-    ratios = [f"{row[key]:.2f}" if key in row else "" for key in ("times_faster", "times_faster_tuned", "memory_ratio")]
+    ratios = [_ratio(row, key) for key in ("times_faster", "times_faster_tuned", "memory_ratio")]
     peak = f"{row['peak_bytes'] / 1e9:.2f}" if row["peak_bytes"] else "-"
     shown = f"{row['step_seconds']:.3g}", f"{row['tokens_per_second']:,.0f}", peak
     return (stage if name == "ours" else "", name, *shown, *ratios)
+
+
+def _ratio(row: Mapping[str, Any], key: str) -> str:
+    if key not in row:
+        return ""
+    low, high = row.get(f"{key}_range", (None, None))
+    return f"{row[key]:.2f}" + ("" if low is None else f" ({low:.2f} to {high:.2f})")
 
 
 if __name__ == "__main__":

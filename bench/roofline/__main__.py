@@ -1,7 +1,8 @@
 """`python -m bench.roofline RECIPE`: the least time of a step on a recipe's card, and what changes would gain.
 
-bench/roofline/counts.py counts operations and bytes; rlhf/memory/projection.py has the cards' published rates. The
-larger of the two quotients is a time that no program with these settings beats. Predicted; nothing here is measured.
+bench/roofline/counts.py counts operations and bytes; rlhf/memory/cards.py has the cards' published rates. The larger of
+the two quotients is an estimate of the least time: at nominal rates, and if every tensor between two products goes
+through memory. Predicted; nothing here is measured.
 """
 
 import json

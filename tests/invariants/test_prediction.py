@@ -649,6 +649,22 @@ def test_phases_that_come_and_go_are_reported():
     assert [*budgets.growth(PEAKS, found)] == ["ppo/rollout is gone", "ppo/score is new"]
 
 
+def test_growth_of_a_stage_that_only_some_recipes_have_is_named():
+    """GRPO is no stage of most recipes; it may grow, come and go as the others."""
+    grpo: Peaks = {"grpo": {"update": {"base": 100}}}
+    (line,) = budgets.growth(PEAKS | grpo, PEAKS | {"grpo": {"update": {"base": 110}}})
+    assert line.startswith("grpo/update grew by 10.0%")
+    assert [*budgets.growth(PEAKS, PEAKS | grpo)] == ["grpo/update is new"]
+    assert [*budgets.growth(PEAKS | grpo, PEAKS)] == ["grpo/update is gone"]
+
+
+def test_a_phase_whose_need_is_gone_is_named():
+    before: Needs = {"ppo": {"update": 1000, "score": 500}}
+    (line,) = budgets.more_needed(before, {"ppo": {"update": 1000}})
+    assert line == "ppo/score: what it needs of the card is pinned and no longer predicted"
+    assert len([*budgets.more_needed(before, {})]) == 2
+
+
 def test_a_phase_that_needs_more_of_the_card_is_named():
     before: Needs = {"ppo": {"update": 1000, "score": 500}}
     assert [*budgets.more_needed(before, {"ppo": {"update": 1030, "score": 400}})] == []

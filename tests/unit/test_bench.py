@@ -6,18 +6,20 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from bench import __main__ as bench
-from bench import ablation, compare, goals, steps
+from bench import ablation, ceilings, compare, goals, steps
+from bench.steps import Spread, StageSteps
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.memory import claims
+from rlhf.memory import claims, projection
 from rlhf.memory.phases import PredictedPhase
 from rlhf.memory.strategies import StrategyCost, one_by_one
 from tests.conftest import RECIPE
 
-STAGE = {
+STAGE: StageSteps = {
     "clock": "wall",
     "step_seconds": {"median": 1.0, "low": 0.95, "high": 1.05, "n": 8},
     "phase_seconds": {"train": {"median": 1.0, "low": 0.95, "high": 1.05, "n": 8}},
@@ -140,6 +142,15 @@ def test_budgets_that_are_broken_are_named():
     assert not list(bench.worse(bench.comparisons(loaded, lost)))
 
 
+def test_the_table_names_the_clock_of_its_seconds():
+    """On a CPU the seconds are those of the process, which a busy machine does not stretch."""
+    assert bench.stage_columns(RECORD)[1:3] == ("step, wall s", "tokens/wall s")
+    columns = bench.stage_columns(changed(clock="cpu"))
+    assert (columns[1], columns[2], columns[-1]) == ("step, CPU s", "tokens/CPU s", "CPU hours")
+    assert len(columns) == len(bench.stage_rows(RECORD)[0])
+    assert bench.stage_columns({"stages": {"sft": {"out_of_memory": True}}})[1] == "step, wall s"
+
+
 def test_every_figure_of_a_cost_is_a_row_and_one_that_is_reproduced_is_enough():
     found = verdicts_of("h100-mistral-7b", record_of(sft=(58, 5.0)))
     assert found["sft", "peak memory at batch 16 and 512 tokens (Hardware and Cost) about 61 GB"] == (
@@ -192,8 +203,8 @@ def test_sizes_that_a_stage_reports_are_compared():
 
 
 def test_an_ablation_compares_what_it_measured():
-    none = {"peak_vram_bytes": 85_000_000_000, "step_seconds": {"median": 2.0}}
-    row = {"peak_vram_bytes": 63_750_000_000, "step_seconds": {"median": 2.5}}
+    none: StageSteps = {"peak_vram_bytes": 85_000_000_000, "step_seconds": seconds(2.0, 2.0, 2.0)["train"]}
+    row: StageSteps = {"peak_vram_bytes": 63_750_000_000, "step_seconds": seconds(2.5, 2.5, 2.5)["train"]}
     found = ablation.effect(row, none)
     assert found == {"memory_gb": -21.25, "memory_percent": -25, "time_factor": 1.25, "time_percent": 25}
     said = claims.of_strategy(loaded_of("h100-mistral-7b"), "gradient_checkpointing", found)
@@ -213,10 +224,31 @@ def test_steps_are_summarised_without_the_warm_up(tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     rows = [{"step": n + 1, "train": t, "tokens": 100} for n, t in enumerate([50.0, 9.0, 1.0, 2.0, 3.0])]
     (tmp_path / "telemetry.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = steps.summarise(tmp_path)
+    found = steps.stage_steps(tmp_path)
     assert found["step_seconds"] == {"median": 2.0, "low": 1.5, "high": 2.5, "n": 3}
     assert found["tokens_per_second"] == 300 / 6
     assert found["clock"] == "wall"
+
+
+def test_the_limits_of_a_device_count_both_terms_of_a_product_and_both_ways_of_a_copy(monkeypatch):
+    """A product of 4 x 4 matrices has 64 multiplications and as many sums; a copy of 10 bytes reads and writes them."""
+    monkeypatch.setitem(ceilings.SIZES, "cpu", (4, 10, 1))
+    monkeypatch.setattr(ceilings, "_median_seconds", lambda *_: 2.0)
+    assert ceilings.ceilings(torch.device("cpu"), torch.float32) == {"flops": 64.0, "bandwidth": 10.0}
+
+
+def test_hours_are_those_of_the_median_step_and_mbu_counts_every_batch_of_a_rollout(monkeypatch):
+    loaded = recipe.load(RECIPE, {"ppo.batch_size": 64, "ppo.rollout_batch_size": 48})
+    monkeypatch.setattr(projection, "decoding_bytes", lambda *_: 1000.0)
+    monkeypatch.setattr(projection, "step_flops", lambda *_: {"update": 1.0})
+    spread: Spread = {"median": 2.0, "low": 1.0, "high": 3.0, "n": 8}
+    row = STAGE | {"step_seconds": spread, "phase_seconds": {"update": spread, "rollout/decode": spread}}
+    predicted = {"": PredictedPhase(1, {"base": 1}, 0, 0, 0)}
+    best = {"flops": 1.0, "bandwidth": 1.0}
+    found = bench.derived_figures(loaded, "ppo", row, predicted, best, "longest")
+    assert found["mbu"] == 2 * (loaded.recipe.ppo.response_length - 1) * 1000 / 2.0, "48 rows, then the other 16"
+    total = projection.optimizer_steps(loaded.recipe, "ppo")
+    assert total is not None and found["hours"] == total * 2.0 / 3600
 
 
 def test_the_ablation_changes_one_thing_at_a_time():

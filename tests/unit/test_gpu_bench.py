@@ -14,14 +14,31 @@ import pytest
 import torch
 
 from bench import results
-from bench.gpu import attention, command, memory, nf4, packages, plan, record, runner, speed, suites, variants
+from bench.gpu import (
+    attention,
+    command,
+    decoding,
+    machine,
+    memory,
+    nf4,
+    packages,
+    plan,
+    record,
+    runner,
+    speed,
+    suites,
+    training,
+    variants,
+)
 from bench.gpu.item import Context, load
 from bench.gpu.plan import ITEMS, RTX4090
 from bench.gpu.record import Verdict
+from bench.memory.measure import beside, unmatched
 from bench.roofline.counts import phases
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.rollout import library_decoding
+from tests.conftest import noted
 
 ROOT = Path(__file__).parents[2]
 BY_NAME = {item.name: item for item in ITEMS}
@@ -244,6 +261,7 @@ def test_an_item_runs_on_the_stand_in(item, tmp_path, monkeypatch):
 def decoding_has_every_variant(measured: dict[str, Any]) -> None:
     (table,) = measured["rows"].values()
     assert list(table["variants"]) == [*variants.DECODING, *variants.SAMPLING]
+    assert all(row["step_seconds"]["n"] == decoding.ROUNDS for row in table["variants"].values())
     gone = {name: row for name, row in table["variants"].items() if isinstance(row, str)}
     assert not gone, "a switch in bench/gpu/variants.py is gone"
     # 2 layers of 32 wide, 261 words, tied; LoRA of rank 4; keys and values of 12 + 6 tokens in 4 rows; 4 bytes each
@@ -258,7 +276,8 @@ def training_has_every_variant(measured: dict[str, Any]) -> None:
     for table in measured["micro_batches"].values():
         assert len(table["variants"]) == 2 * len(variants.TRAINING)
         for row in table["variants"].values():
-            assert row["operations"] > 0 and 0 < row["host_seconds"] <= row["seconds"]
+            assert row["operations"] > 0 and 0 < row["host_seconds"]["low"] <= row["seconds"]["high"]
+            assert row["seconds"]["n"] == training.ROUNDS * training.REPEATS
 
 
 def attention_has_every_kind(measured: dict[str, Any]) -> None:
@@ -316,14 +335,44 @@ def test_an_error_in_an_item_is_in_its_record(tmp_path):
 # ---- verdicts ----
 
 
+@pytest.mark.parametrize(
+    ("change", "holds"),
+    [
+        ({}, True),
+        ({"capability": [7, 5]}, False),
+        ({"other_packages": ["torch 2.12"]}, False),
+        ({"smi": "579.99, 1980 MHz"}, False),
+        ({"smi": None}, None),  # nvidia-smi cannot be run
+        ({"smi": None, "capability": [7, 5]}, False),
+    ],
+)
+def test_the_device_is_decided_by_card_driver_and_packages(change, holds):
+    found: dict[str, Any] = {"capability": [9, 0], "other_packages": [], "smi": "580.65.06, 1980 MHz"}
+    found["ceilings"] = {"flops": 6e14, "bandwidth": 2e12}
+    assert machine.verdict(found | change).holds is holds
+
+
 def test_memory_is_decided_by_the_worst_phase():
     near = {"stage": "sft", "phase": "train", "measured_bytes": 100, "reserved_bytes": 110, "error": 0.01}
     far = near | {"stage": "ppo", "phase": "update", "error": -0.2}
-    assert memory.verdict({"out_of_memory": [], "phases": [near]}).holds is True
-    said = memory.verdict({"out_of_memory": [], "phases": [near, far]})
+    found: dict[str, Any] = {"out_of_memory": [], "unmatched": [], "phases": [near]}
+    assert memory.verdict(found).holds is True
+    said = memory.verdict(found | {"phases": [near, far]})
     assert said.holds is False and "ppo/update -20.0%" in said.why and "+10%" in said.why
-    assert memory.verdict({"out_of_memory": [{"stage": "dpo"}], "phases": [near]}).holds is False
-    assert memory.verdict({"out_of_memory": [], "phases": []}).holds is None
+    assert memory.verdict(found | {"out_of_memory": [{"stage": "dpo"}]}).holds is False
+    assert memory.verdict(found | {"phases": []}).holds is None
+
+
+def test_memory_does_not_hold_where_a_phase_is_missing_on_one_side():
+    near = {"stage": "ppo", "phase": "update", "measured_bytes": 100, "reserved_bytes": None, "error": 0.01}
+    for predicted, measured, said in (
+        ({"": 3, "update": 1, "rollout": 2}, {"": 3, "update": 1}, "ppo/rollout: predicted, not measured"),
+        ({"update": 1}, {"": 3, "update": 1, "rollout": 2}, "ppo/rollout: measured, not predicted"),
+    ):
+        assert len(beside("ppo", predicted, measured)) == 1
+        lines = unmatched("ppo", predicted, measured)
+        assert memory.verdict({"out_of_memory": [], "unmatched": lines, "phases": [near]}) == (False, said)
+    assert unmatched("ppo", {"update": 1}, {"": 3, "update": 1}) == []
 
 
 def test_speed_is_decided_by_the_goals_of_its_recipe():
@@ -334,6 +383,8 @@ def test_speed_is_decided_by_the_goals_of_its_recipe():
     found = {"shape": "longest", "stages": stages(0.5, 0.7)}
     assert speed.verdict(found, "h100-mistral-7b").holds is True
     assert speed.verdict(found | {"stages": stages(0.5, 0.5)}, "h100-mistral-7b").holds is False
+    almost = speed.verdict(found | {"stages": stages(0.4199, 0.7)}, "h100-mistral-7b")
+    assert almost.holds is False, "99.98 % of a goal is not all of it, though it is printed as 0.42"
     assert speed.verdict(found | {"stages": stages(None, None)}, "cpu-tiny").holds is None
     assert speed.verdict(found | {"stages": {"sft": {"out_of_memory": True}}}, "h100-mistral-7b").holds is False
     assert speed.verdict(found | {"shape": "hh"}, "4090-llama2-7b").holds is True
@@ -404,6 +455,13 @@ def test_two_optimizers_are_given_the_same_weights_and_gradients():
     assert spent["step_seconds"] > 0
 
 
+@pytest.mark.parametrize(("size", "same", "holds"), [(1, True, True), (1, False, False), (0, True, False)])
+def test_a_paged_optimizer_pages_and_makes_the_same_updates(size, same, holds):
+    measured = {"paged": {"step_seconds": 3.0}, "unpaged": {"step_seconds": 2.0}, "paged_bytes": size}
+    said = nf4.paged_verdict(measured | {"same_weights": same})
+    assert said.holds is holds and "1.50 times the time" in said.why
+
+
 # ---- variants ----
 
 
@@ -417,6 +475,31 @@ def test_a_variant_changes_a_switch_for_a_while_only():
         variants.setting(library_decoding, "LEAN", 1)(None),
     ):
         pass
+
+
+def test_variants_take_turns_and_one_that_fails_is_left_out():
+    done: list[tuple[str, int]] = []
+
+    def fail(number: int) -> float:
+        done.append(("bad", number))
+        raise RuntimeError("no kernel")
+
+    def work(name: str):
+        return lambda number: noted(done, (name, number), float(number))
+
+    found = dict(variants.in_rounds({"a": work("a"), "bad": fail, "b": work("b")}, 2))
+    assert done == [("a", 0), ("bad", 0), ("b", 0), ("a", 1), ("b", 1)]
+    assert found == {"a": [0.0, 1.0], "bad": "RuntimeError: no kernel", "b": [0.0, 1.0]}
+
+
+def test_the_first_rollout_is_not_counted_and_the_spread_of_the_others_is_kept():
+    """10 steps after the prefill; 300 bytes a step at 1,000 bytes a second."""
+    runs = [{"decode": seconds, "prefill": 1.0} for seconds in (90.0, 10.0, 5.0, 20.0)]
+    found = decoding.figures(runs, 11, 300, 1000.0)
+    assert found["first_step_seconds"] == 9.0 and found["mbu"] == 0.3
+    assert found["step_seconds"] == {"median": 1.0, "low": 0.75, "high": 1.5, "n": 3}
+    assert decoding.verdict(found, 16, False).holds is False
+    assert decoding.verdict(decoding.figures(runs[:1], 11, 300, 1000.0), 16, False).holds is None
 
 
 # ---- records ----

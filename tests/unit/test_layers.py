@@ -49,7 +49,7 @@ def test_the_table_has_means_over_seeds_and_a_dash_for_a_gain_that_is_not_reache
             "curve": [point._asdict() for point in points],
         }
 
-    summary = layers.summarise({"upper_half": {"0": run(0.8), "1": run(1.0)}})
+    summary = layers.layer_means({"upper_half": {"0": run(0.8), "1": run(1.0)}})
     table = layers.markdown({"summary": summary}).splitlines()
     assert table[-1] == "| upper half | 0.90 (0.80 to 1.00) | 0.100 | 0.50 | 60 | 7.5 | 10.0 | 16.7 | – |"
     assert len({line.count("|") for line in table}) == 1
@@ -59,7 +59,7 @@ def test_the_page_shows_the_newest_record():
     newest = max((ROOT / "results/layers").glob("cpu_*.json"), key=lambda file: file.name)
     record = json.loads(newest.read_text())
     assert record["code"]["dirty"] is False
-    assert record["summary"] == json.loads(json.dumps(layers.summarise(record["adapters_in"])))
+    assert record["summary"] == json.loads(json.dumps(layers.layer_means(record["adapters_in"])))
     assert layers.markdown(record) in (ROOT / "docs/ppo.md").read_text()
 
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from bench.peer import __main__ as peer
-from bench.peer import training, trl_groups
+from bench.peer import supervised, training, trl_groups
 from bench.peer.inputs import BATCH, GROUP
+from bench.steps import Spread, StageSteps
 from rlhf import recipe
 from tests.conftest import noted
 
-PARTS = [
+PARTS: list[peer.ContenderRun] = [
     {"cpu": [4.0, 6.0], "wall": [8.0, 8.0], "growth": 300},
     {"cpu": [5.0, 5.0], "wall": [8.0, 8.0], "growth": 500},
     {"cpu": [5.0, 9.0], "wall": [8.0, 8.0], "growth": 400},
@@ -33,11 +34,15 @@ def record(figures: dict[str, Any], clock: str) -> dict[str, Any]:
 
 
 def test_figures_are_medians_over_all_steps_and_ratios_are_to_both_of_the_peers():
-    ours = [part | {"cpu": [2.0, 2.5], "phases": dict.fromkeys(peer.PHASES, 0.8)} for part in PARTS]
+    ours: list[peer.ContenderRun] = [
+        part | {"cpu": [2.0, 2.5], "phases": dict.fromkeys(peer.PHASES, 0.8)} for part in PARTS
+    ]
     method = peer.METHODS["ppo"]
     names = [*method.theirs, *method.ours]
-    slower = [part | {"cpu": [10.0]} for part in PARTS]
-    found = peer.summarise(method, dict(zip(names, [PARTS, slower, *[ours] * len(method.ours)], strict=True)), "cpu")
+    slower: list[peer.ContenderRun] = [part | {"cpu": [10.0]} for part in PARTS]
+    found = peer.contender_figures(
+        method, dict(zip(names, [PARTS, slower, *[ours] * len(method.ours)], strict=True)), "cpu"
+    )
     assert found[names[0]]["seconds_per_step"] == 5.0
     assert found[names[0]]["seconds_range"] == [4.0, 9.0]
     assert found[names[0]]["samples_per_second"] == BATCH / 8
@@ -48,6 +53,30 @@ def test_figures_are_medians_over_all_steps_and_ratios_are_to_both_of_the_peers(
     assert "| update | 0.80 | 33% | 1 | 1.00 | 125% |" in peer.phases_table(record(found, "cpu"))
 
 
+def test_of_our_steps_the_first_and_the_last_do_not_count():
+    """The first warms up, the last also evaluates."""
+    assert [row["step"] for row in peer.counted_steps([{"step": n} for n in (1, 2, 3, 4)])] == [2, 3]
+
+
+def test_a_supervised_ratio_is_of_tokens_per_second_with_the_range_over_the_rounds():
+    def repeat(tokens: float, seconds: float) -> StageSteps:
+        spread: Spread = {"median": seconds, "low": seconds, "high": seconds, "n": 4}
+        memory = {"train": round(tokens)}
+        return {"clock": "cpu", "tokens_per_second": tokens, "step_seconds": spread, "phase_peak_bytes": memory}
+
+    runs = {
+        "ours": [repeat(400.0, 2.0), repeat(600.0, 1.0), repeat(500.0, 3.0)],
+        "trl": [repeat(200.0, 4.0), repeat(250.0, 4.0), repeat(300.0, 4.0)],
+        "trl, tuned": [repeat(500.0, 4.0), repeat(500.0, 4.0), repeat(500.0, 4.0)],
+    }
+    found = supervised.side_by_side(runs)["ours"]
+    assert (found["times_faster"], found["times_faster_tuned"]) == (2.0, 1.0)
+    assert found["times_faster_range"] == pytest.approx([5 / 3, 2.4])
+    assert found["times_faster_tuned_range"] == [0.8, 1.2]
+    assert (found["step_seconds"], found["step_seconds_range"], found["memory_ratio"]) == (2.0, [1.0, 3.0], 2.0)
+    assert "1.00 (0.80 to 1.20)" in supervised._row("sft", "ours", found)
+
+
 def test_a_contender_that_does_not_fit_is_a_row():
     def full():
         raise peer.OutOfMemory
@@ -55,7 +84,7 @@ def test_a_contender_that_does_not_fit_is_a_row():
     method = peer.METHODS["ppo"]
     names = [*method.theirs, *method.ours]
     runs = dict.fromkeys(names, PARTS) | {names[0]: [peer.attempt(full)]}
-    found = peer.summarise(method, runs, "wall")
+    found = peer.contender_figures(method, runs, "wall")
     assert found[names[0]] == {"out_of_memory": True}
     assert "times_faster" not in found[names[2]]
     page = peer.markdown(record(found, "wall"))
@@ -98,7 +127,7 @@ def test_torchtune_has_an_environment_of_its_own_and_no_part_in_the_ratios(tmp_p
     assert command[1].endswith("torchtune_ppo.py") and Path(command[1]).is_file()
     method = peer.METHODS["ppo"]
     (name,) = method.torchtune
-    figures = peer.summarise(method, {**dict.fromkeys(method.theirs, PARTS), name: PARTS}, "cpu")
+    figures = peer.contender_figures(method, {**dict.fromkeys(method.theirs, PARTS), name: PARTS}, "cpu")
     assert figures[name]["times_faster"] == [1.0, 1.0], "its time is compared with TRL's two, and no other with its own"
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import results
-from bench.gpu import record as gpu_record
+from bench import records, results
 from bench.peer import __main__ as peer
 from rlhf import recipe
 from rlhf.errors import UserError
@@ -14,38 +13,96 @@ from rlhf.use import reproduce
 from tests.conftest import rlhf
 
 ROOT = Path(__file__).parents[2]
-RECORDS = sorted((ROOT / "results").glob("*/*/*/*.json"))
+RECORDS = sorted((ROOT / "results").rglob("*.json"))
+SEEDS = [file for file in RECORDS if "seeds" in json.loads(file.read_text())]
 RELEASED = [d for d in recipe.available(ROOT / "recipes") if recipe.load(d).recipe.status == "released"]
 
 
 @pytest.mark.parametrize("file", RECORDS, ids=lambda file: "/".join(file.relative_to(ROOT / "results").parts))
-def test_a_record_belongs_to_a_released_recipe_that_has_not_changed_since(file):
+def test_every_record_is_of_committed_code_and_of_a_recipe_that_has_not_changed_since(file):
+    place = file.relative_to(ROOT / "results")
+    assert records.problems(json.loads(file.read_text()), place, ROOT / "recipes") == []
+
+
+def first(key: str) -> Path:
+    """The first stored record with this key."""
+    return next(file for file in RECORDS if key in json.loads(file.read_text()))
+
+
+@pytest.mark.parametrize("kind", ["seeds", "stages", "phases", "stages_beside", "figures", "outside", "adapters_in"])
+def test_a_record_of_uncommitted_code_or_of_another_recipe_is_found_whatever_it_measures(kind):
+    file = first(kind)
+    place, honest = file.relative_to(ROOT / "results"), json.loads(file.read_text())
+    forged = {"its code differed from the commit": {"code": honest["code"] | {"dirty": True}}}
+    forged["it names no device"] = {"device": None}
+    forged["its code has no commit"] = {"code": {"commit": "0123", "dirty": False}}
+    if "recipe" in honest:
+        forged["has changed since"] = {"recipe_sha256": "0" * 64}
+        forged["its recipe was modified"] = {"modified": True}
+        forged["there is no recipe"] = {"recipe": "none", "version": "v1"}
+    for said, change in forged.items():
+        found = records.problems(honest | change, place, ROOT / "recipes")
+        assert any(said in line for line in found), (said, found)
+
+
+def test_a_record_is_kept_in_the_folder_of_its_recipe_and_device():
+    file = first("phases")
+    honest = json.loads(file.read_text())
+    assert records.problems(honest, Path("cpu-tiny/v2/cpu/memory", file.name), ROOT / "recipes") == [
+        "its place is below cpu-tiny/v1/cpu"
+    ]
+    del honest["recipe"]
+    (line,) = records.problems(honest, file.relative_to(ROOT / "results"), ROOT / "recipes")
+    assert line.startswith("it names no recipe")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"status": "failed"}, "seed 0, ppo: failed, modified: False"),
+        ({"modified": True}, "seed 0, ppo: done, modified: True"),
+        ({"seed": 7}, "seed 0, ppo: its summary is of seed 7, ppo"),
+    ],
+)
+def test_a_seed_that_is_not_done_or_was_modified_is_found(change, said):
+    file = next(file for file in SEEDS if "cpu-tiny" in file.parts)
     record = json.loads(file.read_text())
-    name, version, device, _ = file.relative_to(ROOT / "results").parts
-    loaded = recipe.load(ROOT / "recipes" / name / version)
-    assert (record["recipe"], record["version"]) == (name, version)
-    assert record["recipe_sha256"] == loaded.sha256, "a released recipe is frozen: make the change a new version"
-    assert not record["modified"]
-    assert record["code"]["dirty"] is False
-    assert len(record["code"]["commit"]) == 40
-    assert device in record["device"]["name"].lower().replace(" ", "-")
-    for seed, stages in record["seeds"].items():
-        for stage, summary in stages.items():
-            assert (summary["stage"], summary["seed"], summary["status"]) == (stage, int(seed), "done")
-            assert not summary["modified"]
-
-
-def test_every_record_of_a_gpu_can_be_traced():
-    """Committed code, an unchanged recipe of today, a real GPU, and the place that its content asks for."""
-    for file in sorted((ROOT / "results").rglob("*.json")):
-        record = json.loads(file.read_text())
-        if "gpu_item" in record:
-            assert gpu_record.problems(record, ROOT / "recipes") == [], file
-            assert file.relative_to(ROOT / "results") == gpu_record.path_of(record)
+    record["seeds"]["0"]["ppo"] |= change
+    assert records.problems(record, file.relative_to(ROOT / "results"), ROOT / "recipes") == [said]
 
 
 def test_the_page_of_results_is_made_from_the_records():
     assert (ROOT / "results/README.md").read_text() == results.page(), "out of date: `make results-index`"
+
+
+def headline(folder: str, commit: str) -> str:
+    """The line of the page for a stored record of a peer."""
+    (line,) = [line for line in results.page().splitlines() if f"peers/{folder}/" in line and commit in line]
+    return line
+
+
+def test_a_headline_beside_trl_compares_like_designs_by_a_named_clock():
+    line = headline("trl-1.12-ppo", "e11b8fb5")
+    assert "a step of PPO beside trl 1.12.0, CPU seconds" in line
+    assert "| ours, critic with an adapter: 1.10 times TRL, value model through LoRA |" in line
+    line = headline("trl-1.16-grpo", "e11b8fb5")
+    kept, again = "activations kept", "activations recomputed"
+    assert f"| ours, {kept}: 1.34 times TRL, {kept}; ours, {again}: 1.18 times TRL, {again} |" in line
+
+
+def test_a_headline_beside_trl_s_defaults_has_the_tuned_ratio_and_what_was_changed():
+    line = headline("trl-defaults", "ec2acf72")
+    assert "steps beside trl 1.16.0, hardware.trunk=lean, CPU seconds" in line
+    assert "sft 4.35 times TRL's defaults, 1.97 times tuned" in line
+    assert "tuned" not in headline("trl-defaults", "d0fceebf"), "it was not measured then"
+
+
+def test_the_designs_that_headlines_compare_are_contenders():
+    ours = {name for method in peer.METHODS.values() for name in method.ours}
+    theirs = {name for method in peer.METHODS.values() for name in method.theirs}
+    assert {pair[0] for pair in results.ALIKE} <= ours and {pair[1] for pair in results.ALIKE} <= theirs
+    lost = {name: {"out_of_memory": True} for name in (*ours, *theirs)}
+    assert results._peer({"figures": lost, "peer": "trl"})[1] == "like designs did not fit both"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +134,7 @@ def test_a_page_shows_the_newest_comparison_with_the_peer(folder, page):
     ],
 )
 def test_a_record_that_is_damaged_is_one_line(tmp_path, monkeypatch, capsys, change, said):
-    record = json.loads(next(file for file in RECORDS if "cpu-tiny" in file.parts).read_text())
+    record = json.loads(next(file for file in SEEDS if "cpu-tiny" in file.parts).read_text())
     change(record)
     file = tmp_path / "record.json"
     file.write_text(json.dumps(record))
@@ -87,11 +144,11 @@ def test_a_record_that_is_damaged_is_one_line(tmp_path, monkeypatch, capsys, cha
 
 @pytest.mark.parametrize("directory", RELEASED, ids=lambda d: f"{d.parent.name}-{d.name}")
 def test_a_released_recipe_has_a_record(directory):
-    assert [file for file in RECORDS if file.parts[-4:-2] == directory.parts[-2:]]
+    assert [file for file in SEEDS if file.parts[-4:-2] == directory.parts[-2:]]
 
 
 def test_the_readme_shows_the_newest_record_of_the_cpu_recipe():
-    newest = max((file for file in RECORDS if "cpu-tiny" in file.parts), key=lambda file: file.name)
+    newest = max((file for file in SEEDS if "cpu-tiny" in file.parts), key=lambda file: file.name)
     table = reproduce.table_of(newest)
     assert table in (ROOT / "docs/results.md").read_text()
     seeds = len(json.loads(newest.read_text())["seeds"])
