@@ -205,6 +205,11 @@ def content_of(file: Path) -> dict[str, Any]:
     return found
 
 
+def undefined_metrics(summary: dict[str, Any]) -> set[str]:
+    """The metrics of a summary that have no value: it stores NaN and infinity as null."""
+    return {key for key, value in summary["metrics"].items() if value is None}
+
+
 def one_line_of(caught: pytest.ExceptionInfo[BaseException]) -> str:
     """An error's message, which must be one line that fits a screen."""
     said = str(caught.value)

@@ -18,7 +18,7 @@ from rlhf.evaluation import comparison
 from rlhf.files import read_intact_lines, sha256
 from rlhf.rating.pairs import pair_answers
 from rlhf.run.directory import Run
-from tests.conftest import Crash, content_of, crash, run_stages, small
+from tests.conftest import Crash, content_of, crash, run_stages, small, undefined_metrics
 
 ADAPTERS = ("sft", "rm", "ppo", "dpo")
 CHAIN = ("pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge")
@@ -41,11 +41,9 @@ def test_every_stage_leaves_what_the_next_reads(chain):
     root = chain / "cpu-tiny/v1"
     for stage in CHAIN:
         summary = content_of(root / stage / "summary.json")
-        assert summary is not None, stage
         assert (summary["status"], summary["stage"], summary["modified"]) == ("done", stage, True)
-        assert all(value == value for value in summary["metrics"].values()), stage  # no NaN
+        assert summary["metrics"] and undefined_metrics(summary) == set(), stage
         manifest = content_of(root / stage / "manifest.json")
-        assert manifest is not None
         assert manifest["packages"]["trl"]
         if stage not in ("evaluate", "merge"):
             assert read_intact_lines(root / stage / "metrics.jsonl")

@@ -1,5 +1,6 @@
 """Every check of rlhf/observe/watch.py, each triggered by a real run in which the failure was planted."""
 
+import inspect
 import json
 import random
 from pathlib import Path
@@ -15,7 +16,6 @@ from rlhf.rollout.engine import sample
 from rlhf.stages.online import session
 from tests.conftest import beside, content_of, grouped, run_stages, small
 
-FOUND: set[str] = set()  # all that any test of this module has seen
 ROWS = {"logging_steps": 1, "save_steps": 60, "num_train_epochs": 100}
 
 
@@ -23,7 +23,6 @@ def findings(out: Path, stage: str) -> dict[str, dict[str, Any]]:
     rows = read_intact_lines(out / "cpu-tiny/v1" / stage / "findings.jsonl")
     found = {row["check"]: row for row in rows}
     assert len(found) == len(rows), "each is said once"
-    FOUND.update(found)
     return found
 
 
@@ -52,7 +51,7 @@ def test_a_learning_rate_that_overflows(trained, tmp_path, capsys):
     assert found["nan"]["remedies"] == {"sft.learning_rate": 5e24}
     said = capsys.readouterr().err
     assert "is not a number [nan]" in said and "Try sft.learning_rate=5e+24" in said
-    assert "nan" in (content_of(tmp_path / "cpu-tiny/v1/sft/summary.json") or {})["findings"]
+    assert "nan" in content_of(tmp_path / "cpu-tiny/v1/sft/summary.json")["findings"]
 
 
 def test_a_learning_rate_that_is_too_high(tmp_path):
@@ -93,14 +92,13 @@ def from_base(trained: Path, out: Path, **changes):
 
 
 def test_pairs_that_are_nearly_the_same(trained, tmp_path, capsys):
-    rng = random.Random(0)
     rows = [("say it", "red blue tea", "red blue tea " + "salt" * (i % 2)) for i in range(4)]
     rows = [(f"say it {i // 2}", chosen, rejected + "!") for i, (_, chosen, rejected) in enumerate(rows * 20)]
     changes = own_pairs(tmp_path / "data", rows)
     run = {f"rm__{k}": v for k, v in (ROWS | {"max_steps": 8, "learning_rate": 1e-9}).items()}
     loaded = from_base(trained, tmp_path, **changes, **run, sft__max_steps=1)
     run_stages(loaded, tmp_path, "sft", "rm")
-    assert "same_scores" in findings(tmp_path, "rm"), rng
+    assert "same_scores" in findings(tmp_path, "rm")
     assert "training pairs are fewer than 100: the H100 guide calls RLHF worth it" in capsys.readouterr().err
 
 
@@ -248,13 +246,36 @@ def test_groups_that_teach_nothing(trained, tmp_path):
     assert list(found["remedies"]) == ["grpo.num_generations", "grpo.resample_groups"]
 
 
-def test_every_check_was_triggered_by_a_run():
-    """The last test of this file: the failures that were planted above are all that rlhf/observe/watch.py knows."""
-    assert set(watch.CHECK_NAMES) == FOUND
-
-
-def test_a_healthy_run_is_told_nothing(trained):
-    """The chain that other tests train, twelve steps or so a stage, and the released recipe's record."""
+def test_a_healthy_run_is_told_nothing(trained, tmp_path):
+    """A chain of four to twelve steps a stage."""
+    out = beside(trained, tmp_path, "pretrain", "sft", "rm")
+    run_stages(small(), out, "ppo", "dpo")
     for stage in ("pretrain", "sft", "rm", "ppo", "dpo"):
-        summary = trained / "cpu-tiny/v1" / stage / "summary.json"
-        assert not summary.exists() or (content_of(summary) or {})["findings"] == []
+        assert content_of(out / "cpu-tiny/v1" / stage / "summary.json")["findings"] == [], stage
+
+
+PLANTED = {  # check: the test in which its failure is planted
+    "nan": test_a_learning_rate_that_overflows,
+    "rising_loss": test_a_learning_rate_that_is_too_high,
+    "flat_loss": test_a_learning_rate_that_is_too_low,
+    "chance": test_labels_that_are_noise,
+    "same_scores": test_pairs_that_are_nearly_the_same,
+    "overconfident": test_a_reward_model_that_knows_its_pairs_by_heart,
+    "high_kl": test_a_reward_that_can_be_had_by_repetition,
+    "entropy_collapse": test_a_reward_that_can_be_had_by_repetition,
+    "repetition": test_a_reward_that_can_be_had_by_repetition,
+    "fewer_ends": test_a_reward_for_length,
+    "longer": test_a_reward_for_length,
+    "flat_reward": test_a_reward_that_does_not_rise,
+    "clipping": test_updates_that_are_too_large,
+    "large_updates": test_updates_that_are_too_large,
+    "negative_kl": test_responses_from_another_policy_than_the_one_that_is_scored,
+    "value_explosion": test_a_critic_that_cannot_follow,
+    "no_signal": test_groups_that_teach_nothing,
+}
+
+
+def test_a_failure_is_planted_for_every_check():
+    assert set(PLANTED) == set(watch.CHECK_NAMES)
+    for check, test in PLANTED.items():
+        assert f'"{check}"' in inspect.getsource(test), f"{test.__name__} asserts nothing about {check}"
