@@ -403,6 +403,15 @@ def test_the_summary_by_hand(root, monkeypatch, capsys):
     assert "true reward" not in out and "order decided" not in out
 
 
+def test_one_rater_is_no_group(root):
+    """Nor is one person beside a judge."""
+    found = pair_answers(root)
+    store.append(found.file, store.rating(found.pairs[0], "ann", "b", "ab"))
+    assert summarize(found).groups == {}
+    store.append(found.file, store.rating(found.pairs[0], "judge:model", "b", "ab"))
+    assert summarize(found).groups.keys() == {"all"}
+
+
 def test_longer_answers_that_win_for_their_length_do_not_at_equal_length(tmp_path):
     rows = [row(i, "short " * (9 + i % 4), "long " * (12 + i % 4 + 3 * (i % 5 - 1))) for i in range(60)]
     found = pair_answers(evaluation(tmp_path, rows))

@@ -155,6 +155,17 @@ def test_a_judge_that_looks_at_the_order_decides_nothing(root, asked, stub):
     assert figures.order_decided == 1 and not_none(figures.win_rate).value == 0.5
 
 
+def test_a_pair_that_was_judged_in_one_order_only_says_nothing_about_the_order(root, asked, stub):
+    """The judge refuses wherever the poor answer comes first; the pair that it judges twice is a tie both times."""
+
+    def mind(question: str, times: int) -> str:
+        return "I cannot compare these." if "poor" in parts(question)[1] else honest(question, times)
+
+    asked(stub(mind).url)
+    assert sum(None in rating["said"].values() for rating in rows(root)) == 9
+    assert summarize(pair_answers(root)).raters["judge:some/model"].order_decided == 0
+
+
 @pytest.mark.parametrize(
     "reply", ["I cannot compare these.", "", None, "A and B are both fine", "🤷" * 1000, "half a \ud83e"]
 )

@@ -454,6 +454,16 @@ def test_what_was_rehearsed_is_predicted():
     assert _extrapolate(shallow, deeper, 4, 0).peak_bytes == 40
 
 
+def test_where_the_events_of_two_depths_cannot_be_aligned_a_seventh_is_added_for_gaps(monkeypatch):
+    """15 % of the predicted peak, for what is reserved and what is needed."""
+    stage = {"train": rehearsed(step={"base": 10**9})}
+    monkeypatch.setattr(Predictor, "_rehearsed", lambda *_: {"depths": [stage, stage], "reserved": None})
+    with Predictor() as predict:
+        phase = predict(tiny(4), "sft")["train"]
+    assert phase.reserved_bytes == phase.needed_bytes == round(1.15 * phase.peak_bytes)
+    assert phase.peak_bytes >= 10**9
+
+
 WIDE = {"model.architecture.hidden_size": 1024, "model.architecture.intermediate_size": 2816}  # blocks above 1 MiB
 
 

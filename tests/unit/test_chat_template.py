@@ -28,7 +28,7 @@ def test_a_plain_template_is_used_as_it_is():
             "{% for i in range(99999) %}" * 3 + "x" + "{% endfor %}" * 3, "MemoryError|more than 2 s", id="loop"
         ),
         pytest.param("{{ 9 ** (9 ** 9) }}" + GOOD, "more than 2 s", id="power"),
-        pytest.param("{% set x = 'a' * 10 ** 11 %}{{ x }}" + GOOD, "MemoryError|more than 2 s", id="memory"),
+        pytest.param("{% set x = messages[0].content * 2 ** 26 %}" + GOOD, "MemoryError", id="memory"),  # a GB
         pytest.param("{{ ''.__class__.__mro__ }}" + GOOD, "unsafe", id="sandbox"),
         pytest.param("{% for m in messages %}", "(?i)end of template", id="syntax"),
         pytest.param("{{ raise_exception('no') }}", "refuses a conversation: no", id="raise"),

@@ -42,6 +42,7 @@ def test_every_recipe_loads(directory):
         (lambda c: c["ppo"].update(kl_coeff=0.1), "unknown key 'ppo.kl_coeff'; nearest: ppo.kl_coef (docs/recipes.md"),
         (lambda c: c.update(sfft={}), "unknown key 'sfft'; nearest: sft (docs/recipes.md lists all)"),
         (lambda c: c["ppo"].pop("lam"), "key 'ppo.lam' is missing"),
+        (lambda c: c["ppo"].update(lamda=c["ppo"].pop("lam")), "unknown key 'ppo.lamda'; nearest: ppo.lam"),
         (lambda c: c["lora"].update(target_modules=["q_proj", "lm_head"]), "lora: target_modules: lm_head is shared"),
         (lambda c: c["ppo"].update(kl_penalty="loss"), "ppo: kl_penalty: loss needs kl_estimator k2 or k3"),
         (lambda c: c["ppo"].update(kl_target=0.1, kl_coef=0), "ppo: kl_target needs kl_coef above 0"),
@@ -155,6 +156,20 @@ def test_a_key_of_a_section_that_the_recipe_lacks_is_named_as_such(key, section,
         recipe.load(CPU, {"ppo.steps": 3, key: 3})
     assert str(caught.value).startswith(f"--set {key}: {CPU} has no section {section}; use a recipe that has one")
     assert str(caught.value).endswith(f"({page})")
+
+
+def test_a_section_that_the_recipe_has_in_part_lacks_its_other_keys(tmp_path):
+    directory = copy(tmp_path, lambda c: c.update(grpo={"steps": 3}))
+    with pytest.raises(UserError, match=r"recipe\.yaml( with --set)?: key 'grpo\.\w+' is missing"):
+        recipe.load(directory, {"grpo.beta": 0.1})
+
+
+@pytest.mark.parametrize(
+    "value", ["true", "null", "yes", "on", "sft", "a/b", "1e3", "12", "", "a b", "#", True, None, 2]
+)
+def test_what_is_written_after_set_is_read_back_as_it_was(value):
+    assert recipe.parse_overrides([f"a={recipe.as_yaml(value)}"]) == {"a": value}
+    assert recipe.as_yaml("sft") == "sft", "a plain word needs no quotes"
 
 
 @pytest.mark.parametrize("item", ["ppo.kl_coef", "=3", "ppo.steps=[1"])

@@ -210,6 +210,16 @@ def test_a_file_that_somebody_added_is_set_aside(tmp_path, capsys, name):
     assert "--resume" not in capsys.readouterr().err  # there is no checkpoint to continue from
 
 
+def test_a_log_that_is_a_link_is_set_aside(tmp_path):
+    """No stage makes one."""
+    run = started(tmp_path)
+    (tmp_path / "mine.jsonl").write_text("{}\n")
+    (run.path / "metrics.jsonl").unlink(missing_ok=True)
+    (run.path / "metrics.jsonl").symlink_to(tmp_path / "mine.jsonl")
+    started(tmp_path)
+    assert (tmp_path / "cpu-tiny/v1/sft.before-1/metrics.jsonl").is_symlink()
+
+
 def test_unfinished_files_are_not_set_aside(tmp_path):
     run = started(tmp_path)
     for name in (".partial", ".partial-1"):  # of the trainer and of this module
