@@ -410,6 +410,50 @@ def test_the_page_compares_every_figure_and_those_of_all_stages(tmp_path):
     assert verdict in [row[-1].text for row in without.data.rows]
 
 
+def test_predicted_memory_stands_beside_measured_memory_only(tmp_path):
+    names = {"peak_vram_gb": "GB", "hours": "h"}
+    figures = [
+        published.Figure(name=name, stage="sft", metric=name, range=(None, 30), unit=unit, source="ours")
+        for name, unit in names.items()
+    ]
+    summary = summary_of(targets=[published.record(f, 20.0) for f in figures], predicted_peak_vram_bytes=21.5e9)
+    (section,) = tables.verdicts([RunRecords("run", tmp_path, {}, {"sft": summary})], Charts())
+    columns = [column.text for column in section.data.columns]
+    cells = [dict(zip(columns, (cell.text for cell in row), strict=True)) for row in section.data.rows]
+    assert [(cell["measured"], cell["predicted"]) for cell in cells] == [("20", "21.50"), ("20", "")]
+
+
+@pytest.mark.parametrize(
+    ("checked", "watched"),
+    [
+        ({"sft": [], "rm": []}, True),
+        ({"sft": [], "rm": None}, False),  # done before there were checks
+        ({"sft": []}, False),  # rm is not finished
+    ],
+)
+def test_a_run_counts_as_checked_when_every_stage_was_checked_to_its_end(tmp_path, checked, watched):
+    summaries = {stage: summary_of(stage=stage, findings=found) for stage, found in checked.items()}
+    run = RunRecords("run", tmp_path, {"sft": MANIFEST, "rm": MANIFEST}, summaries)
+    (section,) = tables.findings([run], Charts())
+    assert section.data == tables.Findings([], watched)
+    whole = RunRecords("whole", tmp_path, {"sft": MANIFEST}, {"sft": summary_of(findings=[])})
+    (section,) = tables.findings([whole, run], Charts())
+    assert section.data.watched is watched
+
+
+def test_provenance_names_changed_code_and_parents_of_another_run(tmp_path):
+    def told(**values: Any) -> str:
+        code = {"commit": "abc", "dirty": values.pop("dirty", False)}
+        run = RunRecords("run", tmp_path, {"ppo": manifest_of(code=code, **values)}, {})
+        (section,) = tables.provenance([run], Charts())
+        ((*_, cell),) = section.data.rows
+        return cell.text
+
+    assert "code: abc;" in told() and "parents from: this run;" in told()
+    changed = told(dirty=True, parents_from={"sft": "../../other/v1/sft"})
+    assert "code: abc with changes;" in changed and "parents from: sft: ../../other/v1/sft;" in changed
+
+
 def test_several_runs_share_the_charts(run):
     page = report.page([report.load(run), report.load(run)])
     charts = json.loads(not_none(re.search(r'id="charts">(.*?)</script>', page, re.S))[1])

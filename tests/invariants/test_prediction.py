@@ -454,7 +454,7 @@ def test_what_was_rehearsed_is_predicted():
     assert _extrapolate(shallow, deeper, 4, 0).peak_bytes == 40
 
 
-def test_where_the_events_of_two_depths_cannot_be_aligned_a_seventh_is_added_for_gaps(monkeypatch):
+def test_where_the_events_of_two_depths_cannot_be_aligned_15_percent_are_added(monkeypatch):
     """15 % of the predicted peak, for what is reserved and what is needed."""
     stage = {"train": rehearsed(step={"base": 10**9})}
     monkeypatch.setattr(Predictor, "_rehearsed", lambda *_: {"depths": [stage, stage], "reserved": None})
