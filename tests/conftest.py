@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 # Before the first import of torch: results are compared bit by bit, and two threads would fight over small tensors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -221,6 +222,14 @@ def not_none(x: T | None) -> T:
     """`x`, which must not be None."""
     assert x is not None
     return x
+
+
+def wait_until(true: Callable[[], bool], otherwise: str, seconds: float = 10) -> None:
+    """Return once `true()` holds; fail with `otherwise` if it does not within some seconds."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.01)
 
 
 def gradient(x: torch.Tensor) -> torch.Tensor:

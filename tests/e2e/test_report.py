@@ -97,7 +97,7 @@ def test_the_page_needs_no_network(run):
     assert not re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", ours)
 
 
-def test_every_part_is_there(run):
+def test_the_page_of_a_run_has_its_sections_its_curves_and_its_findings(run):
     page = text_of(run)
     for title in ("Targets and what was measured", "Findings during training", "Score against divergence"):
         assert f"<h2>{title}</h2>" in page

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -207,16 +208,24 @@ PartialState().destroy_process_group()
 """
 
 
-def test_what_ranks_share(tmp_path):
+def test_ranks_gather_rows_numbers_and_shards_as_one_process_has_them(tmp_path):
     (tmp_path / "ranks.py").write_text(RANKS)
     done = subprocess.run([*LAUNCHER, str(tmp_path / "ranks.py")], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        number: int = listener.getsockname()[1]
+        return number
+
+
 def test_ranks_that_differ_or_are_too_few_do_not_start(trained, tmp_path):
     """As on two machines: each process is given its rank, and rank 1 another learning rate."""
     out = beside(trained, tmp_path, "pretrain")
-    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29631"}
+    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     started = []
     for rank in (0, 1):
         line = command("sft", out, {"hardware.count": 2, "sft.learning_rate": [1e-3, 2e-3][rank]})

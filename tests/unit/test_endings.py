@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from rlhf.errors import UserError
 from rlhf.process import endings
 from rlhf.process.endings import Stopped
-from tests.conftest import not_none
+from tests.conftest import not_none, wait_until
 
 NAMES = [number.name for number in endings.SIGNALS]
 
@@ -60,14 +59,6 @@ def test_a_forked_worker_dies_of_a_signal_and_its_parent_does_not_hear_of_it():
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == -signal.SIGTERM
         time.sleep(0.05)
-
-
-def wait_until(true: Callable[[], bool], otherwise: str) -> None:
-    """Return once something is true; fail after ten seconds."""
-    deadline = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < deadline, otherwise
-        time.sleep(0.01)
 
 
 def is_pending(process: int, number: int) -> bool:

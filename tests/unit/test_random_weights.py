@@ -114,7 +114,7 @@ def test_a_mistral_can_be_random_too(tmp_path):
 
 
 @pytest.mark.parametrize("head", ["lm", "score"])
-def test_four_bits(tmp_path, head):
+def test_a_4_bit_base_packs_the_matrices_of_its_layers_and_no_head(tmp_path, head):
     """Packed are all matrices of the layers, with scales that are packed themselves; heads and embedding are not."""
     bitsandbytes = pytest.importorskip("bitsandbytes")
     loaded = random_recipe(model__quantization="nf4", model__dtype="bfloat16")
