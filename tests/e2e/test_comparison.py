@@ -41,7 +41,7 @@ def compared(a: Path, b: Path) -> dict[str, Any]:
     return found | {row["name"]: row for row in found["rows"]}
 
 
-def test_by_hand(tmp_path):
+def test_the_difference_of_two_runs_has_the_interval_and_the_wins_worked_by_hand(tmp_path):
     """B gains 1, 2, 0 and 5 on four prompts: mean 2, sd √(14/3); it wins three and ties one."""
     a = a_run(tmp_path / "a", [(f"p{i}", [says(s)]) for i, s in enumerate([0.0, 1.0, 2.0, -1.0])])
     b = a_run(tmp_path / "b", [(f"p{i}", [says(s)]) for i, s in enumerate([1.0, 3.0, 2.0, 4.0])])

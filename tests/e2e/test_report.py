@@ -447,7 +447,7 @@ def test_provenance_names_changed_code_and_parents_of_another_run(tmp_path):
         run = RunRecords("run", tmp_path, {"ppo": manifest_of(code=code, **values)}, {})
         (section,) = tables.provenance([run], Charts())
         ((*_, cell),) = section.data.rows
-        return cell.text
+        return str(cell.text)
 
     assert "code: abc;" in told() and "parents from: this run;" in told()
     changed = told(dirty=True, parents_from={"sft": "../../other/v1/sft"})

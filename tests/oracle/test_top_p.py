@@ -47,7 +47,7 @@ def drawn(row: list[float], top_p: float, temperature: float = 1.0, count: int =
         (1.0, {3: 0.4, 2: 0.3, 1: 0.2, 0: 0.1}),
     ],
 )
-def test_hand_worked(top_p, expected):
+def test_the_likeliest_tokens_that_reach_top_p_are_drawn_in_proportion(top_p, expected):
     """Probabilities 0.1, 0.2, 0.3, 0.4, whose likeliest have 0.4, 0.7, 0.9 and 1 together."""
     row = [math.log(p) for p in HAND]
     found = drawn(row, top_p)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,11 +62,13 @@ def test_a_forked_worker_dies_of_a_signal_and_its_parent_does_not_hear_of_it():
         time.sleep(0.05)
 
 
-def is_pending(process: int, number: int) -> bool:
-    """Whether a signal was sent to a process that has not taken it yet."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
-    return any(mask >> (number - 1) & 1 for mask in masks)
+def has_taken(process: "subprocess.Popen[str]", number: int) -> bool:
+    """Whether a process has ended, or has been interrupted by a signal that was sent to it."""
+    if process.poll() is not None:
+        return True
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    pending = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
+    return not any(signals >> (number - 1) & 1 for signals in pending)
 
 
 def is_gone(process: int) -> bool:
@@ -85,7 +88,7 @@ def script(body: str, *signals: int) -> tuple[int, str, float]:
     began = time.monotonic()
     for number in signals:
         process.send_signal(number)
-        wait_until(lambda n=number: process.poll() is not None or not is_pending(process.pid, n), "it is not taken")
+        wait_until(partial(has_taken, process, number), "the signal is not taken")
     try:
         _, err = process.communicate(timeout=60)
     finally:

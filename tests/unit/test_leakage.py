@@ -54,7 +54,7 @@ def test_the_same_start_shows_where_the_split_is_not_ours():
 
 
 @pytest.mark.parametrize(("changed", "copy"), [([50], True), ([40, 80], False), (range(0, 120, 4), False)])
-def test_near_copies(changed, copy):
+def test_four_fifths_of_the_shingles_make_a_near_copy(changed, copy):
     """Of 120 words, one changed word spoils 13 of 108 shingles, two spoil 26; a change in every fourth spoils all.
 
     Four fifths of the shingles make a copy.

@@ -445,7 +445,7 @@ def test_a_phase_that_a_setting_decides_too_is_looked_at(predict, folder):
     ("text", "size"),
     [("12GB", 12_000_000_000), ("1.5 gb", 1_500_000_000), ("2GiB", 2 * 2**30)],
 )
-def test_sizes(text, size):
+def test_a_size_is_read_with_its_unit(text, size):
     assert cards.size_in_bytes(text) == size
 
 

@@ -121,7 +121,7 @@ def test_hints_wait_for_more_than_one_percent():
         (0, 0, 9, ""),
     ],
 )
-def test_length_bias(longer, shorter, equal, hint):
+def test_a_bias_by_length_is_hinted_at_where_it_is_strong(longer, shorter, equal, hint):
     answers = [("a b c", "d e")] * longer + [("d e", "a b c")] * shorter + [("a b", "d e")] * equal
     report = check(rows(pairs=[pair(f"q {n}", *both) for n, both in enumerate(answers)]))
     assert (report.chosen_longer.count, report.chosen_longer.total) == (longer, longer + shorter)
