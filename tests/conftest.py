@@ -201,9 +201,9 @@ def crash(monkeypatch, after: int) -> None:
 
 def content_of(file: Path) -> dict[str, Any]:
     """The object in a JSON file that must be there."""
-    found = read_json(file)
-    assert found is not None, f"{file} cannot be read"
-    return found
+    content = read_json(file)
+    assert content is not None, f"{file} cannot be read"
+    return content
 
 
 def undefined_metrics(summary: dict[str, Any]) -> set[str]:
@@ -213,9 +213,9 @@ def undefined_metrics(summary: dict[str, Any]) -> set[str]:
 
 def one_line_of(caught: pytest.ExceptionInfo[BaseException]) -> str:
     """An error's message, which must be one line that fits a screen."""
-    said = str(caught.value)
-    assert "\n" not in said and said.isprintable() and len(said) < 700, said
-    return said
+    message = str(caught.value)
+    assert "\n" not in message and message.isprintable() and len(message) < 700, message
+    return message
 
 
 def not_none(x: T | None) -> T:

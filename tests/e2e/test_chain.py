@@ -184,14 +184,14 @@ def test_several_answers_to_each_prompt(chain, tmp_path):
 def test_two_policies_compared_say_what_the_evaluation_says(chain):
     """PPO and DPO of one run: the differences of means are those of its metrics, and the reward model is the same."""
     root = chain / "cpu-tiny/v1"
-    found = comparison.compare_runs(comparison.load(root, "dpo"), comparison.load(root, "ppo")).as_json()
+    compared = comparison.compare_runs(comparison.load(root, "dpo"), comparison.load(root, "ppo")).as_json()
     metrics = content_of(root / "evaluate/summary.json")["metrics"]
-    rows = {row["name"]: row for row in found["rows"]}
+    rows = {row["name"]: row for row in compared["rows"]}
     for key in ("score", "true_reward", "perplexity", "kl_per_token"):
         assert rows[key]["a"] == pytest.approx(metrics[f"dpo/{key}"], abs=1e-6)
         expected = metrics[f"ppo/{key}"] - metrics[f"dpo/{key}"]
         assert rows[key]["difference"] == pytest.approx(expected, abs=1e-6)
-    assert found["reward_model"] and found["settings_that_differ"] == ["dpo", "ppo"] and found["prompts"] == 8
+    assert compared["reward_model"] and compared["settings_that_differ"] == ["dpo", "ppo"] and compared["prompts"] == 8
     assert rows["rm/accuracy"]["difference"] == 0 and rows["rm/accuracy"]["interval"][1] > 0
 
 

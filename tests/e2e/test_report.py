@@ -163,10 +163,10 @@ def test_the_evaluation_is_shown_side_by_side(evaluated):
 
 
 def test_ratings_are_counted(evaluated):
-    found = pair_answers(evaluated, "sft", "ppo")
-    for pair in found.pairs[:3]:
-        store.append(found.file, store.rating(pair, "<b>ann</b>", "b", "ab"))
-    (found.file.parent / "sft-vs-dpo.jsonl").write_text("")  # of an evaluation that had DPO
+    answers = pair_answers(evaluated, "sft", "ppo")
+    for pair in answers.pairs[:3]:
+        store.append(answers.file, store.rating(pair, "<b>ann</b>", "b", "ab"))
+    (answers.file.parent / "sft-vs-dpo.jsonl").write_text("")  # of an evaluation that had DPO
     page = report.page([report.load(evaluated)])
     assert "not counted:" in page and "no answers of &#39;dpo&#39;" in page
     assert "<h2>Rated blind</h2>" in page and "ppo against sft" in page
@@ -175,10 +175,10 @@ def test_ratings_are_counted(evaluated):
 
 def test_the_data_is_checked_once(evaluated, monkeypatch):
     charts = charts_of(report.page([report.load(evaluated)]))
-    found = json.loads((evaluated / "data" / "quality.json").read_text())
+    quality = json.loads((evaluated / "data" / "quality.json").read_text())
     manifest = json.loads((evaluated / "rm" / "manifest.json").read_text())
-    assert (found["pairs"], found["made_from"]["data"]) == (manifest["data"]["pairs"], manifest["data"]["sha256"])
-    assert charts["tokens per chosen"]["data"][0]["y"] == found["lengths"]["chosen"]["counts"]
+    assert (quality["pairs"], quality["made_from"]["data"]) == (manifest["data"]["pairs"], manifest["data"]["sha256"])
+    assert charts["tokens per chosen"]["data"][0]["y"] == quality["lengths"]["chosen"]["counts"]
     monkeypatch.setattr("rlhf.data.quality.check.check", None)
     page = report.page([report.load(evaluated)])
     assert "<h2>Data quality</h2>" in page and ">chosen longer</td>" in page
@@ -310,7 +310,7 @@ def test_no_value_in_a_record_makes_a_traceback(evaluated, tmp_path, monkeypatch
         text = file.read_text()
         first, *others = text.splitlines(keepends=True) if file.suffix == ".jsonl" else [text]
         content = json.loads(first)
-        for at in rng.sample(found := places(content)[1:], min(15, len(found))):
+        for at in rng.sample(values := places(content)[1:], min(15, len(values))):
             changed = with_value(content, at, rng.choice(REPLACEMENTS))
             file.write_text(json.dumps(changed) + "\n" + "".join(others))
             try:
@@ -432,7 +432,7 @@ def test_predicted_memory_stands_beside_measured_memory_only(tmp_path):
     ],
 )
 def test_a_run_counts_as_checked_when_every_stage_was_checked_to_its_end(tmp_path, checked, watched):
-    summaries = {stage: summary_of(stage=stage, findings=found) for stage, found in checked.items()}
+    summaries = {stage: summary_of(stage=stage, findings=lines) for stage, lines in checked.items()}
     run = RunRecords("run", tmp_path, {"sft": MANIFEST, "rm": MANIFEST}, summaries)
     (section,) = tables.findings([run], Charts())
     assert section.data == tables.Findings([], watched)

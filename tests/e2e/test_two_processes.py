@@ -153,9 +153,9 @@ def test_a_rank_that_dies_ends_the_run_and_another_number_of_processes_resumes_i
     victim = next(pid for pid in ranks if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
     os.kill(int(victim), signal.SIGKILL)
     began = time.monotonic()
-    _, said = started.communicate(timeout=60)
+    _, err = started.communicate(timeout=60)
     assert started.returncode == 1 and time.monotonic() - began < 60
-    (error,) = (line for line in said.splitlines() if "[flat_reward]" not in line)  # which so small a run deserves
+    (error,) = (line for line in err.splitlines() if "[flat_reward]" not in line)  # which so small a run deserves
     assert error.startswith("error: ppo: rank 1 was killed by SIGKILL") and "`--resume`" in error
     run_stages(sizes(PPO), out, "ppo", resume=True)
     assert content_of(folder / "manifest.json")["resumed_from"] == "step-000020"
@@ -233,8 +233,8 @@ def test_ranks_that_differ_or_are_too_few_do_not_start(trained, tmp_path):
         process = subprocess.Popen([sys.executable, "-m", *line], env=ranked, stderr=subprocess.PIPE, text=True)
         started.append(process)
     for process in started:
-        _, said = process.communicate(timeout=300)
-        assert process.returncode == 1 and "has another recipe than rank 0" in said and "rank 1 (on " in said
+        _, err = process.communicate(timeout=300)
+        assert process.returncode == 1 and "has another recipe than rank 0" in err and "rank 1 (on " in err
     line = command("sft", out, {"hardware.count": 2})
     alone = environment | {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
     done = subprocess.run([sys.executable, "-m", *line], env=alone, capture_output=True, text=True, timeout=300)

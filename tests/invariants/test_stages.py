@@ -45,16 +45,16 @@ class Built(Exception):
 
 def built(stage: str, loaded: PinnedRecipe, out: Path) -> Any:
     """The trainer as a stage has made it, not yet run; Any, as each stage has a kind of its own."""
-    found: list[Any] = []
+    trainers: list[Any] = []
 
     def stop(trainer: Trainer, *_: Any, **__: Any) -> None:
-        found.append(trainer)
+        trainers.append(trainer)
         raise Built
 
     with pytest.MonkeyPatch.context() as patch, suppress(Built):
         patch.setattr(Trainer, "train", stop)
         run_stages(loaded, out, stage)
-    (trainer,) = found
+    (trainer,) = trainers
     trainer.model.eval()  # no dropout in the comparisons
     return trainer
 
@@ -129,9 +129,9 @@ def test_without_the_mask_of_right_padding_losses_and_gradients_are_the_same(tra
         assert batch["attention_mask"].min() == 0  # some row is shorter
         loss = trainer.compute_loss(trainer.model, batch)
         loss.backward()
-        found = [loss.detach(), *(p.grad for p in trainer.model.parameters() if p.grad is not None)]
+        computed = [loss.detach(), *(p.grad for p in trainer.model.parameters() if p.grad is not None)]
         trainer.model.zero_grad()
-        return found
+        return computed
 
     plain = trainer.data_collator
     for attention in ("eager", "sdpa"):
@@ -254,13 +254,13 @@ def test_the_reference_of_dpo_is_sft_and_its_policy_starts_there(trained, codec,
     sft = plain_sft(trained)
 
     def summed() -> Tensor:
-        found = []
+        sums = []
         for padded, real in zip(batch["input_ids"], batch["attention_mask"], strict=True):
             ids = padded[: int(real.sum())].tolist()
             with torch.no_grad():
                 logp = sft(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1)
-            found.append(sum(logp[t - 1, ids[t]] for t in range(last_answer(ids, codec), len(ids))))
-        return torch.stack(found)
+            sums.append(sum(logp[t - 1, ids[t]] for t in range(last_answer(ids, codec), len(ids))))
+        return torch.stack(sums)
 
     expected = summed()
     with sft.disable_adapter():

@@ -208,10 +208,10 @@ def chain(block: Block) -> list[Block]:
     """All blocks of a segment, by address."""
     while block.previous is not None:
         block = block.previous
-    found = [block]
-    while found[-1].next is not None:
-        found.append(found[-1].next)
-    return found
+    blocks = [block]
+    while blocks[-1].next is not None:
+        blocks.append(blocks[-1].next)
+    return blocks
 
 
 def check(allocator: Allocator, live: list[Block], requested: dict[int, int]) -> None:

@@ -62,9 +62,9 @@ def test_a_slurm_job_on_several_machines_starts_a_launcher_on_each(tmp_path):
     environment |= {"SLURM_JOB_NODELIST": "node-[7-8]", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_PER_NODE": "h100:4"}
     command = ["bash", str(ROOT / "cloud" / "slurm-nodes.sh"), "ppo", "--hw", "8xh100"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    said = done.stdout.strip()
-    assert said.startswith("--nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint node-7:29400")
-    assert said.endswith("-m rlhf.cli run ppo --hw 8xh100")
+    arguments = done.stdout.strip()
+    assert arguments.startswith("--nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint node-7:29400")
+    assert arguments.endswith("-m rlhf.cli run ppo --hw 8xh100")
 
 
 def test_torchrun_without_machines_says_how_it_is_used():

@@ -262,7 +262,7 @@ def test_only_settings_that_decide_a_stage_count_for_it():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("seed=4294967296", "seed = 4294967296: input should be less than 4294967296"),
         ("seed=99999999999999999999999", "seed = 99999999999999999999999"),
@@ -295,12 +295,12 @@ def test_only_settings_that_decide_a_stage_count_for_it():
     ],
     ids=lambda value: value[:40],
 )
-def test_an_absurd_value_is_refused_in_one_short_line(monkeypatch, capsys, tmp_path, change, said):
+def test_an_absurd_value_is_refused_in_one_short_line(monkeypatch, capsys, tmp_path, change, message):
     code, out, err = rlhf(
         monkeypatch, capsys, "run", "pretrain", "--recipe", str(CPU), "--out", str(tmp_path), "--set", change
     )
     assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert said in err
+    assert message in err
     assert len(err) <= 2008
     assert not list(tmp_path.iterdir())
 
