@@ -93,6 +93,5 @@ def test_a_shell_gets_its_completion(installed, tmp_path):
 
 def test_what_is_missing_is_installed_without_a_checkout(installed, tmp_path):
     code = "from rlhf.observe.console import install_command; print(install_command('gpu'))"
-    python = [str(installed.parent / "python"), "-c", code]
-    done = subprocess.run(python, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = run(installed.parent / "python", tmp_path, "-c", code)
     assert "bitsandbytes==0.50" in done.stdout and "'.[gpu]'" not in done.stdout

@@ -219,11 +219,8 @@ def test_label_noise_is_what_was_planted():
     pairs = [pair(f"q {n}", *answers[rng.choices((1, -1), (8, 2))[0]]) for n in asked]
     estimate = label_noise(pairs)
     assert estimate.low is not None and estimate.high is not None and estimate.disagreement.share is not None
-    assert (
-        estimate.disagreement.total == 4000
-        and estimate.low < 0.2 < estimate.high
-        and estimate.high - estimate.low < 0.05
-    )
+    assert estimate.disagreement.total == 4000
+    assert estimate.low < 0.2 < estimate.high and estimate.high - estimate.low < 0.05
     assert estimate.disagreement.share == pytest.approx(0.32, abs=0.03)
     assert estimate.noise == pytest.approx((1 - math.sqrt(1 - 2 * estimate.disagreement.share)) / 2)
     line = next(line for line in check(rows(pairs=pairs)).table() if line.name == "label noise")
