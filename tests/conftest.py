@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 # Before the first import of torch: results are compared bit by bit, and two threads would fight over small tensors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -200,22 +201,35 @@ def crash(monkeypatch, after: int) -> None:
 
 def content_of(file: Path) -> dict[str, Any]:
     """The object in a JSON file that must be there."""
-    found = read_json(file)
-    assert found is not None, f"{file} cannot be read"
-    return found
+    content = read_json(file)
+    assert content is not None, f"{file} cannot be read"
+    return content
+
+
+def undefined_metrics(summary: dict[str, Any]) -> set[str]:
+    """The metrics of a summary that have no value: it stores NaN and infinity as null."""
+    return {key for key, value in summary["metrics"].items() if value is None}
 
 
 def one_line_of(caught: pytest.ExceptionInfo[BaseException]) -> str:
     """An error's message, which must be one line that fits a screen."""
-    said = str(caught.value)
-    assert "\n" not in said and said.isprintable() and len(said) < 700, said
-    return said
+    message = str(caught.value)
+    assert "\n" not in message and message.isprintable() and len(message) < 700, message
+    return message
 
 
 def not_none(x: T | None) -> T:
     """`x`, which must not be None."""
     assert x is not None
     return x
+
+
+def wait_until(true: Callable[[], bool], otherwise: str, seconds: float = 10) -> None:
+    """Return once `true()` holds; fail with `otherwise` if it does not within some seconds."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.01)
 
 
 def gradient(x: torch.Tensor) -> torch.Tensor:

@@ -103,8 +103,8 @@ def test_tie_skip_undo_and_another_rater(chromium, root, serve):
     page = begin(chromium, server, "ben")
     for key in ("0", "t", "s", "1", "u", "u", "2"):
         press(page, key)
-    found = verdicts(root, "ben")
-    assert list(found.values())[:2] == ["tie", "tie"] and found[2] in ("a", "b") and len(found) == 3
+    rated = verdicts(root, "ben")
+    assert list(rated.values())[:2] == ["tie", "tie"] and rated[2] in ("a", "b") and len(rated) == 3
     assert page.text_content("#count") == "3 of 10" and "question 3" in page.text_content("#prompt")
     page.keyboard.press("x")
     page.keyboard.press("Control+1")  # the browser's own
@@ -193,8 +193,8 @@ def rate(item: int = 0, choice: str = "first", rater: str = "ann") -> bytes:
 
 def test_the_prompt_is_a_dialogue():
     transcript = "Be kind.\n\nHuman: Hi\n\nAssistant: Hello!\n\nHuman: A joke?\n\nAssistant:"
-    said = [("Instructions", "Be kind."), ("Person", "Hi"), ("Assistant", "Hello!"), ("Person", "A joke?")]
-    assert turns(transcript) == said
+    dialogue = [("Instructions", "Be kind."), ("Person", "Hi"), ("Assistant", "Hello!"), ("Person", "A joke?")]
+    assert turns(transcript) == dialogue
     messages = [{"role": "user", "content": "Hi\x1b[31m"}, {"role": "assistant", "content": "Hello!"}]
     assert turns("<|user|>Hi<|end|>", messages) == [("Person", "Hi[31m"), ("Assistant", "Hello!")]
     assert turns("no transcript") == [("Prompt", "no transcript")]
@@ -317,30 +317,30 @@ def add(file: Path, rater: str, pairs: list[Pair]) -> None:
 
 
 def test_many_may_write_at_the_same_time(tmp_path):
-    found = pair_answers(evaluation(tmp_path, [row(i) for i in range(40)]))
+    answers = pair_answers(evaluation(tmp_path, [row(i) for i in range(40)]))
     with ProcessPoolExecutor(4) as pool:
-        for task in [pool.submit(add, found.file, f"rater-{i}", found.pairs) for i in range(4)]:
+        for task in [pool.submit(add, answers.file, f"rater-{i}", answers.pairs) for i in range(4)]:
             task.result()
-    assert len(store.current_ratings(found.file)) == len(found.file.read_text().splitlines()) == 160
+    assert len(store.current_ratings(answers.file)) == len(answers.file.read_text().splitlines()) == 160
 
 
 def test_a_line_that_was_cut_goes_and_one_that_is_no_rating_is_named(root):
-    found = pair_answers(root)
-    add(found.file, "ann", found.pairs[:2])
-    with open(found.file, "a") as handle:
+    answers = pair_answers(root)
+    add(answers.file, "ann", answers.pairs[:2])
+    with open(answers.file, "a") as handle:
         handle.write('{"item": 3, "ra')
-    assert len(store.current_ratings(found.file)) == 2
-    add(found.file, "ann", found.pairs[2:3])
-    assert len(store.current_ratings(found.file)) == 3
-    with open(found.file, "a") as handle:
+    assert len(store.current_ratings(answers.file)) == 2
+    add(answers.file, "ann", answers.pairs[2:3])
+    assert len(store.current_ratings(answers.file)) == 3
+    with open(answers.file, "a") as handle:
         handle.write('{"rater": "ann", "item": [3], "sha256": "x", "verdict": "a", "shown": "ab"}\n')
     with pytest.raises(UserError, match=r"sft-vs-ppo.jsonl:4: not a rating; take that line out"):
-        Server(found, 0)
+        Server(answers, 0)
 
 
 def test_ratings_do_not_count_for_other_answers(root):
-    found = pair_answers(root)
-    add(found.file, "ann", found.pairs)
+    answers = pair_answers(root)
+    add(answers.file, "ann", answers.pairs)
     evaluation(root.parents[1], [row(0), row(1, ppo="new"), *(row(i) for i in range(3, 10)), row(2)])
     summary = summarize(pair_answers(root))
     assert (summary.raters["ann"].wins, summary.of_other_answers) == (1, 9)
@@ -351,12 +351,12 @@ def test_ratings_do_not_count_for_other_answers(root):
 
 def test_equal_answers_are_left_out_and_the_policies_are_chosen(tmp_path):
     rows = [row(0), row(1, "same \x07", " same"), row(2)]
-    found = pair_answers(evaluation(tmp_path, rows))
-    assert ([pair.item for pair in found.pairs], found.equal) == ([0, 2], 1)
+    answers = pair_answers(evaluation(tmp_path, rows))
+    assert ([pair.item for pair in answers.pairs], answers.equal) == ([0, 2], 1)
     for one in rows:
         one["dpo"] = one.pop("ppo")
-    found = pair_answers(evaluation(tmp_path, rows))
-    assert (found.a, found.b, found.file.name) == ("sft", "dpo", "sft-vs-dpo.jsonl")
+    answers = pair_answers(evaluation(tmp_path, rows))
+    assert (answers.a, answers.b, answers.file.name) == ("sft", "dpo", "sft-vs-dpo.jsonl")
     assert pair_answers(tmp_path / "cpu-tiny/v1", "dpo", "sft").b == "sft"
 
 
@@ -383,11 +383,11 @@ def test_what_cannot_be_rated_is_one_line(root, monkeypatch, capsys, options, me
 def test_the_summary_by_hand(root, monkeypatch, capsys):
     """Ten pairs: ann finds ppo better in 6 of 8, ties 1; ben agrees on the first two and not on the third."""
     evaluation(root.parents[1], [row(i, scores=(0.0, 1.0 if i < 5 else -1.0)) for i in range(10)])
-    found = pair_answers(root)
+    answers = pair_answers(root)
     given = {"ann": ["b"] * 6 + ["a", "a", "tie", "skip"], "ben": ["b", "b", "a"]}
-    for rater, said in given.items():
-        for pair, verdict in zip(found.pairs, said, strict=False):
-            store.append(found.file, store.rating(pair, rater, verdict, "ba"))
+    for rater, votes in given.items():
+        for pair, verdict in zip(answers.pairs, votes, strict=False):
+            store.append(answers.file, store.rating(pair, rater, verdict, "ba"))
     code, out, _ = rlhf(monkeypatch, capsys, "ab", "--recipe", RECIPE, "--out", root.parents[1], "--json")
     summary = json.loads(out)
     ann, both = summary["raters"]["ann"], summary["groups"]["all"]
@@ -403,13 +403,22 @@ def test_the_summary_by_hand(root, monkeypatch, capsys):
     assert "true reward" not in out and "order decided" not in out
 
 
+def test_one_rater_is_no_group(root):
+    """Nor is one person beside a judge."""
+    answers = pair_answers(root)
+    store.append(answers.file, store.rating(answers.pairs[0], "ann", "b", "ab"))
+    assert summarize(answers).groups == {}
+    store.append(answers.file, store.rating(answers.pairs[0], "judge:model", "b", "ab"))
+    assert summarize(answers).groups.keys() == {"all"}
+
+
 def test_longer_answers_that_win_for_their_length_do_not_at_equal_length(tmp_path):
     rows = [row(i, "short " * (9 + i % 4), "long " * (12 + i % 4 + 3 * (i % 5 - 1))) for i in range(60)]
-    found = pair_answers(evaluation(tmp_path, rows))
-    for pair in found.pairs:
+    answers = pair_answers(evaluation(tmp_path, rows))
+    for pair in answers.pairs:
         longer = len(pair.b.split()) > len(pair.a.split())
-        store.append(found.file, store.rating(pair, "ann", "b" if longer else "a", "ab"))
-    figures = summarize(found).raters["ann"]
+        store.append(answers.file, store.rating(pair, "ann", "b" if longer else "a", "ab"))
+    figures = summarize(answers).raters["ann"]
     assert not_none(figures.win_rate).low > 0.6
     assert not_none(figures.length_controlled_win_rate).low < 0.5
 
@@ -417,6 +426,6 @@ def test_longer_answers_that_win_for_their_length_do_not_at_equal_length(tmp_pat
 def test_answers_of_a_real_evaluation_can_be_rated(trained, tmp_path):
     out = beside(trained, tmp_path, "pretrain", "sft", "rm")
     run_stages(small(), out, "evaluate")
-    found = pair_answers(out / "cpu-tiny/v1", "base", "sft")
-    assert len(found.pairs) + found.equal == 8
-    assert all(pair.worth.keys() == {"score", "true_reward"} for pair in found.pairs)
+    answers = pair_answers(out / "cpu-tiny/v1", "base", "sft")
+    assert len(answers.pairs) + answers.equal == 8
+    assert all(pair.worth.keys() == {"score", "true_reward"} for pair in answers.pairs)

@@ -37,28 +37,28 @@ def says(score: float, truth: float | None = None, text: str = "an answer") -> d
 
 
 def compared(a: Path, b: Path) -> dict[str, Any]:
-    found = comparison.compare_runs(comparison.load(a, "ppo"), comparison.load(b, "ppo")).as_json()
-    return found | {row["name"]: row for row in found["rows"]}
+    comparison_json = comparison.compare_runs(comparison.load(a, "ppo"), comparison.load(b, "ppo")).as_json()
+    return comparison_json | {row["name"]: row for row in comparison_json["rows"]}
 
 
-def test_by_hand(tmp_path):
+def test_the_difference_of_two_runs_has_the_interval_and_the_wins_worked_by_hand(tmp_path):
     """B gains 1, 2, 0 and 5 on four prompts: mean 2, sd √(14/3); it wins three and ties one."""
     a = a_run(tmp_path / "a", [(f"p{i}", [says(s)]) for i, s in enumerate([0.0, 1.0, 2.0, -1.0])])
     b = a_run(tmp_path / "b", [(f"p{i}", [says(s)]) for i, s in enumerate([1.0, 3.0, 2.0, 4.0])])
-    found = compared(a, b)
-    score = found["score"]
+    rows = compared(a, b)
+    score = rows["score"]
     half = Z * math.sqrt(14 / 3) / 2
     assert (score["a"], score["b"], score["difference"]) == (0.5, 2.5, 2.0)
     assert score["interval"] == pytest.approx((2 - half, 2 + half))
-    wins = found["win_rate_by_score"]
+    wins = rows["win_rate_by_score"]
     assert (wins["a"], wins["b"]) == (0.125, 0.875)
     p, n = 0.875, 4  # Wilson's interval of a share, as of twice the share less one
     middle = (p + Z**2 / (2 * n)) / (1 + Z**2 / n)
     around = Z * math.sqrt(p * (1 - p) / n + Z**2 / (4 * n * n)) / (1 + Z**2 / n)
     assert wins["interval"] == pytest.approx((2 * (middle - around) - 1, 2 * (middle + around) - 1))
-    accuracy = found["rm/accuracy"]
+    accuracy = rows["rm/accuracy"]
     assert accuracy["interval"][1] == pytest.approx(Z * math.sqrt(2 * 0.7 * 0.3 / 400))
-    assert "true_reward" not in found
+    assert "true_reward" not in rows
 
 
 def test_pairing_takes_away_what_the_prompts_have_in_common(tmp_path):
@@ -95,9 +95,9 @@ def test_scores_of_two_reward_models_have_no_difference(tmp_path, monkeypatch, c
     b = a_run(tmp_path / "b", answers, reward_model="b" * 64, **nf4)
     for root, beta in ((a, 0.1), (b, 0.2)):
         write_records(root / "ppo", {"settings": {"ppo": {"kl_coef": beta, "lam": 1.0}}})
-    found = compared(a, b)
-    assert found["score"]["difference"] is None and "win_rate_by_score" not in found
-    assert found["kl_per_token"]["difference"] == pytest.approx(0.2)
+    table = compared(a, b)
+    assert table["score"]["difference"] is None and "win_rate_by_score" not in table
+    assert table["kl_per_token"]["difference"] == pytest.approx(0.2)
     code, out, _ = rlhf(monkeypatch, capsys, "compare", a, b)
     assert code == 0 and "settings that differ: model.quantization, ppo.kl_coef\n" in out
     assert "then give the two files with --scored" in " ".join(out.split())

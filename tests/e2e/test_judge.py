@@ -67,14 +67,14 @@ class Handler(BaseHTTPRequestHandler):
         question = content["messages"][0]["content"]
         self.server.asked.append(question)
         self.server.headers, self.server.path = self.headers, self.path
-        found: Reply = (404, '{"error": "no such path"}')
+        reply: Reply = (404, '{"error": "no such path"}')
         if self.path == "/v1/chat/completions":
-            found = self.server.mind(question, self.server.asked.count(question))
-        if isinstance(found, str | None):
-            found = 200, json.dumps({"choices": [{"message": {"role": "assistant", "content": found}}]})
-        body = found[1].encode() if isinstance(found[1], str) else found[1]
-        self.send_response(found[0])
-        for name, value in (*found[2:], ("Content-Length", str(len(body)))):
+            reply = self.server.mind(question, self.server.asked.count(question))
+        if isinstance(reply, str | None):
+            reply = 200, json.dumps({"choices": [{"message": {"role": "assistant", "content": reply}}]})
+        body = reply[1].encode() if isinstance(reply[1], str) else reply[1]
+        self.send_response(reply[0])
+        for name, value in (*reply[2:], ("Content-Length", str(len(body)))):
             self.send_header(name, value)
         self.end_headers()
         with contextlib.suppress(ConnectionError):  # who has read enough hangs up
@@ -155,6 +155,17 @@ def test_a_judge_that_looks_at_the_order_decides_nothing(root, asked, stub):
     assert figures.order_decided == 1 and not_none(figures.win_rate).value == 0.5
 
 
+def test_a_pair_that_was_judged_in_one_order_only_says_nothing_about_the_order(root, asked, stub):
+    """The judge refuses wherever the poor answer comes first; the pair that it judges twice is a tie both times."""
+
+    def mind(question: str, times: int) -> str:
+        return "I cannot compare these." if "poor" in parts(question)[1] else honest(question, times)
+
+    asked(stub(mind).url)
+    assert sum(None in rating["said"].values() for rating in rows(root)) == 9
+    assert summarize(pair_answers(root)).raters["judge:some/model"].order_decided == 0
+
+
 @pytest.mark.parametrize(
     "reply", ["I cannot compare these.", "", None, "A and B are both fine", "🤷" * 1000, "half a \ud83e"]
 )
@@ -194,9 +205,9 @@ def test_nothing_keeps_a_judge_that_is_stopped(root, stub, tmp_path):
         assert started.poll() is None
         silence.wait(0.05)
     started.send_signal(signal.SIGINT)
-    _, said = started.communicate(timeout=10)
+    _, err = started.communicate(timeout=10)
     silence.set()
-    assert started.returncode == 130 and said.strip() == "stopped"
+    assert started.returncode == 130 and err.strip() == "stopped"
     assert len(rows(root)) == 1
 
 
@@ -237,7 +248,7 @@ def test_what_was_judged_is_kept_when_the_endpoint_fails_for_good(root, asked, s
 
 
 @pytest.mark.parametrize(
-    ("found", "key", "message"),
+    ("reply", "key", "message"),
     [
         ((401, "no key"), "", "wants a key in OPENAI_API_KEY, which is not set (401: no key)"),
         ((401, "bad key"), "sk-1", "which does not hold one that is accepted (401: bad key)"),
@@ -252,13 +263,13 @@ def test_what_was_judged_is_kept_when_the_endpoint_fails_for_good(root, asked, s
         ((200, '{"choices": []}'), "", 'does not answer as a chat completion: {"choices": []}'),
     ],
 )
-def test_what_is_wrong_with_an_endpoint_is_one_line(root, asked, stub, monkeypatch, found, key, message):
+def test_what_is_wrong_with_an_endpoint_is_one_line(root, asked, stub, monkeypatch, reply, key, message):
     monkeypatch.setenv("OPENAI_API_KEY", key)
-    server = stub(lambda question, times: found)
+    server = stub(lambda question, times: reply)
     code, _, err = asked(server.url)
     assert code == 1 and message in err and len(err.splitlines()) == 1
     assert server.headers.get("Authorization") == (f"Bearer {key}" if key else None)
-    assert len(server.asked) == (2 if found[0] == 400 else 1) and not (root / "ab").exists()
+    assert len(server.asked) == (2 if reply[0] == 400 else 1) and not (root / "ab").exists()
 
 
 @pytest.mark.parametrize(
@@ -342,18 +353,18 @@ def test_a_key_is_never_shown(asked, monkeypatch, stub):
 
 
 def test_people_and_judges_are_compared(root, asked, stub):
-    found = pair_answers(root)
+    answers = pair_answers(root)
     for rater in ("ann", "ben"):
-        for pair in found.pairs:
-            store.append(found.file, store.rating(pair, rater, "b" if pair.item < 5 else "a", "ab"))
+        for pair in answers.pairs:
+            store.append(answers.file, store.rating(pair, rater, "b" if pair.item < 5 else "a", "ab"))
     _, out, _ = asked(stub(honest).url)
-    groups = summarize(found).groups
+    groups = summarize(answers).groups
     assert groups["people"].alpha == 1 and not_none(groups["all"].alpha) < 0.5
     assert "people" in out and out.index("ann") < out.index("judge:some/model")
 
 
 @pytest.mark.parametrize(
-    ("reply", "found"),
+    ("reply", "letter"),
     [
         *(("A", "A"), ("b", "B"), (" C.\n", "C"), ("**B**", "B"), ("(A)", "A"), ("[[C]]", "C"), ("tie", "C")),
         *(("B, because it is short", "B"), ("A\nIt says more.", "A"), ("A: it says more", "A"), ("Answer: B", "B")),
@@ -374,5 +385,5 @@ def test_people_and_judges_are_compared(root, asked, stub):
         ),
     ],
 )
-def test_letters_are_found_where_there_is_just_one(reply, found):
-    assert judge.letter(reply) == found
+def test_letters_are_found_where_there_is_just_one(reply, letter):
+    assert judge.letter(reply) == letter

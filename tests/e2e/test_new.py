@@ -50,12 +50,12 @@ def test_a_checkpoint_in_a_folder_becomes_a_recipe(checkpoints, tmp_path, kind):
     made = make(tmp_path / "recipes", str(folder))
     assert made.folder == tmp_path / "recipes" / f"24gb-tiny_{kind}" / "v1"
     assert {file.name for file in made.folder.iterdir()} == {"recipe.yaml", "README.md", "predicted.json"}
-    found = made.loaded.recipe
-    assert (found.model.source, found.model.name, found.hardware.memory_gb) == ("local", str(folder), 24.0)
-    assert found.model.architecture == recipe.Architecture.model_validate(models.described(str(folder)))
-    assert (found.tokenizer.template, found.tokenizer.pad_token) == ("chat", "<pad>")
-    assert found.data.name == "HuggingFaceH4/ultrafeedback_binarized" and found.data.split == "train_prefs"
-    assert found.sft.max_length == 512, "the model's own limit"
+    written = made.loaded.recipe
+    assert (written.model.source, written.model.name, written.hardware.memory_gb) == ("local", str(folder), 24.0)
+    assert written.model.architecture == recipe.Architecture.model_validate(models.described(str(folder)))
+    assert (written.tokenizer.template, written.tokenizer.pad_token) == ("chat", "<pad>")
+    assert written.data.name == "HuggingFaceH4/ultrafeedback_binarized" and written.data.split == "train_prefs"
+    assert written.sft.max_length == 512, "the model's own limit"
     assert json.loads((made.folder / "predicted.json").read_text())["stages"].keys() >= {"sft", "rm", "ppo", "dpo"}
 
 
@@ -81,15 +81,15 @@ def test_more_room_is_used_and_less_is_made_do_with(checkpoints, tmp_path):
     assert (large.ppo.rollout_batch_size, large.evaluate.batch_size, large.model.quantization) == (32, 32, "none")
     assert (small.ppo.rollout_batch_size, small.evaluate.batch_size, small.model.quantization) == (4, 4, "none")
     assert small.sft.per_device_train_batch_size * small.sft.gradient_accumulation_steps == 16
-    for found in (large, small):
-        rows = found.sft.per_device_train_batch_size * (1 if found.sft.gradient_checkpointing else 4)
-        assert CONTEXT_BYTES + LEAST + rows * 200_000_000 <= new.USED * (found.hardware.memory_gb or 0) * 1e9
+    for written in (large, small):
+        rows = written.sft.per_device_train_batch_size * (1 if written.sft.gradient_checkpointing else 4)
+        assert CONTEXT_BYTES + LEAST + rows * 200_000_000 <= new.USED * (written.hardware.memory_gb or 0) * 1e9
 
 
 def test_four_bits_are_taken_where_sixteen_do_not_fit(checkpoints, tmp_path):
     predict = Predictor(base=4_000_000_000)
-    found = make(tmp_path, str(checkpoints / "Tiny_llama"), "2GB", predict).loaded.recipe
-    assert (found.model.quantization, found.ppo.optim, found.dpo.optim) == ("nf4", *["paged_adamw_8bit"] * 2)
+    written = make(tmp_path, str(checkpoints / "Tiny_llama"), "2GB", predict).loaded.recipe
+    assert (written.model.quantization, written.ppo.optim, written.dpo.optim) == ("nf4", *["paged_adamw_8bit"] * 2)
 
 
 def test_a_card_that_is_too_small_is_refused_with_one_that_would_do(checkpoints, tmp_path):
@@ -106,9 +106,9 @@ def test_a_card_that_is_too_small_is_refused_with_one_that_would_do(checkpoints,
 @pytest.mark.parametrize("stages", ["grpo", "dpo", "ppo,dpo,grpo"])
 def test_the_stages_that_are_named_fit_and_one_of_them_is_merged(checkpoints, tmp_path, stages):
     made = make(tmp_path, str(checkpoints / "Tiny_llama"), "3GB", stages=new.stages_of(stages))
-    found = made.loaded.recipe
-    assert found.merge.stage == stages.split(",")[0]
-    assert (found.grpo is not None) == ("grpo" in stages) and found.rloo is None
+    written = made.loaded.recipe
+    assert written.merge.stage == stages.split(",")[0]
+    assert (written.grpo is not None) == ("grpo" in stages) and written.rloo is None
     assert set(made.stages) == {"sft", "rm", "evaluate", *stages.split(",")}
     assert all(
         Predictor()(made.loaded, stage)[""].peak_bytes + CONTEXT_BYTES <= 3e9 for stage in ("sft", "rm", "ppo", "dpo")
@@ -124,10 +124,10 @@ def test_what_the_search_finds_is_what_is_written(checkpoints, tmp_path):
     draft.mkdir(parents=True)
     before = new._write_recipe(draft, content)
     predict: Any = Predictor()
-    found = new.search(predict, before, facts.parameters, ("sft", "rm", "ppo", "dpo", "evaluate"), 3 * 10**9, quiet)
-    assert len(found.changes) > 5
-    expected = with_changes(before, found.changes).recipe
-    after = new._write_recipe(draft, content.with_changed_keys(found.changes))
+    fitting = new.search(predict, before, facts.parameters, ("sft", "rm", "ppo", "dpo", "evaluate"), 3 * 10**9, quiet)
+    assert len(fitting.changes) > 5
+    expected = with_changes(before, fitting.changes).recipe
+    after = new._write_recipe(draft, content.with_changed_keys(fitting.changes))
     assert after.recipe == expected != before.recipe
 
 
@@ -155,9 +155,9 @@ def test_reasoning_is_switched_off_and_the_end_of_a_turn_is_named(checkpoints, t
     (folder / "chat_template.jinja").write_text("{%- if enable_thinking is defined %}{% endif %}" + template)
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<eos>", "pad_token": "<pad>"}))
-    found = make(tmp_path / "recipes", str(folder)).loaded.recipe.tokenizer
-    assert found.chat_template_kwargs == {"enable_thinking": False}
-    assert (found.eos_token, found.pad_token) == ("<|im_end|>", None)
+    tokenizer = make(tmp_path / "recipes", str(folder)).loaded.recipe.tokenizer
+    assert tokenizer.chat_template_kwargs == {"enable_thinking": False}
+    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", None)
 
 
 def test_an_existing_folder_is_never_touched(checkpoints, tmp_path, monkeypatch):
@@ -262,11 +262,11 @@ def test_data_without_pairs_is_refused(checkpoints, tmp_path):
 @pytest.fixture
 def hub(checkpoints):
     """The hub with a tiny model."""
-    found = Hub()
+    served = Hub()
     folder = checkpoints / "Tiny_qwen3"
-    found.repos["models/org/Tiny-Chat"] = {file.name: file.read_bytes() for file in folder.iterdir()}
-    server = found.serve()
-    yield found, f"http://127.0.0.1:{server.server_port}"
+    served.repos["models/org/Tiny-Chat"] = {file.name: file.read_bytes() for file in folder.iterdir()}
+    server = served.serve()
+    yield served, f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
 
 
@@ -306,8 +306,8 @@ def test_a_model_of_the_hub_becomes_a_recipe_without_its_weights(hub, tmp_path):
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "recipes" / "2gb-tiny-chat" / "v1"
     assert f"rlhf run ppo --with-parents --recipe {folder.relative_to(tmp_path)}" in done.stdout
-    found = recipe.load(folder).recipe
-    assert (found.model.name, found.model.revision, found.tokenizer.revision) == ("org/Tiny-Chat", COMMIT, COMMIT)
+    written = recipe.load(folder).recipe
+    assert (written.model.name, written.model.revision, written.tokenizer.revision) == ("org/Tiny-Chat", COMMIT, COMMIT)
     assert "apache-2.0" in (folder / "README.md").read_text()
     asked = [path for path in repos.requests if "/resolve/" in path]
     assert asked and not [path for path in asked if "safetensors" in path]

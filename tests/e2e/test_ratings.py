@@ -17,15 +17,15 @@ from tests.e2e.evaluations import evaluation, row
 
 def rate(root, *verdicts: tuple[str, int, str]) -> PairedAnswers:
     """Append (rater, item, verdict) in turn."""
-    found = pair_answers(root)
-    pairs = {pair.item: pair for pair in found.pairs}
+    answers = pair_answers(root)
+    pairs = {pair.item: pair for pair in answers.pairs}
     for rater, item, verdict in verdicts:
-        store.append(found.file, store.rating(pairs[item], rater, verdict, "ab"))
-    return found
+        store.append(answers.file, store.rating(pairs[item], rater, verdict, "ab"))
+    return answers
 
 
-def exported(root, found: PairedAnswers, **options) -> export.ExportedRows:
-    return export.export(found, root / "evaluate" / "samples.jsonl", "hh", **options)
+def exported(root, answers: PairedAnswers, **options) -> export.ExportedRows:
+    return export.export(answers, root / "evaluate" / "samples.jsonl", "hh", **options)
 
 
 @pytest.fixture
@@ -34,13 +34,13 @@ def root(tmp_path):
 
 
 def test_one_rater(root):
-    found = rate(root, ("ann", 0, "b"), ("ann", 1, "a"), ("ann", 2, "tie"), ("ann", 3, "skip"), ("ann", 4, "b"))
+    answers = rate(root, ("ann", 0, "b"), ("ann", 1, "a"), ("ann", 2, "tie"), ("ann", 3, "skip"), ("ann", 4, "b"))
     rate(root, ("ann", 4, "undo"))
-    result = exported(root, found)
+    result = exported(root, answers)
     assert [(r["chosen"], r["rejected"]) for r in result.rows] == [("good 0", "poor 0"), ("poor 1", "good 1")]
     assert (result.rated, result.ties, result.empty) == (3, 1, 0)
     assert result.rows[1]["chosen_from"] == "sft" and result.rows[1]["ratings"] == {"ann": "sft"}
-    both = exported(root, found, keep_ties=True).rows[2:]
+    both = exported(root, answers, keep_ties=True).rows[2:]
     assert [(r["chosen"], r["rejected"]) for r in both] == [("good 2", "poor 2"), ("poor 2", "good 2")]
 
 
@@ -63,13 +63,13 @@ def test_the_majority_is_more_than_half_of_the_votes(verdicts, expected):
 
 def test_several_raters_and_a_choice_of_them(root):
     judge = "judge:model"
-    found = rate(root, ("ann", 0, "b"), ("ben", 0, "b"), (judge, 0, "a"), ("ann", 1, "b"), (judge, 1, "a"))
-    result = exported(root, found)
+    answers = rate(root, ("ann", 0, "b"), ("ben", 0, "b"), (judge, 0, "a"), ("ann", 1, "b"), (judge, 1, "a"))
+    result = exported(root, answers)
     assert [r["chosen"] for r in result.rows] == ["good 0"] and result.ties == 1
     assert result.rows[0]["ratings"] == {"ann": "ppo", "ben": "ppo", judge: "sft"}
-    assert [r["chosen"] for r in exported(root, found, raters=[judge]).rows] == ["poor 0", "poor 1"]
+    assert [r["chosen"] for r in exported(root, answers, raters=[judge]).rows] == ["poor 0", "poor 1"]
     with pytest.raises(UserError, match=r"no ratings of 'eve'; it has those of ann, ben, judge:model"):
-        exported(root, found, raters=["eve"])
+        exported(root, answers, raters=["eve"])
 
 
 def test_ratings_of_other_answers_are_no_rows(root):
@@ -114,13 +114,13 @@ def test_held_out_prompts_stay_held_out_with_the_seed_that_held_them_out():
 
 def test_prompts_in_a_chat_template_need_their_messages(tmp_path):
     root = evaluation(tmp_path, [row(0) | {"prompt": "<s>[INST] One? [/INST]"}])
-    found = rate(root, ("ann", 0, "b"))
+    answers = rate(root, ("ann", 0, "b"))
     samples = root / "evaluate" / "samples.jsonl"
     with pytest.raises(UserError, match="its prompts are written in a chat template; evaluate again"):
-        export.export(found, samples, "chat")
-    said = [{"role": "user", "content": "One?"}]
-    evaluation(tmp_path, [row(0) | {"prompt": "<s>[INST] One? [/INST]", "messages": said}])
-    assert export.export(pair_answers(root), samples, "chat").rows[0]["prompt"] == said
+        export.export(answers, samples, "chat")
+    messages = [{"role": "user", "content": "One?"}]
+    evaluation(tmp_path, [row(0) | {"prompt": "<s>[INST] One? [/INST]", "messages": messages}])
+    assert export.export(pair_answers(root), samples, "chat").rows[0]["prompt"] == messages
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_the_page_needs_no_network(run):
     assert not re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", ours)
 
 
-def test_every_part_is_there(run):
+def test_the_page_of_a_run_has_its_sections_its_curves_and_its_findings(run):
     page = text_of(run)
     for title in ("Targets and what was measured", "Findings during training", "Score against divergence"):
         assert f"<h2>{title}</h2>" in page
@@ -163,10 +163,10 @@ def test_the_evaluation_is_shown_side_by_side(evaluated):
 
 
 def test_ratings_are_counted(evaluated):
-    found = pair_answers(evaluated, "sft", "ppo")
-    for pair in found.pairs[:3]:
-        store.append(found.file, store.rating(pair, "<b>ann</b>", "b", "ab"))
-    (found.file.parent / "sft-vs-dpo.jsonl").write_text("")  # of an evaluation that had DPO
+    answers = pair_answers(evaluated, "sft", "ppo")
+    for pair in answers.pairs[:3]:
+        store.append(answers.file, store.rating(pair, "<b>ann</b>", "b", "ab"))
+    (answers.file.parent / "sft-vs-dpo.jsonl").write_text("")  # of an evaluation that had DPO
     page = report.page([report.load(evaluated)])
     assert "not counted:" in page and "no answers of &#39;dpo&#39;" in page
     assert "<h2>Rated blind</h2>" in page and "ppo against sft" in page
@@ -175,10 +175,10 @@ def test_ratings_are_counted(evaluated):
 
 def test_the_data_is_checked_once(evaluated, monkeypatch):
     charts = charts_of(report.page([report.load(evaluated)]))
-    found = json.loads((evaluated / "data" / "quality.json").read_text())
+    quality = json.loads((evaluated / "data" / "quality.json").read_text())
     manifest = json.loads((evaluated / "rm" / "manifest.json").read_text())
-    assert (found["pairs"], found["made_from"]["data"]) == (manifest["data"]["pairs"], manifest["data"]["sha256"])
-    assert charts["tokens per chosen"]["data"][0]["y"] == found["lengths"]["chosen"]["counts"]
+    assert (quality["pairs"], quality["made_from"]["data"]) == (manifest["data"]["pairs"], manifest["data"]["sha256"])
+    assert charts["tokens per chosen"]["data"][0]["y"] == quality["lengths"]["chosen"]["counts"]
     monkeypatch.setattr("rlhf.data.quality.check.check", None)
     page = report.page([report.load(evaluated)])
     assert "<h2>Data quality</h2>" in page and ">chosen longer</td>" in page
@@ -310,7 +310,7 @@ def test_no_value_in_a_record_makes_a_traceback(evaluated, tmp_path, monkeypatch
         text = file.read_text()
         first, *others = text.splitlines(keepends=True) if file.suffix == ".jsonl" else [text]
         content = json.loads(first)
-        for at in rng.sample(found := places(content)[1:], min(15, len(found))):
+        for at in rng.sample(values := places(content)[1:], min(15, len(values))):
             changed = with_value(content, at, rng.choice(REPLACEMENTS))
             file.write_text(json.dumps(changed) + "\n" + "".join(others))
             try:
@@ -408,6 +408,50 @@ def test_the_page_compares_every_figure_and_those_of_all_stages(tmp_path):
     (without,) = tables.verdicts([run._replace(price=None)], Charts())
     verdict = "not measured: needs the price of an hour (--price)"
     assert verdict in [row[-1].text for row in without.data.rows]
+
+
+def test_predicted_memory_stands_beside_measured_memory_only(tmp_path):
+    names = {"peak_vram_gb": "GB", "hours": "h"}
+    figures = [
+        published.Figure(name=name, stage="sft", metric=name, range=(None, 30), unit=unit, source="ours")
+        for name, unit in names.items()
+    ]
+    summary = summary_of(targets=[published.record(f, 20.0) for f in figures], predicted_peak_vram_bytes=21.5e9)
+    (section,) = tables.verdicts([RunRecords("run", tmp_path, {}, {"sft": summary})], Charts())
+    columns = [column.text for column in section.data.columns]
+    cells = [dict(zip(columns, (cell.text for cell in row), strict=True)) for row in section.data.rows]
+    assert [(cell["measured"], cell["predicted"]) for cell in cells] == [("20", "21.50"), ("20", "")]
+
+
+@pytest.mark.parametrize(
+    ("checked", "watched"),
+    [
+        ({"sft": [], "rm": []}, True),
+        ({"sft": [], "rm": None}, False),  # done before there were checks
+        ({"sft": []}, False),  # rm is not finished
+    ],
+)
+def test_a_run_counts_as_checked_when_every_stage_was_checked_to_its_end(tmp_path, checked, watched):
+    summaries = {stage: summary_of(stage=stage, findings=lines) for stage, lines in checked.items()}
+    run = RunRecords("run", tmp_path, {"sft": MANIFEST, "rm": MANIFEST}, summaries)
+    (section,) = tables.findings([run], Charts())
+    assert section.data == tables.Findings([], watched)
+    whole = RunRecords("whole", tmp_path, {"sft": MANIFEST}, {"sft": summary_of(findings=[])})
+    (section,) = tables.findings([whole, run], Charts())
+    assert section.data.watched is watched
+
+
+def test_provenance_names_changed_code_and_parents_of_another_run(tmp_path):
+    def told(**values: Any) -> str:
+        code = {"commit": "abc", "dirty": values.pop("dirty", False)}
+        run = RunRecords("run", tmp_path, {"ppo": manifest_of(code=code, **values)}, {})
+        (section,) = tables.provenance([run], Charts())
+        ((*_, cell),) = section.data.rows
+        return str(cell.text)
+
+    assert "code: abc;" in told() and "parents from: this run;" in told()
+    changed = told(dirty=True, parents_from={"sft": "../../other/v1/sft"})
+    assert "code: abc with changes;" in changed and "parents from: sft: ../../other/v1/sft;" in changed
 
 
 def test_several_runs_share_the_charts(run):

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -152,9 +153,9 @@ def test_a_rank_that_dies_ends_the_run_and_another_number_of_processes_resumes_i
     victim = next(pid for pid in ranks if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
     os.kill(int(victim), signal.SIGKILL)
     began = time.monotonic()
-    _, said = started.communicate(timeout=60)
+    _, err = started.communicate(timeout=60)
     assert started.returncode == 1 and time.monotonic() - began < 60
-    (error,) = (line for line in said.splitlines() if "[flat_reward]" not in line)  # which so small a run deserves
+    (error,) = (line for line in err.splitlines() if "[flat_reward]" not in line)  # which so small a run deserves
     assert error.startswith("error: ppo: rank 1 was killed by SIGKILL") and "`--resume`" in error
     run_stages(sizes(PPO), out, "ppo", resume=True)
     assert content_of(folder / "manifest.json")["resumed_from"] == "step-000020"
@@ -207,16 +208,24 @@ PartialState().destroy_process_group()
 """
 
 
-def test_what_ranks_share(tmp_path):
+def test_ranks_gather_rows_numbers_and_shards_as_one_process_has_them(tmp_path):
     (tmp_path / "ranks.py").write_text(RANKS)
     done = subprocess.run([*LAUNCHER, str(tmp_path / "ranks.py")], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        number: int = listener.getsockname()[1]
+        return number
+
+
 def test_ranks_that_differ_or_are_too_few_do_not_start(trained, tmp_path):
     """As on two machines: each process is given its rank, and rank 1 another learning rate."""
     out = beside(trained, tmp_path, "pretrain")
-    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29631"}
+    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     started = []
     for rank in (0, 1):
         line = command("sft", out, {"hardware.count": 2, "sft.learning_rate": [1e-3, 2e-3][rank]})
@@ -224,8 +233,8 @@ def test_ranks_that_differ_or_are_too_few_do_not_start(trained, tmp_path):
         process = subprocess.Popen([sys.executable, "-m", *line], env=ranked, stderr=subprocess.PIPE, text=True)
         started.append(process)
     for process in started:
-        _, said = process.communicate(timeout=300)
-        assert process.returncode == 1 and "has another recipe than rank 0" in said and "rank 1 (on " in said
+        _, err = process.communicate(timeout=300)
+        assert process.returncode == 1 and "has another recipe than rank 0" in err and "rank 1 (on " in err
     line = command("sft", out, {"hardware.count": 2})
     alone = environment | {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
     done = subprocess.run([sys.executable, "-m", *line], env=alone, capture_output=True, text=True, timeout=300)

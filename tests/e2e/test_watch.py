@@ -1,5 +1,6 @@
 """Every check of rlhf/observe/watch.py, each triggered by a real run in which the failure was planted."""
 
+import inspect
 import json
 import random
 from pathlib import Path
@@ -15,16 +16,14 @@ from rlhf.rollout.engine import sample
 from rlhf.stages.online import session
 from tests.conftest import beside, content_of, grouped, run_stages, small
 
-FOUND: set[str] = set()  # all that any test of this module has seen
 ROWS = {"logging_steps": 1, "save_steps": 60, "num_train_epochs": 100}
 
 
 def findings(out: Path, stage: str) -> dict[str, dict[str, Any]]:
     rows = read_intact_lines(out / "cpu-tiny/v1" / stage / "findings.jsonl")
-    found = {row["check"]: row for row in rows}
-    assert len(found) == len(rows), "each is said once"
-    FOUND.update(found)
-    return found
+    by_check = {row["check"]: row for row in rows}
+    assert len(by_check) == len(rows), "each is said once"
+    return by_check
 
 
 def supervised(trained: Path, out: Path, stage: str, *parents: str, **options) -> dict[str, dict[str, Any]]:
@@ -48,11 +47,11 @@ def words(rng: random.Random, count: int) -> str:
 
 
 def test_a_learning_rate_that_overflows(trained, tmp_path, capsys):
-    found = supervised(trained, tmp_path, "sft", learning_rate=1e25, max_steps=12)
-    assert found["nan"]["remedies"] == {"sft.learning_rate": 5e24}
-    said = capsys.readouterr().err
-    assert "is not a number [nan]" in said and "Try sft.learning_rate=5e+24" in said
-    assert "nan" in (content_of(tmp_path / "cpu-tiny/v1/sft/summary.json") or {})["findings"]
+    reported = supervised(trained, tmp_path, "sft", learning_rate=1e25, max_steps=12)
+    assert reported["nan"]["remedies"] == {"sft.learning_rate": 5e24}
+    printed = capsys.readouterr().err
+    assert "is not a number [nan]" in printed and "Try sft.learning_rate=5e+24" in printed
+    assert "nan" in content_of(tmp_path / "cpu-tiny/v1/sft/summary.json")["findings"]
 
 
 def test_a_learning_rate_that_is_too_high(tmp_path):
@@ -62,9 +61,9 @@ def test_a_learning_rate_that_is_too_high(tmp_path):
 
 
 def test_a_learning_rate_that_is_too_low(trained, tmp_path):
-    found = supervised(trained, tmp_path, "sft", learning_rate=1e-12, max_steps=40)
-    assert set(found) == {"flat_loss"}
-    assert found["flat_loss"]["remedies"]["sft.learning_rate"] == 2e-12
+    reported = supervised(trained, tmp_path, "sft", learning_rate=1e-12, max_steps=40)
+    assert set(reported) == {"flat_loss"}
+    assert reported["flat_loss"]["remedies"]["sft.learning_rate"] == 2e-12
 
 
 def test_labels_that_are_noise(trained, tmp_path):
@@ -93,21 +92,20 @@ def from_base(trained: Path, out: Path, **changes):
 
 
 def test_pairs_that_are_nearly_the_same(trained, tmp_path, capsys):
-    rng = random.Random(0)
     rows = [("say it", "red blue tea", "red blue tea " + "salt" * (i % 2)) for i in range(4)]
     rows = [(f"say it {i // 2}", chosen, rejected + "!") for i, (_, chosen, rejected) in enumerate(rows * 20)]
     changes = own_pairs(tmp_path / "data", rows)
     run = {f"rm__{k}": v for k, v in (ROWS | {"max_steps": 8, "learning_rate": 1e-9}).items()}
     loaded = from_base(trained, tmp_path, **changes, **run, sft__max_steps=1)
     run_stages(loaded, tmp_path, "sft", "rm")
-    assert "same_scores" in findings(tmp_path, "rm"), rng
+    assert "same_scores" in findings(tmp_path, "rm")
     assert "training pairs are fewer than 100: the H100 guide calls RLHF worth it" in capsys.readouterr().err
 
 
 def test_a_reward_model_that_knows_its_pairs_by_heart(trained, tmp_path):
     options = {"max_samples": 8, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
-    found = supervised(trained, tmp_path, "rm", "sft", learning_rate=0.03, max_steps=60, **options)
-    assert "overconfident" in found
+    reported = supervised(trained, tmp_path, "rm", "sft", learning_rate=0.03, max_steps=60, **options)
+    assert "overconfident" in reported
 
 
 @pytest.fixture(scope="module")
@@ -145,9 +143,9 @@ def test_a_reward_that_can_be_had_by_repetition(taught, tmp_path, monkeypatch):
     more |= {f"ppo__{key}": 32 for key in ("batch_size", "per_device_train_batch_size", "rollout_batch_size")}
     loaded = small(**TAUGHT | PPO | more, ppo__learning_rate=0.01, ppo__value_learning_rate=0.003)
     run_stages(loaded, beside(taught, tmp_path, "pretrain", "sft", "rm"), "ppo")
-    found = findings(tmp_path, "ppo")
-    assert {"high_kl", "entropy_collapse", "repetition", "fewer_ends"} <= set(found), found
-    assert found["high_kl"]["remedies"]["ppo.kl_coef"] == 0.05
+    reported = findings(tmp_path, "ppo")
+    assert {"high_kl", "entropy_collapse", "repetition", "fewer_ends"} <= set(reported), reported
+    assert reported["high_kl"]["remedies"]["ppo.kl_coef"] == 0.05
 
 
 def test_a_reward_for_length(taught, tmp_path, monkeypatch):
@@ -156,9 +154,9 @@ def test_a_reward_for_length(taught, tmp_path, monkeypatch):
     more |= {f"ppo__{key}": 16 for key in ("batch_size", "per_device_train_batch_size", "rollout_batch_size")}
     loaded = small(**TAUGHT | PPO | more, ppo__learning_rate=0.01, ppo__value_learning_rate=0.003)
     run_stages(loaded, beside(taught, tmp_path, "pretrain", "sft", "rm"), "ppo")
-    found = findings(tmp_path, "ppo")
-    assert {"longer", "fewer_ends"} <= set(found), found
-    assert found["longer"]["cause"] == "The reward model likes length, and the policy has found out"
+    reported = findings(tmp_path, "ppo")
+    assert {"longer", "fewer_ends"} <= set(reported), reported
+    assert reported["longer"]["cause"] == "The reward model likes length, and the policy has found out"
 
 
 def test_a_reward_that_does_not_rise(taught, tmp_path):
@@ -166,9 +164,9 @@ def test_a_reward_that_does_not_rise(taught, tmp_path):
     more = {"ppo__steps": 24, "ppo__save_steps": 24, "ppo__eval_steps": 24}
     loaded = small(**TAUGHT | PPO | more, ppo__learning_rate=1e-9, ppo__value_learning_rate=1e-9)
     run_stages(loaded, beside(taught, tmp_path, "pretrain", "sft", "rm"), "ppo")
-    found = findings(tmp_path, "ppo")
-    assert found["flat_reward"]["remedies"] == {"ppo.learning_rate": 2e-9}
-    assert found["flat_reward"]["step"] >= watch.MANY
+    reported = findings(tmp_path, "ppo")
+    assert reported["flat_reward"]["remedies"] == {"ppo.learning_rate": 2e-9}
+    assert reported["flat_reward"]["step"] >= watch.MANY
 
 
 @pytest.mark.parametrize(
@@ -221,8 +219,8 @@ def test_responses_from_another_policy_than_the_one_that_is_scored(trained, tmp_
     monkeypatch.setattr(session, "sample", of_the_reference)
     loaded = small(**PPO, ppo__learning_rate=0.01)
     run_stages(loaded, beside(trained, tmp_path, "pretrain", "sft", "rm"), "ppo")
-    found = findings(tmp_path, "ppo")
-    assert "negative_kl" in found
+    reported = findings(tmp_path, "ppo")
+    assert "negative_kl" in reported
 
 
 def test_a_critic_that_cannot_follow(taught, tmp_path, monkeypatch):
@@ -235,8 +233,8 @@ def test_a_critic_that_cannot_follow(taught, tmp_path, monkeypatch):
 
     monkeypatch.setattr(SharedBase, "scores", growing)
     run_stages(small(**TAUGHT | PPO), beside(taught, tmp_path, "pretrain", "sft", "rm"), "ppo")
-    found = findings(tmp_path, "ppo")["value_explosion"]
-    assert list(found["remedies"]) == ["ppo.value_learning_rate"]
+    finding = findings(tmp_path, "ppo")["value_explosion"]
+    assert list(finding["remedies"]) == ["ppo.value_learning_rate"]
 
 
 def test_groups_that_teach_nothing(trained, tmp_path):
@@ -244,17 +242,40 @@ def test_groups_that_teach_nothing(trained, tmp_path):
     group = {"reward_funcs": ["regex(pattern='nobody says this')"], "normalize_scores": False, "steps": 6}
     group |= {"missing_eos_penalty": None, "save_steps": 6, "eval_steps": 6}
     run_stages(grouped("grpo", group), beside(trained, tmp_path, "pretrain", "sft"), "grpo")
-    found = findings(tmp_path, "grpo")["no_signal"]
-    assert list(found["remedies"]) == ["grpo.num_generations", "grpo.resample_groups"]
+    finding = findings(tmp_path, "grpo")["no_signal"]
+    assert list(finding["remedies"]) == ["grpo.num_generations", "grpo.resample_groups"]
 
 
-def test_every_check_was_triggered_by_a_run():
-    """The last test of this file: the failures that were planted above are all that rlhf/observe/watch.py knows."""
-    assert set(watch.CHECK_NAMES) == FOUND
-
-
-def test_a_healthy_run_is_told_nothing(trained):
-    """The chain that other tests train, twelve steps or so a stage, and the released recipe's record."""
+def test_a_healthy_run_is_told_nothing(trained, tmp_path):
+    """A chain of four to twelve steps a stage."""
+    out = beside(trained, tmp_path, "pretrain", "sft", "rm")
+    run_stages(small(), out, "ppo", "dpo")
     for stage in ("pretrain", "sft", "rm", "ppo", "dpo"):
-        summary = trained / "cpu-tiny/v1" / stage / "summary.json"
-        assert not summary.exists() or (content_of(summary) or {})["findings"] == []
+        assert content_of(out / "cpu-tiny/v1" / stage / "summary.json")["findings"] == [], stage
+
+
+PLANTED = {  # check: the test in which its failure is planted
+    "nan": test_a_learning_rate_that_overflows,
+    "rising_loss": test_a_learning_rate_that_is_too_high,
+    "flat_loss": test_a_learning_rate_that_is_too_low,
+    "chance": test_labels_that_are_noise,
+    "same_scores": test_pairs_that_are_nearly_the_same,
+    "overconfident": test_a_reward_model_that_knows_its_pairs_by_heart,
+    "high_kl": test_a_reward_that_can_be_had_by_repetition,
+    "entropy_collapse": test_a_reward_that_can_be_had_by_repetition,
+    "repetition": test_a_reward_that_can_be_had_by_repetition,
+    "fewer_ends": test_a_reward_for_length,
+    "longer": test_a_reward_for_length,
+    "flat_reward": test_a_reward_that_does_not_rise,
+    "clipping": test_updates_that_are_too_large,
+    "large_updates": test_updates_that_are_too_large,
+    "negative_kl": test_responses_from_another_policy_than_the_one_that_is_scored,
+    "value_explosion": test_a_critic_that_cannot_follow,
+    "no_signal": test_groups_that_teach_nothing,
+}
+
+
+def test_a_failure_is_planted_for_every_check():
+    assert set(PLANTED) == set(watch.CHECK_NAMES)
+    for check, test in PLANTED.items():
+        assert f'"{check}"' in inspect.getsource(test), f"{test.__name__} asserts nothing about {check}"

@@ -44,9 +44,9 @@ def run(program: Path, folder: Path, *arguments: str, **environment: str) -> sub
 
 
 def test_a_wheel_brings_its_recipes(installed, tmp_path):
-    found = run(installed, tmp_path, "recipes")
-    assert found.returncode == 0, found.stderr
-    rows = [line.split("│") for line in found.stdout.splitlines() if "│" in line]
+    done = run(installed, tmp_path, "recipes")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("│") for line in done.stdout.splitlines() if "│" in line]
     shown = "".join(row[1].strip() for row in rows)  # long paths are folded
     assert "cpu-tiny/v1" in shown and "4090-llama2-7b/v2" in shown
     assert str(ROOT) not in shown, "the checkout's recipes were read, not the wheel's"
@@ -63,36 +63,35 @@ def test_a_wheel_brings_its_pages(installed):
 
 @pytest.mark.slow
 def test_a_wheel_plans_from_an_empty_folder(installed, tmp_path):
-    found = run(installed, tmp_path, "plan", "--hw", "cpu", "--stage", "sft")
-    assert found.returncode == 0, found.stderr
-    assert "cpu-tiny" in found.stdout and "sft" in found.stdout
+    done = run(installed, tmp_path, "plan", "--hw", "cpu", "--stage", "sft")
+    assert done.returncode == 0, done.stderr
+    assert "cpu-tiny" in done.stdout and "sft" in done.stdout
 
 
 def test_a_folder_of_recipes_is_named_by_option_or_variable(installed, tmp_path):
     own = tmp_path / "mine" / "laptop" / "v1"
     own.mkdir(parents=True)
     shutil.copy(ROOT / "recipes" / "cpu-tiny" / "v1" / "recipe.yaml", own)
-    for found in (
+    for done in (
         run(installed, tmp_path, "recipes", "--recipe-root", "mine"),
         run(installed, tmp_path, "recipes", RLHF_RECIPES=str(tmp_path / "mine")),
     ):
-        assert "laptop/v1" in found.stdout and "4090" not in found.stdout
-    found = run(installed, tmp_path, "report", "--recipe-root", "mine", "--hw", "4090")
-    assert found.returncode == 2
-    assert found.stderr == "error: --hw 4090: no default recipe in mine; hardware there: cpu\n"
-    found = run(installed, tmp_path, "recipes", "--recipe-root", "nowhere")
-    assert found.returncode == 2 and "nowhere: no recipes there; --recipe-root or RLHF_RECIPES names" in found.stderr
+        assert "laptop/v1" in done.stdout and "4090" not in done.stdout
+    done = run(installed, tmp_path, "report", "--recipe-root", "mine", "--hw", "4090")
+    assert done.returncode == 2
+    assert done.stderr == "error: --hw 4090: no default recipe in mine; hardware there: cpu\n"
+    done = run(installed, tmp_path, "recipes", "--recipe-root", "nowhere")
+    assert done.returncode == 2 and "nowhere: no recipes there; --recipe-root or RLHF_RECIPES names" in done.stderr
 
 
 def test_a_shell_gets_its_completion(installed, tmp_path):
-    found = run(installed, tmp_path, _RLHF_COMPLETE="bash_source")
-    assert "complete -o nosort -F _rlhf_completion rlhf" in found.stdout
+    done = run(installed, tmp_path, _RLHF_COMPLETE="bash_source")
+    assert "complete -o nosort -F _rlhf_completion rlhf" in done.stdout
     words = {"COMP_WORDS": "rlhf plan --hw h", "COMP_CWORD": "3", "_RLHF_COMPLETE": "bash_complete"}
     assert run(installed, tmp_path, **words).stdout == "plain,h100\n"
 
 
 def test_what_is_missing_is_installed_without_a_checkout(installed, tmp_path):
     code = "from rlhf.observe.console import install_command; print(install_command('gpu'))"
-    python = [str(installed.parent / "python"), "-c", code]
-    found = subprocess.run(python, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert "bitsandbytes==0.50" in found.stdout and "'.[gpu]'" not in found.stdout
+    done = run(installed.parent / "python", tmp_path, "-c", code)
+    assert "bitsandbytes==0.50" in done.stdout and "'.[gpu]'" not in done.stdout

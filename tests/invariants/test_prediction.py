@@ -51,9 +51,9 @@ NF4 = {
 }
 
 
-def peaks(found: dict[str, Any]) -> dict[str, dict[str, int]]:
+def peaks(phases: dict[str, Any]) -> dict[str, dict[str, int]]:
     """Components at the peak of each phase of a rehearsal."""
-    return {name: _highest(peak) for name, peak in found.items() if peak["operations"]}
+    return {name: _highest(peak) for name, peak in phases.items() if peak["operations"]}
 
 
 def _highest(peak: dict[str, Any]) -> dict[str, int]:
@@ -80,7 +80,7 @@ def test_prediction_is_what_real_tensors_take(six, stage):
 
     Those two read adapters into the CPU's memory before they go to the device, which here is the same memory.
     """
-    predicted, measured = (found[stage] for found in six)
+    predicted, measured = (by_stage[stage] for by_stage in six)
     assert predicted.keys() == measured.keys()
     for phase, peak in predicted.items():
         through_cpu = phase in ("load", "merge") or (stage == "merge" and not phase)
@@ -136,10 +136,10 @@ def profiled(stage: StageName, loaded: PinnedRecipe) -> int:
 
     def watched(changed, run_stage) -> dict[str, Any]:
         nonlocal most
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recording:
             run_stage(torch.device("cpu"))
-        assert found.profiler and found.profiler.kineto_results
-        events, left = [], list(found.profiler.kineto_results.experimental_event_tree())
+        assert recording.profiler and recording.profiler.kineto_results
+        events, left = [], list(recording.profiler.kineto_results.experimental_event_tree())
         while left:
             event = left.pop()
             left += event.children
@@ -161,10 +161,10 @@ def profiled(stage: StageName, loaded: PinnedRecipe) -> int:
 
 def peak_at(stage: StageName, loaded: PinnedRecipe) -> tuple[int, str, set[str]]:
     """Bytes at a stage's peak, its innermost phase, and the operations that reach 99 % of it there."""
-    found = Rehearsals(None)(loaded, stage)
+    phases = Rehearsals(None)(loaded, stage)
     sizes = {
         (phase, operation): total(parts)
-        for phase, peak in found.items()
+        for phase, peak in phases.items()
         for operation, parts in peak["operations"].items()
     }
     most = max(sizes.values())
@@ -244,9 +244,9 @@ def test_hidden_states_that_are_kept_while_scoring_raise_that_phase(two, monkeyp
     loaded, rehearse, before = two
     collect = ppo.make_batch
 
-    def keeping(trained, found) -> ppo.Batch:
-        kept = torch.zeros(*found.ids.shape, HIDDEN, device=found.ids.device)
-        batch = collect(trained, found)
+    def keeping(trained, rollout) -> ppo.Batch:
+        kept = torch.zeros(*rollout.ids.shape, HIDDEN, device=rollout.ids.device)
+        batch = collect(trained, rollout)
         del kept
         return batch
 
@@ -258,27 +258,27 @@ def test_what_scoring_leaves_behind_raises_the_update_too(two, monkeypatch):
     loaded, rehearse, before = two
     collect = ppo.make_batch
 
-    def leaving(trained, found) -> ppo.Batch:
-        batch = collect(trained, found)
-        trained.left = torch.zeros(*found.ids.shape, HIDDEN, device=found.ids.device)
+    def leaving(trained, rollout) -> ppo.Batch:
+        batch = collect(trained, rollout)
+        trained.left = torch.zeros(*rollout.ids.shape, HIDDEN, device=rollout.ids.device)
         return batch
 
     monkeypatch.setattr(ppo, "make_batch", leaving)
     size = 8 * (PROMPT + RESPONSE) * HIDDEN * 4
-    found = risen(before, peaks(rehearse(loaded, "ppo")))
-    assert found["update"] == found["evaluate"] == found["rollout"] == found["score"] == size, "of the step before"
+    rise = risen(before, peaks(rehearse(loaded, "ppo")))
+    assert rise["update"] == rise["evaluate"] == rise["rollout"] == rise["score"] == size, "of the step before"
 
 
 def test_copies_with_the_adapter_merged_in_raise_the_rollout(two):
     """The weights of two layers once more, in float32: queries and output, keys and values, the MLP's three."""
     _, rehearse, before = two
     merged = tiny(2, ppo__rollout_batch_size=4, ppo__rollout_weights="merged")
-    found = risen(before, peaks(rehearse(merged, "ppo")))
+    rise = risen(before, peaks(rehearse(merged, "ppo")))
     copies = 2 * 4 * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * KV_HEADS * SIZE + 3 * HIDDEN * INTERMEDIATE)
-    assert {"rollout", "rollout/prefill", "rollout/decode"} <= set(found)
-    assert "update" not in found
+    assert {"rollout", "rollout/prefill", "rollout/decode"} <= set(rise)
+    assert "update" not in rise
     for phase in ("rollout/prefill", "rollout/decode"):
-        assert 0.6 * copies < found[phase] <= copies, "less what the adapters' own products take"
+        assert 0.6 * copies < rise[phase] <= copies, "less what the adapters' own products take"
 
 
 CACHE = 2 * 2 * KV_HEADS * SIZE * 4 * 4 * (PROMPT + RESPONSE)  # keys and values, 2 layers, float32, 4 rows
@@ -291,9 +291,9 @@ def test_two_caches_at_once_raise_the_rollout(two, monkeypatch):
     run = LibraryDecoding.run
 
     def keeping(self) -> list[torch.Tensor]:
-        found = run(self)
+        tokens = run(self)
         kept.append([(layer.keys, layer.values) for layer in self.layers])
-        return found
+        return tokens
 
     def sampled(*what, **options) -> Rollout:
         try:
@@ -305,10 +305,10 @@ def test_two_caches_at_once_raise_the_rollout(two, monkeypatch):
     for place in (session, evaluation):
         monkeypatch.setattr(place, "sample", sampled)
     after = peaks(rehearse(loaded, "ppo"))
-    found = risen(before, after)
-    assert set(found) == {"rollout", "rollout/prefill", "rollout/decode"}, "held-out prompts fit into one batch"
+    rise = risen(before, after)
+    assert set(rise) == {"rollout", "rollout/prefill", "rollout/decode"}, "held-out prompts fit into one batch"
     assert after["rollout/decode"]["kv_cache"] == 2 * before["rollout/decode"]["kv_cache"] == 2 * CACHE
-    assert found["rollout"] == CACHE
+    assert rise["rollout"] == CACHE
 
 
 def test_gradients_that_are_not_let_go_raise_every_phase_but_the_update(two, monkeypatch):
@@ -317,17 +317,17 @@ def test_gradients_that_are_not_let_go_raise_every_phase_but_the_update(two, mon
     zero_grad = torch.optim.Optimizer.zero_grad
     monkeypatch.setattr(torch.optim.Optimizer, "zero_grad", lambda self, set_to_none=True: zero_grad(self, False))
     after = peaks(rehearse(loaded, "ppo"))
-    found = risen(before, after)
-    assert {"rollout", "score", "evaluate"} <= set(found)
-    assert "load" not in found
-    assert after["rollout"]["gradients"] == found["rollout"] == 2 * lora_bytes(2) + 2 * 512
+    rise = risen(before, after)
+    assert {"rollout", "score", "evaluate"} <= set(rise)
+    assert "load" not in rise
+    assert after["rollout"]["gradients"] == rise["rollout"] == 2 * lora_bytes(2) + 2 * 512
 
 
 def test_a_larger_micro_batch_raises_the_update_and_the_score_alone(two):
     loaded, rehearse, before = two
     more = recipe.load(RECIPE, loaded.overrides | {"ppo.per_device_train_batch_size": 8, "ppo.num_mini_batches": 1})
-    found = risen(before, peaks(rehearse(more, "ppo")))
-    assert set(found) == {"score", "update"}
+    rise = risen(before, peaks(rehearse(more, "ppo")))
+    assert set(rise) == {"score", "update"}
 
 
 # -- depth -------------------------------------------------------------------------------------------------------------
@@ -443,8 +443,8 @@ def test_the_line_through_two_depths_by_hand():
     deeper = rehearsed(a={"base": 10, "activations": 20}, b={"base": 2, "activations": 32})
     expected = {1: 15, 2: 20, 4: 34, 8: 66, 32: 258}
     assert {layers: _extrapolate(shallow, deeper, layers, 0).peak_bytes for layers in expected} == expected
-    found = _extrapolate(shallow, deeper, 8, 100)
-    assert (found.peak_bytes, found.components) == (166, {"base": 2, "activations": 64, "workspace": 100})
+    phase = _extrapolate(shallow, deeper, 8, 100)
+    assert (phase.peak_bytes, phase.components) == (166, {"base": 2, "activations": 64, "workspace": 100})
 
 
 def test_what_was_rehearsed_is_predicted():
@@ -452,6 +452,16 @@ def test_what_was_rehearsed_is_predicted():
     shallow, deeper = rehearsed(a={"base": 10}, b={"base": 30}), rehearsed(a={"base": 12}, c={"base": 40})
     assert _extrapolate(shallow, deeper, 2, 0).peak_bytes == 30
     assert _extrapolate(shallow, deeper, 4, 0).peak_bytes == 40
+
+
+def test_where_the_events_of_two_depths_cannot_be_aligned_15_percent_are_added(monkeypatch):
+    """15 % of the predicted peak, for what is reserved and what is needed."""
+    stage = {"train": rehearsed(step={"base": 10**9})}
+    monkeypatch.setattr(Predictor, "_rehearsed", lambda *_: {"depths": [stage, stage], "reserved": None})
+    with Predictor() as predict:
+        phase = predict(tiny(4), "sft")["train"]
+    assert phase.reserved_bytes == phase.needed_bytes == round(1.15 * phase.peak_bytes)
+    assert phase.peak_bytes >= 10**9
 
 
 WIDE = {"model.architecture.hidden_size": 1024, "model.architecture.intermediate_size": 2816}  # blocks above 1 MiB
@@ -466,14 +476,14 @@ def test_what_a_deep_model_reserves_is_found_from_two_shallow_ones(stage, expand
     changes: dict[str, Any] = {key.replace(".", "__"): value for key, value in NF4.items()}
     loaded = recipe.load(RECIPE, tiny(10, **changes).overrides | WIDE)
     rehearser = rehearsing.Rehearser()
-    found = rehearser(loaded, stage, expandable)["reserved"]
+    replayed = rehearser(loaded, stage, expandable)["reserved"]
     deep = Rehearsals(None)
     deep(loaded, stage)
     whole = replay(deep.events, expandable, cards.workspace(loaded.recipe.hardware.name))
-    assert found is not None and found.keys() == whole.keys() >= {"load", "evaluate"}
+    assert replayed is not None and replayed.keys() == whole.keys() >= {"load", "evaluate"}
     for phase, real in whole.items():
-        assert found[phase].allocated == real.allocated, phase
-        for got, wanted in ((found[phase].reserved, real.reserved), (found[phase].needed, real.needed)):
+        assert replayed[phase].allocated == real.allocated, phase
+        for got, wanted in ((replayed[phase].reserved, real.reserved), (replayed[phase].needed, real.needed)):
             assert abs(got - wanted) <= max(0.002 * wanted, LARGE_SEGMENT), phase
 
 
@@ -487,15 +497,15 @@ def test_operations_of_a_training_step():
     layer sees labels only, a second time in the backward pass. What enters the first layer needs no gradient.
     """
     loaded = tiny(2, vocab=200, hardware__device="cuda", model__dtype="bfloat16")
-    found = Rehearsals(None)(loaded, "sft")["train"]
+    counted = Rehearsals(None)(loaded, "sft")["train"]
     tokens, labels = 2 * 4 * 64, 2 * (4 * 24 - 1)
     matrices = 2 * sum(width * out for width, out in WIDTHS)
     adapters = 2 * RANK * sum(width + out for width, out in WIDTHS)
     attention = 2 * 3.5 * 4 * 64 * HIDDEN
     spared = 2 * sum(width * out + RANK * width for width, out in WIDTHS[:3])
     by_hand = tokens * (4 * matrices + 6 * adapters + attention - spared) + labels * 6 * 200 * HIDDEN
-    assert found["flops"] == by_hand
-    assert found["recomputed"] == labels * 2 * 200 * HIDDEN, "the logits"
+    assert counted["flops"] == by_hand
+    assert counted["recomputed"] == labels * 2 * 200 * HIDDEN, "the logits"
 
 
 @pytest.fixture(scope="module")
@@ -619,9 +629,9 @@ PEAKS: Peaks = {
 
 
 def changed(stage: StageName, phase: str, part: str, factor: float) -> Peaks:
-    found = copy.deepcopy(PEAKS)
-    found[stage][phase][part] = round(found[stage][phase][part] * factor)
-    return found
+    grown = copy.deepcopy(PEAKS)
+    grown[stage][phase][part] = round(grown[stage][phase][part] * factor)
+    return grown
 
 
 def test_growth_names_stage_phase_and_component():
@@ -636,17 +646,17 @@ def test_growth_names_stage_phase_and_component():
 def test_growth_is_that_of_the_whole_phase():
     """Half as much again of a component that is small stays; a new component counts from nothing."""
     assert not [*budgets.growth(PEAKS, changed("ppo", "update", "logits", 1.5))]
-    found = copy.deepcopy(PEAKS)
-    found["ppo"]["update"]["buffers"] = 20_000_000_000
-    found["ppo"]["update"]["activations"] -= 1_000_000_000
-    (line,) = budgets.growth(PEAKS, found)
+    after = copy.deepcopy(PEAKS)
+    after["ppo"]["update"]["buffers"] = 20_000_000_000
+    after["ppo"]["update"]["activations"] -= 1_000_000_000
+    (line,) = budgets.growth(PEAKS, after)
     assert line == "ppo/update grew by 4.6% to 431.00 GB: buffers +20.00 GB"
 
 
 def test_phases_that_come_and_go_are_reported():
-    found = copy.deepcopy(PEAKS)
-    found["ppo"]["score"] = found["ppo"].pop("rollout")
-    assert [*budgets.growth(PEAKS, found)] == ["ppo/rollout is gone", "ppo/score is new"]
+    after = copy.deepcopy(PEAKS)
+    after["ppo"]["score"] = after["ppo"].pop("rollout")
+    assert [*budgets.growth(PEAKS, after)] == ["ppo/rollout is gone", "ppo/score is new"]
 
 
 def test_growth_of_a_stage_that_only_some_recipes_have_is_named():
@@ -703,8 +713,8 @@ def test_a_rehearsal_that_fails_leaves_no_answer_behind(predict):
     """The other depth's answer would be taken for that of the next request."""
     with pytest.raises(PredictionError, match="memory of sft cannot be predicted"):
         predict(tiny(4, sft__per_device_train_batch_size=8192), "sft")  # more rows than are made
-    found = predict(tiny(4, vocab=300), "merge")
-    assert "merge" in found
+    predicted = predict(tiny(4, vocab=300), "merge")
+    assert "merge" in predicted
 
 
 def test_pinned_peaks_are_read_as_they_were_written(tmp_path: Path):

@@ -51,11 +51,11 @@ def model(request) -> LlamaForCausalLM | MistralForCausalLM:
     """Random weights, large enough that the choice of token depends on the context."""
     torch.manual_seed(0)
     kind = {"llama": (LlamaConfig, LlamaForCausalLM), "mistral": (MistralConfig, MistralForCausalLM)}[request.param]
-    found: LlamaForCausalLM | MistralForCausalLM = kind[1](
+    loaded: LlamaForCausalLM | MistralForCausalLM = kind[1](
         kind[0](**SIZES, initializer_range=0.3, pad_token_id=PAD, eos_token_id=EOS)
     ).eval()
-    found.requires_grad_(False)
-    return found
+    loaded.requires_grad_(False)
+    return loaded
 
 
 def prompts(count: int, longest: int = 20) -> list[list[int]]:
@@ -70,13 +70,13 @@ def drawn(model, rows: list[list[int]], seed: int = 0, observe=None, **changes) 
     return sample(model, rows, Ids(), Sampling(**settings), observe)
 
 
-def logprobs(found: Rollout) -> torch.Tensor:
-    assert found.logprobs is not None
-    return found.logprobs
+def logprobs(rollout: Rollout) -> torch.Tensor:
+    assert rollout.logprobs is not None
+    return rollout.logprobs
 
 
-def responses(found: Rollout) -> list[list[int]]:
-    return [row[mask].tolist() for row, mask in zip(found.tokens, found.mask, strict=True)]
+def responses(rollout: Rollout) -> list[list[int]]:
+    return [row[mask].tolist() for row, mask in zip(rollout.tokens, rollout.mask, strict=True)]
 
 
 @pytest.mark.parametrize("window", [Window(0, 1, 1), Window(0, 7, 1), Window(0, 64, 1), WINDOW_BY_DEVICE["cuda"]])
@@ -118,12 +118,12 @@ def test_a_response_does_not_depend_on_its_neighbours(model):
 def test_log_probabilities_are_those_of_a_training_forward(model):
     """The tolerance that docs/ppo.md states for float32."""
     for temperature in (1.0, 0.6):
-        found = drawn(model, prompts(12), temperature=temperature)
-        states = model.model(input_ids=found.ids, use_cache=False).last_hidden_state
-        picked = states.gather(1, found.predictors[..., None].expand(-1, -1, states.shape[-1]))
-        expected = token_logprobs(model.lm_head(picked) / temperature, found.tokens)
-        assert logprobs(found).shape == found.mask.shape
-        assert (logprobs(found) - expected)[found.mask].abs().max() < 2e-5
+        rollout = drawn(model, prompts(12), temperature=temperature)
+        states = model.model(input_ids=rollout.ids, use_cache=False).last_hidden_state
+        picked = states.gather(1, rollout.predictors[..., None].expand(-1, -1, states.shape[-1]))
+        expected = token_logprobs(model.lm_head(picked) / temperature, rollout.tokens)
+        assert logprobs(rollout).shape == rollout.mask.shape
+        assert (logprobs(rollout) - expected)[rollout.mask].abs().max() < 2e-5
 
 
 def test_an_observer_sees_the_states_that_tokens_are_drawn_from(model):
@@ -132,10 +132,10 @@ def test_an_observer_sees_the_states_that_tokens_are_drawn_from(model):
     def observe(hidden: Tensor) -> Tensor:
         return hidden @ direction
 
-    found = drawn(model, prompts(12), observe=observe)
-    states = model.model(input_ids=found.ids, use_cache=False).last_hidden_state
-    expected = (states @ direction).gather(1, found.predictors)
-    assert (found.values - expected)[found.mask].abs().max() < 1e-4
+    rollout = drawn(model, prompts(12), observe=observe)
+    states = model.model(input_ids=rollout.ids, use_cache=False).last_hidden_state
+    expected = (states @ direction).gather(1, rollout.predictors)
+    assert (rollout.values - expected)[rollout.mask].abs().max() < 1e-4
     assert drawn(model, prompts(3)).values is None
 
 
@@ -149,10 +149,10 @@ def test_rows_that_ended_are_no_longer_decoded(model, monkeypatch):
 
     monkeypatch.setattr(LibraryDecoding, "_forward", counted)
     rows = prompts(32)
-    found = drawn(model, rows, batch_size=32, response_length=200)
+    rollout = drawn(model, rows, batch_size=32, response_length=200)
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] <= 16 < sizes[0] == 32
-    longest = int(found.response_length.max())
+    longest = int(rollout.response_length.max())
     assert len(sizes) == longest  # and nothing is decoded after the last row has ended
 
 
@@ -206,11 +206,11 @@ def test_cheaper_forward_passes_sample_the_same_tokens(monkeypatch, role, few_ke
         expected = drawn(base, rows, temperature=temperature, **how)
         with monkeypatch.context() as patch:
             patch.setitem(FEW_KERNELS_BY_DEVICE, "cpu", few_kernels)
-            found = drawn(base, rows, temperature=temperature, **how, **changes)
-        assert responses(found) == responses(expected)
-        assert (logprobs(found) - logprobs(expected))[found.mask].abs().max() < 1e-4
+            rollout = drawn(base, rows, temperature=temperature, **how, **changes)
+        assert responses(rollout) == responses(expected)
+        assert (logprobs(rollout) - logprobs(expected))[rollout.mask].abs().max() < 1e-4
         if role != "base":
-            assert not torch.equal(logprobs(found), logprobs(expected)), "another path was taken"
+            assert not torch.equal(logprobs(rollout), logprobs(expected)), "another path was taken"
     assert not any("forward" in module.__dict__ for module in base.modules())
 
 
@@ -270,9 +270,9 @@ def test_captured_steps_draw_the_tokens_of_plain_ones(model, monkeypatch):
 
 
 def test_greedy_decoding_of_one_row_and_one_token(model):
-    found = drawn(model, [[5]], response_length=1, temperature=0.0)
+    rollout = drawn(model, [[5]], response_length=1, temperature=0.0)
     logits = model(input_ids=torch.tensor([[5]])).logits[0, -1]
-    assert responses(found) == [[int(logits.argmax())]]
+    assert responses(rollout) == [[int(logits.argmax())]]
 
 
 def test_drawing_inverts_the_distribution_function():

@@ -36,7 +36,7 @@ def oracle(row, gamma, lam):
     return [math.fsum((gamma * lam) ** l * delta[t + l] for l in range(n - t)) for t in range(n)]  # noqa: E741
 
 
-def test_hand_worked():
+def test_advantages_and_returns_of_two_rows_worked_by_hand():
     rewards = torch.tensor([[1.0, 2, 3, 50], [2, 60, 70, 80]], dtype=torch.float64)
     values = torch.tensor([[4.0, 5, 6, 90], [0.5, 20, 30, 40]], dtype=torch.float64)
     mask = torch.tensor([[True, True, True, False], [True, False, False, False]])

@@ -16,7 +16,7 @@ logprob = st.floats(-20, 0)
 weights = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=2, max_size=6)
 
 
-def test_hand_worked():
+def test_estimators_of_one_token_worked_by_hand():
     # The policy gives 1/2 where the reference gives 1/4: ratio ref/pi = 1/2, its logarithm -log 2.
     logp, ref = torch.tensor([0.5], dtype=torch.float64).log(), torch.tensor([0.25], dtype=torch.float64).log()
     log2 = math.log(2)

@@ -26,7 +26,7 @@ def oracle_entropy(logits):
     return -math.fsum(math.exp(oracle_logprob(logits, i)) * oracle_logprob(logits, i) for i in range(len(logits)))
 
 
-def test_hand_worked():
+def test_log_probabilities_and_entropy_of_two_rows_worked_by_hand():
     # exp(logits) are 1, 2, 5 and 1, 1, 2: probabilities 1/8, 2/8, 5/8 and 1/4, 1/4, 1/2.
     logits = torch.tensor([[[1.0, 2, 5], [1, 1, 2]]], dtype=torch.float64).log()
     out = token_logprobs(logits, torch.tensor([[2, 0]]))
@@ -105,7 +105,7 @@ def test_no_more_than_the_float32_copy_is_kept_for_backward(dtype, copies):
     assert out.requires_grad and len(kept) == copies
 
 
-def test_impossible_tokens():
+def test_an_impossible_token_adds_nothing_to_the_entropy_or_its_gradient():
     logits = torch.tensor([0.0, 0.0, -math.inf], dtype=torch.float64, requires_grad=True)
     assert token_logprobs(logits.expand(2, 3), torch.tensor([1, 2])).tolist() == [-math.log(2), -math.inf]
     h = entropy(logits)

@@ -29,7 +29,7 @@ X = torch.tensor([[1.0, 3.0, 70.0], [80.0, 5.0, 90.0]], dtype=torch.float64)
 MASK = torch.tensor([[True, True, False], [False, True, False]])
 
 
-def test_hand_worked():
+def test_mean_variance_and_whitening_of_three_real_tokens_worked_by_hand():
     assert masked.masked_mean(X, MASK).item() == 3
     assert masked.masked_var(X, MASK).item() == 4
     assert masked.masked_var(X, MASK, unbiased=False).item() == pytest.approx(8 / 3, rel=1e-15)
@@ -191,7 +191,7 @@ def test_reductions_of_bfloat16_are_float32():
     assert masked.masked_mean(mask, mask).item() == 1  # a bool input is a share
 
 
-def test_errors():
+def test_a_mask_that_does_not_fit_or_leaves_too_little_is_refused():
     with pytest.raises(ValueError, match=r"bool.*int64"):
         masked.masked_mean(X, MASK.long())
     for f in (masked.masked_mean, masked.masked_var, masked.whiten):

@@ -38,7 +38,7 @@ SCORES = torch.tensor([10.0, -20.0, 40.0], dtype=torch.float64)
 MASK = torch.tensor([[True, True, False], [True, True, True], [True, False, False]])
 
 
-def test_hand_worked():
+def test_the_divergence_is_charged_at_each_token_and_the_score_joins_the_last():
     # Half of the divergence is charged: -1/2, -1 and -4, -8, -16 and -3/2; the scores join the last real token.
     expected = [[-0.5, -1 + 10, 0], [-4, -8, -16 - 20], [-1.5 + 40, 0, 0]]
     assert shape_rewards(KL, SCORES, MASK, kl_coef=0.5).tolist() == expected

@@ -47,11 +47,11 @@ def drawn(row: list[float], top_p: float, temperature: float = 1.0, count: int =
         (1.0, {3: 0.4, 2: 0.3, 1: 0.2, 0: 0.1}),
     ],
 )
-def test_hand_worked(top_p, expected):
+def test_the_likeliest_tokens_that_reach_top_p_are_drawn_in_proportion(top_p, expected):
     """Probabilities 0.1, 0.2, 0.3, 0.4, whose likeliest have 0.4, 0.7, 0.9 and 1 together."""
     row = [math.log(p) for p in HAND]
-    found = drawn(row, top_p)
-    assert {token: math.exp(logp) for token, logp in found.items()} == pytest.approx(expected, rel=1e-5)
+    nucleus = drawn(row, top_p)
+    assert {token: math.exp(logp) for token, logp in nucleus.items()} == pytest.approx(expected, rel=1e-5)
 
 
 def test_numbers_fall_into_the_intervals_of_what_is_left():
@@ -79,16 +79,16 @@ def test_against_going_through_the_tokens(row, top_p):
     assume(all(abs(whole - top_p) > 1e-5 for whole in sums))  # float32 may see the limit on either side of such a sum
     assume(all(abs(a - b) > 1e-6 or a == b for a, b in itertools.pairwise(ordered)))
     expected = oracle(probabilities, top_p)
-    found = drawn(row, top_p)
+    nucleus = drawn(row, top_p)
     allowed = sorted(expected.values(), reverse=True)
     least = probabilities[min(expected, key=lambda token: probabilities[token])]
-    for token, logp in found.items():
+    for token, logp in nucleus.items():
         assert probabilities[token] >= least * (1 - 1e-5), "less likely than all that are kept"
         assert math.exp(logp) == pytest.approx(probabilities[token] / math.fsum(ordered[: len(allowed)]), rel=1e-4)
     sure = {token for token, p in expected.items() if p > 1 / 256}
     alike = {token for token in expected if probabilities.count(probabilities[token]) > 1}
-    assert sure - alike <= set(found), "whatever has more than two numbers' width is drawn"
-    assert len(found) <= len(expected)
+    assert sure - alike <= set(nucleus), "whatever has more than two numbers' width is drawn"
+    assert len(nucleus) <= len(expected)
 
 
 @FEW
@@ -100,9 +100,9 @@ def test_the_number_of_tokens_with_ties(weights, limit):
     top_p = limit / 64
     sums = probabilities.sort(descending=True).values.cumsum(0)
     assume(((sums - top_p).abs() > 1e-5).all())
-    found = drawn(probabilities.log().float().tolist(), top_p, count=4096)
-    assert len(found) == len(oracle(probabilities.tolist(), top_p))
-    assert math.fsum(math.exp(logp) for logp in found.values()) == pytest.approx(1, abs=1e-5)
+    nucleus = drawn(probabilities.log().float().tolist(), top_p, count=4096)
+    assert len(nucleus) == len(oracle(probabilities.tolist(), top_p))
+    assert math.fsum(math.exp(logp) for logp in nucleus.values()) == pytest.approx(1, abs=1e-5)
 
 
 @FEW
@@ -114,8 +114,8 @@ def test_the_whole_distribution_is_as_without(row, temperature, seed):
     ids, logp = draw_tokens(rows, numbers, temperature, 1.0)
     plain = (rows / temperature).log_softmax(-1)
     assert torch.equal(logp, plain.gather(1, ids[:, None])[:, 0])
-    for found, expected in zip((ids, logp), draw_tokens(rows, numbers, temperature), strict=True):
-        assert torch.equal(found, expected)
+    for at_one, expected in zip((ids, logp), draw_tokens(rows, numbers, temperature), strict=True):
+        assert torch.equal(at_one, expected)
 
 
 @FEW
@@ -123,17 +123,17 @@ def test_the_whole_distribution_is_as_without(row, temperature, seed):
 def test_less_than_the_likeliest_has_leaves_it_alone(row, share):
     probabilities = torch.tensor(row).double().softmax(-1)
     assume(probabilities.sort(descending=True).values[:2].diff().abs().gt(1e-5).all())
-    found = drawn(row, share * probabilities.max().item() * 0.999)
-    assert set(found) == {int(probabilities.argmax())}
-    assert found[int(probabilities.argmax())] == 0.0, "certain"
+    nucleus = drawn(row, share * probabilities.max().item() * 0.999)
+    assert set(nucleus) == {int(probabilities.argmax())}
+    assert nucleus[int(probabilities.argmax())] == 0.0, "certain"
 
 
 def test_tokens_that_are_all_alike():
     """1,000 of them: a tenth is a hundred tokens, each of a hundredth; one and no more for next to nothing."""
     row = [0.0] * 1000
-    found = drawn(row, 0.0995, count=4096)
-    assert len(found) == 100
-    assert all(logp == pytest.approx(math.log(0.01), abs=1e-4) for logp in found.values())
+    nucleus = drawn(row, 0.0995, count=4096)
+    assert len(nucleus) == 100
+    assert all(logp == pytest.approx(math.log(0.01), abs=1e-4) for logp in nucleus.values())
     assert len(drawn(row, 1e-6)) == 1
 
 
@@ -142,8 +142,8 @@ def test_temperature_comes_first():
     row = [math.log(p) for p in HAND]
     assert set(drawn(row, 0.5, temperature=0.5)) == {3}
     assert set(drawn(row, 0.5)) == {3, 2}
-    found = drawn(row, 0.54, temperature=0.5)
-    assert {token: math.exp(logp) for token, logp in found.items()} == pytest.approx({3: 16 / 25, 2: 9 / 25}, rel=1e-5)
+    kept = drawn(row, 0.54, temperature=0.5)
+    assert {token: math.exp(logp) for token, logp in kept.items()} == pytest.approx({3: 16 / 25, 2: 9 / 25}, rel=1e-5)
 
 
 def test_the_likeliest_token_is_greedy_s_choice_in_any_nucleus():
@@ -157,9 +157,9 @@ def test_the_likeliest_token_is_greedy_s_choice_in_any_nucleus():
 def test_impossible_tokens_stay_impossible():
     row = [0.0, -math.inf, 0.0, -math.inf]
     for top_p in (0.3, 0.7, 0.999):
-        found = drawn(row, top_p)
-        assert set(found) <= {0, 2}
-        assert len(found) == (1 if top_p < 0.5 else 2)
+        nucleus = drawn(row, top_p)
+        assert set(nucleus) <= {0, 2}
+        assert len(nucleus) == (1 if top_p < 0.5 else 2)
 
 
 def test_rows_have_a_nucleus_of_their_own():
@@ -179,8 +179,8 @@ def test_few_tokens_give_what_all_of_them_give(monkeypatch):
         monkeypatch.setattr("rlhf.rollout.decoding.FEW_TOKENS", 64)
         expected = draw_tokens(rows, numbers, 1.0, 0.8)
         monkeypatch.setattr("rlhf.rollout.decoding.FEW_TOKENS", 8)
-        for found, other in zip(draw_tokens(rows, numbers, 1.0, 0.8), expected, strict=True):
-            assert torch.equal(found, other)
+        for of_few, other in zip(draw_tokens(rows, numbers, 1.0, 0.8), expected, strict=True):
+            assert torch.equal(of_few, other)
 
 
 @pytest.mark.parametrize("vocab", [32_000, 128_256])

@@ -174,8 +174,9 @@ def test_a_graph_s_pool_is_apart_until_it_is_released(expandable):
     assert allocator.reserved == 80 * MIB, "what is free elsewhere is not used"
     allocator.empty_cache()
     assert allocator.reserved == 40 * MIB, "the graph still writes there when it is replayed"
+    assert allocator.releasable() == 0
     allocator.release("graph")
-    assert allocator.reserved == 40 * MIB
+    assert (allocator.reserved, allocator.releasable()) == (40 * MIB, 40 * MIB)
     allocator.empty_cache()
     assert allocator.reserved == 0
 
@@ -207,10 +208,10 @@ def chain(block: Block) -> list[Block]:
     """All blocks of a segment, by address."""
     while block.previous is not None:
         block = block.previous
-    found = [block]
-    while found[-1].next is not None:
-        found.append(found[-1].next)
-    return found
+    blocks = [block]
+    while blocks[-1].next is not None:
+        blocks.append(blocks[-1].next)
+    return blocks
 
 
 def check(allocator: Allocator, live: list[Block], requested: dict[int, int]) -> None:

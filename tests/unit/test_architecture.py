@@ -124,7 +124,7 @@ def test_an_output_layer_with_a_bias_and_attention_sinks_are_refused():
 @pytest.mark.parametrize(
     ("kind", "window"), [("llama", None), ("mistral", 16), ("gemma3_text", 16), ("qwen2", None), ("olmo3", 16)]
 )
-def test_windows(kind, window):
+def test_a_window_is_found_in_the_types_that_have_one(kind, window):
     assert sliding_window(config_of(of(kind))) == window
 
 

@@ -22,13 +22,13 @@ def test_a_plain_template_is_used_as_it_is():
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         pytest.param(
             "{% for i in range(99999) %}" * 3 + "x" + "{% endfor %}" * 3, "MemoryError|more than 2 s", id="loop"
         ),
         pytest.param("{{ 9 ** (9 ** 9) }}" + GOOD, "more than 2 s", id="power"),
-        pytest.param("{% set x = 'a' * 10 ** 11 %}{{ x }}" + GOOD, "MemoryError|more than 2 s", id="memory"),
+        pytest.param("{% set x = messages[0].content * 2 ** 26 %}" + GOOD, "MemoryError", id="memory"),  # a GB
         pytest.param("{{ ''.__class__.__mro__ }}" + GOOD, "unsafe", id="sandbox"),
         pytest.param("{% for m in messages %}", "(?i)end of template", id="syntax"),
         pytest.param("{{ raise_exception('no') }}", "refuses a conversation: no", id="raise"),
@@ -37,9 +37,9 @@ def test_a_plain_template_is_used_as_it_is():
         pytest.param("{{ messages[0].content }}", "leaves out what is said", id="first message only"),
     ],
 )
-def test_a_template_that_cannot_be_used_is_one_line(template, said):
+def test_a_template_that_cannot_be_used_is_one_line(template, message):
     start = time.monotonic()
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         codec(template)
     assert "chat template" in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 400
     assert time.monotonic() - start < 60

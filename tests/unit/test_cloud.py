@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.conftest import wait_until
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_slurm_job_stops_its_stage_and_is_queued_again(tmp_path):
     """A Makefile whose stage takes a minute unless it is interrupted, and a `scontrol` that notes what it is told."""
     (tmp_path / "Makefile").write_text(
-        "ppo:\n\t@bash -c 'trap \"echo stopped; exit 130\" INT; sleep 60 & wait' >> log\n"
+        "ppo:\n\t@bash -c 'trap \"echo stopped; exit 130\" INT; echo started; sleep 60 & wait' >> log\n"
     )
     (tmp_path / "scontrol").write_text(f"#!/bin/bash\necho scontrol $@ >> {tmp_path}/log\n")
     (tmp_path / "scontrol").chmod(0o755)
@@ -30,12 +32,13 @@ def test_a_slurm_job_stops_its_stage_and_is_queued_again(tmp_path):
     listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a job in the background would not
     options: dict[str, Any] = {"stderr": subprocess.PIPE, "start_new_session": True, "preexec_fn": listens}
     job = subprocess.Popen(command, env=environment, **options)
-    time.sleep(2)
+    log = tmp_path / "log"
+    wait_until(lambda: log.exists() and log.read_text() == "started\n", "the stage does not start")
     began = time.monotonic()
     job.send_signal(signal.SIGINT)
     assert job.wait(timeout=30) == 0
     assert time.monotonic() - began < 20
-    assert (tmp_path / "log").read_text().split("\n")[:2] == ["stopped", "scontrol requeue 7"]
+    assert log.read_text().splitlines() == ["started", "stopped", "scontrol requeue 7"]
 
 
 def test_a_slurm_job_without_a_target_says_how_it_is_used(tmp_path):
@@ -59,9 +62,9 @@ def test_a_slurm_job_on_several_machines_starts_a_launcher_on_each(tmp_path):
     environment |= {"SLURM_JOB_NODELIST": "node-[7-8]", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_PER_NODE": "h100:4"}
     command = ["bash", str(ROOT / "cloud" / "slurm-nodes.sh"), "ppo", "--hw", "8xh100"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    said = done.stdout.strip()
-    assert said.startswith("--nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint node-7:29400")
-    assert said.endswith("-m rlhf.cli run ppo --hw 8xh100")
+    arguments = done.stdout.strip()
+    assert arguments.startswith("--nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint node-7:29400")
+    assert arguments.endswith("-m rlhf.cli run ppo --hw 8xh100")
 
 
 def test_torchrun_without_machines_says_how_it_is_used():

@@ -27,8 +27,8 @@ def test_float32_is_the_same_but_for_the_order_of_sums(kind, role, ids):
     base = activated(model, role)
     with decoding_layers.fused_adapters(base), decoding_layers.fused_norms(base):
         states(model, role, 63 - ids)  # nothing of another input is kept
-        found = states(model, role, ids)
-    assert (found - expected).abs().max() < 5e-6 * expected.abs().max()
+        lean = states(model, role, ids)
+    assert (lean - expected).abs().max() < 5e-6 * expected.abs().max()
     others = [states(model, other, ids) for other in ROLES if other != role]
     assert all((expected - other).abs().max() > 0.01 for other in others), "roles must differ for this test"
 
@@ -42,15 +42,15 @@ def test_bfloat16_is_no_further_from_the_truth_than_peft(role, nf4):
     usual = states(model, role, ids)
     base = activated(model, role)
     with decoding_layers.fused_adapters(base), decoding_layers.fused_norms(base):
-        found = states(model, role, ids)
+        lean = states(model, role, ids)
     exact = adapted(torch.float32)
     for a, b in zip(exact.get_base_model().modules(), base.modules(), strict=True):
         for name, parameter in a.named_parameters(recurse=False):
             parameter.data.copy_(unpacked(b) if name == "weight" else getattr(b, name))
     truth = states(exact, role, ids)
-    error, usually = ((x - truth).abs().mean() for x in (found, usual))
+    error, usually = ((x - truth).abs().mean() for x in (lean, usual))
     assert 0 < error < usually < 0.03 * truth.abs().mean()
-    assert (found - usual).abs().max() < 0.15 * truth.abs().max()
+    assert (lean - usual).abs().max() < 0.15 * truth.abs().max()
 
 
 def test_adapters_of_one_input_share_a_product():
@@ -122,8 +122,8 @@ def test_adapters_of_other_kinds(what):
 
     def computed() -> Tensor:
         with torch.no_grad():
-            found: Tensor = base.model(input_ids=IDS, use_cache=False).last_hidden_state
-        return found
+            hidden: Tensor = base.model(input_ids=IDS, use_cache=False).last_hidden_state
+        return hidden
 
     expected = computed()
     with decoding_layers.fused_adapters(base):
@@ -144,8 +144,8 @@ def test_merged_weights_compute_the_same(role, nf4):
         expected = states(model, role, IDS)
         base = activated(model, role)
         with decoding_layers.merged_adapters(base):
-            found = states(model, role, IDS)
-        assert (found - expected).abs().max() < bound * expected.abs().max()
+            merged = states(model, role, IDS)
+        assert (merged - expected).abs().max() < bound * expected.abs().max()
 
 
 # -- 4-bit weights -----------------------------------------------------------------------------------------------------
@@ -161,8 +161,8 @@ def test_4_bit_weights_are_the_same_however_they_are_multiplied_with(role, how, 
         expected = states(model, role, ids)
         base = activated(model, role)
         with decoding_layers.four_bit_weights(base, how), adapters(base) if adapters else torch.no_grad():
-            found = states(model, role, ids)
-        assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+            multiplied = states(model, role, ids)
+        assert (multiplied - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 def test_rows_are_multiplied_in_groups_in_a_step_only(monkeypatch):

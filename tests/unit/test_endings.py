@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from rlhf.errors import UserError
 from rlhf.process import endings
 from rlhf.process.endings import Stopped
+from tests.conftest import not_none, wait_until
 
 NAMES = [number.name for number in endings.SIGNALS]
 
@@ -60,16 +62,33 @@ def test_a_forked_worker_dies_of_a_signal_and_its_parent_does_not_hear_of_it():
         time.sleep(0.05)
 
 
+def has_taken(process: "subprocess.Popen[str]", number: int) -> bool:
+    """Whether a process has ended, or has been interrupted by a signal that was sent to it."""
+    if process.poll() is not None:
+        return True
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    pending = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
+    return not any(signals >> (number - 1) & 1 for signals in pending)
+
+
+def is_gone(process: int) -> bool:
+    """Whether a process has ended, be it that nobody has waited for it."""
+    try:
+        return ") Z " in Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return True
+
+
 def script(body: str, *signals: int) -> tuple[int, str, float]:
     """Exit code and stderr of a program that is sent signals once it has printed "ready", and how long it lived on."""
-    code = "import hashlib, subprocess, sys, time\nfrom rlhf.process import endings\n" + textwrap.dedent(body)
+    imports = "import hashlib, subprocess, sys, threading, time\nfrom rlhf.process import endings\n"
+    code = imports + textwrap.dedent(body)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline().strip() == "ready"
-    time.sleep(0.3)  # until it is in C
     began = time.monotonic()
     for number in signals:
         process.send_signal(number)
-        time.sleep(0.3)
+        wait_until(partial(has_taken, process, number), "the signal is not taken")
     try:
         _, err = process.communicate(timeout=60)
     finally:
@@ -78,9 +97,16 @@ def script(body: str, *signals: int) -> tuple[int, str, float]:
 
 
 BUSY = """
+    def announce():
+        clock = time.pthread_getcpuclockid(threading.main_thread().ident)
+        began = time.clock_gettime(clock)
+        while time.clock_gettime(clock) < began + 0.05:  # until it is in C
+            time.sleep(0.01)
+        print("ready", flush=True)
+
     endings.PATIENCE = {patience}
     with endings.listening(), endings.reporting_progress(lambda: "step 4 is kept"):
-        print("ready", flush=True)
+        threading.Thread(target=announce, daemon=True).start()
         hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes in C, without Python's lock
 """
 
@@ -117,27 +143,24 @@ def test_a_signal_that_is_lost_in_a_destructor_ends_the_process_all_the_same():
 def test_a_second_signal_ends_a_long_goodbye_and_what_was_started():
     body = """
     with endings.listening():
-        child = subprocess.Popen(["sleep", "600"])
+        child = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
         try:
-            print(child.pid, flush=True)
+            print(child.pid, child.stdout.readline(), end="", flush=True)
             time.sleep(600)
         finally:
+            print("goodbye", flush=True)
             time.sleep(600)
     """
     code = "import subprocess, time\nfrom rlhf.process import endings\n" + textwrap.dedent(body)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    child = int(process.stdout.readline())
+    started = [int(number) for number in process.stdout.readline().split()]
+    assert len(started) == 2
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
-    assert process.poll() is None
+    assert process.stdout.readline() == "goodbye\n"
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 128 + signal.SIGTERM
-    deadline = time.monotonic() + 10
-    stat = Path(f"/proc/{child}/stat")
-    while stat.exists() and ") Z " not in stat.read_text():
-        assert time.monotonic() < deadline, "the child lives on"
-        time.sleep(0.01)
+    wait_until(lambda: all(map(is_gone, started)), "what was started lives on")
 
 
 def test_a_child_that_runs_for_us_is_told_and_has_its_say():
@@ -153,6 +176,73 @@ def test_a_child_that_runs_for_us_is_told_and_has_its_say():
     """
     _, err, _ = script(body, signal.SIGTERM)
     assert err == "child: stopped by SIGTERM\nparent: stopped by SIGTERM\n"
+
+
+CHILD = """
+import sys, time
+from rlhf.process import endings
+try:
+    with endings.listening():
+        try:
+            print("ready", flush=True)
+            time.sleep(600)
+        finally:
+            time.sleep(1)  # a second signal would end it here
+            print("child: files are closed", file=sys.stderr, flush=True)
+except endings.Stopped as stop:
+    sys.exit(f"child: {stop}")
+"""
+PARENT = f"""
+import sys
+from rlhf.process import endings
+try:
+    with endings.listening():
+        endings.run_child([sys.executable, "-c", {CHILD!r}])
+except endings.Stopped as stop:
+    sys.exit(f"parent: {{stop}}")
+"""
+
+
+def test_a_signal_that_a_terminal_sends_to_both_is_not_sent_to_the_child_again():
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert not_none(process.stdout).readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert err == "child: files are closed\nchild: stopped\nparent: stopped\n"
+
+
+def test_a_child_that_ignores_the_signal_is_killed():
+    body = """
+    endings.PATIENCE = 0.2
+    child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True)"
+    try:
+        with endings.listening():
+            endings.run_child([sys.executable, "-c", child + "; time.sleep(600)"])
+    except endings.Stopped as stop:
+        sys.exit(f"parent: {stop}")
+    """
+    _, err, seconds = script(body, signal.SIGTERM)
+    assert err == "parent: stopped by SIGTERM\n" and seconds < 20
+
+
+def test_who_was_woken_by_signals_before_is_woken_again_afterwards():
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer)
+    try:
+        with endings.listening():
+            pass
+    finally:
+        after = signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)
+    assert after == writer
 
 
 def test_the_command_that_resumes(monkeypatch):
@@ -187,6 +277,13 @@ class OutOfMemoryError(RuntimeError):
 )
 def test_memory_that_runs_out_is_recognised(error, expected):
     assert endings.out_of_memory(error) is expected
+
+
+@pytest.mark.parametrize("link", ["__cause__", "__context__"])
+def test_memory_that_runs_out_is_recognised_below_an_error_that_it_led_to(link):
+    error = RuntimeError("the file cannot be closed")
+    setattr(error, link, MemoryError())
+    assert endings.out_of_memory(error)
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def test_labelled_answers_are_refused_with_the_way_to_pair_them(write):
         ("a.tsv", "prompt\tchosen\trejected\n"),
     ],
 )
-def test_tables(write, name, content):
+def test_a_table_is_read_with_quotes_and_line_breaks_in_its_cells(write, name, content):
     comma = "\t" if name.endswith("tsv") else ","
     content += f'"Two ""lines""\n\nhere?"{comma}Yes.{comma}No\nShort?{comma}No.{comma}Yes\n'
     pairs = read([write(name, content.encode())]).pairs
@@ -475,7 +475,7 @@ def test_files_are_read_in_the_order_given(write):
         ("digits.json", b'[\n{"text": ' + b"9" * 5000 + b"}]", "digits.json: invalid JSON (", "write it again"),
     ],
 )
-def test_damaged_file(write, policy, name, content, start, way_out):
+def test_a_damaged_file_is_named_with_the_way_out(write, policy, name, content, start, way_out):
     message = refusal([write(name, content)], on_bad_row=policy)
     assert message.startswith(start) and way_out in message
 

@@ -47,35 +47,35 @@ def test_a_policy_that_only_writes_more_loses_its_win_rate():
     more = [length + rng.randint(-8, 22) for length in lengths]
     before = measured([x + rng.gauss(0, 1) for x in lengths], lengths)
     after = measured([x + rng.gauss(0, 1) for x in more], more)
-    found = further_metrics(before, after, {})
+    metrics = further_metrics(before, after, {})
     assert after.scores is not None and before.scores is not None
     plain = (after.scores > before.scores).float().mean().item()
     assert plain > 0.65
-    assert found["lc_win_rate_vs_sft"] < plain - 0.15
-    assert found["lc_win_rate_vs_sft_low"] < 0.5 < found["lc_win_rate_vs_sft_high"]
+    assert metrics["lc_win_rate_vs_sft"] < plain - 0.15
+    assert metrics["lc_win_rate_vs_sft_low"] < 0.5 < metrics["lc_win_rate_vs_sft_high"]
 
 
 def test_gap_between_proxy_and_truth_ties_and_variety():
     before = measured([0.0, 2.0], [3, 3], [0.0, 2.0], texts=["a b c", "a b c"])
     after = measured([0.0, 6.0], [3, 3], [0.0, 0.0], texts=["a a a a", "b"])
-    found = further_metrics(before, after, gains_over_sft(before, after))
+    metrics = further_metrics(before, after, gains_over_sft(before, after))
     sd = math.sqrt(2)
-    assert found["proxy_truth_gap_sd"] == pytest.approx(2 / sd - (-1 / sd))
-    assert found["ties_vs_sft"] == 0.5
-    assert (found["distinct_1"], found["distinct_2"]) == (2 / 5, 1 / 3)
+    assert metrics["proxy_truth_gap_sd"] == pytest.approx(2 / sd - (-1 / sd))
+    assert metrics["ties_vs_sft"] == 0.5
+    assert (metrics["distinct_1"], metrics["distinct_2"]) == (2 / 5, 1 / 3)
     assert further_metrics(before, before, {}) == {"distinct_1": 0.5, "distinct_2": 0.5}
 
 
 def test_a_reward_model_judged_by_hand():
     chosen, rejected = [3.0, -1.0, 0.0, 0.5], [0.0, 2.0, 0.0, 0.0]
-    found, curves = reward_model_figures(chosen, rejected, [4, -2, 1, -1])
+    figures, curves = reward_model_figures(chosen, rejected, [4, -2, 1, -1])
     sigmoid = [1 / (1 + math.exp(-m)) for m in (3.0, 3.0, 0.0, 0.5)]
-    assert found["accuracy"] == 2.5 / 4
-    assert found["margin"] == pytest.approx(0.125)
-    assert found["noise_at_most"] == pytest.approx(1 - sum(sigmoid) / 4)
-    assert found["confident_disagreement"] == 0.25
-    assert (found["accuracy_chosen_longer"], found["accuracy_chosen_shorter"]) == (0.75, 0.5)
-    assert found["sigmoid_in_range"] == 5 / 8
+    assert figures["accuracy"] == 2.5 / 4
+    assert figures["margin"] == pytest.approx(0.125)
+    assert figures["noise_at_most"] == pytest.approx(1 - sum(sigmoid) / 4)
+    assert figures["confident_disagreement"] == 0.25
+    assert (figures["accuracy_chosen_longer"], figures["accuracy_chosen_shorter"]) == (0.75, 0.5)
+    assert figures["sigmoid_in_range"] == 5 / 8
     assert sum(curves["margins"]["counts"]) == 4 and sum(curves["sigmoid_scores"]["counts"]) == 8
     assert sum(row["pairs"] for row in curves["calibration"]) == 4
 
@@ -83,18 +83,18 @@ def test_a_reward_model_judged_by_hand():
 def test_a_length_bias_shows():
     rng = random.Random(1)
     longer = [rng.randint(-20, 20) for _ in range(500)]
-    found, _ = reward_model_figures([0.1 * d + rng.gauss(0, 0.5) for d in longer], [0.0] * 500, longer)
-    assert found["margin_length_correlation"] > 0.8
-    assert found["accuracy_chosen_longer"] > 0.8 > 0.2 > found["accuracy_chosen_shorter"]
+    figures, _ = reward_model_figures([0.1 * d + rng.gauss(0, 0.5) for d in longer], [0.0] * 500, longer)
+    assert figures["margin_length_correlation"] > 0.8
+    assert figures["accuracy_chosen_longer"] > 0.8 > 0.2 > figures["accuracy_chosen_shorter"]
 
 
 def test_scores_of_all_policies_share_their_ranges():
-    found = score_histograms({"sft": torch.tensor([0.0, 1.0]), "ppo": torch.tensor([3.0, 3.0]), "dpo": None})
-    assert found is not None
-    assert (found["edges"][0], found["edges"][-1]) == (0.0, 3.0)
-    assert found["counts"]["ppo"][-1] == 2 and sum(found["counts"]["sft"]) == 2
-    found = score_histograms({"sft": torch.tensor([1.0, 1.0])})
-    assert found is not None and found["edges"][0] == 1.0
+    histograms = score_histograms({"sft": torch.tensor([0.0, 1.0]), "ppo": torch.tensor([3.0, 3.0]), "dpo": None})
+    assert histograms is not None
+    assert (histograms["edges"][0], histograms["edges"][-1]) == (0.0, 3.0)
+    assert histograms["counts"]["ppo"][-1] == 2 and sum(histograms["counts"]["sft"]) == 2
+    histograms = score_histograms({"sft": torch.tensor([1.0, 1.0])})
+    assert histograms is not None and histograms["edges"][0] == 1.0
 
 
 # -- against reference answers ----------------------------------------------------------------------------------------
@@ -113,10 +113,10 @@ def test_references_are_those_of_the_prompt():
 
 def test_bleu_and_rouge_by_hand(capsys):
     overlap = Overlap([("the cat sat here", "a dog"), None, ("one two three four", None)], None, torch.device("cpu"))
-    found = overlap.metrics(["the cat sat here", "ignored", "one three"])
-    assert found["rouge_l"] == pytest.approx((1 + 2 * (1 * 0.5) / 1.5) / 2)
-    assert found["rouge_l_rejected"] == 0
-    assert set(found) == {"bleu", "rouge_l", "bleu_rejected", "rouge_l_rejected"}
+    metrics = overlap.metrics(["the cat sat here", "ignored", "one three"])
+    assert metrics["rouge_l"] == pytest.approx((1 + 2 * (1 * 0.5) / 1.5) / 2)
+    assert metrics["rouge_l_rejected"] == 0
+    assert set(metrics) == {"bleu", "rouge_l", "bleu_rejected", "rouge_l_rejected"}
     assert "BERTScore is skipped" in capsys.readouterr().err
     assert overlap.metrics(["the cat sat here", "", "one two three four"])["bleu"] == pytest.approx(100)
 
@@ -137,10 +137,10 @@ def encoder(tmp_path_factory):
 
 
 def test_bertscore_against_its_formula(encoder):
-    said, reference = "w1 w2 w3", "w3 w4 w1 w9 w7"
-    overlap = Overlap([(reference, said)], str(encoder), torch.device("cpu"))
-    found = overlap.metrics([said])
-    assert found["bertscore_rejected"] == pytest.approx(1, abs=1e-5)
+    answer, reference = "w1 w2 w3", "w3 w4 w1 w9 w7"
+    overlap = Overlap([(reference, answer)], str(encoder), torch.device("cpu"))
+    metrics = overlap.metrics([answer])
+    assert metrics["bertscore_rejected"] == pytest.approx(1, abs=1e-5)
     model = BertModel.from_pretrained(encoder).eval()
 
     def embed(ids: list[int]) -> torch.Tensor:
@@ -152,7 +152,7 @@ def test_bertscore_against_its_formula(encoder):
     a, b = embed([5, 6, 7]), embed([7, 8, 5, 13, 11])
     best_a = sum(max((x @ y).item() for y in b) for x in a) / 3
     best_b = sum(max((x @ y).item() for x in a) for y in b) / 5
-    assert found["bertscore"] == pytest.approx(2 * best_a * best_b / (best_a + best_b), abs=1e-5)
+    assert metrics["bertscore"] == pytest.approx(2 * best_a * best_b / (best_a + best_b), abs=1e-5)
     assert overlap.metrics([""])["bertscore"] == 0
 
 

@@ -21,7 +21,7 @@ LONG = "You could begin with a walk along the river in the morning, before it ge
         LONG.replace("river", "Fluß") + "ging es auch noch weiter so",
     ],
 )
-def test_unfinished(text):
+def test_an_answer_that_stops_in_the_middle_is_unfinished(text):
     assert unfinished(text)
 
 

@@ -111,8 +111,8 @@ class Known(Predictor):
 
 @pytest.fixture(scope="module")
 def predict(cache):
-    with Predictor() as found:
-        yield found
+    with Predictor() as predictor:
+        yield predictor
 
 
 @pytest.fixture
@@ -130,11 +130,11 @@ def test_a_plan_as_json(command, predict, small, tmp_path):
     for stage in PREDICTED_STAGES:
         predict(recipe.load(small), stage)  # with this module's processes: the command then starts none
     code, out, _ = command("plan", "--recipe", small, "--json")
-    found = json.loads(out)
+    made = json.loads(out)
     assert code == 0
-    assert (found["recipe"], found["version"], found["modified"], found["hardware"]) == ("small", "v1", False, "cpu")
-    assert list(found["stages"]) == list(PREDICTED_STAGES)
-    for stage, row in found["stages"].items():
+    assert (made["recipe"], made["version"], made["modified"], made["hardware"]) == ("small", "v1", False, "cpu")
+    assert list(made["stages"]) == list(PREDICTED_STAGES)
+    for stage, row in made["stages"].items():
         assert {"peak_bytes", "reserved_bytes", "fits", "budget_bytes", "phases", "in_memory_of"} <= set(row)
         assert (row["fits"], row["budget_bytes"]) == (None, None)
         assert row["peak_bytes"] == max(phase["peak_bytes"] for phase in row["phases"].values())
@@ -142,8 +142,8 @@ def test_a_plan_as_json(command, predict, small, tmp_path):
             assert sum(phase["components"].values()) == phase["peak_bytes"] > 0, f"{stage}/{name}"
             outer = row["phases"].get(name.rpartition("/")[0])
             assert outer is None or outer["peak_bytes"] >= phase["peak_bytes"]
-    assert "train" in found["stages"]["sft"]["phases"]
-    assert {"rollout", "rollout/prefill", "score", "update"} <= set(found["stages"]["ppo"]["phases"])
+    assert "train" in made["stages"]["sft"]["phases"]
+    assert {"rollout", "rollout/prefill", "score", "update"} <= set(made["stages"]["ppo"]["phases"])
     assert not [*tmp_path.iterdir()], "nothing is written"
 
 
@@ -189,12 +189,12 @@ def test_more_memory_than_the_card_has_is_exit_code_1(command, predict, narrow):
 
 
 def test_what_fits_to_the_byte_fits(predict, narrow):
-    found = predict(recipe.load(narrow), "sft")
-    need = needed(found[""])
-    assert need < reserved(found[""]), "the cache that is given back on a full card is not needed"
+    predicted = predict(recipe.load(narrow), "sft")
+    need = needed(predicted[""])
+    assert need < reserved(predicted[""]), "the cache that is given back on a full card is not needed"
     for size, fits in ((need, True), (need - 1, False)):
         loaded = recipe.load(narrow, {"hardware.memory_gb": size / 1e9})
-        assert plan.make(Known(found), loaded, ("sft",)).stages["sft"].fits is fits
+        assert plan.make(Known(predicted), loaded, ("sft",)).stages["sft"].fits is fits
 
 
 def test_a_published_budget_is_read_from_its_range():
@@ -203,9 +203,9 @@ def test_a_published_budget_is_read_from_its_range():
         recipe.Figure(name=n, stage="sft", metric="peak_vram_gb", range=r, unit="GB", source="x")
         for n, r in (("a", (0.5, 1.5)), ("b", (None, 2.0)))
     ]
-    found = plan.make(Known(SFT), loaded._replace(targets=tuple(rows)), ("sft",))
-    assert found.stages["sft"].budget_bytes == (500_000_000, 2_000_000_000)
-    assert found.stages["sft"].verdict == "met"  # the second allows it
+    made = plan.make(Known(SFT), loaded._replace(targets=tuple(rows)), ("sft",))
+    assert made.stages["sft"].budget_bytes == (500_000_000, 2_000_000_000)
+    assert made.stages["sft"].verdict == "met"  # the second allows it
 
 
 def test_without_bitsandbytes_four_bits_are_refused_by_name(command, folder, tmp_path_factory, monkeypatch):
@@ -241,22 +241,22 @@ def global_batch(loaded: PinnedRecipe, stage: str) -> int:
 def test_settings_that_fit_do_fit_and_change_no_batch(command, predict, small, stage, share):
     before = recipe.load(small)
     limit = round(share * predict(before, stage)[""].peak_bytes)
-    found = fit.fit(predict, before, (stage,), limit)
-    assert not found.too_large
+    fitting = fit.fit(predict, before, (stage,), limit)
+    assert not fitting.too_large
     code, out, _ = command("plan", "--recipe", small, "--stage", stage, "--fit", f"{limit / 1e9:.9f}GB", "--json")
     answer = json.loads(out)
-    need = found.stages[stage][""].peak_bytes
-    assert (code, answer["limit_bytes"], answer["set"]) == (0, limit, found.changes)
+    need = fitting.stages[stage][""].peak_bytes
+    assert (code, answer["limit_bytes"], answer["set"]) == (0, limit, fitting.changes)
     assert answer["stages"] == {stage: {"peak_bytes": need, "needed_bytes": need, "fits": True}}
-    loaded = recipe.load(small, found.changes)
+    loaded = recipe.load(small, fitting.changes)
     assert needed(predict(loaded, stage)[""]) <= limit
     assert global_batch(loaded, stage) == global_batch(before, stage)
     assert loaded.recipe.model.quantization == "none"
 
 
 def test_with_all_memory_the_fastest_settings_are_chosen(predict, small):
-    found = fit.fit(predict, recipe.load(small), ("sft",), 50 * 10**9)
-    assert found.changes == {"sft.per_device_train_batch_size": 8, "sft.gradient_accumulation_steps": 1}
+    fitting = fit.fit(predict, recipe.load(small), ("sft",), 50 * 10**9)
+    assert fitting.changes == {"sft.per_device_train_batch_size": 8, "sft.gradient_accumulation_steps": 1}
 
 
 def formula(loaded: PinnedRecipe, stage: str) -> dict[str, PredictedPhase]:
@@ -264,14 +264,14 @@ def formula(loaded: PinnedRecipe, stage: str) -> dict[str, PredictedPhase]:
     recipe = loaded.recipe
     base = {"none": 1000, "nf4": 400}[recipe.model.quantization]
     sampling = base + 10 * recipe.evaluate.batch_size * (3 if stage == "dpo" else 1)
-    found = {"load": phase(0, base=base), "evaluate": phase(0, base=sampling)}
+    phases = {"load": phase(0, base=base), "evaluate": phase(0, base=sampling)}
     if stage in TRAINING_STAGES:
         options = getattr(recipe, stage)
         row = 20 if options.gradient_checkpointing else 100
         optimizer = 0 if options.optim == "paged_adamw_8bit" else 50
-        found["train"] = phase(0, base=base + optimizer + row * options.per_device_train_batch_size)
-    found[""] = max(found.values(), key=lambda p: p.peak_bytes)
-    return found
+        phases["train"] = phase(0, base=base + optimizer + row * options.per_device_train_batch_size)
+    phases[""] = max(phases.values(), key=lambda p: p.peak_bytes)
+    return phases
 
 
 def test_a_chain_gets_one_set_of_settings_with_which_every_stage_fits():
@@ -280,10 +280,10 @@ def test_a_chain_gets_one_set_of_settings_with_which_every_stage_fits():
     batches = {f"{stage}.{key}": value for stage in ("sft", "rm", "dpo") for key, value in lengths.items()}
     batches |= {f"{stage}.gradient_accumulation_steps": 2 for stage in ("sft", "rm", "dpo")}
     loaded = recipe.load(RECIPE, batches | {"evaluate.batch_size": 24})
-    found = fit.fit(formula, loaded, ("sft", "rm", "dpo", "evaluate"), 1250)
+    together = fit.fit(formula, loaded, ("sft", "rm", "dpo", "evaluate"), 1250)
     # 1000 + 10 * 3 * 8 = 1240 and 1000 + 50 + 100 * 2 = 1250, or 1000 + 50 + 20 * 8 = 1210.
-    assert not found.too_large
-    changed = recipe.load(RECIPE, batches | {"evaluate.batch_size": 24} | found.changes)
+    assert not together.too_large
+    changed = recipe.load(RECIPE, batches | {"evaluate.batch_size": 24} | together.changes)
     assert changed.recipe.evaluate.batch_size == 8
     for stage in ("sft", "rm", "dpo"):
         assert global_batch(changed, stage) == 8
@@ -292,7 +292,7 @@ def test_a_chain_gets_one_set_of_settings_with_which_every_stage_fits():
         assert way == min([(False, 2), (True, 8)], key=lambda w: fit._row_seconds(loaded.recipe, stage, *w))
     alone = fit.fit(formula, loaded, ("sft", "evaluate"), 1250)
     assert "evaluate.batch_size" not in alone.changes
-    assert found.stages["dpo"][""].peak_bytes == formula(changed, "dpo")[""].peak_bytes <= 1250
+    assert together.stages["dpo"][""].peak_bytes == formula(changed, "dpo")[""].peak_bytes <= 1250
 
 
 def test_progress_names_each_candidate_of_the_search_and_each_strategy():
@@ -307,16 +307,16 @@ def test_progress_names_each_candidate_of_the_search_and_each_strategy():
         "looking for settings that fit: evaluate with batch_size N",
     }
     lines.clear()
-    found = strategies.alone(Known({"": phase(1), "train": phase(1)}), loaded, "sft", lines.append)
-    assert lines == [f"rehearsing sft with strategies: {name}" for name in found]
+    effects = strategies.alone(Known({"": phase(1), "train": phase(1)}), loaded, "sft", lines.append)
+    assert lines == [f"rehearsing sft with strategies: {name}" for name in effects]
 
 
 def test_a_smaller_base_is_the_last_resort_of_all_stages_alike():
     loaded = recipe.load(RECIPE)
-    found = fit.fit(formula, loaded, ("sft", "rm", "dpo"), 999)
-    assert not found.too_large
-    assert found.changes["model.quantization"] == "nf4"
-    assert {key for key in found.changes if key.endswith("optim")} == {"sft.optim", "rm.optim", "dpo.optim"}
+    fitting = fit.fit(formula, loaded, ("sft", "rm", "dpo"), 999)
+    assert not fitting.too_large
+    assert fitting.changes["model.quantization"] == "nf4"
+    assert {key for key in fitting.changes if key.endswith("optim")} == {"sft.optim", "rm.optim", "dpo.optim"}
     assert "model.quantization" not in fit.fit(formula, loaded, ("sft", "rm", "dpo"), 1500).changes
     assert set(fit.fit(formula, loaded, ("sft", "rm", "dpo"), 415).too_large) == {"sft", "rm", "dpo"}
     assert set(fit.fit(formula, loaded, ("sft", "rm", "dpo"), 425).too_large) == {"dpo"}, "3 x 10 for a prompt"
@@ -343,12 +343,12 @@ def test_the_search_finds_what_trying_everything_finds_with_fewer_predictions(ra
             estimate: float = blur(max(0.0, (limit - 1000) / growing))
             return estimate
 
-        found = fit._fastest(group, fraction)
+        fastest = fit._fastest(group, fraction)
         count = len({id(candidate) for candidate in tried})
         fitting = [candidate for way in ways for candidate in way if fraction(candidate) >= 1]
-        assert found == min(fitting, key=lambda candidate: candidate.seconds, default=ways[-1][0])
+        assert fastest == min(fitting, key=lambda candidate: candidate.seconds, default=ways[-1][0])
         assert count <= most
-        if fitting and found == ways[1][-1]:
+        if fitting and fastest == ways[1][-1]:
             assert count <= 4, "the largest candidate is tried first"
 
 
@@ -373,8 +373,8 @@ def test_one_rehearsal_answers_for_all_settings_of_a_stage():
         return formula(changed, stage)
 
     loaded = recipe.load(RECIPE, {"model.architecture.num_hidden_layers": 4})
-    found = fit.fit(noted, loaded, ("sft", "dpo", "evaluate"), 10**6)
-    assert not found.too_large
+    fitting = fit.fit(noted, loaded, ("sft", "dpo", "evaluate"), 10**6)
+    assert not fitting.too_large
     assert Counter(stage for stage, *_ in asked) == {"sft": 3, "dpo": 3, "evaluate": 1}, (
         "two of them without checkpointing"
     )
@@ -384,8 +384,8 @@ def test_loading_must_fit_too():
     loaded = recipe.load(RECIPE)
 
     def heavy(changed: PinnedRecipe, stage: str) -> dict[str, PredictedPhase]:
-        found = formula(changed, stage)
-        return found | {"load": phase(0, base=9000), "": phase(0, base=9000)}
+        phases = formula(changed, stage)
+        return phases | {"load": phase(0, base=9000), "": phase(0, base=9000)}
 
     assert fit.fit(heavy, loaded, ("sft",), 8999).too_large == ("sft",)
     assert not fit.fit(heavy, loaded, ("sft",), 9000).too_large
@@ -444,7 +444,7 @@ def test_a_phase_that_a_setting_decides_too_is_looked_at(predict, folder):
     ("text", "size"),
     [("12GB", 12_000_000_000), ("1.5 gb", 1_500_000_000), ("2GiB", 2 * 2**30)],
 )
-def test_sizes(text, size):
+def test_a_size_is_read_with_its_unit(text, size):
     assert cards.size_in_bytes(text) == size
 
 
@@ -477,13 +477,13 @@ def test_a_stage_that_does_not_fit_is_refused_before_it_loads(command, predict, 
     assert "SET='KEY=VALUE …'" in second
     assert re.search(r"sft would need \d+\.\d\d GB .* and the card has 2\.00 GB; nothing was started", first)
     assert last == f"`rlhf plan --recipe {narrow} --fastest` looks for settings with which the chain fits"
-    found = [re.search(r"(\d+\.\d\d) GB  (.+): (.+)$", line) for line in lines]
-    assert all(found)
-    sizes = [float(match[1]) for match in found if match]
+    advice = [re.search(r"(\d+\.\d\d) GB  (.+): (.+)$", line) for line in lines]
+    assert all(advice)
+    sizes = [float(match[1]) for match in advice if match]
     assert sizes == sorted(sizes)
     assert len(sizes) == 4, "attention makes no matrix of scores already, and there is one card"
     before = recipe.load(narrow)
-    for match in found:
+    for match in advice:
         assert match
         keys = match[3].split()
         assert ("another result" in match[2]) == any(k.startswith(("model.quant", "sft.max_l")) for k in keys)
@@ -583,15 +583,15 @@ def test_padding_lessens_what_is_computed_and_moved_but_no_launches(monkeypatch)
     """10 steps and 4 batches of held-out rows; half of each row's tokens are padding that the longest row lacks."""
     stage = SFT | {"train": phase(1600, 320, 40, base=1), "evaluate": phase(80, 16, 4, base=1)}
     monkeypatch.setattr(projection, "padded_share", lambda *_: 0.5)
-    found = projection.work(sft_recipe().recipe, "sft", stage)
-    assert found == ((8000 + 320) / 2, 0, (10 * 160 + 4 * 16) / 2, 10 * 20 + 4 * 4)
+    work = projection.work(sft_recipe().recipe, "sft", stage)
+    assert work == ((8000 + 320) / 2, 0, (10 * 160 + 4 * 16) / 2, 10 * 20 + 4 * 4)
 
 
 def test_training_work_doubles_with_the_rows():
     def flops(**changes) -> float:
-        found = projection.work(sft_recipe(**changes).recipe, "sft", SFT)
-        assert found
-        return found.flops
+        work = projection.work(sft_recipe(**changes).recipe, "sft", SFT)
+        assert work
+        return work.flops
 
     held_out = 320
     assert flops(max_samples=160) - held_out == 2 * (flops() - held_out)
@@ -628,12 +628,12 @@ def test_work_of_ppo_by_hand():
         "score": phase(40),
         "update": phase(100),
     }
-    found = projection.work(loaded.recipe, "ppo", stage)
-    assert found
+    work = projection.work(loaded.recipe, "ppo", stage)
+    assert work
     # Two rehearsed steps: 10 + 20 a step, and two of six minibatches: 50 x 3.
-    assert found.flops == 6 * (10 + 20 + 150)
+    assert work.flops == 6 * (10 + 20 + 150)
     # Two batches a step; three evaluations (before, after steps 3 and 6) of two batches each.
-    assert found.decoded_bytes == (6 * 2 + 3 * 2) * 9 * (1000 + 400 // 4 + 60)
+    assert work.decoded_bytes == (6 * 2 + 3 * 2) * 9 * (1000 + 400 // 4 + 60)
 
 
 def test_evaluations_are_those_of_a_run():
@@ -642,8 +642,8 @@ def test_evaluations_are_those_of_a_run():
     changes |= {"batch_size": 2, "num_mini_batches": 1, "rollout_batch_size": 2}
     loaded = recipe.load(RECIPE, {f"ppo.{key}": value for key, value in changes.items()})
     stage = {name: phase(0, base=1) for name in ("rollout", "rollout/prefill", "rollout/decode", "score", "update")}
-    found = projection.work(loaded.recipe, "ppo", stage)
-    assert found and found.decoded_bytes == 60 + 5
+    work = projection.work(loaded.recipe, "ppo", stage)
+    assert work and work.decoded_bytes == 60 + 5
 
 
 def projected(price: float | None = None) -> plan.StageTime | None:
@@ -680,14 +680,14 @@ def test_decoding_is_limited_by_bandwidth():
 
 
 def test_an_interval_holds_what_is_projected_and_no_less_than_the_limit():
-    found = projection.StageWork(5000.0, 200.0, 100.0, 4.0).projected(CARD)
-    assert 25 <= found.low < found.seconds < found.high
+    interval = projection.StageWork(5000.0, 200.0, 100.0, 4.0).projected(CARD)
+    assert 25 <= interval.low < interval.seconds < interval.high
 
 
 def test_cost_is_hours_times_the_price():
-    found, unpriced = projected(1.5), projected()
-    assert found and unpriced
-    assert found.projected_cost == pytest.approx(1.5 * found.projected_hours)
+    priced, unpriced = projected(1.5), projected()
+    assert priced and unpriced
+    assert priced.projected_cost == pytest.approx(1.5 * priced.projected_hours)
     assert unpriced.projected_cost is None
 
 
@@ -720,9 +720,9 @@ def test_padding_is_less_where_rows_are_grouped(batch, longest):
 def test_padding_of_rows_whose_length_is_not_known():
     toy = recipe.load(RECIPE).recipe
     longest = recipe.load(RECIPE, HH | {"data.source": "lengths", "data.lengths": {"pairs": 9, "shape": "longest"}})
-    for found in (toy, longest.recipe):
-        assert projection.padded_share(found, 512, 384, 8, 16) == 1.0
-        assert projection.padded_share(found, 512, 384, 8, None) == 1.0
+    for unknown in (toy, longest.recipe):
+        assert projection.padded_share(unknown, 512, 384, 8, 16) == 1.0
+        assert projection.padded_share(unknown, 512, 384, 8, None) == 1.0
 
 
 def test_padding_by_hand(monkeypatch):
@@ -737,7 +737,7 @@ def test_padding_by_hand(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--fit", "1GB", "--fastest"], "--fit and --fastest answer different questions"),
         (["--strategies", "--published"], "--strategies and --published answer different questions"),
@@ -749,11 +749,11 @@ def test_padding_by_hand(monkeypatch):
         (["--fit", ""], "write a size with its unit"),
     ],
 )
-def test_options_that_cannot_be_answered_are_refused(command, small, options, said):
+def test_options_that_cannot_be_answered_are_refused(command, small, options, message):
     code, out, err = command("plan", "--recipe", small, *options)
     assert code != 0
     assert out == ""
-    assert said in " ".join(err.split())
+    assert message in " ".join(err.split())
 
 
 def test_published_figures_as_json_and_of_one_stage(command, folder, small):
@@ -869,11 +869,11 @@ def test_an_odd_micro_batch_keeps_its_global_batch():
 def test_effects_come_best_first_and_those_that_are_on_last(predict, small):
     pytest.importorskip("bitsandbytes")
     loaded = recipe.load(small, {"sft.gradient_checkpointing": True})
-    found = strategies.effects(predict, loaded, "sft")
-    sizes = [effect.after for effect in found if effect.after is not None]
+    effects = strategies.effects(predict, loaded, "sft")
+    sizes = [effect.after for effect in effects if effect.after is not None]
     assert sizes == sorted(sizes)
-    assert [effect.after is None for effect in found] == [False] * len(sizes) + [True] * (6 - len(sizes))
-    named = {effect.strategy.name: effect for effect in found}
+    assert [effect.after is None for effect in effects] == [False] * len(sizes) + [True] * (6 - len(sizes))
+    named = {effect.strategy.name: effect for effect in effects}
     assert named["gradient_checkpointing"].changes is None
     assert named["context_length"].flops == pytest.approx(0.5, rel=0.1), "half the tokens"
 
@@ -892,9 +892,9 @@ def test_a_strategy_that_cannot_be_predicted_does_not_hide_the_refusal(narrow):
 
 
 def test_a_plan_says_which_stage_it_rehearses():
-    said: list[str] = []
-    plan.make(Known(SFT), sft_recipe(), ("sft", "merge"), say=said.append)
-    assert said == ["rehearsing sft (1 of 2)", "rehearsing merge (2 of 2)"]
+    lines: list[str] = []
+    plan.make(Known(SFT), sft_recipe(), ("sft", "merge"), say=lines.append)
+    assert lines == ["rehearsing sft (1 of 2)", "rehearsing merge (2 of 2)"]
 
 
 def test_operations_of_a_decoding_step_are_shown():

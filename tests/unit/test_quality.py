@@ -59,9 +59,9 @@ def test_prompts_alone_are_counted_and_said_to_be_for_ppo_only():
 
 
 def test_the_last_line_names_what_is_wrong_and_what_leaves_it_out():
-    said = commands.verdict(check(rows(pairs=distinct(1000) + distinct(200))))
-    assert said.startswith("1 warning (duplicates)")
-    assert said.endswith("; --set data.drop=[duplicates] (make: SET=…) leaves such rows out of training")
+    verdict = commands.verdict(check(rows(pairs=distinct(1000) + distinct(200))))
+    assert verdict.startswith("1 warning (duplicates)")
+    assert verdict.endswith("; --set data.drop=[duplicates] (make: SET=…) leaves such rows out of training")
     assert commands.verdict(check(rows(pairs=distinct(1000)))) == "nothing wrong was found"
 
 
@@ -121,7 +121,7 @@ def test_hints_wait_for_more_than_one_percent():
         (0, 0, 9, ""),
     ],
 )
-def test_length_bias(longer, shorter, equal, hint):
+def test_a_bias_by_length_is_hinted_at_where_it_is_strong(longer, shorter, equal, hint):
     answers = [("a b c", "d e")] * longer + [("d e", "a b c")] * shorter + [("a b", "d e")] * equal
     report = check(rows(pairs=[pair(f"q {n}", *both) for n, both in enumerate(answers)]))
     assert (report.chosen_longer.count, report.chosen_longer.total) == (longer, longer + shorter)
@@ -217,11 +217,12 @@ def test_label_noise_is_what_was_planted():
     asked = [n for n in range(4000) for _ in range(2)]
     answers = {1: ("it is so", "it is not"), -1: ("it is not", "it is so")}
     pairs = [pair(f"q {n}", *answers[rng.choices((1, -1), (8, 2))[0]]) for n in asked]
-    found = label_noise(pairs)
-    assert found.low is not None and found.high is not None and found.disagreement.share is not None
-    assert found.disagreement.total == 4000 and found.low < 0.2 < found.high and found.high - found.low < 0.05
-    assert found.disagreement.share == pytest.approx(0.32, abs=0.03)
-    assert found.noise == pytest.approx((1 - math.sqrt(1 - 2 * found.disagreement.share)) / 2)
+    estimate = label_noise(pairs)
+    assert estimate.low is not None and estimate.high is not None and estimate.disagreement.share is not None
+    assert estimate.disagreement.total == 4000
+    assert estimate.low < 0.2 < estimate.high and estimate.high - estimate.low < 0.05
+    assert estimate.disagreement.share == pytest.approx(0.32, abs=0.03)
+    assert estimate.noise == pytest.approx((1 - math.sqrt(1 - 2 * estimate.disagreement.share)) / 2)
     line = next(line for line in check(rows(pairs=pairs)).table() if line.name == "label noise")
     assert line.value.endswith("from 4,000 labelled more than once") and not line.severity
 
@@ -230,9 +231,9 @@ def test_label_noise_by_hand():
     """One triple (2 of its 3 label pairs differ), one agreeing pair; coin flips cannot be noisier than one half."""
     triple = [pair("a", "x y", "z"), pair("a", "z", "x y"), pair("a", "x y", "z")]
     agreeing = [pair("b", "x y", "z"), pair("b", "x y", "z")]
-    found = label_noise([*triple, *agreeing, pair("c", "x", "z")])
-    assert found.disagreement.total == 2 and found.disagreement.share == pytest.approx(1 / 3)
-    assert found.noise == pytest.approx((1 - math.sqrt(1 / 3)) / 2) and found.high == 0.5
+    estimate = label_noise([*triple, *agreeing, pair("c", "x", "z")])
+    assert estimate.disagreement.total == 2 and estimate.disagreement.share == pytest.approx(1 / 3)
+    assert estimate.noise == pytest.approx((1 - math.sqrt(1 / 3)) / 2) and estimate.high == 0.5
     assert label_noise([pair("d", "x", "y"), pair("d", "y", "x")]).noise == 0.5
     both_ways = [pair(f"q {n}", *answers) for n in range(60) for answers in (("x", "y"), ("y", "x"))]
     assert severities(check(rows(pairs=both_ways)))["label noise"] == "warning"
@@ -243,9 +244,9 @@ def test_label_noise_by_hand():
 
 
 def test_without_second_labels_the_noise_is_unknown():
-    found = check(rows(pairs=distinct(50)))
-    assert found.label_noise.noise is None and found.label_noise.disagreement.total == 0
-    assert "the file alone cannot tell" in next(line.value for line in found.table() if line.name == "label noise")
+    report = check(rows(pairs=distinct(50)))
+    assert report.label_noise.noise is None and report.label_noise.disagreement.total == 0
+    assert "the file alone cannot tell" in next(line.value for line in report.table() if line.name == "label noise")
 
 
 def test_scripts_are_counted_and_not_condemned():

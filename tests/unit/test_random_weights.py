@@ -114,7 +114,7 @@ def test_a_mistral_can_be_random_too(tmp_path):
 
 
 @pytest.mark.parametrize("head", ["lm", "score"])
-def test_four_bits(tmp_path, head):
+def test_a_4_bit_base_packs_the_matrices_of_its_layers_and_no_head(tmp_path, head):
     """Packed are all matrices of the layers, with scales that are packed themselves; heads and embedding are not."""
     bitsandbytes = pytest.importorskip("bitsandbytes")
     loaded = random_recipe(model__quantization="nf4", model__dtype="bfloat16")
@@ -179,7 +179,7 @@ def test_a_checkpoint_of_the_recipe_s_shape_is_taken(checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "found"),
+    ("key", "value", "real"),
     [
         ("num_hidden_layers", 3, 2),
         ("hidden_size", 128, 64),
@@ -190,12 +190,12 @@ def test_a_checkpoint_of_the_recipe_s_shape_is_taken(checkpoint, tmp_path):
         ("tie_word_embeddings", False, True),
     ],
 )
-def test_a_checkpoint_of_another_shape_is_refused_by_the_key(checkpoint, tmp_path, key, value, found):
+def test_a_checkpoint_of_another_shape_is_refused_by_the_key(checkpoint, tmp_path, key, value, real):
     loaded = local(checkpoint, **{f"model__architecture__{key}": value})
     with pytest.raises(UserError) as caught:
         load_base(Run(tmp_path, loaded, "sft"), CPU)
     assert str(caught.value) == (
-        f"{checkpoint} has {key} {found}, the recipe says {value}: correct model.architecture.{key}"
+        f"{checkpoint} has {key} {real}, the recipe says {value}: correct model.architecture.{key}"
     )
 
 
@@ -228,7 +228,7 @@ PAGE = "https://huggingface.co/meta-llama/Llama-2-7b-hf"
 
 
 @pytest.mark.parametrize(
-    ("said", "advice"),
+    ("answer", "advice"),
     [
         (
             "You are trying to access a gated repo.\nMake sure to have access to it",
@@ -247,10 +247,10 @@ PAGE = "https://huggingface.co/meta-llama/Llama-2-7b-hf"
         ),
     ],
 )
-def test_what_the_hub_refuses_comes_with_the_way_out(tmp_path, monkeypatch, said, advice):
+def test_what_the_hub_refuses_comes_with_the_way_out(tmp_path, monkeypatch, answer, advice):
     def refuse(name, **options):
         assert (name, options["revision"]) == ("meta-llama/Llama-2-7b-hf", "0" * 40)
-        raise OSError(said)
+        raise OSError(answer)
 
     monkeypatch.setattr("rlhf.models.loading.AutoModelForCausalLM.from_pretrained", refuse)
     with pytest.raises(UserError) as caught:
@@ -258,7 +258,7 @@ def test_what_the_hub_refuses_comes_with_the_way_out(tmp_path, monkeypatch, said
     message = str(caught.value)
     assert message.startswith("cannot load the base model meta-llama/Llama-2-7b-hf: ")
     assert advice in message
-    assert said.split("\n")[0] in message, "what the hub said is still there"
+    assert answer.split("\n")[0] in message, "what the hub said is still there"
     assert "\n" not in message
 
 
@@ -274,16 +274,16 @@ def test_the_reason_may_stand_in_what_caused_the_error(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("said", "advice"),
+    ("answer", "advice"),
     [
         ("503 Server Error for url: https://huggingface.co/api/models/x/revision/0123", "use a local folder"),
         ("request 40123 timed out after 403 ms", "use a local folder"),
         ("Cannot send a request: offline mode is enabled", "`rlhf fetch` (make: fetch)"),
     ],
 )
-def test_an_address_or_a_number_is_no_diagnosis(tmp_path, monkeypatch, said, advice):
+def test_an_address_or_a_number_is_no_diagnosis(tmp_path, monkeypatch, answer, advice):
     def refuse(name, **options):
-        raise OSError(said)
+        raise OSError(answer)
 
     monkeypatch.setattr("rlhf.models.loading.AutoModelForCausalLM.from_pretrained", refuse)
     with pytest.raises(UserError) as caught:
@@ -402,11 +402,11 @@ def test_random_weights_mark_the_run_modified():
     loaded = Choice(directory=RECIPE, weights="random").load()
     assert loaded.modified
     assert loaded.sha256 == recipe.load(RECIPE).sha256, "of the file as it is released"
-    found = loaded.recipe
-    assert (found.model.source, found.tokenizer.source, found.data.source) == ("random", "words", "lengths")
-    assert found.pretrain is None
-    assert found.model.architecture
-    assert found.tokenizer.vocab_size == found.model.architecture.vocab_size == 800
+    changed = loaded.recipe
+    assert (changed.model.source, changed.tokenizer.source, changed.data.source) == ("random", "words", "lengths")
+    assert changed.pretrain is None
+    assert changed.model.architecture
+    assert changed.tokenizer.vocab_size == changed.model.architecture.vocab_size == 800
     assert not Choice(directory=RECIPE).load().modified
 
 

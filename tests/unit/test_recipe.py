@@ -42,6 +42,7 @@ def test_every_recipe_loads(directory):
         (lambda c: c["ppo"].update(kl_coeff=0.1), "unknown key 'ppo.kl_coeff'; nearest: ppo.kl_coef (docs/recipes.md"),
         (lambda c: c.update(sfft={}), "unknown key 'sfft'; nearest: sft (docs/recipes.md lists all)"),
         (lambda c: c["ppo"].pop("lam"), "key 'ppo.lam' is missing"),
+        (lambda c: c["ppo"].update(lamda=c["ppo"].pop("lam")), "unknown key 'ppo.lamda'; nearest: ppo.lam"),
         (lambda c: c["lora"].update(target_modules=["q_proj", "lm_head"]), "lora: target_modules: lm_head is shared"),
         (lambda c: c["ppo"].update(kl_penalty="loss"), "ppo: kl_penalty: loss needs kl_estimator k2 or k3"),
         (lambda c: c["ppo"].update(kl_target=0.1, kl_coef=0), "ppo: kl_target needs kl_coef above 0"),
@@ -157,6 +158,20 @@ def test_a_key_of_a_section_that_the_recipe_lacks_is_named_as_such(key, section,
     assert str(caught.value).endswith(f"({page})")
 
 
+def test_a_section_that_the_recipe_has_in_part_lacks_its_other_keys(tmp_path):
+    directory = copy(tmp_path, lambda c: c.update(grpo={"steps": 3}))
+    with pytest.raises(UserError, match=r"recipe\.yaml( with --set)?: key 'grpo\.\w+' is missing"):
+        recipe.load(directory, {"grpo.beta": 0.1})
+
+
+@pytest.mark.parametrize(
+    "value", ["true", "null", "yes", "on", "sft", "a/b", "1e3", "12", "", "a b", "#", True, None, 2]
+)
+def test_what_is_written_after_set_is_read_back_as_it_was(value):
+    assert recipe.parse_overrides([f"a={recipe.as_yaml(value)}"]) == {"a": value}
+    assert recipe.as_yaml("sft") == "sft", "a plain word needs no quotes"
+
+
 @pytest.mark.parametrize("item", ["ppo.kl_coef", "=3", "ppo.steps=[1"])
 def test_a_malformed_override_is_refused(item):
     with pytest.raises(UserError, match="--set"):
@@ -247,7 +262,7 @@ def test_only_settings_that_decide_a_stage_count_for_it():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("seed=4294967296", "seed = 4294967296: input should be less than 4294967296"),
         ("seed=99999999999999999999999", "seed = 99999999999999999999999"),
@@ -280,12 +295,12 @@ def test_only_settings_that_decide_a_stage_count_for_it():
     ],
     ids=lambda value: value[:40],
 )
-def test_an_absurd_value_is_refused_in_one_short_line(monkeypatch, capsys, tmp_path, change, said):
+def test_an_absurd_value_is_refused_in_one_short_line(monkeypatch, capsys, tmp_path, change, message):
     code, out, err = rlhf(
         monkeypatch, capsys, "run", "pretrain", "--recipe", str(CPU), "--out", str(tmp_path), "--set", change
     )
     assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert said in err
+    assert message in err
     assert len(err) <= 2008
     assert not list(tmp_path.iterdir())
 

@@ -188,8 +188,8 @@ def test_an_unfinished_run_is_set_aside_and_one_without_a_checkpoint_is_replaced
     checkpoint(again, 1)
     started(tmp_path)
     assert read_intact_lines(tmp_path / "cpu-tiny/v1/sft.before-1/metrics.jsonl") == [{"step": 1, "loss": 1.0}]
-    said = capsys.readouterr().err
-    (command,) = re.findall(r"To continue it instead: stop this run, `(.*)`, then --resume \(make: RESUME=1\)", said)
+    err = capsys.readouterr().err
+    (command,) = re.findall(r"To continue it instead: stop this run, `(.*)`, then --resume \(make: RESUME=1\)", err)
     subprocess.run(command, shell=True, check=True)
     assert Run(tmp_path, small(), "sft").checkpoints.steps() == [1]
 
@@ -208,6 +208,16 @@ def test_a_file_that_somebody_added_is_set_aside(tmp_path, capsys, name):
     started(tmp_path)
     assert (tmp_path / "cpu-tiny/v1/sft.before-1" / name).read_text() == "mine"
     assert "--resume" not in capsys.readouterr().err  # there is no checkpoint to continue from
+
+
+def test_a_log_that_is_a_link_is_set_aside(tmp_path):
+    """No stage makes one."""
+    run = started(tmp_path)
+    (tmp_path / "mine.jsonl").write_text("{}\n")
+    (run.path / "metrics.jsonl").unlink(missing_ok=True)
+    (run.path / "metrics.jsonl").symlink_to(tmp_path / "mine.jsonl")
+    started(tmp_path)
+    assert (tmp_path / "cpu-tiny/v1/sft.before-1/metrics.jsonl").is_symlink()
 
 
 def test_unfinished_files_are_not_set_aside(tmp_path):
@@ -288,9 +298,9 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, damage
         (newest / "checkpoint.json").unlink()
     else:
         (newest / "checkpoint.json").write_text('{"step": 2, "sha')
-    found = run.checkpoints.latest()
-    assert found is not None
-    assert found.name == "step-000001"
+    latest = run.checkpoints.latest()
+    assert latest is not None
+    assert latest.name == "step-000001"
     assert "step-000002 cannot be used" in capsys.readouterr().err
 
 
@@ -303,7 +313,7 @@ def without(key):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         pytest.param(without("sha256"), "'sha256' is missing", id="ckjson-nosha"),
         pytest.param(whole(sha256=None), "sha256: ", id="ckjson-shanull"),
@@ -321,7 +331,7 @@ def without(key):
         pytest.param(lambda r: [r], "checkpoint.json: input should be", id="ckjson-list"),
     ],
 )
-def test_a_checkpoint_whose_record_does_not_fit_is_passed_over(tmp_path, capsys, change, said):
+def test_a_checkpoint_whose_record_does_not_fit_is_passed_over(tmp_path, capsys, change, message):
     run = started(tmp_path)
     checkpoint(run, 1)
     checkpoint(run, 2)
@@ -330,7 +340,7 @@ def test_a_checkpoint_whose_record_does_not_fit_is_passed_over(tmp_path, capsys,
     again = started(tmp_path, resume=True)
     assert again.resumed_from is not None and again.resumed_from.name == "step-000001"
     err = capsys.readouterr().err
-    assert "step-000002 cannot be used" in err and said in err and len(err.splitlines()) == 1
+    assert "step-000002 cannot be used" in err and message in err and len(err.splitlines()) == 1
 
 
 def test_a_checkpoint_with_a_file_that_it_does_not_name_is_passed_over(tmp_path):
@@ -358,7 +368,7 @@ def test_a_folder_with_another_name_is_no_checkpoint_and_is_left_alone(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("file", "line", "said"),
+    ("file", "line", "message"),
     [
         pytest.param("metrics.jsonl", {"loss": 1.0}, r"metrics.jsonl:2: key 'step' is", id="res-metrics-nostep"),
         pytest.param("metrics.jsonl", {"step": "2"}, r"metrics.jsonl:2: step: input", id="res-metrics-strstep"),
@@ -369,13 +379,13 @@ def test_a_folder_with_another_name_is_no_checkpoint_and_is_left_alone(tmp_path,
         pytest.param("findings.jsonl", {"step": 1}, r"findings.jsonl:1: key 'check' is", id="res-findings-nocheck"),
     ],
 )
-def test_a_log_that_cannot_be_continued_is_one_line(tmp_path, file, line, said):
+def test_a_log_that_cannot_be_continued_is_one_line(tmp_path, file, line, message):
     run = started(tmp_path)
     run.logs.metrics(1, {"loss": 1.0})
     checkpoint(run, 1)
     with open(run.path / file, "a") as handle:
         handle.write(json.dumps(line) + "\n")
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         started(tmp_path, resume=True)
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith("; repair it, or begin anew with --restart (make: RESUME=0)")
@@ -486,11 +496,11 @@ def test_a_summary_compares_its_figures_and_keeps_those_of_all_stages(tmp_path, 
         costs["component_bytes"] = {"base": 14_480_000_000} if stage == "sft" else None
         run.finish({"train_pairs": 7000.0}, costs)
     summaries = [content_of(tmp_path / f"h100-mistral-7b/v1/{stage}/summary.json") for stage in peaks]
-    found = {(entry["name"], entry["published"][0]): entry for entry in summaries[0]["targets"]}
-    assert found["peak memory at batch 16 and 512 tokens", 61]["verdict"] == "reproduces"
-    assert (found["peak memory", 45]["verdict"], found["peak memory", 45]["detail"]) == ("worse", "+28.9 %")
-    assert found["memory of the base", 14]["measured"] == 14.48
-    assert found["memory of the optimizer", 28]["verdict"] == "not measured"
+    compared = {(entry["name"], entry["published"][0]): entry for entry in summaries[0]["targets"]}
+    assert compared["peak memory at batch 16 and 512 tokens", 61]["verdict"] == "reproduces"
+    assert (compared["peak memory", 45]["verdict"], compared["peak memory", 45]["detail"]) == ("worse", "+28.9 %")
+    assert compared["memory of the base", 14]["measured"] == 14.48
+    assert compared["memory of the optimizer", 28]["verdict"] == "not measured"
     assert {entry["stage"] for entry in summaries[0]["all_stages"]} == {"all"}
     finished = [Summary.model_validate(summary) for summary in summaries]
     console.targets_table(finished[:1])
@@ -554,11 +564,11 @@ def test_the_manifest_says_what_ran(tmp_path):
 def test_ends_of_lines_that_only_text_knows_end_no_line(tmp_path):
     """U+2028 and its like stand in what models say; a character that was cut in two ends the file."""
     file = tmp_path / "samples.jsonl"
-    said = ["one\u2028two", "a\u0085b\u2029c", "plain"]
+    responses = ["one\u2028two", "a\u0085b\u2029c", "plain"]
     file.write_text(
-        "".join(json.dumps({"step": i, "response": s}, ensure_ascii=False) + "\n" for i, s in enumerate(said))
+        "".join(json.dumps({"step": i, "response": s}, ensure_ascii=False) + "\n" for i, s in enumerate(responses))
     )
-    assert [row["response"] for row in read_intact_lines(file)] == said
+    assert [row["response"] for row in read_intact_lines(file)] == responses
     with open(file, "ab") as handle:
         handle.write(b'{"step": 3, "response": "caf' + b"\xc3")
     assert len(read_intact_lines(file)) == 3

@@ -1,13 +1,14 @@
 """Splits: nothing on both sides, nothing moved by what else is in the file."""
 
 import hashlib
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.data.rows import Document, Message, PreferencePair
-from rlhf.data.split import conversation_key, divide, document_key, is_heldout, shuffled
+from rlhf.data.split import conversation_key, divide, document_key, is_heldout, part, shuffled
 
 
 def pair(*turns: str, n: int = 0) -> PreferencePair:
@@ -37,6 +38,12 @@ def test_the_fraction_is_met_and_the_seed_matters():
     assert 900 < len(first) < 1100 and 900 < len(second) < 1100
     assert len(first & second) < 150
     assert first < {key for key in keys if is_heldout(key, 0, 0.2)}
+
+
+def test_validation_takes_its_share_of_all_keys_from_the_held_out_ones():
+    """Both are drawn by one number for each key: with two, only two fifths of the share would be validation."""
+    parts = Counter(part(str(n), 0, 0.4, 0.2) for n in range(10_000))
+    assert 1900 < parts["validation"] < 2100 and 1900 < parts["test"] < 2100
 
 
 def test_key_is_the_first_user_message_with_white_space_normalised():

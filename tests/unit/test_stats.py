@@ -30,28 +30,28 @@ def world(seed: int, a: float, b: float, rows: int = 4000) -> tuple[list[float],
 
 def win_rate(outcomes: Sequence[float], longer: Sequence[float]) -> stats.Estimate:
     """The length-controlled win rate of at least one comparison."""
-    found = stats.length_controlled_win_rate(outcomes, longer)
-    assert found is not None
-    return found
+    estimate = stats.length_controlled_win_rate(outcomes, longer)
+    assert estimate is not None
+    return estimate
 
 
 @pytest.mark.parametrize(("a", "b"), [(0.0, 0.0), (0.0, 2.0), (0.5, 2.0), (-0.7, 1.0)])
 def test_length_control_finds_the_preference_behind_the_length(a, b):
     outcomes, longer = world(3, a, b)
-    found = win_rate(outcomes, longer)
-    assert found.low < 1 / (1 + math.exp(-a)) < found.high
-    assert found.high - found.low < 0.05
+    estimate = win_rate(outcomes, longer)
+    assert estimate.low < 1 / (1 + math.exp(-a)) < estimate.high
+    assert estimate.high - estimate.low < 0.05
     if b >= 2:  # the plain win rate does not
-        assert sum(outcomes) / len(outcomes) > found.high
+        assert sum(outcomes) / len(outcomes) > estimate.high
 
 
 def test_without_a_length_difference_it_is_the_win_rate():
     outcomes = [1.0] * 60 + [0.5] * 20 + [0.0] * 20
-    found = win_rate(outcomes, [0.0] * 100)
-    assert found.value == pytest.approx(0.7, abs=1e-3)
+    estimate = win_rate(outcomes, [0.0] * 100)
+    assert estimate.value == pytest.approx(0.7, abs=1e-3)
     without_ties = win_rate([1.0] * 70 + [0.0] * 30, [0.0] * 100)
     assert without_ties == pytest.approx(stats.wilson(70, 100), abs=0.006)
-    assert found.high - found.low < 0.95 * (without_ties.high - without_ties.low), "ties are no coin flips"
+    assert estimate.high - estimate.low < 0.95 * (without_ties.high - without_ties.low), "ties are no coin flips"
 
 
 @pytest.mark.parametrize("ties", [0.0, 0.5, 0.8])
@@ -62,22 +62,22 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(ties):
     for _ in range(200):
         longer = [rng.gauss(0, 20) for _ in range(200)]
         outcomes = [0.5 if rng.random() < ties else float(rng.random() < 0.7) for _ in longer]
-        found = win_rate(outcomes, longer)
-        held += found.low < 0.5 * ties + 0.7 * (1 - ties) < found.high
-        widths.append(found.high - found.low)
+        estimate = win_rate(outcomes, longer)
+        held += estimate.low < 0.5 * ties + 0.7 * (1 - ties) < estimate.high
+        widths.append(estimate.high - estimate.low)
     assert held / 200 > 0.91
     expected = 2 * 1.96 * math.sqrt((1 - ties) * 0.25 / 200)  # at most, of the mean of such outcomes
     assert sum(widths) / 200 < 1.1 * expected
 
 
 def test_one_side_that_wins_everything_leaves_doubt():
-    found = win_rate([1.0] * 20, [float(d % 5 - 2) for d in range(20)])
-    assert found.value > 0.9 and found.low < 0.9
+    estimate = win_rate([1.0] * 20, [float(d % 5 - 2) for d in range(20)])
+    assert estimate.value > 0.9 and estimate.low < 0.9
 
 
 def test_length_control_is_finite_where_length_decides_all():
-    found = win_rate([1, 1, 1, 0, 0, 0], [1, 2, 3, -1, -2, -3])
-    assert found.value == pytest.approx(0.5) and found.high - found.low > 0.9
+    estimate = win_rate([1, 1, 1, 0, 0, 0], [1, 2, 3, -1, -2, -3])
+    assert estimate.value == pytest.approx(0.5) and estimate.high - estimate.low > 0.9
     assert stats.length_controlled_win_rate([], []) is None
 
 

@@ -23,15 +23,15 @@ def rows_of(kind: str, count: int = 24) -> list[dict[str, Any]]:
     for n in range(count):
         ask, good, bad = f"Tell me about {SUBJECTS[n % len(SUBJECTS)]}, number {n}.", f"Answer {n}: yes.", f"No {n}."
         before = f"\n\nHuman: {ask}\n\nAssistant:"
-        user, said = {"role": "user", "content": ask}, {"role": "assistant", "content": good}
+        user, reply = {"role": "user", "content": ask}, {"role": "assistant", "content": good}
         kinds: dict[str, dict[str, Any]] = {
             "text": {"text": f"{ask} {good}"},
             "hh": {"chosen": f"{before} {good}", "rejected": f"{before} {bad}"},
             "instruction": {"instruction": ask, "input": "" if n % 2 else "in short", "output": good},
             "preference": {"prompt": ask, "chosen": good, "rejected": bad},
-            "chats": {"prompt": [user], "chosen": [said], "rejected": [{"role": "assistant", "content": bad}]},
+            "chats": {"prompt": [user], "chosen": [reply], "rejected": [{"role": "assistant", "content": bad}]},
             "completion": {"prompt": ask, "completion": good},
-            "messages": {"messages": [user, said]},
+            "messages": {"messages": [user, reply]},
             "sharegpt": {"conversations": [{"from": "human", "value": ask}, {"from": "gpt", "value": good}]},
         }
         rows.append(kinds[kind])
@@ -97,20 +97,20 @@ def _read(random: Random, place: Path, reference: Reference, file: Path, name: s
     """A command that reads `file`, and what its success would have to mean."""
     command = random.choice(("check", "check", "check", "convert", "convert", "show", "train"))
     if command == "check":
-        found = Case(f"data check, {name}", ["data", "check", file.name, "--json"], place, must=must, reports=(1, 3))
-        found.valid = lambda outcome: _counted(outcome, file)
+        made = Case(f"data check, {name}", ["data", "check", file.name, "--json"], place, must=must, reports=(1, 3))
+        made.valid = lambda outcome: _counted(outcome, file)
     elif command == "convert":
         arguments = ["data", "convert", file.name, "--to", "converted.jsonl"]
-        found = Case(f"data convert, {name}", arguments, place, must=must)
-        found.valid = lambda outcome: _nothing_invented(place / "converted.jsonl", file)
+        made = Case(f"data convert, {name}", arguments, place, must=must)
+        made.valid = lambda outcome: _nothing_invented(place / "converted.jsonl", file)
     elif command == "show":
-        found = Case(f"data show, {name}", ["data", "show", file.name], place)  # shows what it can read
+        made = Case(f"data show, {name}", ["data", "show", file.name], place)  # shows what it can read
     else:
         weights = ["--weights", str(reference.root / "pretrain" / "model")]
         arguments = ["run", "sft", *reference.options(), *weights, "--data", file.name]
-        found = Case(f"run sft, {name}", arguments, place, must=must)
-        found.valid = lambda outcome: finite_result(next(place.glob("out/*/v*/sft")))
-    return found
+        made = Case(f"run sft, {name}", arguments, place, must=must)
+        made.valid = lambda outcome: finite_result(next(place.glob("out/*/v*/sft")))
+    return made
 
 
 def _wrong_line(random: Random, rows: list[dict[str, Any]]) -> tuple[str, bytes, Any]:
@@ -122,26 +122,26 @@ def _wrong_line(random: Random, rows: list[dict[str, Any]]) -> tuple[str, bytes,
         texts[at] = deep_text(random)
         return f"line {at + 1} nested without end", "\n".join(texts).encode() + b"\n", "refuse"
     if kind == 1:
-        said, texts[at] = json_case(random, rows[at])
+        mistake, texts[at] = json_case(random, rows[at])
     elif kind == 2:
         key = random.choice(list(rows[at]))
-        said, value = nasty(random, rows[at][key])
+        mistake, value = nasty(random, rows[at][key])
         texts[at] = json.dumps({**rows[at], key: value})
-        said = f"{key} = {said}"
+        mistake = f"{key} = {mistake}"
     elif kind == 3:
-        said, texts[at] = "cut in the middle", texts[at][: len(texts[at]) // 2]
-        return f"line {at + 1}: {said}", "\n".join(texts).encode() + b"\n", "refuse"
+        mistake, texts[at] = "cut in the middle", texts[at][: len(texts[at]) // 2]
+        return f"line {at + 1}: {mistake}", "\n".join(texts).encode() + b"\n", "refuse"
     elif kind == 4:
-        said, texts[at] = "two objects", texts[at] * 2
-        return f"line {at + 1}: {said}", "\n".join(texts).encode() + b"\n", "refuse"
+        mistake, texts[at] = "two objects", texts[at] * 2
+        return f"line {at + 1}: {mistake}", "\n".join(texts).encode() + b"\n", "refuse"
     elif kind == 5:
         other = random.choice([k for k in KINDS if k not in ("text",)])
-        said, texts[at] = f"a row of {other}", json.dumps(rows_of(other)[at])
+        mistake, texts[at] = f"a row of {other}", json.dumps(rows_of(other)[at])
     else:
         text = random.choice(("\\ud800", "\\u0000", "\\u001b[2J", "\\u202e", "\\udfff\\ud800"))
-        said = f"{text} in a text"
+        mistake = f"{text} in a text"
         texts[at] = texts[at].replace("number", f"number {text}") if "number" in texts[at] else texts[at]
-    return f"line {at + 1}: {said}", "\n".join(texts).encode() + b"\n", "either"
+    return f"line {at + 1}: {mistake}", "\n".join(texts).encode() + b"\n", "either"
 
 
 def _packed(random: Random, content: bytes) -> tuple[str, bytes, bool]:
@@ -159,8 +159,8 @@ def _packed(random: Random, content: bytes) -> tuple[str, bytes, bool]:
     if kind == 3:
         return "gzip of two members", packed + gzip.compress(b"", mtime=0), True
     if kind == 4:
-        said, changed_ = damage(random, packed)
-        return f"gzip, {said}", changed_, False
+        damaged, changed_ = damage(random, packed)
+        return f"gzip, {damaged}", changed_, False
     if kind == 5:
         size = random.choice((1, 20, 80)) << 20
         return f"gzip of {size >> 20} MiB of blanks on one line", gzip.compress(b" " * size, 1, mtime=0), False

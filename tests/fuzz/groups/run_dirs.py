@@ -41,9 +41,9 @@ def case(random: Random, place: Path, reference: Reference) -> Case:
         readers += ["score"]
     if stage in ("sft", "ppo", "pretrain"):
         readers += ["chat"]
-    found = read(random.choice(readers), random, place, root, reference, stage, name)
-    found.must = "accept" if sound else "either"
-    return found
+    made = read(random.choice(readers), random, place, root, reference, stage, name)
+    made.must = "accept" if sound else "either"
+    return made
 
 
 def spoil(random: Random, file: Path) -> str:
@@ -68,33 +68,33 @@ def read(reader: str, random: Random, place: Path, root: Path, reference: Refere
     """A command that reads what was damaged in `stage`, and what its success would have to mean."""
     here = str(root.relative_to(place))
     if reader == "report":
-        found = Case(f"report, {name}", ["report", here, "--to", "page.html"], place)
-        found.valid = lambda outcome: harmless_page(place / "page.html")
+        made = Case(f"report, {name}", ["report", here, "--to", "page.html"], place)
+        made.valid = lambda outcome: harmless_page(place / "page.html")
     elif reader == "compare":
         arguments = ["compare", here, str(reference.root), "--json"]
-        found = Case(f"compare, {name}", arguments if random.random() < 0.5 else arguments[:-1], place)
-        found.valid = lambda outcome: strict_json(outcome) if "--json" in found.arguments else None
+        made = Case(f"compare, {name}", arguments if random.random() < 0.5 else arguments[:-1], place)
+        made.valid = lambda outcome: strict_json(outcome) if "--json" in made.arguments else None
     elif reader == "ab":
         arguments = ["ab", *reference.options(), "--summary", "--json"]
-        found = Case(f"ab, {name}", arguments if random.random() < 0.5 else arguments[:-1], place)
-        found.valid = lambda outcome: strict_json(outcome) if "--json" in found.arguments else None
+        made = Case(f"ab, {name}", arguments if random.random() < 0.5 else arguments[:-1], place)
+        made.valid = lambda outcome: strict_json(outcome) if "--json" in made.arguments else None
     elif reader == "ratings":
-        found = Case(f"ratings export, {name}", ["ratings", "export", here, "--to", "rated.jsonl"], place)
+        made = Case(f"ratings export, {name}", ["ratings", "export", here, "--to", "rated.jsonl"], place)
     elif reader == "score":
-        found = Case(f"score, {name}", ["score", *reference.options(), "--prompt", "Hello", "--response", "Hi."], place)
+        made = Case(f"score, {name}", ["score", *reference.options(), "--prompt", "Hello", "--response", "Hi."], place)
     elif reader == "chat":
         chosen = stage if stage != "pretrain" else "base"
-        found = Case(f"chat, {name}", ["chat", *reference.options(), "--stage", chosen, "--tokens", "3"], place)
-        found.stdin = b"Hello\n"
+        made = Case(f"chat, {name}", ["chat", *reference.options(), "--stage", chosen, "--tokens", "3"], place)
+        made.stdin = b"Hello\n"
     else:
         again = stage if reader == "again" else random.choice(CHILDREN[stage])
         if reader == "child":
             _without(root, again)
         arguments = ["run", again, *reference.options()]
-        found = Case(f"run {again}, {name}", arguments, place)
+        made = Case(f"run {again}, {name}", arguments, place)
         if again != "evaluate" or reader == "child":  # figures of a finished evaluation are only shown again
-            found.valid = lambda outcome: same_result(root / again, reference.root / again)
-    return found
+            made.valid = lambda outcome: same_result(root / again, reference.root / again)
+    return made
 
 
 def _without(root: Path, stage: str) -> None:
