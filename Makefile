@@ -1,4 +1,4 @@
-# Every command of the project. `make` prints the main ones, `make help-all` all; `make -n ppo` prints commands and runs
+# The usual commands of the project. `make` prints the main ones, `make help-all` all; `make -n ppo` prints commands and runs
 # nothing.
 #
 # Each stage target calls `rlhf run STAGE --with-parents`, which first runs the stages that it builds on. Finished stages
@@ -131,6 +131,7 @@ endif
 
 # A variable that none of the targets reads would change nothing.
 trains          := $(STAGES) all
+reads_run       := $(trains) chat score serve report ab judge
 uses_model      := $(trains) chat score serve reproduce bench bench-ablation bench-gpu bench-memory
 for_FIT         := plan
 for_TEMPERATURE := chat
@@ -156,9 +157,13 @@ for_VRAM_CAP    := $(uses_model)
 for_RESUME      := $(trains)
 for_STOP_ON     := $(trains)
 for_REPORT_TO   := $(trains) setup
-for_SEED        := $(trains) chat score serve report ab judge fuzz
-for_DATA        := $(trains) chat score serve report ab judge reproduce data-check data-show
-for_WEIGHTS     := $(trains) chat score serve report ab judge reproduce
+for_SEED        := $(reads_run) fuzz
+for_DATA        := $(reads_run) reproduce data-check data-show
+for_WEIGHTS     := $(reads_run) reproduce
+for_OUT         := $(reads_run) reproduce shell
+for_REUSE       := $(reads_run)
+for_SET         := $(reads_run) setup reproduce plan fetch bench bench-ablation bench-memory bench-peer-supervised
+for_PRICE       := $(reads_run) reproduce plan bench
 hint_FIT        := . First `make plan FIT=$(FIT)`, then its SET=
 hint_SEED       := . Several seeds are SEEDS="0 1", for `make reproduce`
 hint_VRAM_CAP   := . For `make plan` the limit is FIT
@@ -168,7 +173,7 @@ $(foreach v,$(given),$(if $(and $(for_$v),$(MAKECMDGOALS)),$(if $(filter $(for_$
 # first recipe.yaml with such a `name:` is read here. `rlhf` itself chooses the recipe's version.
 ifneq ($(RECIPE),)
 $(if $(filter command,$(firstword $(origin HW))),$(error HW=$(HW) and RECIPE=$(RECIPE) both choose a recipe; leave one of them out))
-recipe_file := $(wildcard $(RECIPE:/=)/recipe.yaml)
+recipe_file := $(wildcard $(patsubst %/recipe.yaml,%,$(RECIPE:/=))/recipe.yaml)
 versions    := $(shell ls -d '$(RECIPE:/=)'/v*/recipe.yaml 2>/dev/null | sort -V)
 no_recipe   := RECIPE=$(RECIPE): no recipe.yaml there; name the folder of a version, such as $(patsubst %/recipe.yaml,%,$(or $(lastword $(versions)),recipes/cpu-tiny/v2))
 else
@@ -241,6 +246,11 @@ grpo: $(ready)      ## train GRPO: advantages relative to the group, for recipes
 dpo: $(ready)       ## train DPO: the policy on the pairs themselves
 evaluate: $(ready)  ## compare the trained policies on held-out prompts
 merge: $(ready)     ## merge the trained adapter into its base model (SET=merge.stage=dpo: DPO's)
+all: $(ready) ppo rloo grpo dpo evaluate merge ## run every stage that the recipe has a section for
+reproduce: $(ready) ## run the recipe once for each of SEEDS and compare with its published figures
+	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options) $(price))
+
+##@ Use (after training; serve also merges)
 report: $(no_gpu)   ## write one page about a run: figures, curves, samples, provenance
 	@$(VENV)/bin/rlhf report $(strip $(recipe) --out '$(OUT)' $(price))
 ab: setup           ## rate answers of SFT and PPO (or others: AB_ARGS) blind, on a local page; SUMMARY=1 counts
@@ -253,9 +263,6 @@ score: $(ready)     ## score answers with the trained reward model: PROMPT= RESP
 	@$(rlhf) score $(strip $(recipe) $(options) $(seed) $(scored) $(SCORE_ARGS))
 serve: $(ready) merge ## serve the merged model at an OpenAI-compatible address (PORT=8000)
 	@$(rlhf) serve $(strip $(recipe) $(options) $(seed) --port $(PORT) $(if $(local),,--host 0.0.0.0))
-all: $(ready) ppo rloo grpo dpo evaluate merge ## run every stage that the recipe has a section for
-reproduce: $(ready) ## run the recipe once for each of SEEDS and compare with its published figures
-	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options) $(price))
 
 # For the commands that a finished stage names as next: the variables that were set, not their defaults.
 $(STAGES): export RLHF_MAKE = $(foreach v,HW RECIPE DATA OUT REUSE WEIGHTS SET SEED PRICE RUNTIME IMAGE VENV,$(if $(filter command environment,$(firstword $(origin $v))),$v='$($v)'))

@@ -272,5 +272,5 @@ def announce_version(chosen: recipe.PinnedRecipe) -> None:
     if chosen.directory != first.directory and guide:
         about_first = f"; {first.version} has the {guide}'s own settings"
     elif first.recipe.model != recipe.load(chosen.directory).recipe.model:
-        about_first = f"; {first.version} is another model"
+        about_first = f"; {first.version} trains another model"
     say(f"recipe: {chosen.directory} ({chosen.recipe.status}{about_first})")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rlhf.cli.options import OUTPUT, SEED, Number, WholeNumber, existing_files, refuse_inputs
+from rlhf.cli.options import OUTPUT, SEED, Number, StrictCommand, WholeNumber, existing_files, refuse_inputs
 from rlhf.data import convert, formats, show
 from rlhf.data.quality import check as quality
 from rlhf.data.quality import flaws, spread
@@ -23,7 +23,7 @@ def data_group() -> None:
     """Check, show and convert data files."""
 
 
-@data_group.command("check")
+@data_group.command("check", cls=StrictCommand)
 @click.argument("files", nargs=-1, required=True, callback=existing_files)
 @click.option(
     "--heldout",
@@ -115,7 +115,7 @@ def verdict(report: quality.QualityReport) -> str:
     )
 
 
-@data_group.command("show")
+@data_group.command("show", cls=StrictCommand)
 @click.argument("files", nargs=-1, required=True, callback=existing_files)
 @click.option(
     "--rows",
@@ -149,7 +149,7 @@ def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: 
     console.OUT.print(f"{message}; {rows.report.summary()}", style="dim", markup=False)
 
 
-@data_group.command("convert")
+@data_group.command("convert", cls=StrictCommand)
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), callback=existing_files)
 @click.option(
     "--rename",

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from rlhf.cli.options import WholeNumber
+from rlhf.cli.options import StrictCommand, WholeNumber
 from rlhf.memory.predict import Predictor, needed
 from rlhf.observe import console
 from rlhf.recipe.published import GB
 from rlhf.use import new as new_recipe
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.option("--model", required=True, metavar="NAME|DIR", help="Model on the hub, or the folder of a checkpoint.")
 @click.option("--card", required=True, metavar="24GB|4090", help="Memory of the card, or its name.")
 @click.option(

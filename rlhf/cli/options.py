@@ -18,6 +18,19 @@ FileT = TypeVar("FileT", str, Path)
 LARGEST_SEED = 2**32 - 1  # as in a recipe
 
 
+class StrictCommand(click.Command):
+    """A command that refuses an option given twice, of which click would take the last."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given: set[str | None] = set()
+        for option in self.make_parser(ctx).parse_args(list(args))[2]:
+            if isinstance(option, click.Option) and not option.multiple and option.name in given:
+                names = "/".join([*option.opts, *option.secondary_opts])
+                raise click.UsageError(f"{names} is given twice; leave one of them out", ctx)
+            given.add(option.name)
+        return super().parse_args(ctx, args)
+
+
 class WholeNumber(click.IntRange):
     """An option for a whole number within bounds."""
 

@@ -8,7 +8,7 @@ import click
 from rlhf import recipe, terminal
 from rlhf.cli import plan_tables as tables
 from rlhf.cli.choice import CHANGES, NAMES_RECIPE, Choice, chooses_recipe, typed_options
-from rlhf.cli.options import PRICE, memory_size
+from rlhf.cli.options import PRICE, StrictCommand, memory_size
 from rlhf.errors import UserError
 from rlhf.memory import claims, strategies
 from rlhf.memory import plan as planning
@@ -20,7 +20,7 @@ from rlhf.observe import console
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName, shape
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @chooses_recipe(changes=CHANGES)
 @click.option("--stage", type=click.Choice([s for s in recipe.STAGES if s != "pretrain"]), help="Plan only this stage.")
 @PRICE

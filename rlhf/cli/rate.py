@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rlhf.cli.choice import Choice, pair_options
-from rlhf.cli.options import OUTPUT, WholeNumber, refuse_inputs, run_directory
+from rlhf.cli.options import OUTPUT, StrictCommand, WholeNumber, refuse_inputs, run_directory
 from rlhf.errors import UserError
 from rlhf.files import write_output
 from rlhf.observe import console
@@ -19,7 +19,7 @@ from rlhf.run.finished import read_manifest
 from rlhf.terminal import counted, say
 
 
-@click.command("ab")
+@click.command("ab", cls=StrictCommand)
 @pair_options
 @click.option("--rater", metavar="NAME", default="", help="Name of the rater. [default: the page asks]")
 @click.option("--seed", default=0, metavar="N", show_default=True, help="Seed of the order in which answers are shown.")
@@ -61,7 +61,7 @@ def rate(
         rating.serve(rating.Server(comparison, port, rater=rater, seed=seed, limit=limit))
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @pair_options
 @click.option(
     "--url",
@@ -103,7 +103,7 @@ def ratings_group() -> None:
     """Export ratings of answers as preference rows."""
 
 
-@ratings_group.command("export")
+@ratings_group.command("export", cls=StrictCommand)
 @click.argument("root", type=click.Path(path_type=Path), metavar="RUN", callback=run_directory)
 @click.option("--a", metavar="POLICY", help="First policy, as for `rlhf ab`. [default: sft]")
 @click.option(

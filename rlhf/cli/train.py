@@ -20,7 +20,7 @@ from rlhf.cli.choice import (
     recipes_root,
     typed_options,
 )
-from rlhf.cli.options import LARGEST_SEED, PRICE, Stage
+from rlhf.cli.options import LARGEST_SEED, PRICE, Stage, StrictCommand
 from rlhf.errors import OptionError, UserError
 from rlhf.memory.predict import Predictor
 from rlhf.memory.preflight import require_fit
@@ -30,6 +30,7 @@ from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run.directory import Run
 from rlhf.run.finished import read_summary
 from rlhf.run.parents import ParentMissing
+from rlhf.run.reader import advising
 from rlhf.run.records import Summary
 from rlhf.stages import runner
 from rlhf.stages.result import Result
@@ -43,7 +44,7 @@ TRIAL_NOTE = (
 )
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.argument("stage", type=Stage(), metavar="STAGE")
 @click.argument("more_data", nargs=-1, metavar="")  # further files in `--data a.jsonl b.jsonl`
 @chooses_recipe(**TRAINING_HELP, seed="Seed to use instead of the recipe's.", out=True)
@@ -224,7 +225,7 @@ def _predict_peak(loaded: PinnedRecipe, stage: StageName) -> int | None:
         return require_fit(predict, loaded, stage, shlex.join(typed_options(only=NAMES_RECIPE)))
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @chooses_recipe(**TRAINING_HELP, out=True)
 @click.option("--seeds", metavar="LIST", default="0 1 2", show_default=True, help="Seeds, separated by spaces.")
 @click.option(
@@ -255,17 +256,18 @@ def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: f
     reproducing.show(reproducing.record(loaded, chain, numbers, out, price), out)
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def results(file: Path) -> None:
     """Print the record of a reproduction as a Markdown table.
 
     FILE is the record that `rlhf reproduce` wrote below its --out.
     """
-    click.echo(terminal.harmless(reproducing.table_of(file)))
+    with advising("name the record that `rlhf reproduce` wrote, such as runs/seeds/cpu-tiny-v2.json"):
+        click.echo(terminal.harmless(reproducing.table_of(file)))
 
 
-@click.command("recipes")
+@click.command("recipes", cls=StrictCommand)
 @RECIPES
 def list_recipes() -> None:
     """List the recipes, with their hardware and status."""
@@ -280,7 +282,7 @@ def list_recipes() -> None:
     console.rows_table("recipes", ("folder", "hardware", "status", "", "description"), rows)
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @chooses_recipe(changes=CHANGES)
 def fetch(choice: Choice) -> None:
     """Download and check a recipe's pinned model and data.

@@ -15,6 +15,7 @@ from rlhf.cli.options import (
     OUTPUT,
     PRICE,
     Number,
+    StrictCommand,
     WholeNumber,
     existing_files,
     refuse_inputs,
@@ -45,7 +46,7 @@ def _advising(command: str, stage: StageName) -> Iterator[None]:
         raise UserError(f"{command} {error.needs}: first `{line}` (make: {stage}{variable})") from error
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @chooses_recipe(**RUN_HELP, out=True)
 @click.option(
     "--stage",
@@ -84,7 +85,7 @@ def chat(choice: Choice, out: Path, stage: chatting.ChatStage, temperature: floa
         chatting.talk(speaker, chatting.input_lines(), chosen_temperature, tokens or options.response_length)
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path), callback=existing_files)
 @chooses_recipe(**RUN_HELP, out=True)
 @click.option("--prompt", metavar="TEXT", help="Score answers to this prompt instead of FILES.")
@@ -97,6 +98,8 @@ def score(
 
     FILES have pairs, or prompts with responses, or are samples.jsonl of a run.
     """
+    if files and prompt is not None:
+        raise click.UsageError("FILES, or --prompt with --response, and not both: leave one out")
     if bool(files) == (prompt is not None) or bool(responses) != (prompt is not None):
         raise click.UsageError("name FILES to score, or one --prompt with at least one --response")
     if to:
@@ -108,7 +111,7 @@ def score(
         scoring.run(stages, items, to)
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @chooses_recipe(**RUN_HELP, out=True)
 @click.option(
     "--engine",
@@ -132,7 +135,7 @@ def serve(choice: Choice, out: Path, engine: serving.Engine, host: str, port: in
         serving.run(choice.load(), out, engine, host, port)
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path), callback=run_directories)
 @chooses_recipe(out=True)
 @click.option("--to", type=OUTPUT, metavar="FILE", help="File of the page. [default: report.html in the first run]")
@@ -156,7 +159,7 @@ def report(choice: Choice, runs: Sequence[Path], out: Path, to: Path | None, pri
     console.OUT.print(f"written to {file}", markup=False)
 
 
-@click.command("compare")
+@click.command("compare", cls=StrictCommand)
 @click.argument("a", type=click.Path(path_type=Path), callback=run_directory)
 @click.argument("b", type=click.Path(path_type=Path), callback=run_directory)
 @click.option(

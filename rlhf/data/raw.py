@@ -183,6 +183,10 @@ def _document_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tup
         raise UserError(f"{path}: {error}") from None
     except json.JSONDecodeError as error:
         number = numbers[min(error.lineno, len(numbers)) - 1]
+        if error.pos == 0:
+            raise UserError(
+                f"{path}:{number}: not JSON; data files are JSON lines, JSON, Parquet, CSV or TSV (docs/data.md)"
+            ) from None
         raise UserError(
             f"{path}:{number}: invalid JSON ({error.msg} at column {error.colno}): the file is damaged or cut off; "
             "download or write it again"

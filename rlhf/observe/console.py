@@ -169,7 +169,7 @@ def summary_table(summary: Summary) -> None:
     is_evaluation = summary.stage == "evaluate"  # policies and reward model have tables of their own
     for name, value in summary.metrics.items():
         if name not in listed and not is_evaluation:
-            table.add_row(escape(name.replace("_", " ")) + _better(name), "", number(value), "")
+            table.add_row(escape(_words(name)) + _better(name), "", number(value), "")
     speed = summary.tokens_per_second
     table.add_row("wall time", "", f"{summary.wall_seconds:.0f} s", "")
     table.add_row("tokens per second", "", number(round(speed)) if speed else "-", "")
@@ -181,6 +181,10 @@ def summary_table(summary: Summary) -> None:
         _side_by_side(summary.metrics)
     if summary.findings:
         OUT.print(f"findings: {', '.join(summary.findings)} (findings.jsonl has settings to try)", markup=False)
+
+
+def _words(metric: str) -> str:
+    return metric.replace("_", " ")
 
 
 def _better(metric: str) -> str:
@@ -198,12 +202,12 @@ def _side_by_side(metrics: Mapping[str, float | None]) -> None:
     columns = list(dict.fromkeys(name.partition("/")[0] for name in metrics))
     measures = list(dict.fromkeys(name.partition("/")[2] for name in metrics if not name.startswith("rm/")))
     policies = [column for column in columns if column != "rm"]
-    rows = [(measure, *(number(metrics.get(f"{policy}/{measure}")) for policy in policies)) for measure in measures]
+    rows = [(_words(name), *(number(metrics.get(f"{policy}/{name}")) for policy in policies)) for name in measures]
     rows_table("on held-out prompts", ("", *policies), rows, numbers=True)
     rows_table(
         "reward model on held-out pairs",
         ("", "rm"),
-        [(name.partition("/")[2], number(value)) for name, value in metrics.items() if name.startswith("rm/")],
+        [(_words(name.partition("/")[2]), number(value)) for name, value in metrics.items() if name.startswith("rm/")],
         numbers=True,
     )
 

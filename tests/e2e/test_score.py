@@ -138,7 +138,7 @@ def test_what_was_cut_is_said(command, tmp_path):
         ((), 2, "name FILES to score, or one --prompt with at least one --response"),
         (("--prompt", "x"), 2, "name FILES to score"),
         (("--response", "x"), 2, "name FILES to score"),
-        (("{file}", "--prompt", "x", "--response", "y"), 2, "name FILES to score"),
+        (("{file}", "--prompt", "x", "--response", "y"), 2, "FILES, or --prompt with --response, and not both"),
         (("{file}", "--to", "{file}"), 2, "is the same file as"),
         (("nowhere.jsonl",), 2, "nowhere.jsonl: no such file"),
         (("{texts}",), 1, "texts without prompts and answers; score needs pairs"),

@@ -87,7 +87,7 @@ def test_the_version_that_hw_takes_is_said_once_on_stderr_where_there_are_severa
     assert first == f"recipe: {folder.with_name('v2')} (draft; v1 has the H100 guide's own settings)"
     assert not stdout
     assert not [line for line in others if line.startswith("recipe: ")]
-    toy = f"recipe: {folder.parents[1] / 'cpu-tiny/v2'} (released; v1 is another model)\n"
+    toy = f"recipe: {folder.parents[1] / 'cpu-tiny/v2'} (released; v1 trains another model)\n"
     assert toy in command("report", "--hw", "cpu", *out)[2]
     assert "recipe: " not in command("report", "--hw", "2x4090", *out)[2]
     assert "recipe: " not in command("chat", "--hw", "cpu", "--set", "ppo.kl=1", *out)[2], "an error stands alone"

@@ -3,9 +3,12 @@
 import json
 import os
 
+import click
 import pytest
 
 from rlhf import files
+from rlhf.cli.commands import cli
+from rlhf.cli.options import StrictCommand
 from rlhf.memory.cards import size_in_bytes
 from rlhf.report import RunRecords
 from rlhf.report.data import quality_of
@@ -203,3 +206,24 @@ def test_a_report_does_not_read_data_that_became_a_device(command, tmp_path, nam
     manifest = manifest_of(settings=settings, data={"sha256": "0" * 64, "files": files})
     found = quality_of(RunRecords("run", tmp_path, {"sft": manifest}, {}))
     assert isinstance(found, str) and "a pipe or a device" in found
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("plan", "--hw", "cpu", "--hw", "4090"), "--hw is given twice; leave one of them out"),
+        (("run", "sft", "--hw", "cpu", "--resume", "--restart"), "--resume/--restart is given twice"),
+        (("data", "check", "a.jsonl", "--seed", "1", "--seed", "2"), "--seed is given twice"),
+    ],
+)
+def test_an_option_that_is_given_twice_is_refused(monkeypatch, capsys, words, message):
+    code, _, err = rlhf(monkeypatch, capsys, *words)
+    assert code == 2 and message in err
+
+
+def test_every_command_refuses_repeated_options():
+    def commands(group):
+        for command in group.commands.values():
+            yield from commands(command) if isinstance(command, click.Group) else [command]
+
+    assert all(isinstance(command, StrictCommand) for command in commands(cli))
