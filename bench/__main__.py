@@ -10,11 +10,10 @@ from typing import Any
 
 import click
 
-from bench import compare, goals, steps
+from bench import compare, goals, options, steps
 from bench.clocks import clock_of
 from bench.paths import RESULTS
 from bench.steps import StageSteps
-from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.cli.options import PRICE
 from rlhf.files import read_json, write_json
@@ -30,14 +29,8 @@ from rlhf.run.reader import reading
 
 
 @click.command()
-@click.option("--hw", metavar="NAME", default="cpu", show_default=True, help="Hardware: its default recipe.")
-@click.option(
-    "--recipe",
-    "directory",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Folder of a recipe, used instead of --hw.",
-)
+@options.HW
+@options.RECIPE
 @click.option(
     "--stage",
     "stages",
@@ -68,7 +61,7 @@ def main(
 
     Exit code 1: a cost is worse than every figure that is published for it, or has grown since the last record.
     """
-    loaded = recipe.load(directory or recipe.resolve(hw, recipe.default_root()), recipe.parse_overrides(changes))
+    loaded = options.load(hw, directory, changes)
     if save and (loaded.modified or code_version()["dirty"] is not False):
         raise click.ClickException(
             "only an unchanged recipe and committed code make a record: commit first, or leave out --save"

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from bench import steps
+from bench import options, steps
 from bench.steps import StageSteps
-from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.files import write_json
@@ -26,20 +25,14 @@ PACKAGE = "flash_attn package"
 
 
 @click.command()
-@click.option("--hw", metavar="NAME", default="cpu", show_default=True, help="Hardware: its default recipe.")
-@click.option(
-    "--recipe",
-    "directory",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Folder of a recipe, used instead of --hw.",
-)
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
-@click.option("--steps", "count", default=4, show_default=True, type=click.IntRange(min=2), help="Steps after warm-up.")
+@options.HW
+@options.RECIPE
+@options.SET
+@options.STEPS
 @click.option("--save", type=click.Path(path_type=Path), help="JSON file for the results.")
 def main(hw: str, directory: Path | None, changes: tuple[str, ...], count: int, save: Path | None) -> None:
     """Measure the effect of each strategy on memory and time. Running out of memory is a result."""
-    loaded = recipe.load(directory or recipe.resolve(hw, recipe.default_root()), recipe.parse_overrides(changes))
+    loaded = options.load(hw, directory, changes)
     with Predictor() as predict:
         predicted = alone(predict, loaded, STAGE)
     variants = one_by_one(loaded, STAGE)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from bench import options
 from bench.memory import budgets, sizes
 from bench.paths import ROOT
 from rlhf import recipe
@@ -77,14 +78,8 @@ def model_sizes() -> None:
 
 
 @cli.command()
-@click.option("--hw", metavar="NAME", default="cpu", show_default=True, help="Hardware: its default recipe.")
-@click.option(
-    "--recipe",
-    "directory",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Folder of a recipe, used instead of --hw.",
-)
+@options.HW
+@options.RECIPE
 @click.option(
     "--stage",
     "stages",
@@ -92,7 +87,7 @@ def model_sizes() -> None:
     type=click.Choice(PREDICTED_STAGES),
     help="Measure only these stages. [default: all, on a card those that train there]",
 )
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
+@options.SET
 @click.option("--no-predict", is_flag=True, help="Compare with the recipe's predicted.json and predict nothing.")
 @click.option("--save", type=click.Path(path_type=Path), help="Also write the comparison there, as JSON.")
 def measure(
@@ -108,7 +103,7 @@ def measure(
     Predictions are made after everything is measured: they take minutes of a CPU, in which a GPU would wait. Exit code
     1 where a phase is only predicted or only measured.
     """
-    loaded = recipe.load(directory or recipe.resolve(hw, ROOT / "recipes"), recipe.parse_overrides(changes))
+    loaded = options.load(hw, directory, changes)
     cuda.set_environment(loaded.recipe)
     with console.quiet_libraries():
         from bench.memory.measure import beside, pinned_peaks, unmatched

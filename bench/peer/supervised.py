@@ -19,11 +19,9 @@ from typing import Any, cast
 
 import click
 
-from bench import steps
+from bench import options, steps
 from bench.clocks import clock_of
-from bench.paths import ROOT
 from bench.steps import StageSteps
-from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.files import write_json
 from rlhf.memory.short_runs import few_steps
@@ -44,17 +42,11 @@ TUNED: dict[str, dict[str, Any]] = {
 
 
 @click.command()
-@click.option("--hw", metavar="NAME", default="cpu", show_default=True, help="Hardware: its default recipe.")
-@click.option(
-    "--recipe",
-    "directory",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Folder of a recipe, used instead of --hw.",
-)
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
+@options.HW
+@options.RECIPE
+@options.SET
 @click.option("--stage", "only", multiple=True, type=click.Choice(STAGES), help="Only these.")
-@click.option("--steps", "count", default=4, show_default=True, type=click.IntRange(min=2), help="Steps after warm-up.")
+@options.STEPS
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Runs of each, in turn.")
 @click.option("--save", type=click.Path(path_type=Path), help="Write the figures to this JSON file.")
 def main(
@@ -69,7 +61,7 @@ def main(
     """Compare steps of SFT, reward model and DPO with those of TRL's trainers, at their defaults and tuned."""
     if save and code_version()["dirty"]:
         raise click.ClickException("--save: the code differs from its commit; a result must name what it was made by")
-    loaded = recipe.load(directory or recipe.resolve(hw, ROOT / "recipes"), recipe.parse_overrides(changes))
+    loaded = options.load(hw, directory, changes)
     figures = {stage: compare(loaded, stage, count, repeats) for stage in (only or STAGES)}
     clock = clock_of(row for sides in figures.values() for row in sides.values())
     ratios = ("times faster", "than tuned", "memory ratio")
