@@ -117,7 +117,7 @@ def load(item: Item, dry_run: bool) -> PinnedRecipe | None:
 
 def with_random_weights(loaded: PinnedRecipe, changes: Mapping[str, Any] | None = None) -> PinnedRecipe:
     """Return the recipe with random weights and no downloads."""
-    random = recipes.with_random_weights(loaded.recipe, 64, "longest")
+    random = recipes.random_weights_changes(loaded.recipe, 64, "longest")
     return recipes.load(loaded.directory, loaded.overrides | random | dict(changes or {}))
 
 

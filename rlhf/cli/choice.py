@@ -68,7 +68,7 @@ class Choice:
                 raise click.UsageError("--weights random brings stand-in dialogues of its own: leave out --data")
             with _of_options():
                 changed = recipe.load(directory, changes).recipe
-            overrides |= recipe.with_random_weights(changed, RANDOM_PAIRS, "hh")
+            overrides |= recipe.random_weights_changes(changed, RANDOM_PAIRS, "hh")
         elif self.weights is not None:
             folder = str(Path(self.weights).resolve())
             if not Path(folder, "config.json").is_file():

@@ -84,7 +84,7 @@ class Depths(TypedDict):
     reserved: dict[str, Reserved] | None
 
 
-class Rehearser:
+class RehearsalsAtDepths:
     """Rehearses stages at each of DEPTHS, and replays what the allocator is asked for at the recipe's own depth."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ def main() -> None:
     with quiet_libraries():
         import_bitsandbytes()
     with quiet_libraries(), shortened():
-        rehearse = Rehearser()
+        rehearse = RehearsalsAtDepths()
         for line in sys.stdin:
             request = json.loads(line)
             answer: dict[str, object]

@@ -120,7 +120,7 @@ def few_steps(recipe: Recipe, steps: int, shape: LengthsShape) -> Changes:
         }
     if rows > MOST_ROWS:
         raise UserError(f"{rows} rows in {steps} steps are more than any card holds: lower the batch sizes")
-    return recipes.with_random_weights(recipe, 3 * rows, shape) | changes
+    return recipes.random_weights_changes(recipe, 3 * rows, shape) | changes
 
 
 class ShortRun(Run):

@@ -21,7 +21,7 @@ from rlhf.recipe.names import (
 )
 from rlhf.recipe.pinned import PinnedRecipe, content_hash, load
 from rlhf.recipe.published import Figure
-from rlhf.recipe.random_weights import with_random_weights
+from rlhf.recipe.random_weights import random_weights_changes
 from rlhf.recipe.schema import (
     Dialogues,
     Dpo,
@@ -94,9 +94,9 @@ __all__ = [
     "no_section",
     "parents",
     "parse_overrides",
+    "random_weights_changes",
     "resolve",
     "settings",
     "stage_name",
     "stages_before",
-    "with_random_weights",
 ]

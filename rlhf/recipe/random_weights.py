@@ -6,8 +6,8 @@ from rlhf.recipe.schema import Recipe
 from rlhf.recipe.strict import Changes
 
 
-def with_random_weights(recipe: Recipe, pairs: int, shape: LengthsShape) -> Changes:
-    """Return overrides with which a recipe needs no download and no files.
+def random_weights_changes(recipe: Recipe, pairs: int, shape: LengthsShape) -> Changes:
+    """Return the changes with which a recipe needs no download and no files.
 
     The model has its own architecture and random weights; tokenizer and dialogues are stand-ins. Memory and speed are
     those of the real ones; the results mean nothing. `shape` is as in `data.lengths`. Raises UserError for a recipe

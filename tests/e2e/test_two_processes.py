@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlhf.files import read_intact_lines
-from rlhf.recipe import PinnedRecipe, as_yaml, with_random_weights
+from rlhf.recipe import PinnedRecipe, as_yaml, random_weights_changes
 from rlhf.stages import runner
 from tests.conftest import GROUP, RECIPE, SMALL, beside, content_of, run_stages, small
 
@@ -133,7 +133,7 @@ def test_a_base_in_four_bits_is_divided_too(tmp_path):
     """On a random base, which needs no training; NF4 wants rows of whole blocks of 64."""
     sizes_of_nf4 = {"model.architecture.hidden_size": 64, "model.architecture.intermediate_size": 128}
     changes: dict[str, Any] = sizes_of_nf4 | {"model.quantization": "nf4", "hardware.engine": "fsdp"}
-    changes |= with_random_weights(sizes(changes).recipe, 120, "hh")
+    changes |= random_weights_changes(sizes(changes).recipe, 120, "hh")
     one, two = tmp_path / "one", tmp_path / "two"
     run_stages(sizes(changes), one, "sft", "rm", "ppo")
     run_two("ppo", beside(one, two, "sft", "rm"), changes, with_fsdp(tmp_path))

@@ -65,7 +65,7 @@ def on_gpu(quantization: str, **changes) -> PinnedRecipe:
         **{f"{s}.per_device_train_batch_size": 8 for s in ("sft", "rm", "dpo")},
     }
     loaded = recipe.load(RECIPE, overrides)
-    random = recipe.with_random_weights(loaded.recipe, 300, "hh")
+    random = recipe.random_weights_changes(loaded.recipe, 300, "hh")
     return recipe.load(RECIPE, overrides | random | {k.replace("__", "."): v for k, v in changes.items()})
 
 

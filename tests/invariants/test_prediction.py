@@ -95,7 +95,7 @@ def test_the_lean_trunk_takes_what_is_predicted(predict):
     changes["grpo.gradient_checkpointing"] = True
     groups = RECIPE.parents[1] / "cpu-tiny-groups" / "v1"
     base = recipe.load(groups, {"model.architecture.vocab_size": VOCAB}).recipe
-    loaded = recipe.load(groups, recipe.with_random_weights(base, 50, "longest") | changes)
+    loaded = recipe.load(groups, recipe.random_weights_changes(base, 50, "longest") | changes)
     measured = measure(loaded, ["sft", "dpo", "grpo"])
     phases: list[tuple[StageName, str]] = [("sft", "train"), ("dpo", "train"), ("grpo", "update"), ("grpo", "score")]
     for stage, phase in phases:
@@ -475,7 +475,7 @@ def test_what_a_deep_model_reserves_is_found_from_two_shallow_ones(stage, expand
     pytest.importorskip("bitsandbytes")
     changes: dict[str, Any] = {key.replace(".", "__"): value for key, value in NF4.items()}
     loaded = recipe.load(RECIPE, tiny(10, **changes).overrides | WIDE)
-    rehearser = rehearsing.Rehearser()
+    rehearser = rehearsing.RehearsalsAtDepths()
     replayed = rehearser(loaded, stage, expandable)["reserved"]
     deep = Rehearsals(None)
     deep(loaded, stage)

@@ -39,6 +39,6 @@ TINY = {
 def tiny(layers: int, vocab: int = VOCAB, **changes) -> PinnedRecipe:
     """The CPU recipe with random weights; `changes` name keys with double underscores."""
     base = recipe.load(RECIPE, {"model.architecture.vocab_size": vocab}).recipe
-    overrides = recipe.with_random_weights(base, 50, "longest") | TINY
+    overrides = recipe.random_weights_changes(base, 50, "longest") | TINY
     overrides |= {key.replace("__", "."): value for key, value in changes.items()}
     return recipe.load(RECIPE, overrides | {"model.architecture.num_hidden_layers": layers})

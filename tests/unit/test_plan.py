@@ -61,7 +61,7 @@ SIZES = {
 def write_recipe(folder: Path, name: str, vocab: int = 2000, **changes) -> Path:
     """The CPU recipe at small sizes with random weights, as a recipe of its own."""
     base = recipe.load(RECIPE, {"model.architecture.vocab_size": vocab}).recipe
-    overrides = recipe.with_random_weights(base, 40, "hh") | SIZES
+    overrides = recipe.random_weights_changes(base, 40, "hh") | SIZES
     overrides |= {key.replace("__", "."): value for key, value in changes.items()}
     content = with_overrides(yaml.load((RECIPE / "recipe.yaml").read_text(), Yaml), overrides)
     target = folder / name / "v1"

@@ -39,7 +39,7 @@ SHAPE = {f"model.architecture.{key}": value for key, value in ARCHITECTURE.items
 def random_recipe(shape: LengthsShape = "hh", pairs: int = 30, seed: int | None = None, **changes) -> PinnedRecipe:
     """The CPU recipe with random weights; `changes` name keys with double underscores."""
     base = recipe.load(RECIPE, SMALL | SHAPE).recipe
-    overrides = SMALL | SHAPE | recipe.with_random_weights(base, pairs, shape)
+    overrides = SMALL | SHAPE | recipe.random_weights_changes(base, pairs, shape)
     return recipe.load(RECIPE, overrides | {key.replace("__", "."): value for key, value in changes.items()}, seed)
 
 
@@ -431,7 +431,7 @@ def test_random_weights_need_an_architecture():
     loaded = recipe.load(RECIPE)
     without = loaded.recipe.model_copy(update={"model": loaded.recipe.model.model_copy(update={"architecture": None})})
     with pytest.raises(UserError, match=r"random weights need model.architecture"):
-        recipe.with_random_weights(without, 10, "hh")
+        recipe.random_weights_changes(without, 10, "hh")
 
 
 def test_a_new_bfloat16_base_keeps_its_rotary_frequencies_in_float32():
