@@ -80,7 +80,7 @@ EXPLAINED = {
     "peak": "what torch allocates",
     "needs": "what the card must have: peak, gaps, paged states and the driver",
     "reserved": "what nvidia-smi shows for the process",
-    "verdict": "whether it fits the card, and whether the peak is better or worse than published",
+    "verdict": "fits the card or not; better or worse than the published peak",
     "hours at limit": "at the card's nominal rates",
     "hours projected": "(from-to) at rates of other people's runs (docs/memory.md)",
 }

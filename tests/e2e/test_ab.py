@@ -373,7 +373,8 @@ def test_equal_answers_are_left_out_and_the_policies_are_chosen(tmp_path):
     ],
 )
 def test_what_cannot_be_rated_is_one_line(root, monkeypatch, capsys, options, message):
-    code, _, err = rlhf(monkeypatch, capsys, "ab", "--recipe", RECIPE, "--out", root.parents[1], *options)
+    out = [] if "--out" in options else ["--out", root.parents[1]]
+    code, _, err = rlhf(monkeypatch, capsys, "ab", "--recipe", RECIPE, *out, *options)
     assert code and message in " ".join(err.split())
     evaluation(root.parents[1], [row(0, "x", "x")])
     with pytest.raises(UserError, match="equal answers to all 1 prompts"):

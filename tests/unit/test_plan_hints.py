@@ -53,7 +53,7 @@ def test_80_columns_show_the_stage_table_whole(monkeypatch, capsys):
     cells = [cell.strip() for cell in row.strip("│").split("│")]
     assert cells == ["sft", "20.00", "20.00", "DOES NOT FIT, worse", "14.8 (13.8-17.6)", "$123.45"]
     assert max(map(len, lines)) <= 80
-    assert [line.partition(":")[0] for line in lines[-5:-2]] == ["peak", "needs", "hours projected"]
+    assert [line.partition(":")[0] for line in lines[-6:-2]] == ["peak", "needs", "verdict", "hours projected"]
 
 
 def test_a_wide_terminal_shows_all_columns_but_an_empty_one():
