@@ -190,6 +190,42 @@ def test_linear_entropy_as_a_value_has_no_gradient():
         torch.testing.assert_close(linear_token_logprobs(hidden, weight, ids, entropy="value")[:2], (logp, value))
 
 
+@pytest.mark.parametrize(
+    "logits",
+    [[0.0, 1.0, -200.0], [1e4, -1e4, 0.0], [3.0], [5.0, 5.0, 5.0]],
+    ids=["underflow", "huge", "one token", "equal"],
+)
+def test_linear_at_extremes_is_the_written_out_sum(logits):
+    """The output matrix is the identity, so that hidden states are logits; values, and slopes of both."""
+    ids = torch.arange(len(logits))
+    hidden = torch.tensor([logits] * len(logits)).requires_grad_()
+    logp, value, _ = linear_token_logprobs(hidden, torch.eye(len(logits)), ids, entropy="gradient")
+    assert value is not None
+    expected = [oracle_logprob(logits, i) if abs(max(logits)) < 700 else logits[i] - max(logits) for i in ids.tolist()]
+    assert logp.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    p = [math.exp(x) for x in expected]
+    h = -sum(q * x for q, x in zip(p, expected, strict=True))
+    assert value.tolist() == pytest.approx([h] * len(p), abs=1e-6)
+    (slope,) = torch.autograd.grad(logp.sum() + value.sum(), hidden)
+    for row, found in enumerate(slope.tolist()):
+        of_entropy = [-q * (x + h) for q, x in zip(p, expected, strict=True)]
+        wanted = [float(i == row) - q + s for i, (q, s) in enumerate(zip(p, of_entropy, strict=True))]
+        assert found == pytest.approx(wanted, abs=1e-6)
+
+
+def test_linear_in_bfloat16_keeps_the_slope_of_a_confident_token():
+    """1 - p is 1.2e-3 here: formed in bfloat16, whose numbers below 1 are 3.9e-3 apart, it would be 0."""
+    hidden = torch.tensor([[6.75, 0.0]], dtype=torch.bfloat16).requires_grad_()
+    logp, value, _ = linear_token_logprobs(
+        hidden, torch.eye(2, dtype=torch.bfloat16), torch.tensor([0]), entropy="value"
+    )
+    p = 1 / (1 + math.exp(-6.75))
+    assert logp.dtype == torch.float32 and logp.item() == pytest.approx(math.log(p), abs=1e-6)
+    assert value is not None and value.item() == pytest.approx(-(p * math.log(p) + (1 - p) * math.log(1 - p)), abs=1e-5)
+    (slope,) = torch.autograd.grad(logp.sum(), hidden)
+    assert slope.flatten().tolist() == pytest.approx([1 - p, p - 1], rel=1e-2)
+
+
 def test_linear_says_whether_no_token_is_likelier():
     hidden, weight, ids = case()
     ids[::2] = (hidden @ weight.T).argmax(1)[::2]
