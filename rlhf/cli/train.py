@@ -159,9 +159,14 @@ def _command(stage: StageName, more_data: Sequence[str], *leave_out: str) -> lis
     return ["run", stage, *typed_options({*leave_out, *OF_A_CHAIN}), *files]
 
 
+def _finished(run: Run) -> Path | None:
+    """Return where a stage is finished, here or in another root; None if it is not."""
+    return run.parents.elsewhere(run.stage) or (run.path if run.done() is not None else None)
+
+
 def _report_done(run: Run) -> bool:
     """Return whether a stage is finished, here or in another root; print where."""
-    path = run.parents.elsewhere(run.stage) or (run.path if run.done() is not None else None)
+    path = _finished(run)
     if path:
         console.OUT.print(f"{run.stage}: done ({path})", markup=False)
     return path is not None
@@ -174,8 +179,10 @@ def _check_chain(chain: Sequence[Run], preflight: bool) -> None:
     that is predicted not to fit the card.
     """
     for run in chain:
+        runner.check_section(run.loaded, run.stage)
+    unfinished = [run for run in chain if _finished(run) is None]
+    for run in unfinished:
         runner.check_settings(run.loaded, run.stage)
-    unfinished = [run for run in chain if run.parents.elsewhere(run.stage) is None and run.done() is None]
     if unfinished:
         runner.check_device(unfinished[0].loaded)  # without a GPU no prediction is needed
     if preflight and distributed.rank() == 0:

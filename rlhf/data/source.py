@@ -13,19 +13,24 @@ from rlhf.run.reader import read
 from rlhf.run.records import Generated
 
 
+def read_from_hub(data: recipes.Data) -> formats.Rows:
+    """Read the pinned rows of the hub that a recipe names. Raises UserError for bad data."""
+    assert data.name and data.revision
+    return formats.read_hub(
+        data.name,
+        data.revision,
+        split=data.split,
+        data_dir=data.data_dir,
+        on_bad_row=data.on_bad_row,
+        kind=data.format,
+    )
+
+
 def read_source(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
     """Read the rows that `data.source` names; generated ones are kept in `folder`. Raises UserError for bad data."""
     data = recipe.data
     if data.source == "hub":
-        assert data.name and data.revision
-        return formats.read_hub(
-            data.name,
-            data.revision,
-            split=data.split,
-            data_dir=data.data_dir,
-            on_bad_row=data.on_bad_row,
-            kind=data.format,
-        )
+        return read_from_hub(data)
     if data.source == "files":
         return formats.read(data.files, on_bad_row=data.on_bad_row, kind=data.format)
     # Each combination of settings and generator code has a separate folder.

@@ -82,20 +82,21 @@ class Parents:
 
     def elsewhere(self, stage: StageName) -> Path | None:
         """Return the directory in which another run has finished a stage with the same settings, or None."""
-        path = self.folder(stage)
-        if path == self.run_directory / stage or not (path / "summary.json").exists():
-            return None
-        return path if self.has_our_settings(read_manifest(path), stage) else None
+        path = self._finished_elsewhere(stage)
+        return path if path is not None and self.has_our_settings(read_manifest(path), stage) else None
 
     def settings_elsewhere(self, stage: StageName) -> str | None:
         """Return what keeps a stage that another run has finished from being used: its other settings, in words."""
-        path = self.folder(stage)
-        if path == self.run_directory / stage or not (path / "summary.json").exists():
+        path = self._finished_elsewhere(stage)
+        if path is None:
             return None
-        made = read_manifest(path).settings.plain()
-        expected = recipes.settings(self.loaded.recipe, stage)
-        keys = recipes.differences(made, expected)
-        return f"{path} was made with {other_settings.in_words(keys, made, expected)}" if keys else None
+        keys, sentence = self._differences(path, read_manifest(path), stage)
+        return sentence if keys else None
+
+    def _finished_elsewhere(self, stage: StageName) -> Path | None:
+        """Return the directory in which another run has finished a stage, with whatever settings, or None."""
+        path = self.folder(stage)
+        return path if path != self.run_directory / stage and (path / "summary.json").exists() else None
 
     def has_our_settings(self, manifest: records.Manifest, stage: StageName) -> bool:
         """Return whether a stage was made with the settings that this recipe has for it."""
@@ -104,11 +105,16 @@ class Parents:
     def check_same_settings(self, path: Path, stage: StageName) -> records.Manifest:
         """Return the manifest of a stage. Raises UserError if its settings differ from ours."""
         manifest = read_manifest(path)
-        made, expected = manifest.settings.plain(), recipes.settings(self.loaded.recipe, stage)
-        if keys := recipes.differences(made, expected):
-            different = other_settings.in_words(keys, made, expected)
-            raise UserError(f"{path} was made with {different}; {self._way_out(path, keys, made)}")
+        keys, sentence = self._differences(path, manifest, stage)
+        if keys:
+            raise UserError(f"{sentence}; {self._way_out(path, keys, manifest.settings.plain())}")
         return manifest
+
+    def _differences(self, path: Path, manifest: records.Manifest, stage: StageName) -> tuple[Sequence[str], str]:
+        """Return the keys in which a stage was made with other settings than ours, and a sentence about them."""
+        made, expected = manifest.settings.plain(), recipes.settings(self.loaded.recipe, stage)
+        keys = recipes.differences(made, expected)
+        return keys, f"{path} was made with {other_settings.in_words(keys, made, expected)}"
 
     def _way_out(self, path: Path, keys: Sequence[str], made: Mapping[str, object]) -> str:
         """Return advice where the stage in `path` was made with other values of `keys`."""

@@ -54,13 +54,14 @@ def execute(
     """
     cuda.set_environment(loaded.recipe)
     run = Run(out, loaded, stage, reuse_root, is_main=not distributed.rank())
-    check_settings(loaded, stage)
+    check_section(loaded, stage)
     _check_memory_limit(stage)
     with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked():
         summary = run.done()
         if summary is not None:
             follow_base(run.run_directory, stage)
             return summary, None, run.path
+        check_settings(loaded, stage)
         if resume is None and (step := run.step_to_resume()) is not None:
             raise UserError(
                 f"{run.path} has a checkpoint of step {step}: --resume (make: RESUME=1) continues from it, --restart "
@@ -74,11 +75,15 @@ def execute(
             return run.finish(result.metrics, result.costs, predicted), result, run.path
 
 
-def check_settings(loaded: PinnedRecipe, stage: StageName) -> None:
-    """Raise UserError for a stage that the recipe does not have, and for a reward or an encoder that is not there."""
-    options = loaded.recipe.section(stage)
-    if options is None:
+def check_section(loaded: PinnedRecipe, stage: StageName) -> None:
+    """Raise UserError for a stage that the recipe does not have."""
+    if loaded.recipe.section(stage) is None:
         raise UserError(no_section(stage, loaded))
+
+
+def check_settings(loaded: PinnedRecipe, stage: StageName) -> None:
+    """Raise UserError where an unfinished stage needs a reward function or an encoder that is not there."""
+    options = loaded.recipe.section(stage)
     if isinstance(options, Group):
         for name in options.reward_funcs:
             if name != MODEL_REWARD:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, TypedDict
 
-from rlhf.data import formats, hub
+from rlhf.data import hub
+from rlhf.data.source import read_from_hub
 from rlhf.errors import UserError
 from rlhf.observe.console import rows_table, working
 from rlhf.recipe import Recipe
@@ -112,16 +113,7 @@ def _fetch(source: Source, recipe: Recipe) -> Download:
         raise UserError(f"{checked.verified_path}/{damaged} is not what the hub has: delete it and fetch again")
     rows = None
     if source.kind == "dataset":  # also caches the rows for use without network, and finds unreadable ones now
-        data = recipe.data
-        rows_read = formats.read_hub(
-            source.name,
-            source.revision,
-            split=data.split,
-            data_dir=data.data_dir,
-            on_bad_row=data.on_bad_row,
-            kind=data.format,
-        )
-        rows = sum(file.rows for file in rows_read.report.files)
+        rows = sum(file.rows for file in read_from_hub(recipe.data).report.files)
     card = info.card_data
     return Download(
         source=source,

@@ -11,7 +11,7 @@ from rlhf.cli import train
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
 from rlhf.run.directory import Run
-from rlhf.run.finished import stage_folder
+from rlhf.run.finished import read_summary, stage_folder
 from tests.conftest import RECIPE, SMALL, Crash, beside, content_of, rlhf, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")
@@ -191,3 +191,12 @@ def test_a_parent_of_another_root_with_other_settings_is_named(trained, tmp_path
         and "(asked for: 0.5); it is run anew" in said
     )
     assert "Crash" in err
+
+
+def test_a_finished_stage_stays_so_when_its_encoder_is_gone(trained, tmp_path, monkeypatch, capsys):
+    """Nothing is computed, so nothing needs it."""
+    options = ["--recipe", str(RECIPE), "--out", str(tmp_path), *SETS, "--set", "evaluate.bertscore_model=absent"]
+    beside(trained, tmp_path, "pretrain", "sft", "rm", "ppo")
+    monkeypatch.setattr(Run, "done", lambda run: {"evaluate": read_summary(trained / ROOT / "sft")}.get(run.stage))
+    code, out, err = rlhf(monkeypatch, capsys, "run", "evaluate", *options)
+    assert code == 0 and "done before" in " ".join(out.split()), err
