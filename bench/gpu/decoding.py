@@ -124,7 +124,7 @@ def bytes_per_step(shared: SharedBase, rows: int, slots: float) -> int:
     embeddings, head = shared.base.get_input_embeddings().weight, shared.base.get_output_embeddings().weight
     base = [p for name, p in shared.base.named_parameters() if "lora_" not in name]
     weights = sum(p.numel() * p.element_size() for p in base if p is not embeddings or p is head)
-    adapter = sum(p.numel() * p.element_size() for p in shared.parameters("policy"))
+    adapter = sum(p.numel() * p.element_size() for p in shared.roles.parameters("policy"))
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     cached: float = (
         2 * config.num_hidden_layers * config.num_key_value_heads * size * rows * slots * head.element_size()

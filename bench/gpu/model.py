@@ -27,5 +27,5 @@ def shared_base(loaded: PinnedRecipe, device: torch.device, folder: Path) -> tup
     model = new_adapter(base, run)
     save_adapter(model, run, first)
     shared = SharedBase(model.unload(), dict.fromkeys(ROLES, run.path), trainable=("policy", "value"))
-    shared.activate("policy")
+    shared.roles.activate("policy")
     return shared, load_codec(run)

@@ -145,6 +145,6 @@ def switch_ms(shared: SharedBase) -> float:
     for _ in range(SWITCHES):
         for role in ("value", "policy"):
             start = time.perf_counter()
-            shared.activate(role)
+            shared.roles.activate(role)
             seconds.append(time.perf_counter() - start)
     return 1e3 * statistics.median(seconds)

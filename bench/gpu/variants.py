@@ -93,21 +93,21 @@ def lora_casts(on: bool) -> Variant:
 @contextmanager
 def no_adapters(shared: Any) -> Iterator[None]:
     """Run the base alone, which bounds the cost of adapters."""
-    shared.activate("base")
+    shared.roles.activate("base")
     try:
         yield
     finally:
-        shared.activate("policy")
+        shared.roles.activate("policy")
 
 
 @contextmanager
 def frozen_role(shared: Any) -> Iterator[None]:
     """Use a frozen adapter instead of a trained one."""
-    shared.activate("reference")
+    shared.roles.activate("reference")
     try:
         yield
     finally:
-        shared.activate("policy")
+        shared.roles.activate("policy")
 
 
 def cudnn_attention(on: bool) -> Variant:

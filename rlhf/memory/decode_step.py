@@ -109,7 +109,7 @@ def step(recorder: "_Recorder", shared: SharedBase, role: TrainingRole, codec: C
     uniforms = torch.empty(settings.batch_size, settings.response_length, device=META)
     on_policy = options.value_model == "head" and options.old_logprobs == "rollout"
     observe = shared.values if on_policy else None
-    shared.activate(role)
+    shared.roles.activate(role)
     shared.base.eval()
     with torch.no_grad(), mixed_precision(shared.base), fast_layers(shared.base, settings):
         decoding = LibraryDecoding(shared.base, prompts, uniforms, settings, codec, observe)

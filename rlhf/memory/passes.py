@@ -20,6 +20,7 @@ from rlhf.memory.peaks import OperationCounts, Storage
 from rlhf.memory.phases import Event
 from rlhf.memory.replay import PASS
 from rlhf.memory.tracker import Tracker
+from rlhf.models.roles import Roles
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Role
 from rlhf.stages.online.train_state import TrainedRole, TrainState
@@ -111,7 +112,7 @@ def patches(tracker: Tracker) -> Iterator[Patch]:
     yield patch(torch.autograd, "backward", _marked(tracker, torch.autograd.backward))
     yield patch(SharedBase, "response_hidden", _states(repeats, _marked(tracker, SharedBase.response_hidden)))
     yield patch(SharedBase, "scores_at", _scores(repeats, _marked(tracker, SharedBase.scores_at)))
-    yield patch(SharedBase, "activate", _forgetting(repeats, SharedBase.activate))
+    yield patch(Roles, "activate", _forgetting(repeats, Roles.activate))
     yield patch(TrainState, "updating", _updating(repeats, TrainState.updating))
     yield patch(TrainState, "accumulate", _accumulating(repeats, TrainState.accumulate))
 
@@ -133,23 +134,23 @@ def _states(repeats: Repeats, run: Callable[..., Tensor]) -> Callable[..., Tenso
         shape = _shape(rollout)
         if torch.is_grad_enabled() or shape is None:
             return run(self, rollout)
-        return repeats(("states", self._active, self.base.training, shape), lambda: run(self, rollout))
+        return repeats(("states", self.roles.active, self.base.training, shape), lambda: run(self, rollout))
 
     return response_hidden
 
 
 def _scores(repeats: Repeats, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def scores_at(self: SharedBase, ids: Tensor, last: Tensor, lower_states: Tensor | None = None) -> Tensor:
-        with self.active("reward"):
+        with self.roles.using("reward"):
             key = ("score", self.base.training, ids.shape, ids.is_meta, lower_states is None)
             return repeats(key, lambda: run(self, ids, last, lower_states))
 
     return scores_at
 
 
-def _forgetting(repeats: Repeats, run: Callable[[SharedBase, Role], None]) -> Callable[[SharedBase, Role], None]:
-    def activate(self: SharedBase, role: Role) -> None:
-        if role != self._active:
+def _forgetting(repeats: Repeats, run: Callable[[Roles, Role], None]) -> Callable[[Roles, Role], None]:
+    def activate(self: Roles, role: Role) -> None:
+        if role != self.active:
             repeats.forget()  # a role may prepare its weights in its first pass
         run(self, role)
 

@@ -6,37 +6,26 @@
     value      trainable: either a head on the policy's hidden states, or a separate adapter that starts as the
                reward model, so that the critic begins by knowing what the score will be
 
-A role is made active before a forward pass and stays so until its backward pass: with gradient checkpointing the
-recomputation uses whatever adapter is active then. With the library's layers a backward pass under another role is
-refused. The lean trunk is told the role in each pass, and recomputes with the same one.
+With the library's layers a backward pass under another role than its forward pass is refused (rlhf/models/roles.py).
+The lean trunk is told the role in each pass, and recomputes with the same one.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.data.batch import Rollout
-from rlhf.models.adapters import without_input_casts
 from rlhf.models.architecture import logit_scale
 from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
-from rlhf.models.model import computes_in_bfloat16, mixed_precision
+from rlhf.models.model import mixed_precision
 from rlhf.models.output_layer import response_statistics
+from rlhf.models.roles import Roles
 from rlhf.models.sharding import keep_layers_whole, shard_layers
-from rlhf.models.weights import (
-    ADAPTER_FILE,
-    adapter_config,
-    adapter_state,
-    attach_adapter,
-    check_shapes,
-    reward_weights,
-    set_adapter_state,
-)
+from rlhf.models.weights import reward_weights
 from rlhf.objectives.logprobs import EntropyMode, TokenStatistics
 from rlhf.recipe import Role, TrainingRole
 from rlhf.recipe.choices import CriticKind
@@ -60,17 +49,11 @@ class SharedBase:
         self.base = base
         self.logit_scale = logit_scale(base.config)
         self.lean_trunk = LeanTrunk(base) if lean else None
-        self.trainable: set[Role] = set(trainable)
         self.score_head: nn.Linear | None = None
         self.value_head: nn.Linear | None = None
         self.sharded = False
-        self._active: Role | None = None
-        self._layers: list[LoraLayer] = []
-        (first, path), *rest = adapters.items()
-        self.peft = attach_adapter(base, path, first, first in self.trainable)
-        for role, path in rest:
-            attach_adapter(self.peft, path, role, role in self.trainable)
-        self._prepare_adapters()
+        self.roles = Roles(base, adapters, trainable)
+        self.peft = self.roles.peft
 
     @property
     def device(self) -> torch.device:
@@ -80,7 +63,7 @@ class SharedBase:
     def add_reward(self, rm_dir: Path) -> None:
         """Add the reward model's adapter as role `reward`, and its head."""
         weights, head = reward_weights(rm_dir, self.base.config.hidden_size)
-        self._add("reward", rm_dir, weights)
+        self.roles.add("reward", rm_dir / "adapter", weights)
         self.score_head = _head(head).to(self.device).requires_grad_(False)
 
     def add_value(self, kind: CriticKind, rm_dir: Path, mean: float, sd: float) -> None:
@@ -94,8 +77,7 @@ class SharedBase:
         nn.init.zeros_(self.value_head.bias)
         if kind == "adapter":
             weights, head = reward_weights(rm_dir, hidden)
-            self.trainable.add("value")
-            self._add("value", rm_dir, weights)
+            self.roles.add("value", rm_dir / "adapter", weights, trainable=True)
             with torch.no_grad():
                 self.value_head.weight.copy_(head.float() / sd)
                 self.value_head.bias.fill_(-mean / sd)
@@ -104,12 +86,13 @@ class SharedBase:
     @property
     def role_trunk(self) -> RoleTrunk | None:
         """Return the lean trunk with the active role; None without a lean trunk or an active role."""
-        return None if self.lean_trunk is None or self._active is None else RoleTrunk(self.lean_trunk, self._active)
+        trunk, role = self.lean_trunk, self.roles.active
+        return None if trunk is None or role is None else RoleTrunk(trunk, role)
 
     @property
     def value_role(self) -> TrainingRole:
         """Return the role whose hidden states the value head reads."""
-        return "value" if "value" in self.trainable else "policy"
+        return "value" if "value" in self.roles.trainable else "policy"
 
     def shard(self) -> None:
         """Divide the frozen layers among ranks for updates; each rank keeps whole embeddings, adapters and heads."""
@@ -131,51 +114,14 @@ class SharedBase:
         if self.sharded:
             keep_layers_whole(self.base, whole=False)
 
-    def parameters(self, role: Role) -> list[nn.Parameter]:
-        """Return the adapter weights of one role, in a fixed order."""
-        return [p for name, p in self.peft.named_parameters() if _adapter_of(name) == role]
-
-    def activate(self, role: Role) -> None:
-        """Make a role's adapter the active one; the role `base` switches all adapters off.
-
-        This sets two attributes of each LoRA layer and no more: an update switches roles in each minibatch, and
-        peft's own `set_adapter` also walks all modules and parameters. It never changes which parameters have
-        gradients.
-        Raises ValueError when there is no such role.
-        """
-        if role == self._active:
-            return
-        if role != "base" and role not in self.peft.peft_config:
-            raise ValueError(f"no role {role}; there are {', '.join(self.peft.peft_config)} and base")
-        active: list[str] = [role]
-        for layer in self._layers:
-            layer._disable_adapters = role == "base"
-            if role != "base":
-                layer._active_adapter = active
-        if role != "base":
-            tuner: Any = self.peft.base_model
-            self.peft.active_adapter = tuner.active_adapter = role
-        self._active = role
-
-    @contextmanager
-    def active(self, role: Role) -> Iterator[None]:
-        """Make a role the active one inside a block; the role that was active before, if any, is restored after it."""
-        before = self._active
-        self.activate(role)
-        try:
-            yield
-        finally:
-            if before is not None:
-                self.activate(before)
-
     @contextmanager
     def role(self, name: Role) -> Iterator[None]:
-        """Like `active`, and the lean trunk merges the role's weights once for the whole block.
+        """Make a role the active one inside a block; the lean trunk merges its weights once for the whole block.
 
         A backward pass must run in the same block as its forward pass, and the role's weights must not change in the
         block. Raises ValueError when there is no such role.
         """
-        with self.active(name), nullcontext() if self.lean_trunk is None else self.lean_trunk.merging(name):
+        with self.roles.using(name), nullcontext() if self.lean_trunk is None else self.lean_trunk.merging(name):
             yield
 
     def hidden(self, ids: Tensor) -> Tensor:
@@ -188,14 +134,12 @@ class SharedBase:
             return self._lean(ids)
         with mixed_precision(self.base):
             states: Tensor = self.base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-        if states.requires_grad:
-            states.register_hook(self._backward_check(self._active))
+        self.roles.guard_backward(states)
         return states
 
     def response_hidden(self, rollout: Rollout) -> Tensor:
         """Return the hidden states (B, R, H) from which the response tokens are predicted, for the active role."""
         if self.lean_trunk is not None:
-            assert self._active is not None
             return self.lean_trunk.response_hidden(self._active, rollout)
         return self._hidden_at(rollout.ids, rollout.predictors)
 
@@ -245,7 +189,7 @@ class SharedBase:
         last: the position (B,) of the last real token, at which the head reads; lower_states: as in `Rollout`.
         """
         assert self.score_head is not None
-        with self.active("reward"):
+        with self.roles.using("reward"):
             at_end = self._hidden_at(ids.to(self.device), last.to(self.device)[:, None], lower_states).squeeze(1)
         scores: Tensor = self.score_head(at_end.float())
         return scores.squeeze(-1)
@@ -259,53 +203,14 @@ class SharedBase:
 
     def _lean(self, ids: Tensor, positions: Tensor | None = None, lower_states: Tensor | None = None) -> Tensor:
         """Return the lean trunk's hidden states of the active role, as `LeanTrunk.hidden`."""
-        assert self.lean_trunk is not None and self._active is not None
+        assert self.lean_trunk is not None
         return self.lean_trunk.hidden(self._active, ids, positions, lower_states)
 
-    def _add(self, role: Role, rm_dir: Path, weights: dict[str, Tensor]) -> None:
-        """Add the reward model's LoRA weights as a role. They have the shape of a causal adapter."""
-        config = adapter_config(rm_dir / "adapter")
-        config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, False
-        self.peft.add_adapter(role, config)
-        check_shapes(weights, adapter_state(self.peft, role), str(rm_dir / "adapter" / ADAPTER_FILE))
-        set_adapter_state(self.peft, weights, role)
-        self._prepare_adapters()
-
-    def _prepare_adapters(self) -> None:
-        """Apply the settings that all active roles share. peft undoes some of them when it adds an adapter."""
-        self._layers = [module for module in self.peft.modules() if isinstance(module, LoraLayer)]
-        without_input_casts(self.peft)
-        half = computes_in_bfloat16(self.base)
-        for layer in self._layers:
-            for weights in (layer.lora_A, layer.lora_B):
-                for role, linear in weights.items():
-                    linear.requires_grad_(role in self.trainable)
-                    if half and role not in self.trainable:
-                        linear.to(torch.bfloat16)  # as autocast would round them in each forward pass
-        self._active = None
-        self._no_dropout()
-
-    def _backward_check(self, role: Role | None) -> Callable[[Tensor], None]:
-        """Return a hook for a role's hidden states, which runs before any layer of its trunk is recomputed."""
-
-        def check(gradient: Tensor) -> None:
-            if self._active != role:
-                raise RuntimeError(f"backward pass of {role} while {self._active} is active: activate {role} first")
-
-        return check
-
-    def _no_dropout(self) -> None:
-        """Switch dropout off. It would make the ratio of new to old probabilities noise from the first update on."""
-        for module in self.peft.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-
-
-def _adapter_of(name: str) -> str | None:
-    """Return the adapter that a parameter belongs to: `x.lora_A.policy.weight` to `policy`; None for all others."""
-    parts = name.split(".")
-    matrix = next((i for i, part in enumerate(parts) if part.startswith("lora_")), None)
-    return None if matrix is None else parts[matrix + 1]
+    @property
+    def _active(self) -> Role:
+        """Return the active role."""
+        assert self.roles.active is not None
+        return self.roles.active
 
 
 def _head(weight: Tensor) -> nn.Linear:

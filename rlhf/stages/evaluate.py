@@ -86,7 +86,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
                 samples_per_prompt=options.num_samples,
                 reward_fn=_reward_fn(reward_sums) if reward_sums else None,
             )
-            shared.activate(role)
+            shared.roles.activate(role)
             perplexities[label] = perplexity(shared.base, scored, codec.pad_id, options.batch_size)
         micro = 2 * recipe.rm.per_device_train_batch_size
         chosen, rejected = (

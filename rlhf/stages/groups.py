@@ -201,7 +201,7 @@ class Learner:
 
     def __init__(self, stage: StageName, shared: SharedBase, options: GroupOptions, norm: ScoreNorm):
         self.shared, self.options = shared, options
-        self.policy_parameters = shared.parameters("policy")
+        self.policy_parameters = shared.roles.parameters("policy")
         group = ParameterGroup(self.policy_parameters, options.learning_rate)
         self.state = TrainState(stage, shared, options, norm, {"policy": group})
 

@@ -171,10 +171,10 @@ class Learner:
         critic_start = SIGMOID_NORM if options.sigmoid_scores else norm
         shared.add_value(options.value_model, rm_dir, critic_start.mean, critic_start.sd)
         assert shared.value_head is not None
-        self.policy_parameters = shared.parameters("policy")
+        self.policy_parameters = shared.roles.parameters("policy")
         self.critic_parameters = list(shared.value_head.parameters())
         if not self.critic_shares_trunk:
-            self.critic_parameters += shared.parameters("value")
+            self.critic_parameters += shared.roles.parameters("value")
         groups: dict[TrainedRole, ParameterGroup] = {
             "policy": ParameterGroup(self.policy_parameters, options.learning_rate),
             "value": ParameterGroup(self.critic_parameters, options.value_learning_rate),

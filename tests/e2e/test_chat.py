@@ -45,7 +45,7 @@ def test_the_likeliest_answer_is_the_one_that_evaluation_would_sample(done, monk
     run = Run(done, loaded, "evaluate")
     codec = load_codec(run)
     shared = SharedBase(load_base(run, torch.device("cpu")), {"reference": run.run_directory / "sft"})
-    shared.activate("reference")
+    shared.roles.activate("reference")
     ids, _ = codec.encode_prompts([(Message("user", "hello there"),)], 64)
     rollout = sample(shared.base, ids, codec, Sampling(64, 9, temperature=0.0, batch_size=1))
     expected = codec.decode(rollout.tokens[0][rollout.mask[0]].tolist())

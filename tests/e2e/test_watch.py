@@ -213,7 +213,7 @@ def test_responses_from_another_policy_than_the_one_that_is_scored(trained, tmp_
     monkeypatch.setattr(SharedBase, "__init__", remember)
 
     def of_the_reference(*arguments, **options):
-        made[-1].activate("reference")
+        made[-1].roles.activate("reference")
         return sample(*arguments, **options)
 
     monkeypatch.setattr(session, "sample", of_the_reference)

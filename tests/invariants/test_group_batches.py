@@ -13,7 +13,7 @@ from torch import Tensor
 from rlhf.data.batch import Rollout, joined
 from rlhf.models.lean.layouts import SharedPrompts
 from rlhf.models.loading import load_codec
-from rlhf.models.shared_base import SharedBase
+from rlhf.models.roles import Roles
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import Run
@@ -144,8 +144,8 @@ def test_truncated_responses_teach_nothing_where_the_recipe_says_so(run, rollout
 def test_without_beta_the_reference_is_not_run(run, rollout, monkeypatch):
     made = learner(run, "grpo", beta=0.0)
     roles: list[str] = []
-    activate = SharedBase.activate
-    monkeypatch.setattr(SharedBase, "activate", lambda self, role: noted(roles, role, activate(self, role)))
+    activate = Roles.activate
+    monkeypatch.setattr(Roles, "activate", lambda self, role: noted(roles, role, activate(self, role)))
     given = scored(rollout)
     batch = make_batch(made, given)
     found = batch_metrics(batch, given, made) | made.update(batch)
@@ -205,7 +205,7 @@ def test_responses_that_share_a_prefill_are_those_of_repeated_prompts(run, codec
     made = learner(run, "grpo")
     prompts = [[1, 7, 8, 9], [1, 5], [1, 40, 41, 42, 43, 44]]
     settings = Sampling(64, 12, 1.0, batch_size)
-    made.shared.activate("policy")
+    made.shared.roles.activate("policy")
     torch.manual_seed(5)
     plain = sample(made.shared.base, [p for p in prompts for _ in range(4)], codec, settings)
     torch.manual_seed(5)

@@ -90,7 +90,7 @@ def test_training_sees_the_same_log_probabilities_and_gradients(model, tmp_path)
     shared = SharedBase(plain, {"policy": tmp_path}, trainable=("policy",))
     rollout = replace(drawn(plain), logprobs=None)
     expected = own_logprobs(shared.peft, rollout)
-    weights = shared.parameters("policy")
+    weights = shared.roles.parameters("policy")
     wanted = torch.autograd.grad(expected.sum(), weights)
     with shared.role("policy"):
         logprobs = shared.logprobs(shared.response_hidden(rollout), rollout, 1.0)

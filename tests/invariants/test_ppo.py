@@ -314,7 +314,7 @@ def test_log_probabilities_and_values_may_come_from_the_rollout(run, codec, kind
     with torch.no_grad():
         for weight in learner.policy_parameters:
             weight.add_(0.05 * torch.randn_like(weight))
-    learner.shared.activate("policy")
+    learner.shared.roles.activate("policy")
     rollout = sample(learner.shared.base, PROMPTS, codec, Sampling(64, 8, 0.7, 4), learner.sampling_value_fn)
     assert (rollout.values is None) == (kind == "adapter")  # a critic of its own needs a pass of its own
     taken = make_batch(learner, rollout)
@@ -417,7 +417,7 @@ def test_the_critic_with_its_own_adapter_starts_as_the_normalised_score(run, rol
     shared = new_learner(run, "adapter").shared
     assert shared.value_head
     scores = (shared.scores(rollout) - NORM[0]) / NORM[1]
-    shared.activate("value")
+    shared.roles.activate("value")
     with torch.no_grad():
         last = shared.hidden(rollout.ids)[torch.arange(len(scores)), rollout.last]
         assert shared.value_head(last).squeeze(1).tolist() == pytest.approx(scores.tolist(), abs=1e-5)
@@ -501,7 +501,7 @@ def test_every_prompt_is_used_once_per_epoch_and_the_order_is_a_function_of_seed
 
 def sampled(run, codec, prompts, **changes) -> Rollout:
     shared = roles(run)
-    shared.activate("policy")
+    shared.roles.activate("policy")
     torch.manual_seed(5)
     settings = {"max_prompt_length": 64, "response_length": 8, "temperature": 1.0, "batch_size": 4} | changes
     return sample(shared.base, prompts, codec, Sampling(**settings))
@@ -522,7 +522,7 @@ def test_responses_belong_to_their_prompts_and_stop_at_eos(run, codec):
 def test_samples_follow_the_distribution_that_training_assumes(run, codec, temperature):
     """The first token of 4000 samples against softmax(logits / temperature), with prompts of unequal length."""
     shared = roles(run)
-    shared.activate("policy")
+    shared.roles.activate("policy")
     prompts = [PROMPTS[2], PROMPTS[3]] * 2000
     found = sampled(run, codec, prompts, response_length=1, temperature=temperature, batch_size=1000)
     for which in (0, 1):

@@ -62,7 +62,7 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: GroupOptions, kl_coe
 
     def distribution(i: int, role: TrainingRole) -> Tensor:
         p, n = spans[i]
-        shared.activate(role)
+        shared.roles.activate(role)
         states = shared.base.model(input_ids=rollout.ids[i : i + 1, : p + n]).last_hidden_state[0]
         logits: Tensor = shared.base.lm_head(states[p - 1 : -1]) / o.temperature
         return logits - logits.logsumexp(-1, keepdim=True)

@@ -38,7 +38,7 @@ def trained_roles(root: Path, settings: Ppo) -> ppo.Learner:
     shared = SharedBase(base, {"policy": sft, "reference": sft}, trainable=("policy",))
     shared.add_reward(rm)
     found = ppo.Learner(shared, rm, settings, NORM)
-    for weight in (*shared.parameters("policy"), not_none(shared.value_head).weight):
+    for weight in (*shared.roles.parameters("policy"), not_none(shared.value_head).weight):
         weight.data += 0.05 * torch.randn(weight.shape)
     return found
 
@@ -59,7 +59,7 @@ def reference_step(
     rows = [rollout.ids[i, : p + n] for i, (p, n) in enumerate(spans)]
 
     def states(i: int, role: TrainingRole) -> Tensor:
-        shared.activate(role)
+        shared.roles.activate(role)
         found: Tensor = shared.base.model(input_ids=rows[i][None]).last_hidden_state
         return found[0]
 
@@ -213,9 +213,9 @@ def test_the_optimizer_has_a_rate_for_each_role_and_steps_once_per_minibatch(tra
     step = trained_roles(trained, settings)
     shared = step.shared
     policy, value = step.state.optimizer.param_groups
-    assert {id(p) for p in policy["params"]} == {id(p) for p in shared.parameters("policy")}
+    assert {id(p) for p in policy["params"]} == {id(p) for p in shared.roles.parameters("policy")}
     assert {id(p) for p in value["params"]} == {
-        id(p) for p in (*shared.parameters("value"), *not_none(shared.value_head).parameters())
+        id(p) for p in (*shared.roles.parameters("value"), *not_none(shared.value_head).parameters())
     }
     assert (policy["initial_lr"], value["initial_lr"]) == (0.25, settings.value_learning_rate)
     for group in (policy, value):
@@ -241,7 +241,7 @@ def test_scores_are_normalised_by_mean_and_sd_of_sft_responses(trained, rollout:
     options = small(ppo__batch_size=128, ppo__rollout_batch_size=2, ppo__norm_responses=256).recipe.ppo
     shared = trained_roles(trained, options).shared
     scores = []
-    shared.activate("reward")
+    shared.roles.activate("reward")
     for row, n in zip(rollout.ids, (rollout.prompt_length + rollout.response_length).tolist(), strict=True):
         with torch.no_grad():
             last = shared.base.model(input_ids=row[None, :n]).last_hidden_state[0, -1]

@@ -27,7 +27,7 @@ def roles(trained, dtype: str = "float32", trainable: tuple[Role, ...] = ("polic
     shared.add_reward(rm)
     shared.add_value("adapter", rm, 0.0, 1.0)
     with torch.no_grad():
-        for parameter in shared.parameters("policy"):
+        for parameter in shared.roles.parameters("policy"):
             parameter.add_(0.02 * torch.randn_like(parameter))
     return shared
 
@@ -52,12 +52,12 @@ def test_a_switch_goes_through_the_lora_layers_and_nothing_else(shared, monkeypa
         nn.Module, "__setattr__", lambda self, name, value: noted(written, name, original(self, name, value))
     )
     for role in (*ROLES, "base", "policy"):
-        shared.activate(role)
+        shared.roles.activate(role)
     layers = 2 * 7  # of two decoder layers, all linear ones
     assert written.count("_active_adapter") == 5 * layers
     assert written.count("_disable_adapters") == 6 * layers
     written.clear()
-    shared.activate("policy")
+    shared.roles.activate("policy")
     assert not written
 
 
@@ -66,7 +66,7 @@ def test_a_role_computes_what_peft_makes_of_its_adapter(shared):
     with torch.no_grad():
         ours: dict[str, Tensor] = {}
         for role in ("base", *ROLES, "base", *reversed(ROLES)):
-            shared.activate(role)
+            shared.roles.activate(role)
             states = shared.hidden(IDS)
             assert torch.equal(ours.setdefault(role, states), states), role
         assert len({states.sum().item() for states in ours.values()}) >= 4  # reward and value start alike
@@ -86,20 +86,20 @@ def test_gradients_reach_the_active_role_alone(shared, role, checkpointing):
         shared.base.activation_checkpointing_enable()
         shared.base.enable_input_require_grads()
         shared.base.train()
-    wanted = {id(p) for p in shared.parameters(role)}
+    wanted = {id(p) for p in shared.roles.parameters(role)}
     for other in (*ROLES, "base"):  # what was active before leaves nothing behind
-        shared.activate(other)
-    shared.activate(role)
+        shared.roles.activate(other)
+    shared.roles.activate(role)
     shared.hidden(IDS).square().sum().backward()
     assert {id(p) for p in shared.peft.parameters() if p.grad is not None} == wanted
-    assert all(p.grad.abs().sum() > 0 for p in shared.parameters(role) if p.ndim)
+    assert all(p.grad.abs().sum() > 0 for p in shared.roles.parameters(role) if p.ndim)
 
 
 def test_only_trainable_roles_ask_for_gradients(shared):
     for role in (*ROLES, "base"):
-        shared.activate(role)
+        shared.roles.activate(role)
         asking = {id(p) for p in shared.peft.parameters() if p.requires_grad}
-        assert asking == {id(p) for name in ("policy", "value") for p in shared.parameters(name)}
+        assert asking == {id(p) for name in ("policy", "value") for p in shared.roles.parameters(name)}
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -109,38 +109,38 @@ def test_a_backward_pass_under_another_role_is_refused(shared, checkpointing):
         shared.base.activation_checkpointing_enable()
         shared.base.enable_input_require_grads()
         shared.base.train()
-    shared.activate("policy")
+    shared.roles.activate("policy")
     loss = shared.hidden(IDS).square().sum()
-    shared.activate("value")
+    shared.roles.activate("value")
     with pytest.raises(RuntimeError, match="backward pass of policy while value is active: activate policy first"):
         loss.backward()
     assert all(p.grad is None for p in shared.peft.parameters())
-    shared.activate("policy")
+    shared.roles.activate("policy")
     shared.hidden(IDS).square().sum().backward()
 
 
 def test_after_a_block_the_role_before_it_is_active_again(shared):
-    shared.activate("reference")
+    shared.roles.activate("reference")
     with shared.role("policy"):
         with shared.role("value"):
-            assert shared._active == "value"
-        assert shared._active == "policy"
-    assert shared._active == "reference"
+            assert shared.roles.active == "value"
+        assert shared.roles.active == "policy"
+    assert shared.roles.active == "reference"
     with pytest.raises(KeyError), shared.role("policy"):
         raise KeyError
-    assert shared._active == "reference"
+    assert shared.roles.active == "reference"
 
 
 def test_scoring_leaves_the_active_role_as_it_was(shared):
     for role in ("policy", "reward", "base"):
-        shared.activate(role)
+        shared.roles.activate(role)
         shared.scores_at(IDS, torch.tensor([4, 2]))
-        assert shared._active == role
+        assert shared.roles.active == role
 
 
 def test_a_backward_pass_outside_of_its_block_is_refused(shared):
     ids = torch.tensor([[1, 7, 8, 9]])
-    shared.activate("value")
+    shared.roles.activate("value")
     with shared.role("policy"):
         loss = shared.hidden(ids).sum()
     with pytest.raises(RuntimeError, match="backward pass of policy while value is active"):
@@ -149,15 +149,15 @@ def test_a_backward_pass_outside_of_its_block_is_refused(shared):
 
 def test_a_role_that_does_not_exist_is_named(shared):
     with pytest.raises(ValueError, match="no role critic; there are policy, reference, reward, value and base"):
-        shared.activate("critic")
+        shared.roles.activate("critic")
 
 
 def outcome(shared: SharedBase, role: TrainingRole) -> tuple[Tensor, list[Tensor]]:
     """Hidden states of a role, and the gradients of its adapter."""
-    shared.activate(role)
+    shared.roles.activate(role)
     states = shared.hidden(IDS)
     states.float().square().sum().backward()
-    gradients = [gradient(p).clone() for p in shared.parameters(role)]
+    gradients = [gradient(p).clone() for p in shared.roles.parameters(role)]
     shared.peft.zero_grad()
     return states.detach(), gradients
 
@@ -173,11 +173,11 @@ def test_inputs_that_are_not_cast_change_no_bit(trained, checkpointing):
     for role in ("policy", "value"):
         states, gradients = outcome(shared, role)
         assert states.dtype == torch.bfloat16 and {g.dtype for g in gradients} == {torch.float32}
-        for layer in shared._layers:
+        for layer in shared.roles._layers:
             assert layer.cast_input_dtype_enabled is False
             layer.cast_input_dtype_enabled = True
         by_peft, wanted = outcome(shared, role)
-        for layer in shared._layers:
+        for layer in shared.roles._layers:
             layer.cast_input_dtype_enabled = False
         assert torch.equal(states, by_peft)
         assert all(torch.equal(a, b) for a, b in zip(gradients, wanted, strict=True))
@@ -186,7 +186,7 @@ def test_inputs_that_are_not_cast_change_no_bit(trained, checkpointing):
 def test_layers_with_the_same_input_keep_it_once(trained):
     """For the backward pass of their A matrices. With peft's casts each layer keeps a copy of its own."""
     shared = roles(trained, "bfloat16")
-    shared.activate("policy")
+    shared.roles.activate("policy")
 
     def kept() -> int:
         """Bytes of the storages that the graph refers to."""
@@ -201,7 +201,7 @@ def test_layers_with_the_same_input_keep_it_once(trained):
         return sum(storage.nbytes() for storage in storages.values())
 
     without = kept()
-    for layer in shared._layers:
+    for layer in shared.roles._layers:
         layer.cast_input_dtype_enabled = True
     # For each token of a decoder layer: two copies fewer for q, k, v, one for gate, up, and one for o, whose input
     # attention keeps anyway.
@@ -209,13 +209,13 @@ def test_layers_with_the_same_input_keep_it_once(trained):
 
 
 def test_a_float32_base_keeps_peft_s_casts(shared):
-    assert all(layer.cast_input_dtype_enabled for layer in shared._layers)
+    assert all(layer.cast_input_dtype_enabled for layer in shared.roles._layers)
 
 
 @pytest.mark.parametrize("role", ["reference", "reward"])
 def test_a_frozen_role_in_bfloat16_computes_the_same_bits(trained, role):
     shared = roles(trained, "bfloat16")
-    types = {name: {p.dtype for p in shared.parameters(name)} for name in ROLES}
+    types = {name: {p.dtype for p in shared.roles.parameters(name)} for name in ROLES}
     assert types == {
         "policy": {torch.float32},
         "value": {torch.float32},
@@ -224,7 +224,7 @@ def test_a_frozen_role_in_bfloat16_computes_the_same_bits(trained, role):
     }
     stage = {"reference": "sft", "reward": "rm"}[role]
     whole = adapter_weights(trained / "cpu-tiny" / "v1" / stage)
-    shared.activate(role)
+    shared.roles.activate(role)
     with torch.no_grad():
         states = shared.hidden(IDS)
         for name, parameter in shared.peft.named_parameters():

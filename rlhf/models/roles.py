@@ -1,0 +1,134 @@
+"""Adapters on one base, one for each role, and which of them is active.
+
+A role is made active before a forward pass and stays so until its backward pass: with gradient checkpointing the
+recomputation uses whatever adapter is active then.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rlhf.models.adapters import without_input_casts
+from rlhf.models.model import computes_in_bfloat16
+from rlhf.models.weights import (
+    ADAPTER_FILE,
+    adapter_config,
+    adapter_state,
+    attach_adapter,
+    check_shapes,
+    set_adapter_state,
+)
+from rlhf.recipe import Role
+
+
+class Roles:
+    """One adapter on `base` for each of `folders` (role -> its folder); the role `base` has none.
+
+    Only `trainable` roles get gradients. `peft` is the library's model of the base with all adapters; `active` is the
+    role that a forward pass uses, None before the first.
+    """
+
+    def __init__(self, base: PreTrainedModel, folders: Mapping[Role, Path], trainable: tuple[Role, ...] = ()):
+        self.base = base
+        self.trainable: set[Role] = set(trainable)
+        self.active: Role | None = None
+        self._layers: list[LoraLayer] = []
+        (first, folder), *rest = folders.items()
+        self.peft = attach_adapter(base, folder, first, first in self.trainable)
+        for role, folder in rest:
+            attach_adapter(self.peft, folder, role, role in self.trainable)
+        self._prepare()
+
+    def add(self, role: Role, folder: Path, weights: dict[str, Tensor], trainable: bool = False) -> None:
+        """Add LoRA `weights` as a role. They have the shapes of the adapter in `folder`, a causal one.
+
+        Raises UserError when shapes differ.
+        """
+        if trainable:
+            self.trainable.add(role)
+        config = adapter_config(folder)
+        config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, False
+        self.peft.add_adapter(role, config)
+        check_shapes(weights, adapter_state(self.peft, role), str(folder / ADAPTER_FILE))
+        set_adapter_state(self.peft, weights, role)
+        self._prepare()
+
+    def parameters(self, role: Role) -> list[nn.Parameter]:
+        """Return the adapter weights of one role, in a fixed order."""
+        return [p for name, p in self.peft.named_parameters() if _role_of(name) == role]
+
+    def activate(self, role: Role) -> None:
+        """Make a role's adapter the active one; the role `base` switches all adapters off.
+
+        This sets two attributes of each LoRA layer and no more: an update switches roles in each minibatch, and
+        peft's own `set_adapter` also walks all modules and parameters. It never changes which parameters have
+        gradients.
+        Raises ValueError when there is no such role.
+        """
+        if role == self.active:
+            return
+        if role != "base" and role not in self.peft.peft_config:
+            raise ValueError(f"no role {role}; there are {', '.join(self.peft.peft_config)} and base")
+        adapters: list[str] = [role]
+        for layer in self._layers:
+            layer._disable_adapters = role == "base"
+            if role != "base":
+                layer._active_adapter = adapters
+        if role != "base":
+            tuner: Any = self.peft.base_model
+            self.peft.active_adapter = tuner.active_adapter = role
+        self.active = role
+
+    @contextmanager
+    def using(self, role: Role) -> Iterator[None]:
+        """Make a role the active one inside a block; the role that was active before, if any, is restored after it."""
+        before = self.active
+        self.activate(role)
+        try:
+            yield
+        finally:
+            if before is not None:
+                self.activate(before)
+
+    def guard_backward(self, states: Tensor) -> None:
+        """Let the backward pass of hidden states raise RuntimeError when another role is active by then.
+
+        The check runs before any layer is recomputed.
+        """
+        role = self.active
+
+        def check(gradient: Tensor) -> None:
+            if self.active != role:
+                raise RuntimeError(f"backward pass of {role} while {self.active} is active: activate {role} first")
+
+        if states.requires_grad:
+            states.register_hook(check)
+
+    def _prepare(self) -> None:
+        """Apply the settings that all active roles share. peft undoes some of them when it adds an adapter."""
+        self._layers = [module for module in self.peft.modules() if isinstance(module, LoraLayer)]
+        without_input_casts(self.peft)
+        half = computes_in_bfloat16(self.base)
+        for layer in self._layers:
+            for weights in (layer.lora_A, layer.lora_B):
+                for role, linear in weights.items():
+                    linear.requires_grad_(role in self.trainable)
+                    if half and role not in self.trainable:
+                        linear.to(torch.bfloat16)  # as autocast would round them in each forward pass
+        self.active = None
+        for module in self.peft.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0  # it would make the ratio of new to old probabilities noise from the first update on
+
+
+def _role_of(name: str) -> str | None:
+    """Return the role that a parameter belongs to: `x.lora_A.policy.weight` to `policy`; None for all others."""
+    parts = name.split(".")
+    matrix = next((i for i, part in enumerate(parts) if part.startswith("lora_")), None)
+    return None if matrix is None else parts[matrix + 1]
