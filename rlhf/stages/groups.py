@@ -90,6 +90,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     options = run.loaded.recipe.online()[run.stage]
     assert isinstance(options, Group)
     session = Session(run, device, options)
+    session.measure_reference()
     norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
     learner = Learner(run.stage, session.shared, options, norm)
     session.restore(learner.state)  # does nothing in a new run

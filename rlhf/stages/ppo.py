@@ -72,6 +72,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     """Train the policy adapter, and measure it against SFT on held-out prompts."""
     options = run.loaded.recipe.ppo
     session = Session(run, device, options)
+    session.measure_reference()
     norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
     learner = Learner(session.shared, session.rm_dir, options, norm)
     session.restore(learner.state)  # does nothing in a new run

@@ -41,7 +41,7 @@ class Session:
     """Data, models, sampling, evaluation and log files of one run.
 
     Loads the base with the roles `policy` and `reference`, both copies of SFT, and the reward model where the stage
-    needs it. Then it measures the reference on held-out prompts: gains are in its standard deviations.
+    needs it.
     """
 
     def __init__(self, run: Run, device: torch.device, options: OnlineOptions):
@@ -57,9 +57,9 @@ class Session:
         with self.phase("load"):
             self.shared = self._load_models()
         self.telemetry.loaded()
-        self.reference_samples = self.evaluate("reference")
-        self.policy_samples: PolicySamples | None = None
         self._saved = self._read_checkpoint()
+        self._reference_samples: PolicySamples | None = None
+        self._policy_samples: PolicySamples | None = None  # at its last evaluation in this process
 
     def _read_prompts(self) -> tuple[OnlinePrompts, RewardSum | None]:
         """Return the prompts, and the rewards of RLOO and GRPO."""
@@ -92,6 +92,10 @@ class Session:
             return None
         with with_resume_advice(checkpoint):
             return read_state(checkpoint)
+
+    def measure_reference(self) -> None:
+        """Measure the reference on held-out prompts: the policy's gains are in its standard deviations."""
+        self._reference_samples = self.evaluate("reference")
 
     def score_norm(self) -> ScoreNorm:
         """Return the mean and sd by which scores are normalised: measured, or those of the checkpoint of a resumed run.
@@ -171,10 +175,11 @@ class Session:
         tokens = int((rollout.prompt_length + rollout.response_length).sum())
         self.telemetry.count(tokens)
         if save or done % options.eval_steps == 0:
-            self.policy_samples = self.evaluate("policy")
-            gains = gains_over_sft(self.reference_samples, self.policy_samples)
+            assert self._reference_samples is not None
+            self._policy_samples = self.evaluate("policy")
+            gains = gains_over_sft(self._reference_samples, self._policy_samples)
             metrics = metrics | {f"eval/{name}": value for name, value in gains.items()}
-            rows = zip(self.prompts.validation[:LOGGED_PROMPTS], self.policy_samples.texts, strict=False)
+            rows = zip(self.prompts.validation[:LOGGED_PROMPTS], self._policy_samples.texts, strict=False)
             run.logs.samples(done, [{"prompt": self.codec.prompt_text(p), "response": text} for p, text in rows])
         if last or done % options.logging_steps == 0:
             run.logs.metrics(done, metrics)
@@ -198,10 +203,11 @@ class Session:
             say(f"{run.stage}: no checkpoint has a finite score{within}; the result is the last")
         elif options.adapter == "best" and best is not None and best != state.step:
             state.take_policy(run.checkpoints.of(best))
-            self.policy_samples = None
+            self._policy_samples = None
         save_adapter(self.shared.peft, run, run.path / "adapter", adapter="policy")
         test = self.prompts.test
-        before, after = self.reference_samples, self.policy_samples
+        before, after = self._reference_samples, self._policy_samples
+        assert before is not None
         if self.prompts.has_validation:
             before, after = self.evaluate("reference", test), self.evaluate("policy", test)
         elif after is None:  # also the case when a resumed run had already taken its last step
