@@ -264,7 +264,7 @@ def _cache_file(loaded: PinnedRecipe, stage: Rehearsed) -> Path:
     policies = [p for p in recipes.POLICIES if loaded.recipe.section(p) is not None] if stage == "evaluate" else []
     hardware = loaded.recipe.hardware.model_dump(mode="json", exclude={"name", "memory_gb", "threads"})
     device = loaded.recipe.hardware.device
-    card = cards.find(loaded.recipe.hardware.name) if device == "cuda" else None
+    card = cards.gpu_of(loaded.recipe.hardware.name) if device == "cuda" else None
     allocator = expandable_segments() if device == "cuda" else None
     versions = [package_version(name) for name in PACKAGES]
     key = recipes.content_hash([recipe, policies, hardware, card, allocator, stage, _code_hash(), versions])

@@ -63,7 +63,7 @@ class Rehearsals(ShortRuns[RehearsedPhase]):
 
         architecture, hardware = recipe.model.architecture, recipe.hardware
         assert architecture and architecture.vocab_size
-        return StandIn(hardware.device, PHASES, architecture.vocab_size, cards.find(hardware.name))
+        return StandIn(hardware.device, PHASES, architecture.vocab_size, cards.gpu_of(hardware.name))
 
 
 def _as_json(peak: "Peak") -> RehearsedPhase:

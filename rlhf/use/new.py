@@ -20,7 +20,7 @@ from rlhf.data import formats
 from rlhf.errors import OptionError, UserError
 from rlhf.files import sync_tree
 from rlhf.memory import pinned
-from rlhf.memory.cards import MEMORY, size_in_bytes
+from rlhf.memory.cards import CARDS, size_in_bytes
 from rlhf.memory.fit import Fit, fit
 from rlhf.memory.predict import Predictor, needed
 from rlhf.memory.strategies import four_bit_changes, micro_batch, with_changes
@@ -54,11 +54,10 @@ class ChosenCard(NamedTuple):
     @property
     def words(self) -> str:
         """Return the card in words: `one RTX 4090`, `one card with 12 GB`."""
-        names = {"4090": "one RTX 4090", "h100": "one H100"}
-        return names.get(self.name, f"one card with {self.memory_gb:g} GB")
+        return f"one {CARDS[self.name].words}" if self.name in CARDS else f"one card with {self.memory_gb:g} GB"
 
 
-KNOWN_CARDS = {name: ChosenCard(name, *memory) for name, memory in MEMORY.items()}
+KNOWN_CARDS = {name: ChosenCard(name, *card.memory) for name, card in CARDS.items() if card.memory}
 
 
 class DataSet(NamedTuple):
