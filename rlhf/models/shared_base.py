@@ -29,7 +29,6 @@ from rlhf.models.model import computes_in_bfloat16, mixed_precision
 from rlhf.models.output_layer import response_statistics
 from rlhf.models.sharding import keep_layers_whole, shard_layers
 from rlhf.models.weights import (
-    ADAPTER_FILE,
     adapter_config,
     adapter_state,
     attach_adapter,
@@ -40,6 +39,7 @@ from rlhf.models.weights import (
 from rlhf.objectives.logprobs import EntropyMode, TokenStatistics
 from rlhf.recipe import Role, TrainingRole
 from rlhf.recipe.choices import CriticKind
+from rlhf.run.layout import ADAPTER, ADAPTER_FILE
 
 
 class SharedBase:
@@ -264,10 +264,10 @@ class SharedBase:
 
     def _add(self, role: Role, rm_dir: Path, weights: dict[str, Tensor]) -> None:
         """Add the reward model's LoRA weights as a role. They have the shape of a causal adapter."""
-        config = adapter_config(rm_dir / "adapter")
+        config = adapter_config(rm_dir / ADAPTER)
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, False
         self.peft.add_adapter(role, config)
-        check_shapes(weights, adapter_state(self.peft, role), str(rm_dir / "adapter" / ADAPTER_FILE))
+        check_shapes(weights, adapter_state(self.peft, role), str(rm_dir / ADAPTER / ADAPTER_FILE))
         set_adapter_state(self.peft, weights, role)
         self._prepare_adapters()
 

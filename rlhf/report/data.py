@@ -14,6 +14,7 @@ from rlhf.report.parts import Cell, Chart, Charts, Section, Table, table
 from rlhf.report.runs import RunRecords, suffix
 from rlhf.run import reader
 from rlhf.run.finished import data_file
+from rlhf.run.layout import MODEL
 from rlhf.run.outcomes import Quality
 from rlhf.run.provenance import code_version
 from rlhf.run.records import DataSettings
@@ -73,7 +74,7 @@ def quality_of(run: RunRecords) -> Quality | str | None:
     if settings.source == "lengths":
         return None
     file = run.path / "data" / "quality.json"
-    tokenizer = run.path / "pretrain" / "model"
+    tokenizer = run.path / "pretrain" / MODEL
     count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer.is_dir() else (spread.words, "words")
     split = {"seed": manifest.seed, "fraction": settings.heldout_fraction}
     inputs = {"data": facts.sha256, "unit": unit, "code": code_version()["commit"], **split}
