@@ -36,6 +36,7 @@ from rlhf.process import launching
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName
 from rlhf.run.provenance import package_version
+from rlhf.terminal import excerpt
 
 PREDICTED_STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
@@ -138,7 +139,7 @@ class Predictor:
             self._worker = None  # the next prediction starts another
         answer = json.loads(line or '{"error": "its process ended"}')
         if "error" in answer:
-            reason = " ".join(answer["error"].split())[:300]
+            reason = excerpt(answer["error"])
             raise PredictionError(f"memory of {stage} cannot be predicted: {reason}")
         result: JsonObject = answer["result"]
         return result
