@@ -19,7 +19,7 @@ from rlhf import recipe as recipes
 from rlhf.data import formats
 from rlhf.errors import OptionError, UserError
 from rlhf.files import sync_tree
-from rlhf.memory import pinned
+from rlhf.memory import prediction_file
 from rlhf.memory.cards import CARDS, size_in_bytes
 from rlhf.memory.fit import Fit, fit
 from rlhf.memory.predict import Predictor, needed
@@ -395,8 +395,10 @@ def make(root: Path, options: NewOptions, predict: Predictor, say: Say) -> NewRe
         readme = render("README.md", content, recipe_name=target.parent.name, folder=target)
         (draft / "README.md").write_text(readme, encoding="utf-8")
         say("predicting the whole chain")
-        step, _ = pinned.decoding_step(predict, loaded)
-        pinned.pin(draft, pinned.predict(predict, loaded), step, None, pinned.needs(predict, loaded))
+        step, _ = prediction_file.decoding_step(predict, loaded)
+        prediction_file.pin(
+            draft, prediction_file.predict(predict, loaded), step, None, prediction_file.needs(predict, loaded)
+        )
         _place(draft, target)
     return NewRecipe(target, recipes.load(target), stages, fitted)
 

@@ -21,12 +21,12 @@ from rlhf import recipe
 from rlhf.data.batch import Rollout
 from rlhf.evaluation import policies as evaluation
 from rlhf.memory import cards
-from rlhf.memory import pinned as pins
+from rlhf.memory import prediction_file as pins
 from rlhf.memory import rehearse as rehearsing
 from rlhf.memory.allocator import LARGE_SEGMENT
 from rlhf.memory.phases import PredictionError, RehearsedPhase
-from rlhf.memory.pinned import Needs, Peaks
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor, _extrapolate
+from rlhf.memory.prediction_file import Needs, Peaks
 from rlhf.memory.rehearse import Rehearsals
 from rlhf.memory.replay import replay
 from rlhf.recipe import PinnedRecipe, StageName
