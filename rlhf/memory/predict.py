@@ -23,14 +23,14 @@ from rlhf.memory.phases import (
     DECODING_STEP,
     DEPTHS,
     ON_HOST,
+    Peak,
     PredictedPhase,
     PredictedStage,
     PredictionError,
     Rehearsed,
-    RehearsedPhase,
-    RehearsedStage,
     RehearsedStep,
     StepOperations,
+    from_json,
 )
 from rlhf.process import launching
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
@@ -82,7 +82,7 @@ class Predictor:
         """
         layers = _layers(loaded)
         answer = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), stage)
-        rehearsed = cast(RehearsedStage, answer)
+        rehearsed = from_json(answer)
         shallow, deeper = rehearsed["depths"]
         phases = {}
         for name in shallow:
@@ -180,7 +180,7 @@ def _start() -> "subprocess.Popen[str]":
     )
 
 
-def _extrapolate(shallow: RehearsedPhase, deeper: RehearsedPhase, layers: int, workspace: int) -> PredictedPhase:
+def _extrapolate(shallow: Peak, deeper: Peak, layers: int, workspace: int) -> PredictedPhase:
     """Return the peak of a phase at `layers` layers, from its peaks at both depths.
 
     A line is drawn through the peaks of each operation; the phase's peak is the highest of them at `layers`.
@@ -191,8 +191,8 @@ def _extrapolate(shallow: RehearsedPhase, deeper: RehearsedPhase, layers: int, w
         return round(a + (b - a) * (layers - low) / (high - low))
 
     highest, components = -1, {}
-    for operation in {**shallow["operations"], **deeper["operations"]}:
-        a, b = shallow["operations"].get(operation), deeper["operations"].get(operation)
+    for operation in {**shallow.operations, **deeper.operations}:
+        a, b = shallow.operations.get(operation), deeper.operations.get(operation)
         if (a is None and layers < DEPTHS[1]) or (b is None and layers > DEPTHS[0]):
             continue  # there at the other depth only
         a, b = a or b or {}, b or a or {}
@@ -203,11 +203,11 @@ def _extrapolate(shallow: RehearsedPhase, deeper: RehearsedPhase, layers: int, w
     return PredictedPhase(
         sum(components.values()),
         {name: components[name] for name in (*COMPONENTS, "workspace") if components.get(name)},
-        line(shallow["paged"], deeper["paged"]),
-        line(shallow["flops"], deeper["flops"]),
-        line(shallow["recomputed"], deeper["recomputed"]),
-        line(shallow["moved"], deeper["moved"]),
-        line(shallow["launched"], deeper["launched"]),
+        line(shallow.paged, deeper.paged),
+        line(shallow.flops, deeper.flops),
+        line(shallow.recomputed, deeper.recomputed),
+        line(shallow.moved, deeper.moved),
+        line(shallow.launched, deeper.launched),
     )
 
 
