@@ -4,6 +4,7 @@ import sys
 from contextlib import suppress
 
 LONGEST = 2000  # characters of a message
+EXCERPT = 300  # characters of what another program says within one
 
 
 def harmless(text: str) -> str:
@@ -30,9 +31,15 @@ def one_line(text: str) -> str:
     return shortened(visible(shortened(folded)))  # escapes make it longer
 
 
+def excerpt(text: str) -> str:
+    """Return a text, or its beginning of at most EXCERPT characters, as one line; "…" stands where it is cut."""
+    line = " ".join(text.split())
+    return line if len(line) <= EXCERPT else f"{line[: EXCERPT - 1]}…"
+
+
 def message_of(error: BaseException) -> str:
-    """Return an error's message as one line of at most 300 characters; the name of its type if it has none."""
-    return (" ".join(str(error).split()) or type(error).__name__)[:300]
+    """Return the excerpt of an error's message; the name of its type if it has none."""
+    return excerpt(str(error)) or type(error).__name__
 
 
 def counted(number: int, noun: str) -> str:

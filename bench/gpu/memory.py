@@ -7,7 +7,7 @@ import torch
 from bench.gpu.item import Context
 from bench.gpu.record import Verdict
 from bench.memory.measure import beside, measuring, pinned_peaks, unmatched
-from rlhf.memory import pinned as pins
+from rlhf.memory import prediction_file as pins
 from rlhf.observe.console import quiet_libraries
 from rlhf.recipe import StageName
 

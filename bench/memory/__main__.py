@@ -11,7 +11,7 @@ from bench.paths import ROOT
 from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.files import write_json
-from rlhf.memory import pinned as pins
+from rlhf.memory import prediction_file as pins
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
 from rlhf.observe import console
 from rlhf.process import cuda

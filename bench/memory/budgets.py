@@ -7,8 +7,8 @@ from pathlib import Path
 from rlhf import recipe as recipes
 from rlhf.memory import claims
 from rlhf.memory.phases import ON_HOST
-from rlhf.memory.pinned import FILE, Needs, Peaks, Step
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
+from rlhf.memory.prediction_file import FILE, Needs, Peaks, Step
 from rlhf.memory.strategies import StrategyCost, alone
 from rlhf.recipe import GROUPS, PinnedRecipe
 

@@ -15,7 +15,7 @@ import click
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.errors import UserError
-from rlhf.memory.cards import NOMINAL_RATES, NominalRates
+from rlhf.memory.cards import CARDS, NominalRates, rates_of
 from rlhf.memory.projection import row_tokens
 from rlhf.observe.console import OUT, quiet_libraries, rows_table
 from rlhf.recipe import OnlineName, PinnedRecipe, Recipe
@@ -85,9 +85,9 @@ def predict(loaded: PinnedRecipe, stage: OnlineName) -> dict[str, Any]:
     options = getattr(recipe, stage)
     if options is None:
         raise UserError(f"{loaded.directory}: the recipe has no section {stage}")
-    card = NOMINAL_RATES.get(recipe.hardware.name)
+    card = rates_of(recipe.hardware.name)
     if card is None or recipe.hardware.count > 1:
-        known = ", ".join(name for name, card in NOMINAL_RATES.items() if card.link is None)
+        known = ", ".join(name for name, card in CARDS.items() if card.rates and card.rates.link is None)
         raise UserError(f"{loaded.directory}: the roofline knows recipes for one card: {known}")
     prompt = row_tokens(recipe, stage, 1) - options.response_length
     work = phases(recipe, stage, prompt)

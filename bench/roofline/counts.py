@@ -225,7 +225,7 @@ def phases(recipe: Recipe, stage: OnlineName, prompt: float, share_prompts: bool
     are in one, although the minibatches of an update are drawn at random.
     """
     options: Any = getattr(recipe, stage)
-    decoder, card = Decoder.of(recipe), cards.find(recipe.hardware.name)
+    decoder, card = Decoder.of(recipe), cards.gpu_of(recipe.hardware.name)
     passes = Passes(decoder, card, recipe.hardware.trunk == "lean")
     has_critic = isinstance(options, Ppo) and options.value_model == "adapter"
     work = {f"rollout/{name}": part for name, part in _rollout(decoder, card, options, prompt).items()}

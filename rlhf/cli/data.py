@@ -12,6 +12,7 @@ from rlhf.cli.options import OUTPUT, SEED, Number, StrictCommand, WholeNumber, e
 from rlhf.data import convert, formats, show
 from rlhf.data.quality import check as quality
 from rlhf.data.quality import flaws, spread
+from rlhf.data.quality.report import SEVERITIES, QualityReport
 from rlhf.errors import UserError
 from rlhf.files import write_output
 from rlhf.observe import console
@@ -95,12 +96,10 @@ def check_data(
     sys.exit(3 if report.severity == "warning" else 0)
 
 
-def verdict(report: quality.QualityReport) -> str:
+def verdict(report: QualityReport) -> str:
     """Return one line about the flaws, the worst first, and the key that leaves such rows out."""
     verdicts = report.verdicts()
-    counts = {
-        severity: [line.name for line in verdicts if line.severity == severity] for severity in quality.SEVERITIES
-    }
+    counts = {severity: [line.name for line in verdicts if line.severity == severity] for severity in SEVERITIES}
     parts = [
         f"{len(names)} {severity}{'s' if len(names) > 1 else ''} ({', '.join(names)})"
         for severity, names in reversed(counts.items())

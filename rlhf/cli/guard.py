@@ -10,7 +10,7 @@ import click
 
 from rlhf.errors import OptionError, UserError
 from rlhf.process import distributed, endings, launching
-from rlhf.terminal import one_line, say, shortened, visible
+from rlhf.terminal import message_of, one_line, say, shortened, visible
 
 MISTAKE = 2  # exit code of a mistake in the command, as click has it
 BUG = 70  # exit code of a bug, as in sysexits.h
@@ -84,7 +84,7 @@ def _explained(error: Exception) -> int:
         code = fail(*error.lines)
         return MISTAKE if isinstance(error, OptionError) else code
     if endings.out_of_memory(error):
-        reason = one_line(str(error))[:300] or type(error).__name__
+        reason = message_of(error)
         return fail(f"out of memory{endings.limit_in_words()}: free some, or allow more ({reason})")
     if isinstance(error, OSError):
         if error.filename is None:

@@ -11,6 +11,7 @@ from rlhf.memory.predict import Predictor, needed
 from rlhf.observe import console
 from rlhf.recipe.published import GB
 from rlhf.use import new as new_recipe
+from rlhf.use.new_content import TEMPLATES, NewOptions, TemplateName
 
 
 @click.command(cls=StrictCommand)
@@ -32,7 +33,7 @@ from rlhf.use import new as new_recipe
 @click.option("--revision", metavar="COMMIT", help="Commit of the model on the hub. [default: its newest]")
 @click.option(
     "--template",
-    type=click.Choice(new_recipe.TEMPLATES),
+    type=click.Choice(TEMPLATES),
     help="How dialogues are written. [default: chat for a chat model, otherwise hh]",
 )
 @click.option("--max-length", type=WholeNumber(min=8), metavar="N", help="Longest prompt and response, in tokens.")
@@ -50,7 +51,7 @@ def new(
     data: tuple[str, ...],
     stages: str,
     revision: str | None,
-    template: new_recipe.TemplateName | None,
+    template: TemplateName | None,
     max_length: int | None,
     name: str | None,
     root: Path | None,
@@ -60,7 +61,7 @@ def new(
     Of the model, only config.json and the tokenizer are downloaded. The settings are the fastest that are predicted to
     need at most 95 % of the card.
     """
-    options = new_recipe.NewOptions(
+    options = NewOptions(
         model=model,
         card=new_recipe.card_of(card),
         stages=new_recipe.stages_of(stages),

@@ -13,6 +13,7 @@ import click
 from rlhf.errors import OptionError
 from rlhf.memory.cards import size_in_bytes
 from rlhf.recipe import STAGES, StageName
+from rlhf.run.layout import RESULTS
 
 FileT = TypeVar("FileT", str, Path)
 LARGEST_SEED = 2**32 - 1  # as in a recipe
@@ -45,7 +46,7 @@ class Number(click.FloatRange):
 
 SEED = WholeNumber(0, LARGEST_SEED)
 _RECORDS = ("manifest.json", "summary.json", "made.json")  # a folder that holds one of them belongs to a run
-_RESULTS = ("adapter", "model", "checkpoints")  # folders of a stage
+_RESULTS = (*RESULTS, "checkpoints")  # folders of a stage
 
 
 class OutputFile(click.Path):

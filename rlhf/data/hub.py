@@ -3,6 +3,8 @@
 import re
 from typing import Any
 
+from rlhf.terminal import excerpt
+
 
 def licence(card: Any) -> str:
     """Return the licence that a repository's card names; "not stated" without one. `card`: the hub's, or None."""
@@ -32,16 +34,16 @@ def reason(error: BaseException, page: str, revision: str | None, otherwise: str
     kinds = {type(cause).__name__ for cause in causes}
     cause = str(error.__cause__ or "")
     text = " ".join(f"{error} {'' if cause in str(error) else cause}".split())
-    excerpt = text[:300]
+    short = excerpt(text)
     words = re.sub(r"\S*://\S*", "", text).lower()  # an address may hold any of the words below
     if kinds & {"OfflineModeIsEnabled", "LocalEntryNotFoundError"} or "offline" in words:
-        return f"{excerpt}; `rlhf fetch` (make: fetch) downloads what a recipe needs, where there is network"
+        return f"{short}; `rlhf fetch` (make: fetch) downloads what a recipe needs, where there is network"
     denied = r"gated|unauthorized|\b40[13]\b.*(client error|forbidden)"
     if "GatedRepoError" in kinds or re.search(denied, words):
-        return f"{page} is gated: accept its licence there, then `hf auth login` or set HF_TOKEN ({excerpt})"
+        return f"{page} is gated: accept its licence there, then `hf auth login` or set HF_TOKEN ({short})"
     if "RevisionNotFoundError" in kinds or re.search(r"revision|not a valid git identifier", words):
-        return f"revision {revision} is not there: copy a commit from {page}/commits ({excerpt})"
-    return f"{excerpt}; {otherwise}"
+        return f"revision {revision} is not there: copy a commit from {page}/commits ({short})"
+    return f"{short}; {otherwise}"
 
 
 def hub_hint(name: str) -> str:

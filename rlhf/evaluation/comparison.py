@@ -19,7 +19,7 @@ from rlhf.errors import UserError
 from rlhf.files import read_intact_lines
 from rlhf.observe import console
 from rlhf.run import reader
-from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, stage_folder
+from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, reward_model_digest, stage_folder
 from rlhf.run.outcomes import Answer, Details
 from rlhf.terminal import harmless
 
@@ -82,8 +82,7 @@ def load(root: Path, stage: PolicyLabel, scored: Path | None = None) -> PolicyEv
     summary, manifest = finished_evaluation(root), read_manifest(folder)
     answers = _answers(folder / "samples.jsonl", stage)
     rm_summary = read_summary(stage_folder(root, "rm"))
-    adapter_hash = rm_summary.result_sha256.get("adapter/adapter_model.safetensors") if rm_summary else None
-    reward_model = own_reward_model = adapter_hash[:16] if adapter_hash else None
+    reward_model = own_reward_model = reward_model_digest(rm_summary) if rm_summary else None
     if scored is not None:
         original, answers = answers, _answers(scored, stage)
         if _texts(original) != _texts(answers):

@@ -8,9 +8,10 @@ from safetensors.torch import load_file, save_file
 from rlhf.memory.operations import META
 from rlhf.models.adapters import new_adapter, save_adapter
 from rlhf.models.loading import load_base
-from rlhf.models.weights import ADAPTER_FILE, SCORE_WEIGHT
+from rlhf.models.weights import SCORE_WEIGHT
 from rlhf.recipe import StageName
 from rlhf.run.directory import Run
+from rlhf.run.layout import ADAPTER, ADAPTER_FILE
 
 
 def write_adapters(run: Run, stages: Iterable[StageName]) -> None:
@@ -20,7 +21,7 @@ def write_adapters(run: Run, stages: Iterable[StageName]) -> None:
     """
     model = new_adapter(load_base(run, META), run)
     for stage in stages:
-        folder = run.run_directory / stage / "adapter"
+        folder = run.run_directory / stage / ADAPTER
         save_adapter(model, run, folder)
         if stage == "rm":
             file = folder / ADAPTER_FILE

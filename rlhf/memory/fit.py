@@ -9,7 +9,7 @@ from functools import partial
 from math import inf
 from typing import NamedTuple
 
-from rlhf.memory.cards import NOMINAL_RATES
+from rlhf.memory.cards import RATES_4090, rates_of
 from rlhf.memory.phases import PredictedPhase, PredictedStage
 from rlhf.memory.predict import needed
 from rlhf.memory.projection import row_tokens
@@ -225,7 +225,7 @@ def _row_seconds(recipe: Recipe, stage: StageName, checkpointing: bool, micro: i
     Each pass multiplies every weight by the row's tokens, and reads it once for a whole micro-batch; NF4 is read,
     unpacked and read again. Backward is one pass (the base has no weight gradients), recomputation another.
     """
-    card = NOMINAL_RATES.get(recipe.hardware.name, NOMINAL_RATES["4090"])  # only the ratio of its rates counts
+    card = rates_of(recipe.hardware.name) or RATES_4090  # only the ratio of its rates counts
     weight_bytes = 0.5 + 2 + 2 if recipe.model.quantization == "nf4" else 4 if recipe.model.dtype == "float32" else 2
     passes = 3 if checkpointing else 2
     return passes * (2 * row_tokens(recipe, stage, micro) / card.flops + weight_bytes / (micro * card.bandwidth))

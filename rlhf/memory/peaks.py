@@ -2,32 +2,12 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from rlhf.memory.phases import COMPONENTS, Event
+from rlhf.memory.phases import COMPONENTS, Event, Peak
 from rlhf.memory.replay import BEGIN
 
 OUTSIDE = "paged"  # the component that is in unified memory, outside torch's allocator
-
-
-@dataclass
-class Peak:
-    """What was alive in a phase when most was, for each operation: {operation: {component: bytes}}.
-
-    The peak of each operation is kept, because another one may make the phase's peak in a deeper model.
-    """
-
-    operations: dict[str, dict[str, int]] = field(default_factory=dict)
-    paged: int = 0  # bytes in unified memory, not among the others
-    flops: int = 0  # of the whole phase
-    recomputed: int = 0  # of these, what the backward pass computes a second time instead of having kept it
-    moved: int = 0  # bytes that operations other than products read and write
-    launched: int = 0  # operations that launch at least one kernel
-
-    @property
-    def bytes(self) -> int:
-        """Return the most that was alive at once."""
-        return max((sum(components.values()) for components in self.operations.values()), default=0)
 
 
 OperationCounts = tuple[int, int, int, int]  # flops, recomputed, moved and launched, as in Peak

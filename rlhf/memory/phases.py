@@ -1,9 +1,11 @@
 """The parts of a prediction: allocation events, the phases of a stage, and the components of a peak."""
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypedDict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from rlhf.errors import UserError
+from rlhf.files import JsonObject
 from rlhf.recipe import StageName
 
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
@@ -63,25 +65,56 @@ class PredictedPhase(NamedTuple):
     needed_bytes: int | None = None
 
 
-class RehearsedPhase(TypedDict):
-    """A `Peak` of rlhf/memory/peaks.py as JSON."""
+@dataclass
+class Peak:
+    """What was alive in a phase when most was, for each operation: {operation: {component: bytes}}.
 
-    operations: dict[str, dict[str, int]]
-    paged: int
-    flops: int
-    recomputed: int
-    moved: int
-    launched: int
+    The peak of each operation is kept, because another one may make the phase's peak in a deeper model.
+    """
+
+    operations: dict[str, dict[str, int]] = field(default_factory=dict)
+    paged: int = 0  # bytes in unified memory, not among the others
+    flops: int = 0  # of the whole phase
+    recomputed: int = 0  # of these, what the backward pass computes a second time instead of having kept it
+    moved: int = 0  # bytes that operations other than products read and write
+    launched: int = 0  # operations that launch at least one kernel
+
+    @property
+    def bytes(self) -> int:
+        """Return the most that was alive at once."""
+        return max((sum(components.values()) for components in self.operations.values()), default=0)
+
+
+class Reserved(NamedTuple):
+    """Bytes of one phase."""
+
+    allocated: int  # peak of allocated blocks: torch.cuda.max_memory_allocated
+    reserved: int  # peak of what the allocator holds, on a card that is never full: torch.cuda.max_memory_reserved
+    needed: int  # of the card: what is held when most is allocated, less what the allocator gives back on a full card
 
 
 class RehearsedStage(TypedDict):
     """The answer of a rehearsal about a stage.
 
-    `depths` has the phases by name at each of DEPTHS; `reserved` has the three numbers of a `Reserved` for each phase.
+    `depths` has the peaks of the phases by name at each of DEPTHS; `reserved` is about the recipe's own depth.
     """
 
-    depths: list[dict[str, RehearsedPhase]]
-    reserved: dict[str, list[int]] | None  # None if the events of the two depths could not be aligned
+    depths: list[dict[str, Peak]]
+    reserved: Mapping[str, Reserved] | None  # None if the events of the two depths could not be aligned
+
+
+def as_json(stage: RehearsedStage) -> JsonObject:
+    """Return the answer of a rehearsal about a stage as JSON."""
+    depths = [{name: asdict(peak) for name, peak in phases.items()} for phases in stage["depths"]]
+    return {"depths": depths, "reserved": stage["reserved"]}
+
+
+def from_json(content: Mapping[str, Any]) -> RehearsedStage:
+    """Return what `as_json` has written."""
+    depths = [{name: Peak(**peak) for name, peak in phases.items()} for phases in content["depths"]]
+    reserved = content["reserved"]
+    phases = None if reserved is None else {name: Reserved(*numbers) for name, numbers in reserved.items()}
+    return {"depths": depths, "reserved": phases}
 
 
 class RehearsedRole(TypedDict):

@@ -154,7 +154,7 @@ def _phase(phase: PredictedPhase) -> PlannedPhase:
 def _time(loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage, price: float | None) -> StageTime | None:
     """Return the hours and dollars of a stage; None where rates of the card or the number of rows are not known."""
     recipe = loaded.recipe
-    rates = cards.NOMINAL_RATES.get(recipe.hardware.name)
+    rates = cards.rates_of(recipe.hardware.name)
     work = projection.work(ranks.recipe_of_one_rank(loaded, stage).recipe, stage, predicted)
     if not rates or not work:
         return None

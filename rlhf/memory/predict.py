@@ -23,19 +23,20 @@ from rlhf.memory.phases import (
     DECODING_STEP,
     DEPTHS,
     ON_HOST,
+    Peak,
     PredictedPhase,
     PredictedStage,
     PredictionError,
     Rehearsed,
-    RehearsedPhase,
-    RehearsedStage,
     RehearsedStep,
     StepOperations,
+    from_json,
 )
 from rlhf.process import launching
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName
 from rlhf.run.provenance import package_version
+from rlhf.terminal import excerpt
 
 PREDICTED_STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
@@ -81,7 +82,7 @@ class Predictor:
         """
         layers = _layers(loaded)
         answer = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), stage)
-        rehearsed = cast(RehearsedStage, answer)
+        rehearsed = from_json(answer)
         shallow, deeper = rehearsed["depths"]
         phases = {}
         for name in shallow:
@@ -138,7 +139,7 @@ class Predictor:
             self._worker = None  # the next prediction starts another
         answer = json.loads(line or '{"error": "its process ended"}')
         if "error" in answer:
-            reason = " ".join(answer["error"].split())[:300]
+            reason = excerpt(answer["error"])
             raise PredictionError(f"memory of {stage} cannot be predicted: {reason}")
         result: JsonObject = answer["result"]
         return result
@@ -179,7 +180,7 @@ def _start() -> "subprocess.Popen[str]":
     )
 
 
-def _extrapolate(shallow: RehearsedPhase, deeper: RehearsedPhase, layers: int, workspace: int) -> PredictedPhase:
+def _extrapolate(shallow: Peak, deeper: Peak, layers: int, workspace: int) -> PredictedPhase:
     """Return the peak of a phase at `layers` layers, from its peaks at both depths.
 
     A line is drawn through the peaks of each operation; the phase's peak is the highest of them at `layers`.
@@ -190,8 +191,8 @@ def _extrapolate(shallow: RehearsedPhase, deeper: RehearsedPhase, layers: int, w
         return round(a + (b - a) * (layers - low) / (high - low))
 
     highest, components = -1, {}
-    for operation in {**shallow["operations"], **deeper["operations"]}:
-        a, b = shallow["operations"].get(operation), deeper["operations"].get(operation)
+    for operation in {**shallow.operations, **deeper.operations}:
+        a, b = shallow.operations.get(operation), deeper.operations.get(operation)
         if (a is None and layers < DEPTHS[1]) or (b is None and layers > DEPTHS[0]):
             continue  # there at the other depth only
         a, b = a or b or {}, b or a or {}
@@ -202,11 +203,11 @@ def _extrapolate(shallow: RehearsedPhase, deeper: RehearsedPhase, layers: int, w
     return PredictedPhase(
         sum(components.values()),
         {name: components[name] for name in (*COMPONENTS, "workspace") if components.get(name)},
-        line(shallow["paged"], deeper["paged"]),
-        line(shallow["flops"], deeper["flops"]),
-        line(shallow["recomputed"], deeper["recomputed"]),
-        line(shallow["moved"], deeper["moved"]),
-        line(shallow["launched"], deeper["launched"]),
+        line(shallow.paged, deeper.paged),
+        line(shallow.flops, deeper.flops),
+        line(shallow.recomputed, deeper.recomputed),
+        line(shallow.moved, deeper.moved),
+        line(shallow.launched, deeper.launched),
     )
 
 
@@ -264,7 +265,7 @@ def _cache_file(loaded: PinnedRecipe, stage: Rehearsed) -> Path:
     policies = [p for p in recipes.POLICIES if loaded.recipe.section(p) is not None] if stage == "evaluate" else []
     hardware = loaded.recipe.hardware.model_dump(mode="json", exclude={"name", "memory_gb", "threads"})
     device = loaded.recipe.hardware.device
-    card = cards.find(loaded.recipe.hardware.name) if device == "cuda" else None
+    card = cards.gpu_of(loaded.recipe.hardware.name) if device == "cuda" else None
     allocator = expandable_segments() if device == "cuda" else None
     versions = [package_version(name) for name in PACKAGES]
     key = recipes.content_hash([recipe, policies, hardware, card, allocator, stage, _code_hash(), versions])

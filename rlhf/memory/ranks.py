@@ -6,6 +6,7 @@ from typing import NamedTuple
 from rlhf import recipe as recipes
 from rlhf.memory.phases import PredictedPhase, PredictedStage, PredictionError
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
+from rlhf.recipe.model_types import LLAMA_LAYERS
 
 # FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it computes.
 # In PPO's other phases it has fetched all of them (rlhf/models/shared_base.py); loading, it has not given any away yet.
@@ -17,19 +18,6 @@ DIVIDED: dict[str, tuple[str, ...]] = {
 }
 FETCHED: dict[str, tuple[str, ...]] = dict.fromkeys(recipes.ONLINE, ("rollout", "score", "evaluate"))
 LAYERS_AT_ONCE = 2
-# Types whose linear layers are the seven of a Llama.
-LLAMA_LAYERS = (
-    "llama",
-    "mistral",
-    "ministral",
-    "qwen2",
-    "qwen3",
-    "gemma3_text",
-    "smollm3",
-    "olmo2",
-    "olmo3",
-    "granite",
-)
 PASSES = 2  # forward and backward each fetch every layer; what checkpointing computes again lies within the backward
 
 

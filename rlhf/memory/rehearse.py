@@ -14,14 +14,25 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.memory import cards
 from rlhf.memory.depth import deepen
-from rlhf.memory.phases import DECODING_STEP, DEPTHS, ON_HOST, PHASES, Event, RehearsedPhase, RehearsedRole
-from rlhf.memory.replay import Reserved, replay
+from rlhf.memory.phases import (
+    DECODING_STEP,
+    DEPTHS,
+    ON_HOST,
+    PHASES,
+    Event,
+    Peak,
+    RehearsedRole,
+    RehearsedStage,
+    Reserved,
+    as_json,
+)
+from rlhf.memory.replay import replay
 from rlhf.memory.seams import shortened
 from rlhf.memory.short_runs import RunStage, ShortRun, ShortRuns
 from rlhf.process.libraries import import_bitsandbytes
@@ -29,10 +40,9 @@ from rlhf.recipe import PinnedRecipe, Recipe, StageName
 
 if TYPE_CHECKING:
     from rlhf.memory.device import StandIn
-    from rlhf.memory.peaks import Peak
 
 
-class Rehearsals(ShortRuns[RehearsedPhase]):
+class Rehearsals(ShortRuns[Peak]):
     """Rehearses stages on the stand-in device. `events` are those of the last one.
 
     Stages that a stage builds on are not run: their adapters are made, in the recipe's shape.
@@ -42,14 +52,14 @@ class Rehearsals(ShortRuns[RehearsedPhase]):
         super().__init__(layers)
         self.events: list[Event] = []
 
-    def measure(self, recipe: Recipe, run_stage: RunStage) -> dict[str, RehearsedPhase]:
+    def measure(self, recipe: Recipe, run_stage: RunStage) -> dict[str, Peak]:
         """Run a stage on the stand-in device and keep its events."""
         from rlhf.memory.operations import META
 
         with self._device(recipe) as stand_in:
             run_stage(META)
         self.events = stand_in.events()
-        return {phase: _as_json(peak) for phase, peak in stand_in.peaks().items()}
+        return stand_in.peaks()
 
     def make_parents(self, changed: PinnedRecipe, stages: Sequence[StageName], folder: Path) -> None:
         """Write adapters of the recipe's shape."""
@@ -63,25 +73,7 @@ class Rehearsals(ShortRuns[RehearsedPhase]):
 
         architecture, hardware = recipe.model.architecture, recipe.hardware
         assert architecture and architecture.vocab_size
-        return StandIn(hardware.device, PHASES, architecture.vocab_size, cards.find(hardware.name))
-
-
-def _as_json(peak: "Peak") -> RehearsedPhase:
-    return {
-        "operations": peak.operations,
-        "paged": peak.paged,
-        "flops": peak.flops,
-        "recomputed": peak.recomputed,
-        "moved": peak.moved,
-        "launched": peak.launched,
-    }
-
-
-class Depths(TypedDict):
-    """What `RehearsedStage` holds, before it is JSON."""
-
-    depths: list[dict[str, RehearsedPhase]]
-    reserved: dict[str, Reserved] | None
+        return StandIn(hardware.device, PHASES, architecture.vocab_size, cards.gpu_of(hardware.name))
 
 
 class RehearsalsAtDepths:
@@ -90,10 +82,10 @@ class RehearsalsAtDepths:
     def __init__(self) -> None:
         self.depths = [Rehearsals(layers) for layers in DEPTHS]
 
-    def __call__(self, loaded: PinnedRecipe, stage: StageName, expandable: bool) -> Depths:
+    def __call__(self, loaded: PinnedRecipe, stage: StageName, expandable: bool) -> RehearsedStage:
         """Return the peaks of a stage at each depth, and the reserved bytes of each phase at the recipe's depth.
 
-        `reserved` has a `replay.Reserved` for each phase. It is empty if the stage uses no card, and None if the events
+        `reserved` has a `Reserved` for each phase. It is empty if the stage uses no card, and None if the events
         of the two depths cannot be aligned.
         """
         peaks, events = [], []
@@ -148,7 +140,7 @@ def main() -> None:
                 if request["stage"] == DECODING_STEP:
                     answer = {"result": {"roles": _operations(loaded)}}
                 else:
-                    answer = {"result": rehearse(loaded, request["stage"], request["expandable"])}
+                    answer = {"result": as_json(rehearse(loaded, request["stage"], request["expandable"]))}
             except Exception as error:
                 traceback.print_exc()
                 ours = isinstance(error, UserError)  # a sentence for people, complete by itself

@@ -1,10 +1,9 @@
 """What the allocator reserves while a stage runs: the tracker's events, replayed."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from rlhf.memory.allocator import Allocator, Block
-from rlhf.memory.phases import Event
+from rlhf.memory.phases import Event, Reserved
 
 # Marks among the events.
 BEGIN = "begin"  # of a phase
@@ -19,14 +18,6 @@ PASS = "pass"  # the start or the end of a forward or backward pass; nothing hap
 TIGHT = 0.02
 
 Name = tuple[str, ...]
-
-
-class Reserved(NamedTuple):
-    """Bytes of one phase."""
-
-    allocated: int  # peak of allocated blocks: torch.cuda.max_memory_allocated
-    reserved: int  # peak of what the allocator holds, on a card that is never full: torch.cuda.max_memory_reserved
-    needed: int  # of the card: what is held when most is allocated, less what the allocator gives back on a full card
 
 
 def replay(

@@ -16,6 +16,7 @@ from rlhf.errors import UserError
 from rlhf.memory.phases import STEPS
 from rlhf.recipe import Architecture, Changes, PinnedRecipe, Recipe, StageName
 from rlhf.recipe.choices import LengthsShape
+from rlhf.recipe.model_types import TESTED
 from rlhf.run.directory import Run
 from rlhf.stages.runner import import_stage
 
@@ -54,7 +55,7 @@ def rehearsal_changes(recipe: Recipe, layers: int | None) -> Changes:
 
 def _check_depth(architecture: Architecture) -> None:
     """Raise UserError if the first layers differ from the others. Types that are tested have equal layers."""
-    from rlhf.models.architecture import TESTED, check_layers, config_of
+    from rlhf.models.architecture import check_layers, config_of
 
     if architecture.model_type not in TESTED or "mlp_only_layers" in architecture.others():
         check_layers(config_of(architecture))

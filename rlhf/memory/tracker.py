@@ -25,8 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf.memory.kernels import Args, Count, Kwargs, Op
 from rlhf.memory.operations import Counts, tensors_in
-from rlhf.memory.peaks import OUTSIDE, OperationCounts, Peak, Storage, around, peaks_of
-from rlhf.memory.phases import Event
+from rlhf.memory.peaks import OUTSIDE, OperationCounts, Storage, around, peaks_of
+from rlhf.memory.phases import Event, Peak
 from rlhf.memory.replay import BEGIN, PRODUCT
 
 ROUND = 512  # bytes: torch's CUDA allocator hands out multiples of it (kMinBlockSize in CUDACachingAllocator)

@@ -17,8 +17,9 @@ from rlhf.models import weights as stored
 from rlhf.models.architecture import has_fused_experts
 from rlhf.models.loading import base_name
 from rlhf.models.model import computes_in_bfloat16
-from rlhf.models.weights import ADAPTER_FILE, adapter_weights
+from rlhf.models.weights import adapter_weights
 from rlhf.run.directory import Run
+from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
 
 # Names that peft takes for layers of experts, in its map of models whose experts became one tensor.
 EXPERT_LAYERS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
@@ -90,7 +91,7 @@ def reward_from_sft(base: PreTrainedModel, run: Run, sft_dir: Path) -> PeftModel
     model = without_input_casts(get_peft_model(base, lora_config(run, base, "SEQ_CLS")))
     start, sft = get_peft_model_state_dict(model), adapter_weights(sft_dir)
     lora = {key: weight for key, weight in start.items() if "lora_" in key}
-    stored.check_shapes(sft, lora, str(sft_dir / "adapter" / ADAPTER_FILE))
+    stored.check_shapes(sft, lora, str(sft_dir / ADAPTER / ADAPTER_FILE))
     stored.set_adapter_state(model, {**start, **sft})
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -132,6 +133,6 @@ def save_adapter(
     model.peft_config[adapter].save_pretrained(str(folder))
     tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
     save_file(tensors, folder / ADAPTER_FILE, {"format": "pt"})
-    config = json.loads((folder / "adapter_config.json").read_text())
+    config = json.loads((folder / ADAPTER_CONFIG).read_text())
     config.update(base_model_name_or_path=base, revision=revision, inference_mode=True)
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

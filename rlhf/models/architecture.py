@@ -30,22 +30,6 @@ from rlhf.files import JsonObject
 from rlhf.recipe import Architecture
 from rlhf.terminal import message_of
 
-# Types that the tests take through every stage and compare with transformers (docs/models.md). A model of another type
-# is compared when it is loaded: `rlhf.rollout.probe`.
-TESTED = (
-    "llama",
-    "mistral",
-    "ministral",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "gemma3_text",
-    "smollm3",
-    "olmo2",
-    "olmo3",
-    "phi3",
-    "granite",
-)
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 # Keys that transformers reads though the class of a type does not declare them: the width of a head, and older names

@@ -24,27 +24,11 @@ from torch import Tensor, nn
 from rlhf.models.model import Model, dtype_of, replaced_forwards
 from rlhf.models.nf4 import four_bit_layers, unpacked
 from rlhf.recipe.choices import FourBit
+from rlhf.recipe.model_types import RMS_NORMS
 
 Forward = Callable[[Tensor], Tensor]
 
 SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # siblings with the same input
-# Classes of transformers that compute weight * x / rms(x). Gemma's, which multiplies with 1 + weight, is not one.
-RMS_NORMS = {
-    f"{name}RMSNorm"
-    for name in (
-        "Llama",
-        "Mistral",
-        "Ministral",
-        "Qwen2",
-        "Qwen3",
-        "Qwen3Moe",
-        "SmolLM3",
-        "Olmo2",
-        "Olmo3",
-        "Phi3",
-        "Granite",
-    )
-}
 FUSED_EVERYWHERE = 4  # rows that bitsandbytes multiplies with a packed weight on every card
 
 

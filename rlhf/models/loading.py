@@ -38,6 +38,7 @@ from rlhf.observe.console import install_command
 from rlhf.recipe import shape
 from rlhf.run import reader
 from rlhf.run.directory import Run
+from rlhf.run.layout import MODEL
 from rlhf.run.reader import reading
 from rlhf.terminal import message_of
 
@@ -51,7 +52,7 @@ def load_codec(run: Run) -> Codec:
     if settings.source == "words":
         assert settings.vocab_size
         return Codec(tokenize.words(settings.vocab_size), settings.template)
-    name = str(run.parents.folder("pretrain") / "model") if settings.source == "train" else str(settings.name)
+    name = str(run.parents.folder("pretrain") / MODEL) if settings.source == "train" else str(settings.name)
     base: records.ModelConfig | None = None
     if run.loaded.recipe.model.source in ("pretrain", "local"):  # the tokenizer's class reads it too
         base = reader.read(Path(base_name(run)) / "config.json", records.ModelConfig)
@@ -89,7 +90,7 @@ def base_name(run: Run) -> str:
     model = run.loaded.recipe.model
     if model.source == "random":
         return "random weights"
-    return str((run.parents.folder("pretrain") / "model").resolve()) if model.source == "pretrain" else str(model.name)
+    return str((run.parents.folder("pretrain") / MODEL).resolve()) if model.source == "pretrain" else str(model.name)
 
 
 def load_base(run: Run, device: torch.device, head: ModelHead = "lm", quantize: bool = True) -> PreTrainedModel:

@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from rlhf.models.adapters import without_input_casts
 from rlhf.models.model import computes_in_bfloat16
 from rlhf.models.weights import (
-    ADAPTER_FILE,
     adapter_config,
     adapter_state,
     attach_adapter,
@@ -25,6 +24,7 @@ from rlhf.models.weights import (
     set_adapter_state,
 )
 from rlhf.recipe import Role
+from rlhf.run.layout import ADAPTER_FILE
 
 
 class Roles:

@@ -29,6 +29,7 @@ from rlhf.models.weights import reward_weights
 from rlhf.objectives.logprobs import EntropyMode, TokenStatistics
 from rlhf.recipe import Role, TrainingRole
 from rlhf.recipe.choices import CriticKind
+from rlhf.run.layout import ADAPTER
 
 
 class SharedBase:
@@ -63,7 +64,7 @@ class SharedBase:
     def add_reward(self, rm_dir: Path) -> None:
         """Add the reward model's adapter as role `reward`, and its head."""
         weights, head = reward_weights(rm_dir, self.base.config.hidden_size)
-        self.roles.add("reward", rm_dir / "adapter", weights)
+        self.roles.add("reward", rm_dir / ADAPTER, weights)
         self.score_head = _head(head).to(self.device).requires_grad_(False)
 
     def add_value(self, kind: CriticKind, rm_dir: Path, mean: float, sd: float) -> None:
@@ -77,7 +78,7 @@ class SharedBase:
         nn.init.zeros_(self.value_head.bias)
         if kind == "adapter":
             weights, head = reward_weights(rm_dir, hidden)
-            self.roles.add("value", rm_dir / "adapter", weights, trainable=True)
+            self.roles.add("value", rm_dir / ADAPTER, weights, trainable=True)
             with torch.no_grad():
                 self.value_head.weight.copy_(head.float() / sd)
                 self.value_head.bias.fill_(-mean / sd)

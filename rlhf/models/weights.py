@@ -18,10 +18,9 @@ from rlhf.errors import UserError
 from rlhf.models import records
 from rlhf.models.model import Model
 from rlhf.run import reader
+from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
 from rlhf.run.reader import reading
 
-ADAPTER_FILE = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
 MOMENTS = ("exp_avg", "exp_avg_sq", "state1", "state2")  # in torch's AdamW and in bitsandbytes'
 SCORE_WEIGHT = "base_model.model.score.weight"  # the reward model's head in its adapter
 
@@ -47,8 +46,8 @@ def tensors(file: Path) -> dict[str, Tensor]:
 
 def adapter_weights(stage_dir: Path) -> dict[str, Tensor]:
     """Return the tensors of a finished stage's adapter, on the CPU, with its configuration and values checked."""
-    adapter_config(stage_dir / "adapter")
-    return tensors(stage_dir / "adapter" / ADAPTER_FILE)
+    adapter_config(stage_dir / ADAPTER)
+    return tensors(stage_dir / ADAPTER / ADAPTER_FILE)
 
 
 def adapter_config(folder: Path) -> LoraConfig:
@@ -66,7 +65,7 @@ def reward_weights(rm_dir: Path, hidden_size: int) -> tuple[dict[str, Tensor], T
     lora = {name: weight for name, weight in weights.items() if "lora_" in name}
     head = {name: weight for name, weight in weights.items() if name not in lora}
     expected = {SCORE_WEIGHT: torch.empty(1, hidden_size)}
-    check_shapes(head, expected, str(rm_dir / "adapter" / ADAPTER_FILE))
+    check_shapes(head, expected, str(rm_dir / ADAPTER / ADAPTER_FILE))
     return lora, head[SCORE_WEIGHT]
 
 
@@ -75,7 +74,7 @@ def attach_adapter(base: Model, stage_dir: Path, name: str = "default", trainabl
 
     Raises UserError unless it fits.
     """
-    folder = stage_dir / "adapter"
+    folder = stage_dir / ADAPTER
     # only shapes are compared, for peft reads its own copy: each is an expanded scalar, which takes no memory
     shapes = {name: weight.new_empty(()).expand(weight.shape) for name, weight in adapter_weights(stage_dir).items()}
     with reading(folder):

@@ -19,6 +19,7 @@ from rlhf.process.distributed import RANKS
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.plain_yaml import read_yaml
 from rlhf.run.provenance import code_version
+from rlhf.terminal import excerpt
 
 TIMEOUT = timedelta(minutes=10)  # ranks wait this long for one that hangs; a dead one is noticed before
 LOST = 75  # exit code of a rank that ended because another one did
@@ -203,7 +204,7 @@ def explain(reason: str) -> str:
         r"refused|No route|resolve|\bgai(error)?\b|not known|retrieve": "nobody answers there: MASTER_ADDR must be the "
         "machine of rank 0, which must have started",
     }
-    first = " ".join(reason.split())[:200]
+    first = excerpt(reason)
     return next((f"{way_out} ({first})" for text, way_out in advice.items() if re.search(text, reason, re.I)), first)
 
 

@@ -16,7 +16,7 @@ import openai
 from openai.types.chat import ChatCompletionUserMessageParam
 
 from rlhf.errors import OptionError, UserError
-from rlhf.terminal import harmless
+from rlhf.terminal import excerpt, harmless
 
 TIMEOUT = 300.0  # seconds for one answer
 RETRIES = 10  # about 45 seconds of waiting, as limits on requests are for a minute
@@ -85,9 +85,9 @@ class Endpoint:
         try:
             answer = client.create(model=self.model, messages=messages, extra_headers=self._headers, **self._limits)
         except openai.APIStatusError as error:
-            raise self._refusal(error.status_code, excerpt(error.response.text)) from None
+            raise self._refusal(error.status_code, quoted(error.response.text)) from None
         except openai.APIConnectionError as error:
-            problem = excerpt(str(error.__cause__ or error))
+            problem = quoted(str(error.__cause__ or error))
             if not self._retries:
                 raise self._silence(str(error.__cause__ or error)) from None
             raise self._failure(problem) from None
@@ -97,7 +97,7 @@ class Endpoint:
             reply = json.loads(answer.text)["choices"][0]["message"]["content"] or ""
             return "".join(part.get("text", "") for part in reply) if isinstance(reply, list) else str(reply)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-            raise UserError(f"{self.url} does not answer as a chat completion: {excerpt(answer.text)}") from None
+            raise UserError(f"{self.url} does not answer as a chat completion: {quoted(answer.text)}") from None
 
     def _refusal(self, status: int, text: str) -> UserError:
         """Return the error for an HTTP status other than success."""
@@ -114,16 +114,16 @@ class Endpoint:
 
     def _silence(self, problem: str) -> UserError:
         return UserError(
-            f"no endpoint answers at {self.url} ({excerpt(problem)}); start one with `make serve`, or check --url"
+            f"no endpoint answers at {self.url} ({quoted(problem)}); start one with `make serve`, or check --url"
         )
 
     def _failure(self, problem: str) -> Unavailable:
         return Unavailable(f"{self.url} fails ({problem}); what was judged is kept: try again later")
 
 
-def excerpt(text: str) -> str:
-    """Return the beginning of a text as one line of printable characters."""
-    return " ".join(harmless(text).split())[:300]
+def quoted(text: str) -> str:
+    """Return the excerpt of what an endpoint says, without what does not print."""
+    return excerpt(harmless(text))
 
 
 def _bound(response: httpx2.Response) -> None:

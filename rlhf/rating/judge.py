@@ -10,7 +10,7 @@ from typing import get_args
 
 from rlhf.observe import console
 from rlhf.rating import store
-from rlhf.rating.endpoint import Endpoint, Refused, excerpt
+from rlhf.rating.endpoint import Endpoint, Refused, quoted
 from rlhf.rating.pairs import AnswerOrder, Pair, PairedAnswers
 from rlhf.terminal import say
 
@@ -114,7 +114,7 @@ def run(judge: Judge, comparison: PairedAnswers, *, limit: int | None = None, at
     if refused:
         say(f"judge: {len(refused)} of {len(todo)} pairs are not judged: {refused[0]}")
     if unparsed:
-        reply = excerpt(unparsed[0]) or "an empty one"
+        reply = quoted(unparsed[0]) or "an empty one"
         say(f"judge: {len(unparsed)} replies name no letter, the first: {reply}")
 
 

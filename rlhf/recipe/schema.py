@@ -29,9 +29,10 @@ from rlhf.recipe.bounds import (
     Tokens,
 )
 from rlhf.recipe.choices import KeptWeights, Optimizer, Schedule
+from rlhf.recipe.model_types import LEAN_TYPES
 from rlhf.recipe.names import GROUPS, TRAINING_STAGES, PolicyName, StageName
 from rlhf.recipe.schema_data import Data
-from rlhf.recipe.schema_model import LEAN_TYPES, Hardware, Lora, Model, Tokenizer
+from rlhf.recipe.schema_model import Hardware, Lora, Model, Tokenizer
 from rlhf.recipe.schema_online import Grpo, OnlineOptions, Ppo, Rloo
 from rlhf.recipe.strict import Section
 

@@ -24,7 +24,6 @@ from rlhf.recipe.choices import Template
 from rlhf.recipe.names import is_commit
 from rlhf.recipe.strict import AsTuple, Section
 
-LEAN_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # model types that rlhf/models/lean/trunk.py supports
 SMALLEST_TRAINED = 261  # tokens: 256 bytes, padding, beginning, end and the marks of the two speakers
 
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]  # of a chat template

@@ -14,6 +14,7 @@ from rlhf.report.parts import Cell, Chart, Charts, Section, Table, table
 from rlhf.report.runs import RunRecords, suffix
 from rlhf.run import reader
 from rlhf.run.finished import data_file
+from rlhf.run.layout import MODEL
 from rlhf.run.outcomes import Quality
 from rlhf.run.provenance import code_version
 from rlhf.run.records import DataSettings
@@ -72,8 +73,8 @@ def quality_of(run: RunRecords) -> Quality | str | None:
     settings, facts = manifest.settings.data, manifest.data
     if settings.source == "lengths":
         return None
-    file = run.path / "data" / "quality.json"
-    tokenizer = run.path / "pretrain" / "model"
+    file = run.run_directory / "data" / "quality.json"
+    tokenizer = run.run_directory / "pretrain" / MODEL
     count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer.is_dir() else (spread.words, "words")
     split = {"seed": manifest.seed, "fraction": settings.heldout_fraction}
     inputs = {"data": facts.sha256, "unit": unit, "code": code_version()["commit"], **split}
@@ -82,7 +83,7 @@ def quality_of(run: RunRecords) -> Quality | str | None:
         return stored
     with console.working(f"{run.name}: checking its data"):
         try:
-            rows = _rows(settings, [str(data_file(run.path, entry.name)) for entry in facts.files])
+            rows = _rows(settings, [str(data_file(run.run_directory, entry.name)) for entry in facts.files])
         except (UserError, OSError) as error:
             return f"its data cannot be checked any more: {error}"
         if [entry.sha256 for entry in rows.report.files] != [entry.sha256 for entry in facts.files]:

@@ -62,10 +62,10 @@ def ratings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the statistics of blind ratings of two policies' answers."""
     rows: list[tuple[object, ...]] = []
     for run in runs:
-        for file in sorted((run.path / "ab").glob("*-vs-*.jsonl")):
+        for file in sorted((run.run_directory / "ab").glob("*-vs-*.jsonl")):
             a, _, b = file.stem.partition("-vs-")
             try:
-                summary = summarize(pair_answers(run.path, a, b))
+                summary = summarize(pair_answers(run.run_directory, a, b))
             except UserError as error:
                 rows.append((run.name, f"{b} against {a}", f"not counted: {error}", "", "", "", ""))
                 continue
@@ -143,7 +143,7 @@ def samples(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return held-out prompts with every policy's answer; without an evaluation, a policy's last samples."""
     dialogues, total = [], 0
     for run in runs:
-        files = [run.path / stage / "samples.jsonl" for stage in ("evaluate", *ONLINE)]
+        files = [run.run_directory / stage / "samples.jsonl" for stage in ("evaluate", *ONLINE)]
         rows = next((rows for file in files if (rows := reader.read_lines(file, SampleLine))), [])
         total += len(rows)
         dialogues += [[*dialogue(row.prompt, row.messages), *_answers(row)] for row in rows[-SAMPLES:]]

@@ -34,7 +34,7 @@ def write(roots: Sequence[Path], file: Path, price: float | None = None) -> None
     """
     runs = [load(root)._replace(price=price) for root in roots]
     if len({run.name for run in runs}) < len(runs):
-        runs = [run._replace(name=str(run.path)) for run in runs]
+        runs = [run._replace(name=str(run.run_directory)) for run in runs]
     write_output(file, page(runs))
 
 

@@ -21,7 +21,7 @@ class RunRecords(NamedTuple):
     """
 
     name: str
-    path: Path
+    run_directory: Path
     manifests: dict[str, Manifest]
     summaries: dict[str, Summary]
     price: float | None = None
@@ -56,12 +56,12 @@ def _of_stages(root: Path, name: str, kind: type[RecordT], problems: list[str]) 
 
 def metrics(run: RunRecords, stage: StageName) -> list[MetricsLine]:
     """Return the lines of a stage's metrics.jsonl."""
-    return reader.read_lines(run.path / stage / "metrics.jsonl", MetricsLine)
+    return reader.read_lines(run.run_directory / stage / "metrics.jsonl", MetricsLine)
 
 
 def details(run: RunRecords) -> Details:
     """Return the evaluation's details.json, without content if there is none."""
-    return reader.read(run.path / "evaluate" / "details.json", Details) or Details()
+    return reader.read(run.run_directory / "evaluate" / "details.json", Details) or Details()
 
 
 def suffix(run: RunRecords, runs: Sequence[RunRecords]) -> str:

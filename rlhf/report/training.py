@@ -81,7 +81,7 @@ def _memory_over_time(runs: Sequence[RunRecords], stage: StageName, charts: Char
     """Draw the measured memory of each logged step."""
     lines = []
     for number, run in enumerate(runs):
-        telemetry = reader.read_lines(run.path / stage / "telemetry.jsonl", records.TelemetryLine)
+        telemetry = reader.read_lines(run.run_directory / stage / "telemetry.jsonl", records.TelemetryLine)
         points = [(row.step, row.memory_bytes / 1e9) for row in telemetry if row.memory_bytes is not None]
         if points:
             steps, sizes = map(list, zip(*points, strict=True))
@@ -117,7 +117,7 @@ def frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
                 style = {"color": colour, "dash": dash}
                 trace_style = {"name": f"{name}{suffix(run, runs)}{method}", "line": style}
                 with_truth.append({"x": [0, *x], "y": [0, *gains]} | trace_style)
-        chosen = reader.read(run.path / stage / "checkpoints" / "best.json", records.BestCheckpoint)
+        chosen = reader.read(run.run_directory / stage / "checkpoints" / "best.json", records.BestCheckpoint)
         best = chosen.best_step if chosen else None
         star = {"symbol": "star", "size": 16, "color": colour, "line": {"width": 1, "color": "#000"}}
         for row in rows:

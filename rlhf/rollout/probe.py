@@ -4,8 +4,9 @@ import torch
 
 from rlhf.data.tokenize import SpecialIds
 from rlhf.errors import UserError
-from rlhf.models.architecture import TESTED, sliding_window
+from rlhf.models.architecture import sliding_window
 from rlhf.models.model import Model, dtype_of, mixed_precision
+from rlhf.recipe.model_types import TESTED
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.terminal import message_of

@@ -30,7 +30,7 @@ from rlhf.data.batch import Rollout, collate
 from rlhf.data.tokenize import SpecialIds
 from rlhf.errors import UserError
 from rlhf.rollout.decoding import Sampling
-from rlhf.terminal import one_line
+from rlhf.terminal import excerpt, one_line
 
 TIMEOUT = 600  # seconds for one response
 START_HINT = (
@@ -116,7 +116,7 @@ class Client:
             with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
                 body = response.read()
         except urllib.error.HTTPError as error:
-            reason = " ".join(error.read().decode(errors="replace").split())[:300]
+            reason = excerpt(error.read().decode(errors="replace"))
             raise UserError(f"vLLM at {self.url} refused {path} ({error.code}): {reason}; {START_HINT}") from error
         except (OSError, http.client.HTTPException) as error:  # the latter: it ended in the middle of an answer
             raise UserError(f"no vLLM server answers at {self.url} ({error}); {START_HINT}") from error

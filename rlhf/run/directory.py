@@ -33,6 +33,7 @@ from rlhf.run.finished import (
     result_files,
     result_hash,
 )
+from rlhf.run.layout import RESULTS
 from rlhf.run.lock import locked, make_root
 from rlhf.run.logs import LOGS, Logs
 from rlhf.run.measured import comparable_values, figure_record, figures
@@ -194,7 +195,7 @@ class Run:
             "all_stages": [f.model_dump(mode="json", exclude_defaults=True) for f in figures(self.loaded, "all")],
         }
         record = records.Summary.model_validate(summary)
-        for folder in ("adapter", "model"):
+        for folder in RESULTS:
             sync_tree(self.path / folder)
         self.logs.sync()
         write_json(self.path / "summary.json", summary)

@@ -16,10 +16,10 @@ from rlhf.files import read_json, replacing, sha256
 from rlhf.recipe import STAGES, StageName, published
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.run import reader, records
+from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL, RESULTS
 
 REMADE = ("evaluate", "merge")  # run again when an input has changed; the earlier result is renamed, not deleted
-CONFIG = "adapter_config.json"
-BASE = "base_model_name_or_path"  # in CONFIG; the only thing in a result that depends on where the run is
+BASE = "base_model_name_or_path"  # in ADAPTER_CONFIG; the only thing in a result that depends on where the run is
 
 
 def read_summary(path: Path) -> records.Summary | None:
@@ -95,16 +95,26 @@ def check_result(path: Path, summary: records.Summary, largest: int | None = Non
         if not large and not (file.is_file() and digest in (result_hash(file), sha256(file))):
             state = "has changed" if file.is_file() else "is missing"
             raise UserError(f"{file} {state} since {stage} was done; {_way_out(path, stage)}")
-    for file in (*path.glob("adapter/*"), *path.glob("model/*")):
-        if file.is_file() and str(file.relative_to(path)) not in digests and not file.name.startswith("."):
+    for file in _results(path):
+        if str(file.relative_to(path)) not in digests and not file.name.startswith("."):
             raise UserError(f"{file} does not belong to what {stage} has made; take it out")
 
 
 def result_files(path: Path) -> list[Path]:
     """Return the files in a stage's directory that hold its result."""
     evaluation_files = ("samples.jsonl", "details.json") if path.name == "evaluate" else ()
-    files = (*path.glob("adapter/*"), *path.glob("model/*"), *(path / name for name in evaluation_files))
-    return sorted(file for file in files if file.is_file())
+    return sorted([*_results(path), *(file for name in evaluation_files if (file := path / name).is_file())])
+
+
+def _results(path: Path) -> list[Path]:
+    """Return the files of a stage's adapter or model."""
+    return [file for folder in RESULTS for file in path.glob(f"{folder}/*") if file.is_file()]
+
+
+def reward_model_digest(summary: records.Summary) -> str | None:
+    """Return what names a reward model in files with its scores, the beginning of its hash; None without an adapter."""
+    digest = summary.result_sha256.get(ADAPTER_WEIGHTS)
+    return digest[:16] if digest else None
 
 
 def result_hash(file: Path) -> str:
@@ -112,7 +122,7 @@ def result_hash(file: Path) -> str:
 
     An adapter's configuration is hashed without its base's path, which may change.
     """
-    config = read_json(file) if file.name == CONFIG else None
+    config = read_json(file) if file.name == ADAPTER_CONFIG else None
     if config is None:
         return sha256(file)
     return hashlib.sha256(_json_text({**config, BASE: None}).encode()).hexdigest()
@@ -124,12 +134,12 @@ def follow_base(root: Path, stage: StageName) -> None:
     peft's AutoPeftModelForCausalLM then finds the run's own base. Nothing changes if the run has no base of its own, if
     an older version hashed the result with that path, or if the directory cannot be written.
     """
-    file, base = root / stage / "adapter" / CONFIG, (stage_folder(root, "pretrain") / "model").resolve()
+    file, base = root / stage / ADAPTER / ADAPTER_CONFIG, (stage_folder(root, "pretrain") / MODEL).resolve()
     config = read_json(file)
     if config is None or not base.is_dir() or os.path.realpath(str(config.get(BASE))) == str(base):
         return
     summary = read_summary(root / stage)
-    if summary is None or summary.result_sha256.get(f"adapter/{CONFIG}") != result_hash(file):
+    if summary is None or summary.result_sha256.get(f"{ADAPTER}/{ADAPTER_CONFIG}") != result_hash(file):
         return
     with suppress(OSError), replacing(file) as temporary:  # a read-only copy stays: nothing of ours reads that path
         temporary.write_text(_json_text({**config, BASE: str(base)}), encoding="utf-8")

@@ -8,6 +8,7 @@ from rlhf import recipe as recipes
 from rlhf.files import JsonObject, finite
 from rlhf.recipe import Figure, PinnedRecipe, StageName, published
 from rlhf.run import reader, records
+from rlhf.run.layout import ADAPTER, MODEL
 
 
 def figures(loaded: PinnedRecipe, stage: StageName | Literal["all"]) -> list[Figure]:
@@ -36,7 +37,7 @@ def comparable_values(
         values[f"component_gb.{component}"] = size / published.GB
     if "base_bytes" in metrics:
         values["base_model_gb"] = metrics["base_bytes"] / published.GB
-    for folder, name in (("adapter", "adapter_gb"), ("model", "merged_model_gb")):
+    for folder, name in ((ADAPTER, "adapter_gb"), (MODEL, "merged_model_gb")):
         sizes = [file.stat().st_size for file in (path / folder).glob("*.safetensors")]
         if sizes:
             values[name] = sum(sizes) / published.GB

@@ -18,8 +18,7 @@ from pydantic import ValidationError
 from rlhf.errors import UserError
 from rlhf.files import JsonValue
 from rlhf.run.records import Record
-
-REASON_CHARACTERS = 160  # characters of an explanation that is passed on
+from rlhf.terminal import excerpt, harmless, message_of
 
 RecordT = TypeVar("RecordT", bound=Record)
 
@@ -92,9 +91,7 @@ def why_unreadable(error: BaseException) -> str:
     """Return in a few words why a library could not read a file."""
     if isinstance(error, pickle.UnpicklingError):
         return "it holds other objects than tensors and numbers, or is damaged"
-    text = " ".join(str(error).split()) or type(error).__name__
-    text = "".join(c for c in text if c.isprintable())
-    return text if len(text) <= REASON_CHARACTERS else f"{text[:REASON_CHARACTERS]}…"
+    return harmless(message_of(error))
 
 
 def _parse(text: bytes) -> JsonValue:
@@ -115,6 +112,5 @@ def _first_problem(error: ValidationError) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "missing":
         return f"key '{key}' is missing"
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    message = " ".join(message.split())[:REASON_CHARACTERS]
+    message = excerpt(str(problem["msg"]).removeprefix("Value error, "))
     return f"{f'{key}: ' if key else ''}{message[:1].lower()}{message[1:]}"

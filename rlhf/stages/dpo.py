@@ -27,6 +27,7 @@ from rlhf.process import distributed
 from rlhf.recipe import Role
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
+from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
 from rlhf.stages.supervised import arguments, best_step, free_memory, rows_to_dataset, train
 from rlhf.stages.trainer import RunTrainer
@@ -124,7 +125,7 @@ def _fit(
 
     lengths = [longest(chosen, rejected) for chosen, rejected in pairs]
     weights = train(trainer, run, telemetry, lengths, evaluate, pairs=True)
-    save_adapter(model, run, run.path / "adapter", weights=weights)
+    save_adapter(model, run, run.path / ADAPTER, weights=weights)
     distributed.barrier()  # every rank reads the adapter
 
 

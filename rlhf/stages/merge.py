@@ -17,6 +17,7 @@ from rlhf.models.weights import attach_adapter
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Sft
 from rlhf.run.directory import Run
+from rlhf.run.layout import MODEL
 from rlhf.stages.result import Result
 from rlhf.terminal import say
 
@@ -58,11 +59,11 @@ def run_stage(run: Run, device: torch.device) -> Result:
         ids = {"bos_token_id": codec.tokenizer.bos_token_id, "eos_token_id": codec.eos_id, "pad_token_id": codec.pad_id}
         sampling = {"temperature": recipe.evaluate.temperature, "top_p": recipe.evaluate.top_p, "top_k": 0}
         merged.generation_config = GenerationConfig(do_sample=True, **sampling, **ids)  # as in the evaluation
-        merged.save_pretrained(run.path / "model")
+        merged.save_pretrained(run.path / MODEL)
         if not codec.write_chat_template():
             say("merge: a chat interface will tokenize prompts otherwise than training did")
-        codec.tokenizer.save_pretrained(run.path / "model")
-    size = sum(f.stat().st_size for f in (run.path / "model").glob("*.safetensors"))
+        codec.tokenizer.save_pretrained(run.path / MODEL)
+    size = sum(f.stat().st_size for f in (run.path / MODEL).glob("*.safetensors"))
     metrics = {
         "kl_of_merging": divergence.item(),
         "adapter_effect": effect.item(),

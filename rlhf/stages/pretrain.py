@@ -15,6 +15,7 @@ from rlhf.models.loading import new_base
 from rlhf.observe.console import working
 from rlhf.observe.telemetry import Telemetry
 from rlhf.run.directory import Run
+from rlhf.run.layout import MODEL
 from rlhf.stages.result import Result
 from rlhf.stages.supervised import arguments, rows_to_dataset, train
 from rlhf.stages.trainer import RunTrainer
@@ -46,7 +47,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     )
     train(trainer, run, telemetry, [len(ids) for ids in documents])
 
-    folder = run.path / "model"
+    folder = run.path / MODEL
     model.save_pretrained(folder)
     codec.tokenizer.save_pretrained(folder)
     batch = options.per_device_train_batch_size

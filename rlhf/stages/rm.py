@@ -27,6 +27,7 @@ from rlhf.observe.console import working
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Rm
 from rlhf.run.directory import Run
+from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
 from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train
 from rlhf.stages.trainer import RunTrainer
@@ -75,7 +76,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     lengths = [longest(chosen, rejected) for chosen, rejected in training]
     weights = train(trainer, run, telemetry, lengths, evaluate)
 
-    save_adapter(model, run, run.path / "adapter", weights=weights)
+    save_adapter(model, run, run.path / ADAPTER, weights=weights)
     with telemetry.phase("evaluate"), working("rm: scoring held-out pairs"):
         chosen, rejected = scores(heldout)
     both = torch.cat([chosen, rejected])

@@ -20,6 +20,7 @@ from rlhf.recipe import Sft
 from rlhf.rollout.engine import sample
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
+from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
 from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train
 from rlhf.stages.trainer import RunTrainer
@@ -67,7 +68,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     )
     weights = train(trainer, run, telemetry, [len(row.prompt) + len(row.response) for row in training], evaluate)
 
-    save_adapter(model, run, run.path / "adapter", weights=weights)
+    save_adapter(model, run, run.path / ADAPTER, weights=weights)
     with telemetry.phase("evaluate"):
         after, last = perplexity(model, scored, codec.pad_id, batch), _answers(model, codec, prompts, run)
     prompt_texts = [codec.prompt_text(prompt) for prompt in prompts]

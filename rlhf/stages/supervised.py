@@ -16,7 +16,6 @@ from transformers import PrinterCallback, TrainerCallback, TrainerControl, Train
 from rlhf.files import write_json
 from rlhf.models import weights as stored
 from rlhf.models.optimizer import page_states
-from rlhf.models.weights import ADAPTER_FILE
 from rlhf.observe.console import Bar
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
@@ -24,6 +23,7 @@ from rlhf.recipe import Dialogues, Optimization
 from rlhf.run import reader, records
 from rlhf.run.checkpoints import require_usable, with_resume_advice
 from rlhf.run.directory import Run
+from rlhf.run.layout import ADAPTER_FILE
 from rlhf.stages.trainer import RunTrainer
 
 ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)

@@ -21,10 +21,10 @@ from rlhf.errors import UserError
 from rlhf.models import records
 from rlhf.models import weights as stored
 from rlhf.models.model import Model
-from rlhf.models.weights import ADAPTER_FILE
 from rlhf.process import distributed
 from rlhf.run import reader
 from rlhf.run.checkpoints import checkpoint_step, with_resume_advice
+from rlhf.run.layout import ADAPTER_FILE
 from rlhf.run.reader import reading
 from rlhf.stages.training_forward import LeanSteps, padded_on_the_right, without_mask
 

@@ -12,6 +12,7 @@ from rlhf.errors import UserError
 from rlhf.process import cuda
 from rlhf.recipe import POLICIES, PinnedRecipe, PolicyName
 from rlhf.run.directory import Run
+from rlhf.run.layout import MODEL
 from rlhf.terminal import harmless, message_of
 
 ChatStage = Literal["base", "sft", PolicyName, "merge"]
@@ -45,7 +46,7 @@ class Speaker:
         device = set_up_torch(recipe)
         self.codec = load_codec(run)
         if folder is not None and stage == "merge":
-            self.model: Any = load_merged(folder / "model", device)
+            self.model: Any = load_merged(folder / MODEL, device)
         else:
             self.model = load_base(run, device)
             if folder is not None:

@@ -19,7 +19,7 @@ from rlhf.observe import console
 from rlhf.process import cuda
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
-from rlhf.run.finished import read_summary
+from rlhf.run.finished import read_summary, reward_model_digest
 from rlhf.terminal import counted, harmless
 
 PAIR = ("chosen", "rejected")
@@ -150,9 +150,9 @@ class RewardModel:
 
         self.options = recipe.rm
         summary = read_summary(stages.rm)
-        assert summary  # `finished_stages` has checked it
-        # names the reward model in output files
-        self.digest = summary.result_sha256["adapter/adapter_model.safetensors"][:16]
+        digest = reward_model_digest(summary) if summary else None
+        assert digest  # `finished_stages` has checked it
+        self.digest = digest  # names the reward model in output files
         device = set_up_torch(recipe)
         self.codec = load_codec(run)
         self.shared = SharedBase(load_base(run, device), {"reference": stages.sft})

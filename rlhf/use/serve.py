@@ -18,6 +18,7 @@ from rlhf.observe.console import install_command
 from rlhf.process.endings import Stopped
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
+from rlhf.run.layout import MODEL
 from rlhf.terminal import say
 
 Engine = Literal["auto", "transformers", "vllm"]
@@ -46,7 +47,7 @@ def run(loaded: PinnedRecipe, out: Path, engine: Engine, host: str, port: int) -
     port is taken, or if the server ends by itself.
     """
     merged = Run(out, loaded, "evaluate").parents.require("merge")
-    model = str((merged / "model").relative_to(out))
+    model = str((merged / MODEL).relative_to(out))
     command_line = command(model, engine, loaded.recipe.hardware.device, host, port)
     address = "127.0.0.1" if host == "0.0.0.0" else host
     if _listens(address, port):

@@ -16,8 +16,9 @@ from rlhf.memory.phases import PredictedStage
 from rlhf.memory.strategies import with_changes
 from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import PinnedRecipe
-from rlhf.use import new, new_model
-from rlhf.use.new import NewOptions, card_of
+from rlhf.use import new, new_content, new_model
+from rlhf.use.new import card_of
+from rlhf.use.new_content import NewOptions
 from tests import models
 from tests.conftest import run_stages
 from tests.e2e.predictor import LEAST, Predictor
@@ -83,7 +84,7 @@ def test_more_room_is_used_and_less_is_made_do_with(checkpoints, tmp_path):
     assert small.sft.per_device_train_batch_size * small.sft.gradient_accumulation_steps == 16
     for written in (large, small):
         rows = written.sft.per_device_train_batch_size * (1 if written.sft.gradient_checkpointing else 4)
-        assert CONTEXT_BYTES + LEAST + rows * 200_000_000 <= new.USED * (written.hardware.memory_gb or 0) * 1e9
+        assert CONTEXT_BYTES + LEAST + rows * 200_000_000 <= new_content.USED * (written.hardware.memory_gb or 0) * 1e9
 
 
 def test_four_bits_are_taken_where_sixteen_do_not_fit(checkpoints, tmp_path):
@@ -119,7 +120,7 @@ def test_what_the_search_finds_is_what_is_written(checkpoints, tmp_path):
     wishes = NewOptions(str(checkpoints / "Tiny_llama"), card_of("3GB"))
     source = new_model.read_model(wishes.model, None)
     facts = new_model.describe(source, None)
-    content = new.settings(wishes, source, facts)
+    content = new_content.settings(wishes, source, facts)
     draft = tmp_path / "a" / "v1"
     draft.mkdir(parents=True)
     before = new._write_recipe(draft, content)
@@ -239,7 +240,7 @@ def test_options_that_cannot_be_are_refused(checkpoints, tmp_path, options, mess
 
 
 def test_sizes_and_names_of_cards():
-    assert card_of("24GB") == new.ChosenCard("24gb", 24.0, "as given by --card")
+    assert card_of("24GB") == new_content.ChosenCard("24gb", 24.0, "as given by --card")
     assert (card_of("12 GiB").name, card_of("12 GiB").memory_gb) == ("12gib", 12.88)
     assert card_of("H100").memory_gb == 85.5
     for wrong in ("24", "big", "0GB"):

@@ -10,8 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf.errors import UserError
 from rlhf.models.adapters import _targets
-from rlhf.models.architecture import TESTED, check_layers, check_lengths, check_model, config_of, unsupported
+from rlhf.models.architecture import check_layers, check_lengths, check_model, config_of, unsupported
 from rlhf.recipe import Architecture
+from rlhf.recipe.model_types import TESTED
 from rlhf.rollout.probe import check_sampling
 from tests import models
 

@@ -21,12 +21,12 @@ from rlhf import recipe
 from rlhf.data.batch import Rollout
 from rlhf.evaluation import policies as evaluation
 from rlhf.memory import cards
-from rlhf.memory import pinned as pins
+from rlhf.memory import prediction_file as pins
 from rlhf.memory import rehearse as rehearsing
 from rlhf.memory.allocator import LARGE_SEGMENT
-from rlhf.memory.phases import PredictionError, RehearsedPhase
-from rlhf.memory.pinned import Needs, Peaks
+from rlhf.memory.phases import Peak, PredictionError, as_json
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor, _extrapolate
+from rlhf.memory.prediction_file import Needs, Peaks
 from rlhf.memory.rehearse import Rehearsals
 from rlhf.memory.replay import replay
 from rlhf.recipe import PinnedRecipe, StageName
@@ -51,13 +51,13 @@ NF4 = {
 }
 
 
-def peaks(phases: dict[str, Any]) -> dict[str, dict[str, int]]:
+def peaks(phases: dict[str, Peak]) -> dict[str, dict[str, int]]:
     """Components at the peak of each phase of a rehearsal."""
-    return {name: _highest(peak) for name, peak in phases.items() if peak["operations"]}
+    return {name: _highest(peak) for name, peak in phases.items() if peak.operations}
 
 
-def _highest(peak: dict[str, Any]) -> dict[str, int]:
-    return max(peak["operations"].values(), key=lambda parts: sum(parts.values()))
+def _highest(peak: Peak) -> dict[str, int]:
+    return max(peak.operations.values(), key=lambda parts: sum(parts.values()))
 
 
 def total(parts: dict[str, int]) -> int:
@@ -165,7 +165,7 @@ def peak_at(stage: StageName, loaded: PinnedRecipe) -> tuple[int, str, set[str]]
     sizes = {
         (phase, operation): total(parts)
         for phase, peak in phases.items()
-        for operation, parts in peak["operations"].items()
+        for operation, parts in peak.operations.items()
     }
     most = max(sizes.values())
     phase = max((phase for (phase, _), size in sizes.items() if size == most), key=len)
@@ -349,8 +349,8 @@ def test_peaks_grow_linearly_with_depth(predict, eight, stage, monkeypatch):
     predicted, rehearsed = predict(loaded, stage), rehearse(loaded, stage)
     for phase, parts in peaks(rehearsed).items():
         assert predicted[phase].peak_bytes == pytest.approx(total(parts), rel=0.005), phase
-        assert predicted[phase].flops == pytest.approx(rehearsed[phase]["flops"], rel=0.005), phase
-        assert predicted[phase].paged_bytes == rehearsed[phase]["paged"], phase
+        assert predicted[phase].flops == pytest.approx(rehearsed[phase].flops, rel=0.005), phase
+        assert predicted[phase].paged_bytes == rehearsed[phase].paged, phase
     assert predicted["update" if stage == "ppo" else "train"].components["quantization"] > 0
 
 
@@ -433,8 +433,8 @@ def test_a_cache_grows_with_rows_and_tokens(two):
         assert peaks(rehearse(other, "ppo"))["rollout"]["kv_cache"] == factor * CACHE
 
 
-def rehearsed(**operations: dict[str, int]) -> RehearsedPhase:
-    return {"operations": operations, "paged": 0, "flops": 0, "recomputed": 0, "moved": 0, "launched": 0}
+def rehearsed(**operations: dict[str, int]) -> Peak:
+    return Peak(operations)
 
 
 def test_the_line_through_two_depths_by_hand():
@@ -457,7 +457,7 @@ def test_what_was_rehearsed_is_predicted():
 def test_where_the_events_of_two_depths_cannot_be_aligned_15_percent_are_added(monkeypatch):
     """15 % of the predicted peak, for what is reserved and what is needed."""
     stage = {"train": rehearsed(step={"base": 10**9})}
-    monkeypatch.setattr(Predictor, "_rehearsed", lambda *_: {"depths": [stage, stage], "reserved": None})
+    monkeypatch.setattr(Predictor, "_rehearsed", lambda *_: as_json({"depths": [stage, stage], "reserved": None}))
     with Predictor() as predict:
         phase = predict(tiny(4), "sft")["train"]
     assert phase.reserved_bytes == phase.needed_bytes == round(1.15 * phase.peak_bytes)
@@ -504,8 +504,8 @@ def test_operations_of_a_training_step():
     attention = 2 * 3.5 * 4 * 64 * HIDDEN
     spared = 2 * sum(width * out + RANK * width for width, out in WIDTHS[:3])
     by_hand = tokens * (4 * matrices + 6 * adapters + attention - spared) + labels * 6 * 200 * HIDDEN
-    assert counted["flops"] == by_hand
-    assert counted["recomputed"] == labels * 2 * 200 * HIDDEN, "the logits"
+    assert counted.flops == by_hand
+    assert counted.recomputed == labels * 2 * 200 * HIDDEN, "the logits"
 
 
 @pytest.fixture(scope="module")
@@ -522,12 +522,12 @@ def test_the_model_s_operations_do_not_depend_on_checkpointing(on_cuda, stage, p
         on_cuda(tiny(2, vocab=200, **changes, **{f"{stage}__gradient_checkpointing": on}), stage)[phase]
         for on in (False, True)
     )
-    more = again["flops"] - again["recomputed"] - (plain["flops"] - plain["recomputed"])
-    assert 0 <= more < 0.04 * plain["flops"]
+    more = again.flops - again.recomputed - (plain.flops - plain.recomputed)
+    assert 0 <= more < 0.04 * plain.flops
     if stage == "sft":
         assert more == 2 * 4 * 64 * 2 * sum(width * out + RANK * width for width, out in WIDTHS[:3])
-    repeated = again["recomputed"] - plain["recomputed"]
-    assert 0.25 * plain["flops"] < repeated < 0.5 * plain["flops"], "about a forward pass of a forward and a backward"
+    repeated = again.recomputed - plain.recomputed
+    assert 0.25 * plain.flops < repeated < 0.5 * plain.flops, "about a forward pass of a forward and a backward"
 
 
 def test_every_batch_has_a_row_that_needs_padding():

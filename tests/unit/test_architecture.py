@@ -10,7 +10,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rlhf.errors import UserError
 from rlhf.models import decoding_layers
 from rlhf.models.architecture import (
-    TESTED,
     architecture_of,
     check_model,
     config_of,
@@ -19,6 +18,7 @@ from rlhf.models.architecture import (
     sliding_window,
 )
 from rlhf.recipe import Architecture
+from rlhf.recipe.model_types import RMS_NORMS, TESTED
 from tests import models
 
 
@@ -132,7 +132,7 @@ def test_a_window_is_found_in_the_types_that_have_one(kind, window):
 def test_a_norm_in_one_kernel_is_the_types_own(kind):
     """In float32; how bfloat16 rounds is in test_decoding_layers.py."""
     model = models.model(kind, 64)
-    norms = [module for module in model.modules() if type(module).__name__ in decoding_layers.RMS_NORMS]
+    norms = [module for module in model.modules() if type(module).__name__ in RMS_NORMS]
     assert norms
     x = torch.randn(3, norms[0].weight.shape[0])
     with torch.no_grad():

@@ -493,6 +493,13 @@ def test_each_line_of_help_stands_alone(name, command):
                 assert option.metavar == "N", f"{name} {option.opts[0]}"
 
 
+@pytest.mark.parametrize("module", ["rlhf", "rlhf.cli"])
+def test_the_package_runs_as_the_command(module):
+    done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Usage: rlhf [OPTIONS] COMMAND")
+
+
 def test_the_version_is_printed(command):
     code, out, _ = command("--version")
     assert code == 0 and out.strip().endswith(package.__version__)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.models.architecture import TESTED
+from rlhf.recipe.model_types import TESTED
 from tests import models
 
 FILE = Path(__file__).parents[2] / "docs" / "models.md"

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from rlhf.data.formats import ReadReport, Rows
 from rlhf.data.quality import flaws
-from rlhf.data.quality.check import QualityReport
 from rlhf.data.quality.flaws import FLAWS, nearly_identical
+from rlhf.data.quality.report import QualityReport
 from rlhf.data.rows import Document, Example, Message, PreferencePair
 from rlhf.recipe import Flaw
 

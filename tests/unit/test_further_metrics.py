@@ -20,6 +20,10 @@ from rlhf.evaluation.policies import (
 )
 from rlhf.evaluation.references import Overlap, answers
 from rlhf.evaluation.reward_model import reward_model_figures, score_histograms
+from rlhf.files import write_json
+from rlhf.run import reader
+from rlhf.run.outcomes import Details, RewardModelFigures
+from tests.conftest import not_none
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 16,
@@ -78,6 +82,21 @@ def test_a_reward_model_judged_by_hand():
     assert figures["sigmoid_in_range"] == 5 / 8
     assert sum(curves["margins"]["counts"]) == 4 and sum(curves["sigmoid_scores"]["counts"]) == 8
     assert sum(row["pairs"] for row in curves["calibration"]) == 4
+
+
+def test_the_curves_are_read_as_they_are_written(tmp_path):
+    _, curves = reward_model_figures([3.0, -1.0, 0.0, 0.5], [0.0, 2.0, 0.0, 0.0], [4, -2, 1, -1])
+    scores = score_histograms({"base": torch.tensor([0.0, 1.0]), "ppo": torch.tensor([2.0, 3.0])})
+    write_json(tmp_path / "details.json", {"scores": scores, "reward_model": curves})
+    details = not_none(reader.read(tmp_path / "details.json", Details))
+    read = not_none(details.reward_model)
+    assert not_none(details.scores).model_dump() == scores
+    assert (read.margins.model_dump(), read.sigmoid_scores.model_dump()) == (
+        curves["margins"],
+        curves["sigmoid_scores"],
+    )
+    assert [row.model_dump() for row in read.calibration] == curves["calibration"]
+    assert RewardModelFigures.model_fields.keys() == curves.keys()
 
 
 def test_a_length_bias_shows():

@@ -11,7 +11,7 @@ from torch.profiler import record_function
 
 from rlhf import recipe
 from rlhf.memory import cards, kernels, predict
-from rlhf.memory.cards import GPUS, SMALL_WORKSPACE, UNKNOWN, Gpu
+from rlhf.memory.cards import CARDS, SMALL_WORKSPACE, UNKNOWN, Gpu
 from rlhf.memory.device import StandIn
 from rlhf.memory.operations import META
 from rlhf.memory.phases import PHASES
@@ -19,16 +19,16 @@ from rlhf.recipe import StageName
 from tests.conftest import noted
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-CARDS = ("4090", "h100", "8xh100")
+NAMES = ("4090", "h100", "8xh100")
 
 # -- cards and workspaces ----------------------------------------------------------------------------------------------
 
 
 def test_several_cards_are_cards_of_their_kind():
-    assert cards.find("2x4090") == cards.find("4090") == GPUS["4090"]
-    assert cards.find("8xh100").multiprocessors == 132, "a name of its own: these are SXM cards"
-    assert cards.find("2xh100") == GPUS["h100"]
-    assert cards.find("some-card") == UNKNOWN
+    assert cards.gpu_of("2x4090") == cards.gpu_of("4090") == CARDS["4090"].gpu
+    assert cards.gpu_of("8xh100").multiprocessors == 132, "a name of its own: these are SXM cards"
+    assert cards.gpu_of("2xh100") == CARDS["h100"].gpu
+    assert cards.gpu_of("some-card") == UNKNOWN
 
 
 @pytest.mark.parametrize("card", ["4090", "2x4090", (8, 9), (8, 0), (8, 6)])
@@ -42,7 +42,7 @@ def test_a_workspace_since_hopper(card):
 
 
 def test_a_card_that_is_not_known_counts_as_the_one_that_takes_most():
-    assert cards.workspace("some-card") == max(cards.workspace(name) for name in GPUS)
+    assert cards.workspace("some-card") == max(cards.workspace(name) for name in CARDS)
 
 
 def test_each_thread_and_the_captured_stream_have_a_workspace():
@@ -97,12 +97,12 @@ def library_unpacks(card: Gpu, rows: int, out: int, inner: int) -> bool:
     return ways[0]
 
 
-@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("card", NAMES)
 @pytest.mark.parametrize("model", SHAPES)
 def test_a_4bit_weight_is_unpacked_where_the_library_unpacks_it(card, model):
     """Every number of rows that a rollout decodes together, and those around the limits of larger batches."""
     pytest.importorskip("bitsandbytes")
-    found = GPUS[card]
+    found = CARDS[card].gpu
     for out, inner in SHAPES[model]:
         for rows in (*range(1, 65), 128, 512, 513, 1536, 1537, 4096):
             assert kernels.unpacks_4bit(found, torch.bfloat16, rows, out, inner) == library_unpacks(
@@ -119,7 +119,7 @@ def test_the_rows_up_to_which_decoding_stays_fused():
         return next(
             rows - 1
             for rows in range(1, 65)
-            if any(kernels.unpacks_4bit(GPUS[card], torch.bfloat16, rows, *shape) for shape in shapes)
+            if any(kernels.unpacks_4bit(CARDS[card].gpu, torch.bfloat16, rows, *shape) for shape in shapes)
         )
 
     models = ("llama2-7b", "llama2-13b", "mistral-7b")
@@ -145,16 +145,16 @@ def inside(card: Gpu, rows: int, out: int, inner: int) -> int:
 def test_an_unpacked_weight_takes_its_memory_on_the_card_that_unpacks_it():
     pytest.importorskip("bitsandbytes")
     weight, scales = 2 * 4096 * 4096, 2 * 4 * 4096 * 4096 // 64
-    assert inside(GPUS["4090"], 8, 4096, 4096) == 0
-    assert inside(GPUS["4090"], 9, 4096, 4096) == weight + scales
-    assert inside(GPUS["h100"], 8, 4096, 4096) == weight + scales
-    assert inside(GPUS["4090"], 9, 11008, 4096) == 0 < inside(GPUS["h100"], 33, 11008, 4096)
+    assert inside(CARDS["4090"].gpu, 8, 4096, 4096) == 0
+    assert inside(CARDS["4090"].gpu, 9, 4096, 4096) == weight + scales
+    assert inside(CARDS["h100"].gpu, 8, 4096, 4096) == weight + scales
+    assert inside(CARDS["4090"].gpu, 9, 11008, 4096) == 0 < inside(CARDS["h100"].gpu, 33, 11008, 4096)
 
 
 def test_a_library_without_the_choice_counts_as_unpacking(monkeypatch):
     monkeypatch.setattr(kernels, "_bitsandbytes_cuda", lambda: None)
     kernels.unpacks_4bit.cache_clear()
-    assert kernels.unpacks_4bit(GPUS["4090"], torch.bfloat16, 1, 4096, 4096)
+    assert kernels.unpacks_4bit(CARDS["4090"].gpu, torch.bfloat16, 1, 4096, 4096)
     kernels.unpacks_4bit.cache_clear()
 
 
@@ -182,14 +182,14 @@ def test_masked_attention_adds_up_gradients_in_float32():
     """Heads of 128, 300 places: 3 blocks of 128 on an H100; on a 4090 5 blocks of 64 in 2 columns, and for keys and
     values one block of 64 x 128 each, with 200 // (2 x 40) = 2 parts."""
     delta = 2 * 40 * 300 * 4
-    assert attention_inside(GPUS["h100"], 40, 300, 128) == rounded(2 * 40 * 3 * (16 + 128 * 128 * 4) + delta)
+    assert attention_inside(CARDS["h100"].gpu, 40, 300, 128) == rounded(2 * 40 * 3 * (16 + 128 * 128 * 4) + delta)
     tiles = 5 * 2 * (16 + 64 * 64 * 4)
-    assert attention_inside(GPUS["4090"], 40, 300, 128) == rounded(2 * 40 * (tiles + 2 * 2 * 64 * 128 * 4) + delta)
+    assert attention_inside(CARDS["4090"].gpu, 40, 300, 128) == rounded(2 * 40 * (tiles + 2 * 2 * 64 * 128 * 4) + delta)
 
 
 def test_many_rows_share_one_part_of_the_keys():
     tiles = 5 * 2 * (16 + 64 * 64 * 4)
-    found = attention_inside(GPUS["4090"], 128, 300, 128)
+    found = attention_inside(CARDS["4090"].gpu, 128, 300, 128)
     assert found == rounded(2 * 128 * (tiles + 2 * 64 * 128 * 4 + 300 * 4))
 
 
@@ -198,4 +198,4 @@ def test_many_rows_share_one_part_of_the_keys():
 )
 def test_small_heads_keep_keys_and_values_in_registers(card, size, blocks, columns):
     tiles = -(-300 // blocks) * columns * (16 + blocks * 64 * 4)
-    assert attention_inside(GPUS[card], 4, 300, size) == rounded(2 * 4 * (tiles + 300 * 4))
+    assert attention_inside(CARDS[card].gpu, 4, 300, size) == rounded(2 * 4 * (tiles + 300 * 4))

@@ -651,16 +651,18 @@ def projected(price: float | None = None) -> plan.StageTime | None:
 
 
 def test_hours_fall_with_the_card_s_rate(monkeypatch):
-    card = cards.NOMINAL_RATES["4090"]
+    card = cards.CARDS["4090"]
+    rates = card.rates
+    assert rates
     once = projected()
-    monkeypatch.setitem(cards.NOMINAL_RATES, "4090", card._replace(flops=card.flops / 4))
+    monkeypatch.setitem(cards.CARDS, "4090", card._replace(rates=rates._replace(flops=rates.flops / 4)))
     slower = projected()
     assert once and slower
     assert slower.limit_hours == pytest.approx(4 * once.limit_hours)
     assert slower.projected_hours == pytest.approx(4 * once.projected_hours)
-    assert once.limit_hours == pytest.approx(8320 / card.flops / 3600)
+    assert once.limit_hours == pytest.approx(8320 / rates.flops / 3600)
     assert once.projected_hours == pytest.approx(once.limit_hours * projection.CALIBRATED.products)
-    monkeypatch.delitem(cards.NOMINAL_RATES, "4090")
+    monkeypatch.setitem(cards.CARDS, "4090", card._replace(rates=None))
     assert projected(1.0) is None
 
 

@@ -22,7 +22,7 @@ from rlhf.models import matmul
 from rlhf.models.lean.trunk import LeanTrunk
 
 RECIPES = ROOT / "recipes"
-CARD = cards.find("h100")
+CARD = cards.gpu_of("h100")
 # q 4x4, k and v 4x2, o 4x4, gate and up 4x8, down 8x4: 144 weights
 HAND = Decoder(hidden=4, intermediate=8, layers=2, heads=2, kv_heads=1, head_dim=2, vocab=10)
 BATCH, TOKENS, LAYERS = 2, 16, 4

@@ -18,7 +18,7 @@ from torch.profiler import record_function
 
 from rlhf.memory.device import KNOWN, StandIn
 from rlhf.memory.operations import META
-from rlhf.memory.peaks import Peak
+from rlhf.memory.phases import Peak
 from rlhf.models import random_base
 from rlhf.rollout import library_decoding
 from rlhf.rollout.cache import CacheLayer

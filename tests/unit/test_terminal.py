@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rlhf.observe import console
 from rlhf.observe.console import Screen
-from rlhf.terminal import LONGEST, harmless, one_line, say, shortened, visible
+from rlhf.terminal import EXCERPT, LONGEST, excerpt, harmless, message_of, one_line, say, shortened, visible
 
 ROOT = Path(__file__).parents[2]
 NASTY = "a\x1b]0;title\x07b\x9b31mc\u202ed\x00e\udcfff"
@@ -30,6 +30,13 @@ def test_a_message_is_one_line_of_bounded_length():
     long = one_line("start" + "x" * 5000 + "end")
     assert len(long) <= LONGEST and long.startswith("start") and long.endswith("end") and "more) …" in long
     assert shortened("x" * LONGEST) == "x" * LONGEST
+
+
+def test_an_excerpt_is_one_line_that_says_where_it_is_cut():
+    assert excerpt(" a\n\tb\r\nc ") == "a b c"
+    assert excerpt("x" * EXCERPT) == "x" * EXCERPT
+    assert excerpt("x" * (EXCERPT + 1)) == "x" * (EXCERPT - 1) + "…"
+    assert message_of(ValueError("a\nb")) == "a b" and message_of(MemoryError()) == "MemoryError"
 
 
 class Gone(io.StringIO):

@@ -14,7 +14,7 @@ from torch import nn
 from torch.profiler import record_function
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from rlhf.memory.peaks import Peak
+from rlhf.memory.phases import Peak
 from rlhf.memory.tracker import Tracker
 from tests.conftest import gradient
 

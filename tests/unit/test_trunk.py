@@ -24,7 +24,7 @@ from rlhf.errors import UserError
 from rlhf.models.lean import fused_linear
 from rlhf.models.lean.trunk import SUPPORTED, LeanTrunk
 from rlhf.models.matmul import round_to_few_sizes
-from rlhf.recipe.schema_model import LEAN_TYPES
+from rlhf.recipe.model_types import LEAN_TYPES
 from tests.conftest import not_none
 from tests.decoding_models import SIZES, hidden
 from tests.trunk_models import ALL, KINDS, adapted, distance

@@ -27,6 +27,7 @@ from functools import partial
 from typing import Any
 
 from rlhf.errors import UserError
+from rlhf.terminal import excerpt
 
 Function = Callable[..., Sequence[float]]
 ARGUMENTS = ("prompts", "completions", "answer")
@@ -61,7 +62,7 @@ class RewardFunction:
                 for prompt, completion, answer in zip(prompts, completions, answers, strict=True):
                     self([prompt], [completion], [answer])
             where = _named(prompts[0], completions[0]) if len(completions) == 1 else f"{len(completions)} responses"
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            reason = excerpt(f"{type(error).__name__}: {error}")
             raise UserError(f"reward {self.name} failed with {reason}, for {where}") from error
         if len(numbers) != len(completions):
             raise UserError(f"reward {self.name} returned {len(numbers)} numbers for {len(completions)} responses")
@@ -220,7 +221,7 @@ def _imported(name: str, where: str) -> Function:
         function: Function = getattr(importlib.import_module(module), attribute)
         _accepted(function)
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = excerpt(f"{type(error).__name__}: {error}")
         raise UserError(f"{where}: {name} cannot be used ({reason}); modules are looked for in {folder} too") from error
     return function
 

@@ -25,6 +25,7 @@ from rlhf.rollout.engine import sample
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.checkpoints import with_resume_advice
 from rlhf.run.directory import Run
+from rlhf.run.layout import ADAPTER
 from rlhf.stages.online import scoring
 from rlhf.stages.online.checkpoints import update_checkpoints
 from rlhf.stages.online.prompts import OnlinePrompts
@@ -204,7 +205,7 @@ class Session:
         elif options.adapter == "best" and best is not None and best != state.step:
             state.take_policy(run.checkpoints.of(best))
             self._policy_samples = None
-        save_adapter(self.shared.peft, run, run.path / "adapter", adapter="policy")
+        save_adapter(self.shared.peft, run, run.path / ADAPTER, adapter="policy")
         test = self.prompts.test
         before, after = self._reference_samples, self._policy_samples
         assert before is not None

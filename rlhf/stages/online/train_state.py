@@ -24,6 +24,7 @@ from rlhf.recipe import OnlineOptions, StageName
 from rlhf.run import reader
 from rlhf.run.checkpoints import checkpoint_step, require_usable
 from rlhf.run.directory import Run
+from rlhf.run.layout import ADAPTER
 from rlhf.run.reader import reading
 from rlhf.run.records import Amount, Count, Number, Record
 from rlhf.stages.online.scoring import ScoreNorm
@@ -171,7 +172,7 @@ class TrainState:
             "random": random_state(),
         }
         torch.save(state, folder / "state.pt")
-        save_adapter(self.shared.peft, run, folder / "adapter", adapter="policy")
+        save_adapter(self.shared.peft, run, folder / ADAPTER, adapter="policy")
 
     def restore(self, saved: SavedState, file: Path) -> None:
         """Continue from the state that `read_state` read from `file`. Raises UserError where it does not fit."""

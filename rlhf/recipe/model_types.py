@@ -1,0 +1,34 @@
+"""Model types that the tests take through every stage and compare with transformers (docs/models.md).
+
+A model of another type is compared when it is loaded: rlhf/rollout/probe.py.
+"""
+
+from typing import NamedTuple
+
+
+class ModelType(NamedTuple):
+    """What is done with models of a type beside what is done with all."""
+
+    rms_norm: str | None  # transformers' class of its norms that compute weight * x / rms(x)
+    llama_layers: bool = True  # its linear layers are the seven of a Llama
+    lean: bool = False  # rlhf/models/lean/trunk.py computes its passes
+
+
+TYPES = {
+    "llama": ModelType("LlamaRMSNorm", lean=True),
+    "mistral": ModelType("MistralRMSNorm", lean=True),
+    "ministral": ModelType("MinistralRMSNorm"),
+    "qwen2": ModelType("Qwen2RMSNorm", lean=True),
+    "qwen3": ModelType("Qwen3RMSNorm", lean=True),
+    "qwen3_moe": ModelType("Qwen3MoeRMSNorm", llama_layers=False),
+    "gemma3_text": ModelType(None),  # its norms multiply with 1 + weight
+    "smollm3": ModelType("SmolLM3RMSNorm"),
+    "olmo2": ModelType("Olmo2RMSNorm"),
+    "olmo3": ModelType("Olmo3RMSNorm"),
+    "phi3": ModelType("Phi3RMSNorm", llama_layers=False),
+    "granite": ModelType("GraniteRMSNorm"),
+}
+TESTED = tuple(TYPES)
+LEAN_TYPES = tuple(name for name, kind in TYPES.items() if kind.lean)
+LLAMA_LAYERS = tuple(name for name, kind in TYPES.items() if kind.llama_layers)
+RMS_NORMS = {kind.rms_norm for kind in TYPES.values()} - {None}

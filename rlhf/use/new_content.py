@@ -1,0 +1,243 @@
+"""What a new recipe says: the options of `rlhf new`, what follows from them and the model, and the filled templates."""
+
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from rlhf import recipe as recipes
+from rlhf.data import formats
+from rlhf.errors import OptionError, UserError
+from rlhf.memory.cards import CARDS
+from rlhf.recipe import StageName
+from rlhf.recipe.published import GB
+from rlhf.use.new_model import ModelFacts, Source
+
+TemplateName = Literal["chat", "hh", "plain"]
+TEMPLATES: tuple[TemplateName, ...] = get_args(TemplateName)
+USED = 0.95  # share of the card that settings may need: nothing predicted was measured on a GPU yet
+LARGE = 20e9  # parameters: between the 13B and the 33B at which QLoRA (arXiv 2305.14314, appendix B) halves the rate
+ROLLOUTS = 32  # of a step of PPO, RLOO or GRPO
+PPO_STEPS = 500
+CHAT_TOKENS, BASE_TOKENS = 1024, 512  # of a sequence, unless --max-length says otherwise
+
+
+class ChosenCard(NamedTuple):
+    """A card by its name in recipes, with its memory."""
+
+    name: str
+    memory_gb: float
+    note: str  # where the memory is from
+
+    @property
+    def limit(self) -> int:
+        """Return the bytes that settings may need."""
+        return round(self.memory_gb * GB * USED)
+
+    @property
+    def words(self) -> str:
+        """Return the card in words: `one RTX 4090`, `one card with 12 GB`."""
+        return f"one {CARDS[self.name].words}" if self.name in CARDS else f"one card with {self.memory_gb:g} GB"
+
+
+KNOWN_CARDS = {name: ChosenCard(name, *card.memory) for name, card in CARDS.items() if card.memory}
+
+
+class DataSet(NamedTuple):
+    """A preference set of the hub at a pinned commit."""
+
+    name: str
+    revision: str
+    split: str | None
+    format: str
+    licence: str
+    words: str
+    files: tuple[str, ...] = ()
+    pairs: int | None = None  # not counted before it is downloaded
+
+
+class OwnData(NamedTuple):
+    """Files with preference pairs."""
+
+    files: tuple[str, ...]
+    pairs: int
+
+
+DATA_SETS = {
+    "hh": DataSet(
+        "Anthropic/hh-rlhf",
+        "09be8c5bbc57cb3887f3a9732ad6aa7ec602a1fa",
+        None,
+        "hh",
+        "MIT",
+        "dialogues whose better answer people chose",
+    ),
+    "ultrafeedback": DataSet(
+        "HuggingFaceH4/ultrafeedback_binarized",
+        "3949bf5f8c17c394422ccfab0c31ea9c20bdeb85",
+        "train_prefs",
+        "preference",
+        "MIT",
+        "instructions with answers of several models, of which GPT-4 rated one higher",
+    ),
+}
+
+
+class NewOptions(NamedTuple):
+    """The options of `rlhf new`."""
+
+    model: str
+    card: ChosenCard
+    stages: tuple[StageName, ...] = ("ppo", "dpo")
+    data: tuple[str, ...] = ()  # files, or a key of DATA_SETS; empty: the one that suits the template
+    revision: str | None = None
+    template: TemplateName | None = None
+    max_length: int | None = None
+    name: str | None = None
+
+
+class Supervised(NamedTuple):
+    """What differs between the supervised stages of new recipes."""
+
+    max_samples: int | None
+    every: int  # steps between two evaluations
+    optim: str = "adamw_torch_fused"
+    per_device_train_batch_size: int = 16
+    gradient_accumulation_steps: int = 1
+    gradient_checkpointing: bool = True
+
+
+class Online(NamedTuple):
+    """What differs between the stages of new recipes that learn from their own samples."""
+
+    optim: str = "adamw_torch_fused"
+    per_device_train_batch_size: int = 8
+    gradient_checkpointing: bool = True
+    rollout_batch_size: int = ROLLOUTS
+
+
+class Evaluation(NamedTuple):
+    """What differs between the evaluations of new recipes."""
+
+    batch_size: int = 32
+
+
+class Content(NamedTuple):
+    """What the templates are filled with."""
+
+    title: str
+    description: str
+    model_name: str
+    wanted: tuple[StageName, ...]
+    source: Source
+    card: ChosenCard
+    data: DataSet | OwnData
+    architecture: Mapping[str, object]  # keys of the recipe's section
+    tokenizer: Mapping[str, object]  # keys of the recipe's section
+    billions: float
+    chat: bool
+    large: bool
+    max_length: int
+    steps: int  # of PPO, RLOO and GRPO
+    sft: Supervised
+    rm: Supervised
+    dpo: Supervised
+    ppo: Online = Online()
+    rloo: Online = Online()
+    grpo: Online = Online()
+    evaluate: Evaluation = Evaluation()
+    quantization: str = "none"
+
+    def with_changed_keys(self, changes: Mapping[str, Any]) -> "Content":
+        """Return the content with changes of a recipe's keys: {"ppo.rollout_batch_size": 8}."""
+        content = self
+        for key, value in changes.items():
+            section, name = key.split(".")
+            if section == "model":
+                content = content._replace(**{name: value})
+            else:
+                changed = getattr(content, section)._replace(**{name: value})
+                content = content._replace(**{section: changed})
+        return content
+
+
+def settings(options: NewOptions, source: Source, facts: ModelFacts) -> Content:
+    """Return what the templates are filled with, before settings that need less memory are searched for."""
+    chat = facts.tokenizer["template"] == "chat"
+    data = _data(options.data or ("ultrafeedback" if chat else "hh",))
+    data_name = data.name.rpartition("/")[2] if isinstance(data, DataSet) else "data of your own"
+    model = Path(source.name).name
+    longest = options.max_length or (CHAT_TOKENS if chat else BASE_TOKENS)
+    steps = PPO_STEPS if data.pairs is None else min(PPO_STEPS, max(20, 2 * data.pairs // ROLLOUTS // 10 * 10))
+
+    def supervised(most: int) -> Supervised:
+        limit = most if data.pairs is None else None
+        return Supervised(limit, steps_between_evaluations(limit or data.pairs or PPO_STEPS * ROLLOUTS))
+
+    return Content(
+        title=f"{model} on {data_name}, for {options.card.words}",
+        description=f"{model} on {data_name}, {' and '.join(options.stages)}, for {options.card.words}",
+        model_name=model,
+        wanted=options.stages,
+        source=source,
+        card=options.card,
+        data=data,
+        architecture=facts.architecture,
+        tokenizer={"pad_token": None, "eos_token": None, "chat_template_kwargs": None, **facts.tokenizer},
+        billions=round(facts.parameters / 1e9, 1 if facts.parameters < 20e9 else 0),
+        chat=chat,
+        large=facts.parameters > LARGE,
+        max_length=min(longest, facts.architecture["max_position_embeddings"]),
+        steps=steps,
+        sft=supervised(2_000 if chat else 20_000),
+        rm=supervised(50_000),
+        dpo=supervised(20_000),
+    )
+
+
+def steps_between_evaluations(rows: int) -> int:
+    """Return the steps between two evaluations in an epoch of `rows` rows, 16 a step: a quarter of it, at most 200."""
+    return min(200, max(10, rows // 16 // 4 // 10 * 10))
+
+
+def _data(names: tuple[str, ...]) -> DataSet | OwnData:
+    """Return the data that --data names: files that can be read, or a pinned set. Raises OptionError, UserError."""
+    if len(names) == 1 and names[0] in DATA_SETS:
+        return DATA_SETS[names[0]]
+    for file in names:
+        if not Path(file).exists():
+            sets = " or ".join(DATA_SETS)
+            raise OptionError(f"--data {file}: there is no such file; {sets} names a set of the hub")
+    files = tuple(str(Path(file).resolve()) for file in names)
+    rows = formats.read([*files], on_bad_row="skip", advice=formats.CHECK_ADVICE)
+    if not rows.pairs:
+        raise UserError(f"--data {names[0]}: no preference pairs, which the reward model needs (docs/data.md)")
+    return OwnData(files, len(rows.pairs))
+
+
+def render(template: str, content: Content, **more: object) -> str:
+    """Return a template of this package filled with the content and `more`."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates"), encoding="utf-8"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["value"] = recipes.as_yaml
+    environment.filters["quoted"] = "`{}`".format
+    environment.filters["entry"] = _entry
+    return environment.get_template(f"{template}.jinja").render(content._asdict() | more)
+
+
+def _entry(item: tuple[str, object]) -> str:
+    """Return one key of model.architecture as indented YAML; long lists are folded."""
+    import yaml
+
+    key, value = item
+    if not isinstance(value, dict | list):
+        return f"    {key}: {recipes.as_yaml(value)}\n"
+    flow = yaml.safe_dump(value, default_flow_style=True, width=100, sort_keys=False)
+    return textwrap.indent(f"{key}: {textwrap.indent(flow, '  ').strip()}\n", "    ")
