@@ -22,6 +22,8 @@ from rlhf import cli, recipe
 from rlhf.files import read_json
 from rlhf.memory import predict as predicting
 from rlhf.memory.predict import Predictor
+from rlhf.memory.seams import shortened
+from rlhf.observe.console import quiet_libraries
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
 from rlhf.run.finished import result_files, result_hash
@@ -331,6 +333,13 @@ def shared_rehearsal_processes() -> Iterator[None]:
         predictor = Predictor()
         predictor._worker = process
         leave(predictor, None, None, None)
+
+
+@pytest.fixture(scope="module")
+def as_in_a_worker() -> Iterator[None]:
+    """Rehearsals are as in the predictor's processes: what takes no memory of the device is left out."""
+    with quiet_libraries(), shortened():
+        yield
 
 
 @pytest.fixture(scope="session")
