@@ -298,6 +298,15 @@ def libraries_outside_collections() -> None:
     gc.freeze()
 
 
+# Variables that no rehearsal reads. Stages and libraries set some of them in this process, and leave them; a rehearsal is
+# told whether segments are expandable.
+NOT_READ = {
+    *("PYTEST_CURRENT_TEST", "XDG_CACHE_HOME", "COLUMNS", "PYTORCH_ALLOC_CONF", "TORCHINDUCTOR_CACHE_DIR"),
+    *("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"),
+    *("TRL_EXPERIMENTAL_SILENCE", "TOKENIZERS_PARALLELISM"),
+}
+
+
 @pytest.fixture(scope="session", autouse=True)
 def shared_rehearsal_processes() -> Iterator[None]:
     """Predictors that are done hand their process on to the next one, because starting one imports all libraries.
@@ -309,8 +318,7 @@ def shared_rehearsal_processes() -> Iterator[None]:
     started_in: dict[int, tuple[tuple[str, str], ...]] = {}
 
     def environment() -> tuple[tuple[str, str], ...]:
-        ignored = {"PYTEST_CURRENT_TEST", "XDG_CACHE_HOME", "COLUMNS"}  # no rehearsal reads them
-        return tuple(sorted((name, value) for name, value in os.environ.items() if name not in ignored))
+        return tuple(sorted((name, value) for name, value in os.environ.items() if name not in NOT_READ))
 
     def take() -> subprocess.Popen[str]:
         process = idle.pop(environment(), None)
