@@ -298,8 +298,8 @@ def libraries_outside_collections() -> None:
     gc.freeze()
 
 
-# Variables that no rehearsal reads. Stages and libraries set some of them in this process, and leave them; a rehearsal is
-# told whether segments are expandable.
+# Variables that no rehearsal reads. Stages and libraries set some of them in this process, and leave them. Whether
+# segments are expandable is part of what a rehearsal is asked.
 NOT_READ = {
     *("PYTEST_CURRENT_TEST", "XDG_CACHE_HOME", "COLUMNS", "PYTORCH_ALLOC_CONF", "TORCHINDUCTOR_CACHE_DIR"),
     *("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"),
