@@ -22,6 +22,8 @@ from rlhf import cli, recipe
 from rlhf.files import read_json
 from rlhf.memory import predict as predicting
 from rlhf.memory.predict import Predictor
+from rlhf.memory.seams import shortened
+from rlhf.observe.console import quiet_libraries
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
 from rlhf.run.finished import result_files, result_hash
@@ -296,6 +298,15 @@ def libraries_outside_collections() -> None:
     gc.freeze()
 
 
+# Variables that no rehearsal reads. Stages and libraries set some of them in this process, and leave them. Whether
+# segments are expandable is part of what a rehearsal is asked.
+NOT_READ = {
+    *("PYTEST_CURRENT_TEST", "XDG_CACHE_HOME", "COLUMNS", "PYTORCH_ALLOC_CONF", "TORCHINDUCTOR_CACHE_DIR"),
+    *("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"),
+    *("TRL_EXPERIMENTAL_SILENCE", "TOKENIZERS_PARALLELISM"),
+}
+
+
 @pytest.fixture(scope="session", autouse=True)
 def shared_rehearsal_processes() -> Iterator[None]:
     """Predictors that are done hand their process on to the next one, because starting one imports all libraries.
@@ -307,8 +318,7 @@ def shared_rehearsal_processes() -> Iterator[None]:
     started_in: dict[int, tuple[tuple[str, str], ...]] = {}
 
     def environment() -> tuple[tuple[str, str], ...]:
-        ignored = {"PYTEST_CURRENT_TEST", "XDG_CACHE_HOME", "COLUMNS"}  # no rehearsal reads them
-        return tuple(sorted((name, value) for name, value in os.environ.items() if name not in ignored))
+        return tuple(sorted((name, value) for name, value in os.environ.items() if name not in NOT_READ))
 
     def take() -> subprocess.Popen[str]:
         process = idle.pop(environment(), None)
@@ -331,6 +341,13 @@ def shared_rehearsal_processes() -> Iterator[None]:
         predictor = Predictor()
         predictor._worker = process
         leave(predictor, None, None, None)
+
+
+@pytest.fixture(scope="module")
+def as_in_a_worker() -> Iterator[None]:
+    """Rehearsals are as in the predictor's processes: what takes no memory of the device is left out."""
+    with quiet_libraries(), shortened():
+        yield
 
 
 @pytest.fixture(scope="session")

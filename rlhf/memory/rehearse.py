@@ -83,25 +83,31 @@ class RehearsalsAtDepths:
         self.depths = [Rehearsals(layers) for layers in DEPTHS]
 
     def __call__(self, loaded: PinnedRecipe, stage: StageName, expandable: bool) -> RehearsedStage:
-        """Return the peaks of a stage at each depth, and the reserved bytes of each phase at the recipe's depth.
-
-        `reserved` has a `Reserved` for each phase. It is empty if the stage uses no card, and None if the events
-        of the two depths cannot be aligned.
-        """
+        """Return the peaks of a stage at each depth, and the reserved bytes of each phase at the recipe's depth."""
         peaks, events = [], []
         for rehearse in self.depths:
             peaks.append(rehearse(loaded, stage))
             events.append(rehearse.events)
-        hardware, architecture = loaded.recipe.hardware, loaded.recipe.model.architecture
-        reserved: dict[str, Reserved] | None = {}
-        if hardware.device == "cuda" and stage not in ON_HOST and architecture:
-            shallow, deeper = events
-            try:
-                deep = deepen(shallow, deeper, architecture.num_hidden_layers)
-                reserved = replay(deep, expandable, cards.workspace(hardware.name))
-            except ValueError:
-                reserved = None
+        reserved = reserved_at_depth(events, loaded.recipe, stage, expandable)
         return {"depths": peaks, "reserved": reserved}
+
+
+def reserved_at_depth(
+    events: Sequence[list[Event]], recipe: Recipe, stage: StageName, expandable: bool
+) -> dict[str, Reserved] | None:
+    """Return the reserved bytes of each phase at the recipe's depth, from a stage's events at each of DEPTHS.
+
+    They are empty if the stage uses no card, and None if the events of the two depths cannot be aligned.
+    """
+    hardware, architecture = recipe.hardware, recipe.model.architecture
+    if hardware.device != "cuda" or stage in ON_HOST or not architecture:
+        return {}
+    shallow, deeper = events
+    try:
+        deep = deepen(shallow, deeper, architecture.num_hidden_layers)
+        return replay(deep, expandable, cards.workspace(hardware.name))
+    except ValueError:
+        return None
 
 
 def _operations(loaded: PinnedRecipe) -> dict[str, RehearsedRole]:

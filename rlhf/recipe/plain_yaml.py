@@ -172,7 +172,8 @@ def parse(text: str, source: str, lines: bool = True) -> JsonValue:
     raise UserError(f"{source}:{line}: {problem}" if lines else f"{source}: {problem}")
 
 
-_parse_cached = functools.lru_cache(maxsize=32)(parse)  # planning reads the same recipe dozens of times
+# Planning reads the same recipe dozens of times, and `rlhf recipes` all of them again and again: more than there are.
+_parse_cached = functools.lru_cache(maxsize=128)(parse)
 
 
 def read_yaml(file: Path) -> dict[str, Any]:

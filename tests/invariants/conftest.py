@@ -3,15 +3,6 @@
 import pytest
 
 from rlhf.memory.predict import Predictor
-from rlhf.memory.seams import shortened
-from rlhf.observe.console import quiet_libraries
-
-
-@pytest.fixture(scope="module")
-def as_in_a_worker():
-    """As the predictor's processes do it."""
-    with quiet_libraries(), shortened():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,9 @@ stages on real tensors, and the profiler every allocation that torch's CPU alloc
 
 import collections
 import copy
+import functools
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,11 @@ from rlhf.data.batch import Rollout
 from rlhf.evaluation import policies as evaluation
 from rlhf.memory import cards
 from rlhf.memory import prediction_file as pins
-from rlhf.memory import rehearse as rehearsing
 from rlhf.memory.allocator import LARGE_SEGMENT
-from rlhf.memory.phases import Peak, PredictionError, as_json
+from rlhf.memory.phases import DEPTHS, Event, Peak, PredictionError, as_json
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor, _extrapolate
 from rlhf.memory.prediction_file import Needs, Peaks
-from rlhf.memory.rehearse import Rehearsals
+from rlhf.memory.rehearse import Rehearsals, reserved_at_depth
 from rlhf.memory.replay import replay
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.rollout.engine import sample
@@ -467,19 +468,31 @@ def test_where_the_events_of_two_depths_cannot_be_aligned_15_percent_are_added(m
 WIDE = {"model.architecture.hidden_size": 1024, "model.architecture.intermediate_size": 2816}  # blocks above 1 MiB
 
 
-@pytest.mark.parametrize("expandable", [True, False])
-@pytest.mark.parametrize("stage", ["sft", "ppo"])
-def test_what_a_deep_model_reserves_is_found_from_two_shallow_ones(stage, expandable):
-    """Layers 2 and 4, whose events are repeated, beside all 10 of them: what is allocated to the byte, what is reserved
-    and needed within 0.2 % or a page."""
+@pytest.fixture(scope="module")
+def wide() -> Callable[[StageName], tuple[PinnedRecipe, list[list[Event]]]]:
+    """A recipe of ten layers on a card, and a stage's events at two, four and all ten of them."""
     pytest.importorskip("bitsandbytes")
     changes: dict[str, Any] = {key.replace(".", "__"): value for key, value in NF4.items()}
     loaded = recipe.load(RECIPE, tiny(10, **changes).overrides | WIDE)
-    rehearser = rehearsing.RehearsalsAtDepths()
-    replayed = rehearser(loaded, stage, expandable)["reserved"]
-    deep = Rehearsals(None)
-    deep(loaded, stage)
-    whole = replay(deep.events, expandable, cards.workspace(loaded.recipe.hardware.name))
+
+    @functools.cache
+    def rehearsed_at_each_depth(stage: StageName) -> tuple[PinnedRecipe, list[list[Event]]]:
+        rehearsals = [Rehearsals(layers) for layers in (*DEPTHS, None)]
+        for rehearse in rehearsals:
+            rehearse(loaded, stage)
+        return loaded, [rehearse.events for rehearse in rehearsals]
+
+    return rehearsed_at_each_depth
+
+
+@pytest.mark.parametrize("expandable", [True, False])
+@pytest.mark.parametrize("stage", ["sft", "ppo"])
+def test_what_a_deep_model_reserves_is_found_from_two_shallow_ones(wide, stage, expandable):
+    """Layers 2 and 4, whose events are repeated, beside all 10 of them: what is allocated to the byte, what is reserved
+    and needed within 0.2 % or a page."""
+    loaded, (*shallow_ones, deep) = wide(stage)
+    replayed = reserved_at_depth(shallow_ones, loaded.recipe, stage, expandable)
+    whole = replay(deep, expandable, cards.workspace(loaded.recipe.hardware.name))
     assert replayed is not None and replayed.keys() == whole.keys() >= {"load", "evaluate"}
     for phase, real in whole.items():
         assert replayed[phase].allocated == real.allocated, phase

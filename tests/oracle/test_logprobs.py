@@ -26,124 +26,76 @@ def oracle_entropy(logits):
     return -math.fsum(math.exp(oracle_logprob(logits, i)) * oracle_logprob(logits, i) for i in range(len(logits)))
 
 
+def of_logits(logits: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and entropies of (N, V) logits. The output matrix is the identity: hidden states are logits."""
+    logp, entropies, _ = linear_token_logprobs(logits, torch.eye(logits.shape[1]).to(logits), ids, entropy="gradient")
+    assert entropies is not None
+    return logp, entropies
+
+
 def test_log_probabilities_and_entropy_of_two_rows_worked_by_hand():
     # exp(logits) are 1, 2, 5 and 1, 1, 2: probabilities 1/8, 2/8, 5/8 and 1/4, 1/4, 1/2.
-    logits = torch.tensor([[[1.0, 2, 5], [1, 1, 2]]], dtype=torch.float64).log()
-    out = token_logprobs(logits, torch.tensor([[2, 0]]))
-    assert out.shape == (1, 2)
-    assert out.exp().flatten().tolist() == pytest.approx([5 / 8, 1 / 4], rel=1e-14)
+    logits = torch.tensor([[1.0, 2, 5], [1, 1, 2]], dtype=torch.float64).log()
+    logp, entropies = of_logits(logits, torch.tensor([2, 0]))
+    assert logp.exp().tolist() == pytest.approx([5 / 8, 1 / 4], rel=1e-14)
     # Entropy of the second row: log(4)/4 + log(4)/4 + log(2)/2 = 1.5 log 2.
-    assert entropy(logits).shape == (1, 2)
-    assert entropy(logits)[0, 1].item() == pytest.approx(1.5 * math.log(2), rel=1e-14)
+    assert entropies[1].item() == pytest.approx(1.5 * math.log(2), rel=1e-14)
 
 
 @FEW
 @given(rows)
 def test_against_written_out_sums(logits):
-    x = torch.tensor(logits, dtype=torch.float64)
+    """The helper, with which other tests compare, is held to the same sums."""
+    x = torch.tensor([logits] * len(logits), dtype=torch.float64)
     ids = torch.arange(len(logits))
-    out = token_logprobs(x.expand(len(logits), -1), ids)
-    assert out.tolist() == pytest.approx([oracle_logprob(logits, i) for i in range(len(logits))], rel=1e-12, abs=1e-12)
-    assert out.exp().sum().item() == pytest.approx(1, rel=1e-12)
-    assert entropy(x).item() == pytest.approx(oracle_entropy(logits), rel=1e-10, abs=1e-12)
-    assert -1e-12 <= entropy(x).item() <= math.log(len(logits)) + 1e-12
+    for logp, entropies in (of_logits(x, ids), (token_logprobs(x, ids), entropy(x))):
+        exact = [oracle_logprob(logits, i) for i in range(len(logits))]
+        assert logp.tolist() == pytest.approx(exact, rel=1e-12, abs=1e-12)
+        assert logp.exp().sum().item() == pytest.approx(1, rel=1e-12)
+        assert entropies.tolist() == pytest.approx([oracle_entropy(logits)] * len(logits), rel=1e-10, abs=1e-12)
+        assert -1e-12 <= entropies.min().item() <= entropies.max().item() <= math.log(len(logits)) + 1e-12
 
 
 @FEW
 @given(rows, st.floats(-50, 50))
 def test_a_constant_added_to_the_logits_is_irrelevant(logits, shift):
-    x = torch.tensor(logits, dtype=torch.float64)
-    first = torch.tensor(0)
-    torch.testing.assert_close(token_logprobs(x + shift, first), token_logprobs(x, first), rtol=0, atol=1e-12)
-    torch.testing.assert_close(entropy(x + shift), entropy(x), rtol=0, atol=1e-12)
+    x, first = torch.tensor([logits], dtype=torch.float64), torch.tensor([0])
+    for shifted, plain in zip(of_logits(x + shift, first), of_logits(x, first), strict=True):
+        torch.testing.assert_close(shifted, plain, rtol=0, atol=1e-12)
 
 
 def test_uniform_and_certain():
-    assert entropy(torch.zeros(1000, dtype=torch.float64)).item() == pytest.approx(math.log(1000), rel=1e-14)
-    assert entropy(torch.tensor([500.0, 0.0, 0.0])).item() == 0
+    first = torch.tensor([0])
+    assert of_logits(torch.zeros(1, 1000, dtype=torch.float64), first)[1].item() == pytest.approx(math.log(1000))
+    assert of_logits(torch.tensor([[500.0, 0.0, 0.0]]), first)[1].item() == 0
 
 
 def test_large_logits_do_not_overflow():
     logits = torch.tensor([1e4, 0.0, -1e4]).expand(3, 3)
-    assert token_logprobs(logits, torch.arange(3)).tolist() == [0, -1e4, -2e4]
+    assert of_logits(logits, torch.arange(3))[0].tolist() == [0, -1e4, -2e4]
 
 
 def test_bfloat16_logits_are_computed_in_float32():
     torch.manual_seed(0)
     logits = (torch.randn(32, 500) * 5).bfloat16()
     ids = torch.randint(500, (32,))
-    exact = [oracle_logprob(row, i) for row, i in zip(logits.double().tolist(), ids.tolist(), strict=True)]
-    out = token_logprobs(logits, ids)
-    assert out.dtype == torch.float32
+    logp, entropies = of_logits(logits, ids)
+    assert logp.dtype == entropies.dtype == torch.float32
     # A bfloat16 log-softmax would be off by up to 2^-4 at these sizes.
-    assert out.tolist() == pytest.approx(exact, abs=1e-5)
-    assert entropy(logits).dtype == torch.float32
-    exact = [oracle_entropy(row) for row in logits.double().tolist()]
-    assert entropy(logits).tolist() == pytest.approx(exact, abs=1e-5)
+    exact = [oracle_logprob(row, i) for row, i in zip(logits.double().tolist(), ids.tolist(), strict=True)]
+    assert logp.tolist() == pytest.approx(exact, abs=1e-5)
+    # The written-out sum takes as long as the square of a row; one is enough.
+    assert entropies[0].item() == pytest.approx(oracle_entropy(logits[0].double().tolist()), abs=1e-5)
 
 
-def test_gradient_of_a_confident_token_survives_bfloat16():
-    # d log p[0] / d logit[0] = 1 - p = 1 / (1 + e^8) = 3.4e-4; with p rounded to bfloat16 it would be 1 - 1 = 0.
-    logits = torch.tensor([[8.0, 0.0]], dtype=torch.bfloat16, requires_grad=True)
-    token_logprobs(logits, torch.tensor([0])).backward()
-    expected = 1 / (1 + math.exp(8))
-    assert gradient(logits).flatten().tolist() == pytest.approx([expected, -expected], rel=2**-8)
+def test_inputs_are_left_unchanged():
+    hidden, weight, ids = case()
+    kept = [x.clone() for x in (hidden, weight, ids)]
+    linear_token_logprobs(hidden, weight, ids, 0.7, 3, "gradient", likeliest=True)
+    assert all(map(torch.equal, (hidden, weight, ids), kept))
 
 
-@pytest.mark.parametrize(("dtype", "copies"), [(torch.float32, 0), (torch.bfloat16, 1)])
-def test_no_more_than_the_float32_copy_is_kept_for_backward(dtype, copies):
-    logits = torch.randn(4, 1000).to(dtype).requires_grad_()
-    kept: dict[int, torch.Tensor] = {}
-
-    def pack(t):
-        if t.numel() == logits.numel() and t.data_ptr() != logits.data_ptr():
-            kept[t.data_ptr()] = t
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        out = token_logprobs(logits, torch.zeros(4, dtype=torch.int64))
-    assert out.requires_grad and len(kept) == copies
-
-
-def test_an_impossible_token_adds_nothing_to_the_entropy_or_its_gradient():
-    logits = torch.tensor([0.0, 0.0, -math.inf], dtype=torch.float64, requires_grad=True)
-    assert token_logprobs(logits.expand(2, 3), torch.tensor([1, 2])).tolist() == [-math.log(2), -math.inf]
-    h = entropy(logits)
-    assert h.item() == pytest.approx(math.log(2), rel=1e-14)
-    h.backward()
-    assert gradient(logits).tolist() == [0, 0, 0]  # the two equal tokens are at the maximum
-
-
-def test_gradient_of_the_entropy_is_finite_when_a_probability_underflows():
-    logits = torch.tensor([0.0, 1.0, -200.0], requires_grad=True)
-    entropy(logits).backward()
-    # dH/dx_i = -p_i (log p_i + H), with p = 1/(1+e), e/(1+e), 0.
-    p = [1 / (1 + math.e), math.e / (1 + math.e)]
-    h = -sum(q * math.log(q) for q in p)
-    assert gradient(logits).tolist() == pytest.approx([-q * (math.log(q) + h) for q in p] + [0], abs=1e-6)
-
-
-def test_gradcheck():
-    torch.manual_seed(0)
-    logits = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
-    ids = torch.randint(5, (2, 3))
-    assert torch.autograd.gradcheck(lambda x: token_logprobs(x, ids), (logits,))
-    assert torch.autograd.gradcheck(entropy, (logits,))
-
-
-def test_errors_and_inputs_unchanged():
-    logits = torch.randn(2, 3, 5)
-    kept = logits.clone()
-    token_logprobs(logits, torch.zeros(2, 3, dtype=torch.int64))
-    entropy(logits)
-    assert torch.equal(logits, kept)
-    with pytest.raises(ValueError, match=r"\(2, 3, 5\).*\(2, 2\)"):
-        token_logprobs(logits, torch.zeros(2, 2, dtype=torch.int64))
-    with pytest.raises(ValueError, match="do not fit"):
-        token_logprobs(logits, torch.zeros(2, 3, 5, dtype=torch.int64))
-
-
-# -- straight from hidden states ---------------------------------------------------------------------------------------
+# -- from hidden states ------------------------------------------------------------------------------------------------
 
 
 def case(dtype=torch.float64, n=7, v=11, h=5, seed=0):

@@ -18,8 +18,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 BF16, NF4 = RECIPES / "h100-mistral-7b" / "v2", RECIPES / "4090-llama2-7b" / "v2"
 ON_A_GPU = [d for d in recipe.available(RECIPES) if recipe.load(d).recipe.hardware.device == "cuda"]
 
-
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.usefixtures("as_in_a_worker")]
 
 
 def load(directory: Path, **changes) -> PinnedRecipe:

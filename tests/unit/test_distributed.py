@@ -25,9 +25,9 @@ def be(monkeypatch, rank: int, world: int) -> None:
 def test_a_child_finds_this_checkout_and_what_this_process_was_given(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/carried", "/more"]))
     root = str(RECIPE.parents[2])
-    found = launching.child_environment(HF_HUB_OFFLINE="1")
-    assert found["PYTHONPATH"].split(os.pathsep) == [root, "/carried", "/more"]
-    assert found["HF_HUB_OFFLINE"] == "1" and found["PATH"] == os.environ["PATH"]
+    environment = launching.child_environment(HF_HUB_OFFLINE="1")
+    assert environment["PYTHONPATH"].split(os.pathsep) == [root, "/carried", "/more"]
+    assert environment["HF_HUB_OFFLINE"] == "1" and environment["PATH"] == os.environ["PATH"]
     monkeypatch.delenv("PYTHONPATH")
     assert launching.child_environment()["PYTHONPATH"] == root  # an empty entry would be the working directory
 
@@ -62,15 +62,15 @@ def test_the_number_of_processes_decides_nothing():
 def test_ranks_share_every_batch(monkeypatch, rows, kept):
     """What is left over and cannot be shared equally, of the last batch only, is left out."""
     order = LengthBuckets([1 + (7 * i) % 50 for i in range(rows)], 16, seed=3)
-    found = []
+    shares = []
     for rank in (0, 1):
         be(monkeypatch, rank, 2)
         sharded = ShardedBatches(order, micro_batch=4, accumulated=2)
-        found.append(list(sharded))
-        assert len(sharded) == len(found[-1])
+        shares.append(list(sharded))
+        assert len(sharded) == len(shares[-1])
     steps = [
         [row for part in zip(*parts, strict=True) for piece in part for row in piece]
-        for parts in zip(*([f[i : i + 2] for i in range(0, len(f), 2)] for f in found), strict=True)
+        for parts in zip(*([f[i : i + 2] for i in range(0, len(f), 2)] for f in shares), strict=True)
     ]
     whole = list(order)
     assert [sorted(step) for step in steps[:3]] == [sorted(whole[at : at + 16]) for at in (0, 16, 32)]
@@ -113,15 +113,15 @@ def test_engines_need_their_file(tmp_path):
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(RECIPES)))
 def test_the_files_for_accelerate_start_what_the_recipe_says(file):
     """Only read: FSDP and DeepSpeed under TRL's trainers need GPUs, on which nothing of this was run."""
-    found, loaded = load_config_from_file(str(file)), recipe.load(file.parent)
+    config, loaded = load_config_from_file(str(file)), recipe.load(file.parent)
     engine = file.stem.removeprefix("accelerate-")
-    assert found.distributed_type.value == launching.KINDS[engine]
-    assert found.num_processes == loaded.recipe.hardware.count > 1
-    assert found.mixed_precision == ("bf16" if loaded.recipe.model.dtype == "bfloat16" else "no")
+    assert config.distributed_type.value == launching.KINDS[engine]
+    assert config.num_processes == loaded.recipe.hardware.count > 1
+    assert config.mixed_precision == ("bf16" if loaded.recipe.model.dtype == "bfloat16" else "no")
     if engine == "fsdp":
-        assert found.fsdp_config["fsdp_version"] == 2
+        assert config.fsdp_config["fsdp_version"] == 2
     if engine == "deepspeed":
-        assert found.deepspeed_config["zero_stage"] == 3
+        assert config.deepspeed_config["zero_stage"] == 3
 
 
 def test_the_recipe_for_two_processes_is_the_one_for_one():
@@ -138,8 +138,8 @@ def failure(code: int, time: int = 5, file: str = "<N/A>", message: str = "") ->
 def test_the_rank_that_ended_first_is_named(tmp_path):
     file = tmp_path / "error.json"
     file.write_text("{}")
-    said = failure(1, 4, str(file), "the data has changed")
-    assert launching._failure_message({0: said, 1: failure(-15)}, "rm") == "the data has changed"
+    message = failure(1, 4, str(file), "the data has changed")
+    assert launching._failure_message({0: message, 1: failure(-15)}, "rm") == "the data has changed"
     killed = launching._failure_message({0: failure(launching.LOST, 4), 1: failure(-9, 5)}, "rm")
     assert killed.startswith("rm: rank 1 was killed by SIGKILL") and "`--resume` (make: RESUME=1)" in killed
     assert "rank 1 ended with exit code 1" in launching._failure_message({0: failure(-15), 1: failure(1)}, "rm")

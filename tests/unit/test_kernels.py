@@ -55,8 +55,8 @@ def test_each_thread_and_the_captured_stream_have_a_workspace():
         ("evaluate", "evaluate/decode"),
         ("merge", "merge"),
     )
-    found = [predict.workspaces(loaded, stage, phase) / cards.workspace("4090") for stage, phase in places]
-    assert found == [2, 2, 3, 1, 2, 0], "autograd's thread only where there is training; merging: no card"
+    counts = [predict.workspaces(loaded, stage, phase) / cards.workspace("4090") for stage, phase in places]
+    assert counts == [2, 2, 3, 1, 2, 0], "autograd's thread only where there is training; merging: no card"
     cpu = recipe.load(RECIPES / "cpu-tiny" / "v1").recipe
     assert predict.workspaces(cpu, "sft", "train") == 0
 
@@ -102,11 +102,11 @@ def library_unpacks(card: Gpu, rows: int, out: int, inner: int) -> bool:
 def test_a_4bit_weight_is_unpacked_where_the_library_unpacks_it(card, model):
     """Every number of rows that a rollout decodes together, and those around the limits of larger batches."""
     pytest.importorskip("bitsandbytes")
-    found = CARDS[card].gpu
+    gpu = CARDS[card].gpu
     for out, inner in SHAPES[model]:
         for rows in (*range(1, 65), 128, 512, 513, 1536, 1537, 4096):
-            assert kernels.unpacks_4bit(found, torch.bfloat16, rows, out, inner) == library_unpacks(
-                found, rows, out, inner
+            assert kernels.unpacks_4bit(gpu, torch.bfloat16, rows, out, inner) == library_unpacks(
+                gpu, rows, out, inner
             ), (out, inner, rows)
 
 
@@ -137,9 +137,9 @@ def inside(card: Gpu, rows: int, out: int, inner: int) -> int:
         "absmax_offset": torch.empty((), device=META),
     }
     scales = torch.empty(out * inner // 64 // 256, device=META)
-    with StandIn("cuda", PHASES, 10**9, card) as found, record_function("decode"):
+    with StandIn("cuda", PHASES, 10**9, card) as stand_in, record_function("decode"):
         torch.ops.bitsandbytes.gemm_4bit.default(x, packed, [out, inner], scales, 64, "nf4", **nested)
-    return max(parts.get("kernels", 0) for parts in found.peaks()["decode"].operations.values())
+    return max(parts.get("kernels", 0) for parts in stand_in.peaks()["decode"].operations.values())
 
 
 def test_an_unpacked_weight_takes_its_memory_on_the_card_that_unpacks_it():
@@ -167,9 +167,9 @@ def attention_inside(card: Gpu, heads: int, length: int, size: int) -> int:
         torch.empty(2, heads, length, size, dtype=torch.bfloat16, device=META, requires_grad=True) for _ in range(3)
     )
     mask = torch.ones(2, 1, length, length, dtype=torch.bool, device=META)
-    with StandIn("cuda", PHASES, 10**9, card) as found, record_function("train"):
+    with StandIn("cuda", PHASES, 10**9, card) as stand_in, record_function("train"):
         F.scaled_dot_product_attention(q, k, v, attn_mask=mask).sum().backward()
-    operations = found.peaks()["train"].operations
+    operations = stand_in.peaks()["train"].operations
     (parts,) = (parts for name, parts in operations.items() if "(inside)" in name)
     return parts["kernels"]
 
@@ -189,8 +189,8 @@ def test_masked_attention_adds_up_gradients_in_float32():
 
 def test_many_rows_share_one_part_of_the_keys():
     tiles = 5 * 2 * (16 + 64 * 64 * 4)
-    found = attention_inside(CARDS["4090"].gpu, 128, 300, 128)
-    assert found == rounded(2 * 128 * (tiles + 2 * 64 * 128 * 4 + 300 * 4))
+    inside = attention_inside(CARDS["4090"].gpu, 128, 300, 128)
+    assert inside == rounded(2 * 128 * (tiles + 2 * 64 * 128 * 4 + 300 * 4))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def pair(asked: str, chosen: str, rejected: str = "no", *before: str) -> Prefere
     return PreferencePair(turns, chosen, rejected, "a:1")
 
 
-def found(training: list[Row], heldout: list[Row]) -> dict[str, int]:
+def counted(training: list[Row], heldout: list[Row]) -> dict[str, int]:
     return {way: len(rows) for way, rows in leaks([*OTHERS, *training], heldout).by_kind.items() if rows}
 
 
@@ -28,8 +28,8 @@ OTHERS: list[Row] = [pair(prose(20, n), prose(40, 100 + n), prose(40, 200 + n)) 
 
 def test_nothing_is_found_in_what_is_apart():
     heldout: list[Row] = [pair(prose(20, 300 + n), prose(40, 400 + n)) for n in range(20)]
-    assert found([Document(prose(500, 500), "a:1"), Example((Message("user", "q"),), "Yes.", "a:2")], heldout) == {}
-    assert found([], [pair("say it", "Yes.")]) == found([pair("really so", "Yes.")], [pair("say it", "Yes.")]) == {}
+    assert counted([Document(prose(500, 500), "a:1"), Example((Message("user", "q"),), "Yes.", "a:2")], heldout) == {}
+    assert counted([], [pair("say it", "Yes.")]) == counted([pair("really so", "Yes.")], [pair("say it", "Yes.")]) == {}
     assert leaks([], heldout).leaking == leaks(heldout, []).leaking == []
 
 
@@ -38,19 +38,19 @@ def test_the_same_answer_in_another_conversation():
     one, other = pair("how is that", answer), pair("would you think so", "no", answer.upper().replace(" ", "  "))
     leaked = leaks([*OTHERS, one], [other])
     assert leaked.heldout == [(other, one)] and leaked.leaking == [one]
-    assert found([one], [other]) == {"same_answer": 1}
-    assert found([pair("how is that", " ".join(answer.split()[:12]))], [other]) == {}
+    assert counted([one], [other]) == {"same_answer": 1}
+    assert counted([pair("how is that", " ".join(answer.split()[:12]))], [other]) == {}
 
 
 def test_the_same_last_turn_and_answer_after_another_start():
     training = pair("and then", "Nothing.", "no", "hello", "hi")
-    assert found([training], [pair("And then", "Nothing.", "x", "hey", "hi")]) == {"same_turn": 1}
-    assert found([training], [pair("and now", "Nothing.", "x", "hey", "hi")]) == {}
+    assert counted([training], [pair("And then", "Nothing.", "x", "hey", "hi")]) == {"same_turn": 1}
+    assert counted([training], [pair("and now", "Nothing.", "x", "hey", "hi")]) == {}
 
 
 def test_the_same_start_shows_where_the_split_is_not_ours():
     training = pair("go on", prose(20, 500), "no", "hello there", "hi")
-    assert found([training], [pair("hello  there", prose(20, 501), "x")]) == {"same_start": 1}
+    assert counted([training], [pair("hello  there", prose(20, 501), "x")]) == {"same_start": 1}
 
 
 @pytest.mark.parametrize(("changed", "copy"), [([50], True), ([40, 80], False), (range(0, 120, 4), False)])
@@ -76,15 +76,15 @@ def test_a_copy_must_be_in_one_row():
     """Two training rows with one half each are no copy, though all shingles but those between are in training."""
     words = prose(200, 500).split()
     halves: list[Row] = [pair("one", " ".join(words[:100])), pair("two", " ".join(words[100:]))]
-    assert found(halves, [pair("all", " ".join(words))]) == {}
+    assert counted(halves, [pair("all", " ".join(words))]) == {}
 
 
 def test_a_template_is_no_copy():
     template = prose(60, 500)
     heldout: list[Row] = [pair(f"{template} h{n}", f"it is h{n}") for n in range(11)]
     training: list[Row] = [pair(f"{template} t{n}", f"it is t{n}") for n in range(100)]
-    assert found(training, heldout) == {}
-    assert found(training, heldout[:1]) == {}
+    assert counted(training, heldout) == {}
+    assert counted(training, heldout[:1]) == {}
 
 
 @pytest.mark.parametrize(("training_rows", "copies"), [(9, 1), (10, 0)])
@@ -98,7 +98,7 @@ def test_what_more_than_ten_rows_share_is_a_template(training_rows, copies):
 def test_many_templates_of_few_rows_each_are_no_copies():
     templates = [prose(60, 500 + n) for n in range(20)]
     rows: list[Row] = [pair(f"{templates[n % 20]} {prose(4, 1000 + n)}", prose(4, 2000 + n)) for n in range(1000)]
-    assert found(rows[100:], rows[:100]) == {}
+    assert counted(rows[100:], rows[:100]) == {}
 
 
 def test_the_order_of_what_is_found_is_that_of_the_rows():
@@ -111,4 +111,6 @@ def test_the_order_of_what_is_found_is_that_of_the_rows():
 
 def test_shingles_run_from_the_question_into_its_answer():
     asked, answer = prose(10, 500), prose(12, 501)
-    assert found([pair(" ".join(["x", *asked.split()[1:]]), "no", answer)], [pair(asked, answer)]) == {"near_copies": 1}
+    assert counted([pair(" ".join(["x", *asked.split()[1:]]), "no", answer)], [pair(asked, answer)]) == {
+        "near_copies": 1
+    }

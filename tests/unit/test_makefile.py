@@ -1,5 +1,6 @@
 """The front door: what `make` prints, and which commands each target runs."""
 
+import functools
 import os
 import re
 import shlex
@@ -53,13 +54,19 @@ def option(words: list[str], name: str) -> list[str]:
 # ---- help ----
 
 
+@functools.cache
+def help_all() -> str:
+    """What `make help-all` prints, which is the same for every test."""
+    return make("help-all").stdout
+
+
 def test_help_is_what_make_alone_prints():
     assert make().stdout == make("help").stdout
 
 
 @pytest.mark.parametrize("name", [*TARGETS, *VARIABLES])
 def test_help_all_has_one_line_for_each_target_and_variable(name):
-    lines = [line for line in make("help-all").stdout.splitlines() if re.match(rf"  {name} +\S", line)]
+    lines = [line for line in help_all().splitlines() if re.match(rf"  {name} +\S", line)]
     assert len(lines) == 1
     assert len(lines[0]) <= 120
 
@@ -96,7 +103,7 @@ def test_a_variable_that_one_of_the_targets_reads_is_accepted():
 
 
 def test_help_is_the_part_of_it_that_people_use_most():
-    some, everything = make("help").stdout, make("help-all").stdout.splitlines()
+    some, everything = make("help").stdout, help_all().splitlines()
     shown = [line for line in some.splitlines() if re.match(r"  [\w-]+ +\S", line)]
     targets = [line for line in shown if line[2].islower()]
     assert len(targets) == 15 and len(shown) == 27
@@ -106,7 +113,7 @@ def test_help_is_the_part_of_it_that_people_use_most():
 
 
 def test_columns_of_the_help_are_straight():
-    lines = make("help-all").stdout.splitlines()
+    lines = help_all().splitlines()
     assert lines[0].startswith("Usage: make TARGET")
     for first in ("[a-z-]", "[A-Z_]"):
         rows = [row for line in lines if (row := re.match(rf"  {first}+  +", line))]

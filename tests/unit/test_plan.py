@@ -109,8 +109,9 @@ class Known(Predictor):
         return self.phases
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def predict(cache):
+    """Each test has a predictor of its own, so that the commands of the next one find its process idle."""
     with Predictor() as predictor:
         yield predictor
 

@@ -10,6 +10,7 @@ import yaml
 from rlhf import recipe
 from rlhf.data.tokenize import train
 from rlhf.errors import UserError
+from rlhf.recipe import plain_yaml
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.schema_model import SMALLEST_TRAINED
 from tests.conftest import rlhf
@@ -126,6 +127,16 @@ def test_a_bad_recipe_is_one_line_with_file_and_key(tmp_path, change, message):
     assert str(caught.value).startswith(f"{directory / 'recipe.yaml'}: ")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_files_of_all_recipes_are_parsed_once():
+    """`rlhf recipes` reads each of them once for every other one."""
+    folders = recipe.available(ROOT)
+    plain_yaml._parse_cached.cache_clear()
+    for directory in folders * 2:
+        recipe.load(directory)
+    files = [file for folder in folders for file in folder.glob("*.yaml") if file.stem in ("recipe", "published")]
+    assert plain_yaml._parse_cached.cache_info().misses == len(files)
 
 
 def test_overrides_are_typed_and_mark_the_run_modified():

@@ -9,21 +9,21 @@ from rlhf.memory.replay import BEGIN, CAPTURE, CAPTURED, DROPPED, PRODUCT, TIGHT
 
 class Events:
     def __init__(self) -> None:
-        self.found: list[Event] = []
+        self.recorded: list[Event] = []
         self.phase: tuple[str, ...] = ()
         self.sizes: list[int] = []
 
     def make(self, size: int) -> int:
         self.sizes.append(size)
-        self.found.append(Event(len(self.sizes) - 1, size, self.phase, "made"))
+        self.recorded.append(Event(len(self.sizes) - 1, size, self.phase, "made"))
         return len(self.sizes) - 1
 
     def release(self, storage: int) -> None:
-        self.found.append(Event(storage, -self.sizes[storage], self.phase, ""))
+        self.recorded.append(Event(storage, -self.sizes[storage], self.phase, ""))
 
     def mark(self, name: str, *phase: str) -> None:
         self.phase = phase if name == BEGIN else self.phase
-        self.found.append(Event(None, 0, self.phase, name))
+        self.recorded.append(Event(None, 0, self.phase, name))
 
 
 def test_phases_and_what_each_leaves_in_the_cache():
@@ -36,27 +36,27 @@ def test_phases_and_what_each_leaves_in_the_cache():
     events.release(gone)
     events.mark(BEGIN, "evaluate", "prefill")
     events.make(30 * MIB)
-    found = replay(events.found, expandable=True)
-    assert {name: r.allocated // MIB for name, r in found.items()} == {
+    reserved = replay(events.recorded, expandable=True)
+    assert {name: r.allocated // MIB for name, r in reserved.items()} == {
         "": 60,
         "load": 40,
         "train": 60,
         "evaluate": 50,
         "evaluate/prefill": 50,
     }
-    assert {name: r.reserved // MIB for name, r in found.items()} == {
+    assert {name: r.reserved // MIB for name, r in reserved.items()} == {
         "": 60,
         "load": 40,
         "train": 60,
         "evaluate": 60,
         "evaluate/prefill": 60,
     }
-    assert found["evaluate"].needed == found["evaluate/prefill"].needed == 60 * MIB, "no page of 20 MiB is free"
+    assert reserved["evaluate"].needed == reserved["evaluate/prefill"].needed == 60 * MIB, "no page of 20 MiB is free"
     assert kept == 1
-    for needed in (60 * MIB, found[""].needed):
-        replay(events.found, expandable=True, capacity=needed)
+    for needed in (60 * MIB, reserved[""].needed):
+        replay(events.recorded, expandable=True, capacity=needed)
     with pytest.raises(OutOfMemory):
-        replay(events.found, expandable=True, capacity=59 * MIB)
+        replay(events.recorded, expandable=True, capacity=59 * MIB)
 
 
 def test_free_pages_are_not_needed():
@@ -65,7 +65,7 @@ def test_free_pages_are_not_needed():
     events.release(events.make(200 * MIB))
     events.mark(BEGIN, "train")
     events.make(100 * MIB)
-    expandable, fixed = (replay(events.found, kind)["train"] for kind in (True, False))
+    expandable, fixed = (replay(events.recorded, kind)["train"] for kind in (True, False))
     assert (expandable.reserved, expandable.needed) == (200 * MIB, round(100 * MIB * (1 + TIGHT)))
     assert (fixed.reserved, fixed.needed) == (200 * MIB, 200 * MIB), "one segment, half of it in use"
 
@@ -75,8 +75,8 @@ def test_each_thread_s_first_product_makes_a_workspace():
     events.mark(PRODUCT)
     events.make(2 * MIB)
     events.mark(PRODUCT)
-    assert replay(events.found, True, workspace=8 * MIB)[""].allocated == 18 * MIB
-    assert replay(events.found, True)[""].allocated == 2 * MIB
+    assert replay(events.recorded, True, workspace=8 * MIB)[""].allocated == 18 * MIB
+    assert replay(events.recorded, True)[""].allocated == 2 * MIB
 
 
 def test_a_captured_step_has_memory_of_its_own():
@@ -91,13 +91,13 @@ def test_a_captured_step_has_memory_of_its_own():
     events.release(events.make(30 * MIB))
     events.mark(BEGIN, "after")
     events.make(1)
-    found = replay(events.found, expandable=True, workspace=8 * MIB)
-    assert found["decode"].reserved == 100 * MIB, "at its start"
-    assert found["after"].reserved == (40 + 40 + 2) * MIB
-    assert found["after"].allocated == 8 * MIB + 512
+    reserved = replay(events.recorded, expandable=True, workspace=8 * MIB)
+    assert reserved["decode"].reserved == 100 * MIB, "at its start"
+    assert reserved["after"].reserved == (40 + 40 + 2) * MIB
+    assert reserved["after"].allocated == 8 * MIB + 512
     events.mark(DROPPED)
     events.mark(CAPTURE)
     events.mark(BEGIN, "again")
     events.make(1)
-    again = replay(events.found, expandable=True, workspace=8 * MIB)["again"]
+    again = replay(events.recorded, expandable=True, workspace=8 * MIB)["again"]
     assert again.reserved == (20 + 2 + 2) * MIB, "a page for the new workspace, two for a byte in each pool"

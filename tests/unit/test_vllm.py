@@ -62,8 +62,8 @@ class Handler(BaseHTTPRequestHandler):
         if content["model"] not in self.server.loaded:
             return self.answer(404, {"error": {"message": "no such model"}})
         new = [content["prompt"][-1]] * (len(content["prompt"]) % content["max_tokens"]) + [2]
-        found = {"token_ids": new, "logprobs": {"token_logprobs": [-0.5] * len(new)}}
-        return self.answer(200, {"choices": [found]})
+        choice = {"token_ids": new, "logprobs": {"token_logprobs": [-0.5] * len(new)}}
+        return self.answer(200, {"choices": [choice]})
 
     def answer(self, status: int, content):
         body = content.encode() if isinstance(content, str) else json.dumps(content).encode()
@@ -75,9 +75,9 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def fake():
-    found = Fake()
-    yield found
-    found.shutdown()
+    server = Fake()
+    yield server
+    server.shutdown()
 
 
 def test_responses_come_back_in_order_with_their_log_probabilities(fake, tmp_path):
@@ -85,13 +85,13 @@ def test_responses_come_back_in_order_with_their_log_probabilities(fake, tmp_pat
     client = Client(fake.url)
     prompts = [[1] * n + [10 + n] for n in (5, 1, 3, 2)]
     with client.adapter(tmp_path):
-        found = client.sample(prompts, Ids(), Sampling(64, 8, 0.7, 2))
+        rollout = client.sample(prompts, Ids(), Sampling(64, 8, 0.7, 2))
     assert not fake.loaded
     for row, prompt in enumerate(prompts):
-        assert found.tokens[row][found.mask[row]].tolist() == [prompt[-1]] * len(prompt) + [2]
-    assert found.ended.all()
-    assert found.logprobs is not None
-    assert torch.equal(found.logprobs[found.mask], torch.full((int(found.mask.sum()),), -0.5))
+        assert rollout.tokens[row][rollout.mask[row]].tolist() == [prompt[-1]] * len(prompt) + [2]
+    assert rollout.ended.all()
+    assert rollout.logprobs is not None
+    assert torch.equal(rollout.logprobs[rollout.mask], torch.full((int(rollout.mask.sum()),), -0.5))
     asked = [content for path, content in fake.asked if path == "/v1/completions"]
     assert {tuple(content["prompt"]) for content in asked} == {tuple(p) for p in prompts}
     assert len({content["seed"] for content in asked}) == 4
