@@ -227,6 +227,39 @@ def test_a_table_of_changes_names_every_key_that_differs(card):
     assert named == differing - {"status", "default", "description"}
 
 
+def settings_rows() -> list[list[str]]:
+    """Key, guide's, v1's and v2's value of every row of the table of docs/settings.md."""
+    return [row[:4] for row in _rows((ROOT / "docs/settings.md").read_text()) if row[0].startswith("`")]
+
+
+def test_the_settings_for_24_gb_are_those_of_the_recipes():
+    rows = settings_rows()
+    assert len(rows) > 30
+    for column, version in ((2, "v1"), (3, "v2")):
+        values = plain_values(recipe.load(ROOT / "recipes/4090-llama2-7b" / version).recipe.model_dump(mode="json"))
+        for row in rows:
+            shown, value = row[column].strip("*"), values[row[0].strip("`")]
+            assert shown == ("null" if value is None else str(value).lower()) or float(shown) == value, (version, row)
+    assert all((row[2] != row[3]) == row[3].startswith("**") for row in rows)
+
+
+def test_the_settings_that_the_guide_gives_are_marked_in_its_recipe():
+    section, given = "", set()
+    for line in (ROOT / "recipes/4090-llama2-7b/v1/recipe.yaml").read_text().splitlines():
+        section = line.partition(":")[0] if re.match(r"\w+:", line) else section
+        if key := re.match(r"  (\w+): .*# guide", line):
+            given.add(f"{section}.{key[1]}")
+    assert all((row[1] == "given") == (row[0].strip("`") in given) for row in settings_rows())
+
+
+def test_the_predicted_peaks_beside_the_settings_are_those_that_are_pinned():
+    pinned = {name: peaks for name, *peaks in _rows(budgets.peaks_table(ROOT / "recipes"))}
+    page = _rows((ROOT / "docs/settings.md").read_text())
+    shown = [row for row in page if row[0].startswith("4090-")]
+    assert len(shown) == 4
+    assert all(row[2:] == pinned[" ".join(row[0].split()[:2])][:5] for row in shown)
+
+
 def test_some_recipes_have_a_table_of_changes():
     assert len(CARDS) >= 2
 
