@@ -153,7 +153,7 @@ def layer_means(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """Return the table of a record as docs/ppo.md shows it."""
+    """Return the table of a record as docs/speed.md shows it."""
     levels = " | ".join(f"{level:g} sd" for level in LEVELS)
     lines = [
         "| adapters in | true gain, sd (range) | KL, nats per token | CPU s per step | CPU s, SFT to PPO "

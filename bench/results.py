@@ -32,7 +32,7 @@ HEAD = """# Results
 Measured, each with its commit, recipe hash, package versions, device and seeds. Predictions stand beside the recipes
 (`predicted.json`); only records that compare them with measurements have predictions too. Beside TRL, "times" means how
 many times as fast ours is. For PPO, RLOO and GRPO both sides have the same design in the headline;
-[ppo.md](../docs/ppo.md#compared-with-trl) and [groups.md](../docs/groups.md#compared-with-trl) show the others,
+[speed.md](../docs/speed.md#compared-with-trl) and [groups.md](../docs/groups.md#compared-with-trl) show the others,
 with the lean trunk and adapters in upper layers. This page is made by `make results-index` and checked by the tests.
 
 | record | what | device | date | commit | headline |

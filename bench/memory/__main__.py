@@ -71,7 +71,7 @@ def tables() -> None:
 
 @cli.command("sizes")
 def model_sizes() -> None:
-    """Predict what each stage needs by model size; writes bench/memory/sizes.json and docs/memory.svg."""
+    """Predict what each stage needs by model size; writes bench/memory/sizes.json and docs/images/memory.svg."""
     content = sizes.predict(ROOT / "recipes", lambda line: click.echo(line, err=True))
     sizes.write(ROOT, content)
     print(sizes.table(content))

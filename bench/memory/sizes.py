@@ -173,4 +173,4 @@ def chart(content: Mapping[str, Any]) -> str:
 def write(root: Path, content: Mapping[str, Any]) -> None:
     """Write the predictions beside this file, and the chart into docs/."""
     FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    (root / "docs" / "memory.svg").write_text(chart(content), encoding="utf-8")
+    (root / "docs" / "images" / "memory.svg").write_text(chart(content), encoding="utf-8")

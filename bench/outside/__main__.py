@@ -76,7 +76,7 @@ def write(rows: list[compare.Row], packed: list[compare.Row]) -> None:
     }
     write_json(file, record)
     page.write(record, ROOT / "docs")
-    click.echo(f"wrote {file}, docs/outside.md and docs/outside.svg")
+    click.echo(f"wrote {file}, docs/outside.md and docs/images/outside.svg")
 
 
 def _about(file: Path) -> dict[str, Any]:

@@ -61,7 +61,7 @@ Errors over all runs except the calibrated one:
 
 {summary}
 
-![Predicted over measured maximum of reserved memory](outside.svg)
+![Predicted over measured maximum of reserved memory](images/outside.svg)
 
 The peak of every run is in the loss, where the logits are in float32. So this tests weights, optimizer states,
 activations and the loss. It does not test peaks inside a layer's backward pass, paged optimizers, or PPO's loop.
@@ -310,8 +310,8 @@ def plot(rows: Sequence[Row]) -> str:
 
 
 def write(record: Mapping[str, Any], docs: Path) -> None:
-    """Write docs/outside.md and docs/outside.svg from a record that lies in results/."""
+    """Write docs/outside.md and docs/images/outside.svg from a record that lies in results/."""
     newest = max((docs.parent / "results" / "outside" / "peft-metamath").glob("*.json"))
     (docs / "outside.md").write_text(page(record, f"../{newest.relative_to(docs.parent)}"), encoding="utf-8")
     rows = [row for row in record["rows"] if "error" in row]
-    (docs / "outside.svg").write_text(plot(rows), encoding="utf-8")
+    (docs / "images" / "outside.svg").write_text(plot(rows), encoding="utf-8")

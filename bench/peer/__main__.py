@@ -376,7 +376,7 @@ def provenance(method: str, size: str, device: str, micro: int, repeats: int) ->
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Return the figures as docs/ppo.md shows them."""
+    """Return the figures as docs/speed.md shows them."""
     clock = clock_of(record["figures"].values())
     lines = [
         f"On {record['device']}, {record['date']}, commit `{record['code']['commit'][:8]}`; median over "
@@ -396,7 +396,7 @@ def markdown(record: dict[str, Any]) -> str:
 
 
 def phases_table(record: dict[str, Any]) -> str:
-    """Where a step of the floor's contender goes, and how far each part is from its floor, as docs/ppo.md shows it."""
+    """Return where a step of the floor's contender goes, and what each part reaches, as docs/speed.md shows it."""
     limit = record["floor"]
     ours = [name for name, row in record["figures"].items() if "seconds_by_phase" in row]
     contender = limit.get("contender", ours[0] if ours else None)  # records before it was named took the first

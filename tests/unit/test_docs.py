@@ -227,6 +227,48 @@ def test_a_table_of_changes_names_every_key_that_differs(card):
     assert named == differing - {"status", "default", "description"}
 
 
+def settings_rows(heading: str) -> list[list[str]]:
+    """Key and three more cells of every row of a section of docs/settings.md."""
+    section = (ROOT / "docs/settings.md").read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return [[row[0].strip("`"), *row[1:]] for row in _rows(section) if row[0].startswith("`")]
+
+
+def shows(cell: str, value: Any) -> bool:
+    """Whether a cell shows the value of a recipe's key."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(cell) == value if number else cell == ("null" if value is None else str(value).lower())
+
+
+def test_the_settings_for_24_gb_are_those_of_the_recipes():
+    v1, v2 = (
+        plain_values(recipe.load(ROOT / "recipes/4090-llama2-7b" / version).recipe.model_dump(mode="json"))
+        for version in ("v1", "v2")
+    )
+    changed, same = settings_rows("What v2 changes"), settings_rows("What both versions have")
+    assert len(changed) > 8 and len(same) > 20
+    assert all(shows(before, v1[key]) and shows(after, v2[key]) for key, before, after, _ in changed)
+    assert all(shows(value, v1[key]) and v1[key] == v2[key] for key, value, *_ in same)
+    assert not {row[0] for row in changed} & {row[0] for row in same}
+
+
+def test_the_settings_that_the_guide_gives_are_marked_in_its_recipe():
+    section, given = "", set()
+    for line in (ROOT / "recipes/4090-llama2-7b/v1/recipe.yaml").read_text().splitlines():
+        section = line.partition(":")[0] if re.match(r"\w+:", line) else section
+        if key := re.match(r"  (\w+): .*# guide", line):
+            given.add(f"{section}.{key[1]}")
+    assert all((row[2] == "guide") == (row[0] in given) for row in settings_rows("What both versions have"))
+    assert not given & {row[0] for row in settings_rows("What v2 changes")}
+
+
+def test_the_predicted_peaks_beside_the_settings_are_those_that_are_pinned():
+    pinned = {name: peaks for name, *peaks in _rows(budgets.peaks_table(ROOT / "recipes"))}
+    page = _rows((ROOT / "docs/settings.md").read_text())
+    shown = [row for row in page if row[0].startswith("4090-")]
+    assert len(shown) == 4
+    assert all(row[2:] == pinned[" ".join(row[0].split()[:2])][:5] for row in shown)
+
+
 def test_some_recipes_have_a_table_of_changes():
     assert len(CARDS) >= 2
 

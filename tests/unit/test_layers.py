@@ -60,7 +60,7 @@ def test_the_page_shows_the_newest_record():
     record = json.loads(newest.read_text())
     assert record["code"]["dirty"] is False
     assert record["summary"] == json.loads(json.dumps(layers.layer_means(record["adapters_in"])))
-    assert layers.markdown(record) in (ROOT / "docs/ppo.md").read_text()
+    assert layers.markdown(record) in (ROOT / "docs/speed.md").read_text()
 
 
 def test_a_half_and_a_third_of_the_layers_exist_and_the_recipe_accepts_the_changes():

@@ -106,7 +106,7 @@ def test_the_designs_that_headlines_compare_are_contenders():
 
 
 @pytest.mark.parametrize(
-    ("folder", "page"), [("trl-1.12-ppo", "ppo.md"), ("trl-1.16-grpo", "groups.md"), ("trl-1.16-rloo", "groups.md")]
+    ("folder", "page"), [("trl-1.12-ppo", "speed.md"), ("trl-1.16-grpo", "groups.md"), ("trl-1.16-rloo", "groups.md")]
 )
 def test_a_page_shows_the_newest_comparison_with_the_peer(folder, page):
     newest = max((ROOT / "results/peers" / folder).glob("cpu_*.json"), key=lambda file: file.name)

@@ -29,7 +29,7 @@ def test_the_file_has_what_is_predicted_today():
 
 def test_the_page_and_the_chart_are_made_from_the_file():
     assert sizes.table(content()) in (ROOT / "docs/memory.md").read_text(encoding="utf-8")
-    assert sizes.chart(content()) == (ROOT / "docs/memory.svg").read_text(encoding="utf-8")
+    assert sizes.chart(content()) == (ROOT / "docs/images/memory.svg").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("size", sizes.SIZES, ids=lambda size: size.name)
