@@ -153,17 +153,18 @@ def test_without_beta_the_reference_is_not_run(run, rollout, monkeypatch):
     assert "objective/kl_per_token" not in found and "loss/kl_avg" not in found
 
 
-def test_the_move_of_the_policy_is_that_of_a_loop(run, rollout):
-    """Half the mean square of the change of a token's log-probability, before the last minibatch's step."""
-    made = learner(run, "grpo", num_iterations=1, num_mini_batches=1)
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_move_of_the_policy_is_that_of_a_loop(run, rollout, masked):
+    """Half the mean square of the change of a token's log-probability, over the tokens that count in the loss."""
+    made = learner(run, "grpo", num_iterations=1, num_mini_batches=1, mask_truncated_completions=masked)
     batch = make_batch(made, scored(rollout))
     with torch.no_grad():
         for weight in made.policy_parameters:
             weight.add_(0.02 * torch.randn(weight.shape))
     moved = make_batch(made, scored(rollout))
-    lengths = rollout.response_length.tolist()
-    pairs = zip(moved.old_logp.tolist(), batch.old_logp.tolist(), lengths, strict=True)
-    squares = [(a - b) ** 2 for new, old, n in pairs for a, b in zip(new[:n], old[:n], strict=True)]
+    rows = zip(moved.old_logp.tolist(), batch.old_logp.tolist(), rollout.response_length, rollout.ended, strict=True)
+    counted = [(new[:n], old[:n]) for new, old, n, ended in rows if ended or not masked]
+    squares = [(a - b) ** 2 for pair in counted for a, b in zip(*pair, strict=True)]
     assert made.update(batch)["policy/approxkl_avg"] == pytest.approx(sum(squares) / 2 / len(squares), rel=1e-3)
 
 

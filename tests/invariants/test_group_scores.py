@@ -26,7 +26,7 @@ from tests.rollouts import LENGTHS, made_up_rollout
 
 PROMPTS: list[Prompt] = [(Message("user", f"Question {n}?"),) for n in range(10)]
 ANSWERS = {prompt: str(n) for n, prompt in enumerate(PROMPTS)}
-PENALTY, LIMIT, BUFFER = 0.7, 12, 4
+PENALTY, LIMIT, BUFFER = 0.7, 14, 6  # no response reaches the limit
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +104,15 @@ def test_rows_of_replaced_prompts_stay_together(run, codec):
         assert bool(more) == any(index < 5 for index in first)
 
 
+def test_a_group_whose_penalties_differ_is_kept(run, codec):
+    """The raw rewards are all equal; the shaped ones, from which the policy learns, are not."""
+    changes: dict[str, Any] = {"reward_funcs": ["length(most=1000)"], "normalize_scores": False}
+    made = learner(run, "rloo", **changes, resample_groups=1, missing_eos_penalty=PENALTY)
+    session = session_of(made, codec)
+    sample_and_score(session, made, 0)
+    assert [len(indices) for indices in session.sampled] == [2, 1]  # type: ignore[attr-defined]
+
+
 def test_each_attempt_draws_other_prompts(codec, run):
     prompts = OnlinePrompts(Split(PROMPTS, PROMPTS), codec, learner(run, "rloo").options, seed=0)
     draws = [prompts.replacements(0, attempt, 5) for attempt in range(4)]
@@ -139,3 +148,11 @@ def test_the_kl_coefficient_of_a_run_follows_its_target(trained, tmp_path, stage
         assert later["objective/kl_coef"] == pytest.approx(wanted)
     coefficients = [row["objective/kl_coef"] for row in rows]
     assert coefficients[0] == options.kl_coef and len(set(coefficients)) == 3
+
+
+def test_a_run_adapts_its_kl_coefficient_only_once_the_policy_learns(trained, tmp_path):
+    changes: dict[str, Any] = {"kl_target": 1e-4, "steps": 3, "save_steps": 3, "eval_steps": 3, "logging_steps": 1}
+    loaded = small(**{f"ppo__{key}": value for key, value in changes.items()}, ppo__value_warmup_steps=2)
+    run_stages(loaded, beside(trained, tmp_path, "pretrain", "sft", "rm"), "ppo")
+    rows = read_intact_lines(tmp_path / "cpu-tiny/v1/ppo/metrics.jsonl")
+    assert [row["objective/kl_coef"] for row in rows] == [loaded.recipe.ppo.kl_coef] * 3

@@ -466,6 +466,7 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
     saved = read_state(tmp_path / "step-000001")
     again = Learner(roles(run), run.parents.require("rm"), learner.options, ScoreNorm(*saved.norm))
     again.state.restore(saved, tmp_path / "step-000001" / "state.pt")
+    assert again.state.schedule.state_dict() == learner.state.schedule.state_dict()
     assert (again.state.step, again.state.norm, again.state.kl_coef) == (1, NORM, learner.options.kl_coef * 0.98)
     assert drawn == (random.random(), np.random.rand())
     again.update(make_batch(again, rollout))
