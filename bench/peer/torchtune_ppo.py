@@ -63,7 +63,7 @@ def configuration(inputs: Path, work: Path, steps: int, micro: int) -> Any:
     }
     models = "torchtune.models.llama2._component_builders"
 
-    def checkpoint(folder: Path, kind: str) -> dict[str, Any]:
+    def checkpoint(folder: Path, kind: str) -> dict[str, object]:
         return {
             "_component_": "torchtune.training.FullModelHFCheckpointer",
             "checkpoint_dir": str(folder),
