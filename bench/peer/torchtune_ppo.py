@@ -147,6 +147,7 @@ def recipe_class() -> Any:
 
 
 def main() -> None:
+    """Run the recipe; print what its steps took as one JSON line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("inputs", type=Path)
     parser.add_argument("--steps", type=int, required=True)

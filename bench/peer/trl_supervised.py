@@ -1,4 +1,7 @@
-"""A few steps of TRL's SFTTrainer, RewardTrainer or DPOTrainer, on the rows and weights of a run of ours."""
+"""A few steps of TRL's SFTTrainer, RewardTrainer or DPOTrainer, on the rows and weights of a run of ours.
+
+Tokens are those that the trainer counts, without padding; a step has the mean over all of its steps, the warm-up too.
+"""
 
 import json
 import sys

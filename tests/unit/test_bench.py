@@ -2,7 +2,10 @@
 
 import copy
 import json
+import time
 from collections import defaultdict
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,12 +75,22 @@ def test_the_same_record_is_no_loss():
         ({"phase_seconds": seconds(1.09, 1.08, 1.10)}, None),  # slower by less than a tenth
         ({"phase_seconds": seconds(1.2, 1.1, 1.3)}, "sft/train: +20%, 1 to 1.2 s"),
         ({"phase_seconds": seconds(1.2, 1.0, 1.4)}, None),  # the two spreads overlap
+        ({"phase_seconds": seconds(1.2, 1.04, 1.4)}, None),  # above the old median, within its spread
         ({"out_of_memory": True}, "sft no longer fits"),
     ],
 )
 def test_a_planted_loss_is_caught_and_noise_is_not(values, expected):
     losses = list(compare.losses(RECORD, changed(**values)))
     assert losses == [] if expected is None else [line for line in losses if line.startswith(expected)] == losses != []
+
+
+@pytest.mark.parametrize("key", ["recipe", "version", "recipe_sha256", "shape"])
+def test_records_of_another_recipe_or_shape_are_not_compared(key):
+    other = copy.deepcopy(RECORD)
+    changes: Any = {key: "other"}
+    other.update(changes)
+    with pytest.raises(ValueError, match=f"records of another {key} cannot be compared: .* and other"):
+        list(compare.losses(RECORD, other))
 
 
 def test_without_a_gpu_the_memory_of_the_process_counts():
@@ -219,23 +232,59 @@ def test_an_ablation_compares_what_it_measured():
     assert verdicts == ["memory_percent -30 – -20: reproduces", "time_percent 10 – 20: worse (+5 points)"]
 
 
+SUMMARY = {
+    "peak_vram_bytes": 5,
+    "phase_peak_bytes": {},
+    "reserved_vram_bytes": 6,
+    "used_vram_bytes": None,
+    "phase_joules": None,
+    "peak_rss_bytes": 7,
+    "predicted_peak_vram_bytes": None,
+    "phase_seconds": {"evaluate": 1.0},
+}
+
+
+def finished(folder: Path, summary: dict[str, object], rows: list[dict[str, float]]) -> Path:
+    """A run directory of a finished stage."""
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "telemetry.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
 def test_steps_are_summarised_without_the_warm_up(tmp_path):
-    summary = {
-        "peak_vram_bytes": 5,
-        "phase_peak_bytes": {},
-        "reserved_vram_bytes": 6,
-        "used_vram_bytes": None,
-        "phase_joules": None,
-        "peak_rss_bytes": 7,
-    }
-    summary |= {"predicted_peak_vram_bytes": None, "phase_seconds": {"evaluate": 1.0}}
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    rows = [{"step": n + 1, "train": t, "tokens": 100} for n, t in enumerate([50.0, 9.0, 1.0, 2.0, 3.0])]
-    (tmp_path / "telemetry.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    row = steps.stage_steps(tmp_path)
-    assert row["step_seconds"] == {"median": 2.0, "low": 1.5, "high": 2.5, "n": 3}
-    assert row["tokens_per_second"] == 300 / 6
-    assert row["clock"] == "wall"
+    times, tokens = [50.0, 9.0, 1.0, 2.0, 6.0], [7, 7, 100, 200, 600]
+    rows = [
+        {"step": n, "train": t, "cpu/train": 2 * t, "tokens": count}
+        for n, (t, count) in enumerate(zip(times, tokens, strict=True), 1)
+    ]
+    row = steps.stage_steps(finished(tmp_path, SUMMARY, rows))
+    assert row["step_seconds"] == {"median": 2.0, "low": 1.5, "high": 4.0, "n": 3}
+    assert row["tokens_per_second"] == 900 / 9 and row["tokens_per_step"] == 300
+    assert row["clock"] == "wall", "a GPU works while its process waits"
+
+
+def test_on_a_cpu_seconds_are_the_process_s_and_details_of_the_rollout_count_once(tmp_path):
+    names = {"rollout": 4.0, "rollout/prefill": 1.0, "rollout/decode": 3.0, "score": 2.0, "update": 5.0}
+    cpu = {f"cpu/{name}": seconds for name, seconds in names.items()}
+    rows = [{"step": n, "tokens": 22, **dict.fromkeys(names, 100.0), **cpu} for n in (1, 2, 3, 4)]
+    row = steps.stage_steps(finished(tmp_path, SUMMARY | {"peak_vram_bytes": None}, rows))
+    assert row["clock"] == "cpu"
+    assert row["step_seconds"]["median"] == 11.0 and row["tokens_per_second"] == 2.0
+    assert {name: spread["median"] for name, spread in row["phase_seconds"].items()} == names
+
+
+@pytest.mark.parametrize(
+    ("summary", "rows", "message"),
+    [
+        ({"peak_rss_bytes": None}, [], r"summary\.json: peak_rss_bytes: input should be a valid integer"),
+        ({}, [], r"telemetry\.jsonl: it has no step"),
+        ({}, [{"step": 1}], r"telemetry\.jsonl:1: key 'tokens' is missing"),
+        ({}, [{"step": 2, "tokens": 1, "train": 1.0}], "all of its steps are warm-up"),
+    ],
+)
+def test_a_run_that_cannot_be_summarised_is_named_with_its_file(tmp_path, summary, rows, message):
+    with pytest.raises(UserError, match=message):
+        steps.stage_steps(finished(tmp_path, SUMMARY | summary, rows))
 
 
 def test_the_limits_of_a_device_count_both_terms_of_a_product_and_both_ways_of_a_copy(monkeypatch):
@@ -243,6 +292,12 @@ def test_the_limits_of_a_device_count_both_terms_of_a_product_and_both_ways_of_a
     monkeypatch.setitem(ceilings.SIZES, "cpu", (4, 10, 1))
     monkeypatch.setattr(ceilings, "_median_seconds", lambda *_: 2.0)
     assert ceilings.ceilings(torch.device("cpu"), torch.float32) == {"flops": 64.0, "bandwidth": 10.0}
+
+
+def test_a_limit_is_the_median_of_the_runs_after_two_that_warm_up(monkeypatch):
+    marks = iter([0.0, 90.0, 0.0, 80.0, 0.0, 1.0, 0.0, 3.0, 0.0, 2.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(marks))
+    assert ceilings._median_seconds(lambda: None, torch.device("cpu"), 3) == 2.0
 
 
 def test_hours_are_those_of_the_median_step_and_mbu_counts_every_batch_of_a_rollout(monkeypatch):
@@ -306,6 +361,8 @@ def test_goals_are_ratios_that_are_reached_at_one():
     rows = {row[0]: row[1:] for row in goals.rows("h100-mistral-7b", stages)}
     assert rows["sft: MFU"] == ("≥ 0.42", "0.21", "0.50")
     assert rows["dpo: MFU"][1:] == ("-", "-")
+    partly = {row[0]: row[1:] for row in goals.rows("h100-mistral-7b", {"sft": {"hours": 1.0}, "rm": {"hours": 1.0}})}
+    assert partly["sft, rm and ppo: hours"][1:] == ("-", "-"), "a sum of some stages is not that of all"
     assert rows["ppo: MBU of decoding"][-1] == "1.50"
     assert rows["sft, rm and ppo: hours"] == ("≤ 4 h", "8", "0.50")
     assert goals.rows("cpu-tiny", stages) == []
@@ -326,3 +383,16 @@ def test_mfu_leaves_out_what_is_computed_again(recomputed):
     assert figures["hfu"] == 0.25
     assert figures["mfu"] == (500 - recomputed / 2) / 2 / 1000
     assert derived.derived_figures(loaded, "sft", row, predicted, best, "hh")["mfu"] is None, "lengths vary"
+
+
+def test_mfu_is_that_of_the_phases_but_decoding(monkeypatch):
+    """Decoding is bound by memory, and has its own share, MBU."""
+    loaded = recipe.load(RECIPE)
+    flops = {"rollout/prefill": 100.0, "rollout/decode": 1e9, "score": 200.0, "update": 300.0}
+    monkeypatch.setattr(projection, "step_flops", lambda *_: flops)
+    monkeypatch.setattr(projection, "decoding_bytes", lambda *_: 1.0)
+    spread: Spread = {"median": 2.0, "low": 2.0, "high": 2.0, "n": 8}
+    row = STAGE | {"phase_seconds": dict.fromkeys(flops, spread)}
+    predicted = {"": PredictedPhase(1, {"base": 1}, 0, 0, 0)}
+    best: Ceilings = {"flops": 1000.0, "bandwidth": 1.0}
+    assert derived.derived_figures(loaded, "ppo", row, predicted, best, "longest")["mfu"] == 600 / 6 / 1000
