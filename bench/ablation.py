@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from bench import options, steps
-from bench.steps import StageSteps
+from bench.kinds import StageSteps
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.files import write_json

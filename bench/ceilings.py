@@ -3,17 +3,19 @@
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
+
+from bench.kinds import Ceilings
 
 SIZES = {"cuda": (8192, 2**30, 20), "cpu": (1024, 2**27, 10)}  # side of the matrices, bytes copied, repeats
 
 
-def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+def ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     """Return the operations per second of a large product and bytes per second (read and written) of a large copy.
 
-    Both are medians of several runs after a warm-up, with torch's current number of threads.
+    Both are medians of several runs by the wall's clock, after two that are not counted, with torch's current number
+    of threads.
     """
     side, size, repeats = SIZES[device.type]
     a, b = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
@@ -24,7 +26,7 @@ def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     return {"flops": 2 * side**3 / product, "bandwidth": 2 * size / copy}
 
 
-def _median_seconds(work: Callable[[], Any], device: torch.device, repeats: int) -> float:
+def _median_seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
     def wait() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -1,23 +1,23 @@
 """Comparison of a benchmark's record with the one before it: stages that need more time or memory."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from bench.steps import Spread, StageSteps
+from bench.kinds import Spread, StageSteps, StepsRecord
 from rlhf.recipe import StageName
 
 MEMORY, SPEED = 0.03, 0.10  # more than these shares is a loss
 
 
-def losses(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+def losses(before: StepsRecord, after: StepsRecord) -> Iterator[str]:
     """Yield a line for each stage and phase of two records that needs more memory or time than before.
 
     Memory is compared as it is. A time is a loss when its median is more than SPEED above the old one and the two
     ranges from quartile to quartile do not overlap. Records of other machines or recipes are not compared (ValueError).
     """
     for key in ("recipe", "version", "recipe_sha256", "shape"):
-        if before[key] != after[key]:
-            raise ValueError(f"records of another {key} cannot be compared: {before[key]} and {after[key]}")
+        old_value, new_value = before.get(key), after.get(key)
+        if old_value != new_value:
+            raise ValueError(f"records of another {key} cannot be compared: {old_value} and {new_value}")
     if machine(before) != machine(after):
         raise ValueError(f"records of {machine(before)} and {machine(after)} cannot be compared")
     for stage, new in after["stages"].items():
@@ -33,9 +33,11 @@ def losses(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]
                 yield from _time(f"{stage}/{phase}", old["phase_seconds"][phase], seconds)
 
 
-def machine(record: Mapping[str, Any]) -> str:
+def machine(record: StepsRecord) -> str:
     """Return the machine of a record: the GPU, or the processor. Old records say only `cpu`."""
-    device: Mapping[str, str] = record["device"]
+    device = record["device"]
+    if isinstance(device, str):
+        return device
     return device["name"] + (f": {device['model']}" if "model" in device else "")
 
 

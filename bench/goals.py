@@ -1,18 +1,21 @@
 """Goals for a benchmark's figures. A ratio of 1 or above reaches a goal."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
+from bench.kinds import StageSteps
 from rlhf.recipe import StageName
 from rlhf.recipe.published import CHAIN
 
 
 class Goal(NamedTuple):
+    """A limit on one figure of a stage, or on its sum over several stages."""
+
     name: str
-    stages: tuple[StageName, ...]  # several: their sum
-    key: str  # of a stage's row in the record
-    value: float
-    at_most: bool
+    stages: tuple[StageName, ...]
+    key: Literal["mfu", "mbu", "hours", "peak_vram_bytes"]  # of a stage's row in the record
+    value: float  # in `unit`; a share of 1 without one
+    at_most: bool  # otherwise at least
     unit: str
 
 
@@ -46,20 +49,21 @@ class Measured(NamedTuple):
         return self.goal.value / self.value if self.goal.at_most else self.value / self.goal.value
 
 
-def measured(record: Mapping[str, Any]) -> list[Measured]:
-    """Return what was measured for each goal of the record's recipe."""
-    found = []
-    for goal in GOALS.get(record["recipe"], ()):
-        values = [record["stages"].get(stage, {}).get(goal.key) for stage in goal.stages]
-        found.append(Measured(goal, None if None in values else sum(values)))
-    return found
+def measured(recipe: str, stages: Mapping[StageName, StageSteps]) -> list[Measured]:
+    """Return what was measured for each goal of a recipe; None where a stage of it was not."""
+    results = []
+    for goal in GOALS.get(recipe, ()):
+        values = [stages[stage].get(goal.key) if stage in stages else None for stage in goal.stages]
+        known = [value for value in values if value is not None]
+        results.append(Measured(goal, sum(known) if len(known) == len(values) else None))
+    return results
 
 
-def rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return a table row for each goal of the record's recipe: goal, measured, ratio; "-" if not measured."""
+def rows(recipe: str, stages: Mapping[StageName, StageSteps]) -> list[tuple[str, ...]]:
+    """Return a table row for each goal of a recipe: goal, limit, measured, ratio; "-" if not measured."""
     rows: list[tuple[str, ...]] = []
-    for found in measured(record):
-        goal, ratio = found.goal, found.ratio
+    for result in measured(recipe, stages):
+        goal, ratio = result.goal, result.ratio
         limit = f"{'≤' if goal.at_most else '≥'} {goal.value:g} {goal.unit}".strip()
-        rows.append((goal.name, limit, *(("-", "-") if ratio is None else (f"{found.value:.3g}", f"{ratio:.2f}"))))
+        rows.append((goal.name, limit, *(("-", "-") if ratio is None else (f"{result.value:.3g}", f"{ratio:.2f}"))))
     return rows

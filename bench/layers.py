@@ -12,18 +12,22 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from datetime import date
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
+from typing_extensions import TypedDict
 
+from bench.kinds import CurvePoint, LayersMeans, LayersProvenance, LayersRecord, LayersRun
 from bench.paths import ROOT
+from bench.provenance import require_committed_code, today
+from bench.reading import read
+from bench.steps import telemetry
 from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.errors import UserError
-from rlhf.files import read_intact_lines, read_json, write_json
+from rlhf.files import read_intact_lines, write_json
 from rlhf.observe.console import OUT
 from rlhf.observe.telemetry import cpu_model
 from rlhf.process.launching import child_environment
@@ -57,17 +61,23 @@ class Point(NamedTuple):
     kl: float  # nats per token
 
 
-def learning_curve(metrics: Sequence[Mapping[str, Any]], telemetry: Sequence[Mapping[str, Any]]) -> list[Point]:
+def learning_curve(metrics: Sequence[Mapping[str, float]], telemetry: Sequence[Mapping[str, float]]) -> list[Point]:
     """Return the evaluations of a PPO run from the rows of its metrics.jsonl and telemetry.jsonl."""
-    spent, seconds = 0.0, {}
+    spent = 0.0
+    seconds: dict[float, float] = {}  # step -> CPU seconds until its end
     for row in telemetry:
         spent += sum(row[f"cpu/{phase}"] for phase in PHASES)
         seconds[row["step"]] = spent
     return [
-        Point(row["step"], seconds[row["step"]], row["eval/true_reward_gain_sd"], row["eval/kl_per_token"])
+        Point(int(row["step"]), seconds[row["step"]], row["eval/true_reward_gain_sd"], row["eval/kl_per_token"])
         for row in metrics
         if "eval/true_reward_gain_sd" in row
     ]
+
+
+def as_row(point: Point) -> CurvePoint:
+    """Return a point as a record has it."""
+    return {"step": point.step, "seconds": point.seconds, "gain": point.gain, "kl": point.kl}
 
 
 def mean_curve(curves: Sequence[Sequence[Point]]) -> list[Point]:
@@ -88,7 +98,20 @@ def seconds_to_gain(curve: Sequence[Point], level: float) -> float | None:
     return None
 
 
-def run_stage(stage: str, out: Path, parents: Path, changes: Changes, seed: int) -> dict[str, Any]:
+class StageRun(TypedDict):
+    """The CPU seconds of a stage's process, loading and evaluation included, and its metrics."""
+
+    cpu_seconds: float
+    metrics: dict[str, float]
+
+
+class _Summary(TypedDict):
+    """The key of summary.json that is read."""
+
+    metrics: dict[str, float | None]
+
+
+def run_stage(stage: str, out: Path, parents: Path, changes: Changes, seed: int) -> StageRun:
     """Run one stage; return its metrics and the CPU seconds of its process, loading and evaluation included."""
     flags = [part for key, value in changes.items() for part in ("--set", f"{key}={recipe.as_yaml(value)}")]
     command = [sys.executable, "-m", "rlhf.cli", "run", stage, "--recipe", str(RECIPE), "--seed", str(seed)]
@@ -100,42 +123,43 @@ def run_stage(stage: str, out: Path, parents: Path, changes: Changes, seed: int)
         errors.seek(0)
         if process.returncode:
             raise UserError(f"{stage}: {errors.read().strip()[-2000:]}")
-    summary = read_json(_folder(out, stage) / "summary.json") or {}
-    return {"cpu_seconds": round(usage.ru_utime + usage.ru_stime, 2), "metrics": summary["metrics"]}
+    metrics = read(_folder(out, stage) / "summary.json", _Summary)["metrics"]
+    known = {name: value for name, value in metrics.items() if value is not None}
+    return {"cpu_seconds": round(usage.ru_utime + usage.ru_stime, 2), "metrics": known}
 
 
-def measure(layers: str, out: Path, parents: Path, seed: int, changes: Changes) -> dict[str, Any]:
+def measure(layers: str, out: Path, parents: Path, seed: int, changes: Changes) -> LayersRun:
     """Train SFT, reward model and PPO with adapters in `layers`; return what they cost and learned."""
     stages = {
         stage: run_stage(stage, out, parents, {**changes, "lora.layers": layers}, seed)
         for stage in ("sft", "rm", "ppo")
     }
-    telemetry = read_intact_lines(_folder(out, "ppo") / "telemetry.jsonl")
-    curve = learning_curve(read_intact_lines(_folder(out, "ppo") / "metrics.jsonl"), telemetry)
+    steps = telemetry(_folder(out, "ppo"), ("step", *(f"cpu/{phase}" for phase in PHASES)))
+    curve = learning_curve(read_intact_lines(_folder(out, "ppo") / "metrics.jsonl"), steps)
     return {
         "stage_cpu_seconds": {name: row["cpu_seconds"] for name, row in stages.items()},
         "reward_model_accuracy": stages["rm"]["metrics"]["accuracy"],
-        "phase_cpu_seconds": {phase: round(sum(row[f"cpu/{phase}"] for row in telemetry), 3) for phase in PHASES},
+        "phase_cpu_seconds": {phase: round(sum(row[f"cpu/{phase}"] for row in steps), 3) for phase in PHASES},
         "ppo": {key: stages["ppo"]["metrics"][key] for key in CHOSEN},
-        "curve": [point._asdict() for point in curve],
+        "curve": [as_row(point) for point in curve],
     }
 
 
-def run_seed(seed: int, folder: Path, changes: Changes) -> dict[str, dict[str, Any]]:
+def run_seed(seed: int, folder: Path, changes: Changes) -> dict[str, LayersRun]:
     """Pretrain the base of a seed; return `measure` of each choice of layers."""
     base = folder / f"{seed}-base"
     base.mkdir()
     run_stage("pretrain", base, base, changes, seed)
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, LayersRun] = {}
     for layers in LAYERS:
         rows[layers] = measure(layers, folder / f"{seed}-{layers}", base, seed, changes)
         OUT.print(f"seed {seed}, {layers}: {json.dumps(rows[layers]['ppo'])}", markup=False)
     return rows
 
 
-def layer_means(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+def layer_means(runs: Mapping[str, Mapping[str, LayersRun]]) -> dict[str, LayersMeans]:
     """Return means over the seeds of each choice of layers: final figures, and the seconds to each gain."""
-    summary: dict[str, dict[str, Any]] = {}
+    summary: dict[str, LayersMeans] = {}
     for layers, seeds in runs.items():
         rows = list(seeds.values())
         curve = mean_curve([[Point(**point) for point in row["curve"]] for row in rows])
@@ -146,13 +170,13 @@ def layer_means(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str
             "kl_per_token": mean(row["ppo"]["kl_per_token"] for row in rows),
             "step_cpu_seconds": curve[-1].seconds / curve[-1].step,
             "chain_cpu_seconds": mean(sum(row["stage_cpu_seconds"].values()) for row in rows),
-            "curve": [point._asdict() for point in curve],
+            "curve": [as_row(point) for point in curve],
             "seconds_to_gain": {str(level): seconds_to_gain(curve, level) for level in LEVELS},
         }
     return summary
 
 
-def markdown(record: Mapping[str, Any]) -> str:
+def markdown(summary: Mapping[str, LayersMeans]) -> str:
     """Return the table of a record as docs/speed.md shows it."""
     levels = " | ".join(f"{level:g} sd" for level in LEVELS)
     lines = [
@@ -160,7 +184,7 @@ def markdown(record: Mapping[str, Any]) -> str:
         f"| CPU s of steps to a gain of {levels} |",
         "|---|---|---|---|---|" + "---|" * len(LEVELS),
     ]
-    for layers, row in record["summary"].items():
+    for layers, row in summary.items():
         low, high = row["true_gain_range"]
         reached = (row["seconds_to_gain"][str(level)] for level in LEVELS)
         cells = [
@@ -194,13 +218,12 @@ def _folder(out: Path, stage: str) -> Path:
 @click.option("--save", type=click.Path(path_type=Path), help="JSON file for the record.")
 def main(seeds: tuple[int, ...], more: tuple[str, ...], jobs: int, save: Path | None) -> None:
     """Train with adapters in all, the upper half and the upper third of six layers. Takes half an hour of CPU time."""
-    code = code_version()
-    if save and code["dirty"]:
-        raise UserError("--save: the code differs from its commit; commit first, so that the record names its code")
+    if save:
+        require_committed_code()
     changes = CHANGES | recipe.parse_overrides(more)
-    provenance = {
-        "date": date.today().isoformat(),
-        "code": code,
+    origin: LayersProvenance = {
+        "date": today(),
+        "code": code_version(),
         "device": f"{cpu_model()}, 1 thread",
         "packages": package_versions(),
         "recipe": f"{RECIPE.parent.name} {RECIPE.name}",
@@ -210,16 +233,16 @@ def main(seeds: tuple[int, ...], more: tuple[str, ...], jobs: int, save: Path | 
     }
     if save:
         save.parent.mkdir(parents=True, exist_ok=True)
-    runs: dict[str, dict[str, dict[str, Any]]] = {layers: {} for layers in LAYERS}
+    runs: dict[str, dict[str, LayersRun]] = {layers: {} for layers in LAYERS}
     with tempfile.TemporaryDirectory(prefix="rlhf-layers-") as folder, ThreadPoolExecutor(jobs) as pool:
         waiting = {pool.submit(run_seed, seed, Path(folder), changes): seed for seed in seeds}
         for done in as_completed(waiting):
             for layers, row in done.result().items():
                 runs[layers][str(waiting[done])] = row
-            record = provenance | {"adapters_in": runs, "summary": layer_means(runs)}
+            record: LayersRecord = {**origin, "adapters_in": runs, "summary": layer_means(runs)}
             if save:
                 write_json(save, record)  # after every seed, so that an interrupted run keeps what it has measured
-    OUT.print(markdown(record), markup=False)
+    OUT.print(markdown(record["summary"]), markup=False)
 
 
 if __name__ == "__main__":

@@ -2,25 +2,69 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import NotRequired
+
+from typing_extensions import TypedDict
 
 from bench.gpu import record as gpu
+from bench.kinds import Code, Device, Overrides
+from bench.provenance import device_folder, device_name
+from bench.reading import check
 from rlhf import recipe as recipes
+from rlhf.errors import UserError
 
 WITHOUT_RECIPE = ("peers", "layers", "outside", "gpu")  # folders of results/ that are not named after a recipe
 
 
-def problems(record: Mapping[str, Any], place: Path, recipe_root: Path) -> list[str]:
+class SeedStage(TypedDict):
+    """The keys of a stage's summary that decide whether a record of seeds is kept."""
+
+    stage: str
+    seed: int
+    status: str
+    modified: bool
+
+
+class Origin(TypedDict):
+    """The keys of every record, one of the GPU benchmark too."""
+
+    code: Code
+    device: NotRequired[Device | str | None]
+
+
+class AnyRecord(Origin):
+    """The keys that decide whether a record is kept, whatever it measures but on a GPU by bench.gpu."""
+
+    recipe: NotRequired[str]
+    version: NotRequired[str]
+    recipe_sha256: NotRequired[str]
+    modified: NotRequired[bool]
+    overrides: NotRequired[Overrides]
+    seeds: NotRequired[dict[str, dict[str, SeedStage]]]  # seed -> stage -> summary
+
+
+def problems(content: Mapping[str, object], place: Path, recipe_root: Path) -> list[str]:
     """Return the reasons why a record cannot be kept at `place`, its path below results/; none if it can.
 
     A record names committed code. Where it names a recipe, that is the one in `recipe_root`, and unmodified; where it
     has seeds, each of their stages is done.
     """
-    if "gpu_item" in record:
-        wrong = [] if place == gpu.path_of(record) else [f"its place is {gpu.path_of(record)}"]
-        return gpu.problems(record, recipe_root) + wrong
-    reasons = gpu.code_problems(record)
-    if not device_name(record):
+    try:
+        if "gpu_item" in content:
+            return _gpu_problems(check(content, gpu.GpuRecord, str(place)), place, recipe_root)
+        return _problems(check(content, AnyRecord, str(place)), place, recipe_root)
+    except UserError as error:  # a key is missing or has another type
+        return [error.lines[0]]
+
+
+def _gpu_problems(record: gpu.GpuRecord, place: Path, recipe_root: Path) -> list[str]:
+    wrong = [] if place == gpu.path_of(record) else [f"its place is {gpu.path_of(record)}"]
+    return gpu.problems(record, recipe_root) + wrong
+
+
+def _problems(record: AnyRecord, place: Path, recipe_root: Path) -> list[str]:
+    reasons = gpu.code_problems(record["code"])
+    if not device_name(record.get("device")):
         reasons.append("it names no device")
     if record.get("modified"):
         reasons.append("its recipe was modified")
@@ -33,33 +77,26 @@ def problems(record: Mapping[str, Any], place: Path, recipe_root: Path) -> list[
     return reasons + _seed_problems(record.get("seeds", {}))
 
 
-def device_name(record: Mapping[str, Any]) -> str:
-    """Return the name of a record's device, which some kinds have as a string alone; empty where there is none."""
-    device = record.get("device") or ""
-    return str(device["name"] if isinstance(device, Mapping) else device)
-
-
-def _recipe_problems(record: Mapping[str, Any], recipe_root: Path) -> list[str]:
+def _recipe_problems(record: AnyRecord, recipe_root: Path) -> list[str]:
     name, _, version = record["recipe"].partition(" ")
     version = record.get("version", version)  # bench.layers has both in one string
     folder = recipe_root / name / version
     if not (folder / "recipe.yaml").exists():
         return [f"there is no recipe {name} {version}"]
-    if recipes.load(folder).sha256 != record["recipe_sha256"]:
+    if recipes.load(folder).sha256 != record.get("recipe_sha256"):
         return [
             f"recipe {name} {version} has changed since: a released recipe is frozen, make the change a new version"
         ]
     return []
 
 
-def _place_problems(record: Mapping[str, Any], place: Path) -> list[str]:
-    device = device_name(record).lower().replace(" ", "-")
-    folder = Path(record["recipe"], record["version"], device)
+def _place_problems(record: AnyRecord, place: Path) -> list[str]:
+    folder = Path(record["recipe"], record.get("version", ""), device_folder(device_name(record.get("device"))))
     reasons = [] if folder in place.parents else [f"its place is below {folder}"]
     return reasons + (["its recipe was modified"] if record.get("overrides") else [])
 
 
-def _seed_problems(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+def _seed_problems(seeds: Mapping[str, Mapping[str, SeedStage]]) -> list[str]:
     reasons = []
     for seed, stages in seeds.items():
         for stage, summary in stages.items():

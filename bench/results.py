@@ -1,18 +1,20 @@
 """`python -m bench.results`: write results/README.md from the records beside it."""
 
-import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import click
 
 from bench.clocks import clock_of
+from bench.gpu.record import GpuRecord
+from bench.kinds import LayersRecord, MemoryRecord, OutsideRecord, PeerRecord, StepsRecord, SupervisedRecord
 from bench.paths import RESULTS
-from bench.records import device_name
+from bench.provenance import device_name
+from bench.reading import check, read
+from bench.records import Origin
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.recipe.published import MET, MISSED, NOT_COMPARABLE, NOT_MEASURED, count
@@ -20,6 +22,7 @@ from rlhf.run import reader
 from rlhf.run.finished import totals
 from rlhf.run.outcomes import Reproduction
 
+CLOSE = 0.005  # share of the measured peak within which a predicted one counts as near
 # Contenders of bench.peer that are the same design on both sides: ours, TRL's. Headlines compare no others.
 ALIKE = (
     ("ours, critic with an adapter", "TRL, value model through LoRA"),
@@ -47,23 +50,23 @@ def page(root: Path = RESULTS) -> str:
 
 
 def _line(file: Path, root: Path) -> str:
-    with reader.reading(file):
-        record = json.loads(file.read_text(encoding="utf-8"))
-    path = file.relative_to(root)
-    kinds = {"seeds": _reproduced, "stages": _bench, "phases": _memory, "stages_beside": _beside, "figures": _peer}
-    kinds |= {"gpu_item": _gpu, "outside": _outside, "adapters_in": _layers}
-    describe = next((describe for key, describe in kinds.items() if key in record), None)
+    content = read(file, dict[str, object])
+    describe = next((describe for key, describe in DESCRIBED_BY.items() if key in content), None)
     if describe is None:
-        raise UserError(f"{file}: not a record of a measurement; it should have one of the keys {', '.join(kinds)}")
-    subject, headline = describe(record)
+        listing = ", ".join(DESCRIBED_BY)
+        raise UserError(f"{file}: not a record of a measurement; it should have one of the keys {listing}")
+    subject, headline = describe(content, str(file))
+    record = check(content, Origin, str(file))
     commit = (record["code"]["commit"] or "unknown")[:8]
     date = re.search(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", file.name)
-    cells = (f"[{path}]({path})", subject, device_name(record), date[0] if date else "", commit, headline)
+    device = device_name(record.get("device"))
+    path = file.relative_to(root)
+    cells = (f"[{path}]({path})", subject, device, date[0] if date else "", commit, headline)
     return f"| {' | '.join(cells)} |\n"
 
 
-def _reproduced(record: Mapping[str, Any]) -> tuple[str, str]:
-    reproduction = reader.check(record, Reproduction, "a record of seeds")
+def _reproduced(content: object, source: str) -> tuple[str, str]:
+    reproduction = reader.check(content, Reproduction, source)
     seeds = reproduction.seeds
     summaries = [summary for stages in seeds.values() for summary in stages.values()]
     verdicts = [target.outcome for summary in summaries for target in summary.targets]
@@ -74,7 +77,8 @@ def _reproduced(record: Mapping[str, Any]) -> tuple[str, str]:
     return f"the chain, {len(seeds)} seeds", count(compared, noun)
 
 
-def _bench(record: Mapping[str, Any]) -> tuple[str, str]:
+def _steps(content: object, source: str) -> tuple[str, str]:
+    record = check(content, StepsRecord, source)
     speeds = (
         f"{stage} {row['tokens_per_second']:,.0f}"
         for stage, row in record["stages"].items()
@@ -86,17 +90,24 @@ def _bench(record: Mapping[str, Any]) -> tuple[str, str]:
     )
 
 
-def _memory(record: Mapping[str, Any]) -> tuple[str, str]:
+def _memory(content: object, source: str) -> tuple[str, str]:
+    record = check(content, MemoryRecord, source)
     errors = sorted((abs(row["error"]), f"{row['stage']}/{row['phase']}") for row in record["phases"])
-    close = sum(error < 0.005 for error, _ in errors)
+    close = sum(error < CLOSE for error, _ in errors)
     worst, phase = errors[-1]
-    return "predicted memory beside real", f"{close} of {len(errors)} phases within 0.5 %, worst {worst:.1%} ({phase})"
+    unmatched = len(record.get("unmatched", []))
+    more = f", {unmatched} only predicted or only measured" if unmatched else ""
+    return (
+        "predicted memory beside real",
+        f"{close} of {len(errors)} phases within {100 * CLOSE:g} %, worst {worst:.1%} ({phase}){more}",
+    )
 
 
-def _beside(record: Mapping[str, Any]) -> tuple[str, str]:
+def _supervised(content: object, source: str) -> tuple[str, str]:
+    record = check(content, SupervisedRecord, source)
     ours = {stage: sides["ours"] for stage, sides in record["stages_beside"].items()}
     peer = record["peer"].partition(" at ")[0]
-    settings = [f"{key}={value}" for key, value in record["overrides"].items()]
+    settings = [f"{key}={value}" for key, value in record.get("overrides", {}).items()]
     subject = ", ".join([f"steps beside {peer}", *settings, f"{clock_of(ours.values())} seconds"])
     ratios = (
         f"{stage} {row['times_faster']:.2f} times TRL's defaults"
@@ -106,7 +117,8 @@ def _beside(record: Mapping[str, Any]) -> tuple[str, str]:
     return subject, "; ".join(ratios)
 
 
-def _peer(record: Mapping[str, Any]) -> tuple[str, str]:
+def _peer(content: object, source: str) -> tuple[str, str]:
+    record = check(content, PeerRecord, source)
     figures = record["figures"]
     method = record.get("method", "ppo").upper()  # records from before the key are of PPO
     ratios = [
@@ -118,21 +130,39 @@ def _peer(record: Mapping[str, Any]) -> tuple[str, str]:
     return subject, "; ".join(ratios) or "like designs did not fit both"
 
 
-def _layers(record: Mapping[str, Any]) -> tuple[str, str]:
-    gains = (f"{layers.replace('_', ' ')} {row['true_gain']:.2f} sd" for layers, row in record["summary"].items())
+def _layers(content: object, source: str) -> tuple[str, str]:
+    summary = check(content, LayersRecord, source)["summary"]
+    gains = (f"{layers.replace('_', ' ')} {row['true_gain']:.2f} sd" for layers, row in summary.items())
     return "PPO with adapters in all or in upper layers", "true gain: " + ", ".join(gains)
 
 
-def _outside(record: Mapping[str, Any]) -> tuple[str, str]:
-    errors = sorted(abs(row["error"]["reserved_max"]) for row in record["rows"] if "error" in row)
+def _outside(content: object, source: str) -> tuple[str, str]:
+    record = check(content, OutsideRecord, source)
+    fitted = record["calibrated_on"]  # a run that the prediction was fitted to is no test of it
+    rows = [row for row in record["rows"] if "error" in row and row["file"] != fitted]
+    errors = sorted(abs(row["error"]["reserved_max"]) for row in rows)
     text = f"maximum reserved of {len(errors)} runs: median error {median(errors):.2%}, worst {errors[-1]:.1%}"
     return f"predicted memory beside {record['outside']['hardware']}s of {record['outside']['repository']}", text
 
 
-def _gpu(record: Mapping[str, Any]) -> tuple[str, str]:
+def _gpu(content: object, source: str) -> tuple[str, str]:
+    record = check(content, GpuRecord, source)
     state = record["verdict"] or ("not decided" if record["outcome"] == "done" else record["outcome"])
     text = f"{state}: {record['why']}" if record["why"] else state
     return f"GPU, {record['gpu_item']}: {record['claim']}", text.replace("|", "\\|")
+
+
+# The key by which a kind of record is known -> its subject and headline, of a content that is checked there.
+DESCRIBED_BY: dict[str, Callable[[object, str], tuple[str, str]]] = {
+    "seeds": _reproduced,
+    "stages": _steps,
+    "phases": _memory,
+    "stages_beside": _supervised,
+    "figures": _peer,
+    "gpu_item": _gpu,
+    "outside": _outside,
+    "adapters_in": _layers,
+}
 
 
 @click.command()

@@ -1,16 +1,22 @@
-"""Times of real steps on random weights. Each stage runs in a fresh process; its run directory has the figures."""
+"""Times of real steps on random weights. Each stage runs in a fresh process; its run directory has the figures.
+
+Seconds are CPU seconds of the process on a CPU, and wall seconds on a GPU; each row names its clock.
+"""
 
 import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import NotRequired
 
-from bench.clocks import Clock
+from typing_extensions import TypedDict
+
+from bench.kinds import Spread, StageSteps
+from bench.reading import read
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.files import read_intact_lines, read_json
+from rlhf.files import JsonValue, read_intact_lines
 from rlhf.memory.short_runs import few_steps
 from rlhf.process.launching import child_environment
 from rlhf.recipe import PinnedRecipe, StageName
@@ -20,44 +26,18 @@ STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")
 WARM_UP = 2  # steps that are not counted: they choose kernels, create optimizer states and capture graphs
 
 
-class Spread(TypedDict):
-    """Median, quartiles and number of repeated measurements."""
+class _Summary(TypedDict):
+    """The keys of a stage's summary.json that become a row: bytes, joules and wall seconds by phase."""
 
-    median: float
-    low: float
-    high: float
-    n: int
-
-
-class StageSteps(TypedDict, total=False):
-    """A stage's row in a record. A stage that did not fit has `out_of_memory` and none of the measured keys.
-
-    The last keys are those that `bench.__main__.derived_figures` adds; None where a figure is unknown.
-    """
-
-    out_of_memory: bool
-    cannot_run: str  # why, of a package that the ablation tries
-    clock: Clock
-    step_seconds: Spread
-    phase_seconds: dict[str, Spread]
-    tokens_per_step: float
-    tokens_per_second: float
-    evaluate_seconds: float | None
+    phase_seconds: dict[str, float]
     peak_vram_bytes: int | None
     phase_peak_bytes: dict[str, int] | None
     reserved_vram_bytes: int | None
     used_vram_bytes: int | None
     phase_joules: dict[str, float] | None
     peak_rss_bytes: int
-    component_bytes: dict[str, int] | None
-    adapter_bytes: int | None
+    component_bytes: NotRequired[dict[str, int] | None]
     predicted_peak_vram_bytes: int | None
-    mfu: float | None
-    hfu: float | None
-    mbu: float | None
-    hours: float | None
-    predicted_peak_bytes: int
-    roofline: dict[str, Any]  # by phase, in records of the GPU benchmark
 
 
 def measure(
@@ -89,10 +69,26 @@ def measure(
     return by_stage
 
 
+def telemetry(folder: Path, names: Sequence[str]) -> list[dict[str, float]]:
+    """Return the numbers of each step in a run's telemetry.jsonl. Raises UserError where one of `names` is missing."""
+    file = folder / "telemetry.jsonl"
+    rows = [
+        {key: value for key, value in row.items() if isinstance(value, int | float)} for row in read_intact_lines(file)
+    ]
+    if not rows:
+        raise UserError(f"{file}: it has no step")
+    for number, row in enumerate(rows, 1):
+        if lacking := [name for name in names if name not in row]:
+            raise UserError(f"{file}:{number}: key '{lacking[0]}' is missing: damaged, or of another version")
+    return rows
+
+
 def stage_steps(folder: Path) -> StageSteps:
     """Return seconds of the steps after the warm-up by phase, tokens of a step and peaks, from a finished stage."""
-    summary = read_json(folder / "summary.json") or {}
-    rows = [row for row in read_intact_lines(folder / "telemetry.jsonl") if row["step"] > WARM_UP]
+    summary = read(folder / "summary.json", _Summary)
+    rows = [row for row in telemetry(folder, ("step", "tokens")) if row["step"] > WARM_UP]
+    if not rows:
+        raise UserError(f"{folder}: all of its steps are warm-up: it takes more than {WARM_UP}")
     cpu = summary["peak_vram_bytes"] is None
     names = ["train"] if "train" in rows[0] else ["rollout", "rollout/prefill", "rollout/decode", "score", "update"]
     prefix = "cpu/" if cpu and f"cpu/{names[0]}" in rows[0] else ""  # steadier than the wall on a shared machine
@@ -124,7 +120,7 @@ def spread(values: Sequence[float]) -> Spread:
     return {"median": median, "low": low, "high": high, "n": len(values)}
 
 
-def _run(loaded: PinnedRecipe, stage: StageName, out: Path, changes: Mapping[str, Any], preflight: bool) -> str:
+def _run(loaded: PinnedRecipe, stage: StageName, out: Path, changes: Mapping[str, JsonValue], preflight: bool) -> str:
     command = [sys.executable, "-m", "rlhf.cli", "run", stage, "--recipe", str(loaded.directory), "--out", str(out)]
     command += ["--if-needed", *([] if preflight else ["--no-preflight"])]
     command += [part for key, value in changes.items() for part in ("--set", f"{key}={recipes.as_yaml(value)}")]

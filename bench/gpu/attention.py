@@ -1,19 +1,21 @@
 """Attention kernel of each shape that the stages use, and the cost of a shape's first call."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
 
 from bench.gpu.item import Context, with_random_weights
+from bench.gpu.measured import AttentionFigures, KernelTable, KernelTime
 from bench.gpu.model import shared_base
 from bench.gpu.record import Verdict
-from bench.gpu.variants import cudnn_attention, synchronize
+from bench.gpu.variants import AS_IT_IS, cudnn_attention, synchronize
 from rlhf.models.model import mixed_precision
+from rlhf.recipe import PinnedRecipe
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 
@@ -21,45 +23,57 @@ KERNELS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}  # torch.nn.attent
 PLAN_MS = 10.0  # more than this beyond a later call is a plan being built
 SHORTER = (0, 3, 24)  # tokens less than the longest row: batches by length have hundreds of lengths
 
-Call = dict[str, Any]  # label, tensors, arguments of scaled_dot_product_attention
+
+class Call(NamedTuple):
+    """A call of scaled_dot_product_attention that the code makes, with inputs of its shapes."""
+
+    label: str
+    inputs: list[torch.Tensor]  # queries, keys, values
+    mask: torch.Tensor | None
+    options: dict[str, Any]  # its other keyword arguments
 
 
-def measure(context: Context) -> Verdict:
+Note = Callable[[str, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, dict[str, Any]], None]
+
+
+def measure(context: Context[AttentionFigures]) -> Verdict:
     """Collect the calls of one decoder layer in training, scoring and decoding, then time each by itself."""
     loaded = with_random_weights(context.recipe, {"model.architecture.num_hidden_layers": 1})
     calls = collect(context, loaded)
-    measured: dict[str, Any] = context.measured
     cudnn_allowed = torch.backends.cuda.cudnn_sdp_enabled()
-    measured["cudnn_allowed_as_the_stages_run"] = cudnn_allowed
-    for name, allowed in (
-        ("as the stages run", cudnn_allowed),
-        ("cuDNN " + ("off" if cudnn_allowed else "allowed"), not cudnn_allowed),
-    ):
-        measured[name] = {}
+    context.measured["cudnn_allowed_as_the_stages_run"] = cudnn_allowed
+    tables: dict[str, KernelTable] = {AS_IT_IS: {}, f"cuDNN {'off' if cudnn_allowed else 'allowed'}": {}}
+    for (name, table), allowed in zip(tables.items(), (cudnn_allowed, not cudnn_allowed), strict=True):
+        context.measured[name] = table
         with cudnn_attention(allowed)(None):
             for call in calls:
                 try:
-                    measured[name][call["label"]] = _time(call)
+                    table[call.label] = _time(call)
                 except RuntimeError as error:  # a kernel that refuses a shape is a result
-                    measured[name][call["label"]] = f"{type(error).__name__}: {str(error)[:200]}"
+                    table[call.label] = f"{type(error).__name__}: {str(error)[:200]}"
                 context.save()
-    return _verdict(
-        measured["as the stages run"], {call["label"]: call["mask"] is not None for call in calls}, context.dry_run
-    )
+    return _verdict(tables[AS_IT_IS], {call.label: call.mask is not None for call in calls}, context.dry_run)
 
 
-def collect(context: Context, loaded: Any) -> list[Call]:
+def collect(context: Context[AttentionFigures], loaded: PinnedRecipe) -> list[Call]:
     """Return the distinct attention calls of the code, with inputs for each. The calls are not computed."""
     shared, codec = shared_base(loaded, context.device, context.scratch)
     recipe = loaded.recipe
     rows, length = recipe.sft.per_device_train_batch_size, recipe.sft.max_length
-    calls: dict[Any, Call] = {}
+    calls: dict[tuple[object, ...], Call] = {}
 
-    def note(label: str, q: Any, k: Any, v: Any, mask: Any, options_of_call: dict[str, Any]) -> None:
+    def note(
+        label: str,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        keywords: dict[str, Any],
+    ) -> None:
         key = (label.split(",")[0], q.shape, k.shape, mask is None)
         text = f"{label}, q {tuple(q.shape)}, k {tuple(k.shape)}, {'no mask' if mask is None else 'mask'}"
         inputs = [torch.randn_like(x, requires_grad=label.startswith("training")) for x in (q, k, v)]
-        calls.setdefault(key, {"label": text, "inputs": inputs, "mask": mask, "more": options_of_call})
+        calls.setdefault(key, Call(text, inputs, mask, keywords))
 
     for shorter in SHORTER:
         ids = torch.full((rows, max(2, length - shorter)), 3, device=context.device)
@@ -87,27 +101,31 @@ def collect(context: Context, loaded: Any) -> list[Call]:
 
 
 @contextmanager
-def recording(label: str, note: Any) -> Iterator[None]:
+def recording(label: str, note: Note) -> Iterator[None]:
     """Note attention calls and return zeros for them, so that no kernel has seen a shape before it is timed."""
 
     def stand_in(
-        q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, **keywords: Any
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        **keywords: Any,
     ) -> torch.Tensor:
         note(label, q, k, v, attn_mask, keywords)
-        zeros: torch.Tensor = q.new_zeros(*q.shape[:-1], v.shape[-1])
-        return zeros
+        return q.new_zeros(*q.shape[:-1], v.shape[-1])
 
     with mock.patch.object(F, "scaled_dot_product_attention", stand_in):
         yield
 
 
-def _time(call: Call) -> dict[str, Any]:
+def _time(call: Call) -> KernelTime:
     """Return the kernel, and milliseconds of the first and of a later call; in training with the backward pass."""
-    q, k, v = call["inputs"]
-    keywords = {name: value for name, value in call["more"].items() if value is not None}
+    q, k, v = call.inputs
+    keywords = {name: value for name, value in call.options.items() if value is not None}
 
     def work() -> None:
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=call["mask"], **keywords)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=call.mask, **keywords)
         if out.requires_grad:
             out.sum().backward()
 
@@ -115,7 +133,7 @@ def _time(call: Call) -> dict[str, Any]:
         q,
         k,
         v,
-        call["mask"],
+        call.mask,
         0.0,
         keywords.get("is_causal", False),
         scale=keywords.get("scale"),
@@ -135,22 +153,24 @@ def _time(call: Call) -> dict[str, Any]:
     }
 
 
-def _verdict(table: dict[str, Any], masked: dict[str, bool], dry_run: bool) -> Verdict:
+def _verdict(table: KernelTable, masked: Mapping[str, bool], dry_run: bool) -> Verdict:
     """Return whether every shape has the expected kernel and none waits for a plan.
 
     The first call of each kind loads kernels and is left out.
     """
-    refused = [label for label, row in table.items() if isinstance(row, str)]
-    if refused:
-        return Verdict(False, f"{refused[0]}: {table[refused[0]]}")
+    timed: dict[str, KernelTime] = {}
+    for label, row in table.items():
+        if isinstance(row, str):
+            return Verdict(False, f"{label}: {row}")
+        timed[label] = row
     unexpected = [
         f"{label}: {row['kernel']}"
-        for label, row in table.items()
+        for label, row in timed.items()
         if row["kernel"] != ("efficient" if masked[label] else "flash")
     ]
     kinds: set[tuple[str, bool]] = set()
     waits = []
-    for label, row in table.items():
+    for label, row in timed.items():
         kind = (label.split(",")[0], masked[label])
         if kind in kinds and row["first_ms"] - row["later_ms"] > PLAN_MS:
             waits.append(f"{label}: {row['first_ms']:.0f} ms")

@@ -1,33 +1,53 @@
 """The command line of `python -m bench.gpu`."""
 
+import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
 import click
 
-from bench.gpu import packages, plan, record, runner
+from bench.gpu import packages, plan, record, runner, tables
 from bench.gpu.plan import Item
+from bench.gpu.record import GpuRecord
 from bench.paths import ROOT
-from rlhf.files import read_json
+from rlhf.errors import UserError
 from rlhf.observe import console
 
 LEAST = 20.0  # seconds below which no further item is started
 OUT = Path("runs/gpu-hour")
+USED_UP = "the time box was used up before it"  # why an item was skipped
+INTERRUPTED = 130  # the exit code, as a shell has it after Ctrl-C
+EPILOG = """\b
+In this order, the first two without a GPU:
+  python -m bench.gpu --check             are all packages here?
+  python -m bench.gpu --dry-run           does the code run? (minutes)
+  python -m bench.gpu --box 50m           measure, on the card
+  python -m bench.gpu --verify            can the records be contributed?
+docs/first-gpu-hour.md says what each item decides, and what to do with the records."""
 
 
-@click.command()
-@click.option("--box", default="30m", show_default=True, metavar="30m", help="Time limit for all items: 90s, 9m, 1h.")
-@click.option("--only", multiple=True, metavar="ITEM", help="Run only this item; may be repeated.")
+@click.command(epilog=EPILOG)
+@click.option(
+    "--box",
+    default="30m",
+    show_default=True,
+    metavar="30m",
+    help="Time limit for all items: 90s, 9m, 1h. All of them may take what --list says.",
+)
+@click.option("--only", multiple=True, metavar="ITEM", help="Run only this item of --list; may be repeated.")
 @click.option(
     "--out", type=click.Path(path_type=Path), help=f"Folder for records and logs. [{OUT}, dry run: {OUT}-dry]"
 )
 @click.option("--list", "listed", is_flag=True, help="Print the plan: items, their minutes and claims.")
 @click.option("--dry-run", is_flag=True, help="Run the items with a tiny recipe on the CPU, to try the code only.")
 @click.option(
-    "--no-predict", is_flag=True, help="Do not predict at the end; `--conclude` can do it later, on another machine."
+    "--no-predict",
+    is_flag=True,
+    help="Skip the minutes of CPU time at the end that predict MFU and MBU; --conclude does it later, anywhere.",
 )
 @click.option(
     "--conclude", is_flag=True, help="Measure nothing; add predicted figures (MFU, MBU) to the records in --out."
@@ -45,133 +65,166 @@ def command(
     verify: bool,
     check: bool,  # answered in __main__.py, which needs no package for it
 ) -> None:
-    """Run the measurements that need a GPU, item by item, until the time limit.
+    """Run the measurements that need a GPU, most valuable first, until the time limit.
 
-    Exit code 1 if an item failed or a claim does not hold.
+    Nothing is downloaded: weights are random. Each item runs in a process of its own and has its record in --out as
+    soon as it ends. One that fails or takes too long leaves what it had measured, and the next one begins. Ctrl-C, a
+    lost connection and SIGTERM end the item and keep all records.
+
+    Exit code 1 if an item failed or a claim does not hold, 130 after an interruption.
     """
     items, limit = plan.choose(only), plan.seconds(box)
     out = out or OUT.with_name(OUT.name + ("-dry" if dry_run else ""))
     if listed:
-        show_plan(items)
+        tables.show_plan(items)
     elif verify:
         sys.exit(bool(show_problems(out)))
     elif conclude:
-        add_predictions(records(out), out)
-        show_records(records(out))
+        complete = add_predictions(records(out), out)
+        tables.show_records(records(out))
+        sys.exit(not complete)
     else:
-        measure(items, out, limit, dry_run, predict=not no_predict)
+        sys.exit(measure(items, out, limit, dry_run, predict=not no_predict))
 
 
-def measure(items: list[Item], out: Path, limit: float, dry_run: bool, predict: bool) -> None:
-    """Run the items and print their results."""
-    end = time.monotonic() + limit
+def measure(items: Sequence[Item], out: Path, limit: float, dry_run: bool, predict: bool) -> int:
+    """Run the items and print their results. Return the exit code."""
     if not dry_run:
-        with console.quiet_libraries():
-            import torch
-
-        if not torch.cuda.is_available():  # asks the driver and takes none of the card's memory
-            raise click.ClickException(
-                f"bench.gpu needs a CUDA device, and torch {torch.__version__} sees none: "
-                "see `nvidia-smi`, or try the code with --dry-run"
-            )
-    rows = []
-    for item in items:
-        remaining = end - time.monotonic()
-        absent = [name for name in item.modules if packages.installed_version(name) is None]
-        if dry_run and not item.stand_in:
-            row = runner.skip(item, out, dry_run, "cannot run without CUDA")
-        elif absent:
-            row = runner.skip(item, out, dry_run, f"needs {', '.join(absent)}")
-        elif remaining < LEAST:
-            row = runner.skip(item, out, dry_run, "the time box was used up before it")
-        else:
-            row = runner.run(item, out, remaining if dry_run else min(remaining, 60 * item.minutes), dry_run)
-        rows.append(row)
-        click.echo(f"{line_of(row)}; {max(0.0, end - time.monotonic()):.0f} s left")
-    if predict:
-        add_predictions(rows, out)
-    show_records(rows)
+        require_cuda()
+    end = time.monotonic() + limit
+    rows: list[GpuRecord] = []
+    interrupted = False
+    try:
+        with interruptible():
+            for item in items:
+                rows.append(run_item(item, out, end - time.monotonic(), dry_run))
+                click.echo(f"{tables.line_of(rows[-1])}; {max(0.0, end - time.monotonic()):.0f} s left")
+            if predict:
+                add_predictions(rows, out)
+    except KeyboardInterrupt:
+        interrupted = True
+    tables.show_records(rows)
     click.echo(f"records and logs: {out}")
-    sys.exit(any(row["outcome"] == "failed" or row["verdict"] == "does not hold" for row in rows))
+    if open_items := [row["gpu_item"] for row in rows if row["outcome"] == "skipped" and row["why"] == USED_UP]:
+        click.echo(f"to go on: python -m bench.gpu {' '.join(f'--only {name}' for name in open_items)} --out {out}")
+    if interrupted:
+        click.echo("interrupted; the records of all items that had begun are there", err=True)
+        return INTERRUPTED
+    return int(any(row["outcome"] == "failed" or row["verdict"] == "does not hold" for row in rows))
 
 
-def add_predictions(rows: Iterable[dict[str, Any]], out: Path) -> None:
-    """Add predicted figures to the speed records and write them again. Takes minutes of CPU time and no GPU."""
-    waiting = [row for row in rows if row["measured"].get("stages") and "mfu" not in _first(row["measured"]["stages"])]
+def run_item(item: Item, out: Path, remaining: float, dry_run: bool) -> GpuRecord:
+    """Run an item for at most its own minutes and the `remaining` seconds, or skip it. Return its record."""
+    absent = [name for name in item.modules if packages.installed_version(name) is None]
+    if dry_run and not item.stand_in:
+        return runner.skip(item, out, dry_run, "cannot run without CUDA")
+    if absent:
+        return runner.skip(item, out, dry_run, f"needs {', '.join(absent)}")
+    if remaining < LEAST:
+        return runner.skip(item, out, dry_run, USED_UP)
+    limit = remaining if dry_run else min(remaining, 60 * item.minutes)
+    click.echo(f"{item.name}: at most {limit:.0f} s; it prints to {out / 'logs' / item.name}.log")
+    return runner.run(item, out, limit, dry_run)
+
+
+def require_cuda() -> None:
+    """Raise an error unless torch sees a CUDA device. Asks the driver and takes none of the card's memory."""
+    with console.quiet_libraries():
+        import torch
+
+    if not torch.cuda.is_available():
+        raise click.ClickException(
+            f"bench.gpu needs a CUDA device, and torch {torch.__version__} sees none: "
+            "see `nvidia-smi`, or try the code with --dry-run"
+        )
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Turn SIGTERM, and SIGHUP of a lost connection, into a KeyboardInterrupt while the block runs.
+
+    By default they would end this process alone: the item's would go on, and keep the card. One that the caller has
+    told to ignore, as nohup does, stays ignored.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def add_predictions(rows: Iterable[GpuRecord], out: Path) -> bool:
+    """Add predicted figures to the speed records and write them again. Takes minutes of CPU time and no GPU.
+
+    Return whether all could be predicted; one that cannot is said, and the others still get theirs.
+    """
+    waiting = [row for row in rows if needs_prediction(row)]
     if not waiting:
-        return
+        return True
     click.echo("everything is measured; predicting operations on the CPU for MFU and MBU")
     with console.quiet_libraries():
         from bench.gpu import speed
 
+    complete = True
     for row in waiting:
-        speed.conclude(row)
-        runner.keep(row, out)
+        try:
+            speed.conclude(row)
+            runner.keep(row, out)
+        except Exception as error:  # what was measured is there already
+            complete = False
+            click.echo(f"{row['gpu_item']}: not predicted ({type(error).__name__}: {error}): --conclude tries again")
+    return complete
 
 
-def _first(stages: Mapping[str, Any]) -> Mapping[str, Any]:
-    return next(iter(stages.values()))
+def needs_prediction(row: GpuRecord) -> bool:
+    """Return whether a record has measured stages without MFU."""
+    stages = row["measured"].get("stages")
+    return isinstance(stages, dict) and any("mfu" not in stage for stage in stages.values())
 
 
-def records(out: Path) -> list[dict[str, Any]]:
-    """Return the records below a folder, in the order of the plan."""
-    rows = [row for file in sorted(out.rglob("*.json")) if (row := read_json(file)) and "gpu_item" in row]
-    if not rows:
-        raise click.ClickException(f"{out}: there are no records of bench.gpu below it")
+def records(out: Path) -> list[GpuRecord]:
+    """Return the records below a folder, in the order of the plan. Raises UserError where one is damaged."""
+    rows = [record.read(file) for file in files(out)]
     order = [item.name for item in plan.ITEMS]
     return sorted(rows, key=lambda row: order.index(row["gpu_item"]) if row["gpu_item"] in order else len(order))
 
 
-def line_of(row: Mapping[str, Any]) -> str:
-    """Return a record in one line."""
-    verdict = row["verdict"] or "not decided"
-    detail = row["error"] or row["why"]
-    state = row["outcome"] if row["outcome"] != "done" else verdict
-    return f"{row['gpu_item']}: {state}{f' ({detail})' if detail else ''}, {row['seconds'] or 0:.0f} s"
-
-
-def show_plan(items: Iterable[Item]) -> None:
-    """Print the items with the minutes that each may take, the minutes until its end, and its claim."""
-    total, rows = 0.0, []
-    for item in items:
-        total += item.minutes
-        rows.append((item.name, f"{item.minutes:g}", f"{total:g}", item.recipe or "", item.claim))
-    console.rows_table("bench.gpu", ("item", "minutes", "in all", "recipe", "decides whether"), rows)
-
-
-def show_records(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print what the items decided, and how near measured phases are to their bounds."""
-    table = [
-        (
-            row["gpu_item"],
-            row["outcome"],
-            f"{row['seconds'] or 0:.0f}",
-            row["verdict"] or "-",
-            row["error"] or row["why"],
-        )
-        for row in rows
+def files(out: Path) -> list[Path]:
+    """Return the files of the records below a folder. Raises an error if there are none."""
+    written = [
+        file for place in (runner.RECORDS, runner.NOT_MEASURED) for file in sorted((out / place).rglob("*.json"))
     ]
-    console.rows_table("what was decided", ("item", "outcome", "s", "claim", "figures"), table)
-    phases = [
-        (
-            f"{row['gpu_item']}: {stage}/{phase}",
-            f"{x['seconds']:.3g}",
-            f"{x['least_seconds']:.3g}",
-            f"{x['reached']:.0%}",
+    if not written:
+        raise click.ClickException(
+            f"{out}: there are no records of bench.gpu below it; --out names the folder that a run wrote to"
         )
-        for row in rows
-        for stage, figures in (row["measured"].get("stages") or {}).items()
-        for phase, x in figures.get("roofline", {}).items()
-    ]
-    if phases:
-        console.rows_table("seconds of a step beside the roofline", ("phase", "measured", "least", "reached"), phases)
+    return written
 
 
 def show_problems(out: Path) -> list[str]:
-    """Print why records below a folder cannot be contributed, or that they can."""
-    problems = []
-    for row in records(out):
-        lines = record.problems(row, ROOT / "recipes")
-        problems += [f"{record.path_of(row)}: {line}" for line in lines]
-    click.echo("\n".join(problems) or f"every record in {out} can be contributed")
+    """Print why records below a folder cannot be contributed, or that they can. Return the reasons.
+
+    Items that were not measured are named; they are no records to contribute, and no reason against the others.
+    """
+    problems, measured = [], 0
+    for file in files(out):
+        try:
+            row = record.read(file)
+        except UserError as error:
+            problems.append(error.lines[0])
+            continue
+        if row["device"] is None:
+            click.echo(f"{row['gpu_item']}: not measured ({row['error'] or row['why']})")
+            continue
+        measured += 1
+        problems += [f"{record.path_of(row)}: {line}" for line in record.problems(row, ROOT / "recipes")]
+    if not measured and not problems:
+        problems.append(f"{out}: no item was measured")
+    click.echo("\n".join(problems) or f"every record in {out / runner.RECORDS} can be contributed")
     return problems

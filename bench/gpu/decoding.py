@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -12,9 +11,10 @@ from bench.ceilings import ceilings
 from bench.goals import DECODING_MBU
 from bench.gpu import variants
 from bench.gpu.item import Context, with_random_weights
+from bench.gpu.measured import DecodingFigures, DecodingRows, DecodingTime
 from bench.gpu.model import shared_base
 from bench.gpu.record import Verdict, decide
-from bench.gpu.variants import AS_IT_IS, DECODING, SAMPLING, SAMPLING_4BIT, Variant, synchronize
+from bench.gpu.variants import AS_IT_IS, DECODING, SAMPLING, SAMPLING_4BIT, SamplingFields, Variant, synchronize
 from bench.steps import spread
 from rlhf.data.tokenize import Codec
 from rlhf.models.shared_base import SharedBase
@@ -24,19 +24,19 @@ from rlhf.rollout.engine import sample
 ROUNDS = 3  # over the variants, after one that is not counted
 
 
-def measure(context: Context, rows: list[int]) -> Verdict:
+def measure(context: Context[DecodingFigures], rows: list[int]) -> Verdict:
     """Time every variant for every number of rows. The first number is the recipe's and decides."""
     loaded = with_random_weights(context.recipe)
     rows = [4] if context.dry_run else rows
     options = loaded.recipe.ppo
-    measured: dict[str, Any] = context.measured
+    measured = context.measured
     measured["bandwidth"] = ceilings(context.device, torch.bfloat16)["bandwidth"]
     shared, codec = shared_base(loaded, context.device, context.scratch)
     measured["prompt"], measured["response"] = options.max_prompt_length, options.response_length
     measured["rows"] = {}
     for count in rows:
         read = bytes_per_step(shared, count, options.max_prompt_length + options.response_length / 2)
-        table: dict[str, Any] = {"bytes_read": read, "variants": {}}
+        table: DecodingRows = {"bytes_read": read, "variants": {}}
         measured["rows"][str(count)] = table
         work = {
             name: partial(
@@ -58,14 +58,15 @@ def measure(context: Context, rows: list[int]) -> Verdict:
     return decided
 
 
-def choices(quantization: str) -> Iterator[tuple[str, Variant, dict[str, Any]]]:
+def choices(quantization: str) -> Iterator[tuple[str, Variant, SamplingFields]]:
     """Yield name, context and fields of `Sampling` of every variant that a base of this quantization has."""
-    yield from ((name, variant, {}) for name, variant in DECODING.items())
+    for name, variant in DECODING.items():
+        yield name, variant, {}
     for name, fields in (SAMPLING if quantization == "none" else SAMPLING | SAMPLING_4BIT).items():
         yield name, variants.as_it_is, fields
 
 
-def verdict(row: Any, count: int, dry_run: bool) -> Verdict:
+def verdict(row: DecodingTime | str, count: int, dry_run: bool) -> Verdict:
     """Return whether a step as the stages run it reaches the goal."""
     if isinstance(row, str):
         return Verdict(False, row)
@@ -89,14 +90,14 @@ def rollout_seconds(
     return phase_seconds
 
 
-def figures(runs: Sequence[Mapping[str, float]], response: int, read: int, bandwidth: float) -> dict[str, Any]:
+def figures(runs: Sequence[Mapping[str, float]], response: int, read: int, bandwidth: float) -> DecodingTime:
     """Return median and spread of a decoding step and of the prefill over all rollouts but the first, and the MBU.
 
     `response` is the number of tokens of a rollout; the prefill makes the first one. Of one rollout only the first step
     is known.
     """
     first, *counted = runs
-    row: dict[str, Any] = {"first_step_seconds": first["decode"] / (response - 1)}
+    row: DecodingTime = {"first_step_seconds": first["decode"] / (response - 1)}
     if counted:
         row["step_seconds"] = spread([run["decode"] / (response - 1) for run in counted])
         row["prefill_seconds"] = spread([run["prefill"] for run in counted])

@@ -10,22 +10,24 @@ import tempfile
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import click
 
+from bench import provenance
 from bench.gpu import plan, record
 from bench.gpu.plan import Item
+from bench.gpu.record import GpuRecord
 from bench.paths import ROOT
 from rlhf import recipe as recipes
-from rlhf.files import write_json
-from rlhf.recipe import PinnedRecipe
+from rlhf.files import JsonValue, write_json
+from rlhf.recipe import Changes, PinnedRecipe
 
 if TYPE_CHECKING:
     import torch
 
 # A dry run takes the CPU recipe with a model and batches so small that only the code is tried.
-TINY: dict[str, Any] = {
+TINY: Changes = {
     "model.architecture.hidden_size": 32,
     "model.architecture.intermediate_size": 64,
     "model.architecture.num_hidden_layers": 2,
@@ -48,17 +50,20 @@ TINY: dict[str, Any] = {
 }
 
 
-class Context:
+FiguresT = TypeVar("FiguresT")  # one of the types in bench/gpu/measured.py
+
+
+class Context(Generic[FiguresT]):
     """The argument of an item's function: its recipe, the device, a scratch folder, and the record to fill.
 
-    `measured` is what was found so far; `save()` puts it on disk.
+    `measured` is what has been measured so far; `save()` puts it on disk.
     """
 
     def __init__(self, item: Item, dry_run: bool, scratch: Path, file: Path | None = None):
         self.item, self.dry_run, self.scratch = item, dry_run, scratch
         self.loaded = load(item, dry_run)
         self.record = record.new_record(item, dry_run, self.loaded)
-        self.measured: dict[str, Any] = self.record["measured"]
+        self.measured = cast(FiguresT, self.record["measured"])
         self._file = file
         self.save()
 
@@ -76,16 +81,15 @@ class Context:
         return self.loaded
 
     def save(self) -> None:
+        """Replace the record on disk, if this item has a file."""
         if self._file:
             write_json(self._file, self.record)
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> GpuRecord:
         """Run the item's function and return the finished record. An exception becomes the outcome `failed`."""
-        from rlhf.observe.telemetry import device_facts
-
         module, function = self.item.function.split(":")
         try:
-            self.record["device"] = device_facts(self.device)
+            self.record["device"] = provenance.describe(self.device)
             self.save()
             if self.loaded:
                 from rlhf.process.torch_setup import set_up_torch
@@ -96,10 +100,8 @@ class Context:
             self.record["outcome"] = "done"
         except Exception as error:
             traceback.print_exc()
-            self.record |= {
-                "outcome": "failed",
-                "error": f"{type(error).__name__}: {' '.join(str(error).split())[:1000]}",
-            }
+            self.record["outcome"] = "failed"
+            self.record["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:1000]}"
         self.save()
         return self.record
 
@@ -115,7 +117,7 @@ def load(item: Item, dry_run: bool) -> PinnedRecipe | None:
     )
 
 
-def with_random_weights(loaded: PinnedRecipe, changes: Mapping[str, Any] | None = None) -> PinnedRecipe:
+def with_random_weights(loaded: PinnedRecipe, changes: Mapping[str, JsonValue] | None = None) -> PinnedRecipe:
     """Return the recipe with random weights and no downloads."""
     random = recipes.random_weights_changes(loaded.recipe, 64, "longest")
     return recipes.load(loaded.directory, loaded.overrides | random | dict(changes or {}))
@@ -130,8 +132,8 @@ def main(name: str, file: Path, dry_run: bool) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     (item,) = plan.choose((name,))
     with tempfile.TemporaryDirectory(prefix="rlhf-gpu-") as scratch:
-        record = Context(item, dry_run, Path(scratch), file).run()
-    raise SystemExit(record["outcome"] == "failed")
+        finished = Context[object](item, dry_run, Path(scratch), file).run()
+    raise SystemExit(finished["outcome"] == "failed")
 
 
 if __name__ == "__main__":

@@ -1,26 +1,29 @@
 """Items about the card alone: its facts, the capture of decoding steps, the waste of the allocator."""
 
-import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
 from bench.ceilings import ceilings
 from bench.gpu import packages
 from bench.gpu.item import Context
+from bench.gpu.measured import Agreement, AllocatorFigures, AllocatorPeaks, DeviceFigures, GraphFigures
 from bench.gpu.record import Verdict
+from bench.reading import last_line
 from rlhf.memory.predict import FRAGMENTATION
 from rlhf.process.launching import child_environment
+
+T = TypeVar("T")
 
 OLDEST = (8, 0)  # compute capability with bfloat16 in the matrix units
 OLDEST_DRIVER = 580  # torch's wheel is built for CUDA 13.0
 
 
-def device(context: Context) -> Verdict:
+def device(context: Context[DeviceFigures]) -> Verdict:
     """Record the card, its driver and settings, the packages, and the rates of a large product and a large copy."""
     measured = context.measured
     measured["other_packages"], measured["without"] = packages.report(), packages.optional()
@@ -39,7 +42,7 @@ def device(context: Context) -> Verdict:
     return verdict(measured)
 
 
-def verdict(measured: Mapping[str, Any]) -> Verdict:
+def verdict(measured: DeviceFigures) -> Verdict:
     """Return whether card, driver and packages are those that recipes need; None where only the driver is unknown."""
     capability, differing = tuple(measured["capability"]), len(measured["other_packages"])
     driver = re.match(r"\d+", measured["smi"] or "")
@@ -59,7 +62,7 @@ def _smi(query: str) -> str | None:
         return None
 
 
-def graphs(context: Context) -> Verdict:
+def graphs(context: Context[GraphFigures]) -> Verdict:
     """Capture several graphs one after another, bare and in a rollout; the risky variant comes last."""
     measured = context.measured
     measured["own_pool"] = _attempt(lambda: _captures(shared=False))
@@ -68,13 +71,14 @@ def graphs(context: Context) -> Verdict:
     context.save()
     measured["shared_pool"] = _attempt(lambda: _captures(shared=True))
     tokens = measured["rollout"]
-    same = isinstance(tokens, dict) and all(row["share"] == 1.0 for row in tokens.values())
+    same = not isinstance(tokens, str) and all(row["share"] == 1.0 for row in tokens.values())
     return Verdict(
         measured["own_pool"] == "works" and same, f"own pool: {measured['own_pool']}; tokens as in plain steps: {same}"
     )
 
 
-def _attempt(work: Any) -> Any:
+def _attempt(work: Callable[[], T]) -> T | str:
+    """Return what `work` returns, or its error as text."""
     try:
         return work()
     except Exception as error:  # a refused capture is a result
@@ -96,7 +100,7 @@ def _captures(shared: bool) -> str:
     return "works"
 
 
-def _same_tokens() -> dict[str, dict[str, float]]:
+def _same_tokens() -> dict[str, Agreement]:
     """Return for each variant the share of tokens that captured steps and plain steps draw alike, in float32."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -117,7 +121,7 @@ def _same_tokens() -> dict[str, dict[str, float]]:
         torch.manual_seed(1)
         return sample(model, prompts, codec, sampling).tokens
 
-    measured = {}
+    measured: dict[str, Agreement] = {}
     with in_turn(DECODING["plain steps"], model):
         plain = draw()
     for name in (AS_IT_IS, "one window"):
@@ -137,20 +141,32 @@ class _Ids:
     pad_id, eos_id = 0, 2
 
 
-def allocator(context: Context) -> Verdict:
+def allocator(context: Context[AllocatorFigures]) -> Verdict:
     """Measure reserved over allocated bytes after batches of many lengths, with and without expandable segments."""
-    settings = {"expandable_segments:True": "expandable", "expandable_segments:False": "fixed"}
-    for setting, name in settings.items():
-        command = [sys.executable, "-m", "bench.gpu.workload", context.device.type]
-        environment = child_environment(PYTORCH_ALLOC_CONF=setting)
-        process = subprocess.run(command, capture_output=True, text=True, env=environment)
-        if process.returncode:
-            raise RuntimeError(f"{setting}: {process.stderr.strip()[-500:]}")
-        context.measured[name] = json.loads(process.stdout.splitlines()[-1])
-        context.save()
-    if context.dry_run:
-        return Verdict(None, "a CPU's allocator reserves nothing")
-    waste = {name: row["reserved"] / row["allocated"] - 1 for name, row in context.measured.items()}
-    return Verdict(
-        waste["expandable"] <= FRAGMENTATION, ", ".join(f"{name}: {share:+.1%}" for name, share in waste.items())
-    )
+    measured = context.measured
+    measured["expandable"] = _workload_peaks(context.device, "expandable_segments:True")
+    context.save()
+    measured["fixed"] = _workload_peaks(context.device, "expandable_segments:False")
+    context.save()
+    return allocator_verdict(measured)
+
+
+def _workload_peaks(device: torch.device, setting: str) -> AllocatorPeaks:
+    """Return the peaks of the workload in a process whose allocator has this setting."""
+    command = [sys.executable, "-m", "bench.gpu.workload", device.type]
+    environment = child_environment(PYTORCH_ALLOC_CONF=setting)
+    process = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if process.returncode:
+        raise RuntimeError(f"{setting}: {process.stderr.strip()[-500:]}")
+    return last_line(process.stdout, AllocatorPeaks, f"bench.gpu.workload with {setting}")
+
+
+def allocator_verdict(measured: AllocatorFigures) -> Verdict:
+    """Return whether expandable segments waste no more than predictions assume; None on a CPU."""
+    waste = {}
+    for name, peaks in (("expandable", measured["expandable"]), ("fixed", measured["fixed"])):
+        if peaks["reserved"] is None or peaks["allocated"] is None:
+            return Verdict(None, "a CPU's allocator reserves nothing")
+        waste[name] = peaks["reserved"] / peaks["allocated"] - 1
+    why = ", ".join(f"{name}: {share:+.1%}" for name, share in waste.items())
+    return Verdict(waste["expandable"] <= FRAGMENTATION, why)

@@ -1,10 +1,9 @@
 """Measured peaks of each phase beside those of the recipe's predicted.json. Nothing is predicted here."""
 
-from typing import Any
-
 import torch
 
 from bench.gpu.item import Context
+from bench.gpu.measured import MemoryFigures, PhasePeaks
 from bench.gpu.record import Verdict
 from bench.memory.measure import beside, measuring, pinned_peaks, unmatched
 from rlhf.memory import prediction_file as pins
@@ -15,12 +14,12 @@ STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")  # merge runs on the
 CLOSE = 0.05  # share of the measured peak by which a prediction may miss it
 
 
-def measure(context: Context) -> Verdict:
+def measure(context: Context[MemoryFigures]) -> Verdict:
     """Run two steps of each stage on the longest rows. A stage that does not fit is a result; the others still run."""
     loaded = context.recipe
     pinned = (loaded.directory / pins.FILE).exists() and not loaded.modified
-    measured: dict[str, Any] = context.measured
-    measured |= {"phases": [], "unmatched": [], "out_of_memory": []}
+    measured = context.measured
+    measured["phases"], measured["unmatched"], measured["out_of_memory"] = [], [], []
     with quiet_libraries(), measuring(loaded) as measure_stage:
         for stage in STAGES[:2] if context.dry_run else STAGES:
             try:
@@ -31,22 +30,25 @@ def measure(context: Context) -> Verdict:
                 continue
             predicted = pinned_peaks(loaded.directory, stage) if pinned else {}
             in_bytes = {phase: peak["bytes"] for phase, peak in peaks.items()}
-            errors = {row["phase"]: row for row in beside(stage, predicted, in_bytes)}
+            compared = {row["phase"]: row for row in beside(stage, predicted, in_bytes)}
             if pinned:
                 measured["unmatched"] += unmatched(stage, predicted, in_bytes)
             for phase, peak in peaks.items():
-                row = {
+                row: PhasePeaks = {
                     "stage": stage,
                     "phase": phase,
                     "measured_bytes": peak["bytes"],
                     "reserved_bytes": peak.get("reserved"),
                 }
-                measured["phases"].append(row | errors.get(phase, {}))
+                if phase in compared:
+                    row["predicted_bytes"] = compared[phase]["predicted_bytes"]
+                    row["error"] = compared[phase]["error"]
+                measured["phases"].append(row)
             context.save()
     return verdict(measured)
 
 
-def verdict(measured: dict[str, Any]) -> Verdict:
+def verdict(measured: MemoryFigures) -> Verdict:
     """Return whether all phases are close to their predictions and fit; None without predictions."""
     if measured["out_of_memory"]:
         return Verdict(False, f"out of memory in {', '.join(row['stage'] for row in measured['out_of_memory'])}")

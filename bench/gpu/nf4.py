@@ -3,14 +3,15 @@
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from bench.gpu.item import Context
+from bench.gpu.measured import OptimizerTime, PagedFigures, ProductFigures
 from bench.gpu.record import Verdict
 from bench.gpu.variants import Unavailable, synchronize
 
@@ -20,7 +21,14 @@ AS_FAST = 1.1  # the dispatched choice may take this much of the fastest one's t
 REPEATS = 5
 
 
-def products(context: Context) -> Verdict:
+class Rings(NamedTuple):
+    """Weights of one shape that are used in turn, so that each has left the cache when it comes again."""
+
+    packed: list[tuple[torch.Tensor, Any]]  # with bitsandbytes' state of the quantization
+    dense: list[torch.Tensor]
+
+
+def products(context: Context[ProductFigures]) -> Verdict:
     """Measure microseconds of each linear layer's product by rows and choice, with weights outside of the cache."""
     import bitsandbytes
 
@@ -30,7 +38,7 @@ def products(context: Context) -> Verdict:
     keys = hidden // architecture.num_attention_heads * architecture.num_key_value_heads
     shapes = {"query, output": (hidden, hidden), "key, value": (keys, hidden), "gate, up": (inner, hidden)}
     shapes |= {"down": (hidden, inner)}
-    table: dict[str, Any] = context.measured
+    table = context.measured
     half = torch.bfloat16
     seen = set()
     for name, (out, width) in shapes.items():
@@ -44,7 +52,7 @@ def products(context: Context) -> Verdict:
             for _ in range(count)
         ]
         # bfloat16 weights are four times as large: a ring of a quarter as many has the same bytes
-        rings: dict[str, Any] = {"packed": packed, "dense": [dense.clone() for _ in range(max(2, count // 4))]}
+        rings = Rings(packed, [dense.clone() for _ in range(max(2, count // 4))])
         for rows in ROWS[:2] if context.dry_run else ROWS:
             x = torch.randn(rows, width, dtype=half, device=context.device)
             table[f"{name} {out}x{width}, {rows} rows"] = {
@@ -52,7 +60,7 @@ def products(context: Context) -> Verdict:
             }
             context.save()
         del rings, packed, dense
-    return _verdict(context)
+    return products_verdict(context.measured, context.dry_run)
 
 
 @contextmanager
@@ -89,7 +97,7 @@ def _applies(choice: str, rows: int) -> bool:
     return group is None or rows > group
 
 
-def _microseconds(choice: str, x: torch.Tensor, rings: dict[str, Any]) -> float | str:
+def _microseconds(choice: str, x: torch.Tensor, rings: Rings) -> float | str:
     """Return the median microseconds of a product, over a whole ring of weights; an error as text."""
     import bitsandbytes
 
@@ -97,16 +105,16 @@ def _microseconds(choice: str, x: torch.Tensor, rings: dict[str, Any]) -> float 
     parts = x.split(group) if group else (x,)
 
     def packed() -> None:
-        for weight, state in rings["packed"]:
+        for weight, state in rings.packed:
             results = [bitsandbytes.matmul_4bit(part, weight, quant_state=state) for part in parts]
             if group:
                 torch.cat(results)
 
     def dense() -> None:
-        for weight in rings["dense"]:
+        for weight in rings.dense:
             F.linear(x, weight)
 
-    work, ring = (dense, "dense") if choice == "bfloat16 weight" else (packed, "packed")
+    work, count = (dense, len(rings.dense)) if choice == "bfloat16 weight" else (packed, len(rings.packed))
     try:
         with switch(), torch.no_grad():
             work()
@@ -119,12 +127,13 @@ def _microseconds(choice: str, x: torch.Tensor, rings: dict[str, Any]) -> float 
                 seconds.append(time.perf_counter() - start)
     except (Unavailable, RuntimeError) as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
-    return 1e6 * statistics.median(seconds) / len(rings[ring])
+    return 1e6 * statistics.median(seconds) / count
 
 
-def _verdict(context: Context) -> Verdict:
+def products_verdict(measured: ProductFigures, dry_run: bool) -> Verdict:
+    """Return whether the dispatched choice is nearly the fastest for every product; a dry run decides nothing."""
     slower: dict[str, float] = {}
-    for name, row in context.measured.items():
+    for name, row in measured.items():
         choices = {choice: us for choice, us in row.items() if isinstance(us, float) and choice != "bfloat16 weight"}
         if "as dispatched" not in choices:
             return Verdict(False, f"{name}: {row['as dispatched']}")
@@ -132,10 +141,10 @@ def _verdict(context: Context) -> Verdict:
     worst = max(slower, key=slower.__getitem__)
     count = sum(ratio > AS_FAST for ratio in slower.values())
     why = f"{count} of {len(slower)} products could be faster; {worst}: by a factor of {slower[worst]:.2f}"
-    return Verdict(None if context.dry_run else slower[worst] <= AS_FAST, why)
+    return Verdict(None if dry_run else slower[worst] <= AS_FAST, why)
 
 
-def paged(context: Context) -> Verdict:
+def paged(context: Context[PagedFigures]) -> Verdict:
     """Run ten steps of 8-bit AdamW with paged and unpaged states, on LoRA weights of the recipe's shape."""
     import bitsandbytes
     from bitsandbytes.functional import GlobalPageManager
@@ -145,19 +154,18 @@ def paged(context: Context) -> Verdict:
     hidden, inner = recipe.model.architecture.hidden_size, recipe.model.architecture.intermediate_size
     layer = [(recipe.lora.r, hidden), (hidden, recipe.lora.r), (recipe.lora.r, inner), (inner, recipe.lora.r)]
     shapes = list(itertools.chain.from_iterable([layer] * recipe.model.architecture.num_hidden_layers))
-    measured: dict[str, Any] = context.measured
-    weights = {}
-    for name, kind in (("unpaged", bitsandbytes.optim.AdamW8bit), ("paged", bitsandbytes.optim.PagedAdamW8bit)):
-        weights[name], measured[name] = _updates(kind, shapes, context.device)
-        context.save()
+    measured = context.measured
+    plain, measured["unpaged"] = _updates(bitsandbytes.optim.AdamW8bit, shapes, context.device)
+    context.save()
+    weights, measured["paged"] = _updates(bitsandbytes.optim.PagedAdamW8bit, shapes, context.device)
+    context.save()
     pages = GlobalPageManager.get_instance().paged_tensors
     measured["paged_bytes"] = sum(page.numel() * page.element_size() for page in pages)
-    same = all(torch.equal(a, b) for a, b in zip(weights["unpaged"], weights["paged"], strict=True))
-    measured["same_weights"] = same
+    measured["same_weights"] = all(torch.equal(a, b) for a, b in zip(plain, weights, strict=True))
     return paged_verdict(measured)
 
 
-def paged_verdict(measured: Mapping[str, Any]) -> Verdict:
+def paged_verdict(measured: PagedFigures) -> Verdict:
     """Return whether states were paged and the weights are those of the unpaged optimizer."""
     same = measured["same_weights"]
     ratio = measured["paged"]["step_seconds"] / measured["unpaged"]["step_seconds"]
@@ -167,7 +175,7 @@ def paged_verdict(measured: Mapping[str, Any]) -> Verdict:
 
 def _updates(
     kind: Any, shapes: list[tuple[int, int]], device: torch.device, steps: int = 10
-) -> tuple[list[torch.Tensor], dict[str, float]]:
+) -> tuple[list[torch.Tensor], OptimizerTime]:
     """Return the weights after some steps with random gradients, a step's seconds and the bytes of allocated states."""
     torch.manual_seed(0)
     parameters = [torch.nn.Parameter(torch.randn(shape, device=device)) for shape in shapes]

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 
@@ -18,7 +18,7 @@ class Item(NamedTuple):
     claim: str  # what its record decides
     function: str  # module and function below bench.gpu; called with a Context and the options
     recipe: str | None = None  # folder below recipes/ whose shapes it uses; None: it is about the card alone
-    options: Mapping[str, Any] = {}
+    options: Mapping[str, object] = {}  # keyword arguments of the function
     stand_in: bool = True  # whether a dry run can do it on a CPU
     modules: tuple[str, ...] = ()  # packages that not every machine has
     environment: Mapping[str, str] = {}

@@ -1,13 +1,16 @@
 """Records of the GPU benchmark: one JSON object for each item, and the checks of a contributed one."""
 
-import datetime
 import platform
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from typing_extensions import TypedDict
+
+from bench import provenance, reading
 from bench.gpu import packages
+from bench.gpu.measured import FIGURES, SpeedFigures
 from bench.gpu.plan import ITEMS, Item
+from bench.kinds import Code, Device, Overrides
 from rlhf import recipe as recipes
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.provenance import code_version
@@ -16,11 +19,33 @@ SCHEMA = 1
 OUTCOMES = ("started", "done", "failed", "timed out", "skipped")
 VERDICTS = ("holds", "does not hold", None)  # None: not decided
 PACKAGES = ("torch", "triton", "transformers", "trl", "peft", "accelerate", "datasets", "bitsandbytes", "numpy")
-KEYS = {
-    *("schema", "gpu_item", "claim", "verdict", "why", "outcome", "error", "seconds", "measured", "dry_run", "date"),
-    *("recipe", "version", "recipe_sha256", "modified", "overrides", "seed"),
-    *("code", "packages", "python", "device", "environment"),
-}
+
+
+class GpuRecord(TypedDict):
+    """The record of one item."""
+
+    schema: int
+    gpu_item: str
+    claim: str
+    verdict: str | None  # one of VERDICTS
+    why: str  # the figures behind the verdict, or why the item was skipped
+    outcome: str  # one of OUTCOMES
+    error: str | None
+    seconds: float | None  # wall, of the item's whole process; None while it runs
+    measured: dict[str, object]  # as bench/gpu/measured.py has it for the item
+    dry_run: bool
+    date: str  # ISO 8601
+    recipe: str | None  # None where the item is about the card alone
+    version: str | None
+    recipe_sha256: str | None
+    modified: bool
+    overrides: Overrides
+    seed: int
+    code: Code
+    packages: dict[str, str]
+    python: str
+    device: Device | None  # None where the item's process did not come so far
+    environment: dict[str, str]  # variables that were set
 
 
 class Verdict(NamedTuple):
@@ -30,7 +55,7 @@ class Verdict(NamedTuple):
     why: str
 
 
-def new_record(item: Item, dry_run: bool, loaded: PinnedRecipe | None = None) -> dict[str, Any]:
+def new_record(item: Item, dry_run: bool, loaded: PinnedRecipe | None = None) -> GpuRecord:
     """Return the record of an item that starts now, without results. The item's process fills in `device`."""
     return {
         "schema": SCHEMA,
@@ -43,7 +68,7 @@ def new_record(item: Item, dry_run: bool, loaded: PinnedRecipe | None = None) ->
         "seconds": None,
         "measured": {},
         "dry_run": dry_run,
-        "date": datetime.date.today().isoformat(),
+        "date": provenance.today(),
         "recipe": loaded.name if loaded else None,
         "version": loaded.version if loaded else None,
         "recipe_sha256": loaded.sha256 if loaded else None,
@@ -58,56 +83,66 @@ def new_record(item: Item, dry_run: bool, loaded: PinnedRecipe | None = None) ->
     }
 
 
-def decide(record: dict[str, Any], verdict: Verdict) -> None:
+def decide(record: GpuRecord, verdict: Verdict) -> None:
     """Write a verdict into a record."""
     record["verdict"] = None if verdict.holds is None else "holds" if verdict.holds else "does not hold"
     record["why"] = verdict.why
 
 
-def path_of(record: Mapping[str, Any]) -> Path:
+def read(file: Path) -> GpuRecord:
+    """Return a record. Raises UserError, which names file and key, unless it is one and has what its item measures."""
+    record = reading.read(file, GpuRecord)
+    functions = {item.name: item.function for item in ITEMS}
+    if function := functions.get(record["gpu_item"]):
+        reading.check(record["measured"], FIGURES[function], f"{file}: measured")
+    return record
+
+
+def speed_of(record: GpuRecord) -> SpeedFigures:
+    """Return what a speed item has measured; of other items a record without stages."""
+    return reading.check(record["measured"], SpeedFigures, f"{record['gpu_item']}: measured")
+
+
+def path_of(record: GpuRecord) -> Path:
     """Return a record's place below results/: `<recipe>/<version>/<device>/gpu/…json` or `gpu/<device>/…json`."""
-    device = (record["device"] or {}).get("name", "unknown").lower().replace(" ", "-")
+    device = provenance.device_folder(provenance.device_name(record["device"]) or "unknown")
     name = f"{record['date']}_{(record['code']['commit'] or 'unknown')[:8]}_{record['gpu_item']}.json"
-    if record["recipe"] is None:
+    if record["recipe"] is None or record["version"] is None:
         return Path("gpu", device, name)
     return Path(record["recipe"], record["version"], device, "gpu", name)
 
 
-def problems(record: Mapping[str, Any], recipe_root: Path) -> list[str]:
+def problems(record: GpuRecord, recipe_root: Path) -> list[str]:
     """Return the reasons why a record cannot be accepted as a result, if there are any.
 
-    It must be complete, measured on a GPU by committed code, and its recipe must be the one in `recipe_root`.
+    It must be measured on a GPU by committed code, and its recipe must be the one in `recipe_root`.
     """
     reasons = []
-    if missing := sorted(KEYS - set(record)):
-        return [f"it lacks {', '.join(missing)}"]
     if record["schema"] != SCHEMA:
         reasons.append(f"schema {record['schema']}: this code reads {SCHEMA}")
     if record["gpu_item"] not in {item.name for item in ITEMS}:
         reasons.append(f"there is no item {record['gpu_item']}")
     if record["verdict"] not in VERDICTS or record["outcome"] not in OUTCOMES[1:]:
         reasons.append(f"verdict {record['verdict']!r} or outcome {record['outcome']!r} is unknown")
-    if record["dry_run"] or (record["device"] or {}).get("type") != "cuda":
+    if record["dry_run"] or not record["device"] or record["device"]["type"] != "cuda":
         reasons.append("it was not measured on a GPU")
-    reasons += code_problems(record)
+    reasons += code_problems(record["code"])
     if not record["packages"].get("torch"):
         reasons.append("it names no version of torch")
-    if record["recipe"]:
-        reasons += _recipe_problems(record, recipe_root)
+    if record["recipe"] and record["version"]:
+        reasons += _recipe_problems(record, recipe_root / record["recipe"] / record["version"])
     return reasons
 
 
-def code_problems(record: Mapping[str, Any]) -> list[str]:
+def code_problems(code: Code) -> list[str]:
     """Return the reason why the code of a record is not committed code, if there is one."""
-    commit = record["code"]["commit"]
-    if not commit or len(commit) != 40:
+    if not code["commit"] or len(code["commit"]) != 40:
         return ["its code has no commit: outside of git, set RLHF_COMMIT to the 40 digits of it"]
-    return ["its code differed from the commit"] if record["code"]["dirty"] is not False else []
+    return ["its code differed from the commit"] if code["dirty"] is not False else []
 
 
-def _recipe_problems(record: Mapping[str, Any], recipe_root: Path) -> list[str]:
+def _recipe_problems(record: GpuRecord, folder: Path) -> list[str]:
     reasons = ["its recipe was modified"] if record["modified"] or record["overrides"] else []
-    folder = recipe_root / record["recipe"] / record["version"]
     if not (folder / "recipe.yaml").exists():
         reasons.append(f"there is no recipe {record['recipe']} {record['version']}")
     elif recipes.load(folder).sha256 != record["recipe_sha256"]:

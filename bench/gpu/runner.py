@@ -8,66 +8,99 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from bench.gpu import record
 from bench.gpu.item import load
 from bench.gpu.plan import Item
+from bench.gpu.record import GpuRecord
 from bench.paths import ROOT
-from rlhf.files import read_json, write_json
+from bench.reading import read
+from rlhf.files import write_json
 from rlhf.process.launching import child_environment
 
-RECORDS = "results"
+RECORDS = "results"  # of what was measured
+NOT_MEASURED = "not-measured"  # of items that were skipped, or whose process died before it named the device
 GRACE = 5.0  # seconds between asking a process group to end and killing it
 # Never over what the caller has set. The first is what long runs of varying lengths want (see the item `allocator`).
 ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
 
 
-def run(item: Item, out: Path, limit: float, dry_run: bool) -> dict[str, Any]:
-    """Run an item for at most `limit` seconds. Return its record, which is also written below `out`, beside a log."""
+def run(item: Item, out: Path, limit: float, dry_run: bool) -> GpuRecord:
+    """Run an item for at most `limit` seconds. Return its record, which is also written below `out`, beside a log.
+
+    An interruption (Ctrl-C, or a signal that `command.interruptible` turns into one) ends the item, writes its record
+    and passes on.
+    """
     for folder in ("logs", "unfinished"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     file = (out / "unfinished" / f"{item.name}.json").resolve()
     file.unlink(missing_ok=True)
     log = out / "logs" / f"{item.name}.log"
     command = [sys.executable, "-m", "bench.gpu.item", item.name, str(file), *(["--dry-run"] if dry_run else [])]
-    settings = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
-    if "PYTORCH_CUDA_ALLOC_CONF" in os.environ:  # the older name of the allocator's variable
-        settings.pop("PYTORCH_ALLOC_CONF", None)
-    environment = child_environment(**settings, **item.environment)
-    start = time.monotonic()
+    environment = environment_of(item)
+    start, interrupted = time.monotonic(), False
     with open(log, "w") as output:
-        code = run_group(command, limit, output, environment)
-    row = read_json(file) or record.new_record(item, dry_run, load(item, dry_run))
+        try:
+            code = run_group(command, limit, output, environment)
+        except KeyboardInterrupt:
+            code, interrupted = None, True
+    # Its figures are not checked here: a fault in their description must not cost what was measured.
+    row = read(file, GpuRecord) if file.exists() else record.new_record(item, dry_run, load(item, dry_run))
     row["seconds"] = round(time.monotonic() - start, 1)
     names = (*ENVIRONMENT, "PYTORCH_CUDA_ALLOC_CONF", *item.environment)
     row["environment"] = {name: environment[name] for name in names if name in environment}
-    if code is None:
-        row |= {"outcome": "timed out", "error": f"not done after {limit:.0f} s"}
-    elif row["outcome"] == "started":  # its process ended without a word of its own
-        row |= {"outcome": "failed", "error": f"exit code {code}: see {log}"}
+    if row["outcome"] == "started":  # its process ended without a word of its own
+        row["outcome"], row["error"] = _ending(code, interrupted, limit, log)
+    keep(row, out)
     file.unlink(missing_ok=True)
-    keep(row, out)
+    if interrupted:
+        raise KeyboardInterrupt
     return row
 
 
-def skip(item: Item, out: Path, dry_run: bool, reason: str) -> dict[str, Any]:
+def _ending(code: int | None, interrupted: bool, limit: float, log: Path) -> tuple[str, str]:
+    """Return outcome and error of an item that did not finish."""
+    if interrupted:
+        return "failed", "interrupted"
+    if code is None:
+        return "timed out", f"not done after {limit:.0f} s"
+    return "failed", f"exit code {code}: see {log}"
+
+
+def environment_of(item: Item) -> dict[str, str]:
+    """Return the variables of an item's process: the caller's, what is missing of ENVIRONMENT, the item's own."""
+    settings = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+    if "PYTORCH_CUDA_ALLOC_CONF" in os.environ:  # the older name of the allocator's variable
+        settings.pop("PYTORCH_ALLOC_CONF", None)
+    return child_environment(**settings, **item.environment)
+
+
+def skip(item: Item, out: Path, dry_run: bool, reason: str) -> GpuRecord:
     """Write and return the record of an item that is not run, with the reason."""
-    row = record.new_record(item, dry_run, load(item, dry_run)) | {"outcome": "skipped", "why": reason, "seconds": 0.0}
+    row = record.new_record(item, dry_run, load(item, dry_run))
+    row["outcome"], row["why"], row["seconds"] = "skipped", reason, 0.0
     keep(row, out)
     return row
 
 
-def keep(row: Mapping[str, Any], out: Path) -> Path:
-    """Write a record below `out`, in a folder whose content can go to results/ as it is."""
-    file = out / RECORDS / record.path_of(row)
+def keep(row: GpuRecord, out: Path) -> Path:
+    """Write a record below `out`. Return its file.
+
+    What was measured goes into a folder whose content can go to results/ as it is. The rest stays beside it, until the
+    item is measured.
+    """
+    unmeasured = out / NOT_MEASURED / f"{row['gpu_item']}.json"
+    file = out / RECORDS / record.path_of(row) if row["device"] else unmeasured
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, row)
+    if file != unmeasured:
+        unmeasured.unlink(missing_ok=True)
     return file
 
 
 def run_group(command: Sequence[str], limit: float, output: IO[str], environment: Mapping[str, str]) -> int | None:
-    """Run a command in a separate process group. Returns its exit code, or None when `limit` seconds were too few.
+    """Run a command in a separate process group. Return its exit code, or None when `limit` seconds were too few.
 
     Whatever happens, no process of the group is left: one that survived would keep the GPU's memory.
     """
@@ -82,7 +115,7 @@ def run_group(command: Sequence[str], limit: float, output: IO[str], environment
         end_group(child)
 
 
-def end_group(leader: "subprocess.Popen[Any]", grace: float = GRACE) -> None:
+def end_group(leader: "subprocess.Popen[bytes]", grace: float = GRACE) -> None:
     """End every process of a group: by request, and after `grace` seconds by force."""
     if leader.poll() is None:
         with contextlib.suppress(ProcessLookupError):

@@ -1,25 +1,26 @@
 """Real steps of stages on random weights, each in a separate process, as `rlhf run` runs them."""
 
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 
 from bench import goals, steps
 from bench.ceilings import ceilings
 from bench.gpu.item import Context
-from bench.gpu.record import Verdict, decide
+from bench.gpu.measured import SpeedFigures
+from bench.gpu.record import GpuRecord, Verdict, decide, speed_of
 from bench.paths import ROOT
 from rlhf import recipe as recipes
-from rlhf.recipe import StageName
+from rlhf.recipe import Changes, StageName
 from rlhf.recipe.choices import LengthsShape
 
 STEPS = 4  # after the warm-up
 
 
-def measure(context: Context, shape: LengthsShape, stages: list[StageName]) -> Verdict:
+def measure(context: Context[SpeedFigures], shape: LengthsShape, stages: list[StageName]) -> Verdict:
     """Measure seconds, tokens and peaks of the stages' steps. `conclude` adds MFU, MBU and hours by prediction."""
-    measured: dict[str, Any] = context.measured
+    measured = context.measured
     measured["shape"] = shape
     measured["ceilings"] = ceilings(context.device, getattr(torch, context.recipe.recipe.model.dtype))
     if context.device.type == "cuda":
@@ -35,7 +36,7 @@ def measure(context: Context, shape: LengthsShape, stages: list[StageName]) -> V
     return verdict(measured, context.recipe.name)
 
 
-def verdict(measured: dict[str, Any], recipe: str) -> Verdict:
+def verdict(measured: SpeedFigures, recipe: str) -> Verdict:
     """Return whether every stage ran and every measured goal of the recipe is reached."""
     stages = measured["stages"]
     if too_large := [stage for stage, row in stages.items() if row.get("out_of_memory")]:
@@ -44,28 +45,29 @@ def verdict(measured: dict[str, Any], recipe: str) -> Verdict:
     if measured["shape"] != "longest":  # goals are about the longest rows
         peak = max((row["peak_vram_bytes"] or 0 for row in stages.values()), default=0)
         return Verdict(True if peak else None, f"{step_times} a step" + (f", peak {peak / 1e9:.1f} GB" if peak else ""))
-    ratios = {found: found.ratio for found in goals.measured({"recipe": recipe, "stages": stages})}
-    known = {found: ratio for found, ratio in ratios.items() if ratio is not None}
+    ratios = {result: result.ratio for result in goals.measured(recipe, stages)}
+    known = {result: ratio for result, ratio in ratios.items() if ratio is not None}
     if not known:
         return Verdict(None, f"{step_times} a step; MFU and MBU need predictions: --conclude")
     return Verdict(
         all(ratio >= 1 for ratio in known.values()),
-        f"{step_times} a step; " + ", ".join(f"{found.goal.name} {found.value:.3g}" for found in known),
+        f"{step_times} a step; " + ", ".join(f"{result.goal.name} {result.value:.3g}" for result in known),
     )
 
 
-def conclude(record: dict[str, Any], root: Path = ROOT / "recipes") -> None:
+def conclude(record: GpuRecord, root: Path = ROOT / "recipes") -> None:
     """Add MFU, MBU, hours and the roofline to a speed record, and decide its claim. Predicts on the CPU; needs no GPU.
 
     The roofline is at the rates that were measured on the same card.
     """
-    from bench.__main__ import derived_figures
+    from bench.derived import derived_figures
     from bench.roofline.__main__ import beside
     from rlhf.memory.cards import NominalRates
     from rlhf.memory.predict import Predictor
 
-    measured = record["measured"]
-    loaded = recipes.load(root / record["recipe"] / record["version"], record["overrides"])
+    measured = speed_of(record)
+    assert record["recipe"] and record["version"], f"{record['gpu_item']} has no recipe"
+    loaded = recipes.load(root / record["recipe"] / record["version"], cast(Changes, record["overrides"]))
     with Predictor() as predict:
         for stage, row in measured["stages"].items():
             row |= derived_figures(loaded, stage, row, predict(loaded, stage), measured["ceilings"], measured["shape"])

@@ -6,12 +6,13 @@ import xml.etree.ElementTree as xml
 from collections import Counter
 
 from bench.gpu.item import Context
+from bench.gpu.measured import SuiteFigures
 from bench.gpu.record import Verdict
 from bench.paths import ROOT
 from rlhf.process.launching import child_environment
 
 
-def measure(context: Context, tests: list[str], choose: str) -> Verdict:
+def measure(context: Context[SuiteFigures], tests: list[str], choose: str) -> Verdict:
     """Run tests that pytest's `-k` chooses; the claim holds when some ran and all passed."""
     report = context.scratch / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *tests, "-k", choose]

@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bench.ceilings import ceilings
 from bench.gpu import variants
 from bench.gpu.item import Context, with_random_weights
+from bench.gpu.measured import MicroBatch, MicroBatchTime, TrainingFigures
 from bench.gpu.model import shared_base
 from bench.gpu.record import Verdict
 from bench.gpu.variants import AS_IT_IS, TRAINING, Variant, synchronize
@@ -26,11 +27,11 @@ REPEATS = 2  # of a micro-batch in a round, after one that is not counted
 SWITCHES = 5
 
 
-def measure(context: Context) -> Verdict:
+def measure(context: Context[TrainingFigures]) -> Verdict:
     """Time forward and backward pass of the decoder, without output layer, in micro-batches of SFT and PPO."""
     loaded = with_random_weights(context.recipe)
     recipe = loaded.recipe
-    measured: dict[str, Any] = context.measured
+    measured = context.measured
     measured["flops"] = ceilings(context.device, torch.bfloat16)["flops"]
     shared, _ = shared_base(loaded, context.device, context.scratch)
     sizes = {
@@ -40,7 +41,7 @@ def measure(context: Context) -> Verdict:
     measured["switch_ms"] = switch_ms(shared)
     measured["micro_batches"] = {}
     for stage, (rows, length) in sizes.items():
-        table: dict[str, Any] = {"rows": rows, "length": length, "variants": {}}
+        table: MicroBatch = {"rows": rows, "length": length, "variants": {}}
         measured["micro_batches"][stage] = table
         work = {
             f"{name}, padded" if padded else name: partial(micro_batch, shared, variant, rows, length, padded)
@@ -50,13 +51,24 @@ def measure(context: Context) -> Verdict:
         for name, runs in variants.in_rounds(work, ROUNDS):
             table["variants"][name] = runs if isinstance(runs, str) else figures(runs, measured["flops"])
             context.save()
-    by_stage = {stage: table["variants"][AS_IT_IS] for stage, table in measured["micro_batches"].items()}
-    if failed := [row for row in by_stage.values() if isinstance(row, str)]:
-        return Verdict(False, failed[0])
-    host = max(row["host_seconds"]["median"] / row["seconds"]["median"] for row in by_stage.values())
-    mfu = by_stage["sft"]["mfu"]
-    why = f"host {host:.0%} of the time, role switch {measured['switch_ms']:.1f} ms, SFT's MFU {mfu:.0%}"
-    return Verdict(None if context.dry_run else host <= HOST and measured["switch_ms"] <= SWITCH_MS, why)
+    return verdict(measured, context.dry_run)
+
+
+def verdict(measured: TrainingFigures, dry_run: bool) -> Verdict:
+    """Return whether the host stays ahead of the GPU in every micro-batch as the stages run it, and roles switch fast.
+
+    A dry run decides nothing.
+    """
+    shares = []
+    for stage, table in measured["micro_batches"].items():
+        row = table["variants"][AS_IT_IS]
+        if isinstance(row, str):
+            return Verdict(False, f"{stage}: {row}")
+        shares.append((row["host_seconds"]["median"] / row["seconds"]["median"], f"{stage}'s MFU {row['mfu']:.0%}"))
+    host = max(share for share, _ in shares)
+    switch = measured["switch_ms"]
+    why = f"host {host:.0%} of the time, role switch {switch:.1f} ms, {', '.join(mfu for _, mfu in shares)}"
+    return Verdict(None if dry_run else host <= HOST and switch <= SWITCH_MS, why)
 
 
 class Passes(NamedTuple):
@@ -112,7 +124,7 @@ def _passes(shared: SharedBase, rows: int, length: int, padded: bool) -> Passes:
     return Passes(seconds, host, scoring_seconds, counter.get_total_flops(), peak)
 
 
-def figures(runs: Sequence[Passes], flops: float) -> dict[str, Any]:
+def figures(runs: Sequence[Passes], flops: float) -> MicroBatchTime:
     """Return median and spread of the seconds over all rounds, with MFU by the median."""
     seconds = spread([second for run in runs for second in run.seconds])
     peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]

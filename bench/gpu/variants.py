@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import torch
 
 from rlhf.models.lean.trunk import LeanTrunk
+from rlhf.recipe.choices import FourBit
 from rlhf.rollout import library_decoding
 from rlhf.stages.training_forward import as_decoder, without_mask
 
@@ -137,9 +138,17 @@ DECODING: dict[str, Variant] = {
     "frozen role": frozen_role,
     "no adapters": no_adapters,
 }
-# Keys of PPO that choose how a rollout multiplies: fields of `Sampling`.
-SAMPLING: dict[str, dict[str, Any]] = {"merged weights": {"merged": True}}
-SAMPLING_4BIT: dict[str, dict[str, Any]] = {
+
+
+class SamplingFields(TypedDict, total=False):
+    """The fields of `Sampling` that choose how a rollout multiplies."""
+
+    merged: bool
+    four_bit: FourBit
+
+
+SAMPLING: dict[str, SamplingFields] = {"merged weights": {"merged": True}}
+SAMPLING_4BIT: dict[str, SamplingFields] = {
     "4-bit products in row groups": {"four_bit": "row_groups"},
     "4-bit weights unpacked": {"four_bit": "unpacked"},
 }

@@ -6,8 +6,10 @@ import sys
 
 import torch
 
+from bench.gpu.measured import AllocatorPeaks
 
-def workload(kind: str) -> dict[str, int | None]:
+
+def workload(kind: str) -> AllocatorPeaks:
     """Return peak bytes after training steps of random lengths, between rollouts that empty the allocator's cache.
 
     A step keeps the activations of 32 layers and frees them in reverse order. Sizes are those of a 7B model on a GPU,

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import click
 
-from bench import options
-from bench.memory import budgets, sizes
+from bench import options, provenance
+from bench.kinds import ComparedPhase, MemoryRecord
+from bench.memory import budgets, chart, sizes
 from bench.paths import ROOT
 from rlhf import recipe
 from rlhf.cli import guarded
@@ -18,12 +19,7 @@ from rlhf.process import cuda
 from rlhf.recipe import StageName
 from rlhf.run.provenance import code_version
 
-TRAINED: tuple[StageName, ...] = (
-    "sft",
-    "rm",
-    "ppo",
-    "dpo",
-)  # evaluate samples as PPO does; merge needs no GPU
+TRAINED: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")  # evaluate samples as PPO does; merge needs no GPU
 
 
 @click.group()
@@ -72,21 +68,15 @@ def tables() -> None:
 @cli.command("sizes")
 def model_sizes() -> None:
     """Predict what each stage needs by model size; writes bench/memory/sizes.json and docs/images/memory.svg."""
-    content = sizes.predict(ROOT / "recipes", lambda line: click.echo(line, err=True))
-    sizes.write(ROOT, content)
-    print(sizes.table(content))
+    predicted = sizes.predict(ROOT / "recipes", lambda line: click.echo(line, err=True))
+    chart.write(ROOT, predicted)
+    print(sizes.table(predicted))
 
 
 @cli.command()
 @options.HW
 @options.RECIPE
-@click.option(
-    "--stage",
-    "stages",
-    multiple=True,
-    type=click.Choice(PREDICTED_STAGES),
-    help="Measure only these stages. [default: all, on a card those that train there]",
-)
+@options.stages(PREDICTED_STAGES, default="all, on a card those that train there")
 @options.SET
 @click.option("--no-predict", is_flag=True, help="Compare with the recipe's predicted.json and predict nothing.")
 @click.option("--save", type=click.Path(path_type=Path), help="Also write the comparison there, as JSON.")
@@ -108,7 +98,6 @@ def measure(
     with console.quiet_libraries():
         from bench.memory.measure import beside, pinned_peaks, unmatched
         from bench.memory.measure import measure as measure_stages
-        from rlhf.observe.telemetry import device_facts
         from rlhf.process.torch_setup import device_of
 
     device = device_of(loaded.recipe)
@@ -124,25 +113,29 @@ def measure(
             predicted = {s: {phase: p.peak_bytes for phase, p in predict(loaded, s).items()} for s in chosen}
     rows = [row for stage in chosen for row in beside(stage, predicted[stage], measured[stage])]
     lacking = [line for stage in chosen for line in unmatched(stage, predicted[stage], measured[stage])]
-    table = [
-        (
-            row["stage"],
-            row["phase"],
-            f"{row['predicted_bytes'] / 1e9:.3f}",
-            f"{row['measured_bytes'] / 1e9:.3f}",
-            f"{row['error']:+.1%}",
-        )
-        for row in rows
-    ]
-    columns = ("stage", "phase", "predicted, GB", "measured, GB", "")
-    console.rows_table(f"{loaded.name} {loaded.version}", columns, table)
+    title, columns = f"{loaded.name} {loaded.version}", ("stage", "phase", "predicted, GB", "measured, GB", "error")
+    console.rows_table(title, columns, map(cells, rows))
     if save:
-        facts = {"code": code_version(), "device": device_facts(device), "recipe": loaded.name}
-        facts |= {"version": loaded.version, "recipe_sha256": loaded.sha256, "overrides": loaded.overrides}
-        write_json(save, {**facts, "phases": rows, "unmatched": lacking})
+        record: MemoryRecord = {
+            "code": code_version(),
+            "device": provenance.describe(device),
+            "recipe": loaded.name,
+            "version": loaded.version,
+            "recipe_sha256": loaded.sha256,
+            "overrides": loaded.overrides,
+            "phases": rows,
+            "unmatched": lacking,
+        }
+        write_json(save, record)
     for line in lacking:
         print(line, file=sys.stderr)
     sys.exit(bool(lacking))
+
+
+def cells(row: ComparedPhase) -> tuple[str, ...]:
+    """Return the table row of a phase, in GB."""
+    peaks = f"{row['predicted_bytes'] / 1e9:.3f}", f"{row['measured_bytes'] / 1e9:.3f}"
+    return row["stage"], row["phase"], *peaks, f"{row['error']:+.1%}"
 
 
 if __name__ == "__main__":

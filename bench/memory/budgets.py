@@ -1,9 +1,12 @@
 """Predicted peaks of every recipe, pinned beside it in predicted.json, so that a change that adds memory is noticed."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NotRequired
 
+from typing_extensions import TypedDict
+
+from bench.reading import read
 from rlhf import recipe as recipes
 from rlhf.memory import claims
 from rlhf.memory.phases import ON_HOST
@@ -26,21 +29,41 @@ def strategies(predictor: Predictor, loaded: PinnedRecipe) -> dict[str, Strategy
     return alone(predictor, loaded, "sft") if published else None
 
 
+class Effect(TypedDict):
+    """What one way to save memory alone does to a step of SFT."""
+
+    peak_bytes: int
+    operations: float  # relative to a step without any
+
+
+class Pinned(TypedDict):
+    """The content of predicted.json. Recipes from before a key lack it."""
+
+    unit: str
+    stages: Peaks
+    decoding_step: NotRequired[Step]
+    needed: NotRequired[Needs]
+    strategies: NotRequired[dict[str, Effect]]
+
+
+def content(directory: Path) -> Pinned:
+    """Return what is pinned beside a recipe. Raises UserError, which names file and key, where it is damaged."""
+    return read(directory / FILE, Pinned)
+
+
 def pinned(directory: Path) -> Peaks:
-    stages: Peaks = json.loads((directory / FILE).read_text(encoding="utf-8"))["stages"]
-    return stages
+    """Return the pinned bytes of every phase's peak by component."""
+    return content(directory)["stages"]
 
 
 def pinned_step(directory: Path) -> Step:
     """Return the operations of a decoding step that are pinned; empty where none are."""
-    step: Step = json.loads((directory / FILE).read_text(encoding="utf-8")).get("decoding_step", {})
-    return step
+    return content(directory).get("decoding_step", {})
 
 
 def pinned_needs(directory: Path) -> Needs:
     """Return what the phases need as it is pinned; empty where nothing is."""
-    needs: Needs = json.loads((directory / FILE).read_text(encoding="utf-8")).get("needed", {})
-    return needs
+    return content(directory).get("needed", {})
 
 
 def more_needed(before: Needs, now: Needs) -> Iterator[str]:
@@ -102,7 +125,7 @@ def peaks_table(root: Path) -> str:
 
 def strategies_table(directory: Path) -> str:
     """Return the pinned effects of the strategies as Markdown, beside what is published about each."""
-    effects = json.loads((directory / FILE).read_text(encoding="utf-8"))["strategies"]
+    effects = content(directory).get("strategies", {})
     loaded = recipes.load(directory)
     lines = ["| strategy, alone | peak, GB | memory | operations | published |", "| --- | ---: | ---: | ---: | --- |"]
     before = effects["none"]["peak_bytes"]

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench.kinds import ComparedPhase
 from bench.memory import budgets
 from rlhf.memory.phases import PHASES
 from rlhf.memory.seams import shortened
@@ -18,19 +19,16 @@ from rlhf.process.torch_setup import set_up_torch
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
 from rlhf.stages.supervised import free_memory
 
-
-class ComparedPhase(TypedDict):
-    """A phase with both peaks."""
-
-    stage: StageName
-    phase: str
-    predicted_bytes: int
-    measured_bytes: int
-    error: float  # predicted / measured - 1
-
-
 CUDA = torch.device("cuda")
-PhasePeak = dict[str, int]  # {"bytes": allocated, and on CUDA "reserved": by the allocator}
+
+
+class PhasePeak(TypedDict):
+    """The peak of a phase in bytes: allocated, and on CUDA also what torch's allocator reserved."""
+
+    bytes: int
+    reserved: NotRequired[int]
+
+
 Peaks = dict[str, PhasePeak]  # by phase
 CountPeaks = Callable[[Recipe, RunStage], Peaks]  # runs a stage on the device that it counts for
 
@@ -119,7 +117,7 @@ class AllocatorPeaks(TorchDispatchMode):
         for depth in range(len(names) + 1):
             peak = self.peaks.setdefault("/".join(names[:depth]), {"bytes": 0, "reserved": 0})
             peak["bytes"] = max(peak["bytes"], allocated)
-            peak["reserved"] = max(peak["reserved"], reserved)
+            peak["reserved"] = max(peak.get("reserved", 0), reserved)
 
 
 @contextmanager

@@ -5,14 +5,16 @@ One setting for all sizes, with which one would train: an NF4 base with LoRA ada
 card 2 at a time, and 8 prompts are decoded together; neither changes the result.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from typing_extensions import TypedDict
+
+from bench.reading import read
 from rlhf import recipe as recipes
 from rlhf.memory.predict import Predictor, needed
-from rlhf.recipe import StageName
+from rlhf.recipe import Changes, StageName
 
 FILE = Path(__file__).with_suffix(".json")
 BASED_ON = "4090-llama2-7b/v2"
@@ -48,9 +50,22 @@ CARDS = {"8 GB": 8192, "12 GB": 12288, "24 GB": 24564, "80 GB": 81559}  # MiB, a
 LARGE = 20.0  # billions of parameters from which the card is an H100 and not a 4090
 
 
-def changes(size: Size) -> dict[str, Any]:
+class Sizes(TypedDict):
+    """The content of sizes.json."""
+
+    unit: str
+    based_on: str  # recipe and version
+    needed: dict[str, dict[StageName, int]]  # model -> stage -> bytes of the card, predicted
+
+
+def content() -> Sizes:
+    """Return what was predicted last, as sizes.json has it."""
+    return read(FILE, Sizes)
+
+
+def changes(size: Size) -> Changes:
     """Return the keys that make the recipe one for this model."""
-    overrides: dict[str, Any] = {
+    overrides: Changes = {
         f"model.architecture.{key}": value
         for key, value in {
             "vocab_size": size.vocabulary,
@@ -77,9 +92,9 @@ def changes(size: Size) -> dict[str, Any]:
     return overrides
 
 
-def predict(root: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def predict(root: Path, say: Callable[[str], None]) -> Sizes:
     """Return the bytes of the card that each stage is predicted to need, by model."""
-    needs: dict[str, Any] = {}
+    needs: dict[str, dict[StageName, int]] = {}
     with Predictor() as predictor:
         for size in SIZES:
             loaded = recipes.load(root / BASED_ON, changes(size))
@@ -88,14 +103,14 @@ def predict(root: Path, say: Callable[[str], None]) -> dict[str, Any]:
     return {"unit": "bytes of the card, predicted", "based_on": BASED_ON, "needed": needs}
 
 
-def largest(needs: Mapping[str, Mapping[str, int]], stage: StageName, mebibytes: int) -> Size | None:
+def largest(needs: Mapping[str, Mapping[StageName, int]], stage: StageName, mebibytes: int) -> Size | None:
     """Return the largest model with which a stage needs no more than a card has."""
     return next((s for s in reversed(SIZES) if needs[s.name][stage] <= mebibytes * 2**20), None)
 
 
-def table(content: Mapping[str, Any]) -> str:
+def table(predicted: Sizes) -> str:
     """Return the predicted need in GB as Markdown, and the largest model of the list whose PPO fits each card."""
-    needs = content["needed"]
+    needs = predicted["needed"]
     lines = ["| model | parameters, 10^9 | " + " | ".join(STAGES) + " |", "| --- | ---: |" + " ---: |" * len(STAGES)]
     for size in SIZES:
         cells = " | ".join(f"{needs[size.name][stage] / GB:.1f}" for stage in STAGES)
@@ -106,71 +121,3 @@ def table(content: Mapping[str, Any]) -> str:
         name, need = (best.name, f"{needs[best.name]['ppo'] / GB:.1f}") if best else ("none of these", "")
         lines.append(f"| {card} | {name} | {need} | {mebibytes * 2**20 / GB:.1f} |")
     return "\n".join(lines)
-
-
-# -- chart -----------------------------------------------------------------------------------------------------------
-
-WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 58, 78, 16, 62
-SMALLEST, LARGEST = 1.0, 80.0  # billions of parameters
-LEAST, MOST = 2.0, 100.0  # GB
-COLOURS = {"sft": "#1f6feb", "rm": "#8250df", "ppo": "#cf222e", "dpo": "#1a7f37"}
-WORDS = {"sft": "SFT", "rm": "reward model", "ppo": "PPO", "dpo": "DPO"}
-
-
-def chart(content: Mapping[str, Any]) -> str:
-    """Return the predicted need over model size as SVG, both on logarithmic axes, a line for each stage and one for
-    each card.
-    """
-    from math import log
-
-    def x(billions: float) -> float:
-        return LEFT + log(billions / SMALLEST) / log(LARGEST / SMALLEST) * (WIDE - LEFT - RIGHT)
-
-    def y(gigabytes: float) -> float:
-        return HIGH - BOTTOM - log(gigabytes / LEAST) / log(MOST / LEAST) * (HIGH - BOTTOM - TOP)
-
-    needs = content["needed"]
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {HIGH}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDE}" height="{HIGH}" fill="white"/>',
-    ]
-    for tick in (1, 2, 4, 8, 16, 32, 64):
-        parts.append(f'<path d="M{x(tick):.1f} {TOP}V{HIGH - BOTTOM}" stroke="#eee"/>')
-        parts.append(f'<text x="{x(tick):.1f}" y="{HIGH - BOTTOM + 17}" text-anchor="middle">{tick}</text>')
-    for tick in (2, 4, 8, 16, 32, 64):
-        parts.append(f'<path d="M{LEFT} {y(tick):.1f}H{WIDE - RIGHT}" stroke="#eee"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick}</text>')
-    for card, mebibytes in CARDS.items():
-        at = y(mebibytes * 2**20 / GB)
-        parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDE - RIGHT}" stroke="#666" stroke-dasharray="5 4"/>')
-        parts.append(f'<text x="{WIDE - RIGHT + 6}" y="{at + 4:.1f}" fill="#444">{card} card</text>')
-    for stage in STAGES:
-        points = [(x(size.billions), y(needs[size.name][stage] / GB)) for size in SIZES]
-        line = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{COLOURS[stage]}" stroke-width="1.8"/>')
-        for size, (a, b) in zip(SIZES, points, strict=True):
-            title = f"{size.name}, {WORDS[stage]}: {needs[size.name][stage] / GB:.1f} GB"
-            parts.append(
-                f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3.2" fill="{COLOURS[stage]}"><title>{title}</title></circle>'
-            )
-    for at, stage in enumerate(STAGES):
-        across, down = WIDE - RIGHT - 140, HIGH - BOTTOM - 66 + 17 * at
-        parts.append(
-            f'<path d="M{across} {down - 4}h22" stroke="{COLOURS[stage]}" stroke-width="2"/>'
-            f'<text x="{across + 28}" y="{down}">{WORDS[stage]}</text>'
-        )
-    middle = (LEFT + WIDE - RIGHT) / 2
-    parts.append(
-        f'<text x="{middle:.0f}" y="{HIGH - 24}" text-anchor="middle">parameters of the model, billions</text>'
-        f'<text x="{middle:.0f}" y="{HIGH - 7}" text-anchor="middle" fill="#666">'
-        "NF4 base, LoRA, 16 rows of 512 tokens; predicted, not measured</text>"
-        f'<text transform="translate(16 {(HIGH - BOTTOM + TOP) / 2:.0f}) rotate(-90)" text-anchor="middle">'
-        "GB of the card, predicted</text>"
-    )
-    return "\n".join([*parts, "</svg>\n"])
-
-
-def write(root: Path, content: Mapping[str, Any]) -> None:
-    """Write the predictions beside this file, and the chart into docs/."""
-    FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    (root / "docs" / "images" / "memory.svg").write_text(chart(content), encoding="utf-8")

@@ -3,21 +3,20 @@
 --save writes a record to results/outside/peft-metamath/, and docs/outside.md and its plot from it.
 """
 
-import datetime
-import json
 import os
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any
+from typing import cast
 
 import click
 
-from bench.outside import compare, lengths, page, speed
-from bench.outside.collect import DATA
-from bench.outside.collect_fms import DATA as PACKED_DATA
+from bench.kinds import OutsideRecord, OutsideRow, PackedRow, PackedSource, RunsSource
+from bench.outside import collect, collect_fms, compare, lengths, page, plot, speed
 from bench.paths import RESULTS, ROOT
+from bench.provenance import require_committed_code, today
 from rlhf.cli import guarded
+from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.observe import console
 from rlhf.run.provenance import code_version
@@ -32,11 +31,15 @@ PACKAGES = ("torch", "transformers", "peft")
 @click.option("--save", is_flag=True, help=f"Keep the comparison in {FOLDER}, and write docs/outside.md from it.")
 def main(only: str, jobs: int, save: bool) -> None:
     """Rehearse runs that others measured, predict their memory, and compare."""
+    if save and only:
+        raise UserError("--save: a record has all runs: leave out --only or --save")
+    if save:
+        require_committed_code()
     chosen = compare.runs(only)
     if not chosen:
         raise click.ClickException(f"--only {only}: no run has that in its name")
     began = time.monotonic()
-    rows = []
+    rows: list[OutsideRow] = []
     for row in compare.predict_all(chosen, jobs):
         rows.append(row)
         outcome = row.get("failed") or f"{row['error']['reserved_max']:+.2%}"
@@ -52,36 +55,37 @@ def main(only: str, jobs: int, save: bool) -> None:
     packed = list(compare.predict_packed(jobs))
     console.rows_table("NF4 and gradient checkpointing; GB", page.PACKED_COLUMNS, map(page.packed_cells, packed))
     click.echo(page.packed_line(packed))
-    _, unseen = speed.timed({"rows": rows, "packed": packed})
+    _, unseen = speed.timed(rows, packed)
     for name, card in (("L40S", speed.L40S), ("A100", speed.A100)):
         click.echo(f"- time of a step, {name}, {page.time_spread(unseen, card)}")
     if save:
         write(rows, packed)
 
 
-def write(rows: list[compare.Row], packed: list[compare.Row]) -> None:
+def write(rows: list[OutsideRow], packed: list[PackedRow]) -> None:
     """Write the record, and the page and the plot that are made from it."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    file = FOLDER / f"{datetime.date.today().isoformat()}.json"
-    record = {
-        "outside": _about(DATA),
+    file = FOLDER / f"{today()}.json"
+    record: OutsideRecord = {
+        "outside": cast(RunsSource, _without_runs(collect.runs())),
         "calibrated_on": lengths.CALIBRATED_ON,
         "calibrated": {"shape": lengths.SHAPE, "longest": lengths.LONGEST},
         "device": "none: a stand-in for the NVIDIA L40S",
         "code": code_version(),
         "packages": {package: version(package) for package in PACKAGES},
         "rows": rows,
-        "packed_source": _about(PACKED_DATA),
+        "packed_source": cast(PackedSource, _without_runs(collect_fms.packed_runs())),
         "packed": packed,
     }
     write_json(file, record)
     page.write(record, ROOT / "docs")
+    plot.write(record, ROOT / "docs")
     click.echo(f"wrote {file}, docs/outside.md and docs/images/outside.svg")
 
 
-def _about(file: Path) -> dict[str, Any]:
-    """Return where the measured figures come from."""
-    return {key: value for key, value in json.loads(file.read_text(encoding="utf-8")).items() if key != "runs"}
+def _without_runs(content: Mapping[str, object]) -> dict[str, object]:
+    """Return where measured figures come from: all but the figures."""
+    return {key: value for key, value in content.items() if key != "runs"}
 
 
 if __name__ == "__main__":

@@ -9,9 +9,58 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
+from bench.kinds import RunsSource
+from bench.reading import read
+
 DATA = Path(__file__).parent / "peft-metamath.json"
 FOLDER = "method_comparison/MetaMathQA"
-SETTINGS = ("optimizer_type", "optimizer_kwargs", "autocast_adapter_dtype", "attn_implementation", "lr_scheduler")
+
+
+class Training(TypedDict):
+    """The keys of a run's settings that a rehearsal needs. None where the run had none."""
+
+    optimizer_type: str
+    optimizer_kwargs: dict[str, Any]  # of the optimizer's class, whatever it takes
+    autocast_adapter_dtype: bool
+    attn_implementation: str | None
+    lr_scheduler: str | None
+
+
+class RunMeasured(TypedDict):
+    """What a run measured: bytes, tokens, wall seconds."""
+
+    reserved_max: int
+    reserved_99th: int
+    reserved_average: int
+    allocated_average: int
+    tokens: int
+    seconds: float
+
+
+class Run(TypedDict):
+    """One run of the comparison."""
+
+    file: str
+    date: str
+    versions: dict[str, str]
+    peft_commit: str | None
+    training: Training
+    adapter: dict[str, Any]  # keyword arguments of peft's configuration, whatever its method takes
+    trainable_parameters: int
+    measured: RunMeasured
+
+
+class Runs(RunsSource):
+    """The content of peft-metamath.json."""
+
+    runs: list[Run]
+
+
+def runs() -> Runs:
+    """Return the content of peft-metamath.json."""
+    return read(DATA, Runs)
 
 
 def main() -> None:
@@ -19,14 +68,14 @@ def main() -> None:
     clone = Path(sys.argv[1])
     commit = git(clone, "rev-parse", "HEAD").strip()
     files = git(clone, "ls-tree", "-r", "--name-only", commit, FOLDER).split()
-    runs = []
+    collected: list[Run] = []
     for file in files:
         if file.startswith(f"{FOLDER}/results/") and file.endswith(".json"):
             result = _json(clone, commit, file)
             settings = f"{FOLDER}/experiments/{result['run_info']['experiment_name']}/adapter_config.json"
             adapter = _json(clone, commit, settings) if settings in files else {}
-            runs.append(_run(result, adapter, file))
-    content = {
+            collected.append(_run(result, adapter, file))
+    content: Runs = {
         "repository": "https://github.com/huggingface/peft",
         "commit": commit,
         "path": FOLDER,
@@ -34,12 +83,12 @@ def main() -> None:
         "unit": "bytes, measured",
         "hardware": "NVIDIA L40S",
         "model": "meta-llama/Llama-3.2-3B, bfloat16, 4 rows, no gradient checkpointing, 5000 steps",
-        "runs": runs,
+        "runs": collected,
     }
     DATA.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _run(result: dict[str, Any], adapter: dict[str, Any], file: str) -> dict[str, Any]:
+def _run(result: dict[str, Any], adapter: dict[str, Any], file: str) -> Run:
     about, trained = result["run_info"], result["train_info"]
     windows = [w for w in trained["metrics"] if "mem allocated avg" in w]
     seconds = sum(w["train time"] for w in windows)
@@ -49,7 +98,7 @@ def _run(result: dict[str, Any], adapter: dict[str, Any], file: str) -> dict[str
         "date": about["created_at"][:10],
         "versions": {name: packages[f"{name}-version"] for name in ("torch", "transformers", "peft")},
         "peft_commit": packages["peft-commit-hash"],
-        "training": {key: about["train_config"].get(key) for key in SETTINGS},
+        "training": _training(about["train_config"]),
         "adapter": {key: value for key, value in adapter.items() if value is not None},
         "trainable_parameters": trained["num_trainable_params"],
         "measured": {
@@ -60,6 +109,16 @@ def _run(result: dict[str, Any], adapter: dict[str, Any], file: str) -> dict[str
             "tokens": round(sum(w["tokens / sec"] * w["train time"] for w in windows)),
             "seconds": round(seconds, 1),
         },
+    }
+
+
+def _training(settings: dict[str, Any]) -> Training:
+    return {
+        "optimizer_type": settings["optimizer_type"],
+        "optimizer_kwargs": settings["optimizer_kwargs"],
+        "autocast_adapter_dtype": settings["autocast_adapter_dtype"],
+        "attn_implementation": settings.get("attn_implementation"),
+        "lr_scheduler": settings.get("lr_scheduler"),
     }
 
 

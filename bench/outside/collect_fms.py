@@ -9,7 +9,11 @@ import json
 import sys
 from pathlib import Path
 
+from typing_extensions import TypedDict
+
+from bench.kinds import PackedSource
 from bench.outside.collect import git
+from bench.reading import read
 
 DATA = Path(__file__).parent / "fms-acceleration.json"
 FILE = "scripts/benchmarks/refs/a100_80gb.csv"
@@ -17,16 +21,46 @@ MODELS = ("mistralai/Mistral-7B-v0.1", "NousResearch/Llama-2-70b-hf")
 METHODS = {"none": "bfloat16", "baseline-peft-bnb": "nf4, prepared by peft", "accelerated-peft-bnb": "nf4"}
 
 
+class PackedMeasured(TypedDict):
+    """What a run measured."""
+
+    peak_allocated: int  # bytes
+    allocated: int  # bytes
+    nvidia_mib: float
+    tokens_per_second: float  # wall
+
+
+class PackedRun(TypedDict):
+    """One run of fms-acceleration."""
+
+    model: str
+    base: str  # bfloat16; nf4; nf4, prepared by peft
+    method: str  # full or lora
+    rows: int  # of a step, each of 4096 tokens
+    measured: PackedMeasured
+
+
+class PackedRuns(PackedSource):
+    """The content of fms-acceleration.json."""
+
+    runs: list[PackedRun]
+
+
+def packed_runs() -> PackedRuns:
+    """Return the content of fms-acceleration.json."""
+    return read(DATA, PackedRuns)
+
+
 def main() -> None:
     """Read the last commit of the clone that is named as the argument."""
     clone = Path(sys.argv[1])
     commit = git(clone, "rev-parse", "HEAD").strip()
-    runs = []
+    collected: list[PackedRun] = []
     for row in csv.DictReader(git(clone, "show", f"{commit}:{FILE}").splitlines()):
         peak = row["mem_peak_torch_mem_alloc_in_bytes"]
         known = row["model_name_or_path"] in MODELS and row["framework_config"] in METHODS
         if row["num_gpus"] == "1" and known and peak:
-            runs.append(
+            collected.append(
                 {
                     "model": row["model_name_or_path"],
                     "base": METHODS[row["framework_config"]],
@@ -40,7 +74,7 @@ def main() -> None:
                     },
                 }
             )
-    content = {
+    content: PackedRuns = {
         "repository": "https://github.com/foundation-model-stack/fms-acceleration",
         "commit": commit,
         "path": FILE,
@@ -55,7 +89,7 @@ def main() -> None:
             "bitsandbytes": "0.43.3",
         },
         "settings": "packed rows of 4096 tokens, gradient checkpointing, LoRA of rank 16 on q, k, v and o, AdamW",
-        "runs": runs,
+        "runs": collected,
     }
     DATA.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 

@@ -1,21 +1,26 @@
 """Each run of PEFT's comparison predicted, and held against what was measured."""
 
-import json
 import os
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from statistics import mean, median
-from typing import Any
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from bench.outside import lengths
-from bench.outside.collect import DATA
-from bench.outside.collect_fms import DATA as PACKED_DATA
+from bench.kinds import OutsideRow, PackedRow, TimedStep
+from bench.outside import collect, lengths
+from bench.outside.collect import Run
+from bench.outside.collect_fms import PackedRun, packed_runs
 from rlhf.memory.depth import deepen
 from rlhf.memory.phases import DEPTHS
+
+if TYPE_CHECKING:
+    from bench.outside.steps import Recorded
+
+Size = Literal["reserved_max", "reserved_average", "allocated_average"]
 
 RECORDED = (301, 301, 311, 353, 421, 501, 609, 641)  # tokens; the first steps differ from the others
 WEIGHTS = 3_212_749_824 * 2  # bytes of the checkpoint
@@ -29,59 +34,62 @@ LEFT_OUT = {
     "ADAMSS": "it clusters the values of weights, which a rehearsal does not have",
 }
 VIRTUAL = ("PREFIX_TUNING", "PROMPT_TUNING", "P_TUNING")  # put tokens of their own before each row
-WORK = ("flops", "moved", "launched")  # of a step: floating-point operations, bytes, operations
 STEPS = 5000
-SIZES = ("reserved_max", "reserved_average", "allocated_average")
-Row = dict[str, Any]
+SIZES: tuple[Size, ...] = ("reserved_max", "reserved_average", "allocated_average")
 
 
-def runs(only: str = "") -> list[Row]:
+def runs(only: str = "") -> list[Run]:
     """Return the measured runs whose name contains `only`."""
-    measured = json.loads(DATA.read_text(encoding="utf-8"))["runs"]
-    return [run for run in measured if only in name(run)]
+    return [run for run in collect.runs()["runs"] if only in name(run)]
 
 
-def name(run: Row) -> str:
+def name(run: Run) -> str:
     """Return a run's method and settings as one name: `lora--rank32`."""
-    file: str = run["file"]
-    return file.removeprefix("results/").removesuffix(".json").replace("llama-3.2-3B-", "")
+    return run["file"].removeprefix("results/").removesuffix(".json").replace("llama-3.2-3B-", "")
 
 
-def predict(run: Row) -> Row:
+def predict(run: Run) -> OutsideRow:
     """Return the bytes as the comparison reports them, and what was counted on the way; `failed` says why there are
     none.
     """
     from bench.outside import steps
 
-    row = {"name": name(run), "file": run["file"], "measured": {size: run["measured"][size] for size in SIZES}}
-    virtual = run["adapter"]["num_virtual_tokens"] if run["adapter"].get("peft_type") in VIRTUAL else 0
-    if reason := LEFT_OUT.get(run["adapter"].get("peft_type")):
-        return row | {"failed": reason}
+    measured: dict[str, int] = {size: run["measured"][size] for size in SIZES}
+    row: OutsideRow = {"name": name(run), "file": run["file"], "measured": measured}
+    method = run["adapter"].get("peft_type")
+    virtual = run["adapter"]["num_virtual_tokens"] if method in VIRTUAL else 0
+    if reason := LEFT_OUT.get(method or ""):
+        return failed(row, reason)
     try:
         with _limited(SECONDS):
             recording, counted, work = _recorded(run, virtual)
     except Exception as error:
-        return row | {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"}
+        return failed(row, f"{type(error).__name__}: {' '.join(str(error).split())[:160]}")
     if counted != run["trainable_parameters"]:
-        return row | {"failed": f"{counted:,} trainable parameters, the run has {run['trainable_parameters']:,}"}
+        return failed(row, f"{counted:,} trainable parameters, the run has {run['trainable_parameters']:,}")
     chosen, sampled = _windows()
     usage = steps.simulate(recording, lengths.windows()[chosen], WEIGHTS, virtual)
-    predicted = {
+    held = {
         "reserved_max": usage.reserved_most.max(),
         "reserved_average": usage.reserved[sampled].mean(),
         "allocated_average": usage.allocated[sampled].mean(),
     }
-    predicted = {size: round(value) - SUBTRACTED for size, value in predicted.items()}
-    return row | {
-        "predicted": predicted,
-        "error": {size: predicted[size] / row["measured"][size] - 1 for size in SIZES},
-        "trainable_parameters": {"measured": run["trainable_parameters"], "predicted": counted},
-        "sizes_exact": recording.step.exact,
-        "step": _work_of_a_step(work) | {"seconds_measured": run["measured"]["seconds"] / STEPS},
-    }
+    predicted = {size: round(value) - SUBTRACTED for size, value in held.items()}
+    row["predicted"] = predicted
+    row["error"] = {size: predicted[size] / measured[size] - 1 for size in SIZES}
+    row["trainable_parameters"] = {"measured": run["trainable_parameters"], "predicted": counted}
+    row["sizes_exact"] = recording.step.exact
+    row["step"] = _work_of_a_step(work, run["measured"]["seconds"] / STEPS)
+    return row
 
 
-def _recorded(run: Row, virtual: int) -> tuple[Any, int, np.ndarray]:
+def failed(row: OutsideRow, why: str) -> OutsideRow:
+    """Return a row without a prediction, with the reason."""
+    row["failed"] = why
+    return row
+
+
+def _recorded(run: Run, virtual: int) -> tuple["Recorded", int, np.ndarray]:
     """Return the run's steps at its depth, its trainable parameters, and the work of each step: from 2 and 4 layers, or
     from all of them where what two layers do more is not the same in every step.
     """
@@ -98,12 +106,16 @@ def _recorded(run: Row, virtual: int) -> tuple[Any, int, np.ndarray]:
         return steps.recorded(whole.events, RECORDED, virtual), whole.trainable, whole.work
 
 
-def _work_of_a_step(work: np.ndarray) -> dict[str, float]:
-    """Return the mean work of a step over the run: each count is a polynomial of second degree in a batch's length."""
+def _work_of_a_step(work: np.ndarray, seconds: float) -> TimedStep:
+    """Return the mean work of a step over the run, and the `seconds` that one took.
+
+    Each count is a polynomial of second degree in a batch's length.
+    """
     every = lengths.windows().ravel()
     means = np.array([np.mean(every**power) for power in (2.0, 1.0, 0.0)])
-    mean_counts = np.polyfit(RECORDED[1:], work[1:], 2).T @ means  # the first step makes the optimizer's states
-    return dict(zip(WORK, mean_counts.tolist(), strict=True))
+    counts = np.polyfit(RECORDED[1:], work[1:], 2).T @ means  # the first step makes the optimizer's states
+    flops, moved, launched = counts.tolist()
+    return {"flops": flops, "moved": moved, "launched": launched, "seconds_measured": seconds}
 
 
 def _windows() -> tuple[np.ndarray, list[int]]:
@@ -120,21 +132,21 @@ def _windows() -> tuple[np.ndarray, list[int]]:
     return np.array(chosen), [place for place, at in enumerate(chosen) if at in pairs]
 
 
-def predict_all(chosen: Sequence[Row], jobs: int) -> Iterator[Row]:
+def predict_all(chosen: Sequence[Run], jobs: int) -> Iterator[OutsideRow]:
     """Yield each run's prediction, in order; `jobs` processes work side by side."""
     os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_quiet) as pool:
         yield from pool.map(predict, chosen)
 
 
-def predict_packed(jobs: int) -> Iterator[Row]:
+def predict_packed(jobs: int) -> Iterator[PackedRow]:
     """Yield predictions of fms-acceleration's runs, in order."""
-    chosen = json.loads(PACKED_DATA.read_text(encoding="utf-8"))["runs"]
+    chosen = packed_runs()["runs"]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_quiet) as pool:
         yield from pool.map(_packed, chosen)
 
 
-def _packed(run: Row) -> Row:
+def _packed(run: PackedRun) -> PackedRow:
     from bench.outside import packed
 
     return packed.predict(run)
@@ -158,14 +170,23 @@ class _limited:
         signal.signal(signal.SIGPROF, self._end)
         signal.setitimer(signal.ITIMER_PROF, self.seconds)
 
-    def __exit__(self, *problem: Any) -> None:
+    def __exit__(self, *problem: object) -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
-    def _end(self, *_: Any) -> None:
+    def _end(self, *_: object) -> None:
         raise TimeoutError(f"more than {self.seconds:.0f} s")
 
 
-def summary(rows: Sequence[Row], size: str) -> dict[str, float]:
-    """Return median, mean and largest error of a size over the predicted rows, without the calibrated one."""
+class Errors(NamedTuple):
+    """Absolute errors of a size, as shares of the measured one."""
+
+    runs: int
+    median: float
+    mean: float
+    worst: float
+
+
+def summary(rows: Sequence[OutsideRow | PackedRow], size: str) -> Errors:
+    """Return the errors of a size over the predicted rows, without the calibrated one."""
     errors = [abs(row["error"][size]) for row in rows if "error" in row and row.get("file") != lengths.CALIBRATED_ON]
-    return {"runs": len(errors), "median": median(errors), "mean": mean(errors), "worst": max(errors)}
+    return Errors(len(errors), median(errors), mean(errors), max(errors))

@@ -17,6 +17,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from bench.outside.collect import Run, Training
 from rlhf.memory.cards import Gpu
 from rlhf.memory.device import StandIn
 from rlhf.memory.operations import META
@@ -62,6 +63,7 @@ class Recorder(StandIn):
         return super()._add(size, operation)
 
     def mark(self, name: str) -> None:
+        """Note a mark, and for one of a step the work until then."""
         if name == STEP:
             self.steps.append((self._flops.total(), self._moved.total(), self._launched.total()))
         super().mark(name)
@@ -85,7 +87,7 @@ class Rehearsed(NamedTuple):
     work: np.ndarray  # (steps, 3): floating-point operations, bytes moved, operations launched
 
 
-def rehearse(run: dict[str, Any], layers: int, lengths: Sequence[int]) -> Rehearsed:
+def rehearse(run: Run, layers: int, lengths: Sequence[int]) -> Rehearsed:
     """Load the model and train one step for each of `lengths`, the tokens of the longest row of a batch.
 
     `run` is one of the runs of peft-metamath.json.
@@ -99,8 +101,8 @@ def rehearse(run: dict[str, Any], layers: int, lengths: Sequence[int]) -> Rehear
         with recorder:
             model = _base_model(recorder, layers, training["attn_implementation"])
             if adapter:
-                options = {"autocast_adapter_dtype": training["autocast_adapter_dtype"]}
-                model = peft.get_peft_model(model, _config(adapter, layers), **options)
+                settings = _config(adapter, layers)
+                model = peft.get_peft_model(model, settings, autocast_adapter_dtype=training["autocast_adapter_dtype"])
                 _move_weights(model)
             _check(model)
             optimizer, schedule = _optimizer(model, training)
@@ -154,7 +156,8 @@ def _check(model: nn.Module) -> None:
         raise RuntimeError(f"{len(elsewhere)} weights stay on the CPU, {elsewhere[0]} for one")
 
 
-def _optimizer(model: Any, training: dict[str, Any]) -> tuple[torch.optim.Optimizer, Any]:
+def _optimizer(model: Any, training: Training) -> tuple[torch.optim.Optimizer, Any]:
+    """Return the run's optimizer and its schedule, which may do nothing."""
     options, kind = dict(training["optimizer_kwargs"]), training["optimizer_type"]
     if kind == "lora-fa":
         optimizer = peft.optimizers.create_lorafa_optimizer(model, **options)

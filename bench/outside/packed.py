@@ -6,7 +6,7 @@ shifted copies of the logits, autocast where the runs had it, gradients clipped,
 
 import contextlib
 import gc
-from typing import Any
+from typing import Any, NamedTuple
 
 import peft
 import torch
@@ -14,6 +14,8 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
+from bench.kinds import PackedRow
+from bench.outside.collect_fms import PackedRun
 from rlhf import recipe as recipes
 from rlhf.memory.cards import SMALL_WORKSPACE, Gpu
 from rlhf.memory.depth import deepen
@@ -52,30 +54,45 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def name(run: dict[str, Any]) -> str:
+def name(run: PackedRun) -> str:
     """Return a run's name in tables: model, base, method, rows."""
     return f"{run['model'].split('/')[1]}, {run['base']}, {run['method']}, {run['rows']} rows"
 
 
-def predict(run: dict[str, Any]) -> dict[str, Any]:
+def predict(run: PackedRun) -> PackedRow:
     """Return one run's figures, in bytes: the peak of allocated memory, and what is allocated after a step."""
     (few, few_work), (more, more_work) = (_rehearse(run, depth) for depth in DEPTHS)
     layers = SHAPES[run["model"]]["num_hidden_layers"]
     events = deepen(few, more, layers)
-    low, high = DEPTHS
-    work = {key: n + (more_work[key] - n) * (layers - low) / (high - low) for key, n in few_work.items()}
-    seconds = run["rows"] * LENGTH / run["measured"]["tokens_per_second"]
     predicted = {
         "peak_allocated": replay(events, expandable=False, workspace=SMALL_WORKSPACE)["train"].allocated,
         "allocated": sum(event.bytes for event in events) + 2 * SMALL_WORKSPACE,
     }
-    measured = {size: run["measured"][size] for size in predicted}
-    error = {size: predicted[size] / measured[size] - 1 for size in predicted}
-    step = {**work, "seconds_measured": seconds}
-    return {"name": name(run), "measured": measured, "predicted": predicted, "error": error, "step": step}
+    measured = {"peak_allocated": run["measured"]["peak_allocated"], "allocated": run["measured"]["allocated"]}
+    repeats = (layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
+    return {
+        "name": name(run),
+        "measured": measured,
+        "predicted": predicted,
+        "error": {size: predicted[size] / measured[size] - 1 for size in predicted},
+        "step": {
+            "flops": few_work.flops + repeats * (more_work.flops - few_work.flops),
+            "moved": few_work.moved + repeats * (more_work.moved - few_work.moved),
+            "launched": few_work.launched + repeats * (more_work.launched - few_work.launched),
+            "seconds_measured": run["rows"] * LENGTH / run["measured"]["tokens_per_second"],
+        },
+    }
 
 
-def _rehearse(run: dict[str, Any], layers: int) -> tuple[list[Event], dict[str, float]]:
+class StepWork(NamedTuple):
+    """What a step computes, in operations, moves, in bytes, and launches."""
+
+    flops: float
+    moved: float
+    launched: float
+
+
+def _rehearse(run: PackedRun, layers: int) -> tuple[list[Event], StepWork]:
     """Return the events of loading and of two steps, the first of which makes the optimizer's states; and the work of a
     step.
     """
@@ -92,13 +109,13 @@ def _rehearse(run: dict[str, Any], layers: int) -> tuple[list[Event], dict[str, 
                 for _ in range(STEPS):
                     _step(run, model, optimizer)
         trained = recorder.peaks()["train"]
-        work = {key: getattr(trained, key) / STEPS for key in ("flops", "moved", "launched")}
+        work = StepWork(trained.flops / STEPS, trained.moved / STEPS, trained.launched / STEPS)
         return recorder.events(), work
     finally:
         gc.enable()
 
 
-def _model(run: dict[str, Any], layers: int) -> Any:
+def _model(run: PackedRun, layers: int) -> Any:
     """Return the model as a run trains it, with checkpointing switched on."""
     four_bit = run["base"] != "bfloat16"
     fields = {**SHAPES[run["model"]], "num_hidden_layers": layers}
@@ -123,7 +140,7 @@ def _model(run: dict[str, Any], layers: int) -> Any:
     return peft.get_peft_model(model, lora)
 
 
-def _step(run: dict[str, Any], model: Any, optimizer: torch.optim.Optimizer) -> None:
+def _step(run: PackedRun, model: Any, optimizer: torch.optim.Optimizer) -> None:
     """Run one optimizer step."""
     ids = torch.ones((run["rows"], LENGTH), dtype=torch.int64).to(META)
     with _precision(run):
@@ -134,7 +151,7 @@ def _step(run: dict[str, Any], model: Any, optimizer: torch.optim.Optimizer) -> 
     optimizer.zero_grad()
 
 
-def _precision(run: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
+def _precision(run: PackedRun) -> contextlib.AbstractContextManager[Any]:
     """Return autocast to bfloat16, which the runs with an NF4 base asked for and the others did not."""
     return contextlib.nullcontext() if run["base"] == "bfloat16" else torch.autocast("meta", torch.bfloat16)
 

@@ -1,11 +1,11 @@
-"""docs/outside.md and its plot, made from a record of `python -m bench.outside`."""
+"""docs/outside.md, made from a record of `python -m bench.outside`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
+from bench.kinds import OutsideRecord, OutsideRow, PackedRow
 from bench.outside import speed
-from bench.outside.compare import SIZES, Row, summary
+from bench.outside.compare import SIZES, summary
 from rlhf.memory.cards import NominalRates
 from rlhf.memory.projection import CALIBRATED, SPREAD
 
@@ -160,41 +160,41 @@ full, the allocator's behaviour is not known.
 """
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: OutsideRow) -> tuple[str, ...]:
     """Return the cells of one run in the table, in MiB."""
     row_cells = [row["name"]]
     for size in SIZES:
         digits = 0 if size != "allocated_average" else 1
-        row_cells += [f"{row[side][size] / MIB:,.{digits}f}" for side in ("measured", "predicted")]
+        row_cells += [f"{side[size] / MIB:,.{digits}f}" for side in (row["measured"], row["predicted"])]
         row_cells.append(f"{row['error'][size]:+.2%}")
     return tuple(row_cells)
 
 
-def summary_lines(rows: Sequence[Row]) -> list[str]:
+def summary_lines(rows: Sequence[OutsideRow]) -> list[str]:
     """Return the errors over all runs but the calibrated one, one line of Markdown's list for each size."""
     return [f"- {WORDS[size]}, {_spread(rows, size)}" for size in SIZES]
 
 
-def packed_line(rows: Sequence[Row]) -> str:
+def packed_line(rows: Sequence[PackedRow]) -> str:
     """Return the errors of the packed runs' peaks."""
     return f"- peak allocated, NF4 and checkpointing, {_spread(rows, 'peak_allocated')}"
 
 
-def _spread(rows: Sequence[Row], size: str) -> str:
-    s = summary(rows, size)
-    return f"{s['runs']} runs: median error {s['median']:.2%}, mean {s['mean']:.2%}, worst {s['worst']:.1%}"
+def _spread(rows: Sequence[OutsideRow | PackedRow], size: str) -> str:
+    errors = summary(rows, size)
+    return f"{errors.runs} runs: median error {errors.median:.2%}, mean {errors.mean:.2%}, worst {errors.worst:.1%}"
 
 
-def packed_cells(row: Row) -> tuple[str, ...]:
+def packed_cells(row: PackedRow) -> tuple[str, ...]:
     """Return the cells of one packed run in its table, in GB."""
     row_cells = [row["name"]]
     for size in PACKED_SIZES:
-        row_cells += [f"{row[side][size] / 1e9:.3f}" for side in ("measured", "predicted")]
+        row_cells += [f"{side[size] / 1e9:.3f}" for side in (row["measured"], row["predicted"])]
         row_cells.append(f"{row['error'][size]:+.2%}")
     return tuple(row_cells)
 
 
-def _packed(record: Mapping[str, Any]) -> str:
+def _packed(record: OutsideRecord) -> str:
     """Return the section about packed runs."""
     about = record["packed_source"]
     table = _markdown(PACKED_COLUMNS, map(packed_cells, record["packed"]))
@@ -202,24 +202,24 @@ def _packed(record: Mapping[str, Any]) -> str:
         runs=len(record["packed"]),
         short=about["commit"][:7],
         table=table,
-        **{key: about[key] for key in ("repository", "path", "commit", "licence", "hardware", "settings")},
+        **{key: value for key, value in about.items() if key != "versions"},
         **about["versions"],
     )
 
 
-def _time(record: Mapping[str, Any]) -> str:
+def _time(record: OutsideRecord) -> str:
     """Return the section about time."""
-    calibrated, others = speed.timed(record)
+    calibrated, others = speed.timed(record["rows"], record["packed"])
     low, high = SPREAD
-    names = {row["name"] for row, _ in calibrated}
-    every = sorted([*calibrated, *others], key=lambda run: (run[1] == speed.A100, run[0]["name"]))
+    names = {run.name for run in calibrated}
+    every = sorted([*calibrated, *others], key=lambda run: (run.card == speed.A100, run.name))
     return TIME.format(
         rates=f"products at {1 / CALIBRATED.products:.0%} of the card's matrix rate, bytes at "
         f"{1 / CALIBRATED.memory:.0%} of its bandwidth, {CALIBRATED.launch * 1e6:.0f} microseconds for a launch",
         calibrated=len(calibrated),
         l40s=time_spread(others, speed.L40S),
         a100=time_spread(others, speed.A100),
-        table=_markdown(TIME_COLUMNS, (_time_cells(run, run[0]["name"] in names) for run in every)),
+        table=_markdown(TIME_COLUMNS, (_time_cells(run, run.name in names) for run in every)),
         low=low,
         high=high,
         inside=sum(low <= 1 / speed.ratio(run) <= high for run in others),
@@ -229,16 +229,15 @@ def _time(record: Mapping[str, Any]) -> str:
 
 def time_spread(runs: Sequence[speed.Timed], card: NominalRates) -> str:
     """Return the errors of projected times of the runs on a card."""
-    return speed.spread([speed.ratio(run) for run in runs if run[1] == card])
+    return speed.spread([speed.ratio(run) for run in runs if run.card == card])
 
 
 def _time_cells(run: speed.Timed, calibrated: bool) -> tuple[str, ...]:
-    row, card = run
-    step, ratio = row["step"], speed.ratio(run)
+    step, ratio = run.step, speed.ratio(run)
     measured = step["seconds_measured"]
     counts = f"{step['flops'] / 1e12:,.1f}", f"{step['moved'] / 1e9:,.1f}", f"{step['launched']:,.0f}"
-    note = ("A100" if card == speed.A100 else "L40S") + ", calibrated on" * calibrated
-    return row["name"], *counts, f"{measured:.3f}", f"{measured * ratio:.3f}", f"{ratio - 1:+.0%}", note
+    note = ("A100" if run.card == speed.A100 else "L40S") + ", calibrated on" * calibrated
+    return run.name, *counts, f"{measured:.3f}", f"{measured * ratio:.3f}", f"{ratio - 1:+.0%}", note
 
 
 def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -246,7 +245,7 @@ def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def page(record: Mapping[str, Any], file: str) -> str:
+def page(record: OutsideRecord, file: str) -> str:
     """Return the whole page; `file` is where the record is, as seen from docs/."""
     rows = sorted((row for row in record["rows"] if "error" in row), key=lambda row: -row["measured"]["reserved_max"])
     failed = [row for row in record["rows"] if "failed" in row]
@@ -257,7 +256,7 @@ def page(record: Mapping[str, Any], file: str) -> str:
         short=source["commit"][:7],
         summary="\n".join(summary_lines(rows)),
         table=_markdown(COLUMNS, map(cells, rows)),
-        **{key: source[key] for key in ("repository", "path", "commit", "licence", "hardware", "model")},
+        **source,
         **record["calibrated"],
         **record["packages"],
     )
@@ -268,50 +267,7 @@ def page(record: Mapping[str, Any], file: str) -> str:
     return text + MISSES + _packed(record) + _time(record) + LOOKED_AT
 
 
-def plot(rows: Sequence[Row]) -> str:
-    """Return the predicted over measured maximum of reserved memory as SVG, one dot for each run, with the diagonal."""
-    wide, high, left, bottom = 560, 360, 60, 46
-    low, top = 18.0, 38.0  # GiB
-
-    def x(size: float) -> float:
-        return left + (size / 2**30 - low) / (top - low) * (wide - left - 14)
-
-    def y(size: float) -> float:
-        return high - bottom - (size / 2**30 - low) / (top - low) * (high - bottom - 14)
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{wide}" height="{high}" fill="white"/>',
-    ]
-    for tick in range(20, 38, 4):
-        at = tick * 2**30
-        parts.append(f'<path d="M{x(at):.1f} {y(low * 2**30):.1f}V{y(top * 2**30):.1f}" stroke="#ddd"/>')
-        parts.append(f'<path d="M{x(low * 2**30):.1f} {y(at):.1f}H{x(top * 2**30):.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{x(at):.1f}" y="{high - bottom + 16}" text-anchor="middle">{tick}</text>')
-        parts.append(f'<text x="{left - 8}" y="{y(at) + 4:.1f}" text-anchor="end">{tick}</text>')
-    ends = low * 2**30, top * 2**30
-    line = f"M{x(ends[0]):.1f} {y(ends[0]):.1f}L{x(ends[1]):.1f} {y(ends[1]):.1f}"
-    parts.append(f'<path d="{line}" stroke="#888" stroke-dasharray="4 3"/>')
-    for row in rows:
-        measured, predicted = row["measured"]["reserved_max"], row["predicted"]["reserved_max"]
-        title = f"{row['name']}: {row['error']['reserved_max']:+.2%}"
-        parts.append(
-            f'<circle cx="{x(measured):.1f}" cy="{y(predicted):.1f}" r="3.5" fill="#1f6feb" fill-opacity="0.6">'
-            f"<title>{title}</title></circle>"
-        )
-    middle = (left + wide) / 2
-    parts.append(
-        f'<text x="{middle:.0f}" y="{high - 10}" text-anchor="middle">measured on an L40S, GiB reserved</text>'
-    )
-    parts.append(
-        f'<text transform="translate(16 {high / 2:.0f}) rotate(-90)" text-anchor="middle">predicted, no GPU</text>'
-    )
-    return "\n".join([*parts, "</svg>\n"])
-
-
-def write(record: Mapping[str, Any], docs: Path) -> None:
-    """Write docs/outside.md and docs/images/outside.svg from a record that lies in results/."""
+def write(record: OutsideRecord, docs: Path) -> None:
+    """Write docs/outside.md from a record that lies in results/."""
     newest = max((docs.parent / "results" / "outside" / "peft-metamath").glob("*.json"))
     (docs / "outside.md").write_text(page(record, f"../{newest.relative_to(docs.parent)}"), encoding="utf-8")
-    rows = [row for row in record["rows"] if "error" in row]
-    (docs / "images" / "outside.svg").write_text(plot(rows), encoding="utf-8")

@@ -9,31 +9,34 @@ The three rates are fitted to every second L40S run of PEFT's comparison, in the
 runs of fms-acceleration, in bfloat16; they are held against all others, those with NF4 among them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import mean, median
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
+from bench.kinds import OutsideRow, PackedRow, TimedStep
 from rlhf.memory.cards import NominalRates
 from rlhf.memory.projection import CALIBRATED, Rates, step_seconds
 
-Row = Mapping[str, Any]
 L40S = NominalRates(362.05e12, 864e9, "NVIDIA L40S data sheet (half of the rate with sparsity)")
 A100 = NominalRates(312e12, 2.039e12, "NVIDIA A100 data sheet, 80 GB SXM")
 
 
-Timed = tuple[Row, NominalRates]  # a row of a record, and the card that it was measured on
+class Timed(NamedTuple):
+    """A run whose step has counts and a measured time, and the card that it was measured on."""
+
+    name: str
+    step: TimedStep
+    card: NominalRates
 
 
-def timed(record: Mapping[str, Any]) -> tuple[list[Timed], list[Timed]]:
+def timed(rows: Sequence[OutsideRow], packed: Sequence[PackedRow]) -> tuple[list[Timed], list[Timed]]:
     """Return the runs to calibrate on, and those to test on: rows of a record that have counts and a measured time."""
-    ours = sorted((row for row in record["rows"] if "step" in row), key=lambda row: row["name"])
-    packed = record["packed"]
-    known = [row for row in packed if ", bfloat16, " in row["name"] and row["name"].endswith(", 4 rows")]
-    calibrated = [*((row, L40S) for row in ours[::2]), *((row, A100) for row in known)]
-    others = [*((row, L40S) for row in ours[1::2]), *((row, A100) for row in packed if row not in known)]
-    return calibrated, others
+    ours = sorted((Timed(row["name"], row["step"], L40S) for row in rows if "step" in row), key=lambda run: run.name)
+    theirs = [Timed(row["name"], row["step"], A100) for row in packed]
+    known = [run for run in theirs if ", bfloat16, " in run.name and run.name.endswith(", 4 rows")]
+    return [*ours[::2], *known], [*ours[1::2], *(run for run in theirs if run not in known)]
 
 
 def fit(runs: Sequence[Timed]) -> Rates:
@@ -45,8 +48,8 @@ def fit(runs: Sequence[Timed]) -> Rates:
     axes = np.arange(1.0, 3.001, 0.05), np.arange(1.0, 3.001, 0.05), np.arange(11) * 1e-6
     rates = np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")])  # (3, combinations)
     error = np.zeros(rates.shape[1])
-    for card in {card for _, card in runs}:
-        steps = [row["step"] for row, other in runs if other == card]
+    for card in {run.card for run in runs}:
+        steps = [run.step for run in runs if run.card == card]
         parts = np.array([_nominal(step, card) for step in steps])  # (runs, 3)
         measured = np.array([[step["seconds_measured"]] for step in steps])
         error += np.abs(np.log(parts @ rates / measured)).mean(0)
@@ -54,16 +57,15 @@ def fit(runs: Sequence[Timed]) -> Rates:
     return Rates(products, memory, launch)
 
 
-def _nominal(step: Row, card: NominalRates) -> tuple[float, float, float]:
+def _nominal(step: TimedStep, card: NominalRates) -> tuple[float, float, float]:
     return step["flops"] / card.flops, step["moved"] / card.bandwidth, step["launched"]
 
 
 def ratio(run: Timed, rates: Rates = CALIBRATED) -> float:
     """Return the projected over measured time of a step."""
-    row, card = run
-    step = row["step"]
-    measured: float = step["seconds_measured"]
-    return step_seconds(step["flops"], step["moved"], step["launched"], card, rates) / measured
+    step = run.step
+    projected = step_seconds(step["flops"], step["moved"], step["launched"], run.card, rates)
+    return projected / step["seconds_measured"]
 
 
 def spread(ratios: Sequence[float]) -> str:

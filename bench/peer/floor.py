@@ -59,6 +59,7 @@ def _rate(device: str, multiply: Callable[[], torch.Tensor], size: int) -> float
 
 
 def main() -> None:
+    """Print the rate and the operations as one JSON line."""
     device, dtype, steps, *arguments = sys.argv[1:]
     if device == "cpu":
         torch.set_num_threads(1)

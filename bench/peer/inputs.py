@@ -9,10 +9,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
+from typing_extensions import TypedDict
 
 from rlhf.files import write_json
 
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, dict[str, int]] = {
     "tiny": {
         "vocab_size": 4096,
         "hidden_size": 256,
@@ -32,8 +33,20 @@ BATCH = 32
 GROUP = 8  # responses to a prompt, of RLOO and GRPO
 
 
+SETTINGS = "settings.json"  # in the folder of the inputs
+
+
+class Settings(TypedDict):
+    """What the inputs were made for, as both sides read it."""
+
+    device: str  # cpu or cuda
+    dtype: str  # of torch: float32 or bfloat16
+    batch: int  # responses of a step
+    group: int  # responses to a prompt
+
+
 def make_inputs(folder: Path, size: str, device: str, steps: int) -> None:
-    """A Llama with random weights, a tokenizer whose every word is one token, and prompts, as text and as ids."""
+    """Write a Llama with random weights, a tokenizer whose every word is one token, and prompts as text and as ids."""
     words = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{i}" for i in range(SIZES[size]["vocab_size"] - 4))]
     raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -44,8 +57,9 @@ def make_inputs(folder: Path, size: str, device: str, steps: int) -> None:
     tokenizer.save_pretrained(folder / "base")
     disable_progress_bar()
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    sizes: dict[str, Any] = {**SIZES[size]}
     config = LlamaConfig(
-        **SIZES[size], max_position_embeddings=2048, pad_token_id=0, bos_token_id=1, eos_token_id=2, dtype=dtype
+        **sizes, max_position_embeddings=2048, pad_token_id=0, bos_token_id=1, eos_token_id=2, dtype=dtype
     )
     torch.manual_seed(0)
     with torch.device(device):
@@ -64,5 +78,5 @@ def make_inputs(folder: Path, size: str, device: str, steps: int) -> None:
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     prompts = [[1, *tokenizer(row["prompt"])["input_ids"]] for row in rows]
     (folder / "prompts.json").write_text(json.dumps(prompts))
-    settings = {"device": device, "dtype": str(dtype).split(".")[1], "batch": BATCH, "group": GROUP}
-    write_json(folder / "settings.json", settings)
+    settings: Settings = {"device": device, "dtype": str(dtype).split(".")[1], "batch": BATCH, "group": GROUP}
+    write_json(folder / SETTINGS, settings)

@@ -12,40 +12,52 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import TypedDict
 
 import click
 
 from bench import options, steps
 from bench.clocks import clock_of
-from bench.steps import StageSteps
+from bench.kinds import Side, StageSteps, SupervisedRecord
+from bench.provenance import describe, require_committed_code, today
+from bench.reading import last_line
 from rlhf.cli import guarded
 from rlhf.files import write_json
 from rlhf.memory.short_runs import few_steps
 from rlhf.observe import console
 from rlhf.process.launching import child_environment
-from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe import Changes, PinnedRecipe, StageName
 from rlhf.run.provenance import code_version
 
 STAGES: tuple[StageName, ...] = ("sft", "rm", "dpo")
 PEERS = ("trl", "trl, tuned")
-KEPT = {"gradient_checkpointing": False}
+Settings = dict[str, bool | str]  # arguments of TRL's configuration
+KEPT: Settings = {"gradient_checkpointing": False}
 # Pairs have no one length: TRL's two other trainers cannot put similar ones together.
-TUNED: dict[str, dict[str, Any]] = {
+TUNED: dict[str, Settings] = {
     "sft": KEPT | {"train_sampling_strategy": "group_by_length"},
     "rm": KEPT,
     "dpo": KEPT,
 }
 
 
+class Asked(TypedDict):
+    """What bench/peer/trl_supervised.py is told, as JSON."""
+
+    recipe: str  # folder
+    overrides: Changes
+    stage: StageName
+    out: str  # folder of our run, which has the rows and the weights
+    settings: Settings
+
+
 @click.command()
 @options.HW
 @options.RECIPE
 @options.SET
-@click.option("--stage", "only", multiple=True, type=click.Choice(STAGES), help="Only these.")
+@options.stages(STAGES)
 @options.STEPS
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Runs of each, in turn.")
 @click.option("--save", type=click.Path(path_type=Path), help="Write the figures to this JSON file.")
@@ -53,38 +65,45 @@ def main(
     hw: str,
     directory: Path | None,
     changes: tuple[str, ...],
-    only: tuple[StageName, ...],
+    stages: tuple[StageName, ...],
     count: int,
     repeats: int,
     save: Path | None,
 ) -> None:
     """Compare steps of SFT, reward model and DPO with those of TRL's trainers, at their defaults and tuned."""
-    if save and code_version()["dirty"]:
-        raise click.ClickException("--save: the code differs from its commit; a result must name what it was made by")
+    if save:
+        require_committed_code()
     loaded = options.load(hw, directory, changes)
-    figures = {stage: compare(loaded, stage, count, repeats) for stage in (only or STAGES)}
+    figures = {stage: compare(loaded, stage, count, repeats) for stage in (stages or STAGES)}
     clock = clock_of(row for sides in figures.values() for row in sides.values())
     ratios = ("times faster", "than tuned", "memory ratio")
     columns = ("stage", "", f"step, {clock} s", f"tokens/{clock} s", "peak, GB", *ratios)
     rows = [_row(stage, name, row) for stage, sides in figures.items() for name, row in sides.items()]
     console.rows_table(f"{loaded.name} {loaded.version} beside trl {version('trl')}", columns, rows)
     if save:
-        facts = {
-            "date": date.today().isoformat(),
-            "code": code_version(),
-            "peer": f"trl {version('trl')} at its defaults, and tuned",
-        }
-        about = {"recipe": loaded.name, "version": loaded.version, "recipe_sha256": loaded.sha256}
-        packages = {name: version(name) for name in ("torch", "transformers", "trl", "peft")}
-        with console.quiet_libraries():
-            from rlhf.observe.telemetry import device_facts
-            from rlhf.process.torch_setup import device_of
-        device = device_facts(device_of(loaded.recipe))
-        record = facts | about | {"overrides": loaded.overrides, "device": device, "packages": packages}
-        write_json(save, record | {"repeats": repeats, "stages_beside": figures})
+        write_json(save, record_of(loaded, repeats, figures))
 
 
-def compare(loaded: PinnedRecipe, stage: StageName, count: int, repeats: int) -> dict[str, dict[str, Any]]:
+def record_of(loaded: PinnedRecipe, repeats: int, figures: dict[StageName, dict[str, Side]]) -> SupervisedRecord:
+    """Return the record of a comparison."""
+    with console.quiet_libraries():
+        from rlhf.process.torch_setup import device_of
+    return {
+        "date": today(),
+        "code": code_version(),
+        "peer": f"trl {version('trl')} at its defaults, and tuned",
+        "recipe": loaded.name,
+        "version": loaded.version,
+        "recipe_sha256": loaded.sha256,
+        "overrides": loaded.overrides,
+        "device": describe(device_of(loaded.recipe)),
+        "packages": {name: version(name) for name in ("torch", "transformers", "trl", "peft")},
+        "repeats": repeats,
+        "stages_beside": figures,
+    }
+
+
+def compare(loaded: PinnedRecipe, stage: StageName, count: int, repeats: int) -> dict[str, Side]:
     """Run both sides in turn; return `side_by_side` of all repeats."""
     runs: dict[str, list[StageSteps]] = {"ours": [], **{name: [] for name in PEERS}}
     for _ in range(repeats):
@@ -99,35 +118,40 @@ def compare(loaded: PinnedRecipe, stage: StageName, count: int, repeats: int) ->
     return side_by_side(runs)
 
 
-def side_by_side(runs: Mapping[str, Sequence[StageSteps]]) -> dict[str, dict[str, Any]]:
+def side_by_side(runs: Mapping[str, Sequence[StageSteps]]) -> dict[str, Side]:
     """Return the `summary` of each side's repeats, with ours the ratios to TRL's.
 
     A ratio is of the medians of tokens per second; its range is that of the ratios within each round.
     """
     sides = {name: summary(parts) for name, parts in runs.items()}
-    ours = sides["ours"]
-    for key, name in {"times_faster": "trl", "times_faster_tuned": "trl, tuned"}.items():
-        ours[key] = ours["tokens_per_second"] / sides[name]["tokens_per_second"]
-        rounds = [
-            a["tokens_per_second"] / b["tokens_per_second"] for a, b in zip(runs["ours"], runs[name], strict=True)
-        ]
-        ours[f"{key}_range"] = [min(rounds), max(rounds)]
-    if ours["peak_bytes"]:
-        ours["memory_ratio"] = ours["peak_bytes"] / sides["trl"]["peak_bytes"]
+    ours, theirs, tuned = (sides[name] for name in ("ours", *PEERS))
+    ours["times_faster"] = ours["tokens_per_second"] / theirs["tokens_per_second"]
+    ours["times_faster_range"] = _ratio_range(runs["ours"], runs[PEERS[0]])
+    ours["times_faster_tuned"] = ours["tokens_per_second"] / tuned["tokens_per_second"]
+    ours["times_faster_tuned_range"] = _ratio_range(runs["ours"], runs[PEERS[1]])
+    if ours["peak_bytes"] and theirs["peak_bytes"]:
+        ours["memory_ratio"] = ours["peak_bytes"] / theirs["peak_bytes"]
     return sides
 
 
-def summary(parts: Sequence[StageSteps]) -> dict[str, Any]:
+def _ratio_range(ours: Sequence[StageSteps], theirs: Sequence[StageSteps]) -> list[float]:
+    """Return the least and the most of the ratios of tokens per second within a round."""
+    rounds = [a["tokens_per_second"] / b["tokens_per_second"] for a, b in zip(ours, theirs, strict=True)]
+    return [min(rounds), max(rounds)]
+
+
+def summary(parts: Sequence[StageSteps]) -> Side:
     """Return the median and range of the repeats' medians.
 
     The peak is a GPU's while it trains; a whole process has more.
     """
     seconds = [part["step_seconds"]["median"] for part in parts]
+    peaks = [peak for part in parts if (peak := _peak(part))]
     return {
         "step_seconds": statistics.median(seconds),
         "step_seconds_range": [min(seconds), max(seconds)],
         "tokens_per_second": statistics.median(part["tokens_per_second"] for part in parts),
-        "peak_bytes": statistics.median(peaks) if (peaks := [p for part in parts if (p := _peak(part))]) else None,
+        "peak_bytes": statistics.median(peaks) if peaks else None,
         "clock": parts[0]["clock"],
     }
 
@@ -137,9 +161,10 @@ def _peak(part: StageSteps) -> int | None:
     return max((peaks[name] for name in ("train", "rollout", "score", "update") if name in peaks), default=None)
 
 
-def _trl(loaded: PinnedRecipe, stage: StageName, out: Path, count: int, settings: dict[str, Any]) -> StageSteps:
+def _trl(loaded: PinnedRecipe, stage: StageName, out: Path, count: int, settings: Settings) -> StageSteps:
+    """Run TRL's trainer once. Return the same keys as `bench.steps` has for ours."""
     overrides = loaded.overrides | few_steps(loaded.recipe, steps.WARM_UP + count, "hh")
-    asked = {
+    asked: Asked = {
         "recipe": str(loaded.directory),
         "overrides": overrides,
         "stage": stage,
@@ -151,21 +176,24 @@ def _trl(loaded: PinnedRecipe, stage: StageName, out: Path, count: int, settings
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise click.ClickException(f"TRL's {stage}: {done.stderr.strip()[-2000:]}")
-    return cast(StageSteps, json.loads(done.stdout.splitlines()[-1]))
+    return last_line(done.stdout, StageSteps, f"TRL's {stage}")
 
 
-def _row(stage: StageName, name: str, row: dict[str, Any]) -> tuple[str, ...]:
-    ratios = [_ratio(row, key) for key in ("times_faster", "times_faster_tuned", "memory_ratio")]
+def _row(stage: StageName, name: str, row: Side) -> tuple[str, ...]:
+    ratios = (
+        _ratio(row.get("times_faster"), row.get("times_faster_range")),
+        _ratio(row.get("times_faster_tuned"), row.get("times_faster_tuned_range")),
+        _ratio(row.get("memory_ratio"), None),
+    )
     peak = f"{row['peak_bytes'] / 1e9:.2f}" if row["peak_bytes"] else "-"
     shown = f"{row['step_seconds']:.3g}", f"{row['tokens_per_second']:,.0f}", peak
     return (stage if name == "ours" else "", name, *shown, *ratios)
 
 
-def _ratio(row: Mapping[str, Any], key: str) -> str:
-    if key not in row:
+def _ratio(value: float | None, ends: Sequence[float] | None) -> str:
+    if value is None:
         return ""
-    low, high = row.get(f"{key}_range", (None, None))
-    return f"{row[key]:.2f}" + ("" if low is None else f" ({low:.2f} to {high:.2f})")
+    return f"{value:.2f}" + (f" ({ends[0]:.2f} to {ends[1]:.2f})" if ends else "")
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def configuration(inputs: Path, work: Path, steps: int, micro: int) -> Any:
     }
     models = "torchtune.models.llama2._component_builders"
 
-    def checkpoint(folder: Path, kind: str) -> dict[str, Any]:
+    def checkpoint(folder: Path, kind: str) -> dict[str, object]:
         return {
             "_component_": "torchtune.training.FullModelHFCheckpointer",
             "checkpoint_dir": str(folder),
@@ -147,6 +147,7 @@ def recipe_class() -> Any:
 
 
 def main() -> None:
+    """Run the recipe; print what its steps took as one JSON line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("inputs", type=Path)
     parser.add_argument("--steps", type=int, required=True)

@@ -3,10 +3,19 @@
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from transformers import TrainerCallback
+
+
+class Taken(TypedDict):
+    """What the steps of a trainer took. A script adds the versions of its packages and prints it as one line."""
+
+    wall: list[float]  # seconds of each counted step
+    cpu: list[float]  # seconds of each counted step, of all threads of the process
+    growth: int  # bytes
+    peak: int  # bytes
 
 
 class Clock(TrainerCallback):
@@ -16,15 +25,17 @@ class Clock(TrainerCallback):
         self.marks: list[tuple[float, float]] = []
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        """Mark the end of a step; the trainer calls this."""
         self.mark()
 
     def mark(self) -> None:
+        """Note the seconds now, with the GPU idle."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.marks.append((time.monotonic(), time.process_time()))
 
 
-def timed(trainer: Any, clock: Clock, cuda: bool, warm_up: int) -> dict[str, Any]:
+def timed(trainer: Any, clock: Clock, cuda: bool, warm_up: int) -> Taken:
     """Train; return wall and CPU seconds of each step after the first `warm_up`, and by how much memory grew, in bytes.
 
     Growth is the peak less what was held before the first step: of resident pages on a CPU, of torch's allocator on a

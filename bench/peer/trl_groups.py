@@ -24,6 +24,7 @@ BETA = {"rloo": 0.05, "grpo": 0.0}  # TRL's defaults
 
 
 def main() -> None:
+    """Run the trainer; print what its steps took as one JSON line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("inputs", type=Path)
     parser.add_argument("--method", choices=["rloo", "grpo"], required=True)

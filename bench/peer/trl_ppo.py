@@ -24,6 +24,7 @@ from bench.peer.training import Clock, timed
 
 
 def main() -> None:
+    """Run the trainer; print what its steps took as one JSON line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("inputs", type=Path)
     parser.add_argument("--steps", type=int, required=True)

@@ -1,4 +1,7 @@
-"""A few steps of TRL's SFTTrainer, RewardTrainer or DPOTrainer, on the rows and weights of a run of ours."""
+"""A few steps of TRL's SFTTrainer, RewardTrainer or DPOTrainer, on the rows and weights of a run of ours.
+
+Tokens are those that the trainer counts, without padding; a step has the mean over all of its steps, the warm-up too.
+"""
 
 import json
 import sys
@@ -8,6 +11,8 @@ from typing import Any
 from datasets import Dataset
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
+from bench.kinds import StageSteps
+from bench.peer.supervised import Asked
 from bench.peer.training import Clock, timed
 from bench.steps import WARM_UP, spread
 from rlhf import recipe as recipes
@@ -19,8 +24,8 @@ from rlhf.run.directory import Run
 
 
 def main() -> None:
-    """Read {"recipe", "overrides", "stage", "out", "settings"} from the first argument; print as `bench.steps` does."""
-    asked = json.loads(sys.argv[1])
+    """Read `Asked` from the first argument as JSON; print the keys of `StageSteps` that TRL's trainer has."""
+    asked: Asked = json.loads(sys.argv[1])
     loaded = recipes.load(Path(asked["recipe"]), asked["overrides"])
     stage, recipe = asked["stage"], loaded.recipe
     run = Run(Path(asked["out"]), loaded, stage)
@@ -64,9 +69,9 @@ def main() -> None:
         callbacks=[clock],
     )
     taken = timed(built, clock, cuda, WARM_UP)
-    seconds = taken["wall" if cuda else "cpu"]
+    seconds = taken["wall"] if cuda else taken["cpu"]
     tokens = built.state.num_input_tokens_seen / built.state.global_step
-    figures = {
+    figures: StageSteps = {
         "clock": "wall" if cuda else "cpu",
         "step_seconds": spread(seconds),
         "tokens_per_second": tokens * len(seconds) / sum(seconds),

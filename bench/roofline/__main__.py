@@ -8,25 +8,26 @@ through memory. Predicted; nothing here is measured.
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import click
 
+from bench.kinds import Bound
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.memory.cards import CARDS, NominalRates, rates_of
 from rlhf.memory.projection import row_tokens
 from rlhf.observe.console import OUT, quiet_libraries, rows_table
-from rlhf.recipe import OnlineName, PinnedRecipe, Recipe
+from rlhf.recipe import Changes, OnlineName, PinnedRecipe, Recipe
 
 with quiet_libraries():
     from bench.roofline.counts import Work, phases
 
-LEAN = {"hardware.trunk": "lean", "lora.lora_dropout": 0.0}
-KEPT = {"{stage}.gradient_checkpointing": False}
-FROM_SAMPLING = {"{stage}.old_logprobs": "rollout", "{stage}.rollout_weights": "adapter"}
-CHANGES: dict[str, dict[str, Any]] = {  # recipe keys; {stage} is the stage
+LEAN: Changes = {"hardware.trunk": "lean", "lora.lora_dropout": 0.0}
+KEPT: Changes = {"{stage}.gradient_checkpointing": False}
+FROM_SAMPLING: Changes = {"{stage}.old_logprobs": "rollout", "{stage}.rollout_weights": "adapter"}
+CHANGES: dict[str, Changes] = {  # recipe keys; {stage} is the stage
     "old log-probabilities from sampling": FROM_SAMPLING,
     "no gradient checkpointing": KEPT,
     "lean trunk": LEAN,
@@ -37,6 +38,45 @@ CHANGES: dict[str, dict[str, Any]] = {  # recipe keys; {stage} is the stage
     "4-bit products in row groups": {"{stage}.rollout_4bit": "row_groups"},
     "16-bit copy of a 4-bit base for sampling": {"{stage}.rollout_4bit": "unpacked"},
 }
+
+
+class CardRates(TypedDict):
+    """A card's published rates."""
+
+    name: str
+    flops: float  # operations per second
+    bandwidth: float  # bytes per second
+    source: str  # where they stand
+    link: float | None  # bytes per second from other cards; None for one card
+
+
+class PhaseWork(TypedDict):
+    """What a phase computes and moves at least, what bounds it, and its least seconds."""
+
+    flops: float
+    bytes: float
+    bound: str  # compute or memory
+    seconds: float
+
+
+class Change(TypedDict):
+    """The least seconds of a step with one change, and how many times as fast that is."""
+
+    seconds: float
+    factor: float
+
+
+class Roofline(TypedDict):
+    """What is predicted for a step of a recipe's stage; --json prints it. Nothing in it is measured."""
+
+    recipe: str
+    stage: OnlineName
+    card: CardRates
+    prompt_tokens: float  # the mean
+    response_tokens: int
+    phases: dict[str, PhaseWork]
+    seconds: float
+    changes: dict[str, Change]
 
 
 def seconds(work: Mapping[str, Work], card: NominalRates) -> float:
@@ -61,7 +101,7 @@ def by_phase(recipe: Recipe, stage: OnlineName, prompt: float, card: NominalRate
 
 def beside(
     recipe: Recipe, stage: OnlineName, measured: Mapping[str, float], card: NominalRates, longest: bool
-) -> dict[str, dict[str, float]]:
+) -> dict[str, Bound]:
     """Return the least seconds of each measured phase, and their share of the seconds measured.
 
     longest: prompts are as long as the stage admits, and not of the mean length of those in the recipe's data.
@@ -70,13 +110,13 @@ def beside(
     prompt = options.max_prompt_length if longest else row_tokens(recipe, stage, 1) - options.response_length
     least = by_phase(recipe, stage, prompt, card)
     return {
-        phase: {"least_seconds": seconds_, "seconds": measured[phase], "reached": seconds_ / measured[phase]}
-        for phase, seconds_ in least.items()
+        phase: {"least_seconds": shortest, "seconds": measured[phase], "reached": shortest / measured[phase]}
+        for phase, shortest in least.items()
         if phase in measured
     }
 
 
-def predict(loaded: PinnedRecipe, stage: OnlineName) -> dict[str, Any]:
+def predict(loaded: PinnedRecipe, stage: OnlineName) -> Roofline:
     """Return work, bound and seconds of each phase, and the seconds with each change. Raises UserError.
 
     Prompts have the mean length of those in the recipe's data, or the longest where that is not known.
@@ -92,7 +132,7 @@ def predict(loaded: PinnedRecipe, stage: OnlineName) -> dict[str, Any]:
     prompt = row_tokens(recipe, stage, 1) - options.response_length
     work = phases(recipe, stage, prompt)
     now = seconds(work, card)
-    changes: dict[str, Any] = {}
+    changes: dict[str, Change] = {}
     for name, keys in CHANGES.items():
         keys = {key.format(stage=stage): value for key, value in keys.items()}
         if "rollout_4bit" in "".join(keys) and recipe.model.quantization == "none":
@@ -107,7 +147,13 @@ def predict(loaded: PinnedRecipe, stage: OnlineName) -> dict[str, Any]:
     return {
         "recipe": f"{loaded.name} {loaded.version}",
         "stage": stage,
-        "card": {"name": recipe.hardware.name, **card._asdict()},
+        "card": {
+            "name": recipe.hardware.name,
+            "flops": card.flops,
+            "bandwidth": card.bandwidth,
+            "source": card.source,
+            "link": card.link,
+        },
         "prompt_tokens": prompt,
         "response_tokens": options.response_length,
         "phases": {
@@ -119,7 +165,7 @@ def predict(loaded: PinnedRecipe, stage: OnlineName) -> dict[str, Any]:
     }
 
 
-def changed(recipe: Recipe, keys: Mapping[str, Any]) -> Recipe:
+def changed(recipe: Recipe, keys: Mapping[str, object]) -> Recipe:
     """Return a recipe with other values, unchecked."""
     for key, value in keys.items():
         section, name = key.split(".")
@@ -128,7 +174,7 @@ def changed(recipe: Recipe, keys: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
-def show(row: Mapping[str, Any]) -> None:
+def show(row: Roofline) -> None:
     """Print the tables of a recipe."""
     card, total = row["card"], row["seconds"]
     rates = f"{card['flops'] / 1e12:.0f} TFLOP/s, {card['bandwidth'] / 1e12:.2f} TB/s"
@@ -150,7 +196,7 @@ def show(row: Mapping[str, Any]) -> None:
     rows_table("predicted, each change alone", ("change", "s", "as fast"), gains)
 
 
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+def markdown(rows: Sequence[Roofline]) -> str:
     """Return the two tables of several recipes side by side, as docs/roofline.md shows them."""
     names = [row["recipe"] for row in rows]
     head = ["| phase | " + " | ".join(names) + " |", "|---|" + "---:|" * len(rows)]
@@ -167,11 +213,11 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*head, "", *gains])
 
 
-def _cell(part: Mapping[str, Any]) -> str:
+def _cell(part: PhaseWork) -> str:
     return f"{part['flops'] / 1e12:.0f}, {part['bytes'] / 1e9:.0f}: {part['seconds']:.2f} s, {part['bound']}"
 
 
-def _union(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+def _union(tables: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the keys of several tables in their order."""
     return list(dict.fromkeys(key for table in sorted(tables, key=len, reverse=True) for key in table))
 

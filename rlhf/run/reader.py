@@ -58,7 +58,7 @@ def check(content: object, kind: type[RecordT], source: str) -> RecordT:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        raise UserError(f"{source}: {_first_problem(error)}: damaged, or of another version") from None
+        raise UserError(f"{source}: {first_problem(error)}: damaged, or of another version") from None
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def _finite(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _first_problem(error: ValidationError) -> str:
+def first_problem(error: ValidationError) -> str:
     """Return the first problem of a validation in one line."""
     problem = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in problem["loc"])

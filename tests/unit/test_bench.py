@@ -2,7 +2,9 @@
 
 import copy
 import json
+import time
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +12,14 @@ import torch
 from click.testing import CliRunner
 
 from bench import __main__ as bench
-from bench import ablation, ceilings, compare, goals, steps
-from bench.steps import Spread, StageSteps
+from bench import ablation, ceilings, compare, costs, derived, goals, steps
+from bench.kinds import Ceilings, Device, Spread, StageSteps, StepsRecord
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.memory import claims, projection
 from rlhf.memory.phases import PredictedPhase
 from rlhf.memory.strategies import StrategyCost, one_by_one
+from rlhf.recipe import StageName
 from tests.conftest import RECIPE
 
 STAGE: StageSteps = {
@@ -32,20 +35,26 @@ STAGE: StageSteps = {
     "mfu": None,
     "mbu": None,
 }
-RECORD: dict[str, Any] = {
+RECORD: StepsRecord = {
     "recipe": "4090-llama2-7b",
     "version": "v1",
     "recipe_sha256": "0",
+    "date": "2026-01-01",
     "shape": "hh",
-    "device": {"name": "card"},
+    "steps": 8,
+    "code": {"commit": "0" * 40, "dirty": False},
+    "packages": {},
+    "python": "3.11.7",
+    "device": {"type": "cuda", "name": "card"},
+    "ceilings": {"flops": 1e15, "bandwidth": 1e12},
     "stages": {"sft": STAGE},
 }
 
 
-def changed(**values):
+def changed(**values) -> StepsRecord:
     """The record with some values of its stage changed."""
     record = copy.deepcopy(RECORD)
-    record["stages"]["sft"] |= values
+    record["stages"]["sft"].update(values)  # type: ignore[typeddict-item]  # names come from the tests
     return record
 
 
@@ -58,7 +67,7 @@ def test_the_same_record_is_no_loss():
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "expected"),
     [
         ({"peak_vram_bytes": 10_290_000_000}, None),
         ({"peak_vram_bytes": 10_310_000_000}, "sft: peak memory +3.1%, 10.00 to 10.31 GB"),
@@ -66,12 +75,22 @@ def test_the_same_record_is_no_loss():
         ({"phase_seconds": seconds(1.09, 1.08, 1.10)}, None),  # slower by less than a tenth
         ({"phase_seconds": seconds(1.2, 1.1, 1.3)}, "sft/train: +20%, 1 to 1.2 s"),
         ({"phase_seconds": seconds(1.2, 1.0, 1.4)}, None),  # the two spreads overlap
+        ({"phase_seconds": seconds(1.2, 1.04, 1.4)}, None),  # above the old median, within its spread
         ({"out_of_memory": True}, "sft no longer fits"),
     ],
 )
-def test_a_planted_loss_is_caught_and_noise_is_not(values, said):
-    found = list(compare.losses(RECORD, changed(**values)))
-    assert found == [] if said is None else [line for line in found if line.startswith(said)] == found != []
+def test_a_planted_loss_is_caught_and_noise_is_not(values, expected):
+    losses = list(compare.losses(RECORD, changed(**values)))
+    assert losses == [] if expected is None else [line for line in losses if line.startswith(expected)] == losses != []
+
+
+@pytest.mark.parametrize("key", ["recipe", "version", "recipe_sha256", "shape"])
+def test_records_of_another_recipe_or_shape_are_not_compared(key):
+    other = copy.deepcopy(RECORD)
+    changes: Any = {key: "other"}
+    other.update(changes)
+    with pytest.raises(ValueError, match=f"records of another {key} cannot be compared: .* and other"):
+        list(compare.losses(RECORD, other))
 
 
 def test_without_a_gpu_the_memory_of_the_process_counts():
@@ -82,7 +101,7 @@ def test_without_a_gpu_the_memory_of_the_process_counts():
 
 def test_records_of_other_devices_are_not_compared():
     other = copy.deepcopy(RECORD)
-    other["device"]["name"] = "another card"
+    other["device"] = {"type": "cuda", "name": "another card"}
     with pytest.raises(ValueError, match="card and another card"):
         list(compare.losses(RECORD, other))
 
@@ -91,35 +110,37 @@ def loaded_of(name: str):
     return recipe.load(RECIPE.parents[1] / name / "v1")
 
 
-def record_of(**stages) -> dict[str, Any]:
-    """A record of stages with a peak in GB and projected hours each."""
-    found = copy.deepcopy(RECORD)
-    found["stages"] = {
-        stage: STAGE | {"peak_vram_bytes": round(peak * 1e9), "hours": hours} for stage, (peak, hours) in stages.items()
+def stages_of(**stages) -> dict[StageName, StageSteps]:
+    """Stages with a peak in GB and projected hours each."""
+    return {
+        recipe.stage_name(stage): STAGE | {"peak_vram_bytes": round(peak * 1e9), "hours": hours}
+        for stage, (peak, hours) in stages.items()
     }
-    return found
 
 
-def verdicts_of(name: str, record: dict[str, Any], price: float | None = None) -> dict[tuple[str, str], str]:
+def verdicts_of(
+    name: str, stages: dict[StageName, StageSteps], price: float | None = None
+) -> dict[tuple[str, str], str]:
     """Stage and figure as the table prints them -> verdict."""
-    compared = bench.comparisons(loaded_of(name), record, price)
-    return {(row[0], f"{row[1]} {row[2]}"): row[4] for row in bench.figure_rows(compared)}
+    compared = costs.comparisons(loaded_of(name), stages, price)
+    return {(row[0], f"{row[1]} {row[2]}"): row[4] for row in costs.figure_rows(compared)}
 
 
 def test_only_records_of_the_same_processor_are_compared(tmp_path, monkeypatch):
     """`cpu` is the name of every CPU."""
     monkeypatch.setattr(bench, "RESULTS", tmp_path)
-    here = {"type": "cpu", "name": "cpu", "model": "Processor A", "threads": 1}
-    stored = {"old": {"type": "cpu", "name": "cpu", "threads": 1}, "other": here | {"model": "Processor B"}}
+    here: Device = {"type": "cpu", "name": "cpu", "model": "Processor A", "threads": 1}
+    other: Device = {**here, "model": "Processor B"}
+    stored: dict[str, Device] = {"old": {"type": "cpu", "name": "cpu", "threads": 1}, "other": other}
     loaded = recipe.load(RECIPE)
-    now = RECORD | {"recipe": loaded.name, "version": loaded.version, "device": here, "shape": "hh"}
+    now: StepsRecord = {**RECORD, "recipe": loaded.name, "version": loaded.version, "device": here}
     folder = bench.folder_of(now)
     folder.mkdir(parents=True)
     for name, device in stored.items():
         (folder / f"2026-01-01_{name}_hh.json").write_text(json.dumps(now | {"device": device, "date": name}))
     assert bench.newest(loaded, now) is None
     with pytest.raises(ValueError, match="records of cpu: Processor B and cpu: Processor A cannot be compared"):
-        list(compare.losses(now | {"device": stored["other"]}, now))
+        list(compare.losses({**now, "device": other}, now))
     (folder / "2025-01-01_mine_hh.json").write_text(json.dumps(now | {"date": "mine"}))
     newest = bench.newest(loaded, now)
     assert newest is not None and newest["date"] == "mine"
@@ -127,107 +148,143 @@ def test_only_records_of_the_same_processor_are_compared(tmp_path, monkeypatch):
 
 def test_budgets_that_are_broken_are_named():
     loaded = loaded_of("4090-llama2-7b")
-    assert not list(bench.worse(bench.comparisons(loaded, RECORD)))
-    (row,) = bench.stage_rows(RECORD)
+    assert not list(costs.worse(costs.comparisons(loaded, RECORD["stages"])))
+    (row,) = bench.stage_rows(RECORD["stages"])
     assert row[5] == "10.00"
-    over = list(bench.worse(bench.comparisons(loaded, changed(peak_vram_bytes=20_100_000_000, hours=4.6))))
+    over = list(costs.worse(costs.comparisons(loaded, changed(peak_vram_bytes=20_100_000_000, hours=4.6)["stages"])))
     assert over == [
         "sft: peak_vram_gb 20.1 is worse (+0.5 %) than peak memory (Step 1, SFT Training), 18 – 20 GB",
         "sft: hours 4.6 is worse (+15.0 %) than time (Step 1, SFT Training), 2 – 4 hours; worse (+15.0 %) than time on "
         "the timeline (Training Metrics Timeline), 4 hours",
     ]
-    lost = changed(out_of_memory=True)
+    lost = changed(out_of_memory=True)["stages"]
     assert bench.out_of_memory(lost) == ["sft: out of memory"]
     assert bench.stage_rows(lost)[0][5] == "OUT OF MEMORY"
-    assert not list(bench.worse(bench.comparisons(loaded, lost)))
+    assert not list(costs.worse(costs.comparisons(loaded, lost)))
 
 
 def test_the_table_names_the_clock_of_its_seconds():
     """On a CPU the seconds are those of the process, which a busy machine does not stretch."""
-    assert bench.stage_columns(RECORD)[1:3] == ("step, wall s", "tokens/wall s")
-    columns = bench.stage_columns(changed(clock="cpu"))
+    assert bench.stage_columns(RECORD["stages"])[1:3] == ("step, wall s", "tokens/wall s")
+    columns = bench.stage_columns(changed(clock="cpu")["stages"])
     assert (columns[1], columns[2], columns[-1]) == ("step, CPU s", "tokens/CPU s", "CPU hours")
-    assert len(columns) == len(bench.stage_rows(RECORD)[0])
-    assert bench.stage_columns({"stages": {"sft": {"out_of_memory": True}}})[1] == "step, wall s"
+    assert len(columns) == len(bench.stage_rows(RECORD["stages"])[0])
+    assert bench.stage_columns({"sft": {"out_of_memory": True}})[1] == "step, wall s"
 
 
 def test_every_figure_of_a_cost_is_a_row_and_one_that_is_reproduced_is_enough():
-    found = verdicts_of("h100-mistral-7b", record_of(sft=(58, 5.0)))
-    assert found["sft", "peak memory at batch 16 and 512 tokens (Hardware and Cost) about 61 GB"] == (
+    verdicts = verdicts_of("h100-mistral-7b", stages_of(sft=(58, 5.0)))
+    assert verdicts["sft", "peak memory at batch 16 and 512 tokens (Hardware and Cost) about 61 GB"] == (
         "reproduces (-4.9 %)"
     )
-    assert found["sft", "peak memory (RLHF Architecture) 45 GB"] == "worse (+28.9 %)"
-    assert found["sft", "time (RLHF Architecture) 2 – 8 hours"] == "reproduces"
-    compared = bench.comparisons(loaded_of("h100-mistral-7b"), record_of(sft=(58, 5.0)))
-    assert not list(bench.worse(compared))
-    compared = bench.comparisons(loaded_of("h100-mistral-7b"), record_of(sft=(68, 5.0)))
-    assert [line.partition(" is ")[0] for line in bench.worse(compared)] == ["sft: peak_vram_gb 68"]
+    assert verdicts["sft", "peak memory (RLHF Architecture) 45 GB"] == "worse (+28.9 %)"
+    assert verdicts["sft", "time (RLHF Architecture) 2 – 8 hours"] == "reproduces"
+    compared = costs.comparisons(loaded_of("h100-mistral-7b"), stages_of(sft=(58, 5.0)))
+    assert not list(costs.worse(compared))
+    compared = costs.comparisons(loaded_of("h100-mistral-7b"), stages_of(sft=(68, 5.0)))
+    assert [line.partition(" is ")[0] for line in costs.worse(compared)] == ["sft: peak_vram_gb 68"]
 
 
 def test_figures_of_all_stages_are_compared_once_the_chain_is_measured():
     chain = {"sft": (58, 8.0), "rm": (25, 4.0), "ppo": (70.4, 20.0), "dpo": (36, 99.0)}
-    found = verdicts_of("h100-mistral-7b", record_of(**chain), price=1.99)
-    assert found["all", "fits the card with LoRA (Overview) ≤ 80 GB"] == "reproduces"
-    assert found["all", "time of the PPO route (FAQ) 12 – 36 hours"] == "reproduces"
-    assert found["all", "time of the run that is priced (Overview) 24 hours"] == "worse (+33.3 %)"
-    assert found["all", "cost of a run (Overview) 47.76 USD"] == "worse (+33.3 %)"
-    assert found["ppo", "peak memory (RLHF Architecture) 70 GB"] == "reproduces (+0.6 %)"
-    assert found["ppo", "peak memory while scoring and in the backward pass (Step 3) 75 GB"] == "better (-6.1 %)"
-    unpriced = verdicts_of("h100-mistral-7b", record_of(**chain))
+    verdicts = verdicts_of("h100-mistral-7b", stages_of(**chain), price=1.99)
+    assert verdicts["all", "fits the card with LoRA (Overview) ≤ 80 GB"] == "reproduces"
+    assert verdicts["all", "time of the PPO route (FAQ) 12 – 36 hours"] == "reproduces"
+    assert verdicts["all", "time of the run that is priced (Overview) 24 hours"] == "worse (+33.3 %)"
+    assert verdicts["all", "cost of a run (Overview) 47.76 USD"] == "worse (+33.3 %)"
+    assert verdicts["ppo", "peak memory (RLHF Architecture) 70 GB"] == "reproduces (+0.6 %)"
+    assert verdicts["ppo", "peak memory while scoring and in the backward pass (Step 3) 75 GB"] == "better (-6.1 %)"
+    unpriced = verdicts_of("h100-mistral-7b", stages_of(**chain))
     assert unpriced["all", "cost of a run (Overview) 47.76 USD"] == "not measured: needs the price of an hour (--price)"
 
 
 def test_a_part_of_the_chain_is_not_compared_with_a_total_unless_it_is_over_already():
     key = "all", "fits the card with LoRA (Overview) ≤ 80 GB"
-    assert verdicts_of("h100-mistral-7b", record_of(sft=(58, 5.0)))[key] == "not measured: needs rm, ppo"
-    assert verdicts_of("h100-mistral-7b", record_of(sft=(84, 5.0)))[key] == "worse (+5.0 %)"
-    over = bench.worse(bench.comparisons(loaded_of("h100-llama2-13b"), record_of(sft=(84, 5.0))))
+    assert verdicts_of("h100-mistral-7b", stages_of(sft=(58, 5.0)))[key] == "not measured: needs rm, ppo"
+    assert verdicts_of("h100-mistral-7b", stages_of(sft=(84, 5.0)))[key] == "worse (+5.0 %)"
+    over = costs.worse(costs.comparisons(loaded_of("h100-llama2-13b"), stages_of(sft=(84, 5.0))))
     assert [line.partition(" than ")[0] for line in over] == ["all: peak_vram_gb 84 is worse (+5.0 %)"]
-    combined = record_of(sft=(24.9, 1.0), rm=(19, 1.0), ppo=(19, 1.0))
-    found = verdicts_of("4090-mistral-7b", combined)
-    assert found["all", "peak memory (VRAM Optimization Strategies) 20 GB"] == "worse (+24.5 %)"
+    combined = stages_of(sft=(24.9, 1.0), rm=(19, 1.0), ppo=(19, 1.0))
+    verdicts = verdicts_of("4090-mistral-7b", combined)
+    assert verdicts["all", "peak memory (VRAM Optimization Strategies) 20 GB"] == "worse (+24.5 %)"
 
 
 def test_sizes_that_a_stage_reports_are_compared():
-    record = record_of(ppo=(20, 8.0))
-    record["stages"]["ppo"] |= {"component_bytes": {"base": 3_760_000_000, "adapters": 640_000_000}}
-    found = verdicts_of("4090-llama2-7b", record)
-    assert found["ppo", "memory of the base (Memory Usage Breakdown) about 3.5 GB"] == "reproduces (+7.4 %)"
-    assert found["ppo", "memory of the adapters (Memory Usage Breakdown) about 0.05 GB"] == "worse (+1,180 %)"
-    kept = found["ppo", "memory of the key-value cache (Memory Usage Breakdown) about 2 – 4 GB"]
+    stages = stages_of(ppo=(20, 8.0))
+    stages["ppo"]["component_bytes"] = {"base": 3_760_000_000, "adapters": 640_000_000}
+    verdicts = verdicts_of("4090-llama2-7b", stages)
+    assert verdicts["ppo", "memory of the base (Memory Usage Breakdown) about 3.5 GB"] == "reproduces (+7.4 %)"
+    assert verdicts["ppo", "memory of the adapters (Memory Usage Breakdown) about 0.05 GB"] == "worse (+1,180 %)"
+    kept = verdicts["ppo", "memory of the key-value cache (Memory Usage Breakdown) about 2 – 4 GB"]
     assert kept.startswith("not measured: predicted only")
-    record = record_of(ppo=(20, 8.0))
-    record["stages"]["ppo"]["adapter_bytes"] = 54_500_000
-    found = verdicts_of("h100-mistral-7b", record)
-    assert found["ppo", "size of the adapter (Step 5) 0.05 GB"] == "reproduces (+9.0 %)"
+    stages = stages_of(ppo=(20, 8.0))
+    stages["ppo"]["adapter_bytes"] = 54_500_000
+    verdicts = verdicts_of("h100-mistral-7b", stages)
+    assert verdicts["ppo", "size of the adapter (Step 5) 0.05 GB"] == "reproduces (+9.0 %)"
 
 
 def test_an_ablation_compares_what_it_measured():
     none: StageSteps = {"peak_vram_bytes": 85_000_000_000, "step_seconds": seconds(2.0, 2.0, 2.0)["train"]}
     row: StageSteps = {"peak_vram_bytes": 63_750_000_000, "step_seconds": seconds(2.5, 2.5, 2.5)["train"]}
-    found = ablation.effect(row, none)
-    assert found == {"memory_gb": -21.25, "memory_percent": -25, "time_factor": 1.25, "time_percent": 25}
-    said = claims.of_strategy(loaded_of("h100-mistral-7b"), "gradient_checkpointing", found)
-    assert said == ["memory_percent -30 – -20: reproduces", "time_percent 10 – 20: worse (+5 points)"]
+    effect = ablation.effect(row, none)
+    assert effect == {"memory_gb": -21.25, "memory_percent": -25, "time_factor": 1.25, "time_percent": 25}
+    verdicts = claims.of_strategy(loaded_of("h100-mistral-7b"), "gradient_checkpointing", effect)
+    assert verdicts == ["memory_percent -30 – -20: reproduces", "time_percent 10 – 20: worse (+5 points)"]
+
+
+SUMMARY = {
+    "peak_vram_bytes": 5,
+    "phase_peak_bytes": {},
+    "reserved_vram_bytes": 6,
+    "used_vram_bytes": None,
+    "phase_joules": None,
+    "peak_rss_bytes": 7,
+    "predicted_peak_vram_bytes": None,
+    "phase_seconds": {"evaluate": 1.0},
+}
+
+
+def finished(folder: Path, summary: dict[str, object], rows: list[dict[str, float]]) -> Path:
+    """A run directory of a finished stage."""
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "telemetry.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
 
 
 def test_steps_are_summarised_without_the_warm_up(tmp_path):
-    summary = {
-        "peak_vram_bytes": 5,
-        "phase_peak_bytes": {},
-        "reserved_vram_bytes": 6,
-        "used_vram_bytes": None,
-        "phase_joules": None,
-        "peak_rss_bytes": 7,
-    }
-    summary |= {"predicted_peak_vram_bytes": None, "phase_seconds": {"evaluate": 1.0}}
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    rows = [{"step": n + 1, "train": t, "tokens": 100} for n, t in enumerate([50.0, 9.0, 1.0, 2.0, 3.0])]
-    (tmp_path / "telemetry.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = steps.stage_steps(tmp_path)
-    assert found["step_seconds"] == {"median": 2.0, "low": 1.5, "high": 2.5, "n": 3}
-    assert found["tokens_per_second"] == 300 / 6
-    assert found["clock"] == "wall"
+    times, tokens = [50.0, 9.0, 1.0, 2.0, 6.0], [7, 7, 100, 200, 600]
+    rows = [
+        {"step": n, "train": t, "cpu/train": 2 * t, "tokens": count}
+        for n, (t, count) in enumerate(zip(times, tokens, strict=True), 1)
+    ]
+    row = steps.stage_steps(finished(tmp_path, SUMMARY, rows))
+    assert row["step_seconds"] == {"median": 2.0, "low": 1.5, "high": 4.0, "n": 3}
+    assert row["tokens_per_second"] == 900 / 9 and row["tokens_per_step"] == 300
+    assert row["clock"] == "wall", "a GPU works while its process waits"
+
+
+def test_on_a_cpu_seconds_are_the_process_s_and_details_of_the_rollout_count_once(tmp_path):
+    names = {"rollout": 4.0, "rollout/prefill": 1.0, "rollout/decode": 3.0, "score": 2.0, "update": 5.0}
+    cpu = {f"cpu/{name}": seconds for name, seconds in names.items()}
+    rows = [{"step": n, "tokens": 22, **dict.fromkeys(names, 100.0), **cpu} for n in (1, 2, 3, 4)]
+    row = steps.stage_steps(finished(tmp_path, SUMMARY | {"peak_vram_bytes": None}, rows))
+    assert row["clock"] == "cpu"
+    assert row["step_seconds"]["median"] == 11.0 and row["tokens_per_second"] == 2.0
+    assert {name: spread["median"] for name, spread in row["phase_seconds"].items()} == names
+
+
+@pytest.mark.parametrize(
+    ("summary", "rows", "message"),
+    [
+        ({"peak_rss_bytes": None}, [], r"summary\.json: peak_rss_bytes: input should be a valid integer"),
+        ({}, [], r"telemetry\.jsonl: it has no step"),
+        ({}, [{"step": 1}], r"telemetry\.jsonl:1: key 'tokens' is missing"),
+        ({}, [{"step": 2, "tokens": 1, "train": 1.0}], "all of its steps are warm-up"),
+    ],
+)
+def test_a_run_that_cannot_be_summarised_is_named_with_its_file(tmp_path, summary, rows, message):
+    with pytest.raises(UserError, match=message):
+        steps.stage_steps(finished(tmp_path, SUMMARY | summary, rows))
 
 
 def test_the_limits_of_a_device_count_both_terms_of_a_product_and_both_ways_of_a_copy(monkeypatch):
@@ -237,6 +294,12 @@ def test_the_limits_of_a_device_count_both_terms_of_a_product_and_both_ways_of_a
     assert ceilings.ceilings(torch.device("cpu"), torch.float32) == {"flops": 64.0, "bandwidth": 10.0}
 
 
+def test_a_limit_is_the_median_of_the_runs_after_two_that_warm_up(monkeypatch):
+    marks = iter([0.0, 90.0, 0.0, 80.0, 0.0, 1.0, 0.0, 3.0, 0.0, 2.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(marks))
+    assert ceilings._median_seconds(lambda: None, torch.device("cpu"), 3) == 2.0
+
+
 def test_hours_are_those_of_the_median_step_and_mbu_counts_every_batch_of_a_rollout(monkeypatch):
     loaded = recipe.load(RECIPE, {"ppo.batch_size": 64, "ppo.rollout_batch_size": 48})
     monkeypatch.setattr(projection, "decoding_bytes", lambda *_: 1000.0)
@@ -244,11 +307,11 @@ def test_hours_are_those_of_the_median_step_and_mbu_counts_every_batch_of_a_roll
     spread: Spread = {"median": 2.0, "low": 1.0, "high": 3.0, "n": 8}
     row = STAGE | {"step_seconds": spread, "phase_seconds": {"update": spread, "rollout/decode": spread}}
     predicted = {"": PredictedPhase(1, {"base": 1}, 0, 0, 0)}
-    best = {"flops": 1.0, "bandwidth": 1.0}
-    found = bench.derived_figures(loaded, "ppo", row, predicted, best, "longest")
-    assert found["mbu"] == 2 * (loaded.recipe.ppo.response_length - 1) * 1000 / 2.0, "48 rows, then the other 16"
+    best: Ceilings = {"flops": 1.0, "bandwidth": 1.0}
+    figures = derived.derived_figures(loaded, "ppo", row, predicted, best, "longest")
+    assert figures["mbu"] == 2 * (loaded.recipe.ppo.response_length - 1) * 1000 / 2.0, "48 rows, then the other 16"
     total = projection.optimizer_steps(loaded.recipe, "ppo")
-    assert total is not None and found["hours"] == total * 2.0 / 3600
+    assert total is not None and figures["hours"] == total * 2.0 / 3600
 
 
 def test_the_ablation_changes_one_thing_at_a_time():
@@ -289,19 +352,21 @@ def test_the_ablation_shows_flash_attn_beside_torch_s_own_kernel(monkeypatch, tm
 
 
 def test_goals_are_ratios_that_are_reached_at_one():
-    stages = {
+    stages: dict[StageName, StageSteps] = {
         "sft": {"mfu": 0.21, "hours": 1.0},
         "rm": {"hours": 1.0},
         "ppo": {"mbu": 0.9, "hours": 6.0},
         "dpo": {"mfu": None, "hours": 1.0},
     }
-    found = {row[0]: row[1:] for row in goals.rows({"recipe": "h100-mistral-7b", "stages": stages})}
-    assert found["sft: MFU"] == ("≥ 0.42", "0.21", "0.50")
-    assert found["dpo: MFU"][1:] == ("-", "-")
-    assert found["ppo: MBU of decoding"][-1] == "1.50"
-    assert found["sft, rm and ppo: hours"] == ("≤ 4 h", "8", "0.50")
-    assert goals.rows({"recipe": "cpu-tiny", "stages": stages}) == []
-    (row, *_) = goals.rows({"recipe": "4090-llama2-7b", "stages": {"sft": {"peak_vram_bytes": 6e9}}})
+    rows = {row[0]: row[1:] for row in goals.rows("h100-mistral-7b", stages)}
+    assert rows["sft: MFU"] == ("≥ 0.42", "0.21", "0.50")
+    assert rows["dpo: MFU"][1:] == ("-", "-")
+    partly = {row[0]: row[1:] for row in goals.rows("h100-mistral-7b", {"sft": {"hours": 1.0}, "rm": {"hours": 1.0}})}
+    assert partly["sft, rm and ppo: hours"][1:] == ("-", "-"), "a sum of some stages is not that of all"
+    assert rows["ppo: MBU of decoding"][-1] == "1.50"
+    assert rows["sft, rm and ppo: hours"] == ("≤ 4 h", "8", "0.50")
+    assert goals.rows("cpu-tiny", stages) == []
+    (row, *_) = goals.rows("4090-llama2-7b", {"sft": {"peak_vram_bytes": 6 * 10**9}})
     assert row[-1] == "2.00"
 
 
@@ -312,8 +377,22 @@ def test_mfu_leaves_out_what_is_computed_again(recomputed):
     accumulated = loaded.recipe.sft.gradient_accumulation_steps
     assert accumulated <= 2, "all of a step is rehearsed"
     predicted = {name: PredictedPhase(1, {"base": 1}, 0, 1000, recomputed) for name in ("", "train")}
+    best: Ceilings = {"flops": 1000.0, "bandwidth": 1.0}
     row = STAGE | {"phase_seconds": seconds(2.0, 2.0, 2.0)}
-    found = bench.derived_figures(loaded, "sft", row, predicted, {"flops": 1000.0, "bandwidth": 1.0}, "longest")
-    assert found["hfu"] == 0.25
-    assert found["mfu"] == (500 - recomputed / 2) / 2 / 1000
-    assert bench.derived_figures(loaded, "sft", row, predicted, {"flops": 1000.0}, "hh")["mfu"] is None, "lengths vary"
+    figures = derived.derived_figures(loaded, "sft", row, predicted, best, "longest")
+    assert figures["hfu"] == 0.25
+    assert figures["mfu"] == (500 - recomputed / 2) / 2 / 1000
+    assert derived.derived_figures(loaded, "sft", row, predicted, best, "hh")["mfu"] is None, "lengths vary"
+
+
+def test_mfu_is_that_of_the_phases_but_decoding(monkeypatch):
+    """Decoding is bound by memory, and has its own share, MBU."""
+    loaded = recipe.load(RECIPE)
+    flops = {"rollout/prefill": 100.0, "rollout/decode": 1e9, "score": 200.0, "update": 300.0}
+    monkeypatch.setattr(projection, "step_flops", lambda *_: flops)
+    monkeypatch.setattr(projection, "decoding_bytes", lambda *_: 1.0)
+    spread: Spread = {"median": 2.0, "low": 2.0, "high": 2.0, "n": 8}
+    row = STAGE | {"phase_seconds": dict.fromkeys(flops, spread)}
+    predicted = {"": PredictedPhase(1, {"base": 1}, 0, 0, 0)}
+    best: Ceilings = {"flops": 1000.0, "bandwidth": 1.0}
+    assert derived.derived_figures(loaded, "ppo", row, predicted, best, "longest")["mfu"] == 600 / 6 / 1000

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench import results
+from bench import records, results
 from bench.gpu import (
     attention,
     command,
@@ -27,16 +28,37 @@ from bench.gpu import (
     runner,
     speed,
     suites,
+    tables,
     training,
     variants,
 )
 from bench.gpu.item import Context, load
+from bench.gpu.measured import (
+    FIGURES,
+    AllocatorPeaks,
+    DeviceFigures,
+    KernelTable,
+    KernelTime,
+    MemoryFigures,
+    MicroBatch,
+    MicroBatchTime,
+    PagedFigures,
+    PhasePeaks,
+    ProductFigures,
+    SpeedFigures,
+    SuiteFigures,
+    TrainingFigures,
+)
 from bench.gpu.plan import ITEMS, RTX4090
-from bench.gpu.record import Verdict
+from bench.gpu.record import GpuRecord, Verdict
+from bench.kinds import Spread, StageSteps
 from bench.memory.measure import beside, unmatched
+from bench.reading import check
 from bench.roofline.counts import phases
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
+from rlhf.errors import UserError
+from rlhf.memory.predict import FRAGMENTATION
 from rlhf.rollout import library_decoding
 from tests.conftest import noted
 
@@ -57,14 +79,16 @@ def gpu_bench(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
     return code, captured.out, captured.err
 
 
-def good_record(name: str = "memory-4090") -> dict[str, Any]:
-    """A record as a GPU would leave it."""
+def good_record(name: str = "memory-4090", **changes) -> GpuRecord:
+    """A record as a GPU would leave it, with some keys changed."""
     item = BY_NAME[name]
-    found = record.new_record(item, False, None if item.recipe is None else load(item, False))
-    found |= {"outcome": "done", "seconds": 1.0, "device": {"type": "cuda", "name": "NVIDIA H200"}}
-    found["code"] = {"commit": "0123456789" * 4, "dirty": False}
-    record.decide(found, Verdict(True, "all | well"))
-    return found
+    row = record.new_record(item, False, None if item.recipe is None else load(item, False))
+    row["outcome"], row["seconds"] = "done", 1.0
+    row["device"] = {"type": "cuda", "name": "NVIDIA H200"}
+    row["code"] = {"commit": "0123456789" * 4, "dirty": False}
+    record.decide(row, Verdict(True, "all | well"))
+    row.update(changes)  # type: ignore[typeddict-item]  # names come from the tests
+    return row
 
 
 # ---- the plan ----
@@ -123,8 +147,11 @@ def test_a_dry_run_leaves_records_and_says_what_it_could_not_do(tmp_path):
     rows = {row["gpu_item"]: row for row in command.records(tmp_path)}
     assert list(rows) == ["device", "graphs"]
     assert [row["outcome"] for row in rows.values()] == ["done", "skipped"]
-    assert all(set(row) == record.KEYS and row["dry_run"] and row["verdict"] is None for row in rows.values())
-    assert rows["device"]["measured"]["ceilings"]["bandwidth"] > 0
+    assert all(
+        set(row) == set(GpuRecord.__annotations__) and row["dry_run"] and row["verdict"] is None
+        for row in rows.values()
+    )
+    assert check(rows["device"]["measured"], DeviceFigures, "device")["ceilings"]["bandwidth"] > 0
     assert rows["device"]["environment"]["PYTORCH_ALLOC_CONF"]
     assert not list((tmp_path / "unfinished").iterdir())
     assert (tmp_path / runner.RECORDS / record.path_of(rows["device"])).exists()
@@ -141,8 +168,8 @@ def test_items_wait_for_nothing_once_the_box_is_used_up(monkeypatch, capsys, tmp
     ("outcome", "verdict", "code"), [("done", "holds", 0), ("failed", None, 1), ("done", "does not hold", 1)]
 )
 def test_the_exit_code_says_whether_all_went_well(monkeypatch, capsys, tmp_path, outcome, verdict, code):
-    found = good_record("device") | {"outcome": outcome, "verdict": verdict}
-    monkeypatch.setattr(runner, "run", lambda item, out, limit, dry_run: found)
+    row = good_record("device", outcome=outcome, verdict=verdict)
+    monkeypatch.setattr(runner, "run", lambda item, out, limit, dry_run: row)
     words = ("--dry-run", "--only", "device", "--out", str(tmp_path))
     assert gpu_bench(monkeypatch, capsys, *words)[0] == code
 
@@ -197,8 +224,8 @@ def test_no_process_of_an_item_is_left(tmp_path, monkeypatch, script, limit, cod
     file = tmp_path / "pid"
     begun = time.monotonic()
     with open(tmp_path / "log", "w") as log:
-        found = runner.run_group(["bash", "-c", script.format(file=file)], limit, log, os.environ)
-    assert found == code
+        exit_code = runner.run_group(["bash", "-c", script.format(file=file)], limit, log, os.environ)
+    assert exit_code == code
     assert time.monotonic() - begun < 30
     grandchild = pid_in(file)
     until = time.monotonic() + 5
@@ -213,21 +240,21 @@ end = runner.end_group
 def test_an_item_that_is_cut_off_keeps_what_it_had_measured(tmp_path, monkeypatch):
     def cut_off(command, limit, output, environment):
         file = Path(command[4])
-        file.write_text(json.dumps(good_record("decoding") | {"outcome": "started", "measured": {"rows": {"8": {}}}}))
+        file.write_text(json.dumps(good_record("decoding", outcome="started", measured={"rows": {"8": {}}})))
         assert environment["RLHF_VRAM_CAP"] == "24GB"
 
     monkeypatch.setattr(runner, "run_group", cut_off)
     item = BY_NAME["decoding"]._replace(environment=plan.SMALL_CARD)
-    found = runner.run(item, tmp_path, 60.0, False)
-    assert found["outcome"] == "timed out" and found["error"] == "not done after 60 s"
-    assert found["measured"] == {"rows": {"8": {}}} and found["environment"]["RLHF_VRAM_CAP"] == "24GB"
-    assert json.loads((tmp_path / runner.RECORDS / record.path_of(found)).read_text()) == found
+    row = runner.run(item, tmp_path, 60.0, False)
+    assert row["outcome"] == "timed out" and row["error"] == "not done after 60 s"
+    assert row["measured"] == {"rows": {"8": {}}} and row["environment"]["RLHF_VRAM_CAP"] == "24GB"
+    assert json.loads((tmp_path / runner.RECORDS / record.path_of(row)).read_text()) == row
 
 
 def test_an_item_whose_process_dies_is_a_failure(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "run_group", lambda *_: -11)
-    found = runner.run(BY_NAME["device"], tmp_path, 60.0, False)
-    assert found["outcome"] == "failed" and "exit code -11" in found["error"] and found["device"] is None
+    row = runner.run(BY_NAME["device"], tmp_path, 60.0, False)
+    assert row["outcome"] == "failed" and "exit code -11" in (row["error"] or "") and row["device"] is None
 
 
 # ---- every item on a stand-in ----
@@ -239,7 +266,7 @@ EACH = {item.function: item for item in reversed(ITEMS) if item.stand_in and "su
 @pytest.mark.parametrize("item", reversed(EACH.values()), ids=lambda item: item.name)
 def test_an_item_runs_on_the_stand_in(item, tmp_path, monkeypatch):
     if item.name == "speed-h100":  # what steps.measure does is tested elsewhere, and takes long
-        stage = {"step_seconds": {"median": 1.0}, "peak_vram_bytes": None}
+        stage = {"step_seconds": dict.fromkeys(("median", "low", "high"), 1.0) | {"n": 4}, "peak_vram_bytes": None}
         monkeypatch.setattr(
             "bench.gpu.speed.steps.measure", lambda loaded, stages, out, **_: dict.fromkeys(stages, stage)
         )
@@ -248,14 +275,14 @@ def test_an_item_runs_on_the_stand_in(item, tmp_path, monkeypatch):
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     file = tmp_path / "record.json"
     try:
-        found = Context(item, True, tmp_path, file).run()
+        row = Context[object](item, True, tmp_path, file).run()
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
-    assert (found["outcome"], found["verdict"], found["error"]) == ("done", None, None)
-    assert found["why"] and found["measured"]
-    assert json.loads(file.read_text()) == found and set(found) == record.KEYS
-    CHECKS.get(item.name, lambda measured: None)(found["measured"])
+    assert (row["outcome"], row["verdict"], row["error"]) == ("done", None, None)
+    assert row["why"] and row["measured"]
+    assert record.read(file) == row and set(row) == set(GpuRecord.__annotations__)
+    CHECKS.get(item.name, lambda measured: None)(row["measured"])
 
 
 def decoding_has_every_variant(measured: dict[str, Any]) -> None:
@@ -321,15 +348,15 @@ def test_a_suite_is_decided_by_its_tests(outcomes, dry_run, holds, why):
 def test_a_suite_runs_the_tests_that_are_chosen(tmp_path):
     body = "import pytest\ndef test_chosen():\n    assert 1 == 2\ndef test_chosen_skip():\n    pytest.skip('no GPU')\n"
     (tmp_path / "test_one.py").write_text(body + "def test_other():\n    pass\n")
-    context = Context(BY_NAME["chain-nf4"], True, tmp_path)
+    context = Context[SuiteFigures](BY_NAME["chain-nf4"], True, tmp_path)
     assert suites.measure(context, [str(tmp_path)], "chosen").holds is False
     assert context.measured["tests"] == {"test_one::test_chosen": "failure", "test_one::test_chosen_skip": "skipped"}
     assert "1 == 2" in context.measured["messages"]["test_one::test_chosen"]
 
 
 def test_an_error_in_an_item_is_in_its_record(tmp_path):
-    found = Context(BY_NAME["paged"]._replace(function="machine:nothing"), True, tmp_path).run()
-    assert found["outcome"] == "failed" and found["error"].startswith("AttributeError")
+    row = Context[object](BY_NAME["paged"]._replace(function="machine:nothing"), True, tmp_path).run()
+    assert row["outcome"] == "failed" and (row["error"] or "").startswith("AttributeError")
 
 
 # ---- verdicts ----
@@ -347,74 +374,101 @@ def test_an_error_in_an_item_is_in_its_record(tmp_path):
     ],
 )
 def test_the_device_is_decided_by_card_driver_and_packages(change, holds):
-    found: dict[str, Any] = {"capability": [9, 0], "other_packages": [], "smi": "580.65.06, 1980 MHz"}
-    found["ceilings"] = {"flops": 6e14, "bandwidth": 2e12}
-    assert machine.verdict(found | change).holds is holds
+    measured: DeviceFigures = {"capability": [9, 0], "other_packages": [], "smi": "580.65.06, 1980 MHz"}
+    measured["ceilings"] = {"flops": 6e14, "bandwidth": 2e12}
+    assert machine.verdict(measured | change).holds is holds
+
+
+NEAR: PhasePeaks = {
+    "stage": "sft",
+    "phase": "train",
+    "measured_bytes": 100,
+    "reserved_bytes": 110,
+    "predicted_bytes": 101,
+    "error": 0.01,
+}
+
+
+def figures(**changes) -> MemoryFigures:
+    """Figures of a memory item with one phase that is near its prediction."""
+    measured: MemoryFigures = {"out_of_memory": [], "unmatched": [], "phases": [NEAR]}
+    measured.update(changes)  # type: ignore[typeddict-item]  # names come from the tests
+    return measured
 
 
 def test_memory_is_decided_by_the_worst_phase():
-    near = {"stage": "sft", "phase": "train", "measured_bytes": 100, "reserved_bytes": 110, "error": 0.01}
-    far = near | {"stage": "ppo", "phase": "update", "error": -0.2}
-    found: dict[str, Any] = {"out_of_memory": [], "unmatched": [], "phases": [near]}
-    assert memory.verdict(found).holds is True
-    said = memory.verdict(found | {"phases": [near, far]})
-    assert said.holds is False and "ppo/update -20.0%" in said.why and "+10%" in said.why
-    assert memory.verdict(found | {"out_of_memory": [{"stage": "dpo"}]}).holds is False
-    assert memory.verdict(found | {"phases": []}).holds is None
+    far = NEAR | {"stage": "ppo", "phase": "update", "error": -0.2}
+    assert memory.verdict(figures()).holds is True
+    verdict = memory.verdict(figures(phases=[NEAR, far]))
+    assert verdict.holds is False and "ppo/update -20.0%" in verdict.why and "+10%" in verdict.why
+    assert memory.verdict(figures(out_of_memory=[{"stage": "dpo", "error": ""}])).holds is False
+    assert memory.verdict(figures(phases=[])).holds is None
+
+
+@pytest.mark.parametrize(("error", "holds"), [(0.05, True), (-0.05, True), (0.0501, False), (-0.0501, False)])
+def test_memory_holds_within_5_percent_on_both_sides(error, holds):
+    assert memory.verdict(figures(phases=[NEAR | {"error": error}])).holds is holds
 
 
 def test_memory_does_not_hold_where_a_phase_is_missing_on_one_side():
-    near = {"stage": "ppo", "phase": "update", "measured_bytes": 100, "reserved_bytes": None, "error": 0.01}
-    for predicted, measured, said in (
+    for predicted, measured, line in (
         ({"": 3, "update": 1, "rollout": 2}, {"": 3, "update": 1}, "ppo/rollout: predicted, not measured"),
         ({"update": 1}, {"": 3, "update": 1, "rollout": 2}, "ppo/rollout: measured, not predicted"),
     ):
         assert len(beside("ppo", predicted, measured)) == 1
         lines = unmatched("ppo", predicted, measured)
-        assert memory.verdict({"out_of_memory": [], "unmatched": lines, "phases": [near]}) == (False, said)
+        assert memory.verdict(figures(unmatched=lines)) == (False, line)
     assert unmatched("ppo", {"update": 1}, {"": 3, "update": 1}) == []
 
 
 def test_speed_is_decided_by_the_goals_of_its_recipe():
-    def stages(mfu, mbu):
-        row = {"step_seconds": {"median": 1.0}, "peak_vram_bytes": 5, "hours": 1.0, "mfu": mfu}
-        return {"sft": row, "rm": row, "dpo": row, "ppo": row | {"mbu": mbu}}
+    def measured(mfu: float | None, mbu: float | None, shape: str = "longest") -> SpeedFigures:
+        spread: Spread = {"median": 1.0, "low": 1.0, "high": 1.0, "n": 4}
+        row: StageSteps = {"step_seconds": spread, "peak_vram_bytes": 5, "hours": 1.0, "mfu": mfu}
+        return {"shape": shape, "stages": {"sft": row, "rm": row, "dpo": row, "ppo": {**row, "mbu": mbu}}}
 
-    found = {"shape": "longest", "stages": stages(0.5, 0.7)}
-    assert speed.verdict(found, "h100-mistral-7b").holds is True
-    assert speed.verdict(found | {"stages": stages(0.5, 0.5)}, "h100-mistral-7b").holds is False
-    almost = speed.verdict(found | {"stages": stages(0.4199, 0.7)}, "h100-mistral-7b")
+    assert speed.verdict(measured(0.5, 0.7), "h100-mistral-7b").holds is True
+    assert speed.verdict(measured(0.5, 0.5), "h100-mistral-7b").holds is False
+    almost = speed.verdict(measured(0.4199, 0.7), "h100-mistral-7b")
     assert almost.holds is False, "99.98 % of a goal is not all of it, though it is printed as 0.42"
-    assert speed.verdict(found | {"stages": stages(None, None)}, "cpu-tiny").holds is None
-    assert speed.verdict(found | {"stages": {"sft": {"out_of_memory": True}}}, "h100-mistral-7b").holds is False
-    assert speed.verdict(found | {"shape": "hh"}, "4090-llama2-7b").holds is True
+    assert speed.verdict(measured(None, None), "cpu-tiny").holds is None
+    lost: SpeedFigures = {"shape": "longest", "stages": {"sft": {"out_of_memory": True}}}
+    assert speed.verdict(lost, "h100-mistral-7b").holds is False
+    assert speed.verdict(measured(0.5, 0.5, shape="hh"), "4090-llama2-7b").holds is True
 
 
 def test_a_speed_record_that_was_cut_off_does_not_hold(monkeypatch):
-    found = good_record("speed-h100") | {"outcome": "timed out", "verdict": None}
-    stage = {"step_seconds": {"median": 1.0}, "peak_vram_bytes": 5}
-    found["measured"] = {"shape": "longest", "ceilings": {}, "stages": {"sft": stage}}
+    stage = {"step_seconds": {"median": 1.0, "low": 1.0, "high": 1.0, "n": 4}, "peak_vram_bytes": 5}
+    measured = {"shape": "longest", "ceilings": {"flops": 1.0, "bandwidth": 1.0}, "stages": {"sft": stage}}
+    row = good_record("speed-h100", outcome="timed out", verdict=None, measured=measured)
     monkeypatch.setattr("rlhf.memory.predict.Predictor.__call__", lambda *_: None)
-    monkeypatch.setattr("bench.__main__.derived_figures", lambda *_: {"mfu": 0.5, "mbu": None, "hours": 1.0})
-    speed.conclude(found)
-    assert found["measured"]["stages"]["sft"]["mfu"] == 0.5
-    assert found["verdict"] is None and "sft: MFU 0.5" in found["why"]
-    finished = found | {"outcome": "done"}
-    speed.conclude(finished)
-    assert finished["verdict"] is not None
+    monkeypatch.setattr("bench.derived.derived_figures", lambda *_: {"mfu": 0.5, "mbu": None, "hours": 1.0})
+    speed.conclude(row)
+    assert record.speed_of(row)["stages"]["sft"]["mfu"] == 0.5
+    assert row["verdict"] is None and "sft: MFU 0.5" in row["why"]
+    row["outcome"] = "done"
+    speed.conclude(row)
+    assert row["verdict"] is not None
 
 
 def test_a_speed_record_has_the_bounds_of_its_phases(monkeypatch, capsys):
     """At 1e15 FLOP/s and 1e12 B/s decoding is bound by reading; its share of what was measured is told."""
-    found = good_record("speed-h100")
-    seconds = {"rollout/decode": {"median": 4.0}, "update": {"median": 4.0}}
-    stage = {"step_seconds": {"median": 8.0}, "peak_vram_bytes": 5, "phase_seconds": seconds}
+    row = good_record("speed-h100")
+    seconds = {
+        "rollout/decode": {"median": 4.0, "low": 4.0, "high": 4.0, "n": 4},
+        "update": {"median": 4.0, "low": 4.0, "high": 4.0, "n": 4},
+    }
+    stage = {
+        "step_seconds": {"median": 8.0, "low": 8.0, "high": 8.0, "n": 4},
+        "peak_vram_bytes": 5,
+        "phase_seconds": seconds,
+    }
     ceilings = {"flops": 1e15, "bandwidth": 1e12}
-    found["measured"] = {"shape": "longest", "ceilings": ceilings, "stages": {"ppo": stage}}
+    row["measured"] = {"shape": "longest", "ceilings": ceilings, "stages": {"ppo": stage}}
     monkeypatch.setattr("rlhf.memory.predict.Predictor.__call__", lambda *_: None)
-    monkeypatch.setattr("bench.__main__.derived_figures", lambda *_: {})
-    speed.conclude(found)
-    bounds = found["measured"]["stages"]["ppo"]["roofline"]
+    monkeypatch.setattr("bench.derived.derived_figures", lambda *_: {})
+    speed.conclude(row)
+    bounds = record.speed_of(row)["stages"]["ppo"]["roofline"]
     assert set(bounds) == {"rollout/decode", "update"}
     recipe = recipes.load(ROOT / "recipes/h100-mistral-7b/v2").recipe
     decoding = phases(recipe, "ppo", recipe.ppo.max_prompt_length)["rollout/decode"]
@@ -423,13 +477,17 @@ def test_a_speed_record_has_the_bounds_of_its_phases(monkeypatch, capsys):
         "seconds": 4.0,
         "reached": decoding.moved / 4e12,
     }
-    command.show_records([found])
+    tables.show_records([row])
     assert "speed-h100: ppo/update" in capsys.readouterr().out
 
 
 def test_attention_must_take_the_predicted_kernels_and_build_no_plan():
-    usual = {"kernel": "flash", "first_ms": 900.0, "later_ms": 1.0}  # the first of its kind loads the kernel
-    table = {"training, a": usual, "training, b": usual | {"first_ms": 2.0}}
+    usual: KernelTime = {
+        "kernel": "flash",
+        "first_ms": 900.0,
+        "later_ms": 1.0,
+    }  # the first of its kind loads the kernel
+    table: KernelTable = {"training, a": usual, "training, b": {**usual, "first_ms": 2.0}}
     masked = dict.fromkeys(table, False)
     assert attention._verdict(table, masked, False).holds is True
     assert attention._verdict(table | {"training, b": usual}, masked, False).holds is False
@@ -437,13 +495,14 @@ def test_attention_must_take_the_predicted_kernels_and_build_no_plan():
     assert attention._verdict(table | {"training, b": "RuntimeError: no plan"}, masked, False).holds is False
 
 
-def test_the_dispatch_holds_where_nothing_is_much_faster(tmp_path):
-    context = Context(BY_NAME["nf4"], False, tmp_path)
-    context.measured["q, 8 rows"] = {"as dispatched": 10.0, "unpacked": 9.5, "bfloat16 weight": 1.0}
-    assert nf4._verdict(context).holds is True
-    context.measured["q, 16 rows"] = {"as dispatched": 10.0, "fused in groups of 8": 5.0}
-    said = nf4._verdict(context)
-    assert said.holds is False and "1 of 2" in said.why and "q, 16 rows: by a factor of 2.00" in said.why
+def test_the_dispatch_holds_where_nothing_is_much_faster():
+    measured: ProductFigures = {"q, 8 rows": {"as dispatched": 10.0, "unpacked": 9.5, "bfloat16 weight": 1.0}}
+    assert nf4.products_verdict(measured, False).holds is True
+    measured["q, 16 rows"] = {"as dispatched": 10.0, "fused in groups of 8": 5.0}
+    verdict = nf4.products_verdict(measured, False)
+    assert verdict.holds is False and "1 of 2" in verdict.why and "q, 16 rows: by a factor of 2.00" in verdict.why
+    measured["q, 32 rows"] = {"as dispatched": "RuntimeError: no kernel"}
+    assert nf4.products_verdict(measured, False) == (False, "q, 32 rows: RuntimeError: no kernel")
 
 
 def test_two_optimizers_are_given_the_same_weights_and_gradients():
@@ -457,9 +516,50 @@ def test_two_optimizers_are_given_the_same_weights_and_gradients():
 
 @pytest.mark.parametrize(("size", "same", "holds"), [(1, True, True), (1, False, False), (0, True, False)])
 def test_a_paged_optimizer_pages_and_makes_the_same_updates(size, same, holds):
-    measured = {"paged": {"step_seconds": 3.0}, "unpaged": {"step_seconds": 2.0}, "paged_bytes": size}
-    said = nf4.paged_verdict(measured | {"same_weights": same})
-    assert said.holds is holds and "1.50 times the time" in said.why
+    measured: PagedFigures = {
+        "paged": {"step_seconds": 3.0, "state_bytes_allocated": 0},
+        "unpaged": {"step_seconds": 2.0, "state_bytes_allocated": 1},
+        "paged_bytes": size,
+        "same_weights": same,
+    }
+    verdict = nf4.paged_verdict(measured)
+    assert verdict.holds is holds and "1.50 times the time" in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("host", "switch", "holds"), [(0.8, 5.0, True), (0.81, 5.0, False), (0.8, 5.1, False), (0.1, 0.1, True)]
+)
+def test_training_holds_where_the_host_is_ahead_and_roles_switch_fast(host, switch, holds):
+    def spread(median: float) -> Spread:
+        return {"median": median, "low": median, "high": median, "n": 6}
+
+    time: MicroBatchTime = {
+        "seconds": spread(1.0),
+        "host_seconds": spread(host),
+        "scoring_seconds": spread(0.3),
+        "operations": 1,
+        "peak_bytes": None,
+        "mfu": 0.4,
+    }
+    table: MicroBatch = {"rows": 1, "length": 2, "variants": {variants.AS_IT_IS: time}}
+    faster: MicroBatch = {**table, "variants": {variants.AS_IT_IS: {**time, "host_seconds": spread(0.1)}}}
+    measured: TrainingFigures = {"switch_ms": switch, "micro_batches": {"sft": faster, "ppo": table}}
+    assert training.verdict(measured, False).holds is holds, "the worst micro-batch decides"
+    assert training.verdict(measured, True).holds is None
+    table["variants"][variants.AS_IT_IS] = "RuntimeError: no kernel"
+    assert training.verdict(measured, False) == (False, "ppo: RuntimeError: no kernel")
+
+
+def test_the_allocator_holds_up_to_the_waste_that_predictions_assume():
+    def waste(expandable: int) -> Verdict:
+        fixed: AllocatorPeaks = {"allocated": 100, "reserved": 150}
+        return machine.allocator_verdict({"expandable": {"allocated": 100, "reserved": expandable}, "fixed": fixed})
+
+    limit = round(100 * (1 + FRAGMENTATION))
+    assert waste(limit - 1).holds is True and waste(limit + 1).holds is False
+    assert "fixed: +50.0%" in waste(limit).why
+    none: AllocatorPeaks = {"allocated": None, "reserved": None}
+    assert machine.allocator_verdict({"expandable": none, "fixed": none}).holds is None
 
 
 # ---- variants ----
@@ -487,18 +587,18 @@ def test_variants_take_turns_and_one_that_fails_is_left_out():
     def work(name: str):
         return lambda number: noted(done, (name, number), float(number))
 
-    found = dict(variants.in_rounds({"a": work("a"), "bad": fail, "b": work("b")}, 2))
+    results = dict(variants.in_rounds({"a": work("a"), "bad": fail, "b": work("b")}, 2))
     assert done == [("a", 0), ("bad", 0), ("b", 0), ("a", 1), ("b", 1)]
-    assert found == {"a": [0.0, 1.0], "bad": "RuntimeError: no kernel", "b": [0.0, 1.0]}
+    assert results == {"a": [0.0, 1.0], "bad": "RuntimeError: no kernel", "b": [0.0, 1.0]}
 
 
 def test_the_first_rollout_is_not_counted_and_the_spread_of_the_others_is_kept():
     """10 steps after the prefill; 300 bytes a step at 1,000 bytes a second."""
     runs = [{"decode": seconds, "prefill": 1.0} for seconds in (90.0, 10.0, 5.0, 20.0)]
-    found = decoding.figures(runs, 11, 300, 1000.0)
-    assert found["first_step_seconds"] == 9.0 and found["mbu"] == 0.3
-    assert found["step_seconds"] == {"median": 1.0, "low": 0.75, "high": 1.5, "n": 3}
-    assert decoding.verdict(found, 16, False).holds is False
+    row = decoding.figures(runs, 11, 300, 1000.0)
+    assert row["first_step_seconds"] == 9.0 and row["mbu"] == 0.3
+    assert row["step_seconds"] == {"median": 1.0, "low": 0.75, "high": 1.5, "n": 3}
+    assert decoding.verdict(row, 16, False).holds is False
     assert decoding.verdict(decoding.figures(runs[:1], 11, 300, 1000.0), 16, False).holds is None
 
 
@@ -506,12 +606,12 @@ def test_the_first_rollout_is_not_counted_and_the_spread_of_the_others_is_kept()
 
 
 def test_a_record_says_where_it_belongs_and_the_page_lists_it(tmp_path):
-    found = good_record()
-    assert str(record.path_of(found)).startswith(f"{RTX4090}/nvidia-h200/gpu/{found['date']}_01234567_memory-4090")
+    row = good_record()
+    assert str(record.path_of(row)).startswith(f"{RTX4090}/nvidia-h200/gpu/{row['date']}_01234567_memory-4090")
     alone = good_record("graphs")
     assert record.path_of(alone).parts[:2] == ("gpu", "nvidia-h200")
-    for row in (found, alone):
-        runner.keep(row, tmp_path)
+    for kept in (row, alone):
+        runner.keep(kept, tmp_path)
     page = results.page(tmp_path / runner.RECORDS)
     assert "| GPU, memory-4090: The peak of every phase" in page and "| holds: all \\| well |" in page
     assert page.count("| NVIDIA H200 |") == 2
@@ -536,21 +636,122 @@ def test_a_record_says_where_it_belongs_and_the_page_lists_it(tmp_path):
     ],
 )
 def test_a_record_that_cannot_be_traced_is_no_result(change, problem):
-    found = record.problems(good_record() | change, ROOT / "recipes")
-    assert found == [] if problem is None else [line for line in found if line.startswith(problem)] == found != []
+    problems = record.problems(good_record(**change), ROOT / "recipes")
+    assert problems == [] if problem is None else [line for line in problems if line.startswith(problem)] != []
 
 
-def test_a_record_without_a_key_is_no_result():
-    found = good_record()
-    del found["seed"], found["device"]
-    assert record.problems(found, ROOT / "recipes") == ["it lacks device, seed"]
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seconds": "1"}, "seconds: input should be a valid number"),
+        ({"device": {"type": "cuda"}}, "key 'device.name' is missing"),
+        ({"measured": {"phases": [{"stage": "sft"}]}}, "measured: key 'phases.0.phase' is missing"),
+    ],
+)
+def test_a_record_that_is_damaged_is_named_with_its_key(tmp_path, change, message):
+    file = runner.keep(good_record(**change | {"recipe": None}), tmp_path) if "device" not in change else tmp_path / "x"
+    file.write_text(json.dumps(good_record(**change)))
+    with pytest.raises(UserError) as error:
+        record.read(file)
+    assert str(error.value).startswith(str(file)) and message in str(error.value)
+
+
+def test_a_record_without_a_key_is_no_result(tmp_path):
+    row = {key: value for key, value in good_record().items() if key != "seed"}
+    assert records.problems(row, Path("gpu/x.json"), ROOT / "recipes") == [
+        "gpu/x.json: key 'seed' is missing: damaged, or of another version"
+    ]
+
+
+def test_every_item_says_what_it_measures():
+    assert {item.function for item in ITEMS} == set(FIGURES)
 
 
 def test_records_are_verified_from_the_command_line(monkeypatch, capsys, tmp_path):
     runner.keep(good_record(), tmp_path)
     assert gpu_bench(monkeypatch, capsys, "--verify", "--out", str(tmp_path))[0] == 0
-    runner.keep(good_record("graphs") | {"dry_run": True}, tmp_path)
+    runner.keep(good_record("graphs", dry_run=True), tmp_path)
     code, out, _ = gpu_bench(monkeypatch, capsys, "--verify", "--out", str(tmp_path))
     assert code == 1 and "graphs.json: it was not measured on a GPU" in out
     code, _, err = gpu_bench(monkeypatch, capsys, "--verify", "--out", str(tmp_path / "none"))
     assert code == 1 and "there are no records" in err
+
+
+def test_items_that_the_time_did_not_reach_are_no_obstacle_to_the_others(monkeypatch, capsys, tmp_path):
+    """The default box is shorter than the plan: what was measured can be contributed all the same."""
+    runner.keep(good_record(), tmp_path)
+    runner.skip(BY_NAME["nf4"], tmp_path, False, command.USED_UP)
+    code, out, _ = gpu_bench(monkeypatch, capsys, "--verify", "--out", str(tmp_path))
+    assert code == 0 and f"nf4: not measured ({command.USED_UP})" in out
+    (file,) = (tmp_path / runner.RECORDS).rglob("*.json")
+    assert "memory-4090" in file.name, "what may be copied to results/ is measured"
+    runner.keep(good_record("nf4"), tmp_path)
+    assert [row["outcome"] for row in command.records(tmp_path)] == ["done", "done"], "it is measured now"
+
+
+def test_a_damaged_record_is_named_and_the_others_are_verified(monkeypatch, capsys, tmp_path):
+    damaged = runner.keep(good_record(), tmp_path)
+    damaged.write_text("{")
+    runner.keep(good_record("graphs"), tmp_path)
+    code, out, _ = gpu_bench(monkeypatch, capsys, "--verify", "--out", str(tmp_path))
+    assert code == 1 and f"{damaged}: cannot be read" in out
+
+
+def test_an_interruption_ends_the_item_and_keeps_every_record(tmp_path):
+    """As Ctrl-C, a lost connection and SIGTERM do; the item's own processes are gone, too."""
+    words = ["--dry-run", "--out", str(tmp_path), "--only", "allocator", "--only", "decoding"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "bench.gpu", *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert child.stdout
+    for line in child.stdout:
+        if line.startswith("decoding: at most"):
+            break
+    started = tmp_path / "unfinished" / "decoding.json"
+    until = time.monotonic() + 60
+    while not started.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    child.send_signal(signal.SIGHUP)
+    rest, _ = child.communicate(timeout=60)
+    assert child.returncode == command.INTERRUPTED, rest
+    assert "interrupted" in rest and "what was decided" in rest
+    rows = {row["gpu_item"]: row for row in command.records(tmp_path)}
+    assert rows["allocator"]["outcome"] == "done"
+    assert (rows["decoding"]["outcome"], rows["decoding"]["error"]) == ("failed", "interrupted")
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    """Or a run under nohup would end with its terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with command.interruptible():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_prediction_that_fails_leaves_the_others_and_says_so(monkeypatch, capsys, tmp_path):
+    """Everything is measured by then: the tables are still printed, and --conclude tries again."""
+    rows = [good_record(name, measured={"stages": {"sft": {}}}) for name in ("speed-h100", "ppo-4090")]
+
+    def conclude(row: GpuRecord) -> None:
+        if row["gpu_item"] == "speed-h100":
+            raise RuntimeError("no such operation")
+        row["why"] = "predicted"
+
+    monkeypatch.setattr(speed, "conclude", conclude)
+    assert command.add_predictions(rows, tmp_path) is False
+    assert "speed-h100: not predicted (RuntimeError: no such operation): --conclude" in capsys.readouterr().out
+    assert [row["why"] for row in command.records(tmp_path)] == ["predicted"]
+
+
+def test_the_command_that_goes_on_names_the_items_that_the_time_did_not_reach(monkeypatch, capsys, tmp_path):
+    words = ("--dry-run", "--box", "5s", "--only", "device", "--only", "allocator", "--out", str(tmp_path))
+    _, out, _ = gpu_bench(monkeypatch, capsys, *words)
+    assert f"to go on: python -m bench.gpu --only device --only allocator --out {tmp_path}" in out

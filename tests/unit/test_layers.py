@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from bench import layers
+from bench.kinds import LayersRecord, LayersRun
 from bench.layers import Point
 from bench.paths import ROOT
+from bench.reading import read
 from rlhf import recipe
 
 
@@ -41,26 +43,28 @@ def test_seconds_to_a_gain_lie_on_straight_lines_and_the_first_crossing_counts(l
 
 
 def test_the_table_has_means_over_seeds_and_a_dash_for_a_gain_that_is_not_reached():
-    def run(gain: float) -> dict[str, object]:
+    def run(gain: float) -> LayersRun:
         points = [Point(20, 10.0, 0.4, 0.1), Point(40, 20.0, gain - 0.35, 0.1)]
         return {
             "stage_cpu_seconds": {"sft": 10.0, "rm": 20.0, "ppo": 30.0},
+            "reward_model_accuracy": 0.7,
+            "phase_cpu_seconds": {},
             "ppo": {"true_reward_gain_sd": gain, "kl_per_token": 0.1},
-            "curve": [point._asdict() for point in points],
+            "curve": [layers.as_row(point) for point in points],
         }
 
     summary = layers.layer_means({"upper_half": {"0": run(0.8), "1": run(1.0)}})
-    table = layers.markdown({"summary": summary}).splitlines()
+    table = layers.markdown(summary).splitlines()
     assert table[-1] == "| upper half | 0.90 (0.80 to 1.00) | 0.100 | 0.50 | 60 | 7.5 | 10.0 | 16.7 | – |"
     assert len({line.count("|") for line in table}) == 1
 
 
 def test_the_page_shows_the_newest_record():
     newest = max((ROOT / "results/layers").glob("cpu_*.json"), key=lambda file: file.name)
-    record = json.loads(newest.read_text())
+    record = read(newest, LayersRecord)
     assert record["code"]["dirty"] is False
     assert record["summary"] == json.loads(json.dumps(layers.layer_means(record["adapters_in"])))
-    assert layers.markdown(record) in (ROOT / "docs/speed.md").read_text()
+    assert layers.markdown(record["summary"]) in (ROOT / "docs/speed.md").read_text()
 
 
 def test_a_half_and_a_third_of_the_layers_exist_and_the_recipe_accepts_the_changes():

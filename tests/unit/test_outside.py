@@ -1,14 +1,14 @@
 """The comparison with runs that others measured: its data, its lengths, and the page that is made from the record."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench.outside import compare, lengths, page, steps
-from bench.outside.collect import DATA
+from bench.kinds import OutsideRecord
+from bench.outside import collect, collect_fms, compare, lengths, page, plot, steps
 from bench.outside.loop import STEP
+from bench.reading import read
 from rlhf.memory.cards import SMALL_WORKSPACE
 from rlhf.memory.phases import Event
 from rlhf.memory.replay import PRODUCT
@@ -19,8 +19,7 @@ MIB = 1 << 20
 
 
 def test_the_measured_figures_say_where_they_are_from():
-    content = json.loads(DATA.read_text())
-    assert {"repository", "commit", "path", "licence", "hardware", "unit"} <= content.keys()
+    content = collect.runs()
     assert len(content["commit"]) == 40
     files = [run["file"] for run in content["runs"]]
     assert len(files) == len(set(files)) == 63
@@ -29,6 +28,12 @@ def test_the_measured_figures_say_where_they_are_from():
         measured = run["measured"]
         assert measured["allocated_average"] < measured["reserved_average"] < measured["reserved_max"] < 48 * 10**9
         assert run["versions"]["torch"] == "2.13.0+cu130"
+
+
+def test_the_packed_figures_say_where_they_are_from():
+    content = collect_fms.packed_runs()
+    assert len(content["commit"]) == 40 and content["unit"].startswith("bytes")
+    assert all(run["measured"]["allocated"] < run["measured"]["peak_allocated"] < 80e9 for run in content["runs"])
 
 
 def test_lengths_have_the_published_mean_and_the_calibrated_longest():
@@ -92,11 +97,10 @@ def test_bytes_of_a_simulated_run_by_hand():
 
 @pytest.mark.parametrize("file", RECORDS[-1:], ids=lambda file: file.stem)
 def test_the_page_is_made_from_the_newest_record(file):
-    record = json.loads(file.read_text())
+    record = read(file, OutsideRecord)
     text = (ROOT / "docs" / "outside.md").read_text()
     assert text == page.page(record, f"../{file.relative_to(ROOT)}")
-    measured = [row for row in record["rows"] if "error" in row]
-    assert (ROOT / "docs/images/outside.svg").read_text() == page.plot(measured)
+    assert (ROOT / "docs/images/outside.svg").read_text() == plot.plot([r for r in record["rows"] if "error" in r])
     files = {row["file"] for row in record["rows"]}
     assert files == {run["file"] for run in compare.runs()}, "every run is compared, or it is said why not"
 

@@ -3,59 +3,66 @@
 import mmap
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from bench.peer import __main__ as peer
-from bench.peer import supervised, training, trl_groups
+from bench.kinds import Contender, PeerRecord, Spread, StageSteps
+from bench.peer import contenders, environments, runs, supervised, training, trl_groups
+from bench.peer.figures import contender_figures, markdown, phases_table
 from bench.peer.inputs import BATCH, GROUP
-from bench.steps import Spread, StageSteps
 from rlhf import recipe
 from tests.conftest import noted
 
-PARTS: list[peer.ContenderRun] = [
+PARTS: list[runs.ContenderRun] = [
     {"cpu": [4.0, 6.0], "wall": [8.0, 8.0], "growth": 300},
     {"cpu": [5.0, 5.0], "wall": [8.0, 8.0], "growth": 500},
     {"cpu": [5.0, 9.0], "wall": [8.0, 8.0], "growth": 400},
 ]
 
 
-def record(figures: dict[str, Any], clock: str) -> dict[str, Any]:
+def record(figures: dict[str, Contender]) -> PeerRecord:
     return {
         "device": "a device",
         "date": "2026-01-01",
-        "code": {"commit": "0123456789abcdef"},
+        "code": {"commit": "0123456789abcdef", "dirty": False},
+        "model": {},
+        "batch": BATCH,
+        "prompt_tokens": [48, 80],
+        "new_tokens": 64,
+        "epochs": 4,
+        "micro_batch": 8,
         "repeats": 3,
+        "peer": "trl",
+        "packages": {},
         "figures": figures,
-        "floor": {"flops_per_second": 1e9, "flops_per_step": dict.fromkeys(peer.PHASES, 1e9)},
+        "floor": {"flops_per_second": 1e9, "flops_per_step": dict.fromkeys(runs.PHASES, 1e9)},
     }
 
 
 def test_figures_are_medians_over_all_steps_and_ratios_are_to_both_of_the_peers():
-    ours: list[peer.ContenderRun] = [
-        part | {"cpu": [2.0, 2.5], "phases": dict.fromkeys(peer.PHASES, 0.8)} for part in PARTS
+    ours: list[runs.ContenderRun] = [
+        part | {"cpu": [2.0, 2.5], "phases": dict.fromkeys(runs.PHASES, 0.8)} for part in PARTS
     ]
-    method = peer.METHODS["ppo"]
+    method = contenders.METHODS["ppo"]
     names = [*method.theirs, *method.ours]
-    slower: list[peer.ContenderRun] = [part | {"cpu": [10.0]} for part in PARTS]
-    found = peer.contender_figures(
+    slower: list[runs.ContenderRun] = [part | {"cpu": [10.0]} for part in PARTS]
+    figures = contender_figures(
         method, dict(zip(names, [PARTS, slower, *[ours] * len(method.ours)], strict=True)), "cpu"
     )
-    assert found[names[0]]["seconds_per_step"] == 5.0
-    assert found[names[0]]["seconds_range"] == [4.0, 9.0]
-    assert found[names[0]]["samples_per_second"] == BATCH / 8
-    assert found[names[2]]["times_faster"] == pytest.approx([5 / 2.25, 10 / 2.25])
-    assert found[names[2]]["memory_ratio"] == [1.0, 1.0]
-    assert "| 2.25 (2.00 to 2.50) |" in peer.markdown(record(found, "cpu"))
-    assert "| CPU seconds per step" in peer.markdown(record(found, "cpu")).replace("| | ", "| ")
-    assert "| update | 0.80 | 33% | 1 | 1.00 | 125% |" in peer.phases_table(record(found, "cpu"))
+    assert figures[names[0]]["seconds_per_step"] == 5.0
+    assert figures[names[0]]["seconds_range"] == [4.0, 9.0]
+    assert figures[names[0]]["samples_per_second"] == BATCH / 8
+    assert figures[names[2]]["times_faster"] == pytest.approx([5 / 2.25, 10 / 2.25])
+    assert figures[names[2]]["memory_ratio"] == [1.0, 1.0]
+    assert "| 2.25 (2.00 to 2.50) |" in markdown(record(figures))
+    assert "| CPU seconds per step" in markdown(record(figures)).replace("| | ", "| ")
+    assert "| update | 0.80 | 33% | 1 | 1.00 | 125% |" in phases_table(record(figures))
 
 
 def test_of_our_steps_the_first_and_the_last_do_not_count():
     """The first warms up, the last also evaluates."""
-    assert [row["step"] for row in peer.counted_steps([{"step": n} for n in (1, 2, 3, 4)])] == [2, 3]
+    assert [row["step"] for row in runs.counted_steps([{"step": n} for n in (1, 2, 3, 4)])] == [2, 3]
 
 
 def test_a_supervised_ratio_is_of_tokens_per_second_with_the_range_over_the_rounds():
@@ -64,30 +71,30 @@ def test_a_supervised_ratio_is_of_tokens_per_second_with_the_range_over_the_roun
         memory = {"train": round(tokens)}
         return {"clock": "cpu", "tokens_per_second": tokens, "step_seconds": spread, "phase_peak_bytes": memory}
 
-    runs = {
+    sides = {
         "ours": [repeat(400.0, 2.0), repeat(600.0, 1.0), repeat(500.0, 3.0)],
         "trl": [repeat(200.0, 4.0), repeat(250.0, 4.0), repeat(300.0, 4.0)],
         "trl, tuned": [repeat(500.0, 4.0), repeat(500.0, 4.0), repeat(500.0, 4.0)],
     }
-    found = supervised.side_by_side(runs)["ours"]
-    assert (found["times_faster"], found["times_faster_tuned"]) == (2.0, 1.0)
-    assert found["times_faster_range"] == pytest.approx([5 / 3, 2.4])
-    assert found["times_faster_tuned_range"] == [0.8, 1.2]
-    assert (found["step_seconds"], found["step_seconds_range"], found["memory_ratio"]) == (2.0, [1.0, 3.0], 2.0)
-    assert "1.00 (0.80 to 1.20)" in supervised._row("sft", "ours", found)
+    ours = supervised.side_by_side(sides)["ours"]
+    assert (ours["times_faster"], ours["times_faster_tuned"]) == (2.0, 1.0)
+    assert ours["times_faster_range"] == pytest.approx([5 / 3, 2.4])
+    assert ours["times_faster_tuned_range"] == [0.8, 1.2]
+    assert (ours["step_seconds"], ours["step_seconds_range"], ours["memory_ratio"]) == (2.0, [1.0, 3.0], 2.0)
+    assert "1.00 (0.80 to 1.20)" in supervised._row("sft", "ours", ours)
 
 
 def test_a_contender_that_does_not_fit_is_a_row():
     def full():
-        raise peer.OutOfMemory
+        raise runs.OutOfMemory
 
-    method = peer.METHODS["ppo"]
+    method = contenders.METHODS["ppo"]
     names = [*method.theirs, *method.ours]
-    runs = dict.fromkeys(names, PARTS) | {names[0]: [peer.attempt(full)]}
-    found = peer.contender_figures(method, runs, "wall")
-    assert found[names[0]] == {"out_of_memory": True}
-    assert "times_faster" not in found[names[2]]
-    page = peer.markdown(record(found, "wall"))
+    by_name = dict.fromkeys(names, PARTS) | {names[0]: [runs.attempt(full)]}
+    figures = contender_figures(method, by_name, "wall")
+    assert figures[names[0]] == {"out_of_memory": True}
+    assert "times_faster" not in figures[names[2]]
+    page = markdown(record(figures))
     assert f"| {names[0]} | out of memory |" in page
     assert "wall seconds per step" in page
 
@@ -103,49 +110,49 @@ def test_the_peers_environment_is_made_once_with_our_versions(tmp_path, monkeypa
         (folder / "bin").mkdir(parents=True)
         (folder / "bin/python").touch()
 
-    monkeypatch.setattr("bench.peer.__main__.subprocess.run", run)
-    monkeypatch.setattr("bench.peer.__main__.venv.create", create)
+    monkeypatch.setattr("bench.peer.environments.subprocess.run", run)
+    monkeypatch.setattr("bench.peer.environments.venv.create", create)
     monkeypatch.setenv("PIP_ARGS", "--extra-index-url 'a place'")
-    peer.peer_python(tmp_path / "env")
+    environments.peer_python(tmp_path / "env")
     (install,) = commands
     assert install[:4] == [str(tmp_path / "env/bin/python"), "-m", "pip", "install"]
-    assert ["--extra-index-url", "a place", f"trl=={peer.TRL}"] == install[5:8]
+    assert ["--extra-index-url", "a place", f"trl=={environments.TRL}"] == install[5:8]
     assert any(pin.startswith("torch==") and "+" not in pin for pin in install)
-    peer.peer_python(tmp_path / "env")
+    environments.peer_python(tmp_path / "env")
     assert len(commands) == 2, "the second time it only looks whether TRL is there"
-    assert f"version('trl') == '{peer.TRL}'" in commands[1][2]
+    assert f"version('trl') == '{environments.TRL}'" in commands[1][2]
 
 
 def test_torchtune_has_an_environment_of_its_own_and_no_part_in_the_ratios(tmp_path, monkeypatch):
     made: list[dict[str, str]] = []
-    monkeypatch.setattr(peer, "_environment", lambda folder, packages, ours: noted(made, packages, folder))
-    assert peer.torchtune_python(tmp_path) == tmp_path and made == [peer.TORCHTUNE]
+    monkeypatch.setattr(environments, "_environment", lambda folder, packages, ours: noted(made, packages, folder))
+    assert environments.torchtune_python(tmp_path) == tmp_path and made == [environments.TORCHTUNE]
     commands: list[list[str]] = []
-    monkeypatch.setattr(peer, "_call", lambda command: noted(commands, command, '{"cpu": [1.0]}'))
-    assert peer.run_torchtune(Path("python"), tmp_path, [], 3, 8) == {"cpu": [1.0]}
+    monkeypatch.setattr(runs, "_call", lambda command: noted(commands, command, '{"cpu": [1.0]}'))
+    assert runs.run_torchtune(Path("python"), tmp_path, [], 3, 8) == {"cpu": [1.0]}
     (command,) = commands
     assert command[1].endswith("torchtune_ppo.py") and Path(command[1]).is_file()
-    method = peer.METHODS["ppo"]
+    method = contenders.METHODS["ppo"]
     (name,) = method.torchtune
-    figures = peer.contender_figures(method, {**dict.fromkeys(method.theirs, PARTS), name: PARTS}, "cpu")
+    figures = contender_figures(method, {**dict.fromkeys(method.theirs, PARTS), name: PARTS}, "cpu")
     assert figures[name]["times_faster"] == [1.0, 1.0], "its time is compared with TRL's two, and no other with its own"
 
 
 @pytest.mark.parametrize("method", ["rloo", "grpo"])
 def test_both_sides_of_a_method_without_a_critic_have_the_same_settings(method, tmp_path, monkeypatch):
     """Ours are those of the recipe; TRL's script gets the method, and the group's size with the inputs."""
-    contenders = peer.METHODS[method]
-    for changes in contenders.ours.values():
+    compared = contenders.METHODS[method]
+    for changes in compared.ours.values():
         assert all(key.startswith((f"{method}.", "hardware.trunk", "lora.layers")) for key in changes)
         overrides = recipe.parse_overrides([f"{key}={value}" for key, value in changes.items()])
-        options = getattr(recipe.load(peer.RECIPE, overrides).recipe, method)
+        options = getattr(recipe.load(runs.RECIPE, overrides).recipe, method)
         assert (options.batch_size, options.num_generations) == (BATCH, GROUP)
-        assert options.num_iterations * options.num_mini_batches == contenders.epochs
+        assert options.num_iterations * options.num_mini_batches == compared.epochs
         assert options.beta == trl_groups.BETA[method]
     commands: list[list[str]] = []
-    monkeypatch.setattr(peer, "_call", lambda command: noted(commands, command, '{"cpu": [1.0]}'))
-    for flags in contenders.theirs.values():
-        assert peer.run_trl(method, Path("python"), tmp_path, flags, 3, 8) == {"cpu": [1.0]}
+    monkeypatch.setattr(runs, "_call", lambda command: noted(commands, command, '{"cpu": [1.0]}'))
+    for flags in compared.theirs.values():
+        assert runs.run_trl(method, Path("python"), tmp_path, flags, 3, 8) == {"cpu": [1.0]}
     assert all(command[1].endswith("trl_groups.py") and method in command for command in commands)
     assert [("--checkpointing" in command) for command in commands] == [False, True]
 
@@ -164,6 +171,6 @@ def test_steps_after_the_warm_up_and_the_growth_of_memory_are_counted(monkeypatc
                     block[page] = 1
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    found = training.timed(Trainer(), clock, cuda=False, warm_up=1)
-    assert found["wall"] == [2.0, 3.0] and len(found["cpu"]) == 2
-    assert 0.95 * 2**26 < found["growth"] < 2**27  # what is freed elsewhere is less than 5 %
+    taken = training.timed(Trainer(), clock, cuda=False, warm_up=1)
+    assert taken["wall"] == [2.0, 3.0] and len(taken["cpu"]) == 2
+    assert 0.95 * 2**26 < taken["growth"] < 2**27  # what is freed elsewhere is less than 5 %

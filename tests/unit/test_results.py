@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from bench import records, results
-from bench.peer import __main__ as peer
+from bench.kinds import PeerRecord
+from bench.peer import contenders, figures
+from bench.reading import read
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.use import reproduce
@@ -30,7 +32,7 @@ def first(key: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["seeds", "stages", "phases", "stages_beside", "figures", "outside", "adapters_in"])
-def test_a_record_of_uncommitted_code_or_of_another_recipe_is_found_whatever_it_measures(kind):
+def test_a_record_of_uncommitted_code_or_of_another_recipe_is_refused_whatever_it_measures(kind):
     file = first(kind)
     place, honest = file.relative_to(ROOT / "results"), json.loads(file.read_text())
     forged = {"its code differed from the commit": {"code": honest["code"] | {"dirty": True}}}
@@ -40,9 +42,9 @@ def test_a_record_of_uncommitted_code_or_of_another_recipe_is_found_whatever_it_
         forged["has changed since"] = {"recipe_sha256": "0" * 64}
         forged["its recipe was modified"] = {"modified": True}
         forged["there is no recipe"] = {"recipe": "none", "version": "v1"}
-    for said, change in forged.items():
-        found = records.problems(honest | change, place, ROOT / "recipes")
-        assert any(said in line for line in found), (said, found)
+    for reason, change in forged.items():
+        reasons = records.problems(honest | change, place, ROOT / "recipes")
+        assert any(reason in line for line in reasons), (reason, reasons)
 
 
 def test_a_record_is_kept_in_the_folder_of_its_recipe_and_device():
@@ -57,18 +59,18 @@ def test_a_record_is_kept_in_the_folder_of_its_recipe_and_device():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         ({"status": "failed"}, "seed 0, ppo: failed, modified: False"),
         ({"modified": True}, "seed 0, ppo: done, modified: True"),
         ({"seed": 7}, "seed 0, ppo: its summary is of seed 7, ppo"),
     ],
 )
-def test_a_seed_that_is_not_done_or_was_modified_is_found(change, said):
+def test_a_seed_that_is_not_done_or_was_modified_is_a_reason(change, reason):
     file = next(file for file in SEEDS if "cpu-tiny" in file.parts)
     record = json.loads(file.read_text())
     record["seeds"]["0"]["ppo"] |= change
-    assert records.problems(record, file.relative_to(ROOT / "results"), ROOT / "recipes") == [said]
+    assert records.problems(record, file.relative_to(ROOT / "results"), ROOT / "recipes") == [reason]
 
 
 def test_the_page_of_results_is_made_from_the_records():
@@ -97,12 +99,34 @@ def test_a_headline_beside_trl_s_defaults_has_the_tuned_ratio_and_what_was_chang
     assert "tuned" not in headline("trl-defaults", "d0fceebf"), "it was not measured then"
 
 
+def test_a_headline_of_outside_runs_leaves_out_the_one_that_the_prediction_was_fitted_to():
+    record = json.loads(first("outside").read_text())
+    fitted = next(row for row in record["rows"] if row["file"] == record["calibrated_on"])
+    (page,) = [line for line in (ROOT / "docs/outside.md").read_text().splitlines() if "- maximum reserved, " in line]
+    assert " ".join(page.split()[3:5]) == "53 runs:"
+    headline = results._outside(record, "a record")[1]
+    assert headline.startswith("maximum reserved of 53 runs:")
+    fitted["error"]["reserved_max"] = 9.0
+    assert results._outside(record, "a record")[1] == headline
+
+
+def test_a_headline_of_memory_names_the_phases_that_only_one_side_has():
+    record = json.loads(first("phases").read_text())
+    close = next(row for row in record["phases"] if abs(row["error"]) < 0.005)
+    record["phases"] = [close, close | {"error": 0.005}, close | {"error": -0.0049, "phase": "score"}]
+    headline = results._memory(record, "a record")[1]
+    assert headline.startswith("2 of 3 phases within 0.5 %, worst 0.5%") and "only" not in headline
+    record["unmatched"] = ["rm/load: predicted, not measured"]
+    assert results._memory(record, "a record")[1] == headline + ", 1 only predicted or only measured"
+
+
 def test_the_designs_that_headlines_compare_are_contenders():
-    ours = {name for method in peer.METHODS.values() for name in method.ours}
-    theirs = {name for method in peer.METHODS.values() for name in method.theirs}
+    ours = {name for method in contenders.METHODS.values() for name in method.ours}
+    theirs = {name for method in contenders.METHODS.values() for name in method.theirs}
     assert {pair[0] for pair in results.ALIKE} <= ours and {pair[1] for pair in results.ALIKE} <= theirs
     lost = {name: {"out_of_memory": True} for name in (*ours, *theirs)}
-    assert results._peer({"figures": lost, "peer": "trl"})[1] == "like designs did not fit both"
+    record = json.loads(first("figures").read_text()) | {"figures": lost}
+    assert results._peer(record, "a record")[1] == "like designs did not fit both"
 
 
 @pytest.mark.parametrize(
@@ -110,15 +134,15 @@ def test_the_designs_that_headlines_compare_are_contenders():
 )
 def test_a_page_shows_the_newest_comparison_with_the_peer(folder, page):
     newest = max((ROOT / "results/peers" / folder).glob("cpu_*.json"), key=lambda file: file.name)
-    record = json.loads(newest.read_text())
+    record = read(newest, PeerRecord)
     assert record["code"]["dirty"] is False
     text = (ROOT / "docs" / page).read_text()
-    assert peer.markdown(record) in text
-    assert peer.phases_table(record) in text
+    assert figures.markdown(record) in text
+    assert figures.phases_table(record) in text
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         pytest.param(lambda r: r.update(seeds={}), "seeds: dictionary should have at least 1 item", id="seeds0"),
         pytest.param(lambda r: r.update(seeds=None), "seeds: input should be a valid dict", id="seedsx"),
@@ -133,13 +157,13 @@ def test_a_page_shows_the_newest_comparison_with_the_peer(folder, page):
         pytest.param(lambda r: r.update(device="cpu"), "device: input should be", id="device"),
     ],
 )
-def test_a_record_that_is_damaged_is_one_line(tmp_path, monkeypatch, capsys, change, said):
+def test_a_record_that_is_damaged_is_one_line(tmp_path, monkeypatch, capsys, change, message):
     record = json.loads(next(file for file in SEEDS if "cpu-tiny" in file.parts).read_text())
     change(record)
     file = tmp_path / "record.json"
     file.write_text(json.dumps(record))
     code, out, err = rlhf(monkeypatch, capsys, "results", file)
-    assert code == 1 and out == "" and len(err.splitlines()) == 1 and said in err
+    assert code == 1 and out == "" and len(err.splitlines()) == 1 and message in err
 
 
 @pytest.mark.parametrize("directory", RELEASED, ids=lambda d: f"{d.parent.name}-{d.name}")
@@ -164,14 +188,16 @@ def cells(row: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("{", "cannot be read"),
-        ('{"a": 1}', "not a record of a measurement"),
-        ('{"seeds": {}}', "a record of seeds: key 'recipe' is missing"),
+        ("[]", r"cpu_2026-01-01\.json: input should be"),
+        ('{"a": 1}', r"cpu_2026-01-01\.json: not a record of a measurement"),
+        ('{"stages": {"sft": {"tokens_per_second": "9"}}}', r"json: key 'code' is missing"),
+        ('{"seeds": {}}', r"cpu_2026-01-01\.json: key 'recipe' is missing"),
     ],
 )
-def test_the_page_of_results_names_a_record_that_is_damaged(tmp_path, content, said):
+def test_the_page_of_results_names_a_record_that_is_damaged(tmp_path, content, message):
     (tmp_path / "cpu_2026-01-01.json").write_text(content)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         results.page(tmp_path)

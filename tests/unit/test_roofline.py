@@ -169,11 +169,11 @@ def test_the_page_shows_the_tables_of_the_command():
 
 
 @pytest.mark.parametrize(
-    ("folder", "stage", "said"),
+    ("folder", "stage", "message"),
     [("12gb-qwen3-4b/v1", "ppo", "recipes for one card"), ("h100-mistral-7b/v2", "rloo", "no section rloo")],
 )
-def test_what_has_no_roofline_is_refused(folder, stage, said):
-    with pytest.raises(UserError, match=said):
+def test_what_has_no_roofline_is_refused(folder, stage, message):
+    with pytest.raises(UserError, match=message):
         roofline.predict(recipe.load(RECIPES / folder), stage)
 
 

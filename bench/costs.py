@@ -1,0 +1,73 @@
+"""Costs of measured stages beside every figure that is published for them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from bench.kinds import StageSteps
+from rlhf.observe import console
+from rlhf.recipe import PinnedRecipe, StageName, published
+from rlhf.recipe.published import Figure, Spent, Verdict
+
+Compared = tuple[Figure, float | None, Verdict]  # a published figure, the cost here in its unit, the verdict
+
+
+def comparisons(
+    loaded: PinnedRecipe, stages: Mapping[StageName, StageSteps], price: float | None = None
+) -> list[Compared]:
+    """Compare every published cost of the measured stages, then those of all stages together.
+
+    Hours and dollars are projected from the measured steps. `price` is in dollars per hour of one card.
+    """
+    measured = {stage: row for stage, row in stages.items() if not row.get("out_of_memory")}
+    spent: dict[str, Spent] = {
+        stage: Spent(
+            row["peak_vram_bytes"] / published.GB if row["peak_vram_bytes"] else None,
+            row["hours"],
+            loaded.recipe.processes(stage),
+        )
+        for stage, row in measured.items()
+    }
+    compared: list[Compared] = []
+    for figure in loaded.targets:
+        if not published.is_cost(figure.metric):
+            continue
+        if figure.stage == "all":
+            compared.append((figure, *published.compare_total(figure, spent, price)))
+        elif figure.stage in measured:
+            value = costs(measured[figure.stage]).get(figure.metric or "")
+            compared.append((figure, value, published.verdict_of(figure, value)))
+    return sorted(compared, key=lambda row: row[0].stage == "all")
+
+
+def costs(row: StageSteps) -> dict[str, float]:
+    """Return the costs of a stage's measured steps in GB and hours, by the metric of a published figure."""
+    by_metric = {
+        f"component_gb.{name}": size / published.GB for name, size in (row.get("component_bytes") or {}).items()
+    }
+    for metric, size in (("peak_vram_gb", row["peak_vram_bytes"]), ("adapter_gb", row.get("adapter_bytes"))):
+        if size:
+            by_metric[metric] = size / published.GB
+    return by_metric if row["hours"] is None else by_metric | {"hours": row["hours"]}
+
+
+def figure_rows(compared: Sequence[Compared]) -> list[tuple[str, ...]]:
+    """Return a table row for each comparison: stage, figure with its heading, published, here, verdict."""
+    return [
+        (figure.stage, figure.title, console.figure_text(figure), console.number(value), str(verdict))
+        for figure, value, verdict in compared
+    ]
+
+
+def worse(compared: Sequence[Compared]) -> Iterator[str]:
+    """Yield a line for each cost that is worse than every figure published for it.
+
+    A guide may publish several figures for one cost that disagree; a cost that reproduces one of them is not worse.
+    """
+    by_cost: dict[tuple[str, str | None], list[Compared]] = {}
+    for row in compared:
+        by_cost.setdefault((row[0].stage, row[0].metric), []).append(row)
+    for (stage, metric), rows in by_cost.items():
+        if published.best(verdict.word for *_, verdict in rows) in published.BAD:
+            listing = "; ".join(
+                f"{verdict} than {figure.title}, {console.figure_text(figure)}" for figure, _, verdict in rows
+            )
+            yield f"{stage}: {metric} {rows[0][1]:.3g} is {listing}"

@@ -1,0 +1,43 @@
+"""Figures that follow from measured steps and a prediction: shares of a device's rates, and projected hours."""
+
+from collections.abc import Mapping
+
+from bench.kinds import Ceilings, StageSteps
+from rlhf.memory import projection
+from rlhf.memory.phases import PredictedStage
+from rlhf.recipe import PinnedRecipe, StageName
+
+
+def derived_figures(
+    loaded: PinnedRecipe,
+    stage: StageName,
+    row: StageSteps,
+    predicted: PredictedStage,
+    best: Ceilings,
+    shape: str,
+) -> StageSteps:
+    """Return MFU, HFU, MBU, predicted peak and projected hours of a stage's steps; None for what is unknown."""
+    shares: StageSteps = {"mfu": None, "hfu": None, "mbu": None, "hours": None}
+    shares["predicted_peak_bytes"] = predicted[""].peak_bytes
+    if row.get("out_of_memory"):
+        return shares
+    if shape == "longest":  # operations are known for the longest rows
+        shares["mfu"], shares["hfu"] = (
+            _rate(row, projection.step_flops(loaded.recipe, stage, predicted, of_model)) / best["flops"]
+            for of_model in (True, False)
+        )
+        if stage == "ppo":
+            ppo = loaded.recipe.ppo
+            decoded = (ppo.response_length - 1) * -(-ppo.batch_size // ppo.rollout_batch_size)
+            bytes_read = decoded * projection.decoding_bytes(loaded.recipe, predicted)
+            shares["mbu"] = bytes_read / row["phase_seconds"]["rollout/decode"]["median"] / best["bandwidth"]
+    total = projection.optimizer_steps(loaded.recipe, stage)
+    if total is not None:
+        shares["hours"] = total * row["step_seconds"]["median"] / 3600
+    return shares
+
+
+def _rate(row: StageSteps, flops: Mapping[str, float]) -> float:
+    """Return the operations per second of all phases but decoding."""
+    dense = {phase: n for phase, n in flops.items() if phase != "rollout/decode"}
+    return sum(dense.values()) / sum(row["phase_seconds"][phase]["median"] for phase in dense)

@@ -1,0 +1,197 @@
+"""What the items of the GPU benchmark measure: the key `measured` of their records, with units.
+
+Seconds are the wall's. An item fills its keys one by one, so that one that was cut off has only the first; nothing
+here needs a GPU or torch. Where a variant is refused or fails, a text with the error stands in place of its figures.
+"""
+
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
+
+from bench.kinds import Ceilings, Spread, StageSteps
+from rlhf.recipe import StageName
+
+
+class DeviceFigures(TypedDict, total=False):
+    """The card, its driver and packages, and its rates (machine:device)."""
+
+    other_packages: list[str]  # a line for each required package that is missing or of another version
+    without: list[str]  # a line for each optional package that is missing
+    capability: list[int]  # compute capability, major and minor
+    multiprocessors: int
+    l2_bytes: int | None
+    cudnn: int | None
+    cudnn_attention: bool
+    smi: str | None  # driver, clocks, power limit and ECC by nvidia-smi; None where it cannot be run
+    ceilings: Ceilings
+
+
+class Agreement(TypedDict):
+    """How far a variant draws the tokens of plain steps."""
+
+    share: float  # of the tokens, 0 to 1
+
+
+class GraphFigures(TypedDict, total=False):
+    """Whether graphs can be captured one after another: `works` or an error (machine:graphs)."""
+
+    own_pool: str
+    rollout: dict[str, Agreement] | str  # by variant
+    shared_pool: str
+
+
+class AllocatorPeaks(TypedDict):
+    """Peaks of torch's allocator in bytes; None on a CPU, whose allocator reserves nothing."""
+
+    allocated: int | None
+    reserved: int | None
+
+
+class AllocatorFigures(TypedDict, total=False):
+    """Peaks with expandable segments and with fixed ones (machine:allocator)."""
+
+    expandable: AllocatorPeaks
+    fixed: AllocatorPeaks
+
+
+class KernelTime(TypedDict):
+    """The kernel that torch chooses for a shape, and the milliseconds of its first and of a later call."""
+
+    kernel: str
+    first_ms: float
+    later_ms: float  # the median of three
+
+
+KernelTable = dict[str, KernelTime | str]  # by shape
+# "as the stages run" and the other setting of cuDNN -> kernels by shape; and whether the stages allow cuDNN
+# (attention:measure).
+AttentionFigures = dict[str, bool | KernelTable]
+
+
+class SuiteFigures(TypedDict, total=False):
+    """Outcome of each test (passed, skipped, failure, error), and the messages of those that failed (suites)."""
+
+    tests: dict[str, str]
+    messages: dict[str, str]
+
+
+class DecodingTime(TypedDict):
+    """Seconds of a decoding step and of a prefill over all rollouts but the first."""
+
+    first_step_seconds: float  # of a step in the first rollout, captures included
+    step_seconds: NotRequired[Spread]
+    prefill_seconds: NotRequired[Spread]
+    mbu: NotRequired[float]  # bytes to read over the median step, over the rate of a large copy
+
+
+class DecodingRows(TypedDict):
+    """A number of rows: what a step must read, and the time of each variant."""
+
+    bytes_read: int
+    variants: dict[str, DecodingTime | str]
+
+
+class DecodingFigures(TypedDict, total=False):
+    """Decoding steps by number of rows (decoding:measure)."""
+
+    bandwidth: float  # bytes per second of a large copy
+    prompt: int  # tokens
+    response: int  # tokens
+    rows: dict[str, DecodingRows]
+
+
+class MicroBatchTime(TypedDict):
+    """Seconds of a micro-batch over all rounds."""
+
+    seconds: Spread  # forward and backward pass, until the device is done
+    host_seconds: Spread  # until the host has queued them
+    scoring_seconds: Spread  # a forward pass without gradients
+    operations: int  # floating-point, without 4-bit products
+    peak_bytes: int | None
+    mfu: float
+
+
+class MicroBatch(TypedDict):
+    """A stage's micro-batch: its size and the time of each variant."""
+
+    rows: int
+    length: int  # tokens
+    variants: dict[str, MicroBatchTime | str]
+
+
+class TrainingFigures(TypedDict, total=False):
+    """Micro-batches by stage, and a role switch (training:measure)."""
+
+    flops: float  # operations per second of a large product
+    switch_ms: float  # the median
+    micro_batches: dict[str, MicroBatch]
+
+
+class PhasePeaks(TypedDict):
+    """A phase's peaks in bytes; with a prediction also that and its error."""
+
+    stage: StageName
+    phase: str
+    measured_bytes: int
+    reserved_bytes: int | None
+    predicted_bytes: NotRequired[int]
+    error: NotRequired[float]  # predicted / measured - 1
+
+
+class DidNotFit(TypedDict):
+    """A stage that ran out of memory, and torch's message."""
+
+    stage: StageName
+    error: str
+
+
+class MemoryFigures(TypedDict, total=False):
+    """Peaks of every phase beside predicted.json (memory:measure)."""
+
+    phases: list[PhasePeaks]
+    unmatched: list[str]  # a line for each phase that is only predicted or only measured
+    out_of_memory: list[DidNotFit]
+
+
+class SpeedFigures(TypedDict, total=False):
+    """Real steps of stages; MFU, MBU, hours and roofline once they are predicted (speed:measure)."""
+
+    shape: str  # of rows: hh or longest
+    ceilings: Ceilings
+    stages: dict[StageName, StageSteps]
+
+
+# Layer and rows -> choice -> median microseconds of a product over a ring of weights, or an error (nf4:products).
+ProductFigures = dict[str, dict[str, float | str]]
+
+
+class OptimizerTime(TypedDict):
+    """Ten steps of an optimizer."""
+
+    step_seconds: float  # the median
+    state_bytes_allocated: int  # by torch's allocator; paged states are not in it
+
+
+class PagedFigures(TypedDict, total=False):
+    """8-bit AdamW with and without paged states (nf4:paged)."""
+
+    unpaged: OptimizerTime
+    paged: OptimizerTime
+    paged_bytes: int
+    same_weights: bool
+
+
+# Function of an item (`Item.function`) -> what it measures.
+FIGURES: dict[str, Any] = {
+    "machine:device": DeviceFigures,
+    "machine:graphs": GraphFigures,
+    "machine:allocator": AllocatorFigures,
+    "attention:measure": AttentionFigures,
+    "suites:measure": SuiteFigures,
+    "decoding:measure": DecodingFigures,
+    "training:measure": TrainingFigures,
+    "memory:measure": MemoryFigures,
+    "speed:measure": SpeedFigures,
+    "nf4:products": ProductFigures,
+    "nf4:paged": PagedFigures,
+}

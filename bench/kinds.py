@@ -1,0 +1,362 @@
+"""The kinds of records below results/ and the rows in them: keys with their units. `bench.reading` checks files.
+
+Units: keys that end in `_seconds` or `_bytes` have them; `flops` are floating-point operations. Where a row has a
+`clock`, its seconds are those of that clock: `cpu`, of all threads of the process, or `wall`. A key that is
+NotRequired is absent where it was not measured, or in records from before it.
+
+The record of seeds is `rlhf.run.outcomes.Reproduction`, the records of `bench.gpu` are in bench/gpu/record.py.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict  # comes with pydantic, which checks typing's own only from Python 3.12 on
+
+from rlhf.recipe import StageName
+
+Clock = Literal["cpu", "wall"]
+Overrides = Mapping[str, object]  # changes of a recipe: dotted key -> value
+
+
+# -- where a record comes from ---------------------------------------------------------------------------------------
+
+
+class Code(TypedDict):
+    """The commit of the code that measured, and whether files differed from it; None where git does not say."""
+
+    commit: str | None
+    dirty: bool | None
+
+
+class Device(TypedDict):
+    """The device, as `rlhf.observe.telemetry.device_facts` describes it. All CPUs have the name `cpu`."""
+
+    type: str
+    name: str
+    model: NotRequired[str]  # of a CPU; records before 2026-11-22 lack it
+    threads: NotRequired[int]  # of torch, on a CPU
+    memory_bytes: NotRequired[int]  # of a GPU
+    memory_cap: NotRequired[str | None]  # RLHF_VRAM_CAP
+    cuda: NotRequired[str | None]
+    driver: NotRequired[str | None]
+
+
+class Traced(TypedDict):
+    """What every kind of record has: the code that made it, and the device; some kinds have its name alone."""
+
+    code: Code
+    device: Device | str
+
+
+class OfRecipe(Traced):
+    """What a record about a recipe has, too."""
+
+    recipe: str  # its name; of bench.layers name and version
+    recipe_sha256: str
+    version: NotRequired[str]
+    modified: NotRequired[bool]
+    overrides: NotRequired[Overrides]
+
+
+# -- python -m bench: key `stages` -----------------------------------------------------------------------------------
+
+
+class Spread(TypedDict):
+    """Median, lower and upper quartile, and number of repeated measurements."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+
+class Ceilings(TypedDict):
+    """Measured rates of a device: of a large product in operations, of a large copy in bytes read and written."""
+
+    flops: float  # per second
+    bandwidth: float  # bytes per second
+
+
+class Bound(TypedDict):
+    """The least seconds of a phase by the roofline, beside the measured ones."""
+
+    least_seconds: float
+    seconds: float
+    reached: float  # least over measured
+
+
+class StageSteps(TypedDict, total=False):
+    """A stage's row: what its steps took after the warm-up. One that did not fit has only `out_of_memory`.
+
+    The last keys are those that `bench.__main__.derived_figures` adds; None where a figure is unknown.
+    """
+
+    out_of_memory: bool
+    cannot_run: str  # why, of a package that the ablation tries
+    clock: Clock
+    step_seconds: Spread
+    phase_seconds: dict[str, Spread]
+    tokens_per_step: float  # real tokens, no padding; the mean
+    tokens_per_second: float
+    evaluate_seconds: float | None  # wall
+    peak_vram_bytes: int | None  # allocated by torch; None on a CPU
+    phase_peak_bytes: dict[str, int] | None
+    reserved_vram_bytes: int | None  # held by torch's allocator
+    used_vram_bytes: int | None  # of the card, by all processes and the driver
+    phase_joules: dict[str, float] | None
+    peak_rss_bytes: int  # resident pages of the process
+    component_bytes: dict[str, int] | None
+    adapter_bytes: int | None  # of the files
+    predicted_peak_vram_bytes: int | None  # by the stage itself, before it began
+    mfu: float | None  # share of the rate of a large product, 0 to 1, without recomputed operations
+    hfu: float | None  # the same with them
+    mbu: float | None  # of decoding: share of the rate of a large copy, 0 to 1
+    hours: float | None  # of the whole stage by the median step and its clock, projected
+    predicted_peak_bytes: int
+    roofline: dict[str, Bound]  # by phase, in records of the GPU benchmark
+
+
+class StepsRecord(OfRecipe):
+    """A record of `python -m bench`."""
+
+    date: str  # ISO 8601
+    shape: str  # of rows: hh or longest
+    steps: int  # after the warm-up
+    packages: dict[str, str]
+    python: str
+    ceilings: Ceilings
+    stages: dict[StageName, StageSteps]
+
+
+# -- python -m bench.memory measure: key `phases` --------------------------------------------------------------------
+
+
+class ComparedPhase(TypedDict):
+    """A phase with both peaks."""
+
+    stage: StageName
+    phase: str
+    predicted_bytes: int
+    measured_bytes: int
+    error: float  # predicted / measured - 1
+
+
+class MemoryRecord(OfRecipe):
+    """A record of `python -m bench.memory measure`."""
+
+    phases: list[ComparedPhase]
+    unmatched: NotRequired[list[str]]  # a line for each phase that only one side has
+
+
+# -- python -m bench.peer: key `figures` -----------------------------------------------------------------------------
+
+
+class Contender(TypedDict, total=False):
+    """A contender's row; of one that does not fit only `out_of_memory`. Ratios are to TRL's two."""
+
+    out_of_memory: bool
+    seconds_per_step: float  # median by `clock`
+    seconds_range: list[float]  # least and most
+    clock: Clock
+    samples_per_second: float  # by the wall
+    peak_over_loaded_bytes: float  # above what the loaded models take; the median of the runs
+    steps_measured: int
+    seconds_by_phase: dict[str, float]  # medians of the runs' medians
+    times_faster: list[float]
+    memory_ratio: list[float]
+
+
+class Floor(TypedDict):
+    """Operations of each phase of a step, and the rate of a large product on the device."""
+
+    contender: NotRequired[str]  # whose operations these are; records before it was named counted our first one
+    flops_per_second: float
+    flops_per_step: dict[str, float]
+
+
+class PeerProvenance(Traced):
+    """What the figures beside a peer were measured with."""
+
+    date: str  # ISO 8601
+    model: dict[str, int | str]  # sizes, dtype, weights
+    method: NotRequired[str]  # records from before the key are of PPO
+    batch: int  # responses of a step
+    group: NotRequired[int]  # responses to a prompt
+    prompt_tokens: list[int]  # least and most
+    new_tokens: int
+    epochs: int
+    micro_batch: int  # rows
+    repeats: int  # runs of each contender
+    peer: str
+    second_peer: NotRequired[dict[str, str]]  # package -> version
+    packages: dict[str, str]
+
+
+class PeerRecord(PeerProvenance):
+    """A record of `python -m bench.peer`."""
+
+    figures: dict[str, Contender]
+    floor: Floor
+
+
+# -- python -m bench.peer.supervised: key `stages_beside` ------------------------------------------------------------
+
+
+class Side(TypedDict):
+    """One side's median over its repeats, and the range of them. Ratios are ours to TRL's, in our row alone."""
+
+    step_seconds: float
+    step_seconds_range: NotRequired[list[float]]
+    tokens_per_second: float
+    peak_bytes: float | None  # of a GPU while it trains; None on a CPU
+    clock: NotRequired[Clock]
+    times_faster: NotRequired[float]
+    times_faster_range: NotRequired[list[float]]
+    times_faster_tuned: NotRequired[float]
+    times_faster_tuned_range: NotRequired[list[float]]
+    memory_ratio: NotRequired[float]
+
+
+class SupervisedRecord(OfRecipe):
+    """A record of `python -m bench.peer.supervised`."""
+
+    date: str  # ISO 8601
+    peer: str
+    packages: dict[str, str]
+    repeats: int
+    stages_beside: dict[StageName, dict[str, Side]]  # ours; trl; trl, tuned
+
+
+# -- python -m bench.layers: key `adapters_in` -----------------------------------------------------------------------
+
+
+class CurvePoint(TypedDict):
+    """An evaluation during PPO, on the validation rows."""
+
+    step: int
+    seconds: float  # CPU seconds of the training steps so far, evaluations left out
+    gain: float  # true reward, standard deviations of SFT's samples
+    kl: float  # nats per token
+
+
+class LayersRun(TypedDict):
+    """What one seed's chain cost and learned."""
+
+    stage_cpu_seconds: dict[str, float]  # of the whole process: loading and evaluation included
+    reward_model_accuracy: float
+    phase_cpu_seconds: dict[str, float]
+    ppo: dict[str, float]
+    curve: list[CurvePoint]
+
+
+class LayersMeans(TypedDict):
+    """Means over the seeds of one choice of layers."""
+
+    true_gain: float  # standard deviations of SFT's samples
+    true_gain_range: list[float]
+    kl_per_token: float  # nats
+    step_cpu_seconds: float
+    chain_cpu_seconds: float
+    curve: list[CurvePoint]
+    seconds_to_gain: dict[str, float | None]  # gain -> CPU seconds of steps; None where it is not reached
+
+
+class LayersProvenance(OfRecipe):
+    """What the chains of `python -m bench.layers` ran with."""
+
+    date: str  # ISO 8601
+    packages: dict[str, str]
+    command: str
+
+
+class LayersRecord(LayersProvenance):
+    """A record of `python -m bench.layers`."""
+
+    adapters_in: dict[str, dict[str, LayersRun]]  # choice of layers -> seed -> run
+    summary: dict[str, LayersMeans]
+
+
+# -- python -m bench.outside: key `outside` --------------------------------------------------------------------------
+
+
+class Source(TypedDict):
+    """Where measured figures of other people come from."""
+
+    repository: str
+    commit: str
+    path: str
+    licence: str
+    unit: str
+    hardware: str
+
+
+class RunsSource(Source):
+    """The source of PEFT's comparison."""
+
+    model: str
+
+
+class PackedSource(Source):
+    """The source of fms-acceleration's runs."""
+
+    settings: str
+    versions: dict[str, str]
+
+
+class TimedStep(TypedDict):
+    """What a step computes, moves and launches as counted, and the seconds that it took as measured."""
+
+    flops: float
+    moved: float  # bytes
+    launched: float  # operations
+    seconds_measured: float  # wall
+
+
+class Parameters(TypedDict):
+    """Numbers of trainable parameters."""
+
+    measured: int
+    predicted: int
+
+
+class OutsideRow(TypedDict):
+    """A run of PEFT's comparison in bytes by size; `failed` says why one has no prediction."""
+
+    name: str
+    file: str
+    measured: dict[str, int]
+    failed: NotRequired[str]
+    predicted: NotRequired[dict[str, int]]
+    error: NotRequired[dict[str, float]]  # predicted / measured - 1
+    trainable_parameters: NotRequired[Parameters]
+    sizes_exact: NotRequired[bool]  # whether polynomials in the length give the recorded bytes
+    step: NotRequired[TimedStep]
+
+
+class PackedRow(TypedDict):
+    """A run of fms-acceleration in bytes by size."""
+
+    name: str
+    measured: dict[str, int]
+    predicted: dict[str, int]
+    error: dict[str, float]  # predicted / measured - 1
+    step: TimedStep
+
+
+class Calibrated(TypedDict):
+    """The two numbers that are fitted to one run."""
+
+    shape: float  # of the gamma distribution of lengths
+    longest: int  # tokens
+
+
+class OutsideRecord(Traced):
+    """A record of `python -m bench.outside`."""
+
+    outside: RunsSource
+    calibrated_on: str
+    calibrated: Calibrated
+    packages: dict[str, str]
+    rows: list[OutsideRow]
+    packed_source: PackedSource
+    packed: list[PackedRow]

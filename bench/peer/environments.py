@@ -1,0 +1,41 @@
+"""Environments of peers whose packages do not go with ours; they are made when they are needed first."""
+
+import os
+import shlex
+import subprocess
+import venv
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from rlhf.observe.console import OUT
+
+TRL = "1.12.0"  # the last release with a PPOTrainer
+# torchtune's last release and the last torchao with which it can be imported; what else it needs is left to pip.
+TORCHTUNE = {"torchtune": "0.6.1", "torchao": "0.10.0"}
+
+
+def peer_python(folder: Path) -> Path:
+    """Return the interpreter of an environment that holds TRL 1.12 and otherwise the versions installed here."""
+    return _environment(folder, {"trl": TRL}, ("torch", "transformers", "peft", "accelerate", "datasets"))
+
+
+def torchtune_python(folder: Path) -> Path:
+    """Return the interpreter of an environment that holds torchtune, and torch and transformers as installed here."""
+    return _environment(folder, TORCHTUNE, ("torch", "transformers"))
+
+
+def _environment(folder: Path, packages: Mapping[str, str], ours: Sequence[str]) -> Path:
+    """Return the interpreter of an environment with `packages` and the versions installed here of `ours`; make it."""
+    python = folder / "bin" / "python"
+    check = "; ".join(f"assert version({name!r}) == {wanted!r}" for name, wanted in packages.items())
+    check = f"from importlib.metadata import version; {check}; import {', '.join(packages)}"
+    if not python.exists() or subprocess.run([str(python), "-c", check], capture_output=True).returncode:
+        pins = [f"{name}=={wanted}" for name, wanted in packages.items()]
+        OUT.print(f"installing {' and '.join(pins)} into {folder}; this takes minutes")
+        venv.create(folder, with_pip=True, clear=True)
+        # A local version, as 2.13.0+cpu, is not one that can be asked for.
+        pins += [f"{name}=={version(name)}".split("+")[0] for name in ours]
+        more = shlex.split(os.environ.get("PIP_ARGS", ""))
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *more, *pins], check=True)
+    return python

@@ -1,0 +1,39 @@
+"""What every program puts into a record about its origin, and the refusal to save one that could not be traced."""
+
+import datetime
+from typing import TYPE_CHECKING, cast
+
+from bench.kinds import Device
+from rlhf.errors import UserError
+from rlhf.run.provenance import code_version
+
+if TYPE_CHECKING:
+    import torch
+
+
+def today() -> str:
+    """Return the date of a record, ISO 8601."""
+    return datetime.date.today().isoformat()
+
+
+def describe(device: "torch.device") -> Device:
+    """Return the facts about a device that a record names."""
+    from rlhf.observe.telemetry import device_facts
+
+    return cast(Device, device_facts(device))
+
+
+def require_committed_code(option: str = "--save") -> None:
+    """Raise UserError if the code differs from its commit, or has none: a record must name the code that made it."""
+    if code_version()["dirty"] is not False:
+        raise UserError(f"{option}: the code differs from its commit, or has none: commit first, or leave out {option}")
+
+
+def device_name(device: Device | str | None) -> str:
+    """Return the name of a record's device, which some kinds have as a string alone; empty where there is none."""
+    return device if isinstance(device, str) else device["name"] if device else ""
+
+
+def device_folder(name: str) -> str:
+    """Return the name of a device as folders below results/ have it."""
+    return name.lower().replace(" ", "-")
