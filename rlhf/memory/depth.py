@@ -29,10 +29,15 @@ class _Release(NamedTuple):
     oldest: int
 
 
+class NotAligned(Exception):
+    """The events of the two depths do not match."""
+
+
 def deepen(shallow: Sequence[Event], deeper: Sequence[Event], layers: int) -> list[Event]:
     """Return the events for `layers` layers, from those with 2 and 4 layers.
 
-    An odd number of layers is rounded up. Below 4 layers, the events with 2 or 4 are returned as they are.
+    An odd number of layers is rounded up. Up to 4 layers, the events with 2 or 4 are returned as they are.
+    Raises NotAligned if the events of the two depths do not match.
     """
     low, high = DEPTHS
     if layers <= high:
@@ -149,14 +154,14 @@ class _Builder:
 def _between_marks(
     shallow: Sequence[Event], deeper: Sequence[Event]
 ) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Yield stretches of both lists that begin with the same mark. Raises ValueError if the marks differ."""
+    """Yield stretches of both lists that begin with the same mark. Raises NotAligned if the marks differ."""
     marks = [[index for index, event in enumerate(events) if event.storage is None] for events in (shallow, deeper)]
     names = [
         [(events[index].phase, events[index].name) for index in indices]
         for events, indices in zip((shallow, deeper), marks, strict=True)
     ]
     if names[0] != names[1]:
-        raise ValueError("the phases at 2 and 4 layers are not the same")
+        raise NotAligned("the phases at 2 and 4 layers are not the same")
     edges = [(0, 0), *zip(*marks, strict=True), (len(shallow), len(deeper))]
     yield from pairwise(edges)
 
@@ -198,10 +203,10 @@ def align(shallow: Sequence[tuple[str, int]], deeper: Sequence[tuple[str, int]])
     """Return the index in `deeper` of each entry of `shallow`, with the fewest insertions and different pairs.
 
     Dynamic programming over how much of `deeper` was inserted so far; a row is the state after one of `shallow`.
-    Raises ValueError if `shallow` is longer than `deeper`.
+    Raises NotAligned if `shallow` is longer than `deeper`.
     """
     if len(deeper) < len(shallow):
-        raise ValueError("fewer events with more layers")
+        raise NotAligned("fewer events with more layers")
     start = next((n for n, (a, b) in enumerate(zip(shallow, deeper, strict=False)) if a != b), len(shallow))
     inserted = len(deeper) - len(shallow)
     end = len(shallow)

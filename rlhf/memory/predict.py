@@ -1,4 +1,4 @@
-"""Peak memory of each phase of each stage: rehearsed at two depths, carried on to the recipe's number of layers.
+"""Peak memory of each phase of each stage: rehearsed at two depths, extrapolated to the recipe's number of layers.
 
 Every layer of a decoder is alike. What a phase holds at its peak therefore grows linearly with their number as long as
 the same operation makes the peak. What the allocator reserves does not; rlhf/memory/depth.py repeats a layer's events.
@@ -199,7 +199,7 @@ def _extrapolate(shallow: Peak, deeper: Peak, layers: int, workspace: int) -> Pr
         total = line(sum(a.values()), sum(b.values()))
         if total > highest:
             highest, components = total, {name: line(a.get(name, 0), b.get(name, 0)) for name in {**a, **b}}
-    components = _rounded_to_total(components, highest) | {"workspace": workspace}
+    components = _without_negative(components, highest) | {"workspace": workspace}
     return PredictedPhase(
         sum(components.values()),
         {name: components[name] for name in (*COMPONENTS, "workspace") if components.get(name)},
@@ -211,15 +211,18 @@ def _extrapolate(shallow: Peak, deeper: Peak, layers: int, workspace: int) -> Pr
     )
 
 
-def _rounded_to_total(components: dict[str, int], total: int) -> dict[str, int]:
-    """Return the components of a peak without negative sizes; they add up to `total`.
+def _without_negative(components: dict[str, int], total: int) -> dict[str, int]:
+    """Return the components of a peak without negative sizes; they add up to `total`, which is not negative.
 
-    A component's line may fall below zero if the peak was made at different moments at the two depths. What is lacking
-    then is taken off the largest component.
+    A component's line may fall below zero if the peak was made at different moments at the two depths. The surplus of
+    the others is then subtracted from the largest ones. What rounding has lost is added to the largest.
     """
     positive = {name: max(0, size) for name, size in components.items()}
-    if positive:
-        positive[max(positive, key=positive.__getitem__)] -= sum(positive.values()) - total
+    surplus = sum(positive.values()) - total
+    for name in sorted(positive, key=positive.__getitem__, reverse=True):
+        part = min(positive[name], surplus)
+        positive[name] -= part
+        surplus -= part
     return positive
 
 

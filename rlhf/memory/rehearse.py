@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.memory import cards
-from rlhf.memory.depth import deepen
+from rlhf.memory.depth import NotAligned, deepen
 from rlhf.memory.phases import (
     DECODING_STEP,
     DEPTHS,
@@ -105,9 +105,9 @@ def reserved_at_depth(
     shallow, deeper = events
     try:
         deep = deepen(shallow, deeper, architecture.num_hidden_layers)
-        return replay(deep, expandable, cards.workspace(hardware.name))
-    except ValueError:
+    except NotAligned:
         return None
+    return replay(deep, expandable, cards.workspace(hardware.name))
 
 
 def _operations(loaded: PinnedRecipe) -> dict[str, RehearsedRole]:

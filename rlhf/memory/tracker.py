@@ -115,7 +115,10 @@ class Tracker(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def count_flops(self, flops: int, recomputed: bool = False) -> None:
-        """Count floating-point operations of the phase that runs, beside those that are counted by themselves."""
+        """Add floating-point operations to the phase that runs; `recomputed`: a backward pass repeats them.
+
+        The first of the forward and of the backward thread are marked as PRODUCT.
+        """
         if _in_backward() not in self._multiplied:
             self._multiplied.add(_in_backward())
             self.mark(PRODUCT)
@@ -160,11 +163,11 @@ class Tracker(TorchDispatchMode):
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Track nothing inside the block."""
-        self._paused = True
+        before, self._paused = self._paused, True
         try:
             yield
         finally:
-            self._paused = False
+            self._paused = before
 
     def label_what_is_known(self) -> None:
         """Label the weights, gradients and optimizer states that are there now."""

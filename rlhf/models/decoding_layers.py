@@ -161,7 +161,7 @@ class _DownProjection:
 
 
 def _plain_adapters(model: Model) -> dict[nn.Module, _Adapter]:
-    """Return the LoRA layers that add scaling * B A x of one adapter, with its name.
+    """Return the LoRA layers that add scaling * B A x of one active adapter, with its parts.
 
     All other layers keep peft's forward pass.
     """

@@ -96,12 +96,11 @@ class Roles:
             if before is not None:
                 self.activate(before)
 
-    def guard_backward(self, states: Tensor) -> None:
-        """Let the backward pass of hidden states raise RuntimeError when another role is active by then.
+    def guard_backward(self, states: Tensor, role: Role) -> None:
+        """Let the backward pass of a role's hidden states raise RuntimeError when another role is active by then.
 
         The check runs before any layer is recomputed.
         """
-        role = self.active
 
         def check(gradient: Tensor) -> None:
             if self.active != role:

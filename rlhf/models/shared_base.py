@@ -129,13 +129,14 @@ class SharedBase:
         """Return final-norm hidden states (B, T, H) of the active role.
 
         Right padding needs no mask under causal attention. The backward pass of the library's states raises
-        RuntimeError when another role is active by then.
+        RuntimeError when another role is active by then. Raises RuntimeError without an active role.
         """
         if self.lean_trunk is not None:
             return self._lean(ids)
+        role = self._active
         with mixed_precision(self.base):
             states: Tensor = self.base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-        self.roles.guard_backward(states)
+        self.roles.guard_backward(states, role)
         return states
 
     def response_hidden(self, rollout: Rollout) -> Tensor:
@@ -209,8 +210,9 @@ class SharedBase:
 
     @property
     def _active(self) -> Role:
-        """Return the active role."""
-        assert self.roles.active is not None
+        """Return the active role. Raises RuntimeError when there is none: any adapter would do then."""
+        if self.roles.active is None:
+            raise RuntimeError("no role is active: run the pass in `with shared.role(name)`")
         return self.roles.active
 
 

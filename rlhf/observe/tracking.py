@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,29 +32,25 @@ def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mappi
     tracker does not start, for example W&B without a key.
     """
     logs: list[Log] = []
-    closing: list[Callable[[], object]] = []
-    for name in report_to:
-        if name == "tensorboard":
-            from torch.utils.tensorboard import SummaryWriter
+    with ExitStack() as started:  # closes those that have started, also if another does not start or close
+        for name in report_to:
+            if name == "tensorboard":
+                from torch.utils.tensorboard import SummaryWriter
 
-            writer = SummaryWriter(str(folder / "tensorboard"))
-            say(f"tensorboard: metrics go to {folder / 'tensorboard'}")
-            logs.append(partial(_scalars, writer))
-            closing.append(writer.close)
-        else:
-            tracker = importlib.import_module(name)  # wandb and trackio share these three functions
-            directory = {"dir": str(folder)} if name == "wandb" else {}  # the working directory may be read-only
-            try:
-                tracker.init(project=project, name=folder.name, config=dict(config), **directory)
-            except Exception as error:  # each service has its own errors
-                raise UserError(f"--report-to {name}: {message_of(error)}") from error
-            logs.append(partial(_record, tracker))
-            closing.append(tracker.finish)
-    try:
+                writer = SummaryWriter(str(folder / "tensorboard"))
+                started.callback(writer.close)
+                say(f"tensorboard: metrics go to {folder / 'tensorboard'}")
+                logs.append(partial(_scalars, writer))
+            else:
+                tracker = importlib.import_module(name)  # wandb and trackio share these three functions
+                directory = {"dir": str(folder)} if name == "wandb" else {}  # the working directory may be read-only
+                try:
+                    tracker.init(project=project, name=folder.name, config=dict(config), **directory)
+                except Exception as error:  # each service has its own errors
+                    raise UserError(f"--report-to {name}: {message_of(error)}") from error
+                started.callback(tracker.finish)
+                logs.append(partial(_record, tracker))
         yield logs
-    finally:
-        for close in closing:
-            close()
 
 
 def _record(tracker: Any, step: int, values: Mapping[str, float]) -> None:

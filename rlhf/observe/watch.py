@@ -7,7 +7,7 @@ logged so far and returns what it sees, or None. Thresholds are ours unless a so
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from rlhf.errors import UserError
@@ -169,7 +169,7 @@ def find_overconfident(h: History) -> str | None:
 
 
 def find_high_kl(h: History) -> str | None:
-    """Return the KL to the reference, above the recipe's limit or the guide's."""
+    """Say that the KL to the reference is above the recipe's limit or the guide's; None otherwise."""
     limit = min(h.online.best_kl_limit or KL_LIMIT, KL_LIMIT)
     kl = h.last("objective/kl_per_token", 3)
     if kl is None or kl <= limit:
@@ -178,7 +178,7 @@ def find_high_kl(h: History) -> str | None:
 
 
 def find_negative_kl(h: History) -> str | None:
-    """Return the KL to the reference if k1 estimates it below -0.01."""
+    """Say that k1 estimates the KL to the reference below -0.01; None otherwise."""
     kl = h.last("objective/kl_per_token", 3)
     if kl is None or kl >= -0.01 or h.online.kl_estimator != "k1":
         return None
@@ -408,7 +408,7 @@ class LiveChecks:
     Findings named in `stop_on` end the run.
     """
 
-    def __init__(self, run: Run, stop_on: Iterable[str] = ()):
+    def __init__(self, run: Run, stop_on: Collection[str] = ()):
         self.run, self.stop_on = run, set(CHECK_NAMES if "all" in stop_on else stop_on)
         self.history = History(run.loaded.recipe, run.stage)
         earlier = read_lines(run.path / "metrics.jsonl", MetricsLine)  # of the run that is resumed

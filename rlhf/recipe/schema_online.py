@@ -165,7 +165,7 @@ class Group(OnPolicy):
     beta: NonNegative  # weight of the KL; 0: the reference is not computed in training
     epsilon: ClipRange = 0.2  # clip of the ratio; the lower clip if epsilon_high is set
     epsilon_high: Positive | None = None  # upper clip (DAPO); null: epsilon
-    mask_truncated_completions: bool = False  # responses without EOS teach nothing
+    mask_truncated_completions: bool = False  # no gradient from responses without EOS; their rewards count
     # `model`, the reward model, or functions: docs/rewards.md
     reward_funcs: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] = ("model",)
     normalize_advantages: bool = False  # mean 0 and sd 1 over the batch; GRPO with scale_rewards: none: REINFORCE++

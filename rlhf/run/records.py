@@ -1,6 +1,6 @@
 """Typed records of what run directories hold. `rlhf/run/reader.py` reads files as one of them.
 
-Unknown keys are kept: a newer version may add some. A version that changes the meaning of a key raises SCHEMA.
+Unknown keys are kept: a newer version may add some. A version that changes the meaning of a key increases SCHEMA.
 """
 
 from collections.abc import Mapping

@@ -97,7 +97,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     session.shard()  # several GPUs may divide the frozen layers
     with Bar(run.stage, options.steps) as bar:
         for step in range(learner.state.step, options.steps):
-            scored = sample_and_score(session, learner, step)  # 1, the scores of 2
+            scored = sample_and_score(session, learner, step)  # 1, the scores of 2, and 3 without the KL
             with session.phase("score"):
                 batch = make_batch(learner, scored)  # 2, 3, 4
             metrics = batch_metrics(batch, scored, learner)

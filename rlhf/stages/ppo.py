@@ -9,7 +9,8 @@
 Policy, reference and reward model are adapters on one frozen base (rlhf/models/shared_base.py). The critic is a fourth,
 which starts as the reward model's, or a head on the policy's hidden states (`value_model`). Every loss is divided by
 the number of response tokens in the whole minibatch: the micro-batch size and the number of processes change the result
-by rounding only.
+by rounding only. `TrainState` and its `Update` (rlhf/stages/online/train_state.py) draw the minibatches, clip the
+gradients, take the optimizer's steps and stop early.
 
 Shapes: B prompts, R response slots; slot t holds the t-th generated token. docs/ppo.md numbers the details, with their
 sources and what each is worth; docs/metrics.md explains every logged key; tests/oracle/test_ppo_step.py computes a
@@ -117,9 +118,8 @@ def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
         clip=options.score_clip,
         missing_eos_penalty=options.missing_eos_penalty or 0.0,
     )
-    rewards = shape_rewards(
-        kl, shaped_scores, mask, learner.state.reward_kl_coef
-    )  # the coefficient is 0 with `kl_penalty: loss`
+    # With `kl_penalty: loss` the coefficient is 0 here.
+    rewards = shape_rewards(kl, shaped_scores, mask, learner.state.reward_kl_coef)
     if options.whiten_rewards:
         rewards = whiten(rewards, mask, shift_mean=False)
 
@@ -232,7 +232,7 @@ class Learner:
 
         `token_count` is that of the minibatch. During `value_warmup_steps` the value head alone gets a gradient.
         """
-        share = micro.rollout.mask.sum() / token_count  # weight of means over these tokens in those of the minibatch
+        share = micro.rollout.mask.sum() / token_count  # of the minibatch's tokens; it weights this part's means
         with torch.set_grad_enabled(self.policy_learns):
             hidden = self.shared.response_hidden(micro.rollout)
             policy_loss, stats = self._policy_loss(micro, hidden)

@@ -448,6 +448,14 @@ def test_the_line_through_two_depths_by_hand():
     assert (phase.peak_bytes, phase.components) == (166, {"base": 2, "activations": 64, "workspace": 100})
 
 
+def test_no_component_of_a_peak_is_negative():
+    """The line of the kernels falls to -8 at eight layers; both others give what is lacking."""
+    shallow = rehearsed(step={"base": 5, "activations": 5, "kernels": 7})
+    deeper = rehearsed(step={"base": 5, "activations": 5, "kernels": 2})
+    phase = _extrapolate(shallow, deeper, 8, 0)
+    assert phase.components == {"activations": 2} and phase.peak_bytes == 2
+
+
 def test_what_was_rehearsed_is_predicted():
     """Also where an operation with the highest peak is only there with more layers, or only with fewer."""
     shallow, deeper = rehearsed(a={"base": 10}, b={"base": 30}), rehearsed(a={"base": 12}, c={"base": 40})

@@ -418,6 +418,25 @@ def test_wandb_writes_beside_the_run_s_other_files(tmp_path, monkeypatch):
     assert logged == [(3, {"loss": 0.5})]
 
 
+def test_a_tracker_is_closed_when_another_does_not_start_or_close(tmp_path, monkeypatch):
+    def fail(**options):
+        raise OSError("no network")
+
+    closed = []
+    module = types.SimpleNamespace
+    monkeypatch.setitem(sys.modules, "wandb", module(init=dict, finish=lambda: closed.append("wandb")))
+    monkeypatch.setitem(sys.modules, "trackio", module(init=fail, finish=fail))
+    with (
+        pytest.raises(UserError, match="trackio: no network"),
+        tracking.trackers(["wandb", "trackio"], tmp_path / "sft", "cpu-tiny-v1", {}),
+    ):
+        pass
+    monkeypatch.setitem(sys.modules, "trackio", module(init=dict, finish=fail))
+    with pytest.raises(OSError), tracking.trackers(["wandb", "trackio"], tmp_path / "sft", "cpu-tiny-v1", {}):
+        pass
+    assert closed == ["wandb", "wandb"]
+
+
 def test_an_output_folder_that_cannot_be_written_is_named(command, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     code, _, err = command("run", "pretrain", "--recipe", RECIPE, "--out", tmp_path / "file" / "runs")

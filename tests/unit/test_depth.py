@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhf.memory.depth import align, deepen
+from rlhf.memory.depth import NotAligned, align, deepen
 from rlhf.memory.phases import Event
 from rlhf.memory.replay import BEGIN, replay
 
@@ -127,7 +127,7 @@ def test_an_odd_depth_is_rounded_up():
 
 def test_phases_that_differ_are_an_error():
     other = [e._replace(phase=("other",)) if e.phase == ("evaluate",) else e for e in training(4)]
-    with pytest.raises(ValueError, match="the phases at 2 and 4 layers are not the same"):
+    with pytest.raises(NotAligned, match="the phases at 2 and 4 layers are not the same"):
         deepen(training(2), other, 8)
 
 
@@ -146,5 +146,5 @@ def test_an_alignment_has_the_fewest_insertions():
 
 
 def test_fewer_events_with_more_layers_are_an_error():
-    with pytest.raises(ValueError, match="fewer events"):
+    with pytest.raises(NotAligned, match="fewer events"):
         align([("a", 1)] * 3, [("a", 1)] * 2)

@@ -147,6 +147,12 @@ def test_a_backward_pass_outside_of_its_block_is_refused(shared):
         loss.backward()
 
 
+def test_a_pass_without_a_role_is_refused(shared):
+    """With the library's layers it would use whichever adapter came first."""
+    with pytest.raises(RuntimeError, match="no role is active"):
+        shared.hidden(torch.tensor([[1, 7, 8, 9]]))
+
+
 def test_a_role_that_does_not_exist_is_named(shared):
     with pytest.raises(ValueError, match="no role critic; there are policy, reference, reward, value and base"):
         shared.roles.activate("critic")

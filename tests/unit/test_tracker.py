@@ -422,8 +422,9 @@ def test_what_is_made_while_paused_is_not_there():
             x = kilobytes(8)
             with pytest.raises(ZeroDivisionError), found.paused():
                 raise ZeroDivisionError
+            z = kilobytes(4)  # the outer block goes on after the inner one
         y = kilobytes(1)
-        del x
+        del x, z
     assert found.peaks()[""].bytes == KB
     del y
 
