@@ -19,14 +19,23 @@ class Taken(TypedDict):
 
 
 class Clock(TrainerCallback):
-    """Wall and CPU seconds at the end of every optimizer step."""
+    """Wall and CPU seconds at the end of every optimizer step, and the tokens that the trainer has counted by then."""
 
     def __init__(self) -> None:
         self.marks: list[tuple[float, float]] = []
+        self.tokens: list[int] = []  # since the beginning, at the end of each step
 
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Mark the end of a step; the trainer calls this."""
+        self.tokens.append(state.num_input_tokens_seen)
         self.mark()
+
+    def tokens_after(self, warm_up: int) -> int:
+        """Return the tokens of the steps after the first `warm_up`: those whose seconds `timed` returns.
+
+        A sampler that puts the longest rows first gives the warm-up more of them.
+        """
+        return self.tokens[-1] - self.tokens[warm_up - 1]
 
     def mark(self) -> None:
         """Note the seconds now, with the GPU idle."""

@@ -1,6 +1,6 @@
 """A few steps of TRL's SFTTrainer, RewardTrainer or DPOTrainer, on the rows and weights of a run of ours.
 
-Tokens are those that the trainer counts, without padding; a step has the mean over all of its steps, the warm-up too.
+Tokens are those that the trainer counts, without padding, in the steps whose seconds count.
 """
 
 import json
@@ -70,11 +70,10 @@ def main() -> None:
     )
     taken = timed(built, clock, cuda, WARM_UP)
     seconds = taken["wall"] if cuda else taken["cpu"]
-    tokens = built.state.num_input_tokens_seen / built.state.global_step
     figures: StageSteps = {
         "clock": "wall" if cuda else "cpu",
         "step_seconds": spread(seconds),
-        "tokens_per_second": tokens * len(seconds) / sum(seconds),
+        "tokens_per_second": clock.tokens_after(WARM_UP) / sum(seconds),
         "phase_peak_bytes": {"train": taken["peak"]} if cuda else None,
     }
     print(json.dumps(figures))

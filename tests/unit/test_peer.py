@@ -3,6 +3,7 @@
 import mmap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -164,8 +165,8 @@ def test_steps_after_the_warm_up_and_the_growth_of_memory_are_counted(monkeypatc
 
     class Trainer:
         def train(self):
-            for _ in range(3):
-                clock.on_step_end()
+            for tokens in (700, 900, 1000):  # of which the first step, with the longest rows, has most
+                clock.on_step_end(None, SimpleNamespace(num_input_tokens_seen=tokens), None)
             with mmap.mmap(-1, 2**26) as block:  # new pages, which a tensor in memory that was freed before has not
                 for page in range(0, 2**26, mmap.PAGESIZE):
                     block[page] = 1
@@ -173,4 +174,5 @@ def test_steps_after_the_warm_up_and_the_growth_of_memory_are_counted(monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     taken = training.timed(Trainer(), clock, cuda=False, warm_up=1)
     assert taken["wall"] == [2.0, 3.0] and len(taken["cpu"]) == 2
+    assert clock.tokens_after(1) == 300, "tokens and seconds are of the same steps"
     assert 0.95 * 2**26 < taken["growth"] < 2**27  # what is freed elsewhere is less than 5 %
