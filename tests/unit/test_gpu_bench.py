@@ -251,6 +251,25 @@ def test_an_item_that_is_cut_off_keeps_what_it_had_measured(tmp_path, monkeypatc
     assert json.loads((tmp_path / runner.RECORDS / record.path_of(row)).read_text()) == row
 
 
+def test_an_item_that_was_done_but_did_not_end_in_time_is_done(tmp_path, monkeypatch):
+    def hang(command, limit, output, environment):
+        Path(command[4]).write_text(json.dumps(good_record("device")))
+
+    monkeypatch.setattr(runner, "run_group", hang)
+    row = runner.run(BY_NAME["device"], tmp_path, 60.0, False)
+    assert (row["outcome"], row["verdict"], row["error"]) == ("done", "holds", None)
+
+
+@pytest.mark.parametrize(
+    ("remaining", "dry_run", "limit"), [(1000.0, False, 60.0), (30.0, False, 30.0), (1000.0, True, 1000.0)]
+)
+def test_an_item_has_its_own_minutes_and_no_more_than_what_is_left(tmp_path, monkeypatch, remaining, dry_run, limit):
+    limits: list[float] = []
+    monkeypatch.setattr(runner, "run", lambda item, out, limit, dry_run: noted(limits, limit, good_record("device")))
+    command.run_item(BY_NAME["device"], tmp_path, remaining, dry_run)
+    assert limits == [limit]
+
+
 def test_an_item_whose_process_dies_is_a_failure(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "run_group", lambda *_: -11)
     row = runner.run(BY_NAME["device"], tmp_path, 60.0, False)
@@ -626,6 +645,7 @@ def test_a_record_says_where_it_belongs_and_the_page_lists_it(tmp_path):
         ({"device": None}, "it was not measured on a GPU"),
         ({"code": {"commit": None, "dirty": None}}, "its code has no commit"),
         ({"code": {"commit": "0" * 40, "dirty": True}}, "its code differed from the commit"),
+        ({"code": {"commit": "0" * 40, "dirty": None}}, "its code differed from the commit"),  # nobody knows
         ({"recipe_sha256": "0"}, "recipe 4090-llama2-7b v2 has changed since"),
         ({"version": "v9"}, "there is no recipe 4090-llama2-7b v9"),
         ({"modified": True}, "its recipe was modified"),
