@@ -101,3 +101,9 @@ def test_no_model_of_a_stage_is_alive_when_the_next_one_is_measured(monkeypatch)
             assert [base() for base in bases] == [None]
         finally:
             gc.enable()
+
+
+def test_the_error_of_a_prediction_is_relative_to_what_was_measured():
+    """Above 0 where more was predicted than measured; phases of one side, and the whole stage, have no row."""
+    rows = measure.beside("sft", {"": 99, "train": 120, "load": 90, "save": 1}, {"": 99, "train": 100, "load": 100})
+    assert [(row["phase"], round(row["error"], 9)) for row in rows] == [("train", 0.2), ("load", -0.1)]
