@@ -17,7 +17,7 @@ from tests.conftest import noted
 
 PARTS: list[runs.ContenderRun] = [
     {"cpu": [4.0, 6.0], "wall": [8.0, 8.0], "growth": 300},
-    {"cpu": [5.0, 5.0], "wall": [8.0, 8.0], "growth": 500},
+    {"cpu": [5.0, 5.0], "wall": [8.0, 40.0], "growth": 900},
     {"cpu": [5.0, 9.0], "wall": [8.0, 8.0], "growth": 400},
 ]
 
@@ -43,7 +43,8 @@ def record(figures: dict[str, Contender]) -> PeerRecord:
 
 def test_figures_are_medians_over_all_steps_and_ratios_are_to_both_of_the_peers():
     ours: list[runs.ContenderRun] = [
-        part | {"cpu": [2.0, 2.5], "phases": dict.fromkeys(runs.PHASES, 0.8)} for part in PARTS
+        part | {"cpu": [2.0, 2.5], "growth": part["growth"] // 2, "phases": dict.fromkeys(runs.PHASES, seconds)}
+        for part, seconds in zip(PARTS, (0.5, 3.0, 0.8), strict=True)
     ]
     method = contenders.METHODS["ppo"]
     names = [*method.theirs, *method.ours]
@@ -55,7 +56,8 @@ def test_figures_are_medians_over_all_steps_and_ratios_are_to_both_of_the_peers(
     assert figures[names[0]]["seconds_range"] == [4.0, 9.0]
     assert figures[names[0]]["samples_per_second"] == BATCH / 8
     assert figures[names[2]]["times_faster"] == pytest.approx([5 / 2.25, 10 / 2.25])
-    assert figures[names[2]]["memory_ratio"] == [1.0, 1.0]
+    assert figures[names[0]]["peak_over_loaded_bytes"] == 400
+    assert figures[names[2]]["memory_ratio"] == [0.5, 0.5]
     assert "| 2.25 (2.00 to 2.50) |" in markdown(record(figures))
     assert "| CPU seconds per step" in markdown(record(figures)).replace("| | ", "| ")
     assert "| update | 0.80 | 33% | 1 | 1.00 | 125% |" in phases_table(record(figures))
