@@ -28,7 +28,7 @@ from rlhf.files import JsonObject, write_json
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe import Evaluate, Group, PolicyName, Role, StageName
+from rlhf.recipe import Evaluate, GroupOptions, PolicyName, Role, StageName
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.stages.online.reward_sum import ByName, RewardSum
@@ -50,7 +50,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     reward_sums = [
         RewardSum(stage, options, corpus.answers(), codec)
         for stage, options in recipe.online().items()
-        if stage in trained and isinstance(options, Group)
+        if stage in trained and isinstance(options, GroupOptions)
     ]
     all_prompts = corpus.prompts("evaluate")
     for reward_sum in reward_sums:

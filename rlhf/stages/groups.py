@@ -35,13 +35,13 @@ from rlhf.objectives.kl import estimate as estimate_kl
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.objectives.rewards import shape_scores
 from rlhf.observe.console import Bar
-from rlhf.recipe import MODEL_REWARD, Group, GroupOptions, Grpo, StageName
+from rlhf.recipe import MODEL_REWARD, GroupOptions, Grpo, StageName
 from rlhf.run.directory import Run
 from rlhf.stages.online import scoring
 from rlhf.stages.online.reward_sum import ByName
 from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.session import Session
-from rlhf.stages.online.train_state import ParameterGroup, TrainState
+from rlhf.stages.online.train_state import TrainedParameters, TrainState
 from rlhf.stages.result import Result
 
 
@@ -88,7 +88,7 @@ class Batch(TrainingBatch):
 def run_stage(run: Run, device: torch.device) -> Result:
     """Train the policy adapter with RLOO or GRPO, and measure it against SFT on held-out prompts."""
     options = run.loaded.recipe.online()[run.stage]
-    assert isinstance(options, Group)
+    assert isinstance(options, GroupOptions)
     session = Session(run, device, options)
     session.measure_reference()
     norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
@@ -203,8 +203,8 @@ class Learner:
     def __init__(self, stage: StageName, shared: SharedBase, options: GroupOptions, norm: ScoreNorm):
         self.shared, self.options = shared, options
         self.policy_parameters = shared.roles.parameters("policy")
-        group = ParameterGroup(self.policy_parameters, options.learning_rate)
-        self.state = TrainState(stage, shared, options, norm, {"policy": group})
+        trained = TrainedParameters(self.policy_parameters, options.learning_rate)
+        self.state = TrainState(stage, shared, options, norm, {"policy": trained})
 
     def grouped(self, x: Tensor) -> Tensor:
         """Return numbers (B,) as (P, k)."""

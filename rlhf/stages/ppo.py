@@ -38,7 +38,7 @@ from rlhf.run.directory import Run
 from rlhf.stages.online import scoring
 from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.session import Session
-from rlhf.stages.online.train_state import ParameterGroup, TrainedRole, TrainState
+from rlhf.stages.online.train_state import TrainedParameters, TrainedRole, TrainState
 from rlhf.stages.result import Result
 
 # A critic of squashed scores starts as the tangent of the sigmoid at 0: sigmoid(s) is about (s + 2) / 4 there, which is
@@ -176,11 +176,11 @@ class Learner:
         self.critic_parameters = list(shared.value_head.parameters())
         if not self.critic_shares_trunk:
             self.critic_parameters += shared.roles.parameters("value")
-        groups: dict[TrainedRole, ParameterGroup] = {
-            "policy": ParameterGroup(self.policy_parameters, options.learning_rate),
-            "value": ParameterGroup(self.critic_parameters, options.value_learning_rate),
+        trained: dict[TrainedRole, TrainedParameters] = {
+            "policy": TrainedParameters(self.policy_parameters, options.learning_rate),
+            "value": TrainedParameters(self.critic_parameters, options.value_learning_rate),
         }
-        self.state = TrainState("ppo", shared, options, norm, groups)
+        self.state = TrainState("ppo", shared, options, norm, trained)
 
     @property
     def critic_shares_trunk(self) -> bool:

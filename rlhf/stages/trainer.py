@@ -229,7 +229,7 @@ class ShardedBatches(Sampler[list[int]]):
 
 
 def _check_parts(model: nn.Module, folder: Path) -> None:
-    """Check weights, the optimizer's groups and the schedule against those of the model. Raises UserError."""
+    """Check the stored weights, optimizer and schedule against those of the model. Raises UserError."""
     for name in _PICKLED_WEIGHTS:
         if (folder / name).exists():
             raise UserError(f"{folder / name} is a pickle, and no run writes its weights as one")

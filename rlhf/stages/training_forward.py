@@ -136,7 +136,7 @@ class LabelStatistics:
         order = torch.arange(len(labels), device=labels.device)
         if self.pairs:
             order = order.view(2, -1).t().flatten()
-            rollout = replace(rollout.rows(order), groups=torch.arange(len(labels), device=labels.device) // 2)
+            rollout = replace(rollout.rows(order), prompt_numbers=torch.arange(len(labels), device=labels.device) // 2)
             if (rollout.prompt_length[::2] != rollout.prompt_length[1::2]).any():
                 raise ValueError("the prompts of a pair differ in length")
         with self.trunk.merging(role):

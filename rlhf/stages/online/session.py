@@ -18,7 +18,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.observe.console import Bar
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import Group, OnlineOptions, Role, TrainingRole
+from rlhf.recipe import GroupOptions, OnlineOptions, Role, TrainingRole
 from rlhf.rollout import vllm
 from rlhf.rollout.decoding import Sampling, ValueFn
 from rlhf.rollout.engine import sample
@@ -66,7 +66,7 @@ class Session:
         """Return the prompts, and the rewards of RLOO and GRPO."""
         stage, options, corpus = self.run.stage, self.options, load_corpus(self.run)
         split, reward_sum = corpus.prompts(stage), None
-        if isinstance(options, Group):
+        if isinstance(options, GroupOptions):
             reward_sum = RewardSum(stage, options, corpus.answers(), self.codec)
             split = reward_sum.usable(split)
         prompts = OnlinePrompts(split, self.codec, options, self.recipe.seed)
@@ -143,7 +143,7 @@ class Session:
             rollout = sample(self.shared.base, batch, self.codec, sampling, value_fn, phase=self.phase, trunk=trunk)
         if self.shared.lean_trunk is None or copies == 1:
             return rollout
-        return replace(rollout, groups=torch.arange(len(batch), device=self.device).repeat_interleave(copies))
+        return replace(rollout, prompt_numbers=torch.arange(len(batch), device=self.device).repeat_interleave(copies))
 
     def evaluate(self, role: TrainingRole, prompts: Sequence[Prompt] | None = None) -> PolicySamples:
         """Measure a role on held-out prompts; by default on those that choose checkpoints."""

@@ -38,8 +38,8 @@ GRAD_NORM_KEYS: dict[TrainedRole, str] = {
 }  # names of the logged gradient norms
 
 
-class ParameterGroup(NamedTuple):
-    """Trainable parameters of a role, and their learning rate before the schedule."""
+class TrainedParameters(NamedTuple):
+    """The trained parameters of a role, and their learning rate before the schedule."""
 
     parameters: Sequence[nn.Parameter]
     learning_rate: float
@@ -60,9 +60,9 @@ class SavedState(Record):
 
 
 class TrainState:
-    """Trainable parameters of one or more roles, their optimizer and schedule, the step and the KL coefficient.
+    """The trained parameters of each role, their optimizer and schedule, the step and the KL coefficient.
 
-    `groups` has the parameters of each role. `norm` is that of the reward model's scores.
+    `norm` is that of the reward model's scores.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class TrainState:
         shared: SharedBase,
         options: OnlineOptions,
         norm: ScoreNorm,
-        groups: Mapping[TrainedRole, ParameterGroup],
+        trained: Mapping[TrainedRole, TrainedParameters],
     ):
         self.stage, self.shared, self.options = stage, shared, options
-        self.norm, self.groups = norm, groups
+        self.norm, self.trained = norm, trained
         self.optimizer = new_optimizer(
             options.optim,
-            [{"params": group.parameters, "lr": group.learning_rate} for group in groups.values()],
+            [{"params": part.parameters, "lr": part.learning_rate} for part in trained.values()],
             betas=(options.adam_beta1, options.adam_beta2),
             eps=options.adam_epsilon,
             weight_decay=options.weight_decay,
@@ -136,9 +136,9 @@ class TrainState:
 
         Raises UserError for a gradient that is not finite.
         """
-        distributed.reduce_gradients([p for group in self.groups.values() for p in group.parameters])
+        distributed.reduce_gradients([p for part in self.trained.values() for p in part.parameters])
         limit = self.options.max_grad_norm
-        norms = {role: nn.utils.clip_grad_norm_(group.parameters, limit) for role, group in self.groups.items()}
+        norms = {role: nn.utils.clip_grad_norm_(part.parameters, limit) for role, part in self.trained.items()}
         if not all(norm.isfinite() for norm in norms.values()):
             rates = " or ".join(f"{self.stage}.{RATE_KEYS[role]}" for role in norms)
             raise UserError(f"{self.stage}: the gradient is not finite in step {self.step + 1}; lower {rates}")
@@ -166,7 +166,7 @@ class TrainState:
             "step": self.step,
             "norm": tuple(self.norm),
             "kl_coef": self.kl_coef,
-            **{role: [p.detach().cpu() for p in group.parameters] for role, group in self.groups.items()},
+            **{role: [p.detach().cpu() for p in part.parameters] for role, part in self.trained.items()},
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "random": random_state(),
@@ -177,8 +177,8 @@ class TrainState:
     def restore(self, saved: SavedState, file: Path) -> None:
         """Continue from the state that `read_state` read from `file`. Raises UserError where it does not fit."""
         stored = {"policy": saved.policy, "value": saved.value}
-        for role, group in self.groups.items():
-            _copy(group.parameters, stored[role], f"{file}: {role}")
+        for role, part in self.trained.items():
+            _copy(part.parameters, stored[role], f"{file}: {role}")
         with reading(file):
             self.optimizer.load_state_dict(saved.optimizer.plain())
             self.schedule.load_state_dict(saved.schedule.plain())
@@ -191,7 +191,7 @@ class TrainState:
     def take_policy(self, folder: Path) -> None:
         """Load the policy of another checkpoint of this run. Raises UserError when that is damaged."""
         require_usable(folder, self.stage)
-        _copy(self.groups["policy"].parameters, read_state(folder).policy, f"{folder}/state.pt: policy")
+        _copy(self.trained["policy"].parameters, read_state(folder).policy, f"{folder}/state.pt: policy")
 
 
 class Update:
