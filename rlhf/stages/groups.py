@@ -7,8 +7,9 @@
     5 update     clipped policy loss, with `kl_penalty: loss` plus beta * KL, in minibatches
 
 The two families differ in steps 4 and 5 and in their defaults: rlhf/objectives/groups.py has the formulas and their
-sources, docs/groups.md the choices. Denominators are those of the whole minibatch, so the micro-batch size and
-the number of processes change the result by rounding only.
+sources, docs/groups.md the choices. A loss is a weighted sum over tokens; the denominators, in the weights, are those of
+the whole minibatch (PPO's loss is a mean times a share of the tokens). So the micro-batch size and the number of
+processes change the result by rounding only.
 
 Shapes: P prompts, k responses to each, B = P * k rows, R response slots.
 """
@@ -22,6 +23,7 @@ from torch import Tensor
 from rlhf.data.batch import Rollout, TrainingBatch, joined
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.groups import (
+    ClipSums,
     clipped_loss,
     group_relative,
     has_signal,
@@ -32,6 +34,7 @@ from rlhf.objectives.groups import (
     token_weights,
 )
 from rlhf.objectives.kl import estimate as estimate_kl
+from rlhf.objectives.losses import Stats
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.objectives.rewards import shape_scores
 from rlhf.observe.console import Bar
@@ -41,7 +44,7 @@ from rlhf.stages.online import scoring
 from rlhf.stages.online.reward_sum import ByName
 from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.session import Session
-from rlhf.stages.online.train_state import TrainedParameters, TrainState
+from rlhf.stages.online.train_state import TrainedParameters, TrainState, as_numbers
 from rlhf.stages.result import Result
 
 
@@ -151,12 +154,14 @@ def score_responses(session: Session, learner: "Learner", rollout: Rollout, prom
     texts = [codec.decode(tokens[mask].tolist()) for tokens, mask in zip(rollout.tokens, rollout.mask, strict=True)]
     by_name = session.reward_sum.per_response(prompts, texts, model_scores)
     ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
-    shaped = dict(by_name)
+    shaped_by_name = dict(by_name)
     if model_scores is not None:
         scoring.require_finite(model_scores)
         norm = learner.state.norm
-        shaped[MODEL_REWARD] = shape_scores(model_scores, ended, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
-    shaped_scores = session.reward_sum.total(shaped) - (options.missing_eos_penalty or 0.0) * ~ended
+        shaped_by_name[MODEL_REWARD] = shape_scores(
+            model_scores, ended, mean=norm.mean, sd=norm.sd, clip=options.score_clip
+        )
+    shaped_scores = session.reward_sum.total(shaped_by_name) - (options.missing_eos_penalty or 0.0) * ~ended
     if options.overlong_buffer is not None:
         penalties = overlong_penalty(lengths, options.max_completion_length, options.overlong_buffer)
         shaped_scores = shaped_scores + penalties
@@ -225,15 +230,11 @@ class Learner:
         return mask & rollout.ended[:, None] if self.options.mask_truncated_completions else mask
 
     def update(self, batch: Batch) -> dict[str, float]:
-        """Pass `num_iterations` times over the batch in minibatches. Return the mean statistics of those used.
-
-        With `max_update_kl` the update ends before the first minibatch at which the policy has moved further than that.
-        """
+        """Pass `num_iterations` times over the batch in minibatches. Return the mean statistics of those used."""
         with self.state.updating() as update:
             for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_iterations):
-                stats = self._add_gradients(batch, mini_rows)
-                if not update.clip_and_step(stats, moved=stats["policy/approxkl_avg"]):
-                    break  # these gradients are dropped at the end of the block
+                if not update.clip_and_step(self._add_gradients(batch, mini_rows)):
+                    break  # `max_update_kl` is reached; these gradients are dropped at the end of the block
         return update.metrics()
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
@@ -244,39 +245,59 @@ class Learner:
         return self.state.sum_of(self.state.accumulate("policy", batch, micro_rows, add_gradient))
 
     def _add_gradient(self, micro: Batch, responses: int, token_count: Tensor) -> dict[str, float]:
-        """Add the gradient of one micro-batch. Return its share of the statistics.
+        """Add the gradient of one micro-batch. Return its part of the minibatch's statistics.
 
         `responses` and `token_count` are those of the whole minibatch; only tokens that count in the loss are counted.
         """
+        loss, stats = self._policy_loss(micro, responses, token_count)
+        loss.backward()
+        return as_numbers(stats)
+
+    def _policy_loss(self, micro: Batch, responses: int, token_count: Tensor) -> tuple[Tensor, Stats]:
+        """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them.
+
+        It is the micro-batch's part of a sum over the minibatch. So are the statistics that come with it.
+        """
         options, mask = self.options, self.counted(micro.rollout)
-        weights = token_weights(mask, options.loss_type, responses, token_count, options.max_completion_length)
-        per_token = 1 / token_count.clamp(min=1)  # weight of a token in a mean over the minibatch
         hidden = self.shared.response_hidden(micro.rollout)
         logp, entropy = self.shared.logprobs_and_entropies(
             hidden, micro.rollout, options.temperature, differentiable=options.entropy_coef > 0
         )
         log_ratio = log_ratios(logp, micro.old_logp, mask, options.importance_sampling_level)
+        weights = token_weights(mask, options.loss_type, responses, token_count, options.max_completion_length)
         high = options.epsilon if options.epsilon_high is None else options.epsilon_high
-        loss, sums = clipped_loss(log_ratio, micro.advantages, weights, mask, options.epsilon, high)
-        entropy_share = zero_pads(entropy, mask).sum() * per_token
-        moved = (zero_pads(logp.detach() - micro.old_logp, mask) ** 2).sum() / 2
-        stats = {
-            "loss/policy_avg": loss,
-            "policy/entropy_avg": entropy_share,
-            "policy/clipfrac_avg": sums.clipped * per_token,
-            "policy/approxkl_avg": moved * per_token,
-            "val/ratio": sums.ratio * per_token,
-        }
-        if micro.ref_logp is not None and options.kl_penalty == "loss":
-            kl = zero_pads(estimate_kl(logp, micro.ref_logp, options.kl_estimator), mask)
-            kl = (weights * (kl * log_ratio.exp() if options.corrects_kl else kl)).sum()
-            stats["loss/kl_avg"] = kl
-            loss = loss + self.state.kl_coef * kl
+        loss, clip_sums = clipped_loss(log_ratio, micro.advantages, weights, mask, options.epsilon, high)
+        stats = {"loss/policy_avg": loss, **self._means(micro, logp, entropy, clip_sums, token_count)}
+        kl_loss = self._kl_loss(micro, logp, log_ratio, weights)
+        if kl_loss is not None:
+            stats["loss/kl_avg"] = kl_loss
+            loss = loss + self.state.kl_coef * kl_loss
         if options.entropy_coef:
-            loss = loss - options.entropy_coef * entropy_share
-        loss.backward()
-        weighted = torch.stack([number.detach().float() for number in stats.values()])
-        return dict(zip(stats, weighted.tolist(), strict=True))  # one wait for the device
+            loss = loss - options.entropy_coef * stats["policy/entropy_avg"]
+        return loss, stats
+
+    def _means(self, micro: Batch, logp: Tensor, entropy: Tensor, clip_sums: ClipSums, token_count: Tensor) -> Stats:
+        """Return the micro-batch's part of means over those tokens of the minibatch that count in the loss."""
+        mask = self.counted(micro.rollout)
+        sums = {
+            "policy/entropy_avg": zero_pads(entropy, mask).sum(),
+            "policy/clipfrac_avg": clip_sums.clipped,
+            "policy/approxkl_avg": (zero_pads(logp.detach() - micro.old_logp, mask) ** 2).sum() / 2,
+            "val/ratio": clip_sums.ratio,
+        }
+        per_token = 1 / token_count.clamp(min=1)
+        return {name: total * per_token for name, total in sums.items()}
+
+    def _kl_loss(self, micro: Batch, logp: Tensor, log_ratio: Tensor, weights: Tensor) -> Tensor | None:
+        """Return the weighted sum of the tokens' KL; None where the recipe puts none into the loss."""
+        options = self.options
+        if micro.ref_logp is None or options.kl_penalty != "loss":
+            return None
+        kl = zero_pads(estimate_kl(logp, micro.ref_logp, options.kl_estimator), self.counted(micro.rollout))
+        return (weights * (kl * log_ratio.exp() if options.corrects_kl else kl)).sum()
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------------
 
 
 def batch_metrics(batch: Batch, scored: ScoredRollout, learner: Learner) -> dict[str, float]:

@@ -19,6 +19,7 @@ from rlhf.models.records import OptimizerState, SchedulerState
 from rlhf.models.shared_base import SharedBase
 from rlhf.models.weights import check_finite, check_optimizer, check_shapes, unpickled
 from rlhf.objectives.kl import adapt
+from rlhf.objectives.losses import Stats
 from rlhf.process import distributed
 from rlhf.recipe import OnlineOptions, StageName
 from rlhf.run import reader
@@ -121,7 +122,10 @@ class TrainState:
         micro_rows: Sequence[Tensor],
         add_gradient: Callable[[BatchT], dict[str, float]],
     ) -> list[dict[str, float]]:
-        """Let `add_gradient` add the gradient of each micro-batch while `role` is active. Return their statistics."""
+        """Let `add_gradient` add the gradient of each micro-batch while `role` is active. Return their statistics.
+
+        It is a callback because the rehearsal of memory (rlhf/memory/passes.py) calls it once for equal micro-batches.
+        """
         with self.shared.role(role):
             return [add_gradient(batch.rows(rows)) for rows in micro_rows]
 
@@ -207,14 +211,14 @@ class Update:
         for _ in range(epochs):
             yield from torch.randperm(count).to(device).chunk(options.num_mini_batches)
 
-    def clip_and_step(self, stats: dict[str, float], moved: float) -> bool:
+    def clip_and_step(self, stats: dict[str, float]) -> bool:
         """Clip the gradients of a minibatch, take a step and clear them. Return whether the step was taken.
 
-        No step is taken if the policy has `moved` further than `max_update_kl` from the policy that sampled, in nats
-        per token. The first minibatch is always used. `stats` are kept for `metrics`.
+        `stats` are the minibatch's, kept for `metrics`. No step is taken if their `policy/approxkl_avg` says that the
+        policy is further than `max_update_kl` from the one that sampled. The first minibatch is always used.
         """
         limit = self.state.options.max_update_kl
-        if self.used and limit is not None and moved > limit:
+        if self.used and limit is not None and stats["policy/approxkl_avg"] > limit:
             return False
         self.used.append(stats | self.state.step_optimizer())
         return True
@@ -223,6 +227,12 @@ class Update:
         """Return the means of the statistics of the minibatches that were used, their number and the learning rate."""
         means = {name: sum(stats[name] for stats in self.used) / len(self.used) for name in self.used[0]}
         return means | {"update/optimizer_steps": len(self.used), "lr": self.state.schedule.get_last_lr()[0]}
+
+
+def as_numbers(stats: Stats, weight: Tensor | float = 1.0) -> dict[str, float]:
+    """Return the statistics of a micro-batch times `weight` as numbers, with one wait for the device."""
+    weighted = torch.stack([x.detach() for x in stats.values()]) * weight
+    return dict(zip(stats, weighted.tolist(), strict=True))
 
 
 def read_state(folder: Path) -> SavedState:
