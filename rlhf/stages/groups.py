@@ -7,7 +7,7 @@
     5 update     clipped policy loss, with `kl_penalty: loss` plus beta * KL, in minibatches
 
 The two families differ in steps 4 and 5 and in their defaults: rlhf/objectives/groups.py has the formulas and their
-sources, docs/groups.md the choices. A loss is a weighted sum over tokens; the denominators, in the weights, are those of
+sources, docs/groups.md the choices. A loss is a weighted sum over tokens; the denominator, in the weights, is that of
 the whole minibatch (PPO's loss is a mean times a share of the tokens). So the micro-batch size and the number of
 processes change the result by rounding only.
 
