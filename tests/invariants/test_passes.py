@@ -90,8 +90,8 @@ def test_a_shape_is_all_that_the_events_of_rows_depend_on():
 
 @pytest.fixture
 def stand_in():
-    with StandIn("cuda", PHASES, 1000) as found:
-        yield found
+    with StandIn("cuda", PHASES, 1000) as device:
+        yield device
 
 
 def test_what_leaves_something_behind_runs_again(stand_in):
