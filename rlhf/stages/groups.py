@@ -6,7 +6,7 @@
     4 advantage  each reward against those of the other responses to the same prompt
     5 update     clipped policy loss, with `kl_penalty: loss` plus beta * KL, in minibatches
 
-The two families differ in steps 4 and 5 and in their defaults: rlhf/objectives/groups.py has the formulas and their
+The two methods differ in steps 4 and 5 and in their defaults: rlhf/objectives/groups.py has the formulas and their
 sources, docs/groups.md the choices. A loss is a weighted sum over tokens; the denominator, in the weights, is that of
 the whole minibatch (PPO's loss is a mean times a share of the tokens). So the micro-batch size and the number of
 processes change the result by rounding only.
@@ -41,7 +41,7 @@ from rlhf.observe.console import Bar
 from rlhf.recipe import MODEL_REWARD, GroupOptions, Grpo, StageName
 from rlhf.run.directory import Run
 from rlhf.stages.online import scoring
-from rlhf.stages.online.reward_sum import ByName
+from rlhf.stages.online.reward_sum import ByName, RewardSum
 from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.session import Session
 from rlhf.stages.online.train_state import TrainedParameters, TrainState, as_numbers
@@ -153,20 +153,24 @@ def score_responses(session: Session, learner: "Learner", rollout: Rollout, prom
     prompts = [session.prompts.train[i] for i in prompt_indices for _ in range(options.num_generations)]
     texts = [codec.decode(tokens[mask].tolist()) for tokens, mask in zip(rollout.tokens, rollout.mask, strict=True)]
     by_name = session.reward_sum.per_response(prompts, texts, model_scores)
-    ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
-    shaped_by_name = dict(by_name)
-    if model_scores is not None:
-        scoring.require_finite(model_scores)
-        norm = learner.state.norm
-        shaped_by_name[MODEL_REWARD] = shape_scores(
-            model_scores, ended, mean=norm.mean, sd=norm.sd, clip=options.score_clip
-        )
-    shaped_scores = session.reward_sum.total(shaped_by_name) - (options.missing_eos_penalty or 0.0) * ~ended
-    if options.overlong_buffer is not None:
-        penalties = overlong_penalty(lengths, options.max_completion_length, options.overlong_buffer)
-        shaped_scores = shaped_scores + penalties
     scores = session.reward_sum.total(by_name)
+    shaped_scores = _shaped_scores(session.reward_sum, learner, rollout, by_name)
     return ScoredRollout(rollout=rollout, by_name=by_name, scores=scores, shaped_scores=shaped_scores)
+
+
+def _shaped_scores(reward_sum: RewardSum, learner: "Learner", rollout: Rollout, by_name: ByName) -> Tensor:
+    """Return the weighted sum (B,) of the rewards, with the reward model's normalised and clipped, minus penalties."""
+    options, norm = learner.options, learner.state.norm
+    ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
+    if options.model_scores:
+        raw = by_name[MODEL_REWARD]
+        scoring.require_finite(raw)
+        shaped = shape_scores(raw, ended, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
+        by_name = by_name | {MODEL_REWARD: shaped}
+    total = reward_sum.total(by_name) - (options.missing_eos_penalty or 0.0) * ~ended
+    if options.overlong_buffer is None:
+        return total
+    return total + overlong_penalty(lengths, options.max_completion_length, options.overlong_buffer)
 
 
 @torch.no_grad()
@@ -195,7 +199,7 @@ def make_batch(learner: "Learner", scored: ScoredRollout) -> Batch:
         kl=kl,
         rewards=rewards,
         advantages=learner.advantages(rewards),
-        token_counts=learner.counted(rollout).sum(1),
+        token_counts=learner.loss_mask(rollout).sum(1),
     )
 
 
@@ -224,7 +228,7 @@ class Learner:
             advantages = leave_one_out(groups)
         return (standardize(advantages) if self.options.normalize_advantages else advantages).flatten()
 
-    def counted(self, rollout: Rollout) -> Tensor:
+    def loss_mask(self, rollout: Rollout) -> Tensor:
         """Return the mask (B, R) of the tokens that count in the loss."""
         mask = rollout.mask
         return mask & rollout.ended[:, None] if self.options.mask_truncated_completions else mask
@@ -258,7 +262,7 @@ class Learner:
 
         It is the micro-batch's part of a sum over the minibatch. So are the statistics that come with it.
         """
-        options, mask = self.options, self.counted(micro.rollout)
+        options, mask = self.options, self.loss_mask(micro.rollout)
         hidden = self.shared.response_hidden(micro.rollout)
         logp, entropy = self.shared.logprobs_and_entropies(
             hidden, micro.rollout, options.temperature, differentiable=options.entropy_coef > 0
@@ -278,7 +282,7 @@ class Learner:
 
     def _means(self, micro: Batch, logp: Tensor, entropy: Tensor, clip_sums: ClipSums, token_count: Tensor) -> Stats:
         """Return the micro-batch's part of means over those tokens of the minibatch that count in the loss."""
-        mask = self.counted(micro.rollout)
+        mask = self.loss_mask(micro.rollout)
         sums = {
             "policy/entropy_avg": zero_pads(entropy, mask).sum(),
             "policy/clipfrac_avg": clip_sums.clipped,
@@ -293,7 +297,7 @@ class Learner:
         options = self.options
         if micro.ref_logp is None or options.kl_penalty != "loss":
             return None
-        kl = zero_pads(estimate_kl(logp, micro.ref_logp, options.kl_estimator), self.counted(micro.rollout))
+        kl = zero_pads(estimate_kl(logp, micro.ref_logp, options.kl_estimator), self.loss_mask(micro.rollout))
         return (weights * (kl * log_ratio.exp() if options.corrects_kl else kl)).sum()
 
 

@@ -178,7 +178,9 @@ def _explained_errors(run: Run) -> Iterator[None]:
         raise
     except Exception as error:
         if _disk_is_full(run.run_directory, error):
-            raise UserError(f"{run.path}: the disk is full; make room and continue with --resume") from error
+            raise UserError(
+                f"{run.path}: the disk is full; make room and continue with --resume (make: RESUME=1)"
+            ) from error
         if endings.out_of_memory(error):
             raise UserError(f"{run.stage}: out of memory{_way_out(run, error)}. {progress(run)}") from error
         raise

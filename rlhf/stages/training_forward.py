@@ -100,7 +100,7 @@ def _active_role(trunk: LeanTrunk) -> str:
 
 
 class LabelStatistics:
-    """Forward pass in place of a causal model's, for calls that ask TRL's fused output layer for statistics of labels.
+    """Forward pass that replaces a causal model's where a trainer asks TRL's fused output layer for label statistics.
 
     States of the last layer, and logits, are computed only where they predict a label. `pairs`: row n of the first half
     of a batch has the prompt of row n of the second half, which is computed once for both.
