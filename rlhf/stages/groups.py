@@ -253,17 +253,17 @@ class Learner:
 
         `responses` and `token_count` are those of the whole minibatch; only tokens that count in the loss are counted.
         """
-        loss, stats = self._policy_loss(micro, responses, token_count)
+        hidden = self.shared.response_hidden(micro.rollout)
+        loss, stats = self._policy_loss(micro, hidden, responses, token_count)
         loss.backward()
         return as_numbers(stats)
 
-    def _policy_loss(self, micro: Batch, responses: int, token_count: Tensor) -> tuple[Tensor, Stats]:
+    def _policy_loss(self, micro: Batch, hidden: Tensor, responses: int, token_count: Tensor) -> tuple[Tensor, Stats]:
         """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them.
 
         It is the micro-batch's part of a sum over the minibatch. So are the statistics that come with it.
         """
         options, mask = self.options, self.loss_mask(micro.rollout)
-        hidden = self.shared.response_hidden(micro.rollout)
         logp, entropy = self.shared.logprobs_and_entropies(
             hidden, micro.rollout, options.temperature, differentiable=options.entropy_coef > 0
         )
