@@ -24,7 +24,7 @@ class Rollout:
     logprobs: Tensor | None = None  # (B, R) float32, of each response token when it was sampled
     values: Tensor | None = None  # (B, R), of a value function at the hidden state from which each token was sampled
     lower_states: Tensor | None = None  # (B, T, H), those that go into the first layer with an adapter
-    groups: Tensor | None = None  # (B,) int64: the number of the prompt, if neighbouring rows may share its computation
+    prompt_numbers: Tensor | None = None  # (B,) int64, if neighbouring rows may share the computation of their prompt
 
     @cached_property  # the host waits for the device to read it
     def longest_response(self) -> int:
@@ -64,7 +64,7 @@ class Rollout:
             logprobs=None if self.logprobs is None else self.logprobs[index, :longest],
             values=None if self.values is None else self.values[index, :longest],
             lower_states=None if self.lower_states is None else self.lower_states[index, :width],
-            groups=None if self.groups is None else self.groups[index],
+            prompt_numbers=None if self.prompt_numbers is None else self.prompt_numbers[index],
         )
         vars(part)["longest_response"] = longest  # the cached property, without a second wait
         return part
@@ -83,7 +83,8 @@ class Rollout:
 
     def _order(self) -> Tensor:
         order = (self.prompt_length + self.response_length).argsort(stable=True)
-        return order if self.groups is None else order[self.groups[order].argsort(stable=True)]
+        numbers = self.prompt_numbers
+        return order if numbers is None else order[numbers[order].argsort(stable=True)]
 
     def _positions(self) -> Tensor:
         """Return the positions (B, R) of the tokens; those of unused slots are in bounds."""
@@ -108,7 +109,7 @@ def collate(
 
 
 def joined(first: Rollout, second: Rollout) -> Rollout:
-    """Concatenate the rows of two rollouts, without `lower_states`, `groups` and what only one of them has."""
+    """Concatenate the rows of two rollouts, without `lower_states`, `prompt_numbers` and what only one of them has."""
     return Rollout(
         ids=_stacked(first.ids, second.ids),
         prompt_length=torch.cat([first.prompt_length, second.prompt_length]),

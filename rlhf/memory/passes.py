@@ -173,7 +173,7 @@ def _accumulating(
             shape = _shape(micro.rollout)
             if shape is None:
                 return add_gradient(micro)
-            without = tuple(p.grad is None for group in self.groups.values() for p in group.parameters)
+            without = tuple(p.grad is None for part in self.trained.values() for p in part.parameters)
             return repeats(("update", role, shape, without), lambda: add_gradient(micro))
 
         return run(self, role, batch, micro_batches, add_or_repeat)
@@ -190,12 +190,14 @@ def _updating(repeats: Repeats, run: Callable[[TrainState], T]) -> Callable[[Tra
 
 
 def _shape(rollout: Rollout) -> Hashable:
-    """Return the lengths and groups of the rows of a rollout; None if they are not known, or computed below."""
-    parts = [rollout.prompt_length, rollout.response_length, *([] if rollout.groups is None else [rollout.groups])]
+    """Return the lengths and prompts of the rows of a rollout; None if they are not known, or computed below."""
+    parts = [rollout.prompt_length, rollout.response_length]
+    if rollout.prompt_numbers is not None:
+        parts.append(rollout.prompt_numbers)
     known: list[Any] = [getattr(x, "_known", None) for x in parts]
     if any(x is None for x in known):
         return None
-    prompts, responses, *groups = (x.tolist() for x in known)
-    numbers: dict[int, int] = {}
-    order = [numbers.setdefault(group, len(numbers)) for group in groups[0]] if groups else None
+    prompts, responses, *prompt_numbers = (x.tolist() for x in known)
+    first: dict[int, int] = {}  # prompts in the order in which they come
+    order = [first.setdefault(number, len(first)) for number in prompt_numbers[0]] if prompt_numbers else None
     return tuple(prompts), tuple(responses), None if order is None else tuple(order), rollout.lower_states is None

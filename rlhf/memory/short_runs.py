@@ -102,7 +102,7 @@ def few_steps(recipe: Recipe, steps: int, shape: LengthsShape) -> Changes:
             "max_update_kl": None,
         }
         changes |= {f"{stage}.{key}": value for key, value in section.items()}
-        if isinstance(options, recipes.Group):  # stand-in prompts have no answers; functions take none of the memory
+        if isinstance(options, recipes.GroupOptions):  # stand-in prompts have no answers; functions take no memory
             changes[f"{stage}.reward_funcs"] = ["model" if options.model_scores else "length(most=1)"]
             changes |= {f"{stage}.reward_weights": None, f"{stage}.resample_groups": 0}
         else:

@@ -19,10 +19,12 @@ def estimate(logp: Tensor, ref_logp: Tensor, kind: KlEstimator) -> Tensor:
         k3 = exp(d) - 1 - d     unbiased; never negative; unbounded where ref puts far more mass than pi
 
     Shapes: logp, ref_logp equal; returns that shape, elementwise. There is no mask: the content of a padded slot stays
-    there, for the caller's masked mean to drop. The kinds estimate the value, for a penalty or a metric. As a loss on
-    the policy's own samples only k2 has, in expectation, the gradient of a token's KL given its prefix; k1's is zero,
-    and k3's is that of the KL in the other direction, KL(ref || pi). Zero the pads of both inputs before
-    differentiating.
+    there, for the caller's masked mean to drop. Zero the pads of both inputs before differentiating.
+
+    All kinds estimate the value, for a penalty or a metric. As a loss on the policy's own samples they differ. In
+    expectation the gradient of k2 is that of a token's KL given its prefix. That of k1 is zero. That of k3 is the
+    gradient of the other direction, KL(ref || pi).
+
     Raises ValueError when shapes differ or kind is unknown.
     """
     if logp.shape != ref_logp.shape:

@@ -1,6 +1,7 @@
 """Losses of PPO, of reward modelling and of DPO; each is a mean to be minimised.
 
-The PPO losses are means over real tokens: to split a minibatch, weight each part's loss by its share of the tokens.
+The PPO losses are means over real tokens: to split a minibatch, weight each part's loss by its share of the tokens. The
+loss of rlhf/objectives/groups.py is a weighted sum instead, whose parts add up as they are.
 """
 
 import math
@@ -60,9 +61,9 @@ def ppo_policy_loss(
 def ppo_value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the squared error of the critic, clipped around its rollout-time values.
+    """Return half the mean squared error of the critic, clipped around the values before the update.
 
-    The critic cannot gain by moving further than `clip` from them.
+    The critic cannot gain by moving further than `clip` from those.
 
     loss = mean(max((V - R)^2, (clamp(V, V_old - clip, V_old + clip) - R)^2)) / 2;   clip None: mean((V - R)^2) / 2
     (openai/baselines ppo2; kept in arXiv 1909.08593's code.)

@@ -1,4 +1,4 @@
-"""Shaped scores, and PPO's reward of each token."""
+"""From the reward model's scores to shaped scores, and from those to PPO's reward of each token."""
 
 import torch
 from torch import Tensor
@@ -16,9 +16,9 @@ def shape_scores(
     clip: float | None = None,
     missing_eos_penalty: float = 0.0,
 ) -> Tensor:
-    """Return shaped scores from the reward model's raw scores.
+    """Return the shaped scores of the reward model's raw scores.
 
-    s = (score - mean) / sd;   sigmoid: s = 1 / (1 + exp(-s));   clip: s = clamp(s, -clip, clip);
+    shaped = (score - mean) / sd;   then with sigmoid: 1 / (1 + exp(-shaped));   with clip: clamp(shaped, -clip, clip);
     a response without EOS loses `missing_eos_penalty` after all that.
 
     Shapes: scores, ended (B,), ended bool; returns (B,) float32 or wider. Raises ValueError when shapes differ.
@@ -28,27 +28,28 @@ def shape_scores(
             f"want scores and ended of one shape (B,), ended bool; got {tuple(scores.shape)} and {tuple(ended.shape)} "
             f"of {ended.dtype}"
         )
-    s = (at_least_float32(scores) - mean) / sd
+    shaped = (at_least_float32(scores) - mean) / sd
     if sigmoid:
-        s = s.sigmoid()
+        shaped = shaped.sigmoid()
     if clip is not None:
-        s = s.clamp(-clip, clip)
-    return s - missing_eos_penalty * ~ended
+        shaped = shaped.clamp(-clip, clip)
+    return shaped - missing_eos_penalty * ~ended
 
 
-def shape_rewards(kl: Tensor, scores: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
-    """Return the reward of each token: r_t = -kl_coef * kl_t, plus the score at the last real token.
+def shape_rewards(kl: Tensor, shaped_scores: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
+    """Return the reward of each token: r_t = -kl_coef * kl_t, plus the shaped score at the last real token.
 
     Source: arXiv 1909.08593, eq. 2.
 
-    Shapes: kl, mask (B, R); scores (B,), one per response; mask bool, True on real tokens. Returns (B, R), 0 where
-    mask is False. Raises ValueError when shapes differ or a row has no real token to carry its score.
+    Shapes: kl, mask (B, R); shaped_scores (B,), one per response; mask bool, True on real tokens. Returns (B, R), 0
+    where mask is False. Raises ValueError when shapes differ or a row has no real token to carry its score.
     """
     check(mask, kl=kl)
-    if scores.shape != mask.shape[:1] or mask.dim() != 2:
-        raise ValueError(f"want scores (B,) and mask (B, R), got {tuple(scores.shape)} and {tuple(mask.shape)}")
+    if shaped_scores.shape != mask.shape[:1] or mask.dim() != 2:
+        shapes = f"{tuple(shaped_scores.shape)} and {tuple(mask.shape)}"
+        raise ValueError(f"want shaped_scores (B,) and mask (B, R), got {shapes}")
     if not mask.any(dim=1).all():
         raise ValueError("a row has no real token to carry its score")
     slots = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask, slots, -1).amax(dim=1, keepdim=True)
-    return -kl_coef * zero_pads(kl, mask) + zero_pads(scores.unsqueeze(1), slots == last)
+    return -kl_coef * zero_pads(kl, mask) + zero_pads(shaped_scores.unsqueeze(1), slots == last)

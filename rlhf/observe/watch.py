@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from rlhf.errors import UserError
-from rlhf.recipe import GROUPS, ONLINE, Group, OnlineOptions, OnPolicy, Optimization, Recipe, StageName, as_yaml
+from rlhf.recipe import GROUPS, ONLINE, GroupOptions, OnlineOptions, OnPolicy, Optimization, Recipe, StageName, as_yaml
 from rlhf.run.directory import Run
 from rlhf.run.reader import read_lines
 from rlhf.run.records import FindingLine, MetricsLine
@@ -328,7 +328,7 @@ def more_entropy(h: History) -> dict[str, float]:
 
 def larger_groups(h: History) -> dict[str, float]:
     """Return remedies for groups whose responses all get the same reward."""
-    assert isinstance(h.online, Group)
+    assert isinstance(h.online, GroupOptions)
     return {f"{h.stage}.num_generations": 2 * h.online.num_generations, f"{h.stage}.resample_groups": 4}
 
 

@@ -36,7 +36,7 @@ from rlhf.recipe.schema import (
 )
 from rlhf.recipe.schema_data import Data, Flaw, Lengths, Sums, Toy
 from rlhf.recipe.schema_model import Architecture, Hardware, Lora, Model, Tokenizer
-from rlhf.recipe.schema_online import MODEL_REWARD, Group, GroupOptions, Grpo, OnlineOptions, OnPolicy, Ppo, Rloo
+from rlhf.recipe.schema_online import MODEL_REWARD, GroupOptions, Grpo, OnlineOptions, OnPolicy, Ppo, Rloo
 from rlhf.recipe.strict import Changes, as_yaml, parse_overrides
 
 __all__ = [
@@ -54,7 +54,6 @@ __all__ = [
     "Evaluate",
     "Figure",
     "Flaw",
-    "Group",
     "GroupName",
     "GroupOptions",
     "Grpo",

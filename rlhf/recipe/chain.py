@@ -7,7 +7,7 @@ from rlhf.recipe import published
 from rlhf.recipe.names import ONLINE, POLICIES, STAGES, StageName
 from rlhf.recipe.published import Figure
 from rlhf.recipe.schema import Recipe
-from rlhf.recipe.schema_online import Group
+from rlhf.recipe.schema_online import GroupOptions
 
 _PARENTS: dict[StageName, tuple[StageName, ...]] = {
     "pretrain": (),
@@ -26,7 +26,7 @@ def parents(recipe: Recipe, stage: StageName) -> list[StageName]:
     if stage == "merge":
         needed |= {recipe.merge.stage, *parents(recipe, recipe.merge.stage)}
     section = recipe.section(stage)
-    if isinstance(section, Group) and not section.model_scores:
+    if isinstance(section, GroupOptions) and not section.model_scores:
         needed.discard("rm")
     return [name for name in STAGES if name in needed and recipe.section(name) is not None]
 

@@ -155,7 +155,7 @@ class Ppo(OnPolicy):
         return self
 
 
-class Group(OnPolicy):
+class GroupBase(OnPolicy):
     """The keys that RLOO and GRPO share: `num_generations` responses to each prompt are compared with each other."""
 
     documented_in: ClassVar[str] = "docs/groups.md"
@@ -219,7 +219,7 @@ class Group(OnPolicy):
         return self
 
 
-class Rloo(Group):
+class Rloo(GroupBase):
     """RLOO; keys are named as in TRL's RLOOConfig. The ratio is of whole responses; the loss is the mean over them."""
 
     kl_estimator: KlEstimator = "k1"
@@ -233,7 +233,7 @@ class Rloo(Group):
         return "grpo"
 
 
-class Grpo(Group):
+class Grpo(GroupBase):
     """GRPO; keys are named as in TRL's GRPOConfig."""
 
     kl_estimator: KlEstimator = "k3"

@@ -35,6 +35,32 @@ class Sampling:
 ValueFn = Callable[[Tensor], Tensor]  # hidden states (B, H) -> (B,)
 
 
+@dataclass
+class Rows:
+    """The rows that are still decoded, n of a batch, with R slots for tokens. Steps change these tensors in place."""
+
+    places: Tensor  # (n,) int64, in the batch
+    uniforms: Tensor  # (n, R), the numbers in [0, 1) by which tokens are drawn
+    tokens: Tensor  # (n, R) int64, padding in slots that are not filled
+    logprobs: Tensor  # (n, R)
+    values: Tensor  # (n, R)
+    ended: Tensor  # (n,) bool
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def select(self, index: Tensor) -> "Rows":
+        """Return copies of some of the rows."""
+        return Rows(
+            places=self.places[index],
+            uniforms=self.uniforms[index],
+            tokens=self.tokens[index],
+            logprobs=self.logprobs[index],
+            values=self.values[index],
+            ended=self.ended[index],
+        )
+
+
 class Decoding(ABC):
     """Decoding of the responses to one batch of prompts. All state lives in tensors that steps change in place.
 
@@ -44,16 +70,15 @@ class Decoding(ABC):
     def __init__(self, model: Model, uniforms: Tensor, sampling: Sampling, codec: SpecialIds, value_fn: ValueFn | None):
         self.output_layer, self.value_fn = model.get_output_embeddings(), value_fn
         self.sampling, self.eos_id, self.pad_id = sampling, codec.eos_id, codec.pad_id
-        self.uniforms = uniforms
         self.logit_scale = logit_scale(model.config)
         batch_size, self.room = uniforms.shape
         device = uniforms.device
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
-        self.ended = torch.zeros(batch_size, dtype=torch.bool, device=device)
-        self.tokens = torch.full((batch_size, self.room), self.pad_id, device=device)
-        self.logprobs, self.values = torch.zeros(2, batch_size, self.room, device=device)
-        self.rows = torch.arange(batch_size, device=device)  # rows of the batch that are still decoded
-        self.results = [x.clone() for x in (self.tokens, self.logprobs, self.values)]  # of the whole batch
+        ended = torch.zeros(batch_size, dtype=torch.bool, device=device)
+        tokens = torch.full((batch_size, self.room), self.pad_id, device=device)
+        logprobs, values = torch.zeros(2, batch_size, self.room, device=device)
+        self.rows = Rows(torch.arange(batch_size, device=device), uniforms, tokens, logprobs, values, ended)
+        self.results = [x.clone() for x in (tokens, logprobs, values)]  # of the whole batch
 
     @abstractmethod
     def run(self) -> list[Tensor]:
@@ -72,28 +97,30 @@ class Decoding(ABC):
         return logits
 
     def _draw(self, hidden: Tensor) -> None:
-        uniforms = self.uniforms.index_select(1, self.step).squeeze(1)
+        """Draw the token of this step for every row, from its hidden state (n, H)."""
+        rows = self.rows
+        uniforms = rows.uniforms.index_select(1, self.step).squeeze(1)
         logits = self.logits(hidden)
         if self.logit_scale != 1.0:
             logits = logits * self.logit_scale
         ids, logp = draw_tokens(logits, uniforms, self.sampling.temperature, self.sampling.top_p)
-        ids = ids.where(~self.ended, self.pad_id)
-        self.tokens.index_copy_(1, self.step, ids.unsqueeze(1))
-        self.logprobs.index_copy_(1, self.step, logp.unsqueeze(1))
+        ids = ids.where(~rows.ended, self.pad_id)
+        rows.tokens.index_copy_(1, self.step, ids.unsqueeze(1))
+        rows.logprobs.index_copy_(1, self.step, logp.unsqueeze(1))
         if self.value_fn is not None:
-            self.values.index_copy_(1, self.step, self.value_fn(hidden).float().unsqueeze(1))
-        self.ended |= ids == self.eos_id
+            rows.values.index_copy_(1, self.step, self.value_fn(hidden).float().unsqueeze(1))
+        rows.ended |= ids == self.eos_id
 
-    def _keep(self, rows: Tensor) -> None:
+    def _keep(self, index: Tensor) -> None:
         """Store the results of all rows, and continue with some of them."""
         self.deliver()
-        for name in ("rows", "uniforms", "tokens", "logprobs", "values", "ended"):
-            setattr(self, name, getattr(self, name)[rows])
+        self.rows = self.rows.select(index)
 
     def deliver(self) -> None:
         """Copy what the rows that are still decoded have so far into the results of the whole batch."""
-        for whole, part in zip(self.results, (self.tokens, self.logprobs, self.values), strict=True):
-            whole[self.rows] = part
+        rows = self.rows
+        for whole, part in zip(self.results, (rows.tokens, rows.logprobs, rows.values), strict=True):
+            whole[rows.places] = part
 
 
 def draw_tokens(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float = 1.0) -> tuple[Tensor, Tensor]:

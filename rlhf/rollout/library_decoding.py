@@ -86,8 +86,8 @@ class LibraryDecoding(Decoding):  # rlhf/memory/seams.py replaces __init__ in a 
     def run(self) -> list[Tensor]:
         graph: torch.cuda.CUDAGraph | None = None
         for step in self.steps():
-            if step % STEPS_BETWEEN_CHECKS_BY_DEVICE[self.tokens.device.type] == 0:
-                left = int((~self.ended).sum())
+            if step % STEPS_BETWEEN_CHECKS_BY_DEVICE[self.step.device.type] == 0:
+                left = int((~self.rows.ended).sum())
                 if left == 0:
                     break
                 if self._worth_dropping(step, left):
@@ -131,11 +131,11 @@ class LibraryDecoding(Decoding):  # rlhf/memory/seams.py replaces __init__ in a 
         return not self.captures or read * (len(self.rows) - left) * (self.room - step) > CAPTURE_BYTES
 
     def _drop_ended(self) -> None:
-        rows = (~self.ended).nonzero().squeeze(1)
-        self._keep(rows)
-        self.real, self.position = self.real[rows], self.position[rows]
+        index = (~self.rows.ended).nonzero().squeeze(1)
+        self._keep(index)
+        self.real, self.position = self.real[index], self.position[index]
         for layer in self.layers:
-            layer.reorder_cache(cast(torch.LongTensor, rows))
+            layer.reorder_cache(cast(torch.LongTensor, index))
 
     def _prefill(self, ids: Tensor) -> None:
         real = self.real[:: self.copies, : self.width]
@@ -155,7 +155,7 @@ class LibraryDecoding(Decoding):  # rlhf/memory/seams.py replaces __init__ in a 
 
     def advance(self) -> None:
         """Feed the newest token of every row and draw the next one."""
-        newest = self.tokens.index_select(1, self.step)
+        newest = self.rows.tokens.index_select(1, self.step)
         self.step += 1
         self.position += 1
         window = self.layers[0].window

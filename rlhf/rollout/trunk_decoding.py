@@ -38,14 +38,14 @@ class TrunkDecoding(Decoding):
 
     def run(self) -> list[Tensor]:
         for _ in self.steps():
-            left, half = int((~self.ended).sum()), len(self.rows) // 2
+            left, half = int((~self.rows.ended).sum()), len(self.rows) // 2
             if left == 0:
                 break
             if left <= half:  # exactly half, so that there are few shapes: see `round_to_few_sizes`
-                rows = self.ended.sort(stable=True).indices[:half].sort().values
-                self._keep(rows)
-                self.layout.keep(rows)
-            newest = self.tokens.index_select(1, self.step)
+                index = self.rows.ended.sort(stable=True).indices[:half].sort().values
+                self._keep(index)
+                self.layout.keep(index)
+            newest = self.rows.tokens.index_select(1, self.step)
             self.step += 1
             self._draw(self.trunk.decode(self.role, newest, self.layout))
         self.deliver()

@@ -28,7 +28,7 @@ from rlhf.files import JsonObject, write_json
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe import Evaluate, Group, PolicyName, Role, StageName
+from rlhf.recipe import Evaluate, GroupOptions, PolicyName, Role, StageName
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.stages.online.reward_sum import ByName, RewardSum
@@ -47,24 +47,13 @@ def run_stage(run: Run, device: torch.device) -> Result:
     corpus = load_corpus(run)
     codec = load_codec(run)
     trained = run.parents.trained_policies()
-    reward_sums = [
-        RewardSum(stage, options, corpus.answers(), codec)
-        for stage, options in recipe.online().items()
-        if stage in trained and isinstance(options, Group)
-    ]
-    all_prompts = corpus.prompts("evaluate")
-    for reward_sum in reward_sums:
-        all_prompts = reward_sum.usable(all_prompts)
-    prompts = all_prompts.test[: options.max_samples]
-
-    settings = heldout_sampling(options)
-    scored = _demonstrations(codec, corpus, options)
+    prompts, reward_sums = _prompts_and_rewards(run, corpus, codec, trained)
+    sampling = heldout_sampling(options)
+    demonstrations = _demonstrations(codec, corpus, options)
     encoded, _, pairs = encode_pairs(codec, corpus.pairs.test[: recipe.rm.max_eval_samples], recipe.rm)
 
     with telemetry.phase("load"):
-        folders = {role: run.parents.folder(stage) for role, stage in _roles(trained).items()}
-        shared = SharedBase(load_base(run, device), folders, lean=recipe.hardware.trunk == "lean")
-        shared.add_reward(run.parents.folder("rm"))
+        shared = _load_roles(run, device, trained)
         check_sampling(shared.base, codec)
         references = [pair for pair in answers(corpus, prompts) for _ in range(options.num_samples)]
         overlap = Overlap(references, options.bertscore_model, device)
@@ -80,14 +69,14 @@ def run_stage(run: Run, device: torch.device) -> Result:
                 role,
                 codec,
                 prompts,
-                settings,
+                sampling,
                 seed=recipe.seed,
                 with_true_reward=truth,
                 samples_per_prompt=options.num_samples,
                 reward_fn=_reward_fn(reward_sums) if reward_sums else None,
             )
             shared.roles.activate(role)
-            perplexities[label] = perplexity(shared.base, scored, codec.pad_id, options.batch_size)
+            perplexities[label] = perplexity(shared.base, demonstrations, codec.pad_id, options.batch_size)
         micro = 2 * recipe.rm.per_device_train_batch_size
         chosen, rejected = (
             scores_of([p[side] for p in encoded], shared.scores_at, codec.pad_id, micro) for side in (0, 1)
@@ -105,22 +94,48 @@ def run_stage(run: Run, device: torch.device) -> Result:
     return Result(metrics, telemetry.costs(), (codec.prompt_text(prompts[0]), texts))
 
 
+def _prompts_and_rewards(
+    run: Run, corpus: Corpus, codec: Codec, trained: Sequence[PolicyName]
+) -> tuple[list[Prompt], list[RewardSum]]:
+    """Return held-out prompts, and the rewards of those of RLOO and GRPO that have run; these can judge the prompts."""
+    recipe = run.loaded.recipe
+    reward_sums = [
+        RewardSum(stage, options, corpus.answers(), codec)
+        for stage, options in recipe.online().items()
+        if stage in trained and isinstance(options, GroupOptions)
+    ]
+    prompts = corpus.prompts("evaluate")
+    for reward_sum in reward_sums:
+        prompts = reward_sum.usable(prompts)
+    return prompts.test[: recipe.evaluate.max_samples], reward_sums
+
+
+def _load_roles(run: Run, device: torch.device, trained: Sequence[PolicyName]) -> SharedBase:
+    """Return the base with SFT as `reference`, each trained policy under its stage's name, and the reward model."""
+    stages: dict[Role, StageName] = {"reference": "sft", **{stage: stage for stage in trained}}
+    folders = {role: run.parents.folder(stage) for role, stage in stages.items()}
+    shared = SharedBase(load_base(run, device), folders, lean=run.loaded.recipe.hardware.trunk == "lean")
+    shared.add_reward(run.parents.folder("rm"))
+    return shared
+
+
 def _reward_fn(reward_sums: Sequence[RewardSum]) -> EvaluationRewards:
     """Return the function that gives every reward of RLOO and GRPO by name.
 
     Where two stages give one name to different functions, the name begins with the stage.
     """
-    written: dict[str, set[str]] = {}
+    functions_by_label: dict[str, set[str]] = {}  # as the recipe writes them
     for reward_sum in reward_sums:
         for label, function in reward_sum.functions.items():
             if function:
-                written.setdefault(label, set()).add(function.name)
+                functions_by_label.setdefault(label, set()).add(function.name)
 
     def rewards(prompts: Sequence[Prompt], texts: Sequence[str], scores: Tensor | None) -> tuple[ByName, Tensor | None]:
         by_name: ByName = {}
         for reward_sum in reward_sums:
             for label, numbers in reward_sum.for_evaluation(prompts, texts, scores)[0].items():
-                by_name[label if len(written[label]) == 1 else f"{reward_sum.stage}.{label}"] = numbers
+                unique = len(functions_by_label[label]) == 1
+                by_name[label if unique else f"{reward_sum.stage}.{label}"] = numbers
         return by_name, scores
 
     return rewards
@@ -172,11 +187,6 @@ def contradicted(codec: Codec, pairs: list[PreferencePair], margins: list[float]
         for i in worst
         if margins[i] < 0
     ]
-
-
-def _roles(policies: Sequence[PolicyName]) -> dict[Role, StageName]:
-    """Return role -> the stage whose adapter plays it."""
-    return {"reference": "sft", **{stage: stage for stage in policies}}
 
 
 def _rows(

@@ -6,9 +6,10 @@
     4 advantage  each reward against those of the other responses to the same prompt
     5 update     clipped policy loss, with `kl_penalty: loss` plus beta * KL, in minibatches
 
-The two families differ in steps 4 and 5 and in their defaults: rlhf/objectives/groups.py has the formulas and their
-sources, docs/groups.md the choices. Denominators are those of the whole minibatch, so the micro-batch size and
-the number of processes change the result by rounding only.
+The two methods differ in steps 4 and 5 and in their defaults: rlhf/objectives/groups.py has the formulas and their
+sources, docs/groups.md the choices. A loss is a weighted sum over tokens; the denominator, in the weights, is that of
+the whole minibatch (PPO's loss is a mean times a share of the tokens). So the micro-batch size and the number of
+processes change the result by rounding only.
 
 Shapes: P prompts, k responses to each, B = P * k rows, R response slots.
 """
@@ -22,6 +23,7 @@ from torch import Tensor
 from rlhf.data.batch import Rollout, TrainingBatch, joined
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.groups import (
+    ClipSums,
     clipped_loss,
     group_relative,
     has_signal,
@@ -32,16 +34,17 @@ from rlhf.objectives.groups import (
     token_weights,
 )
 from rlhf.objectives.kl import estimate as estimate_kl
+from rlhf.objectives.losses import Stats
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.objectives.rewards import shape_scores
 from rlhf.observe.console import Bar
-from rlhf.recipe import MODEL_REWARD, Group, GroupOptions, Grpo, StageName
+from rlhf.recipe import MODEL_REWARD, GroupOptions, Grpo, StageName
 from rlhf.run.directory import Run
 from rlhf.stages.online import scoring
-from rlhf.stages.online.reward_sum import ByName
+from rlhf.stages.online.reward_sum import ByName, RewardSum
 from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.session import Session
-from rlhf.stages.online.train_state import ParameterGroup, TrainState
+from rlhf.stages.online.train_state import TrainedParameters, TrainState, as_numbers
 from rlhf.stages.result import Result
 
 
@@ -88,7 +91,7 @@ class Batch(TrainingBatch):
 def run_stage(run: Run, device: torch.device) -> Result:
     """Train the policy adapter with RLOO or GRPO, and measure it against SFT on held-out prompts."""
     options = run.loaded.recipe.online()[run.stage]
-    assert isinstance(options, Group)
+    assert isinstance(options, GroupOptions)
     session = Session(run, device, options)
     session.measure_reference()
     norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
@@ -150,18 +153,24 @@ def score_responses(session: Session, learner: "Learner", rollout: Rollout, prom
     prompts = [session.prompts.train[i] for i in prompt_indices for _ in range(options.num_generations)]
     texts = [codec.decode(tokens[mask].tolist()) for tokens, mask in zip(rollout.tokens, rollout.mask, strict=True)]
     by_name = session.reward_sum.per_response(prompts, texts, model_scores)
-    ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
-    shaped = dict(by_name)
-    if model_scores is not None:
-        scoring.require_finite(model_scores)
-        norm = learner.state.norm
-        shaped[MODEL_REWARD] = shape_scores(model_scores, ended, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
-    shaped_scores = session.reward_sum.total(shaped) - (options.missing_eos_penalty or 0.0) * ~ended
-    if options.overlong_buffer is not None:
-        penalties = overlong_penalty(lengths, options.max_completion_length, options.overlong_buffer)
-        shaped_scores = shaped_scores + penalties
     scores = session.reward_sum.total(by_name)
+    shaped_scores = _shaped_scores(session.reward_sum, learner, rollout, by_name)
     return ScoredRollout(rollout=rollout, by_name=by_name, scores=scores, shaped_scores=shaped_scores)
+
+
+def _shaped_scores(reward_sum: RewardSum, learner: "Learner", rollout: Rollout, by_name: ByName) -> Tensor:
+    """Return the weighted sum (B,) of the rewards, with the reward model's normalised and clipped, minus penalties."""
+    options, norm = learner.options, learner.state.norm
+    ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
+    if options.model_scores:
+        raw = by_name[MODEL_REWARD]
+        scoring.require_finite(raw)
+        shaped = shape_scores(raw, ended, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
+        by_name = by_name | {MODEL_REWARD: shaped}
+    total = reward_sum.total(by_name) - (options.missing_eos_penalty or 0.0) * ~ended
+    if options.overlong_buffer is None:
+        return total
+    return total + overlong_penalty(lengths, options.max_completion_length, options.overlong_buffer)
 
 
 @torch.no_grad()
@@ -190,7 +199,7 @@ def make_batch(learner: "Learner", scored: ScoredRollout) -> Batch:
         kl=kl,
         rewards=rewards,
         advantages=learner.advantages(rewards),
-        token_counts=learner.counted(rollout).sum(1),
+        token_counts=learner.loss_mask(rollout).sum(1),
     )
 
 
@@ -203,8 +212,8 @@ class Learner:
     def __init__(self, stage: StageName, shared: SharedBase, options: GroupOptions, norm: ScoreNorm):
         self.shared, self.options = shared, options
         self.policy_parameters = shared.roles.parameters("policy")
-        group = ParameterGroup(self.policy_parameters, options.learning_rate)
-        self.state = TrainState(stage, shared, options, norm, {"policy": group})
+        trained = TrainedParameters(self.policy_parameters, options.learning_rate)
+        self.state = TrainState(stage, shared, options, norm, {"policy": trained})
 
     def grouped(self, x: Tensor) -> Tensor:
         """Return numbers (B,) as (P, k)."""
@@ -219,21 +228,17 @@ class Learner:
             advantages = leave_one_out(groups)
         return (standardize(advantages) if self.options.normalize_advantages else advantages).flatten()
 
-    def counted(self, rollout: Rollout) -> Tensor:
+    def loss_mask(self, rollout: Rollout) -> Tensor:
         """Return the mask (B, R) of the tokens that count in the loss."""
         mask = rollout.mask
         return mask & rollout.ended[:, None] if self.options.mask_truncated_completions else mask
 
     def update(self, batch: Batch) -> dict[str, float]:
-        """Pass `num_iterations` times over the batch in minibatches. Return the mean statistics of those used.
-
-        With `max_update_kl` the update ends before the first minibatch at which the policy has moved further than that.
-        """
+        """Pass `num_iterations` times over the batch in minibatches. Return the mean statistics of those used."""
         with self.state.updating() as update:
             for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_iterations):
-                stats = self._add_gradients(batch, mini_rows)
-                if not update.clip_and_step(stats, moved=stats["policy/approxkl_avg"]):
-                    break  # these gradients are dropped at the end of the block
+                if not update.clip_and_step(self._add_gradients(batch, mini_rows)):
+                    break  # `max_update_kl` is reached; these gradients are dropped at the end of the block
         return update.metrics()
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
@@ -244,39 +249,59 @@ class Learner:
         return self.state.sum_of(self.state.accumulate("policy", batch, micro_rows, add_gradient))
 
     def _add_gradient(self, micro: Batch, responses: int, token_count: Tensor) -> dict[str, float]:
-        """Add the gradient of one micro-batch. Return its share of the statistics.
+        """Add the gradient of one micro-batch. Return its part of the minibatch's statistics.
 
         `responses` and `token_count` are those of the whole minibatch; only tokens that count in the loss are counted.
         """
-        options, mask = self.options, self.counted(micro.rollout)
-        weights = token_weights(mask, options.loss_type, responses, token_count, options.max_completion_length)
-        per_token = 1 / token_count.clamp(min=1)  # weight of a token in a mean over the minibatch
         hidden = self.shared.response_hidden(micro.rollout)
+        loss, stats = self._policy_loss(micro, hidden, responses, token_count)
+        loss.backward()
+        return as_numbers(stats)
+
+    def _policy_loss(self, micro: Batch, hidden: Tensor, responses: int, token_count: Tensor) -> tuple[Tensor, Stats]:
+        """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them.
+
+        It is the micro-batch's part of a sum over the minibatch. So are the statistics that come with it.
+        """
+        options, mask = self.options, self.loss_mask(micro.rollout)
         logp, entropy = self.shared.logprobs_and_entropies(
             hidden, micro.rollout, options.temperature, differentiable=options.entropy_coef > 0
         )
         log_ratio = log_ratios(logp, micro.old_logp, mask, options.importance_sampling_level)
+        weights = token_weights(mask, options.loss_type, responses, token_count, options.max_completion_length)
         high = options.epsilon if options.epsilon_high is None else options.epsilon_high
-        loss, sums = clipped_loss(log_ratio, micro.advantages, weights, mask, options.epsilon, high)
-        entropy_share = zero_pads(entropy, mask).sum() * per_token
-        moved = (zero_pads(logp.detach() - micro.old_logp, mask) ** 2).sum() / 2
-        stats = {
-            "loss/policy_avg": loss,
-            "policy/entropy_avg": entropy_share,
-            "policy/clipfrac_avg": sums.clipped * per_token,
-            "policy/approxkl_avg": moved * per_token,
-            "val/ratio": sums.ratio * per_token,
-        }
-        if micro.ref_logp is not None and options.kl_penalty == "loss":
-            kl = zero_pads(estimate_kl(logp, micro.ref_logp, options.kl_estimator), mask)
-            kl = (weights * (kl * log_ratio.exp() if options.corrects_kl else kl)).sum()
-            stats["loss/kl_avg"] = kl
-            loss = loss + self.state.kl_coef * kl
+        loss, clip_sums = clipped_loss(log_ratio, micro.advantages, weights, mask, options.epsilon, high)
+        stats = {"loss/policy_avg": loss, **self._means(micro, logp, entropy, clip_sums, token_count)}
+        kl_loss = self._kl_loss(micro, logp, log_ratio, weights)
+        if kl_loss is not None:
+            stats["loss/kl_avg"] = kl_loss
+            loss = loss + self.state.kl_coef * kl_loss
         if options.entropy_coef:
-            loss = loss - options.entropy_coef * entropy_share
-        loss.backward()
-        weighted = torch.stack([number.detach().float() for number in stats.values()])
-        return dict(zip(stats, weighted.tolist(), strict=True))  # one wait for the device
+            loss = loss - options.entropy_coef * stats["policy/entropy_avg"]
+        return loss, stats
+
+    def _means(self, micro: Batch, logp: Tensor, entropy: Tensor, clip_sums: ClipSums, token_count: Tensor) -> Stats:
+        """Return the micro-batch's part of means over those tokens of the minibatch that count in the loss."""
+        mask = self.loss_mask(micro.rollout)
+        sums = {
+            "policy/entropy_avg": zero_pads(entropy, mask).sum(),
+            "policy/clipfrac_avg": clip_sums.clipped,
+            "policy/approxkl_avg": (zero_pads(logp.detach() - micro.old_logp, mask) ** 2).sum() / 2,
+            "val/ratio": clip_sums.ratio,
+        }
+        per_token = 1 / token_count.clamp(min=1)
+        return {name: total * per_token for name, total in sums.items()}
+
+    def _kl_loss(self, micro: Batch, logp: Tensor, log_ratio: Tensor, weights: Tensor) -> Tensor | None:
+        """Return the weighted sum of the tokens' KL; None where the recipe puts none into the loss."""
+        options = self.options
+        if micro.ref_logp is None or options.kl_penalty != "loss":
+            return None
+        kl = zero_pads(estimate_kl(logp, micro.ref_logp, options.kl_estimator), self.loss_mask(micro.rollout))
+        return (weights * (kl * log_ratio.exp() if options.corrects_kl else kl)).sum()
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------------
 
 
 def batch_metrics(batch: Batch, scored: ScoredRollout, learner: Learner) -> dict[str, float]:

@@ -7,10 +7,10 @@
     5 update     clipped policy and value losses, a few passes over the batch in minibatches
 
 Policy, reference and reward model are adapters on one frozen base (rlhf/models/shared_base.py). The critic is a fourth,
-which starts as the reward model's, or a head on the policy's hidden states (`value_model`). Every loss is divided by
-the number of response tokens in the whole minibatch: the micro-batch size and the number of processes change the result
-by rounding only. `TrainState` and its `Update` (rlhf/stages/online/train_state.py) draw the minibatches, clip the
-gradients, take the optimizer's steps and stop early.
+which starts as the reward model's, or a head on the policy's hidden states (`value_model`). A micro-batch's loss is a
+mean over its response tokens, times its share of the minibatch's tokens: the micro-batch size and the number of
+processes change the result by rounding only. `TrainState` and its `Update` (rlhf/stages/online/train_state.py) draw the
+minibatches, clip the gradients, take the optimizer's steps and stop early.
 
 Shapes: B prompts, R response slots; slot t holds the t-th generated token. docs/ppo.md numbers the details, with their
 sources and what each is worth; docs/metrics.md explains every logged key; tests/oracle/test_ppo_step.py computes a
@@ -38,7 +38,7 @@ from rlhf.run.directory import Run
 from rlhf.stages.online import scoring
 from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.session import Session
-from rlhf.stages.online.train_state import ParameterGroup, TrainedRole, TrainState
+from rlhf.stages.online.train_state import TrainedParameters, TrainedRole, TrainState, as_numbers
 from rlhf.stages.result import Result
 
 # A critic of squashed scores starts as the tangent of the sigmoid at 0: sigmoid(s) is about (s + 2) / 4 there, which is
@@ -141,11 +141,19 @@ def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
 
 
 def policy_logprobs_and_values(learner: "Learner", rollout: Rollout) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities under the policy that sampled and the critic's values, each (B, R)."""
+    """Return log-probabilities under the policy that sampled and the critic's values, each (B, R).
+
+    Where they come from:
+
+        value_model    old_logprobs: recompute               old_logprobs: rollout
+        head           both from one pass of the policy      both from sampling
+        adapter        one pass of the policy, one of the    log-probabilities from sampling,
+                       critic                                values from a pass of the critic
+    """
     shared, options, mask = learner.shared, learner.options, rollout.mask
     logprobs_of_tokens = scoring.logprobs_of_tokens(shared, options.temperature)
     values_of_tokens = scoring.values_of_tokens(shared)
-    if learner.critic_shares_trunk and options.old_logprobs == "recompute":  # one forward pass gives both
+    if learner.critic_shares_trunk and options.old_logprobs == "recompute":
         old_logp, values = scoring.per_token(
             shared, "policy", rollout, options.score_rows, logprobs_of_tokens, values_of_tokens
         )
@@ -155,7 +163,7 @@ def policy_logprobs_and_values(learner: "Learner", rollout: Rollout) -> tuple[Te
         old_logp = zero_pads(rollout.logprobs, mask)
     else:
         (old_logp,) = scoring.per_token(shared, "policy", rollout, options.score_rows, logprobs_of_tokens)
-    if rollout.values is not None:  # kept while sampling, by a critic that shares the trunk
+    if rollout.values is not None:  # those of a head, with `old_logprobs: rollout`
         return old_logp, zero_pads(rollout.values, mask)
     (values,) = scoring.per_token(shared, "value", rollout, options.score_rows, values_of_tokens)
     return old_logp, values
@@ -176,11 +184,11 @@ class Learner:
         self.critic_parameters = list(shared.value_head.parameters())
         if not self.critic_shares_trunk:
             self.critic_parameters += shared.roles.parameters("value")
-        groups: dict[TrainedRole, ParameterGroup] = {
-            "policy": ParameterGroup(self.policy_parameters, options.learning_rate),
-            "value": ParameterGroup(self.critic_parameters, options.value_learning_rate),
+        trained: dict[TrainedRole, TrainedParameters] = {
+            "policy": TrainedParameters(self.policy_parameters, options.learning_rate),
+            "value": TrainedParameters(self.critic_parameters, options.value_learning_rate),
         }
-        self.state = TrainState("ppo", shared, options, norm, groups)
+        self.state = TrainState("ppo", shared, options, norm, trained)
 
     @property
     def critic_shares_trunk(self) -> bool:
@@ -201,15 +209,11 @@ class Learner:
         return self.shared.values if self.options.old_logprobs == "rollout" and self.critic_shares_trunk else None
 
     def update(self, batch: Batch) -> dict[str, float]:
-        """Pass `num_ppo_epochs` times over the batch in minibatches. Return the mean statistics of those used.
-
-        With `max_update_kl` the update ends before the first minibatch at which the policy has moved further than that.
-        """
+        """Pass `num_ppo_epochs` times over the batch in minibatches. Return the mean statistics of those used."""
         with self.state.updating() as update:
             for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_ppo_epochs):
-                stats = self._add_gradients(batch, mini_rows)
-                if not update.clip_and_step(stats, moved=stats["policy/approxkl_avg"]):
-                    break  # these gradients are dropped at the end of the block
+                if not update.clip_and_step(self._add_gradients(batch, mini_rows)):
+                    break  # `max_update_kl` is reached; these gradients are dropped at the end of the block
         return update.metrics()
 
     def advance(self, batch: Batch) -> None:
@@ -242,14 +246,14 @@ class Learner:
             ((policy_loss + self.options.vf_coef * value_loss) * share).backward()
         elif self.policy_learns:
             (policy_loss * share).backward()
-        return _weighted(stats, share)
+        return as_numbers(stats, share)
 
     def _add_critic_gradient(self, micro: Batch, token_count: Tensor) -> dict[str, float]:
         """Add the gradient of a critic with an adapter. Return the micro-batch's share of the statistics."""
         share = micro.rollout.mask.sum() / token_count
         value_loss, stats = self._value_loss(micro, self.shared.response_hidden(micro.rollout))
         (self.options.vf_coef * value_loss * share).backward()
-        return _weighted(stats, share)
+        return as_numbers(stats, share)
 
     def _policy_loss(self, micro: Batch, hidden: Tensor) -> tuple[Tensor, Stats]:
         """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them."""
@@ -281,12 +285,6 @@ class Learner:
             values, micro.values, micro.returns, micro.rollout.mask, self.options.cliprange_value
         )
         return loss, {"loss/value_avg": loss, "val/clipfrac_avg": clipfrac}
-
-
-def _weighted(stats: Stats, share: Tensor) -> dict[str, float]:
-    """Return statistics times `share`; all of them are fetched from the device at once."""
-    weighted = torch.stack([number.detach() for number in stats.values()]) * share
-    return dict(zip(stats, weighted.tolist(), strict=True))
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------

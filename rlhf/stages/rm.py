@@ -92,7 +92,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     }
     if recipe.data.has_true_reward:
         assert recipe.data.toy
-        metrics |= _against_ceiling(codec, kept_pairs, chosen - rejected, recipe.data.toy.bayes_accuracy)
+        metrics |= _against_best_possible(codec, kept_pairs, chosen - rejected, recipe.data.toy.bayes_accuracy)
     rows = zip(kept_pairs, chosen.tolist(), rejected.tolist(), strict=True)
     run.logs.samples(0, [_sample_row(codec, *row) for row in itertools.islice(rows, SAMPLES)])
     return Result(metrics, telemetry.costs())
@@ -174,7 +174,7 @@ def _sample_row(codec: Codec, pair: PreferencePair, chosen: float, rejected: flo
     }
 
 
-def _against_ceiling(
+def _against_best_possible(
     codec: Codec, pairs: list[PreferencePair], margins: torch.Tensor, bayes_accuracy: float
 ) -> dict[str, float]:
     """Return how far the accuracy is below the best possible one, in points.

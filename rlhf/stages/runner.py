@@ -17,7 +17,7 @@ from rlhf.observe.console import quiet_libraries
 from rlhf.observe.watch import LiveChecks
 from rlhf.process import cuda, distributed, endings, launching
 from rlhf.process.libraries import import_bitsandbytes, without_collections
-from rlhf.recipe import GROUPS, MODEL_REWARD, Evaluate, Group, PinnedRecipe, StageName, no_section, parents
+from rlhf.recipe import GROUPS, MODEL_REWARD, Evaluate, GroupOptions, PinnedRecipe, StageName, no_section, parents
 from rlhf.run.directory import Run
 from rlhf.run.finished import follow_base, verified
 from rlhf.run.records import Summary
@@ -84,7 +84,7 @@ def check_section(loaded: PinnedRecipe, stage: StageName) -> None:
 def check_settings(loaded: PinnedRecipe, stage: StageName) -> None:
     """Raise UserError where an unfinished stage needs a reward function or an encoder that is not there."""
     options = loaded.recipe.section(stage)
-    if isinstance(options, Group):
+    if isinstance(options, GroupOptions):
         for name in options.reward_funcs:
             if name != MODEL_REWARD:
                 reward_functions.find(name, f"{stage}.reward_funcs")
@@ -178,7 +178,9 @@ def _explained_errors(run: Run) -> Iterator[None]:
         raise
     except Exception as error:
         if _disk_is_full(run.run_directory, error):
-            raise UserError(f"{run.path}: the disk is full; make room and continue with --resume") from error
+            raise UserError(
+                f"{run.path}: the disk is full; make room and continue with --resume (make: RESUME=1)"
+            ) from error
         if endings.out_of_memory(error):
             raise UserError(f"{run.stage}: out of memory{_way_out(run, error)}. {progress(run)}") from error
         raise

@@ -41,10 +41,10 @@ def run_stage(run: Run, device: torch.device) -> Result:
     training, counts = _encode(codec, demonstrations.train[: options.max_samples], options)
     heldout, heldout_counts = _encode(codec, demonstrations.test[: options.max_eval_samples], options)
     run.describe(cuts={"train": counts, "heldout": heldout_counts})
-    scored = _scored(heldout)
+    heldout_sequences = _sequences(heldout)
     validation: list[tuple[list[int], int]] = []
     if options.eval_steps:
-        validation = _scored(_encode(codec, demonstrations.validation[: options.max_eval_samples], options)[0])
+        validation = _sequences(_encode(codec, demonstrations.validation[: options.max_eval_samples], options)[0])
     batch = options.per_device_train_batch_size
 
     torch.manual_seed(recipe.seed)
@@ -59,7 +59,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
         return {"perplexity": value, "loss": math.log(value)}
 
     with telemetry.phase("evaluate"):
-        before, first = perplexity(model, scored, codec.pad_id, batch), _answers(model, codec, prompts, run)
+        before, first = perplexity(model, heldout_sequences, codec.pad_id, batch), _answers(model, codec, prompts, run)
     trainer = _Trainer(
         model=model,
         args=arguments(SFTConfig, run, options, max_length=None),
@@ -70,7 +70,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
     save_adapter(model, run, run.path / ADAPTER, weights=weights)
     with telemetry.phase("evaluate"):
-        after, last = perplexity(model, scored, codec.pad_id, batch), _answers(model, codec, prompts, run)
+        after, last = perplexity(model, heldout_sequences, codec.pad_id, batch), _answers(model, codec, prompts, run)
     prompt_texts = [codec.prompt_text(prompt) for prompt in prompts]
     rows = zip(prompt_texts, first, last, strict=True)
     run.logs.samples(0, [{"prompt": prompt, "base": a, "SFT": b} for prompt, a, b in rows])
@@ -109,7 +109,7 @@ def _encode(codec: Codec, rows: list[Example], options: Sft) -> tuple[list[Encod
     return complete, dict(counts)
 
 
-def _scored(rows: list[Encoded]) -> list[tuple[list[int], int]]:
+def _sequences(rows: list[Encoded]) -> list[tuple[list[int], int]]:
     """Return the tokens of each row, and how many of them are the prompt, as `perplexity` wants them."""
     return [(prompt + response, len(prompt)) for prompt, response in rows]
 

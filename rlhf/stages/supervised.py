@@ -106,10 +106,15 @@ def train(
         telemetry.note_components(trainer.trained, trainer.optimizer)
     if evaluate is not None and eval_steps:
         _take_best(trainer, run)
-    if distributed.world() > 1 and recipe.hardware.engine != "ddp":
-        weights: dict[str, torch.Tensor] = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-        return weights
-    return dict(trainer.trained.named_parameters())
+    return _weights(trainer, divided=distributed.world() > 1 and recipe.hardware.engine != "ddp")
+
+
+def _weights(trainer: RunTrainer, divided: bool) -> dict[str, torch.Tensor]:
+    """Return the model's weights by name. `divided`: by an engine, which collects them on rank 0."""
+    if not divided:
+        return dict(trainer.trained.named_parameters())
+    weights: dict[str, torch.Tensor] = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    return weights
 
 
 class _RunCallback(TrainerCallback):
@@ -117,8 +122,8 @@ class _RunCallback(TrainerCallback):
 
     def __init__(self, run: Run, bar: Bar, telemetry: Telemetry):
         self.run, self.bar, self.telemetry = run, bar, telemetry
-        self.note = ""
-        self.tokens = 0
+        self.note = ""  # beside the bar
+        self.tokens = 0  # up to the last record; likewise the next two
         self.time, self.cpu = time.monotonic(), time.process_time()
         self.evaluated = 0.0  # seconds of evaluation since the last record
 

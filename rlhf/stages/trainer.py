@@ -32,10 +32,10 @@ _PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "adapte
 
 
 class RunTrainer(Trainer):
-    """A trainer of a run; among the base classes of a trainer it stands before TRL's.
+    """Base class of the trainers of a run. They name it before TRL's class, so that its methods take precedence.
 
-    It keeps the values and the type that trainable adapters had before: on a 4-bit base TRL casts them to bfloat16 when
-    a trainer is built, which rounds a warm start away.
+    It keeps the values and the type of trainable adapters. On a 4-bit base TRL casts them to bfloat16 when a trainer is
+    built, which rounds a warm start away.
     """
 
     _order: "LengthBuckets | None" = None
@@ -229,7 +229,7 @@ class ShardedBatches(Sampler[list[int]]):
 
 
 def _check_parts(model: nn.Module, folder: Path) -> None:
-    """Check weights, the optimizer's groups and the schedule against those of the model. Raises UserError."""
+    """Check the stored weights, optimizer and schedule against those of the model. Raises UserError."""
     for name in _PICKLED_WEIGHTS:
         if (folder / name).exists():
             raise UserError(f"{folder / name} is a pickle, and no run writes its weights as one")

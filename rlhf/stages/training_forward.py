@@ -100,7 +100,7 @@ def _active_role(trunk: LeanTrunk) -> str:
 
 
 class LabelStatistics:
-    """Forward pass in place of a causal model's, for calls that ask TRL's fused output layer for statistics of labels.
+    """Forward pass that replaces a causal model's where a trainer asks TRL's fused output layer for label statistics.
 
     States of the last layer, and logits, are computed only where they predict a label. `pairs`: row n of the first half
     of a batch has the prompt of row n of the second half, which is computed once for both.
@@ -136,7 +136,7 @@ class LabelStatistics:
         order = torch.arange(len(labels), device=labels.device)
         if self.pairs:
             order = order.view(2, -1).t().flatten()
-            rollout = replace(rollout.rows(order), groups=torch.arange(len(labels), device=labels.device) // 2)
+            rollout = replace(rollout.rows(order), prompt_numbers=torch.arange(len(labels), device=labels.device) // 2)
             if (rollout.prompt_length[::2] != rollout.prompt_length[1::2]).any():
                 raise ValueError("the prompts of a pair differ in length")
         with self.trunk.merging(role):

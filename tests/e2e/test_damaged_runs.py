@@ -52,9 +52,9 @@ def rehash(stage: Path) -> None:
 
 def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
     def damage(stage: Path) -> None:
-        found = load_file(stage / WEIGHTS)
-        change(found)
-        save_file(found, stage / WEIGHTS, {"format": "pt"})
+        tensors = load_file(stage / WEIGHTS)
+        change(tensors)
+        save_file(tensors, stage / WEIGHTS, {"format": "pt"})
 
     return damage
 
@@ -67,18 +67,18 @@ def config(**keys: object) -> Callable[[Path], None]:
     return damage
 
 
-def first(found: dict[str, torch.Tensor]) -> torch.Tensor:
-    return found[sorted(found)[0]]
+def first(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    return tensors[sorted(tensors)[0]]
 
 
 # -- adapters ----------------------------------------------------------------------------------------------------------
 
-NAN = weights(lambda found: first(found).fill_(float("nan")))
-INFINITE = weights(lambda found: first(found)[0].fill_(float("inf")))
-GARBAGE = weights(lambda found: first(found).view(torch.uint8).fill_(0xFF))
-DROPPED = weights(lambda found: found.pop(sorted(found)[0]))
-EXTRA = weights(lambda found: found.update({"base_model.model.evil.lora_A.weight": torch.ones(2, 2)}))
-SHAPE = weights(lambda found: found.update({sorted(found)[0]: torch.ones(3, 5)}))
+NAN = weights(lambda tensors: first(tensors).fill_(float("nan")))
+INFINITE = weights(lambda tensors: first(tensors)[0].fill_(float("inf")))
+GARBAGE = weights(lambda tensors: first(tensors).view(torch.uint8).fill_(0xFF))
+DROPPED = weights(lambda tensors: tensors.pop(sorted(tensors)[0]))
+EXTRA = weights(lambda tensors: tensors.update({"base_model.model.evil.lora_A.weight": torch.ones(2, 2)}))
+SHAPE = weights(lambda tensors: tensors.update({sorted(tensors)[0]: torch.ones(3, 5)}))
 HEAD = "base_model.model.score.weight"
 
 
@@ -150,9 +150,9 @@ def test_a_reward_model_that_cannot_be_used_stops_ppo(trained, tmp_path, damage,
 def test_a_base_of_nan_stops_the_stage_that_reads_it(trained, tmp_path):
     root = copied(trained, tmp_path, "pretrain")
     file = root / "pretrain/model/model.safetensors"
-    found = load_file(file)
-    found["model.norm.weight"].fill_(float("nan"))
-    save_file(found, file, {"format": "pt"})
+    tensors = load_file(file)
+    tensors["model.norm.weight"].fill_(float("nan"))
+    save_file(tensors, file, {"format": "pt"})
     rehash(root / "pretrain")
     with pytest.raises(UserError, match=r"model\.norm\.weight holds NaN or infinity") as caught:
         run_stages(small(), tmp_path, "sft")
@@ -165,8 +165,8 @@ def test_a_base_of_nan_stops_the_stage_that_reads_it(trained, tmp_path):
 def made_anew(stage: Path) -> None:
     """Another run under the same name: other weights, a summary of its own."""
     weights_of = next(stage.glob("*/*.safetensors"))
-    found = {name: tensor * 1.01 for name, tensor in load_file(weights_of).items()}
-    save_file(found, weights_of, {"format": "pt"})
+    tensors = {name: tensor * 1.01 for name, tensor in load_file(weights_of).items()}
+    save_file(tensors, weights_of, {"format": "pt"})
     summary = json.loads((stage / "summary.json").read_text())
     summary["result_sha256"] = {name: sha256(stage / name) for name in summary["result_sha256"]}
     (stage / "summary.json").write_text(json.dumps(summary))
@@ -230,7 +230,7 @@ def test_a_stage_is_done_only_with_its_result(trained, tmp_path):
     with pytest.raises(UserError, match=r"adapter_model.bin does not belong to what sft has made; take it out"):
         Run(tmp_path, small(), "sft").done()
     (root / "sft/adapter/adapter_model.bin").unlink()
-    weights(lambda found: first(found).mul_(2))(root / "sft")
+    weights(lambda tensors: first(tensors).mul_(2))(root / "sft")
     with pytest.raises(UserError, match=r"adapter_model.safetensors has changed since sft was done; move .*/sft away"):
         Run(tmp_path, small(), "sft").done()
 
@@ -306,8 +306,8 @@ def test_a_run_that_was_moved_goes_on_and_peft_finds_its_base(trained, tmp_path)
     base = json.loads((root / "sft" / CONFIG).read_text())["base_model_name_or_path"]
     assert base == str((root / "pretrain/model").resolve())
     AutoPeftModelForCausalLM.from_pretrained(root / "sft/adapter")
-    found = quality_of(report.load(root))
-    assert isinstance(found, Quality) and found.plain()["pairs"] > 100
+    quality = quality_of(report.load(root))
+    assert isinstance(quality, Quality) and quality.plain()["pairs"] > 100
     assert not any(Path(file["name"]).is_absolute() for file in content_of(root / "sft/manifest.json")["data"]["files"])
     assert run_stages(small(dpo__max_steps=1), tmp_path, "dpo")["status"] == "done"
 

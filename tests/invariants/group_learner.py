@@ -18,9 +18,9 @@ REWARDS = [0.3, -1.2, 2.0, 0.1, 0.5, 0.5, -0.4, 1.1]
 
 
 def options(stage: str, **changes) -> GroupOptions:
-    found = grouped(stage, changes).recipe.section(stage_name(stage))
-    assert isinstance(found, GroupOptions)
-    return found
+    section = grouped(stage, changes).recipe.section(stage_name(stage))
+    assert isinstance(section, GroupOptions)
+    return section
 
 
 def learner(run: Run, stage: StageName, lean: bool = False, **changes: Any) -> Learner:

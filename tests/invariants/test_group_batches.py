@@ -59,8 +59,8 @@ def updated(made: Learner, responses: ScoredRollout) -> tuple[Tensor, dict[str, 
 def test_the_lean_trunk_changes_rounding_only(run, rollout, stage):
     """Also where it computes the prompt of each group once, in micro-batches that cut a group."""
     a, stats, _ = updated(learner(run, stage), scored(rollout))
-    groups = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
-    for responses, size in ((rollout, 4), (replace(rollout, groups=groups), 3)):
+    prompt_numbers = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    for responses, size in ((rollout, 4), (replace(rollout, prompt_numbers=prompt_numbers), 3)):
         made = learner(run, stage, lean=True, per_device_train_batch_size=size)
         b, lean_stats, _ = updated(made, scored(responses))
         assert_same(a, b)

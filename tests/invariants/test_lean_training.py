@@ -47,7 +47,7 @@ def calls(monkeypatch) -> Counter[str]:
         return hidden(self, role, *arguments)
 
     def counted_responses(self: LeanTrunk, role: str, rollout: Rollout) -> torch.Tensor:
-        calls[role] += rollout.groups is not None  # otherwise `hidden` is called
+        calls[role] += rollout.prompt_numbers is not None  # otherwise `hidden` is called
         return responses(self, role, rollout)
 
     def counted_lower(self: LeanTrunk, ids: torch.Tensor) -> torch.Tensor:

@@ -71,13 +71,13 @@ def test_repeated_micro_batches_are_those_that_run(monkeypatch, stage, device):
 
 
 def test_a_shape_is_all_that_the_events_of_rows_depend_on():
-    def shape(prompts: list[int], groups: list[int] | None = None, index: list[int] | None = None) -> Any:
+    def shape(prompts: list[int], numbers: list[int] | None = None, index: list[int] | None = None) -> Any:
         with StandIn("cuda", PHASES, 1000):
             ids = torch.zeros(len(prompts), 9, dtype=torch.int64).to("meta")
             lengths, ones = (torch.tensor(x).to("meta") for x in (prompts, [1] * len(prompts)))
             rollout = Rollout(ids, lengths, ones, ones > 0)
-            if groups is not None:
-                rollout = replace(rollout, groups=torch.tensor(groups).to("meta"))
+            if numbers is not None:
+                rollout = replace(rollout, prompt_numbers=torch.tensor(numbers).to("meta"))
             return _shape(rollout if index is None else rollout.rows(torch.tensor(index).to("meta")))
 
     assert shape([3, 4]) == shape([3, 4]) != shape([4, 4])
@@ -90,8 +90,8 @@ def test_a_shape_is_all_that_the_events_of_rows_depend_on():
 
 @pytest.fixture
 def stand_in():
-    with StandIn("cuda", PHASES, 1000) as found:
-        yield found
+    with StandIn("cuda", PHASES, 1000) as device:
+        yield device
 
 
 def test_what_leaves_something_behind_runs_again(stand_in):

@@ -223,8 +223,8 @@ def test_the_first_minibatch_is_always_used(run, rollout):
     batch = make_batch(learner, rollout)
     with learner.state.updating() as update:
         for expected in (True, False):
-            stats = learner._add_gradients(batch, torch.arange(8))
-            assert update.clip_and_step(stats, moved=1.0) == expected
+            stats = learner._add_gradients(batch, torch.arange(8)) | {"policy/approxkl_avg": 1.0}
+            assert update.clip_and_step(stats) == expected
     assert update.metrics()["update/optimizer_steps"] == 1
 
 
@@ -258,7 +258,7 @@ def test_metrics_of_a_batch_row_by_row(run, rollout, kl_penalty):
         for weight in learner.policy_parameters:
             weight.add_(0.05 * torch.randn_like(weight))
     batch = make_batch(learner, rollout)
-    found = batch_metrics(batch, learner)
+    metrics = batch_metrics(batch, learner)
     lengths = rollout.response_length.tolist()
     logp, ref = (
         [row[:n].tolist() for row, n in zip(x, lengths, strict=True)] for x in (batch.old_logp, batch.ref_logp)
@@ -279,11 +279,11 @@ def test_metrics_of_a_batch_row_by_row(run, rollout, kl_penalty):
         "response/length": sum(lengths) / len(lengths),
         "response/eos_rate": sum(rollout.ended.tolist()) / len(lengths),
     }
-    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
     real = rollout.mask
     errors, returns = (batch.returns - batch.values)[real].double(), batch.returns[real].double()
     explained = 1 - errors.var(correction=0).item() / returns.var(correction=0).item()
-    assert found["val/explained_variance"] == pytest.approx(explained, rel=1e-4)
+    assert metrics["val/explained_variance"] == pytest.approx(explained, rel=1e-4)
     entropy = mean_entropy(learner, rollout)
     stats = learner.update(batch)  # its one minibatch is the batch, before the policy has moved
     assert stats["policy/entropy_avg"] == pytest.approx(entropy, rel=1e-4)
@@ -330,8 +330,8 @@ def test_log_probabilities_and_values_may_come_from_the_rollout(run, codec, kind
     recomputed = make_batch(again, rollout)
     for name in ("old_logp", "values", "rewards", "advantages"):
         assert (getattr(taken, name) - getattr(recomputed, name)).abs().max() < 2e-5, name
-    found = batch_metrics(recomputed, again)
-    assert 0 < found["rollout/logprob_diff_avg"] <= found["rollout/logprob_diff_max"] < 2e-5
+    metrics = batch_metrics(recomputed, again)
+    assert 0 < metrics["rollout/logprob_diff_avg"] <= metrics["rollout/logprob_diff_max"] < 2e-5
     assert batch_metrics(taken, learner)["rollout/logprob_diff_max"] == 0
 
 
@@ -509,14 +509,14 @@ def sampled(run, codec, prompts, **changes) -> Rollout:
 
 
 def test_responses_belong_to_their_prompts_and_stop_at_eos(run, codec):
-    found = sampled(run, codec, PROMPTS)
+    rollout = sampled(run, codec, PROMPTS)
     for row, prompt in enumerate(PROMPTS):
-        length = int(found.response_length[row])
-        assert found.ids[row, : len(prompt)].tolist() == prompt
-        response = found.tokens[row][found.mask[row]].tolist()
+        length = int(rollout.response_length[row])
+        assert rollout.ids[row, : len(prompt)].tolist() == prompt
+        response = rollout.tokens[row][rollout.mask[row]].tolist()
         assert 1 <= length == len(response) <= 8
         assert codec.eos_id not in response[:-1]
-        assert found.ended[row] == (response[-1] == codec.eos_id)
+        assert rollout.ended[row] == (response[-1] == codec.eos_id)
 
 
 @pytest.mark.parametrize("temperature", [0.2, 0.1])  # the barely trained model is almost uniform at 1
@@ -525,12 +525,12 @@ def test_samples_follow_the_distribution_that_training_assumes(run, codec, tempe
     shared = roles(run)
     shared.roles.activate("policy")
     prompts = [PROMPTS[2], PROMPTS[3]] * 2000
-    found = sampled(run, codec, prompts, response_length=1, temperature=temperature, batch_size=1000)
+    rollout = sampled(run, codec, prompts, response_length=1, temperature=temperature, batch_size=1000)
     for which in (0, 1):
         with torch.no_grad():
             logits = shared.base(input_ids=torch.tensor([prompts[which]])).logits[0, -1]
         expected = (logits / temperature).softmax(-1)
-        counts = torch.bincount(found.tokens[which::2, 0], minlength=len(expected)).float() / 2000
+        counts = torch.bincount(rollout.tokens[which::2, 0], minlength=len(expected)).float() / 2000
         likely = expected > 0.005
         error = ((expected * (1 - expected) / 2000).sqrt() * 4.5)[likely]
         assert likely.sum() > 1

@@ -246,12 +246,14 @@ def test_a_decoding_step_can_be_captured_as_a_graph(model):
             return func(*args, **(kwargs or {}))
 
     def state() -> dict[str, object]:
-        tensors = {k: v.data_ptr() for k, v in vars(decoding).items() if isinstance(v, Tensor)}
+        parts = vars(decoding) | vars(decoding.rows)
+        tensors = {k: v.data_ptr() for k, v in parts.items() if isinstance(v, Tensor)}
         caches = {f"{i}.{k}": getattr(layer, k).data_ptr() for i, layer in enumerate(decoding.layers) for k in KV}
         numbers = {k: v for k, v in vars(decoding).items() if isinstance(v, (int, float))}
         return tensors | caches | numbers
 
     before = state()
+    assert {"step", "position", "tokens", "ended"} <= before.keys()
     with torch.no_grad(), Watch():
         decoding.advance()
         decoding.advance()

@@ -52,8 +52,8 @@ def test_advantages_worked_by_hand():
     assert leave_one_out(rewards).tolist() == [[-3.0, -1.5, 4.5], [-1.5, -1.5, 3.0]]
     assert group_relative(rewards, "none").tolist() == [[-2.0, -1.0, 3.0], [-1.0, -1.0, 2.0]]
     sd = math.sqrt(7)  # (4 + 1 + 9) / 2
-    found = group_relative(rewards[:1], "group")
-    assert found.tolist()[0] == pytest.approx([-2 / (sd + 1e-4), -1 / (sd + 1e-4), 3 / (sd + 1e-4)])
+    advantages = group_relative(rewards[:1], "group")
+    assert advantages.tolist()[0] == pytest.approx([-2 / (sd + 1e-4), -1 / (sd + 1e-4), 3 / (sd + 1e-4)])
 
 
 def test_two_responses_get_opposite_advantages():
@@ -110,8 +110,8 @@ def test_a_ratio_that_would_overflow_has_no_gradient(advantage):
 
 
 def test_overlong_responses_are_penalised_linearly():
-    found = overlong_penalty(torch.tensor([10, 80, 85, 90, 100, 130]), max_length=100, buffer=20)
-    assert found.tolist() == pytest.approx([0.0, 0.0, -0.25, -0.5, -1.0, -1.0])
+    penalties = overlong_penalty(torch.tensor([10, 80, 85, 90, 100, 130]), max_length=100, buffer=20)
+    assert penalties.tolist() == pytest.approx([0.0, 0.0, -0.25, -0.5, -1.0, -1.0])
     with pytest.raises(ValueError, match="buffer must be above 0"):
         overlong_penalty(torch.tensor([1]), 100, 0)
 

@@ -113,9 +113,9 @@ def test_linear_is_the_two_steps_in_one_value_and_gradient(chunk, temperature):
     expected = [token_logprobs(logits, ids), entropy(logits)]
     factors = torch.randn(2, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     (slope,) = torch.autograd.grad(sum((f * x).sum() for f, x in zip(factors, expected, strict=True)), hidden)
-    found = linear_token_logprobs(hidden, weight, ids, temperature, chunk, "gradient")[:2]
-    (ours,) = torch.autograd.grad(sum((f * x).sum() for f, x in zip(factors, found, strict=True)), hidden)
-    for a, b in zip((*found, ours), (*expected, slope), strict=True):
+    results = linear_token_logprobs(hidden, weight, ids, temperature, chunk, "gradient")[:2]
+    (ours,) = torch.autograd.grad(sum((f * x).sum() for f, x in zip(factors, results, strict=True)), hidden)
+    for a, b in zip((*results, ours), (*expected, slope), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
@@ -159,10 +159,10 @@ def test_linear_at_extremes_is_the_written_out_sum(logits):
     h = -sum(q * x for q, x in zip(p, expected, strict=True))
     assert value.tolist() == pytest.approx([h] * len(p), abs=1e-6)
     (slope,) = torch.autograd.grad(logp.sum() + value.sum(), hidden)
-    for row, found in enumerate(slope.tolist()):
+    for row, slope_of_row in enumerate(slope.tolist()):
         of_entropy = [-q * (x + h) for q, x in zip(p, expected, strict=True)]
         wanted = [float(i == row) - q + s for i, (q, s) in enumerate(zip(p, of_entropy, strict=True))]
-        assert found == pytest.approx(wanted, abs=1e-6)
+        assert slope_of_row == pytest.approx(wanted, abs=1e-6)
 
 
 def test_linear_in_bfloat16_keeps_the_slope_of_a_confident_token():
@@ -181,9 +181,9 @@ def test_linear_in_bfloat16_keeps_the_slope_of_a_confident_token():
 def test_linear_says_whether_no_token_is_likelier():
     hidden, weight, ids = case()
     ids[::2] = (hidden @ weight.T).argmax(1)[::2]
-    found = linear_token_logprobs(hidden, weight, ids, chunk=3, likeliest=True).likeliest
-    assert found is not None and torch.equal(found, (hidden @ weight.T).argmax(1) == ids)
-    assert 0 < found.sum() < len(ids)
+    likeliest = linear_token_logprobs(hidden, weight, ids, chunk=3, likeliest=True).likeliest
+    assert likeliest is not None and torch.equal(likeliest, (hidden @ weight.T).argmax(1) == ids)
+    assert 0 < likeliest.sum() < len(ids)
     assert linear_token_logprobs(hidden, weight, ids).likeliest is None
 
 

@@ -37,10 +37,10 @@ def trained_roles(root: Path, settings: Ppo) -> ppo.Learner:
     base = load_base(run, torch.device("cpu"))
     shared = SharedBase(base, {"policy": sft, "reference": sft}, trainable=("policy",))
     shared.add_reward(rm)
-    found = ppo.Learner(shared, rm, settings, NORM)
+    learner = ppo.Learner(shared, rm, settings, NORM)
     for weight in (*shared.roles.parameters("policy"), not_none(shared.value_head).weight):
         weight.data += 0.05 * torch.randn(weight.shape)
-    return found
+    return learner
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +60,8 @@ def reference_step(
 
     def states(i: int, role: TrainingRole) -> Tensor:
         shared.roles.activate(role)
-        found: Tensor = shared.base.model(input_ids=rows[i][None]).last_hidden_state
-        return found[0]
+        hidden: Tensor = shared.base.model(input_ids=rows[i][None]).last_hidden_state
+        return hidden[0]
 
     def distribution(i: int, role: TrainingRole) -> Tensor:
         p, n = spans[i]
@@ -74,8 +74,8 @@ def reference_step(
 
     def value(i: int) -> Tensor:
         p, n = spans[i]
-        found: Tensor = not_none(shared.value_head)(states(i, shared.value_role)[p - 1 : p + n - 1])
-        return found[:, 0]
+        values: Tensor = not_none(shared.value_head)(states(i, shared.value_role)[p - 1 : p + n - 1])
+        return values[:, 0]
 
     old, ref, before, shaped, advantages = [], [], [], [], []
     with torch.no_grad():

@@ -60,7 +60,7 @@ def test_planted_faults_are_found(monkeypatch, fault, reason):
 
     def faulty(self, hidden: Tensor) -> None:
         draw(self, hidden)
-        fault(self.tokens)
+        fault(self.rows.tokens)
 
     monkeypatch.setattr(LibraryDecoding, "_draw", faulty)
     for step in decode_step.decoding_steps(load(BF16)).values():

@@ -63,8 +63,8 @@ def test_the_log_probability_of_a_sequence_is_of_its_scored_tokens(batch_size):
         sum(math.log(next_token(model, ids[:at])[ids[at]]) for at in range(max(skipped, 1), len(ids)))
         for ids, skipped in SEQUENCES
     ]
-    found = sequence_logprobs(model, SEQUENCES, 0, batch_size)
-    assert found.tolist() == pytest.approx(expected, rel=1e-5)
+    logprobs = sequence_logprobs(model, SEQUENCES, 0, batch_size)
+    assert logprobs.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
@@ -189,9 +189,9 @@ def test_gains_are_in_standard_deviations_of_sft():
 def test_gains_over_the_base_are_in_its_own_standard_deviations():
     base = measured([0.0, 2.0], [1.0, 1.0, 1.0, 5.0])
     after = measured([4.0, 4.0], [5.0, 5.0, 5.0, 5.0])
-    found = gains_over_base(base, after)
-    assert found["score_gain_over_base_sd"] == pytest.approx(3 / math.sqrt(2))
-    assert found["true_reward_gain_over_base_sd"] == pytest.approx(3 / 2)
+    gains = gains_over_base(base, after)
+    assert gains["score_gain_over_base_sd"] == pytest.approx(3 / math.sqrt(2))
+    assert gains["true_reward_gain_over_base_sd"] == pytest.approx(3 / 2)
     assert gains_over_base(measured(None), after) == {}
 
 
@@ -201,20 +201,20 @@ def test_without_scores_there_is_no_win_rate():
 
 
 def test_a_tie_is_half_a_win_and_the_interval_is_normal():
-    found = win_rate(torch.tensor([0.1, 2.0, 0.0, -3.0]))
-    assert found["win_rate_vs_sft"] == pytest.approx(0.625)
+    metrics = win_rate(torch.tensor([0.1, 2.0, 0.0, -3.0]))
+    assert metrics["win_rate_vs_sft"] == pytest.approx(0.625)
     # Wins 1, 1, 0.5, 0 deviate by 0.375, 0.375, -0.125, -0.625, whose squares sum to 0.6875.
-    assert found["win_rate_vs_sft_ci95"] == pytest.approx(1.96 * math.sqrt(0.6875 / 3 / 4))
+    assert metrics["win_rate_vs_sft_ci95"] == pytest.approx(1.96 * math.sqrt(0.6875 / 3 / 4))
     assert win_rate(torch.tensor([-1.0, -2.0]))["win_rate_vs_sft"] == 0.0
 
 
 def test_several_answers_to_a_prompt_are_one_observation():
     """Two answers to each of three prompts: wins 1 1, 0.5 0, 0 1 have the means 1, 0.25 and 0.5."""
-    found = win_rate(torch.tensor([0.3, 0.1, 0.0, -1.0, -2.0, 4.0]), samples_per_prompt=2)
+    metrics = win_rate(torch.tensor([0.3, 0.1, 0.0, -1.0, -2.0, 4.0]), samples_per_prompt=2)
     mean = 1.75 / 3
     spread = math.sqrt(((1 - mean) ** 2 + (0.25 - mean) ** 2 + (0.5 - mean) ** 2) / 2)
-    assert found["win_rate_vs_sft"] == pytest.approx(mean)
-    assert found["win_rate_vs_sft_ci95"] == pytest.approx(1.96 * spread / math.sqrt(3))
+    assert metrics["win_rate_vs_sft"] == pytest.approx(mean)
+    assert metrics["win_rate_vs_sft_ci95"] == pytest.approx(1.96 * spread / math.sqrt(3))
 
 
 def repeated(one: PolicySamples, times: int) -> PolicySamples:

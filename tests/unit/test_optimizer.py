@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rlhf.models.optimizer import new_optimizer, page_states
 from rlhf.recipe.choices import Optimizer
 from rlhf.stages.online.scoring import ScoreNorm
-from rlhf.stages.online.train_state import ParameterGroup, SavedState, TrainState
+from rlhf.stages.online.train_state import SavedState, TrainedParameters, TrainState
 from rlhf.stages.supervised import _RunCallback
 from tests.conftest import noted, small
 
@@ -97,7 +97,9 @@ def test_both_kinds_of_stages_page_what_they_load(monkeypatch, tmp_path):
     assert asked == ["theirs"]
 
     shared: Any = SimpleNamespace(peft=None)
-    state = TrainState("ppo", shared, small().recipe.ppo, ScoreNorm(), {"policy": ParameterGroup(parameters(), 1e-4)})
+    state = TrainState(
+        "ppo", shared, small().recipe.ppo, ScoreNorm(), {"policy": TrainedParameters(parameters(), 1e-4)}
+    )
     state.save(run, tmp_path)
     load = state.optimizer.load_state_dict
     monkeypatch.setattr(state.optimizer, "load_state_dict", lambda saved: noted(asked, "loaded", load(saved)))

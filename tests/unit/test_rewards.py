@@ -8,7 +8,7 @@ from rlhf.data import tokenize
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
-from rlhf.recipe import Group, stage_name
+from rlhf.recipe import GroupOptions, stage_name
 from rlhf.stages.evaluate import _reward_fn
 from rlhf.stages.online import reward_functions as rewards
 from rlhf.stages.online.reward_sum import RewardSum
@@ -188,7 +188,7 @@ def test_an_evaluation_keeps_functions_of_one_name_apart():
     for stage, most in (("rloo", 3), ("grpo", 60)):
         funcs = [f"length(most={most})", "exact_answer"]
         options = grouped(stage, {"reward_funcs": funcs, "normalize_scores": False}).recipe.online()[stage_name(stage)]
-        assert isinstance(options, Group)
+        assert isinstance(options, GroupOptions)
         sections.append(RewardSum(stage_name(stage), options, {prompt: "b"}, codec))
     by_name, _ = _reward_fn(sections)([prompt], ["a b c d e"], None)
     assert by_name.keys() == {"rloo.length", "grpo.length", "exact_answer"}

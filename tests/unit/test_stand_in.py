@@ -30,14 +30,14 @@ HUGE = 10**9  # a vocabulary that nothing below reaches
 
 def unknown(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Values that depend on weights."""
-    found = torch.randn(*shape, device=META)
-    return found > 0 if dtype == torch.bool else found.to(dtype)
+    tensor = torch.randn(*shape, device=META)
+    return tensor > 0 if dtype == torch.bool else tensor.to(dtype)
 
 
 @pytest.fixture(params=["cpu", "cuda"])
 def stand_in(request):
-    with StandIn(request.param, PHASES, HUGE) as found:
-        yield found
+    with StandIn(request.param, PHASES, HUGE) as device:
+        yield device
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -241,13 +241,13 @@ def watched() -> dict[str, dict[str, Any]]:
     places += [peft.tuners.lora.LoraLayer, nn.Module, torch.optim.Optimizer]
     places += [sys.modules["torch.utils._foreach_utils"], sys.modules["torch.optim.optimizer"]]
     places += [bitsandbytes.functional, bitsandbytes.optim.optimizer]
-    found = {f"{place.__name__}.{key}": value for place in places for key, value in vars(place).items()}
+    attributes = {f"{place.__name__}.{key}": value for place in places for key, value in vars(place).items()}
     for name, mapping in (
         ("environ", os.environ),
         ("STEPS_BETWEEN_CHECKS_BY_DEVICE", library_decoding.STEPS_BETWEEN_CHECKS_BY_DEVICE),
     ):
-        found |= {f"{name}.{key}": value for key, value in mapping.items()}
-    return found
+        attributes |= {f"{name}.{key}": value for key, value in mapping.items()}
+    return attributes
 
 
 def _same(a: object, b: object) -> bool:
@@ -306,9 +306,9 @@ def test_real_tensors_are_computed_as_ever(stand_in):
 
 
 def peak_of(device: str, run, vocab_size: int = HUGE) -> Peak:
-    with StandIn(device, PHASES, vocab_size) as found, record_function("train"):
+    with StandIn(device, PHASES, vocab_size) as stand_in, record_function("train"):
         run()
-    return found.peaks()["train"]
+    return stand_in.peaks()["train"]
 
 
 def heads(length: int, dtype: torch.dtype = torch.bfloat16, kv: int = 4) -> list[torch.Tensor]:
@@ -498,8 +498,8 @@ def test_autocast_on_the_stand_in_takes_what_it_takes_on_real_tensors():
         a, b = (torch.ones(4, 8, device=device, dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
         w = torch.ones(8, 8, device=device, requires_grad=True)
         with torch.autocast(device, torch.bfloat16):
-            found = [F.linear(a, w), F.linear(b, w), a @ w, b @ w, torch.mm(a, w), torch.matmul(a, w), a * a, a + b]
-        return [x.dtype for x in found]
+            results = [F.linear(a, w), F.linear(b, w), a @ w, b @ w, torch.mm(a, w), torch.matmul(a, w), a * a, a + b]
+        return [x.dtype for x in results]
 
     real = types("cpu")
     with StandIn("cuda", PHASES, HUGE):
@@ -513,14 +513,14 @@ def test_paged_states_are_outside_the_allocator():
     bitsandbytes = pytest.importorskip("bitsandbytes")
 
     def run(kind) -> tuple[Peak, dict[str, int]]:
-        with StandIn("cuda", PHASES, HUGE) as found, record_function("train"):
+        with StandIn("cuda", PHASES, HUGE) as stand_in, record_function("train"):
             layer = nn.Linear(512, 512, bias=False, device=META)
             optimizer = kind(layer.parameters())
             layer(torch.empty(1, 512, device=META)).sum().backward()
             optimizer.step()
             with record_function("load"):
                 pass
-        peak = found.peaks()["train/load"]
+        peak = stand_in.peaks()["train/load"]
         return peak, max(peak.operations.values(), key=lambda parts: sum(parts.values()))
 
     numbers = 512 * 512

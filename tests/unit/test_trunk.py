@@ -299,9 +299,11 @@ def test_a_prompt_with_several_responses_is_computed_once(layers, longest):
     rollout = collate([prompts[i] for i in numbers], [tokens(n) for n in lengths], 0, 1)
     if layers:
         rollout = replace(rollout, lower_states=lean.lower_states(rollout.ids))
-    together = replace(rollout, groups=torch.tensor(numbers))
+    together = replace(rollout, prompt_numbers=torch.tensor(numbers))
     order = torch.cat(together.by_length(3))
-    assert not_none(together.groups)[order].tolist() == numbers, "rows of one prompt side by side, short ones first"
+    assert not_none(together.prompt_numbers)[order].tolist() == numbers, (
+        "rows of one prompt side by side, short ones first"
+    )
     inputs: list[int] = []
     forward = fused_linear.LinearGroup.forward
 
@@ -322,7 +324,7 @@ def test_a_prompt_with_several_responses_is_computed_once(layers, longest):
     assert actual.keys() == wanted.keys() and all(distance(actual[name], wanted[name]) < 1e-5 for name in wanted)
     assert most == 7 * round_to_few_sizes(rollout.ids.shape[1])
     assert fewer == round_to_few_sizes(3 * 7 + 7 * max(longest - 1, 1))
-    single = replace(rollout, groups=torch.arange(7))
+    single = replace(rollout, prompt_numbers=torch.arange(7))
     assert torch.equal(lean.response_hidden("policy", single), lean.response_hidden("policy", rollout))
 
 

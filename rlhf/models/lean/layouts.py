@@ -41,8 +41,8 @@ class SharedPrompts:
     """Prompts and responses to them, joined into one row of tokens: P prompts (P, S), then B responses (B, R - 1).
 
     The last token of a response predicts nothing and is left out. The states of the prompts' last tokens and of all
-    response tokens are needed. `groups` (B,) has the number of the prompt of each row of `rollout`, equal ones side by
-    side. The joined row is padded to `round_up(length)`.
+    response tokens are needed. `prompt_numbers` (B,) are those of `rollout`, equal ones side by side. The joined row is
+    padded to `round_up(length)`.
     """
 
     selects = True
@@ -51,20 +51,20 @@ class SharedPrompts:
         self,
         rotary: tuple[Tensor, Tensor],
         rollout: Rollout,
-        groups: Tensor,
+        prompt_numbers: Tensor,
         round_up: Callable[[int], int] = int,
     ):
         cos, sin = rotary
-        new = groups != groups.roll(1)
+        new = prompt_numbers != prompt_numbers.roll(1)
         new[0] = True
-        self.group = new.cumsum(0) - 1  # (B,), of each row
+        self.prompt_of_row = new.cumsum(0) - 1  # (B,), its place among the P prompts
         self.first = new.nonzero().squeeze(1)  # (P,), the first row of each prompt
         device, lengths = rollout.ids.device, rollout.prompt_length
         self.last = lengths[self.first, None] - 1  # (P, 1)
         self.prompts, self.longest_prompt = len(self.first), int(lengths.max())
         self.width = rollout.mask.shape[1]
         slots = torch.arange(max(self.width - 1, 1), device=device)
-        self.rows, self.slots, self.round_up = len(groups), len(slots), round_up
+        self.rows, self.slots, self.round_up = len(prompt_numbers), len(slots), round_up
         self.positions = (lengths[:, None] + slots).clamp(max=rollout.ids.shape[1] - 1)  # (B, R - 1)
         places = torch.arange(self.longest_prompt, device=device)
         positions = self._joined(places.repeat(self.prompts, 1), self.positions)
@@ -90,15 +90,15 @@ class SharedPrompts:
     def responses(self, x: Tensor) -> Tensor:
         """Return the selected states as (B, R, H): before each token of a response."""
         before, inside = self._parts(x, 1)
-        return torch.cat([before[self.group], inside], 1)[:, : self.width]
+        return torch.cat([before[self.prompt_of_row], inside], 1)[:, : self.width]
 
     def attend(self, _number: int, q: Tensor, k: Tensor, v: Tensor, only_selected: bool) -> Tensor:
         """Return the attention output, as `Sequences.attend`. A response attends to its prompt and to itself."""
         (k_prompt, k_own), (v_prompt, v_own) = self._parts(k), self._parts(v)
         q_prompt, q_own = self._parts(q, 1 if only_selected else None)
         prompts = attention(q_prompt, k_prompt, v_prompt, self.prompt_mask if only_selected else None)
-        k_all = torch.cat([k_prompt[self.group], k_own], 1)
-        v_all = torch.cat([v_prompt[self.group], v_own], 1)
+        k_all = torch.cat([k_prompt[self.prompt_of_row], k_own], 1)
+        v_all = torch.cat([v_prompt[self.prompt_of_row], v_own], 1)
         return self._joined(prompts, attention(q_own, k_all, v_all, self.mask))
 
     def _parts(self, x: Tensor, length: int | None = None) -> tuple[Tensor, Tensor]:

@@ -130,14 +130,14 @@ class LeanTrunk:
     def response_hidden(self, role: str, rollout: Rollout) -> Tensor:
         """Return the hidden states (B, R, H) from which the response tokens are predicted, each prompt computed once.
 
-        The prompts of neighbouring rows with the same number in `rollout.groups` are the same.
+        The prompts of neighbouring rows with the same number in `rollout.prompt_numbers` are the same.
         """
-        groups = rollout.groups
-        if groups is None or not (groups[1:] == groups[:-1]).any():
+        numbers = rollout.prompt_numbers
+        if numbers is None or not (numbers[1:] == numbers[:-1]).any():
             return self.hidden(role, rollout.ids, rollout.predictors, rollout.lower_states)
         self.check_length(rollout.ids.shape[1])
         states = self._embed(rollout.ids) if rollout.lower_states is None else rollout.lower_states
-        layout = SharedPrompts(self._rotary(states), rollout, groups, self._round_up)
+        layout = SharedPrompts(self._rotary(states), rollout, numbers, self._round_up)
         joined = self._final_states(role, layout.join(states), layout, rollout.lower_states is not None)
         return layout.responses(joined)
 

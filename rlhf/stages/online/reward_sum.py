@@ -8,7 +8,7 @@ from torch import Tensor
 from rlhf.data.corpus import Prompt, Split
 from rlhf.data.tokenize import Codec
 from rlhf.process import distributed
-from rlhf.recipe import MODEL_REWARD, Group, StageName
+from rlhf.recipe import MODEL_REWARD, GroupOptions, StageName
 from rlhf.stages.online import reward_functions
 
 ByName = dict[str, Tensor]  # a number (B,) for each response, by the name of the reward
@@ -20,7 +20,7 @@ class RewardSum:
     Raises UserError for a name without a function.
     """
 
-    def __init__(self, stage: StageName, options: Group, answers: dict[Prompt, str], codec: Codec):
+    def __init__(self, stage: StageName, options: GroupOptions, answers: dict[Prompt, str], codec: Codec):
         self.stage, self.answers, self.codec = stage, answers, codec
         labels = reward_functions.labels(options.reward_funcs)
         self.weights = dict(zip(labels, options.weights, strict=True))

@@ -18,7 +18,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.observe.console import Bar
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import Group, OnlineOptions, Role, TrainingRole
+from rlhf.recipe import GroupOptions, OnlineOptions, Role, TrainingRole
 from rlhf.rollout import vllm
 from rlhf.rollout.decoding import Sampling, ValueFn
 from rlhf.rollout.engine import sample
@@ -66,7 +66,7 @@ class Session:
         """Return the prompts, and the rewards of RLOO and GRPO."""
         stage, options, corpus = self.run.stage, self.options, load_corpus(self.run)
         split, reward_sum = corpus.prompts(stage), None
-        if isinstance(options, Group):
+        if isinstance(options, GroupOptions):
             reward_sum = RewardSum(stage, options, corpus.answers(), self.codec)
             split = reward_sum.usable(split)
         prompts = OnlinePrompts(split, self.codec, options, self.recipe.seed)
@@ -143,7 +143,7 @@ class Session:
             rollout = sample(self.shared.base, batch, self.codec, sampling, value_fn, phase=self.phase, trunk=trunk)
         if self.shared.lean_trunk is None or copies == 1:
             return rollout
-        return replace(rollout, groups=torch.arange(len(batch), device=self.device).repeat_interleave(copies))
+        return replace(rollout, prompt_numbers=torch.arange(len(batch), device=self.device).repeat_interleave(copies))
 
     def evaluate(self, role: TrainingRole, prompts: Sequence[Prompt] | None = None) -> PolicySamples:
         """Measure a role on held-out prompts; by default on those that choose checkpoints."""
@@ -176,12 +176,7 @@ class Session:
         tokens = int((rollout.prompt_length + rollout.response_length).sum())
         self.telemetry.count(tokens)
         if save or done % options.eval_steps == 0:
-            assert self._reference_samples is not None
-            self._policy_samples = self.evaluate("policy")
-            gains = gains_over_sft(self._reference_samples, self._policy_samples)
-            metrics = metrics | {f"eval/{name}": value for name, value in gains.items()}
-            rows = zip(self.prompts.validation[:LOGGED_PROMPTS], self._policy_samples.texts, strict=False)
-            run.logs.samples(done, [{"prompt": self.codec.prompt_text(p), "response": text} for p, text in rows])
+            metrics = metrics | self._evaluate_policy(done)
         if last or done % options.logging_steps == 0:
             run.logs.metrics(done, metrics)
             costs = {**self.telemetry.since_last_call(), "tokens": tokens, "memory_bytes": self.telemetry.memory()}
@@ -192,19 +187,21 @@ class Session:
         kl = metrics.get("objective/kl_per_token")
         bar.update(done, f"score {metrics['objective/scores']:.3f}" + ("" if kl is None else f"  KL/token {kl:.3f}"))
 
+    def _evaluate_policy(self, done: int) -> dict[str, float]:
+        """Measure the policy after a step, and log some of its responses. Return the metrics."""
+        assert self._reference_samples is not None
+        self._policy_samples = self.evaluate("policy")
+        rows = zip(self.prompts.validation[:LOGGED_PROMPTS], self._policy_samples.texts, strict=False)
+        self.run.logs.samples(done, [{"prompt": self.codec.prompt_text(p), "response": text} for p, text in rows])
+        gains = gains_over_sft(self._reference_samples, self._policy_samples)
+        return {f"eval/{name}": value for name, value in gains.items()}
+
     def finish(self, state: TrainState) -> Result:
         """Write the resulting adapter, last or best, and measure it on the prompts for reporting."""
-        run, options = self.run, self.options
+        run = self.run
         if distributed.world() == 1:
             self.telemetry.note_components(self.shared.peft, state.optimizer)
-        best = distributed.from_main(lambda: update_checkpoints(run, options))  # a resumed run may take no step
-        if options.adapter == "best" and best is None:
-            limit = options.best_kl_limit
-            within = "" if limit is None else f" within best_kl_limit: {limit} nats/token"
-            say(f"{run.stage}: no checkpoint has a finite score{within}; the result is the last")
-        elif options.adapter == "best" and best is not None and best != state.step:
-            state.take_policy(run.checkpoints.of(best))
-            self._policy_samples = None
+        best = self._choose_policy(state)
         save_adapter(self.shared.peft, run, run.path / ADAPTER, adapter="policy")
         test = self.prompts.test
         before, after = self._reference_samples, self._policy_samples
@@ -215,6 +212,21 @@ class Session:
             after = self.evaluate("policy")
         metrics = gains_over_sft(before, after) | {"best_step": math.nan if best is None else best}
         return Result(metrics, self.telemetry.costs(), sample_of(self.codec, test, before, after, run.stage))
+
+    def _choose_policy(self, state: TrainState) -> int | None:
+        """Return the step of the best checkpoint, None without one. With `adapter: best` load the policy from it."""
+        run, options = self.run, self.options
+        best = distributed.from_main(lambda: update_checkpoints(run, options))  # a resumed run may take no step
+        if options.adapter == "last":
+            return best
+        if best is None:
+            limit = options.best_kl_limit
+            within = "" if limit is None else f" within best_kl_limit: {limit} nats/token"
+            say(f"{run.stage}: no checkpoint has a finite score{within}; the result is the last")
+        elif best != state.step:
+            state.take_policy(run.checkpoints.of(best))
+            self._policy_samples = None
+        return best
 
 
 def sampling_settings(options: OnlineOptions) -> Sampling:

@@ -19,6 +19,7 @@ from rlhf.models.records import OptimizerState, SchedulerState
 from rlhf.models.shared_base import SharedBase
 from rlhf.models.weights import check_finite, check_optimizer, check_shapes, unpickled
 from rlhf.objectives.kl import adapt
+from rlhf.objectives.losses import Stats
 from rlhf.process import distributed
 from rlhf.recipe import OnlineOptions, StageName
 from rlhf.run import reader
@@ -38,8 +39,8 @@ GRAD_NORM_KEYS: dict[TrainedRole, str] = {
 }  # names of the logged gradient norms
 
 
-class ParameterGroup(NamedTuple):
-    """Trainable parameters of a role, and their learning rate before the schedule."""
+class TrainedParameters(NamedTuple):
+    """The trained parameters of a role, and their learning rate before the schedule."""
 
     parameters: Sequence[nn.Parameter]
     learning_rate: float
@@ -60,9 +61,9 @@ class SavedState(Record):
 
 
 class TrainState:
-    """Trainable parameters of one or more roles, their optimizer and schedule, the step and the KL coefficient.
+    """The trained parameters of each role, their optimizer and schedule, the step and the KL coefficient.
 
-    `groups` has the parameters of each role. `norm` is that of the reward model's scores.
+    `norm` is that of the reward model's scores.
     """
 
     def __init__(
@@ -71,13 +72,13 @@ class TrainState:
         shared: SharedBase,
         options: OnlineOptions,
         norm: ScoreNorm,
-        groups: Mapping[TrainedRole, ParameterGroup],
+        trained: Mapping[TrainedRole, TrainedParameters],
     ):
         self.stage, self.shared, self.options = stage, shared, options
-        self.norm, self.groups = norm, groups
+        self.norm, self.trained = norm, trained
         self.optimizer = new_optimizer(
             options.optim,
-            [{"params": group.parameters, "lr": group.learning_rate} for group in groups.values()],
+            [{"params": part.parameters, "lr": part.learning_rate} for part in trained.values()],
             betas=(options.adam_beta1, options.adam_beta2),
             eps=options.adam_epsilon,
             weight_decay=options.weight_decay,
@@ -121,7 +122,10 @@ class TrainState:
         micro_rows: Sequence[Tensor],
         add_gradient: Callable[[BatchT], dict[str, float]],
     ) -> list[dict[str, float]]:
-        """Let `add_gradient` add the gradient of each micro-batch while `role` is active. Return their statistics."""
+        """Let `add_gradient` add the gradient of each micro-batch while `role` is active. Return their statistics.
+
+        It is a callback because the rehearsal of memory (rlhf/memory/passes.py) calls it once for equal micro-batches.
+        """
         with self.shared.role(role):
             return [add_gradient(batch.rows(rows)) for rows in micro_rows]
 
@@ -136,9 +140,9 @@ class TrainState:
 
         Raises UserError for a gradient that is not finite.
         """
-        distributed.reduce_gradients([p for group in self.groups.values() for p in group.parameters])
+        distributed.reduce_gradients([p for part in self.trained.values() for p in part.parameters])
         limit = self.options.max_grad_norm
-        norms = {role: nn.utils.clip_grad_norm_(group.parameters, limit) for role, group in self.groups.items()}
+        norms = {role: nn.utils.clip_grad_norm_(part.parameters, limit) for role, part in self.trained.items()}
         if not all(norm.isfinite() for norm in norms.values()):
             rates = " or ".join(f"{self.stage}.{RATE_KEYS[role]}" for role in norms)
             raise UserError(f"{self.stage}: the gradient is not finite in step {self.step + 1}; lower {rates}")
@@ -166,7 +170,7 @@ class TrainState:
             "step": self.step,
             "norm": tuple(self.norm),
             "kl_coef": self.kl_coef,
-            **{role: [p.detach().cpu() for p in group.parameters] for role, group in self.groups.items()},
+            **{role: [p.detach().cpu() for p in part.parameters] for role, part in self.trained.items()},
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "random": random_state(),
@@ -177,8 +181,8 @@ class TrainState:
     def restore(self, saved: SavedState, file: Path) -> None:
         """Continue from the state that `read_state` read from `file`. Raises UserError where it does not fit."""
         stored = {"policy": saved.policy, "value": saved.value}
-        for role, group in self.groups.items():
-            _copy(group.parameters, stored[role], f"{file}: {role}")
+        for role, part in self.trained.items():
+            _copy(part.parameters, stored[role], f"{file}: {role}")
         with reading(file):
             self.optimizer.load_state_dict(saved.optimizer.plain())
             self.schedule.load_state_dict(saved.schedule.plain())
@@ -191,7 +195,7 @@ class TrainState:
     def take_policy(self, folder: Path) -> None:
         """Load the policy of another checkpoint of this run. Raises UserError when that is damaged."""
         require_usable(folder, self.stage)
-        _copy(self.groups["policy"].parameters, read_state(folder).policy, f"{folder}/state.pt: policy")
+        _copy(self.trained["policy"].parameters, read_state(folder).policy, f"{folder}/state.pt: policy")
 
 
 class Update:
@@ -207,14 +211,14 @@ class Update:
         for _ in range(epochs):
             yield from torch.randperm(count).to(device).chunk(options.num_mini_batches)
 
-    def clip_and_step(self, stats: dict[str, float], moved: float) -> bool:
+    def clip_and_step(self, stats: dict[str, float]) -> bool:
         """Clip the gradients of a minibatch, take a step and clear them. Return whether the step was taken.
 
-        No step is taken if the policy has `moved` further than `max_update_kl` from the policy that sampled, in nats
-        per token. The first minibatch is always used. `stats` are kept for `metrics`.
+        `stats` are the minibatch's, kept for `metrics`. No step is taken if their `policy/approxkl_avg` says that the
+        policy is further than `max_update_kl` from the one that sampled. The first minibatch is always used.
         """
         limit = self.state.options.max_update_kl
-        if self.used and limit is not None and moved > limit:
+        if self.used and limit is not None and stats["policy/approxkl_avg"] > limit:
             return False
         self.used.append(stats | self.state.step_optimizer())
         return True
@@ -223,6 +227,12 @@ class Update:
         """Return the means of the statistics of the minibatches that were used, their number and the learning rate."""
         means = {name: sum(stats[name] for stats in self.used) / len(self.used) for name in self.used[0]}
         return means | {"update/optimizer_steps": len(self.used), "lr": self.state.schedule.get_last_lr()[0]}
+
+
+def as_numbers(stats: Stats, weight: Tensor | float = 1.0) -> dict[str, float]:
+    """Return the statistics of a micro-batch times `weight` as numbers, with one wait for the device."""
+    weighted = torch.stack([x.detach() for x in stats.values()]) * weight
+    return dict(zip(stats, weighted.tolist(), strict=True))
 
 
 def read_state(folder: Path) -> SavedState:
