@@ -23,7 +23,7 @@ from rlhf.files import read_json
 from rlhf.memory import predict as predicting
 from rlhf.memory.predict import Predictor
 from rlhf.memory.seams import shortened
-from rlhf.observe.console import quiet_libraries
+from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
 from rlhf.run.finished import result_files, result_hash

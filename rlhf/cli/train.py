@@ -24,8 +24,11 @@ from rlhf.cli.options import LARGEST_SEED, PRICE, Stage, StrictCommand
 from rlhf.errors import OptionError, UserError
 from rlhf.memory.predict import Predictor
 from rlhf.memory.preflight import require_fit
-from rlhf.observe import console, tracking, watch
+from rlhf.observe import screen, tracking, watch
+from rlhf.observe.progress import working
+from rlhf.observe.tables import rows_table, show_sample, summary_table, targets_table
 from rlhf.process import distributed, endings, launching
+from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run.directory import Run
 from rlhf.run.finished import read_summary
@@ -98,7 +101,7 @@ def run(
     _check_names(stop_on)
     loaded = choice.load(more_data)
     if if_needed and loaded.recipe.section(stage) is None:
-        console.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
+        screen.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
         return
 
     if with_parents:
@@ -133,19 +136,19 @@ def run(
             terminal.say(TRIAL_NOTE)
         if not endings.part_of_command():
             finished = [s for name in recipe.STAGES if (s := read_summary(path.parent / name))]
-            console.targets_table(finished, price)
+            targets_table(finished, price)
             next_steps.show(stage, loaded.recipe, more_data)
 
 
 def _show_outcome(summary: Summary, result: Result | None, path: Path) -> None:
     """Print the figures of a finished stage in `path`, and a sample; `result` is None if it was done before."""
     if result is None:
-        console.OUT.print(f"{summary.stage}: done before ({path}); nothing was run", markup=False)
-    console.summary_table(summary)
+        screen.OUT.print(f"{summary.stage}: done before ({path}); nothing was run", markup=False)
+    summary_table(summary)
     if result is not None:
-        console.OUT.print(f"written to {path}", style="dim", markup=False)
+        screen.OUT.print(f"written to {path}", style="dim", markup=False)
         if result.sample:
-            console.show_sample("a held-out prompt", *result.sample)
+            show_sample("a held-out prompt", *result.sample)
 
 
 def _check_names(stop_on: Sequence[str]) -> None:
@@ -168,7 +171,7 @@ def _report_done(run: Run) -> bool:
     """Return whether a stage is finished, here or in another root; print where."""
     path = _finished(run)
     if path:
-        console.OUT.print(f"{run.stage}: done ({path})", markup=False)
+        screen.OUT.print(f"{run.stage}: done ({path})", markup=False)
     return path is not None
 
 
@@ -203,7 +206,7 @@ def _run_parents(
         several = True
         _announce(number, len(before) + 1, parent)
         if other := unfinished.parents.settings_elsewhere(parent):
-            console.OUT.print(f"{parent}: {other}; it is run anew", markup=False)
+            screen.OUT.print(f"{parent}: {other}; it is run anew", markup=False)
         _run_parent(unfinished, more_data)
     if several:
         _announce(len(before) + 1, len(before) + 1, stage)
@@ -211,7 +214,7 @@ def _run_parents(
 
 def _announce(number: int, total: int, stage: StageName) -> None:
     """Print which stage of a chain begins."""
-    console.OUT.print(f"stage {number} of {total}: {stage}", style="bold")
+    screen.OUT.print(f"stage {number} of {total}: {stage}", style="bold")
 
 
 def _run_parent(unfinished: Run, more_data: Sequence[str]) -> None:
@@ -228,7 +231,7 @@ def _run_parent(unfinished: Run, more_data: Sequence[str]) -> None:
 
 def _predict_peak(loaded: PinnedRecipe, stage: StageName) -> int | None:
     """Return the predicted peak in bytes, None without a prediction. Raises UserError if it does not fit."""
-    with console.working(f"{stage}: predicting its memory"), Predictor() as predict:
+    with working(f"{stage}: predicting its memory"), Predictor() as predict:
         return require_fit(predict, loaded, stage, shlex.join(typed_options(only=NAMES_RECIPE)))
 
 
@@ -286,7 +289,7 @@ def list_recipes() -> None:
         keys = recipe.load(directory).recipe
         default = "default" if keys.default and recipe.resolve(keys.hardware.name, root) == directory else ""
         rows.append((str(directory), keys.hardware.name, keys.status, default, keys.description))
-    console.rows_table("recipes", ("folder", "hardware", "status", "", "description"), rows)
+    rows_table("recipes", ("folder", "hardware", "status", "", "description"), rows)
 
 
 @click.command(cls=StrictCommand)
@@ -298,7 +301,7 @@ def fetch(choice: Choice) -> None:
     """
     loaded = choice.load()
     if not fetching.sources(loaded.recipe):
-        console.OUT.print(f"{loaded.name} {loaded.version} takes nothing from the hub: there is nothing to fetch")
+        screen.OUT.print(f"{loaded.name} {loaded.version} takes nothing from the hub: there is nothing to fetch")
         return
-    with console.quiet_libraries():
+    with quiet_libraries():
         fetching.show(list(fetching.fetch(loaded.recipe)))

@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rlhf.observe import console
+from rlhf.observe import wording
 from rlhf.recipe import ONLINE, POLICIES, STAGES, StageName, published
 from rlhf.recipe.published import Verdict
 from rlhf.report.parts import Charts, Section
@@ -95,7 +95,7 @@ def _gain(stage: StageName, summary: Summary | None) -> str:
     if not gains:
         return ""
     kl = metrics.get("kl_per_token")
-    kl_text = f", at a KL of {console.number(kl)} nats per token" if kl is not None else ""
+    kl_text = f", at a KL of {wording.number(kl)} nats per token" if kl is not None else ""
     return f"{STAGE_TITLES[stage]} against SFT: {', '.join(gains)} standard deviations{kl_text}."
 
 

@@ -37,8 +37,9 @@ from rlhf.run.layout import RESULTS
 from rlhf.run.lock import locked, make_root
 from rlhf.run.logs import LOGS, Logs
 from rlhf.run.measured import comparable_values, figure_record, figures
+from rlhf.run.packages import package_versions
 from rlhf.run.parents import Parents
-from rlhf.run.provenance import code_version, package_versions
+from rlhf.run.provenance import code_version
 from rlhf.run.records import SCHEMA
 from rlhf.terminal import say
 

@@ -13,10 +13,9 @@ from types import ModuleType
 from rlhf.errors import UserError
 from rlhf.models.folders import check_encoder
 from rlhf.observe import tracking
-from rlhf.observe.console import quiet_libraries
 from rlhf.observe.watch import LiveChecks
 from rlhf.process import cuda, distributed, endings, launching
-from rlhf.process.libraries import import_bitsandbytes, without_collections
+from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without_collections
 from rlhf.recipe import GROUPS, MODEL_REWARD, Evaluate, Group, PinnedRecipe, StageName, no_section, parents
 from rlhf.run.directory import Run
 from rlhf.run.finished import follow_base, verified

@@ -21,7 +21,7 @@ from rlhf import cli, recipe
 from rlhf.cli import overview
 from rlhf.cli.choice import Choice
 from rlhf.errors import OptionError, UserError
-from rlhf.observe import console, tracking
+from rlhf.observe import tracking, wording
 from rlhf.process import distributed
 from rlhf.recipe import POLICIES
 from rlhf.use import reproduce
@@ -463,7 +463,7 @@ def test_reproduce_shows_each_seed_and_their_mean():
     ("low", "high", "text"), [(None, 5, "≤ 5"), (0.6, None, "≥ 0.6"), (0.05, 0.3, "0.05 – 0.3"), (None, None, "-")]
 )
 def test_ranges_in_words(low, high, text):
-    assert console.span(low, high) == text
+    assert wording.span(low, high) == text
 
 
 def test_targets_are_measured_against_their_range():

@@ -783,7 +783,7 @@ def test_published_figures_as_json_and_of_one_stage(command, folder, small):
 
 
 def test_a_narrow_terminal_gets_fewer_columns(command, small, monkeypatch):
-    monkeypatch.setattr("rlhf.cli.plan_tables.console.OUT._width", 80)
+    monkeypatch.setattr("rlhf.cli.plan_tables.screen.OUT._width", 80)
     _, out, _ = command("plan", "--recipe", small, "--stage", "sft")
     assert "most of it" in out and "activ" not in out.replace("activations", "")
     assert max(map(len, out.partition("peak: what")[0].splitlines())) <= 80

@@ -11,7 +11,7 @@ import pytest
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.files import read_intact_lines, read_json, write_json
-from rlhf.observe import console
+from rlhf.observe.tables import targets_table
 from rlhf.rating.store import current_ratings
 from rlhf.run import other_settings
 from rlhf.run.checkpoints import checkpoint_problem
@@ -503,9 +503,9 @@ def test_a_summary_compares_its_figures_and_keeps_those_of_all_stages(tmp_path, 
     assert compared["memory of the optimizer", 28]["verdict"] == "not measured"
     assert {entry["stage"] for entry in summaries[0]["all_stages"]} == {"all"}
     finished = [Summary.model_validate(summary) for summary in summaries]
-    console.targets_table(finished[:1])
+    targets_table(finished[:1])
     assert "not measured: needs rm, ppo" in " ".join(capsys.readouterr().out.split())
-    console.targets_table(finished, price=1.99)
+    targets_table(finished, price=1.99)
     printed = re.sub(r"[│ \n]+", " ", capsys.readouterr().out)
     assert "fits the card with LoRA (Overview) ≤ 80 GB 70.2 reproduces" in printed
     assert "cost of a run (Overview) 47.76 USD" in printed and "better (-100.0 %)" in printed
