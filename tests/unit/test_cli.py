@@ -467,16 +467,16 @@ def test_ranges_in_words(low, high, text):
 
 
 def test_targets_are_measured_against_their_range():
-    from rlhf.run.measured import figure_record
+    from rlhf.run.measured import comparison
 
     target = recipe.Figure(
         name="KL", stage="ppo", metric="kl_per_token", range=(0.05, 0.3), unit="nats/token", source="here"
     )
-    verdicts = [figure_record(target, {"kl_per_token": value})["verdict"] for value in (0.04, 0.05, 0.2, 0.3, 0.31)]
+    verdicts = [comparison(target, {"kl_per_token": value}).outcome.word for value in (0.04, 0.05, 0.2, 0.3, 0.31)]
     assert verdicts == ["missed", "met", "met", "met", "missed"]
     assert (
-        figure_record(target, {})["verdict"]
-        == figure_record(target, {"kl_per_token": math.nan})["verdict"]
+        comparison(target, {}).outcome.word
+        == comparison(target, {"kl_per_token": math.nan}).outcome.word
         == "not measured"
     )
 

@@ -1,6 +1,7 @@
 """Run directories: done means done, nothing is lost, a checkpoint is whole or absent."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ from rlhf.errors import UserError
 from rlhf.files import read_intact_lines, read_json, write_json
 from rlhf.observe.tables import targets_table
 from rlhf.rating.store import current_ratings
+from rlhf.recipe import published
 from rlhf.run import other_settings
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import Run
@@ -20,6 +22,7 @@ from rlhf.run.parents import ParentMissing
 from rlhf.run.records import Costs, Summary
 from tests.conftest import RECIPE, SMALL, content_of, one_line_of, rlhf, small
 
+ROOT = Path(__file__).parents[2]
 DEVICE = {"name": "cpu", "type": "cpu"}
 COSTS: Costs = {
     "tokens_per_second": 1.0,
@@ -60,15 +63,42 @@ def test_a_stage_is_done_when_its_summary_is_there(tmp_path):
     run.finish({"perplexity": 2.0}, COSTS)
     summary = Run(tmp_path, small(), "sft").done()
     assert summary is not None
-    wanted = "schema recipe version recipe_sha256 modified stage status seed device wall_seconds tokens_per_second "
-    wanted += "peak_vram_bytes peak_rss_bytes predicted_peak_vram_bytes metrics targets"
-    assert set(wanted.split()) <= set(summary.plain())
     assert (summary.recipe, summary.version, summary.stage, summary.status) == (
         "cpu-tiny",
         "v1",
         "sft",
         "done",
     )
+
+
+def test_the_summary_is_written_with_all_keys_of_its_record_in_their_order(tmp_path):
+    loaded = recipe.load(RECIPE.parents[1] / "h100-mistral-7b" / "v1")
+    costs = COSTS | {"phase_seconds": {"load": 2, "train": 1.5}, "component_bytes": {"base": 14_480_000_000}}
+    run = started(tmp_path, "sft", loaded)
+    summary = run.finish({"perplexity": 2.0, "train_pairs": 7, "undefined": math.nan}, costs)
+    assert summary is not None
+    text = (run.path / "summary.json").read_text()
+    written = json.loads(text)
+    assert list(written) == [field.alias or name for name, field in Summary.model_fields.items()]
+    assert json.dumps(summary.content(), indent=2, ensure_ascii=False) + "\n" == text
+    assert {key: written[key] for key in costs} == costs and '"load": 2,' in text, "whole numbers stay whole"
+    assert written["metrics"] == {"perplexity": 2.0, "train_pairs": 7, "undefined": None}
+    figures = [figure for figure in loaded.targets if figure.stage == "sft"]
+    assert written["targets"][0] == published.record(figures[0], 14.48)
+    assert written["all_stages"][0].keys() < {*published.Figure.model_fields}, "defaults are left out"
+
+
+RELEASED = sorted(ROOT.glob("results/*/v*/*/*.json"))
+
+
+@pytest.mark.parametrize("file", RELEASED, ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_released_summary_is_read_and_would_be_written_as_it_was(file):
+    for stages in content_of(file)["seeds"].values():
+        for old in stages.values():
+            new = Summary.model_validate(old).content()
+            assert {key: new[key] for key in old} == old
+            if new.keys() == old.keys():
+                assert json.dumps(new) == json.dumps(old)
 
 
 def test_a_finished_run_of_other_settings_is_never_reused_or_overwritten(tmp_path):
