@@ -15,8 +15,8 @@ import platform
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from rlhf import recipe as recipes
@@ -141,12 +141,24 @@ class Run:
         if self.is_main:
             write_json(self.path / "manifest.json", self._manifest)
 
-    def locked(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def locked(self) -> Iterator[None]:
         """Hold the directory for one process at a time; for the other ranks, their main process holds it.
 
-        Raises UserError if another process holds it, or if nothing can be written.
+        A stage that is refused before it has logged anything leaves no directory. Raises UserError if another process
+        holds it, or if nothing can be written.
         """
-        return locked(self.path) if self.is_main else nullcontext()
+        if not self.is_main:
+            yield
+            return
+        with locked(self.path):
+            is_new = not os.path.lexists(self.path)
+            try:
+                yield
+            except UserError:
+                if is_new and holds_no_work(self.path, logs=()):
+                    shutil.rmtree(self.path)
+                raise
 
     # -- while it runs ---------------------------------------------------------------------------------------------
 

@@ -493,7 +493,7 @@ def test_a_stage_that_does_not_fit_is_refused_before_it_loads(command, predict, 
         assert recipe.differences(before.recipe.model_dump(), changed.recipe.model_dump()) == names
         assert global_batch(changed, "sft") == global_batch(before, "sft")
     assert not [*tmp_path.rglob("sft/*")]
-    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".lock"}
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_refusal_s_way_out_keeps_what_was_given(command, narrow, monkeypatch):

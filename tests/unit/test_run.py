@@ -5,6 +5,7 @@ import math
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -503,6 +504,77 @@ def test_one_process_at_a_time(tmp_path):
         pass
     with Run(tmp_path, small(), "sft").locked():
         pass
+
+
+def everything_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("stage", "options", "reason"),
+    [
+        ("sft", [], "needs pretrain, which has not been run"),
+        ("sft", ["--report-to", "trackio"], "needs pretrain"),
+        ("pretrain", ["--data", RECIPE / "recipe.yaml"], "recipe.yaml"),
+    ],
+)
+def test_a_refused_command_leaves_nothing(tmp_path, monkeypatch, capsys, stage, options, reason):
+    code, _, err = rlhf(
+        monkeypatch, capsys, "run", stage, "--recipe", RECIPE, "--out", tmp_path / "new" / "runs", *options
+    )
+    assert code != 0 and reason in err
+    assert everything_in(tmp_path) == []
+
+
+def test_a_refused_stage_leaves_what_was_there_before(tmp_path):
+    run = Run(tmp_path, small(), "sft")
+    (tmp_path / "cpu-tiny").mkdir()
+    with pytest.raises(UserError), run.locked():
+        raise UserError("no")
+    assert everything_in(tmp_path) == ["cpu-tiny"]
+    with Run(tmp_path, small(), "rm").locked(), pytest.raises(UserError), run.locked():
+        raise UserError("no")
+    started(tmp_path)
+    before = everything_in(tmp_path)
+    with pytest.raises(UserError), run.locked():
+        raise UserError("no")
+    assert {*before, "cpu-tiny/v1/.sft.lock"} == {*everything_in(tmp_path)}
+
+
+def test_a_stage_that_has_logged_something_is_kept(tmp_path):
+    run = Run(tmp_path, small(), "sft")
+    with pytest.raises(UserError), run.locked():
+        run.start(False, ["rlhf"], DEVICE)
+        run.logs.metrics(1, {"loss": 1.0})
+        raise UserError("stopped on nan")
+    assert (run.path / "metrics.jsonl").exists()
+
+
+CONTENDER = """
+import os, sys, time
+from pathlib import Path
+from rlhf.errors import UserError
+from rlhf.run.lock import locked
+root, mark = Path(sys.argv[1]), Path(sys.argv[2])
+held, end = 0, time.monotonic() + 3
+while time.monotonic() < end:
+    try:
+        with locked(root / "out" / "v1" / "sft"):
+            os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+            held += 1
+            mark.unlink()
+    except UserError as error:
+        assert "another process is running" in str(error), error
+print(held)
+"""
+
+
+def test_a_lock_that_is_removed_again_and_again_has_one_holder_at_a_time(tmp_path):
+    command = [sys.executable, "-c", CONTENDER, str(tmp_path), str(tmp_path / "mark")]
+    contenders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    held = [contender.communicate()[0] for contender in contenders]
+    assert [contender.returncode for contender in contenders] == [0] * 4 and all(int(count) for count in held)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_json_is_replaced_whole_and_lines_cut_by_a_crash_are_left_out(tmp_path):
