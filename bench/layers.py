@@ -28,8 +28,8 @@ from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.files import read_intact_lines, write_json
+from rlhf.observe.device import cpu_model
 from rlhf.observe.screen import OUT
-from rlhf.observe.telemetry import cpu_model
 from rlhf.process.launching import child_environment
 from rlhf.recipe import Changes
 from rlhf.run.packages import package_versions

@@ -128,7 +128,7 @@ def _run_stage(
 ) -> tuple[Result, int | None]:
     """Run the stage's own code. Return its result and the predicted bytes of its peak."""
     stage_module = import_stage(run.stage)
-    from rlhf.observe.telemetry import device_facts
+    from rlhf.observe.device import device_facts
     from rlhf.process.torch_setup import set_up_torch
 
     loaded = run.loaded

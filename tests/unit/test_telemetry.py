@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlhf.observe.telemetry import Board, Telemetry, component_bytes, peak_rss_bytes
+from rlhf.observe.device import Board
+from rlhf.observe.telemetry import Telemetry, component_bytes, peak_rss_bytes
 
 CUDA = torch.device("cuda")
 
