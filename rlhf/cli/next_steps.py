@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from rlhf.cli.choice import typed_options
+from rlhf.cli.typed import typed_options
 from rlhf.observe import screen
 from rlhf.recipe import ONLINE, POLICIES, Recipe, StageName
 

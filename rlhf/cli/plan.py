@@ -7,8 +7,10 @@ import click
 
 from rlhf import recipe, terminal
 from rlhf.cli import plan_tables as tables
-from rlhf.cli.choice import CHANGES, NAMES_RECIPE, Choice, chooses_recipe, typed_options
+from rlhf.cli.choice import Choice
 from rlhf.cli.options import PRICE, StrictCommand, memory_size
+from rlhf.cli.recipe_options import CHANGES, chooses_recipe
+from rlhf.cli.typed import NAMES_RECIPE, typed_options
 from rlhf.errors import UserError
 from rlhf.memory import claims, strategies
 from rlhf.memory import plan as planning

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from rlhf.cli.choice import Choice, pair_options
+from rlhf.cli.choice import Choice
 from rlhf.cli.options import OUTPUT, StrictCommand, WholeNumber, refuse_inputs, run_directory
+from rlhf.cli.recipe_options import pair_options
 from rlhf.errors import UserError
 from rlhf.files import write_output
 from rlhf.observe import screen

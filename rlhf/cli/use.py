@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from rlhf import report as reporting
-from rlhf.cli.choice import NAMES_RECIPE, RUN_HELP, Choice, chooses_recipe, typed_options
+from rlhf.cli.choice import Choice
 from rlhf.cli.options import (
     OUTPUT,
     PRICE,
@@ -22,6 +22,8 @@ from rlhf.cli.options import (
     run_directories,
     run_directory,
 )
+from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
+from rlhf.cli.typed import NAMES_RECIPE, typed_options
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
 from rlhf.evaluation.comparison import COMPARED_POLICIES
