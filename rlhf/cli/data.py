@@ -81,12 +81,7 @@ def check_data(
     if as_json:
         click.echo(content)
     else:
-        table = report.table()
-        listed = [line for line in table if line.value != "0"]
-        lines = [(name, value, hint and f"{severity}: {hint}") for name, value, hint, severity in listed]
-        absent = ", ".join(line.name for line in table if line.value == "0")
-        rows_table("data", ("what", "value", "hint"), [*lines, *([("none found", absent, "")] if absent else [])])
-        screen.OUT.print(verdict(report), markup=False)
+        _print_check(report)
     malformed = [*rows.report.malformed, *(heldout_rows.report.malformed if heldout_rows else ())]
     if malformed:
         raise UserError("; ".join(f"{source}: {reason}" for source, reason in malformed[:3]))
@@ -94,6 +89,16 @@ def check_data(
         worst = next(line for line in report.verdicts() if line.severity == "error")
         raise UserError(f"{', '.join(files)}: {worst.name} {worst.value}: {worst.hint}")
     sys.exit(3 if report.severity == "warning" else 0)
+
+
+def _print_check(report: QualityReport) -> None:
+    """Print what was found as a table, what was not in its last row, and the verdict."""
+    table = report.table()
+    listed = [line for line in table if line.value != "0"]
+    lines = [(name, value, hint and f"{severity}: {hint}") for name, value, hint, severity in listed]
+    absent = ", ".join(line.name for line in table if line.value == "0")
+    rows_table("data", ("what", "value", "hint"), [*lines, *([("none found", absent, "")] if absent else [])])
+    screen.OUT.print(verdict(report), markup=False)
 
 
 def verdict(report: QualityReport) -> str:

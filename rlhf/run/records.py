@@ -211,7 +211,7 @@ class Costs(TypedDict):
 
 
 class Summary(Record):
-    """The content of summary.json, its keys in the order of the file. One with a default is younger than the others."""
+    """The content of summary.json, its keys in the order of the file. A key with a default was added later."""
 
     schema_: int = Field(default=SCHEMA, alias="schema", ge=1, le=SCHEMA)
     recipe: str
