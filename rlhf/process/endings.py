@@ -76,10 +76,10 @@ class _Listener:
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
         while True:
-            waiting = first is not None and signal.getsignal(first) == self.handle
+            waiting = first is not None and signal.getsignal(first) == self.handle  # otherwise another one handles it
             raised = self.raised
             if not poll.poll((GOODBYE if raised else PATIENCE) * 1000 if waiting else None):
-                if first is not None and raised == self.raised:
+                if first is not None and raised == self.raised:  # otherwise the longer wait begins now
                     self.end(first)
                 continue
             numbers = os.read(pipe, 64)

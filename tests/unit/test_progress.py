@@ -7,8 +7,6 @@ from rlhf.observe import screen
 from rlhf.observe.progress import Bar, working
 from rlhf.observe.tables import summary_table
 from rlhf.recipe import published
-from rlhf.run import packages
-from rlhf.run.packages import install_command
 from tests.conftest import summary_of
 
 
@@ -89,11 +87,3 @@ def test_without_a_terminal_long_work_says_now_and_then_what_it_does(clock, caps
             clock[0] += 6
             say(f"rehearsing {stage}")
     assert capsys.readouterr().err == "rehearsing rm\n"
-
-
-def test_an_optional_part_is_installed_by_its_packages_without_a_checkout(monkeypatch, tmp_path):
-    assert install_command("report") == "pip install '.[report]'"
-    monkeypatch.setattr(packages, "__file__", str(tmp_path / "rlhf" / "run" / "packages.py"))
-    requires = ["torch==2.13.*", "plotly<8,>=7.1; extra == 'report'", 'vllm; extra == "other"']
-    monkeypatch.setattr("rlhf.run.packages.importlib.metadata.requires", lambda name: requires)
-    assert install_command("report") == "pip install 'plotly<8,>=7.1'"
