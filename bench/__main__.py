@@ -19,7 +19,10 @@ from rlhf.cli.options import PRICE
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.memory.predict import Predictor
-from rlhf.observe import console
+from rlhf.observe import screen
+from rlhf.observe.progress import working
+from rlhf.observe.tables import rows_table
+from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.run.provenance import code_version
@@ -74,7 +77,7 @@ def main(
         file = folder_of(record) / f"{record['date']}_{(record['code']['commit'] or '')[:8]}_{shape}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, record)
-        console.OUT.print(f"written to {file}", style="dim", markup=False)
+        screen.OUT.print(f"written to {file}", style="dim", markup=False)
     for line in problems:
         print(line, file=sys.stderr)
     sys.exit(bool(problems))
@@ -84,14 +87,14 @@ def show(loaded: PinnedRecipe, record: StepsRecord, price: float | None) -> list
     """Print the tables of a record. Return the stages that did not fit and the costs that are worse than published."""
     stages = record["stages"]
     title = f"{loaded.name} {loaded.version} on {provenance.device_name(record['device'])}"
-    console.rows_table(title, stage_columns(stages), stage_rows(stages))
+    rows_table(title, stage_columns(stages), stage_rows(stages))
     compared = costs.comparisons(loaded, stages, price)
     if compared:
         title = "published figures; hours and cost are projected"
-        console.rows_table(title, ("stage", "figure", "published", "here", "verdict"), costs.figure_rows(compared))
+        rows_table(title, ("stage", "figure", "published", "here", "verdict"), costs.figure_rows(compared))
     if goal_rows := goals.rows(loaded.name, stages):
-        console.rows_table("goals, reached at a ratio of 1", ("", "goal", "measured", "ratio"), goal_rows)
-    console.OUT.print(NOTE, style="dim", markup=False)
+        rows_table("goals, reached at a ratio of 1", ("", "goal", "measured", "ratio"), goal_rows)
+    screen.OUT.print(NOTE, style="dim", markup=False)
     return [*out_of_memory(stages), *costs.worse(compared)]
 
 
@@ -112,7 +115,7 @@ class _Manifest(TypedDict):
 
 def measure(loaded: PinnedRecipe, stages: tuple[StageName, ...], count: int, shape: LengthsShape) -> StepsRecord:
     """Run a benchmark. Return its record: provenance, limits of the device, time and memory of each stage."""
-    with console.quiet_libraries():
+    with quiet_libraries():
         import torch
 
         from bench.ceilings import ceilings
@@ -122,9 +125,9 @@ def measure(loaded: PinnedRecipe, stages: tuple[StageName, ...], count: int, sha
     if loaded.recipe.hardware.threads:
         torch.set_num_threads(loaded.recipe.hardware.threads)
     with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder:
-        with console.working("measuring what the device can do"):
+        with working("measuring what the device can do"):
             best = ceilings(device, getattr(torch, loaded.recipe.model.dtype))
-        with console.working(f"taking {steps.WARM_UP + count} steps of {', '.join(stages)}"):
+        with working(f"taking {steps.WARM_UP + count} steps of {', '.join(stages)}"):
             measured = steps.measure(loaded, stages, Path(folder), steps=count, shape=shape)
         manifest = read(next(Path(folder).glob("*/*/*/manifest.json")), _Manifest)
     record: StepsRecord = {

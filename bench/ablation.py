@@ -14,7 +14,8 @@ from rlhf.files import write_json
 from rlhf.memory import claims
 from rlhf.memory.predict import Predictor
 from rlhf.memory.strategies import StrategyCost, alone, one_by_one, with_changes
-from rlhf.observe import console
+from rlhf.observe.progress import working
+from rlhf.observe.tables import rows_table
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.published import GB
 from rlhf.run.provenance import code_version
@@ -40,7 +41,7 @@ def main(hw: str, directory: Path | None, changes: tuple[str, ...], count: int, 
     if loaded.recipe.hardware.device == "cuda":
         variants[PACKAGE] = with_changes(variants["none"], {"model.attention": "flash_attention_2"})
     for name, variant in variants.items():
-        with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder, console.working(name):
+        with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder, working(name):
             try:
                 measured[name] = steps.measure(
                     variant, (STAGE,), Path(folder), steps=count, shape="longest", preflight=False
@@ -51,7 +52,7 @@ def main(hw: str, directory: Path | None, changes: tuple[str, ...], count: int, 
                 measured[name] = {"cannot_run": str(error).splitlines()[-1]}
     rows = [_row(name, row, measured["none"], predicted, loaded) for name, row in measured.items()]
     columns = ("strategy, alone", "peak, GB", "memory", "time", "predicted, GB", "published")
-    console.rows_table(f"{loaded.name} {loaded.version}: {STAGE} on the longest rows", columns, rows)
+    rows_table(f"{loaded.name} {loaded.version}: {STAGE} on the longest rows", columns, rows)
     if save:
         write_json(
             save, {"code": code_version(), "recipe_sha256": loaded.sha256, "overrides": loaded.overrides} | measured

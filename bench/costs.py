@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from bench.kinds import StageSteps
-from rlhf.observe import console
+from rlhf.observe import wording
 from rlhf.recipe import PinnedRecipe, StageName, published
 from rlhf.recipe.published import Figure, Spent, Verdict
 
@@ -52,7 +52,7 @@ def costs(row: StageSteps) -> dict[str, float]:
 def figure_rows(compared: Sequence[Compared]) -> list[tuple[str, ...]]:
     """Return a table row for each comparison: stage, figure with its heading, published, here, verdict."""
     return [
-        (figure.stage, figure.title, console.figure_text(figure), console.number(value), str(verdict))
+        (figure.stage, figure.title, wording.figure_text(figure), wording.number(value), str(verdict))
         for figure, value, verdict in compared
     ]
 
@@ -68,6 +68,6 @@ def worse(compared: Sequence[Compared]) -> Iterator[str]:
     for (stage, metric), rows in by_cost.items():
         if published.best(verdict.word for *_, verdict in rows) in published.BAD:
             listing = "; ".join(
-                f"{verdict} than {figure.title}, {console.figure_text(figure)}" for figure, _, verdict in rows
+                f"{verdict} than {figure.title}, {wording.figure_text(figure)}" for figure, _, verdict in rows
             )
             yield f"{stage}: {metric} {rows[0][1]:.3g} is {listing}"

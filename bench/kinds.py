@@ -29,7 +29,7 @@ class Code(TypedDict):
 
 
 class Device(TypedDict):
-    """The device, as `rlhf.observe.telemetry.device_facts` describes it. All CPUs have the name `cpu`."""
+    """The device, as `rlhf.observe.device.device_facts` describes it. All CPUs have the name `cpu`."""
 
     type: str
     name: str

@@ -28,11 +28,12 @@ from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.files import read_intact_lines, write_json
-from rlhf.observe.console import OUT
-from rlhf.observe.telemetry import cpu_model
+from rlhf.observe.device import cpu_model
+from rlhf.observe.screen import OUT
 from rlhf.process.launching import child_environment
 from rlhf.recipe import Changes
-from rlhf.run.provenance import code_version, package_versions
+from rlhf.run.packages import package_versions
+from rlhf.run.provenance import code_version
 
 RECIPE = ROOT / "recipes" / "cpu-tiny" / "v2"
 # Six layers, so that a half and a third exist; narrower and with less data than the recipe, so that nine chains take

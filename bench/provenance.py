@@ -18,7 +18,7 @@ def today() -> str:
 
 def describe(device: "torch.device") -> Device:
     """Return the facts about a device that a record names."""
-    from rlhf.observe.telemetry import device_facts
+    from rlhf.observe.device import device_facts
 
     return cast(Device, device_facts(device))
 

@@ -23,7 +23,7 @@ from rlhf.files import read_json
 from rlhf.memory import predict as predicting
 from rlhf.memory.predict import Predictor
 from rlhf.memory.seams import shortened
-from rlhf.observe.console import quiet_libraries
+from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
 from rlhf.run.finished import result_files, result_hash
@@ -259,10 +259,12 @@ PLAIN_SUMMARY: dict[str, Any] = OF_BOTH | {
     "modified": False,
     "stage": "sft",
     "status": "done",
+    "device": "cpu",
     "wall_seconds": 1.0,
     "tokens_per_second": None,
     "peak_vram_bytes": None,
     "peak_rss_bytes": 1,
+    "data_sha256": None,
     "metrics": {},
     "targets": [],
     "result_sha256": {},

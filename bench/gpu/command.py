@@ -15,7 +15,7 @@ from bench.gpu.plan import Item
 from bench.gpu.record import GpuRecord
 from bench.paths import ROOT
 from rlhf.errors import UserError
-from rlhf.observe import console
+from rlhf.process.libraries import quiet_libraries
 
 LEAST = 20.0  # seconds below which no further item is started
 OUT = Path("runs/gpu-hour")
@@ -129,7 +129,7 @@ def run_item(item: Item, out: Path, remaining: float, dry_run: bool) -> GpuRecor
 
 def require_cuda() -> None:
     """Raise an error unless torch sees a CUDA device. Asks the driver and takes none of the card's memory."""
-    with console.quiet_libraries():
+    with quiet_libraries():
         import torch
 
     if not torch.cuda.is_available():
@@ -168,7 +168,7 @@ def add_predictions(rows: Iterable[GpuRecord], out: Path) -> bool:
     if not waiting:
         return True
     click.echo("everything is measured; predicting operations on the CPU for MFU and MBU")
-    with console.quiet_libraries():
+    with quiet_libraries():
         from bench.gpu import speed
 
     complete = True

@@ -7,7 +7,7 @@ from bench.gpu.measured import MemoryFigures, PhasePeaks
 from bench.gpu.record import Verdict
 from bench.memory.measure import beside, measuring, pinned_peaks, unmatched
 from rlhf.memory import prediction_file as pins
-from rlhf.observe.console import quiet_libraries
+from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import StageName
 
 STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")  # merge runs on the CPU; evaluate samples as these do

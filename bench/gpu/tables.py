@@ -8,7 +8,7 @@ from bench.gpu import record
 from bench.gpu.plan import Item
 from bench.gpu.record import GpuRecord
 from rlhf.errors import UserError
-from rlhf.observe import console
+from rlhf.observe.tables import rows_table
 
 
 def line_of(row: GpuRecord) -> str:
@@ -25,7 +25,7 @@ def show_plan(items: Iterable[Item]) -> None:
     for item in items:
         total += item.minutes
         rows.append((item.name, f"{item.minutes:g}", f"{total:g}", item.recipe or "", item.claim))
-    console.rows_table("bench.gpu", ("item", "minutes", "in all", "recipe", "decides whether"), rows)
+    rows_table("bench.gpu", ("item", "minutes", "in all", "recipe", "decides whether"), rows)
 
 
 def show_records(rows: Sequence[GpuRecord]) -> None:
@@ -40,9 +40,9 @@ def show_records(rows: Sequence[GpuRecord]) -> None:
         )
         for row in rows
     ]
-    console.rows_table("what was decided", ("item", "outcome", "s", "claim", "figures"), table)
+    rows_table("what was decided", ("item", "outcome", "s", "claim", "figures"), table)
     if phases := [line for row in rows for line in bound_rows(row)]:
-        console.rows_table("seconds of a step beside the roofline", ("phase", "measured", "least", "reached"), phases)
+        rows_table("seconds of a step beside the roofline", ("phase", "measured", "least", "reached"), phases)
 
 
 def bound_rows(row: GpuRecord) -> list[tuple[str, ...]]:

@@ -14,8 +14,9 @@ from rlhf.cli import guarded
 from rlhf.files import write_json
 from rlhf.memory import prediction_file as pins
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
-from rlhf.observe import console
+from rlhf.observe.tables import rows_table
 from rlhf.process import cuda
+from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import StageName
 from rlhf.run.provenance import code_version
 
@@ -95,7 +96,7 @@ def measure(
     """
     loaded = options.load(hw, directory, changes)
     cuda.set_environment(loaded.recipe)
-    with console.quiet_libraries():
+    with quiet_libraries():
         from bench.memory.measure import beside, pinned_peaks, unmatched
         from bench.memory.measure import measure as measure_stages
         from rlhf.process.torch_setup import device_of
@@ -106,7 +107,7 @@ def measure(
         if loaded.modified or not (loaded.directory / pins.FILE).exists():
             raise click.ClickException(f"--no-predict needs an unchanged recipe that has a {pins.FILE}")
         predicted = {stage: pinned_peaks(loaded.directory, stage) for stage in chosen}
-    with console.quiet_libraries():
+    with quiet_libraries():
         measured = measure_stages(loaded, chosen)
     if not no_predict:
         with Predictor() as predict:
@@ -114,7 +115,7 @@ def measure(
     rows = [row for stage in chosen for row in beside(stage, predicted[stage], measured[stage])]
     lacking = [line for stage in chosen for line in unmatched(stage, predicted[stage], measured[stage])]
     title, columns = f"{loaded.name} {loaded.version}", ("stage", "phase", "predicted, GB", "measured, GB", "error")
-    console.rows_table(title, columns, map(cells, rows))
+    rows_table(title, columns, map(cells, rows))
     if save:
         record: MemoryRecord = {
             "code": code_version(),

@@ -18,7 +18,7 @@ from bench.provenance import require_committed_code, today
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.files import write_json
-from rlhf.observe import console
+from rlhf.observe.tables import rows_table
 from rlhf.run.provenance import code_version
 
 FOLDER = RESULTS / "outside" / "peft-metamath"
@@ -47,13 +47,13 @@ def main(only: str, jobs: int, save: bool) -> None:
             f"{len(rows):3} of {len(chosen)}  {time.monotonic() - began:4.0f} s  {row['name']}: {outcome}", err=True
         )
     table = [page.cells(row) for row in rows if "error" in row]
-    console.rows_table("maximum and average reserved, allocated after a step; MiB", page.COLUMNS, table)
+    rows_table("maximum and average reserved, allocated after a step; MiB", page.COLUMNS, table)
     if len(rows) > 1:
         click.echo("\n".join(page.summary_lines(rows)))
     if only:
         return
     packed = list(compare.predict_packed(jobs))
-    console.rows_table("NF4 and gradient checkpointing; GB", page.PACKED_COLUMNS, map(page.packed_cells, packed))
+    rows_table("NF4 and gradient checkpointing; GB", page.PACKED_COLUMNS, map(page.packed_cells, packed))
     click.echo(page.packed_line(packed))
     _, unseen = speed.timed(rows, packed)
     for name, card in (("L40S", speed.L40S), ("A100", speed.A100)):

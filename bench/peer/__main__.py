@@ -27,8 +27,9 @@ from bench.peer.runs import ContenderRun, attempt, floor, run_ours, run_torchtun
 from bench.provenance import require_committed_code, today
 from rlhf.cli import guarded
 from rlhf.files import write_json
-from rlhf.observe.console import OUT, rows_table
-from rlhf.observe.telemetry import cpu_model
+from rlhf.observe.device import cpu_model
+from rlhf.observe.screen import OUT
+from rlhf.observe.tables import rows_table
 from rlhf.run.provenance import code_version
 
 

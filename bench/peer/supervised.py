@@ -26,8 +26,9 @@ from bench.reading import last_line
 from rlhf.cli import guarded
 from rlhf.files import write_json
 from rlhf.memory.short_runs import few_steps
-from rlhf.observe import console
+from rlhf.observe.tables import rows_table
 from rlhf.process.launching import child_environment
+from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import Changes, PinnedRecipe, StageName
 from rlhf.run.provenance import code_version
 
@@ -79,14 +80,14 @@ def main(
     ratios = ("times faster", "than tuned", "memory ratio")
     columns = ("stage", "", f"step, {clock} s", f"tokens/{clock} s", "peak, GB", *ratios)
     rows = [_row(stage, name, row) for stage, sides in figures.items() for name, row in sides.items()]
-    console.rows_table(f"{loaded.name} {loaded.version} beside trl {version('trl')}", columns, rows)
+    rows_table(f"{loaded.name} {loaded.version} beside trl {version('trl')}", columns, rows)
     if save:
         write_json(save, record_of(loaded, repeats, figures))
 
 
 def record_of(loaded: PinnedRecipe, repeats: int, figures: dict[StageName, dict[str, Side]]) -> SupervisedRecord:
     """Return the record of a comparison."""
-    with console.quiet_libraries():
+    with quiet_libraries():
         from rlhf.process.torch_setup import device_of
     return {
         "date": today(),

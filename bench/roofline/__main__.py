@@ -18,7 +18,9 @@ from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.memory.cards import CARDS, NominalRates, rates_of
 from rlhf.memory.projection import row_tokens
-from rlhf.observe.console import OUT, quiet_libraries, rows_table
+from rlhf.observe.screen import OUT
+from rlhf.observe.tables import rows_table
+from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import Changes, OnlineName, PinnedRecipe, Recipe
 
 with quiet_libraries():

@@ -3,7 +3,7 @@
 import click
 
 from rlhf import __version__
-from rlhf.cli import new, plan, rate, train, use
+from rlhf.cli import new, plan, rate, recipes, reproduce, train, use
 from rlhf.cli.data import data_group
 from rlhf.cli.guard import guarded
 from rlhf.cli.overview import Overview, add_examples
@@ -20,7 +20,7 @@ def cli() -> None:
 
 
 for command in (
-    *(train.run, train.reproduce, train.results, train.list_recipes, train.fetch),
+    *(train.run, reproduce.reproduce, reproduce.results, recipes.list_recipes, recipes.fetch),
     *(new.new, plan.plan, data_group),
     *(use.chat, use.score, use.serve, use.report, use.compare_runs),
     *(rate.rate, rate.judge, rate.ratings_group),

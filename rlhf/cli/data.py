@@ -15,7 +15,9 @@ from rlhf.data.quality import flaws, spread
 from rlhf.data.quality.report import SEVERITIES, QualityReport
 from rlhf.errors import UserError
 from rlhf.files import write_output
-from rlhf.observe import console
+from rlhf.observe import screen
+from rlhf.observe.progress import working
+from rlhf.observe.tables import rows_table
 from rlhf.terminal import counted
 
 
@@ -68,7 +70,7 @@ def check_data(
     if to:
         refuse_inputs(to, [*files, *heldout, *(Path(tokenizer).glob("*") if tokenizer else ())])
     count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer else (spread.words, "words")
-    with console.working("reading and checking"):
+    with working("reading and checking"):
         read = partial(formats.read, on_bad_row="skip", advice=formats.CHECK_ADVICE)
         rows = read(list(files))
         heldout_rows = read(list(heldout)) if heldout else None
@@ -79,14 +81,7 @@ def check_data(
     if as_json:
         click.echo(content)
     else:
-        table = report.table()
-        listed = [line for line in table if line.value != "0"]
-        lines = [(name, value, hint and f"{severity}: {hint}") for name, value, hint, severity in listed]
-        absent = ", ".join(line.name for line in table if line.value == "0")
-        console.rows_table(
-            "data", ("what", "value", "hint"), [*lines, *([("none found", absent, "")] if absent else [])]
-        )
-        console.OUT.print(verdict(report), markup=False)
+        _print_check(report)
     malformed = [*rows.report.malformed, *(heldout_rows.report.malformed if heldout_rows else ())]
     if malformed:
         raise UserError("; ".join(f"{source}: {reason}" for source, reason in malformed[:3]))
@@ -94,6 +89,16 @@ def check_data(
         worst = next(line for line in report.verdicts() if line.severity == "error")
         raise UserError(f"{', '.join(files)}: {worst.name} {worst.value}: {worst.hint}")
     sys.exit(3 if report.severity == "warning" else 0)
+
+
+def _print_check(report: QualityReport) -> None:
+    """Print what was found as a table, what was not in its last row, and the verdict."""
+    table = report.table()
+    listed = [line for line in table if line.value != "0"]
+    lines = [(name, value, hint and f"{severity}: {hint}") for name, value, hint, severity in listed]
+    absent = ", ".join(line.name for line in table if line.value == "0")
+    rows_table("data", ("what", "value", "hint"), [*lines, *([("none found", absent, "")] if absent else [])])
+    screen.OUT.print(verdict(report), markup=False)
 
 
 def verdict(report: QualityReport) -> str:
@@ -140,12 +145,12 @@ def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: 
     rows = formats.read(list(files), on_bad_row="skip", advice=formats.CHECK_ADVICE)
     chosen, total, searched = show.choose(rows, count, seed=None if first else seed, only=only)
     for row in chosen:
-        console.OUT.print(show.render(row))
+        screen.OUT.print(show.render(row))
     order = "the first" if first else f"drawn with --seed {seed}"
     shown = f"{len(chosen)} of {counted(total, 'row')}" if total else "no row"
     flaw = f" with {only} among {counted(searched, 'row')}" if only else ""
     message = f"{shown}{flaw}" + (f", {order}" if len(chosen) < total else "")
-    console.OUT.print(f"{message}; {rows.report.summary()}", style="dim", markup=False)
+    screen.OUT.print(f"{message}; {rows.report.summary()}", style="dim", markup=False)
 
 
 @data_group.command("convert", cls=StrictCommand)
@@ -166,5 +171,5 @@ def convert_data(files: tuple[Path, ...], rename: tuple[str, ...], skip_bad_rows
     converted = convert.convert(files, convert.parse_names(rename), "skip" if skip_bad_rows else "stop")
     count = convert.write(converted.rows, to)
     for pairing in converted.pairings:
-        console.OUT.print(pairing.in_words(), markup=False)
-    console.OUT.print(f"{converted.rows.report.summary()}; {counted(count, 'row')} written to {to}", markup=False)
+        screen.OUT.print(pairing.in_words(), markup=False)
+    screen.OUT.print(f"{converted.rows.report.summary()}; {counted(count, 'row')} written to {to}", markup=False)

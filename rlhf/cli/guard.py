@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from rlhf.errors import OptionError, UserError
-from rlhf.process import distributed, endings, launching
+from rlhf.process import distributed, endings, exhaustion, launching
 from rlhf.terminal import message_of, one_line, say, shortened, visible
 
 MISTAKE = 2  # exit code of a mistake in the command, as click has it
@@ -70,8 +70,8 @@ def _print_stopped(line: str) -> None:
 
 def _failed(error: Exception) -> int:
     """Explain an error, with its traceback if RLHF_DEBUG is set. Returns the exit code."""
-    if endings.out_of_memory(error):
-        endings.exit_quietly()
+    if exhaustion.out_of_memory(error):
+        exhaustion.exit_quietly()
     code = _explained(error)
     if os.environ.get("RLHF_DEBUG") and code != BUG:
         _print_traceback(error)
@@ -83,9 +83,9 @@ def _explained(error: Exception) -> int:
     if isinstance(error, UserError):
         code = fail(*error.lines)
         return MISTAKE if isinstance(error, OptionError) else code
-    if endings.out_of_memory(error):
+    if exhaustion.out_of_memory(error):
         reason = message_of(error)
-        return fail(f"out of memory{endings.limit_in_words()}: free some, or allow more ({reason})")
+        return fail(f"out of memory{exhaustion.limit_in_words()}: free some, or allow more ({reason})")
     if isinstance(error, OSError):
         if error.filename is None:
             _abandon_stdout()  # stdout may be what failed, and the interpreter would write to it again

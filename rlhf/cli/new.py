@@ -8,7 +8,10 @@ import click
 
 from rlhf.cli.options import StrictCommand, WholeNumber
 from rlhf.memory.predict import Predictor, needed
-from rlhf.observe import console
+from rlhf.observe import screen
+from rlhf.observe.progress import working
+from rlhf.observe.tables import rows_table
+from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe.published import GB
 from rlhf.use import new as new_recipe
 from rlhf.use.new_content import TEMPLATES, NewOptions, TemplateName
@@ -72,14 +75,14 @@ def new(
         name=name,
     )
     folder = root or Path(os.environ.get("RLHF_RECIPES") or "recipes")
-    with console.quiet_libraries(), Predictor() as predict, console.working(f"reading {model}") as say:
+    with quiet_libraries(), Predictor() as predict, working(f"reading {model}") as say:
         created = new_recipe.make(folder, options, predict, say)
     rows = [
         (stage, f"{phases[''].peak_bytes / GB:.2f}", f"{needed(phases['']) / GB:.2f}")
         for stage, phases in created.fit.stages.items()
     ]
     title = f"{created.loaded.name} {created.loaded.version}: predicted memory, card {options.card.memory_gb:g} GB"
-    console.rows_table(title, ("stage", "peak, GB", "needs, GB"), rows)
-    console.OUT.print(f"written to {created.folder}; next:", markup=False)
+    rows_table(title, ("stage", "peak, GB", "needs, GB"), rows)
+    screen.OUT.print(f"written to {created.folder}; next:", markup=False)
     run = f"rlhf run {options.stages[0]} --with-parents --recipe {shlex.quote(str(created.folder))}"
-    console.OUT.print(f"  {run}", soft_wrap=True, markup=False)
+    screen.OUT.print(f"  {run}", soft_wrap=True, markup=False)

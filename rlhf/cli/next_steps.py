@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from rlhf.cli.choice import typed_options
-from rlhf.observe import console
+from rlhf.cli.typed import typed_options
+from rlhf.observe import screen
 from rlhf.recipe import ONLINE, POLICIES, Recipe, StageName
 
 MAKE = "RLHF_MAKE"  # environment: the variables that make was given, as shell words; the Makefile's stages set it
@@ -40,9 +40,9 @@ def show(stage: StageName, recipe: Recipe, more_data: Sequence[str] = ()) -> Non
         for words, purpose in steps(stage, recipe)
     ]
     width = max(len(line) for line, _ in lines)
-    console.OUT.print("next:", style="dim")
+    screen.OUT.print("next:", style="dim")
     for line, purpose in lines:
-        console.OUT.print(f"  {line:<{width}}  # {purpose}", style="dim", markup=False, soft_wrap=True)
+        screen.OUT.print(f"  {line:<{width}}  # {purpose}", style="dim", markup=False, soft_wrap=True)
 
 
 def make_line(words: Sequence[str], variables: Sequence[str]) -> str:

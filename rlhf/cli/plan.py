@@ -7,8 +7,10 @@ import click
 
 from rlhf import recipe, terminal
 from rlhf.cli import plan_tables as tables
-from rlhf.cli.choice import CHANGES, NAMES_RECIPE, Choice, chooses_recipe, typed_options
+from rlhf.cli.choice import Choice
 from rlhf.cli.options import PRICE, StrictCommand, memory_size
+from rlhf.cli.recipe_options import CHANGES, chooses_recipe
+from rlhf.cli.typed import NAMES_RECIPE, typed_options
 from rlhf.errors import UserError
 from rlhf.memory import claims, strategies
 from rlhf.memory import plan as planning
@@ -16,7 +18,7 @@ from rlhf.memory.fit import fit as fitting
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.predict import Predictor
 from rlhf.memory.predict import stages as predicted_stages
-from rlhf.observe import console
+from rlhf.observe.progress import working
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName, shape
 
 
@@ -76,7 +78,7 @@ def _show_fits(loaded: PinnedRecipe, stages: Sequence[StageName], limit: int, as
     on_card = [stage for stage in stages if stage not in ON_HOST]
     if not on_card:
         raise click.UsageError(f"{stages[0]} uses the host's memory and none of the card's: there is nothing to fit")
-    with Predictor() as predict, console.working("looking for settings that fit") as say:
+    with Predictor() as predict, working("looking for settings that fit") as say:
         fits = fitting(predict, loaded, on_card, limit, say)
     tables.show_fits(loaded, fits, limit, as_json)
 
@@ -86,14 +88,14 @@ def _show_strategies(loaded: PinnedRecipe, stages: Sequence[StageName], as_json:
     learning = [stage for stage in stages if stage in TRAINING_STAGES]
     if not learning:
         raise click.UsageError(f"--strategies compares what training needs; {stages[0]} does not train")
-    with Predictor() as predict, console.working("rehearsing each strategy") as say:
+    with Predictor() as predict, working("rehearsing each strategy") as say:
         costs = {stage: strategies.alone(predict, loaded, stage, say) for stage in learning}
     tables.show_strategies(loaded, costs, as_json)
 
 
 def _show_published(loaded: PinnedRecipe, stage: StageName | None, price: float | None, as_json: bool) -> None:
     """Print the published figures of a stage, or of all, beside their predictions."""
-    with Predictor() as predict, console.working("rehearsing the stages") as say:
+    with Predictor() as predict, working("rehearsing the stages") as say:
         made = planning.make(predict, loaded, predicted_stages(loaded.recipe), price, say)
         costs = strategies.alone(predict, loaded, "sft", say)
     rows = claims.compare(loaded, made, costs)
@@ -102,7 +104,7 @@ def _show_published(loaded: PinnedRecipe, stage: StageName | None, price: float 
 
 def _show_plan(loaded: PinnedRecipe, stages: Sequence[StageName], price: float | None, as_json: bool) -> None:
     """Print the plan. Raises UserError if a stage does not fit the card."""
-    with Predictor() as predict, console.working("rehearsing the stages") as say:
+    with Predictor() as predict, working("rehearsing the stages") as say:
         made = planning.make(predict, loaded, stages, price, say)
     tables.show(made, as_json)
     if any(planned.fits is False for planned in made.stages.values()):

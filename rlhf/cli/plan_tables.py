@@ -15,7 +15,8 @@ from rlhf.memory.phases import gb
 from rlhf.memory.plan import Plan, PlannedPhase, StageTime
 from rlhf.memory.predict import needed
 from rlhf.memory.strategies import StrategyCost
-from rlhf.observe import console
+from rlhf.observe import screen, wording
+from rlhf.observe.tables import rows_table
 from rlhf.recipe import PinnedRecipe, StageName, as_yaml
 from rlhf.recipe import published as figures
 
@@ -176,23 +177,23 @@ def show(plan: Plan, as_json: bool) -> None:
         click.echo(json.dumps(plan.as_json(), indent=2))
         return
     name = f"{plan.recipe} {plan.version}" + (", modified" if plan.modified else "")
-    wide = console.OUT.width >= FULL_WIDTH
+    wide = screen.OUT.width >= FULL_WIDTH
     columns, rows = (PHASE_COLUMNS, phase_rows) if wide else (("stage", "phase", "peak", "most of it"), narrow_rows)
-    console.rows_table(f"{name}: predicted peak of each phase, GB", columns, rows(plan))
+    rows_table(f"{name}: predicted peak of each phase, GB", columns, rows(plan))
     cards = f"each of {plan.cards} cards" if plan.cards > 1 else "card"
     card = f", {cards} {gb(plan.card_bytes)} GB" if plan.card_bytes else ""
     if between := between_rows(plan):
-        console.rows_table(f"{name}: between {plan.cards} cards, projected", BETWEEN_COLUMNS, between)
+        rows_table(f"{name}: between {plan.cards} cards, projected", BETWEEN_COLUMNS, between)
     for line in step_lines(plan):
-        console.OUT.print(line, markup=False)
+        screen.OUT.print(line, markup=False)
     shown, stages = stage_table(plan, wide)
-    console.rows_table(f"{name}: predicted memory in GB, time{card}", shown, stages, whole=True)
+    rows_table(f"{name}: predicted memory in GB, time{card}", shown, stages, whole=True)
     for column in (column for column in shown if column in EXPLAINED):
-        console.OUT.print(f"{column}: {EXPLAINED[column]}", style="dim", markup=False)
+        screen.OUT.print(f"{column}: {EXPLAINED[column]}", style="dim", markup=False)
     if any(planned.in_memory_of == "cuda" for planned in plan.stages.values()):
-        console.OUT.print("No GPU of ours has measured any of these figures yet.", style="dim")
+        screen.OUT.print("No GPU of ours has measured any of these figures yet.", style="dim")
     for line in hints(plan):  # the verdict is the last line, where a terminal stands
-        console.OUT.print(line, markup=False)
+        screen.OUT.print(line, markup=False)
 
 
 def show_strategies(loaded: PinnedRecipe, costs: Mapping[StageName, Mapping[str, StrategyCost]], as_json: bool) -> None:
@@ -219,7 +220,7 @@ def show_strategies(loaded: PinnedRecipe, costs: Mapping[StageName, Mapping[str,
                 )
             )
     columns = ("stage", "strategy alone", "peak, GB", "saves", "operations", "published")
-    console.rows_table(f"{loaded.name} {loaded.version}: predicted effect of each strategy", columns, rows)
+    rows_table(f"{loaded.name} {loaded.version}: predicted effect of each strategy", columns, rows)
 
 
 def show_fits(loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool) -> None:
@@ -242,7 +243,7 @@ def show_fits(loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool) ->
             for stage, phases in settings.stages.items()
         ]
         title = f"{loaded.name} {loaded.version}: fastest settings predicted to need at most {gb(limit)} GB"
-        console.rows_table(title, ("stage", "peak, GB", "needs, GB", ""), rows)
+        rows_table(title, ("stage", "peak, GB", "needs, GB", ""), rows)
     if settings.too_large:
         raise UserError(
             f"{', '.join(settings.too_large)}: nothing fits {gb(limit)} GB; shorter rows are left to you: max_length, "
@@ -252,11 +253,11 @@ def show_fits(loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool) ->
         return
     changes = loaded.overrides | settings.changes
     if not changes:
-        console.OUT.print("these are the recipe's own settings: nothing is to be changed")
+        screen.OUT.print("these are the recipe's own settings: nothing is to be changed")
         return
     chain = "for every stage alike, so that they build on each other" if len(settings.stages) > 1 else "to be set"
-    console.OUT.print(f"{chain}:")
-    console.OUT.print(_assignments(changes), soft_wrap=True, markup=False)
+    screen.OUT.print(f"{chain}:")
+    screen.OUT.print(_assignments(changes), soft_wrap=True, markup=False)
 
 
 def _assignments(changes: Mapping[str, JsonValue]) -> str:
@@ -273,9 +274,9 @@ def show_published(loaded: PinnedRecipe, rows: Sequence[ComparedFigure], as_json
         return
     cells = []
     for row in rows:
-        value = "" if row.predicted is None else console.number(float(f"{row.predicted:.3g}"))
+        value = "" if row.predicted is None else wording.number(float(f"{row.predicted:.3g}"))
         judgement = f"{row.basis}: {row.verdict}" if row.basis else str(row.verdict)
-        published = console.figure_text(row.figure, in_full=True)
+        published = wording.figure_text(row.figure, in_full=True)
         cells.append((row.figure.stage, row.figure.title, published, value, judgement))
     columns = ("stage", "figure", "published", "predicted", "verdict")
-    console.rows_table(f"{loaded.name} {loaded.version}: published figures, nothing of it measured", columns, cells)
+    rows_table(f"{loaded.name} {loaded.version}: published figures, nothing of it measured", columns, cells)

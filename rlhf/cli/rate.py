@@ -6,16 +6,18 @@ from pathlib import Path
 
 import click
 
-from rlhf.cli.choice import Choice, pair_options
+from rlhf.cli.choice import Choice
 from rlhf.cli.options import OUTPUT, StrictCommand, WholeNumber, refuse_inputs, run_directory
+from rlhf.cli.recipe_options import pair_options
 from rlhf.errors import UserError
 from rlhf.files import write_output
-from rlhf.observe import console
+from rlhf.observe import screen
 from rlhf.rating import server as rating
 from rlhf.rating.export import export
 from rlhf.rating.pairs import pair_answers
 from rlhf.rating.summary import show_summary, summarize
 from rlhf.run.finished import read_manifest
+from rlhf.run.packages import install_command
 from rlhf.terminal import counted, say
 
 
@@ -88,7 +90,7 @@ def judge(
     try:
         from rlhf.rating import judge as judging
     except ModuleNotFoundError as error:
-        raise UserError(f"a judge needs {error.name}: {console.install_command('judge')}") from None
+        raise UserError(f"a judge needs {error.name}: {install_command('judge')}") from None
     if not model.strip() or not model.isprintable():
         raise click.BadParameter(f"{model!r}: the model's name, as the endpoint calls it", param_hint="--model")
     loaded = choice.load()
@@ -132,7 +134,7 @@ def export_ratings(
     if not exported.rows:
         raise UserError(f"{comparison.file}: nothing to export of {counts}")
     write_output(to, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in exported.rows))
-    console.OUT.print(f"{counted(len(exported.rows), 'preference row')} of {counts}; written to {to}", markup=False)
+    screen.OUT.print(f"{counted(len(exported.rows), 'preference row')} of {counts}; written to {to}", markup=False)
     say(
         f"note: these prompts were held out with seed {manifest.seed}: train on them with another --seed, and do not "
         "evaluate on prompts that were trained on"

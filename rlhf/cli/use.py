@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from rlhf import report as reporting
-from rlhf.cli.choice import NAMES_RECIPE, RUN_HELP, Choice, chooses_recipe, typed_options
+from rlhf.cli.choice import Choice
 from rlhf.cli.options import (
     OUTPUT,
     PRICE,
@@ -22,12 +22,17 @@ from rlhf.cli.options import (
     run_directories,
     run_directory,
 )
+from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
+from rlhf.cli.typed import NAMES_RECIPE, typed_options
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
 from rlhf.evaluation.comparison import COMPARED_POLICIES
-from rlhf.observe import console
+from rlhf.observe import screen
+from rlhf.observe.progress import working
+from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import StageName
 from rlhf.run.directory import Run
+from rlhf.run.packages import install_command
 from rlhf.run.parents import ParentMissing
 from rlhf.use import chat as chatting
 from rlhf.use import score as scoring
@@ -76,12 +81,12 @@ def chat(choice: Choice, out: Path, stage: chatting.ChatStage, temperature: floa
     run = Run(out, loaded, "evaluate")  # sampling is that of evaluation
     with _advising("chat", "pretrain" if stage == "base" else stage):
         folder = chatting.trained_stage(run, stage)
-    with console.quiet_libraries():
-        with console.working(f"loading {stage}"):
+    with quiet_libraries():
+        with working(f"loading {stage}"):
             speaker = chatting.Speaker(run, stage, folder)
         chosen_temperature = options.temperature if temperature is None else temperature
         if sys.stdin.isatty():
-            console.OUT.print(chatting.greeting(loaded, stage, chosen_temperature), style="dim", markup=False)
+            screen.OUT.print(chatting.greeting(loaded, stage, chosen_temperature), style="dim", markup=False)
         chatting.talk(speaker, chatting.input_lines(), chosen_temperature, tokens or options.response_length)
 
 
@@ -107,7 +112,7 @@ def score(
     items = scoring.read(files) if prompt is None else scoring.command_line_items(prompt, responses)
     with _advising("score", "rm"):
         stages = scoring.finished_stages(choice.load(), out)
-    with console.quiet_libraries():
+    with quiet_libraries():
         scoring.run(stages, items, to)
 
 
@@ -155,8 +160,8 @@ def report(choice: Choice, runs: Sequence[Path], out: Path, to: Path | None, pri
         refuse_inputs(file, reporting.data_files(runs))
         reporting.write(runs, file, price)
     except ModuleNotFoundError as error:
-        raise UserError(f"a report needs {error.name}: {console.install_command('report')}") from None
-    console.OUT.print(f"written to {file}", markup=False)
+        raise UserError(f"a report needs {error.name}: {install_command('report')}") from None
+    screen.OUT.print(f"written to {file}", markup=False)
 
 
 @click.command("compare", cls=StrictCommand)

@@ -13,7 +13,7 @@ from rlhf.data.rows import Row
 from rlhf.data.source import read_source
 from rlhf.data.split import divide, row_key, shuffled
 from rlhf.errors import UserError
-from rlhf.observe.console import working
+from rlhf.observe.progress import working
 from rlhf.process import distributed
 from rlhf.recipe import Recipe
 from rlhf.run.directory import Run

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.errors import UserError
-from rlhf.observe.console import working
+from rlhf.observe.progress import working
 from rlhf.recipe import Dpo, Rm
 
 

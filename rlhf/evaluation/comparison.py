@@ -17,7 +17,8 @@ from typing import Any, Literal, NamedTuple
 from rlhf import recipe, stats
 from rlhf.errors import UserError
 from rlhf.files import read_intact_lines
-from rlhf.observe import console
+from rlhf.observe import screen, wording
+from rlhf.observe.tables import rows_table
 from rlhf.run import reader
 from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, reward_model_digest, stage_folder
 from rlhf.run.outcomes import Answer, Details
@@ -229,15 +230,15 @@ def show(comparison: PolicyComparison) -> None:
     for row in comparison.rows:
         interval = f"{row.interval[0]:+.4g} to {row.interval[1]:+.4g}" if row.interval else ""
         difference = f"{row.difference:+.4g}" if row.difference is not None else ""
-        rows.append((row.name, console.number(row.a), console.number(row.b), difference, interval))
+        rows.append((row.name, wording.number(row.a), wording.number(row.b), difference, interval))
     title = f"A: {comparison.a}\nB: {comparison.b}\n{comparison.prompts} held-out prompts"
-    console.rows_table(harmless(title), ("", "A", "B", "B − A", "95 %"), rows, numbers=True)
+    rows_table(harmless(title), ("", "A", "B", "B − A", "95 %"), rows, numbers=True)
     keys = comparison.settings_that_differ
     more = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""
     message = f"settings that differ: {', '.join(keys[:KEYS_SHOWN])}{more}" if keys else "the settings are the same"
-    console.OUT.print(message, style="dim", markup=False)
+    screen.OUT.print(message, style="dim", markup=False)
     if comparison.reward_model is None:
-        console.OUT.print(
+        screen.OUT.print(
             "each run's scores are its own reward model's and have no common unit; `rlhf score` both samples.jsonl "
             "with one of them, then give the two files with --scored",
             style="dim",

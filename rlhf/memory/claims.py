@@ -8,7 +8,7 @@ from rlhf.files import JsonObject
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.plan import Plan, PlannedPhase
 from rlhf.memory.strategies import StrategyCost
-from rlhf.observe import console
+from rlhf.observe import wording
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe import published as figures
 from rlhf.recipe.published import GB, Figure, Verdict, verdict_of
@@ -67,7 +67,7 @@ def of_strategy(loaded: PinnedRecipe, strategy: str, measured: Mapping[str, floa
         start, _, quantity = (figure.metric or "").rpartition(".")
         if start == f"effect.{strategy}":
             verdict = f": {verdict_of(figure, measured[quantity])}" if measured else ""
-            texts.append(f"{quantity} {console.span(*figure.printed)}{verdict}")
+            texts.append(f"{quantity} {wording.span(*figure.printed)}{verdict}")
     return texts
 
 

@@ -35,7 +35,7 @@ from rlhf.memory.phases import (
 from rlhf.process import launching
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName
-from rlhf.run.provenance import package_version
+from rlhf.run.packages import package_version
 from rlhf.terminal import excerpt
 
 PREDICTED_STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")

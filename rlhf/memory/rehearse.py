@@ -132,7 +132,7 @@ def main() -> None:
     os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints shall not stand between the answers
-    from rlhf.observe.console import quiet_libraries
+    from rlhf.process.libraries import quiet_libraries
 
     with quiet_libraries():
         import_bitsandbytes()

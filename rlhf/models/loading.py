@@ -34,11 +34,11 @@ from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.model import require
 from rlhf.models.nf4 import check_blocks, check_layers, keep_layout, nf4_config
 from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
-from rlhf.observe.console import install_command
 from rlhf.recipe import shape
 from rlhf.run import reader
 from rlhf.run.directory import Run
 from rlhf.run.layout import MODEL
+from rlhf.run.packages import install_command
 from rlhf.run.reader import reading
 from rlhf.terminal import message_of
 

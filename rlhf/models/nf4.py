@@ -11,7 +11,7 @@ from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.models.architecture import has_fused_experts
 from rlhf.models.model import require
-from rlhf.observe.console import install_command
+from rlhf.run.packages import install_command
 
 
 def nf4_config(settings: recipes.Model) -> BitsAndBytesConfig:

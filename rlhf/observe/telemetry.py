@@ -1,22 +1,18 @@
 """The cost of a stage: seconds per phase, real tokens per second, peak memory."""
 
-import os
-import platform
-import re
 import resource
-import sys
 import time
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import psutil
 import torch
 from torch import Tensor, nn
 
+from rlhf.observe.device import Board
 from rlhf.run.records import Costs
 
 UNCOUNTED = ("load", "evaluate")  # phases that count no tokens
@@ -136,6 +132,7 @@ class Telemetry:
         inside = [name for name, part in parts.items() if len(part) == 2 and part[1] in UNCOUNTED]
         seconds = counted - sum(self.seconds[name] for name in inside if parts[name][0] not in UNCOUNTED)
         self._note_peak()
+        joules = {name: round(spent) for name, spent in self.joules.items()}
         cuda = self.device.type == "cuda"
         return {
             "tokens_per_second": round(self.tokens / seconds, 3) if self.tokens and seconds else None,
@@ -144,7 +141,7 @@ class Telemetry:
             "phase_peak_bytes": {name: peak for name, peak in self._peaks.items() if name} if cuda else None,
             "reserved_vram_bytes": self._reserved if cuda else None,
             "used_vram_bytes": self._board.used_bytes(),
-            "phase_joules": {n: round(spent) for n, spent in self.joules.items()} if self._board.handle else None,
+            "phase_joules": joules if self._board.counts_energy else None,
             "peak_rss_bytes": peak_rss_bytes() if cuda else self._peaks[""],
             "component_bytes": self._components,
             "peak_over_loaded_bytes": self._peak_since_loaded - self._loaded if self._loaded is not None else None,
@@ -174,32 +171,6 @@ class Telemetry:
             torch.cuda.synchronize(self.device)
 
 
-class Board:
-    """A GPU as NVIDIA's management library reports it; all zero or None without GPU or `nvidia-ml-py`."""
-
-    def __init__(self, device: torch.device):
-        self.handle: Any = None
-        if device.type != "cuda":
-            return
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            self.handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-            pynvml.nvmlDeviceGetTotalEnergyConsumption(self.handle)  # raises on cards that do not count energy
-            self.library = pynvml
-        except Exception:  # missing costs are not an error; the library has many error types
-            self.handle = None
-
-    def joules(self) -> float:
-        """Return the energy in J that the board has used since its driver was loaded; 0 if it is not counted."""
-        return self.library.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1000 if self.handle else 0.0
-
-    def used_bytes(self) -> int | None:
-        """Return the memory in use on the card by all processes and the driver; None if not known."""
-        return self.library.nvmlDeviceGetMemoryInfo(self.handle).used if self.handle else None
-
-
 def component_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """Return the bytes of a model's base, its adapters and the optimizer's states on this device, each tensor once.
 
@@ -222,21 +193,20 @@ def _bytes(tensor: Tensor) -> int:
 def peak_rss_bytes() -> int:
     """Return the most memory in bytes that this process has held so far.
 
-    Read by hand, because psutil knows no peak on Linux. The operating system counts in KiB there, in bytes on macOS.
+    Read by hand, because psutil knows no peak on Linux, which counts in KiB.
     """
     try:
         with open("/proc/self/status", encoding="ascii") as handle:
             line = next(line for line in handle if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
-    except (OSError, StopIteration):  # ru_maxrss (KiB on Linux, bytes on macOS) may be the parent's peak
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
+    except (OSError, StopIteration):  # some containers' kernels lack the line; ru_maxrss may be the parent's peak
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _forget_peak_rss() -> int | None:
     """Reset the operating system's record of this process's peak to what it holds now, in bytes, and return that.
 
-    Return None if the system has no such reset; only Linux has one.
+    Return None if the system does not let this process reset it.
     """
     try:
         with open("/proc/self/clear_refs", "w", encoding="ascii") as handle:
@@ -249,37 +219,3 @@ def _forget_peak_rss() -> int | None:
 def resident_bytes() -> int:
     """Return the bytes of memory that this process holds now."""
     return psutil.Process().memory_info().rss
-
-
-def device_facts(device: torch.device) -> dict[str, object]:
-    """Return name, memory and driver of the device, for manifest.json."""
-    if device.type != "cuda":
-        return {"type": "cpu", "name": "cpu", "model": cpu_model(), "threads": torch.get_num_threads()}
-    properties = torch.cuda.get_device_properties(device)
-    return {
-        "type": "cuda",
-        "name": properties.name,
-        "memory_bytes": properties.total_memory,
-        "memory_cap": os.environ.get("RLHF_VRAM_CAP"),
-        "cuda": torch.version.cuda,
-        "driver": _driver(),
-    }
-
-
-def cpu_model() -> str:
-    """Return the processor's name, or its architecture if the system does not name it."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return match[1].strip() if match else platform.processor() or platform.machine()
-
-
-def _driver() -> str | None:
-    """Return the version line of NVIDIA's driver, or None."""
-    try:
-        with open("/proc/driver/nvidia/version", encoding="utf-8") as handle:
-            return handle.readline().strip()
-    except OSError:
-        return None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.errors import UserError
-from rlhf.observe.console import install_command
+from rlhf.run.packages import install_command
 from rlhf.terminal import message_of, say
 
 TRACKERS = ("tensorboard", "trackio", "wandb")

@@ -1,1 +1,1 @@
-"""Properties of a whole process: its rank among others, the signals that end it, its CUDA settings."""
+"""Properties of a whole process: its rank among others, what ends it, its libraries and settings of CUDA and torch."""

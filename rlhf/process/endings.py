@@ -1,4 +1,4 @@
-"""The ends of a command from outside: a signal, or memory that runs out.
+"""The end of a command by a signal.
 
 A first signal raises `Stopped` in the main thread, so that files are closed and one line says what is kept. In three
 cases the process and its children end at once: at a second signal; if the main thread does not return to Python within
@@ -7,16 +7,10 @@ raised, in case something swallowed it. Nothing is lost in any of them, because 
 absent.
 """
 
-import atexit
-import errno
 import os
-import re
-import resource
 import select
-import shlex
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -32,18 +26,6 @@ PATIENCE = 5.0  # seconds; `docker stop` kills after 10
 GOODBYE = 30.0  # seconds from `Stopped` to the end; an exception raised in a destructor is lost
 Handler = Callable[[int, FrameType | None], object] | int | None  # of a signal, as `signal.signal` returns it
 _PART = "RLHF_PART_OF_COMMAND"  # environment variable of a child
-LONGEST_COMMAND = 500  # characters of a command that is printed again
-
-_OUT_OF_MEMORY = re.compile(
-    r"(can't|cannot|failed to|unable to) (allocate|mmap)|not enough memory|out of memory|bad_alloc|ALLOC_FAILED"
-    r"|can't start new thread|Resource temporarily unavailable",
-    re.IGNORECASE,
-)
-
-# Without a limit these have other causes; the last is oneDNN's.
-_UNDER_A_LIMIT = re.compile(
-    "failed to map segment|without exception set|could not (create|execute) a (primitive|memory object)"
-)
 
 
 class Stopped(BaseException):
@@ -94,10 +76,10 @@ class _Listener:
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
         while True:
-            waiting = first is not None and signal.getsignal(first) == self.handle
+            waiting = first is not None and signal.getsignal(first) == self.handle  # otherwise another one handles it
             raised = self.raised
             if not poll.poll((GOODBYE if raised else PATIENCE) * 1000 if waiting else None):
-                if first is not None and raised == self.raised:
+                if first is not None and raised == self.raised:  # otherwise the longer wait begins now
                     self.end(first)
                 continue
             numbers = os.read(pipe, 64)
@@ -192,15 +174,6 @@ def stopped(number: int) -> Stopped:
     return Stopped(number, _listener.progress() if _listener else "")
 
 
-def resume_command() -> str:
-    """Return this command line with --resume; a description of it if it is long or not `rlhf run`."""
-    others = (word for word in sys.argv[1:] if word not in ("--resume", "--restart"))
-    words = shlex.join(["rlhf", *others, "--resume"])
-    if sys.argv[1:2] != ["run"] or len(words) > LONGEST_COMMAND:
-        return "the same command with --resume"
-    return f"`{words}`"
-
-
 def part_of_command() -> bool:
     """Return whether another command of this project has started this one as a part of its work."""
     return _PART in os.environ
@@ -222,48 +195,3 @@ def run_child(command: Sequence[str]) -> int:
             except subprocess.TimeoutExpired:
                 child.kill()
             raise
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Return whether an error, or one that led to it, means that memory ran out.
-
-    It recognises errors of Python, torch, CUDA and the operating system.
-    """
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        if (
-            isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError"
-        ):  # torch's, without importing it
-            return True
-        if isinstance(cause, OSError) and cause.errno == errno.ENOMEM:
-            return True
-        is_own = type(cause).__module__.partition(".")[0] == "rlhf"  # our errors are explicit and may quote others
-        if not is_own and not isinstance(cause, ValueError | OSError) and _OUT_OF_MEMORY.search(str(cause)):
-            return True
-        loader_or_library = isinstance(cause, ImportError | SystemError | RuntimeError)
-        if memory_limit() and loader_or_library and _UNDER_A_LIMIT.search(str(cause)):
-            return True
-        cause = cause.__cause__ or cause.__context__
-    return False
-
-
-def exit_quietly() -> None:
-    """Print no traceback of what fails while the process exits.
-
-    Libraries clean up at exit. Where memory ran out, that may fail for the same reason, which is printed already.
-    """
-    atexit.register(setattr, sys, "unraisablehook", lambda _: None)  # registered last, it is called first
-
-
-def memory_limit() -> int | None:
-    """Return the bytes of address space that this process may have (`ulimit -v`); None without a limit."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return None if limit == resource.RLIM_INFINITY else limit
-
-
-def limit_in_words() -> str:
-    """Return the limit of memory in brackets; "" without a limit."""
-    limit = memory_limit()
-    return f" (this process may have {limit / 1e9:.1f} GB of addresses: ulimit -v)" if limit else ""

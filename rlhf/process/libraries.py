@@ -1,7 +1,8 @@
-"""Imports of libraries that take long."""
+"""The libraries of a process: imports that take long, and output that nobody needs."""
 
 import functools
 import gc
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -54,3 +55,27 @@ def _at_first_call(compile_now: Callable[..., Function]) -> Callable[..., Functi
         return call
 
     return compile_later
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Switch off the libraries' bars, notices and telemetry, but not errors. Enter before importing transformers."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    import logging
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import datasets
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        datasets.disable_progress_bars()
+        for name in ("trl", "peft", "accelerate", "torch", "bitsandbytes"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        yield

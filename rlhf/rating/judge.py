@@ -8,7 +8,7 @@ import re
 import threading
 from typing import get_args
 
-from rlhf.observe import console
+from rlhf.observe.progress import Bar
 from rlhf.rating import store
 from rlhf.rating.endpoint import Endpoint, Refused, quoted
 from rlhf.rating.pairs import AnswerOrder, Pair, PairedAnswers
@@ -101,7 +101,7 @@ def run(judge: Judge, comparison: PairedAnswers, *, limit: int | None = None, at
         threading.Thread(target=_judge_waiting, args=(judge, waiting, comparison, results), daemon=True).start()
     refused: list[str] = []
     unparsed: list[str] = []  # replies that name no letter
-    with console.Bar("judge", len(todo)) as bar:
+    with Bar("judge", len(todo)) as bar:
         for number in range(1, len(todo) + 1):
             result = results.get()
             if isinstance(result, Refused):

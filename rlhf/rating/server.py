@@ -18,7 +18,7 @@ from socket import socket
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
-from rlhf.observe import console
+from rlhf.observe import screen
 from rlhf.process.endings import Stopped
 from rlhf.rating.pairs import AnswerOrder, Pair, PairedAnswers
 from rlhf.rating.store import append, current_ratings, rating
@@ -183,10 +183,10 @@ class Handler(BaseHTTPRequestHandler):
 
 def serve(server: Server) -> None:
     """Serve the page until Ctrl-C. Every rating is on disk by then."""
-    console.OUT.print(f"rate at {server.url}   (Ctrl-C ends it; ratings go to {server.file})", markup=False)
+    screen.OUT.print(f"rate at {server.url}   (Ctrl-C ends it; ratings go to {server.file})", markup=False)
     try:
         server.serve_forever()
     except (KeyboardInterrupt, Stopped):
-        console.OUT.print(f"stopped; {len(current_ratings(server.file))} ratings in {server.file}", markup=False)
+        screen.OUT.print(f"stopped; {len(current_ratings(server.file))} ratings in {server.file}", markup=False)
     finally:
         server.server_close()

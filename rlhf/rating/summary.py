@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from rlhf import stats
 from rlhf.files import JsonObject
-from rlhf.observe import console
+from rlhf.observe import screen
+from rlhf.observe.tables import rows_table
 from rlhf.rating.pairs import Pair, PairedAnswers
 from rlhf.rating.store import JUDGE, WORTH, Rating, current_ratings
 from rlhf.terminal import harmless
@@ -146,7 +147,7 @@ COLUMNS: Mapping[str, Callable[[Figures], str]] = {
 def show_summary(summary: RatingSummary, file: Path) -> None:
     """Print the summary as a table without empty columns. `file` holds the ratings."""
     if not summary.raters:
-        console.OUT.print(f"{summary.b} against {summary.a}: nothing of {summary.pairs} rated yet")
+        screen.OUT.print(f"{summary.b} against {summary.a}: nothing of {summary.pairs} rated yet")
         return
     rows_by_name = [*summary.raters.items(), *summary.groups.items()]
     columns = ["rater", *COLUMNS]
@@ -154,10 +155,10 @@ def show_summary(summary: RatingSummary, file: Path) -> None:
     filled = [i for i in range(len(columns)) if any(row[i] for row in rows)]
     equal = f", {summary.equal} more with equal answers left out" if summary.equal else ""
     title = f"{summary.b} against {summary.a}: {summary.pairs} pairs{equal}"
-    console.rows_table(title, [columns[i] for i in filled], [[row[i] for i in filled] for row in rows])
+    rows_table(title, [columns[i] for i in filled], [[row[i] for i in filled] for row in rows])
     if summary.of_other_answers:
-        console.OUT.print(f"{summary.of_other_answers} ratings are of answers that are not there any more")
-    console.OUT.print(f"ratings in {file}", style="dim", markup=False)
+        screen.OUT.print(f"{summary.of_other_answers} ratings are of answers that are not there any more")
+    screen.OUT.print(f"ratings in {file}", style="dim", markup=False)
 
 
 def _interval(rate: stats.Estimate | None) -> str:

@@ -8,7 +8,7 @@ from rlhf.data.quality import check as quality
 from rlhf.data.quality import spread
 from rlhf.errors import UserError
 from rlhf.files import write_json
-from rlhf.observe import console
+from rlhf.observe.progress import working
 from rlhf.recipe.choices import DataFormat
 from rlhf.report.parts import Cell, Chart, Charts, Section, Table, table
 from rlhf.report.runs import RunRecords, suffix
@@ -81,7 +81,7 @@ def quality_of(run: RunRecords) -> Quality | str | None:
     stored = reader.read(file, Quality)
     if stored and stored.made_from == inputs:
         return stored
-    with console.working(f"{run.name}: checking its data"):
+    with working(f"{run.name}: checking its data"):
         try:
             rows = _rows(settings, [str(data_file(run.run_directory, entry.name)) for entry in facts.files])
         except (UserError, OSError) as error:

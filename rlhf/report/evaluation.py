@@ -36,12 +36,18 @@ def policies(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
         rows = [
             (run.name, key.replace("_", " "), *(with_interval(metrics, policy, key) for policy in policies))
             for key in keys
-            if key.removesuffix("_low").removesuffix("_high") == key or key.rpartition("_")[0] not in keys
+            if not _ends_interval(key, keys)
         ]
         columns = ("run", "metric", *policies)
         side_by_side = table(columns, rows, len(runs) > 1, numbers=tuple(range(2, len(columns))))
         blocks.append(Policies(side_by_side, _scores(run, runs, charts)))
     return [Section("The policies on held-out prompts", "policies.html", blocks)] if blocks else []
+
+
+def _ends_interval(key: str, keys: Sequence[str]) -> bool:
+    """Return whether a metric is the end of another one's interval, which stands beside that one."""
+    metric, _, end = key.rpartition("_")
+    return end in ("low", "high") and metric in keys
 
 
 def _scores(run: RunRecords, runs: Sequence[RunRecords], charts: Charts) -> Chart | None:

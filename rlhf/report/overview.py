@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rlhf.observe import console
+from rlhf.observe import wording
 from rlhf.recipe import ONLINE, POLICIES, STAGES, StageName, published
 from rlhf.recipe.published import Verdict
 from rlhf.report.parts import Charts, Section
@@ -60,19 +60,8 @@ def verdicts_of(summaries: Summaries, price: float | None = None) -> list[tuple[
 
 def outcome(manifests: Manifests, summaries: Summaries, price: float | None = None) -> tuple[str, str]:
     """Return the outcome in a sentence, and its kind: good, bad or neither ("")."""
-    sentences = []
-    verdicts = verdicts_of(summaries, price)
-    kind = ""
-    judged = [(stage, title, v) for stage, title, v in verdicts if v.word in (*published.GOOD, *published.BAD)]
-    if judged:
-        good = sum(verdict.word in published.GOOD for *_, verdict in judged)
-        targets = any(verdict.word in (published.MET, published.MISSED) for *_, verdict in judged)
-        noun = "targets met" if targets else "published figures reproduced or bettered"
-        bad = [f"{STAGE_TITLES.get(stage, stage)}, {title}" for stage, title, v in judged if v.word in published.BAD]
-        missed = f"; {'missed' if targets else 'worse'}: {'; '.join(bad[:3])}" if bad else ""
-        remaining = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-        sentences.append(f"{good} of {len(judged)} {noun}{missed}{remaining}.")
-        kind = "bad" if bad else "good"
+    judged, kind = _judgement(verdicts_of(summaries, price))
+    sentences = [judged] if judged else []
     unfinished = [STAGE_TITLES[stage] for stage in manifests if stage not in summaries]
     if unfinished:
         sentences.append(f"Not finished: {', '.join(unfinished)}.")
@@ -80,6 +69,20 @@ def outcome(manifests: Manifests, summaries: Summaries, price: float | None = No
         finished = ", ".join(STAGE_TITLES[stage] for stage in summaries)
         sentences.append(f"Finished: {finished}." if finished else "Nothing has finished yet.")
     return " ".join(sentences), kind
+
+
+def _judgement(verdicts: Sequence[tuple[str, str, Verdict]]) -> tuple[str, str]:
+    """Return how many figures were reached and which were not, as a sentence, and its kind; "" for both without any."""
+    judged = [(stage, title, v) for stage, title, v in verdicts if v.word in (*published.GOOD, *published.BAD)]
+    if not judged:
+        return "", ""
+    good = sum(verdict.word in published.GOOD for *_, verdict in judged)
+    targets = any(verdict.word in (published.MET, published.MISSED) for *_, verdict in judged)
+    noun = "targets met" if targets else "published figures reproduced or bettered"
+    bad = [f"{STAGE_TITLES.get(stage, stage)}, {title}" for stage, title, v in judged if v.word in published.BAD]
+    missed = f"; {'missed' if targets else 'worse'}: {'; '.join(bad[:3])}" if bad else ""
+    remaining = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+    return f"{good} of {len(judged)} {noun}{missed}{remaining}.", "bad" if bad else "good"
 
 
 def gains(summaries: Summaries) -> str:
@@ -95,7 +98,7 @@ def _gain(stage: StageName, summary: Summary | None) -> str:
     if not gains:
         return ""
     kl = metrics.get("kl_per_token")
-    kl_text = f", at a KL of {console.number(kl)} nats per token" if kl is not None else ""
+    kl_text = f", at a KL of {wording.number(kl)} nats per token" if kl is not None else ""
     return f"{STAGE_TITLES[stage]} against SFT: {', '.join(gains)} standard deviations{kl_text}."
 
 

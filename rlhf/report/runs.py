@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from rlhf.errors import UserError
-from rlhf.observe import console
+from rlhf.observe import wording
 from rlhf.recipe import STAGES, StageName
 from rlhf.run import reader
 from rlhf.run.outcomes import Details
@@ -72,5 +72,5 @@ def suffix(run: RunRecords, runs: Sequence[RunRecords]) -> str:
 def with_interval(metrics: Mapping[str, float | None], policy: str, metric: str) -> str:
     """Return a policy's metric as text, with its interval if there is one; "" without such a metric."""
     value, low, high = (metrics.get(f"{policy}/{metric}{end}") for end in ("", "_low", "_high"))
-    interval = "" if low is None or high is None else f" ({console.number(low)} to {console.number(high)})"
-    return "" if value is None else console.number(value) + interval
+    interval = "" if low is None or high is None else f" ({wording.number(low)} to {wording.number(high)})"
+    return "" if value is None else wording.number(value) + interval

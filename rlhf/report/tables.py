@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlhf.observe import console
+from rlhf.observe import wording
 from rlhf.recipe import published
 from rlhf.recipe.published import DIFFERS, Figure, Verdict
 from rlhf.report.parts import Cell, Charts, Section, table
@@ -37,7 +37,7 @@ def _figure_cells(figure: Figure, value: float | None, verdict: Verdict, predict
     expected = f"{predicted / published.GB:.2f}" if predicted else ""
     kind = {DIFFERS: "warn"} | dict.fromkeys(published.GOOD, "good") | dict.fromkeys(published.BAD, "bad")
     verdict_cell = Cell(str(verdict), kind.get(verdict.word, ""))
-    return (figure.title, console.figure_text(figure, in_full=True), expected, console.number(value), verdict_cell)
+    return (figure.title, wording.figure_text(figure, in_full=True), expected, wording.number(value), verdict_cell)
 
 
 class Finding(NamedTuple):

@@ -11,7 +11,9 @@ from rlhf.report.parts import COLOURS, Chart, Charts, Section, Table, Trace, lev
 from rlhf.report.runs import RunRecords, metrics, suffix
 from rlhf.run import reader, records
 from rlhf.run.outcomes import Prediction
+from rlhf.run.records import MetricsLine
 
+EVALUATED_KL = "eval/kl_per_token"  # key of metrics.jsonl
 CURVES: dict[StageName, tuple[tuple[str, str], ...]] = {  # stage -> (key of metrics.jsonl, title)
     "pretrain": (("loss", "loss"),),
     "sft": (("loss", "loss"),),
@@ -98,42 +100,55 @@ def _memory_over_time(runs: Sequence[RunRecords], stage: StageName, charts: Char
 
 def frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return score against KL for the evaluations of PPO, RLOO and GRPO; the chosen checkpoint is marked."""
-    data: list[Trace] = []
-    with_truth: list[Trace] = []
+    scores: list[Trace] = []
+    gains: list[Trace] = []
     trained = [(run, stage) for run in runs for stage in ONLINE if metrics(run, stage)]
     several = len({stage for _, stage in trained}) > 1
     for number, (run, stage) in enumerate(trained):
         rows = [row for row in metrics(run, stage) if row.values.get("eval/score") is not None]
-        if not rows:
-            continue
-        method = f", {STAGE_TITLES[stage]}" if several else ""
-        colour = COLOURS[number % len(COLOURS)]
-        x, y = ([row.values.get(key) for row in rows] for key in ("eval/kl_per_token", "eval/score"))
-        trace = {"mode": "lines+markers", "name": run.name + method, "marker": {"color": colour}}
-        data.append({"x": x, "y": y, "text": [f"step {row.step}" for row in rows]} | trace)
-        for key, name, dash in (("score", "score", "solid"), ("true_reward", "true reward", "dash")):
-            gains = [row.values.get(f"eval/{key}_gain_sd") for row in rows]
-            if rows[0].values.get("eval/true_reward_gain_sd") is not None:  # without it there is nothing to compare
-                style = {"color": colour, "dash": dash}
-                trace_style = {"name": f"{name}{suffix(run, runs)}{method}", "line": style}
-                with_truth.append({"x": [0, *x], "y": [0, *gains]} | trace_style)
-        chosen = reader.read(run.run_directory / stage / "checkpoints" / "best.json", records.BestCheckpoint)
-        best = chosen.best_step if chosen else None
-        star = {"symbol": "star", "size": 16, "color": colour, "line": {"width": 1, "color": "#000"}}
-        for row in rows:
-            if row.step == best:
-                point = {"x": [row.values.get("eval/kl_per_token")], "y": [row.values["eval/score"]]}
-                data.append(point | {"mode": "markers", "marker": star, "name": f"picked: step {best}"})
-    if not data:
+        if rows:
+            method = f", {STAGE_TITLES[stage]}" if several else ""
+            colour = COLOURS[number % len(COLOURS)]
+            scores += [_score_trace(rows, run.name + method, colour), *_chosen(run, stage, rows, colour)]
+            gains += _gain_traces(rows, suffix(run, runs) + method, colour)
+    if not scores:
         return []
     kl_axis = {"title": {"text": "KL to SFT, nats per token"}}
     axes: Trace = {"xaxis": kl_axis, "yaxis": {"title": {"text": "score, held out"}}}
     methods = " and ".join(dict.fromkeys(STAGE_TITLES[stage] for _, stage in trained))
-    frontier_charts = [charts.add(f"{methods}'s evaluations, in order", data, tall=True, **axes)]
-    if with_truth:
+    frontier_charts = [charts.add(f"{methods}'s evaluations, in order", scores, tall=True, **axes)]
+    if gains:
         gain = axes | {"yaxis": {"title": {"text": "gain over SFT, standard deviations"}}}
-        frontier_charts.append(charts.add("gain by the reward model, and true gain", with_truth, tall=True, **gain))
+        frontier_charts.append(charts.add("gain by the reward model, and true gain", gains, tall=True, **gain))
     return [Section("Score against divergence", "chart.html", frontier_charts)]
+
+
+def _score_trace(rows: Sequence[MetricsLine], name: str, colour: str) -> Trace:
+    """Return the scores of a stage's evaluations against their KL."""
+    x, y = ([row.values.get(key) for row in rows] for key in (EVALUATED_KL, "eval/score"))
+    trace = {"mode": "lines+markers", "name": name, "marker": {"color": colour}}
+    return {"x": x, "y": y, "text": [f"step {row.step}" for row in rows]} | trace
+
+
+def _chosen(run: RunRecords, stage: StageName, rows: Sequence[MetricsLine], colour: str) -> list[Trace]:
+    """Return a star at the evaluation of the chosen checkpoint; none if no checkpoint was chosen."""
+    record = reader.read(run.run_directory / stage / "checkpoints" / "best.json", records.BestCheckpoint)
+    best = record.best_step if record else None
+    star = {"symbol": "star", "size": 16, "color": colour, "line": {"width": 1, "color": "#000"}}
+    points = [(row.values.get(EVALUATED_KL), row.values["eval/score"]) for row in rows if row.step == best]
+    return [{"x": [x], "y": [y], "mode": "markers", "marker": star, "name": f"picked: step {best}"} for x, y in points]
+
+
+def _gain_traces(rows: Sequence[MetricsLine], ending: str, colour: str) -> list[Trace]:
+    """Return the gains of score and true reward against KL, from SFT on; none without a true reward."""
+    if rows[0].values.get("eval/true_reward_gain_sd") is None:
+        return []
+    kl = [0, *(row.values.get(EVALUATED_KL) for row in rows)]
+    traces: list[Trace] = []
+    for key, name, dash in (("score", "score", "solid"), ("true_reward", "true reward", "dash")):
+        gains = [0, *(row.values.get(f"eval/{key}_gain_sd") for row in rows)]
+        traces.append({"x": kl, "y": gains, "name": name + ending, "line": {"color": colour, "dash": dash}})
+    return traces
 
 
 def time(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:

@@ -15,8 +15,8 @@ import platform
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from rlhf import recipe as recipes
@@ -36,9 +36,10 @@ from rlhf.run.finished import (
 from rlhf.run.layout import RESULTS
 from rlhf.run.lock import locked, make_root
 from rlhf.run.logs import LOGS, Logs
-from rlhf.run.measured import comparable_values, figure_record, figures
+from rlhf.run.measured import comparable_values, comparison, figures
+from rlhf.run.packages import package_versions
 from rlhf.run.parents import Parents
-from rlhf.run.provenance import code_version, package_versions
+from rlhf.run.provenance import code_version
 from rlhf.run.records import SCHEMA
 from rlhf.terminal import say
 
@@ -140,12 +141,24 @@ class Run:
         if self.is_main:
             write_json(self.path / "manifest.json", self._manifest)
 
-    def locked(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def locked(self) -> Iterator[None]:
         """Hold the directory for one process at a time; for the other ranks, their main process holds it.
 
-        Raises UserError if another process holds it, or if nothing can be written.
+        A stage that is refused before it has logged anything leaves no directory. Raises UserError if another process
+        holds it, or if nothing can be written.
         """
-        return locked(self.path) if self.is_main else nullcontext()
+        if not self.is_main:
+            yield
+            return
+        with locked(self.path):
+            is_new = not os.path.lexists(self.path)
+            try:
+                yield
+            except UserError:
+                if is_new and holds_no_work(self.path, logs=()):
+                    shutil.rmtree(self.path)
+                raise
 
     # -- while it runs ---------------------------------------------------------------------------------------------
 
@@ -173,33 +186,31 @@ class Run:
             return None
         seconds, manifest = self._wall(), records.Manifest.model_validate(self._manifest)
         values = comparable_values(self.path, metrics, costs, seconds)
-        summary = {
-            "schema": SCHEMA,
-            "recipe": self.loaded.name,
-            "version": self.loaded.version,
-            "recipe_sha256": self.loaded.sha256,
-            "modified": self.loaded.modified,
-            "stage": self.stage,
-            "status": "done",
-            "seed": self.loaded.recipe.seed,
-            "device": manifest.device.name,
-            "processes": manifest.device.processes,
-            "wall_seconds": seconds,
-            "predicted_peak_vram_bytes": predicted_peak,
+        summary = records.Summary(
+            recipe=self.loaded.name,
+            version=self.loaded.version,
+            recipe_sha256=self.loaded.sha256,
+            modified=self.loaded.modified,
+            stage=self.stage,
+            status="done",
+            seed=self.loaded.recipe.seed,
+            device=manifest.device.name,
+            processes=manifest.device.processes,
+            wall_seconds=seconds,
+            predicted_peak_vram_bytes=predicted_peak,
             **costs,
-            "data_sha256": manifest.data.sha256 if manifest.data else None,
-            "result_sha256": {str(f.relative_to(self.path)): result_hash(f) for f in result_files(self.path)},
-            "metrics": {name: finite(value) for name, value in metrics.items()},
-            "findings": [line.check for line in reader.read_lines(self.path / "findings.jsonl", records.FindingLine)],
-            "targets": [figure_record(figure, values) for figure in figures(self.loaded, self.stage)],
-            "all_stages": [f.model_dump(mode="json", exclude_defaults=True) for f in figures(self.loaded, "all")],
-        }
-        record = records.Summary.model_validate(summary)
+            data_sha256=manifest.data.sha256 if manifest.data else None,
+            result_sha256={str(f.relative_to(self.path)): result_hash(f) for f in result_files(self.path)},
+            metrics={name: finite(value) for name, value in metrics.items()},
+            findings=[line.check for line in reader.read_lines(self.path / "findings.jsonl", records.FindingLine)],
+            targets=[comparison(figure, values) for figure in figures(self.loaded, self.stage)],
+            all_stages=figures(self.loaded, "all"),
+        )
         for folder in RESULTS:
             sync_tree(self.path / folder)
         self.logs.sync()
-        write_json(self.path / "summary.json", summary)
-        return record
+        write_json(self.path / "summary.json", summary.content())
+        return read_summary(self.path)
 
     def set_aside(self) -> None:
         """Rename the directory; delete it instead if it holds no work."""

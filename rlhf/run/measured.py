@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlhf import recipe as recipes
-from rlhf.files import JsonObject, finite
+from rlhf.files import finite
 from rlhf.recipe import Figure, PinnedRecipe, StageName, published
 from rlhf.run import reader, records
 from rlhf.run.layout import ADAPTER, MODEL
@@ -17,10 +17,10 @@ def figures(loaded: PinnedRecipe, stage: StageName | Literal["all"]) -> list[Fig
     return [figure for figure in of_stage if recipes.comparable(figure, loaded.recipe, loaded.overrides)]
 
 
-def figure_record(figure: Figure, values: Mapping[str, float]) -> JsonObject:
-    """Return the record of a figure's comparison with a measured value; NaN and infinity are not measured."""
+def comparison(figure: Figure, values: Mapping[str, float]) -> records.Comparison:
+    """Return the comparison of a figure with the measured value; NaN and infinity are not measured."""
     value = values.get(figure.metric) if figure.metric else None
-    return published.record(figure, None if value is None else finite(value))
+    return records.Comparison.model_validate(published.record(figure, None if value is None else finite(value)))
 
 
 def comparable_values(

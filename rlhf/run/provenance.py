@@ -1,17 +1,9 @@
-"""The origin of a run: the commit of its code and the versions of its packages."""
+"""The origin of a run: the commit of its code."""
 
-import importlib.metadata
 import os
 import subprocess
 from pathlib import Path
 from typing import TypedDict
-
-PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "numpy")
-
-
-def package_versions() -> dict[str, str]:
-    """Return the versions of those installed packages that can change results."""
-    return {name: version for name in PACKAGES if (version := package_version(name))}
 
 
 class CodeVersion(TypedDict):
@@ -41,11 +33,3 @@ def code_version() -> CodeVersion:
     commit = git("rev-parse", "HEAD")
     status = git("status", "--porcelain", "--", "rlhf", "bench", "recipes", "requirements", "pyproject.toml")
     return {"commit": commit, "dirty": None if status is None else bool(status)}
-
-
-def package_version(package: str) -> str | None:
-    """Return a package's version, or None if it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

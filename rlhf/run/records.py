@@ -5,7 +5,7 @@ Unknown keys are kept: a newer version may add some. A version that changes the 
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypedDict
+from typing import Annotated, Any, Literal, Self, TypedDict, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -13,6 +13,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
+    PlainSerializer,
     PrivateAttr,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -67,6 +68,9 @@ Name = Annotated[str, Field(pattern=r"^[^/\x00]+$")]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 InnerFile = Annotated[str, AfterValidator(_relative)]
 Hashes = dict[InnerFile, Hash]
+RecordT = TypeVar("RecordT", bound=Record)
+AsRead = Annotated[RecordT, PlainSerializer(Record.plain)]  # written as it was read
+ShortFigure = Annotated[Figure, PlainSerializer(lambda figure: figure.model_dump(mode="json", exclude_defaults=True))]
 
 
 class Device(Record):
@@ -192,7 +196,7 @@ class Comparison(Record):
 
 
 class Costs(TypedDict):
-    """The keys of summary.json that a stage's telemetry measures. Those of a GPU are None on a CPU."""
+    """The keys of `Summary` that a stage's telemetry measures. Those of a GPU are None on a CPU."""
 
     tokens_per_second: float | None
     phase_seconds: dict[str, float]
@@ -200,34 +204,49 @@ class Costs(TypedDict):
     phase_peak_bytes: dict[str, int] | None
     reserved_vram_bytes: int | None  # held by torch's allocator
     used_vram_bytes: int | None  # of the card, by all processes and the driver
-    phase_joules: dict[str, int] | None
+    phase_joules: dict[str, int] | None  # None also where the card does not count energy
     peak_rss_bytes: int
     component_bytes: dict[str, int] | None  # base, adapters and optimizer states
     peak_over_loaded_bytes: int | None  # peak above what the loaded models take
 
 
 class Summary(Record):
-    """The content of summary.json."""
+    """The content of summary.json, its keys in the order of the file. A key with a default was added later."""
 
-    schema_: Annotated[int, Field(alias="schema", ge=1, le=SCHEMA)] = SCHEMA
+    schema_: int = Field(default=SCHEMA, alias="schema", ge=1, le=SCHEMA)
     recipe: str
     version: str
+    recipe_sha256: str
     modified: bool
     stage: StageName
     status: Literal["done"]
     seed: Count
-    wall_seconds: Amount
-    tokens_per_second: Amount | None
-    peak_vram_bytes: Amount | None
-    peak_rss_bytes: Amount
-    predicted_peak_vram_bytes: Amount | None = None
+    device: str  # its name
     processes: Count = 1
+    wall_seconds: Amount
+    predicted_peak_vram_bytes: Amount | None = None
+    # -- `Costs` explains these
+    tokens_per_second: Amount | None
     phase_seconds: dict[str, Amount] = {}
+    peak_vram_bytes: Amount | None
+    phase_peak_bytes: dict[str, Count] | None = None
+    reserved_vram_bytes: Amount | None = None
+    used_vram_bytes: Amount | None = None
+    phase_joules: dict[str, Count] | None = None
+    peak_rss_bytes: Amount
+    component_bytes: dict[str, Count] | None = None
+    peak_over_loaded_bytes: int | None = None
+    # --
+    data_sha256: str | None  # of the data that the stage read, if any
     result_sha256: Hashes
     metrics: dict[str, Number | None]
     findings: list[str] | None = None  # None in summaries older than the checks
-    targets: list[Comparison]
-    all_stages: list[Figure] = []
+    targets: list[AsRead[Comparison]]
+    all_stages: list[ShortFigure] = []
+
+    def content(self) -> dict[str, Any]:
+        """Return the object for the file, with all keys."""
+        return self.model_dump(by_alias=True)
 
     @property
     def spent(self) -> Spent:

@@ -37,7 +37,7 @@ from rlhf.objectives.kl import estimate as estimate_kl
 from rlhf.objectives.losses import Stats
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.objectives.rewards import shape_scores
-from rlhf.observe.console import Bar
+from rlhf.observe.progress import Bar
 from rlhf.recipe import MODEL_REWARD, GroupOptions, Grpo, StageName
 from rlhf.run.directory import Run
 from rlhf.stages.online import scoring

@@ -12,7 +12,7 @@ from rlhf.data.load import load_corpus
 from rlhf.data.tokenize import Codec
 from rlhf.evaluation.likelihood import perplexity
 from rlhf.models.loading import new_base
-from rlhf.observe.console import working
+from rlhf.observe.progress import working
 from rlhf.observe.telemetry import Telemetry
 from rlhf.run.directory import Run
 from rlhf.run.layout import MODEL

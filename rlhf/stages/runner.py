@@ -2,6 +2,7 @@
 
 import errno
 import importlib
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +14,9 @@ from types import ModuleType
 from rlhf.errors import UserError
 from rlhf.models.folders import check_encoder
 from rlhf.observe import tracking
-from rlhf.observe.console import quiet_libraries
 from rlhf.observe.watch import LiveChecks
-from rlhf.process import cuda, distributed, endings, launching
-from rlhf.process.libraries import import_bitsandbytes, without_collections
+from rlhf.process import cuda, distributed, endings, exhaustion, launching
+from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without_collections
 from rlhf.recipe import GROUPS, MODEL_REWARD, Evaluate, GroupOptions, PinnedRecipe, StageName, no_section, parents
 from rlhf.run.directory import Run
 from rlhf.run.finished import follow_base, verified
@@ -25,6 +25,7 @@ from rlhf.stages.online import reward_functions
 from rlhf.stages.result import Result
 
 FULL_DISK_BYTES = 1_000_000
+LONGEST_COMMAND = 500  # characters of a command that is printed again
 # Classes of errors that libraries raise when they cannot write: Python and Arrow, torch.save, safetensors, SQLite.
 WRITE_ERRORS = ("OSError", "RuntimeError", "SafetensorError", "OperationalError")
 # Bytes of address space. With a limit of 1.0e9 importing the libraries aborted, with 2.1e9 one run of many did not end
@@ -102,11 +103,11 @@ def check_device(loaded: PinnedRecipe) -> None:
 
 def _check_memory_limit(stage: StageName) -> None:
     """Raise UserError where memory is too short for the libraries."""
-    limit = endings.memory_limit()
+    limit = exhaustion.memory_limit()
     if limit is not None and limit < LEAST_ADDRESSES:  # libraries would abort the process without a Python exception
         minimum = f"{LEAST_ADDRESSES / 1e9:.1f} GB"
         raise UserError(
-            f"{stage}: out of memory{endings.limit_in_words()}: a stage needs more than {minimum}; allow more"
+            f"{stage}: out of memory{exhaustion.limit_in_words()}: a stage needs more than {minimum}; allow more"
         )
 
 
@@ -127,7 +128,7 @@ def _run_stage(
 ) -> tuple[Result, int | None]:
     """Run the stage's own code. Return its result and the predicted bytes of its peak."""
     stage_module = import_stage(run.stage)
-    from rlhf.observe.telemetry import device_facts
+    from rlhf.observe.device import device_facts
     from rlhf.process.torch_setup import set_up_torch
 
     loaded = run.loaded
@@ -166,7 +167,16 @@ def progress(run: Run) -> str:
         steps = []
     if not steps:
         return f"{run.stage} has no checkpoint yet and begins anew"
-    return f"{run.checkpoints.of(steps[-1])} is kept: {endings.resume_command()} (make: RESUME=1) continues from it"
+    return f"{run.checkpoints.of(steps[-1])} is kept: {resume_command()} (make: RESUME=1) continues from it"
+
+
+def resume_command() -> str:
+    """Return this command line with --resume; a description of it if it is long or not `rlhf run`."""
+    others = (word for word in sys.argv[1:] if word not in ("--resume", "--restart"))
+    words = shlex.join(["rlhf", *others, "--resume"])
+    if sys.argv[1:2] != ["run"] or len(words) > LONGEST_COMMAND:
+        return "the same command with --resume"
+    return f"`{words}`"
 
 
 @contextmanager
@@ -181,7 +191,7 @@ def _explained_errors(run: Run) -> Iterator[None]:
             raise UserError(
                 f"{run.path}: the disk is full; make room and continue with --resume (make: RESUME=1)"
             ) from error
-        if endings.out_of_memory(error):
+        if exhaustion.out_of_memory(error):
             raise UserError(f"{run.stage}: out of memory{_way_out(run, error)}. {progress(run)}") from error
         raise
 
@@ -214,4 +224,4 @@ def _way_out(run: Run, error: BaseException) -> str:
         if value
     ]
     smaller = f", or try a smaller {' and '.join(sizes)}" if sizes else ""
-    return f"{endings.limit_in_words()}: free some, or allow more{smaller}"
+    return f"{exhaustion.limit_in_words()}: free some, or allow more{smaller}"

@@ -16,7 +16,7 @@ from transformers import PrinterCallback, TrainerCallback, TrainerControl, Train
 from rlhf.files import write_json
 from rlhf.models import weights as stored
 from rlhf.models.optimizer import page_states
-from rlhf.observe.console import Bar
+from rlhf.observe.progress import Bar
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
 from rlhf.recipe import Dialogues, Optimization

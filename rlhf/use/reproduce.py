@@ -10,7 +10,8 @@ from typing import Literal
 
 from rlhf.errors import UserError
 from rlhf.files import write_json
-from rlhf.observe import console
+from rlhf.observe import screen, wording
+from rlhf.observe.tables import rows_table
 from rlhf.process import endings
 from rlhf.recipe import POLICIES, STAGES, PinnedRecipe, StageName, parents, published
 from rlhf.recipe.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, verdict_of
@@ -87,9 +88,9 @@ def show(record: Reproduction, out: Path) -> None:
     """Print the table of a record, and the file below `out` in which `record` wrote it."""
     title = f"{record.recipe} {record.version}, seeds {' '.join(record.seeds)}"
     columns, *body = rows(record.seeds, record.price_per_hour)
-    console.rows_table(title, columns, body)
+    rows_table(title, columns, body)
     file = out / f"{record.recipe}-{record.version}.json"
-    console.OUT.print(f"written to {file}", style="dim", markup=False)
+    screen.OUT.print(f"written to {file}", style="dim", markup=False)
 
 
 def table_of(file: Path) -> str:
@@ -157,7 +158,7 @@ def _row(
 ) -> tuple[str, ...]:
     """Return the row of one figure."""
     range_text, verdict = figure_verdict(figure, values, verdicts)
-    return (stage, figure.title, range_text, *map(console.number, values), mean_sd(values), verdict)
+    return (stage, figure.title, range_text, *map(wording.number, values), mean_sd(values), verdict)
 
 
 def figure_verdict(figure: Figure, values: Sequence[float | None], verdicts: Sequence[Verdict]) -> tuple[str, str]:
@@ -165,9 +166,9 @@ def figure_verdict(figure: Figure, values: Sequence[float | None], verdicts: Seq
 
     The first is text such as `≥ 0.6; mean ≥ 0.62`; the second counts the seeds that reach the figure.
     """
-    range_text = console.figure_text(figure)
+    range_text = wording.figure_text(figure)
     if figure.range_of_mean:
-        range_text += f"; mean {console.span(*figure.range_of_mean)}"
+        range_text += f"; mean {wording.span(*figure.range_of_mean)}"
     if all(verdict.word in (NOT_COMPARABLE, NOT_MEASURED) for verdict in verdicts):
         return range_text, str(verdicts[0])
     verdict = published.count(verdicts)
@@ -184,8 +185,8 @@ def mean_sd(values: Sequence[float | None]) -> str:
     finite = [value for value in values if value is not None and math.isfinite(value)]
     if not finite:
         return "-"
-    deviation = f" ± {console.number(statistics.stdev(finite))}" if len(finite) > 1 else ""
-    return console.number(statistics.mean(finite)) + deviation
+    deviation = f" ± {wording.number(statistics.stdev(finite))}" if len(finite) > 1 else ""
+    return wording.number(statistics.mean(finite)) + deviation
 
 
 def root(out: Path, seed: int) -> Path:

@@ -15,7 +15,9 @@ from rlhf.data.rows import Message
 from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, write_output
-from rlhf.observe import console
+from rlhf.observe import screen, wording
+from rlhf.observe.progress import working
+from rlhf.observe.tables import rows_table
 from rlhf.process import cuda
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
@@ -129,7 +131,7 @@ def finished_stages(loaded: PinnedRecipe, out: Path) -> Stages:
 
 def run(stages: Stages, items: Sequence[Item], to: Path | None) -> None:
     """Score the items, print a table and, with `to`, write the scores to that file."""
-    with console.working("scoring"):
+    with working("scoring"):
         model = RewardModel(stages)
         scored, cut = model.score(items)
     show(scored, cut)
@@ -244,19 +246,19 @@ def show(scored: Sequence[ScoredItem], cut: dict[str, int]) -> None:
     rows = []
     for row in scored[:TABLE_ROWS]:
         cells = [_excerpt(row.prompt), *([_excerpt(row.item.answers["response"])] if single else [])]
-        cells += [console.number(row.scores.get(name)) for name in names]
-        rows.append([*cells, *([console.number(row.margin)] if paired else [])])
+        cells += [wording.number(row.scores.get(name)) for name in names]
+        rows.append([*cells, *([wording.number(row.margin)] if paired else [])])
     title = f"scores of {counted(len(scored), 'row')}" + (
         f", the first {TABLE_ROWS}" if len(scored) > TABLE_ROWS else ""
     )
-    console.rows_table(title, [*columns, *(["margin"] if paired else [])], rows)
+    rows_table(title, [*columns, *(["margin"] if paired else [])], rows)
     totals = summary(scored)
     if len(scored) > 1:
-        table = [(name, *map(console.number, figures)) for name, figures in totals.scores.items()]
-        console.rows_table("all scores", ("", "answers", "mean", "sd", "lowest", "highest"), table, numbers=True)
+        table = [(name, *map(wording.number, figures)) for name, figures in totals.scores.items()]
+        rows_table("all scores", ("", "answers", "mean", "sd", "lowest", "highest"), table, numbers=True)
     if totals.accuracy is not None:
         value, low, high = totals.accuracy
-        console.OUT.print(
+        screen.OUT.print(
             f"the chosen answer scores higher in {value:.1%} of {totals.pairs:,} pairs (95 %: {100 * low:.1f} to "
             f"{100 * high:.1f}), by {totals.margin:.4g} on average"
         )
@@ -264,7 +266,7 @@ def show(scored: Sequence[ScoredItem], cut: dict[str, int]) -> None:
     notes["answers were cut away whole and have no score"] = totals.not_scored
     for description, count in notes.items():
         if count:
-            console.OUT.print(f"{count:,} {description} (rm.max_prompt_length, rm.max_length)")
+            screen.OUT.print(f"{count:,} {description} (rm.max_prompt_length, rm.max_length)")
 
 
 def write(scored: Sequence[ScoredItem], reward_model: str, file: Path) -> None:

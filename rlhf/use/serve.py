@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from rlhf.errors import UserError
-from rlhf.observe.console import install_command
 from rlhf.process.endings import Stopped
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
 from rlhf.run.layout import MODEL
+from rlhf.run.packages import install_command
 from rlhf.terminal import say
 
 Engine = Literal["auto", "transformers", "vllm"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.cli import train
+from rlhf.cli import chain
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
 from rlhf.run.directory import Run
@@ -171,18 +171,18 @@ def test_a_stage_that_does_not_fit_is_refused_before_its_parents_are_trained(tmp
         if stage == "ppo":
             raise UserError("ppo would need 99 GB")
 
-    monkeypatch.setattr(train, "_predict_peak", predicted)
+    monkeypatch.setattr(chain, "predict_peak", predicted)
     command = ["run", "ppo", "--with-parents", "--recipe", str(RECIPE), "--out", str(tmp_path), *SETS]
     code, out, err = rlhf(monkeypatch, capsys, *command)
     assert (code, out, err) == (1, "", "error: ppo would need 99 GB\n")
     assert asked == ["pretrain", "sft", "rm", "ppo"] and not any(tmp_path.iterdir())
-    monkeypatch.setattr(train, "_run_parents", stop)
+    monkeypatch.setattr(chain, "run_parents", stop)
     code, _, err = rlhf(monkeypatch, capsys, *command, "--no-preflight")
     assert "Crash" in err and len(asked) == 4
 
 
 def test_a_parent_of_another_root_with_other_settings_is_named(trained, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(train, "_run_parent", stop)
+    monkeypatch.setattr(chain, "_run_parent", stop)
     command = ["run", "sft", "--with-parents", "--recipe", str(RECIPE), "--out", str(tmp_path), *SETS]
     _, out, err = rlhf(monkeypatch, capsys, *command, "--set", "pretrain.learning_rate=0.5", "--reuse", str(trained))
     said = " ".join(out.split())

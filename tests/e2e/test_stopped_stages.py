@@ -171,3 +171,12 @@ def test_a_pipe_in_place_of_the_lock_is_refused(tmp_path):
 def test_nobody_listens_when_a_stage_is_called_as_a_function():
     with endings.reporting_progress(lambda: "never asked"):
         assert endings.stopped(15).progress == ""
+
+
+def test_the_command_that_resumes(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["rlhf", "run", "sft", "--hw", "cpu", "--resume", "--out", "my runs"])
+    assert runner.resume_command() == "`rlhf run sft --hw cpu --out 'my runs' --resume`"
+    monkeypatch.setattr(sys, "argv", ["rlhf", "run", "sft", "--set", "x" * 600])
+    assert runner.resume_command() == "the same command with --resume"
+    monkeypatch.setattr(sys, "argv", ["bench", "--steps", "3"])
+    assert runner.resume_command() == "the same command with --resume"

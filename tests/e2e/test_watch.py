@@ -11,7 +11,8 @@ import pytest
 from rlhf.errors import UserError
 from rlhf.files import read_intact_lines
 from rlhf.models.shared_base import SharedBase
-from rlhf.observe import watch
+from rlhf.observe import signs, watch
+from rlhf.observe.history import History
 from rlhf.rollout.engine import sample
 from rlhf.stages.online import session
 from tests.conftest import beside, content_of, grouped, run_stages, small
@@ -166,7 +167,7 @@ def test_a_reward_that_does_not_rise(taught, tmp_path):
     run_stages(loaded, beside(taught, tmp_path, "pretrain", "sft", "rm"), "ppo")
     reported = findings(tmp_path, "ppo")
     assert reported["flat_reward"]["remedies"] == {"ppo.learning_rate": 2e-9}
-    assert reported["flat_reward"]["step"] >= watch.MANY
+    assert reported["flat_reward"]["step"] >= signs.MANY
 
 
 @pytest.mark.parametrize(
@@ -184,9 +185,9 @@ def test_a_flat_reward_is_told_from_a_rising_one(gain, steps, seen):
     verdicts = set()
     for seed in range(10):
         rng = random.Random(seed)
-        history = watch.History(small(ppo__steps=steps, ppo__logging_steps=1).recipe, "ppo")
+        history = History(small(ppo__steps=steps, ppo__logging_steps=1).recipe, "ppo")
         history.rows = [{"objective/scores": gain * i + rng.gauss(0, 0.1)} for i in range(40)]
-        verdicts.add(watch.find_flat_reward(history) is not None)
+        verdicts.add(signs.find_flat_reward(history) is not None)
     assert verdicts == {seen}
 
 

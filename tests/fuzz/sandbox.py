@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
 def warm() -> None:
     """Import once what every command needs, so that a fork costs milliseconds."""
     os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
-    from rlhf.observe.console import quiet_libraries
+    from rlhf.process.libraries import quiet_libraries
 
     with quiet_libraries():
         for name in ("pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge"):

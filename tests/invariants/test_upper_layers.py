@@ -15,8 +15,8 @@ from rlhf.memory.rehearse import Rehearsals
 from rlhf.memory.seams import shortened
 from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.weights import adapter_weights
-from rlhf.observe.console import quiet_libraries
 from rlhf.process import distributed
+from rlhf.process.libraries import quiet_libraries
 from rlhf.run.directory import Run
 from rlhf.stages.groups import ScoredRollout
 from rlhf.stages.groups import make_batch as collect_groups

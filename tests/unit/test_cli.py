@@ -21,7 +21,7 @@ from rlhf import cli, recipe
 from rlhf.cli import overview
 from rlhf.cli.choice import Choice
 from rlhf.errors import OptionError, UserError
-from rlhf.observe import console, tracking
+from rlhf.observe import tracking, wording
 from rlhf.process import distributed
 from rlhf.recipe import POLICIES
 from rlhf.use import reproduce
@@ -463,20 +463,20 @@ def test_reproduce_shows_each_seed_and_their_mean():
     ("low", "high", "text"), [(None, 5, "≤ 5"), (0.6, None, "≥ 0.6"), (0.05, 0.3, "0.05 – 0.3"), (None, None, "-")]
 )
 def test_ranges_in_words(low, high, text):
-    assert console.span(low, high) == text
+    assert wording.span(low, high) == text
 
 
 def test_targets_are_measured_against_their_range():
-    from rlhf.run.measured import figure_record
+    from rlhf.run.measured import comparison
 
     target = recipe.Figure(
         name="KL", stage="ppo", metric="kl_per_token", range=(0.05, 0.3), unit="nats/token", source="here"
     )
-    verdicts = [figure_record(target, {"kl_per_token": value})["verdict"] for value in (0.04, 0.05, 0.2, 0.3, 0.31)]
+    verdicts = [comparison(target, {"kl_per_token": value}).outcome.word for value in (0.04, 0.05, 0.2, 0.3, 0.31)]
     assert verdicts == ["missed", "met", "met", "met", "missed"]
     assert (
-        figure_record(target, {})["verdict"]
-        == figure_record(target, {"kl_per_token": math.nan})["verdict"]
+        comparison(target, {}).outcome.word
+        == comparison(target, {"kl_per_token": math.nan}).outcome.word
         == "not measured"
     )
 

@@ -5,7 +5,7 @@ from rich.console import Console
 
 from rlhf.cli import plan_tables as tables
 from rlhf.memory.plan import Plan, PlannedPhase, PlannedStage, StageTime
-from rlhf.observe import console
+from rlhf.observe import screen
 from rlhf.recipe import StageName
 from tests.unit.plans import planned, planned_stage
 
@@ -46,7 +46,7 @@ def full(cost: float | None = None, fits: bool = False) -> Plan:
 
 
 def test_80_columns_show_the_stage_table_whole(monkeypatch, capsys):
-    monkeypatch.setattr(console, "OUT", Console(width=80, highlight=False))
+    monkeypatch.setattr(screen, "OUT", Console(width=80, highlight=False))
     tables.show(full(cost=123.45), as_json=False)
     lines = capsys.readouterr().out.splitlines()
     (row,) = [line for line in lines if "DOES NOT FIT" in line]

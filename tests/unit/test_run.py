@@ -1,9 +1,11 @@
 """Run directories: done means done, nothing is lost, a checkpoint is whole or absent."""
 
 import json
+import math
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,9 @@ import pytest
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.files import read_intact_lines, read_json, write_json
-from rlhf.observe import console
+from rlhf.observe.tables import targets_table
 from rlhf.rating.store import current_ratings
+from rlhf.recipe import published
 from rlhf.run import other_settings
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import Run
@@ -20,6 +23,7 @@ from rlhf.run.parents import ParentMissing
 from rlhf.run.records import Costs, Summary
 from tests.conftest import RECIPE, SMALL, content_of, one_line_of, rlhf, small
 
+ROOT = Path(__file__).parents[2]
 DEVICE = {"name": "cpu", "type": "cpu"}
 COSTS: Costs = {
     "tokens_per_second": 1.0,
@@ -60,15 +64,42 @@ def test_a_stage_is_done_when_its_summary_is_there(tmp_path):
     run.finish({"perplexity": 2.0}, COSTS)
     summary = Run(tmp_path, small(), "sft").done()
     assert summary is not None
-    wanted = "schema recipe version recipe_sha256 modified stage status seed device wall_seconds tokens_per_second "
-    wanted += "peak_vram_bytes peak_rss_bytes predicted_peak_vram_bytes metrics targets"
-    assert set(wanted.split()) <= set(summary.plain())
     assert (summary.recipe, summary.version, summary.stage, summary.status) == (
         "cpu-tiny",
         "v1",
         "sft",
         "done",
     )
+
+
+def test_the_summary_is_written_with_all_keys_of_its_record_in_their_order(tmp_path):
+    loaded = recipe.load(RECIPE.parents[1] / "h100-mistral-7b" / "v1")
+    costs = COSTS | {"phase_seconds": {"load": 2, "train": 1.5}, "component_bytes": {"base": 14_480_000_000}}
+    run = started(tmp_path, "sft", loaded)
+    summary = run.finish({"perplexity": 2.0, "train_pairs": 7, "undefined": math.nan}, costs)
+    assert summary is not None
+    text = (run.path / "summary.json").read_text()
+    written = json.loads(text)
+    assert list(written) == [field.alias or name for name, field in Summary.model_fields.items()]
+    assert json.dumps(summary.content(), indent=2, ensure_ascii=False) + "\n" == text
+    assert {key: written[key] for key in costs} == costs and '"load": 2,' in text, "whole numbers stay whole"
+    assert written["metrics"] == {"perplexity": 2.0, "train_pairs": 7, "undefined": None}
+    figures = [figure for figure in loaded.targets if figure.stage == "sft"]
+    assert written["targets"][0] == published.record(figures[0], 14.48)
+    assert written["all_stages"][0].keys() < {*published.Figure.model_fields}, "defaults are left out"
+
+
+RELEASED = sorted(ROOT.glob("results/*/v*/*/*.json"))
+
+
+@pytest.mark.parametrize("file", RELEASED, ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_released_summary_is_read_and_would_be_written_as_it_was(file):
+    for stages in content_of(file)["seeds"].values():
+        for old in stages.values():
+            new = Summary.model_validate(old).content()
+            assert {key: new[key] for key in old} == old
+            if new.keys() == old.keys():
+                assert json.dumps(new) == json.dumps(old)
 
 
 def test_a_finished_run_of_other_settings_is_never_reused_or_overwritten(tmp_path):
@@ -475,6 +506,77 @@ def test_one_process_at_a_time(tmp_path):
         pass
 
 
+def everything_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("stage", "options", "reason"),
+    [
+        ("sft", [], "needs pretrain, which has not been run"),
+        ("sft", ["--report-to", "trackio"], "needs pretrain"),
+        ("pretrain", ["--data", RECIPE / "recipe.yaml"], "recipe.yaml"),
+    ],
+)
+def test_a_refused_command_leaves_nothing(tmp_path, monkeypatch, capsys, stage, options, reason):
+    code, _, err = rlhf(
+        monkeypatch, capsys, "run", stage, "--recipe", RECIPE, "--out", tmp_path / "new" / "runs", *options
+    )
+    assert code != 0 and reason in err
+    assert everything_in(tmp_path) == []
+
+
+def test_a_refused_stage_leaves_what_was_there_before(tmp_path):
+    run = Run(tmp_path, small(), "sft")
+    (tmp_path / "cpu-tiny").mkdir()
+    with pytest.raises(UserError), run.locked():
+        raise UserError("no")
+    assert everything_in(tmp_path) == ["cpu-tiny"]
+    with Run(tmp_path, small(), "rm").locked(), pytest.raises(UserError), run.locked():
+        raise UserError("no")
+    started(tmp_path)
+    before = everything_in(tmp_path)
+    with pytest.raises(UserError), run.locked():
+        raise UserError("no")
+    assert {*before, "cpu-tiny/v1/.sft.lock"} == {*everything_in(tmp_path)}
+
+
+def test_a_stage_that_has_logged_something_is_kept(tmp_path):
+    run = Run(tmp_path, small(), "sft")
+    with pytest.raises(UserError), run.locked():
+        run.start(False, ["rlhf"], DEVICE)
+        run.logs.metrics(1, {"loss": 1.0})
+        raise UserError("stopped on nan")
+    assert (run.path / "metrics.jsonl").exists()
+
+
+CONTENDER = """
+import os, sys, time
+from pathlib import Path
+from rlhf.errors import UserError
+from rlhf.run.lock import locked
+root, mark = Path(sys.argv[1]), Path(sys.argv[2])
+held, end = 0, time.monotonic() + 3
+while time.monotonic() < end:
+    try:
+        with locked(root / "out" / "v1" / "sft"):
+            os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+            held += 1
+            mark.unlink()
+    except UserError as error:
+        assert "another process is running" in str(error), error
+print(held)
+"""
+
+
+def test_a_lock_that_is_removed_again_and_again_has_one_holder_at_a_time(tmp_path):
+    command = [sys.executable, "-c", CONTENDER, str(tmp_path), str(tmp_path / "mark")]
+    contenders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    held = [contender.communicate()[0] for contender in contenders]
+    assert [contender.returncode for contender in contenders] == [0] * 4 and all(int(count) for count in held)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
 def test_json_is_replaced_whole_and_lines_cut_by_a_crash_are_left_out(tmp_path):
     write_json(tmp_path / "a.json", {"a": 1})
     write_json(tmp_path / "a.json", {"a": 2})
@@ -503,9 +605,9 @@ def test_a_summary_compares_its_figures_and_keeps_those_of_all_stages(tmp_path, 
     assert compared["memory of the optimizer", 28]["verdict"] == "not measured"
     assert {entry["stage"] for entry in summaries[0]["all_stages"]} == {"all"}
     finished = [Summary.model_validate(summary) for summary in summaries]
-    console.targets_table(finished[:1])
+    targets_table(finished[:1])
     assert "not measured: needs rm, ppo" in " ".join(capsys.readouterr().out.split())
-    console.targets_table(finished, price=1.99)
+    targets_table(finished, price=1.99)
     printed = re.sub(r"[│ \n]+", " ", capsys.readouterr().out)
     assert "fits the card with LoRA (Overview) ≤ 80 GB 70.2 reproduces" in printed
     assert "cost of a run (Overview) 47.76 USD" in printed and "better (-100.0 %)" in printed

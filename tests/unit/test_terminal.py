@@ -9,8 +9,8 @@ import pytest
 from rich.progress import Progress
 from rich.table import Table
 
-from rlhf.observe import console
-from rlhf.observe.console import Screen
+from rlhf.observe import screen
+from rlhf.observe.screen import Screen
 from rlhf.terminal import EXCERPT, LONGEST, excerpt, harmless, message_of, one_line, say, shortened, visible
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def test_a_console_prints_no_control_character_that_it_was_given(terminal):
 
 
 def test_both_consoles_are_screens():
-    assert isinstance(console.OUT, Screen) and isinstance(console.ERR, Screen)
+    assert isinstance(screen.OUT, Screen) and isinstance(screen.ERR, Screen)
 
 
 def test_nothing_else_writes_to_stderr():

@@ -4,13 +4,14 @@ import pytest
 
 from rlhf import recipe
 from rlhf.observe import watch
+from rlhf.observe.history import FEW, History
 from tests.conftest import RECIPE, grouped
 
-ROWS = 2 * watch.FEW
+ROWS = 2 * FEW
 
 
 def rising(first: float, last: float) -> list[float]:
-    return [first] * watch.FEW + [last] * watch.FEW
+    return [first] * FEW + [last] * FEW
 
 
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])
@@ -45,7 +46,7 @@ def rising(first: float, last: float) -> list[float]:
 )
 def test_a_check_sees_what_is_planted_and_names_keys_of_the_stage(stage, check, planted, healthy, remedies):
     def seen(logged: dict[str, list[float]]) -> dict[str, watch.Finding]:
-        history = watch.History(grouped(stage).recipe, stage)
+        history = History(grouped(stage).recipe, stage)
         history.rows = [dict(zip(logged, values, strict=True)) for values in zip(*logged.values(), strict=True)]
         return {finding.check: finding for finding in watch.findings(history, ROWS)}
 
@@ -59,6 +60,6 @@ def test_every_recipe_accepts_every_remedy(directory):
     for check in watch.CHECKS:
         for stage in check.stages:
             if loaded.recipe.section(stage) is not None:
-                for key, value in check.remedies(watch.History(loaded.recipe, stage)).items():
+                for key, value in check.remedies(History(loaded.recipe, stage)).items():
                     changed = recipe.load(directory, {key: value})
                     assert changed.recipe != loaded.recipe, f"{check.name} of {stage}: {key} is {value} already"

@@ -15,7 +15,7 @@ from rlhf.evaluation.policies import PolicySamples, gains_over_sft, measure, sam
 from rlhf.models.adapters import save_adapter
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
-from rlhf.observe.console import Bar
+from rlhf.observe.progress import Bar
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
 from rlhf.recipe import GroupOptions, OnlineOptions, Role, TrainingRole

@@ -3,7 +3,9 @@
 import pytest
 from rich.console import Console
 
-from rlhf.observe import console
+from rlhf.observe import screen
+from rlhf.observe.progress import Bar, working
+from rlhf.observe.tables import summary_table
 from rlhf.recipe import published
 from tests.conftest import summary_of
 
@@ -12,20 +14,20 @@ from tests.conftest import summary_of
 def clock(monkeypatch):
     """A clock that tests set, as `clock[0]`."""
     now = [1000.0]
-    monkeypatch.setattr("rlhf.observe.console.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("rlhf.observe.progress.time.monotonic", lambda: now[0])
     return now
 
 
-def shown(bar: console.Bar) -> str:
-    screen = Console(width=140, force_terminal=True, color_system=None)
-    with screen.capture() as capture:
-        screen.print(bar._progress.make_tasks_table(bar._progress.tasks))
+def shown(bar: Bar) -> str:
+    terminal = Console(width=140, force_terminal=True, color_system=None)
+    with terminal.capture() as capture:
+        terminal.print(bar._progress.make_tasks_table(bar._progress.tasks))
     return capture.get()
 
 
 @pytest.mark.parametrize("seconds", [1, 29, 31, 400])
 def test_the_time_left_is_known_however_long_a_step_takes(clock, seconds):
-    with console.Bar("ppo", 12) as bar:
+    with Bar("ppo", 12) as bar:
         assert bar.left() is None
         for step in range(1, 11):
             clock[0] += seconds
@@ -39,15 +41,15 @@ def test_the_time_left_is_known_however_long_a_step_takes(clock, seconds):
 
 
 def test_a_resumed_loop_counts_only_its_own_steps(clock):
-    with console.Bar("ppo", 100) as bar:
+    with Bar("ppo", 100) as bar:
         clock[0] += 60
         bar.update(91)  # the first step after a checkpoint at 90
         assert bar.left() == pytest.approx(9 * 60)
 
 
 def test_without_a_terminal_a_line_now_and_then_says_the_same(clock, capsys, monkeypatch):
-    monkeypatch.setattr(console, "ERR", Console(stderr=True, highlight=False, force_terminal=False))
-    with console.Bar("sft") as bar:
+    monkeypatch.setattr(screen, "ERR", Console(stderr=True, highlight=False, force_terminal=False))
+    with Bar("sft") as bar:
         for step in (1, 2, 3):
             clock[0] += 15
             bar.update(step, "loss 1.0", total=10)
@@ -55,7 +57,7 @@ def test_without_a_terminal_a_line_now_and_then_says_the_same(clock, capsys, mon
 
 
 def test_a_table_names_no_metric_twice_and_says_which_way_is_better(monkeypatch, capsys):
-    monkeypatch.setattr(console, "OUT", Console(width=100, highlight=False))
+    monkeypatch.setattr(screen, "OUT", Console(width=100, highlight=False))
     figure = published.Figure(
         name="gain", stage="ppo", metric="score_gain_sd", range=(0.6, None), unit="sd", source="us"
     )
@@ -72,24 +74,16 @@ def test_a_table_names_no_metric_twice_and_says_which_way_is_better(monkeypatch,
         targets=[published.record(figure, 0.7)],
         metrics={"score_gain_sd": 0.7, "win_rate_vs_sft": 0.6, "perplexity": 9.0, "score": 1.0},
     )
-    console.summary_table(summary)
+    summary_table(summary)
     shown = {line.split("│")[1].strip(): line for line in capsys.readouterr().out.splitlines() if "│" in line}
     assert "score gain sd" not in shown and "met" in shown["gain"]
     assert {"win rate vs sft (higher is better)", "perplexity (lower is better)", "score"} <= shown.keys()
 
 
 def test_without_a_terminal_long_work_says_now_and_then_what_it_does(clock, capsys, monkeypatch):
-    monkeypatch.setattr(console, "ERR", Console(stderr=True, highlight=False, force_terminal=False))
-    with console.working("rehearsing") as say:
+    monkeypatch.setattr(screen, "ERR", Console(stderr=True, highlight=False, force_terminal=False))
+    with working("rehearsing") as say:
         for stage in ("sft", "rm", "ppo"):
             clock[0] += 6
             say(f"rehearsing {stage}")
     assert capsys.readouterr().err == "rehearsing rm\n"
-
-
-def test_an_optional_part_is_installed_by_its_packages_without_a_checkout(monkeypatch, tmp_path):
-    assert console.install_command("report") == "pip install '.[report]'"
-    monkeypatch.setattr(console, "__file__", str(tmp_path / "rlhf" / "console.py"))
-    requires = ["torch==2.13.*", "plotly<8,>=7.1; extra == 'report'", 'vllm; extra == "other"']
-    monkeypatch.setattr("rlhf.observe.console.importlib.metadata.requires", lambda name: requires)
-    assert console.install_command("report") == "pip install 'plotly<8,>=7.1'"

@@ -1,0 +1,128 @@
+"""Decorators for commands that work on a recipe: the options that name it and change it."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlhf import recipe
+from rlhf.cli.choice import RECIPE_ROOT, Choice, recipes_root
+from rlhf.cli.options import SEED, RunsFolder, WholeNumber
+
+Command = Callable[..., None]
+CHANGES = "Change a key of the recipe. May be repeated."
+TRAINING_HELP = {
+    "data": "Train on this file instead of the recipe's data. May be repeated.",
+    "weights": "Start from random weights with stand-in data, or from a local checkpoint's folder.",
+    "changes": "Change a key of the recipe; the run is marked modified. May be repeated.",
+}
+RUN_HELP = {
+    "data": "Data file that the run was started with, if any. May be repeated.",
+    "weights": "Weights that the run was started with, if any.",
+    "changes": "Key of the recipe that was changed for the run. May be repeated.",
+    "seed": "Seed that the run was started with, if any.",
+}
+
+
+def _keep(context: click.Context, parameter: click.Parameter, folder: Path | None) -> None:
+    """Remember --recipe-root for `recipes_root`."""
+    if folder is not None:
+        context.meta[RECIPE_ROOT] = folder
+
+
+def _hardware_names(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
+    """Return the names with which a shell may complete --hw."""
+    names = {recipe.load(directory).recipe.hardware.name for directory in recipe.available(recipes_root())}
+    return sorted(name for name in names if name.startswith(typed))
+
+
+RECIPES = click.option(
+    "--recipe-root",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    callback=_keep,
+    expose_value=False,
+    help="Folder of recipes. [default: RLHF_RECIPES, recipes/ here, or the installed ones]",
+)
+REUSE = click.option(
+    "--reuse",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="ROOT",
+    help="Another root of runs; its finished stages are used if --out has none.",
+)
+
+
+def chooses_recipe(
+    *,
+    data: str | None = None,
+    weights: str | None = None,
+    changes: str | None = None,
+    seed: str | None = None,
+    out: bool = False,
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds the options naming a recipe; the command gets them as one argument, `choice`.
+
+    The arguments are the help texts of --data, --weights, --set and --seed; an option without a text is left out. `out`
+    adds --out, which the command gets as an argument of its own.
+    """
+    options: list[Callable[[Command], Command]] = [
+        click.option(
+            "--hw",
+            metavar="NAME",
+            shell_complete=_hardware_names,
+            help="Hardware; takes its default recipe in the newest released version, or else a draft.",
+        ),
+        RECIPES,
+        click.option(
+            "--recipe",
+            "directory",
+            metavar="DIR",
+            type=click.Path(path_type=Path),
+            help="Folder of a recipe, used instead of --hw.",
+        ),
+    ]
+    if data:
+        options.append(click.option("--data", multiple=True, metavar="FILE", help=data))
+    if weights:
+        options.append(click.option("--weights", metavar="random|DIR", help=weights))
+    if out:
+        root = RunsFolder(path_type=Path)
+        options.append(click.option("--out", default="runs", type=root, show_default=True, help="Root of all runs."))
+    if changes:
+        options.append(click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help=changes))
+    if seed:
+        options.append(click.option("--seed", type=SEED, metavar="N", help=seed))
+    texts = {"data": data, "weights": weights, "changes": changes, "seed": seed}
+    names = [field.name for field in fields(Choice) if texts.get(field.name, True)]
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def with_choice(**values: Any) -> None:
+            command(choice=Choice(**{name: values.pop(name) for name in names}), **values)
+
+        decorated: Command = with_choice
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+def pair_options(command: Command) -> Command:
+    """Add the options that name a finished evaluation and two of its policies."""
+    options = (
+        chooses_recipe(out=True),
+        click.option("--a", metavar="POLICY", help="Policy to compare against. [default: sft]"),
+        click.option(
+            "--b",
+            metavar="POLICY",
+            help="Policy whose wins are counted. [default: the first of ppo, rloo, grpo, dpo that was trained]",
+        ),
+        click.option("--limit", type=WholeNumber(min=1), metavar="N", help="Rate only the first N pairs."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command

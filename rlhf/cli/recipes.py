@@ -1,0 +1,43 @@
+"""`rlhf recipes` and `fetch`: commands that list the recipes and download what one needs."""
+
+import click
+
+from rlhf import recipe
+from rlhf.cli.choice import Choice, recipes_root
+from rlhf.cli.options import StrictCommand
+from rlhf.cli.recipe_options import CHANGES, RECIPES, chooses_recipe
+from rlhf.errors import OptionError
+from rlhf.observe import screen
+from rlhf.observe.tables import rows_table
+from rlhf.process.libraries import quiet_libraries
+from rlhf.use import fetch as fetching
+
+
+@click.command("recipes", cls=StrictCommand)
+@RECIPES
+def list_recipes() -> None:
+    """List the recipes, with their hardware and status."""
+    rows = []
+    root = recipes_root()
+    if not recipe.available(root):
+        raise OptionError(recipe.no_recipes(root))
+    for directory in recipe.available(root):
+        keys = recipe.load(directory).recipe
+        default = "default" if keys.default and recipe.resolve(keys.hardware.name, root) == directory else ""
+        rows.append((str(directory), keys.hardware.name, keys.status, default, keys.description))
+    rows_table("recipes", ("folder", "hardware", "status", "", "description"), rows)
+
+
+@click.command(cls=StrictCommand)
+@chooses_recipe(changes=CHANGES)
+def fetch(choice: Choice) -> None:
+    """Download and check a recipe's pinned model and data.
+
+    They go to the hub's cache. Stages then need no network.
+    """
+    loaded = choice.load()
+    if not fetching.sources(loaded.recipe):
+        screen.OUT.print(f"{loaded.name} {loaded.version} takes nothing from the hub: there is nothing to fetch")
+        return
+    with quiet_libraries():
+        fetching.show(list(fetching.fetch(loaded.recipe)))

@@ -1,0 +1,67 @@
+"""`rlhf reproduce` and `results`: a recipe with several seeds, and the table of its record."""
+
+from pathlib import Path
+
+import click
+
+from rlhf import terminal
+from rlhf.cli.choice import Choice
+from rlhf.cli.options import LARGEST_SEED, PRICE, StrictCommand
+from rlhf.cli.recipe_options import TRAINING_HELP, chooses_recipe
+from rlhf.cli.typed import typed_options
+from rlhf.errors import UserError
+from rlhf.recipe import StageName, stage_name
+from rlhf.run.reader import advising
+from rlhf.use import reproduce as reproducing
+
+
+@click.command(cls=StrictCommand)
+@chooses_recipe(**TRAINING_HELP, out=True)
+@click.option("--seeds", metavar="LIST", default="0 1 2", show_default=True, help="Seeds, separated by spaces.")
+@click.option(
+    "--until",
+    metavar="LIST",
+    help="Last stages, separated by spaces. [default: ppo dpo, and evaluate if a target needs it]",
+)
+@PRICE
+def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: float | None) -> None:
+    """Run a recipe's stages with several seeds and print mean ± sd.
+
+    The table has a row for each target. Finished stages are kept, interrupted ones are resumed.
+    """
+    loaded = choice.load()
+    numbers, stages = _seeds(seeds), _stages(until)
+    chain = reproducing.chain(loaded, stages or reproducing.final_stages(loaded))
+    options = ["--recipe", str(loaded.directory), *typed_options(only=TRAINING_HELP)]
+    reproducing.run_seeds(chain, numbers, out, options)
+    reproducing.show(reproducing.record(loaded, chain, numbers, out, price), out)
+
+
+def _seeds(text: str) -> list[int]:
+    """Return the seeds of a list. Raises BadParameter if a word is none, or if one is named twice."""
+    for word in text.split() or [""]:
+        if not word.isdecimal() or len(word) > 10 or int(word) > LARGEST_SEED:
+            raise click.BadParameter(f"{text!r}: whole numbers below 2^32, separated by spaces", param_hint="--seeds")
+    seeds = [int(word) for word in text.split()]
+    if len(set(seeds)) < len(seeds):
+        raise click.BadParameter(f"{text!r} names a seed twice, whose spread would be 0", param_hint="--seeds")
+    return seeds
+
+
+def _stages(text: str | None) -> list[StageName] | None:
+    """Return the stages of a list, None without one. Raises BadParameter if a word is none."""
+    try:
+        return None if text is None else [stage_name(word) for word in text.split() or [""]]
+    except UserError as error:
+        raise click.BadParameter(str(error), param_hint="--until") from None
+
+
+@click.command(cls=StrictCommand)
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+def results(file: Path) -> None:
+    """Print the record of a reproduction as a Markdown table.
+
+    FILE is the record that `rlhf reproduce` wrote below its --out.
+    """
+    with advising("name the record that `rlhf reproduce` wrote, such as runs/seeds/cpu-tiny-v2.json"):
+        click.echo(terminal.harmless(reproducing.table_of(file)))

@@ -1,0 +1,87 @@
+"""Remedies for the signs of trouble: recipe keys and values to try, made from the settings of the run.
+
+Several keys are in the order in which to try them. "The guide" is the published H100 guide.
+"""
+
+from rlhf.observe.history import History
+from rlhf.recipe import GroupOptions
+
+
+def half_rate(h: History) -> dict[str, float]:
+    """Return half the learning rate, the guide's remedy for divergence."""
+    return {f"{h.stage}.learning_rate": h.options.learning_rate / 2}
+
+
+def double_rate(h: History) -> dict[str, float]:
+    """Return twice the learning rate, the guide's remedy (2e-5 instead of 1e-5) where PPO does not converge."""
+    return {f"{h.stage}.learning_rate": 2 * h.options.learning_rate}
+
+
+def double_rate_and_epochs(h: History) -> dict[str, float]:
+    """Return twice the learning rate and twice the epochs."""
+    epochs = {f"{h.stage}.num_train_epochs": 2 * h.supervised.num_train_epochs}
+    return {f"{h.stage}.learning_rate": 2 * h.options.learning_rate} | epochs
+
+
+def smaller_updates(h: History) -> dict[str, float]:
+    """Return the guide's remedies for divergence during PPO that the recipe does not use yet."""
+    remedies = half_rate(h)
+    epochs = "num_ppo_epochs" if h.stage == "ppo" else "num_iterations"
+    if h.online.passes > 2:
+        remedies[f"{h.stage}.{epochs}"] = 2
+    if h.online.num_mini_batches > 1:
+        remedies[f"{h.stage}.num_mini_batches"] = h.online.num_mini_batches // 2
+    return remedies
+
+
+def more_kl(h: History) -> dict[str, float]:
+    """Return twice the weight of the KL, or half the target where the weight follows one."""
+    if h.online.kl_target is not None:
+        return {f"{h.stage}.kl_target": h.online.kl_target / 2}
+    key = "kl_coef" if h.stage == "ppo" else "beta"
+    return {f"{h.stage}.{key}": 2 * h.online.kl_coef or 0.05}
+
+
+def stay_near_reference(h: History) -> dict[str, float]:
+    """Return remedies that keep the policy close to the reference: more KL penalty, smaller updates."""
+    return more_kl(h) | smaller_updates(h)
+
+
+def ending_penalty(h: History) -> dict[str, float]:
+    """Return remedies for responses that do not end."""
+    return {f"{h.stage}.missing_eos_penalty": 2 * (h.online.missing_eos_penalty or 0.5)} | more_kl(h)
+
+
+def more_entropy(h: History) -> dict[str, float]:
+    """Return remedies for a policy of low entropy."""
+    return more_kl(h) | {f"{h.stage}.entropy_coef": 2 * h.online.entropy_coef or 0.01}
+
+
+def fit_more(h: History) -> dict[str, float]:
+    """Return remedies for a reward model that has learned too little."""
+    return {"rm.num_train_epochs": 2 * h.recipe.rm.num_train_epochs, "rm.learning_rate": 2 * h.recipe.rm.learning_rate}
+
+
+def fit_less(h: History) -> dict[str, float]:
+    """Return remedies for a reward model that has learned its pairs by heart."""
+    rm = h.recipe.rm
+    fewer_epochs = {"rm.num_train_epochs": rm.num_train_epochs / 2}
+    if rm.loss_type != "bradley_terry":  # the other loss refuses centred rewards
+        return fewer_epochs
+    return fewer_epochs | {"rm.center_rewards_coefficient": 2 * rm.center_rewards_coefficient or 0.01}
+
+
+def larger_groups(h: History) -> dict[str, float]:
+    """Return remedies for groups whose responses all get the same reward."""
+    assert isinstance(h.online, GroupOptions)
+    return {f"{h.stage}.num_generations": 2 * h.online.num_generations, f"{h.stage}.resample_groups": 4}
+
+
+def recomputed_logprobs(h: History) -> dict[str, str]:
+    """Return the setting that takes log-probabilities from the policy itself, where they come from the sampler."""
+    return {f"{h.stage}.old_logprobs": "recompute"} if h.online.old_logprobs == "rollout" else {}
+
+
+def slower_critic(h: History) -> dict[str, float]:
+    """Return a quarter of the critic's learning rate."""
+    return {"ppo.value_learning_rate": h.recipe.ppo.value_learning_rate / 4}

@@ -1,0 +1,192 @@
+"""Signs of the usual ways in which training goes wrong. Each function says what it sees in a history, or returns None.
+
+Thresholds are ours unless a source stands beside them; "the guide" is the published H100 guide.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+
+from rlhf.observe.history import FEW, History
+from rlhf.stats import sigmoid
+
+MANY = 20  # rows before a trend is judged
+KL_LIMIT = 5 * math.log(2)  # nats per token: the guide's 5 bits
+
+
+def find_nan(h: History) -> str | None:
+    """Return the first key of the newest row that is not finite."""
+    wrong = [key for key, value in h.rows[-1].items() if value is None or not math.isfinite(value)]
+    wrong = [key for key in wrong if not key.startswith("eval/")]  # a gain is undefined where scores do not vary
+    return f"{wrong[0]} is not a number" if wrong else None
+
+
+def find_flat_loss(h: History) -> str | None:
+    """Return how far the loss has fallen, if its noise explains the fall."""
+    losses = h.values("loss")
+    if len(losses) < MANY:
+        return None
+    quarter = len(losses) // 4
+    first, last = losses[:quarter], losses[-quarter:]
+    noise = noise_of_difference(last, quarter)
+    fall = statistics.fmean(first) - statistics.fmean(last)
+    if fall > 2 * noise:
+        return None
+    return f"the loss has fallen by {fall:.3g}, which its noise of {noise:.2g} explains"
+
+
+def find_rising_loss(h: History) -> str | None:
+    """Return how far the loss has risen above its best, beyond 20 %."""
+    last, losses = h.last("loss"), h.values("loss")
+    if last is None or len(losses) < 2 * FEW:
+        return None
+    best = min(
+        losses[0], *(statistics.fmean(losses[start : start + FEW]) for start in range(len(losses) - 2 * FEW + 1))
+    )
+    return f"the loss has risen from {best:.3g} to {last:.3g}" if last > 1.2 * best else None
+
+
+def find_large_updates(h: History) -> str | None:
+    """Return how far an update moves the policy, above 0.1 of approxkl."""
+    distance = h.last("policy/approxkl_avg")
+    return (
+        f"an update moves the policy by {distance:.2g} (approxkl)" if distance is not None and distance > 0.1 else None
+    )
+
+
+def find_same_scores(h: History) -> str | None:
+    """Return how close together the scores of a batch lie, within 0.01."""
+    low, high = h.last("min_reward"), h.last("max_reward")
+    if low is None or high is None or high - low > 0.01:
+        return None
+    return f"the scores of a batch lie within {high - low:.2g} of each other"
+
+
+def find_chance(h: History) -> str | None:
+    """Return the accuracy of the later half of the rows, if it is not better than a guess."""
+    accuracies = h.values("accuracy")
+    if len(accuracies) < MANY:
+        return None
+    late = accuracies[len(accuracies) // 2 :]
+    pairs = len(late) * h.options.logging_steps * h.supervised.per_device_train_batch_size
+    pairs *= h.supervised.gradient_accumulation_steps
+    accuracy, noise = statistics.fmean(late), math.sqrt(0.25 / pairs)
+    return f"accuracy is {accuracy:.3f} on {pairs} pairs: a guess" if accuracy < 0.5 + 2 * noise else None
+
+
+def find_overconfident(h: History) -> str | None:
+    """Return the range of scores after a sigmoid if it reaches 0 and 1; the guide has 0.3 to 0.7."""
+    low, high = h.last("min_reward"), h.last("max_reward")
+    if low is None or high is None or not (sigmoid(low) < 0.01 and sigmoid(high) > 0.99):
+        return None
+    return f"scores reach from {sigmoid(low):.4f} to {sigmoid(high):.4f} after a sigmoid"
+
+
+def find_high_kl(h: History) -> str | None:
+    """Say that the KL to the reference is above the recipe's limit or the guide's; None otherwise."""
+    limit = min(h.online.best_kl_limit or KL_LIMIT, KL_LIMIT)
+    kl = h.last("objective/kl_per_token", 3)
+    if kl is None or kl <= limit:
+        return None
+    return f"KL to the reference is {kl:.3g} nats per token, above {limit:.3g}"
+
+
+def find_negative_kl(h: History) -> str | None:
+    """Say that k1 estimates the KL to the reference below -0.01; None otherwise."""
+    kl = h.last("objective/kl_per_token", 3)
+    if kl is None or kl >= -0.01 or h.online.kl_estimator != "k1":
+        return None
+    return f"KL to the reference is negative, {kl:.3g} nats per token"
+
+
+def find_longer(h: History) -> str | None:
+    """Return the growth of responses by half or more while the score rose."""
+    first, last = h.first("response/length"), h.last("response/length")
+    worse, better = h.first("objective/scores"), h.last("objective/scores")
+    if first is None or last is None or worse is None or better is None:
+        return None
+    if not (last > 1.5 * first and better > worse):
+        return None
+    return f"responses have grown from {first:.0f} to {last:.0f} tokens while the score rose"
+
+
+def find_fewer_ends(h: History) -> str | None:
+    """Return the fall of the share of responses that end, from 20 points."""
+    first, last = h.first("response/eos_rate"), h.last("response/eos_rate")
+    if first is None or last is None or last > first - 0.2:
+        return None
+    return f"{last:.0%} of the responses end, {first:.0%} did at first"
+
+
+def find_repetition(h: History) -> str | None:
+    """Return the share of repeated text in the responses sampled last, from one half."""
+    shares = [share for text in h.responses if (share := repeated(text)) is not None]
+    if not shares or (mean := statistics.fmean(shares)) < 0.5:
+        return None
+    return f"{mean:.0%} of what the sampled responses say they have said before"
+
+
+def find_entropy_collapse(h: History) -> str | None:
+    """Return the fall of the entropy to less than a third of its first values."""
+    first, last = h.first("policy/entropy_avg"), h.last("policy/entropy_avg")
+    if first is None or last is None or last > 0.3 * first:
+        return None
+    return f"entropy has fallen from {first:.3g} to {last:.3g} nats per token"
+
+
+def find_no_signal(h: History) -> str | None:
+    """Return the share of groups with equal rewards, above 70 %."""
+    share = h.last("groups/no_signal")
+    return (
+        f"{share:.0%} of the groups have equal rewards and teach nothing" if share is not None and share > 0.7 else None
+    )
+
+
+def find_clipping(h: History) -> str | None:
+    """Return the share of clipped tokens, above 30 %."""
+    share = h.last("policy/clipfrac_avg")
+    return f"{share:.0%} of the tokens are clipped" if share is not None and share > 0.3 else None
+
+
+def find_value_explosion(h: History) -> str | None:
+    """Return the growth of the value loss to ten times its first values, or to more than 1000."""
+    losses = h.values("loss/value_avg")
+    if len(losses) < 2 * FEW:
+        return None
+    first_loss, last = min(losses[0], statistics.median(losses[:FEW])), statistics.fmean(losses[-FEW:])
+    exploded = last > max(1.0, 10 * first_loss) or last > 1000  # some explode in the first step
+    return f"the value loss has gone from {first_loss:.3g} to {last:.3g}" if exploded else None
+
+
+def find_flat_reward(h: History) -> str | None:
+    """Return the change of the score from the first to the last quarter of the rows, unless it rises beyond the noise.
+
+    The check waits for a quarter of the run. The score is the one before KL and penalties. Steps in which only the
+    critic learns do not count.
+    """
+    only_critic = h.recipe.ppo.value_warmup_steps if h.stage == "ppo" else 0
+    scores = h.values("objective/scores")[only_critic // h.options.logging_steps :]
+    if len(scores) < max(MANY, h.online.steps // h.options.logging_steps // 4):
+        return None
+    quarter = len(scores) // 4
+    first, last = statistics.fmean(scores[:quarter]), statistics.fmean(scores[-quarter:])
+    noise = noise_of_difference(scores, quarter)
+    if last - first > 2 * noise:
+        return None
+    return f"the score went from {first:.3g} to {last:.3g} in {len(scores)} rows: no rise beyond the noise, {noise:.2g}"
+
+
+def noise_of_difference(values: Sequence[float], count: int) -> float:
+    """Return the standard error of the difference of two means of `count` values that are as noisy as `values`.
+
+    Half of the mean square of their steps is the variance of one value, whatever slow trend they have.
+    """
+    steps = [b - a for a, b in itertools.pairwise(values)]
+    return math.sqrt(statistics.fmean(x * x for x in steps) / count)
+
+
+def repeated(text: str) -> float | None:
+    """Return the share of a text's six-character runs that occurred in it before; None below 20 characters."""
+    runs = [text[start : start + 6] for start in range(len(text) - 5)]
+    return 1 - len(set(runs)) / len(runs) if len(text) >= 20 else None

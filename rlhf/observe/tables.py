@@ -1,0 +1,136 @@
+"""Tables on stdout: of any rows, of a finished stage, of the chain so far."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import JustifyMethod
+from rich.markup import escape
+from rich.table import Table
+
+from rlhf.observe import screen
+from rlhf.observe.wording import figure_text, number, verdict
+from rlhf.recipe import published
+from rlhf.run.finished import totals
+from rlhf.run.records import Comparison, Summary
+
+
+def rows_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = False, whole: bool = False
+) -> None:
+    """Print a table.
+
+    With `numbers`, all columns but the first are aligned at the right. With `whole`, no cell is broken into lines: a
+    terminal that is too narrow cuts it off.
+    """
+    table = Table(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        justify: JustifyMethod = "right" if numbers and i else "left"
+        table.add_column(column, justify=justify, overflow="ellipsis" if whole else "fold", no_wrap=whole)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    screen.OUT.print(table)
+
+
+def summary_table(summary: Summary) -> None:
+    """Print the table of a finished stage: figures and targets first, then all other metrics and costs."""
+    title = f"{summary.recipe} {summary.version}: {summary.stage}, seed {summary.seed}"
+    table = Table(title=title + (", modified recipe" if summary.modified else ""), title_justify="left")
+    columns: tuple[tuple[str, JustifyMethod], ...] = (
+        ("metric", "left"),
+        (_figures_heading(summary.targets), "left"),
+        ("measured", "right"),
+        ("verdict", "left"),
+    )
+    for column, alignment in columns:
+        table.add_column(column, justify=alignment)
+    for target in summary.targets:
+        figure, outcome = target.figure, verdict(target.outcome)
+        table.add_row(escape(figure.title), figure_text(figure, in_full=True), number(target.measured), outcome)
+    listed = {key for target in summary.targets for key in (target.name, target.metric)}
+    is_evaluation = summary.stage == "evaluate"  # policies and reward model have tables of their own
+    for name, value in summary.metrics.items():
+        if name not in listed and not is_evaluation:
+            table.add_row(escape(_words(name)) + _better(name), "", number(value), "")
+    speed = summary.tokens_per_second
+    table.add_row("wall time", "", f"{summary.wall_seconds:.0f} s", "")
+    table.add_row("tokens per second", "", number(round(speed)) if speed else "-", "")
+    if summary.peak_vram_bytes:
+        table.add_row("peak VRAM", "", f"{summary.peak_vram_bytes / 1e9:.2f} GB", "")
+    table.add_row("peak memory of the process", "", f"{summary.peak_rss_bytes / 1e9:.2f} GB", "")
+    screen.OUT.print(table)
+    if is_evaluation:
+        _side_by_side(summary.metrics)
+    if summary.findings:
+        screen.OUT.print(f"findings: {', '.join(summary.findings)} (findings.jsonl has settings to try)", markup=False)
+
+
+def targets_table(summaries: Sequence[Summary], price: float | None = None) -> None:
+    """Print a line for each figure of a recipe's finished stages, then the figures of all stages together.
+
+    `price` is in dollars per hour of one card.
+    """
+    chain_figures = totals({summary.stage: summary for summary in summaries}, price)
+    targets = [target for summary in summaries for target in summary.targets]
+    heading = "published" if chain_figures else _figures_heading(targets)
+    table = Table(title="the chain so far", title_justify="left")
+    for column in ("stage", "metric", heading, "measured", "verdict", "wall"):
+        table.add_column(column, justify="right" if column in ("measured", "wall") else "left")
+    for summary in summaries:
+        cells = [
+            (
+                escape(target.figure.title),
+                figure_text(target.figure),
+                number(target.measured),
+                verdict(target.outcome),
+            )
+            for target in summary.targets
+        ]
+        for index, row in enumerate(cells or [("", "", "", "")]):
+            table.add_row("" if index else summary.stage, *row, "" if index else f"{summary.wall_seconds:.0f} s")
+    for index, (figure, value, outcome) in enumerate(chain_figures):
+        table.add_row(
+            "" if index else "all", escape(figure.title), figure_text(figure), number(value), verdict(outcome), ""
+        )
+    screen.OUT.print(table)
+
+
+def show_sample(title: str, prompt: str, answers: Mapping[str, str]) -> None:
+    """Print a prompt and each policy's answer to it."""
+    screen.OUT.print(f"\n[bold]{title}[/bold]")
+    screen.OUT.print(prompt.strip(), style="dim", markup=False)
+    width = max(map(len, answers))
+    for name, answer in answers.items():
+        screen.OUT.print(f"{name:>{width}}: {answer}", markup=False)
+
+
+def _side_by_side(metrics: Mapping[str, float | None]) -> None:
+    """Print metrics named `<policy>/<metric>`: a column for each policy and a row for each metric.
+
+    Those of the reward model get a table of their own.
+    """
+    columns = list(dict.fromkeys(name.partition("/")[0] for name in metrics))
+    measures = list(dict.fromkeys(name.partition("/")[2] for name in metrics if not name.startswith("rm/")))
+    policies = [column for column in columns if column != "rm"]
+    rows = [(_words(name), *(number(metrics.get(f"{policy}/{name}")) for policy in policies)) for name in measures]
+    rows_table("on held-out prompts", ("", *policies), rows, numbers=True)
+    rows_table(
+        "reward model on held-out pairs",
+        ("", "rm"),
+        [(_words(name.partition("/")[2]), number(value)) for name, value in metrics.items() if name.startswith("rm/")],
+        numbers=True,
+    )
+
+
+def _figures_heading(targets: Iterable[Comparison]) -> str:
+    """Return the heading of the column of figures: published, or target."""
+    return "published" if any(target.guide for target in targets) else "target"
+
+
+def _words(metric: str) -> str:
+    return metric.replace("_", " ")
+
+
+def _better(metric: str) -> str:
+    """Return which way a metric is better, as markup that follows its name; "" if neither is."""
+    if metric in published.LESS:
+        return "[dim] (lower is better)[/]"
+    return "[dim] (higher is better)[/]" if metric in published.MORE else ""

@@ -1,0 +1,33 @@
+"""Installed packages: their versions, and the command that installs an optional part."""
+
+import importlib.metadata
+import re
+import shlex
+from pathlib import Path
+
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "numpy")
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of those installed packages that can change results."""
+    return {name: version for name in PACKAGES if (version := package_version(name))}
+
+
+def package_version(package: str) -> str | None:
+    """Return a package's version, or None if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an optional part: from the checkout, or by its packages without one."""
+    if (Path(__file__).parents[2] / "pyproject.toml").is_file():
+        return f"pip install '.[{extra}]'"
+    try:
+        requirements = importlib.metadata.requires("rlhf-one-gpu") or []
+    except importlib.metadata.PackageNotFoundError:
+        requirements = []
+    needed = [line.partition(";")[0].strip() for line in requirements if re.search(rf"extra == .{extra}\b", line)]
+    return f"pip install {shlex.join(needed)}" if needed else f"pip install 'rlhf-one-gpu[{extra}]'"
