@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rlhf.cli.options import OUTPUT, SEED, Number, StrictCommand, WholeNumber, existing_files, refuse_inputs
+from rlhf.cli.options import OUTPUT, SEED, Number, OneOf, StrictCommand, WholeNumber, existing_files, refuse_inputs
 from rlhf.data import convert, formats, show
 from rlhf.data.quality import check as quality
 from rlhf.data.quality import flaws, spread
@@ -17,6 +17,8 @@ from rlhf.errors import UserError
 from rlhf.files import write_output
 from rlhf.observe import console
 from rlhf.terminal import counted
+
+NAMED = 3  # malformed rows in the message that ends `data check`
 
 
 @click.group("data")
@@ -89,7 +91,9 @@ def check_data(
         console.OUT.print(verdict(report), markup=False)
     malformed = [*rows.report.malformed, *(heldout_rows.report.malformed if heldout_rows else ())]
     if malformed:
-        raise UserError("; ".join(f"{source}: {reason}" for source, reason in malformed[:3]))
+        named = "; ".join(f"{source}: {reason}" for source, reason in malformed[:NAMED])
+        more = f"; and {len(malformed) - NAMED:,} more" if len(malformed) > NAMED else ""
+        raise UserError(f"{named}{more}. {formats.RECIPE_ADVICE.skip}")
     if report.severity == "error":
         worst = next(line for line in report.verdicts() if line.severity == "error")
         raise UserError(f"{', '.join(files)}: {worst.name} {worst.value}: {worst.hint}")
@@ -129,7 +133,7 @@ def verdict(report: QualityReport) -> str:
 @click.option("--first", is_flag=True, help="Show the first rows instead of random ones.")
 @click.option(
     "--only",
-    type=click.Choice(list(flaws.FLAWS)),
+    type=OneOf(list(flaws.FLAWS)),
     help="Show only rows with this flaw, as `rlhf data check` counts it.",
 )
 def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: str | None) -> None:

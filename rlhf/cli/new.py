@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rlhf.cli.options import StrictCommand, WholeNumber
+from rlhf.cli.options import OneOf, StrictCommand, WholeNumber
 from rlhf.memory.predict import Predictor, needed
 from rlhf.observe import console
 from rlhf.recipe.published import GB
@@ -33,7 +33,7 @@ from rlhf.use.new_content import TEMPLATES, NewOptions, TemplateName
 @click.option("--revision", metavar="COMMIT", help="Commit of the model on the hub. [default: its newest]")
 @click.option(
     "--template",
-    type=click.Choice(TEMPLATES),
+    type=OneOf(TEMPLATES),
     help="How dialogues are written. [default: chat for a chat model, otherwise hh]",
 )
 @click.option("--max-length", type=WholeNumber(min=8), metavar="N", help="Longest prompt and response, in tokens.")

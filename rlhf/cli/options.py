@@ -12,7 +12,6 @@ import click
 
 from rlhf.errors import OptionError
 from rlhf.memory.cards import size_in_bytes
-from rlhf.recipe import STAGES, StageName
 from rlhf.run.layout import RESULTS
 
 FileT = TypeVar("FileT", str, Path)
@@ -78,14 +77,14 @@ class OutputFile(click.Path):
 OUTPUT = OutputFile()
 
 
-class Stage(click.Choice[StageName]):
-    """An argument that names a stage. A misspelt one is told the nearest."""
+NameT = TypeVar("NameT", bound=str)
 
-    def __init__(self) -> None:
-        super().__init__(STAGES)
+
+class OneOf(click.Choice[NameT]):
+    """An option that takes one of several names. The message about a misspelt one has the nearest."""
 
     def get_invalid_choice_message(self, value: object, ctx: click.Context | None) -> str:
-        near = difflib.get_close_matches(str(value).lower(), STAGES, n=1)
+        near = difflib.get_close_matches(str(value).lower(), self.choices, n=1)
         return super().get_invalid_choice_message(value, ctx) + (f" Did you mean {near[0]!r}?" if near else "")
 
 

@@ -8,7 +8,7 @@ import click
 from rlhf import recipe, terminal
 from rlhf.cli import plan_tables as tables
 from rlhf.cli.choice import CHANGES, NAMES_RECIPE, Choice, chooses_recipe, typed_options
-from rlhf.cli.options import PRICE, StrictCommand, memory_size
+from rlhf.cli.options import PRICE, OneOf, StrictCommand, memory_size
 from rlhf.errors import UserError
 from rlhf.memory import claims, strategies
 from rlhf.memory import plan as planning
@@ -22,7 +22,7 @@ from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName, shape
 
 @click.command(cls=StrictCommand)
 @chooses_recipe(changes=CHANGES)
-@click.option("--stage", type=click.Choice([s for s in recipe.STAGES if s != "pretrain"]), help="Plan only this stage.")
+@click.option("--stage", type=OneOf([s for s in recipe.STAGES if s != "pretrain"]), help="Plan only this stage.")
 @PRICE
 @click.option(
     "--fit", callback=memory_size, metavar="12GB", help="Search for the fastest settings that need at most this memory."

@@ -15,6 +15,7 @@ from rlhf.cli.options import (
     OUTPUT,
     PRICE,
     Number,
+    OneOf,
     StrictCommand,
     WholeNumber,
     existing_files,
@@ -52,7 +53,7 @@ def _advising(command: str, stage: StageName) -> Iterator[None]:
     "--stage",
     default="ppo",
     show_default=True,
-    type=click.Choice(chatting.CHAT_STAGES),
+    type=OneOf(chatting.CHAT_STAGES),
     help="Stage whose model to load.",
 )
 @click.option(
@@ -117,7 +118,7 @@ def score(
     "--engine",
     default="auto",
     show_default=True,
-    type=click.Choice(serving.ENGINES),
+    type=OneOf(serving.ENGINES),
     help="Server to use; auto takes vLLM if it is installed.",
 )
 @click.option(
@@ -162,10 +163,8 @@ def report(choice: Choice, runs: Sequence[Path], out: Path, to: Path | None, pri
 @click.command("compare", cls=StrictCommand)
 @click.argument("a", type=click.Path(path_type=Path), callback=run_directory)
 @click.argument("b", type=click.Path(path_type=Path), callback=run_directory)
-@click.option(
-    "--stage", default="ppo", show_default=True, type=click.Choice(COMPARED_POLICIES), help="Policy to compare."
-)
-@click.option("--stage-b", type=click.Choice(COMPARED_POLICIES), help="Policy of B. [default: as in A]")
+@click.option("--stage", default="ppo", show_default=True, type=OneOf(COMPARED_POLICIES), help="Policy to compare.")
+@click.option("--stage-b", type=OneOf(COMPARED_POLICIES), help="Policy of B. [default: as in A]")
 @click.option(
     "--scored",
     multiple=True,

@@ -81,6 +81,10 @@ def test_an_absent_argument_is_a_mistake_in_the_command(command, words):
         ("data-check rows.jsonl", "'rlhf data check'"),
         ("plann", "'plan'"),
         ("run pppo", "'ppo'"),
+        ("run ppo --hw cpu --stop-on nann", "'nan'"),
+        ("run ppo --hw cpu --report-to tensorbord", "'tensorboard'"),
+        ("plan --hw cpu --stage sfft", "'sft'"),
+        ("data show rows.jsonl --only duplicate", "'duplicates'"),
     ],
 )
 def test_what_a_wrong_word_probably_means_is_said(command, words, meant):
