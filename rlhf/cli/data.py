@@ -33,10 +33,15 @@ def data_group() -> None:
     multiple=True,
     metavar="FILE",
     callback=existing_files,
-    help="Check leakage into this file, instead of within FILES. May be repeated.",
+    help="File of held-out rows to look for in FILES, instead of splitting FILES. May be repeated.",
 )
 @click.option(
-    "--seed", type=SEED, metavar="N", default=0, show_default=True, help="Seed of the split: that of the run."
+    "--seed",
+    type=SEED,
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Seed of the split into training and held-out rows, as for a run.",
 )
 @click.option(
     "--heldout-fraction",
@@ -45,13 +50,13 @@ def data_group() -> None:
     metavar="SHARE",
     default=0.1,
     show_default=True,
-    help="Share of held-out conversations: data.heldout_fraction of the recipe that trains.",
+    help="Share of held-out conversations, as data.heldout_fraction of a recipe.",
 )
 @click.option(
-    "--tokenizer", metavar="DIR", help="Count lengths in tokens of this local tokenizer, instead of in words."
+    "--tokenizer", metavar="DIR", help="Folder of a tokenizer. Lengths are counted in its tokens, instead of in words."
 )
+@click.option("--to", type=OUTPUT, metavar="FILE", help="JSON file to write the whole report to, in addition.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-@click.option("--to", type=OUTPUT, metavar="FILE", help="Also write that JSON object to a file.")
 def check_data(
     files: tuple[str, ...],
     heldout: tuple[str, ...],

@@ -23,15 +23,18 @@ from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName, shape
 @click.command(cls=StrictCommand)
 @chooses_recipe(changes=CHANGES)
 @click.option("--stage", type=OneOf([s for s in recipe.STAGES if s != "pretrain"]), help="Plan only this stage.")
-@PRICE
 @click.option(
     "--fit", callback=memory_size, metavar="12GB", help="Search for the fastest settings that need at most this memory."
 )
 @click.option("--fastest", is_flag=True, help="Search for the fastest settings that fit the recipe's card.")
 @click.option(
-    "--strategies", "by_strategy", is_flag=True, help="Show what each way to save memory changes, beside claims."
+    "--strategies",
+    "by_strategy",
+    is_flag=True,
+    help="Show what each way to save memory changes, beside published effects.",
 )
 @click.option("--published", is_flag=True, help="Show every published figure beside its prediction.")
+@PRICE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def plan(
     choice: Choice,

@@ -60,14 +60,18 @@ TRIAL_NOTE = (
     type=OneOf(tracking.TRACKERS),
     help="Also send the metrics to this tracker. May be repeated.",
 )
-@click.option("--with-parents", is_flag=True, help="First run the stages that this one builds on, unless finished.")
-@click.option("--if-needed", is_flag=True, help="Succeed if the stage is finished, or not part of the recipe.")
+@click.option(
+    "--with-parents", is_flag=True, help="First run the stages that this one builds on, unless they are finished."
+)
+@click.option(
+    "--if-needed", is_flag=True, help="Do nothing, and succeed, if the stage is finished or not part of the recipe."
+)
 @click.option(
     "--stop-on",
     multiple=True,
     type=OneOf([*watch.CHECK_NAMES, "all"]),
     metavar="CHECK",
-    help="End the stage when this check of docs/watch.md finds something; all: any check. May be repeated.",
+    help="End the stage when this check (docs/watch.md) finds something; all names every check. May be repeated.",
 )
 @click.option(
     "--preflight/--no-preflight",
@@ -236,7 +240,7 @@ def _predict_peak(loaded: PinnedRecipe, stage: StageName) -> int | None:
 @click.option(
     "--until",
     metavar="LIST",
-    help="Last stages, separated by spaces. [default: ppo dpo, and evaluate if a target needs it]",
+    help="Stages to end with, separated by spaces. [default: ppo dpo, and evaluate if a target needs it]",
 )
 @PRICE
 def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: float | None) -> None:
