@@ -77,8 +77,8 @@ class Choice:
                 )
             overrides |= {"model.source": "local", "model.name": folder, "model.revision": None, "pretrain": None}
             overrides |= {"tokenizer.source": "local", "tokenizer.name": folder, "tokenizer.revision": None}
-        if missing := [file for file in data if not Path(file).exists()]:
-            raise OptionError(f"--data {missing[0]}: there is no such file{hub_hint(missing[0])}")
+        if missing := [file for file in data if not file or not Path(file).exists()]:
+            raise OptionError(f"--data {missing[0] or repr('')}: there is no such file{hub_hint(missing[0])}")
         if data:
             files = [str(Path(file).resolve()) for file in data]
             overrides |= {"data.source": "files", "data.files": files, "data.format": "auto"}

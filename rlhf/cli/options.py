@@ -126,7 +126,7 @@ def memory_size(context: click.Context, parameter: click.Parameter, value: str |
 def existing_files(context: click.Context, parameter: click.Parameter, files: Sequence[FileT]) -> Sequence[FileT]:
     """Return the files that a command is to read. Raises OptionError if one is absent."""
     if absent := [file for file in files if not os.path.exists(file)]:
-        raise OptionError(f"{absent[0]}: no such file; check its path")
+        raise OptionError(f"{str(absent[0]) or repr('')}: no such file; check its path")
     return files
 
 

@@ -137,6 +137,8 @@ def test_a_rank_does_not_repeat_it(command, tmp_path, monkeypatch):
         (["plan", "--hw", "cpu", "--fit", "12"], "--fit"),
         (["plan", "--hw", "cpu", "--set", "ppo.kl_coef=x"], "ppo.kl_coef"),
         (["chat", "--hw", "cpu", "--weights", "nowhere"], "--weights nowhere: no config.json there"),
+        (["run", "sft", "--hw", "cpu", "--data", ""], "--data '': there is no such file"),
+        (["data", "check", ""], "'': no such file; check its path"),
         (["run", "sft", "--hw", "cpu", "--data", "some/set"], "--set data.name=some/set --set data.revision=COMMIT"),
     ],
 )
