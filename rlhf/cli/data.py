@@ -8,7 +8,17 @@ from pathlib import Path
 
 import click
 
-from rlhf.cli.options import OUTPUT, SEED, Number, OneOf, StrictCommand, WholeNumber, existing_files, refuse_inputs
+from rlhf.cli.options import (
+    OUTPUT,
+    SEED,
+    InOrderOfUse,
+    Number,
+    OneOf,
+    StrictCommand,
+    WholeNumber,
+    existing_files,
+    refuse_inputs,
+)
 from rlhf.data import convert, formats, show
 from rlhf.data.quality import check as quality
 from rlhf.data.quality import flaws, spread
@@ -21,7 +31,7 @@ from rlhf.terminal import counted
 NAMED = 3  # malformed rows in the message that ends `data check`
 
 
-@click.group("data")
+@click.group("data", cls=InOrderOfUse)
 def data_group() -> None:
     """Check, show and convert data files."""
 

@@ -18,6 +18,13 @@ FileT = TypeVar("FileT", str, Path)
 LARGEST_SEED = 2**32 - 1  # as in a recipe
 
 
+class InOrderOfUse(click.Group):
+    """A group whose help lists its commands in the order in which they were added."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
 class StrictCommand(click.Command):
     """A command that refuses an option given twice, of which click would take the last."""
 

@@ -93,6 +93,11 @@ def test_what_a_wrong_word_probably_means_is_said(command, words, meant):
     assert f"Did you mean {meant}?" in err and err.count("\n") == 1
 
 
+def test_the_commands_on_data_are_listed_in_the_order_of_use(command):
+    out = command("data", "--help")[1]
+    assert out.index("  check ") < out.index("  show ") < out.index("  convert ")
+
+
 @pytest.mark.parametrize("to", ["sft/summary.json", "sft/new.jsonl", "sft/adapter/x.bin", "link/summary.json"])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_result_replaces_a_record_of_a_run(command, tmp_path, name, to):
