@@ -30,6 +30,9 @@ ALIKE = (
     ("ours, activations recomputed", "TRL, activations recomputed"),
 )
 
+# Commits of records whose tokens of TRL are the mean of all steps. Ours, and later code's, are of timed steps alone.
+TOKENS_OF_WARM_UP = ("d0fceebf", "fc82bc4d", "ec2acf72")
+
 HEAD = """# Results
 
 Measured, each with its commit, recipe hash, package versions, device and seeds. Predictions stand beside the recipes
@@ -37,6 +40,9 @@ Measured, each with its commit, recipe hash, package versions, device and seeds.
 many times as fast ours is. For PPO, RLOO and GRPO both sides have the same design in the headline;
 [speed.md](../docs/speed.md#compared-with-trl) and [groups.md](../docs/groups.md#compared-with-trl) show the others,
 with the lean trunk and adapters in upper layers. This page is made by `make results-index` and checked by the tests.
+
+\\* These ratios are not exact: TRL's tokens are counted with those of its warm-up, whose seconds are left out
+([speed.md](../docs/speed.md#sft-reward-model-and-dpo)). They were not measured again.
 
 | record | what | device | date | commit | headline |
 | --- | --- | --- | --- | --- | --- |
@@ -108,13 +114,14 @@ def _supervised(content: object, source: str) -> tuple[str, str]:
     ours = {stage: sides["ours"] for stage, sides in record["stages_beside"].items()}
     peer = record["peer"].partition(" at ")[0]
     settings = [f"{key}={value}" for key, value in record.get("overrides", {}).items()]
+    mark = r" \*" if str(record["code"]["commit"])[:8] in TOKENS_OF_WARM_UP else ""
     subject = ", ".join([f"steps beside {peer}", *settings, f"{clock_of(ours.values())} seconds"])
     ratios = (
         f"{stage} {row['times_faster']:.2f} times TRL's defaults"
         + (f", {row['times_faster_tuned']:.2f} times tuned" if "times_faster_tuned" in row else "")
         for stage, row in ours.items()
     )
-    return subject, "; ".join(ratios)
+    return subject, "; ".join(ratios) + mark
 
 
 def _peer(content: object, source: str) -> tuple[str, str]:

@@ -104,8 +104,8 @@ class Choice:
 
 def _data_changes(data: Sequence[str]) -> recipe.Changes:
     """Return the changes that training on these files stands for. Raises OptionError if one is missing."""
-    if missing := [file for file in data if not Path(file).exists()]:
-        raise OptionError(f"--data {missing[0]}: there is no such file{hub_hint(missing[0])}")
+    if missing := [file for file in data if not file or not Path(file).exists()]:
+        raise OptionError(f"--data {missing[0] or repr('')}: there is no such file{hub_hint(missing[0])}")
     if not data:
         return {}
     files = [str(Path(file).resolve()) for file in data]

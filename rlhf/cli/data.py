@@ -8,7 +8,17 @@ from pathlib import Path
 
 import click
 
-from rlhf.cli.options import OUTPUT, SEED, Number, StrictCommand, WholeNumber, existing_files, refuse_inputs
+from rlhf.cli.options import (
+    OUTPUT,
+    SEED,
+    InOrderOfUse,
+    Number,
+    OneOf,
+    StrictCommand,
+    WholeNumber,
+    existing_files,
+    refuse_inputs,
+)
 from rlhf.data import convert, formats, show
 from rlhf.data.quality import check as quality
 from rlhf.data.quality import flaws, spread
@@ -20,8 +30,10 @@ from rlhf.observe.progress import working
 from rlhf.observe.tables import rows_table
 from rlhf.terminal import counted
 
+NAMED = 3  # malformed rows in the message that ends `data check`
 
-@click.group("data")
+
+@click.group("data", cls=InOrderOfUse)
 def data_group() -> None:
     """Check, show and convert data files."""
 
@@ -33,10 +45,15 @@ def data_group() -> None:
     multiple=True,
     metavar="FILE",
     callback=existing_files,
-    help="Check leakage into this file, instead of within FILES. May be repeated.",
+    help="File of held-out rows to look for in FILES, instead of splitting FILES. May be repeated.",
 )
 @click.option(
-    "--seed", type=SEED, metavar="N", default=0, show_default=True, help="Seed of the split: that of the run."
+    "--seed",
+    type=SEED,
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Seed of the split into training and held-out rows, as for a run.",
 )
 @click.option(
     "--heldout-fraction",
@@ -45,13 +62,13 @@ def data_group() -> None:
     metavar="SHARE",
     default=0.1,
     show_default=True,
-    help="Share of held-out conversations: data.heldout_fraction of the recipe that trains.",
+    help="Share of held-out conversations, as data.heldout_fraction of a recipe.",
 )
 @click.option(
-    "--tokenizer", metavar="DIR", help="Count lengths in tokens of this local tokenizer, instead of in words."
+    "--tokenizer", metavar="DIR", help="Folder of a tokenizer. Lengths are counted in its tokens, instead of in words."
 )
+@click.option("--to", type=OUTPUT, metavar="FILE", help="JSON file to write the whole report to, in addition.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-@click.option("--to", type=OUTPUT, metavar="FILE", help="Also write that JSON object to a file.")
 def check_data(
     files: tuple[str, ...],
     heldout: tuple[str, ...],
@@ -84,7 +101,9 @@ def check_data(
         _print_check(report)
     malformed = [*rows.report.malformed, *(heldout_rows.report.malformed if heldout_rows else ())]
     if malformed:
-        raise UserError("; ".join(f"{source}: {reason}" for source, reason in malformed[:3]))
+        named = "; ".join(f"{source}: {reason}" for source, reason in malformed[:NAMED])
+        more = f"; and {len(malformed) - NAMED:,} more" if len(malformed) > NAMED else ""
+        raise UserError(f"{named}{more}. {formats.RECIPE_ADVICE.skip}")
     if report.severity == "error":
         worst = next(line for line in report.verdicts() if line.severity == "error")
         raise UserError(f"{', '.join(files)}: {worst.name} {worst.value}: {worst.hint}")
@@ -134,7 +153,7 @@ def verdict(report: QualityReport) -> str:
 @click.option("--first", is_flag=True, help="Show the first rows instead of random ones.")
 @click.option(
     "--only",
-    type=click.Choice(list(flaws.FLAWS)),
+    type=OneOf(list(flaws.FLAWS)),
     help="Show only rows with this flaw, as `rlhf data check` counts it.",
 )
 def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: str | None) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rlhf.cli.options import StrictCommand, WholeNumber
+from rlhf.cli.options import OneOf, StrictCommand, WholeNumber
 from rlhf.memory.predict import Predictor, needed
 from rlhf.observe import screen
 from rlhf.observe.progress import working
@@ -24,22 +24,27 @@ from rlhf.use.new_content import TEMPLATES, NewOptions, TemplateName
     "--data",
     multiple=True,
     metavar="FILE",
-    help="Preference pairs, or hh or ultrafeedback from the hub. May be repeated.",
+    help="File of preference pairs, or hh or ultrafeedback from the hub. May be repeated.",
 )
 @click.option(
     "--stages",
     default="ppo,dpo",
     show_default=True,
     metavar="LIST",
-    help="Stages that must fit, after SFT and the reward model.",
+    help="Stages that must fit in addition to SFT and the reward model, separated by commas.",
 )
-@click.option("--revision", metavar="COMMIT", help="Commit of the model on the hub. [default: its newest]")
+@click.option("--revision", metavar="COMMIT", help="Commit of the model on the hub. [default: the newest]")
 @click.option(
     "--template",
-    type=click.Choice(TEMPLATES),
+    type=OneOf(TEMPLATES),
     help="How dialogues are written. [default: chat for a chat model, otherwise hh]",
 )
-@click.option("--max-length", type=WholeNumber(min=8), metavar="N", help="Longest prompt and response, in tokens.")
+@click.option(
+    "--max-length",
+    type=WholeNumber(min=8),
+    metavar="N",
+    help="Longest prompt and response together, in tokens. [default: 1024 for a chat model, otherwise 512]",
+)
 @click.option("--name", metavar="NAME", help="Name of the recipe. [default: <card>-<model>]")
 @click.option(
     "--recipe-root",

@@ -12,11 +12,17 @@ import click
 
 from rlhf.errors import OptionError
 from rlhf.memory.cards import size_in_bytes
-from rlhf.recipe import STAGES, StageName
 from rlhf.run.layout import RESULTS
 
 FileT = TypeVar("FileT", str, Path)
 LARGEST_SEED = 2**32 - 1  # as in a recipe
+
+
+class InOrderOfUse(click.Group):
+    """A group whose help lists its commands in the order in which they were added."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
 
 
 class StrictCommand(click.Command):
@@ -78,14 +84,14 @@ class OutputFile(click.Path):
 OUTPUT = OutputFile()
 
 
-class Stage(click.Choice[StageName]):
-    """An argument that names a stage. A misspelt one is told the nearest."""
+NameT = TypeVar("NameT", bound=str)
 
-    def __init__(self) -> None:
-        super().__init__(STAGES)
+
+class OneOf(click.Choice[NameT]):
+    """An option that takes one of several names. The message about a misspelt one has the nearest."""
 
     def get_invalid_choice_message(self, value: object, ctx: click.Context | None) -> str:
-        near = difflib.get_close_matches(str(value).lower(), STAGES, n=1)
+        near = difflib.get_close_matches(str(value).lower(), self.choices, n=1)
         return super().get_invalid_choice_message(value, ctx) + (f" Did you mean {near[0]!r}?" if near else "")
 
 
@@ -127,7 +133,7 @@ def memory_size(context: click.Context, parameter: click.Parameter, value: str |
 def existing_files(context: click.Context, parameter: click.Parameter, files: Sequence[FileT]) -> Sequence[FileT]:
     """Return the files that a command is to read. Raises OptionError if one is absent."""
     if absent := [file for file in files if not os.path.exists(file)]:
-        raise OptionError(f"{absent[0]}: no such file; check its path")
+        raise OptionError(f"{str(absent[0]) or repr('')}: no such file; check its path")
     return files
 
 

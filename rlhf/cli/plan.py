@@ -8,7 +8,7 @@ import click
 from rlhf import recipe, terminal
 from rlhf.cli import plan_tables as tables
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import PRICE, StrictCommand, memory_size
+from rlhf.cli.options import PRICE, OneOf, StrictCommand, memory_size
 from rlhf.cli.recipe_options import CHANGES, chooses_recipe
 from rlhf.cli.typed import NAMES_RECIPE, typed_options
 from rlhf.errors import UserError
@@ -24,16 +24,19 @@ from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName, shape
 
 @click.command(cls=StrictCommand)
 @chooses_recipe(changes=CHANGES)
-@click.option("--stage", type=click.Choice([s for s in recipe.STAGES if s != "pretrain"]), help="Plan only this stage.")
-@PRICE
+@click.option("--stage", type=OneOf([s for s in recipe.STAGES if s != "pretrain"]), help="Plan only this stage.")
 @click.option(
     "--fit", callback=memory_size, metavar="12GB", help="Search for the fastest settings that need at most this memory."
 )
 @click.option("--fastest", is_flag=True, help="Search for the fastest settings that fit the recipe's card.")
 @click.option(
-    "--strategies", "by_strategy", is_flag=True, help="Show what each way to save memory changes, beside claims."
+    "--strategies",
+    "by_strategy",
+    is_flag=True,
+    help="Show what each way to save memory changes, beside published effects.",
 )
 @click.option("--published", is_flag=True, help="Show every published figure beside its prediction.")
+@PRICE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def plan(
     choice: Choice,

@@ -246,8 +246,8 @@ def show_fits(loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool) ->
         rows_table(title, ("stage", "peak, GB", "needs, GB", ""), rows)
     if settings.too_large:
         raise UserError(
-            f"{', '.join(settings.too_large)}: nothing fits {gb(limit)} GB; shorter rows are left to you: max_length, "
-            "max_prompt_length, response_length"
+            f"{', '.join(settings.too_large)}: no settings fit {gb(limit)} GB; allow more memory, or shorten the rows: "
+            "--set STAGE.max_length=N, or max_prompt_length and response_length (make: SET=…)"
         )
     if as_json:
         return

@@ -34,7 +34,9 @@ from rlhf.terminal import counted, say
     help="Port of the page; 0 takes a free one.",
 )
 @click.option("--summary", is_flag=True, help="Print win rates and agreement so far, and serve no page.")
-@click.option("--json", "as_json", is_flag=True, help="Print that summary as one JSON object.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print win rates and agreement as one JSON object; serve no page."
+)
 def rate(
     choice: Choice,
     out: Path,
@@ -85,7 +87,7 @@ def judge(
 ) -> None:
     """Let a model rate answers of two policies, in both orders.
 
-    It rates the pairs that `rlhf ab` shows to people; a verdict counts if both orders agree.
+    It rates the pairs that `rlhf ab` shows to people; a choice counts if it is the same in both orders.
     """
     try:
         from rlhf.rating import judge as judging
@@ -107,14 +109,16 @@ def ratings_group() -> None:
 
 @ratings_group.command("export", cls=StrictCommand)
 @click.argument("root", type=click.Path(path_type=Path), metavar="RUN", callback=run_directory)
-@click.option("--a", metavar="POLICY", help="First policy, as for `rlhf ab`. [default: sft]")
+@click.option("--a", metavar="POLICY", help="Policy that the pairs were compared against. [default: sft]")
 @click.option(
     "--b",
     metavar="POLICY",
-    help="Second policy, as for `rlhf ab`. [default: the first of ppo, rloo, grpo, dpo that was trained]",
+    help="Policy whose wins were counted. [default: the first of ppo, rloo, grpo, dpo that was trained]",
 )
 @click.option("--rater", "raters", multiple=True, metavar="NAME", help="Count only this rater. May be repeated.")
-@click.option("--keep-ties", is_flag=True, help="Write a tie as two rows, one each way round. [default: left out]")
+@click.option(
+    "--keep-ties", is_flag=True, help="Write a tie as two rows with opposite labels. [default: ties are left out]"
+)
 @click.option("--to", type=OUTPUT, required=True, metavar="FILE", help="JSON lines file to write.")
 def export_ratings(
     root: Path, a: str | None, b: str | None, raters: tuple[str, ...], keep_ties: bool, to: Path

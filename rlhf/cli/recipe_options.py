@@ -73,7 +73,7 @@ def chooses_recipe(
             "--hw",
             metavar="NAME",
             shell_complete=_hardware_names,
-            help="Hardware; takes its default recipe in the newest released version, or else a draft.",
+            help="Hardware. Takes its default recipe: the newest released version, or else a draft.",
         ),
         RECIPES,
         click.option(

@@ -21,7 +21,7 @@ from rlhf.use import reproduce as reproducing
 @click.option(
     "--until",
     metavar="LIST",
-    help="Last stages, separated by spaces. [default: ppo dpo, and evaluate if a target needs it]",
+    help="Stages to end with, separated by spaces. [default: ppo dpo, and evaluate if a target needs it]",
 )
 @PRICE
 def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: float | None) -> None:

@@ -1,7 +1,6 @@
 """`rlhf run`: one stage of a recipe."""
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -9,7 +8,7 @@ import click
 from rlhf import recipe, terminal
 from rlhf.cli import chain, next_steps
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import PRICE, Stage, StrictCommand
+from rlhf.cli.options import PRICE, OneOf, StrictCommand
 from rlhf.cli.recipe_options import REUSE, TRAINING_HELP, chooses_recipe
 from rlhf.errors import UserError
 from rlhf.observe import screen, tracking, watch
@@ -29,7 +28,7 @@ TRIAL_NOTE = (
 
 
 @click.command(cls=StrictCommand)
-@click.argument("stage", type=Stage(), metavar="STAGE")
+@click.argument("stage", type=OneOf(recipe.STAGES), metavar="STAGE")
 @click.argument("more_data", nargs=-1, metavar="")  # further files in `--data a.jsonl b.jsonl`
 @chooses_recipe(**TRAINING_HELP, seed="Seed to use instead of the recipe's.", out=True)
 @REUSE
@@ -41,16 +40,21 @@ TRIAL_NOTE = (
 @click.option(
     "--report-to",
     multiple=True,
-    type=click.Choice(tracking.TRACKERS),
+    type=OneOf(tracking.TRACKERS),
     help="Also send the metrics to this tracker. May be repeated.",
 )
-@click.option("--with-parents", is_flag=True, help="First run the stages that this one builds on, unless finished.")
-@click.option("--if-needed", is_flag=True, help="Succeed if the stage is finished, or not part of the recipe.")
+@click.option(
+    "--with-parents", is_flag=True, help="First run the stages that this one builds on, unless they are finished."
+)
+@click.option(
+    "--if-needed", is_flag=True, help="Do nothing, and succeed, if the stage is finished or not part of the recipe."
+)
 @click.option(
     "--stop-on",
     multiple=True,
+    type=OneOf([*watch.CHECK_NAMES, "all"]),
     metavar="CHECK",
-    help="End the stage when this check of docs/watch.md finds something; all: any check. May be repeated.",
+    help="End the stage when this check (docs/watch.md) finds something; all names every check. May be repeated.",
 )
 @click.option(
     "--preflight/--no-preflight",
@@ -79,7 +83,6 @@ def run(
     """
     if more_data and not choice.data:
         raise click.UsageError(f"what is {more_data[0]!r}? Files to train on follow --data")
-    _check_names(stop_on)
     loaded = choice.load(more_data)
     if if_needed and loaded.recipe.section(stage) is None:
         screen.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
@@ -112,7 +115,7 @@ def run(
         command_line = shlex.join(["rlhf", *chain.stage_command(error.parent, more_data, "resume"), *resumed])
         raise UserError(f"{error}: first run `{command_line}`, or add --with-parents") from error
     if summary is not None and not distributed.rank():
-        _show_outcome(summary, result, path)
+        _show_outcome(summary, result, path, restart=resume is False)
         if stage == "pretrain" and choice.data:
             terminal.say(TRIAL_NOTE)
         if not endings.part_of_command():
@@ -121,17 +124,15 @@ def run(
             next_steps.show(stage, loaded.recipe, more_data)
 
 
-def _show_outcome(summary: Summary, result: Result | None, path: Path) -> None:
+def _show_outcome(summary: Summary, result: Result | None, path: Path, *, restart: bool) -> None:
     """Print the figures of a finished stage in `path`, and a sample; `result` is None if it was done before."""
     if result is None:
         screen.OUT.print(f"{summary.stage}: done before ({path}); nothing was run", markup=False)
+        if restart:
+            way_out = "to run it again, move that folder away, or choose another --out (make: OUT=…)"
+            terminal.say(f"--restart (make: RESUME=0) is for unfinished runs; {way_out}")
     summary_table(summary)
     if result is not None:
         screen.OUT.print(f"written to {path}", style="dim", markup=False)
         if result.sample:
             show_sample("a held-out prompt", *result.sample)
-
-
-def _check_names(stop_on: Sequence[str]) -> None:
-    if unknown := [name for name in stop_on if name not in (*watch.CHECK_NAMES, "all")]:
-        raise click.BadParameter(f"{unknown[0]} is none of {', '.join(watch.CHECK_NAMES)}, all", param_hint="--stop-on")

@@ -15,6 +15,7 @@ from rlhf.cli.options import (
     OUTPUT,
     PRICE,
     Number,
+    OneOf,
     StrictCommand,
     WholeNumber,
     existing_files,
@@ -57,7 +58,7 @@ def _advising(command: str, stage: StageName) -> Iterator[None]:
     "--stage",
     default="ppo",
     show_default=True,
-    type=click.Choice(chatting.CHAT_STAGES),
+    type=OneOf(chatting.CHAT_STAGES),
     help="Stage whose model to load.",
 )
 @click.option(
@@ -94,8 +95,8 @@ def chat(choice: Choice, out: Path, stage: chatting.ChatStage, temperature: floa
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path), callback=existing_files)
 @chooses_recipe(**RUN_HELP, out=True)
 @click.option("--prompt", metavar="TEXT", help="Score answers to this prompt instead of FILES.")
-@click.option("--response", "responses", multiple=True, help="An answer to --prompt. May be repeated.")
-@click.option("--to", type=OUTPUT, metavar="FILE", help="File for the scores, as JSON lines.")
+@click.option("--response", "responses", multiple=True, help="Answer to --prompt. May be repeated.")
+@click.option("--to", type=OUTPUT, metavar="FILE", help="JSON lines file to write the scores to.")
 def score(
     choice: Choice, files: tuple[Path, ...], out: Path, prompt: str | None, responses: tuple[str, ...], to: Path | None
 ) -> None:
@@ -122,7 +123,7 @@ def score(
     "--engine",
     default="auto",
     show_default=True,
-    type=click.Choice(serving.ENGINES),
+    type=OneOf(serving.ENGINES),
     help="Server to use; auto takes vLLM if it is installed.",
 )
 @click.option(
@@ -143,8 +144,8 @@ def serve(choice: Choice, out: Path, engine: serving.Engine, host: str, port: in
 @click.command(cls=StrictCommand)
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path), callback=run_directories)
 @chooses_recipe(out=True)
-@click.option("--to", type=OUTPUT, metavar="FILE", help="File of the page. [default: report.html in the first run]")
 @PRICE
+@click.option("--to", type=OUTPUT, metavar="FILE", help="HTML file to write. [default: report.html in the first run]")
 def report(choice: Choice, runs: Sequence[Path], out: Path, to: Path | None, price: float | None) -> None:
     """Write an HTML page about one or several runs.
 
@@ -168,16 +169,20 @@ def report(choice: Choice, runs: Sequence[Path], out: Path, to: Path | None, pri
 @click.argument("a", type=click.Path(path_type=Path), callback=run_directory)
 @click.argument("b", type=click.Path(path_type=Path), callback=run_directory)
 @click.option(
-    "--stage", default="ppo", show_default=True, type=click.Choice(COMPARED_POLICIES), help="Policy to compare."
+    "--stage",
+    default="ppo",
+    show_default=True,
+    type=OneOf(COMPARED_POLICIES),
+    help="Policy to compare: of A, and of B too unless --stage-b is given.",
 )
-@click.option("--stage-b", type=click.Choice(COMPARED_POLICIES), help="Policy of B. [default: as in A]")
+@click.option("--stage-b", type=OneOf(COMPARED_POLICIES), help="Policy of B to compare. [default: that of --stage]")
 @click.option(
     "--scored",
     multiple=True,
     type=click.Path(path_type=Path),
     callback=existing_files,
     metavar="FILE",
-    help="File of scores from `rlhf score`; give it twice, for A and then for B.",
+    help="File that `rlhf score` wrote. Given twice, for A and then for B.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def compare_runs(

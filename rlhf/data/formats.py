@@ -219,7 +219,7 @@ class _Reader:
                 else:
                     self.kept.append(outcome)
         if not count:
-            raise UserError(f"{name}: no rows in it; put one JSON object on each line, or name another file")
+            raise UserError(f"{name}: no rows in it; add some (docs/data.md), or name another file")
         if kind is None or 2 * len(bad) > count:
             raise UserError(
                 f"{name}: {len(bad):,} of {count:,} rows are malformed, more than half: likely the wrong format. "

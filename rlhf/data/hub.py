@@ -37,7 +37,8 @@ def reason(error: BaseException, page: str, revision: str | None, otherwise: str
     short = excerpt(text)
     words = re.sub(r"\S*://\S*", "", text).lower()  # an address may hold any of the words below
     if kinds & {"OfflineModeIsEnabled", "LocalEntryNotFoundError"} or "offline" in words:
-        return f"{short}; `rlhf fetch` (make: fetch) downloads what a recipe needs, where there is network"
+        way_out = "repeat this where there is network; `rlhf fetch` (make: fetch) downloads all that a recipe needs"
+        return f"{short.removesuffix('.')}; {way_out}"
     denied = r"gated|unauthorized|\b40[13]\b.*(client error|forbidden)"
     if "GatedRepoError" in kinds or re.search(denied, words):
         return f"{page} is gated: accept its licence there, then `hf auth login` or set HF_TOKEN ({short})"

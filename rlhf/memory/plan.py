@@ -119,7 +119,8 @@ def make(
 def card_bytes(loaded: PinnedRecipe) -> int:
     """Return the bytes of the recipe's card. Raises UserError if it names none."""
     if loaded.recipe.hardware.memory_gb is None:
-        raise UserError(f"{loaded.directory}: hardware.memory_gb is not given; use --fit 12GB")
+        limit = "name a limit: --fit 12GB (make: FIT=12GB)"
+        raise UserError(f"{loaded.directory}: hardware.memory_gb is not given, so the card is unknown; {limit}")
     return round(loaded.recipe.hardware.memory_gb * GB)
 
 

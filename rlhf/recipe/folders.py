@@ -51,7 +51,7 @@ def resolve(hardware: str, root: Path) -> Path:
             raise OptionError(no_recipes(root))
         nearest = difflib.get_close_matches(hardware.lower(), names, 3, 0.4)
         hint = f"nearest: {', '.join(nearest)}" if nearest else f"hardware there: {', '.join(sorted(names))}"
-        raise OptionError(f"--hw {hardware}: no default recipe in {root}; {hint}")
+        raise OptionError(f"--hw {hardware or repr('')}: no default recipe in {root}; {hint}")
     return by_status.get("released") or by_status["draft"]
 
 

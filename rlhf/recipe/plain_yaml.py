@@ -193,5 +193,5 @@ def read_yaml(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from None
     if not isinstance(content, dict):
-        raise UserError(f"{file}: holds no keys")
+        raise UserError(f"{file}: holds no keys; restore the file, or copy another recipe's")
     return content

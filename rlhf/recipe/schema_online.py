@@ -102,7 +102,9 @@ class OnPolicy(Section):
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         if self.batch_size % self.num_mini_batches:
-            raise ValueError("batch_size must be a multiple of num_mini_batches")
+            raise ValueError(
+                f"batch_size {self.batch_size} must be a multiple of num_mini_batches {self.num_mini_batches}"
+            )
         if self.eval_steps % self.logging_steps or self.save_steps % self.logging_steps:
             raise ValueError("eval_steps and save_steps must be multiples of logging_steps")
         if self.kl_penalty == "loss" and self.kl_estimator == "k1" and not self.corrects_kl:

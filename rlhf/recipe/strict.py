@@ -62,7 +62,7 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
     more = f" and {len(other_keys) - 3} more" if len(other_keys) > 3 else ""
     also_wrong = f" (also wrong: {', '.join(other_keys[:3])}{more})" if other_keys else ""
     if problem["type"] == "missing":
-        return f"{source}: key '{key}' is missing{also_wrong}"
+        return f"{source}: key '{key}' is missing{also_wrong}; add it ({kind.documented_in} explains it)"
     message = str(problem["msg"]).removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if problem["type"] == "value_error":

@@ -137,6 +137,8 @@ def test_a_rank_does_not_repeat_it(command, tmp_path, monkeypatch):
         (["plan", "--hw", "cpu", "--fit", "12"], "--fit"),
         (["plan", "--hw", "cpu", "--set", "ppo.kl_coef=x"], "ppo.kl_coef"),
         (["chat", "--hw", "cpu", "--weights", "nowhere"], "--weights nowhere: no config.json there"),
+        (["run", "sft", "--hw", "cpu", "--data", ""], "--data '': there is no such file"),
+        (["data", "check", ""], "'': no such file; check its path"),
         (["run", "sft", "--hw", "cpu", "--data", "some/set"], "--set data.name=some/set --set data.revision=COMMIT"),
     ],
 )
@@ -325,6 +327,11 @@ def test_the_exit_code_of_a_data_check_says_how_bad_it_is(command, tmp_path):
     for content, expected in ((LINE, 0), (LINE * 3, 3), (LINE * 3 + '{"chosen": 1}\n', 1)):
         file.write_text(content)
         assert command("data", "check", file)[0] == expected
+    err = command("data", "check", file)[2]
+    assert "rows.jsonl:4: " in err and "more" not in err and "--set data.on_bad_row=skip (make: SET=" in err
+    file.write_text(LINE * 6 + '{"chosen": 1}\n' * 5)
+    err = command("data", "check", file)[2]
+    assert "rows.jsonl:9: " in err and "; and 2 more. Repair it, or leave such rows out" in err
     assert command("data", "check", "--heldout-fraction", "2", file)[0] == 2
     assert command("data", "check", "--heldout", tmp_path / "none.jsonl", file)[0] == 2
     code, _, err = command("data", "check", "--tokenizer", tmp_path / "none", file)
@@ -372,6 +379,12 @@ def test_if_needed_says_in_one_line_that_nothing_is_to_do(command, trained):
     assert code == 0
     assert out.startswith(f"sft: done before ({trained / 'cpu-tiny/v1/sft'}); nothing was run\n")
     assert "perplexity" in out and "written to" not in out
+
+
+def test_restarting_a_finished_stage_says_why_nothing_was_run_and_how_to_run_it_again(command, trained):
+    code, out, err = command("run", "sft", "--recipe", RECIPE, "--out", trained, "--restart", *changes())
+    assert code == 0 and "nothing was run" in out
+    assert "--restart (make: RESUME=0) is for unfinished runs" in err and "choose another --out (make: OUT=…)" in err
 
 
 def test_if_needed_skips_a_stage_that_the_recipe_lacks(command, tmp_path):

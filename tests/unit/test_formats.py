@@ -453,7 +453,8 @@ def test_files_are_read_in_the_order_given(write):
     ("name", "content", "start", "way_out"),
     [
         ("empty.jsonl", b"", "empty.jsonl: the file is empty", "download or write it again"),
-        ("blank.jsonl", b"\n \n", "blank.jsonl: no rows in it", "put one JSON object on each line"),
+        ("blank.jsonl", b"\n \n", "blank.jsonl: no rows in it", "add some (docs/data.md)"),
+        ("heads.csv", b"prompt,chosen\n", "heads.csv: no rows in it", "add some (docs/data.md)"),
         ("empty.json", b"[]", "empty.json: no rows in it", "name another file"),
         ("lfs.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "lfs.jsonl: a git-LFS pointer", "git lfs pull"),
         (

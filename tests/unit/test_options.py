@@ -81,12 +81,21 @@ def test_an_absent_argument_is_a_mistake_in_the_command(command, words):
         ("data-check rows.jsonl", "'rlhf data check'"),
         ("plann", "'plan'"),
         ("run pppo", "'ppo'"),
+        ("run ppo --hw cpu --stop-on nann", "'nan'"),
+        ("run ppo --hw cpu --report-to tensorbord", "'tensorboard'"),
+        ("plan --hw cpu --stage sfft", "'sft'"),
+        ("data show rows.jsonl --only duplicate", "'duplicates'"),
     ],
 )
 def test_what_a_wrong_word_probably_means_is_said(command, words, meant):
     code, out, err = command(*words.split())
     assert (code, out) == (2, "")
     assert f"Did you mean {meant}?" in err and err.count("\n") == 1
+
+
+def test_the_commands_on_data_are_listed_in_the_order_of_use(command):
+    out = command("data", "--help")[1]
+    assert out.index("  check ") < out.index("  show ") < out.index("  convert ")
 
 
 @pytest.mark.parametrize("to", ["sft/summary.json", "sft/new.jsonl", "sft/adapter/x.bin", "link/summary.json"])

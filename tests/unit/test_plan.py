@@ -425,8 +425,8 @@ def test_where_nothing_fits_the_answer_is_one_line(command, predict, small):
     assert code == 1
     assert "DOES NOT FIT" in out
     assert err == (
-        "error: rm: nothing fits 0.00 GB; shorter rows are left to you: max_length, max_prompt_length, "
-        "response_length\n"
+        "error: rm: no settings fit 0.00 GB; allow more memory, or shorten the rows: --set STAGE.max_length=N, or "
+        "max_prompt_length and response_length (make: SET=…)\n"
     )
 
 
@@ -455,7 +455,7 @@ def test_a_bad_size_is_a_mistake_in_the_command(command, small):
     assert "'--fit': '12XB': write a size with its unit, for example 12GB" in err
     code, _, err = command("plan", "--recipe", small, "--fastest")
     assert code == 1
-    assert "hardware.memory_gb is not given" in err
+    assert "hardware.memory_gb is not given" in err and "--fit 12GB (make: FIT=12GB)" in err
 
 
 def test_a_stage_that_the_recipe_lacks_has_a_way_out(command, small):

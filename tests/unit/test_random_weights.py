@@ -278,7 +278,10 @@ def test_the_reason_may_stand_in_what_caused_the_error(tmp_path, monkeypatch):
     [
         ("503 Server Error for url: https://huggingface.co/api/models/x/revision/0123", "use a local folder"),
         ("request 40123 timed out after 403 ms", "use a local folder"),
-        ("Cannot send a request: offline mode is enabled", "`rlhf fetch` (make: fetch)"),
+        (
+            "Offline mode is enabled.",
+            "is enabled; repeat this where there is network; `rlhf fetch` (make: fetch)",
+        ),
     ],
 )
 def test_an_address_or_a_number_is_no_diagnosis(tmp_path, monkeypatch, answer, advice):

@@ -1,6 +1,7 @@
 """Results are evidence: made by a released recipe, unmodified, from committed code, and the README shows just them."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,17 @@ def test_a_headline_beside_trl_s_defaults_has_the_tuned_ratio_and_what_was_chang
     assert "steps beside trl 1.16.0, hardware.trunk=lean, CPU seconds" in line
     assert "sft 4.35 times TRL's defaults, 1.97 times tuned" in line
     assert "tuned" not in headline("trl-defaults", "d0fceebf"), "it was not measured then"
+
+
+def test_ratios_to_tokens_of_trl_that_include_its_warm_up_are_marked_on_every_page():
+    lines = [line for line in results.page().splitlines() if "peers/trl-defaults/" in line]
+    old = [any(commit in line for commit in results.TOKENS_OF_WARM_UP) for line in lines]
+    assert sum(old) == len(results.TOKENS_OF_WARM_UP)
+    assert [line.endswith(r" \* |") for line in lines] == old
+    log = (ROOT / "docs/log.md").read_text()
+    heads = re.findall(r"^\| stage \| ours, tokens per CPU second .*", log, re.M)
+    assert len(heads) == sum(old)
+    assert all(cell.endswith(r"\*") for head in heads for cell in head.strip("| ").split(" | ")[2:])
 
 
 def test_a_headline_of_outside_runs_leaves_out_the_one_that_the_prediction_was_fitted_to():
