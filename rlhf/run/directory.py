@@ -126,7 +126,7 @@ class Run:
             "packages": package_versions(),
             "python": platform.python_version(),
             "device": dict(device),
-            "image": os.environ.get("RLHF_IMAGE"),  # of the container, if any
+            "image": os.environ.get("RLHF_IMAGE"),
             "argv": argv,
             "started": self._manifest.get("started") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "resumed_from": self.resumed_from.name if self.resumed_from else None,
@@ -136,10 +136,10 @@ class Run:
             self._rewind(checkpoint)
 
     def describe(self, **facts: object) -> None:
-        """Add facts to manifest.json, such as the data's fingerprint."""
+        """Add facts to manifest.json, such as the data's fingerprint: keys of records.Manifest."""
         self._manifest.update(facts)
         if self.is_main:
-            write_json(self.path / "manifest.json", self._manifest)
+            write_json(self.path / "manifest.json", records.Manifest.model_validate(self._manifest).plain())
 
     @contextmanager
     def locked(self) -> Iterator[None]:

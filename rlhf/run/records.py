@@ -78,9 +78,14 @@ class Device(Record):
 
     name: str
     type: str
-    model: str | None = None
-    threads: Count | None = None
+    model: str | None = None  # of a CPU
+    threads: Count | None = None  # of a CPU
+    memory_bytes: Count | None = None  # of a GPU, as the next three
+    memory_cap: str | None = None  # RLHF_VRAM_CAP
+    cuda: str | None = None
+    driver: str | None = None
     processes: Count = 1
+    engine: str | None = None  # that several processes share the stage by
 
 
 class Code(Record):
@@ -95,6 +100,8 @@ class DataFile(Record):
 
     name: str
     sha256: str
+    rows: Count | None = None
+    kind: str | None = None
 
 
 class DataRead(Record):
@@ -105,7 +112,13 @@ class DataRead(Record):
     documents: Count = 0
     examples: Count = 0
     pairs: Count = 0
-    dropped: dict[str, Count] = {}
+    prompts: Count = 0
+    malformed: Count = 0
+    prompts_differ: Count = 0
+    identical: Count = 0
+    empty: Count = 0
+    left_out: list[str] = []  # rows, each with the reason
+    dropped: dict[str, Count] = {}  # rows that `data.drop` left out, by reason
 
 
 class HardwareSettings(Record):
@@ -149,22 +162,28 @@ class Settings(Record):
 
 
 class Manifest(Record):
-    """The content of manifest.json."""
+    """The content of manifest.json. A key with a default is not there in every stage, or was added later."""
 
     schema_: Annotated[int, Field(alias="schema", ge=1, le=SCHEMA)] = SCHEMA
     recipe: Name
     version: Name
     recipe_sha256: str
     overrides: dict[str, object]
+    stage: StageName | None = None
     seed: Count
     settings: Settings
     parents: dict[StageName, Hash]
-    started: str | None = None  # UTC, ISO 8601
     parents_from: dict[StageName, str] = {}  # places of parents below another root, relative to this run's root
     code: Code
     packages: dict[str, str]
+    python: str | None = None  # its version
     device: Device
+    image: str | None = None  # of the container, if any
+    argv: list[str] = []
+    started: str | None = None  # UTC, ISO 8601
+    resumed_from: str | None = None  # name of the checkpoint
     data: DataRead | None = None
+    cuts: dict[str, object] = {}  # how many rows or prompts were cut to the recipe's lengths
 
 
 class Comparison(Record):

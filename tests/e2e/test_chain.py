@@ -18,6 +18,8 @@ from rlhf.evaluation import comparison
 from rlhf.files import read_intact_lines, sha256
 from rlhf.rating.pairs import pair_answers
 from rlhf.run.directory import Run
+from rlhf.run.finished import read_manifest
+from rlhf.run.records import Record, Settings
 from tests.conftest import Crash, content_of, crash, run_stages, small, undefined_metrics
 
 ADAPTERS = ("sft", "rm", "ppo", "dpo")
@@ -57,6 +59,17 @@ def test_every_stage_leaves_what_the_next_reads(chain):
     assert {"base/true_reward", "sft/score", "ppo/kl_per_token", "dpo/win_rate_vs_sft"} <= set(
         content_of(root / "evaluate/summary.json")["metrics"]
     )
+
+
+def undeclared(record: Record) -> set[str]:
+    """The keys of a record, and of records in it, that its class does not declare."""
+    parts = [value for _, value in record if isinstance(value, Record) and not isinstance(value, Settings)]
+    return set(record.model_extra or {}).union(*map(undeclared, parts))
+
+
+def test_every_key_of_a_manifest_is_declared(chain):
+    for stage in CHAIN:
+        assert undeclared(read_manifest(chain / "cpu-tiny/v1" / stage)) == set(), stage
 
 
 def test_a_stage_that_is_done_is_not_run_again(chain):

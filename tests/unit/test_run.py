@@ -189,7 +189,7 @@ def test_a_process_that_is_not_the_main_one_writes_nothing(tmp_path):
 
     with other.locked():
         other.start(False, ["rlhf"], DEVICE)
-        other.describe(data={})
+        other.describe(cuts={})
         other.logs.metrics(1, {"loss": 1.0})
         other.logs.telemetry(1, {"seconds": 1.0})
         other.logs.samples(1, [{"response": "a"}])
@@ -655,11 +655,12 @@ def test_the_size_of_the_base_is_what_merging_loaded(tmp_path):
 
 def test_the_manifest_says_what_ran(tmp_path):
     run = started(tmp_path)
-    run.describe(data={"pairs": 3})
+    data = {"sha256": "0" * 64, "files": [], "pairs": 3}
+    run.describe(data=data)
     manifest = json.loads((run.path / "manifest.json").read_text())
     assert manifest["recipe_sha256"] == run.loaded.sha256
     assert manifest["packages"]["torch"]
-    assert manifest["data"] == {"pairs": 3}
+    assert manifest["data"] == data
     assert {"code", "device", "argv", "seed", "settings", "python"} <= set(manifest)
 
 
