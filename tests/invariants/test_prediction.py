@@ -435,7 +435,7 @@ def test_a_cache_grows_with_rows_and_tokens(two):
 
 
 def rehearsed(**operations: dict[str, int]) -> Peak:
-    return Peak(operations)
+    return Peak(operations=operations)
 
 
 def test_the_line_through_two_depths_by_hand():
