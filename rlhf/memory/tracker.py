@@ -29,6 +29,9 @@ from rlhf.memory.replay import BEGIN, PRODUCT
 
 ROUND = 512  # bytes: torch's CUDA allocator hands out multiples of it (kMinBlockSize in CUDACachingAllocator)
 ENTER_BLOCK = torch.ops.profiler._record_function_enter_new.default
+# Width of the tiles in which TRL's fused head makes logits (trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE). Where the
+# vocabulary is smaller, a tile holds whole rows of logits, and space beside them.
+LOGITS_TILE = 32768
 LEAVE_BLOCK = torch.ops.profiler._record_function_exit._RecordFunction
 
 
@@ -36,13 +39,14 @@ class Tracker(TorchDispatchMode):
     """Use it as a context manager around the code, and ask for `peaks()` afterwards.
 
     A phase is a block that the code marks with `torch.profiler.record_function`, if its name is among `phases`; phases
-    inside others are joined by a slash and count towards the outer ones as well. `kernels` maps an operation to the
-    bytes that it allocates inside itself, given (args, kwargs).
+    inside others are joined by a slash and count towards the outer ones as well. Logits are known by their
+    width, `vocab_size`. `kernels` maps an operation to the bytes that it allocates inside itself, given (args, kwargs).
     """
 
     def __init__(self, device: str, phases: Collection[str], vocab_size: int, kernels: Mapping[Op, Count] = {}):
         super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no annotations
-        self.phases, self.vocab_size = phases, vocab_size
+        self.phases = phases
+        self._logit_widths = {vocab_size, max(vocab_size, LOGITS_TILE)}
         self.recomputing = 0  # above 0 while a forward pass is computed again
         self._operations = OperationCounter(device, kernels)
         self._is_here = self._operations.is_here
@@ -241,7 +245,7 @@ class Tracker(TorchDispatchMode):
         name = self._names.get(id(operation)) or self._names.setdefault(id(operation), str(operation))
         number = self.allocate(size, name)
         self.follow(storage, number)
-        if tensor.dim() > 1 and tensor.shape[-1] >= self.vocab_size and tensor.is_floating_point():
+        if tensor.dim() > 1 and tensor.shape[-1] in self._logit_widths and tensor.is_floating_point():
             self._storages[number].component = "logits"
         return True
 
