@@ -92,7 +92,7 @@ class Allocator:
 
         DeviceCachingAllocator::malloc: a free block, else a new segment, else the same after releasing the cache.
         """
-        size = -(-size // MIN_BLOCK) * MIN_BLOCK or MIN_BLOCK  # round_size
+        size = rounded(size)
         pool = (self._pools.get(private) or self._pool(private))[size > SMALL]
         block = self._find_free(pool, size) or self._new(pool, size)
         if block is None:
@@ -294,7 +294,7 @@ class Allocator:
 
 def rounded(size: int) -> int:
     """Return the bytes of the block that a request gets at least (round_size)."""
-    return max(MIN_BLOCK, -(-size // MIN_BLOCK) * MIN_BLOCK)
+    return -(-size // MIN_BLOCK) * MIN_BLOCK or MIN_BLOCK
 
 
 def segment_size(size: int) -> int:

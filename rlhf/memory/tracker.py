@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlhf.memory.allocator import rounded
 from rlhf.memory.gradient_sums import ADD, GradientSum, called_by_engine, in_backward
 from rlhf.memory.holders import Holders
 from rlhf.memory.kernels import Args, Count, Kwargs, Op
@@ -27,7 +28,6 @@ from rlhf.memory.peaks import OUTSIDE, Storage, around, peaks_of
 from rlhf.memory.phases import Event, Peak, Work
 from rlhf.memory.replay import BEGIN, PRODUCT
 
-ROUND = 512  # bytes: torch's CUDA allocator hands out multiples of it (kMinBlockSize in CUDACachingAllocator)
 ENTER_BLOCK = torch.ops.profiler._record_function_enter_new.default
 # Width of the tiles in which TRL's fused head makes logits (trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE). Where the
 # vocabulary is smaller, a tile holds whole rows of logits, and space beside them.
@@ -256,7 +256,7 @@ class Tracker(TorchDispatchMode):
 
     def allocate(self, size: int, operation: str) -> int:
         """Record an allocation of `size` bytes. Return the number of the new storage."""
-        size = -(-size // ROUND) * ROUND
+        size = rounded(size)
         self._storages.append(Storage(size, self._phase, in_backward()))
         # With its size, which depth does not change, an operation stands for one place in the program, nearly always.
         self._events.append(Event(len(self._storages) - 1, size, self._phase, f"{operation}, {size} bytes"))
