@@ -72,8 +72,8 @@ def new(
         name=name,
     )
     folder = root or Path(os.environ.get("RLHF_RECIPES") or "recipes")
-    with console.quiet_libraries(), Predictor() as predict, console.working(f"reading {model}") as say:
-        created = new_recipe.make(folder, options, predict, say)
+    with console.quiet_libraries(), Predictor() as predictor, console.working(f"reading {model}") as say:
+        created = new_recipe.make(folder, options, predictor, say)
     rows = [
         (stage, f"{phases[''].peak_bytes / GB:.2f}", f"{needed(phases['']) / GB:.2f}")
         for stage, phases in created.fit.stages.items()

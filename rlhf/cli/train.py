@@ -228,8 +228,8 @@ def _run_parent(unfinished: Run, more_data: Sequence[str]) -> None:
 
 def _predict_peak(loaded: PinnedRecipe, stage: StageName) -> int | None:
     """Return the predicted peak in bytes, None without a prediction. Raises UserError if it does not fit."""
-    with console.working(f"{stage}: predicting its memory"), Predictor() as predict:
-        return require_fit(predict, loaded, stage, shlex.join(typed_options(only=NAMES_RECIPE)))
+    with console.working(f"{stage}: predicting its memory"), Predictor() as predictor:
+        return require_fit(predictor.predict, loaded, stage, shlex.join(typed_options(only=NAMES_RECIPE)))
 
 
 @click.command(cls=StrictCommand)
