@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.data.batch import Rollout
-from rlhf.models.architecture import logit_scale
 from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
 from rlhf.models.model import mixed_precision
 from rlhf.models.output_layer import response_statistics
 from rlhf.models.roles import Roles
 from rlhf.models.sharding import keep_layers_whole, shard_layers
+from rlhf.models.traits import logit_scale
 from rlhf.models.weights import reward_weights
 from rlhf.objectives.logprobs import EntropyMode, TokenStatistics
 from rlhf.recipe import Role, TrainingRole

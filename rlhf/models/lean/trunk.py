@@ -31,7 +31,6 @@ from transformers import (
 
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
-from rlhf.models.architecture import LENGTH_DEPENDENT_ROPE, sliding_window
 from rlhf.models.lean.fused_linear import (
     AdaptedLinear,
     FusedLinear,
@@ -48,6 +47,7 @@ from rlhf.models.lean.fused_linear import (
 from rlhf.models.lean.layouts import DecodingLayout, PrefillLayout, Sequences, SharedPrompts
 from rlhf.models.matmul import round_to_few_sizes
 from rlhf.models.nf4 import four_bit_layers
+from rlhf.models.traits import LENGTH_DEPENDENT_ROPE, sliding_window
 
 Layout = Sequences | SharedPrompts | DecodingLayout
 SUPPORTED = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
