@@ -24,7 +24,7 @@ from rlhf.models import folders, records
 from rlhf.models import weights as stored
 from rlhf.models.architecture import config_of, shape_differences
 from rlhf.models.classifier import add_classifier
-from rlhf.models.lean.trunk import LeanTrunk
+from rlhf.models.lean import limits
 from rlhf.models.model import require
 from rlhf.models.nf4 import check_blocks, check_layers, keep_layout, nf4_config
 from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
@@ -113,7 +113,8 @@ def load_base(run: Run, device: torch.device, head: ModelHead = "lm", quantize: 
         check_layers(base, name)
     check_lengths(base.config, recipe.longest(), name)
     if recipe.hardware.trunk == "lean":
-        LeanTrunk(base).check_length(recipe.longest())
+        limits.check_supported(base)
+        limits.check_length(base.config, recipe.longest())
     return base
 
 
