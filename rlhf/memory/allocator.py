@@ -58,12 +58,14 @@ class Pool:
         self.unmapped: list[tuple[int, Block]] = []  # by address (BlockComparatorAddress)
 
     def add(self, block: Block) -> None:
+        """Add a free block, to those with memory behind them or to those without."""
         if block.mapped:
             insort(self.blocks, (block.size, block.address, block))
         else:
             insort(self.unmapped, (block.address, block))
 
     def remove(self, block: Block) -> None:
+        """Take out a block, whose address, size and state are those with which it was added."""
         if block.mapped:
             del self.blocks[bisect_left(self.blocks, (block.size, block.address))]
         else:

@@ -158,6 +158,7 @@ class _Recorder(StandIn):
                 hook.remove()
 
     def run(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
+        """Execute one operation, and write it down inside `recording`."""
         inputs = tensors_in(*args, *kwargs.values())
         before = {id(x.untyped_storage()) for x in inputs}
         out = super().run(func, args, kwargs)

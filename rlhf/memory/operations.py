@@ -62,7 +62,7 @@ class OperationCounter:
             counts = self._counts[id(func)] = Counts.of(func, self._kernels.get(func))
         return counts
 
-    def add_traffic(self, work: Work, counts: Counts, args: Args, kwargs: Kwargs, out: object) -> None:
+    def add_moves(self, work: Work, counts: Counts, args: Args, kwargs: Kwargs, out: object) -> None:
         """Count in `work` an operation that works on the device, and what it moves unless it is a product.
 
         One that picks rows reads as much as it writes; others read every input once.

@@ -60,6 +60,7 @@ class Repeats:
         self._known: dict[Hashable, _Pass] = {}
 
     def forget(self) -> None:
+        """Forget all passes: the next one of each kind is run."""
         self._known.clear()
 
     def __call__(self, key: Hashable, run: Callable[[], T]) -> T:
@@ -94,6 +95,7 @@ class Repeats:
         return _Pass(events, self._tracker.storages(made), self._tracker.work() - before, result)
 
     def _repeat(self, done: _Pass) -> Any:
+        """Record a remembered pass again. Return its result, in a storage of its own."""
         numbers = self._tracker.repeat(done.events, done.storages, done.work)
         if not isinstance(done.result, _Made):
             return copy.copy(done.result)

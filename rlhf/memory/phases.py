@@ -1,12 +1,12 @@
 """The parts of a prediction: allocation events, the phases of a stage, and the components of a peak."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, Self, TypedDict
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
-from rlhf.recipe import StageName
+from rlhf.recipe import PinnedRecipe, StageName
 
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
 DEPTHS = (2, 4)  # layers with which a stage is rehearsed
@@ -153,6 +153,7 @@ class RehearsedStep(TypedDict):
 
 
 PredictedStage = dict[str, PredictedPhase]  # by the phase's name; the first one, "", is the whole stage
+Predict = Callable[[PinnedRecipe, StageName], PredictedStage]
 
 
 @dataclass(frozen=True)

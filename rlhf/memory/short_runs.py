@@ -145,9 +145,10 @@ class ShortRun(Run):
     """A run directory in which nothing is kept but what the next stage reads."""
 
     def seal_checkpoint(self, step: int, folder: Path) -> None:
-        pass
+        """Keep no checkpoint."""
 
     def describe(self, **facts: object) -> None:
+        """Keep the facts in memory only."""
         self._manifest.update(facts)
 
 

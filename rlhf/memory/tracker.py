@@ -98,7 +98,7 @@ class Tracker(TorchDispatchMode):
         if counts.flops is not None:
             self.count_flops(counts.flops(args, kwargs, out), recomputed=self.recomputing > 0)
         if allocated or counts.writes:
-            self._operations.add_traffic(self._work_here, counts, args, kwargs, out)
+            self._operations.add_moves(self._work_here, counts, args, kwargs, out)
         if counts.inside is not None:
             self._allocate_inside(counts.inside(args, kwargs), f"{func} (inside)")
         return out

@@ -84,6 +84,7 @@ class LibraryDecoding(Decoding):  # rlhf/memory/seams.py replaces __init__ in a 
         self._prefill(ids)
 
     def run(self) -> list[Tensor]:
+        """Decode to the end, as `Decoding.run`; on CUDA most steps replay a captured graph."""
         graph: torch.cuda.CUDAGraph | None = None
         for step in self.steps():
             if step % STEPS_BETWEEN_CHECKS_BY_DEVICE[self.tokens.device.type] == 0:
@@ -228,4 +229,5 @@ def using_attention(model: Model, name: str) -> Iterator[None]:
 
 
 def round_up(count: int, multiple: int) -> int:
+    """Return the smallest multiple that is not below `count`."""
     return -(-count // multiple) * multiple
