@@ -29,18 +29,18 @@ from rlhf.memory.phases import Event, Peak, Work
 from rlhf.memory.replay import BEGIN, PRODUCT
 
 ENTER_BLOCK = torch.ops.profiler._record_function_enter_new.default
+LEAVE_BLOCK = torch.ops.profiler._record_function_exit._RecordFunction
 # Width of the tiles in which TRL's fused head makes logits (trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE). Where the
 # vocabulary is smaller, a tile holds whole rows of logits, and space beside them.
 LOGITS_TILE = 32768
-LEAVE_BLOCK = torch.ops.profiler._record_function_exit._RecordFunction
 
 
 class Tracker(TorchDispatchMode):
     """Use it as a context manager around the code, and ask for `peaks()` afterwards.
 
     A phase is a block that the code marks with `torch.profiler.record_function`, if its name is among `phases`; phases
-    inside others are joined by a slash and count towards the outer ones as well. Logits are known by their
-    width, `vocab_size`. `kernels` maps an operation to the bytes that it allocates inside itself, given (args, kwargs).
+    inside others are joined by a slash and count towards the outer ones as well. Logits are known by their width,
+    `vocab_size`. `kernels` maps an operation to the bytes that it allocates inside itself, given (args, kwargs).
     """
 
     def __init__(self, device: str, phases: Collection[str], vocab_size: int, kernels: Mapping[Op, Count] = {}):

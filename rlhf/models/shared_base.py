@@ -68,14 +68,11 @@ class SharedBase:
 
     def add_value_head(self) -> None:
         """Add a critic that is a head on the policy's hidden states; it starts at zero."""
-        head = nn.Linear(self.base.config.hidden_size, 1)
-        nn.init.zeros_(head.weight)
-        nn.init.zeros_(head.bias)
-        self.value_head = head.to(self.device)
+        self.value_head = _zero_head(self.base.config.hidden_size).to(self.device)
 
     def add_value_adapter(self, rm_dir: Path, mean: float, sd: float) -> None:
         """Add a critic with an adapter of its own, role `value`; it starts as the score, (score - `mean`) / `sd`."""
-        head = nn.Linear(self.base.config.hidden_size, 1)  # before the role, for the sake of torch's generator
+        head = _zero_head(self.base.config.hidden_size)  # before the role, which draws from torch's generator too
         weights, reward_head = reward_weights(rm_dir, self.base.config.hidden_size)
         self.roles.add("value", rm_dir / ADAPTER, weights, trainable=True)
         with torch.no_grad():
@@ -213,6 +210,14 @@ class SharedBase:
         if self.roles.active is None:
             raise RuntimeError("no role is active: run the pass in `with shared.role(name)`")
         return self.roles.active
+
+
+def _zero_head(width: int) -> nn.Linear:
+    """Return a scalar head with a bias, float32, all zeros."""
+    head = nn.Linear(width, 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
 
 
 def _head(weight: Tensor) -> nn.Linear:
