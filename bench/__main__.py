@@ -145,9 +145,9 @@ def measure(loaded: PinnedRecipe, stages: tuple[StageName, ...], count: int, sha
         "ceilings": best,
         "stages": measured,
     }
-    with Predictor() as predict:
+    with Predictor() as predictor:
         for stage, row in measured.items():
-            row |= derived_figures(loaded, stage, row, predict(loaded, stage), best, shape)
+            row |= derived_figures(loaded, stage, row, predictor.predict(loaded, stage), best, shape)
     return record
 
 

@@ -34,8 +34,8 @@ PACKAGE = "flash_attn package"
 def main(hw: str, directory: Path | None, changes: tuple[str, ...], count: int, save: Path | None) -> None:
     """Measure the effect of each strategy on memory and time. Running out of memory is a result."""
     loaded = options.load(hw, directory, changes)
-    with Predictor() as predict:
-        predicted = alone(predict, loaded, STAGE)
+    with Predictor() as predictor:
+        predicted = alone(predictor.predict, loaded, STAGE)
     variants = one_by_one(loaded, STAGE)
     measured: dict[str, StageSteps] = {}
     if loaded.recipe.hardware.device == "cuda":

@@ -24,7 +24,7 @@ def shared_base(loaded: PinnedRecipe, device: torch.device, folder: Path) -> tup
     base = load_base(run, device)
     first = run.path / "adapter"
     first.mkdir(parents=True)
-    model = new_adapter(base, run)
+    model = new_adapter(base, run.loaded.recipe.lora)
     save_adapter(model, run, first)
     shared = SharedBase(model.unload(), dict.fromkeys(ROLES, run.path), trainable=("policy", "value"))
     shared.roles.activate("policy")

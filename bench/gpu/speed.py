@@ -68,9 +68,10 @@ def conclude(record: GpuRecord, root: Path = ROOT / "recipes") -> None:
     measured = speed_of(record)
     assert record["recipe"] and record["version"], f"{record['gpu_item']} has no recipe"
     loaded = recipes.load(root / record["recipe"] / record["version"], cast(Changes, record["overrides"]))
-    with Predictor() as predict:
+    with Predictor() as predictor:
         for stage, row in measured["stages"].items():
-            row |= derived_figures(loaded, stage, row, predict(loaded, stage), measured["ceilings"], measured["shape"])
+            predicted = predictor.predict(loaded, stage)
+            row |= derived_figures(loaded, stage, row, predicted, measured["ceilings"], measured["shape"])
             if stage in recipes.ONLINE and not row.get("out_of_memory"):
                 card = NominalRates(measured["ceilings"]["flops"], measured["ceilings"]["bandwidth"], "measured")
                 medians = {phase: seconds["median"] for phase, seconds in row["phase_seconds"].items()}

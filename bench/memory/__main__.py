@@ -38,14 +38,14 @@ def pinned(write: bool, only: Path | None) -> None:
     graph cannot hold.
     """
     failed, directories = False, [only.resolve()] if only else budgets.pinned_recipes(ROOT / "recipes")
-    with Predictor() as predict:
+    with Predictor() as predictor:
         for directory in directories:
             loaded = recipe.load(directory)
-            peaks = pins.predict(predict, loaded)
-            step, problems = pins.decoding_step(predict, loaded)
-            needed = pins.needs(predict, loaded)
+            peaks = pins.predict(predictor, loaded)
+            step, problems = pins.decoding_step(predictor, loaded)
+            needed = pins.needs(predictor, loaded)
             if write:
-                pins.pin(directory, peaks, step, budgets.strategies(predict, loaded), needed)
+                pins.pin(directory, peaks, step, budgets.strategies(predictor, loaded), needed)
             else:
                 problems += budgets.growth(budgets.pinned(directory), peaks)
                 problems += budgets.more_needed(budgets.pinned_needs(directory), needed)
@@ -110,8 +110,8 @@ def measure(
     with quiet_libraries():
         measured = measure_stages(loaded, chosen)
     if not no_predict:
-        with Predictor() as predict:
-            predicted = {s: {phase: p.peak_bytes for phase, p in predict(loaded, s).items()} for s in chosen}
+        with Predictor() as predictor:
+            predicted = {s: {phase: p.peak_bytes for phase, p in predictor.predict(loaded, s).items()} for s in chosen}
     rows = [row for stage in chosen for row in beside(stage, predicted[stage], measured[stage])]
     lacking = [line for stage in chosen for line in unmatched(stage, predicted[stage], measured[stage])]
     title, columns = f"{loaded.name} {loaded.version}", ("stage", "phase", "predicted, GB", "measured, GB", "error")

@@ -58,14 +58,16 @@ class Recorder(StandIn):
         self._requested: list[int] = []
         self.steps: list[tuple[int, int, int]] = []  # flops, bytes moved and operations launched before each step
 
-    def _add(self, size: int, operation: str) -> int:
+    def allocate(self, size: int, operation: str) -> int:
+        """Note the size that is asked for."""
         self._requested.append(size)
-        return super()._add(size, operation)
+        return super().allocate(size, operation)
 
     def mark(self, name: str) -> None:
         """Note a mark, and for one of a step the work until then."""
         if name == STEP:
-            self.steps.append((self._flops.total(), self._moved.total(), self._launched.total()))
+            work = self.total_work()
+            self.steps.append((work.flops, work.moved, work.launched))
         super().mark(name)
 
     def requests(self) -> list[Event]:

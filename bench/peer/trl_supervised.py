@@ -65,7 +65,7 @@ def main() -> None:
         args=settings,
         train_dataset=Dataset.from_list(rows),
         processing_class=codec.tokenizer,
-        peft_config=lora_config(run, base, task),
+        peft_config=lora_config(recipe.lora, base, task),
         callbacks=[clock],
     )
     taken = timed(built, clock, cuda, WARM_UP)

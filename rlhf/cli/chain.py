@@ -94,5 +94,5 @@ def stage_command(stage: StageName, more_data: Sequence[str], *leave_out: str) -
 
 def predict_peak(loaded: PinnedRecipe, stage: StageName) -> int | None:
     """Return the predicted peak in bytes, None without a prediction. Raises UserError if it does not fit."""
-    with working(f"{stage}: predicting its memory"), Predictor() as predict:
-        return require_fit(predict, loaded, stage, shlex.join(typed_options(only=NAMES_RECIPE)))
+    with working(f"{stage}: predicting its memory"), Predictor() as predictor:
+        return require_fit(predictor.predict, loaded, stage, shlex.join(typed_options(only=NAMES_RECIPE)))

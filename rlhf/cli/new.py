@@ -80,8 +80,8 @@ def new(
         name=name,
     )
     folder = root or Path(os.environ.get("RLHF_RECIPES") or "recipes")
-    with quiet_libraries(), Predictor() as predict, working(f"reading {model}") as say:
-        created = new_recipe.make(folder, options, predict, say)
+    with quiet_libraries(), Predictor() as predictor, working(f"reading {model}") as say:
+        created = new_recipe.make(folder, options, predictor, say)
     rows = [
         (stage, f"{phases[''].peak_bytes / GB:.2f}", f"{needed(phases['']) / GB:.2f}")
         for stage, phases in created.fit.stages.items()

@@ -81,8 +81,8 @@ def _show_fits(loaded: PinnedRecipe, stages: Sequence[StageName], limit: int, as
     on_card = [stage for stage in stages if stage not in ON_HOST]
     if not on_card:
         raise click.UsageError(f"{stages[0]} uses the host's memory and none of the card's: there is nothing to fit")
-    with Predictor() as predict, working("looking for settings that fit") as say:
-        fits = fitting(predict, loaded, on_card, limit, say)
+    with Predictor() as predictor, working("looking for settings that fit") as say:
+        fits = fitting(predictor.predict, loaded, on_card, limit, say)
     tables.show_fits(loaded, fits, limit, as_json)
 
 
@@ -91,24 +91,24 @@ def _show_strategies(loaded: PinnedRecipe, stages: Sequence[StageName], as_json:
     learning = [stage for stage in stages if stage in TRAINING_STAGES]
     if not learning:
         raise click.UsageError(f"--strategies compares what training needs; {stages[0]} does not train")
-    with Predictor() as predict, working("rehearsing each strategy") as say:
-        costs = {stage: strategies.alone(predict, loaded, stage, say) for stage in learning}
+    with Predictor() as predictor, working("rehearsing each strategy") as say:
+        costs = {stage: strategies.alone(predictor.predict, loaded, stage, say) for stage in learning}
     tables.show_strategies(loaded, costs, as_json)
 
 
 def _show_published(loaded: PinnedRecipe, stage: StageName | None, price: float | None, as_json: bool) -> None:
     """Print the published figures of a stage, or of all, beside their predictions."""
-    with Predictor() as predict, working("rehearsing the stages") as say:
-        made = planning.make(predict, loaded, predicted_stages(loaded.recipe), price, say)
-        costs = strategies.alone(predict, loaded, "sft", say)
+    with Predictor() as predictor, working("rehearsing the stages") as say:
+        made = planning.make(predictor, loaded, predicted_stages(loaded.recipe), price, say)
+        costs = strategies.alone(predictor.predict, loaded, "sft", say)
     rows = claims.compare(loaded, made, costs)
     tables.show_published(loaded, [row for row in rows if stage in (None, row.figure.stage)], as_json)
 
 
 def _show_plan(loaded: PinnedRecipe, stages: Sequence[StageName], price: float | None, as_json: bool) -> None:
     """Print the plan. Raises UserError if a stage does not fit the card."""
-    with Predictor() as predict, working("rehearsing the stages") as say:
-        made = planning.make(predict, loaded, stages, price, say)
+    with Predictor() as predictor, working("rehearsing the stages") as say:
+        made = planning.make(predictor, loaded, stages, price, say)
     tables.show(made, as_json)
     if any(planned.fits is False for planned in made.stages.values()):
         options = shlex.join(typed_options(only=NAMES_RECIPE))

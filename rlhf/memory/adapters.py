@@ -19,7 +19,7 @@ def write_adapters(run: Run, stages: Iterable[StageName]) -> None:
 
     Call it where the stand-in device is on (rlhf/memory/device.py).
     """
-    model = new_adapter(load_base(run, META), run)
+    model = new_adapter(load_base(run, META), run.loaded.recipe.lora)
     for stage in stages:
         folder = run.run_directory / stage / ADAPTER
         save_adapter(model, run, folder)

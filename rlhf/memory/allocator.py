@@ -58,12 +58,14 @@ class Pool:
         self.unmapped: list[tuple[int, Block]] = []  # by address (BlockComparatorAddress)
 
     def add(self, block: Block) -> None:
+        """Add a free block, to those with memory behind them or to those without."""
         if block.mapped:
             insort(self.blocks, (block.size, block.address, block))
         else:
             insort(self.unmapped, (block.address, block))
 
     def remove(self, block: Block) -> None:
+        """Take out a block, whose address, size and state are those with which it was added."""
         if block.mapped:
             del self.blocks[bisect_left(self.blocks, (block.size, block.address))]
         else:
@@ -92,7 +94,7 @@ class Allocator:
 
         DeviceCachingAllocator::malloc: a free block, else a new segment, else the same after releasing the cache.
         """
-        size = -(-size // MIN_BLOCK) * MIN_BLOCK or MIN_BLOCK  # round_size
+        size = rounded(size)
         pool = (self._pools.get(private) or self._pool(private))[size > SMALL]
         block = self._find_free(pool, size) or self._new(pool, size)
         if block is None:
@@ -294,7 +296,7 @@ class Allocator:
 
 def rounded(size: int) -> int:
     """Return the bytes of the block that a request gets at least (round_size)."""
-    return max(MIN_BLOCK, -(-size // MIN_BLOCK) * MIN_BLOCK)
+    return -(-size // MIN_BLOCK) * MIN_BLOCK or MIN_BLOCK
 
 
 def segment_size(size: int) -> int:

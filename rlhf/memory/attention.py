@@ -34,6 +34,7 @@ def attention(stands_for: str, gpu: Gpu = UNKNOWN) -> Callable[..., Tensor]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
+        """Stand in for F.scaled_dot_product_attention."""
         return kernel(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     return attend

@@ -126,7 +126,10 @@ def _roles(run: Run) -> SharedBase:
     write_adapters(run, ("sft", "rm"))
     shared = SharedBase(load_base(run, META), {"policy": policy, "reference": policy}, trainable=("policy",))
     shared.add_reward(reward)
-    shared.add_value(run.loaded.recipe.ppo.value_model, reward, 0.0, 1.0)
+    if run.loaded.recipe.ppo.value_model == "head":
+        shared.add_value_head()
+    else:
+        shared.add_value_adapter(reward, 0.0, 1.0)
     return shared
 
 
@@ -155,6 +158,7 @@ class _Recorder(StandIn):
                 hook.remove()
 
     def run(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
+        """Execute one operation, and write it down inside `recording`."""
         inputs = tensors_in(*args, *kwargs.values())
         before = {id(x.untyped_storage()) for x in inputs}
         out = super().run(func, args, kwargs)

@@ -57,6 +57,7 @@ class _Builder:
         self.bytes: list[int] = []  # of each storage that was made
 
     def build(self) -> list[Event]:
+        """Return the events of the deep model."""
         for start, end in _between_marks(self.shallow, self.deeper):
             pairs = align(self._keys(self.shallow, start[0], end[0]), self._keys(self.deeper, start[1], end[1]))
             self._write(start, end, pairs)
@@ -68,6 +69,10 @@ class _Builder:
         return [(makers[index], events[index].bytes) for index in range(start, end)]
 
     def _write(self, start: tuple[int, int], end: tuple[int, int], pairs: list[int]) -> None:
+        """Write the events between two marks: common ones once, insertions `repeats` times.
+
+        `start` and `end` are places in both lists; `pairs` has the partner in `deeper` of each event of `shallow`.
+        """
         by_newest = self._counts_from_newest(start, pairs)
         position = start[1]
         for number, pair in enumerate((*pairs, end[1] - start[1])):
@@ -228,9 +233,8 @@ def _align(shallow: Sequence[tuple[str, int]], deeper: Sequence[tuple[str, int]]
     for index, entry in enumerate(shallow):
         cost = cost + penalties[entry][index : index + width]
         lowest = np.minimum.accumulate(cost)
-        first = np.maximum.accumulate(
-            np.where(cost == lowest, insertions, 0)
-        )  # where that lowest cost was reached last
+        # where that lowest cost was reached last
+        first = np.maximum.accumulate(np.where(cost == lowest, insertions, 0))
         by_gap = np.empty_like(cost)
         by_gap[0], by_gap[1:] = cost[0] + GAP, lowest[:-1] + GAP
         take = by_gap < cost

@@ -47,6 +47,7 @@ class StandIn(Tracker):
         self._patches.close()
 
     def run(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
+        """Execute one operation for its shapes; where all its inputs are known, its values are computed beside."""
         tensors = tensors_in(*args, *kwargs.values()) if kwargs else tensors_in(*args)
         on_device = [x for x in tensors if x.is_meta]
         if on_device and (answer := _ANSWERS.get(id(func))):

@@ -10,7 +10,7 @@ from math import inf
 from typing import NamedTuple
 
 from rlhf.memory.cards import RATES_4090, rates_of
-from rlhf.memory.phases import PredictedPhase, PredictedStage
+from rlhf.memory.phases import Predict, PredictedPhase, PredictedStage
 from rlhf.memory.predict import needed
 from rlhf.memory.projection import row_tokens
 from rlhf.memory.strategies import divisors, four_bit_changes, global_batch, micro_batch, with_changes
@@ -51,7 +51,7 @@ GROWING = ("activations", "logits", "kv_cache", "buffers", "temporaries", "kerne
 
 
 def fit(
-    predict: Callable[[PinnedRecipe, StageName], PredictedStage],
+    predict: Predict,
     loaded: PinnedRecipe,
     stages: Sequence[StageName],
     limit: int,
@@ -76,7 +76,7 @@ class _Search:
 
     def __init__(
         self,
-        predict: Callable[[PinnedRecipe, StageName], PredictedStage],
+        predict: Predict,
         loaded: PinnedRecipe,
         stages: Sequence[StageName],
         limit: int,

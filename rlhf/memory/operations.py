@@ -1,6 +1,7 @@
 """What is counted of one operation of torch: floating-point operations, and what it writes, allocates or picks."""
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from rlhf.memory.kernels import FLOPS, Args, Count, Kwargs, Op
+from rlhf.memory.phases import Work
 
 META = torch.device("meta")  # of tensors that have shapes and no numbers
 ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}  # these launch no kernel
@@ -40,8 +42,46 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, func: Op, inside: Count | None) -> "Counts":
+        """Return what is counted of an operation, of whose kernels `inside` counts the memory."""
         name = func._schema.name.removeprefix("aten::")
         return cls(_flops_of(func), inside, func._schema.is_mutable, name in ALLOCATIONS, name in PICKS)
+
+
+class OperationCounter:
+    """Counts operations on one device. `kernels` maps an operation to the bytes that it allocates inside itself."""
+
+    def __init__(self, device: str, kernels: Mapping[Op, Count]):
+        self.is_here = operator.attrgetter(f"is_{device}")  # of a tensor; `x.device.type` takes four times as long
+        self._kernels = kernels
+        self._counts: dict[int, Counts] = {}  # by an operation's id: operations live for ever, and take long to hash
+
+    def counts_of(self, func: Op) -> Counts:
+        """Return what is counted of an operation."""
+        counts = self._counts.get(id(func))
+        if counts is None:
+            counts = self._counts[id(func)] = Counts.of(func, self._kernels.get(func))
+        return counts
+
+    def add_moves(self, work: Work, counts: Counts, args: Args, kwargs: Kwargs, out: object) -> None:
+        """Count in `work` an operation that works on the device, and what it moves unless it is a product.
+
+        One that picks rows reads as much as it writes; others read every input once.
+        """
+        if counts.allocates:
+            return
+        work.launched += 1
+        if counts.flops is None:
+            written = self._bytes_of(out)
+            read = written if counts.picks else self._bytes_of(args) + self._bytes_of(tuple(kwargs.values()))
+            work.moved += read + written
+
+    def _bytes_of(self, things: object) -> int:
+        """Return the bytes of the tensors on the device."""
+        total = 0
+        for x in tensors_in(things):
+            if self.is_here(x):
+                total += x.nbytes
+        return total
 
 
 def _flops_of(func: Op) -> Flops | None:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from rlhf.data.batch import Rollout, TrainingBatch
-from rlhf.memory.peaks import OperationCounts, Storage
-from rlhf.memory.phases import Event
+from rlhf.memory.peaks import Storage
+from rlhf.memory.phases import Event, Work
 from rlhf.memory.replay import PASS
 from rlhf.memory.tracker import Tracker
 from rlhf.models.roles import Roles
@@ -44,7 +44,7 @@ class _Pass(NamedTuple):
 
     events: list[Event]
     storages: dict[int, Storage]  # that it made
-    work: OperationCounts
+    work: Work
     result: object  # a _Made in place of a tensor
 
 
@@ -60,6 +60,7 @@ class Repeats:
         self._known: dict[Hashable, _Pass] = {}
 
     def forget(self) -> None:
+        """Forget all passes: the next one of each kind is run."""
         self._known.clear()
 
     def __call__(self, key: Hashable, run: Callable[[], T]) -> T:
@@ -75,7 +76,7 @@ class Repeats:
             self._known[key] = done
         return result
 
-    def _pass(self, events: list[Event], before: OperationCounts, result: object) -> _Pass | None:
+    def _pass(self, events: list[Event], before: Work, result: object) -> _Pass | None:
         """Return what is remembered of a pass; None if it cannot be repeated."""
         if any(event.storage is None and event.name != PASS for event in events):
             return None  # another phase, or something that happens once
@@ -91,11 +92,10 @@ class Repeats:
             result = _Made(index, result.shape, result.stride(), result.dtype)
         if left:
             return None
-        work = self._tracker.work()
-        flops, recomputed, moved, launched = (now - then for now, then in zip(work, before, strict=True))
-        return _Pass(events, self._tracker.storages(made), (flops, recomputed, moved, launched), result)
+        return _Pass(events, self._tracker.storages(made), self._tracker.work() - before, result)
 
     def _repeat(self, done: _Pass) -> Any:
+        """Record a remembered pass again. Return its result, in a storage of its own."""
         numbers = self._tracker.repeat(done.events, done.storages, done.work)
         if not isinstance(done.result, _Made):
             return copy.copy(done.result)

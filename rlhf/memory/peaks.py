@@ -10,9 +10,6 @@ from rlhf.memory.replay import BEGIN
 OUTSIDE = "paged"  # the component that is in unified memory, outside torch's allocator
 
 
-OperationCounts = tuple[int, int, int, int]  # flops, recomputed, moved and launched, as in Peak
-
-
 @dataclass(slots=True)
 class Storage:
     """An allocation: where it was made and released, and the component that it is part of, if that is known."""

@@ -1,12 +1,12 @@
 """The parts of a prediction: allocation events, the phases of a stage, and the components of a peak."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, Self, TypedDict
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
-from rlhf.recipe import StageName
+from rlhf.recipe import PinnedRecipe, StageName
 
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
 DEPTHS = (2, 4)  # layers with which a stage is rehearsed
@@ -66,18 +66,39 @@ class PredictedPhase(NamedTuple):
 
 
 @dataclass
-class Peak:
-    """What was alive in a phase when most was, for each operation: {operation: {component: bytes}}.
+class Work:
+    """What the operations of a phase compute, move and launch; `+=` adds that of others."""
+
+    flops: int = 0  # all that the device computes
+    recomputed: int = 0  # of these, what the backward pass computes a second time instead of having kept it
+    moved: int = 0  # bytes that operations other than products read and write
+    launched: int = 0  # operations that launch at least one kernel
+
+    def __iadd__(self, other: "Work") -> Self:
+        self.flops += other.flops
+        self.recomputed += other.recomputed
+        self.moved += other.moved
+        self.launched += other.launched
+        return self
+
+    def __sub__(self, other: "Work") -> "Work":
+        return Work(
+            self.flops - other.flops,
+            self.recomputed - other.recomputed,
+            self.moved - other.moved,
+            self.launched - other.launched,
+        )
+
+
+@dataclass
+class Peak(Work):
+    """The work of a phase, and what was alive when most was, for each operation: {operation: {component: bytes}}.
 
     The peak of each operation is kept, because another one may make the phase's peak in a deeper model.
     """
 
     operations: dict[str, dict[str, int]] = field(default_factory=dict)
     paged: int = 0  # bytes in unified memory, not among the others
-    flops: int = 0  # of the whole phase
-    recomputed: int = 0  # of these, what the backward pass computes a second time instead of having kept it
-    moved: int = 0  # bytes that operations other than products read and write
-    launched: int = 0  # operations that launch at least one kernel
 
     @property
     def bytes(self) -> int:
@@ -132,6 +153,7 @@ class RehearsedStep(TypedDict):
 
 
 PredictedStage = dict[str, PredictedPhase]  # by the phase's name; the first one, "", is the whole stage
+Predict = Callable[[PinnedRecipe, StageName], PredictedStage]
 
 
 @dataclass(frozen=True)

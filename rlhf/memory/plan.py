@@ -86,7 +86,7 @@ class Plan:
 
 
 def make(
-    predict: Predictor,
+    predictor: Predictor,
     loaded: PinnedRecipe,
     stages: Sequence[StageName] = PREDICTED_STAGES,
     price: float | None = None,
@@ -99,8 +99,8 @@ def make(
     planned = {}
     for number, stage in enumerate(stages, 1):
         say(f"rehearsing {stage} ({number} of {len(stages)})")
-        predicted = predict(loaded, stage)
-        step = predict.decoding_step(loaded) if stage == "ppo" else None
+        predicted = predictor.predict(loaded, stage)
+        step = predictor.decoding_step(loaded) if stage == "ppo" else None
         planned[stage] = _stage(loaded, stage, predicted, price, step)
     hardware = loaded.recipe.hardware
     return Plan(

@@ -75,7 +75,7 @@ class Predictor:
             worker.kill()
             worker.wait()
 
-    def __call__(self, loaded: PinnedRecipe, stage: StageName) -> PredictedStage:
+    def predict(self, loaded: PinnedRecipe, stage: StageName) -> PredictedStage:
         """Return the phases of a stage; if several processes share it, those of one of them.
 
         Raises PredictionError if the recipe has no architecture, or if its rehearsal fails.

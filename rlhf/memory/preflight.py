@@ -1,9 +1,7 @@
 """The check before a stage starts: whether its predicted memory fits the card."""
 
-from collections.abc import Callable
-
 from rlhf.errors import UserError
-from rlhf.memory.phases import ON_HOST, PredictedStage, PredictionError, gb
+from rlhf.memory.phases import ON_HOST, Predict, PredictionError, gb
 from rlhf.memory.predict import needed, stages
 from rlhf.memory.strategies import effects
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName, as_yaml
@@ -12,7 +10,7 @@ from rlhf.terminal import say
 
 
 def require_fit(
-    predict: Callable[[PinnedRecipe, StageName], PredictedStage],
+    predict: Predict,
     loaded: PinnedRecipe,
     stage: StageName,
     options: str = "",
@@ -43,9 +41,7 @@ def require_fit(
     )
 
 
-def _advice(
-    predict: Callable[[PinnedRecipe, StageName], PredictedStage], loaded: PinnedRecipe, stage: StageName
-) -> list[str]:
+def _advice(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> list[str]:
     """Return a line for each change that would save memory, the most helpful first."""
     if stage not in TRAINING_STAGES:
         return []

@@ -9,7 +9,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
@@ -22,6 +22,7 @@ from rlhf.stages.runner import import_stage
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedConfig
 
 MOST_ROWS = 8192  # of dialogues that are made for a few steps
 
@@ -55,10 +56,26 @@ def rehearsal_changes(recipe: Recipe, layers: int | None) -> Changes:
 
 def _check_depth(architecture: Architecture) -> None:
     """Raise UserError if the first layers differ from the others. Types that are tested have equal layers."""
-    from rlhf.models.architecture import check_layers, config_of
+    from rlhf.models.architecture import config_of
 
     if architecture.model_type not in TESTED or "mlp_only_layers" in architecture.others():
-        check_layers(config_of(architecture))
+        check_equal_layers(config_of(architecture))
+
+
+def check_equal_layers(config: "PreTrainedConfig") -> None:
+    """Raise UserError where the layers after the first are not alike, as memory is predicted from the first ones.
+
+    Nothing is allocated.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        layers: Any = AutoModelForCausalLM.from_config(config).get_decoder().layers
+    shapes = [sorted((name, tuple(weight.shape)) for name, weight in layer.named_parameters()) for layer in layers]
+    other = next((number for number, shape in enumerate(shapes) if number > 1 and shape != shapes[1]), None)
+    if other is not None:
+        raise UserError(f"memory of {config.model_type} models is not predicted where layers differ (1 and {other})")
 
 
 def _shallow(architecture: Architecture, layers: int) -> Changes:
@@ -128,9 +145,10 @@ class ShortRun(Run):
     """A run directory in which nothing is kept but what the next stage reads."""
 
     def seal_checkpoint(self, step: int, folder: Path) -> None:
-        pass
+        """Keep no checkpoint."""
 
     def describe(self, **facts: object) -> None:
+        """Keep the facts in memory only."""
         self._manifest.update(facts)
 
 

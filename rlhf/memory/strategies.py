@@ -11,7 +11,7 @@ from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import JsonValue
 from rlhf.memory import projection
-from rlhf.memory.phases import PredictedStage
+from rlhf.memory.phases import Predict, PredictedStage
 from rlhf.memory.predict import needed
 from rlhf.recipe import Changes, PinnedRecipe, StageName
 
@@ -24,9 +24,11 @@ STEP: dict[str, str] = {
 
 
 class Strategy(NamedTuple):
+    """A way to need less memory."""
+
     name: str
-    words: str
-    changes_result: bool
+    words: str  # what it does, for people
+    changes_result: bool  # of training, by more than rounding
 
 
 STRATEGIES = (
@@ -87,7 +89,7 @@ class StrategyCost(NamedTuple):
 
 
 def alone(
-    predict: Callable[[PinnedRecipe, StageName], PredictedStage],
+    predict: Predict,
     loaded: PinnedRecipe,
     stage: StageName,
     say: Callable[[str], None] = lambda text: None,
@@ -112,6 +114,7 @@ def four_bit_changes(stages: Iterable[StageName]) -> Changes:
 
 
 def with_changes(loaded: PinnedRecipe, changes: Mapping[str, JsonValue]) -> PinnedRecipe:
+    """Return a recipe with further overrides."""
     return recipes.load(loaded.directory, {**loaded.overrides, **changes}, loaded.recipe.seed)
 
 
@@ -128,9 +131,7 @@ class Effect(NamedTuple):
     flops: float | None  # after / before
 
 
-def effects(
-    predict: Callable[[PinnedRecipe, StageName], PredictedStage], loaded: PinnedRecipe, stage: StageName
-) -> list[Effect]:
+def effects(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> list[Effect]:
     """Return each strategy alone, on the recipe as it is, the one that saves most first."""
     before = predict(loaded, stage)
     need = needed(before[""])

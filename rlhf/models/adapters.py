@@ -14,10 +14,11 @@ from transformers import PreTrainedModel
 
 from rlhf.errors import UserError
 from rlhf.models import weights as stored
-from rlhf.models.architecture import has_fused_experts
 from rlhf.models.loading import base_name
 from rlhf.models.model import computes_in_bfloat16
+from rlhf.models.traits import has_fused_experts
 from rlhf.models.weights import adapter_weights
+from rlhf.recipe import Lora
 from rlhf.run.directory import Run
 from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
 
@@ -25,12 +26,11 @@ from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
 EXPERT_LAYERS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 
 
-def lora_config(run: Run, base: PreTrainedModel, task_type: str) -> LoraConfig:
-    """Return the recipe's adapter for a base.
+def lora_config(lora: Lora, base: PreTrainedModel, task_type: str) -> LoraConfig:
+    """Return peft's configuration of a recipe's adapter on a base.
 
     Raises UserError for a target that names no module of the base, and for layers that it does not have.
     """
-    lora = run.loaded.recipe.lora
     try:
         layers = lora.layer_numbers(base.config.num_hidden_layers)
     except ValueError as error:
@@ -45,9 +45,9 @@ def lora_config(run: Run, base: PreTrainedModel, task_type: str) -> LoraConfig:
     )
 
 
-def new_adapter(base: PreTrainedModel, run: Run) -> PeftModel:
+def new_adapter(base: PreTrainedModel, lora: Lora) -> PeftModel:
     """Attach a fresh LoRA adapter to a causal base; B = 0 changes nothing yet. Raises UserError without its modules."""
-    return without_input_casts(get_peft_model(base, lora_config(run, base, "CAUSAL_LM")))
+    return without_input_casts(get_peft_model(base, lora_config(lora, base, "CAUSAL_LM")))
 
 
 def _targets(base: PreTrainedModel, targets: Sequence[str] | Literal["all-linear"], named: bool) -> list[str] | str:
@@ -82,16 +82,16 @@ def trainable_adapter(base: PreTrainedModel, stage_dir: Path) -> PeftModel:
     return without_input_casts(stored.attach_adapter(base, stage_dir, trainable=True))
 
 
-def reward_from_sft(base: PreTrainedModel, run: Run, sft_dir: Path) -> PeftModel:
+def reward_from_sft(base: PreTrainedModel, lora: Lora, sft_dir: Path) -> PeftModel:
     """Return a reward model whose LoRA weights are those of SFT and whose score head is new and trainable.
 
     peft cannot load a causal adapter into a classifier (it looks for the head's weight), so the weights are copied over
     those of a fresh classification adapter of the same shape.
     """
-    model = without_input_casts(get_peft_model(base, lora_config(run, base, "SEQ_CLS")))
+    model = without_input_casts(get_peft_model(base, lora_config(lora, base, "SEQ_CLS")))
     start, sft = get_peft_model_state_dict(model), adapter_weights(sft_dir)
-    lora = {key: weight for key, weight in start.items() if "lora_" in key}
-    stored.check_shapes(sft, lora, str(sft_dir / ADAPTER / ADAPTER_FILE))
+    fresh = {key: weight for key, weight in start.items() if "lora_" in key}
+    stored.check_shapes(sft, fresh, str(sft_dir / ADAPTER / ADAPTER_FILE))
     stored.set_adapter_state(model, {**start, **sft})
     for parameter in model.parameters():
         if parameter.requires_grad:

@@ -22,18 +22,13 @@ from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
 from rlhf.models import folders, records
 from rlhf.models import weights as stored
-from rlhf.models.architecture import (
-    add_classifier,
-    check_lengths,
-    check_model,
-    config_of,
-    shape_differences,
-    unsupported,
-)
-from rlhf.models.lean.trunk import LeanTrunk
+from rlhf.models.architecture import config_of, shape_differences
+from rlhf.models.classifier import add_classifier
+from rlhf.models.lean import limits
 from rlhf.models.model import require
 from rlhf.models.nf4 import check_blocks, check_layers, keep_layout, nf4_config
 from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
+from rlhf.models.support import check_lengths, check_model, unsupported
 from rlhf.recipe import shape
 from rlhf.run import reader
 from rlhf.run.directory import Run
@@ -118,7 +113,8 @@ def load_base(run: Run, device: torch.device, head: ModelHead = "lm", quantize: 
         check_layers(base, name)
     check_lengths(base.config, recipe.longest(), name)
     if recipe.hardware.trunk == "lean":
-        LeanTrunk(base).check_length(recipe.longest())
+        limits.check_supported(base)
+        limits.check_length(base.config, recipe.longest())
     return base
 
 

@@ -8,8 +8,8 @@ from transformers import PreTrainedModel
 
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
-from rlhf.models.architecture import logit_scale
 from rlhf.models.matmul import matmul, round_to_few_sizes
+from rlhf.models.traits import logit_scale
 from rlhf.objectives.logprobs import EntropyMode, TokenStatistics, linear_token_logprobs
 
 LOGITS = 2**24  # numbers in the largest tensor of logits: 524 tokens of a vocabulary of 32,000, 64 MiB in float32

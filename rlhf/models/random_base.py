@@ -14,7 +14,8 @@ from transformers import (
 from transformers.quantizers import AutoHfQuantizer, HfQuantizer
 
 from rlhf import recipe as recipes
-from rlhf.models.architecture import add_classifier, config_of
+from rlhf.models.architecture import config_of
+from rlhf.models.classifier import add_classifier
 from rlhf.models.nf4 import quantized
 
 AutoModel = type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]

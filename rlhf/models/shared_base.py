@@ -19,16 +19,15 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.data.batch import Rollout
-from rlhf.models.architecture import logit_scale
 from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
 from rlhf.models.model import mixed_precision
 from rlhf.models.output_layer import response_statistics
 from rlhf.models.roles import Roles
 from rlhf.models.sharding import keep_layers_whole, shard_layers
+from rlhf.models.traits import logit_scale
 from rlhf.models.weights import reward_weights
 from rlhf.objectives.logprobs import EntropyMode, TokenStatistics
 from rlhf.recipe import Role, TrainingRole
-from rlhf.recipe.choices import CriticKind
 from rlhf.run.layout import ADAPTER
 
 
@@ -67,22 +66,19 @@ class SharedBase:
         self.roles.add("reward", rm_dir / ADAPTER, weights)
         self.score_head = _head(head).to(self.device).requires_grad_(False)
 
-    def add_value(self, kind: CriticKind, rm_dir: Path, mean: float, sd: float) -> None:
-        """Add the critic: `head` on the policy, or `adapter`, which starts as the reward model's normalised score.
+    def add_value_head(self) -> None:
+        """Add a critic that is a head on the policy's hidden states; it starts at zero."""
+        self.value_head = _zero_head(self.base.config.hidden_size).to(self.device)
 
-        With `adapter` the critic starts as (score - `mean`) / `sd`.
-        """
-        hidden = self.base.config.hidden_size
-        self.value_head = nn.Linear(hidden, 1)
-        nn.init.zeros_(self.value_head.weight)
-        nn.init.zeros_(self.value_head.bias)
-        if kind == "adapter":
-            weights, head = reward_weights(rm_dir, hidden)
-            self.roles.add("value", rm_dir / ADAPTER, weights, trainable=True)
-            with torch.no_grad():
-                self.value_head.weight.copy_(head.float() / sd)
-                self.value_head.bias.fill_(-mean / sd)
-        self.value_head.to(self.device)
+    def add_value_adapter(self, rm_dir: Path, mean: float, sd: float) -> None:
+        """Add a critic with an adapter of its own, role `value`; it starts as the score, (score - `mean`) / `sd`."""
+        head = _zero_head(self.base.config.hidden_size)  # before the role, which draws from torch's generator too
+        weights, reward_head = reward_weights(rm_dir, self.base.config.hidden_size)
+        self.roles.add("value", rm_dir / ADAPTER, weights, trainable=True)
+        with torch.no_grad():
+            head.weight.copy_(reward_head.float() / sd)
+            head.bias.fill_(-mean / sd)
+        self.value_head = head.to(self.device)
 
     @property
     def role_trunk(self) -> RoleTrunk | None:
@@ -214,6 +210,14 @@ class SharedBase:
         if self.roles.active is None:
             raise RuntimeError("no role is active: run the pass in `with shared.role(name)`")
         return self.roles.active
+
+
+def _zero_head(width: int) -> nn.Linear:
+    """Return a scalar head with a bias, float32, all zeros."""
+    head = nn.Linear(width, 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
 
 
 def _head(weight: Tensor) -> nn.Linear:

@@ -28,6 +28,7 @@ class CacheLayer(CacheLayerMixin):
         self.slot: Tensor | None = None  # (1,) where the next token goes; None while the prompts go in
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate the buffers, for keys and values of these shapes."""
         prompts, heads, _, size = key_states.shape
         batch_size = prompts * self.copies
         # zeros: a slot that is masked out still enters a product with weight 0, and 0 * NaN is NaN
@@ -36,6 +37,7 @@ class CacheLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Store new keys and values. Return those to attend to: the prompts' own, later the window's."""
         if self.slot is None:
             self.lazy_initialization(key_states, value_states)
             self.window = key_states.shape[2]
@@ -47,10 +49,13 @@ class CacheLayer(CacheLayerMixin):
         return self.keys[:, :, : self.window], self.values[:, :, : self.window]
 
     def get_seq_length(self) -> int:
+        """Return the slots that are attended to."""
         return self.window
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return how many keys a mask covers, and the first one's place."""
         return self.window or query_length, 0  # nothing is cached before the prompts go in
 
     def get_max_length(self) -> int:
+        """Return the slots of the buffers."""
         return self.slots

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rlhf.data.tokenize import SpecialIds
-from rlhf.models.architecture import logit_scale
 from rlhf.models.model import Model
+from rlhf.models.traits import logit_scale
 from rlhf.recipe.choices import FourBit
 
 FEW_TOKENS = 1024  # most likely tokens among which those of top_p are looked for on a CPU

@@ -11,8 +11,8 @@ from transformers import Cache
 
 from rlhf.data.tokenize import SpecialIds, pad_right
 from rlhf.models import decoding_layers
-from rlhf.models.architecture import sliding_window
 from rlhf.models.model import Model, dtype_of
+from rlhf.models.traits import sliding_window
 from rlhf.rollout.cache import CacheLayer, repeated
 from rlhf.rollout.decoding import Decoding, Sampling, ValueFn
 
@@ -84,6 +84,7 @@ class LibraryDecoding(Decoding):  # rlhf/memory/seams.py replaces __init__ in a 
         self._prefill(ids)
 
     def run(self) -> list[Tensor]:
+        """Decode to the end, as `Decoding.run`; on CUDA most steps replay a captured graph."""
         graph: torch.cuda.CUDAGraph | None = None
         for step in self.steps():
             if step % STEPS_BETWEEN_CHECKS_BY_DEVICE[self.step.device.type] == 0:
@@ -228,4 +229,5 @@ def using_attention(model: Model, name: str) -> Iterator[None]:
 
 
 def round_up(count: int, multiple: int) -> int:
+    """Return the smallest multiple that is not below `count`."""
     return -(-count // multiple) * multiple

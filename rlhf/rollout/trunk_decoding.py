@@ -37,6 +37,7 @@ class TrunkDecoding(Decoding):
         self.layout = DecodingLayout(prefilled, copies, self.room)
 
     def run(self) -> list[Tensor]:
+        """Decode to the end, as `Decoding.run`; rows that have ended are dropped, half of the batch at a time."""
         for _ in self.steps():
             left, half = int((~self.rows.ended).sum()), len(self.rows) // 2
             if left == 0:
@@ -52,5 +53,6 @@ class TrunkDecoding(Decoding):
         return self.results
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits (B, V) of hidden states (B, H), by the faster product."""
         plain = type(self.output_layer) is torch.nn.Linear and getattr(self.output_layer, "bias", None) is None
         return matmul(hidden, self.output_layer.weight.t()) if plain else super().logits(hidden)

@@ -177,8 +177,11 @@ class Learner:
 
     def __init__(self, shared: SharedBase, rm_dir: Path, options: Ppo, norm: ScoreNorm):
         self.shared, self.options = shared, options
-        critic_start = SIGMOID_NORM if options.sigmoid_scores else norm
-        shared.add_value(options.value_model, rm_dir, critic_start.mean, critic_start.sd)
+        if options.value_model == "head":
+            shared.add_value_head()
+        else:
+            critic_start = SIGMOID_NORM if options.sigmoid_scores else norm
+            shared.add_value_adapter(rm_dir, critic_start.mean, critic_start.sd)
         assert shared.value_head is not None
         self.policy_parameters = shared.roles.parameters("policy")
         self.critic_parameters = list(shared.value_head.parameters())

@@ -57,7 +57,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     with telemetry.phase("load"):
         base = load_base(run, device, head="score")
         base.config.pad_token_id = codec.pad_id
-        model = reward_from_sft(base, run, run.parents.folder("sft"))
+        model = reward_from_sft(base, recipe.lora, run.parents.folder("sft"))
     trainer = _new_trainer(run, model, codec, training)
 
     def scores(rows: list[tuple[Encoded, Encoded]]) -> tuple[torch.Tensor, torch.Tensor]:

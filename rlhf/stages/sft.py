@@ -51,7 +51,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     with telemetry.phase("load"):
         base = load_base(run, device)
         check_sampling(base, codec)
-        model = new_adapter(base, run)
+        model = new_adapter(base, recipe.lora)
     prompts = corpus.prompts("sft").test[:SAMPLES]
 
     def evaluate() -> dict[str, float]:

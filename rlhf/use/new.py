@@ -88,7 +88,7 @@ def least_memory(loaded: PinnedRecipe, stages: Sequence[StageName], probe: bool 
 
 
 def search(
-    predict: Predictor, loaded: PinnedRecipe, parameters: int, stages: Sequence[StageName], limit: int, say: Say
+    predictor: Predictor, loaded: PinnedRecipe, parameters: int, stages: Sequence[StageName], limit: int, say: Say
 ) -> Fit:
     """Return the fastest settings with which each of `stages` needs at most `limit` bytes.
 
@@ -97,11 +97,11 @@ def search(
     """
     four_bit = four_bit_changes(stages)
     if 2 * parameters < limit:
-        fitted = fit(predict, loaded, stages, limit, say)  # tries 4 bits by itself
+        fitted = fit(predictor.predict, loaded, stages, limit, say)  # tries 4 bits by itself
         if not fitted.too_large:
             return fitted
     elif parameters / 2 < limit:
-        fitted = fit(predict, with_changes(loaded, four_bit), stages, limit, say)
+        fitted = fit(predictor.predict, with_changes(loaded, four_bit), stages, limit, say)
         if not fitted.too_large:
             return fitted._replace(changes=four_bit | fitted.changes)
     on_4bit = with_changes(loaded, four_bit)
@@ -109,7 +109,7 @@ def search(
     needs = {}
     for stage in stages:
         say(f"predicting the least that {stage} needs")
-        needs[stage] = needed(predict(least, stage)[""])
+        needs[stage] = needed(predictor.predict(least, stage)[""])
     raise UserError(_too_large(needs, limit))
 
 
@@ -136,7 +136,7 @@ class NewRecipe(NamedTuple):
     fit: Fit
 
 
-def make(root: Path, options: NewOptions, predict: Predictor, say: Say) -> NewRecipe:
+def make(root: Path, options: NewOptions, predictor: Predictor, say: Say) -> NewRecipe:
     """Write a recipe into `root` and return it. `say` is told what is being done.
 
     Raises UserError for a model, data or a card that cannot be used, and if the folder exists. Nothing is left behind
@@ -152,7 +152,7 @@ def make(root: Path, options: NewOptions, predict: Predictor, say: Say) -> NewRe
         draft = Path(folder) / target.parent.name / "v1"
         draft.mkdir(parents=True)
         loaded = _write_recipe(draft, content)
-        fitted = search(predict, loaded, facts.parameters, stages, options.card.limit, say)
+        fitted = search(predictor, loaded, facts.parameters, stages, options.card.limit, say)
         required: tuple[StageName, ...] = ("ppo", "dpo")  # sections of every recipe; untrained ones are kept small
         untrained = [stage for stage in required if stage not in stages]
         untrained_changes = least_memory(loaded, untrained)
@@ -163,9 +163,9 @@ def make(root: Path, options: NewOptions, predict: Predictor, say: Say) -> NewRe
         readme = render("README.md", content, recipe_name=target.parent.name, folder=target)
         (draft / "README.md").write_text(readme, encoding="utf-8")
         say("predicting the whole chain")
-        step, _ = prediction_file.decoding_step(predict, loaded)
+        step, _ = prediction_file.decoding_step(predictor, loaded)
         prediction_file.pin(
-            draft, prediction_file.predict(predict, loaded), step, None, prediction_file.needs(predict, loaded)
+            draft, prediction_file.predict(predictor, loaded), step, None, prediction_file.needs(predictor, loaded)
         )
         _place(draft, target)
     return NewRecipe(target, recipes.load(target), stages, fitted)

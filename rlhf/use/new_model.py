@@ -146,12 +146,12 @@ def parameters(section: Mapping[str, object]) -> int:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from rlhf.models import architecture
+    from rlhf.models import architecture, support
 
     config = architecture.config_of(recipes.Architecture.model_validate(section), pad_token_id=None)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    architecture.check_model(model, config.model_type)
+    support.check_model(model, config.model_type)
     return sum(weight.numel() for weight in model.parameters())
 
 

@@ -20,7 +20,7 @@ class Predictor:
     def __exit__(self, *_: Any) -> None:
         pass
 
-    def __call__(self, loaded: PinnedRecipe, stage: str) -> PredictedStage:
+    def predict(self, loaded: PinnedRecipe, stage: str) -> PredictedStage:
         self.asked += 1
         settings, found = loaded.recipe, {}
         base = self.base // (4 if settings.model.quantization == "nf4" else 1)

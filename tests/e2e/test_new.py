@@ -112,7 +112,8 @@ def test_the_stages_that_are_named_fit_and_one_of_them_is_merged(checkpoints, tm
     assert (written.grpo is not None) == ("grpo" in stages) and written.rloo is None
     assert set(made.stages) == {"sft", "rm", "evaluate", *stages.split(",")}
     assert all(
-        Predictor()(made.loaded, stage)[""].peak_bytes + CONTEXT_BYTES <= 3e9 for stage in ("sft", "rm", "ppo", "dpo")
+        Predictor().predict(made.loaded, stage)[""].peak_bytes + CONTEXT_BYTES <= 3e9
+        for stage in ("sft", "rm", "ppo", "dpo")
     )
 
 
@@ -184,10 +185,10 @@ def test_an_existing_folder_is_never_touched(checkpoints, tmp_path, monkeypatch)
 
 def test_an_interrupt_leaves_nothing(checkpoints, tmp_path, monkeypatch):
     class Interrupted(Predictor):
-        def __call__(self, loaded: PinnedRecipe, stage: str) -> PredictedStage:
+        def predict(self, loaded: PinnedRecipe, stage: str) -> PredictedStage:
             if self.asked == 12:
                 raise KeyboardInterrupt
-            return super().__call__(loaded, stage)
+            return super().predict(loaded, stage)
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()

@@ -91,9 +91,9 @@ def test_memory_is_as_predicted_in_every_phase(quantization):
         pytest.importorskip("bitsandbytes")
     loaded = on_gpu(quantization, **(PAGED if quantization == "nf4" else {}))
     measured = measure(loaded, list(STAGES))
-    with Predictor() as predict:
+    with Predictor() as predictor:
         for stage in STAGES:
-            predicted = predict(loaded, stage)
+            predicted = predictor.predict(loaded, stage)
             assert any(peak.paged_bytes for peak in predicted.values()) == (quantization == "nf4"), stage
             for phase, peak in predicted.items():
                 if phase and phase != "load":

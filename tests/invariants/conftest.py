@@ -6,7 +6,7 @@ from rlhf.memory.predict import Predictor
 
 
 @pytest.fixture(scope="module")
-def predict(tmp_path_factory):
+def predictor(tmp_path_factory):
     """A predictor that has predicted nothing before."""
     with pytest.MonkeyPatch.context() as patch, Predictor() as found:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))

@@ -9,8 +9,10 @@ from peft.tuners.lora import LoraLayer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf.errors import UserError
+from rlhf.memory.short_runs import check_equal_layers
 from rlhf.models.adapters import _targets
-from rlhf.models.architecture import check_layers, check_lengths, check_model, config_of, unsupported
+from rlhf.models.architecture import config_of
+from rlhf.models.support import check_lengths, check_model, unsupported
 from rlhf.recipe import Architecture
 from rlhf.recipe.model_types import TESTED
 from rlhf.rollout.probe import check_sampling
@@ -124,6 +126,6 @@ def test_experts_stay_frozen(kind):
 
 
 def test_layers_that_differ_are_not_taken_for_the_first_ones():
-    check_layers(other("deepseek_v3", **OTHERS["deepseek_v3"]).config)  # one dense layer before the others
+    check_equal_layers(other("deepseek_v3", **OTHERS["deepseek_v3"]).config)  # one dense layer before the others
     with pytest.raises(UserError, match=r"deepseek_v3 models is not predicted where layers differ \(1 and 3\)"):
-        check_layers(other("deepseek_v3", **OTHERS["deepseek_v3"] | {"first_k_dense_replace": 3}).config)
+        check_equal_layers(other("deepseek_v3", **OTHERS["deepseek_v3"] | {"first_k_dense_replace": 3}).config)

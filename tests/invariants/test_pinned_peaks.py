@@ -26,11 +26,11 @@ def test_every_recipe_for_a_card_has_its_peaks_pinned():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("directory", WATCHED, ids=lambda d: f"{d.parent.name}-{d.name}")
-def test_no_phase_of_a_recipe_has_grown(predict, directory):
+def test_no_phase_of_a_recipe_has_grown(predictor, directory):
     loaded = recipe.load(directory)
     optimizers = {getattr(loaded.recipe, stage).optim for stage in ("sft", "rm", "ppo", "dpo")}
     if loaded.recipe.model.quantization == "nf4" or any("8bit" in name or "paged" in name for name in optimizers):
         pytest.importorskip("bitsandbytes")
-    now = pins.predict(predict, loaded)
+    now = pins.predict(predictor, loaded)
     assert list(budgets.growth(budgets.pinned(directory), now)) == []
-    assert list(budgets.more_needed(budgets.pinned_needs(directory), pins.needs(predict, loaded))) == []
+    assert list(budgets.more_needed(budgets.pinned_needs(directory), pins.needs(predictor, loaded))) == []

@@ -69,10 +69,11 @@ def total(parts: dict[str, int]) -> int:
 
 
 @pytest.fixture(scope="module")
-def six(predict) -> tuple[dict[str, Any], dict[str, Any]]:
+def six(predictor) -> tuple[dict[str, Any], dict[str, Any]]:
     """Every stage at six layers: predicted from two and four, and counted on real tensors."""
     loaded = tiny(6)
-    return {stage: predict(loaded, stage) for stage in PREDICTED_STAGES}, measure(loaded, list(PREDICTED_STAGES))
+    predicted: dict[str, Any] = {stage: predictor.predict(loaded, stage) for stage in PREDICTED_STAGES}
+    return predicted, measure(loaded, list(PREDICTED_STAGES))
 
 
 @pytest.mark.parametrize("stage", PREDICTED_STAGES)
@@ -88,7 +89,7 @@ def test_prediction_is_what_real_tensors_take(six, stage):
         assert peak.peak_bytes == pytest.approx(measured[phase], rel=0.05 if through_cpu else 0.01), phase
 
 
-def test_the_lean_trunk_takes_what_is_predicted(predict):
+def test_the_lean_trunk_takes_what_is_predicted(predictor):
     """With prompts that several rows share, DPO's pairs and GRPO's groups, and with activations that are recomputed."""
     changes: dict[str, Any] = {key: value for key, value in TINY.items() if not key.startswith("ppo.")}
     changes |= {f"grpo.{key.removeprefix('ppo.')}": value for key, value in TINY.items() if key.startswith("ppo.")}
@@ -100,7 +101,7 @@ def test_the_lean_trunk_takes_what_is_predicted(predict):
     measured = measure(loaded, ["sft", "dpo", "grpo"])
     phases: list[tuple[StageName, str]] = [("sft", "train"), ("dpo", "train"), ("grpo", "update"), ("grpo", "score")]
     for stage, phase in phases:
-        peak = predict(loaded, stage)[phase]
+        peak = predictor.predict(loaded, stage)[phase]
         assert peak.peak_bytes == pytest.approx(measured[stage][phase], rel=0.01), (stage, phase)
 
 
@@ -174,11 +175,11 @@ def peak_at(stage: StageName, loaded: PinnedRecipe) -> tuple[int, str, set[str]]
     return most, phase, {operation.partition(",")[0] for operation in near}
 
 
-def test_a_peak_in_the_loss(predict):
+def test_a_peak_in_the_loss(predictor):
     """A vocabulary of 6,000, 4 x 64 tokens: the loss holds several tensors of the logits' size."""
     loaded = tiny(4, vocab=6000, sft__gradient_checkpointing=True)
     most, phase, operations = peak_at("sft", loaded)
-    predicted = predict(loaded, "sft")
+    predicted = predictor.predict(loaded, "sft")
     assert phase == "train"
     assert operations & {"aten.sub.Tensor", "aten.mul.Tensor"}
     assert predicted["train"].components["logits"] > 0.9 * most
@@ -186,7 +187,7 @@ def test_a_peak_in_the_loss(predict):
     assert most == pytest.approx(profiled("sft", loaded), rel=0.01)
 
 
-def test_a_peak_inside_a_layer_s_backward_pass(predict):
+def test_a_peak_inside_a_layer_s_backward_pass(predictor):
     """No logits, checkpointing: what one layer holds when it is recomputed. The profiler's peak is not above it.
 
     A dispatch mode keeps autograd from adding gradients in place, so that the tracker may err on the large side. On a
@@ -195,7 +196,7 @@ def test_a_peak_inside_a_layer_s_backward_pass(predict):
     rows, length = 16, 64
     loaded = tiny(4, vocab=200, rm__gradient_checkpointing=True, rm__per_device_train_batch_size=rows)
     most, phase, operations = peak_at("rm", loaded)
-    predicted = predict(loaded, "rm")
+    predicted = predictor.predict(loaded, "rm")
     assert phase == "train"
     assert operations & {"aten.add.Tensor", "aten.mul.Tensor", "aten.mm.default"}
     tokens = 2 * rows * length
@@ -343,11 +344,11 @@ def eight() -> tuple[PinnedRecipe, Rehearsals]:
 
 
 @pytest.mark.parametrize("stage", ["sft", "rm", "ppo", "dpo"])
-def test_peaks_grow_linearly_with_depth(predict, eight, stage, monkeypatch):
+def test_peaks_grow_linearly_with_depth(predictor, eight, stage, monkeypatch):
     """In four bits, eight layers from two and four; what cuBLAS takes is added later and would outweigh them here."""
     monkeypatch.setattr(cards, "workspace", lambda card: 0)
     loaded, rehearse = eight
-    predicted, rehearsed = predict(loaded, stage), rehearse(loaded, stage)
+    predicted, rehearsed = predictor.predict(loaded, stage), rehearse(loaded, stage)
     for phase, parts in peaks(rehearsed).items():
         assert predicted[phase].peak_bytes == pytest.approx(total(parts), rel=0.005), phase
         assert predicted[phase].flops == pytest.approx(rehearsed[phase].flops, rel=0.005), phase
@@ -435,7 +436,7 @@ def test_a_cache_grows_with_rows_and_tokens(two):
 
 
 def rehearsed(**operations: dict[str, int]) -> Peak:
-    return Peak(operations)
+    return Peak(operations=operations)
 
 
 def test_the_line_through_two_depths_by_hand():
@@ -467,8 +468,8 @@ def test_where_the_events_of_two_depths_cannot_be_aligned_15_percent_are_added(m
     """15 % of the predicted peak, for what is reserved and what is needed."""
     stage = {"train": rehearsed(step={"base": 10**9})}
     monkeypatch.setattr(Predictor, "_rehearsed", lambda *_: as_json({"depths": [stage, stage], "reserved": None}))
-    with Predictor() as predict:
-        phase = predict(tiny(4), "sft")["train"]
+    with Predictor() as predictor:
+        phase = predictor.predict(tiny(4), "sft")["train"]
     assert phase.reserved_bytes == phase.needed_bytes == round(1.15 * phase.peak_bytes)
     assert phase.peak_bytes >= 10**9
 
@@ -593,10 +594,10 @@ def test_a_shorter_row_never_needs_less_memory(on_cuda, monkeypatch):
 # -- one prediction and the next ---------------------------------------------------------------------------------------
 
 
-def test_what_was_predicted_before_is_read_again(predict, tmp_path, monkeypatch):
+def test_what_was_predicted_before_is_read_again(predictor, tmp_path, monkeypatch):
     """And another setting, or other code, is predicted anew."""
     loaded = tiny(4)
-    first = predict(loaded, "merge")
+    first = predictor.predict(loaded, "merge")
     asked: list[str] = []
 
     def rehearse(self, loaded, stage):
@@ -605,15 +606,15 @@ def test_what_was_predicted_before_is_read_again(predict, tmp_path, monkeypatch)
 
     monkeypatch.setattr(Predictor, "_rehearse", rehearse)
     with Predictor() as other:
-        assert other(loaded, "merge") == first
+        assert other.predict(loaded, "merge") == first
         assert not asked
-        assert other(tiny(4), "merge") == first
+        assert other.predict(tiny(4), "merge") == first
         for changes in ({"lora__r": 4}, {"hardware__trunk": "lean"}, {"hardware__deterministic": True}):
             with pytest.raises(ZeroDivisionError):
-                other(tiny(4, **changes), "merge")
+                other.predict(tiny(4, **changes), "merge")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         with pytest.raises(ZeroDivisionError):
-            other(loaded, "merge")
+            other.predict(loaded, "merge")
 
 
 def test_a_prediction_does_not_depend_on_those_before():
@@ -625,10 +626,10 @@ def test_a_prediction_does_not_depend_on_those_before():
     assert peaks(rehearse(loaded, "evaluate")) == alone
 
 
-def test_a_peak_may_move_from_one_moment_to_another(predict):
+def test_a_peak_may_move_from_one_moment_to_another(predictor):
     """Loading: random weights in the making, or all adapters. Evaluation: 8 prompts before, 4 beside the optimizer."""
     loaded = tiny(6, vocab=1000, lora__r=8)
-    predicted = predict(loaded, "ppo")
+    predicted = predictor.predict(loaded, "ppo")
     rehearsed = peaks(Rehearsals(None)(loaded, "ppo"))
     low = {
         phase: total(parts) for phase, parts in rehearsed.items() if predicted[phase].peak_bytes < 0.995 * total(parts)
@@ -716,25 +717,25 @@ def test_more_operations_than_are_pinned_are_named():
     ]
 
 
-def test_operations_of_a_decoding_step_are_those_of_every_layer(predict, monkeypatch):
+def test_operations_of_a_decoding_step_are_those_of_every_layer(predictor, monkeypatch):
     """Counted once, in a worker, for the recipe's number of layers; on a CPU nothing is captured."""
-    assert predict.decoding_step(tiny(4)) is None
+    assert predictor.decoding_step(tiny(4)) is None
     changes: dict[str, Any] = {"hardware__device": "cuda", "model__dtype": "bfloat16"}
-    roles = predict.decoding_step(tiny(4, **changes))
+    roles = predictor.decoding_step(tiny(4, **changes))
     assert set(roles) == {"policy", "reference", "base"}
     assert not any(step.unsafe for step in roles.values())
     for step in roles.values():
         assert step.total == step.outside + 4 * step.per_layer
     monkeypatch.setattr(Predictor, "_rehearse", lambda self, loaded, stage: 1 / 0)
     deeper = tiny(4, **changes)
-    assert predict.decoding_step(deeper) == roles, "read again"
+    assert predictor.decoding_step(deeper) == roles, "read again"
 
 
-def test_a_rehearsal_that_fails_leaves_no_answer_behind(predict):
+def test_a_rehearsal_that_fails_leaves_no_answer_behind(predictor):
     """The other depth's answer would be taken for that of the next request."""
     with pytest.raises(PredictionError, match="memory of sft cannot be predicted"):
-        predict(tiny(4, sft__per_device_train_batch_size=8192), "sft")  # more rows than are made
-    predicted = predict(tiny(4, vocab=300), "merge")
+        predictor.predict(tiny(4, sft__per_device_train_batch_size=8192), "sft")  # more rows than are made
+    predicted = predictor.predict(tiny(4, vocab=300), "merge")
     assert "merge" in predicted
 
 
@@ -748,10 +749,10 @@ def test_pinned_peaks_are_read_as_they_were_written(tmp_path: Path):
 
 def test_a_rehearsal_that_was_killed_is_started_again(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with Predictor() as predict:
-        predict(tiny(2), "merge")
-        assert predict._worker
-        predict._worker.kill()
+    with Predictor() as predictor:
+        predictor.predict(tiny(2), "merge")
+        assert predictor._worker
+        predictor._worker.kill()
         with pytest.raises(PredictionError, match="its process ended"):
-            predict(tiny(2), "sft")
-        assert predict(tiny(2), "sft")[""].peak_bytes
+            predictor.predict(tiny(2), "sft")
+        assert predictor.predict(tiny(2), "sft")[""].peak_bytes

@@ -9,14 +9,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf.errors import UserError
 from rlhf.models import decoding_layers
-from rlhf.models.architecture import (
-    architecture_of,
-    check_model,
-    config_of,
-    logit_scale,
-    shape_differences,
-    sliding_window,
-)
+from rlhf.models.architecture import architecture_of, config_of, shape_differences
+from rlhf.models.support import check_model
+from rlhf.models.traits import logit_scale, sliding_window
 from rlhf.recipe import Architecture
 from rlhf.recipe.model_types import RMS_NORMS, TESTED
 from tests import models

@@ -105,15 +105,15 @@ class Known(Predictor):
         super().__init__()
         self.phases = phases
 
-    def __call__(self, loaded: PinnedRecipe, stage: str) -> PredictedStage:
+    def predict(self, loaded: PinnedRecipe, stage: str) -> PredictedStage:
         return self.phases
 
 
 @pytest.fixture
-def predict(cache):
+def predictor(cache):
     """Each test has a predictor of its own, so that the commands of the next one find its process idle."""
-    with Predictor() as predictor:
-        yield predictor
+    with Predictor() as made:
+        yield made
 
 
 @pytest.fixture
@@ -127,9 +127,9 @@ def command(monkeypatch, capsys, tmp_path):
 # -- the plan ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_as_json(command, predict, small, tmp_path):
+def test_a_plan_as_json(command, predictor, small, tmp_path):
     for stage in PREDICTED_STAGES:
-        predict(recipe.load(small), stage)  # with this module's processes: the command then starts none
+        predictor.predict(recipe.load(small), stage)  # with this module's processes: the command then starts none
     code, out, _ = command("plan", "--recipe", small, "--json")
     made = json.loads(out)
     assert code == 0
@@ -169,10 +169,10 @@ def test_a_recipe_without_an_architecture_cannot_be_planned(command, folder):
     assert "memory is predicted from model.architecture, which this recipe does not have" in " ".join(err.split())
 
 
-def test_more_memory_than_the_card_has_is_exit_code_1(command, predict, narrow):
+def test_more_memory_than_the_card_has_is_exit_code_1(command, predictor, narrow):
     """Gaps between blocks and the driver count; merging leaves the card alone."""
     loaded = recipe.load(narrow)
-    made = plan.make(predict, loaded, ("sft", "merge"))
+    made = plan.make(predictor, loaded, ("sft", "merge"))
     row = made.stages["sft"]
     assert made.card_bytes == 2_000_000_000
     sizes = [(phase.peak_bytes, phase.needed_bytes or 0, phase.reserved_bytes or 0) for phase in row.phases.values()]
@@ -189,8 +189,8 @@ def test_more_memory_than_the_card_has_is_exit_code_1(command, predict, narrow):
     assert code == 0
 
 
-def test_what_fits_to_the_byte_fits(predict, narrow):
-    predicted = predict(recipe.load(narrow), "sft")
+def test_what_fits_to_the_byte_fits(predictor, narrow):
+    predicted = predictor.predict(recipe.load(narrow), "sft")
     need = needed(predicted[""])
     assert need < reserved(predicted[""]), "the cache that is given back on a full card is not needed"
     for size, fits in ((need, True), (need - 1, False)):
@@ -239,10 +239,10 @@ def global_batch(loaded: PinnedRecipe, stage: str) -> int:
 
 
 @pytest.mark.parametrize(("stage", "share"), [("sft", 1.0), ("sft", 0.6), ("ppo", 1.0)])
-def test_settings_that_fit_do_fit_and_change_no_batch(command, predict, small, stage, share):
+def test_settings_that_fit_do_fit_and_change_no_batch(command, predictor, small, stage, share):
     before = recipe.load(small)
-    limit = round(share * predict(before, stage)[""].peak_bytes)
-    fitting = fit.fit(predict, before, (stage,), limit)
+    limit = round(share * predictor.predict(before, stage)[""].peak_bytes)
+    fitting = fit.fit(predictor.predict, before, (stage,), limit)
     assert not fitting.too_large
     code, out, _ = command("plan", "--recipe", small, "--stage", stage, "--fit", f"{limit / 1e9:.9f}GB", "--json")
     answer = json.loads(out)
@@ -250,13 +250,13 @@ def test_settings_that_fit_do_fit_and_change_no_batch(command, predict, small, s
     assert (code, answer["limit_bytes"], answer["set"]) == (0, limit, fitting.changes)
     assert answer["stages"] == {stage: {"peak_bytes": need, "needed_bytes": need, "fits": True}}
     loaded = recipe.load(small, fitting.changes)
-    assert needed(predict(loaded, stage)[""]) <= limit
+    assert needed(predictor.predict(loaded, stage)[""]) <= limit
     assert global_batch(loaded, stage) == global_batch(before, stage)
     assert loaded.recipe.model.quantization == "none"
 
 
-def test_with_all_memory_the_fastest_settings_are_chosen(predict, small):
-    fitting = fit.fit(predict, recipe.load(small), ("sft",), 50 * 10**9)
+def test_with_all_memory_the_fastest_settings_are_chosen(predictor, small):
+    fitting = fit.fit(predictor.predict, recipe.load(small), ("sft",), 50 * 10**9)
     assert fitting.changes == {"sft.per_device_train_batch_size": 8, "sft.gradient_accumulation_steps": 1}
 
 
@@ -308,7 +308,7 @@ def test_progress_names_each_candidate_of_the_search_and_each_strategy():
         "looking for settings that fit: evaluate with batch_size N",
     }
     lines.clear()
-    effects = strategies.alone(Known({"": phase(1), "train": phase(1)}), loaded, "sft", lines.append)
+    effects = strategies.alone(Known({"": phase(1), "train": phase(1)}).predict, loaded, "sft", lines.append)
     assert lines == [f"rehearsing sft with strategies: {name}" for name in effects]
 
 
@@ -392,13 +392,13 @@ def test_loading_must_fit_too():
     assert not fit.fit(heavy, loaded, ("sft",), 9000).too_large
 
 
-def test_what_was_given_is_part_of_the_settings_that_are_printed(command, predict, small):
+def test_what_was_given_is_part_of_the_settings_that_are_printed(command, predictor, small):
     loaded = recipe.load(small)
     code, out, _ = command("plan", "--recipe", small, "--stage", "rm", "--set", "rm.max_steps=3", "--fit", "9GB")
     line = next(line for line in out.splitlines() if "make: SET=" in line)
     keys = shlex.split(line.partition("SET=")[2])[0].split()
     assert (code, keys[0]) == (0, "rm.max_steps=3")
-    assert recipe.parse_overrides(keys[1:]) == fit.fit(predict, loaded, ("rm",), 9 * 10**9).changes
+    assert recipe.parse_overrides(keys[1:]) == fit.fit(predictor.predict, loaded, ("rm",), 9 * 10**9).changes
     words = shlex.split(next(line for line in out.splitlines() if "rlhf: --set" in line))[1:]
     assert words == [word for key in keys for word in ("--set", key)]
 
@@ -418,9 +418,9 @@ def test_faster_means_fewer_passes_unless_weights_are_read_more_often():
     assert order == [(False, 32), (True, 32), (False, 2), (False, 1), (True, 2), (True, 1)]
 
 
-def test_where_nothing_fits_the_answer_is_one_line(command, predict, small):
+def test_where_nothing_fits_the_answer_is_one_line(command, predictor, small):
     pytest.importorskip("bitsandbytes")
-    assert fit.fit(predict, recipe.load(small), ("rm",), 200_000).too_large == ("rm",)
+    assert fit.fit(predictor.predict, recipe.load(small), ("rm",), 200_000).too_large == ("rm",)
     code, out, err = command("plan", "--recipe", small, "--stage", "rm", "--fit", "0.0002GB")
     assert code == 1
     assert "DOES NOT FIT" in out
@@ -430,15 +430,15 @@ def test_where_nothing_fits_the_answer_is_one_line(command, predict, small):
     )
 
 
-def test_a_phase_that_a_setting_decides_too_is_looked_at(predict, folder):
+def test_a_phase_that_a_setting_decides_too_is_looked_at(predictor, folder):
     """A large vocabulary on a GPU: held-out logits, of as many rows as a micro-batch has, need most."""
     changes: dict[str, Any] = {"hardware__device": "cuda", "model__dtype": "bfloat16", "evaluate__batch_size": 1}
     changes |= {"sft__per_device_train_batch_size": 2, "sft__gradient_accumulation_steps": 1}
     made = write_recipe(folder, "logits", vocab=8000, **changes)
     one = recipe.load(made, {"sft.per_device_train_batch_size": 1, "sft.gradient_accumulation_steps": 2})
-    peak = predict(one, "sft")[""]
+    peak = predictor.predict(one, "sft")[""]
     limit = round(1.4 * needed(peak))
-    assert not fit.fit(predict, recipe.load(made), ("sft",), limit).too_large
+    assert not fit.fit(predictor.predict, recipe.load(made), ("sft",), limit).too_large
 
 
 @pytest.mark.parametrize(
@@ -466,12 +466,12 @@ def test_a_stage_that_the_recipe_lacks_has_a_way_out(command, small):
 # -- the preflight -----------------------------------------------------------------------------------------------------
 
 
-def test_a_stage_that_does_not_fit_is_refused_before_it_loads(command, predict, narrow, tmp_path, monkeypatch):
+def test_a_stage_that_does_not_fit_is_refused_before_it_loads(command, predictor, narrow, tmp_path, monkeypatch):
     """With what would help, best first; the keys work as they are printed."""
     pytest.importorskip("bitsandbytes")
     monkeypatch.setattr("rlhf.process.torch_setup.device_of", lambda recipe: torch.device("cpu"))
     with pytest.raises(UserError, match="nothing was started") as caught:
-        require_fit(predict, recipe.load(narrow), "sft")
+        require_fit(predictor.predict, recipe.load(narrow), "sft")
     code, out, err = command("run", "sft", "--recipe", narrow)
     assert (code, out, err) == (1, "", f"error: {caught.value}\n")
     first, second, *lines, last = err.strip().splitlines()
@@ -517,9 +517,9 @@ def test_the_refusal_can_be_switched_off(command, narrow):
     assert "would need" not in err
 
 
-def test_what_fits_goes_on_with_its_predicted_peak(predict, narrow):
+def test_what_fits_goes_on_with_its_predicted_peak(predictor, narrow):
     wide = recipe.load(narrow, {"hardware.memory_gb": 200.0})
-    assert require_fit(predict, wide, "sft") == predict(wide, "sft")[""].peak_bytes
+    assert require_fit(predictor.predict, wide, "sft") == predictor.predict(wide, "sft")[""].peak_bytes
 
 
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])
@@ -527,9 +527,9 @@ def test_stages_that_only_some_recipes_have_are_checked_too(stage):
     loaded = grouped(stage, hardware__device="cuda", hardware__memory_gb=1.0, model__dtype="bfloat16")
     large = Known({"": phase(1, base=2 * 10**9), "update": phase(1, base=2 * 10**9)})
     with pytest.raises(UserError, match=f"{stage} would need .* nothing was started"):
-        require_fit(large, loaded, stage)
+        require_fit(large.predict, loaded, stage)
     small = Known({"": phase(1, base=10**6)})
-    assert require_fit(small, loaded, stage) == 10**6
+    assert require_fit(small.predict, loaded, stage) == 10**6
 
 
 def test_a_prediction_that_fails_does_not_stop_a_run(narrow, capsys):
@@ -806,14 +806,14 @@ def test_another_version_of_a_package_is_predicted_anew(small, monkeypatch, pack
     assert predicting._cache_file(recipe.load(small), "sft") != before
 
 
-def test_a_damaged_cache_is_predicted_anew(predict, small):
+def test_a_damaged_cache_is_predicted_anew(predictor, small):
     loaded = recipe.load(small)
-    before = predict(loaded, "sft")
+    before = predictor.predict(loaded, "sft")
     file = predicting._cache_file(loaded, "sft")
     assert file.is_file()
     for damage in ("{}", "[]", "nonsense"):
         file.write_text(damage)
-        assert predict(loaded, "sft") == before
+        assert predictor.predict(loaded, "sft") == before
 
 
 def test_seed_and_size_of_the_card_are_no_new_prediction(small):
@@ -869,10 +869,10 @@ def test_an_odd_micro_batch_keeps_its_global_batch():
     assert changes is None or global_batch(strategies.with_changes(loaded, changes), "sft") == 5
 
 
-def test_effects_come_best_first_and_those_that_are_on_last(predict, small):
+def test_effects_come_best_first_and_those_that_are_on_last(predictor, small):
     pytest.importorskip("bitsandbytes")
     loaded = recipe.load(small, {"sft.gradient_checkpointing": True})
-    effects = strategies.effects(predict, loaded, "sft")
+    effects = strategies.effects(predictor.predict, loaded, "sft")
     sizes = [effect.after for effect in effects if effect.after is not None]
     assert sizes == sorted(sizes)
     assert [effect.after is None for effect in effects] == [False] * len(sizes) + [True] * (6 - len(sizes))
@@ -914,11 +914,11 @@ def test_operations_of_a_decoding_step_are_shown():
     assert tables.step_lines(planned({"ppo": planned_stage()})) == tables.step_lines(planned({})) == []
 
 
-def test_half_the_micro_batch_computes_as_much(predict, small):
+def test_half_the_micro_batch_computes_as_much(predictor, small):
     """4 rows twice, or 2 rows four times."""
     pytest.importorskip("bitsandbytes")
     loaded = recipe.load(small, {"sft.gradient_checkpointing": True})
-    (effect,) = (e for e in strategies.effects(predict, loaded, "sft") if e.strategy.name == "batch_size")
+    (effect,) = (e for e in strategies.effects(predictor.predict, loaded, "sft") if e.strategy.name == "batch_size")
     assert effect.flops == pytest.approx(1.0, rel=0.01)
 
 

@@ -25,7 +25,7 @@ def roles(trained, dtype: str = "float32", trainable: tuple[Role, ...] = ("polic
     torch.manual_seed(0)
     shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=trainable)
     shared.add_reward(rm)
-    shared.add_value("adapter", rm, 0.0, 1.0)
+    shared.add_value_adapter(rm, 0.0, 1.0)
     with torch.no_grad():
         for parameter in shared.roles.parameters("policy"):
             parameter.add_(0.02 * torch.randn_like(parameter))
@@ -247,9 +247,9 @@ def test_the_adapters_of_the_other_stages_are_loaded_without_casts(trained):
         run = Run(trained, small(model__dtype=dtype), "ppo")
         sft = run.run_directory / "sft"
         models = (
-            new_adapter(load_base(run, CPU), run),
+            new_adapter(load_base(run, CPU), run.loaded.recipe.lora),
             trainable_adapter(load_base(run, CPU), sft),
-            reward_from_sft(load_base(run, CPU, head="score"), run, sft),
+            reward_from_sft(load_base(run, CPU, head="score"), run.loaded.recipe.lora, sft),
         )
         for model in models:
             found = {m.cast_input_dtype_enabled for m in model.modules() if isinstance(m, LoraLayer)}

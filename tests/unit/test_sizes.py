@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 def test_the_file_has_what_is_predicted_today():
     """One of its 28 numbers, the one that changed code moves most: `python -m bench.memory sizes` writes all anew."""
     size = sizes.SIZES[0]
-    with Predictor() as predict:
-        need = needed(predict(recipe.load(ROOT / "recipes" / sizes.BASED_ON, sizes.changes(size)), "ppo")[""])
+    with Predictor() as predictor:
+        need = needed(predictor.predict(recipe.load(ROOT / "recipes" / sizes.BASED_ON, sizes.changes(size)), "ppo")[""])
     assert sizes.content()["needed"][size.name]["ppo"] == pytest.approx(need, rel=0.01)
 
 

@@ -13,9 +13,10 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.profiler import record_function
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
 from rlhf.memory.phases import Peak
-from rlhf.memory.tracker import Tracker
+from rlhf.memory.tracker import LOGITS_TILE, Tracker
 from tests.conftest import gradient
 
 aten = torch.ops.aten
@@ -371,15 +372,35 @@ def test_tied_embeddings_count_once():
 
 
 def test_logits_are_known_by_their_vocabulary():
-    """Not a vector, not integers, not what is narrower."""
+    """Not a vector, not integers, not what is narrower or wider, such as the inside of an MLP."""
     with tracker(1000) as found:
-        kept = [torch.zeros(2, 1000), torch.zeros(1000), torch.zeros(2, 1000, dtype=torch.int64), torch.zeros(9, 999)]
-        kept.append(torch.zeros(3, 4, 1024).bfloat16())
+        kept = [torch.zeros(2, 1000), torch.zeros(3, 4, 1000).bfloat16()]
+        kept += [torch.zeros(1000), torch.zeros(2, 1000, dtype=torch.int64), torch.zeros(9, 999), torch.zeros(8, 1024)]
     components = parts(found.peaks()[""])
-    half = 3 * 4 * 1024 * 2
-    assert components["logits"] == 8192 + half + 2 * half, "8,000 bytes are sixteen blocks; float32 before bfloat16"
-    assert components["buffers"] == 4096 + 16384 + -(-9 * 999 * 4 // 512) * 512
+    assert components["logits"] == 8192 + 47 * 512, "8,000 bytes are sixteen blocks, 24,000 are 47"
+    assert components["buffers"] == 4096 + 16384 + -(-9 * 999 * 4 // 512) * 512 + 32 * KB
     del kept
+
+
+@pytest.mark.parametrize(("vocab_size", "is_logits"), [(32_000, True), (32_768, True), (151_936, False)])
+def test_a_tile_of_trl_s_head_is_logits_where_it_holds_whole_rows(vocab_size, is_logits):
+    with tracker(vocab_size) as found:
+        tile = torch.zeros(2, LOGITS_TILE)
+    assert ("logits" in parts(found.peaks()[""])) == is_logits
+    assert _CHUNKED_LOGPROB_CHUNK_SIZE == LOGITS_TILE
+    del tile
+
+
+def test_a_wide_mlp_is_no_logits():
+    """Its inside, 2,000 wide, is kept for the backward pass: activations, although the vocabulary is 1,000."""
+    with tracker(1000) as found, record_function("train"):
+        up, down = nn.Linear(64, 2000, bias=False), nn.Linear(2000, 64, bias=False)
+        loss = down(up(torch.zeros(32, 64)).exp()).sum()
+        loss.backward()
+        del loss
+    components = parts(found.peaks()["train"])
+    assert "logits" not in components
+    assert components["activations"] >= 32 * 2000 * 4
 
 
 def test_a_label_counts_from_the_first_on():

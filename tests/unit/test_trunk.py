@@ -22,7 +22,8 @@ from transformers import (
 from rlhf.data.batch import collate
 from rlhf.errors import UserError
 from rlhf.models.lean import fused_linear
-from rlhf.models.lean.trunk import SUPPORTED, LeanTrunk
+from rlhf.models.lean.limits import SUPPORTED
+from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.matmul import round_to_few_sizes
 from rlhf.recipe.model_types import LEAN_TYPES
 from tests.conftest import not_none

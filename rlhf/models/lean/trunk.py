@@ -17,21 +17,9 @@ import torch.nn.functional as F
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import (
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    MistralForCausalLM,
-    MistralForSequenceClassification,
-    PreTrainedModel,
-    Qwen2ForCausalLM,
-    Qwen2ForSequenceClassification,
-    Qwen3ForCausalLM,
-    Qwen3ForSequenceClassification,
-)
+from transformers import PreTrainedModel
 
 from rlhf.data.batch import Rollout
-from rlhf.errors import UserError
-from rlhf.models.architecture import LENGTH_DEPENDENT_ROPE, sliding_window
 from rlhf.models.lean.fused_linear import (
     AdaptedLinear,
     FusedLinear,
@@ -46,17 +34,11 @@ from rlhf.models.lean.fused_linear import (
     heads_of,
 )
 from rlhf.models.lean.layouts import DecodingLayout, PrefillLayout, Sequences, SharedPrompts
+from rlhf.models.lean.limits import check_length, check_supported
 from rlhf.models.matmul import round_to_few_sizes
 from rlhf.models.nf4 import four_bit_layers
 
 Layout = Sequences | SharedPrompts | DecodingLayout
-SUPPORTED = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
-CLASSIFIERS = (
-    LlamaForSequenceClassification,
-    MistralForSequenceClassification,
-    Qwen2ForSequenceClassification,
-    Qwen3ForSequenceClassification,
-)
 ONEDNN_BY_DEVICE = {"cpu": True, "cuda": False}  # products in float32 by oneDNN: weights merged, shapes padded
 
 
@@ -68,23 +50,13 @@ class LeanTrunk:
     """
 
     def __init__(self, base: PreTrainedModel):
-        if problem := why_unsupported(base):
-            raise UserError(f"hardware.trunk: lean does not support {problem}: use hardware.trunk: library")
+        check_supported(base)
         self.base, self.decoder = base, base.get_decoder()
         self.eps = float(base.config.rms_norm_eps)
         self._packed = bool(four_bit_layers(base))  # a merged copy would unpack them for good
         self._merging: list[str] = []  # roles of the blocks that are open
         self._linears: dict[str, dict[tuple[nn.Module, ...], list[AdaptedLinear]]] = {}  # of the roles in open blocks
         self._merged: dict[str, dict[tuple[nn.Module, ...], Tensor]] = {}
-
-    def check_length(self, longest: int) -> None:
-        """Raise UserError where sequences of `longest` tokens exceed a sliding window: the lean trunk has none."""
-        window = sliding_window(self.base.config)
-        if window and longest > window:
-            raise UserError(
-                f"hardware.trunk: lean: sequences of {longest} tokens exceed the model's sliding window of {window}: "
-                "use hardware.trunk: library"
-            )
 
     @contextmanager
     def merging(self, role: str) -> Iterator[None]:
@@ -108,7 +80,7 @@ class LeanTrunk:
     @torch.no_grad()
     def lower_states(self, ids: Tensor) -> Tensor:
         """Return the hidden states (B, T, H) that go into the first layer with an adapter, the same for all roles."""
-        self.check_length(ids.shape[1])
+        check_length(self.base.config, ids.shape[1])
         states = self._padded(self._embed(ids))
         lower = self._layers(states, "base", range(self.first_adapted_layer), Sequences(self._rotary(states)))
         return lower[:, : ids.shape[1]]
@@ -121,7 +93,7 @@ class LeanTrunk:
         Shapes: ids (B, T) int64, padded on the right; positions (B, R) int64; lower_states (B, T, H), the result of
         that method for `ids`. The role `base` has no adapters.
         """
-        self.check_length(ids.shape[1])
+        check_length(self.base.config, ids.shape[1])
         states = self._padded(self._embed(ids) if lower_states is None else lower_states)
         selected = None if positions is None else self._padded(positions[..., None]).squeeze(-1)
         hidden = self._final_states(role, states, Sequences(self._rotary(states), selected), lower_states is not None)
@@ -135,7 +107,7 @@ class LeanTrunk:
         numbers = rollout.prompt_numbers
         if numbers is None or not (numbers[1:] == numbers[:-1]).any():
             return self.hidden(role, rollout.ids, rollout.predictors, rollout.lower_states)
-        self.check_length(rollout.ids.shape[1])
+        check_length(self.base.config, rollout.ids.shape[1])
         states = self._embed(rollout.ids) if rollout.lower_states is None else rollout.lower_states
         layout = SharedPrompts(self._rotary(states), rollout, numbers, self._round_up)
         joined = self._final_states(role, layout.join(states), layout, rollout.lower_states is not None)
@@ -158,7 +130,7 @@ class LeanTrunk:
 
         Shapes: ids (P, S), padded on the right; lengths (P,). Responses may get `room` tokens.
         """
-        self.check_length(ids.shape[1] + room)
+        check_length(self.base.config, ids.shape[1] + room)
         states = self._padded(self._embed(ids))
         layout = PrefillLayout(self._rotary(states, states.shape[1] + room), lengths, states.shape[1])
         return self._final_states(role, states, layout, False).squeeze(1), layout
@@ -286,22 +258,3 @@ class RoleTrunk(NamedTuple):
 
     trunk: LeanTrunk
     role: str
-
-
-def why_unsupported(base: PreTrainedModel) -> str | None:
-    """Return the part of a base model that the lean trunk does not support; None where it supports the model."""
-    config = base.config
-    if type(base) not in SUPPORTED + CLASSIFIERS:
-        return f"{type(base).__name__}, only {', '.join(kind.__name__ for kind in SUPPORTED)}"
-    if config.hidden_act != "silu":
-        return f"the activation function {config.hidden_act}"
-    if getattr(config, "use_sliding_window", False):
-        return "a sliding window in some layers"
-    if (rope := (getattr(config, "rope_parameters", None) or {}).get("rope_type")) in LENGTH_DEPENDENT_ROPE:
-        return f"a rope of type {rope}, whose frequencies depend on the length"
-    if getattr(config, "attention_dropout", 0.0):
-        return "attention dropout"
-    if foreign := [m for m in base.get_decoder().modules() if isinstance(m, nn.Linear) and type(m) is not nn.Linear]:
-        kinds = {type(m).__name__ for m in foreign} - {"Linear4bit"}
-        return f"layers of type {kinds.pop()}" if kinds else None
-    return None

@@ -1,0 +1,27 @@
+"""Traits of a model that decide how the engine computes with it: scale of logits, sliding window, rope, experts."""
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # types whose frequencies depend on the longest row of a batch
+
+
+def logit_scale(config: PreTrainedConfig) -> float:
+    """Return the constant by which a model multiplies the product of hidden states and output matrix."""
+    if getattr(config, "logits_scaling", None):  # Granite divides, HyperCLOVA X multiplies
+        scaling = float(config.logits_scaling)
+        return scaling if config.model_type == "hyperclovax" else 1.0 / scaling
+    return float(getattr(config, "logit_scale", None) or 1.0)  # Cohere multiplies
+
+
+def sliding_window(config: PreTrainedConfig) -> int | None:
+    """Return the length of the sliding window of attention layers, in tokens; None where no layer has one."""
+    window: int | None = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if not window or getattr(config, "use_sliding_window", True) is False:
+        return None
+    return window if kinds is None or "sliding_attention" in kinds else None
+
+
+def has_fused_experts(model: PreTrainedModel) -> bool:
+    """Return whether a model keeps the weights of many experts in one tensor (experts, out, in)."""
+    return any(weight.dim() == 3 for weight in model.parameters())
