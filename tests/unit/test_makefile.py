@@ -604,7 +604,7 @@ def test_keys_of_trackers_pass_by_name(files):
 
 def test_a_tracker_that_is_asked_for_is_installed():
     assert "dev,tracking,report,serve,wandb,trackio]" in make("-n", "setup", "REPORT_TO=wandb trackio").stdout
-    assert "dev,tracking,report,serve]" in make("-n", "-B", "setup", "REPORT_TO=tensorboard").stdout
+    assert "dev,tracking,report,serve]" in make("-n", "setup", "VENV=absent", "REPORT_TO=tensorboard").stdout
 
 
 def test_the_generator_of_the_site_is_installed_for_it_alone():
