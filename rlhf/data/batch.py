@@ -109,7 +109,8 @@ def collate(
 
 
 def joined(first: Rollout, second: Rollout) -> Rollout:
-    """Concatenate the rows of two rollouts, without `lower_states`, `prompt_numbers` and what only one of them has."""
+    """Concatenate the rows of two rollouts, without `lower_states` and what only one of them has."""
+    a, b = first.prompt_numbers, second.prompt_numbers
     return Rollout(
         ids=_stacked(first.ids, second.ids),
         prompt_length=torch.cat([first.prompt_length, second.prompt_length]),
@@ -117,6 +118,7 @@ def joined(first: Rollout, second: Rollout) -> Rollout:
         ended=torch.cat([first.ended, second.ended]),
         logprobs=_stacked_if_both(first.logprobs, second.logprobs),
         values=_stacked_if_both(first.values, second.values),
+        prompt_numbers=None if a is None or b is None else torch.cat([a, b + a.max() + 1]),
     )
 
 

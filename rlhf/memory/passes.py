@@ -173,7 +173,7 @@ def _accumulating(
             shape = _shape(micro.rollout)
             if shape is None:
                 return add_gradient(micro)
-            without = tuple(p.grad is None for part in self.trained.values() for p in part.parameters)
+            without = tuple(p.grad is None for part in self.by_role.values() for p in part.parameters)
             return repeats(("update", role, shape, without), lambda: add_gradient(micro))
 
         return run(self, role, batch, micro_batches, add_or_repeat)

@@ -2,7 +2,7 @@
 
 from typing import Literal, get_args
 
-KlEstimator = Literal["k1", "k2", "k3"]  # kl.estimate
+KlEstimator = Literal["k1", "k2", "k3"]  # kl.estimate_kl
 Scale = Literal["group", "batch", "none"]  # whose standard deviation divides: groups.group_relative
 TokenLevel = Literal["token", "sequence"]
 Level = Literal[TokenLevel, "sequence_sum"]  # of the importance ratio: groups.log_ratios

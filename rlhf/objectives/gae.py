@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rlhf.objectives.masked import check, zero_pads
+from rlhf.objectives.masked import check_mask, zero_pads
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
@@ -16,7 +16,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
     a prefix of each row (a row without any is allowed). Returns advantages, returns (B, R), both 0 where mask is
     False; not whitened. Raises ValueError when shapes differ or a row's real tokens are not a prefix.
     """
-    check(mask, rewards=rewards, values=values)
+    check_mask(mask, rewards=rewards, values=values)
     if mask.dim() != 2:
         raise ValueError(f"want (B, R), got {tuple(mask.shape)}")
     if (mask[:, 1:] & ~mask[:, :-1]).any():

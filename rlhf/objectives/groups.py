@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlhf.objectives.choices import LEVELS, LOSS_TYPES, SCALES, Level, LossType, Scale
 from rlhf.objectives.losses import clipped_surrogate
-from rlhf.objectives.masked import at_least_float32, check, masked_mean, zero_pads
+from rlhf.objectives.masked import at_least_float32, check_mask, masked_mean, zero_pads
 
 EPS = 1e-4  # added to a standard deviation before dividing by it, as TRL does
 
@@ -77,15 +77,15 @@ def has_signal(rewards: Tensor) -> Tensor:
 
 
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: int) -> Tensor:
-    """Penalise responses that come close to the limit (DAPO, arXiv 2503.14476, eq. 13).
+    """Return how much to subtract from the reward of a response near the limit (DAPO, arXiv 2503.14476, -1 * eq. 13).
 
-    The penalty is 0 up to max_length - buffer tokens, then falls linearly to -1 at max_length, and is -1 beyond it.
+    The penalty is 0 up to max_length - buffer tokens, then rises linearly to 1 at max_length, and is 1 beyond it.
 
     Shapes: lengths (B,), tokens; returns (B,) float32. Raises ValueError unless 0 < buffer <= max_length.
     """
     if not 0 < buffer <= max_length:
         raise ValueError(f"the buffer must be above 0 and at most {max_length} tokens, not {buffer}")
-    return ((max_length - buffer - lengths.float()) / buffer).clamp(-1.0, 0.0)
+    return ((lengths.float() - (max_length - buffer)) / buffer).clamp(0.0, 1.0)
 
 
 def log_ratios(logp: Tensor, old_logp: Tensor, mask: Tensor, level: Level) -> Tensor:
@@ -100,7 +100,7 @@ def log_ratios(logp: Tensor, old_logp: Tensor, mask: Tensor, level: Level) -> Te
     levels of a sequence all real tokens of a row hold the same number. Raises ValueError when shapes differ or level is
     unknown.
     """
-    check(mask, logp=logp, old_logp=old_logp)
+    check_mask(mask, logp=logp, old_logp=old_logp)
     d = zero_pads(logp, mask) - zero_pads(old_logp, mask)
     if level == "token":
         return d
@@ -124,7 +124,7 @@ def token_weights(mask: Tensor, loss_type: LossType, responses: int, tokens: Ten
     Shapes: mask (B, R) bool, True on tokens that count; returns (B, R) float32, 0 where mask is False.
     Raises ValueError when loss_type is unknown.
     """
-    check(mask)
+    check_mask(mask)
     if loss_type == "grpo":
         each = 1 / (responses * mask.sum(1, keepdim=True).clamp(min=1))
     elif loss_type == "dapo":
@@ -155,7 +155,7 @@ def clipped_loss(
     Shapes: log_ratio, weights, mask (B, R); advantages (B,), one per response; mask bool, True on real tokens. Returns
     a 0-dim loss. Raises ValueError when shapes differ.
     """
-    check(mask, log_ratio=log_ratio, weights=weights)
+    check_mask(mask, log_ratio=log_ratio, weights=weights)
     if advantages.shape != mask.shape[:1]:
         raise ValueError(f"want one advantage per row of mask {tuple(mask.shape)}, got {tuple(advantages.shape)}")
     d = zero_pads(log_ratio, mask)

@@ -8,7 +8,7 @@ from rlhf.objectives.choices import KL_ESTIMATORS, KlEstimator
 from rlhf.objectives.masked import at_least_float32
 
 
-def estimate(logp: Tensor, ref_logp: Tensor, kind: KlEstimator) -> Tensor:
+def estimate_kl(logp: Tensor, ref_logp: Tensor, kind: KlEstimator) -> Tensor:
     """Estimate KL(pi || ref) at each token sampled from pi.
 
     Source: Schulman, "Approximating KL Divergence", 2020, joschu.net/blog/kl-approx.html.

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlhf.objectives.masked import at_least_float32, check, masked_mean, zero_pads
+from rlhf.objectives.masked import at_least_float32, check_mask, masked_mean, zero_pads
 
 Stats = dict[str, Tensor]  # 0-dim tensors by the key under which they are logged
 
@@ -47,7 +47,7 @@ def ppo_policy_loss(
     Shapes: logp, old_logp, advantages, mask (B, R); mask bool, True on real tokens. Returns a 0-dim loss, 0 without
     real tokens. Raises ValueError when shapes differ.
     """
-    check(mask, logp=logp, old_logp=old_logp, advantages=advantages)
+    check_mask(mask, logp=logp, old_logp=old_logp, advantages=advantages)
     log_ratio = zero_pads(logp, mask) - zero_pads(old_logp, mask)
     objective, is_clipped = clipped_surrogate(log_ratio, zero_pads(advantages, mask), clip, clip)
     clipping = Clipping(
@@ -72,7 +72,7 @@ def ppo_value_loss(
     share of real tokens whose clipped error is the larger (they give no gradient); both 0 without real tokens.
     Raises ValueError when shapes differ.
     """
-    check(mask, values=values, old_values=old_values, returns=returns)
+    check_mask(mask, values=values, old_values=old_values, returns=returns)
     v, old, r = (zero_pads(x, mask) for x in (values, old_values, returns))
     free = (v - r) ** 2
     clipped = free if clip is None else (v.clamp(old - clip, old + clip) - r) ** 2

@@ -18,7 +18,7 @@ def zero_pads(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, at_least_float32(x), 0.0)
 
 
-def check(mask: Tensor, **tensors: Tensor) -> None:
+def check_mask(mask: Tensor, **tensors: Tensor) -> None:
     """Raise ValueError unless mask is bool and each named tensor has its shape (nothing is broadcast)."""
     if mask.dtype != torch.bool:
         raise ValueError(f"mask must be bool, not {mask.dtype}")
@@ -32,7 +32,7 @@ def masked_mean(x: Tensor, mask: Tensor, dim: int | tuple[int, ...] | None = Non
 
     Without real tokens the mean is 0. Shapes: x, mask equal; returns a 0-dim tensor, or x's shape without `dim`.
     """
-    check(mask, x=x)
+    check_mask(mask, x=x)
     return zero_pads(x, mask).sum(dim) / mask.sum(dim).clamp(min=1)
 
 
@@ -71,7 +71,7 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     1 is a perfect critic (up to a constant), 0 no better than a constant, below 0 worse; NaN when all R are equal.
     Shapes: values, returns, mask equal; returns a detached 0-dim tensor. Raises ValueError without real tokens.
     """
-    check(mask, values=values, returns=returns)
+    check_mask(mask, values=values, returns=returns)
     if not mask.any():
         raise ValueError("mask has no real token")
     v, r = zero_pads(values.detach(), mask), zero_pads(returns.detach(), mask)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rlhf.objectives.masked import at_least_float32, check, zero_pads
+from rlhf.objectives.masked import at_least_float32, check_mask, zero_pads
 
 
 def shape_scores(
@@ -44,7 +44,7 @@ def shape_rewards(kl: Tensor, shaped_scores: Tensor, mask: Tensor, kl_coef: floa
     Shapes: kl, mask (B, R); shaped_scores (B,), one per response; mask bool, True on real tokens. Returns (B, R), 0
     where mask is False. Raises ValueError when shapes differ or a row has no real token to carry its score.
     """
-    check(mask, kl=kl)
+    check_mask(mask, kl=kl)
     if shaped_scores.shape != mask.shape[:1] or mask.dim() != 2:
         shapes = f"{tuple(shaped_scores.shape)} and {tuple(mask.shape)}"
         raise ValueError(f"want shaped_scores (B,) and mask (B, R), got {shapes}")

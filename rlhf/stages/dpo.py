@@ -100,7 +100,7 @@ def _fit(
         processing_class=codec.tokenizer,
     )
 
-    def logprobs() -> tuple[torch.Tensor, torch.Tensor]:
+    def pair_logprobs() -> tuple[torch.Tensor, torch.Tensor]:
         sides = [
             [(pair[side].prompt + pair[side].response, len(pair[side].prompt)) for pair in validation]
             for side in (0, 1)
@@ -111,11 +111,11 @@ def _fit(
     reference: tuple[torch.Tensor, torch.Tensor] | None = None
     if validation:
         with telemetry.phase("evaluate"):
-            reference = logprobs()  # the policy is SFT before the first step and before a checkpoint is loaded
+            reference = pair_logprobs()  # the policy is SFT before the first step and before a checkpoint is loaded
 
     def evaluate() -> dict[str, float]:
         assert reference is not None
-        chosen, rejected = logprobs()
+        chosen, rejected = pair_logprobs()
         margins = recipe.dpo.beta * ((chosen - reference[0]) - (rejected - reference[1]))
         return {
             "loss": dpo_loss(chosen, rejected, *reference, recipe.dpo.beta).item(),
@@ -133,7 +133,7 @@ def _fit(
 def preference_accuracy(
     shared: SharedBase, codec: Codec, pairs: list[tuple[Encoded, Encoded]], batch_size: int
 ) -> float:
-    """Return the share of pairs whose chosen response gained more log-probability over the reference."""
+    """Return the share of pairs whose chosen response gained more log-probability over the reference than the other."""
     gains = []
     for side in (0, 1):
         sequences = [pair[side] for pair in pairs]

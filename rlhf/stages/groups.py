@@ -1,8 +1,8 @@
 """RLOO and GRPO: the policy gradient without a critic. Each step:
 
     1 sample     num_generations responses to each prompt, from the policy
-    2 score      rewards of the reward model or of functions; log-probabilities under policy and reference
-    3 reward     the weighted sum of the rewards, minus penalties; with `kl_penalty: reward`, minus beta * KL
+    2 score      the weighted sum of the rewards, of the reward model or of functions, minus penalties
+    3 reward     log-probabilities under policy and reference; with `kl_penalty: reward`, the score minus beta * KL
     4 advantage  each reward against those of the other responses to the same prompt
     5 update     clipped policy loss, with `kl_penalty: loss` plus beta * KL, in minibatches
 
@@ -16,6 +16,7 @@ Shapes: P prompts, k responses to each, B = P * k rows, R response slots.
 
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +24,6 @@ from torch import Tensor
 from rlhf.data.batch import Rollout, TrainingBatch, joined
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.groups import (
-    ClipSums,
     clipped_loss,
     group_relative,
     has_signal,
@@ -33,7 +33,7 @@ from rlhf.objectives.groups import (
     standardize,
     token_weights,
 )
-from rlhf.objectives.kl import estimate as estimate_kl
+from rlhf.objectives.kl import estimate_kl
 from rlhf.objectives.losses import Stats
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.objectives.rewards import shape_scores
@@ -100,9 +100,9 @@ def run_stage(run: Run, device: torch.device) -> Result:
     session.shard()  # several GPUs may divide the frozen layers
     with Bar(run.stage, options.steps) as bar:
         for step in range(learner.state.step, options.steps):
-            scored = sample_and_score(session, learner, step)  # 1, the scores of 2, and 3 without the KL
+            scored = sample_and_score(session, learner, step)  # 1, 2
             with session.phase("score"):
-                batch = make_batch(learner, scored)  # 2, 3, 4
+                batch = make_batch(learner, scored)  # 3, 4
             metrics = batch_metrics(batch, scored, learner)
             with session.phase("update"):
                 metrics |= learner.update(batch)  # 5
@@ -160,36 +160,34 @@ def score_responses(session: Session, learner: "Learner", rollout: Rollout, prom
 
 def _shaped_scores(reward_sum: RewardSum, learner: "Learner", rollout: Rollout, by_name: ByName) -> Tensor:
     """Return the weighted sum (B,) of the rewards, with the reward model's normalised and clipped, minus penalties."""
-    options, norm = learner.options, learner.state.norm
+    options, norm = learner.options, learner.state.score_norm
     ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
     if options.model_scores:
         raw = by_name[MODEL_REWARD]
         scoring.require_finite(raw)
+        # without its `missing_eos_penalty`: here that is subtracted from the sum of all rewards
         shaped = shape_scores(raw, ended, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
         by_name = by_name | {MODEL_REWARD: shaped}
     total = reward_sum.total(by_name) - (options.missing_eos_penalty or 0.0) * ~ended
     if options.overlong_buffer is None:
         return total
-    return total + overlong_penalty(lengths, options.max_completion_length, options.overlong_buffer)
+    return total - overlong_penalty(lengths, options.max_completion_length, options.overlong_buffer)
 
 
 @torch.no_grad()
 def make_batch(learner: "Learner", scored: ScoredRollout) -> Batch:
-    """Do the rest of steps 2 to 4: log-probabilities, rewards with the KL, advantages."""
+    """Do steps 3 and 4: log-probabilities, rewards with the KL, advantages."""
     shared, options = learner.shared, learner.options
     shared.base.eval()
     rollout = scoring.with_lower_states(shared, scored.rollout, options.score_rows)
-    logprobs_of_tokens = scoring.logprobs_of_tokens(shared, options.temperature)
-
-    if options.old_logprobs == "rollout":
-        assert rollout.logprobs is not None
-        old_logp = zero_pads(rollout.logprobs, rollout.mask)
+    if options.old_logprobs == "recompute":
+        old_logp = scoring.logprobs(shared, "policy", rollout, options)
     else:
-        (old_logp,) = scoring.per_token(shared, "policy", rollout, options.score_rows, logprobs_of_tokens)
+        old_logp = scoring.sampled_logprobs(rollout)
     ref_logp, kl = None, None
     rewards = scored.shaped_scores.to(shared.device)
     if options.beta:
-        (ref_logp,) = scoring.per_token(shared, "reference", rollout, options.score_rows, logprobs_of_tokens)
+        ref_logp = scoring.logprobs(shared, "reference", rollout, options)
         kl = estimate_kl(old_logp, ref_logp, options.kl_estimator)
         rewards = rewards - learner.state.reward_kl_coef * kl.sum(1)
     return Batch(
@@ -204,6 +202,13 @@ def make_batch(learner: "Learner", scored: ScoredRollout) -> Batch:
 
 
 # -- 5 update ----------------------------------------------------------------------------------------------------------
+
+
+class MinibatchSize(NamedTuple):
+    """The denominators of a loss: those of the whole minibatch, of which a micro-batch is a part."""
+
+    responses: int  # all of them
+    tokens: Tensor  # 0-dim: the tokens that count in the loss
 
 
 class Learner:
@@ -237,28 +242,27 @@ class Learner:
         """Pass `num_iterations` times over the batch in minibatches. Return the mean statistics of those used."""
         with self.state.updating() as update:
             for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_iterations):
-                if not update.clip_and_step(self._add_gradients(batch, mini_rows)):
-                    break  # `max_update_kl` is reached; these gradients are dropped at the end of the block
+                stats = self._add_gradients(batch, mini_rows)
+                if update.too_far(stats):  # `max_update_kl`; the end of the block drops these gradients
+                    break
+                update.step(stats)
         return update.metrics()
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics."""
         micro_rows = self.state.micro_batch_rows(batch.rollout, mini_rows)
-        token_count = batch.token_counts[mini_rows].sum()
-        add_gradient = partial(self._add_gradient, responses=len(mini_rows), token_count=token_count)
+        whole = MinibatchSize(len(mini_rows), batch.token_counts[mini_rows].sum())
+        add_gradient = partial(self._add_gradient, whole=whole)
         return self.state.sum_of(self.state.accumulate("policy", batch, micro_rows, add_gradient))
 
-    def _add_gradient(self, micro: Batch, responses: int, token_count: Tensor) -> dict[str, float]:
-        """Add the gradient of one micro-batch. Return its part of the minibatch's statistics.
-
-        `responses` and `token_count` are those of the whole minibatch; only tokens that count in the loss are counted.
-        """
+    def _add_gradient(self, micro: Batch, whole: MinibatchSize) -> dict[str, float]:
+        """Add the gradient of one micro-batch. Return its part of the minibatch's statistics."""
         hidden = self.shared.response_hidden(micro.rollout)
-        loss, stats = self._policy_loss(micro, hidden, responses, token_count)
+        loss, stats = self._policy_loss(micro, hidden, whole)
         loss.backward()
         return as_numbers(stats)
 
-    def _policy_loss(self, micro: Batch, hidden: Tensor, responses: int, token_count: Tensor) -> tuple[Tensor, Stats]:
+    def _policy_loss(self, micro: Batch, hidden: Tensor, whole: MinibatchSize) -> tuple[Tensor, Stats]:
         """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them.
 
         It is the micro-batch's part of a sum over the minibatch. So are the statistics that come with it.
@@ -268,37 +272,27 @@ class Learner:
             hidden, micro.rollout, options.temperature, differentiable=options.entropy_coef > 0
         )
         log_ratio = log_ratios(logp, micro.old_logp, mask, options.importance_sampling_level)
-        weights = token_weights(mask, options.loss_type, responses, token_count, options.max_completion_length)
+        weights = token_weights(mask, options.loss_type, whole.responses, whole.tokens, options.max_completion_length)
         high = options.epsilon if options.epsilon_high is None else options.epsilon_high
-        loss, clip_sums = clipped_loss(log_ratio, micro.advantages, weights, mask, options.epsilon, high)
-        stats = {"loss/policy_avg": loss, **self._means(micro, logp, entropy, clip_sums, token_count)}
-        kl_loss = self._kl_loss(micro, logp, log_ratio, weights)
-        if kl_loss is not None:
-            stats["loss/kl_avg"] = kl_loss
-            loss = loss + self.state.kl_coef * kl_loss
-        if options.entropy_coef:
-            loss = loss - options.entropy_coef * stats["policy/entropy_avg"]
-        return loss, stats
-
-    def _means(self, micro: Batch, logp: Tensor, entropy: Tensor, clip_sums: ClipSums, token_count: Tensor) -> Stats:
-        """Return the micro-batch's part of means over those tokens of the minibatch that count in the loss."""
-        mask = self.loss_mask(micro.rollout)
-        sums = {
-            "policy/entropy_avg": zero_pads(entropy, mask).sum(),
-            "policy/clipfrac_avg": clip_sums.clipped,
-            "policy/approxkl_avg": (zero_pads(logp.detach() - micro.old_logp, mask) ** 2).sum() / 2,
-            "val/ratio": clip_sums.ratio,
+        loss, sums = clipped_loss(log_ratio, micro.advantages, weights, mask, options.epsilon, high)
+        per_token = 1 / whole.tokens.clamp(min=1)  # sums over tokens times this add up to means over the minibatch
+        entropy_part = zero_pads(entropy, mask).sum() * per_token
+        moved = (zero_pads(logp.detach() - micro.old_logp, mask) ** 2).sum() / 2
+        stats = {
+            "loss/policy_avg": loss,
+            "policy/entropy_avg": entropy_part,
+            "policy/clipfrac_avg": sums.clipped * per_token,
+            "policy/approxkl_avg": moved * per_token,
+            "val/ratio": sums.ratio * per_token,
         }
-        per_token = 1 / token_count.clamp(min=1)
-        return {name: total * per_token for name, total in sums.items()}
-
-    def _kl_loss(self, micro: Batch, logp: Tensor, log_ratio: Tensor, weights: Tensor) -> Tensor | None:
-        """Return the weighted sum of the tokens' KL; None where the recipe puts none into the loss."""
-        options = self.options
-        if micro.ref_logp is None or options.kl_penalty != "loss":
-            return None
-        kl = zero_pads(estimate_kl(logp, micro.ref_logp, options.kl_estimator), self.loss_mask(micro.rollout))
-        return (weights * (kl * log_ratio.exp() if options.corrects_kl else kl)).sum()
+        if options.kl_penalty == "loss" and micro.ref_logp is not None:
+            kl = zero_pads(estimate_kl(logp, micro.ref_logp, options.kl_estimator), mask)
+            kl_part = (weights * (kl * log_ratio.exp() if options.corrects_kl else kl)).sum()
+            stats["loss/kl_avg"] = kl_part
+            loss = loss + self.state.kl_coef * kl_part
+        if options.entropy_coef:
+            loss = loss - options.entropy_coef * entropy_part
+        return loss, stats
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------

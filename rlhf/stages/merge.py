@@ -29,7 +29,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     """Merge an adapter into its base and compare the two. Raises UserError if the merged model lost the adapter."""
     recipe = run.loaded.recipe
     if device.type == "cuda":
-        device = torch.device("cpu")  # the base in full precision may not fit the card, and no step is slow
+        device = torch.device("cpu")  # in full precision the base may not fit the card; a CPU is fast enough
     telemetry = Telemetry(device)
     codec = load_codec(run)
     texts = _heldout(codec, load_corpus(run).demonstrations().test, recipe.sft, device)

@@ -27,7 +27,7 @@ from torch import Tensor
 from rlhf.data.batch import Rollout, TrainingBatch
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.gae import gae
-from rlhf.objectives.kl import estimate as estimate_kl
+from rlhf.objectives.kl import estimate_kl
 from rlhf.objectives.losses import Stats, ppo_policy_loss, ppo_value_loss
 from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero_pads
 from rlhf.objectives.rewards import shape_rewards, shape_scores
@@ -41,9 +41,9 @@ from rlhf.stages.online.session import Session
 from rlhf.stages.online.train_state import TrainedParameters, TrainedRole, TrainState, as_numbers
 from rlhf.stages.result import Result
 
-# A critic of squashed scores starts as the tangent of the sigmoid at 0: sigmoid(s) is about (s + 2) / 4 there, which is
-# (s - mean) / sd with these numbers. Recipes refuse `sigmoid_scores` together with `normalize_scores`.
-SIGMOID_NORM = ScoreNorm(mean=-2.0, sd=4.0)
+# With `sigmoid_scores` a critic starts as the tangent of the sigmoid at 0: sigmoid(s) is about (s + 2) / 4 there, which
+# is (s - mean) / sd with these numbers. Scores are not normalised then; recipes refuse both together.
+SIGMOID_TANGENT = ScoreNorm(mean=-2.0, sd=4.0)
 
 
 @dataclass(kw_only=True)
@@ -72,6 +72,7 @@ class Batch(TrainingBatch):
 def run_stage(run: Run, device: torch.device) -> Result:
     """Train the policy adapter, and measure it against SFT on held-out prompts."""
     options = run.loaded.recipe.ppo
+    # The order of these lines decides which random numbers each of them draws.
     session = Session(run, device, options)
     session.measure_reference()
     norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
@@ -101,28 +102,28 @@ def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
     shared, options, mask = learner.shared, learner.options, rollout.mask
     shared.base.eval()
 
-    # Layers below the first adapter give all roles the same states; `hardware.trunk: lean` computes these once.
+    # 2. Layers below the first adapter give all roles the same states; `hardware.trunk: lean` computes these once.
     rollout = scoring.with_lower_states(shared, rollout, options.score_rows)
     old_logp, values = policy_logprobs_and_values(learner, rollout)
-    logprobs_of_tokens = scoring.logprobs_of_tokens(shared, options.temperature)
-    (ref_logp,) = scoring.per_token(shared, "reference", rollout, options.score_rows, logprobs_of_tokens)
+    ref_logp = scoring.logprobs(shared, "reference", rollout, options)
     scores = scoring.reward_scores(shared, rollout, options.score_rows)
 
+    # 3. With `kl_penalty: loss` the coefficient of the KL is 0 here.
     kl = estimate_kl(old_logp, ref_logp, options.kl_estimator)
     shaped_scores = shape_scores(
         scores,
         rollout.ended,
-        mean=learner.state.norm.mean,
-        sd=learner.state.norm.sd,
+        mean=learner.state.score_norm.mean,
+        sd=learner.state.score_norm.sd,
         sigmoid=options.sigmoid_scores,
         clip=options.score_clip,
         missing_eos_penalty=options.missing_eos_penalty or 0.0,
     )
-    # With `kl_penalty: loss` the coefficient is 0 here.
     rewards = shape_rewards(kl, shaped_scores, mask, learner.state.reward_kl_coef)
     if options.whiten_rewards:
         rewards = whiten(rewards, mask, shift_mean=False)
 
+    # 4
     advantages, returns = gae(rewards, values, mask, options.gamma, options.lam)
     if options.whiten_advantages:
         advantages = whiten(advantages, mask)
@@ -150,23 +151,17 @@ def policy_logprobs_and_values(learner: "Learner", rollout: Rollout) -> tuple[Te
         adapter        one pass of the policy, one of the    log-probabilities from sampling,
                        critic                                values from a pass of the critic
     """
-    shared, options, mask = learner.shared, learner.options, rollout.mask
-    logprobs_of_tokens = scoring.logprobs_of_tokens(shared, options.temperature)
-    values_of_tokens = scoring.values_of_tokens(shared)
-    if learner.critic_shares_trunk and options.old_logprobs == "recompute":
-        old_logp, values = scoring.per_token(
-            shared, "policy", rollout, options.score_rows, logprobs_of_tokens, values_of_tokens
-        )
-        return old_logp, values
-    if options.old_logprobs == "rollout":
-        assert rollout.logprobs is not None
-        old_logp = zero_pads(rollout.logprobs, mask)
+    shared, options = learner.shared, learner.options
+    if learner.critic_is_head and options.old_logprobs == "recompute":
+        return scoring.logprobs_and_values(shared, rollout, options)
+    if options.old_logprobs == "recompute":
+        old_logp = scoring.logprobs(shared, "policy", rollout, options)
     else:
-        (old_logp,) = scoring.per_token(shared, "policy", rollout, options.score_rows, logprobs_of_tokens)
-    if rollout.values is not None:  # those of a head, with `old_logprobs: rollout`
-        return old_logp, zero_pads(rollout.values, mask)
-    (values,) = scoring.per_token(shared, "value", rollout, options.score_rows, values_of_tokens)
-    return old_logp, values
+        old_logp = scoring.sampled_logprobs(rollout)
+    if not learner.critic_is_head:
+        return old_logp, scoring.values(shared, rollout, options)
+    assert rollout.values is not None  # `sampling_value_fn` has computed them
+    return old_logp, zero_pads(rollout.values, rollout.mask)
 
 
 # -- 5 update ----------------------------------------------------------------------------------------------------------
@@ -180,12 +175,12 @@ class Learner:
         if options.value_model == "head":
             shared.add_value_head()
         else:
-            critic_start = SIGMOID_NORM if options.sigmoid_scores else norm
+            critic_start = SIGMOID_TANGENT if options.sigmoid_scores else norm
             shared.add_value_adapter(rm_dir, critic_start.mean, critic_start.sd)
         assert shared.value_head is not None
         self.policy_parameters = shared.roles.parameters("policy")
         self.critic_parameters = list(shared.value_head.parameters())
-        if not self.critic_shares_trunk:
+        if not self.critic_is_head:
             self.critic_parameters += shared.roles.parameters("value")
         trained: dict[TrainedRole, TrainedParameters] = {
             "policy": TrainedParameters(self.policy_parameters, options.learning_rate),
@@ -194,7 +189,7 @@ class Learner:
         self.state = TrainState("ppo", shared, options, norm, trained)
 
     @property
-    def critic_shares_trunk(self) -> bool:
+    def critic_is_head(self) -> bool:
         """Return whether the critic is a head on the policy's hidden states, and not an adapter of its own."""
         return self.shared.value_role == "policy"
 
@@ -209,14 +204,16 @@ class Learner:
 
         With `old_logprobs: rollout` a critic that is a head on the policy computes its values then.
         """
-        return self.shared.values if self.options.old_logprobs == "rollout" and self.critic_shares_trunk else None
+        return self.shared.values if self.options.old_logprobs == "rollout" and self.critic_is_head else None
 
     def update(self, batch: Batch) -> dict[str, float]:
         """Pass `num_ppo_epochs` times over the batch in minibatches. Return the mean statistics of those used."""
         with self.state.updating() as update:
             for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_ppo_epochs):
-                if not update.clip_and_step(self._add_gradients(batch, mini_rows)):
-                    break  # `max_update_kl` is reached; these gradients are dropped at the end of the block
+                stats = self._add_gradients(batch, mini_rows)
+                if update.too_far(stats):  # `max_update_kl`; the end of the block drops these gradients
+                    break
+                update.step(stats)
         return update.metrics()
 
     def advance(self, batch: Batch) -> None:
@@ -224,12 +221,15 @@ class Learner:
         self.state.advance(batch.kl_per_token if self.policy_learns else None)
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
-        """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics."""
+        """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics.
+
+        The critic's follow those of the policy, because changing the role costs time, with each micro-batch too much.
+        """
         micro_rows = self.state.micro_batch_rows(batch.rollout, mini_rows)
         token_count = batch.rollout.response_length[mini_rows].sum()
         add_policy = partial(self._add_policy_gradient, token_count=token_count)
         parts = self.state.accumulate("policy", batch, micro_rows, add_policy)
-        if not self.critic_shares_trunk:
+        if not self.critic_is_head:
             add_critic = partial(self._add_critic_gradient, token_count=token_count)
             parts += self.state.accumulate("value", batch, micro_rows, add_critic)
         return self.state.sum_of(parts)
@@ -239,21 +239,20 @@ class Learner:
 
         `token_count` is that of the minibatch. During `value_warmup_steps` the value head alone gets a gradient.
         """
-        share = micro.rollout.mask.sum() / token_count  # of the minibatch's tokens; it weights this part's means
+        share = micro.rollout.response_length.sum() / token_count  # it weights this part's means
         with torch.set_grad_enabled(self.policy_learns):
             hidden = self.shared.response_hidden(micro.rollout)
-            policy_loss, stats = self._policy_loss(micro, hidden)
-        if self.critic_shares_trunk:
+            loss, stats = self._policy_loss(micro, hidden)
+        if self.critic_is_head:
             value_loss, value_stats = self._value_loss(micro, hidden)
-            stats |= value_stats
-            ((policy_loss + self.options.vf_coef * value_loss) * share).backward()
-        elif self.policy_learns:
-            (policy_loss * share).backward()
+            loss, stats = loss + self.options.vf_coef * value_loss, stats | value_stats
+        if loss.requires_grad:  # not while a critic with an adapter warms up
+            (loss * share).backward()
         return as_numbers(stats, share)
 
     def _add_critic_gradient(self, micro: Batch, token_count: Tensor) -> dict[str, float]:
         """Add the gradient of a critic with an adapter. Return the micro-batch's share of the statistics."""
-        share = micro.rollout.mask.sum() / token_count
+        share = micro.rollout.response_length.sum() / token_count
         value_loss, stats = self._value_loss(micro, self.shared.response_hidden(micro.rollout))
         (self.options.vf_coef * value_loss * share).backward()
         return as_numbers(stats, share)

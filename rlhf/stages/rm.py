@@ -6,6 +6,7 @@ option: max(0, margin - (r_c - r_r)), the ranking loss of torch.nn.MarginRanking
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -103,7 +104,8 @@ def _new_trainer(run: Run, model: Model, codec: Codec, pairs: list[tuple[Encoded
     options = run.loaded.recipe.rm
     ranking = options.loss_type == "margin_ranking"
     margin = {"margin": options.margin} if options.margin and not ranking else {}
-    trainer = (_MarginRankingTrainer if ranking else _Trainer)(
+    new_trainer: Callable[..., _Trainer] = partial(_MarginRankingTrainer, options.margin) if ranking else _Trainer
+    return new_trainer(
         model=model,
         args=arguments(
             RewardConfig,
@@ -115,9 +117,6 @@ def _new_trainer(run: Run, model: Model, codec: Codec, pairs: list[tuple[Encoded
         train_dataset=rows_to_dataset([_pair_ids(chosen, rejected) | margin for chosen, rejected in pairs]),
         processing_class=codec.tokenizer,
     )
-    if isinstance(trainer, _MarginRankingTrainer):
-        trainer.margin = options.margin
-    return trainer
 
 
 def _scorer(model: Model) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -150,7 +149,9 @@ class _Trainer(RunTrainer, RewardTrainer):
 class _MarginRankingTrainer(_Trainer):
     """The same with the margin ranking loss in place of TRL's; the metrics stay TRL's."""
 
-    margin = 0.0
+    def __init__(self, margin: float, **options: Any):
+        super().__init__(**options)
+        self.margin = margin
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from rlhf.errors import UserError
 from rlhf.models.folders import check_encoder
@@ -33,6 +34,14 @@ WRITE_ERRORS = ("OSError", "RuntimeError", "SafetensorError", "OperationalError"
 LEAST_ADDRESSES = 2_500_000_000
 
 
+class Executed(NamedTuple):
+    """A stage that is finished, and its directory."""
+
+    summary: Summary | None  # None on a rank that did not write it
+    result: Result | None  # None if the stage was done before
+    path: Path
+
+
 def execute(
     stage: StageName,
     loaded: PinnedRecipe,
@@ -43,10 +52,8 @@ def execute(
     preflight: Callable[[], int | None] = lambda: None,
     stop_on: Sequence[str] = (),
     reuse_root: Path | None = None,
-) -> tuple[Summary | None, Result | None, Path]:
-    """Run one stage unless it is done already. Return its summary, its result and its directory.
-
-    The result is None if the stage was done already; the summary is None on a rank that did not write it.
+) -> Executed:
+    """Run one stage unless it is done already.
 
     `resume`: continue an unfinished run from its newest checkpoint (True), or set it aside and begin anew (False); for
     None such a run is refused. `preflight` predicts the bytes of the stage's peak, or raises UserError, before anything
@@ -61,7 +68,7 @@ def execute(
         summary = run.done()
         if summary is not None:
             follow_base(run.run_directory, stage)
-            return summary, None, run.path
+            return Executed(summary, None, run.path)
         check_settings(loaded, stage)
         if resume is None and (step := run.step_to_resume()) is not None:
             raise UserError(
@@ -73,7 +80,7 @@ def execute(
             tracking.check(report_to)
             with quiet_libraries():
                 result, predicted = _run_stage(run, bool(resume), report_to, preflight, stop_on)
-            return run.finish(result.metrics, result.costs, predicted), result, run.path
+            return Executed(run.finish(result.metrics, result.costs, predicted), result, run.path)
 
 
 def check_section(loaded: PinnedRecipe, stage: StageName) -> None:
@@ -216,12 +223,8 @@ def _way_out(run: Run, error: BaseException) -> str:
             "settings that fit, and nvidia-smi shows who else is on the card"
         )
     options = run.loaded.recipe.section(run.stage)
-    sizes = [
-        f"{run.stage}.{key} (now {value})"
-        for key in ("per_device_train_batch_size", "rollout_batch_size", "batch_size")
-        if key != "batch_size" or run.stage == "evaluate"
-        for value in [getattr(options, key, None)]
-        if value
-    ]
+    keys = ("batch_size",) if run.stage == "evaluate" else ("per_device_train_batch_size", "rollout_batch_size")
+    values = {key: getattr(options, key, None) for key in keys}
+    sizes = [f"{run.stage}.{key} (now {value})" for key, value in values.items() if value]
     smaller = f", or try a smaller {' and '.join(sizes)}" if sizes else ""
     return f"{exhaustion.limit_in_words()}: free some, or allow more{smaller}"

@@ -59,7 +59,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
         return {"perplexity": value, "loss": math.log(value)}
 
     with telemetry.phase("evaluate"):
-        before, first = perplexity(model, heldout_sequences, codec.pad_id, batch), _answers(model, codec, prompts, run)
+        perplexity_before = perplexity(model, heldout_sequences, codec.pad_id, batch)
+        answers_before = _answers(model, codec, prompts, run)
     trainer = _Trainer(
         model=model,
         args=arguments(SFTConfig, run, options, max_length=None),
@@ -70,19 +71,21 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
     save_adapter(model, run, run.path / ADAPTER, weights=weights)
     with telemetry.phase("evaluate"):
-        after, last = perplexity(model, heldout_sequences, codec.pad_id, batch), _answers(model, codec, prompts, run)
+        perplexity_after = perplexity(model, heldout_sequences, codec.pad_id, batch)
+        answers_after = _answers(model, codec, prompts, run)
     prompt_texts = [codec.prompt_text(prompt) for prompt in prompts]
-    rows = zip(prompt_texts, first, last, strict=True)
+    rows = zip(prompt_texts, answers_before, answers_after, strict=True)
     run.logs.samples(0, [{"prompt": prompt, "base": a, "SFT": b} for prompt, a, b in rows])
     metrics = {
-        "perplexity": after,
-        "perplexity_before": before,
-        "perplexity_ratio": after / before,
+        "perplexity": perplexity_after,
+        "perplexity_before": perplexity_before,
+        "perplexity_ratio": perplexity_after / perplexity_before,
         "train_examples": len(training),
         **counts,
         **best_step(run),
     }
-    return Result(metrics, telemetry.costs(), (prompt_texts[0], {"base": first[0], "SFT": last[0]}))
+    sample = prompt_texts[0], {"base": answers_before[0], "SFT": answers_after[0]}
+    return Result(metrics, telemetry.costs(), sample)
 
 
 class _Trainer(RunTrainer, SFTTrainer):

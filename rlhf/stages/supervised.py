@@ -103,7 +103,7 @@ def train(
             trainer.train(resume_from_checkpoint=str(run.resumed_from) if run.resumed_from else None)
     # an engine that divides the weights would make each rank count its own share
     if distributed.world() == 1 and trainer.optimizer is not None:
-        telemetry.note_components(trainer.trained, trainer.optimizer)
+        telemetry.note_components(trainer.trained_model, trainer.optimizer)
     if evaluate is not None and eval_steps:
         _take_best(trainer, run)
     return _weights(trainer, divided=distributed.world() > 1 and recipe.hardware.engine != "ddp")
@@ -112,7 +112,7 @@ def train(
 def _weights(trainer: RunTrainer, divided: bool) -> dict[str, torch.Tensor]:
     """Return the model's weights by name. `divided`: by an engine, which collects them on rank 0."""
     if not divided:
-        return dict(trainer.trained.named_parameters())
+        return dict(trainer.trained_model.named_parameters())
     weights: dict[str, torch.Tensor] = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     return weights
 

@@ -47,12 +47,12 @@ class RunTrainer(Trainer):
         adapters = isinstance(model, PeftModel)
         exact = {name: p.detach().clone() for name, p in model.named_parameters() if adapters and p.requires_grad}
         super().__init__(model=model, **options)
-        for name, parameter in self.trained.named_parameters():
+        for name, parameter in self.trained_model.named_parameters():
             if name in exact:
                 parameter.data = exact[name].to(parameter.device)
 
     @property
-    def trained(self) -> Any:
+    def trained_model(self) -> Any:
         """Return the model; the classes of peft and torch do not share a base class for what is used of it."""
         assert self.model is not None
         return self.model
@@ -109,7 +109,7 @@ class RunTrainer(Trainer):
         has the prompt of row n of the second half, which is computed once for both.
         Raises UserError for a model that the trunk does not support.
         """
-        self._lean = LeanSteps(self.trained, pairs)
+        self._lean = LeanSteps(self.trained_model, pairs)
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, torch.Tensor], num_items_in_batch: torch.Tensor | int | None = None
@@ -119,7 +119,7 @@ class RunTrainer(Trainer):
         return loss
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        with without_mask(self.trained.get_decoder()) if self._hides_padding else nullcontext():
+        with without_mask(self.trained_model.get_decoder()) if self._hides_padding else nullcontext():
             return super().compute_loss(*args, **kwargs)
 
     # -- the checkpoint of a resumed run -------------------------------------------------------------------------------

@@ -23,16 +23,16 @@ def options(stage: str, **changes) -> GroupOptions:
     return section
 
 
-def learner(run: Run, stage: StageName, lean: bool = False, **changes: Any) -> Learner:
+def new_learner(run: Run, stage: StageName, lean: bool = False, **changes: Any) -> Learner:
     """A policy that has moved away from its reference."""
     torch.manual_seed(0)
     sft = run.parents.require("sft")
     shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=("policy",), lean=lean)
-    made = Learner(stage, shared, options(stage, **changes), ScoreNorm(0.1, 0.7))
+    learner = Learner(stage, shared, options(stage, **changes), ScoreNorm(0.1, 0.7))
     with torch.no_grad():
-        for weight in made.policy_parameters:
+        for weight in learner.policy_parameters:
             weight.add_(0.05 * torch.randn(weight.shape))
-    return made
+    return learner
 
 
 def assert_same(a: Tensor, b: Tensor) -> None:

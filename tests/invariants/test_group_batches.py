@@ -17,11 +17,12 @@ from rlhf.models.roles import Roles
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import Run
+from rlhf.stages import groups
 from rlhf.stages.groups import Batch, Learner, ScoredRollout, batch_metrics, make_batch
 from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.train_state import read_state
 from tests.conftest import beside, grouped, noted, run_stages
-from tests.invariants.group_learner import REWARDS, assert_same, learner
+from tests.invariants.group_learner import REWARDS, assert_same, new_learner
 from tests.rollouts import made_up_rollout
 
 
@@ -37,7 +38,7 @@ def codec(run):
 
 @pytest.fixture(scope="module")
 def rollout(codec) -> Rollout:
-    """Two prompts with four made-up responses each, of many lengths; one is cut off without EOS."""
+    """Two prompts with four learner-up responses each, of many lengths; one is cut off without EOS."""
     generator = torch.Generator().manual_seed(3)
     prompts = [[1, 7, 8, 9]] * 4 + [[1, 40, 41, 42, 43, 44]] * 4
     return made_up_rollout(prompts, codec, generator)
@@ -48,29 +49,35 @@ def scored(rollout: Rollout, rewards: list[float] = REWARDS) -> ScoredRollout:
     return ScoredRollout(rollout=rollout, by_name={"model": numbers}, scores=numbers, shaped_scores=numbers)
 
 
-def updated(made: Learner, responses: ScoredRollout) -> tuple[Tensor, dict[str, float], Batch]:
-    batch = make_batch(made, responses)
+def updated(learner: Learner, responses: ScoredRollout) -> tuple[Tensor, dict[str, float], Batch]:
+    batch = make_batch(learner, responses)
     torch.manual_seed(1)
-    stats = made.update(batch)
-    return torch.cat([p.detach().flatten() for p in made.policy_parameters]), stats, batch
+    stats = learner.update(batch)
+    return torch.cat([p.detach().flatten() for p in learner.policy_parameters]), stats, batch
 
 
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])
 def test_the_lean_trunk_changes_rounding_only(run, rollout, stage):
     """Also where it computes the prompt of each group once, in micro-batches that cut a group."""
-    a, stats, _ = updated(learner(run, stage), scored(rollout))
+    a, stats, _ = updated(new_learner(run, stage), scored(rollout))
     prompt_numbers = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
     for responses, size in ((rollout, 4), (replace(rollout, prompt_numbers=prompt_numbers), 3)):
-        made = learner(run, stage, lean=True, per_device_train_batch_size=size)
-        b, lean_stats, _ = updated(made, scored(responses))
+        learner = new_learner(run, stage, lean=True, per_device_train_batch_size=size)
+        b, lean_stats, _ = updated(learner, scored(responses))
         assert_same(a, b)
         assert not torch.equal(a, b), "another forward pass"
         for name, value in stats.items():
             assert lean_stats[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
-def test_a_step_of_the_stage_computes_each_prompt_once(trained, tmp_path, monkeypatch):
-    """Of two prompts with four responses each, in one micro-batch; scores of policy and reference, and the update."""
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_step_of_the_stage_computes_each_prompt_once(trained, tmp_path, monkeypatch, replaced):
+    """Of two prompts with four responses each, in one micro-batch; scores of policy and reference, and the update.
+
+    Also where another prompt has replaced the first one.
+    """
+    signals = iter([[not replaced, True], [True, True], [True, True]])
+    monkeypatch.setattr(groups, "has_signal", lambda rewards: torch.tensor(next(signals)))
     prompts: list[int] = []
     make = SharedPrompts.__init__
 
@@ -79,7 +86,7 @@ def test_a_step_of_the_stage_computes_each_prompt_once(trained, tmp_path, monkey
         prompts.append(self.prompts)
 
     monkeypatch.setattr(SharedPrompts, "__init__", noting)
-    group = {"steps": 1, "num_mini_batches": 1, "per_device_train_batch_size": 8}
+    group = {"steps": 1, "num_mini_batches": 1, "per_device_train_batch_size": 8, "resample_groups": 1}
     beside(trained, tmp_path, "pretrain", "sft", "rm")
     run_stages(grouped("grpo", group, hardware__trunk="lean"), tmp_path, "grpo")
     assert prompts == [2, 2, 2]
@@ -97,9 +104,9 @@ VARIANTS = [
 
 @pytest.mark.parametrize(("stage", "changes"), VARIANTS)
 def test_the_micro_batch_decides_memory_and_not_the_result(run, rollout, stage, changes):
-    start = torch.cat([p.detach().flatten() for p in learner(run, stage).policy_parameters])
-    whole, stats, _ = updated(learner(run, stage, per_device_train_batch_size=8, **changes), scored(rollout))
-    split, split_stats, _ = updated(learner(run, stage, per_device_train_batch_size=1, **changes), scored(rollout))
+    start = torch.cat([p.detach().flatten() for p in new_learner(run, stage).policy_parameters])
+    whole, stats, _ = updated(new_learner(run, stage, per_device_train_batch_size=8, **changes), scored(rollout))
+    split, split_stats, _ = updated(new_learner(run, stage, per_device_train_batch_size=1, **changes), scored(rollout))
     assert (whole - start).abs().mean() > 1e-4
     assert_same(whole, split)
     for name, value in stats.items():
@@ -110,8 +117,8 @@ def test_the_micro_batch_decides_memory_and_not_the_result(run, rollout, stage, 
 def test_the_order_of_prompts_and_of_their_responses_does_not_change_the_result(run, rollout, stage):
     order = torch.tensor([6, 4, 7, 5, 1, 3, 0, 2])
     other = scored(rollout.rows(order), [REWARDS[i] for i in order.tolist()])
-    a, stats, _ = updated(learner(run, stage, num_mini_batches=1), scored(rollout))
-    b, others, _ = updated(learner(run, stage, num_mini_batches=1), other)
+    a, stats, _ = updated(new_learner(run, stage, num_mini_batches=1), scored(rollout))
+    b, others, _ = updated(new_learner(run, stage, num_mini_batches=1), other)
     assert_same(a, b)
     assert stats == pytest.approx(others, rel=1e-4, abs=1e-6)
 
@@ -122,79 +129,101 @@ def test_padding_and_its_content_do_not_change_the_result(run, rollout, stage):
     wider[:, : rollout.ids.shape[1]] = rollout.ids
     wider[torch.arange(wider.shape[1]) > rollout.last[:, None]] = 17
     other = Rollout(wider, rollout.prompt_length, rollout.response_length, rollout.ended)
-    assert_same(updated(learner(run, stage), scored(rollout))[0], updated(learner(run, stage), scored(other))[0])
+    plain, *_ = updated(new_learner(run, stage), scored(rollout))
+    padded, *_ = updated(new_learner(run, stage), scored(other))
+    assert_same(plain, padded)
 
 
 def test_checkpointing_activations_does_not_change_the_result(run, rollout):
-    made = learner(run, "grpo", gradient_checkpointing=True)
-    made.shared.base.activation_checkpointing_enable()
-    made.shared.base.enable_input_require_grads()
-    assert_same(updated(learner(run, "grpo"), scored(rollout))[0], updated(made, scored(rollout))[0])
+    learner = new_learner(run, "grpo", gradient_checkpointing=True)
+    learner.shared.base.activation_checkpointing_enable()
+    learner.shared.base.enable_input_require_grads()
+    assert_same(updated(new_learner(run, "grpo"), scored(rollout))[0], updated(learner, scored(rollout))[0])
 
 
 def test_truncated_responses_teach_nothing_where_the_recipe_says_so(run, rollout):
     """Only the second response has an advantage. It has no EOS, so that its tokens give no gradient."""
     for masked in (True, False):
-        trained = learner(run, "grpo", mask_truncated_completions=masked, beta=0.0)
+        trained = new_learner(run, "grpo", mask_truncated_completions=masked, beta=0.0)
         batch = make_batch(trained, scored(rollout))
         batch.advantages = torch.tensor([0.0, 1.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
         assert (trained.update(batch)["policy/grad_norm"] == 0) is masked
 
 
 def test_without_beta_the_reference_is_not_run(run, rollout, monkeypatch):
-    made = learner(run, "grpo", beta=0.0)
+    learner = new_learner(run, "grpo", beta=0.0)
     roles: list[str] = []
     activate = Roles.activate
     monkeypatch.setattr(Roles, "activate", lambda self, role: noted(roles, role, activate(self, role)))
     given = scored(rollout)
-    batch = make_batch(made, given)
-    found = batch_metrics(batch, given, made) | made.update(batch)
+    batch = make_batch(learner, given)
+    metrics = batch_metrics(batch, given, learner) | learner.update(batch)
     assert set(roles) == {"policy"} and batch.kl is None
-    assert "objective/kl_per_token" not in found and "loss/kl_avg" not in found
+    assert "objective/kl_per_token" not in metrics and "loss/kl_avg" not in metrics
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_move_of_the_policy_is_that_of_a_loop(run, rollout, masked):
     """Half the mean square of the change of a token's log-probability, over the tokens that count in the loss."""
-    made = learner(run, "grpo", num_iterations=1, num_mini_batches=1, mask_truncated_completions=masked)
-    batch = make_batch(made, scored(rollout))
+    learner = new_learner(run, "grpo", num_iterations=1, num_mini_batches=1, mask_truncated_completions=masked)
+    batch = make_batch(learner, scored(rollout))
     with torch.no_grad():
-        for weight in made.policy_parameters:
+        for weight in learner.policy_parameters:
             weight.add_(0.02 * torch.randn(weight.shape))
-    moved = make_batch(made, scored(rollout))
+    moved = make_batch(learner, scored(rollout))
     rows = zip(moved.old_logp.tolist(), batch.old_logp.tolist(), rollout.response_length, rollout.ended, strict=True)
     counted = [(new[:n], old[:n]) for new, old, n, ended in rows if ended or not masked]
     squares = [(a - b) ** 2 for pair in counted for a, b in zip(*pair, strict=True)]
-    assert made.update(batch)["policy/approxkl_avg"] == pytest.approx(sum(squares) / 2 / len(squares), rel=1e-3)
+    assert learner.update(batch)["policy/approxkl_avg"] == pytest.approx(sum(squares) / 2 / len(squares), rel=1e-3)
+
+
+@pytest.mark.parametrize("stage", ["rloo", "grpo"])
+def test_log_probabilities_may_come_from_sampling(run, rollout, stage):
+    sampled = -torch.rand(rollout.mask.shape)  # also where no token is
+    learner = new_learner(run, stage, old_logprobs="rollout")
+    batch = make_batch(learner, scored(replace(rollout, logprobs=sampled)))
+    assert torch.equal(batch.old_logp, sampled.where(rollout.mask, 0.0))
+
+
+@pytest.mark.parametrize("stage", ["rloo", "grpo"])
+def test_an_update_stops_where_the_policy_has_moved_too_far(run, rollout, stage):
+    """The first minibatch always counts: nothing has moved before it."""
+    passes: dict[str, Any] = {"num_iterations": 2, "num_mini_batches": 2}
+    every, stats, _ = updated(new_learner(run, stage, **passes), scored(rollout))
+    assert stats["update/optimizer_steps"] == 4
+    loose, stats, _ = updated(new_learner(run, stage, **passes, max_update_kl=1e3), scored(rollout))
+    assert stats["update/optimizer_steps"] == 4 and torch.equal(loose, every)
+    tight, stats, _ = updated(new_learner(run, stage, **passes, max_update_kl=1e-9), scored(rollout))
+    assert stats["update/optimizer_steps"] == 1 and not torch.equal(tight, every)
 
 
 def test_only_the_policy_moves(run, rollout):
-    made = learner(run, "rloo")
-    before = {name: p.detach().clone() for name, p in made.shared.peft.named_parameters()}
-    made.update(make_batch(made, scored(rollout)))
-    moved = {name for name, p in made.shared.peft.named_parameters() if not torch.equal(p, before[name])}
+    learner = new_learner(run, "rloo")
+    before = {name: p.detach().clone() for name, p in learner.shared.peft.named_parameters()}
+    learner.update(make_batch(learner, scored(rollout)))
+    moved = {name for name, p in learner.shared.peft.named_parameters() if not torch.equal(p, before[name])}
     assert moved == {name for name in before if ".policy." in name}
 
 
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])
 def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tmp_path, stage):
-    made = learner(run, stage, kl_target=0.1)
-    made.update(make_batch(made, scored(rollout)))
-    made.state.advance(0.0)
+    learner = new_learner(run, stage, kl_target=0.1)
+    learner.update(make_batch(learner, scored(rollout)))
+    learner.state.advance(0.0)
     folder = tmp_path / "step-000001"
     folder.mkdir()
-    made.state.save(run, folder)
+    learner.state.save(run, folder)
     drawn = random.random(), np.random.rand()
-    made.update(make_batch(made, scored(rollout)))
+    learner.update(make_batch(learner, scored(rollout)))
 
-    fresh = learner(run, stage)
+    fresh = new_learner(run, stage)
     saved = read_state(folder)
-    again = Learner(stage, fresh.shared, made.options, ScoreNorm(*saved.norm))
+    again = Learner(stage, fresh.shared, learner.options, ScoreNorm(*saved.norm))
     again.state.restore(saved, folder / "state.pt")
-    assert (again.state.step, again.state.norm) == (1, ScoreNorm(0.1, 0.7))
+    assert (again.state.step, again.state.score_norm) == (1, ScoreNorm(0.1, 0.7))
     assert drawn == (random.random(), np.random.rand())
     again.update(make_batch(again, scored(rollout)))
-    assert all(torch.equal(a, b) for a, b in zip(made.policy_parameters, again.policy_parameters, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(learner.policy_parameters, again.policy_parameters, strict=True))
 
 
 # -- sampling ----------------------------------------------------------------------------------------------------------
@@ -203,14 +232,14 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
 @pytest.mark.parametrize("batch_size", [4, 8, 12])
 def test_responses_that_share_a_prefill_are_those_of_repeated_prompts(run, codec, batch_size):
     """Three prompts, four responses to each: the tokens of twelve prompts, for a third of the prefill."""
-    made = learner(run, "grpo")
+    learner = new_learner(run, "grpo")
     prompts = [[1, 7, 8, 9], [1, 5], [1, 40, 41, 42, 43, 44]]
     settings = Sampling(64, 12, 1.0, batch_size)
-    made.shared.roles.activate("policy")
+    learner.shared.roles.activate("policy")
     torch.manual_seed(5)
-    plain = sample(made.shared.base, [p for p in prompts for _ in range(4)], codec, settings)
+    plain = sample(learner.shared.base, [p for p in prompts for _ in range(4)], codec, settings)
     torch.manual_seed(5)
-    shared = sample(made.shared.base, prompts, codec, replace(settings, samples_per_prompt=4))
+    shared = sample(learner.shared.base, prompts, codec, replace(settings, samples_per_prompt=4))
     assert torch.equal(plain.ids, shared.ids) and torch.equal(plain.response_length, shared.response_length)
     assert plain.logprobs is not None and shared.logprobs is not None
     assert (plain.logprobs - shared.logprobs)[plain.mask].abs().max() < 1e-5
@@ -218,13 +247,13 @@ def test_responses_that_share_a_prefill_are_those_of_repeated_prompts(run, codec
 
 
 def test_a_prompt_is_computed_once_for_all_its_responses(run, codec, monkeypatch):
-    made = learner(run, "grpo")
+    learner = new_learner(run, "grpo")
     rows = []
-    decoder = made.shared.base.get_decoder()
+    decoder = learner.shared.base.get_decoder()
     handle = decoder.register_forward_pre_hook(
         lambda _, args, kwargs: rows.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    sample(made.shared.base, [[1, 7, 8, 9]] * 2, codec, Sampling(64, 3, 1.0, 8, samples_per_prompt=4))
+    sample(learner.shared.base, [[1, 7, 8, 9]] * 2, codec, Sampling(64, 3, 1.0, 8, samples_per_prompt=4))
     handle.remove()
     assert rows[0] == (2, 4) and all(shape == (8, 1) for shape in rows[1:2])
 
@@ -248,12 +277,12 @@ def test_joined_rollouts_keep_their_rows(rollout):
 def test_metrics_of_a_batch_row_by_row(run, rollout, stage, kl_penalty):
     """Two groups of four; the rewards of one of them are equal."""
     changes = {"kl_penalty": kl_penalty, "kl_estimator": "k3", "beta": 0.3, "entropy_coef": 0.1, "num_mini_batches": 1}
-    made = learner(run, stage, **changes)
+    learner = new_learner(run, stage, **changes)
     rewards = [0.3, -1.2, 2.0, 0.1, 0.5, 0.5, 0.5, 0.5]
     raw = torch.tensor([10 * number for number in rewards])
     responses = replace(scored(rollout, rewards), by_name={"a": raw, "b": raw + 1}, scores=raw + 2)
-    batch = make_batch(made, responses)
-    found = batch_metrics(batch, responses, made)
+    batch = make_batch(learner, responses)
+    found = batch_metrics(batch, responses, learner)
     assert batch.kl is not None
     lengths = rollout.response_length.tolist()
     kl = [row[:n].sum().item() for row, n in zip(batch.kl, lengths, strict=True)]
@@ -275,5 +304,5 @@ def test_metrics_of_a_batch_row_by_row(run, rollout, stage, kl_penalty):
         "response/eos_rate": 7 / 8,
     }
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    stats = made.update(batch)  # its one minibatch is the batch, before the policy has moved
-    assert stats["val/ratio"] == pytest.approx(1, rel=1e-4) and stats["lr"] == made.options.learning_rate
+    stats = learner.update(batch)  # its one minibatch is the batch, before the policy has moved
+    assert stats["val/ratio"] == pytest.approx(1, rel=1e-4) and stats["lr"] == learner.options.learning_rate

@@ -21,7 +21,7 @@ from rlhf.stages.online.prompts import OnlinePrompts
 from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.session import Session, sampling_settings
 from tests.conftest import beside, grouped, run_stages, small
-from tests.invariants.group_learner import learner
+from tests.invariants.group_learner import new_learner
 from tests.rollouts import LENGTHS, made_up_rollout
 
 PROMPTS: list[Prompt] = [(Message("user", f"Question {n}?"),) for n in range(10)]
@@ -39,9 +39,9 @@ def codec(run):
     return load_codec(run)
 
 
-def session_of(made: Learner, codec: Any) -> Session:
+def session_of(learner: Learner, codec: Any) -> Session:
     """The parts of a session that scoring uses; `sample` makes up responses instead of sampling them."""
-    options = made.options
+    options = learner.options
     prompts = OnlinePrompts(Split(PROMPTS, PROMPTS), codec, options, seed=0)
     sampled: list[list[int]] = []
 
@@ -51,7 +51,7 @@ def session_of(made: Learner, codec: Any) -> Session:
         copies = [prompts.ids[i] for i in indices for _ in range(options.num_generations)]
         return made_up_rollout((copies * 2)[:8], codec, generator).rows(torch.arange(len(copies)))
 
-    parts = {"codec": codec, "shared": made.shared, "prompts": prompts, "sample": sample, "sampled": sampled}
+    parts = {"codec": codec, "shared": learner.shared, "prompts": prompts, "sample": sample, "sampled": sampled}
     parts |= {"reward_sum": RewardSum("rloo", options, ANSWERS, codec), "phase": lambda name: nullcontext()}
     return cast(Session, SimpleNamespace(**parts))
 
@@ -60,15 +60,15 @@ def test_responses_are_scored_row_by_row(run, codec):
     """Of two prompts with four responses each, one of them cut off and two longer than the buffer allows."""
     changes: dict[str, Any] = {"reward_funcs": ["model", "tests.own_rewards:answer_and_length"]}
     changes |= {"reward_weights": [0.5, 2.0], "score_clip": 0.9, "missing_eos_penalty": PENALTY}
-    made = learner(run, "rloo", **changes, max_completion_length=LIMIT, overlong_buffer=BUFFER)
-    made.shared.add_reward(run.parents.require("rm"))
-    session = session_of(made, codec)
+    learner = new_learner(run, "rloo", **changes, max_completion_length=LIMIT, overlong_buffer=BUFFER)
+    learner.shared.add_reward(run.parents.require("rm"))
+    session = session_of(learner, codec)
     indices = [7, 2]
     rollout = session.sample(indices)
-    scored = score_responses(session, made, rollout, indices)
+    scored = score_responses(session, learner, rollout, indices)
 
-    model = scoring.reward_scores(made.shared, rollout, 8).tolist()
-    norm = made.state.norm
+    model = scoring.reward_scores(learner.shared, rollout, 8).tolist()
+    norm = learner.state.score_norm
     assert norm.sd != 1 and norm.mean != 0
     for row, length in enumerate(LENGTHS):
         text = codec.decode(rollout.tokens[row, :length].tolist())
@@ -86,11 +86,11 @@ def test_rows_of_replaced_prompts_stay_together(run, codec):
     """Each response keeps its tokens, its raw and its shaped score; groups without a signal have left."""
     reward = "tests.own_rewards:below_five"
     changes: dict[str, Any] = {"reward_funcs": [reward], "reward_weights": [2.0], "normalize_scores": False}
-    made = learner(run, "rloo", **changes, resample_groups=3, missing_eos_penalty=None)
-    session = session_of(made, codec)
+    learner = new_learner(run, "rloo", **changes, resample_groups=3, missing_eos_penalty=None)
+    session = session_of(learner, codec)
     for step in range(6):
         del session.sampled[:]  # type: ignore[attr-defined]  # of the stand-in
-        scored = sample_and_score(session, made, step)
+        scored = sample_and_score(session, learner, step)
         (raw,) = scored.by_name.values()
         assert len(raw) == 8
         for row, (tokens, mask) in enumerate(zip(scored.rollout.tokens, scored.rollout.mask, strict=True)):
@@ -107,14 +107,14 @@ def test_rows_of_replaced_prompts_stay_together(run, codec):
 def test_a_group_whose_penalties_differ_is_kept(run, codec):
     """The raw rewards are all equal; the shaped ones, from which the policy learns, are not."""
     changes: dict[str, Any] = {"reward_funcs": ["length(most=1000)"], "normalize_scores": False}
-    made = learner(run, "rloo", **changes, resample_groups=1, missing_eos_penalty=PENALTY)
-    session = session_of(made, codec)
-    sample_and_score(session, made, 0)
+    learner = new_learner(run, "rloo", **changes, resample_groups=1, missing_eos_penalty=PENALTY)
+    session = session_of(learner, codec)
+    sample_and_score(session, learner, 0)
     assert [len(indices) for indices in session.sampled] == [2, 1]  # type: ignore[attr-defined]
 
 
 def test_each_attempt_draws_other_prompts(codec, run):
-    prompts = OnlinePrompts(Split(PROMPTS, PROMPTS), codec, learner(run, "rloo").options, seed=0)
+    prompts = OnlinePrompts(Split(PROMPTS, PROMPTS), codec, new_learner(run, "rloo").options, seed=0)
     draws = [prompts.replacements(0, attempt, 5) for attempt in range(4)]
     assert len({tuple(draw) for draw in draws}) == 4
     assert all(tuple(draw) != tuple(prompts.of_step(0)) for draw in draws)
@@ -122,11 +122,11 @@ def test_each_attempt_draws_other_prompts(codec, run):
 
 @pytest.mark.parametrize("copies", [1, 4])
 def test_responses_are_sampled_in_the_order_of_their_prompts(run, codec, copies):
-    made = learner(run, "rloo", num_generations=max(copies, 2))
-    prompts = OnlinePrompts(Split(PROMPTS, PROMPTS), codec, made.options, seed=0)
+    learner = new_learner(run, "rloo", num_generations=max(copies, 2))
+    prompts = OnlinePrompts(Split(PROMPTS, PROMPTS), codec, learner.options, seed=0)
     options = SimpleNamespace(samples_per_prompt=copies)
-    parts = {"prompts": prompts, "options": options, "sampling": sampling_settings(made.options), "client": None}
-    parts |= {"shared": made.shared, "codec": codec, "phase": lambda name: nullcontext()}
+    parts = {"prompts": prompts, "options": options, "sampling": sampling_settings(learner.options), "client": None}
+    parts |= {"shared": learner.shared, "codec": codec, "phase": lambda name: nullcontext()}
     indices = [7, 2, 5]
     rollout = Session.sample(cast(Session, SimpleNamespace(**parts)), indices)
     found = [ids[:n].tolist() for ids, n in zip(rollout.ids, rollout.prompt_length, strict=True)]

@@ -23,7 +23,7 @@ from rlhf.stages.groups import make_batch as collect_groups
 from rlhf.stages.online import scoring
 from tests.conftest import beside, grouped, not_none, run_stages, small
 from tests.invariants.group_learner import REWARDS, assert_same
-from tests.invariants.group_learner import learner as group_learner
+from tests.invariants.group_learner import new_learner as new_group_learner
 from tests.invariants.ppo_learner import PROMPTS, assert_close, new_learner, updated
 from tests.invariants.tiny import tiny
 from tests.rollouts import LENGTHS
@@ -104,7 +104,7 @@ def test_groups_share_the_lower_layers_too(upper, rollout, counted, stage):
     numbers = torch.tensor(REWARDS)
     weights = []
     for lean in (False, True):
-        made = group_learner(run, stage, lean=lean)
+        made = new_group_learner(run, stage, lean=lean)
         batch = collect_groups(
             made, ScoredRollout(rollout=rollout, by_name={"model": numbers}, scores=numbers, shaped_scores=numbers)
         )

@@ -111,7 +111,7 @@ def test_a_ratio_that_would_overflow_has_no_gradient(advantage):
 
 def test_overlong_responses_are_penalised_linearly():
     penalties = overlong_penalty(torch.tensor([10, 80, 85, 90, 100, 130]), max_length=100, buffer=20)
-    assert penalties.tolist() == pytest.approx([0.0, 0.0, -0.25, -0.5, -1.0, -1.0])
+    assert penalties.tolist() == pytest.approx([0.0, 0.0, 0.25, 0.5, 1.0, 1.0])
     with pytest.raises(ValueError, match="buffer must be above 0"):
         overlong_penalty(torch.tensor([1]), 100, 0)
 
@@ -251,7 +251,7 @@ def test_losses_are_those_of_trl_s_grpo_trainer(batch, level, loss_type, beta, b
     weights = token_weights(mask, loss_type, 3, mask.sum(), 10)
     ratios = log_ratios(ours, old, mask, level)
     loss, _ = clipped_loss(ratios, advantages, weights, mask, 0.2, 0.28)
-    kl = kls.estimate(ours.where(mask, 0.0), ref.where(mask, 0.0), "k3") * (ratios.exp() if bias else 1.0)
+    kl = kls.estimate_kl(ours.where(mask, 0.0), ref.where(mask, 0.0), "k3") * (ratios.exp() if bias else 1.0)
     loss = loss + beta * (weights * kl).sum()
     loss.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)

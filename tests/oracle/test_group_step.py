@@ -15,7 +15,7 @@ from rlhf.recipe import GroupOptions, Grpo, StageName, TrainingRole
 from rlhf.run.directory import Run
 from rlhf.stages.groups import ScoredRollout, make_batch
 from tests.conftest import grouped
-from tests.invariants.group_learner import REWARDS, learner
+from tests.invariants.group_learner import REWARDS, new_learner
 from tests.rollouts import made_up_rollout
 
 GROUP = 4  # responses to a prompt
@@ -135,24 +135,24 @@ def test_a_step_is_what_the_papers_write(run, rollout, stage, changes):
     usual: dict[str, Any] = {"temperature": 0.7, "max_grad_norm": 1e6, "epsilon": 0.1, "beta": 0.1}
     moved = []
     for independent in (False, True):
-        trained = learner(run, stage, per_device_train_batch_size=3, **(usual | {"num_iterations": 2} | changes))
-        options, state = trained.options, trained.state
+        learner = new_learner(run, stage, per_device_train_batch_size=3, **(usual | {"num_iterations": 2} | changes))
+        options, state = learner.options, learner.state
         assert options.num_mini_batches == 2
         state.kl_coef = 0.3  # as after steps with `kl_target`
-        before = torch.cat([p.detach().flatten() for p in trained.policy_parameters])
-        sgd = torch.optim.SGD(trained.policy_parameters, lr=20.0 if options.max_grad_norm < 1 else 0.1)
+        before = torch.cat([p.detach().flatten() for p in learner.policy_parameters])
+        sgd = torch.optim.SGD(learner.policy_parameters, lr=20.0 if options.max_grad_norm < 1 else 0.1)
         if independent:
             torch.manual_seed(1)
-            reference_step(trained.shared, rollout, options, state.kl_coef, sgd)
+            reference_step(learner.shared, rollout, options, state.kl_coef, sgd)
         else:
             raw = torch.tensor(REWARDS)
             batch = make_batch(
-                trained, ScoredRollout(rollout=rollout, by_name={"model": raw}, scores=raw, shaped_scores=raw)
+                learner, ScoredRollout(rollout=rollout, by_name={"model": raw}, scores=raw, shaped_scores=raw)
             )
             state.optimizer = sgd
             torch.manual_seed(1)
-            stats = trained.update(batch)
-        moved.append(torch.cat([p.detach().flatten() for p in trained.policy_parameters]) - before)
+            stats = learner.update(batch)
+        moved.append(torch.cat([p.detach().flatten() for p in learner.policy_parameters]) - before)
     ours, theirs = moved
     assert stats["policy/clipfrac_avg"] > 0
     assert (stats["policy/grad_norm"] > options.max_grad_norm) == (options.max_grad_norm < 1)

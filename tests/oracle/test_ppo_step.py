@@ -29,7 +29,7 @@ def codec(trained) -> Codec:
     return load_codec(Run(trained, small(), "ppo"))
 
 
-def trained_roles(root: Path, settings: Ppo) -> ppo.Learner:
+def moved_learner(root: Path, settings: Ppo) -> ppo.Learner:
     """All roles; the policy has already moved away from the reference, and the critic says something."""
     run = Run(root, small(), "ppo")
     sft, rm = run.parents.require("sft"), run.parents.require("rm")
@@ -175,30 +175,30 @@ def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, 
 
     moved = []
     for independent in (False, True):
-        step = trained_roles(trained, settings)
-        before = torch.cat([p.detach().flatten() for p in (*step.policy_parameters, *step.critic_parameters)])
+        learner = moved_learner(trained, settings)
+        before = torch.cat([p.detach().flatten() for p in (*learner.policy_parameters, *learner.critic_parameters)])
         groups = [
             {"params": p, "lr": lr}
-            for p, lr in zip((step.policy_parameters, step.critic_parameters), rates, strict=True)
+            for p, lr in zip((learner.policy_parameters, learner.critic_parameters), rates, strict=True)
         ]
-        step.state.kl_coef = 1.2 * settings.kl_coef  # as after steps with `kl_target`
+        learner.state.kl_coef = 1.2 * settings.kl_coef  # as after steps with `kl_target`
         torch.manual_seed(1)
         if independent:
             reference_step(
-                step.shared, rollout, settings, step.state.kl_coef, [torch.optim.SGD([group]) for group in groups]
+                learner.shared, rollout, settings, learner.state.kl_coef, [torch.optim.SGD([group]) for group in groups]
             )
         else:
-            batch = ppo.make_batch(step, rollout)
-            step.state.optimizer = torch.optim.SGD(groups)
+            batch = ppo.make_batch(learner, rollout)
+            learner.state.optimizer = torch.optim.SGD(groups)
             torch.manual_seed(1)
-            stats = step.update(batch)
+            stats = learner.update(batch)
         moved.append(
-            torch.cat([p.detach().flatten() for p in (*step.policy_parameters, *step.critic_parameters)]) - before
+            torch.cat([p.detach().flatten() for p in (*learner.policy_parameters, *learner.critic_parameters)]) - before
         )
     assert stats["policy/clipfrac_avg"] > 0
     assert (stats["val/clipfrac_avg"] > 0) == (settings.cliprange_value is not None)
     assert (stats["policy/grad_norm"] > max_grad_norm) == (max_grad_norm < 1)
-    policy = sum(p.numel() for p in step.policy_parameters)
+    policy = sum(p.numel() for p in learner.policy_parameters)
     for part in (slice(None, policy), slice(policy, None)):
         ours, theirs = moved[0][part], moved[1][part]
         assert theirs.abs().max() > 1e-3
@@ -210,9 +210,9 @@ def test_the_optimizer_has_a_rate_for_each_role_and_steps_once_per_minibatch(tra
     settings = small(
         ppo__value_model="adapter", ppo__num_ppo_epochs=3, ppo__num_mini_batches=4, ppo__learning_rate=0.25
     ).recipe.ppo
-    step = trained_roles(trained, settings)
-    shared = step.shared
-    policy, value = step.state.optimizer.param_groups
+    learner = moved_learner(trained, settings)
+    shared = learner.shared
+    policy, value = learner.state.optimizer.param_groups
     assert {id(p) for p in policy["params"]} == {id(p) for p in shared.roles.parameters("policy")}
     assert {id(p) for p in value["params"]} == {
         id(p) for p in (*shared.roles.parameters("value"), *not_none(shared.value_head).parameters())
@@ -220,14 +220,14 @@ def test_the_optimizer_has_a_rate_for_each_role_and_steps_once_per_minibatch(tra
     assert (policy["initial_lr"], value["initial_lr"]) == (0.25, settings.value_learning_rate)
     for group in (policy, value):
         assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.999), 1e-5, 0.0)
-    step.update(ppo.make_batch(step, rollout))
-    assert {int(state["step"]) for state in step.state.optimizer.state.values()} == {3 * 4}
+    learner.update(ppo.make_batch(learner, rollout))
+    assert {int(state["step"]) for state in learner.state.optimizer.state.values()} == {3 * 4}
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_whitened_advantages_have_mean_0_and_sd_1_over_real_tokens(trained, rollout, wanted):
     settings = small(ppo__whiten_advantages=wanted).recipe.ppo
-    batch = ppo.make_batch(trained_roles(trained, settings), rollout)
+    batch = ppo.make_batch(moved_learner(trained, settings), rollout)
     real = torch.cat([row[:n] for row, n in zip(batch.advantages, LENGTHS, strict=True)])
     assert len(real) == sum(LENGTHS)
     assert (abs(real.mean().item()) < 1e-5) is wanted
@@ -239,7 +239,7 @@ def test_whitened_advantages_have_mean_0_and_sd_1_over_real_tokens(trained, roll
 
 def test_scores_are_normalised_by_mean_and_sd_of_sft_responses(trained, rollout: Rollout):
     options = small(ppo__batch_size=128, ppo__rollout_batch_size=2, ppo__norm_responses=256).recipe.ppo
-    shared = trained_roles(trained, options).shared
+    shared = moved_learner(trained, options).shared
     scores = []
     shared.roles.activate("reward")
     for row, n in zip(rollout.ids, (rollout.prompt_length + rollout.response_length).tolist(), strict=True):

@@ -5,7 +5,7 @@
     math_answer                       1 if its last mathematical expression equals the answer (needs the extra `math`)
     regex(pattern='^Yes')             1 if the pattern is found
     length(most=60)                   0 up to `most` words, then falling to -1 at twice as many
-    json_valid(keys=['name'])         1 if it is a JSON object with these keys
+    json_valid(keys=['name'])         1 if it is JSON; with `keys`, if it is an object that has them
     my_rewards:polite                 the function `polite` of my_rewards.py in the current folder
 
 `exact_answer` and `numeric_answer` take `extract='#### (.*)'`: a pattern whose last match holds what is compared. A

@@ -16,7 +16,8 @@ from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.process import distributed
 from rlhf.recipe import OnlineOptions, TrainingRole
 
-TokenFn = Callable[[Rollout, Tensor], Tensor]  # (b rows of a rollout, their hidden states (b, r, H)) -> (b, r)
+# (b rows of a rollout, their hidden states (b, r, H)) -> (b, r), 0 after the end of a response
+TokenFn = Callable[[Rollout, Tensor], Tensor]
 
 
 class ScoreNorm(NamedTuple):
@@ -26,12 +27,37 @@ class ScoreNorm(NamedTuple):
     sd: float = 1.0
 
 
-def per_token(
+def sampled_logprobs(rollout: Rollout) -> Tensor:
+    """Return the log-probabilities (B, R) that the response tokens had when they were sampled, in nats."""
+    assert rollout.logprobs is not None  # with `old_logprobs: rollout`
+    return zero_pads(rollout.logprobs, rollout.mask)
+
+
+def logprobs(shared: SharedBase, role: TrainingRole, rollout: Rollout, options: OnlineOptions) -> Tensor:
+    """Return the log-probabilities (B, R) of the response tokens under a role, in nats."""
+    (logp,) = _per_token(shared, role, rollout, options.score_rows, _logprobs_of_tokens(shared, options))
+    return logp
+
+
+def values(shared: SharedBase, rollout: Rollout, options: OnlineOptions) -> Tensor:
+    """Return the values (B, R) before each response token, of a critic with an adapter."""
+    (result,) = _per_token(shared, "value", rollout, options.score_rows, _values_of_tokens(shared))
+    return result
+
+
+def logprobs_and_values(shared: SharedBase, rollout: Rollout, options: OnlineOptions) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities under the policy and the values of a head on it, each (B, R), from one pass."""
+    fns = _logprobs_of_tokens(shared, options), _values_of_tokens(shared)
+    logp, result = _per_token(shared, "policy", rollout, options.score_rows, *fns)
+    return logp, result
+
+
+def _per_token(
     shared: SharedBase, role: TrainingRole, rollout: Rollout, rows_at_once: int, *fns: TokenFn
 ) -> list[Tensor]:
     """Run `role` over the rollout, `rows_at_once` rows at a time, and apply each function to its hidden states.
 
-    Return one (B, R) float32 tensor per function, 0 in masked slots. Each process works on its share of the rows.
+    Return one (B, R) float32 tensor per function. Each process works on its share of the rows.
     """
     mask = rollout.mask
     results = [torch.zeros(mask.shape, device=mask.device) for _ in fns]
@@ -43,6 +69,14 @@ def per_token(
                 result[rows, : micro_batch.mask.shape[1]] = fn(micro_batch, hidden)
     distributed.all_sum(*results)
     return results
+
+
+def _logprobs_of_tokens(shared: SharedBase, options: OnlineOptions) -> TokenFn:
+    return lambda micro_batch, hidden: shared.logprobs(hidden, micro_batch, options.temperature)
+
+
+def _values_of_tokens(shared: SharedBase) -> TokenFn:
+    return lambda micro_batch, hidden: zero_pads(shared.values(hidden), micro_batch.mask)
 
 
 @torch.no_grad()
@@ -61,16 +95,6 @@ def with_lower_states(shared: SharedBase, rollout: Rollout, rows_at_once: int) -
         lower[rows, : ids.shape[1]] = shared.lean_trunk.lower_states(ids)
     distributed.all_sum(lower)
     return replace(rollout, lower_states=lower)
-
-
-def logprobs_of_tokens(shared: SharedBase, temperature: float) -> TokenFn:
-    """Return the function for `per_token` that gives log-probabilities of the response tokens."""
-    return lambda micro_batch, hidden: shared.logprobs(hidden, micro_batch, temperature)
-
-
-def values_of_tokens(shared: SharedBase) -> TokenFn:
-    """Return the function for `per_token` that gives the critic's values before each response token."""
-    return lambda micro_batch, hidden: zero_pads(shared.values(hidden), micro_batch.mask)
 
 
 def reward_scores(shared: SharedBase, rollout: Rollout, rows_at_once: int) -> Tensor:

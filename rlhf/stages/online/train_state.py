@@ -63,7 +63,7 @@ class SavedState(Record):
 class TrainState:
     """The trained parameters of each role, their optimizer and schedule, the step and the KL coefficient.
 
-    `norm` is that of the reward model's scores.
+    `score_norm` is that of the reward model's scores.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class TrainState:
         stage: StageName,
         shared: SharedBase,
         options: OnlineOptions,
-        norm: ScoreNorm,
-        trained: Mapping[TrainedRole, TrainedParameters],
+        score_norm: ScoreNorm,
+        by_role: Mapping[TrainedRole, TrainedParameters],
     ):
         self.stage, self.shared, self.options = stage, shared, options
-        self.norm, self.trained = norm, trained
+        self.score_norm, self.by_role = score_norm, by_role
         self.optimizer = new_optimizer(
             options.optim,
-            [{"params": part.parameters, "lr": part.learning_rate} for part in trained.values()],
+            [{"params": part.parameters, "lr": part.learning_rate} for part in by_role.values()],
             betas=(options.adam_beta1, options.adam_beta2),
             eps=options.adam_epsilon,
             weight_decay=options.weight_decay,
@@ -140,15 +140,15 @@ class TrainState:
 
         Raises UserError for a gradient that is not finite.
         """
-        distributed.reduce_gradients([p for part in self.trained.values() for p in part.parameters])
+        distributed.reduce_gradients([p for part in self.by_role.values() for p in part.parameters])
         limit = self.options.max_grad_norm
-        norms = {role: nn.utils.clip_grad_norm_(part.parameters, limit) for role, part in self.trained.items()}
-        if not all(norm.isfinite() for norm in norms.values()):
-            rates = " or ".join(f"{self.stage}.{RATE_KEYS[role]}" for role in norms)
+        grad_norms = {role: nn.utils.clip_grad_norm_(part.parameters, limit) for role, part in self.by_role.items()}
+        if not all(norm.isfinite() for norm in grad_norms.values()):
+            rates = " or ".join(f"{self.stage}.{RATE_KEYS[role]}" for role in grad_norms)
             raise UserError(f"{self.stage}: the gradient is not finite in step {self.step + 1}; lower {rates}")
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return {GRAD_NORM_KEYS[role]: norm.item() for role, norm in norms.items()}
+        return {GRAD_NORM_KEYS[role]: norm.item() for role, norm in grad_norms.items()}
 
     def advance(self, kl: float | None) -> None:
         """Go to the next step of the schedule.
@@ -168,9 +168,9 @@ class TrainState:
         """
         state: dict[str, object] = {
             "step": self.step,
-            "norm": tuple(self.norm),
+            "norm": tuple(self.score_norm),
             "kl_coef": self.kl_coef,
-            **{role: [p.detach().cpu() for p in part.parameters] for role, part in self.trained.items()},
+            **{role: [p.detach().cpu() for p in part.parameters] for role, part in self.by_role.items()},
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "random": random_state(),
@@ -181,7 +181,7 @@ class TrainState:
     def restore(self, saved: SavedState, file: Path) -> None:
         """Continue from the state that `read_state` read from `file`. Raises UserError where it does not fit."""
         stored = {"policy": saved.policy, "value": saved.value}
-        for role, part in self.trained.items():
+        for role, part in self.by_role.items():
             _copy(part.parameters, stored[role], f"{file}: {role}")
         with reading(file):
             self.optimizer.load_state_dict(saved.optimizer.plain())
@@ -195,7 +195,7 @@ class TrainState:
     def take_policy(self, folder: Path) -> None:
         """Load the policy of another checkpoint of this run. Raises UserError when that is damaged."""
         require_usable(folder, self.stage)
-        _copy(self.trained["policy"].parameters, read_state(folder).policy, f"{folder}/state.pt: policy")
+        _copy(self.by_role["policy"].parameters, read_state(folder).policy, f"{folder}/state.pt: policy")
 
 
 class Update:
@@ -211,17 +211,17 @@ class Update:
         for _ in range(epochs):
             yield from torch.randperm(count).to(device).chunk(options.num_mini_batches)
 
-    def clip_and_step(self, stats: dict[str, float]) -> bool:
-        """Clip the gradients of a minibatch, take a step and clear them. Return whether the step was taken.
+    def too_far(self, stats: Mapping[str, float]) -> bool:
+        """Return whether a minibatch finds the policy further than `max_update_kl` from the one that sampled.
 
-        `stats` are the minibatch's, kept for `metrics`. No step is taken if their `policy/approxkl_avg` says that the
-        policy is further than `max_update_kl` from the one that sampled. The first minibatch is always used.
+        It never is before the first step of an update.
         """
         limit = self.state.options.max_update_kl
-        if self.used and limit is not None and stats["policy/approxkl_avg"] > limit:
-            return False
+        return bool(self.used) and limit is not None and stats["policy/approxkl_avg"] > limit
+
+    def step(self, stats: dict[str, float]) -> None:
+        """Clip the gradients of a minibatch, take a step and clear them. Keep its statistics for `metrics`."""
         self.used.append(stats | self.state.step_optimizer())
-        return True
 
     def metrics(self) -> dict[str, float]:
         """Return the means of the statistics of the minibatches that were used, their number and the learning rate."""
