@@ -155,8 +155,8 @@ def _outside(content: object, source: str) -> tuple[str, str]:
     rows = [row for row in record["rows"] if "error" in row and row["file"] != fitted]
     errors = sorted(abs(row["error"]["reserved_max"]) for row in rows)
     text = f"maximum reserved of {len(errors)} runs: median error {median(errors):.2%}, worst {errors[-1]:.1%}"
-    source = record["outside"]
-    return f"predicted memory compared with runs on an {source['hardware']} by {source['repository']}", text
+    origin = record["outside"]
+    return f"predicted memory compared with runs on an {origin['hardware']} by {origin['repository']}", text
 
 
 def _gpu(content: object, source: str) -> tuple[str, str]:
