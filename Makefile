@@ -332,7 +332,7 @@ bench-outside: setup ## compare predicted memory with GPU runs that others measu
 	@$(VENV)/bin/python -m bench.outside $(BENCH_ARGS)
 budgets: setup ## fail if a recipe is predicted to need 3 % more than is pinned (BENCH_ARGS=--write: pin anew)
 	@$(VENV)/bin/python -m bench.memory pinned $(BENCH_ARGS)
-results-index: setup ## write results/README.md from the records in results/
+results-index: setup ## write results/README.md from the records, and recipes/README.md from the recipes
 	@$(VENV)/bin/python -m bench.results
 bench-peer-supervised: setup ## compare steps of SFT, reward model and DPO with TRL's, at its defaults and tuned
 	@$(VENV)/bin/python -m bench.peer.supervised $(strip $(recipe) $(sets) $(BENCH_ARGS))

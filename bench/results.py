@@ -1,4 +1,4 @@
-"""`python -m bench.results`: write results/README.md from the records beside it."""
+"""`python -m bench.results`: write results/README.md from the records in that folder, and recipes/README.md."""
 
 import re
 import sys
@@ -8,11 +8,11 @@ from statistics import median
 
 import click
 
+from bench import recipe_index
 from bench.clocks import clock_of
 from bench.gpu.record import GpuRecord
 from bench.kinds import LayersRecord, MemoryRecord, OutsideRecord, PeerRecord, StepsRecord, SupervisedRecord
-from bench.paths import RESULTS
-from bench.provenance import device_name
+from bench.paths import RESULTS, ROOT
 from bench.reading import check, read
 from bench.records import Origin
 from rlhf.cli import guarded
@@ -21,6 +21,7 @@ from rlhf.recipe.published import MET, MISSED, NOT_COMPARABLE, NOT_MEASURED, cou
 from rlhf.run import reader
 from rlhf.run.finished import totals
 from rlhf.run.outcomes import Reproduction
+from rlhf.run.records import Device
 
 CLOSE = 0.005  # share of the measured peak within which a predicted one counts as near
 # Contenders of bench.peer that are the same design on both sides: ours, TRL's. Headlines compare no others.
@@ -35,9 +36,9 @@ TOKENS_OF_WARM_UP = ("d0fceebf", "fc82bc4d", "ec2acf72")
 
 HEAD = """# Results
 
-Measured, each with its commit, recipe hash, package versions, device and seeds. Predictions stand beside the recipes
-(`predicted.json`); only records that compare them with measurements have predictions too. Beside TRL, "times" means how
-many times as fast ours is. For PPO, RLOO and GRPO both sides have the same design in the headline;
+Measured, each with its commit, recipe hash, package versions, device and seeds. Predictions stand next to the recipes
+(`predicted.json`); only records that compare them with measurements have predictions too. In comparisons with TRL,
+"times" means how many times as fast ours is. For PPO, RLOO and GRPO both sides have the same design in the headline;
 [speed.md](../docs/speed.md#compared-with-trl) and [groups.md](../docs/groups.md#compared-with-trl) show the others,
 with the lean trunk and adapters in upper layers. This page is made by `make results-index` and checked by the tests.
 
@@ -65,10 +66,15 @@ def _line(file: Path, root: Path) -> str:
     record = check(content, Origin, str(file))
     commit = (record["code"]["commit"] or "unknown")[:8]
     date = re.search(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", file.name)
-    device = device_name(record.get("device"))
+    device = _device(record.get("device"), str(file))
     path = file.relative_to(root)
     cells = (f"[{path}]({path})", subject, device, date[0] if date else "", commit, headline)
     return f"| {' | '.join(cells)} |\n"
+
+
+def _device(device: object, source: str) -> str:
+    """Return the processor with its threads, or the card; some kinds of records have this text alone."""
+    return device if isinstance(device, str) else reader.check(device, Device, source).text() if device else ""
 
 
 def _reproduced(content: object, source: str) -> tuple[str, str]:
@@ -104,7 +110,7 @@ def _memory(content: object, source: str) -> tuple[str, str]:
     unmatched = len(record.get("unmatched", []))
     more = f", {unmatched} only predicted or only measured" if unmatched else ""
     return (
-        "predicted memory beside real",
+        "predicted memory compared with real",
         f"{close} of {len(errors)} phases within {100 * CLOSE:g} %, worst {worst:.1%} ({phase}){more}",
     )
 
@@ -115,7 +121,7 @@ def _supervised(content: object, source: str) -> tuple[str, str]:
     peer = record["peer"].partition(" at ")[0]
     settings = [f"{key}={value}" for key, value in record.get("overrides", {}).items()]
     mark = r" \*" if str(record["code"]["commit"])[:8] in TOKENS_OF_WARM_UP else ""
-    subject = ", ".join([f"steps beside {peer}", *settings, f"{clock_of(ours.values())} seconds"])
+    subject = ", ".join([f"steps compared with {peer}", *settings, f"{clock_of(ours.values())} seconds"])
     ratios = (
         f"{stage} {row['times_faster']:.2f} times TRL's defaults"
         + (f", {row['times_faster_tuned']:.2f} times tuned" if "times_faster_tuned" in row else "")
@@ -133,7 +139,7 @@ def _peer(content: object, source: str) -> tuple[str, str]:
         for ours, theirs in ALIKE
         if all("seconds_per_step" in figures.get(name, {}) for name in (ours, theirs))
     ]
-    subject = f"a step of {method} beside {record['peer']}, {clock_of(figures.values())} seconds"
+    subject = f"a step of {method} compared with {record['peer']}, {clock_of(figures.values())} seconds"
     return subject, "; ".join(ratios) or "like designs did not fit both"
 
 
@@ -149,7 +155,8 @@ def _outside(content: object, source: str) -> tuple[str, str]:
     rows = [row for row in record["rows"] if "error" in row and row["file"] != fitted]
     errors = sorted(abs(row["error"]["reserved_max"]) for row in rows)
     text = f"maximum reserved of {len(errors)} runs: median error {median(errors):.2%}, worst {errors[-1]:.1%}"
-    return f"predicted memory beside {record['outside']['hardware']}s of {record['outside']['repository']}", text
+    origin = record["outside"]
+    return f"predicted memory compared with runs on an {origin['hardware']} by {origin['repository']}", text
 
 
 def _gpu(content: object, source: str) -> tuple[str, str]:
@@ -173,15 +180,17 @@ DESCRIBED_BY: dict[str, Callable[[object, str], tuple[str, str]]] = {
 
 
 @click.command()
-@click.option("--check", is_flag=True, help="Only say whether the page is up to date.")
+@click.option("--check", is_flag=True, help="Only say whether the pages are up to date.")
 def main(check: bool) -> None:
-    """Write results/README.md."""
-    file = RESULTS / "README.md"
-    if check:
-        current = file.read_text(encoding="utf-8") == page()
-        sys.exit(0 if current else "results/README.md is out of date: `make results-index`")
-    file.write_text(page(), encoding="utf-8")
-    print(f"written to {file}")
+    """Write results/README.md and recipes/README.md."""
+    recipes = ROOT / "recipes"
+    pages = {RESULTS / "README.md": page(RESULTS), recipes / "README.md": recipe_index.page(recipes)}
+    for file, text in pages.items():
+        if not check:
+            file.write_text(text, encoding="utf-8")
+            print(f"written to {file.parent.name}/{file.name}")
+        elif not file.is_file() or file.read_text(encoding="utf-8") != text:
+            sys.exit(f"{file.parent.name}/{file.name} is out of date: `make results-index`")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Hooks of MkDocs for `make docs`: what the site has beyond docs/.
 
-Pages link to files of the repository that lie outside docs/. Markdown among them (`PAGES` and the recipes' cards)
+Pages link to files of the repository that lie outside docs/. Markdown among them (`PAGES`, `INDEXES` and the recipes' cards)
 becomes pages of the site; any other file is copied. Links are rewritten to match.
 """
 
@@ -13,7 +13,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md", "CHANGELOG.md", "results/README.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md", "CHANGELOG.md")
+INDEXES = ("recipes/README.md", "results/README.md")
 MODULES = ("masked", "logprobs", "kl", "gae", "rewards", "losses", "groups")  # of rlhf.objectives, in reading order
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]*)(#[^)\s]*)?\)")
 
@@ -21,7 +22,7 @@ LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]*)(#[^)\s]*)?\)")
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages outside docs/, the recipes' cards and the page about rlhf/objectives."""
     cards = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("recipes/*/*/README.md"))]
-    for path in (*PAGES, *cards):
+    for path in (*PAGES, *INDEXES, *cards):
         files.append(File.generated(config, site_path(path), abs_src_path=str(ROOT / path)))
     text = "# The mathematics\n\nPure functions: tensors in, tensors out.\n\n"
     text += "\n".join(f"::: rlhf.objectives.{name}\n" for name in MODULES)

@@ -27,7 +27,7 @@ WORDS = {
     "reserved_average": "average reserved",
     "allocated_average": "allocated after a step",
 }
-HEAD = """# Predicted memory beside GPUs that others measured
+HEAD = """# Predicted memory compared with GPUs that others measured
 
 This page compares this project's predictions with memory and times that other people measured on GPUs. This project's
 own loops have not run on a GPU yet. `make bench-outside BENCH_ARGS=--save` makes the page from [this record]({record}).

@@ -1,4 +1,4 @@
-"""`python -m bench.peer`: one step of PPO, RLOO or GRPO beside one of TRL's trainer, on the same model and prompts.
+"""`python -m bench.peer`: one step of PPO, RLOO or GRPO and one of TRL's trainer, on the same model and prompts.
 
 Both run in separate processes, in turn, several times; figures are medians over all measured steps. Ours is the
 real stage: `rlhf run ppo`. TRL 1.12 is the last release with a PPOTrainer and lives in a separate environment; its
@@ -96,10 +96,10 @@ def main(
         f"{clock_of(figures.values())} s/step",
         "samples/s",
         "MiB above loaded",
-        "times faster",
+        "speed, times theirs",
         "memory ratio",
     )
-    title = f"one {method.upper()} step, medians; ratios to TRL's two"
+    title = f"one {method.upper()} step, medians; ratios to {' and '.join(contenders.theirs)}"
     rows_table(title, columns, [row_of(n, row) for n, row in figures.items()])
     origin = provenance(method, size, device, micro, repeats)
     record: PeerRecord = {**origin, "figures": figures, "floor": limit}

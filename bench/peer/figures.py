@@ -46,12 +46,13 @@ def contender_figures(method: Method, runs: Mapping[str, Sequence[ContenderRun]]
 def markdown(record: PeerRecord) -> str:
     """Return the figures as docs/speed.md shows them."""
     clock = clock_of(record["figures"].values())
+    theirs = [name.removeprefix("TRL, ") for name in record["figures"] if name.startswith("TRL, ")]
     lines = [
         f"On {record['device']}, {record['date']}, commit `{(record['code']['commit'] or 'unknown')[:8]}`; median over "
         f"all measured steps of {record['repeats']} runs each, in turn:",
         "",
         f"| | {clock} seconds per step (range) | samples/s | peak above the loaded models "
-        "| times faster than TRL's two | memory, of TRL's two |",
+        f"| speed, times that of TRL ({'; '.join(theirs)}) | memory, times that of the same two |",
         "|---|---|---|---|---|---|",
     ]
     for name, row in record["figures"].items():

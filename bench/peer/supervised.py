@@ -1,4 +1,4 @@
-"""`python -m bench.peer.supervised`: steps of SFT, reward model and DPO here beside TRL's trainers.
+"""`python -m bench.peer.supervised`: steps of SFT, reward model and DPO here and in TRL's trainers.
 
 Both sides train the same adapter shape on the same random weights and the same rows, with the recipe's micro-batch,
 accumulation and longest row. All else of TRL's is its default; once more it keeps activations and puts rows of similar
@@ -77,10 +77,10 @@ def main(
     loaded = options.load(hw, directory, changes)
     figures = {stage: compare(loaded, stage, count, repeats) for stage in (stages or STAGES)}
     clock = clock_of(row for sides in figures.values() for row in sides.values())
-    ratios = ("times faster", "than tuned", "memory ratio")
+    ratios = ("speed, times TRL's", "times TRL tuned", "memory ratio")
     columns = ("stage", "", f"step, {clock} s", f"tokens/{clock} s", "peak, GB", *ratios)
     rows = [_row(stage, name, row) for stage, sides in figures.items() for name, row in sides.items()]
-    rows_table(f"{loaded.name} {loaded.version} beside trl {version('trl')}", columns, rows)
+    rows_table(f"{loaded.name} {loaded.version} compared with trl {version('trl')}", columns, rows)
     if save:
         write_json(save, record_of(loaded, repeats, figures))
 

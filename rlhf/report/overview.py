@@ -106,9 +106,7 @@ def facts(manifests: Manifests, summaries: Summaries, price: float | None = None
     """Return the date, device, time and cost of a run. `price` is in dollars per hour of one card."""
     started = sorted({manifest.started[:10] for manifest in manifests.values() if manifest.started})
     texts = [" to ".join(dict.fromkeys((started[0], started[-1])))] if started else []
-    device = next(iter(manifests.values())).device
-    threads = f", {device.threads} thread{'s' * (device.threads > 1)}" if device.threads else ""
-    texts.append(f"{device.model or device.name}{threads}")
+    texts.append(next(iter(manifests.values())).device.text())
     seconds = sum(summary.wall_seconds for summary in summaries.values())
     if seconds:
         texts.append(f"{datetime.timedelta(seconds=round(seconds))} in {len(summaries)} finished stages")

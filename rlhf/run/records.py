@@ -87,6 +87,11 @@ class Device(Record):
     processes: Count = 1
     engine: str | None = None  # that several processes share the stage by
 
+    def text(self) -> str:
+        """Return the card's name, or the processor's with its threads, as far as the record has them."""
+        threads = f", {self.threads} thread{'s' * (self.threads > 1)}" if self.threads else ""
+        return f"{self.model or self.name}{threads}"
+
 
 class Code(Record):
     """The commit of the code that ran, and whether it had changes."""

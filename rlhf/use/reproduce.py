@@ -105,15 +105,10 @@ def markdown(record: Reproduction) -> str:
     """Return the table of a record as Markdown, with the code and device that it was measured on."""
     columns, *body = rows(record.seeds, record.price_per_hour)
     lines = [columns, ("---",) * len(columns), *body]
-    device, packages = record.device, record.packages
-    device_text = (
-        f"{device.name}, {device.threads or '?'} thread{'s' * (device.threads != 1)}"
-        if device.type == "cpu"
-        else device.name
-    )
+    packages = record.packages
     measured = (
         f"Measured by `rlhf reproduce`: recipe {record.recipe} {record.version} ({record.recipe_sha256[:12]}), "
-        f"{device_text}, commit {(record.code.commit or 'unknown')[:12]}, torch {packages.torch}, "
+        f"{record.device.text()}, commit {(record.code.commit or 'unknown')[:12]}, torch {packages.torch}, "
         f"transformers {packages.transformers}, trl {packages.trl}, peft {packages.peft}."
     )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{measured}\n"

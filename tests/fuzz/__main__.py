@@ -41,8 +41,12 @@ FAILURES = Path(".fuzz")
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="of every case and every kill")
-    parser.add_argument("--cases", type=int, default=1050, help="malformed inputs, over all groups")
-    parser.add_argument("--kills", type=int, default=119, help="kills and faults, over all stages")
+    parser.add_argument(
+        "--cases", type=int, default=1050, help="malformed inputs over all groups, about: each group's share is rounded"
+    )
+    parser.add_argument(
+        "--kills", type=int, default=119, help="kills and faults over all stages, about: some runs end before theirs"
+    )
     parser.add_argument("--only", metavar="GROUP[:INDEX]", help=f"one group, or one case of it: {', '.join(GROUPS)}")
     parser.add_argument("--quick", action="store_true", help="the share that `make test` runs")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The benchmark's own logic: what counts as a loss, which budgets are broken, how steps are summarised."""
+"""The benchmark's own logic: what counts as a loss, which published figures are exceeded, how steps are summarised."""
 
 import copy
 import json
@@ -146,7 +146,7 @@ def test_only_records_of_the_same_processor_are_compared(tmp_path, monkeypatch):
     assert newest is not None and newest["date"] == "mine"
 
 
-def test_budgets_that_are_broken_are_named():
+def test_published_figures_that_are_exceeded_are_named():
     loaded = loaded_of("4090-llama2-7b")
     assert not list(costs.worse(costs.comparisons(loaded, RECORD["stages"])))
     (row,) = bench.stage_rows(RECORD["stages"])

@@ -128,9 +128,10 @@ def test_the_index_lists_every_page_once():
     assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.name != "index.md")
 
 
-def folders_of_the_tree() -> dict[str, str]:
-    """The lines of docs/code.md about each folder of rlhf/, by its path; "" has the modules of rlhf/ itself."""
-    tree = (ROOT / "docs/code.md").read_text().split("\n## The tree")[1].split("\nrlhf/\n")[1].split("\nbench/")[0]
+def folders_of_the_tree(package: str) -> dict[str, str]:
+    """The lines of docs/code.md about each folder of a package, by its path; "" has those about the package itself."""
+    page = (ROOT / "docs/code.md").read_text().split("\n## The tree")[1]
+    tree = re.split(r"\n(?=\w+/)", page.split(f"\n{package}/")[1])[0]
     texts, above, folder = {"": ""}, "", ""
     for line in tree.splitlines():
         if entry := re.match(r"(  (?:  )?)(\w+)/ ", line):
@@ -143,14 +144,16 @@ def folders_of_the_tree() -> dict[str, str]:
     return texts
 
 
-def test_the_tree_of_the_code_names_every_module_and_no_other():
-    texts = folders_of_the_tree()
-    package = ROOT / "rlhf"
+@pytest.mark.parametrize("name", ["rlhf", "bench"])
+def test_the_tree_of_the_code_names_every_module_and_no_other(name):
+    texts = folders_of_the_tree(name)
+    package = ROOT / name
     modules = {file.relative_to(package) for file in package.rglob("*.py") if not file.stem.startswith("__")}
     missing = [module for module in modules if not re.search(rf"\b{module.stem}\b", _own(texts, module))]
     assert not missing, f"not in the tree of docs/code.md: {sorted(map(str, missing))}"
     assert set(texts) == {str(module.parent).removeprefix(".") for module in modules}
-    assert set(re.findall(r"^  (\w+\.py)", texts[""], re.M)) == {str(m) for m in modules if len(m.parts) == 1}
+    files = set(re.findall(r"^  (\w+\.py)", texts[""], re.M))
+    assert files == ({str(module) for module in modules if len(module.parts) == 1} if name == "rlhf" else set())
 
 
 def _own(texts: dict[str, str], module: Path) -> str:
@@ -279,6 +282,27 @@ def test_every_logged_key_of_ppo_is_explained():
     keys = set(re.findall(r'"((?:objective|policy|val|loss|response)/\w+)"', source))
     assert len(keys) > 12
     assert not {key for key in keys if f"`{key}`" not in page}
+
+
+def summaries_of_the_records() -> list[Any]:
+    """The summary of every stage of every seed in results/."""
+    records = [json.loads(file.read_text()) for file in (ROOT / "results").rglob("*.json")]
+    return [summary for record in records for stages in record.get("seeds", {}).values() for summary in stages.values()]
+
+
+def test_every_key_of_the_summaries_in_the_records_is_explained():
+    summaries, page = summaries_of_the_records(), (ROOT / "docs/metrics.md").read_text()
+    metrics = {re.sub(r"^(base|sft|ppo|dpo|rm)/", "", key) for summary in summaries for key in summary["metrics"]}
+    assert len(metrics) > 60
+    assert not {key for key in {*metrics, *(key for summary in summaries for key in summary)} if f"`{key}`" not in page}
+
+
+def test_the_names_of_our_targets_lead_to_their_metrics():
+    section = (ROOT / "docs/metrics.md").read_text().split("## Names of targets")[1].split("\n## ")[0]
+    named = {(re.sub(r" \(.*", "", name), metric.strip("`")) for name, metric, *_ in _rows(section)[2:]}
+    released = [recipe.load(folder) for folder in recipe.available(ROOT / "recipes")]
+    targets = [target for loaded in released if loaded.recipe.status == "released" for target in loaded.targets]
+    assert {(target.name, target.metric) for target in targets} == named
 
 
 def rows_of(heading: str) -> dict[str, str]:

@@ -198,7 +198,7 @@ def test_what_fits_to_the_byte_fits(predictor, narrow):
         assert plan.make(Known(predicted), loaded, ("sft",)).stages["sft"].fits is fits
 
 
-def test_a_published_budget_is_read_from_its_range():
+def test_the_published_range_of_a_peak_is_read():
     loaded = sft_recipe()
     rows = [
         recipe.Figure(name=n, stage="sft", metric="peak_vram_gb", range=r, unit="GB", source="x")

@@ -3,10 +3,11 @@
 import json
 import re
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
-from bench import records, results
+from bench import recipe_index, records, results
 from bench.kinds import PeerRecord
 from bench.peer import contenders, figures
 from bench.reading import read
@@ -78,15 +79,49 @@ def test_the_page_of_results_is_made_from_the_records():
     assert (ROOT / "results/README.md").read_text() == results.page(), "out of date: `make results-index`"
 
 
+def test_the_page_of_results_names_the_processor_and_its_threads_where_the_record_does():
+    devices = {cells(line)[0]: cells(line)[2] for line in results.page().splitlines() if line.startswith("| [")}
+    named = [device for record, device in devices.items() if "cpu-tiny/v2/" in record]
+    assert named == ["AMD EPYC, 1 thread"]
+    assert all(device != "cpu" for record, device in devices.items() if "peers/trl-defaults" not in record)
+
+
 def headline(folder: str, commit: str) -> str:
     """The line of the page for a stored record of a peer."""
     (line,) = [line for line in results.page().splitlines() if f"peers/{folder}/" in line and commit in line]
     return line
 
 
+def test_the_index_of_recipes_is_made_from_the_recipes():
+    assert (ROOT / "recipes/README.md").read_text() == recipe_index.page(ROOT / "recipes"), "`make results-index`"
+
+
+def test_the_index_of_recipes_has_every_version_and_marks_the_one_that_hw_takes():
+    versions, page = recipe.available(ROOT / "recipes"), recipe_index.page(ROOT / "recipes")
+    lines = [line for line in page.splitlines() if "/README.md) (" in line or "/README.md)** (" in line]
+    assert len(lines) == len({version.parent for version in versions})
+    assert re.findall(r"\]\(([\w.-]+/v\d+)/README.md\)", page) == ["/".join(d.parts[-2:]) for d in versions]
+    taken = {recipe.resolve(recipe.load(d).recipe.hardware.name, ROOT / "recipes") for d in versions}
+    bold = re.findall(r"\*\*\[v\d+\]\(([^)]+)/README.md\)\*\*", page)
+    assert sorted(bold) == sorted("/".join(d.parts[-2:]) for d in taken)
+
+
+def test_an_index_that_is_out_of_date_is_named(tmp_path, monkeypatch, capsys):
+    for folder in ("recipes", "results"):
+        copytree(ROOT / folder, tmp_path / folder)
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
+    (tmp_path / "recipes/README.md").write_text("old")
+    with pytest.raises(SystemExit, match=r"recipes/README\.md is out of date: `make results-index`"):
+        results.main(["--check"], standalone_mode=False)
+    results.main([], standalone_mode=False)
+    results.main(["--check"], standalone_mode=False)
+    assert capsys.readouterr().out == "written to results/README.md\nwritten to recipes/README.md\n"
+
+
 def test_a_headline_beside_trl_compares_like_designs_by_a_named_clock():
     line = headline("trl-1.12-ppo", "e11b8fb5")
-    assert "a step of PPO beside trl 1.12.0, CPU seconds" in line
+    assert "a step of PPO compared with trl 1.12.0, CPU seconds" in line
     assert "| ours, critic with an adapter: 1.10 times TRL, value model through LoRA |" in line
     line = headline("trl-1.16-grpo", "e11b8fb5")
     kept, again = "activations kept", "activations recomputed"
@@ -95,7 +130,7 @@ def test_a_headline_beside_trl_compares_like_designs_by_a_named_clock():
 
 def test_a_headline_beside_trl_s_defaults_has_the_tuned_ratio_and_what_was_changed():
     line = headline("trl-defaults", "ec2acf72")
-    assert "steps beside trl 1.16.0, hardware.trunk=lean, CPU seconds" in line
+    assert "steps compared with trl 1.16.0, hardware.trunk=lean, CPU seconds" in line
     assert "sft 4.35 times TRL's defaults, 1.97 times tuned" in line
     assert "tuned" not in headline("trl-defaults", "d0fceebf"), "it was not measured then"
 
@@ -189,6 +224,9 @@ def test_the_readme_shows_the_newest_record_of_the_cpu_recipe():
     assert table in (ROOT / "docs/results.md").read_text()
     seeds = len(json.loads(newest.read_text())["seeds"])
     without_seeds = {tuple(cells(line)[:3] + cells(line)[3 + seeds :]) for line in table.splitlines()}
+    without_seeds |= {
+        (row[0], f"{row[1]}, nats per token", *row[2:]) for row in without_seeds if row[1:2] == ("KL to SFT",)
+    }
     page = (ROOT / "README.md").read_text().split("## Results")[1].split("**Predicted**")[0]
     shown = [tuple(cells(line)) for line in page.splitlines() if line.startswith("|")][2:]
     assert len(shown) >= 6 and set(shown) <= without_seeds
