@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import click
 
@@ -122,11 +122,13 @@ PRICE = click.option(
 )
 
 
-def memory_size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """Return the bytes of a size with its unit, such as `12GB`. Raises BadParameter for all else."""
+def memory_limit(context: click.Context, parameter: click.Parameter, value: str | None) -> int | Literal["card"] | None:
+    """Return the bytes of a size with its unit, such as `12GB`, or `card`. Raises BadParameter for all else."""
+    if value == "card":
+        return "card"
     size = None if value is None else size_in_bytes(value)
     if value is not None and size is None:
-        raise click.BadParameter(f"{value!r}: write a size with its unit, for example 12GB")
+        raise click.BadParameter(f"{value!r}: write a size with its unit, for example 12GB, or card")
     return size
 
 
