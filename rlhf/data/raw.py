@@ -228,6 +228,9 @@ def _table_rows(path: Path, lines: Iterable[tuple[int, str]], delimiter: str) ->
     table = csv.reader(texts(), delimiter=delimiter, strict=True)
     try:
         names = next(table)
+        if len(names) == 1 and re.search("[,;|\t]", names[0]):
+            column = f"{path}:{started}: one column, {names[0][:40]!r}"
+            raise UserError(f"{column}: columns must be separated by commas (.csv) or tabs (.tsv)")
         repeated = next((name for name in names if names.count(name) > 1), None)
         if repeated is not None:
             raise UserError(f"{path}:{started}: the column {repeated!r} is named twice; rename one of them")
