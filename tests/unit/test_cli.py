@@ -328,10 +328,14 @@ def test_the_exit_code_of_a_data_check_says_how_bad_it_is(command, tmp_path):
         file.write_text(content)
         assert command("data", "check", file)[0] == expected
     err = command("data", "check", file)[2]
-    assert "rows.jsonl:4: " in err and "more" not in err and "--set data.on_bad_row=skip (make: SET=" in err
+    assert (
+        "rows.jsonl:4: " in err and "more" not in err and "`rlhf run … --set data.on_bad_row=skip` (make: SET=" in err
+    )
     file.write_text(LINE * 6 + '{"chosen": 1}\n' * 5)
     err = command("data", "check", file)[2]
-    assert "rows.jsonl:9: " in err and "; and 2 more. Repair it, or leave such rows out" in err
+    assert (
+        "rows.jsonl:9: " in err and "; and 2 more. Repair it; a run leaves such rows out with `rlhf run … --set" in err
+    )
     assert command("data", "check", "--heldout-fraction", "2", file)[0] == 2
     assert command("data", "check", "--heldout", tmp_path / "none.jsonl", file)[0] == 2
     code, _, err = command("data", "check", "--tokenizer", tmp_path / "none", file)
