@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 
 import click
 
-from rlhf.errors import OptionError
+from rlhf.errors import OptionError, no_such
 from rlhf.memory.cards import size_in_bytes
 from rlhf.run.layout import RESULTS
 
@@ -135,14 +135,26 @@ def memory_limit(context: click.Context, parameter: click.Parameter, value: str 
 def existing_files(context: click.Context, parameter: click.Parameter, files: Sequence[FileT]) -> Sequence[FileT]:
     """Return the files that a command is to read. Raises OptionError if one is absent."""
     if absent := [file for file in files if not os.path.exists(file)]:
-        raise OptionError(f"{str(absent[0]) or repr('')}: no such file; check its path")
+        raise OptionError(no_such("file", absent[0], "check its path"))
     return files
+
+
+def existing_file(context: click.Context, parameter: click.Parameter, file: Path) -> Path:
+    """Return the file that a command is to read. Raises OptionError if it is absent."""
+    return existing_files(context, parameter, [file])[0]
+
+
+def existing_root(context: click.Context, parameter: click.Parameter, root: Path | None) -> Path | None:
+    """Return a root of runs, if one is given. Raises OptionError if it is absent."""
+    if root is not None and not root.is_dir():
+        raise OptionError(no_such("folder", f"{parameter.opts[0]} {root}", "name a root of runs, such as runs"))
+    return root
 
 
 def run_directory(context: click.Context, parameter: click.Parameter, root: Path) -> Path:
     """Return the directory of a run. Raises OptionError if it is absent."""
     if not root.is_dir():
-        raise OptionError(f"{root}: no such folder; name a run directory, <out>/<recipe>/<version>")
+        raise OptionError(no_such("folder", root, "name a run directory, <out>/<recipe>/<version>"))
     return root
 
 

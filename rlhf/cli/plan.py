@@ -30,9 +30,9 @@ from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName, shape
     "--fit",
     callback=memory_limit,
     metavar="12GB|card",
-    help="Search for the fastest settings that need at most this memory; card: that of the recipe's card.",
+    help="Search for the fastest settings that need at most this memory, or the memory of the recipe's card.",
 )
-@click.option("--fastest", is_flag=True, help="The same as --fit card.")
+@click.option("--fastest", is_flag=True, help="Search as with --fit card.")
 @click.option(
     "--strategies",
     "by_strategy",

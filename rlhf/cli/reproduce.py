@@ -6,7 +6,7 @@ import click
 
 from rlhf import terminal
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import LARGEST_SEED, PRICE, StrictCommand
+from rlhf.cli.options import LARGEST_SEED, PRICE, StrictCommand, existing_file
 from rlhf.cli.recipe_options import TRAINING_HELP, chooses_recipe
 from rlhf.cli.typed import typed_options
 from rlhf.errors import UserError
@@ -57,7 +57,7 @@ def _stages(text: str | None) -> list[StageName] | None:
 
 
 @click.command(cls=StrictCommand)
-@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("file", type=click.Path(path_type=Path), callback=existing_file)
 def results(file: Path) -> None:
     """Print the record of a reproduction as a Markdown table.
 

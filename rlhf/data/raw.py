@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from rlhf.errors import UserError
+from rlhf.errors import UserError, no_such
 from rlhf.terminal import message_of
 
 MAX_LINE = 2**26  # bytes of one line, and so of one row: 64 MiB
@@ -67,7 +67,7 @@ def _first_bytes(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(64)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; check its path") from None
+        raise UserError(no_such("file", path, "check its path")) from None
     except IsADirectoryError:
         raise UserError(f"{path}: a directory; name the files in it") from None
     except OSError as error:

@@ -137,7 +137,7 @@ def test_a_rank_does_not_repeat_it(command, tmp_path, monkeypatch):
         (["plan", "--hw", "cpu", "--fit", "12"], "--fit"),
         (["plan", "--hw", "cpu", "--set", "ppo.kl_coef=x"], "ppo.kl_coef"),
         (["chat", "--hw", "cpu", "--weights", "nowhere"], "--weights nowhere: no config.json there"),
-        (["run", "sft", "--hw", "cpu", "--data", ""], "--data '': there is no such file"),
+        (["run", "sft", "--hw", "cpu", "--data", ""], "--data '': no such file; check its path"),
         (["data", "check", ""], "'': no such file; check its path"),
         (["run", "sft", "--hw", "cpu", "--data", "some/set"], "--set data.name=some/set --set data.revision=COMMIT"),
     ],
@@ -339,7 +339,7 @@ def test_the_exit_code_of_a_data_check_says_how_bad_it_is(command, tmp_path):
     assert command("data", "check", "--heldout-fraction", "2", file)[0] == 2
     assert command("data", "check", "--heldout", tmp_path / "none.jsonl", file)[0] == 2
     code, _, err = command("data", "check", "--tokenizer", tmp_path / "none", file)
-    assert code == 2 and "there is no such folder" in err
+    assert code == 2 and "none: no such folder; name one that holds a tokenizer.json" in err
 
 
 def test_a_data_check_looks_for_leakage_into_another_file(command, tmp_path):

@@ -58,6 +58,7 @@ def test_what_cannot_be_a_result_is_refused_before_any_work(command, name, to):
         "data show absent",
         "data convert absent --to new.jsonl",
         "score absent --hw cpu",
+        "results absent",
         "report absent",
         "report runs absent",
         "compare absent runs",
