@@ -30,12 +30,30 @@ class StrictCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given: set[str | None] = set()
-        for option in self.make_parser(ctx).parse_args(list(args))[2]:
-            if isinstance(option, click.Option) and not option.multiple and option.name in given:
-                names = "/".join([*option.opts, *option.secondary_opts])
-                raise click.UsageError(f"{names} is given twice; leave one of them out", ctx)
+        for option in self._options_in(ctx, args):
+            if not option.multiple and option.name in given:
+                raise click.UsageError(_given_twice(option, args), ctx)
             given.add(option.name)
         return super().parse_args(ctx, args)
+
+    def _options_in(self, ctx: click.Context, args: list[str]) -> list[click.Option]:
+        """Return the options in the order of the arguments. Raises NoSuchOption with the options that are near."""
+        try:
+            parameters = self.make_parser(ctx).parse_args(list(args))[2]
+        except click.NoSuchOption as error:
+            names = [name for option in self.get_params(ctx) for name in (*option.opts, *option.secondary_opts)]
+            long = [name.removeprefix("--") for name in names if name.startswith("--")]
+            near = difflib.get_close_matches(error.option_name.lstrip("-"), long)  # click compares the hyphens too
+            raise click.NoSuchOption(error.option_name, possibilities=[f"--{name}" for name in near], ctx=ctx) from None
+        return [parameter for parameter in parameters if isinstance(parameter, click.Option)]
+
+
+def _given_twice(option: click.Option, args: Sequence[str]) -> str:
+    """Return the message about an option that is given twice, or both as itself and as its opposite."""
+    typed = [name for name in (*option.opts, *option.secondary_opts) if name in args]
+    if len(typed) > 1:
+        return f"{' and '.join(typed)} exclude each other; give one"
+    return f"{typed[0] if typed else option.opts[0]} is given twice; leave one of them out"
 
 
 class WholeNumber(click.IntRange):
@@ -130,6 +148,11 @@ def memory_limit(context: click.Context, parameter: click.Parameter, value: str 
     if value is not None and size is None:
         raise click.BadParameter(f"{value!r}: write a size with its unit, for example 12GB, or card")
     return size
+
+
+def listed(text: str) -> list[str]:
+    """Return the words of a list that one option takes; commas or spaces separate them."""
+    return text.replace(",", " ").split()
 
 
 def existing_files(context: click.Context, parameter: click.Parameter, files: Sequence[FileT]) -> Sequence[FileT]:
