@@ -236,7 +236,12 @@ def test_an_option_that_is_given_twice_is_refused(monkeypatch, capsys, words, me
 
 @pytest.mark.parametrize(
     ("typed", "near"),
-    [("--bogus", ""), ("--ot", " Did you mean '--out'?"), ("--with-parent", " Did you mean '--with-parents'?"), ("-x", "")],
+    [
+        ("--bogus", ""),
+        ("--ot", " Did you mean '--out'?"),
+        ("--with-parent", " Did you mean '--with-parents'?"),
+        ("-x", ""),
+    ],
 )
 def test_only_options_that_are_near_are_named(command, typed, near):
     code, out, err = command("run", "ppo", "--hw", "cpu", typed)
