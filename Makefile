@@ -3,30 +3,75 @@
 #
 # Each stage target calls `rlhf run STAGE --with-parents`, which first runs the stages that it builds on. Finished stages
 # are skipped, so a second `make ppo` takes seconds. Text behind `##` is what `make help-all` prints: one line for each
-# target and variable.
+# target and variable, below the heading behind `##@`.
 
+##@ Variables [default]: what to run
 ## HW         hardware the recipe is made for (see `make recipes`) [cpu]
 HW ?= cpu
 ## RECIPE     folder of a recipe version, given instead of HW, for example recipes/cpu-tiny/v2
 RECIPE ?=
 ## DATA       your own data: one or more files, "a.jsonl b.jsonl" or a pattern; no spaces in their names
 DATA ?=
+## WEIGHTS    random: the architecture with random weights and stand-in data; or a local checkpoint's folder
+WEIGHTS ?=
+## SET        recipe values to change for this run, for example "ppo.steps=10 ppo.kl_coef=0.1"
+SET ?=
+## SEED       seed, used instead of the recipe's
+SEED ?=
+## SEEDS      seeds for `make reproduce` ["0 1 2"]
+SEEDS ?= 0 1 2
 ## OUT        root of the run directories [runs, or a folder in it where WEIGHTS, DATA or SEED is set]
 OUT ?= $(OUT_DEFAULT)
 ## REUSE      another root of run directories, for example runs; runs in OUT build on its finished stages
 REUSE ?=
-## WEIGHTS    random: the architecture with random weights and stand-in data; or a local checkpoint's folder
-WEIGHTS ?=
+
+##@ Variables [default]: train
+## RESUME     1: continue an interrupted stage from its newest checkpoint; 0: set it aside and begin anew
+RESUME ?=
+## STOP_ON    checks that end a stage when they find something: nan high_kl, or all (docs/watch.md) [none: they warn]
+STOP_ON ?=
+## REPORT_TO  tensorboard, trackio or wandb: also send metrics there; wandb's key is in WANDB_API_KEY [none]
+REPORT_TO ?=
+
+##@ Variables [default]: plan, check data and measure
+## FIT        memory limit for `make plan`, which looks for the fastest settings: 12GB, or card for the recipe's card
+FIT ?=
 ## PRICE      dollars per hour of one card; adds the cost to plan, bench, report, reproduce and after a stage
 PRICE ?=
+## VRAM_CAP   limit on the memory used of a card, for example 24GB, to try what fits a smaller one
+VRAM_CAP ?=
+## CHECK_ARGS more arguments for `make data-check`, for example "--heldout test.jsonl --tokenizer DIR --to report.json"
+CHECK_ARGS ?=
+## SHOW_ARGS  more arguments for `make data-show`, for example "--rows 20 --only unfinished"
+SHOW_ARGS ?=
+## BENCH_ARGS more arguments for a benchmark, for example "--steps 4 --shape longest" for `make bench`
+BENCH_ARGS ?=
+
+##@ Variables [default]: use a finished run
+## STAGE      whose model `make chat` loads: base, sft, ppo, rloo, grpo, dpo or merge [ppo]
+STAGE ?= ppo
+## TEMPERATURE temperature of `make chat`; 0: always the likeliest token [the recipe's]
+TEMPERATURE ?=
+## PORT       port of `make serve` [8000]
+PORT ?= 8000
 ## PROMPT     for `make score`: a prompt, with RESPONSE, an answer to it
 PROMPT ?=
 ## RESPONSE   for `make score`: the answer to PROMPT
 RESPONSE ?=
 ## FILES      for `make score`: files to score, instead of PROMPT and RESPONSE; no spaces in their names
 FILES ?=
-## FIT        memory limit for `make plan`, which looks for the fastest settings: 12GB, or card for the recipe's card
-FIT ?=
+## SCORE_ARGS more arguments for `make score`, for example "--to runs/scores.jsonl"
+SCORE_ARGS ?=
+## AB_ARGS    more arguments for `make ab` and `make judge`, for example "--a sft --b dpo --limit 50"
+AB_ARGS ?=
+## SUMMARY    1: `make ab` prints win rates and agreement so far, and serves no page
+SUMMARY ?=
+## URL        an OpenAI-compatible endpoint, up to /v1, for `make judge`; its key is in OPENAI_API_KEY
+URL ?=
+## MODEL      name of the model at that endpoint, for `make judge`
+MODEL ?=
+
+##@ Variables [default]: container
 ## RUNTIME    docker, podman: stages run in the container image; local: in .venv [docker; local for recipes for cpu]
 RUNTIME ?= $(if $(on_cpu),local,docker)
 ## IMAGE      an existing image, used instead of one built from this folder
@@ -35,34 +80,8 @@ IMAGE ?= rlhf-one-gpu:$(version)
 BASE ?=
 ## FLASH_ATTN 1: compile flash-attn into the image; BASE must have nvcc [0: attention is torch's own]
 FLASH_ATTN ?= 0
-## VRAM_CAP   limit on the memory used of a card, for example 24GB, to try what fits a smaller one
-VRAM_CAP ?=
-## TEMPERATURE temperature of `make chat`; 0: always the likeliest token [the recipe's]
-TEMPERATURE ?=
-## STAGE      whose model `make chat` loads: base, sft, ppo, rloo, grpo, dpo or merge [ppo]
-STAGE ?= ppo
-## PORT       port of `make serve` [8000]
-PORT ?= 8000
-## URL        an OpenAI-compatible endpoint, up to /v1, for `make judge`; its key is in OPENAI_API_KEY
-URL ?=
-## MODEL      name of the model at that endpoint, for `make judge`
-MODEL ?=
-## SUMMARY    1: `make ab` prints win rates and agreement so far, and serves no page
-SUMMARY ?=
-## AB_ARGS    more arguments for `make ab` and `make judge`, for example "--a sft --b dpo --limit 50"
-AB_ARGS ?=
-## SEED       seed, used instead of the recipe's
-SEED ?=
-## SEEDS      seeds for `make reproduce` ["0 1 2"]
-SEEDS ?= 0 1 2
-## SET        recipe values to change for this run, for example "ppo.steps=10 ppo.kl_coef=0.1"
-SET ?=
-## RESUME     1: continue an interrupted stage from its newest checkpoint; 0: set it aside and begin anew
-RESUME ?=
-## STOP_ON    checks that end a stage when they find something: nan high_kl, or all (docs/watch.md) [none: they warn]
-STOP_ON ?=
-## REPORT_TO  tensorboard, trackio or wandb: also send metrics there; wandb's key is in WANDB_API_KEY [none]
-REPORT_TO ?=
+
+##@ Variables [default]: setup
 ## PYTHON     interpreter for `make setup`, 3.11 to 3.13 [python3]
 PYTHON ?= python3
 ## VENV       folder of the installed packages [.venv]
@@ -71,22 +90,16 @@ VENV ?= .venv
 EXTRAS ?= $(subst $(space),$(comma),$(strip dev tracking report serve $(if $(on_cpu),,gpu) $(filter wandb trackio,$(REPORT_TO)) $(filter docs,$(MAKECMDGOALS))))
 ## PIP_ARGS   more arguments for pip, for example "--extra-index-url URL" (for torch without CUDA, see README.md)
 PIP_ARGS ?=
-## BENCH_ARGS more arguments for a benchmark, for example "--steps 4 --shape longest" for `make bench`
-BENCH_ARGS ?=
-## CHECK_ARGS more arguments for `make data-check`, for example "--heldout test.jsonl --tokenizer DIR --to report.json"
-CHECK_ARGS ?=
-## SHOW_ARGS  more arguments for `make data-show`, for example "--rows 20 --only unfinished"
-SHOW_ARGS ?=
-## SCORE_ARGS more arguments for `make score`, for example "--to runs/scores.jsonl"
-SCORE_ARGS ?=
+
+##@ Variables [default]: develop
+## TEST_ARGS  more arguments for pytest, for example "-m 'not slow'"
+TEST_ARGS ?=
 ## CASES      number of malformed inputs that `make fuzz` tries [1050]
 CASES ?=
 ## KILLS      number of times that `make fuzz` interrupts stages [119]
 KILLS ?=
 ## ONLY       one group of `make fuzz`, or one case, for example run_dirs, kills or run_dirs:17
 ONLY ?=
-## TEST_ARGS  more arguments for pytest, for example "-m 'not slow'"
-TEST_ARGS ?=
 
 STAGES  := pretrain sft rm ppo rloo grpo dpo evaluate merge
 TARGETS := help help-all setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-peer-supervised bench-memory bench-outside budgets results-index test fuzz lint docs lock clean
@@ -101,10 +114,21 @@ SHELL := bash
 comma := ,
 space := $(subst ,, )
 
-# make itself would ignore a misspelt variable.
+letters  := a b c d e f g h i j k l m n o p q r s t u v w x y z
+capitals := A B C D E F G H I J K L M N O P Q R S T U V W X Y Z
+digits   := 0 1 2 3 4 5 6 7 8 9
+without     = $(if $(1),$(call without,$(wordlist 2,99,$(1)),$(subst $(firstword $(1)),,$(2))),$(2))
+capitalized = $(if $(2),$(call capitalized,$(subst $(firstword $(2)),$(firstword $(3)),$(1)),$(wordlist 2,26,$(2)),$(wordlist 2,26,$(3))),$(1))
+upper       = $(call capitalized,$(1),$(letters),$(capitals))
+# Of the words in (3), those that begin with the same letter of (2) as the word (1) does.
+begin_alike = $(foreach c,$(2),$(if $(filter $c%,$(1)),$(filter $c%,$(3))))
+did_you_mean = $(if $(1),Did you mean $(if $(word 2,$(1)),one of: )$(strip $(1))? )`make help-all` lists them
+
+# make itself would ignore a misspelt variable. The one in capitals is named, or those with the same first letter.
 known := $(shell sed -n 's/^\([A-Z_]*\) ?=.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 given := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
-$(foreach v,$(filter-out $(known),$(given)),$(error there is no variable '$v'. `make help-all` lists them))
+meant  = $(or $(filter $(call upper,$v),$(known)),$(call begin_alike,$(call upper,$v),$(capitals),$(known)))
+$(foreach v,$(filter-out $(known),$(given)),$(error there is no variable '$v'. $(call did_you_mean,$(strip $(meant)))))
 
 # A switch with a misspelt value would be off.
 $(foreach v,RESUME SUMMARY,$(if $(filter-out 1 yes true 0 no false,$($v)),$(error $v=$($v): write 1 or 0 (yes, true, no and false mean the same))))
@@ -116,10 +140,6 @@ $(if $(filter judge,$(MAKECMDGOALS)),$(if $(and $(URL),$(MODEL)),,$(error judge 
 
 $(if $(filter-out tensorboard trackio wandb none,$(REPORT_TO)),$(error REPORT_TO=$(REPORT_TO): tensorboard, trackio or wandb))
 $(if $(filter-out base sft ppo rloo grpo dpo merge,$(STAGE)),$(error STAGE=$(STAGE): base, sft, ppo, rloo, grpo, dpo or merge))
-without = $(if $(1),$(call without,$(wordlist 2,99,$(1)),$(subst $(firstword $(1)),,$(2))),$(2))
-letters  := a b c d e f g h i j k l m n o p q r s t u v w x y z
-capitals := A B C D E F G H I J K L M N O P Q R S T U V W X Y Z
-digits   := 0 1 2 3 4 5 6 7 8 9
 ifneq ($(SEED),)
 $(if $(word 2,$(SEED))$(call without,$(digits),$(SEED)),$(error SEED=$(SEED): one whole number; several are SEEDS="0 1", for `make reproduce`))
 endif
@@ -129,7 +149,7 @@ ifneq ($(PORT),8000)
 $(if $(shell awk -v port='$(PORT)' 'BEGIN {print (port ~ /^[0-9]+$$/ && port >= 1 && port <= 65535) ? "a port" : ""}'),,$(error PORT=$(PORT): a whole number from 1 to 65535))
 endif
 
-# A variable that none of the targets reads would change nothing.
+# A variable that none of the targets reads would change nothing. DATA, WEIGHTS and SEED name a finished run's root.
 trains          := $(STAGES) all
 reads_run       := $(trains) chat score serve report ab judge
 uses_model      := $(trains) chat score serve reproduce bench bench-ablation bench-gpu bench-memory
@@ -161,9 +181,9 @@ for_SEED        := $(reads_run) fuzz
 for_DATA        := $(reads_run) reproduce data-check data-show
 for_WEIGHTS     := $(reads_run) reproduce
 for_OUT         := $(reads_run) reproduce shell
-for_REUSE       := $(reads_run)
-for_SET         := $(reads_run) setup reproduce plan fetch bench bench-ablation bench-memory bench-peer-supervised
-for_PRICE       := $(reads_run) reproduce plan bench
+for_REUSE       := $(trains) serve
+for_SET         := $(trains) chat score serve setup reproduce plan fetch bench bench-ablation bench-memory bench-peer-supervised
+for_PRICE       := $(trains) serve report reproduce plan bench
 hint_FIT        := . First `make plan FIT=$(FIT)`, then its SET=
 hint_SEED       := . Several seeds are SEEDS="0 1", for `make reproduce`
 hint_VRAM_CAP   := . For `make plan` the limit is FIT
@@ -199,10 +219,12 @@ stamp      = $(VENV)/.ready-$(EXTRAS)
 no_gpu := $(or $(shell ls -t $(VENV)/.ready-dev,tracking,report,serve* 2>/dev/null | head -n 1),setup)
 ready  = $(if $(local),setup,engine $(if $(filter file,$(origin IMAGE)),image))
 
-# A misspelt target is refused also where a folder has that name, which make would call up to date. The targets with the
-# same first letter are named.
-alike    = $(foreach c,$(letters),$(if $(filter $c%,$(t)),$(filter $c%,$(filter-out engine,$(TARGETS)))))
-$(foreach t,$(filter-out $(TARGETS),$(MAKECMDGOALS)),$(error no target '$(t)'. $(if $(strip $(alike)),Did you mean one of: $(strip $(alike))? )`make help-all` lists them))
+# A misspelt target is refused also where a folder has that name, which make would call up to date. The targets that the
+# word may mean are named, or those with the same first letter.
+meant_by_train   := $(trains)
+meant_by_install := setup
+alike = $(or $(meant_by_$(t)),$(call begin_alike,$(t),$(letters),$(filter-out engine,$(TARGETS))))
+$(foreach t,$(filter-out $(TARGETS),$(MAKECMDGOALS)),$(error no target '$(t)'. $(call did_you_mean,$(strip $(alike)))))
 
 # What `make` alone shows; lines of this file that say what a target or a variable is, all of them or those named.
 MAIN           := help-all setup recipes plan fetch data-check sft rm ppo grpo dpo all evaluate report chat
@@ -210,8 +232,9 @@ MAIN_VARIABLES := HW RECIPE DATA OUT WEIGHTS SET SEED RESUME RUNTIME FIT PRICE P
 usage           = Usage: make TARGET [VARIABLE=value ...]     for example: make ppo HW=cpu
 list_targets    = awk -F ':.*\#\# ' -v only=' $(1) ' '/^\#\#@ / {group = "\n" substr($$0, 5) "\n"} \
                   /^[a-z-]+:.*\#\# / && (only == "  " || index(only, " " $$1 " ")) {printf "%s  %-22s %s\n", group, $$1, $$2; group = ""}' Makefile
-list_variables  = awk -v only=' $(1) ' '/^\#\# / {name = $$2; sub(/^\#\# [A-Z_]+ +/, ""); \
-                  if (only == "  " || index(only, " " name " ")) printf "  %-12s %s\n", name, $$0}' Makefile
+list_variables  = awk -v only=' $(1) ' '/^\#\#@ / {group = only == "  " ? "\n" substr($$0, 5) "\n" : ""} \
+                  /^\#\# / {name = $$2; sub(/^\#\# [A-Z_]+ +/, ""); \
+                  if (only == "  " || index(only, " " name " ")) {printf "%s  %-12s %s\n", group, name, $$0; group = ""}}' Makefile
 
 ##@ Start
 help: ## list the targets and variables that people use most
@@ -222,7 +245,6 @@ help: ## list the targets and variables that people use most
 help-all: ## list all targets and variables
 	@echo '$(usage)'
 	@$(call list_targets,)
-	@echo; echo 'Variables [default]'
 	@$(call list_variables,)
 setup: $(if $(missing)$(filter $(stamp),$(stamps)),$(stamp)) ## create .venv with the pinned packages; other targets do it when needed
 recipes: $(no_gpu) ## list the recipes
@@ -274,7 +296,7 @@ recipe    = $(if $(RECIPE),--recipe '$(RECIPE)',--hw $(HW))
 options   = --out '$(OUT)' $(foreach f,$(DATA_FILES),--data '$(f)') $(if $(WEIGHTS),--weights '$(WEIGHTS)') $(sets)
 reuse     = $(if $(REUSE),--reuse '$(REUSE)')
 sets      = $(foreach s,$(SET),--set '$(s)')
-fit       = $(if $(filter card,$(FIT)),--fastest,$(if $(FIT),--fit '$(FIT)'))
+fit       = $(if $(FIT),--fit '$(FIT)')
 seed      = $(if $(SEED),--seed $(SEED))
 price     = $(if $(PRICE),--price '$(PRICE)')
 report_to = $(foreach t,$(filter-out none,$(REPORT_TO)),--report-to $(t))
@@ -283,7 +305,7 @@ resume    = $(if $(filter 1 yes true,$(RESUME)),--resume,$(if $(filter 0 no fals
 if_needed = $(if $(filter $@,$(MAKECMDGOALS)),,--if-needed)
 
 hub_name    = $(if $(filter 2,$(words $(subst /, ,$(f)))),$(filter-out /% .% ~% %/ %.jsonl %.json %.gz %.parquet %.csv %.tsv,$(f)))
-no_file     = DATA: there is no file '$(f)'. $(if $(hub_name),A data set of the hub is named by its commit: SET="data.source=hub data.name=$(f) data.revision=COMMIT". )A name with spaces cannot pass through make: use `rlhf run --data`
+no_file     = DATA='$(f)': no such file. $(if $(hub_name),A data set of the hub is named by its commit: SET="data.source=hub data.name=$(f) data.revision=COMMIT". )A name with spaces cannot pass through make: use `rlhf run --data`
 DATA_FILES := $(foreach f,$(DATA),$(or $(wildcard $(f)),$(error $(no_file))))
 
 # bin/in-container shows a container the same paths as the caller has.

@@ -1,5 +1,7 @@
 """The one exception for what a user can put right. `rlhf/cli/guard.py` turns it into one line on stderr."""
 
+from typing import Literal
+
 
 class UserError(Exception):
     """Bad data, a bad recipe or option, a damaged file: something that the person at the keyboard can put right.
@@ -15,3 +17,8 @@ class UserError(Exception):
 
 class OptionError(UserError):
     """A mistake in the command itself: an option names what does not exist, or has the wrong form. Exit code 2."""
+
+
+def no_such(kind: Literal["file", "folder"], name: object, way_out: str) -> str:
+    """Return the message about a file or folder that is not there. An option may stand before its name."""
+    return f"{str(name) or repr('')}: no such {kind}; {way_out}"

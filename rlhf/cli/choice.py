@@ -9,7 +9,7 @@ import click
 
 from rlhf import recipe
 from rlhf.data.hub import hub_hint
-from rlhf.errors import OptionError, UserError
+from rlhf.errors import OptionError, UserError, no_such
 from rlhf.process import distributed
 from rlhf.terminal import say
 
@@ -105,7 +105,8 @@ class Choice:
 def _data_changes(data: Sequence[str]) -> recipe.Changes:
     """Return the changes that training on these files stands for. Raises OptionError if one is missing."""
     if missing := [file for file in data if not file or not Path(file).exists()]:
-        raise OptionError(f"--data {missing[0] or repr('')}: there is no such file{hub_hint(missing[0])}")
+        way_out = hub_hint(missing[0]) or "check its path"
+        raise OptionError(no_such("file", f"--data {missing[0] or repr('')}", way_out))
     if not data:
         return {}
     files = [str(Path(file).resolve()) for file in data]

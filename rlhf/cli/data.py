@@ -31,6 +31,10 @@ from rlhf.observe.tables import rows_table
 from rlhf.terminal import counted
 
 NAMED = 3  # malformed rows in the message that ends `data check`
+REPAIR = (
+    "Repair it; a run leaves such rows out with `rlhf run … --set data.on_bad_row=skip` "
+    '(make: SET="data.on_bad_row=skip")'
+)
 
 
 @click.group("data", cls=InOrderOfUse)
@@ -103,7 +107,7 @@ def check_data(
     if malformed:
         named = "; ".join(f"{source}: {reason}" for source, reason in malformed[:NAMED])
         more = f"; and {len(malformed) - NAMED:,} more" if len(malformed) > NAMED else ""
-        raise UserError(f"{named}{more}. {formats.RECIPE_ADVICE.skip}")
+        raise UserError(f"{named}{more}. {REPAIR}")
     if report.severity == "error":
         worst = next(line for line in report.verdicts() if line.severity == "error")
         raise UserError(f"{', '.join(files)}: {worst.name} {worst.value}: {worst.hint}")
@@ -134,7 +138,7 @@ def verdict(report: QualityReport) -> str:
     droppable = [name.replace(" ", "_") for name in counts["error"] + counts["warning"]]
     reasons = ",".join(name for name in droppable if name in (*flaws.FLAWS, "leaked"))
     return "; ".join(parts) + (
-        f"; --set data.drop=[{reasons}] (make: SET=…) leaves such rows out of training" if reasons else ""
+        f"; `rlhf run … --set data.drop=[{reasons}]` (make: SET=…) leaves such rows out of training" if reasons else ""
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rlhf.cli.options import OneOf, StrictCommand, WholeNumber
+from rlhf.cli.options import OneOf, StrictCommand, WholeNumber, listed
 from rlhf.memory.predict import Predictor, needed
 from rlhf.observe import screen
 from rlhf.observe.progress import working
@@ -72,7 +72,7 @@ def new(
     options = NewOptions(
         model=model,
         card=new_recipe.card_of(card),
-        stages=new_recipe.stages_of(stages),
+        stages=new_recipe.stages_of(listed(stages)),
         data=data,
         revision=revision,
         template=template,

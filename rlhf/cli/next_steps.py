@@ -12,6 +12,9 @@ from rlhf.recipe import ONLINE, POLICIES, Recipe, StageName
 
 MAKE = "RLHF_MAKE"  # environment: the variables that make was given, as shell words; the Makefile's stages set it
 
+# Variables of a run that change nothing in a target, which therefore refuses them; `serve` also merges.
+NOT_FOR = {"report": {"SET", "REUSE"}, "ab": {"SET", "REUSE", "PRICE"}, "chat": {"REUSE", "PRICE"}}
+
 Step = tuple[tuple[str, ...], str]  # words after `rlhf`, and what the command does
 
 
@@ -46,14 +49,15 @@ def show(stage: StageName, recipe: Recipe, more_data: Sequence[str] = ()) -> Non
 
 
 def make_line(words: Sequence[str], variables: Sequence[str]) -> str:
-    """Return the command of make for a command of `rlhf`, with the variables that make was given.
+    """Return the command of make for a command of `rlhf`, with those variables that make was given and the target has.
 
     `variables` are unquoted: `SET=ppo.steps=10 ppo.kl_coef=0.1`.
     """
     target, *options = words[1:] if words[0] == "run" else words
     stage = [f"STAGE={options[1]}"] if options else []
     pairs = (assignment.partition("=") for assignment in variables)
-    assignments = [f"{name}={shlex.quote(value.replace('$', '$$'))}" for name, _, value in pairs]
+    refused = NOT_FOR.get(target, ())
+    assignments = [f"{name}={shlex.quote(value.replace('$', '$$'))}" for name, _, value in pairs if name not in refused]
     return " ".join(["make", target, *assignments, *stage])
 
 

@@ -6,11 +6,11 @@ import os
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import click
 
-from rlhf.errors import OptionError
+from rlhf.errors import OptionError, no_such
 from rlhf.memory.cards import size_in_bytes
 from rlhf.run.layout import RESULTS
 
@@ -30,12 +30,30 @@ class StrictCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given: set[str | None] = set()
-        for option in self.make_parser(ctx).parse_args(list(args))[2]:
-            if isinstance(option, click.Option) and not option.multiple and option.name in given:
-                names = "/".join([*option.opts, *option.secondary_opts])
-                raise click.UsageError(f"{names} is given twice; leave one of them out", ctx)
+        for option in self._options_in(ctx, args):
+            if not option.multiple and option.name in given:
+                raise click.UsageError(_given_twice(option, args), ctx)
             given.add(option.name)
         return super().parse_args(ctx, args)
+
+    def _options_in(self, ctx: click.Context, args: list[str]) -> list[click.Option]:
+        """Return the options in the order of the arguments. Raises NoSuchOption with the options that are near."""
+        try:
+            parameters = self.make_parser(ctx).parse_args(list(args))[2]
+        except click.NoSuchOption as error:
+            names = [name for option in self.get_params(ctx) for name in (*option.opts, *option.secondary_opts)]
+            long = [name.removeprefix("--") for name in names if name.startswith("--")]
+            near = difflib.get_close_matches(error.option_name.lstrip("-"), long)  # click compares the hyphens too
+            raise click.NoSuchOption(error.option_name, possibilities=[f"--{name}" for name in near], ctx=ctx) from None
+        return [parameter for parameter in parameters if isinstance(parameter, click.Option)]
+
+
+def _given_twice(option: click.Option, args: Sequence[str]) -> str:
+    """Return the message about an option that is given twice, or both as itself and as its opposite."""
+    typed = [name for name in (*option.opts, *option.secondary_opts) if name in args]
+    if len(typed) > 1:
+        return f"{' and '.join(typed)} exclude each other; give one"
+    return f"{typed[0] if typed else option.opts[0]} is given twice; leave one of them out"
 
 
 class WholeNumber(click.IntRange):
@@ -122,25 +140,44 @@ PRICE = click.option(
 )
 
 
-def memory_size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """Return the bytes of a size with its unit, such as `12GB`. Raises BadParameter for all else."""
+def memory_limit(context: click.Context, parameter: click.Parameter, value: str | None) -> int | Literal["card"] | None:
+    """Return the bytes of a size with its unit, such as `12GB`, or `card`. Raises BadParameter for all else."""
+    if value == "card":
+        return "card"
     size = None if value is None else size_in_bytes(value)
     if value is not None and size is None:
-        raise click.BadParameter(f"{value!r}: write a size with its unit, for example 12GB")
+        raise click.BadParameter(f"{value!r}: write a size with its unit, for example 12GB, or card")
     return size
+
+
+def listed(text: str) -> list[str]:
+    """Return the words of a list that one option takes; commas or spaces separate them."""
+    return text.replace(",", " ").split()
 
 
 def existing_files(context: click.Context, parameter: click.Parameter, files: Sequence[FileT]) -> Sequence[FileT]:
     """Return the files that a command is to read. Raises OptionError if one is absent."""
     if absent := [file for file in files if not os.path.exists(file)]:
-        raise OptionError(f"{str(absent[0]) or repr('')}: no such file; check its path")
+        raise OptionError(no_such("file", absent[0], "check its path"))
     return files
+
+
+def existing_file(context: click.Context, parameter: click.Parameter, file: Path) -> Path:
+    """Return the file that a command is to read. Raises OptionError if it is absent."""
+    return existing_files(context, parameter, [file])[0]
+
+
+def existing_root(context: click.Context, parameter: click.Parameter, root: Path | None) -> Path | None:
+    """Return a root of runs, if one is given. Raises OptionError if it is absent."""
+    if root is not None and not root.is_dir():
+        raise OptionError(no_such("folder", f"{parameter.opts[0]} {root}", "name a root of runs, such as runs"))
+    return root
 
 
 def run_directory(context: click.Context, parameter: click.Parameter, root: Path) -> Path:
     """Return the directory of a run. Raises OptionError if it is absent."""
     if not root.is_dir():
-        raise OptionError(f"{root}: no such folder; name a run directory, <out>/<recipe>/<version>")
+        raise OptionError(no_such("folder", root, "name a run directory, <out>/<recipe>/<version>"))
     return root
 
 

@@ -28,7 +28,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "rlhf run ppo --hw cpu --with-parents",
         "rlhf run ppo --hw cpu --set ppo.kl_coef=0.1 --out runs/kl --reuse runs",
     ),
-    "reproduce": ('rlhf reproduce --hw cpu --seeds "0 1 2" --out runs/seeds',),
+    "reproduce": ("rlhf reproduce --hw cpu --seeds 0,1,2 --out runs/seeds",),
     "results": ("rlhf results runs/seeds/cpu-tiny-v2.json",),
     "report": ("rlhf report --hw cpu", "rlhf report runs/cpu-tiny/v2 runs/kl/cpu-tiny/v2 --to both.html"),
     "chat": ("rlhf chat --hw cpu --stage dpo",),

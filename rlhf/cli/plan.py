@@ -2,13 +2,14 @@
 
 import shlex
 from collections.abc import Sequence
+from typing import Literal
 
 import click
 
 from rlhf import recipe, terminal
 from rlhf.cli import plan_tables as tables
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import PRICE, OneOf, StrictCommand, memory_size
+from rlhf.cli.options import PRICE, OneOf, StrictCommand, memory_limit
 from rlhf.cli.recipe_options import CHANGES, chooses_recipe
 from rlhf.cli.typed import NAMES_RECIPE, typed_options
 from rlhf.errors import UserError
@@ -26,9 +27,12 @@ from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName, shape
 @chooses_recipe(changes=CHANGES)
 @click.option("--stage", type=OneOf([s for s in recipe.STAGES if s != "pretrain"]), help="Plan only this stage.")
 @click.option(
-    "--fit", callback=memory_size, metavar="12GB", help="Search for the fastest settings that need at most this memory."
+    "--fit",
+    callback=memory_limit,
+    metavar="12GB|card",
+    help="Search for the fastest settings that need at most this memory, or the memory of the recipe's card.",
 )
-@click.option("--fastest", is_flag=True, help="Search for the fastest settings that fit the recipe's card.")
+@click.option("--fastest", is_flag=True, help="Search as with --fit card.")
 @click.option(
     "--strategies",
     "by_strategy",
@@ -42,7 +46,7 @@ def plan(
     choice: Choice,
     stage: StageName | None,
     price: float | None,
-    fit: int | None,
+    fit: int | Literal["card"] | None,
     fastest: bool,
     by_strategy: bool,
     published: bool,
@@ -66,7 +70,7 @@ def plan(
         raise UserError(recipe.no_section(stage, loaded))
     planned = [stage] if stage else stages
     if fit is not None or fastest:
-        limit = planning.card_bytes(loaded) if fit is None else fit
+        limit = fit if isinstance(fit, int) else planning.card_bytes(loaded)
         _show_fits(loaded, planned, limit, as_json)
     elif by_strategy:
         _show_strategies(loaded, planned, as_json)

@@ -10,7 +10,7 @@ import click
 
 from rlhf import recipe
 from rlhf.cli.choice import RECIPE_ROOT, Choice, recipes_root
-from rlhf.cli.options import SEED, RunsFolder, WholeNumber
+from rlhf.cli.options import SEED, RunsFolder, WholeNumber, existing_root
 
 Command = Callable[..., None]
 CHANGES = "Change a key of the recipe. May be repeated."
@@ -49,7 +49,8 @@ RECIPES = click.option(
 )
 REUSE = click.option(
     "--reuse",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=RunsFolder(path_type=Path),
+    callback=existing_root,
     metavar="ROOT",
     help="Another root of runs; its finished stages are used if --out has none.",
 )

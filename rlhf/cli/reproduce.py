@@ -6,7 +6,7 @@ import click
 
 from rlhf import terminal
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import LARGEST_SEED, PRICE, StrictCommand
+from rlhf.cli.options import LARGEST_SEED, PRICE, StrictCommand, existing_file, listed
 from rlhf.cli.recipe_options import TRAINING_HELP, chooses_recipe
 from rlhf.cli.typed import typed_options
 from rlhf.errors import UserError
@@ -17,11 +17,11 @@ from rlhf.use import reproduce as reproducing
 
 @click.command(cls=StrictCommand)
 @chooses_recipe(**TRAINING_HELP, out=True)
-@click.option("--seeds", metavar="LIST", default="0 1 2", show_default=True, help="Seeds, separated by spaces.")
+@click.option("--seeds", metavar="LIST", default="0,1,2", show_default=True, help="Seeds, separated by commas.")
 @click.option(
     "--until",
     metavar="LIST",
-    help="Stages to end with, separated by spaces. [default: ppo dpo, and evaluate if a target needs it]",
+    help="Stages to end with, separated by commas. [default: ppo,dpo, and evaluate if a target needs it]",
 )
 @PRICE
 def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: float | None) -> None:
@@ -29,8 +29,8 @@ def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: f
 
     The table has a row for each target. Finished stages are kept, interrupted ones are resumed.
     """
-    loaded = choice.load()
     numbers, stages = _seeds(seeds), _stages(until)
+    loaded = choice.load()
     chain = reproducing.chain(loaded, stages or reproducing.final_stages(loaded))
     options = ["--recipe", str(loaded.directory), *typed_options(only=TRAINING_HELP)]
     reproducing.run_seeds(chain, numbers, out, options)
@@ -39,10 +39,10 @@ def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: f
 
 def _seeds(text: str) -> list[int]:
     """Return the seeds of a list. Raises BadParameter if a word is none, or if one is named twice."""
-    for word in text.split() or [""]:
+    for word in listed(text) or [""]:
         if not word.isdecimal() or len(word) > 10 or int(word) > LARGEST_SEED:
-            raise click.BadParameter(f"{text!r}: whole numbers below 2^32, separated by spaces", param_hint="--seeds")
-    seeds = [int(word) for word in text.split()]
+            raise click.BadParameter(f"{text!r}: whole numbers below 2^32, separated by commas", param_hint="--seeds")
+    seeds = [int(word) for word in listed(text)]
     if len(set(seeds)) < len(seeds):
         raise click.BadParameter(f"{text!r} names a seed twice, whose spread would be 0", param_hint="--seeds")
     return seeds
@@ -51,13 +51,13 @@ def _seeds(text: str) -> list[int]:
 def _stages(text: str | None) -> list[StageName] | None:
     """Return the stages of a list, None without one. Raises BadParameter if a word is none."""
     try:
-        return None if text is None else [stage_name(word) for word in text.split() or [""]]
+        return None if text is None else [stage_name(word) for word in listed(text) or [""]]
     except UserError as error:
         raise click.BadParameter(str(error), param_hint="--until") from None
 
 
 @click.command(cls=StrictCommand)
-@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("file", type=click.Path(path_type=Path), callback=existing_file)
 def results(file: Path) -> None:
     """Print the record of a reproduction as a Markdown table.
 

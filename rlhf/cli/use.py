@@ -25,7 +25,7 @@ from rlhf.cli.options import (
 )
 from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
 from rlhf.cli.typed import NAMES_RECIPE, typed_options
-from rlhf.errors import UserError
+from rlhf.errors import OptionError, UserError
 from rlhf.evaluation import comparison
 from rlhf.evaluation.comparison import COMPARED_POLICIES
 from rlhf.observe import screen
@@ -153,6 +153,8 @@ def report(choice: Choice, runs: Sequence[Path], out: Path, to: Path | None, pri
     """
     if runs and typed_options(only=(*NAMES_RECIPE, "out")):
         raise click.UsageError("run directories, or --hw, --recipe and --out name the runs: leave one of them out")
+    if not runs and choice.hw is None and choice.directory is None:
+        raise OptionError("name run directories, or a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
     if not runs:
         loaded = choice.load()
         runs = [out / loaded.name / loaded.version]

@@ -51,6 +51,4 @@ def hub_hint(name: str) -> str:
     """Explain how a data set of the hub is named, if `name` looks like one and was taken for a file; else ""."""
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
         return ""
-    return (
-        f"; a data set of the hub is named by --set data.source=hub --set data.name={name} --set data.revision=COMMIT"
-    )
+    return f"a data set of the hub is named by --set data.source=hub --set data.name={name} --set data.revision=COMMIT"

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from rlhf.errors import UserError
+from rlhf.errors import UserError, no_such
 from rlhf.terminal import message_of
 
 MAX_LINE = 2**26  # bytes of one line, and so of one row: 64 MiB
@@ -67,7 +67,7 @@ def _first_bytes(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(64)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; check its path") from None
+        raise UserError(no_such("file", path, "check its path")) from None
     except IsADirectoryError:
         raise UserError(f"{path}: a directory; name the files in it") from None
     except OSError as error:
@@ -228,6 +228,9 @@ def _table_rows(path: Path, lines: Iterable[tuple[int, str]], delimiter: str) ->
     table = csv.reader(texts(), delimiter=delimiter, strict=True)
     try:
         names = next(table)
+        if len(names) == 1 and re.search("[,;|\t]", names[0]):
+            column = f"{path}:{started}: one column, {names[0][:40]!r}"
+            raise UserError(f"{column}: columns must be separated by commas (.csv) or tabs (.tsv)")
         repeated = next((name for name in names if names.count(name) > 1), None)
         if repeated is not None:
             raise UserError(f"{path}:{started}: the column {repeated!r} is named twice; rename one of them")

@@ -32,10 +32,14 @@ def import_bitsandbytes() -> None:
     """Import bitsandbytes, if it is installed, before peft does; its functions are compiled at their first call.
 
     Without this it would compile some of them while it is imported. That imports torch's compiler, which takes a fifth
-    of the processor time of a stage's imports and which most stages never use.
+    of the processor time of a stage's imports and which most stages never use. On some CPUs it would also advise a
+    package that no stage needs.
     """
+    import logging
+
     import torch
 
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     with mock.patch.object(torch, "compile", _at_first_call(torch.compile)), suppress(ImportError):
         import bitsandbytes  # noqa: F401
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from rlhf.errors import UserError
+from rlhf.errors import UserError, no_such
 from rlhf.files import JsonValue
 
 MAX_BYTES = 2**18  # of a file; the largest one here has 14,208
@@ -187,7 +187,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
             raise UserError(f"{file}: more than {MAX_BYTES >> 10} KiB, which no recipe needs; is it the right file?")
         content = copy.deepcopy(_parse_cached(data.decode("utf-8").removeprefix("\ufeff"), str(file)))
     except FileNotFoundError:
-        raise UserError(f"{file}: no such file; `rlhf recipes` lists the recipes") from None
+        raise UserError(no_such("file", file, "`rlhf recipes` lists the recipes")) from None
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
     except OSError as error:

@@ -7,13 +7,14 @@ of others, the base's path in an adapter's configuration; `follow_base` corrects
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from rlhf.errors import UserError
 from rlhf.files import read_json, replacing, sha256
-from rlhf.recipe import STAGES, StageName, published
+from rlhf.recipe import STAGES, StageName, as_yaml, default_root, published
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.run import reader, records
 from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL, RESULTS
@@ -76,9 +77,22 @@ def verified(root: Path, stage: StageName) -> records.Summary:
 def finished_evaluation(root: Path) -> records.Summary:
     """Return the summary of a run's evaluation. Raises UserError unless it is finished and unchanged."""
     if not (root / "evaluate" / "summary.json").is_file():
-        way_out = "first `rlhf run evaluate --with-parents` with the options of the run (make: evaluate)"
-        raise UserError(f"{root / 'evaluate'}: no finished evaluation; {way_out}")
+        raise UserError(f"{root / 'evaluate'}: no finished evaluation; first {_evaluation_command(root)}")
     return verified(root, "evaluate")
+
+
+def _evaluation_command(root: Path) -> str:
+    """Return the command that evaluates the run in `root`, with the options that its newest stage was made with."""
+    folder = default_root() / root.parent.name / root.name
+    if not (folder / "recipe.yaml").is_file():
+        return "`rlhf run evaluate --with-parents` with the options of the run (make: evaluate)"
+    words = ["rlhf", "run", "evaluate", "--with-parents", "--recipe", str(folder), "--out", str(root.parents[1])]
+    stages = [root / stage for stage in STAGES if (root / stage / "manifest.json").is_file()]
+    newest = max(map(read_manifest, stages), key=lambda manifest: manifest.started or "", default=None)
+    if newest is not None:
+        words += ["--seed", str(newest.seed)]
+        words += [word for key, value in newest.overrides.items() for word in ("--set", f"{key}={as_yaml(value)}")]
+    return f"`{shlex.join(words)}` (make: evaluate)"
 
 
 def check_result(path: Path, summary: records.Summary, largest: int | None = None) -> None:

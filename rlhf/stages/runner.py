@@ -103,6 +103,7 @@ def check_settings(loaded: PinnedRecipe, stage: StageName) -> None:
 def check_device(loaded: PinnedRecipe) -> None:
     """Raise UserError if the recipe needs a GPU and there is none that it can use."""
     if loaded.recipe.hardware.device == "cuda":
+        import_bitsandbytes()  # the libraries below would import it with its notices
         from rlhf.process.torch_setup import device_of  # imports torch
 
         device_of(loaded.recipe)

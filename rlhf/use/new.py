@@ -42,13 +42,13 @@ def card_of(text: str) -> ChosenCard:
     return ChosenCard(re.sub(r"\s", "", text.lower()), round(size / GB, 2), "as given by --card")
 
 
-def stages_of(text: str) -> tuple[PolicyName, ...]:
-    """Return the stages that --stages names: `ppo,dpo`. Raises OptionError."""
-    names = dict.fromkeys(part.strip() for part in text.split(","))
+def stages_of(names: Sequence[str]) -> tuple[PolicyName, ...]:
+    """Return the stages that --stages names, each once. Raises OptionError for another name, and without a name."""
     unknown = [name for name in names if name not in POLICIES]
-    if unknown:
-        raise OptionError(f"--stages {text}: {unknown[0] or 'an empty name'} is none of {', '.join(POLICIES)}")
-    return tuple(name for name in names if name in POLICIES)
+    if unknown or not names:
+        problem = f"{unknown[0]} is none of" if unknown else "name one or several of"
+        raise OptionError(f"--stages {','.join(names) or repr('')}: {problem} {', '.join(POLICIES)}")
+    return tuple(name for name in dict.fromkeys(names) if name in POLICIES)
 
 
 def target_of(root: Path, options: NewOptions) -> Path:

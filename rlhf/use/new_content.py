@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from rlhf import recipe as recipes
 from rlhf.data import formats
-from rlhf.errors import OptionError, UserError
+from rlhf.errors import OptionError, UserError, no_such
 from rlhf.memory.cards import CARDS
 from rlhf.recipe import StageName
 from rlhf.recipe.published import GB
@@ -206,8 +206,8 @@ def _data(names: tuple[str, ...]) -> DataSet | OwnData:
         return DATA_SETS[names[0]]
     for file in names:
         if not Path(file).exists():
-            sets = " or ".join(DATA_SETS)
-            raise OptionError(f"--data {file}: there is no such file; {sets} names a set of the hub")
+            way_out = f"{' or '.join(DATA_SETS)} names a set of the hub"
+            raise OptionError(no_such("file", f"--data {file or repr('')}", way_out))
     files = tuple(str(Path(file).resolve()) for file in names)
     rows = formats.read([*files], on_bad_row="skip", advice=formats.CHECK_ADVICE)
     if not rows.pairs:

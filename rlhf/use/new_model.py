@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.data import hub
-from rlhf.errors import OptionError, UserError
+from rlhf.errors import OptionError, UserError, no_such
 from rlhf.files import read_json
 from rlhf.recipe.names import is_commit
 
@@ -53,8 +53,7 @@ def read_model(model: str, revision: str | None) -> Source:
             raise UserError(f"{model}: no {CONFIG} there; name the folder of a checkpoint")
         return Source("local", str(folder.resolve()), None, folder, _licence_in(folder), False)
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model):
-        example = "models of the hub are named like Qwen/Qwen3-8B"
-        raise OptionError(f"--model {model}: there is no such folder, and {example}")
+        raise OptionError(no_such("folder", f"--model {model}", "models of the hub are named like Qwen/Qwen3-8B"))
     if revision is not None and not is_commit(revision):
         raise OptionError(f"--revision {revision}: a commit of 40 hexadecimal digits, because branches and tags move")
     try:

@@ -97,7 +97,7 @@ def table_of(file: Path) -> str:
     """Return the Markdown table of a record that `record` wrote. Raises UserError if the file is not one."""
     record = reader.read(file, Reproduction)
     if record is None:
-        raise UserError(f"{file}: there is no such file")
+        raise UserError(f"{file}: not a file")
     return markdown(record)
 
 

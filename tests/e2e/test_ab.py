@@ -365,7 +365,7 @@ def test_equal_answers_are_left_out_and_the_policies_are_chosen(tmp_path):
     [
         (
             ["--out", "nowhere"],
-            "no finished evaluation; first `rlhf run evaluate --with-parents` with the options of the",
+            "no finished evaluation; first `rlhf run evaluate --with-parents --recipe",
         ),
         (["--b", "dpo"], "no answers of 'dpo'; it has those of sft, ppo"),
         (["--b", "sft"], "sft against itself"),

@@ -106,7 +106,7 @@ def test_a_card_that_is_too_small_is_refused_with_one_that_would_do(checkpoints,
 
 @pytest.mark.parametrize("stages", ["grpo", "dpo", "ppo,dpo,grpo"])
 def test_the_stages_that_are_named_fit_and_one_of_them_is_merged(checkpoints, tmp_path, stages):
-    made = make(tmp_path, str(checkpoints / "Tiny_llama"), "3GB", stages=new.stages_of(stages))
+    made = make(tmp_path, str(checkpoints / "Tiny_llama"), "3GB", stages=new.stages_of(stages.split(",")))
     written = made.loaded.recipe
     assert written.merge.stage == stages.split(",")[0]
     assert (written.grpo is not None) == ("grpo" in stages) and written.rloo is None
@@ -226,10 +226,10 @@ def test_a_model_that_cannot_be_trained_is_refused_in_one_line(checkpoints, tmp_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "nowhere"}, "--model nowhere: there is no such folder"),
+        ({"model": "nowhere"}, "--model nowhere: no such folder; models of"),
         ({"model": "org/tiny", "revision": "main"}, "--revision main: a commit of 40 hexadecimal digits"),
         ({"revision": COMMIT}, "--revision belongs to a model of the hub"),
-        ({"data": ("absent.jsonl",)}, "--data absent.jsonl: there is no such file; hh or ultrafeedback names a set"),
+        ({"data": ("absent.jsonl",)}, "--data absent.jsonl: no such file; hh or ultrafeedback names a set"),
         ({"name": "../up"}, "--name ../up: letters, digits"),
     ],
 )
@@ -248,7 +248,10 @@ def test_sizes_and_names_of_cards():
         with pytest.raises(UserError, match=f"--card {wrong}: name a size with its unit"):
             card_of(wrong)
     with pytest.raises(UserError, match="--stages ppo,sft: sft is none of"):
-        new.stages_of("ppo,sft")
+        new.stages_of(["ppo", "sft"])
+    with pytest.raises(UserError, match="--stages '': name one or several of ppo, "):
+        new.stages_of([])
+    assert new.stages_of(["dpo", "ppo", "dpo"]) == ("dpo", "ppo")
 
 
 def test_data_without_pairs_is_refused(checkpoints, tmp_path):

@@ -136,7 +136,7 @@ def test_a_root_that_is_not_there_is_refused(tmp_path, monkeypatch, capsys):
     command = ["run", "ppo", "--recipe", str(RECIPE), "--out", str(tmp_path), "--reuse", "nowhere"]
     code, _, err = rlhf(monkeypatch, capsys, *command)
     assert code == 2
-    assert "Invalid value for '--reuse': Directory 'nowhere' does not exist" in err
+    assert "--reuse nowhere: no such folder; name a root of runs" in err
 
 
 @pytest.mark.parametrize(

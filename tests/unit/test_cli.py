@@ -137,7 +137,7 @@ def test_a_rank_does_not_repeat_it(command, tmp_path, monkeypatch):
         (["plan", "--hw", "cpu", "--fit", "12"], "--fit"),
         (["plan", "--hw", "cpu", "--set", "ppo.kl_coef=x"], "ppo.kl_coef"),
         (["chat", "--hw", "cpu", "--weights", "nowhere"], "--weights nowhere: no config.json there"),
-        (["run", "sft", "--hw", "cpu", "--data", ""], "--data '': there is no such file"),
+        (["run", "sft", "--hw", "cpu", "--data", ""], "--data '': no such file; check its path"),
         (["data", "check", ""], "'': no such file; check its path"),
         (["run", "sft", "--hw", "cpu", "--data", "some/set"], "--set data.name=some/set --set data.revision=COMMIT"),
     ],
@@ -328,14 +328,18 @@ def test_the_exit_code_of_a_data_check_says_how_bad_it_is(command, tmp_path):
         file.write_text(content)
         assert command("data", "check", file)[0] == expected
     err = command("data", "check", file)[2]
-    assert "rows.jsonl:4: " in err and "more" not in err and "--set data.on_bad_row=skip (make: SET=" in err
+    assert (
+        "rows.jsonl:4: " in err and "more" not in err and "`rlhf run … --set data.on_bad_row=skip` (make: SET=" in err
+    )
     file.write_text(LINE * 6 + '{"chosen": 1}\n' * 5)
     err = command("data", "check", file)[2]
-    assert "rows.jsonl:9: " in err and "; and 2 more. Repair it, or leave such rows out" in err
+    assert (
+        "rows.jsonl:9: " in err and "; and 2 more. Repair it; a run leaves such rows out with `rlhf run … --set" in err
+    )
     assert command("data", "check", "--heldout-fraction", "2", file)[0] == 2
     assert command("data", "check", "--heldout", tmp_path / "none.jsonl", file)[0] == 2
     code, _, err = command("data", "check", "--tokenizer", tmp_path / "none", file)
-    assert code == 2 and "there is no such folder" in err
+    assert code == 2 and "none: no such folder; name one that holds a tokenizer.json" in err
 
 
 def test_a_data_check_looks_for_leakage_into_another_file(command, tmp_path):

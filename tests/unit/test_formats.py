@@ -224,6 +224,12 @@ def test_a_table_is_read_with_quotes_and_line_breaks_in_its_cells(write, name, c
     [
         ("a.csv", "prompt,,\nHi,a,b\n", "a.csv:1: the column '' is named twice"),
         ("a.csv", "prompt,chosen,chosen\nHi,a,b\n", "a.csv:1: the column 'chosen' is named twice"),
+        (
+            "a.csv",
+            "question;answer\nHi, you;4\n",
+            "a.csv:1: one column, 'question;answer': columns must be separated by",
+        ),
+        ("a.csv", "question\tanswer\nHi\t4\n", r"a.csv:1: one column, 'question\tanswer': columns must be"),
         ("a.jsonl", '{"prompt": "a", "prompt": "b", "response": "c"}\n', "a.jsonl:1: the key 'prompt' is given twice"),
         ("a.jsonl", '{"x": [{"b": 1, "b": 2}]}', "a.jsonl:1: the key 'b' is given twice"),
         ("a.json", '[\n{"a": 1, "a": 2}]', "a.json: the key 'a' is given twice"),

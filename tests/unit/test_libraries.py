@@ -1,6 +1,8 @@
 """Libraries that are imported without what takes long."""
 
 import gc
+import subprocess
+import sys
 from typing import Any
 
 from rlhf.process.libraries import _at_first_call, without_collections
@@ -27,6 +29,27 @@ def test_a_function_is_compiled_once_when_it_is_first_called():
     assert not compiled and plain.__name__ == "plain"
     assert [plain(1), plain(2), with_options(1), called(1)] == [101, 102, 102, 103]
     assert compiled == [("plain", {}), ("with_options", {"dynamic": False}), ("<lambda>", {"mode": "default"})]
+
+
+def test_a_notice_of_bitsandbytes_is_not_printed(tmp_path):
+    """Its own stands for the advice that it logs on some CPUs while it is imported."""
+    package = tmp_path / "bitsandbytes"
+    package.mkdir()
+    notice = "import logging; logging.getLogger('bitsandbytes.backends.cpu.ops').warning('pip install kernels')\n"
+    (package / "__init__.py").write_text(notice)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    code += "from rlhf.process.libraries import import_bitsandbytes\nimport_bitsandbytes()\n"
+    code += f"assert sys.modules['bitsandbytes'].__file__.startswith({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_check_for_a_gpu_prints_no_notice_of_a_library():
+    code = "from rlhf import recipe\nfrom rlhf.errors import UserError\nfrom rlhf.stages import runner\n"
+    code += "try: runner.check_device(recipe.load(recipe.resolve('4090', recipe.default_root())))\n"
+    code += "except UserError: pass"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "kernels" not in done.stderr, done.stderr
 
 
 def test_no_collection_looks_at_libraries():

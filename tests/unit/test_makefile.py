@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import __version__
+from rlhf import __version__, recipe
+from rlhf.cli import next_steps
 from rlhf.observe import tracking
 from rlhf.use.chat import CHAT_STAGES
 
@@ -81,6 +82,10 @@ def test_help_all_has_one_line_for_each_target_and_variable(name):
         (("evaluate", "TEMPERATURE=0"), "TEMPERATURE changes nothing in `make evaluate`; it is for chat."),
         (("plan", "VRAM_CAP=4GB"), "VRAM_CAP changes nothing in `make plan`"),
         (("reproduce", "SEED=3"), "SEED changes nothing in `make reproduce`"),
+        (("report", "SET=nonsense.key=1"), "SET changes nothing in `make report`"),
+        (("report", "REUSE=runs"), "REUSE changes nothing in `make report`; it is for pretrain sft"),
+        (("ab", "SET=ppo.steps=1"), "SET changes nothing in `make ab`"),
+        (("chat", "PRICE=3"), "PRICE changes nothing in `make chat`"),
         (("ppo", "SEED=1'"), "SEED=1': one whole number"),
         (("ppo", "HW=.*"), "HW=.*: no recipe for such hardware"),
         (("ppo", "HW=$$(touch x)"), "no recipe for such hardware"),
@@ -91,11 +96,13 @@ def test_a_variable_without_effect_is_refused(arguments, message):
     assert result.returncode == 2 and message in result.stderr
 
 
-@pytest.mark.parametrize("target", ["chat", "serve", "report", "ab", "evaluate", "merge"])
-def test_what_a_stage_names_as_next_is_accepted_with_its_variables(target, files):
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_a_stage_names_as_next_is_accepted_with_its_variables(stage, files):
     own = f"DATA={files[0]}", "OUT=o", "REUSE=runs", "SEED=1", "SET=ppo.steps=2", "PRICE=2", "RUNTIME=local"
-    result = make("-n", target, "HW=cpu", *own)
-    assert result.returncode == 0, result.stderr
+    for words, _ in next_steps.steps(stage, recipe.load(ROOT / "recipes/cpu-tiny/v2").recipe):
+        line = next_steps.make_line(words, ["HW=cpu", *own])
+        result = make("-n", *shlex.split(line)[1:])
+        assert result.returncode == 0, result.stderr
 
 
 def test_a_variable_that_one_of_the_targets_reads_is_accepted():
@@ -107,9 +114,20 @@ def test_help_is_the_part_of_it_that_people_use_most():
     shown = [line for line in some.splitlines() if re.match(r"  [\w-]+ +\S", line)]
     targets = [line for line in shown if line[2].islower()]
     assert len(targets) == 15 and len(shown) == 27
+    assert [line for line in some.splitlines() if line.startswith("Variables")] == ["Variables [default]"]
     assert set(shown) <= set(everything)
     assert {"setup", "plan", "ppo", "report", "help-all"} <= {line.split()[0] for line in targets}
     assert {"fetch", "data-check", "all", "PRICE", "PIP_ARGS"} <= {line.split()[0] for line in shown}
+
+
+def test_variables_are_listed_below_what_they_are_for():
+    headings: dict[str, str] = {}
+    for block in help_all().split("\n\n"):
+        heading, *lines = block.splitlines()
+        headings |= {line.split()[0]: heading.partition(": ")[2] for line in lines if line[2:3].isupper()}
+    assert set(headings) == set(VARIABLES) and "" not in headings.values()
+    assert headings["HW"] == "what to run" and headings["RESUME"] == "train" and headings["URL"] == "use a finished run"
+    assert max(list(headings.values()).count(heading) for heading in headings.values()) <= 11
 
 
 def test_columns_of_the_help_are_straight():
@@ -192,6 +210,11 @@ def test_a_price_reaches_every_table_that_can_show_a_cost(target):
     assert "--price" not in calls(target)[-1]
 
 
+@pytest.mark.parametrize("limit", ["12GB", "card"])
+def test_a_limit_reaches_the_plan_as_it_is_written(limit):
+    assert calls("plan", f"FIT={limit}") == [["plan", "--hw", "cpu", "--fit", limit]]
+
+
 def test_ratings_are_of_the_recipe_s_run():
     (words,) = calls("ab", "SEED=3", "AB_ARGS=--a sft --b dpo")
     assert words == ["ab", "--hw", "cpu", "--out", "runs/seed-3", "--a", "sft", "--b", "dpo"]
@@ -242,7 +265,7 @@ def test_data_takes_a_pattern(files):
 def test_missing_data_stops_at_once(tmp_path):
     result = make("-n", "sft", f"DATA={tmp_path}/my pairs.jsonl")
     assert result.returncode != 0
-    assert "DATA: there is no file" in result.stderr
+    assert f"DATA='{tmp_path}/my': no such file" in result.stderr
     assert "spaces" in result.stderr
     assert not result.stdout
 
@@ -256,7 +279,7 @@ def test_the_name_of_a_hub_set_is_answered_with_how_it_is_named():
 @pytest.mark.parametrize("path", ["/tmp/none", "./none", "none", "some/set.jsonl", "some/set.csv.gz", "a/b/c"])
 def test_a_path_is_not_taken_for_the_name_of_a_hub_set(path):
     result = make("-n", "data-check", f"DATA={path}")
-    assert f"DATA: there is no file '{path}'" in result.stderr
+    assert f"DATA='{path}': no such file" in result.stderr
     assert "hub" not in result.stderr
 
 
@@ -309,6 +332,11 @@ def test_unknown_target_is_an_error_even_where_a_folder_has_its_name(name):
 def test_targets_with_the_same_first_letter_are_named():
     assert "Did you mean one of: plan pretrain ppo? `make help-all`" in make("pppo").stderr
     assert "no target 'x'. `make help-all` lists them" in make("x").stderr
+
+
+@pytest.mark.parametrize(("word", "meant"), [("train", "one of: pretrain sft rm ppo "), ("install", "setup? ")])
+def test_the_targets_that_another_word_may_mean_are_named(word, meant):
+    assert f"no target '{word}'. Did you mean {meant}" in make("-n", word).stderr
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -483,8 +511,12 @@ def test_the_recipe_s_device_decides_and_not_a_folder_s_name(tmp_path):
 @pytest.mark.parametrize(
     ("variable", "expected"),
     [
-        ("hw=4090", "there is no variable 'hw'. `make help-all` lists them"),
-        ("FTI=12GB", "there is no variable 'FTI'. `make help-all` lists them"),
+        ("hw=4090", "there is no variable 'hw'. Did you mean HW? `make help-all` lists them"),
+        (
+            "FTI=12GB",
+            "there is no variable 'FTI'. Did you mean one of: FIT FILES FLASH_ATTN? `make help",
+        ),
+        ("x=1", "there is no variable 'x'. `make help-all` lists them"),
         ("HW=4091", "HW=4091: no recipe for such hardware, only for 12gb 2x4090 2xcpu 4090 8gb 8xh100 cpu h100. `make"),
         ("RECIPE=cpu-tiny", "RECIPE=cpu-tiny: no recipe.yaml there"),
         ("HW=cpu RECIPE=recipes/cpu-tiny/v1", "both choose a recipe; leave one of them out"),

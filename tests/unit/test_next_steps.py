@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from rlhf import cli
 from rlhf.cli import next_steps
 from rlhf.cli.choice import Choice
 from rlhf.stages import runner
-from tests.conftest import RECIPE, not_none, rlhf, small, summary_of
+from tests.conftest import RECIPE, not_none, rlhf, small, summary_of, write_records
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -34,7 +35,7 @@ def printed(monkeypatch, capsys, tmp_path):
     return lines
 
 
-def options_of(line: str) -> dict[str, object]:
+def options_of(line: str) -> dict[str, Any]:
     """The values of the options on a line of `rlhf`, as click reads them."""
     name, *words = shlex.split(line, comments=True)[1:]
     return cli.cli.commands[name].make_context(name, words, resilient_parsing=True).params
@@ -105,6 +106,23 @@ def test_a_copied_line_of_make_has_the_variables_of_the_first(tmp_path):
     assert absent is None, "only stages are told"
     assert words[:3] == ["run", "ppo", "--with-parents"] and words[-1] == "--resume"
     assert chat == ["chat", *words[3:-1], "--stage", "ppo"]
+
+
+@pytest.mark.parametrize("command", ["ratings export {run} --to rows.jsonl", "compare {run} {run}", "ab {recipe}"])
+def test_a_missing_evaluation_is_named_with_the_options_of_the_run(tmp_path, monkeypatch, capsys, command):
+    run = tmp_path / "my runs/cpu-tiny/v1"
+    changes = {"ppo.steps": 2, "data.source": "files", "data.files": ["/a b.jsonl"], "merge.stage": "dpo"}
+    for stage, started, overrides in (("sft", "2026-01-02", changes), ("pretrain", "2026-01-01", {"ppo.steps": 1})):
+        (run / stage).mkdir(parents=True)
+        write_records(run / stage, {"started": started, "overrides": overrides, "seed": 7})
+    named = f"--recipe {RECIPE} --out '{tmp_path}/my runs'"
+    code, _, err = rlhf(monkeypatch, capsys, *shlex.split(command.format(run=f"'{run}'", recipe=named)))
+    assert code == 1 and err.startswith(f"error: {run}/evaluate: no finished evaluation; first `rlhf run evaluate ")
+    assert err.endswith("` (make: evaluate)\n")
+    values = options_of(err.split("`")[1])
+    assert values["with_parents"] and values["stage"] == "evaluate" and values["out"] == tmp_path / "my runs"
+    loaded = Choice(directory=values["directory"], changes=values["changes"], seed=values["seed"]).load()
+    assert loaded.directory.resolve() == RECIPE and loaded.overrides == changes and loaded.recipe.seed == 7
 
 
 def test_the_container_gets_the_variables_by_name():

@@ -8,7 +8,7 @@ import pytest
 
 from rlhf import files
 from rlhf.cli.commands import cli
-from rlhf.cli.options import StrictCommand
+from rlhf.cli.options import StrictCommand, listed
 from rlhf.memory.cards import size_in_bytes
 from rlhf.report import RunRecords
 from rlhf.report.data import quality_of
@@ -58,6 +58,7 @@ def test_what_cannot_be_a_result_is_refused_before_any_work(command, name, to):
         "data show absent",
         "data convert absent --to new.jsonl",
         "score absent --hw cpu",
+        "results absent",
         "report absent",
         "report runs absent",
         "compare absent runs",
@@ -221,13 +222,56 @@ def test_a_report_does_not_read_data_that_became_a_device(command, tmp_path, nam
     ("words", "message"),
     [
         (("plan", "--hw", "cpu", "--hw", "4090"), "--hw is given twice; leave one of them out"),
-        (("run", "sft", "--hw", "cpu", "--resume", "--restart"), "--resume/--restart is given twice"),
+        (("run", "sft", "--resume", "--restart"), "--resume and --restart exclude each other; give one"),
+        (("run", "sft", "--no-preflight", "--preflight"), "--preflight and --no-preflight exclude each other"),
+        (("run", "sft", "--resume", "--resume"), "--resume is given twice; leave one of them out"),
+        (("plan", "--hw=cpu", "--hw=4090"), "--hw is given twice"),
         (("data", "check", "a.jsonl", "--seed", "1", "--seed", "2"), "--seed is given twice"),
     ],
 )
 def test_an_option_that_is_given_twice_is_refused(monkeypatch, capsys, words, message):
     code, _, err = rlhf(monkeypatch, capsys, *words)
     assert code == 2 and message in err
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [
+        ("--bogus", ""),
+        ("--ot", " Did you mean '--out'?"),
+        ("--with-parent", " Did you mean '--with-parents'?"),
+        ("-x", ""),
+    ],
+)
+def test_only_options_that_are_near_are_named(command, typed, near):
+    code, out, err = command("run", "ppo", "--hw", "cpu", typed)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: No such option {typed!r}.{near} (`rlhf run --help`)")
+
+
+@pytest.mark.parametrize("text", ["0 1 2", "0,1,2", "0, 1,2", " 0 1, 2 "])
+def test_commas_and_spaces_separate_the_words_of_a_list(text):
+    assert listed(text) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("reproduce", "--hw", "cpu", "--seeds", "0,1,01"), "'0,1,01' names a seed twice"),
+        (("reproduce", "--hw", "cpu", "--seeds", "0,1;2"), "'0,1;2': whole numbers below 2^32, separated by commas"),
+        (("reproduce", "--hw", "cpu", "--until", "sft,pppo"), "pppo"),
+        (("new", "--model", "m", "--card", "24GB", "--stages", "ppo sft"), "--stages ppo,sft: sft is none of"),
+        (("new", "--model", "m", "--card", "24GB", "--stages", ","), "--stages '': name one or several of"),
+    ],
+)
+def test_a_list_with_a_wrong_word_is_refused(command, words, message):
+    code, out, err = command(*words)
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
+
+
+def test_a_report_without_anything_asks_for_runs(command):
+    code, _, err = command("report")
+    assert code == 2 and err.startswith("error: name run directories, or a recipe: --hw NAME or --recipe DIR")
 
 
 def test_every_command_refuses_repeated_options():

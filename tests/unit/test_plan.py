@@ -452,8 +452,12 @@ def test_a_size_is_read_with_its_unit(text, size):
 def test_a_bad_size_is_a_mistake_in_the_command(command, small):
     code, out, err = command("plan", "--recipe", small, "--fit", "12XB")
     assert (code, out) == (2, "")
-    assert "'--fit': '12XB': write a size with its unit, for example 12GB" in err
-    code, _, err = command("plan", "--recipe", small, "--fastest")
+    assert "'--fit': '12XB': write a size with its unit, for example 12GB, or card" in err
+
+
+@pytest.mark.parametrize("options", [["--fastest"], ["--fit", "card"]])
+def test_the_limit_may_be_that_of_the_recipe_s_card(command, small, options):
+    code, _, err = command("plan", "--recipe", small, *options)
     assert code == 1
     assert "hardware.memory_gb is not given" in err and "--fit 12GB (make: FIT=12GB)" in err
 

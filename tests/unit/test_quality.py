@@ -61,7 +61,9 @@ def test_prompts_alone_are_counted_and_said_to_be_for_ppo_only():
 def test_the_last_line_names_what_is_wrong_and_what_leaves_it_out():
     verdict = commands.verdict(check(rows(pairs=distinct(1000) + distinct(200))))
     assert verdict.startswith("1 warning (duplicates)")
-    assert verdict.endswith("; --set data.drop=[duplicates] (make: SET=…) leaves such rows out of training")
+    assert verdict.endswith(
+        "; `rlhf run … --set data.drop=[duplicates]` (make: SET=…) leaves such rows out of training"
+    )
     assert commands.verdict(check(rows(pairs=distinct(1000)))) == "nothing wrong was found"
 
 

@@ -36,7 +36,7 @@ def test_no_tokenizer_is_one_clear_line(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "empty").mkdir()
     for folder, message in (
-        (tmp_path / "nowhere", "there is no such folder"),
+        (tmp_path / "nowhere", "no such folder"),
         (tmp_path, "no tokenizer could be read there"),
         (tmp_path / "empty", "no tokenizer could be read there"),
     ):

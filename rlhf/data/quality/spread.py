@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf.errors import OptionError, UserError
+from rlhf.errors import OptionError, UserError, no_such
 from rlhf.terminal import message_of
 
 LengthFn = Callable[[Sequence[str]], list[int]]  # texts -> the length of each
@@ -64,7 +64,7 @@ def tokens(folder: str | Path) -> LengthFn:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise OptionError(f"--tokenizer {folder}: there is no such folder; name one that holds a tokenizer.json")
+        raise OptionError(no_such("folder", f"--tokenizer {folder}", "name one that holds a tokenizer.json"))
     try:
         if (folder / "tokenizer.json").is_file():  # this avoids torch and is faster
             from tokenizers import Tokenizer
