@@ -17,6 +17,7 @@ from rlhf.observe.progress import working
 from rlhf.process import distributed
 from rlhf.recipe import Recipe
 from rlhf.run.directory import Run
+from rlhf.run.layout import MANIFEST
 from rlhf.run.reader import read
 from rlhf.run.records import Manifest
 from rlhf.terminal import say
@@ -113,7 +114,7 @@ def _require_data_of_earlier_runs(run: Run, data_sha256: str) -> None:
     earlier = {run.path: run.resumed_data}
     for parent in recipes.parents(run.loaded.recipe, run.stage):
         folder = run.parents.folder(parent)
-        manifest = read(folder / "manifest.json", Manifest)
+        manifest = read(folder / MANIFEST, Manifest)
         earlier[folder] = manifest.data if manifest else None
     for path, data in earlier.items():
         if data and data.sha256 != data_sha256:

@@ -10,6 +10,7 @@ from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
 from rlhf.recipe import POLICIES
 from rlhf.run.finished import finished_evaluation
+from rlhf.run.layout import SAMPLES
 from rlhf.run.outcomes import SampleLine
 from rlhf.run.reader import read_lines
 from rlhf.terminal import harmless
@@ -58,7 +59,7 @@ def pair_answers(root: Path, a: str | None = None, b: str | None = None) -> Pair
     """
     folder = root / "evaluate"
     finished_evaluation(root)
-    rows = read_lines(folder / "samples.jsonl", SampleLine)
+    rows = read_lines(folder / SAMPLES, SampleLine)
     if not rows:
         raise UserError(f"{folder / 'samples.jsonl'}: no samples there")
     names = [name for name in rows[0].answers if all(name in row.answers for row in rows)]

@@ -10,9 +10,10 @@ from rlhf.recipe import ONLINE
 from rlhf.report.parts import COLOURS, Chart, Charts, Section, Table, Trace, Turn, dialogue, line, middles, table
 from rlhf.report.runs import RunRecords, details, suffix, with_interval
 from rlhf.run import reader
+from rlhf.run.layout import SAMPLES
 from rlhf.run.outcomes import RewardModelFigures, SampleLine
 
-SAMPLES = 200  # dialogues on the page, at most
+DIALOGUES = 200  # dialogues on the page, at most
 OPEN = 12  # dialogues that are shown at once; the others are folded
 
 
@@ -149,10 +150,10 @@ def samples(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return held-out prompts with every policy's answer; without an evaluation, a policy's last samples."""
     dialogues, total = [], 0
     for run in runs:
-        files = [run.run_directory / stage / "samples.jsonl" for stage in ("evaluate", *ONLINE)]
+        files = [run.run_directory / stage / SAMPLES for stage in ("evaluate", *ONLINE)]
         rows = next((rows for file in files if (rows := reader.read_lines(file, SampleLine))), [])
         total += len(rows)
-        dialogues += [[*dialogue(row.prompt, row.messages), *_answers(row)] for row in rows[-SAMPLES:]]
+        dialogues += [[*dialogue(row.prompt, row.messages), *_answers(row)] for row in rows[-DIALOGUES:]]
     return [Section("Samples", "samples.html", Samples(dialogues[:OPEN], dialogues[OPEN:], total))] if dialogues else []
 
 

@@ -10,6 +10,7 @@ from rlhf.report.parts import Cell, Charts, Section, table
 from rlhf.report.runs import RunRecords
 from rlhf.run import reader, records
 from rlhf.run.finished import totals
+from rlhf.run.layout import FINDINGS
 
 
 def verdicts(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
@@ -59,7 +60,7 @@ def findings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     rows = []
     for run in runs:
         for stage in run.manifests:
-            for line in reader.read_lines(run.run_directory / stage / "findings.jsonl", records.FindingLine):
+            for line in reader.read_lines(run.run_directory / stage / FINDINGS, records.FindingLine):
                 remedies = ", ".join(f"{key}={value}" for key, value in line.remedies.items())
                 stage_name = f"{run.name}, {stage}" if len(runs) > 1 else stage
                 rows.append(Finding(f"{stage_name}, step {line.step}: {line.seen}. {line.cause}.", remedies))

@@ -10,6 +10,7 @@ from rlhf.report.overview import STAGE_TITLES
 from rlhf.report.parts import COLOURS, Chart, Charts, Section, Table, Trace, level, line, table
 from rlhf.report.runs import RunRecords, metrics, suffix
 from rlhf.run import reader, records
+from rlhf.run.layout import TELEMETRY
 from rlhf.run.outcomes import Prediction
 from rlhf.run.records import MetricsLine
 
@@ -83,7 +84,7 @@ def _memory_over_time(runs: Sequence[RunRecords], stage: StageName, charts: Char
     """Draw the measured memory of each logged step."""
     lines = []
     for number, run in enumerate(runs):
-        telemetry = reader.read_lines(run.run_directory / stage / "telemetry.jsonl", records.TelemetryLine)
+        telemetry = reader.read_lines(run.run_directory / stage / TELEMETRY, records.TelemetryLine)
         points = [(row.step, row.memory_bytes / 1e9) for row in telemetry if row.memory_bytes is not None]
         if points:
             steps, sizes = map(list, zip(*points, strict=True))

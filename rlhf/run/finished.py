@@ -16,7 +16,7 @@ from rlhf.files import read_json, replacing, sha256
 from rlhf.recipe import STAGES, StageName, published
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.run import reader, records
-from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL, RESULTS
+from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, MANIFEST, MODEL, RESULTS, SAMPLES, SUMMARY
 
 REMADE = ("evaluate", "merge")  # run again when an input has changed; the earlier result is renamed, not deleted
 BASE = "base_model_name_or_path"  # in ADAPTER_CONFIG; the only thing in a result that depends on where the run is
@@ -25,13 +25,13 @@ BASE = "base_model_name_or_path"  # in ADAPTER_CONFIG; the only thing in a resul
 def read_summary(path: Path) -> records.Summary | None:
     """Return the summary in a stage's directory; None if the stage is not done. Raises UserError if it is damaged."""
     with reader.advising(_way_out(path, path.name)):
-        return reader.read(path / "summary.json", records.Summary)
+        return reader.read(path / SUMMARY, records.Summary)
 
 
 def read_manifest(path: Path) -> records.Manifest:
     """Return the manifest in a stage's directory. Raises UserError if it is missing or damaged."""
     with reader.advising(_way_out(path, path.name)):
-        manifest = reader.read(path / "manifest.json", records.Manifest)
+        manifest = reader.read(path / MANIFEST, records.Manifest)
         if manifest is None:
             raise UserError(f"{path}: manifest.json is missing")
         return manifest
@@ -45,7 +45,7 @@ def stage_folder(root: Path, stage: StageName) -> Path:
     """
     below_root = root / stage
     if not below_root.exists():
-        for manifest in sorted(root.glob("*/manifest.json")):
+        for manifest in sorted(root.glob(f"*/{MANIFEST}")):
             if manifest.parent.name not in STAGES:
                 continue
             relative = read_manifest(manifest.parent).parents_from.get(stage)
@@ -66,7 +66,7 @@ def verified(root: Path, stage: StageName) -> records.Summary:
         raise UserError(f"{path}: {stage} is not done")
     check_result(path, summary)
     for name, digest in read_manifest(path).parents.items():
-        parent = stage_folder(path.parent, name) / "summary.json"
+        parent = stage_folder(path.parent, name) / SUMMARY
         if parent.is_file() and sha256(parent) != digest:
             advice = f"run {stage} again" if stage in REMADE else _way_out(path, stage)
             raise UserError(f"{path} was made from another {name} than {parent.parent}; {advice}")
@@ -75,7 +75,7 @@ def verified(root: Path, stage: StageName) -> records.Summary:
 
 def finished_evaluation(root: Path) -> records.Summary:
     """Return the summary of a run's evaluation. Raises UserError unless it is finished and unchanged."""
-    if not (root / "evaluate" / "summary.json").is_file():
+    if not (root / "evaluate" / SUMMARY).is_file():
         way_out = "first `rlhf run evaluate --with-parents` with the options of the run (make: evaluate)"
         raise UserError(f"{root / 'evaluate'}: no finished evaluation; {way_out}")
     return verified(root, "evaluate")
@@ -102,7 +102,7 @@ def check_result(path: Path, summary: records.Summary, largest: int | None = Non
 
 def result_files(path: Path) -> list[Path]:
     """Return the files in a stage's directory that hold its result."""
-    evaluation_files = ("samples.jsonl", "details.json") if path.name == "evaluate" else ()
+    evaluation_files = (SAMPLES, "details.json") if path.name == "evaluate" else ()
     return sorted([*_results(path), *(file for name in evaluation_files if (file := path / name).is_file())])
 
 

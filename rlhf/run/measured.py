@@ -8,7 +8,7 @@ from rlhf import recipe as recipes
 from rlhf.files import finite
 from rlhf.recipe import Figure, PinnedRecipe, StageName, published
 from rlhf.run import reader, records
-from rlhf.run.layout import ADAPTER, MODEL
+from rlhf.run.layout import ADAPTER, METRICS, MODEL
 
 
 def figures(loaded: PinnedRecipe, stage: StageName | Literal["all"]) -> list[Figure]:
@@ -41,7 +41,7 @@ def comparable_values(
         sizes = [file.stat().st_size for file in (path / folder).glob("*.safetensors")]
         if sizes:
             values[name] = sum(sizes) / published.GB
-    for row in reader.read_lines(path / "metrics.jsonl", records.MetricsLine):
+    for row in reader.read_lines(path / METRICS, records.MetricsLine):
         for key, value in row.values.items():
             if value is not None:
                 values.setdefault(f"first.{key}", value)

@@ -8,10 +8,10 @@ import pytest
 from rlhf.data.batch import collate
 from rlhf.data.load import divide_rows
 from rlhf.data.source import read_source
-from rlhf.files import read_intact_lines
 from rlhf.recipe import as_yaml
 from rlhf.use import score
 from tests.conftest import RECIPE, SMALL, content_of, rlhf, small
+from tests.lines import read_intact_lines
 
 
 def told(row) -> list[dict[str, Any]]:
