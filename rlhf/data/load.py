@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from rlhf import recipe as recipes
 from rlhf.data.corpus import Corpus, Split
-from rlhf.data.formats import ReadReport, Rows
+from rlhf.data.formats import ParsedRows, ReadReport
 from rlhf.data.quality import flaws
 from rlhf.data.quality.leakage import leaks
 from rlhf.data.rows import Row
@@ -47,7 +47,7 @@ def load_corpus(run: Run) -> Corpus:
     return corpus
 
 
-def divide_rows(rows: Rows, recipe: Recipe) -> tuple[Corpus, dict[str, int]]:
+def divide_rows(rows: ParsedRows, recipe: Recipe) -> tuple[Corpus, dict[str, int]]:
     """Return training and held-out rows without those that `data.drop` removes, and how many rows each reason removed.
 
     Leaked rows are removed from the training side, so that the held-out rows stay the same and results stay comparable.

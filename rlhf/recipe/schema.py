@@ -21,7 +21,7 @@ from rlhf.recipe.bounds import (
     Name,
     NonNegative,
     Positive,
-    Rows,
+    RowCount,
     Samples,
     Seed,
     Steps,
@@ -55,8 +55,8 @@ class Optimization(Section):
     gradient_accumulation_steps: BatchRows
     gradient_checkpointing: bool
     group_by_length: bool
-    max_samples: Rows | None  # first training rows in the seed's order; null: all
-    max_eval_samples: Rows
+    max_samples: RowCount | None  # first training rows in the seed's order; null: all
+    max_eval_samples: RowCount
     logging_steps: Steps
     save_steps: Steps
     max_length: Tokens
@@ -141,7 +141,7 @@ class Dpo(Dialogues):
 class Evaluate(Section):
     """The comparison of policies with SFT on held-out prompts."""
 
-    max_samples: Rows
+    max_samples: RowCount
     batch_size: BatchRows
     response_length: Tokens
     max_prompt_length: Tokens

@@ -15,7 +15,7 @@ from rlhf.recipe.bounds import (
     NonNegative,
     Passes,
     Positive,
-    Rows,
+    RowCount,
     Steps,
     StepsOrZero,
     Temperature,
@@ -65,11 +65,11 @@ class OnPolicy(Section):
     score_clip: Positive | None = None  # limit of the absolute score, after normalisation or sigmoid
     missing_eos_penalty: NonNegative | None
     old_logprobs: Literal["recompute", "rollout"] = "recompute"  # in a forward pass, or as noted in sampling
-    max_samples: Rows | None
+    max_samples: RowCount | None
     logging_steps: Steps
     save_steps: Steps
     eval_steps: Steps  # steps between evaluations on held-out prompts; also at every checkpoint
-    max_eval_samples: Rows
+    max_eval_samples: RowCount
     keep_checkpoints: Literal["all"] | StepsOrZero = "all"  # a number: as many of the newest, and the best
     best_kl_limit: Positive | None = None  # most KL of the best checkpoint (highest score), nats per token
     adapter: KeptWeights = "last"  # the weights that are kept

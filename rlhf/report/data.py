@@ -99,7 +99,7 @@ def quality_of(run: RunRecords) -> Quality | str | None:
     return reader.check(report, Quality, str(file))
 
 
-def _rows(settings: DataSettings, files: list[str]) -> formats.Rows:
+def _rows(settings: DataSettings, files: list[str]) -> formats.ParsedRows:
     """Read the rows of a run again."""
     format = cast(DataFormat, settings.format)
     if settings.source == "hub":

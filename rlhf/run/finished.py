@@ -13,8 +13,9 @@ from pathlib import Path
 
 from rlhf.errors import UserError
 from rlhf.files import read_json, replacing, sha256
-from rlhf.recipe import STAGES, StageName, published
+from rlhf.recipe import STAGES, StageName
 from rlhf.recipe.published import Figure, Verdict
+from rlhf.recipe.totals import compare_total
 from rlhf.run import reader, records
 from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, MANIFEST, MODEL, RESULTS, SAMPLES, SUMMARY
 
@@ -153,7 +154,8 @@ def totals(
     `price` is in dollars per hour of one card.
     """
     figures = next((summary.all_stages for summary in reversed([*summaries.values()]) if summary.all_stages), [])
-    return published.totals(figures, {stage: summary.spent for stage, summary in summaries.items()}, price)
+    spent = {stage: summary.spent for stage, summary in summaries.items()}
+    return [(figure, *compare_total(figure, spent, price)) for figure in figures]
 
 
 def data_file(root: Path, name: str) -> Path:

@@ -28,9 +28,9 @@ def chain(loaded: PinnedRecipe, until: Sequence[StageName]) -> list[StageName]:
 
 
 def final_stages(loaded: PinnedRecipe) -> list[StageName]:
-    """Return the stages that train a policy, and evaluate if one of the recipe's targets is about it."""
+    """Return the stages that train a policy, and evaluate if one of the recipe's figures is about it."""
     stages: list[StageName] = [stage for stage in POLICIES if loaded.recipe.section(stage) is not None]
-    if any(target.stage == "evaluate" for target in loaded.targets):
+    if any(figure.stage == "evaluate" for figure in loaded.figures):
         stages.append("evaluate")
     return stages
 

@@ -22,6 +22,7 @@ from rlhf.report import RunRecords, overview, tables, training
 from rlhf.report.evaluation import OPEN
 from rlhf.report.page import render
 from rlhf.report.parts import Charts, Section, Table
+from rlhf.run import records
 from rlhf.run.records import Summary
 from tests.browser import chromium as chromium
 from tests.browser import complaints, needs_browser, open_page
@@ -47,8 +48,8 @@ def run(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_stages(small(), out, "ppo")
     root = out / "cpu-tiny" / "v1"
     summary = content_of(root / "ppo" / "summary.json")  # a changed recipe has no targets of its own
-    target = next(f for f in recipe.load(RECIPE).targets if f.metric == "kl_per_token")
-    summary["targets"] = [published.record(target, summary["metrics"]["kl_per_token"])]
+    target = next(f for f in recipe.load(RECIPE).figures if f.metric == "kl_per_token")
+    summary["targets"] = [records.compared(target, summary["metrics"]["kl_per_token"])]
     (root / "ppo" / "summary.json").write_text(json.dumps(summary))
     (root / "evaluate").mkdir()
     rows = [{"step": 0, "prompt": f"prompt {i} {text}", "sft": {"response": text}} for i, text in enumerate(HOSTILE)]
@@ -379,13 +380,13 @@ def test_a_published_course_is_a_band_and_predicted_memory_lies_in_order(tmp_pat
 def test_the_page_compares_every_figure_and_those_of_all_stages(tmp_path):
     """A run of a recipe for a GPU, as far as that table reads one."""
     loaded = recipe.load(RECIPE.parents[1] / "h100-mistral-7b" / "v1")
-    totals = [f.model_dump(mode="json", exclude_defaults=True) for f in loaded.targets if f.stage == "all"]
+    totals = [f.model_dump(mode="json", exclude_defaults=True) for f in loaded.figures if f.stage == "all"]
     peaks = {"sft": 58.0, "rm": 24.9, "ppo": 84.0}
     summaries = {
         stage: summary_of(
             targets=[
-                published.record(f, peak if f.metric == "peak_vram_gb" else None)
-                for f in loaded.targets
+                records.compared(f, peak if f.metric == "peak_vram_gb" else None)
+                for f in loaded.figures
                 if f.stage == stage
             ],
             all_stages=totals,
@@ -416,7 +417,7 @@ def test_predicted_memory_stands_beside_measured_memory_only(tmp_path):
         published.Figure(name=name, stage="sft", metric=name, range=(None, 30), unit=unit, source="ours")
         for name, unit in names.items()
     ]
-    summary = summary_of(targets=[published.record(f, 20.0) for f in figures], predicted_peak_vram_bytes=21.5e9)
+    summary = summary_of(targets=[records.compared(f, 20.0) for f in figures], predicted_peak_vram_bytes=21.5e9)
     (section,) = tables.verdicts([RunRecords("run", tmp_path, {}, {"sft": summary})], Charts())
     columns = [column.text for column in section.data.columns]
     cells = [dict(zip(columns, (cell.text for cell in row), strict=True)) for row in section.data.rows]
@@ -469,7 +470,7 @@ def test_several_runs_share_the_charts(run):
 def finished(stage: Literal["sft", "rm", "ppo"], measured: float, **metrics: float) -> Summary:
     """A summary of a stage with one target: at least 0.6."""
     figure = published.Figure(name="gain", stage=stage, metric="gain", range=(0.6, None), unit="sd", source="ours")
-    return summary_of(targets=[published.record(figure, measured)], wall_seconds=90.4, metrics=metrics)
+    return summary_of(targets=[records.compared(figure, measured)], wall_seconds=90.4, metrics=metrics)
 
 
 MANIFEST = manifest_of(

@@ -28,7 +28,7 @@ def write(file, *rows):
     return file
 
 
-def content(rows: formats.Rows) -> list[Any]:
+def content(rows: formats.ParsedRows) -> list[Any]:
     kept: tuple[Any, ...] = (*rows.documents, *rows.examples, *rows.pairs, *rows.prompts)
     return [[getattr(row, name) for name in row.__slots__ if name != "source"] for row in kept]
 

@@ -16,7 +16,7 @@ from rlhf.files import read_json, write_json
 from rlhf.observe.tables import targets_table
 from rlhf.rating.store import current_ratings
 from rlhf.recipe import published
-from rlhf.run import other_settings, reader
+from rlhf.run import other_settings, reader, records
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import Run
 from rlhf.run.parents import ParentMissing
@@ -85,8 +85,8 @@ def test_the_summary_is_written_with_all_keys_of_its_record_in_their_order(tmp_p
     assert json.dumps(summary.content(), indent=2, ensure_ascii=False) + "\n" == text
     assert {key: written[key] for key in costs} == costs and '"load": 2,' in text, "whole numbers stay whole"
     assert written["metrics"] == {"perplexity": 2.0, "train_pairs": 7, "undefined": None}
-    figures = [figure for figure in loaded.targets if figure.stage == "sft"]
-    assert written["targets"][0] == published.record(figures[0], 14.48)
+    figures = [figure for figure in loaded.figures if figure.stage == "sft"]
+    assert written["targets"][0] == records.compared(figures[0], 14.48)
     assert written["all_stages"][0].keys() < {*published.Figure.model_fields}, "defaults are left out"
 
 

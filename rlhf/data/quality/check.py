@@ -7,7 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from rlhf.data.formats import Rows
+from rlhf.data.formats import ParsedRows
 from rlhf.data.quality import spread
 from rlhf.data.quality.flaws import FLAWS, texts
 from rlhf.data.quality.leakage import leaks
@@ -19,9 +19,9 @@ from rlhf.stats import wilson
 
 
 def check(
-    rows: Rows,
+    rows: ParsedRows,
     *,
-    heldout: Rows | None = None,
+    heldout: ParsedRows | None = None,
     seed: int = 0,
     fraction: float = 0.1,
     count: spread.LengthFn = spread.words,
