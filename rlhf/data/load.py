@@ -57,17 +57,20 @@ def divide_rows(rows: ParsedRows, recipe: Recipe) -> tuple[Corpus, dict[str, int
     kinds: list[Any] = [remaining.documents, remaining.examples, remaining.pairs, remaining.prompts]
     sides = [divide(kind, row_key, seed=seed, fraction=recipe.data.heldout_fraction) for kind in kinds]
     if "leaked" in reasons:
-        training, heldout = ([row for side in sides for row in side[n]] for n in (0, 1))
-        removed = {id(row) for row in leaks(training, heldout).leaking}
+        all_training, all_heldout = ([row for side in sides for row in side[n]] for n in (0, 1))
+        removed = {id(row) for row in leaks(all_training, all_heldout).leaking}
         dropped["leaked"] = len(removed)
         sides = [([row for row in train if id(row) not in removed], heldout) for train, heldout in sides]
     if reasons and not any(train for train, _ in sides):
         raise UserError(f"data.drop leaves nothing to train on ({_counts(dropped)}); leave a reason out of it")
-    splits = (_with_validation(shuffled(t, seed), shuffled(h, seed), seed, recipe.data) for t, h in sides)
+    splits = (
+        _with_validation(shuffled(train, seed), shuffled(heldout, seed), seed, recipe.data) for train, heldout in sides
+    )
     return Corpus(*splits), dropped
 
 
 def _counts(dropped: Mapping[str, int]) -> str:
+    """Return in words how many rows each reason removed."""
     return ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
 
 
