@@ -29,7 +29,7 @@ class DataCheck(NamedTuple):
     problem: str = ""
 
 
-def data(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+def sections_of_data(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the result of the check of each run's data."""
     checks = []
     for run in runs:

@@ -24,7 +24,7 @@ class Policies(NamedTuple):
     scores: Chart | None
 
 
-def policies(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+def sections_of_policies(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the metrics of every policy on the same held-out prompts."""
     blocks = []
     for run in runs:
@@ -65,7 +65,7 @@ def _scores(run: RunRecords, runs: Sequence[RunRecords], charts: Charts) -> Char
     return charts.add(f"scores of every policy's answers{suffix(run, runs)}", lines, tall=True, **axes)
 
 
-def ratings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+def sections_of_ratings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the statistics of blind ratings of two policies' answers."""
     rows: list[tuple[object, ...]] = []
     for run in runs:
@@ -100,7 +100,7 @@ class RewardModel(NamedTuple):
     contradicted: list[ContradictedPair]
 
 
-def reward_model(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+def sections_of_reward_model(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return calibration, margins and scores of the reward model, and the pairs that it contradicts."""
     model_charts: list[Chart] = []
     contradicted = []
@@ -146,7 +146,7 @@ class Samples(NamedTuple):
     total: int
 
 
-def samples(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+def sections_of_samples(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return held-out prompts with every policy's answer; without an evaluation, a policy's last samples."""
     dialogues, total = [], 0
     for run in runs:

@@ -13,7 +13,7 @@ from rlhf.run.finished import totals
 from rlhf.run.layout import FINDINGS
 
 
-def verdicts(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+def sections_of_verdicts(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the table of targets or published figures beside the measured values."""
     rows: list[tuple[object, ...]] = []
     for run in runs:
@@ -55,7 +55,7 @@ class Findings(NamedTuple):
     watched: bool
 
 
-def findings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+def sections_of_findings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the findings of the checks while the stages trained."""
     rows = []
     for run in runs:
@@ -70,7 +70,7 @@ def findings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     return [Section(title, "findings.html", Findings(rows, watched and finished))]
 
 
-def provenance(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+def sections_of_provenance(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the recipe, code, data and packages that each stage was made from."""
     rows = []
     for run in runs:

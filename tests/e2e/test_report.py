@@ -166,7 +166,7 @@ def test_the_evaluation_is_shown_side_by_side(evaluated):
 def test_ratings_are_counted(evaluated):
     answers = pair_answers(evaluated, "sft", "ppo")
     for pair in answers.pairs[:3]:
-        store.append(answers.file, store.rating(pair, "<b>ann</b>", "b", "ab"))
+        store.append(answers.file, store.new_line(pair, "<b>ann</b>", "b", "ab"))
     (answers.file.parent / "sft-vs-dpo.jsonl").write_text("")  # of an evaluation that had DPO
     page = report.page([report.load(evaluated)])
     assert "not counted:" in page and "no answers of &#39;dpo&#39;" in page
@@ -397,7 +397,7 @@ def test_the_page_compares_every_figure_and_those_of_all_stages(tmp_path):
         for stage, peak in peaks.items()
     }
     run = RunRecords("run", tmp_path, {}, summaries, price=1.99)
-    (section,) = tables.verdicts([run], Charts())
+    (section,) = tables.sections_of_verdicts([run], Charts())
     rows = re.findall(r"<tr>(.*?)</tr>", render("table.html", section=section))
     cells = {tuple(re.findall(r"<td[^>]*>(.*?)</td>", row)) for row in rows}
     name = "peak memory at batch 16 and 512 tokens (Hardware and Cost)"
@@ -406,8 +406,9 @@ def test_the_page_compares_every_figure_and_those_of_all_stages(tmp_path):
     assert ("sft", "peak memory (RLHF Architecture)", "45 GB", "58.40", "58", bad.format("worse (+28.9 %)")) in cells
     assert ("all", "fits the card with LoRA (Overview)", "≤ 80 GB", "", "84", bad.format("worse (+5.0 %)")) in cells
     assert ("all", "cost of a run (Overview)", "47.76 USD", "", "47.76", good.format("reproduces (+0.0 %)")) in cells
-    (without,) = tables.verdicts([run._replace(price=None)], Charts())
+    (without,) = tables.sections_of_verdicts([run._replace(price=None)], Charts())
     verdict = "not measured: needs the price of an hour (--price)"
+    assert isinstance(without.data, Table)
     assert verdict in [row[-1].text for row in without.data.rows]
 
 
@@ -418,7 +419,8 @@ def test_predicted_memory_stands_beside_measured_memory_only(tmp_path):
         for name, unit in names.items()
     ]
     summary = summary_of(targets=[records.compared(f, 20.0) for f in figures], predicted_peak_vram_bytes=21.5e9)
-    (section,) = tables.verdicts([RunRecords("run", tmp_path, {}, {"sft": summary})], Charts())
+    (section,) = tables.sections_of_verdicts([RunRecords("run", tmp_path, {}, {"sft": summary})], Charts())
+    assert isinstance(section.data, Table)
     columns = [column.text for column in section.data.columns]
     cells = [dict(zip(columns, (cell.text for cell in row), strict=True)) for row in section.data.rows]
     assert [(cell["measured"], cell["predicted"]) for cell in cells] == [("20", "21.50"), ("20", "")]
@@ -435,18 +437,19 @@ def test_predicted_memory_stands_beside_measured_memory_only(tmp_path):
 def test_a_run_counts_as_checked_when_every_stage_was_checked_to_its_end(tmp_path, checked, watched):
     summaries = {stage: summary_of(stage=stage, findings=lines) for stage, lines in checked.items()}
     run = RunRecords("run", tmp_path, {"sft": MANIFEST, "rm": MANIFEST}, summaries)
-    (section,) = tables.findings([run], Charts())
+    (section,) = tables.sections_of_findings([run], Charts())
     assert section.data == tables.Findings([], watched)
     whole = RunRecords("whole", tmp_path, {"sft": MANIFEST}, {"sft": summary_of(findings=[])})
-    (section,) = tables.findings([whole, run], Charts())
-    assert section.data.watched is watched
+    (section,) = tables.sections_of_findings([whole, run], Charts())
+    assert isinstance(section.data, tables.Findings) and section.data.watched is watched
 
 
 def test_provenance_names_changed_code_and_parents_of_another_run(tmp_path):
     def told(**values: Any) -> str:
         code = {"commit": "abc", "dirty": values.pop("dirty", False)}
         run = RunRecords("run", tmp_path, {"ppo": manifest_of(code=code, **values)}, {})
-        (section,) = tables.provenance([run], Charts())
+        (section,) = tables.sections_of_provenance([run], Charts())
+        assert isinstance(section.data, Table)
         ((*_, cell),) = section.data.rows
         return str(cell.text)
 
