@@ -35,6 +35,11 @@ def final_stages(loaded: PinnedRecipe) -> list[StageName]:
     return stages
 
 
+def root(out: Path, seed: int) -> Path:
+    """Return the root of one seed's run."""
+    return out / f"seed-{seed}"
+
+
 def run_seeds(stages: Sequence[StageName], seeds: Sequence[int], out: Path, options: Sequence[str]) -> None:
     """Run `rlhf run` for every seed and stage. Finished stages are kept and interrupted ones are resumed."""
     for seed in seeds:
@@ -48,13 +53,13 @@ def run_seeds(stages: Sequence[StageName], seeds: Sequence[int], out: Path, opti
                 )
 
 
-def record(
+def write_record(
     loaded: PinnedRecipe, stages: Sequence[StageName], seeds: Sequence[int], out: Path, price: float | None = None
 ) -> Reproduction:
-    """Return every seed's summaries with the code and device they come from, and write them below `out`.
+    """Write every seed's summaries with the code and device they come from, and return them.
 
-    The file is `<out>/<recipe>-<version>.json`. `price` is in dollars per hour of one card. Raises UserError if not all
-    stages were run by the same code, packages and device.
+    The file is the record of the reproduction, `<out>/<recipe>-<version>.json`. `price` is in dollars per hour of one
+    card. Raises UserError if not all stages were run by the same code, packages and device.
     """
     folders = {seed: root(out, seed) / loaded.name / loaded.version for seed in seeds}
     manifests = [read_manifest(folder / stage) for folder in folders.values() for stage in stages]
@@ -84,37 +89,37 @@ def _summary(folder: Path) -> Summary:
     return summary
 
 
-def show(record: Reproduction, out: Path) -> None:
-    """Print the table of a record, and the file below `out` in which `record` wrote it."""
-    title = f"{record.recipe} {record.version}, seeds {' '.join(record.seeds)}"
-    columns, *body = rows(record.seeds, record.price_per_hour)
+def show(reproduction: Reproduction, out: Path) -> None:
+    """Print the table of a reproduction, and its record's place below `out`."""
+    title = f"{reproduction.recipe} {reproduction.version}, seeds {' '.join(reproduction.seeds)}"
+    columns, *body = rows(reproduction.seeds, reproduction.price_per_hour)
     rows_table(title, columns, body)
-    file = out / f"{record.recipe}-{record.version}.json"
+    file = out / f"{reproduction.recipe}-{reproduction.version}.json"
     screen.OUT.print(f"written to {file}", style="dim", markup=False)
 
 
 def table_of(file: Path) -> str:
-    """Return the Markdown table of a record that `record` wrote. Raises UserError if the file is not one."""
-    record = reader.read(file, Reproduction)
-    if record is None:
+    """Return the Markdown table of a record that `write_record` wrote. Raises UserError if the file is not one."""
+    reproduction = reader.read(file, Reproduction)
+    if reproduction is None:
         raise UserError(f"{file}: there is no such file")
-    return markdown(record)
+    return markdown(reproduction)
 
 
-def markdown(record: Reproduction) -> str:
-    """Return the table of a record as Markdown, with the code and device that it was measured on."""
-    columns, *body = rows(record.seeds, record.price_per_hour)
+def markdown(reproduction: Reproduction) -> str:
+    """Return the table of a reproduction as Markdown, with the code and device that it was measured on."""
+    columns, *body = rows(reproduction.seeds, reproduction.price_per_hour)
     lines = [columns, ("---",) * len(columns), *body]
-    device, packages = record.device, record.packages
+    device, packages = reproduction.device, reproduction.packages
     device_text = (
         f"{device.name}, {device.threads or '?'} thread{'s' * (device.threads != 1)}"
         if device.type == "cpu"
         else device.name
     )
     measured = (
-        f"Measured by `rlhf reproduce`: recipe {record.recipe} {record.version} ({record.recipe_sha256[:12]}), "
-        f"{device_text}, commit {(record.code.commit or 'unknown')[:12]}, torch {packages.torch}, "
-        f"transformers {packages.transformers}, trl {packages.trl}, peft {packages.peft}."
+        f"Measured by `rlhf reproduce`: recipe {reproduction.recipe} {reproduction.version} "
+        f"({reproduction.recipe_sha256[:12]}), {device_text}, commit {(reproduction.code.commit or 'unknown')[:12]}, "
+        f"torch {packages.torch}, transformers {packages.transformers}, trl {packages.trl}, peft {packages.peft}."
     )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{measured}\n"
 
@@ -187,8 +192,3 @@ def mean_sd(values: Sequence[float | None]) -> str:
         return "-"
     deviation = f" ± {wording.number(statistics.stdev(finite))}" if len(finite) > 1 else ""
     return wording.number(statistics.mean(finite)) + deviation
-
-
-def root(out: Path, seed: int) -> Path:
-    """Return the root of one seed's run."""
-    return out / f"seed-{seed}"
