@@ -85,6 +85,7 @@ def write(rows: formats.ParsedRows, file: Path) -> int:
 
 
 def _plain(row: Row) -> dict[str, object]:
+    """Return a row as the object to write."""
     if isinstance(row, Document):
         return {"text": row.text}
     prompt = [dataclasses.asdict(message) for message in row.prompt]
@@ -102,15 +103,16 @@ def _rename_columns(rows: Iterable[RawRow], names: Mapping[str, str]) -> Iterato
             existing = [new for old, new in names.items() if new in row and new not in names]
             if missing or existing:
                 problem = (
-                    f"no column {missing[0]!r} to rename (--rename)" if missing else f"a column {existing[0]!r} besides"
+                    f"no column {missing[0]!r} to rename" if missing else f"{existing[0]!r} is another column's name"
                 )
-                yield source, Malformed(f"{problem}; it has {quoted_keys(row)}")
+                yield source, Malformed(f"{problem} (--rename); the row has {quoted_keys(row)}")
                 continue
             row = {names.get(key, key): value for key, value in row.items()}
         yield source, row
 
 
 def _is_labelled(row: object) -> bool:
+    """Return whether a raw row is an answer that is labelled good or bad by itself."""
     return isinstance(row, dict) and "prompt" in row and label_of(row) is not None
 
 

@@ -265,6 +265,7 @@ class _Reader:
         return kind
 
     def rows(self) -> ParsedRows:
+        """Return what was read so far."""
         report = ReadReport(
             tuple(self.files),
             tuple(self.malformed),

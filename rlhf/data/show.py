@@ -92,5 +92,6 @@ def _marked_answers(pair: PreferencePair) -> tuple[Text, Text]:
 
 
 def _omission(text: str) -> Text:
+    """Return a note on the characters that are not shown; empty if all are."""
     hidden = len(text) - LONGEST
     return Text(f"… ({hidden:,} more characters)" if hidden > 0 else "", "dim")

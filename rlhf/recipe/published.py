@@ -69,6 +69,7 @@ class Figure(Section):
 
     @model_validator(mode="after")
     def _check_figure(self) -> Self:
+        """Raise ValueError for keys that a figure cannot have together."""
         if (self.metric is None) == (self.not_comparable is None):
             raise ValueError("a figure has either a metric that it is compared with, or a reason: not_comparable")
         if (self.value is None) == (self.range is None):

@@ -105,6 +105,7 @@ def label_noise(pairs: Sequence[PreferencePair]) -> LabelNoise:
 
 
 def _noise(disagreement: float | None) -> float | None:
+    """Return the rate of wrong labels that explains a rate of disagreement; None without one."""
     return None if disagreement is None else (1 - math.sqrt(max(0.0, 1 - 2 * disagreement))) / 2
 
 
@@ -115,4 +116,5 @@ def _chosen_longer(pairs: Sequence[PreferencePair]) -> Share:
 
 
 def _turns(prompt: Sequence[Message]) -> int:
+    """Return the number of turns in a prompt; a system message is none."""
     return sum(message.role != "system" for message in prompt)

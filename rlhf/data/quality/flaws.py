@@ -125,4 +125,5 @@ def nearly_identical(a: Sequence[str], b: Sequence[str]) -> bool:
 
 
 def _pairs(rows: Iterable[Row]) -> list[PreferencePair]:
+    """Return the preference pairs among the rows."""
     return [row for row in rows if isinstance(row, PreferencePair)]
