@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from bench.kinds import StageSteps
 from rlhf.observe import wording
 from rlhf.recipe import PinnedRecipe, StageName, published
-from rlhf.recipe.published import Figure, Spent, Verdict
+from rlhf.recipe.published import Figure, Verdict
+from rlhf.recipe.totals import Spent, compare_total
 
 Compared = tuple[Figure, float | None, Verdict]  # a published figure, the cost here in its unit, the verdict
 
@@ -27,11 +28,11 @@ def comparisons(
         for stage, row in measured.items()
     }
     compared: list[Compared] = []
-    for figure in loaded.targets:
+    for figure in loaded.figures:
         if not published.is_cost(figure.metric):
             continue
         if figure.stage == "all":
-            compared.append((figure, *published.compare_total(figure, spent, price)))
+            compared.append((figure, *compare_total(figure, spent, price)))
         elif figure.stage in measured:
             value = costs(measured[figure.stage]).get(figure.metric or "")
             compared.append((figure, value, published.verdict_of(figure, value)))

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 from bench.kinds import StageSteps
 from rlhf.recipe import StageName
-from rlhf.recipe.published import CHAIN
+from rlhf.recipe.totals import CHAIN
 
 
 class Goal(NamedTuple):

@@ -27,13 +27,16 @@ from bench.steps import telemetry
 from rlhf import recipe
 from rlhf.cli import guarded
 from rlhf.errors import UserError
-from rlhf.files import read_intact_lines, write_json
+from rlhf.files import write_json
 from rlhf.observe.device import cpu_model
 from rlhf.observe.screen import OUT
 from rlhf.process.launching import child_environment
 from rlhf.recipe import Changes
+from rlhf.run.layout import METRICS
 from rlhf.run.packages import package_versions
 from rlhf.run.provenance import code_version
+from rlhf.run.reader import read_lines
+from rlhf.run.records import MetricsLine
 
 RECIPE = ROOT / "recipes" / "cpu-tiny" / "v2"
 # Six layers, so that a half and a third exist; narrower and with less data than the recipe, so that nine chains take
@@ -136,7 +139,8 @@ def measure(layers: str, out: Path, parents: Path, seed: int, changes: Changes) 
         for stage in ("sft", "rm", "ppo")
     }
     steps = telemetry(_folder(out, "ppo"), ("step", *(f"cpu/{phase}" for phase in PHASES)))
-    curve = learning_curve(read_intact_lines(_folder(out, "ppo") / "metrics.jsonl"), steps)
+    metrics = [line.plain() for line in read_lines(_folder(out, "ppo") / METRICS, MetricsLine)]
+    curve = learning_curve(metrics, steps)
     return {
         "stage_cpu_seconds": {name: row["cpu_seconds"] for name, row in stages.items()},
         "reward_model_accuracy": stages["rm"]["metrics"]["accuracy"],

@@ -16,11 +16,14 @@ from bench.kinds import Spread, StageSteps
 from bench.reading import read
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.files import JsonValue, read_intact_lines
+from rlhf.files import JsonValue
 from rlhf.memory.short_runs import few_steps
 from rlhf.process.launching import child_environment
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape
+from rlhf.run.layout import TELEMETRY
+from rlhf.run.reader import read_lines
+from rlhf.run.records import TelemetryLine
 
 STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")
 WARM_UP = 2  # steps that are not counted: they choose kernels, create optimizer states and capture graphs
@@ -71,9 +74,10 @@ def measure(
 
 def telemetry(folder: Path, names: Sequence[str]) -> list[dict[str, float]]:
     """Return the numbers of each step in a run's telemetry.jsonl. Raises UserError where one of `names` is missing."""
-    file = folder / "telemetry.jsonl"
+    file = folder / TELEMETRY
     rows = [
-        {key: value for key, value in row.items() if isinstance(value, int | float)} for row in read_intact_lines(file)
+        {key: value for key, value in line.plain().items() if isinstance(value, int | float)}
+        for line in read_lines(file, TelemetryLine)
     ]
     if not rows:
         raise UserError(f"{file}: it has no step")

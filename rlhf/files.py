@@ -47,22 +47,6 @@ def write_json(file: Path, content: object) -> None:
     sync(file.parent)
 
 
-def read_intact_lines(file: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSONL file that `append` wrote, up to the first line that a crash cut off."""
-    if not file.exists():
-        return []
-    rows = []
-    for line in file.read_bytes().split(b"\n"):  # str.splitlines also splits at characters of samples
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):  # half of a character raises a ValueError too
-            break
-        if not isinstance(row, dict):
-            break
-        rows.append(row)
-    return rows
-
-
 def append(file: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Append one line of JSON for each row."""
     with open(file, "a", encoding="utf-8") as handle:

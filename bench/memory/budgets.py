@@ -25,7 +25,7 @@ def pinned_recipes(root: Path) -> list[Path]:
 
 def strategies(predictor: Predictor, loaded: PinnedRecipe) -> dict[str, StrategyCost] | None:
     """Return what each way to save memory does to SFT's step, for a recipe whose source publishes that."""
-    published = any(target.metric and target.metric.startswith("effect.") for target in loaded.targets)
+    published = any(target.metric and target.metric.startswith("effect.") for target in loaded.figures)
     return alone(predictor.predict, loaded, "sft") if published else None
 
 

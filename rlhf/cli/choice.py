@@ -138,7 +138,7 @@ def _announce_version(chosen: recipe.PinnedRecipe) -> None:
     if len(versions) == 1 or distributed.launched():
         return
     first = recipe.load(versions[0])
-    guide = next((figure.guide for figure in first.targets if figure.guide), None)
+    guide = next((figure.guide for figure in first.figures if figure.guide), None)
     about_first = ""
     if chosen.directory != first.directory and guide:
         about_first = f"; {first.version} has the {guide}'s own settings"

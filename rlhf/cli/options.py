@@ -12,7 +12,7 @@ import click
 
 from rlhf.errors import OptionError, no_such
 from rlhf.memory.cards import size_in_bytes
-from rlhf.run.layout import RESULTS
+from rlhf.run.layout import MANIFEST, RESULTS, SUMMARY
 
 FileT = TypeVar("FileT", str, Path)
 LARGEST_SEED = 2**32 - 1  # as in a recipe
@@ -69,7 +69,7 @@ class Number(click.FloatRange):
 
 
 SEED = WholeNumber(0, LARGEST_SEED)
-_RECORDS = ("manifest.json", "summary.json", "made.json")  # a folder that holds one of them belongs to a run
+_RECORDS = (MANIFEST, SUMMARY, "made.json")  # a folder that holds one of them belongs to a run
 _RESULTS = (*RESULTS, "checkpoints")  # folders of a stage
 
 

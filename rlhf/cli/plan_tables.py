@@ -17,8 +17,7 @@ from rlhf.memory.predict import needed
 from rlhf.memory.strategies import StrategyCost
 from rlhf.observe import screen, wording
 from rlhf.observe.tables import rows_table
-from rlhf.recipe import PinnedRecipe, StageName, as_yaml
-from rlhf.recipe import published as figures
+from rlhf.recipe import PinnedRecipe, StageName, as_yaml, totals
 
 OTHERS = ("quantization", "heads", "buffers", "kernels", "workspace")  # components that the table adds up
 SHOWN = ("base", "adapters", "gradients", "optimizer", "activations", "logits", "kv_cache", "temporaries")
@@ -107,9 +106,9 @@ def stage_rows(plan: Plan) -> list[tuple[str, ...]]:
         verdict += f", {planned.verdict}" if planned.verdict else ""
         sizes = [gb(size) for size in (planned.peak_bytes, planned.needed_bytes, planned.reserved_bytes)]
         rows.append((stage, *sizes, published, verdict, *_time_cells([planned.time])))
-    chain = [plan.stages[stage].time for stage in figures.CHAIN if stage in plan.stages]
-    if len(chain) == len(figures.CHAIN) and None not in chain:
-        rows.append((", ".join(figures.CHAIN), "", "", "", "", "", *_time_cells(chain)))
+    chain = [plan.stages[stage].time for stage in totals.CHAIN if stage in plan.stages]
+    if len(chain) == len(totals.CHAIN) and None not in chain:
+        rows.append((", ".join(totals.CHAIN), "", "", "", "", "", *_time_cells(chain)))
     return rows
 
 

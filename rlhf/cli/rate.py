@@ -17,6 +17,7 @@ from rlhf.rating.export import export
 from rlhf.rating.pairs import pair_answers
 from rlhf.rating.summary import show_summary, summarize
 from rlhf.run.finished import read_manifest
+from rlhf.run.layout import SAMPLES
 from rlhf.run.packages import install_command
 from rlhf.terminal import counted, say
 
@@ -127,7 +128,7 @@ def export_ratings(
 
     RUN is a run directory, <out>/<recipe>/<version>. The rows are for --data and `rlhf data check`.
     """
-    comparison, samples = pair_answers(root, a, b), root / "evaluate" / "samples.jsonl"
+    comparison, samples = pair_answers(root, a, b), root / "evaluate" / SAMPLES
     refuse_inputs(to, [comparison.file, samples])
     manifest = read_manifest(root / "evaluate")
     template = manifest.settings.tokenizer.template

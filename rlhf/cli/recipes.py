@@ -36,7 +36,7 @@ def fetch(choice: Choice) -> None:
     They go to the hub's cache. Stages then need no network.
     """
     loaded = choice.load()
-    if not fetching.sources(loaded.recipe):
+    if not fetching.repositories(loaded.recipe):
         screen.OUT.print(f"{loaded.name} {loaded.version} takes nothing from the hub: there is nothing to fetch")
         return
     with quiet_libraries():

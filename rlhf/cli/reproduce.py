@@ -34,7 +34,7 @@ def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: f
     chain = reproducing.chain(loaded, stages or reproducing.final_stages(loaded))
     options = ["--recipe", str(loaded.directory), *typed_options(only=TRAINING_HELP)]
     reproducing.run_seeds(chain, numbers, out, options)
-    reproducing.show(reproducing.record(loaded, chain, numbers, out, price), out)
+    reproducing.show(reproducing.write_record(loaded, chain, numbers, out, price), out)
 
 
 def _seeds(text: str) -> list[int]:

@@ -37,6 +37,7 @@ from rlhf.run.packages import install_command
 from rlhf.run.parents import ParentMissing
 from rlhf.use import chat as chatting
 from rlhf.use import score as scoring
+from rlhf.use import score_items
 from rlhf.use import serve as serving
 
 
@@ -110,7 +111,7 @@ def score(
         raise click.UsageError("name FILES to score, or one --prompt with at least one --response")
     if to:
         refuse_inputs(to, files)
-    items = scoring.read(files) if prompt is None else scoring.command_line_items(prompt, responses)
+    items = score_items.read(files) if prompt is None else score_items.command_line_items(prompt, responses)
     with _advising("score", "rm"):
         stages = scoring.finished_stages(choice.load(), out)
     with quiet_libraries():

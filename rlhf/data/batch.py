@@ -82,6 +82,7 @@ class Rollout:
         return list(own.split(size)) if len(own) else []  # the split of an empty tensor has one part
 
     def _order(self) -> Tensor:
+        """Return the row indices (B,) by length, and with `prompt_numbers` by prompt before that."""
         order = (self.prompt_length + self.response_length).argsort(stable=True)
         numbers = self.prompt_numbers
         return order if numbers is None else order[numbers[order].argsort(stable=True)]
@@ -129,6 +130,7 @@ def _stacked(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _stacked_if_both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Return the rows of both, or None where one of the two is missing."""
     return None if a is None or b is None else _stacked(a, b)
 
 

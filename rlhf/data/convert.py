@@ -48,7 +48,7 @@ class Pairing(NamedTuple):
 class Converted(NamedTuple):
     """The rows of all files, and one pairing for each file of labelled answers."""
 
-    rows: formats.Rows
+    rows: formats.ParsedRows
     pairings: list[Pairing]
 
 
@@ -56,7 +56,7 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
     """Read files and rename their columns (`names`: old -> new). Raises UserError as `formats.read` does."""
     if len({*names.values()}) < len(names):
         raise OptionError("--rename gives two columns the same name; give each another name")
-    sources = []
+    raw_files = []
     pairings: list[Pairing] = []
     for file in files:
         rows = _rename_columns(raw.rows(file), names)
@@ -64,15 +64,15 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
         rows = itertools.chain([] if first is None else [first], rows)
         if first is not None and _is_labelled(first[1]):
             rows = _pair_labelled(str(file), rows, pairings)
-        sources.append((str(file), rows, partial(sha256, file)))
-    parsed = formats.parse(sources, on_bad_row=on_bad_row, advice=formats.CONVERT_ADVICE)
+        raw_files.append((str(file), rows, partial(sha256, file)))
+    parsed = formats.parse(raw_files, on_bad_row=on_bad_row, advice=formats.CONVERT_ADVICE)
     kinds = {type(row): row.source for row in parsed.all}
     if len(kinds) > 1:
         raise UserError(f"rows of different kinds: {', '.join(kinds.values())}; convert them into a file for each kind")
     return Converted(parsed, pairings)
 
 
-def write(rows: formats.Rows, file: Path) -> int:
+def write(rows: formats.ParsedRows, file: Path) -> int:
     """Write rows as JSON lines to a new file. Return their number. Raises UserError where there is a file already."""
     converted = rows.all
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -85,6 +85,7 @@ def write(rows: formats.Rows, file: Path) -> int:
 
 
 def _plain(row: Row) -> dict[str, object]:
+    """Return a row as the object to write."""
     if isinstance(row, Document):
         return {"text": row.text}
     prompt = [dataclasses.asdict(message) for message in row.prompt]
@@ -102,15 +103,16 @@ def _rename_columns(rows: Iterable[RawRow], names: Mapping[str, str]) -> Iterato
             existing = [new for old, new in names.items() if new in row and new not in names]
             if missing or existing:
                 problem = (
-                    f"no column {missing[0]!r} to rename (--rename)" if missing else f"a column {existing[0]!r} besides"
+                    f"no column {missing[0]!r} to rename" if missing else f"{existing[0]!r} is another column's name"
                 )
-                yield source, Malformed(f"{problem}; it has {quoted_keys(row)}")
+                yield source, Malformed(f"{problem} (--rename); the row has {quoted_keys(row)}")
                 continue
             row = {names.get(key, key): value for key, value in row.items()}
         yield source, row
 
 
 def _is_labelled(row: object) -> bool:
+    """Return whether a raw row is an answer that is labelled good or bad by itself."""
     return isinstance(row, dict) and "prompt" in row and label_of(row) is not None
 
 

@@ -68,13 +68,13 @@ class Split(Generic[T]):
         )
 
 
-def _map_parts(make: Callable[..., list[T]], *sources: Split[Any]) -> Split[T]:
-    """Apply `make` to each part of the sources: to their training rows, their test rows, their validation rows."""
-    has_validation = any(source.has_validation for source in sources)
+def _map_parts(make: Callable[..., list[T]], *splits: Split[Any]) -> Split[T]:
+    """Apply `make` to each part of the splits: to their training rows, their test rows, their validation rows."""
+    has_validation = any(split.has_validation for split in splits)
     return Split(
-        make(*(source.train for source in sources)),
-        make(*(source.test for source in sources)),
-        make(*(source._validation if source.has_validation else source.test for source in sources))
+        make(*(split.train for split in splits)),
+        make(*(split.test for split in splits)),
+        make(*(split._validation if split.has_validation else split.test for split in splits))
         if has_validation
         else None,
     )

@@ -69,7 +69,7 @@ class ReadReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ParsedRows:
     """Rows by kind, each in the order of the files, with the report of reading them."""
 
     documents: tuple[Document, ...]
@@ -111,30 +111,30 @@ def read(
     on_bad_row: OnBadRow = "stop",
     kind: DataFormat = "auto",
     advice: Advice = RECIPE_ADVICE,
-) -> Rows:
+) -> ParsedRows:
     """Read JSON lines, JSON arrays (both also gzipped), CSV and Parquet.
 
     The content decides the format, not the name. Raises UserError for files and rows that cannot be used.
     """
     if isinstance(files, str) or not files:
         raise UserError(f"data files: {files!r} is not a list of at least one file; name the files in data.files")
-    sources = ((str(path), raw.rows(path), partial(sha256, path)) for path in map(Path, files))
-    return parse(sources, on_bad_row=on_bad_row, kind=kind, advice=advice)
+    raw_files = ((str(path), raw.rows(path), partial(sha256, path)) for path in map(Path, files))
+    return parse(raw_files, on_bad_row=on_bad_row, kind=kind, advice=advice)
 
 
-Source = tuple[str, Iterable[tuple[str, object]], Callable[[], str]]  # name, (source, row) of each row, hash
+RawFile = tuple[str, Iterable[tuple[str, object]], Callable[[], str]]  # name, (source, row) of each row, hash
 
 
 def parse(
-    sources: Iterable[Source],
+    files: Iterable[RawFile],
     *,
     on_bad_row: OnBadRow = "stop",
     kind: DataFormat = "auto",
     advice: Advice = RECIPE_ADVICE,
-) -> Rows:
-    """Parse raw rows; all rows of a source have one kind. Raises UserError as `read` does."""
+) -> ParsedRows:
+    """Parse raw rows; all rows of a file have one kind. Raises UserError as `read` does."""
     reader = _Reader(on_bad_row, kind, advice)
-    for name, rows, hash_of_file in sources:
+    for name, rows, hash_of_file in files:
         reader.take(name, rows, hash_of_file)
     return reader.rows()
 
@@ -147,7 +147,7 @@ def read_hub(
     data_dir: str | None = None,
     on_bad_row: OnBadRow = "stop",
     kind: DataFormat = "auto",
-) -> Rows:
+) -> ParsedRows:
     """Read one split of a data set on the hub at one commit; `name` may also be a local folder that holds a set.
 
     `split` None reads `train`.
@@ -264,7 +264,8 @@ class _Reader:
             )
         return kind
 
-    def rows(self) -> Rows:
+    def rows(self) -> ParsedRows:
+        """Return what was read so far."""
         report = ReadReport(
             tuple(self.files),
             tuple(self.malformed),
@@ -272,7 +273,7 @@ class _Reader:
             tuple(self.left_out["identical"]),
             tuple(self.left_out["empty answer"]),
         )
-        return Rows(
+        return ParsedRows(
             tuple(row for row in self.kept if isinstance(row, Document)),
             tuple(row for row in self.kept if isinstance(row, Example)),
             tuple(row for row in self.kept if isinstance(row, PreferencePair)),

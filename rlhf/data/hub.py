@@ -5,6 +5,12 @@ from typing import Any
 
 from rlhf.terminal import excerpt
 
+# Phrases of the hub's libraries, which do not always keep the exception that tells the cause. They are longer than one
+# word, because names of data sets, files and columns stand in the same messages.
+OFFLINE = re.compile(r"\boffline mode is enabled\b")
+DENIED = re.compile(r"\bgated (repo|repository|model|dataset)\b|\b40[13] (client error|unauthorized|forbidden)\b")
+NO_REVISION = re.compile(r"\brevision not found\b|\bnot a valid git identifier\b|\brevision \S+ doesn't exist\b")
+
 
 def licence(card: Any) -> str:
     """Return the licence that a repository's card names; "not stated" without one. `card`: the hub's, or None."""
@@ -31,18 +37,17 @@ def reason(error: BaseException, page: str, revision: str | None, otherwise: str
     causes = [error]
     while (before := causes[-1].__cause__) is not None:
         causes.append(before)
-    kinds = {type(cause).__name__ for cause in causes}
+    kinds = {kind.__name__ for cause in causes for kind in type(cause).__mro__}
     cause = str(error.__cause__ or "")
     text = " ".join(f"{error} {'' if cause in str(error) else cause}".split())
     short = excerpt(text)
-    words = re.sub(r"\S*://\S*", "", text).lower()  # an address may hold any of the words below
-    if kinds & {"OfflineModeIsEnabled", "LocalEntryNotFoundError"} or "offline" in words:
+    words = re.sub(r"\S*://\S*", "", text).lower()  # without addresses
+    if kinds & {"OfflineModeIsEnabled", "LocalEntryNotFoundError"} or OFFLINE.search(words):
         way_out = "repeat this where there is network; `rlhf fetch` (make: fetch) downloads all that a recipe needs"
         return f"{short.removesuffix('.')}; {way_out}"
-    denied = r"gated|unauthorized|\b40[13]\b.*(client error|forbidden)"
-    if "GatedRepoError" in kinds or re.search(denied, words):
+    if "GatedRepoError" in kinds or DENIED.search(words):
         return f"{page} is gated: accept its licence there, then `hf auth login` or set HF_TOKEN ({short})"
-    if "RevisionNotFoundError" in kinds or re.search(r"revision|not a valid git identifier", words):
+    if "RevisionNotFoundError" in kinds or NO_REVISION.search(words):
         return f"revision {revision} is not there: copy a commit from {page}/commits ({short})"
     return f"{short}; {otherwise}"
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from rlhf import recipe as recipes
 from rlhf.data.corpus import Corpus, Split
-from rlhf.data.formats import ReadReport, Rows
+from rlhf.data.formats import ParsedRows, ReadReport
 from rlhf.data.quality import flaws
 from rlhf.data.quality.leakage import leaks
 from rlhf.data.rows import Row
@@ -17,6 +17,7 @@ from rlhf.observe.progress import working
 from rlhf.process import distributed
 from rlhf.recipe import Recipe
 from rlhf.run.directory import Run
+from rlhf.run.layout import MANIFEST
 from rlhf.run.reader import read
 from rlhf.run.records import Manifest
 from rlhf.terminal import say
@@ -46,7 +47,7 @@ def load_corpus(run: Run) -> Corpus:
     return corpus
 
 
-def divide_rows(rows: Rows, recipe: Recipe) -> tuple[Corpus, dict[str, int]]:
+def divide_rows(rows: ParsedRows, recipe: Recipe) -> tuple[Corpus, dict[str, int]]:
     """Return training and held-out rows without those that `data.drop` removes, and how many rows each reason removed.
 
     Leaked rows are removed from the training side, so that the held-out rows stay the same and results stay comparable.
@@ -56,17 +57,20 @@ def divide_rows(rows: Rows, recipe: Recipe) -> tuple[Corpus, dict[str, int]]:
     kinds: list[Any] = [remaining.documents, remaining.examples, remaining.pairs, remaining.prompts]
     sides = [divide(kind, row_key, seed=seed, fraction=recipe.data.heldout_fraction) for kind in kinds]
     if "leaked" in reasons:
-        training, heldout = ([row for side in sides for row in side[n]] for n in (0, 1))
-        removed = {id(row) for row in leaks(training, heldout).leaking}
+        all_training, all_heldout = ([row for side in sides for row in side[n]] for n in (0, 1))
+        removed = {id(row) for row in leaks(all_training, all_heldout).leaking}
         dropped["leaked"] = len(removed)
         sides = [([row for row in train if id(row) not in removed], heldout) for train, heldout in sides]
     if reasons and not any(train for train, _ in sides):
         raise UserError(f"data.drop leaves nothing to train on ({_counts(dropped)}); leave a reason out of it")
-    splits = (_with_validation(shuffled(t, seed), shuffled(h, seed), seed, recipe.data) for t, h in sides)
+    splits = (
+        _with_validation(shuffled(train, seed), shuffled(heldout, seed), seed, recipe.data) for train, heldout in sides
+    )
     return Corpus(*splits), dropped
 
 
 def _counts(dropped: Mapping[str, int]) -> str:
+    """Return in words how many rows each reason removed."""
     return ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
 
 
@@ -113,7 +117,7 @@ def _require_data_of_earlier_runs(run: Run, data_sha256: str) -> None:
     earlier = {run.path: run.resumed_data}
     for parent in recipes.parents(run.loaded.recipe, run.stage):
         folder = run.parents.folder(parent)
-        manifest = read(folder / "manifest.json", Manifest)
+        manifest = read(folder / MANIFEST, Manifest)
         earlier[folder] = manifest.data if manifest else None
     for path, data in earlier.items():
         if data and data.sha256 != data_sha256:

@@ -119,6 +119,7 @@ def parse_row(row: dict[str, object], kind: RowKind, source: str) -> Row | LeftO
 
 
 def _instruction(row: dict[str, object], source: str) -> Example | LeftOut:
+    """Return an example, or why it is left out. Raises Malformed."""
     request = _text(_field(row, "instruction", "instruction"), "instruction")
     response = _text(_field(row, "output", "instruction"), "output").removeprefix(" ").rstrip()
     if not request.strip():
@@ -130,6 +131,7 @@ def _instruction(row: dict[str, object], source: str) -> Example | LeftOut:
 
 
 def _conversation(row: dict[str, object], source: str) -> Example | LeftOut:
+    """Return the example of a list of messages, or why it is left out. Raises Malformed."""
     key = "messages" if row.get("messages") is not None or "conversations" not in row else "conversations"
     value = _field(row, key, "messages")
     if not isinstance(value, list):
@@ -148,6 +150,7 @@ def label_of(row: dict[str, object]) -> bool | None:
 
 
 def _completion(row: dict[str, object], source: str) -> Example | LeftOut:
+    """Return the example of a prompt and its response, or why it is left out. Raises Malformed."""
     if label_of(row) is not None:
         raise Malformed(
             "an answer that is labelled good or bad by itself (KTO), and no pair of answers; "
@@ -162,13 +165,17 @@ def _completion(row: dict[str, object], source: str) -> Example | LeftOut:
 
 
 def _question(row: dict[str, object], source: str) -> Example | LeftOut:
-    """Read a question with its worked answer, which is both what SFT imitates and what rewards compare with."""
+    """Return a question with its worked answer, or why it is left out. Raises Malformed.
+
+    SFT imitates the answer, and rewards compare responses with it.
+    """
     question = _text(_field(row, "question", "question"), "question")
     answer = _text(_field(row, "answer", "question"), "answer").strip()
     return _example((Message("user", question),), answer, source, answer)
 
 
 def _prompt_only(row: dict[str, object], source: str) -> PromptOnly:
+    """Return a prompt with the right answer, if the row has one. Raises Malformed."""
     prompt = _prompt(_field(row, "prompt", "prompt"))
     if not prompt or prompt[-1].role != "user" or not prompt[-1].content.strip():
         raise Malformed("'prompt' does not end with a user turn that has text")
@@ -176,6 +183,7 @@ def _prompt_only(row: dict[str, object], source: str) -> PromptOnly:
 
 
 def _right_answer(row: dict[str, object]) -> str | None:
+    """Return the text that a reward compares responses with; None without one. Raises Malformed."""
     answer = row.get("answer")
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
@@ -183,12 +191,14 @@ def _right_answer(row: dict[str, object]) -> str | None:
 
 
 def _example(prompt: tuple[Message, ...], response: str, source: str, answer: str | None = None) -> Example | LeftOut:
+    """Return an example, or why it is left out. Raises Malformed without a user turn."""
     if not any(message.role == "user" and message.content.strip() for message in prompt):
         raise Malformed("no user turn with text before the answer")
     return Example(prompt, response.rstrip(), source, answer) if response.strip() else "empty answer"
 
 
 def _pair(row: dict[str, object], kind: RowKind, source: str) -> PreferencePair | LeftOut:
+    """Return a preference pair, or why it is left out. Raises Malformed."""
     sides = [_field(row, "chosen", kind), _field(row, "rejected", kind)]
     row_prompt = None
     if kind == "preference" and (row.get("prompt") is not None or not all(isinstance(side, list) for side in sides)):
@@ -208,6 +218,7 @@ def _pair(row: dict[str, object], kind: RowKind, source: str) -> PreferencePair 
 
 
 def _prompt(value: object) -> tuple[Message, ...]:
+    """Return the messages of a prompt: text, a transcript or a list of messages. Raises Malformed."""
     if isinstance(value, list):
         return _messages(value, "prompt")
     text = _text(value, "prompt")
@@ -226,7 +237,7 @@ def parse_prompt(value: object, source: str) -> tuple[Message, ...]:
 
 
 def _answer(value: object, key: str, row_prompt: tuple[Message, ...] | None) -> tuple[tuple[Message, ...], str]:
-    """Split one side of a row at its last assistant turn into prompt and answer.
+    """Return the prompt and the answer of one side of a row, which ends with an assistant turn. Raises Malformed.
 
     A side that is only an answer belongs to the prompt of the row.
     """
@@ -247,6 +258,7 @@ def _answer(value: object, key: str, row_prompt: tuple[Message, ...] | None) -> 
 
 
 def _messages(values: list[object], key: str) -> tuple[Message, ...]:
+    """Return a list of messages with known roles. Raises Malformed."""
     messages = []
     for number, value in enumerate(values, 1):
         location = f"{key}[{number}]"
@@ -263,12 +275,14 @@ def _messages(values: list[object], key: str) -> tuple[Message, ...]:
 
 
 def _field(row: dict[str, object], key: str, kind: RowKind) -> object:
+    """Return the value of a key that a row of the kind needs. Raises Malformed without the key."""
     if key not in row:
         raise Malformed(f"no '{key}' key; each {kind} row needs {', '.join(KEYS[kind])}")
     return row[key]
 
 
 def _text(value: object, name: str) -> str:
+    """Return a value that is text which UTF-8 can express. Raises Malformed for any other; `name` is its key."""
     if not isinstance(value, str):
         raise Malformed(f"'{name}' is {_type_name(value)}; it must be text")
     if not value.isascii():
@@ -280,6 +294,7 @@ def _text(value: object, name: str) -> str:
 
 
 def _type_name(value: object) -> str:
+    """Return the type of a value in words, for a message."""
     return _TYPES.get(type(value), type(value).__name__)
 
 

@@ -145,6 +145,7 @@ def _parse_json(text: str) -> object:
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return the pairs of a JSON object as a dictionary. Raises _RepeatedKey."""
     content = dict(pairs)
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]
@@ -251,6 +252,7 @@ def _table_rows(path: Path, lines: Iterable[tuple[int, str]], delimiter: str) ->
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, object]]:
+    """Yield the rows of a Parquet file. Raises UserError where it is damaged."""
     import pyarrow  # slow to import, and only needed here
     import pyarrow.parquet
 

@@ -11,7 +11,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from rlhf.data.formats import Rows
+from rlhf.data.formats import ParsedRows
 from rlhf.data.quality.flaws import FLAWS
 from rlhf.data.rows import Document, Example, PreferencePair, PromptOnly, Row
 from rlhf.terminal import prints
@@ -20,7 +20,7 @@ LONGEST = 4000  # characters of a text that are shown
 DIFFERENCE_STYLE = "bold"
 
 
-def choose(rows: Rows, count: int, *, seed: int | None, only: str | None = None) -> tuple[list[Row], int, int]:
+def choose(rows: ParsedRows, count: int, *, seed: int | None, only: str | None = None) -> tuple[list[Row], int, int]:
     """Return `count` rows in the order of the files, the number of rows to choose from, and that of all rows.
 
     They are the first rows, or drawn at random with a `seed`. `only`: the name of a flaw (rlhf/data/quality/flaws.py)
@@ -92,5 +92,6 @@ def _marked_answers(pair: PreferencePair) -> tuple[Text, Text]:
 
 
 def _omission(text: str) -> Text:
+    """Return a note on the characters that are not shown; empty if all are."""
     hidden = len(text) - LONGEST
     return Text(f"… ({hidden:,} more characters)" if hidden > 0 else "", "dim")

@@ -13,7 +13,7 @@ from rlhf.run.reader import read
 from rlhf.run.records import Generated
 
 
-def read_from_hub(data: recipes.Data) -> formats.Rows:
+def read_from_hub(data: recipes.Data) -> formats.ParsedRows:
     """Read the pinned rows of the hub that a recipe names. Raises UserError for bad data."""
     assert data.name and data.revision
     return formats.read_hub(
@@ -26,7 +26,7 @@ def read_from_hub(data: recipes.Data) -> formats.Rows:
     )
 
 
-def read_source(recipe: recipes.Recipe, folder: Path) -> formats.Rows:
+def read_source(recipe: recipes.Recipe, folder: Path) -> formats.ParsedRows:
     """Read the rows that `data.source` names; generated ones are kept in `folder`. Raises UserError for bad data."""
     data = recipe.data
     if data.source == "hub":

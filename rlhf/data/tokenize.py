@@ -144,6 +144,7 @@ class Codec:
         max_length: int,
         max_response_length: int | None = None,
     ) -> tuple[list[Encoded | None], Counter[str]]:
+        """Return the ids of prompts with their answers, both as text; `encode` explains cuts and counts."""
         prompts = self._ids(texts, bos=True)
         full_ids = self._ids([text + answer for text, answer in zip(texts, answers, strict=True)], bos=True)
         counts: Counter[str] = Counter()
@@ -207,6 +208,7 @@ class Codec:
         return text[len(prompt) :].split(self.tokenizer.eos_token)[0].rstrip()
 
     def _ids(self, texts: Sequence[str], bos: bool) -> list[list[int]]:  # rlhf/memory/seams.py replaces it
+        """Return the ids of each text, with `bos` after a BOS where the tokenizer has one."""
         if not texts:
             return []
         encoded: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
@@ -216,6 +218,7 @@ class Codec:
         return [ids if ids[:1] == [start] else [start, *ids] for ids in encoded]
 
     def _cut_prompt(self, ids: list[int], length: int) -> list[int]:
+        """Return a prompt cut to `length` ids: the last ones, after its BOS if it has one."""
         if len(ids) <= length:
             return ids
         if ids[0] == self.tokenizer.bos_token_id:

@@ -16,12 +16,12 @@ from typing import Any, Literal, NamedTuple
 
 from rlhf import recipe, stats
 from rlhf.errors import UserError
-from rlhf.files import read_intact_lines
 from rlhf.observe import screen, wording
 from rlhf.observe.tables import rows_table
 from rlhf.run import reader
 from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, reward_model_digest, stage_folder
-from rlhf.run.outcomes import Answer, Details
+from rlhf.run.layout import MANIFEST, SAMPLES
+from rlhf.run.outcomes import Answer, Details, SampleLine
 from rlhf.terminal import harmless
 
 PolicyLabel = recipe.PolicyName | Literal["sft", "base"]
@@ -81,18 +81,19 @@ def load(root: Path, stage: PolicyLabel, scored: Path | None = None) -> PolicyEv
     """
     folder = root / "evaluate"
     summary, manifest = finished_evaluation(root), read_manifest(folder)
-    answers = _answers(folder / "samples.jsonl", stage)
+    answers = _answers(_lines(folder / SAMPLES), stage, folder / SAMPLES)
     rm_summary = read_summary(stage_folder(root, "rm"))
     reward_model = own_reward_model = reward_model_digest(rm_summary) if rm_summary else None
     if scored is not None:
-        original, answers = answers, _answers(scored, stage)
+        lines = _lines(scored)
+        original, answers = answers, _answers(lines, stage, scored)
         if _texts(original) != _texts(answers):
-            raise UserError(f"{scored}: not the answers of {folder / 'samples.jsonl'}; `rlhf score` that file again")
-        reward_model = next((row.get("reward_model") for row in read_intact_lines(scored)), None)
+            raise UserError(f"{scored}: not the answers of {folder / SAMPLES}; `rlhf score` that file again")
+        reward_model = lines[0].reward_model
         if reward_model is None:
             raise UserError(f"{scored}: not written by `rlhf score`, which names the reward model")
     policy = root / stage if stage == "base" else stage_folder(root, stage)
-    policy_settings = read_manifest(policy).settings.plain() if (policy / "manifest.json").is_file() else {}
+    policy_settings = read_manifest(policy).settings.plain() if (policy / MANIFEST).is_file() else {}
     details = reader.read(folder / "details.json", Details)
     bins = details.reward_model.calibration if details and details.reward_model else []
     return PolicyEvaluation(
@@ -110,17 +111,22 @@ def load(root: Path, stage: PolicyLabel, scored: Path | None = None) -> PolicyEv
     )
 
 
-def _answers(file: Path, stage: PolicyLabel) -> dict[str, list[Answer]]:
-    rows = read_intact_lines(file)
-    if not rows:
+def _lines(file: Path) -> list[SampleLine]:
+    """Return the lines of a file of samples. Raises UserError for a file without any, and for a damaged line."""
+    lines = reader.read_lines(file, SampleLine)
+    if not lines:
         raise UserError(f"{file}: no samples there")
+    return lines
+
+
+def _answers(lines: Sequence[SampleLine], stage: PolicyLabel, file: Path) -> dict[str, list[Answer]]:
+    """Return a policy's answers by prompt. Raises UserError where a line of `file` has none of that policy."""
     by_prompt: dict[str, list[Answer]] = {}
-    for number, row in enumerate(rows, 1):
-        answer = row.get(stage)
-        if not isinstance(answer, dict) or not isinstance(row.get("prompt"), str):
-            names = ", ".join(name for name, value in row.items() if isinstance(value, dict))
+    for number, line in enumerate(lines, 1):
+        if stage not in line.answers:
+            names = ", ".join(line.answers)
             raise UserError(f"{file}:{number}: no answer of {stage}; choose --stage from: {names or 'none there'}")
-        by_prompt.setdefault(row["prompt"], []).append(reader.check(answer, Answer, f"{file}:{number}: {stage}"))
+        by_prompt.setdefault(line.prompt, []).append(line.answers[stage])
     return by_prompt
 
 

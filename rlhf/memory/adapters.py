@@ -11,7 +11,7 @@ from rlhf.models.loading import load_base
 from rlhf.models.weights import SCORE_WEIGHT
 from rlhf.recipe import StageName
 from rlhf.run.directory import Run
-from rlhf.run.layout import ADAPTER, ADAPTER_FILE
+from rlhf.run.layout import ADAPTER, ADAPTER_FILE, SUMMARY
 
 
 def write_adapters(run: Run, stages: Iterable[StageName]) -> None:
@@ -27,4 +27,4 @@ def write_adapters(run: Run, stages: Iterable[StageName]) -> None:
             file = folder / ADAPTER_FILE
             head = torch.zeros(1, model.config.hidden_size)
             save_file(load_file(file) | {SCORE_WEIGHT: head}, file, {"format": "pt"})
-        (run.run_directory / stage / "summary.json").write_text("{}")
+        (run.run_directory / stage / SUMMARY).write_text("{}")

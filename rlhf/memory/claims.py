@@ -9,8 +9,7 @@ from rlhf.memory.phases import ON_HOST
 from rlhf.memory.plan import Plan, PlannedPhase
 from rlhf.memory.strategies import StrategyCost
 from rlhf.observe import wording
-from rlhf.recipe import PinnedRecipe, StageName
-from rlhf.recipe import published as figures
+from rlhf.recipe import PinnedRecipe, StageName, published, totals
 from rlhf.recipe.published import GB, Figure, Verdict, verdict_of
 
 
@@ -50,7 +49,7 @@ class ComparedFigure:
 def compare(loaded: PinnedRecipe, plan: Plan, costs: Mapping[str, StrategyCost]) -> list[ComparedFigure]:
     """Compare every published figure of the recipe with its plan, and with the `costs` of strategies on SFT."""
     rows = []
-    for figure in loaded.targets:
+    for figure in loaded.figures:
         value = None if figure.metric is None else predicted(plan, costs, figure.stage, figure.metric)
         verdict = _unpredicted(figure, plan, costs) if value is None else verdict_of(figure, value)
         rows.append(ComparedFigure(figure, value, verdict))
@@ -63,7 +62,7 @@ def of_strategy(loaded: PinnedRecipe, strategy: str, measured: Mapping[str, floa
     Keys of `measured`: memory_gb, memory_percent, time_percent, time_factor.
     """
     texts = []
-    for figure in loaded.targets:
+    for figure in loaded.figures:
         start, _, quantity = (figure.metric or "").rpartition(".")
         if start == f"effect.{strategy}":
             verdict = f": {verdict_of(figure, measured[quantity])}" if measured else ""
@@ -86,7 +85,7 @@ def predicted(
         peaks = [s.peak_bytes for name, s in stages.items() if stage in ("all", name) and name not in ON_HOST]
         return max(peaks) / GB if peaks else None
     if metric in ("hours", "cost_usd"):
-        wanted = figures.CHAIN if stage == "all" else (stage,)
+        wanted = totals.CHAIN if stage == "all" else (stage,)
         times = [stages[name].time if name in stages else None for name in wanted]
         known = [time for time in times if time is not None]
         values = [time.projected_hours if metric == "hours" else time.projected_cost for time in known]
@@ -126,9 +125,9 @@ def _unpredicted(figure: Figure, plan: Plan, costs: Mapping[str, StrategyCost]) 
     if metric is None:
         return verdict_of(figure, None)
     if metric == "cost_usd" and plan.price_per_hour is None:
-        return Verdict(figures.NOT_MEASURED, "projected with --price")
+        return Verdict(published.NOT_MEASURED, "projected with --price")
     if metric.startswith("effect."):
         counted = costs.get(metric.split(".")[1])
         operations = f"; {counted.operations:.2f} times the operations are counted" if counted else ""
-        return Verdict(figures.NOT_MEASURED, figures.why_not_measured(metric) + operations)
-    return Verdict(figures.NOT_MEASURED, f"known after {'the chain' if figure.stage == 'all' else figure.stage}")
+        return Verdict(published.NOT_MEASURED, published.why_not_measured(metric) + operations)
+    return Verdict(published.NOT_MEASURED, f"known after {'the chain' if figure.stage == 'all' else figure.stage}")

@@ -9,8 +9,7 @@ from rlhf.files import JsonObject
 from rlhf.memory import cards, projection, ranks
 from rlhf.memory.phases import ON_HOST, PredictedPhase, PredictedStage, StepOperations
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor, needed, reserved
-from rlhf.recipe import PinnedRecipe, Recipe, StageName
-from rlhf.recipe import published as figures
+from rlhf.recipe import PinnedRecipe, Recipe, StageName, published
 from rlhf.recipe.published import GB, verdict_of
 
 SECONDS_PER_HOUR = 3600
@@ -187,7 +186,7 @@ def _traffic(recipe: Recipe, stage: StageName, seconds: float, link: float) -> R
 
 def _budget(loaded: PinnedRecipe, stage: StageName) -> tuple[int | None, int | None] | None:
     """Return the published range of a stage's peak in bytes, from the lowest to the highest figure that is given."""
-    ranges = [t.printed for t in loaded.targets if t.stage == stage and t.metric == "peak_vram_gb"]
+    ranges = [t.printed for t in loaded.figures if t.stage == stage and t.metric == "peak_vram_gb"]
     if not ranges:
         return None
     lows, highs = [low for low, _ in ranges if low is not None], [high for _, high in ranges if high is not None]
@@ -196,5 +195,5 @@ def _budget(loaded: PinnedRecipe, stage: StageName) -> tuple[int | None, int | N
 
 def _peak_verdict(loaded: PinnedRecipe, stage: StageName, peak: int) -> str | None:
     """Return the most favourable verdict on a predicted peak by the figures of its stage; None if there are none."""
-    budgets = [t for t in loaded.targets if t.stage == stage and t.metric == "peak_vram_gb"]
-    return figures.best(verdict_of(figure, peak / GB).word for figure in budgets)
+    budgets = [t for t in loaded.figures if t.stage == stage and t.metric == "peak_vram_gb"]
+    return published.best(verdict_of(figure, peak / GB).word for figure in budgets)

@@ -18,6 +18,7 @@ from rlhf.recipe import Architecture, Changes, PinnedRecipe, Recipe, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.recipe.model_types import TESTED
 from rlhf.run.directory import Run
+from rlhf.run.layout import SUMMARY
 from rlhf.stages.runner import import_stage
 
 if TYPE_CHECKING:
@@ -196,5 +197,5 @@ class ShortRuns(ABC, Generic[PeakT]):
         stage_module = import_stage(run.stage)
         gc.freeze()  # events of earlier rehearsals, a million objects, at which every trainer's collection would look
         peaks = self.measure(changed.recipe, lambda device: stage_module.run_stage(run, device))
-        (run.path / "summary.json").write_text("{}")
+        (run.path / SUMMARY).write_text("{}")
         return peaks

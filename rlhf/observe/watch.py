@@ -13,6 +13,7 @@ from rlhf.observe import remedies, signs
 from rlhf.observe.history import History
 from rlhf.recipe import GROUPS, ONLINE, StageName, as_yaml
 from rlhf.run.directory import Run
+from rlhf.run.layout import FINDINGS, METRICS
 from rlhf.run.reader import read_lines
 from rlhf.run.records import FindingLine, MetricsLine
 from rlhf.terminal import say
@@ -164,9 +165,9 @@ class LiveChecks:
     def __init__(self, run: Run, stop_on: Collection[str] = ()):
         self.run, self.stop_on = run, set(CHECK_NAMES if "all" in stop_on else stop_on)
         self.history = History(run.loaded.recipe, run.stage)
-        earlier = read_lines(run.path / "metrics.jsonl", MetricsLine)  # of the run that is resumed
+        earlier = read_lines(run.path / METRICS, MetricsLine)  # of the run that is resumed
         self.history.rows += [line.values for line in earlier]
-        self.reported = {line.check for line in read_lines(run.path / "findings.jsonl", FindingLine)}
+        self.reported = {line.check for line in read_lines(run.path / FINDINGS, FindingLine)}
 
     def on_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Check a logged row. Raises UserError for a finding on which the run shall stop."""

@@ -83,7 +83,11 @@ def _verdicts(
 
 
 def _row(
-    prompt: object, sides: Mapping[str, str], chosen: str, verdicts: Mapping[str, str], comparison: PairedAnswers
+    prompt: list[object] | str,
+    sides: Mapping[str, str],
+    chosen: str,
+    verdicts: Mapping[str, str],
+    comparison: PairedAnswers,
 ) -> dict[str, object]:
     """Return a preference row that also names the two policies and each rater's choice."""
     rejected = "a" if chosen == "b" else "b"
@@ -98,7 +102,7 @@ def _row(
     }
 
 
-def _prompt(line: SampleLine, template: str, samples: Path) -> object:
+def _prompt(line: SampleLine, template: str, samples: Path) -> list[object] | str:
     """Return the prompt in a form that readers of data know: its messages, or a transcript."""
     if line.messages:
         return line.messages

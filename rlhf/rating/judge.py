@@ -79,7 +79,7 @@ def judge_pair(judge: Judge, pair: Pair) -> store.RatingLine:
     first, second = verdicts.values()
     verdict = "skip" if first is None or second is None else first if first == second else "tie"
     excerpts = {order: reply[:REPLY_CHARACTERS] for order, reply in replies.items()}
-    return store.rating(pair, f"{store.JUDGE}{judge.model}", verdict, "ab", said=verdicts, replies=excerpts)
+    return store.new_line(pair, f"{store.JUDGE}{judge.model}", verdict, "ab", said=verdicts, replies=excerpts)
 
 
 def run(judge: Judge, comparison: PairedAnswers, *, limit: int | None = None, at_once: int = 4) -> None:
@@ -134,9 +134,9 @@ def _judge_waiting(
         except queue.Empty:
             return
         try:
-            rating = judge_pair(judge, pair)
-            store.append(comparison.file, rating)
-            results.put(rating)
+            line = judge_pair(judge, pair)
+            store.append(comparison.file, line)
+            results.put(line)
         except Refused as error:
             results.put(error)
         except Exception as error:

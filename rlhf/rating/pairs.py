@@ -10,6 +10,7 @@ from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
 from rlhf.recipe import POLICIES
 from rlhf.run.finished import finished_evaluation
+from rlhf.run.layout import SAMPLES
 from rlhf.run.outcomes import SampleLine
 from rlhf.run.reader import read_lines
 from rlhf.terminal import harmless
@@ -24,7 +25,7 @@ AnswerOrder = Literal["ab", "ba"]  # in which the two answers are shown
 class Pair(NamedTuple):
     """Two answers to the prompt of row `item`, as they are shown.
 
-    `worth`: score and true_reward of a and b, if both are known.
+    `values`: those of a and b by name (score, true_reward), if both are known.
     """
 
     item: int
@@ -32,7 +33,7 @@ class Pair(NamedTuple):
     prompt: str
     a: str
     b: str
-    worth: dict[str, tuple[float, float]]
+    values: dict[str, tuple[float, float]]
     turns: Sequence[tuple[str, str]] = ()  # the prompt as a dialogue: speaker and text
 
     def in_order(self, order: AnswerOrder) -> tuple[str, str]:
@@ -58,7 +59,7 @@ def pair_answers(root: Path, a: str | None = None, b: str | None = None) -> Pair
     """
     folder = root / "evaluate"
     finished_evaluation(root)
-    rows = read_lines(folder / "samples.jsonl", SampleLine)
+    rows = read_lines(folder / SAMPLES, SampleLine)
     if not rows:
         raise UserError(f"{folder / 'samples.jsonl'}: no samples there")
     names = [name for name in rows[0].answers if all(name in row.answers for row in rows)]
@@ -93,10 +94,10 @@ def _pair(index: int, row: SampleLine, a: str, b: str) -> Pair:
     first, second = row.answers[a], row.answers[b]
     texts = (row.prompt, first.response, second.response)
     digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
-    values = {"score": (first.score, second.score), "true_reward": (first.true_reward, second.true_reward)}
-    worth = {key: (x, y) for key, (x, y) in values.items() if x is not None and y is not None}
+    sides = {"score": (first.score, second.score), "true_reward": (first.true_reward, second.true_reward)}
+    values = {key: (x, y) for key, (x, y) in sides.items() if x is not None and y is not None}
     prompt, answer_a, answer_b = map(_displayable, texts)
-    return Pair(index, digest, prompt, answer_a, answer_b, worth, turns(row.prompt, row.messages))
+    return Pair(index, digest, prompt, answer_a, answer_b, values, turns(row.prompt, row.messages))
 
 
 def turns(prompt: str, messages: Sequence[object] = ()) -> list[tuple[str, str]]:

@@ -21,7 +21,7 @@ from rlhf.files import JsonObject
 from rlhf.observe import screen
 from rlhf.process.endings import Stopped
 from rlhf.rating.pairs import AnswerOrder, Pair, PairedAnswers
-from rlhf.rating.store import append, current_ratings, rating
+from rlhf.rating.store import append, current_ratings, new_line
 
 PAGE = Path(__file__).with_name("page.html")
 PORT = 8808
@@ -85,13 +85,13 @@ class Server(ThreadingHTTPServer):
         """Store a rater's choice, one of CHOICES."""
         order = self.order(rater, pair)
         verdict = {"first": order[0], "second": order[1]}.get(choice, choice)
-        append(self.file, rating(pair, rater, verdict, order))
+        append(self.file, new_line(pair, rater, verdict, order))
 
     def undo(self, rater: str) -> None:
         """Take back the rater's last rating."""
         if rated := self.rated(rater):
             pair = self.pairs[rated[-1]]
-            append(self.file, rating(pair, rater, "undo", self.order(rater, pair)))
+            append(self.file, new_line(pair, rater, "undo", self.order(rater, pair)))
 
 
 class Handler(BaseHTTPRequestHandler):

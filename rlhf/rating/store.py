@@ -18,7 +18,7 @@ from rlhf.run import reader
 from rlhf.run.records import Record
 
 JUDGE = "judge:"  # begins the name of a model that rates
-WORTH = {"a": 0.0, "b": 1.0, "tie": 0.5}  # verdict -> win of policy b
+WIN_OF_B = {"a": 0.0, "b": 1.0, "tie": 0.5}  # by verdict
 
 
 class Rating(Record):
@@ -55,8 +55,8 @@ class RatingLine(Reasons):
     time: str  # UTC, ISO 8601
 
 
-def rating(pair: Pair, rater: str, verdict: str, shown: AnswerOrder, **reasons: Unpack[Reasons]) -> RatingLine:
-    """Return a line of the file, with the time in UTC. `reasons` are added to it."""
+def new_line(pair: Pair, rater: str, verdict: str, shown: AnswerOrder, **reasons: Unpack[Reasons]) -> RatingLine:
+    """Return a line to append to the file, with the present time. `reasons` are added to it."""
     return {
         "item": pair.item,
         "sha256": pair.digest,

@@ -11,7 +11,7 @@ from rlhf.files import JsonObject
 from rlhf.observe import screen
 from rlhf.observe.tables import rows_table
 from rlhf.rating.pairs import Pair, PairedAnswers
-from rlhf.rating.store import JUDGE, WORTH, Rating, current_ratings
+from rlhf.rating.store import JUDGE, WIN_OF_B, Rating, current_ratings
 from rlhf.terminal import harmless
 
 Vote = tuple[Rating, Pair]
@@ -97,10 +97,10 @@ def _figures(votes: Sequence[Vote]) -> Figures:
     counts = Counter(rating.verdict for rating, _ in votes)
     verdicts = defaultdict(list)
     for rating, pair in votes:
-        if rating.verdict in WORTH:
+        if rating.verdict in WIN_OF_B:
             verdicts[pair.item].append(rating.verdict)
     pairs = {pair.item: pair for _, pair in votes}
-    outcomes = [fmean(WORTH[verdict] for verdict in pair_verdicts) for pair_verdicts in verdicts.values()]
+    outcomes = [fmean(WIN_OF_B[verdict] for verdict in pair_verdicts) for pair_verdicts in verdicts.values()]
     longer = [float(len(pairs[item].b.split()) - len(pairs[item].a.split())) for item in verdicts]  # words
     in_both_orders = [rating.said for rating, _ in votes if rating.said and None not in rating.said.values()]
     return Figures(
@@ -122,7 +122,7 @@ def _agreement(votes: Sequence[Vote], key: str) -> Agreement | None:
     """Return how often the preferred answer is also the one with the higher value of `key`."""
     agree = []
     for rating, pair in votes:
-        a, b = pair.worth.get(key, (0.0, 0.0))
+        a, b = pair.values.get(key, (0.0, 0.0))
         if rating.verdict in ("a", "b") and a != b:
             agree.append((b > a) == (rating.verdict == "b"))
     return Agreement(fmean(agree), len(agree)) if agree else None

@@ -13,7 +13,7 @@ Epochs = Annotated[float, Field(gt=0, le=10_000)]
 Passes = Annotated[int, Field(gt=0, le=1_000)]  # over the same rows
 Samples = Annotated[int, Field(gt=0, le=1_000)]  # answers to a prompt
 BatchRows = Annotated[int, Field(gt=0, le=65_536)]  # of one forward pass or one optimizer step
-Rows = Annotated[int, Field(gt=0, le=1_000_000_000)]  # of a data set
+RowCount = Annotated[int, Field(gt=0, le=1_000_000_000)]  # of a data set
 MadeRows = Annotated[int, Field(gt=0, le=10_000_000)]  # generated rows, held in memory
 MadeRowsOrZero = Annotated[int, Field(ge=0, le=10_000_000)]
 Tokens = Annotated[int, Field(gt=0, le=1_048_576)]  # of a sequence

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from rlhf.files import JsonObject
-from rlhf.recipe import published
+from rlhf.recipe import published, totals
 from rlhf.recipe.names import ONLINE, POLICIES, STAGES, StageName
 from rlhf.recipe.published import Figure
 from rlhf.recipe.schema import Recipe
@@ -69,7 +69,7 @@ def comparable(figure: Figure, recipe: Recipe, overrides: Collection[str]) -> bo
     """
     if recipe.model.source == "random":
         return published.is_cost(figure.metric)
-    stages = published.CHAIN if figure.stage == "all" else (figure.stage,)
+    stages = totals.CHAIN if figure.stage == "all" else (figure.stage,)
     if figure.stage == "evaluate":
         stages += POLICIES
     sections = {section for stage in stages for section in settings(recipe, stage)} - {"hardware", "seed"}

@@ -1,4 +1,4 @@
-"""Reads `recipes/<name>/v<N>/` into a frozen recipe with its hash, its overrides and its published figures."""
+"""Reads `recipes/<name>/v<N>/` into a frozen recipe with its hash, its overrides and its figures to compare with."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ class PinnedRecipe(NamedTuple):
     directory: Path
     sha256: str  # of the released file's content, without overrides
     overrides: Changes
-    targets: tuple[Figure, ...]
+    figures: tuple[Figure, ...]  # published ones, or targets of our own
 
     @property
     def name(self) -> str:
@@ -57,8 +57,8 @@ def load(directory: Path, overrides: Mapping[str, JsonValue] | None = None, seed
     overrides = dict(overrides or {})
     changes = overrides if seed is None else {**overrides, "seed": seed}
     recipe = validate(Recipe, with_overrides(content, changes), file, changes)
-    targets = _figures(directory / "published.yaml")
-    return PinnedRecipe(recipe, directory, content_hash(content), overrides, targets)
+    figures = _figures(directory / "published.yaml")
+    return PinnedRecipe(recipe, directory, content_hash(content), overrides, figures)
 
 
 def _figures(file: Path) -> tuple[Figure, ...]:

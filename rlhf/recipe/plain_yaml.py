@@ -116,11 +116,12 @@ def _text(loader: Yaml, node: yaml.ScalarNode) -> str:
     value = loader.construct_scalar(node)
     for character in value:
         if character not in "\n\t" and (character < " " or "\x7f" <= character <= "\x9f" or _is_surrogate(character)):
-            raise _problem(f"a text holds the character U+{ord(character):04X}, which is none; leave it out", node)
+            raise _problem(f"a text holds U+{ord(character):04X}, which is no character of a text; leave it out", node)
     return value
 
 
 def _is_surrogate(character: str) -> bool:
+    """Return whether a character is half of a surrogate pair."""
     return "\ud800" <= character <= "\udfff"
 
 

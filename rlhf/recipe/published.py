@@ -6,18 +6,16 @@ docs/metrics.md, "Verdicts", explains the rules.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from decimal import Decimal
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple, Self
 
 from pydantic import model_validator
 
-from rlhf.files import JsonObject
 from rlhf.recipe.names import StageName
 from rlhf.recipe.strict import AsTuple, Section
 
 GB = 1e9  # bytes
-CHAIN: tuple[StageName, ...] = ("sft", "rm", "ppo")  # the stages whose hours and cost a published total adds up
 
 VerdictWord = Literal["reproduces", "better", "worse", "differs", "met", "missed", "not measured", "not comparable"]
 REPRODUCES: Final = "reproduces"  # this and the next three are verdicts on published figures
@@ -71,6 +69,7 @@ class Figure(Section):
 
     @model_validator(mode="after")
     def _check_figure(self) -> Self:
+        """Raise ValueError for keys that a figure cannot have together."""
         if (self.metric is None) == (self.not_comparable is None):
             raise ValueError("a figure has either a metric that it is compared with, or a reason: not_comparable")
         if (self.value is None) == (self.range is None):
@@ -212,94 +211,6 @@ def best(words: Iterable[VerdictWord]) -> VerdictWord | None:
     """
     order = (REPRODUCES, MET, BETTER, DIFFERS, NOT_MEASURED, NOT_COMPARABLE, WORSE, MISSED)
     return min(words, key=order.index, default=None)
-
-
-# -- several stages --------------------------------------------------------------------------------------------------
-
-
-class Spent(NamedTuple):
-    """The cost of one stage; None for what is not known."""
-
-    peak_vram_gb: float | None
-    hours: float | None
-    cards: int = 1
-
-
-def total(metric: str, stages: Mapping[str, Spent], price: float | None) -> tuple[float | None, str]:
-    """Return a cost of all stages together, and a message about stages or prices that are missing.
-
-    Peak memory is the highest peak of the stages in `stages`; hours and dollars are sums over SFT, reward model and
-    PPO, as in the guides. `price` is in dollars per hour of one card.
-    """
-    if metric == "cost_usd" and price is None:
-        return None, "needs the price of an hour (--price)"
-    pick: Callable[[Spent], float | None] = {
-        "peak_vram_gb": lambda spent: spent.peak_vram_gb,
-        "hours": lambda spent: spent.hours,
-        "cost_usd": lambda spent: None if spent.hours is None else spent.hours * spent.cards * (price or 0.0),
-    }.get(metric, lambda spent: None)
-    costs = {stage: cost for stage, spent in stages.items() if (cost := pick(spent)) is not None}
-    missing = [stage for stage in CHAIN if stage not in costs]
-    needs = f"needs {', '.join(missing)}" if missing else ""
-    if metric == "peak_vram_gb":
-        return max(costs.values(), default=None), needs
-    counted = [costs[stage] for stage in CHAIN if stage in costs]
-    return (sum(counted) if counted else None), needs
-
-
-def compare_total(
-    figure: Figure, stages: Mapping[str, Spent], price: float | None = None
-) -> tuple[float | None, Verdict]:
-    """Return the value and the verdict of a figure of all stages together (`stage: all`).
-
-    While stages are missing the value is None, unless it already exceeds the accepted range: costs only grow.
-    """
-    if figure.not_comparable is not None:
-        return None, verdict_of(figure, None)
-    value, missing = total(figure.metric or "", stages, price)
-    high = figure.accepted[1]
-    if missing and (value is None or high is None or value <= high):
-        return None, Verdict(NOT_MEASURED, missing)
-    return value, verdict_of(figure, value)
-
-
-# -- records ---------------------------------------------------------------------------------------------------------
-
-
-def record(figure: Figure, value: float | None) -> JsonObject:
-    """Return a comparison as summary.json keeps it: the figure's keys and printed ends, the value, the verdict."""
-    verdict = verdict_of(figure, value)
-    return figure.model_dump(mode="json", exclude_defaults=True) | {
-        "published": list(figure.printed),
-        "measured": value,
-        "verdict": verdict.word,
-        "detail": verdict.detail,
-    }
-
-
-def figure_of_record(entry: Mapping[str, Any]) -> Figure:
-    """Return the figure of a record.
-
-    Records that are older than verdicts hold only ranges; they are read as targets of our own.
-    """
-    if "verdict" in entry:
-        return Figure.model_validate({key: entry[key] for key in Figure.model_fields if key in entry})
-    return Figure.model_construct(  # unchecked: a single number stood as a range with equal ends
-        name=entry["name"],
-        stage="all",
-        metric=entry.get("metric") or entry["name"],
-        range=tuple(entry["published"]),
-        range_of_mean=tuple(entry["published_mean"]) if entry.get("published_mean") else None,
-        unit=entry.get("unit", ""),
-        source="",
-    )
-
-
-def totals(
-    figures: Iterable[Figure], stages: Mapping[str, Spent], price: float | None = None
-) -> list[tuple[Figure, float | None, Verdict]]:
-    """Compare the figures of all stages together with the costs of one run's finished stages."""
-    return [(figure, *compare_total(figure, stages, price)) for figure in figures]
 
 
 def count(verdicts: Iterable[Verdict], noun: str = "") -> str:

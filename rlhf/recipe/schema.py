@@ -21,7 +21,7 @@ from rlhf.recipe.bounds import (
     Name,
     NonNegative,
     Positive,
-    Rows,
+    RowCount,
     Samples,
     Seed,
     Steps,
@@ -55,14 +55,15 @@ class Optimization(Section):
     gradient_accumulation_steps: BatchRows
     gradient_checkpointing: bool
     group_by_length: bool
-    max_samples: Rows | None  # first training rows in the seed's order; null: all
-    max_eval_samples: Rows
+    max_samples: RowCount | None  # first training rows in the seed's order; null: all
+    max_eval_samples: RowCount
     logging_steps: Steps
     save_steps: Steps
     max_length: Tokens
 
     @model_validator(mode="after")
     def _check_steps(self) -> Self:
+        """Raise ValueError unless checkpoints are saved where a logging window ends."""
         if self.save_steps % self.logging_steps:  # a logging window that spans a resume would log another mean
             raise ValueError("save_steps must be a multiple of logging_steps")
         return self
@@ -97,6 +98,7 @@ class Dialogues(Optimization):
 
     @model_validator(mode="after")
     def _check_evaluation(self) -> Self:
+        """Raise ValueError unless every checkpoint comes with an evaluation, where there are any."""
         if self.eval_steps and (self.save_steps % self.eval_steps or self.eval_steps % self.logging_steps):
             raise ValueError(
                 f"eval_steps: {self.eval_steps} must divide save_steps: {self.save_steps} and be a multiple of "
@@ -108,6 +110,7 @@ class Dialogues(Optimization):
 
     @model_validator(mode="after")
     def _check_prompt_length(self) -> Self:
+        """Raise ValueError unless the longest prompt leaves room for a response."""
         if self.max_prompt_length >= self.max_length:
             raise ValueError("max_prompt_length must leave room for a response below max_length")
         return self
@@ -126,6 +129,7 @@ class Rm(Dialogues):
 
     @model_validator(mode="after")
     def _check_loss(self) -> Self:
+        """Raise ValueError for a loss with keys that it cannot use."""
         if self.loss_type == "margin_ranking" and (not self.margin or self.center_rewards_coefficient):
             raise ValueError("loss_type: margin_ranking needs a margin above 0 and center_rewards_coefficient: 0")
         return self
@@ -141,7 +145,7 @@ class Dpo(Dialogues):
 class Evaluate(Section):
     """The comparison of policies with SFT on held-out prompts."""
 
-    max_samples: Rows
+    max_samples: RowCount
     batch_size: BatchRows
     response_length: Tokens
     max_prompt_length: Tokens
@@ -185,6 +189,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _check_all(self) -> Self:
+        """Raise ValueError for sections that do not fit each other."""
         self._check_sources()
         self._check_model()
         self._check_supervised()
@@ -195,6 +200,7 @@ class Recipe(Section):
         return self
 
     def _check_sources(self) -> None:
+        """Raise ValueError unless model, tokenizer and data come from sources that belong together."""
         if (self.model.source == "pretrain") != (self.pretrain is not None):
             raise ValueError("a recipe has both model.source: pretrain and a pretrain section, or neither")
         if (self.tokenizer.source == "train") != (self.pretrain is not None):
@@ -205,6 +211,7 @@ class Recipe(Section):
             raise ValueError("a recipe has both tokenizer.source: words and data.source: lengths, or neither")
 
     def _check_model(self) -> None:
+        """Raise ValueError unless the shape of the model suits its tokenizer, attention and adapters."""
         shape, words = self.model.architecture, self.tokenizer.vocab_size
         if self.tokenizer.source == "words" and shape and shape.vocab_size and words != shape.vocab_size:
             raise ValueError(
@@ -221,6 +228,7 @@ class Recipe(Section):
             raise ValueError(f"lora.r: {self.lora.r} is more than model.architecture.hidden_size: {shape.hidden_size}")
 
     def _check_supervised(self) -> None:
+        """Raise ValueError for a supervised stage that `hardware.count` processes cannot share."""
         for stage, options in (("sft", self.sft), ("rm", self.rm), ("dpo", self.dpo)):
             try:
                 options.share(self.hardware.count)
@@ -233,6 +241,7 @@ class Recipe(Section):
                 )
 
     def _check_trunk(self) -> None:
+        """Raise ValueError where the lean trunk cannot compute the passes of this recipe."""
         if self.hardware.trunk == "library":
             return
         if self.hardware.count > 1 and self.hardware.engine != "ddp":
@@ -246,6 +255,7 @@ class Recipe(Section):
             )
 
     def _check_online(self) -> None:
+        """Raise ValueError for a stage with samples of its own that does not suit the hardware or the weights."""
         for stage, options in self.online().items():
             rows = options.batch_size // options.num_mini_batches
             if rows % self.hardware.count:
@@ -263,12 +273,14 @@ class Recipe(Section):
                 raise ValueError(f"{stage}.vllm_url needs hardware.count: 1: one server has one set of adapters")
 
     def _check_merge(self) -> None:
+        """Raise ValueError for an adapter or a base that this recipe does not have."""
         if self.merge.stage in GROUPS and self.section(self.merge.stage) is None:
             raise ValueError(f"merge.stage: {self.merge.stage} needs a section {self.merge.stage}")
         if self.merge.base == "dequantized" and self.model.quantization == "none":
             raise ValueError("merge.base: dequantized needs model.quantization: nf4")
 
     def _check_lengths(self) -> None:
+        """Raise ValueError for a stage whose longest sequence is too long for the model."""
         if self.model.architecture is not None:
             limit = self.model.architecture.max_position_embeddings
             for stage, length in self.lengths().items():

@@ -88,6 +88,7 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
+        """Raise ValueError for a source without its keys, and for a file or a fraction that it cannot use."""
         for source, key in (
             ("toy", "toy"),
             ("sums", "sums"),

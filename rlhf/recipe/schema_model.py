@@ -65,6 +65,7 @@ class Architecture(Section):
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
+        """Raise ValueError unless the heads divide the width."""
         has_head_dim = self.others().get("head_dim") is not None  # heads may be as wide as they like then
         if (self.hidden_size % self.num_attention_heads and not has_head_dim) or (
             self.num_attention_heads % self.num_key_value_heads
@@ -108,6 +109,7 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
+        """Raise ValueError for a source of weights without its keys."""
         if self.source in ("hub", "local") and not self.name:
             raise ValueError(f"source: {self.source} needs a name")
         if self.source == "hub" and not is_commit(self.revision):
@@ -137,6 +139,7 @@ class Tokenizer(Section):
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
+        """Raise ValueError for a source of the tokenizer without its keys, or with keys that it cannot use."""
         generated = self.source in ("train", "words")
         if generated and not self.vocab_size:
             raise ValueError(f"source: {self.source} needs vocab_size")
@@ -159,6 +162,7 @@ class Tokenizer(Section):
 
     @model_validator(mode="after")
     def _check_chat_settings(self) -> Self:
+        """Raise ValueError for settings of the chat template that cannot be used."""
         reserved = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"} & set(
             self.chat_template_kwargs or ()
         )
@@ -197,6 +201,7 @@ class Lora(Section):
 
     @model_validator(mode="after")
     def _check_targets(self) -> Self:
+        """Raise ValueError for adapters in modules that all roles share."""
         shared = {"lm_head", "embed_tokens"} & {name.split(".")[-1] for name in self.target_modules}
         if shared and self.target_modules != "all-linear":
             raise ValueError(f"target_modules: {shared.pop()} is shared by all roles and stays as it is")

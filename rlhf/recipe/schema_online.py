@@ -15,7 +15,7 @@ from rlhf.recipe.bounds import (
     NonNegative,
     Passes,
     Positive,
-    Rows,
+    RowCount,
     Steps,
     StepsOrZero,
     Temperature,
@@ -65,11 +65,11 @@ class OnPolicy(Section):
     score_clip: Positive | None = None  # limit of the absolute score, after normalisation or sigmoid
     missing_eos_penalty: NonNegative | None
     old_logprobs: Literal["recompute", "rollout"] = "recompute"  # in a forward pass, or as noted in sampling
-    max_samples: Rows | None
+    max_samples: RowCount | None
     logging_steps: Steps
     save_steps: Steps
     eval_steps: Steps  # steps between evaluations on held-out prompts; also at every checkpoint
-    max_eval_samples: Rows
+    max_eval_samples: RowCount
     keep_checkpoints: Literal["all"] | StepsOrZero = "all"  # a number: as many of the newest, and the best
     best_kl_limit: Positive | None = None  # most KL of the best checkpoint (highest score), nats per token
     adapter: KeptWeights = "last"  # the weights that are kept
@@ -101,6 +101,7 @@ class OnPolicy(Section):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
+        """Raise ValueError for keys that cannot be combined."""
         if self.batch_size % self.num_mini_batches:
             raise ValueError(
                 f"batch_size {self.batch_size} must be a multiple of num_mini_batches {self.num_mini_batches}"
@@ -148,6 +149,7 @@ class Ppo(OnPolicy):
 
     @model_validator(mode="after")
     def _check_ppo(self) -> Self:
+        """Raise ValueError for keys of PPO that cannot be combined."""
         if self.kl_target is not None and not self.kl_coef:
             raise ValueError("kl_target needs kl_coef above 0: the coefficient is multiplied, so that 0 stays 0")
         if self.sigmoid_scores and self.normalize_scores:
@@ -202,6 +204,7 @@ class GroupBase(OnPolicy):
 
     @model_validator(mode="after")
     def _check_groups(self) -> Self:
+        """Raise ValueError for keys of groups and rewards that cannot be combined."""
         if self.batch_size % self.num_generations or self.rollout_batch_size % self.num_generations:
             raise ValueError(
                 f"batch_size and rollout_batch_size must be multiples of num_generations: {self.num_generations}"

@@ -29,7 +29,7 @@ class DataCheck(NamedTuple):
     problem: str = ""
 
 
-def data(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+def sections_of_data(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the result of the check of each run's data."""
     checks = []
     for run in runs:
@@ -99,7 +99,7 @@ def quality_of(run: RunRecords) -> Quality | str | None:
     return reader.check(report, Quality, str(file))
 
 
-def _rows(settings: DataSettings, files: list[str]) -> formats.Rows:
+def _rows(settings: DataSettings, files: list[str]) -> formats.ParsedRows:
     """Read the rows of a run again."""
     format = cast(DataFormat, settings.format)
     if settings.source == "hub":

@@ -10,9 +10,10 @@ from rlhf.recipe import ONLINE
 from rlhf.report.parts import COLOURS, Chart, Charts, Section, Table, Trace, Turn, dialogue, line, middles, table
 from rlhf.report.runs import RunRecords, details, suffix, with_interval
 from rlhf.run import reader
+from rlhf.run.layout import SAMPLES
 from rlhf.run.outcomes import RewardModelFigures, SampleLine
 
-SAMPLES = 200  # dialogues on the page, at most
+DIALOGUES = 200  # dialogues on the page, at most
 OPEN = 12  # dialogues that are shown at once; the others are folded
 
 
@@ -23,7 +24,7 @@ class Policies(NamedTuple):
     scores: Chart | None
 
 
-def policies(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+def sections_of_policies(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the metrics of every policy on the same held-out prompts."""
     blocks = []
     for run in runs:
@@ -64,7 +65,7 @@ def _scores(run: RunRecords, runs: Sequence[RunRecords], charts: Charts) -> Char
     return charts.add(f"scores of every policy's answers{suffix(run, runs)}", lines, tall=True, **axes)
 
 
-def ratings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+def sections_of_ratings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the statistics of blind ratings of two policies' answers."""
     rows: list[tuple[object, ...]] = []
     for run in runs:
@@ -99,7 +100,7 @@ class RewardModel(NamedTuple):
     contradicted: list[ContradictedPair]
 
 
-def reward_model(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+def sections_of_reward_model(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return calibration, margins and scores of the reward model, and the pairs that it contradicts."""
     model_charts: list[Chart] = []
     contradicted = []
@@ -145,14 +146,14 @@ class Samples(NamedTuple):
     total: int
 
 
-def samples(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+def sections_of_samples(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return held-out prompts with every policy's answer; without an evaluation, a policy's last samples."""
     dialogues, total = [], 0
     for run in runs:
-        files = [run.run_directory / stage / "samples.jsonl" for stage in ("evaluate", *ONLINE)]
+        files = [run.run_directory / stage / SAMPLES for stage in ("evaluate", *ONLINE)]
         rows = next((rows for file in files if (rows := reader.read_lines(file, SampleLine))), [])
         total += len(rows)
-        dialogues += [[*dialogue(row.prompt, row.messages), *_answers(row)] for row in rows[-SAMPLES:]]
+        dialogues += [[*dialogue(row.prompt, row.messages), *_answers(row)] for row in rows[-DIALOGUES:]]
     return [Section("Samples", "samples.html", Samples(dialogues[:OPEN], dialogues[OPEN:], total))] if dialogues else []
 
 

@@ -7,22 +7,11 @@ from typing import NamedTuple
 from rlhf.observe import wording
 from rlhf.recipe import ONLINE, POLICIES, STAGES, StageName, published
 from rlhf.recipe.published import Verdict
-from rlhf.report.parts import Charts, Section
+from rlhf.report.parts import STAGE_TITLES, Charts, Section
 from rlhf.report.runs import RunRecords
 from rlhf.run.finished import totals
 from rlhf.run.records import Manifest, Summary
 
-STAGE_TITLES = {
-    "pretrain": "pretraining",
-    "sft": "SFT",
-    "rm": "reward model",
-    "ppo": "PPO",
-    "rloo": "RLOO",
-    "grpo": "GRPO",
-    "dpo": "DPO",
-    "evaluate": "evaluation",
-    "merge": "merged model",
-}
 # Column and row of each stage in the picture, which is narrow enough for a phone, and the stages that it is made from.
 POSITIONS = {
     "pretrain": (0, 0),
@@ -150,7 +139,7 @@ class Overview(NamedTuple):
     picture: Picture
 
 
-def overview(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+def sections_of_overview(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the outcome of each run in a sentence, its device and time, and its stages as a picture."""
     overviews = []
     for run in runs:

@@ -8,22 +8,37 @@ from markupsafe import Markup
 
 from rlhf.errors import UserError
 from rlhf.files import write_output
-from rlhf.report.data import data
-from rlhf.report.evaluation import policies, ratings, reward_model, samples
-from rlhf.report.overview import overview
+from rlhf.report.data import sections_of_data
+from rlhf.report.evaluation import (
+    sections_of_policies,
+    sections_of_ratings,
+    sections_of_reward_model,
+    sections_of_samples,
+)
+from rlhf.report.overview import sections_of_overview
 from rlhf.report.parts import COLOURS, Charts, Section
 from rlhf.report.runs import RunRecords, load
-from rlhf.report.tables import findings, provenance, verdicts
-from rlhf.report.training import curves, frontier, memory, time
+from rlhf.report.tables import sections_of_findings, sections_of_provenance, sections_of_verdicts
+from rlhf.report.training import sections_of_curves, sections_of_frontier, sections_of_memory, sections_of_time
 from rlhf.run.finished import data_file
 from rlhf.terminal import harmless
 
 TEXT_CHARACTERS = 2000  # characters of a text that is shown
 
-Builder = Callable[[Sequence[RunRecords], Charts], list[Section]]
+Builder = Callable[[Sequence[RunRecords], Charts], list[Section]]  # a function `sections_of_<topic>`
 SECTIONS: tuple[Builder, ...] = (
-    *(verdicts, findings, curves, frontier, policies, ratings, reward_model),
-    *(time, memory, data, provenance, samples),
+    sections_of_verdicts,
+    sections_of_findings,
+    sections_of_curves,
+    sections_of_frontier,
+    sections_of_policies,
+    sections_of_ratings,
+    sections_of_reward_model,
+    sections_of_time,
+    sections_of_memory,
+    sections_of_data,
+    sections_of_provenance,
+    sections_of_samples,
 )
 
 
@@ -47,7 +62,7 @@ def data_files(roots: Sequence[Path]) -> list[Path]:
 def page(runs: Sequence[RunRecords]) -> str:
     """Return the page as HTML. Several runs share its charts."""
     charts = Charts()
-    overviews = _sections(overview, runs, charts)
+    overviews = _sections(sections_of_overview, runs, charts)
     sections = [section for build in SECTIONS for section in _sections(build, runs, charts)]
     first = next(iter(runs[0].manifests.values()))
     from plotly.offline import get_plotlyjs  # megabytes; only a report needs it
@@ -75,7 +90,8 @@ def _sections(build: Builder, runs: Sequence[RunRecords], charts: Charts) -> lis
         return build(runs, charts)
     except UserError as error:
         del charts.all[count:]
-        return [Section("", "", None, problem=f"{build.__name__.replace('_', ' ')}: {error}")]
+        topic = build.__name__.removeprefix("sections_of_").replace("_", " ")
+        return [Section("", "", None, problem=f"{topic}: {error}")]
 
 
 def render(template: str, **content: object) -> str:

@@ -3,26 +3,30 @@
 import itertools
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from rlhf.rating.pairs import turns
 
+if TYPE_CHECKING:  # these modules import this one
+    from rlhf.report.data import DataCheck
+    from rlhf.report.evaluation import Policies, RewardModel, Samples
+    from rlhf.report.overview import Overview
+    from rlhf.report.tables import Findings
+    from rlhf.report.training import Memory
+
 Trace = dict[str, Any]  # a curve, bars or axes of a chart: plotly's keys, values of any type
 COLOURS = ("#2f7ed8", "#d9822b", "#2e9d5b", "#b24fb5", "#7a8794", "#c23b3b", "#19a3a3", "#8c6d31")
-
-
-class Section(NamedTuple):
-    """A section of the page: a template and its data, or the reason why the section is missing."""
-
-    title: str
-    template: str
-    data: Any
-    problem: str = ""
-
-    @property
-    def anchor(self) -> str:
-        """Return the name that links to the section use."""
-        return re.sub(r"[^a-z]+", "-", self.title.lower()).strip("-")
+STAGE_TITLES = {
+    "pretrain": "pretraining",
+    "sft": "SFT",
+    "rm": "reward model",
+    "ppo": "PPO",
+    "rloo": "RLOO",
+    "grpo": "GRPO",
+    "dpo": "DPO",
+    "evaluate": "evaluation",
+    "merge": "merged model",
+}
 
 
 class Cell(NamedTuple):
@@ -62,6 +66,26 @@ class Chart(NamedTuple):
     id: str
     title: str
     tall: bool
+
+
+SectionData: TypeAlias = (
+    "Table | list[Chart] | Findings | list[Policies] | RewardModel | Memory | list[DataCheck] | Samples"
+    " | list[Overview]"
+)
+
+
+class Section(NamedTuple):
+    """A section of the page: a template and its data, or the reason why the section is missing."""
+
+    title: str
+    template: str
+    data: "SectionData | None"  # what the template shows
+    problem: str = ""
+
+    @property
+    def anchor(self) -> str:
+        """Return the name that links to the section use."""
+        return re.sub(r"[^a-z]+", "-", self.title.lower()).strip("-")
 
 
 class Charts:

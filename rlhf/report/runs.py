@@ -8,6 +8,7 @@ from rlhf.errors import UserError
 from rlhf.observe import wording
 from rlhf.recipe import STAGES, StageName
 from rlhf.run import reader
+from rlhf.run.layout import MANIFEST, METRICS, SUMMARY
 from rlhf.run.outcomes import Details
 from rlhf.run.records import Manifest, MetricsLine, Record, Summary
 
@@ -31,8 +32,8 @@ class RunRecords(NamedTuple):
 def load(root: Path) -> RunRecords:
     """Read the records of a run. Raises UserError if none can be read."""
     problems: list[str] = []
-    manifests = _of_stages(root, "manifest.json", Manifest, problems)
-    summaries = _of_stages(root, "summary.json", Summary, problems)
+    manifests = _of_stages(root, MANIFEST, Manifest, problems)
+    summaries = _of_stages(root, SUMMARY, Summary, problems)
     if not manifests:
         missing = f"{root}: no run there; it should hold folders named {', '.join(STAGES[:3])} …"
         raise UserError(problems[0] if problems else missing)
@@ -56,7 +57,7 @@ def _of_stages(root: Path, name: str, kind: type[RecordT], problems: list[str]) 
 
 def metrics(run: RunRecords, stage: StageName) -> list[MetricsLine]:
     """Return the lines of a stage's metrics.jsonl."""
-    return reader.read_lines(run.run_directory / stage / "metrics.jsonl", MetricsLine)
+    return reader.read_lines(run.run_directory / stage / METRICS, MetricsLine)
 
 
 def details(run: RunRecords) -> Details:

@@ -10,9 +10,10 @@ from rlhf.report.parts import Cell, Charts, Section, table
 from rlhf.report.runs import RunRecords
 from rlhf.run import reader, records
 from rlhf.run.finished import totals
+from rlhf.run.layout import FINDINGS
 
 
-def verdicts(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+def sections_of_verdicts(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the table of targets or published figures beside the measured values."""
     rows: list[tuple[object, ...]] = []
     for run in runs:
@@ -54,12 +55,12 @@ class Findings(NamedTuple):
     watched: bool
 
 
-def findings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+def sections_of_findings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the findings of the checks while the stages trained."""
     rows = []
     for run in runs:
         for stage in run.manifests:
-            for line in reader.read_lines(run.run_directory / stage / "findings.jsonl", records.FindingLine):
+            for line in reader.read_lines(run.run_directory / stage / FINDINGS, records.FindingLine):
                 remedies = ", ".join(f"{key}={value}" for key, value in line.remedies.items())
                 stage_name = f"{run.name}, {stage}" if len(runs) > 1 else stage
                 rows.append(Finding(f"{stage_name}, step {line.step}: {line.seen}. {line.cause}.", remedies))
@@ -69,7 +70,7 @@ def findings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     return [Section(title, "findings.html", Findings(rows, watched and finished))]
 
 
-def provenance(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+def sections_of_provenance(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the recipe, code, data and packages that each stage was made from."""
     rows = []
     for run in runs:

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.recipe import GROUPS, ONLINE, StageName, default_root
-from rlhf.report.overview import STAGE_TITLES
-from rlhf.report.parts import COLOURS, Chart, Charts, Section, Table, Trace, level, line, table
+from rlhf.report.parts import COLOURS, STAGE_TITLES, Chart, Charts, Section, Table, Trace, level, line, table
 from rlhf.report.runs import RunRecords, metrics, suffix
 from rlhf.run import reader, records
+from rlhf.run.layout import TELEMETRY
 from rlhf.run.outcomes import Prediction
 from rlhf.run.records import MetricsLine
 
@@ -45,7 +45,7 @@ CURVES: dict[StageName, tuple[tuple[str, str], ...]] = {  # stage -> (key of met
 }
 
 
-def curves(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+def sections_of_curves(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the curves of each stage, and its memory over time."""
     sections = []
     for stage, keys in CURVES.items():
@@ -83,7 +83,7 @@ def _memory_over_time(runs: Sequence[RunRecords], stage: StageName, charts: Char
     """Draw the measured memory of each logged step."""
     lines = []
     for number, run in enumerate(runs):
-        telemetry = reader.read_lines(run.run_directory / stage / "telemetry.jsonl", records.TelemetryLine)
+        telemetry = reader.read_lines(run.run_directory / stage / TELEMETRY, records.TelemetryLine)
         points = [(row.step, row.memory_bytes / 1e9) for row in telemetry if row.memory_bytes is not None]
         if points:
             steps, sizes = map(list, zip(*points, strict=True))
@@ -98,7 +98,7 @@ def _memory_over_time(runs: Sequence[RunRecords], stage: StageName, charts: Char
     return [charts.add(f"{measured}, measured, GB", lines, shapes=[level(card)] if card else [], **axes)]
 
 
-def frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+def sections_of_frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return score against KL for the evaluations of PPO, RLOO and GRPO; the chosen checkpoint is marked."""
     scores: list[Trace] = []
     gains: list[Trace] = []
@@ -151,7 +151,7 @@ def _gain_traces(rows: Sequence[MetricsLine], ending: str, colour: str) -> list[
     return traces
 
 
-def time(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+def sections_of_time(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the seconds of each stage by its outermost phases."""
     names = [f"{run.name} {stage}" if len(runs) > 1 else stage for run in runs for stage in run.summaries]
     seconds_by_phase = [summary.phase_seconds for run in runs for summary in run.summaries.values()]
@@ -182,7 +182,7 @@ class Memory(NamedTuple):
     peaks: Table | None
 
 
-def memory(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+def sections_of_memory(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the predicted components of every phase, as pinned beside the recipe, and the measured peaks."""
     predicted, by_time = _predicted_memory(runs, charts)
     rows = []

@@ -10,6 +10,7 @@ from rlhf.errors import UserError
 from rlhf.files import remove, replacing, sha256, sync, sync_tree, write_json
 from rlhf.recipe import StageName
 from rlhf.run import reader, records
+from rlhf.run.layout import MANIFEST
 from rlhf.terminal import say
 
 
@@ -131,6 +132,6 @@ def holds_no_work(folder: Path, logs: Collection[str]) -> bool:
         checkpoints = path.name == "checkpoints" and path.is_dir() and not path.is_symlink()
         unfinished = checkpoints and all(inner.name.startswith(".partial") for inner in path.iterdir())
         log = path.name in logs and path.is_file() and not path.is_symlink()
-        if path.name != "manifest.json" and not path.name.endswith(".tmp") and not unfinished and not log:
+        if path.name != MANIFEST and not path.name.endswith(".tmp") and not unfinished and not log:
             return False
     return True

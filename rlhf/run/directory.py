@@ -33,7 +33,7 @@ from rlhf.run.finished import (
     result_files,
     result_hash,
 )
-from rlhf.run.layout import RESULTS
+from rlhf.run.layout import FINDINGS, MANIFEST, RESULTS, SUMMARY
 from rlhf.run.lock import locked, make_root
 from rlhf.run.logs import LOGS, Logs
 from rlhf.run.measured import comparable_values, comparison, figures
@@ -139,7 +139,7 @@ class Run:
         """Add facts to manifest.json, such as the data's fingerprint: keys of records.Manifest."""
         self._manifest.update(facts)
         if self.is_main:
-            write_json(self.path / "manifest.json", records.Manifest.model_validate(self._manifest).plain())
+            write_json(self.path / MANIFEST, records.Manifest.model_validate(self._manifest).plain())
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -202,14 +202,14 @@ class Run:
             data_sha256=manifest.data.sha256 if manifest.data else None,
             result_sha256={str(f.relative_to(self.path)): result_hash(f) for f in result_files(self.path)},
             metrics={name: finite(value) for name, value in metrics.items()},
-            findings=[line.check for line in reader.read_lines(self.path / "findings.jsonl", records.FindingLine)],
+            findings=[line.check for line in reader.read_lines(self.path / FINDINGS, records.FindingLine)],
             targets=[comparison(figure, values) for figure in figures(self.loaded, self.stage)],
             all_stages=figures(self.loaded, "all"),
         )
         for folder in RESULTS:
             sync_tree(self.path / folder)
         self.logs.sync()
-        write_json(self.path / "summary.json", summary.content())
+        write_json(self.path / SUMMARY, summary.content())
         return read_summary(self.path)
 
     def set_aside(self) -> None:
@@ -219,7 +219,7 @@ class Run:
             return
         aside = free_name(self.path.with_name(f"{self.stage}.before"))
         self.path.rename(aside)
-        unfinished = not (aside / "summary.json").exists() and any(aside.glob("checkpoints/step-*"))
+        unfinished = not (aside / SUMMARY).exists() and any(aside.glob("checkpoints/step-*"))
         back = f"rm -r {shlex.quote(str(self.path))} && mv {shlex.quote(str(aside))} {shlex.quote(str(self.path))}"
         advice = (
             f". To continue it instead: stop this run, `{back}`, then --resume (make: RESUME=1)" if unfinished else ""
@@ -263,10 +263,10 @@ class Run:
         Without a whole manifest the stage stopped before its first step, or the file was lost later. Then nothing shows
         that the checkpoints belong to this stage.
         """
-        if (self.path / "summary.json").exists():
+        if (self.path / SUMMARY).exists():
             return None
         try:
-            return reader.read(self.path / "manifest.json", records.Manifest)
+            return reader.read(self.path / MANIFEST, records.Manifest)
         except UserError as error:
             say(f"{self.stage}: {error}; starting afresh")
             return None

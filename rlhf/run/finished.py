@@ -14,10 +14,11 @@ from pathlib import Path
 
 from rlhf.errors import UserError
 from rlhf.files import read_json, replacing, sha256
-from rlhf.recipe import STAGES, StageName, as_yaml, default_root, published
+from rlhf.recipe import STAGES, StageName, as_yaml, default_root
 from rlhf.recipe.published import Figure, Verdict
+from rlhf.recipe.totals import compare_total
 from rlhf.run import reader, records
-from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL, RESULTS
+from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, MANIFEST, MODEL, RESULTS, SAMPLES, SUMMARY
 
 REMADE = ("evaluate", "merge")  # run again when an input has changed; the earlier result is renamed, not deleted
 BASE = "base_model_name_or_path"  # in ADAPTER_CONFIG; the only thing in a result that depends on where the run is
@@ -26,13 +27,13 @@ BASE = "base_model_name_or_path"  # in ADAPTER_CONFIG; the only thing in a resul
 def read_summary(path: Path) -> records.Summary | None:
     """Return the summary in a stage's directory; None if the stage is not done. Raises UserError if it is damaged."""
     with reader.advising(_way_out(path, path.name)):
-        return reader.read(path / "summary.json", records.Summary)
+        return reader.read(path / SUMMARY, records.Summary)
 
 
 def read_manifest(path: Path) -> records.Manifest:
     """Return the manifest in a stage's directory. Raises UserError if it is missing or damaged."""
     with reader.advising(_way_out(path, path.name)):
-        manifest = reader.read(path / "manifest.json", records.Manifest)
+        manifest = reader.read(path / MANIFEST, records.Manifest)
         if manifest is None:
             raise UserError(f"{path}: manifest.json is missing")
         return manifest
@@ -46,7 +47,7 @@ def stage_folder(root: Path, stage: StageName) -> Path:
     """
     below_root = root / stage
     if not below_root.exists():
-        for manifest in sorted(root.glob("*/manifest.json")):
+        for manifest in sorted(root.glob(f"*/{MANIFEST}")):
             if manifest.parent.name not in STAGES:
                 continue
             relative = read_manifest(manifest.parent).parents_from.get(stage)
@@ -67,7 +68,7 @@ def verified(root: Path, stage: StageName) -> records.Summary:
         raise UserError(f"{path}: {stage} is not done")
     check_result(path, summary)
     for name, digest in read_manifest(path).parents.items():
-        parent = stage_folder(path.parent, name) / "summary.json"
+        parent = stage_folder(path.parent, name) / SUMMARY
         if parent.is_file() and sha256(parent) != digest:
             advice = f"run {stage} again" if stage in REMADE else _way_out(path, stage)
             raise UserError(f"{path} was made from another {name} than {parent.parent}; {advice}")
@@ -76,7 +77,7 @@ def verified(root: Path, stage: StageName) -> records.Summary:
 
 def finished_evaluation(root: Path) -> records.Summary:
     """Return the summary of a run's evaluation. Raises UserError unless it is finished and unchanged."""
-    if not (root / "evaluate" / "summary.json").is_file():
+    if not (root / "evaluate" / SUMMARY).is_file():
         raise UserError(f"{root / 'evaluate'}: no finished evaluation; first {_evaluation_command(root)}")
     return verified(root, "evaluate")
 
@@ -87,7 +88,7 @@ def _evaluation_command(root: Path) -> str:
     if not (folder / "recipe.yaml").is_file():
         return "`rlhf run evaluate --with-parents` with the options of the run (make: evaluate)"
     words = ["rlhf", "run", "evaluate", "--with-parents", "--recipe", str(folder), "--out", str(root.parents[1])]
-    stages = [root / stage for stage in STAGES if (root / stage / "manifest.json").is_file()]
+    stages = [root / stage for stage in STAGES if (root / stage / MANIFEST).is_file()]
     newest = max(map(read_manifest, stages), key=lambda manifest: manifest.started or "", default=None)
     if newest is not None:
         words += ["--seed", str(newest.seed)]
@@ -116,7 +117,7 @@ def check_result(path: Path, summary: records.Summary, largest: int | None = Non
 
 def result_files(path: Path) -> list[Path]:
     """Return the files in a stage's directory that hold its result."""
-    evaluation_files = ("samples.jsonl", "details.json") if path.name == "evaluate" else ()
+    evaluation_files = (SAMPLES, "details.json") if path.name == "evaluate" else ()
     return sorted([*_results(path), *(file for name in evaluation_files if (file := path / name).is_file())])
 
 
@@ -167,7 +168,8 @@ def totals(
     `price` is in dollars per hour of one card.
     """
     figures = next((summary.all_stages for summary in reversed([*summaries.values()]) if summary.all_stages), [])
-    return published.totals(figures, {stage: summary.spent for stage, summary in summaries.items()}, price)
+    spent = {stage: summary.spent for stage, summary in summaries.items()}
+    return [(figure, *compare_total(figure, spent, price)) for figure in figures]
 
 
 def data_file(root: Path, name: str) -> Path:

@@ -1,5 +1,10 @@
-"""Names in a stage's directory of what it leaves for other stages and other tools: an adapter or a whole model."""
+"""Names in a stage's directory of what it leaves for other stages and other tools: records, logs and the result.
 
+rlhf/run/directory.py says what each of them holds.
+"""
+
+MANIFEST, SUMMARY = "manifest.json", "summary.json"  # records
+METRICS, TELEMETRY, SAMPLES, FINDINGS = "metrics.jsonl", "telemetry.jsonl", "samples.jsonl", "findings.jsonl"  # logs
 ADAPTER, MODEL = "adapter", "model"  # folders
 RESULTS = (ADAPTER, MODEL)
 ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # names of peft

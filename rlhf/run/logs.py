@@ -7,12 +7,13 @@ from typing import Any
 from rlhf.files import append, finite, sync
 from rlhf.run import records
 from rlhf.run.checkpoints import keep_lines_until
+from rlhf.run.layout import FINDINGS, METRICS, SAMPLES, TELEMETRY
 
 LOGS: dict[str, type[records.LogLine]] = {
-    "metrics.jsonl": records.MetricsLine,
-    "telemetry.jsonl": records.TelemetryLine,
-    "samples.jsonl": records.LogLine,
-    "findings.jsonl": records.FindingLine,
+    METRICS: records.MetricsLine,
+    TELEMETRY: records.TelemetryLine,
+    SAMPLES: records.LogLine,
+    FINDINGS: records.FindingLine,
 }
 
 
@@ -26,24 +27,24 @@ class Logs:
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Append one row to metrics.jsonl. Values that depend on the clock do not belong here."""
-        self._append("metrics.jsonl", step, [{key: finite(value) for key, value in values.items()}])
+        self._append(METRICS, step, [{key: finite(value) for key, value in values.items()}])
         for receive in self.on_metrics if self.writes else ():
             receive(step, values)
 
     def telemetry(self, step: int, values: Mapping[str, float]) -> None:
         """Append one row of costs to telemetry.jsonl."""
-        self._append("telemetry.jsonl", step, [values])
+        self._append(TELEMETRY, step, [values])
 
     def samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append prompts and responses to samples.jsonl."""
         lines = [*rows]
-        self._append("samples.jsonl", step, lines)
+        self._append(SAMPLES, step, lines)
         for receive in self.on_samples if self.writes else ():
             receive([row["response"] for row in lines if "response" in row])
 
     def finding(self, step: int, values: Mapping[str, object]) -> None:
         """Append a finding of rlhf/observe/watch.py to findings.jsonl."""
-        self._append("findings.jsonl", step, [values])
+        self._append(FINDINGS, step, [values])
 
     def sync(self) -> None:
         """Flush all logs to disk."""

@@ -8,19 +8,19 @@ from rlhf import recipe as recipes
 from rlhf.files import finite
 from rlhf.recipe import Figure, PinnedRecipe, StageName, published
 from rlhf.run import reader, records
-from rlhf.run.layout import ADAPTER, MODEL
+from rlhf.run.layout import ADAPTER, METRICS, MODEL
 
 
 def figures(loaded: PinnedRecipe, stage: StageName | Literal["all"]) -> list[Figure]:
     """Return the figures of a stage with which a run of the recipe can be compared."""
-    of_stage = (figure for figure in loaded.targets if figure.stage == stage)
+    of_stage = (figure for figure in loaded.figures if figure.stage == stage)
     return [figure for figure in of_stage if recipes.comparable(figure, loaded.recipe, loaded.overrides)]
 
 
 def comparison(figure: Figure, values: Mapping[str, float]) -> records.Comparison:
     """Return the comparison of a figure with the measured value; NaN and infinity are not measured."""
     value = values.get(figure.metric) if figure.metric else None
-    return records.Comparison.model_validate(published.record(figure, None if value is None else finite(value)))
+    return records.Comparison.model_validate(records.compared(figure, None if value is None else finite(value)))
 
 
 def comparable_values(
@@ -41,7 +41,7 @@ def comparable_values(
         sizes = [file.stat().st_size for file in (path / folder).glob("*.safetensors")]
         if sizes:
             values[name] = sum(sizes) / published.GB
-    for row in reader.read_lines(path / "metrics.jsonl", records.MetricsLine):
+    for row in reader.read_lines(path / METRICS, records.MetricsLine):
         for key, value in row.values.items():
             if value is not None:
                 values.setdefault(f"first.{key}", value)

@@ -17,13 +17,19 @@ class Answer(Record):
 
 
 class SampleLine(Record):
-    """A line of an evaluation's samples.jsonl: a prompt and the answer of each policy."""
+    """A line of an evaluation's samples.jsonl: a prompt and the answer of each policy.
+
+    `rlhf score` writes such lines too. They name the reward model and where the prompt was read; a pair has a margin.
+    """
 
     __pydantic_extra__: dict[str, str | Answer]
     prompt: str
     step: Count = 0
     sample: Count = 0
     messages: list[object] = Field(default_factory=list)
+    reward_model: str | None = None
+    source: str | None = None
+    margin: Number | None = None
 
     @property
     def answers(self) -> Mapping[str, Answer]:

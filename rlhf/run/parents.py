@@ -10,6 +10,7 @@ from rlhf.files import sha256
 from rlhf.recipe import PinnedRecipe, PolicyName, StageName
 from rlhf.run import other_settings, records
 from rlhf.run.finished import REMADE, read_manifest, stage_folder, verified
+from rlhf.run.layout import MANIFEST, SUMMARY
 
 
 class ParentMissing(UserError):
@@ -18,7 +19,7 @@ class ParentMissing(UserError):
     def __init__(self, stage: StageName, parent: StageName, path: Path, begun: bool):
         state = "did not finish" if begun else "has not been run"
         default = Path("runs", *path.parts[-3:])
-        is_there = default != path and (default / "summary.json").exists()
+        is_there = default != path and (default / SUMMARY).exists()
         hint = "; there is one in runs: --reuse runs, make: REUSE=runs" if is_there else ""
         self.needs = f"needs {parent}, which {state} ({path}{hint})"
         super().__init__(f"{stage} {self.needs}")
@@ -43,8 +44,8 @@ class Parents:
         The stage must be finished, and its settings must agree with ours.
         """
         path = self.folder(stage)
-        if not (path / "summary.json").exists():
-            raise ParentMissing(self.stage, stage, path, (path / "manifest.json").exists())
+        if not (path / SUMMARY).exists():
+            raise ParentMissing(self.stage, stage, path, (path / MANIFEST).exists())
         manifest = self.check_same_settings(path, stage)
         unnamed = [name for name in recipes.parents(self.loaded.recipe, stage) if name not in manifest.parents]
         if unnamed:
@@ -62,7 +63,7 @@ class Parents:
         names = recipes.parents(self.loaded.recipe, self.stage)
         if self.stage == "evaluate":
             names += self.trained_policies()
-        summaries = {name: self.folder(name) / "summary.json" for name in names}
+        summaries = {name: self.folder(name) / SUMMARY for name in names}
         return {name: sha256(summary) for name, summary in summaries.items() if summary.exists()}
 
     def folders_elsewhere(self) -> dict[str, str]:
@@ -77,7 +78,7 @@ class Parents:
 
     def trained_policies(self) -> list[PolicyName]:
         """Return the finished stages whose policies an evaluation compares with SFT."""
-        finished = [stage for stage in recipes.POLICIES if (self.run_directory / stage / "summary.json").exists()]
+        finished = [stage for stage in recipes.POLICIES if (self.run_directory / stage / SUMMARY).exists()]
         return [stage for stage in recipes.POLICIES if stage in finished or self.elsewhere(stage)]
 
     def elsewhere(self, stage: StageName) -> Path | None:
@@ -96,7 +97,7 @@ class Parents:
     def _finished_elsewhere(self, stage: StageName) -> Path | None:
         """Return the directory in which another run has finished a stage, with whatever settings, or None."""
         path = self.folder(stage)
-        return path if path != self.run_directory / stage and (path / "summary.json").exists() else None
+        return path if path != self.run_directory / stage and (path / SUMMARY).exists() else None
 
     def has_our_settings(self, manifest: records.Manifest, stage: StageName) -> bool:
         """Return whether a stage was made with the settings that this recipe has for it."""

@@ -20,8 +20,10 @@ from pydantic import (
     model_validator,
 )
 
+from rlhf.files import JsonObject
 from rlhf.recipe import StageName
-from rlhf.recipe.published import GB, Figure, Spent, Verdict, figure_of_record, verdict_of
+from rlhf.recipe.published import GB, Figure, Verdict, verdict_of
+from rlhf.recipe.totals import Spent
 
 SCHEMA = 1
 
@@ -217,6 +219,35 @@ class Comparison(Record):
     def outcome(self) -> Verdict:
         """Return the verdict, computed from the figure and the value."""
         return verdict_of(self.figure, self.measured)
+
+
+def compared(figure: Figure, value: float | None) -> JsonObject:
+    """Return a comparison as summary.json keeps it: the figure's keys and printed ends, the value, the verdict."""
+    verdict = verdict_of(figure, value)
+    return figure.model_dump(mode="json", exclude_defaults=True) | {
+        "published": list(figure.printed),
+        "measured": value,
+        "verdict": verdict.word,
+        "detail": verdict.detail,
+    }
+
+
+def figure_of_record(entry: Mapping[str, Any]) -> Figure:
+    """Return the figure of a record.
+
+    Records that are older than verdicts hold only ranges; they are read as targets of our own.
+    """
+    if "verdict" in entry:
+        return Figure.model_validate({key: entry[key] for key in Figure.model_fields if key in entry})
+    return Figure.model_construct(  # unchecked: a single number stood as a range with equal ends
+        name=entry["name"],
+        stage="all",
+        metric=entry.get("metric") or entry["name"],
+        range=tuple(entry["published"]),
+        range_of_mean=tuple(entry["published_mean"]) if entry.get("published_mean") else None,
+        unit=entry.get("unit", ""),
+        source="",
+    )
 
 
 class Costs(TypedDict):

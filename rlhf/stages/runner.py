@@ -21,6 +21,7 @@ from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without
 from rlhf.recipe import GROUPS, MODEL_REWARD, Evaluate, GroupOptions, PinnedRecipe, StageName, no_section, parents
 from rlhf.run.directory import Run
 from rlhf.run.finished import follow_base, verified
+from rlhf.run.layout import SUMMARY
 from rlhf.run.records import Summary
 from rlhf.stages.online import reward_functions
 from rlhf.stages.result import Result
@@ -168,7 +169,7 @@ def import_stage(stage: StageName) -> ModuleType:
 def progress(run: Run) -> str:
     """Describe what a stopped stage leaves, and the command that continues from it."""
     try:
-        if (run.path / "summary.json").exists():
+        if (run.path / SUMMARY).exists():
             return f"{run.stage} is finished"
         steps = run.checkpoints.steps()
     except (OSError, ValueError):

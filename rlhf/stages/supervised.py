@@ -23,7 +23,7 @@ from rlhf.recipe import Dialogues, Optimization
 from rlhf.run import reader, records
 from rlhf.run.checkpoints import require_usable, with_resume_advice
 from rlhf.run.directory import Run
-from rlhf.run.layout import ADAPTER_FILE
+from rlhf.run.layout import ADAPTER_FILE, METRICS
 from rlhf.stages.trainer import RunTrainer
 
 ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
@@ -192,7 +192,7 @@ def choose_checkpoint(run: Run) -> int | None:
 
     Returns its step, None where no checkpoint has a finite loss.
     """
-    rows = reader.read_lines(run.path / "metrics.jsonl", records.MetricsLine)
+    rows = reader.read_lines(run.path / METRICS, records.MetricsLine)
     logged = {row.step: row.values["eval/loss"] for row in rows if "eval/loss" in row.values}
     losses = {step: logged[step] for step in run.checkpoints.steps() if step in logged}
     checkpoints = [{"step": step, "loss": loss} for step, loss in losses.items()]

@@ -19,7 +19,7 @@ from rlhf.use.new_model import SMALL_FILES
 DUPLICATES = ("consolidated*", "original/*")  # the same weights in the layout of other programs
 
 
-class Source(NamedTuple):
+class HubRepository(NamedTuple):
     """A repository of the hub, pinned to a revision."""
 
     kind: Literal["model", "dataset"]
@@ -30,9 +30,9 @@ class Source(NamedTuple):
 
 
 class Download(NamedTuple):
-    """A source that was downloaded and checked, with its size and licence."""
+    """A repository that was downloaded and checked, with its size and licence."""
 
-    source: Source
+    repository: HubRepository
     files: int
     bytes: int
     licence: str
@@ -55,69 +55,72 @@ class Patterns(TypedDict, total=False):
     ignore_patterns: list[str]
 
 
-def sources(recipe: Recipe) -> list[Source]:
+def repositories(recipe: Recipe) -> list[HubRepository]:
     """Return the repositories of the hub that the recipe uses."""
     distinct = {}
     weights = True
     for settings in (recipe.model, recipe.tokenizer):
         if settings.source == "hub":
             assert settings.name and settings.revision
-            source = Source("model", settings.name, settings.revision, weights=weights)
-            if source._replace(weights=True) not in distinct:
-                distinct[source] = True
+            repository = HubRepository("model", settings.name, settings.revision, weights=weights)
+            if repository._replace(weights=True) not in distinct:
+                distinct[repository] = True
         weights = False
     if recipe.data.source == "hub":
         assert recipe.data.name and recipe.data.revision
-        distinct[Source("dataset", recipe.data.name, recipe.data.revision, recipe.data.data_dir)] = True
+        distinct[HubRepository("dataset", recipe.data.name, recipe.data.revision, recipe.data.data_dir)] = True
     return list(distinct)
 
 
 def fetch(recipe: Recipe) -> Iterator[Download]:
-    """Download and check each source of a recipe. Raises UserError if one is unavailable or differs from the hub."""
-    for source in sources(recipe):
-        page = f"https://huggingface.co/{'datasets/' if source.kind == 'dataset' else ''}{source.name}"
+    """Download and check each repository that a recipe uses.
+
+    Raises UserError if one is unavailable or differs from the hub.
+    """
+    for repository in repositories(recipe):
+        page = f"https://huggingface.co/{'datasets/' if repository.kind == 'dataset' else ''}{repository.name}"
         try:
-            yield _fetch(source, recipe)
+            yield _fetch(repository, recipe)
         except UserError:
             raise
         except Exception as error:  # the library raises many unrelated types
             way_out = "is the network up?"
-            raise UserError(f"{source.name}: {hub.reason(error, page, source.revision, way_out)}") from error
+            raise UserError(f"{repository.name}: {hub.reason(error, page, repository.revision, way_out)}") from error
 
 
-def _fetch(source: Source, recipe: Recipe) -> Download:
-    """Download and check one source. Raises UserError; the library's own errors pass."""
+def _fetch(repository: HubRepository, recipe: Recipe) -> Download:
+    """Download and check one repository. Raises UserError; the library's own errors pass."""
     from huggingface_hub import DatasetInfo, HfApi, ModelInfo, constants, snapshot_download
 
     api = HfApi()
-    repository: Version = {"repo_id": source.name, "repo_type": source.kind, "revision": source.revision}
-    with working(f"asking for {source.name}"):
-        info = api.repo_info(**repository)
+    version: Version = {"repo_id": repository.name, "repo_type": repository.kind, "revision": repository.revision}
+    with working(f"asking for {repository.name}"):
+        info = api.repo_info(**version)
         assert isinstance(info, ModelInfo | DatasetInfo) and info.siblings is not None
-        patterns = _patterns(source, [sibling.rfilename for sibling in info.siblings])
-        planned = snapshot_download(**repository, **patterns, dry_run=True)
+        patterns = _patterns(repository, [sibling.rfilename for sibling in info.siblings])
+        planned = snapshot_download(**version, **patterns, dry_run=True)
     missing = sum(file.file_size or 0 for file in planned if file.will_download)
     cache = Path(constants.HF_HUB_CACHE)
     existing = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
     free = shutil.disk_usage(existing).free
     if missing > free:
         raise UserError(
-            f"{source.name} is {missing / 1e9:.1f} GB to download and {existing} has {free / 1e9:.1f} GB free: make "
-            "room, or set HF_HOME to a larger disk"
+            f"{repository.name} is {missing / 1e9:.1f} GB to download and {existing} has {free / 1e9:.1f} GB free: "
+            "make room, or set HF_HOME to a larger disk"
         )
-    with working(f"downloading {source.name}, {missing / 1e9:.1f} GB"):
-        snapshot_download(**repository, **patterns)
-    with working(f"checking {source.name}"):
-        checked = api.verify_repo_checksums(source.name, repo_type=source.kind, revision=source.revision)
+    with working(f"downloading {repository.name}, {missing / 1e9:.1f} GB"):
+        snapshot_download(**version, **patterns)
+    with working(f"checking {repository.name}"):
+        checked = api.verify_repo_checksums(repository.name, repo_type=repository.kind, revision=repository.revision)
     if checked.mismatches:
         damaged = checked.mismatches[0]["path"]
         raise UserError(f"{checked.verified_path}/{damaged} is not what the hub has: delete it and fetch again")
     rows = None
-    if source.kind == "dataset":  # also caches the rows for use without network, and finds unreadable ones now
+    if repository.kind == "dataset":  # also caches the rows for use without network, and finds unreadable ones now
         rows = sum(file.rows for file in read_from_hub(recipe.data).report.files)
     card = info.card_data
     return Download(
-        source=source,
+        repository=repository,
         files=len(planned),
         bytes=sum(file.file_size or 0 for file in planned),
         licence=hub.licence(card),
@@ -126,18 +129,18 @@ def _fetch(source: Source, recipe: Recipe) -> Download:
     )
 
 
-def _patterns(source: Source, files: list[str]) -> Patterns:
+def _patterns(repository: HubRepository, files: list[str]) -> Patterns:
     """Return which files of a repository are downloaded: one layout of weights, one folder of a data set.
 
     Raises UserError for a model whose weights are pickles.
     """
-    if source.kind == "dataset":
-        return {"allow_patterns": hub.data_patterns(source.data_dir)}
-    if not source.weights:
+    if repository.kind == "dataset":
+        return {"allow_patterns": hub.data_patterns(repository.data_dir)}
+    if not repository.weights:
         return {"allow_patterns": list(SMALL_FILES)}
     if not any(file.endswith(".safetensors") for file in files):
         raise UserError(
-            f"{source.name} has no weights as *.safetensors; pickled weights are not read: name another model"
+            f"{repository.name} has no weights as *.safetensors; pickled weights are not read: name another model"
         )
     return {"allow_patterns": [*SMALL_FILES, "*.safetensors"], "ignore_patterns": list(DUPLICATES)}
 
@@ -146,9 +149,9 @@ def show(downloads: list[Download]) -> None:
     """Print what was downloaded."""
     rows = [
         (
-            download.source.kind,
-            download.source.name + (f"/{download.source.data_dir}" if download.source.data_dir else ""),
-            download.source.revision[:12],
+            download.repository.kind,
+            download.repository.name + (f"/{download.repository.data_dir}" if download.repository.data_dir else ""),
+            download.repository.revision[:12],
             f"{download.files} files, {download.bytes / 1e9:.2f} GB"
             + (f", {download.rows:,} rows" if download.rows is not None else ""),
             download.licence + (", gated" if download.gated else ""),

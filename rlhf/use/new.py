@@ -144,9 +144,9 @@ def make(root: Path, options: NewOptions, predictor: Predictor, say: Say) -> New
     """
     target = target_of(root, options)
     say(f"reading {options.model}")
-    source = read_model(options.model, options.revision)
-    facts = describe(source, options.template)
-    content = settings(options, source, facts)
+    model = read_model(options.model, options.revision)
+    facts = describe(model, options.template)
+    content = settings(options, model, facts)
     stages: tuple[StageName, ...] = ("sft", "rm", *(stage for stage in POLICIES if stage in options.stages), "evaluate")
     with tempfile.TemporaryDirectory(prefix="rlhf-new-") as folder:
         draft = Path(folder) / target.parent.name / "v1"

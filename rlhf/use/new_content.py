@@ -11,7 +11,7 @@ from rlhf.errors import OptionError, UserError, no_such
 from rlhf.memory.cards import CARDS
 from rlhf.recipe import StageName
 from rlhf.recipe.published import GB
-from rlhf.use.new_model import ModelFacts, Source
+from rlhf.use.new_model import ModelFacts, ModelFiles
 
 TemplateName = Literal["chat", "hh", "plain"]
 TEMPLATES: tuple[TemplateName, ...] = get_args(TemplateName)
@@ -129,7 +129,7 @@ class Content(NamedTuple):
     description: str
     model_name: str
     wanted: tuple[StageName, ...]
-    source: Source
+    model: ModelFiles
     card: ChosenCard
     data: DataSet | OwnData
     architecture: Mapping[str, object]  # keys of the recipe's section
@@ -161,12 +161,12 @@ class Content(NamedTuple):
         return content
 
 
-def settings(options: NewOptions, source: Source, facts: ModelFacts) -> Content:
+def settings(options: NewOptions, model: ModelFiles, facts: ModelFacts) -> Content:
     """Return what the templates are filled with, before settings that need less memory are searched for."""
     chat = facts.tokenizer["template"] == "chat"
     data = _data(options.data or ("ultrafeedback" if chat else "hh",))
     data_name = data.name.rpartition("/")[2] if isinstance(data, DataSet) else "data of your own"
-    model = Path(source.name).name
+    model_name = Path(model.name).name
     longest = options.max_length or (CHAT_TOKENS if chat else BASE_TOKENS)
     steps = PPO_STEPS if data.pairs is None else min(PPO_STEPS, max(20, 2 * data.pairs // ROLLOUTS // 10 * 10))
 
@@ -175,11 +175,11 @@ def settings(options: NewOptions, source: Source, facts: ModelFacts) -> Content:
         return Supervised(limit, steps_between_evaluations(limit or data.pairs or PPO_STEPS * ROLLOUTS))
 
     return Content(
-        title=f"{model} on {data_name}, for {options.card.words}",
-        description=f"{model} on {data_name}, {' and '.join(options.stages)}, for {options.card.words}",
-        model_name=model,
+        title=f"{model_name} on {data_name}, for {options.card.words}",
+        description=f"{model_name} on {data_name}, {' and '.join(options.stages)}, for {options.card.words}",
+        model_name=model_name,
         wanted=options.stages,
-        source=source,
+        model=model,
         card=options.card,
         data=data,
         architecture=facts.architecture,

@@ -21,7 +21,7 @@ SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 INDEXES = ("*.index.json", "*/*")  # of weights; folders of other formats
 
 
-class Source(NamedTuple):
+class ModelFiles(NamedTuple):
     """A model without its weights: where it is from, and a folder with its small files."""
 
     source: str  # hub or local, as in a recipe
@@ -40,7 +40,7 @@ class ModelFacts(NamedTuple):
     tokenizer: dict[str, Any]  # keys of the recipe's section: template, and what the tokenizer needs beside it
 
 
-def read_model(model: str, revision: str | None) -> Source:
+def read_model(model: str, revision: str | None) -> ModelFiles:
     """Return a model's small files: of a local folder, or downloaded from the hub at a commit.
 
     Raises OptionError for options of a wrong form, UserError for a model that cannot be read.
@@ -51,7 +51,7 @@ def read_model(model: str, revision: str | None) -> Source:
             raise OptionError(f"--revision belongs to a model of the hub; {model} is a folder")
         if not (folder / CONFIG).is_file():
             raise UserError(f"{model}: no {CONFIG} there; name the folder of a checkpoint")
-        return Source("local", str(folder.resolve()), None, folder, _licence_in(folder), False)
+        return ModelFiles("local", str(folder.resolve()), None, folder, _licence_in(folder), False)
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model):
         raise OptionError(no_such("folder", f"--model {model}", "models of the hub are named like Qwen/Qwen3-8B"))
     if revision is not None and not is_commit(revision):
@@ -64,7 +64,7 @@ def read_model(model: str, revision: str | None) -> Source:
         raise UserError(f"{model}: {reason}") from error
 
 
-def _download(model: str, revision: str | None) -> Source:
+def _download(model: str, revision: str | None) -> ModelFiles:
     """Download the small files of a model. The commit of its main branch is asked for if none is given."""
     from huggingface_hub import HfApi, snapshot_download
 
@@ -73,7 +73,7 @@ def _download(model: str, revision: str | None) -> Source:
     folder = snapshot_download(
         model, revision=info.sha, allow_patterns=list(SMALL_FILES), ignore_patterns=list(INDEXES)
     )
-    return Source("hub", model, info.sha, Path(folder), hub.licence(info.card_data), bool(info.gated))
+    return ModelFiles("hub", model, info.sha, Path(folder), hub.licence(info.card_data), bool(info.gated))
 
 
 def _licence_in(folder: Path) -> str:
@@ -87,7 +87,7 @@ def _licence_in(folder: Path) -> str:
     return match[1] if match else "not stated"
 
 
-def describe(source: Source, template: str | None) -> ModelFacts:
+def describe(model: ModelFiles, template: str | None) -> ModelFacts:
     """Return what a recipe needs to know about a model. Raises UserError for one that cannot be trained here.
 
     `template`: the one to use; None chooses `chat` for a model that ends its turns as its chat template does.
@@ -98,20 +98,20 @@ def describe(source: Source, template: str | None) -> ModelFacts:
     from rlhf.models import architecture, folders
     from rlhf.run.reader import reading
 
-    config = read_json(source.folder / CONFIG)
+    config = read_json(model.folder / CONFIG)
     if config is None:
-        raise UserError(f"{source.name}/{CONFIG} cannot be read")
-    folders.check_full(config, source.name)
+        raise UserError(f"{model.name}/{CONFIG} cannot be read")
+    folders.check_full(config, model.name)
     try:
         section = architecture.architecture_of(config)
         count = parameters(section)
     except UserError as error:
-        raise UserError(f"{source.name}: {error}") from None
-    with reading(source.folder):
-        tokenizer = AutoTokenizer.from_pretrained(source.folder)
-    chosen = _tokenizer(tokenizer, template, _end_ids(config, read_json(source.folder / GENERATION) or {}))
+        raise UserError(f"{model.name}: {error}") from None
+    with reading(model.folder):
+        tokenizer = AutoTokenizer.from_pretrained(model.folder)
+    chosen = _tokenizer(tokenizer, template, _end_ids(config, read_json(model.folder / GENERATION) or {}))
     # Fail here rather than in a stage.
-    tokenize.load(source.folder, recipes.Tokenizer(source="local", name=source.name, **chosen))
+    tokenize.load(model.folder, recipes.Tokenizer(source="local", name=model.name, **chosen))
     return ModelFacts(section, count, chosen)
 
 

@@ -28,11 +28,16 @@ def chain(loaded: PinnedRecipe, until: Sequence[StageName]) -> list[StageName]:
 
 
 def final_stages(loaded: PinnedRecipe) -> list[StageName]:
-    """Return the stages that train a policy, and evaluate if one of the recipe's targets is about it."""
+    """Return the stages that train a policy, and evaluate if one of the recipe's figures is about it."""
     stages: list[StageName] = [stage for stage in POLICIES if loaded.recipe.section(stage) is not None]
-    if any(target.stage == "evaluate" for target in loaded.targets):
+    if any(figure.stage == "evaluate" for figure in loaded.figures):
         stages.append("evaluate")
     return stages
+
+
+def root(out: Path, seed: int) -> Path:
+    """Return the root of one seed's run."""
+    return out / f"seed-{seed}"
 
 
 def run_seeds(stages: Sequence[StageName], seeds: Sequence[int], out: Path, options: Sequence[str]) -> None:
@@ -48,13 +53,13 @@ def run_seeds(stages: Sequence[StageName], seeds: Sequence[int], out: Path, opti
                 )
 
 
-def record(
+def write_record(
     loaded: PinnedRecipe, stages: Sequence[StageName], seeds: Sequence[int], out: Path, price: float | None = None
 ) -> Reproduction:
-    """Return every seed's summaries with the code and device they come from, and write them below `out`.
+    """Write every seed's summaries with the code and device they come from, and return them.
 
-    The file is `<out>/<recipe>-<version>.json`. `price` is in dollars per hour of one card. Raises UserError if not all
-    stages were run by the same code, packages and device.
+    The file is the record of the reproduction, `<out>/<recipe>-<version>.json`. `price` is in dollars per hour of one
+    card. Raises UserError if not all stages were run by the same code, packages and device.
     """
     folders = {seed: root(out, seed) / loaded.name / loaded.version for seed in seeds}
     manifests = [read_manifest(folder / stage) for folder in folders.values() for stage in stages]
@@ -84,31 +89,32 @@ def _summary(folder: Path) -> Summary:
     return summary
 
 
-def show(record: Reproduction, out: Path) -> None:
-    """Print the table of a record, and the file below `out` in which `record` wrote it."""
-    title = f"{record.recipe} {record.version}, seeds {' '.join(record.seeds)}"
-    columns, *body = rows(record.seeds, record.price_per_hour)
+def show(reproduction: Reproduction, out: Path) -> None:
+    """Print the table of a reproduction, and its record's place below `out`."""
+    title = f"{reproduction.recipe} {reproduction.version}, seeds {' '.join(reproduction.seeds)}"
+    columns, *body = rows(reproduction.seeds, reproduction.price_per_hour)
     rows_table(title, columns, body)
-    file = out / f"{record.recipe}-{record.version}.json"
+    file = out / f"{reproduction.recipe}-{reproduction.version}.json"
     screen.OUT.print(f"written to {file}", style="dim", markup=False)
 
 
 def table_of(file: Path) -> str:
-    """Return the Markdown table of a record that `record` wrote. Raises UserError if the file is not one."""
-    record = reader.read(file, Reproduction)
-    if record is None:
+    """Return the Markdown table of a record that `write_record` wrote. Raises UserError if the file is not one."""
+    reproduction = reader.read(file, Reproduction)
+    if reproduction is None:
         raise UserError(f"{file}: not a file")
-    return markdown(record)
+    return markdown(reproduction)
 
 
-def markdown(record: Reproduction) -> str:
-    """Return the table of a record as Markdown, with the code and device that it was measured on."""
-    columns, *body = rows(record.seeds, record.price_per_hour)
+def markdown(reproduction: Reproduction) -> str:
+    """Return the table of a reproduction as Markdown, with the code and device that it was measured on."""
+    columns, *body = rows(reproduction.seeds, reproduction.price_per_hour)
     lines = [columns, ("---",) * len(columns), *body]
-    packages = record.packages
+    packages = reproduction.packages
     measured = (
-        f"Measured by `rlhf reproduce`: recipe {record.recipe} {record.version} ({record.recipe_sha256[:12]}), "
-        f"{record.device.text()}, commit {(record.code.commit or 'unknown')[:12]}, torch {packages.torch}, "
+        f"Measured by `rlhf reproduce`: recipe {reproduction.recipe} {reproduction.version} "
+        f"({reproduction.recipe_sha256[:12]}), {reproduction.device.text()}, commit "
+        f"{(reproduction.code.commit or 'unknown')[:12]}, torch {packages.torch}, "
         f"transformers {packages.transformers}, trl {packages.trl}, peft {packages.peft}."
     )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{measured}\n"
@@ -182,8 +188,3 @@ def mean_sd(values: Sequence[float | None]) -> str:
         return "-"
     deviation = f" ± {wording.number(statistics.stdev(finite))}" if len(finite) > 1 else ""
     return wording.number(statistics.mean(finite)) + deviation
-
-
-def root(out: Path, seed: int) -> Path:
-    """Return the root of one seed's run."""
-    return out / f"seed-{seed}"

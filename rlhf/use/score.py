@@ -1,19 +1,15 @@
-"""Scores of answers by a run's reward model; the answers come from the command line or from files."""
+"""Scores of items by a run's reward model: the model, the statistics of its scores, and their table and file."""
 
-import itertools
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import NamedTuple
 
 from rlhf import stats
-from rlhf.data import formats, raw
-from rlhf.data.parsing import parse_prompt
 from rlhf.data.rows import Message
 from rlhf.data.transcripts import parse_hh
-from rlhf.errors import UserError
 from rlhf.files import JsonObject, write_output
 from rlhf.observe import screen, wording
 from rlhf.observe.progress import working
@@ -23,23 +19,11 @@ from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
 from rlhf.run.finished import read_summary, reward_model_digest
 from rlhf.terminal import counted, harmless
+from rlhf.use.score_items import Item
 
 PAIR = ("chosen", "rejected")
-ANSWERS = ("response", "base", "SFT", "PPO", "DPO")  # keys of samples under which an answer is plain text
 TABLE_ROWS = 20  # rows of the table
 EXCERPT = 60  # characters of a text in the table
-
-
-class Item(NamedTuple):
-    """A prompt and its answers by name.
-
-    `prompt` is text if a run wrote it so. `row` is the row of a run's samples that it was read from.
-    """
-
-    source: str
-    prompt: tuple[Message, ...] | str
-    answers: dict[str, str]
-    row: JsonObject
 
 
 class ScoredItem(NamedTuple):
@@ -54,60 +38,6 @@ class ScoredItem(NamedTuple):
         """Return the score of the chosen answer minus that of the rejected one; None if the item is not a pair."""
         chosen, rejected = (self.scores.get(side) for side in PAIR)
         return None if chosen is None or rejected is None else chosen - rejected
-
-
-# ---- items ----
-
-
-def command_line_items(prompt: str, responses: Sequence[str]) -> list[Item]:
-    """Return the items of a prompt and its responses from the command line."""
-    messages = parse_prompt(prompt, "--prompt")
-    return [Item("", messages, {"response": response}, {}) for response in responses]
-
-
-def read(files: Sequence[Path]) -> list[Item]:
-    """Return the items of files: preference pairs, instruction rows, rows with `prompt` and `response`, samples.
-
-    Raises UserError for files of any other kind.
-    """
-    return [item for file in files for item in _items(file)]
-
-
-def _items(file: Path) -> Iterator[Item]:
-    """Yield the items of a file. Raises UserError."""
-    rows = raw.rows(file)
-    first = next(rows, None)
-    if first is not None and _answers(first[1]):
-        yield from (_item(source, row) for source, row in itertools.chain([first], rows))
-        return
-    data = formats.read([file], advice=formats.CHECK_ADVICE)
-    if not data.pairs and not data.examples:
-        raise UserError(f"{file}: texts without prompts and answers; score needs pairs, or prompts with responses")
-    for pair in data.pairs:
-        yield Item(pair.source, pair.prompt, {"chosen": pair.chosen, "rejected": pair.rejected}, {})
-    for example in data.examples:
-        yield Item(example.source, example.prompt, {"response": example.response}, {})
-
-
-def _answers(row: object) -> dict[str, str]:
-    """Return the answers by name in a row of a run's samples, or of `prompt` and `response`; {} for any other row."""
-    if not isinstance(row, dict) or "prompt" not in row:
-        return {}
-    answers = {name: value.get("response") for name, value in row.items() if isinstance(value, dict)}
-    answers |= {name: row[name] for name in ANSWERS if name in row and name not in answers}
-    return {name: text for name, text in answers.items() if isinstance(text, str)}
-
-
-def _item(source: str, row: object) -> Item:
-    """Return the item of a row. Raises UserError for a row without prompt and answer."""
-    answers = _answers(row)
-    if not isinstance(row, dict) or not answers:
-        raise UserError(f"{source}: {row if isinstance(row, Exception) else 'no prompt with an answer in this row'}")
-    as_text = "step" in row and isinstance(row["prompt"], str)  # a run wrote it in the model's own template
-    return Item(source, row["prompt"] if as_text else parse_prompt(row["prompt"], source), answers, row)
-
-
-# ---- scoring ----
 
 
 class Stages(NamedTuple):
@@ -196,9 +126,6 @@ class RewardModel:
         return prompt if isinstance(prompt, str) else self.codec.prompt_text(prompt)
 
 
-# ---- results ----
-
-
 class ScoreFigures(NamedTuple):
     """Statistics of the scores of all answers of one name."""
 
@@ -209,7 +136,7 @@ class ScoreFigures(NamedTuple):
     high: float
 
 
-class Summary(NamedTuple):
+class ScoreSummary(NamedTuple):
     """Statistics of scores: of all pairs the accuracy (a tie counts half) and mean margin, and those of each answer."""
 
     pairs: int
@@ -219,7 +146,7 @@ class Summary(NamedTuple):
     not_scored: int
 
 
-def summary(scored: Sequence[ScoredItem]) -> Summary:
+def summary(scored: Sequence[ScoredItem]) -> ScoreSummary:
     """Return statistics of the scores."""
     margins = [row.margin for row in scored if row.margin is not None]
     right = stats.outcomes(margins)
@@ -228,7 +155,7 @@ def summary(scored: Sequence[ScoredItem]) -> Summary:
         for name, score in row.scores.items():
             if score is not None:
                 values[name].append(score)
-    return Summary(
+    return ScoreSummary(
         pairs=len(margins),
         accuracy=stats.wilson(sum(right), len(right)) if right else None,
         margin=fmean(margins) if margins else None,

@@ -313,7 +313,7 @@ def test_a_server_that_is_killed_loses_nothing(root, serve):
 
 def add(file: Path, rater: str, pairs: list[Pair]) -> None:
     for pair in pairs:
-        store.append(file, store.rating(pair, rater, "b", "ab"))
+        store.append(file, store.new_line(pair, rater, "b", "ab"))
 
 
 def test_many_may_write_at_the_same_time(tmp_path):
@@ -388,7 +388,7 @@ def test_the_summary_by_hand(root, monkeypatch, capsys):
     given = {"ann": ["b"] * 6 + ["a", "a", "tie", "skip"], "ben": ["b", "b", "a"]}
     for rater, votes in given.items():
         for pair, verdict in zip(answers.pairs, votes, strict=False):
-            store.append(answers.file, store.rating(pair, rater, verdict, "ba"))
+            store.append(answers.file, store.new_line(pair, rater, verdict, "ba"))
     code, out, _ = rlhf(monkeypatch, capsys, "ab", "--recipe", RECIPE, "--out", root.parents[1], "--json")
     summary = json.loads(out)
     ann, both = summary["raters"]["ann"], summary["groups"]["all"]
@@ -407,9 +407,9 @@ def test_the_summary_by_hand(root, monkeypatch, capsys):
 def test_one_rater_is_no_group(root):
     """Nor is one person beside a judge."""
     answers = pair_answers(root)
-    store.append(answers.file, store.rating(answers.pairs[0], "ann", "b", "ab"))
+    store.append(answers.file, store.new_line(answers.pairs[0], "ann", "b", "ab"))
     assert summarize(answers).groups == {}
-    store.append(answers.file, store.rating(answers.pairs[0], "judge:model", "b", "ab"))
+    store.append(answers.file, store.new_line(answers.pairs[0], "judge:model", "b", "ab"))
     assert summarize(answers).groups.keys() == {"all"}
 
 
@@ -418,7 +418,7 @@ def test_longer_answers_that_win_for_their_length_do_not_at_equal_length(tmp_pat
     answers = pair_answers(evaluation(tmp_path, rows))
     for pair in answers.pairs:
         longer = len(pair.b.split()) > len(pair.a.split())
-        store.append(answers.file, store.rating(pair, "ann", "b" if longer else "a", "ab"))
+        store.append(answers.file, store.new_line(pair, "ann", "b" if longer else "a", "ab"))
     figures = summarize(answers).raters["ann"]
     assert not_none(figures.win_rate).low > 0.6
     assert not_none(figures.length_controlled_win_rate).low < 0.5
@@ -429,4 +429,4 @@ def test_answers_of_a_real_evaluation_can_be_rated(trained, tmp_path):
     run_stages(small(), out, "evaluate")
     answers = pair_answers(out / "cpu-tiny/v1", "base", "sft")
     assert len(answers.pairs) + answers.equal == 8
-    assert all(pair.worth.keys() == {"score", "true_reward"} for pair in answers.pairs)
+    assert all(pair.values.keys() == {"score", "true_reward"} for pair in answers.pairs)

@@ -15,12 +15,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
-from rlhf.files import read_intact_lines, sha256
+from rlhf.files import sha256
 from rlhf.rating.pairs import pair_answers
 from rlhf.run.directory import Run
 from rlhf.run.finished import read_manifest
 from rlhf.run.records import Record, Settings
 from tests.conftest import Crash, content_of, crash, run_stages, small, undefined_metrics
+from tests.lines import read_intact_lines
 
 ADAPTERS = ("sft", "rm", "ppo", "dpo")
 CHAIN = ("pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge")

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from rlhf.data.rows import Message
-from rlhf.files import read_intact_lines
 from rlhf.models.loading import load_base, load_merged
 from rlhf.models.weights import attach_adapter
 from rlhf.run.directory import Run
 from rlhf.use.chat import Speaker, trained_stage
 from tests import models
 from tests.conftest import content_of, run_stages
+from tests.lines import read_intact_lines
 
 STAGES = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
 QUESTION = [Message("user", "Which word is the opposite of full?")]

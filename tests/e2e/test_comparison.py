@@ -135,3 +135,20 @@ def test_what_is_not_there_is_named(tmp_path):
         comparison.load(a, "ppo", tmp_path / "other.jsonl")
     with pytest.raises(UserError, match="not written by `rlhf score`"):
         comparison.load(a, "ppo", a / "evaluate/samples.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"step": 0, "prompt": "p1", "ppo": {"resp', r"scores.jsonl:2: cannot be read"),
+        ('{"step": 0, "ppo": {"response": "an answer"}}', r"scores.jsonl:2: key 'prompt' is missing"),
+        ('{"step": 0, "prompt": "p1", "ppo": {"response": 3}}', r"scores.jsonl:2: ppo\..*damaged"),
+    ],
+)
+def test_a_damaged_line_of_scores_is_named(tmp_path, line, said):
+    """Otherwise the whole file would be taken for the scores of other answers."""
+    a = a_run(tmp_path / "a", [(f"p{i}", [says(i)]) for i in range(3)])
+    rows = [json.dumps({"step": 0, "prompt": f"p{i}", "reward_model": "t" * 16, "ppo": says(i)}) for i in range(3)]
+    (tmp_path / "scores.jsonl").write_text(f"{rows[0]}\n{line}\n{rows[2]}\n")
+    with pytest.raises(UserError, match=said):
+        comparison.load(a, "ppo", tmp_path / "scores.jsonl")

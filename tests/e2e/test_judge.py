@@ -356,7 +356,7 @@ def test_people_and_judges_are_compared(root, asked, stub):
     answers = pair_answers(root)
     for rater in ("ann", "ben"):
         for pair in answers.pairs:
-            store.append(answers.file, store.rating(pair, rater, "b" if pair.item < 5 else "a", "ab"))
+            store.append(answers.file, store.new_line(pair, rater, "b" if pair.item < 5 else "a", "ab"))
     _, out, _ = asked(stub(honest).url)
     groups = summarize(answers).groups
     assert groups["people"].alpha == 1 and not_none(groups["all"].alpha) < 0.5

@@ -20,7 +20,7 @@ def rate(root, *verdicts: tuple[str, int, str]) -> PairedAnswers:
     answers = pair_answers(root)
     pairs = {pair.item: pair for pair in answers.pairs}
     for rater, item, verdict in verdicts:
-        store.append(answers.file, store.rating(pairs[item], rater, verdict, "ab"))
+        store.append(answers.file, store.new_line(pairs[item], rater, verdict, "ab"))
     return answers
 
 

@@ -22,6 +22,7 @@ from rlhf.report import RunRecords, overview, tables, training
 from rlhf.report.evaluation import OPEN
 from rlhf.report.page import render
 from rlhf.report.parts import Charts, Section, Table
+from rlhf.run import records
 from rlhf.run.records import Summary
 from tests.browser import chromium as chromium
 from tests.browser import complaints, needs_browser, open_page
@@ -47,8 +48,8 @@ def run(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_stages(small(), out, "ppo")
     root = out / "cpu-tiny" / "v1"
     summary = content_of(root / "ppo" / "summary.json")  # a changed recipe has no targets of its own
-    target = next(f for f in recipe.load(RECIPE).targets if f.metric == "kl_per_token")
-    summary["targets"] = [published.record(target, summary["metrics"]["kl_per_token"])]
+    target = next(f for f in recipe.load(RECIPE).figures if f.metric == "kl_per_token")
+    summary["targets"] = [records.compared(target, summary["metrics"]["kl_per_token"])]
     (root / "ppo" / "summary.json").write_text(json.dumps(summary))
     (root / "evaluate").mkdir()
     rows = [{"step": 0, "prompt": f"prompt {i} {text}", "sft": {"response": text}} for i, text in enumerate(HOSTILE)]
@@ -165,7 +166,7 @@ def test_the_evaluation_is_shown_side_by_side(evaluated):
 def test_ratings_are_counted(evaluated):
     answers = pair_answers(evaluated, "sft", "ppo")
     for pair in answers.pairs[:3]:
-        store.append(answers.file, store.rating(pair, "<b>ann</b>", "b", "ab"))
+        store.append(answers.file, store.new_line(pair, "<b>ann</b>", "b", "ab"))
     (answers.file.parent / "sft-vs-dpo.jsonl").write_text("")  # of an evaluation that had DPO
     page = report.page([report.load(evaluated)])
     assert "not counted:" in page and "no answers of &#39;dpo&#39;" in page
@@ -379,13 +380,13 @@ def test_a_published_course_is_a_band_and_predicted_memory_lies_in_order(tmp_pat
 def test_the_page_compares_every_figure_and_those_of_all_stages(tmp_path):
     """A run of a recipe for a GPU, as far as that table reads one."""
     loaded = recipe.load(RECIPE.parents[1] / "h100-mistral-7b" / "v1")
-    totals = [f.model_dump(mode="json", exclude_defaults=True) for f in loaded.targets if f.stage == "all"]
+    totals = [f.model_dump(mode="json", exclude_defaults=True) for f in loaded.figures if f.stage == "all"]
     peaks = {"sft": 58.0, "rm": 24.9, "ppo": 84.0}
     summaries = {
         stage: summary_of(
             targets=[
-                published.record(f, peak if f.metric == "peak_vram_gb" else None)
-                for f in loaded.targets
+                records.compared(f, peak if f.metric == "peak_vram_gb" else None)
+                for f in loaded.figures
                 if f.stage == stage
             ],
             all_stages=totals,
@@ -396,7 +397,7 @@ def test_the_page_compares_every_figure_and_those_of_all_stages(tmp_path):
         for stage, peak in peaks.items()
     }
     run = RunRecords("run", tmp_path, {}, summaries, price=1.99)
-    (section,) = tables.verdicts([run], Charts())
+    (section,) = tables.sections_of_verdicts([run], Charts())
     rows = re.findall(r"<tr>(.*?)</tr>", render("table.html", section=section))
     cells = {tuple(re.findall(r"<td[^>]*>(.*?)</td>", row)) for row in rows}
     name = "peak memory at batch 16 and 512 tokens (Hardware and Cost)"
@@ -405,8 +406,9 @@ def test_the_page_compares_every_figure_and_those_of_all_stages(tmp_path):
     assert ("sft", "peak memory (RLHF Architecture)", "45 GB", "58.40", "58", bad.format("worse (+28.9 %)")) in cells
     assert ("all", "fits the card with LoRA (Overview)", "≤ 80 GB", "", "84", bad.format("worse (+5.0 %)")) in cells
     assert ("all", "cost of a run (Overview)", "47.76 USD", "", "47.76", good.format("reproduces (+0.0 %)")) in cells
-    (without,) = tables.verdicts([run._replace(price=None)], Charts())
+    (without,) = tables.sections_of_verdicts([run._replace(price=None)], Charts())
     verdict = "not measured: needs the price of an hour (--price)"
+    assert isinstance(without.data, Table)
     assert verdict in [row[-1].text for row in without.data.rows]
 
 
@@ -416,8 +418,9 @@ def test_predicted_memory_stands_beside_measured_memory_only(tmp_path):
         published.Figure(name=name, stage="sft", metric=name, range=(None, 30), unit=unit, source="ours")
         for name, unit in names.items()
     ]
-    summary = summary_of(targets=[published.record(f, 20.0) for f in figures], predicted_peak_vram_bytes=21.5e9)
-    (section,) = tables.verdicts([RunRecords("run", tmp_path, {}, {"sft": summary})], Charts())
+    summary = summary_of(targets=[records.compared(f, 20.0) for f in figures], predicted_peak_vram_bytes=21.5e9)
+    (section,) = tables.sections_of_verdicts([RunRecords("run", tmp_path, {}, {"sft": summary})], Charts())
+    assert isinstance(section.data, Table)
     columns = [column.text for column in section.data.columns]
     cells = [dict(zip(columns, (cell.text for cell in row), strict=True)) for row in section.data.rows]
     assert [(cell["measured"], cell["predicted"]) for cell in cells] == [("20", "21.50"), ("20", "")]
@@ -434,18 +437,19 @@ def test_predicted_memory_stands_beside_measured_memory_only(tmp_path):
 def test_a_run_counts_as_checked_when_every_stage_was_checked_to_its_end(tmp_path, checked, watched):
     summaries = {stage: summary_of(stage=stage, findings=lines) for stage, lines in checked.items()}
     run = RunRecords("run", tmp_path, {"sft": MANIFEST, "rm": MANIFEST}, summaries)
-    (section,) = tables.findings([run], Charts())
+    (section,) = tables.sections_of_findings([run], Charts())
     assert section.data == tables.Findings([], watched)
     whole = RunRecords("whole", tmp_path, {"sft": MANIFEST}, {"sft": summary_of(findings=[])})
-    (section,) = tables.findings([whole, run], Charts())
-    assert section.data.watched is watched
+    (section,) = tables.sections_of_findings([whole, run], Charts())
+    assert isinstance(section.data, tables.Findings) and section.data.watched is watched
 
 
 def test_provenance_names_changed_code_and_parents_of_another_run(tmp_path):
     def told(**values: Any) -> str:
         code = {"commit": "abc", "dirty": values.pop("dirty", False)}
         run = RunRecords("run", tmp_path, {"ppo": manifest_of(code=code, **values)}, {})
-        (section,) = tables.provenance([run], Charts())
+        (section,) = tables.sections_of_provenance([run], Charts())
+        assert isinstance(section.data, Table)
         ((*_, cell),) = section.data.rows
         return str(cell.text)
 
@@ -469,7 +473,7 @@ def test_several_runs_share_the_charts(run):
 def finished(stage: Literal["sft", "rm", "ppo"], measured: float, **metrics: float) -> Summary:
     """A summary of a stage with one target: at least 0.6."""
     figure = published.Figure(name="gain", stage=stage, metric="gain", range=(0.6, None), unit="sd", source="ours")
-    return summary_of(targets=[published.record(figure, measured)], wall_seconds=90.4, metrics=metrics)
+    return summary_of(targets=[records.compared(figure, measured)], wall_seconds=90.4, metrics=metrics)
 
 
 MANIFEST = manifest_of(

@@ -8,10 +8,10 @@ import pytest
 from rlhf.data.batch import collate
 from rlhf.data.load import divide_rows
 from rlhf.data.source import read_source
-from rlhf.files import read_intact_lines
 from rlhf.recipe import as_yaml
-from rlhf.use import score
+from rlhf.use import score, score_items
 from tests.conftest import RECIPE, SMALL, content_of, rlhf, small
+from tests.lines import read_intact_lines
 
 
 def told(row) -> list[dict[str, Any]]:
@@ -79,14 +79,14 @@ def test_every_way_to_name_an_answer_gives_the_same_score(trained, heldout, comm
     for name, row in files.items():
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
     model = score.RewardModel(score.finished_stages(small(), trained))
-    items = score.read([tmp_path / f"{name}.jsonl" for name in files])
-    items += score.command_line_items(pair.prompt[0].content, [pair.chosen])
+    items = score_items.read([tmp_path / f"{name}.jsonl" for name in files])
+    items += score_items.command_line_items(pair.prompt[0].content, [pair.chosen])
     assert len(items) == len(files) + 1
     scored, _ = model.score(items)
     (expected,) = read_intact_lines(trained / "cpu-tiny/v1/rm/samples.jsonl")[:1]
     assert [row.scores["response"] for row in scored] == pytest.approx([expected["chosen"]["score"]] * 8, abs=1e-5)
     score.write(scored, model.digest, tmp_path / "again.jsonl")
-    again, _ = model.score(score.read([tmp_path / "again.jsonl"]))
+    again, _ = model.score(score_items.read([tmp_path / "again.jsonl"]))
     assert [row.scores for row in again] == [row.scores for row in scored]
     assert [row.prompt for row in again] == [row.prompt for row in scored]
     assert read_intact_lines(tmp_path / "again.jsonl")[5]["response"]["true_reward"] == 1.5
@@ -103,7 +103,7 @@ def test_samples_have_the_score_that_ppo_and_evaluation_give_their_tokens(traine
     rollout = collate([s.prompt for s in whole], [s.response for s in whole], codec.pad_id, codec.eos_id)
     rows = [{"step": 0, "prompt": codec.prompt_text(p.prompt), "ppo": {"response": p.rejected}} for p in pairs]
     (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    scored, _ = model.score(score.read([tmp_path / "samples.jsonl"]))
+    scored, _ = model.score(score_items.read([tmp_path / "samples.jsonl"]))
     found = [row.scores["ppo"] for row in scored]
     assert found == pytest.approx(model.shared.scores(rollout).tolist(), abs=1e-5)
     assert len(set(found)) > len(pairs) / 2

@@ -16,10 +16,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlhf.files import read_intact_lines
 from rlhf.recipe import PinnedRecipe, as_yaml, random_weights_changes
 from rlhf.stages import runner
 from tests.conftest import GROUP, RECIPE, SMALL, beside, content_of, run_stages, small
+from tests.lines import read_intact_lines
 
 pytestmark = pytest.mark.slow
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from rlhf.errors import UserError
-from rlhf.files import read_intact_lines
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe import signs, watch
 from rlhf.observe.history import History
 from rlhf.rollout.engine import sample
 from rlhf.stages.online import session
 from tests.conftest import beside, content_of, grouped, run_stages, small
+from tests.lines import read_intact_lines
 
 ROWS = {"logging_steps": 1, "save_steps": 60, "num_train_epochs": 100}
 

@@ -162,7 +162,7 @@ def _rate(root: Path) -> None:
     found = pair_answers(root)
     found.file.parent.mkdir(exist_ok=True)
     rows = [
-        store.rating(pair, rater, verdict, "ab")
+        store.new_line(pair, rater, verdict, "ab")
         for rater, verdicts in (("anna", ("a", "b", "tie", "skip")), ("judge:m", ("b", "b", "a", "tie")))
         for pair, verdict in zip(found.pairs, verdicts, strict=False)
     ]

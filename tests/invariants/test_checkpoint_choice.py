@@ -12,13 +12,13 @@ from rlhf.data.load import load_corpus
 from rlhf.data.pairs import encode_pairs
 from rlhf.errors import UserError
 from rlhf.evaluation.policies import measure
-from rlhf.files import read_intact_lines
 from rlhf.run.directory import Run
 from rlhf.stages import dpo, rm
 from rlhf.stages import supervised as trainer
 from rlhf.stages.online import session
 from rlhf.stages.online.checkpoints import best_step
 from tests.conftest import Crash, beside, content_of, crash, noted, run_stages, small
+from tests.lines import read_intact_lines
 
 ROOT = "cpu-tiny/v1"
 PARENTS = {"sft": ("pretrain",), "rm": ("pretrain", "sft"), "dpo": ("pretrain", "sft")}

@@ -11,7 +11,6 @@ import torch
 from rlhf.data.batch import Rollout
 from rlhf.data.corpus import Prompt, Split
 from rlhf.data.rows import Message
-from rlhf.files import read_intact_lines
 from rlhf.models.loading import load_codec
 from rlhf.objectives.kl import adapt
 from rlhf.run.directory import Run
@@ -22,6 +21,7 @@ from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.session import Session, sampling_settings
 from tests.conftest import beside, grouped, run_stages, small
 from tests.invariants.group_learner import new_learner
+from tests.lines import read_intact_lines
 from tests.rollouts import LENGTHS, made_up_rollout
 
 PROMPTS: list[Prompt] = [(Message("user", f"Question {n}?"),) for n in range(10)]

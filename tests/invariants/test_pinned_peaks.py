@@ -16,7 +16,7 @@ PINNED = [d for d in recipe.available(RECIPE.parents[1]) if (d / pins.FILE).exis
 # Of each recipe the version that `--hw` takes, or the newest; of those without published figures, which are much alike,
 # two. `make budgets` looks at all of them.
 NEWEST = {d.parent: d for d in sorted(PINNED, key=lambda d: recipe.load(d).recipe.default)}.values()
-WATCHED = [d for d in NEWEST if recipe.load(d).targets or d.parent.name in ("12gb-qwen3-4b", "h100-llama33-70b")]
+WATCHED = [d for d in NEWEST if recipe.load(d).figures or d.parent.name in ("12gb-qwen3-4b", "h100-llama33-70b")]
 
 
 def test_every_recipe_for_a_card_has_its_peaks_pinned():

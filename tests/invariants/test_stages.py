@@ -27,13 +27,13 @@ from rlhf.data.rows import Message, PreferencePair
 from rlhf.data.split import is_heldout
 from rlhf.data.tokenize import Codec
 from rlhf.evaluation import policies as evaluation
-from rlhf.files import read_intact_lines
 from rlhf.models.loading import load_codec
 from rlhf.recipe import PinnedRecipe
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import Run
 from rlhf.stages.online import scoring, session
 from tests.conftest import beside, content_of, noted, run_stages, small, undefined_metrics
+from tests.lines import read_intact_lines
 
 ROOT = Path("cpu-tiny/v1")
 ASSISTANT = "\n\nAssistant:"

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from rlhf.data.batch import Rollout
 from rlhf.data.tokenize import Codec
-from rlhf.files import read_intact_lines
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Ppo, TrainingRole
@@ -19,6 +18,7 @@ from rlhf.run.directory import Run
 from rlhf.stages import ppo
 from rlhf.stages.online import scoring
 from tests.conftest import beside, not_none, run_stages, small
+from tests.lines import read_intact_lines
 from tests.rollouts import LENGTHS, made_up_rollout
 
 NORM = scoring.ScoreNorm(0.05, 0.4)

@@ -51,7 +51,7 @@ def test_reproduce_refuses_what_is_no_seed_or_stage(command, options):
 
 def test_reproduce_evaluates_where_a_target_asks_for_it():
     plain = recipe.load(RECIPE)
-    asks = plain._replace(targets=(plain.targets[0].model_copy(update={"stage": "evaluate"}),))
+    asks = plain._replace(figures=(plain.figures[0].model_copy(update={"stage": "evaluate"}),))
     assert reproduce.final_stages(plain) == ["ppo", "dpo"]
     assert reproduce.final_stages(asks) == ["ppo", "dpo", "evaluate"]
 

@@ -28,7 +28,7 @@ def write(file, *rows):
     return file
 
 
-def content(rows: formats.Rows) -> list[Any]:
+def content(rows: formats.ParsedRows) -> list[Any]:
     kept: tuple[Any, ...] = (*rows.documents, *rows.examples, *rows.pairs, *rows.prompts)
     return [[getattr(row, name) for name in row.__slots__ if name != "source"] for row in kept]
 
@@ -48,8 +48,8 @@ def test_columns_are_renamed(tmp_path):
     (example,) = convert.convert([file], names).rows.examples
     assert (example.prompt[0].content, example.response) == ("Capital of Peru?", "Lima.")
     for names, reason in (
-        ({"typo": "prompt"}, r"a\.jsonl:1: no column 'typo' to rename \(--rename\); it has 'riddle'"),
-        ({"riddle": "id"}, "a column 'id' besides"),
+        ({"typo": "prompt"}, r"a\.jsonl:1: no column 'typo' to rename \(--rename\); the row has 'riddle'"),
+        ({"riddle": "id"}, r"'id' is another column's name \(--rename\); the row has"),
         ({"riddle": "prompt", "answer": "prompt"}, "two columns the same name"),
     ):
         with pytest.raises(UserError, match=reason):

@@ -301,7 +301,7 @@ def test_the_names_of_our_targets_lead_to_their_metrics():
     section = (ROOT / "docs/metrics.md").read_text().split("## Names of targets")[1].split("\n## ")[0]
     named = {(re.sub(r" \(.*", "", name), metric.strip("`")) for name, metric, *_ in _rows(section)[2:]}
     released = [recipe.load(folder) for folder in recipe.available(ROOT / "recipes")]
-    targets = [target for loaded in released if loaded.recipe.status == "released" for target in loaded.targets]
+    targets = [target for loaded in released if loaded.recipe.status == "released" for target in loaded.figures]
     assert {(target.name, target.metric) for target in targets} == named
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.data.formats import ReadReport, Rows
+from rlhf.data.formats import ParsedRows, ReadReport
 from rlhf.data.quality import flaws
 from rlhf.data.quality.flaws import FLAWS, nearly_identical
 from rlhf.data.quality.report import QualityReport
@@ -59,7 +59,7 @@ def test_every_flaw_is_counted_in_the_report_and_can_be_dropped():
 
 def test_drop_counts_each_row_for_the_first_reason():
     both = pair("Tell me.", "Yes<br>", "It is not.")  # one word, and HTML
-    rows = Rows(
+    rows = ParsedRows(
         (Document("<p>a</p>", "a:1"),),
         (Example((Message("user", "Q?"),), "Yes.", "a:2"),),
         (*clean(3), both),

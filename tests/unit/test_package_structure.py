@@ -60,6 +60,13 @@ def test_imports_point_down(file):
         assert level[name] > level[part(file)], f"{file.name} imports {name}, which is not below it"
 
 
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/code.md"])
+def test_the_pages_give_the_order_of_imports(page):
+    order = " → ".join(", ".join(layer) for layer in LAYERS if layer != ("__main__",))
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", (ROOT / page).read_text())
+    assert order in " ".join(text.split())
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -204,7 +204,7 @@ def test_the_published_range_of_a_peak_is_read():
         recipe.Figure(name=n, stage="sft", metric="peak_vram_gb", range=r, unit="GB", source="x")
         for n, r in (("a", (0.5, 1.5)), ("b", (None, 2.0)))
     ]
-    made = plan.make(Known(SFT), loaded._replace(targets=tuple(rows)), ("sft",))
+    made = plan.make(Known(SFT), loaded._replace(figures=tuple(rows)), ("sft",))
     assert made.stages["sft"].budget_bytes == (500_000_000, 2_000_000_000)
     assert made.stages["sft"].verdict == "met"  # the second allows it
 

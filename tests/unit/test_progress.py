@@ -7,6 +7,7 @@ from rlhf.observe import screen
 from rlhf.observe.progress import Bar, working
 from rlhf.observe.tables import summary_table
 from rlhf.recipe import published
+from rlhf.run import records
 from tests.conftest import summary_of
 
 
@@ -71,7 +72,7 @@ def test_a_table_names_no_metric_twice_and_says_which_way_is_better(monkeypatch,
         tokens_per_second=5.0,
         peak_vram_bytes=None,
         peak_rss_bytes=1e9,
-        targets=[published.record(figure, 0.7)],
+        targets=[records.compared(figure, 0.7)],
         metrics={"score_gain_sd": 0.7, "win_rate_vs_sft": 0.6, "perplexity": 9.0, "score": 1.0},
     )
     summary_table(summary)

@@ -11,9 +11,11 @@ import pytest
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.recipe import StageName, published
+from rlhf.recipe import StageName, published, totals
 from rlhf.recipe.plain_yaml import read_yaml
-from rlhf.recipe.published import Figure, Spent, verdict_of
+from rlhf.recipe.published import Figure, verdict_of
+from rlhf.recipe.totals import Spent
+from rlhf.run import records
 from rlhf.run.records import Comparison
 from rlhf.stages.runner import import_stage
 from rlhf.use import reproduce
@@ -262,8 +264,8 @@ WITHOUT_FIGURES = {
 @pytest.mark.parametrize("directory", DIRECTORIES, ids=lambda d: f"{d.parent.name}-{d.name}")
 def test_every_row_names_its_place_and_what_it_is_compared_with(directory):
     loaded = recipe.load(directory)
-    assert bool(loaded.targets) == (loaded.name not in WITHOUT_FIGURES)
-    for target in loaded.targets:
+    assert bool(loaded.figures) == (loaded.name not in WITHOUT_FIGURES)
+    for target in loaded.figures:
         guide, *place = target.source.split(" > ")
         if directory.parent.name in FIGURES:
             assert guide in GUIDES and place[0] in GUIDES[guide] and len(place) == 2, target.source
@@ -286,12 +288,12 @@ def test_every_recipe_of_a_guide_is_checked():
     "directory", [d for d in DIRECTORIES if d.name != "v1" and d.parent.name in FIGURES], ids=lambda d: d.parent.name
 )
 def test_a_later_version_is_held_against_the_same_figures(directory):
-    assert recipe.load(directory).targets == recipe.load(directory.with_name("v1")).targets
+    assert recipe.load(directory).figures == recipe.load(directory.with_name("v1")).figures
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_the_guides_figures_are_all_there_and_nothing_else(name):
-    targets = recipe.load(ROOT / "recipes" / name / "v1").targets
+    targets = recipe.load(ROOT / "recipes" / name / "v1").figures
     rows = Counter((target.source.split(" > ")[1], *target.printed, target.unit) for target in targets)
     expected = Counter(FIGURES[name])
     assert not expected - rows, "figures of the guide that published.yaml lacks"
@@ -455,13 +457,13 @@ CHAIN = {"sft": Spent(58.0, 8.0), "rm": Spent(25.0, 4.0), "ppo": Spent(70.0, 20.
 
 
 def test_a_total_is_the_highest_peak_the_chain_s_hours_or_their_cost():
-    assert published.total("peak_vram_gb", CHAIN, None) == (70.0, "")
-    assert published.total("hours", CHAIN, None) == (32.0, "")
-    assert published.total("cost_usd", CHAIN, 2.0) == (64.0, "")
-    assert published.total("cost_usd", {s: spent._replace(cards=8) for s, spent in CHAIN.items()}, 2.0) == (512.0, "")
-    assert published.total("cost_usd", CHAIN, None) == (None, "needs the price of an hour (--price)")
-    assert published.total("hours", {"sft": CHAIN["sft"]}, None) == (8.0, "needs rm, ppo")
-    assert published.total("peak_vram_gb", {"sft": Spent(None, 1.0)}, None) == (None, "needs sft, rm, ppo")
+    assert totals.total("peak_vram_gb", CHAIN, None) == (70.0, "")
+    assert totals.total("hours", CHAIN, None) == (32.0, "")
+    assert totals.total("cost_usd", CHAIN, 2.0) == (64.0, "")
+    assert totals.total("cost_usd", {s: spent._replace(cards=8) for s, spent in CHAIN.items()}, 2.0) == (512.0, "")
+    assert totals.total("cost_usd", CHAIN, None) == (None, "needs the price of an hour (--price)")
+    assert totals.total("hours", {"sft": CHAIN["sft"]}, None) == (8.0, "needs rm, ppo")
+    assert totals.total("peak_vram_gb", {"sft": Spent(None, 1.0)}, None) == (None, "needs sft, rm, ppo")
 
 
 def test_the_most_favourable_of_several_figures_counts():
@@ -477,24 +479,24 @@ def test_the_most_favourable_of_several_figures_counts():
 
 def summaries_of(name: str, measured: dict[tuple[str, str | None], float], hours: float = 1.0, peak: float = 20.0):
     """Summaries of SFT, reward model and PPO of a recipe, as far as tables read them."""
-    figures = recipe.load(ROOT / "recipes" / name / "v1").targets
-    totals = [f.model_dump(mode="json", exclude_defaults=True) for f in figures if f.stage == "all"]
+    figures = recipe.load(ROOT / "recipes" / name / "v1").figures
+    all_stages = [f.model_dump(mode="json", exclude_defaults=True) for f in figures if f.stage == "all"]
     return {
         stage: summary_of(
             stage=stage,
             wall_seconds=3600 * hours,
             peak_vram_bytes=peak * 1e9,
-            targets=[published.record(f, measured.get((stage, f.metric))) for f in figures if f.stage == stage],
-            all_stages=totals,
+            targets=[records.compared(f, measured.get((stage, f.metric))) for f in figures if f.stage == stage],
+            all_stages=all_stages,
         )
-        for stage in published.CHAIN
+        for stage in totals.CHAIN
     }
 
 
 def test_a_record_gives_its_figure_back():
     for name in FIGURES:
-        for row in recipe.load(ROOT / "recipes" / name / "v1").targets:
-            assert published.figure_of_record(published.record(row, 1.0)) == row
+        for row in recipe.load(ROOT / "recipes" / name / "v1").figures:
+            assert records.figure_of_record(records.compared(row, 1.0)) == row
     before = {"name": "f", "metric": "hours", "published": [61, 61], "published_mean": None, "unit": "h", "measured": 1}
     assert Comparison.model_validate(before | {"within": True}).outcome.word == "met"
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.cli import data as commands
-from rlhf.data.formats import FileReport, ReadReport, Rows
+from rlhf.data.formats import FileReport, ParsedRows, ReadReport
 from rlhf.data.quality.check import check, label_noise, share
 from rlhf.data.quality.flaws import NEAR_IDENTICAL, nearly_identical
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
@@ -23,11 +23,11 @@ def pair(prompt: str, chosen: str, rejected: str, n: int = 0) -> PreferencePair:
     return PreferencePair((Message("user", prompt),), chosen, rejected, f"a.jsonl:{n}")
 
 
-def rows(documents=(), examples=(), pairs=(), malformed=(), prompts_differ=(), identical=(), empty=()) -> Rows:
+def rows(documents=(), examples=(), pairs=(), malformed=(), prompts_differ=(), identical=(), empty=()) -> ParsedRows:
     count = sum(map(len, (documents, examples, pairs, malformed, prompts_differ, identical, empty)))
     files = (FileReport("a.jsonl", "0" * 64, "preference", count),)
     report = ReadReport(files, tuple(malformed), tuple(prompts_differ), tuple(identical), tuple(empty))
-    return Rows(tuple(documents), tuple(examples), tuple(pairs), report)
+    return ParsedRows(tuple(documents), tuple(examples), tuple(pairs), report)
 
 
 def hints(report) -> dict[str, str]:

@@ -33,8 +33,8 @@ def copy(folder: Path, change) -> Path:
 def test_every_recipe_loads(directory):
     loaded = recipe.load(directory)
     assert not loaded.modified
-    names = {(target.stage, target.name) for target in loaded.targets}
-    assert len(names) == len(loaded.targets)
+    names = {(figure.stage, figure.name) for figure in loaded.figures}
+    assert len(names) == len(loaded.figures)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_published_figures_behind_a_broken_link_are_not_left_out(tmp_path, targe
     directory = tmp_path / "cpu-tiny" / "v1"
     shutil.copytree(CPU, directory)
     (directory / "published.yaml").unlink()
-    assert recipe.load(directory).targets == ()
+    assert recipe.load(directory).figures == ()
     (directory / "published.yaml").symlink_to(target)
     with pytest.raises(UserError, match=r"published\.yaml"):
         recipe.load(directory)

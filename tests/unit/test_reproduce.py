@@ -44,7 +44,7 @@ def test_a_seed_that_stops_names_the_command_that_goes_on(tmp_path, monkeypatch)
 def test_a_record_holds_every_seed_and_is_read_back(tmp_path):
     for seed in (0, 1):
         measured(tmp_path, seed)
-    record = reproduce.record(LOADED, ["sft"], [0, 1], tmp_path, price=2.0)
+    record = reproduce.write_record(LOADED, ["sft"], [0, 1], tmp_path, price=2.0)
     assert record.seeds.keys() == {"0", "1"} and record.price_per_hour == 2.0
     assert reader.read(tmp_path / "cpu-tiny-v1.json", Reproduction) == record
 
@@ -63,7 +63,7 @@ def test_seeds_of_another_code_python_package_or_device_are_in_no_table(tmp_path
     measured(tmp_path, 0)
     measured(tmp_path, 1, **other)
     with pytest.raises(UserError, match="not all stages were run by the same code, packages and device"):
-        reproduce.record(LOADED, ["sft"], [0, 1], tmp_path)
+        reproduce.write_record(LOADED, ["sft"], [0, 1], tmp_path)
     assert not (tmp_path / "cpu-tiny-v1.json").exists()
 
 

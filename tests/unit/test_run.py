@@ -12,16 +12,17 @@ import pytest
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.files import read_intact_lines, read_json, write_json
+from rlhf.files import read_json, write_json
 from rlhf.observe.tables import targets_table
 from rlhf.rating.store import current_ratings
 from rlhf.recipe import published
-from rlhf.run import other_settings
+from rlhf.run import other_settings, reader, records
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import Run
 from rlhf.run.parents import ParentMissing
-from rlhf.run.records import Costs, Summary
+from rlhf.run.records import Costs, LogLine, Summary
 from tests.conftest import RECIPE, SMALL, content_of, one_line_of, rlhf, small
+from tests.lines import read_intact_lines
 
 ROOT = Path(__file__).parents[2]
 DEVICE = {"name": "cpu", "type": "cpu"}
@@ -84,8 +85,8 @@ def test_the_summary_is_written_with_all_keys_of_its_record_in_their_order(tmp_p
     assert json.dumps(summary.content(), indent=2, ensure_ascii=False) + "\n" == text
     assert {key: written[key] for key in costs} == costs and '"load": 2,' in text, "whole numbers stay whole"
     assert written["metrics"] == {"perplexity": 2.0, "train_pairs": 7, "undefined": None}
-    figures = [figure for figure in loaded.targets if figure.stage == "sft"]
-    assert written["targets"][0] == published.record(figures[0], 14.48)
+    figures = [figure for figure in loaded.figures if figure.stage == "sft"]
+    assert written["targets"][0] == records.compared(figures[0], 14.48)
     assert written["all_stages"][0].keys() < {*published.Figure.model_fields}, "defaults are left out"
 
 
@@ -577,14 +578,12 @@ def test_a_lock_that_is_removed_again_and_again_has_one_holder_at_a_time(tmp_pat
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_json_is_replaced_whole_and_lines_cut_by_a_crash_are_left_out(tmp_path):
+def test_json_is_replaced_whole(tmp_path):
     write_json(tmp_path / "a.json", {"a": 1})
     write_json(tmp_path / "a.json", {"a": 2})
     assert read_json(tmp_path / "a.json") == {"a": 2}
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
     assert read_json(tmp_path / "none.json") is None
-    (tmp_path / "m.jsonl").write_text('{"step": 1}\n{"step": 2, "lo')
-    assert read_intact_lines(tmp_path / "m.jsonl") == [{"step": 1}]
 
 
 def test_a_summary_compares_its_figures_and_keeps_those_of_all_stages(tmp_path, capsys):
@@ -671,18 +670,16 @@ def test_ends_of_lines_that_only_text_knows_end_no_line(tmp_path):
     file.write_text(
         "".join(json.dumps({"step": i, "response": s}, ensure_ascii=False) + "\n" for i, s in enumerate(responses))
     )
-    assert [row["response"] for row in read_intact_lines(file)] == responses
+    assert [line.plain()["response"] for line in reader.read_lines(file, LogLine)] == responses
     with open(file, "ab") as handle:
         handle.write(b'{"step": 3, "response": "caf' + b"\xc3")
-    assert len(read_intact_lines(file)) == 3
-    file.write_text('{"step": 1}\n[1, 2]\n')
-    assert read_intact_lines(file) == [{"step": 1}]
+    assert len(reader.read_lines(file, LogLine)) == 3
 
 
 def test_a_file_that_nests_without_end_is_one_that_cannot_be_read(tmp_path):
     file = tmp_path / "a.json"
     file.write_text('{"a": 1}\n' + "[" * 200_000)
-    assert read_json(file) is None and read_intact_lines(file) == [{"a": 1}]
+    assert read_json(file) is None
     (tmp_path / "ratings.jsonl").write_text("[" * 200_000 + "\n")
     with pytest.raises(UserError, match=r"ratings.jsonl:1: not a rating; take that line out"):
         current_ratings(tmp_path / "ratings.jsonl")

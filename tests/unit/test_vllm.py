@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from rlhf.errors import UserError
-from rlhf.files import read_intact_lines
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.vllm import Client
 from tests.conftest import beside, run_stages, small
+from tests.lines import read_intact_lines
 
 
 class Ids:

@@ -7,7 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from rlhf.data.formats import Rows
+from rlhf.data.formats import ParsedRows
 from rlhf.data.quality import spread
 from rlhf.data.quality.flaws import FLAWS, texts
 from rlhf.data.quality.leakage import leaks
@@ -19,9 +19,9 @@ from rlhf.stats import wilson
 
 
 def check(
-    rows: Rows,
+    rows: ParsedRows,
     *,
-    heldout: Rows | None = None,
+    heldout: ParsedRows | None = None,
     seed: int = 0,
     fraction: float = 0.1,
     count: spread.LengthFn = spread.words,
@@ -105,6 +105,7 @@ def label_noise(pairs: Sequence[PreferencePair]) -> LabelNoise:
 
 
 def _noise(disagreement: float | None) -> float | None:
+    """Return the rate of wrong labels that explains a rate of disagreement; None without one."""
     return None if disagreement is None else (1 - math.sqrt(max(0.0, 1 - 2 * disagreement))) / 2
 
 
@@ -115,4 +116,5 @@ def _chosen_longer(pairs: Sequence[PreferencePair]) -> Share:
 
 
 def _turns(prompt: Sequence[Message]) -> int:
+    """Return the number of turns in a prompt; a system message is none."""
     return sum(message.role != "system" for message in prompt)

@@ -6,7 +6,7 @@ from functools import partial
 
 from rapidfuzz.distance import Indel
 
-from rlhf.data.formats import Rows
+from rlhf.data.formats import ParsedRows
 from rlhf.data.quality.oddities import ODDITIES, script, unfinished
 from rlhf.data.rows import Document, Example, Message, PreferencePair, Row
 
@@ -96,7 +96,7 @@ FLAWS: dict[str, Finder] = {
 }
 
 
-def drop(rows: Rows, reasons: Iterable[str]) -> tuple[Rows, dict[str, int]]:
+def drop(rows: ParsedRows, reasons: Iterable[str]) -> tuple[ParsedRows, dict[str, int]]:
     """Remove the rows that have one of the flaws. Return the other rows, and how many rows each reason removed.
 
     Each reason looks at what the reasons before it left, so a row counts for the first reason that applies: after
@@ -125,4 +125,5 @@ def nearly_identical(a: Sequence[str], b: Sequence[str]) -> bool:
 
 
 def _pairs(rows: Iterable[Row]) -> list[PreferencePair]:
+    """Return the preference pairs among the rows."""
     return [row for row in rows if isinstance(row, PreferencePair)]

@@ -39,7 +39,7 @@ class Leaks(NamedTuple):
     @property
     def heldout(self) -> list[tuple[Row, Row]]:
         """Return every leaked held-out row once, each with a training row."""
-        return list({id(row): (row, source) for pairs in self.by_kind.values() for row, source in pairs}.values())
+        return list({id(row): (row, like) for pairs in self.by_kind.values() for row, like in pairs}.values())
 
 
 def leaks(training: Sequence[Row], heldout: Sequence[Row]) -> Leaks:
@@ -57,6 +57,7 @@ Matches = tuple[list[tuple[Row, Row]], dict[int, Row]]  # held-out rows with a t
 
 
 def _same(training: Iterable[Row], heldout: Sequence[Row], keys: Callable[[Row], Iterable[Hashable]]) -> Matches:
+    """Return the held-out rows that share a key with a training row, and these training rows."""
     heldout_keys = {key for row in heldout for key in keys(row)}
     first: dict[Hashable, Row] = {}
     leaking: dict[int, Row] = {}
@@ -64,23 +65,27 @@ def _same(training: Iterable[Row], heldout: Sequence[Row], keys: Callable[[Row],
         for key in heldout_keys.intersection(keys(row)):
             first.setdefault(key, row)
             leaking[id(row)] = row
-    sources = ((row, next((first[key] for key in keys(row) if key in first), None)) for row in heldout)
-    return [(row, source) for row, source in sources if source], leaking
+    matches = ((row, next((first[key] for key in keys(row) if key in first), None)) for row in heldout)
+    return [(row, like) for row, like in matches if like], leaking
 
 
 def _starts(row: Row) -> list[Hashable]:
+    """Return the key of the conversation that the row begins."""
     return [row_key(row)]
 
 
 def _turns(row: Row) -> list[Hashable]:
+    """Return the last message with each answer to it."""
     return [(_normalized(prompt(row)[-1].content), _normalized(answer)) for answer in responses(row)]
 
 
 def _answers(row: Row) -> list[Hashable]:
+    """Return the answers that are long enough to be told apart."""
     return [_normalized(answer) for answer in responses(row) if len(answer.split()) >= ANSWER_WORDS]
 
 
 def _normalized(text: str) -> str:
+    """Return a text without differences of case and white space."""
     return " ".join(text.casefold().split())
 
 
@@ -109,16 +114,16 @@ def _near_copies(training: Iterable[Row], heldout: Sequence[Row]) -> Matches:
                 for shingle in exchange_shingles:
                     index[shingle].append(len(suspects))
                 suspects.append((row, len(exchange_shingles)))
-    sources: dict[int, tuple[Row, Row]] = {}
+    found: dict[int, tuple[Row, Row]] = {}
     leaking = {}
     for row in sharing if suspects else ():
         shared = Counter(suspect for shingle in set(_row_shingles(row)) for suspect in index.get(shingle, ()))
         for suspect, count in shared.items():
             copied, total = suspects[suspect]
             if count >= CONTAINED * total:
-                sources.setdefault(id(copied), (copied, row))
+                found.setdefault(id(copied), (copied, row))
                 leaking[id(row)] = row
-    return [sources[id(row)] for row in heldout if id(row) in sources], leaking
+    return [found[id(row)] for row in heldout if id(row) in found], leaking
 
 
 def _exchanges(row: Row) -> list[set[int]]:
@@ -141,8 +146,10 @@ def _row_shingles(row: Row) -> Iterator[int]:
 
 
 def _words(text: str) -> list[str]:
+    """Return the words of a text in lower case, without punctuation."""
     return _WORD.findall(text.casefold())
 
 
 def _shingles(words: Sequence[str]) -> Iterator[int]:
+    """Yield the hash of every SHINGLE words in a row."""
     return map(hash, zip(*(words[i:] for i in range(SHINGLE)), strict=False))

@@ -71,6 +71,7 @@ def mojibake(text: str) -> bool:
 
 
 def _undone(run: str) -> str:
+    """Return the text that a run of characters was misread from; empty if it was none."""
     try:
         return run.translate(_BYTE_OF).encode("latin-1").decode("utf-8")
     except UnicodeDecodeError:

@@ -146,6 +146,7 @@ class QualityReport:
         ]
 
     def _left_out(self) -> list[Line]:
+        """Return the number of rows read, and those that the reader left out."""
         repair = "Left out; repair them or take them out of the file."
         return [
             Line("rows read", f"{self.rows:,}"),
@@ -157,6 +158,7 @@ class QualityReport:
         ]
 
     def _row_counts(self) -> list[Line]:
+        """Return the number of rows of each kind that are left."""
         kinds = (
             ("text rows", self.documents),
             ("instruction rows", self.examples),
@@ -186,6 +188,7 @@ class QualityReport:
         ]
 
     def _signs(self) -> list[Line]:
+        """Return the signs that prompts and answers of any kind can show."""
         answered = self.examples + self.pairs
         prompted = answered + self.prompts
         prompts_hint = "Few distinct prompts; PPO samples from them, and more variety generalises better."
@@ -218,6 +221,7 @@ class QualityReport:
         ]
 
     def _leaked(self) -> list[Line]:
+        """Return the leaked rows and how they were found; that they were not looked for where a side is empty."""
         leakage = self.leakage
         if not (leakage.heldout and leakage.training):
             return [
@@ -230,6 +234,7 @@ class QualityReport:
         return [line, Line("", f"{counts}; {leakage.training_rows:,} training rows like them")] if kinds else [line]
 
     def _length_lines(self) -> list[Line]:
+        """Return the lengths of each part of a row, and the number of messages."""
         lines = []
         for part, summary in self.lengths.items():
             shares = {10: summary.p10, 50: summary.p50, 90: summary.p90, 99: summary.p99}
@@ -265,11 +270,13 @@ class QualityReport:
 
 
 def _percent(value: float | None, low: float | None, high: float | None) -> str:
+    """Return a share and its interval in percent."""
     assert value is not None and low is not None and high is not None
     return f"{100 * value:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def _noise_line(noise: LabelNoise) -> Line:
+    """Return the line on wrong labels."""
     if noise.low is None:
         hint = "evaluating a reward model bounds it"
         return Line("label noise", f"nothing is labelled twice, so the file alone cannot tell; {hint}")
@@ -283,6 +290,7 @@ def _noise_line(noise: LabelNoise) -> Line:
 
 
 def _length_line(longer: Share) -> Line:
+    """Return the line on how often the longer answer was chosen."""
     if longer.low is None or longer.high is None:
         return Line("chosen longer", "no pairs to compare")
     value = _percent(longer.share, longer.low, longer.high)

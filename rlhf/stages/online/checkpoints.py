@@ -3,6 +3,7 @@
 from rlhf.files import write_json
 from rlhf.recipe import OnlineOptions
 from rlhf.run.directory import Run
+from rlhf.run.layout import METRICS
 from rlhf.run.reader import read_lines
 from rlhf.run.records import MetricsLine
 
@@ -40,6 +41,6 @@ def best_step(evaluations: Evaluations, kl_limit: float | None) -> int | None:
 
 def _evaluations(run: Run) -> Evaluations:
     """Return what was logged in each checkpoint's own step: `save_steps` is a multiple of `logging_steps`."""
-    rows = {row.step: row.values for row in read_lines(run.path / "metrics.jsonl", MetricsLine)}
+    rows = {row.step: row.values for row in read_lines(run.path / METRICS, MetricsLine)}
     names = ("score", "kl_per_token")
     return {step: {n: rows[step].get(f"eval/{n}") for n in names} for step in run.checkpoints.steps() if step in rows}
