@@ -46,7 +46,10 @@ def lora_config(lora: Lora, base: PreTrainedModel, task_type: str) -> LoraConfig
 
 
 def new_adapter(base: PreTrainedModel, lora: Lora) -> PeftModel:
-    """Attach a fresh LoRA adapter to a causal base; B = 0 changes nothing yet. Raises UserError without its modules."""
+    """Attach a fresh LoRA adapter to a causal base. It starts with B = 0, so that outputs do not change.
+
+    Raises UserError if the base lacks a target module.
+    """
     return without_input_casts(get_peft_model(base, lora_config(lora, base, "CAUSAL_LM")))
 
 

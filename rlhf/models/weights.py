@@ -76,7 +76,7 @@ def attach_adapter(base: Model, stage_dir: Path, name: str = "default", trainabl
     """
     folder = stage_dir / ADAPTER
     # only shapes are compared, for peft reads its own copy: each is an expanded scalar, which takes no memory
-    shapes = {name: weight.new_empty(()).expand(weight.shape) for name, weight in adapter_weights(stage_dir).items()}
+    shapes = {key: weight.new_empty(()).expand(weight.shape) for key, weight in adapter_weights(stage_dir).items()}
     with reading(folder):
         if isinstance(base, PeftModel):
             model = base
