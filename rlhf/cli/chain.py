@@ -68,7 +68,7 @@ def _run_parent(unfinished: Run, more_data: Sequence[str]) -> None:
     with endings.reporting_progress(lambda: runner.progress(unfinished)):
         code = endings.run_child(command_line)
         if code < 0 or code - 128 in endings.SIGNALS:  # a signal that only the child received
-            raise endings.stopped(-code if code < 0 else code - 128)
+            raise endings.stop_for(-code if code < 0 else code - 128)
     if code:
         sys.exit(code)
 

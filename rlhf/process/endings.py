@@ -169,7 +169,7 @@ def reporting_progress(progress: Callable[[], str]) -> Iterator[None]:
         listener.progress = previous
 
 
-def stopped(number: int) -> Stopped:
+def stop_for(number: int) -> Stopped:
     """Return the exception to raise for a signal that a library has caught."""
     return Stopped(number, _listener.progress() if _listener else "")
 

@@ -154,7 +154,7 @@ def launch(loaded: PinnedRecipe, stage: StageName) -> None:
     except ChildFailedError as error:
         raise UserError(_failure_message(error.failures, stage)) from None
     except SignalException as stop:
-        raise endings.stopped(stop.sigval) from None
+        raise endings.stop_for(stop.sigval) from None
     except ImportError as error:
         raise UserError(f"hardware.engine: {loaded.recipe.hardware.engine}: {error} (pip install it)") from None
     except (ConnectionError, RuntimeError) as error:
