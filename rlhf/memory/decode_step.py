@@ -77,10 +77,6 @@ class DecodingStep:
         """Return the operations that a captured graph must not hold."""
         return tuple(op for op in self.operations if op.unsafe)
 
-    def kernels(self, layers: int) -> int:
-        """Return the operations of a step of a model with this many decoder layers."""
-        return len(self.outside) + layers * len(self.per_layer)
-
 
 def decoding_steps(loaded: PinnedRecipe, layers: int = LAYERS) -> dict[str, DecodingStep]:
     """Return one step of a PPO rollout for each of `ROLES`, on a model of the recipe's shape with `layers` layers.

@@ -16,8 +16,7 @@ import yaml
 from rlhf import recipe
 from rlhf.cli import plan_tables as tables
 from rlhf.errors import UserError
-from rlhf.memory import cards, claims, fit, plan, projection, strategies
-from rlhf.memory import predict as predicting
+from rlhf.memory import cache, cards, claims, fit, plan, projection, strategies
 from rlhf.memory.phases import (
     PredictedPhase,
     PredictedStage,
@@ -800,16 +799,16 @@ def test_a_narrow_terminal_gets_fewer_columns(command, small, monkeypatch):
     ],
 )
 def test_another_version_of_a_package_is_predicted_anew(small, monkeypatch, package):
-    before = predicting._cache_file(recipe.load(small), "sft")
-    assert predicting._cache_file(recipe.load(small), "sft") == before
-    monkeypatch.setattr(predicting, "package_version", lambda name: "0" if name == package else version(name))
-    assert predicting._cache_file(recipe.load(small), "sft") != before
+    before = cache.file_of(recipe.load(small), "sft")
+    assert cache.file_of(recipe.load(small), "sft") == before
+    monkeypatch.setattr(cache, "package_version", lambda name: "0" if name == package else version(name))
+    assert cache.file_of(recipe.load(small), "sft") != before
 
 
 def test_a_damaged_cache_is_predicted_anew(predictor, small):
     loaded = recipe.load(small)
     before = predictor.predict(loaded, "sft")
-    file = predicting._cache_file(loaded, "sft")
+    file = cache.file_of(loaded, "sft")
     assert file.is_file()
     for damage in ("{}", "[]", "nonsense"):
         file.write_text(damage)
@@ -817,9 +816,9 @@ def test_a_damaged_cache_is_predicted_anew(predictor, small):
 
 
 def test_seed_and_size_of_the_card_are_no_new_prediction(small):
-    file = predicting._cache_file(recipe.load(small), "sft")
-    assert predicting._cache_file(recipe.load(small, {"hardware.memory_gb": 9.0}, seed=5), "sft") == file
-    assert predicting._cache_file(recipe.load(small, {"hardware.device": "cuda"}), "sft") != file
+    file = cache.file_of(recipe.load(small), "sft")
+    assert cache.file_of(recipe.load(small, {"hardware.memory_gb": 9.0}, seed=5), "sft") == file
+    assert cache.file_of(recipe.load(small, {"hardware.device": "cuda"}), "sft") != file
 
 
 # -- strategies --------------------------------------------------------------------------------------------------------
@@ -926,8 +925,8 @@ def test_an_evaluation_of_other_policies_is_another_prediction():
     """It loads an adapter of each."""
     groups = RECIPE.parents[1] / "cpu-tiny-groups" / "v1"
     fewer = recipe.load(groups, {"grpo": None, "merge.stage": "ppo"})
-    assert predicting._cache_file(recipe.load(groups), "evaluate") != predicting._cache_file(fewer, "evaluate")
-    assert predicting._cache_file(recipe.load(groups), "sft") == predicting._cache_file(fewer, "sft")
+    assert cache.file_of(recipe.load(groups), "evaluate") != cache.file_of(fewer, "evaluate")
+    assert cache.file_of(recipe.load(groups), "sft") == cache.file_of(fewer, "sft")
 
 
 def test_a_figure_of_a_stage_that_is_not_planned_has_no_prediction():
