@@ -11,7 +11,7 @@ from typing import TypeVar
 import click
 
 from rlhf.errors import OptionError
-from rlhf.memory.cards import size_in_bytes
+from rlhf.process.sizes import size_in_bytes
 from rlhf.run.layout import RESULTS
 
 FileT = TypeVar("FileT", str, Path)
