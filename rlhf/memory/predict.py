@@ -23,7 +23,7 @@ from rlhf.memory.phases import (
     StepOperations,
     from_json,
 )
-from rlhf.process import launching
+from rlhf.process import children
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName
 from rlhf.terminal import excerpt
@@ -158,7 +158,7 @@ def workspaces(recipe: Recipe, stage: StageName, phase: str) -> int:
 
 def _start() -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "rlhf.memory.rehearse"]
-    environment = launching.alone(launching.child_environment(OMP_NUM_THREADS="1"))
+    environment = children.alone(children.child_environment(OMP_NUM_THREADS="1"))
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
