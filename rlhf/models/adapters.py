@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from rlhf.errors import UserError
 from rlhf.models import weights as stored
 from rlhf.models.loading import base_name
-from rlhf.models.model import computes_in_bfloat16
+from rlhf.models.precision import computes_in_bfloat16
 from rlhf.models.traits import has_fused_experts
 from rlhf.models.weights import adapter_weights
 from rlhf.recipe import Lora

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from rlhf.errors import UserError
 from rlhf.models import records
-from rlhf.models.model import Model
+from rlhf.models.precision import Model
 from rlhf.run import reader
 from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
 from rlhf.run.reader import reading
