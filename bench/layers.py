@@ -30,7 +30,7 @@ from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.observe.device import cpu_model
 from rlhf.observe.screen import OUT
-from rlhf.process.launching import child_environment
+from rlhf.process.children import child_environment
 from rlhf.recipe import Changes
 from rlhf.run.layout import METRICS
 from rlhf.run.packages import package_versions

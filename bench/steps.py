@@ -18,7 +18,7 @@ from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import JsonValue
 from rlhf.memory.short_runs import few_steps
-from rlhf.process.launching import child_environment
+from rlhf.process.children import child_environment
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.run.layout import TELEMETRY

@@ -14,7 +14,7 @@ from bench.gpu.measured import AttentionFigures, KernelTable, KernelTime
 from bench.gpu.model import shared_base
 from bench.gpu.record import Verdict
 from bench.gpu.variants import AS_IT_IS, cudnn_attention, synchronize
-from rlhf.models.model import mixed_precision
+from rlhf.models.precision import mixed_precision
 from rlhf.recipe import PinnedRecipe
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample

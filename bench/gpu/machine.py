@@ -15,7 +15,7 @@ from bench.gpu.measured import Agreement, AllocatorFigures, AllocatorPeaks, Devi
 from bench.gpu.record import Verdict
 from bench.reading import last_line
 from rlhf.memory.predict import FRAGMENTATION
-from rlhf.process.launching import child_environment
+from rlhf.process.children import child_environment
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from bench.gpu.record import GpuRecord
 from bench.paths import ROOT
 from bench.reading import read
 from rlhf.files import write_json
-from rlhf.process.launching import child_environment
+from rlhf.process.children import child_environment
 
 RECORDS = "results"  # of what was measured
 NOT_MEASURED = "not-measured"  # of items that were skipped, or whose process died before it named the device

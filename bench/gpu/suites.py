@@ -9,7 +9,7 @@ from bench.gpu.item import Context
 from bench.gpu.measured import SuiteFigures
 from bench.gpu.record import Verdict
 from bench.paths import ROOT
-from rlhf.process.launching import child_environment
+from rlhf.process.children import child_environment
 
 
 def measure(context: Context[SuiteFigures], tests: list[str], choose: str) -> Verdict:

@@ -17,7 +17,7 @@ from bench.gpu.model import shared_base
 from bench.gpu.record import Verdict
 from bench.gpu.variants import AS_IT_IS, TRAINING, Variant, synchronize
 from bench.steps import spread
-from rlhf.models.model import mixed_precision
+from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase
 
 HOST = 0.8  # share of a micro-batch's time that the host may need and still be ahead of the GPU

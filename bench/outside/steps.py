@@ -9,8 +9,7 @@ import numpy as np
 from bench.outside.loop import STEP
 from rlhf.memory.allocator import Allocator, Block
 from rlhf.memory.cards import SMALL_WORKSPACE
-from rlhf.memory.phases import Event
-from rlhf.memory.replay import PRODUCT
+from rlhf.memory.phases import PRODUCT, Event
 
 HISTORY = 3  # steps back to which a step may release something
 Polynomial = tuple[float, ...]  # factors of `_terms`

@@ -16,7 +16,7 @@ from bench.peer.contenders import LEAN, METHODS
 from bench.peer.inputs import SETTINGS, Settings
 from bench.reading import last_line, read
 from bench.steps import telemetry
-from rlhf.process.launching import child_environment
+from rlhf.process.children import child_environment
 from rlhf.recipe import Changes
 
 RECIPE = Path(__file__).parent / "recipe" / "v1"

@@ -27,7 +27,7 @@ from rlhf.cli import guarded
 from rlhf.files import write_json
 from rlhf.memory.short_runs import few_steps
 from rlhf.observe.tables import rows_table
-from rlhf.process.launching import child_environment
+from rlhf.process.children import child_environment
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import Changes, PinnedRecipe, StageName
 from rlhf.run.provenance import code_version

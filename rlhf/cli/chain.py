@@ -11,7 +11,7 @@ from rlhf.memory.predict import Predictor
 from rlhf.memory.preflight import require_fit
 from rlhf.observe import screen
 from rlhf.observe.progress import working
-from rlhf.process import distributed, endings
+from rlhf.process import children, distributed, endings
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run.directory import Run
 from rlhf.stages import runner
@@ -66,9 +66,9 @@ def _run_parent(unfinished: Run, more_data: Sequence[str]) -> None:
     options = stage_command(unfinished.stage, more_data, "hw", "directory")  # what these chose is already announced
     command_line = [sys.executable, "-m", "rlhf.cli", *options, "--recipe", str(unfinished.loaded.directory)]
     with endings.reporting_progress(lambda: runner.progress(unfinished)):
-        code = endings.run_child(command_line)
+        code = children.run_child(command_line)
         if code < 0 or code - 128 in endings.SIGNALS:  # a signal that only the child received
-            raise endings.stopped(-code if code < 0 else code - 128)
+            raise endings.stop_for(-code if code < 0 else code - 128)
     if code:
         sys.exit(code)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from rlhf.errors import OptionError, UserError
-from rlhf.process import distributed, endings, exhaustion, launching
+from rlhf.process import children, distributed, endings, exhaustion, launching
 from rlhf.terminal import message_of, one_line, say, shortened, visible
 
 MISTAKE = 2  # exit code of a mistake in the command, as click has it
@@ -61,7 +61,7 @@ def fail(message: str, *advice: str) -> int:
 
 def _print_stopped(line: str) -> None:
     """Print that a signal ended the command. Of several processes one prints it."""
-    if launching.report(one_line(line)) or distributed.rank() or endings.part_of_command():
+    if launching.report(one_line(line)) or distributed.rank() or children.part_of_command():
         return
     if sys.stderr is not None and sys.stderr.isatty():
         say("")  # ends the line on which the terminal wrote ^C

@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 import click
 
 from rlhf.errors import OptionError, no_such
-from rlhf.memory.cards import size_in_bytes
+from rlhf.process.sizes import size_in_bytes
 from rlhf.run.layout import MANIFEST, RESULTS, SUMMARY
 
 FileT = TypeVar("FileT", str, Path)

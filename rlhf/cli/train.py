@@ -13,7 +13,7 @@ from rlhf.cli.recipe_options import REUSE, TRAINING_HELP, chooses_recipe
 from rlhf.errors import UserError
 from rlhf.observe import screen, tracking, watch
 from rlhf.observe.tables import show_sample, summary_table, targets_table
-from rlhf.process import distributed, endings, launching
+from rlhf.process import children, distributed, endings, launching
 from rlhf.run.directory import Run
 from rlhf.run.finished import read_summary
 from rlhf.run.parents import ParentMissing
@@ -118,7 +118,7 @@ def run(
         _show_outcome(summary, result, path, restart=resume is False)
         if stage == "pretrain" and choice.data:
             terminal.say(TRIAL_NOTE)
-        if not endings.part_of_command():
+        if not children.part_of_command():
             finished = [s for name in recipe.STAGES if (s := read_summary(path.parent / name))]
             targets_table(finished, price)
             next_steps.show(stage, loaded.recipe, more_data)

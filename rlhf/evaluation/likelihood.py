@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from rlhf.data.tokenize import pad_right
-from rlhf.models.model import Model, mixed_precision
+from rlhf.models.precision import Model, mixed_precision
 
 
 @torch.no_grad()

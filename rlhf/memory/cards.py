@@ -99,11 +99,3 @@ def workspace(card: str | tuple[int, int]) -> int:
     """
     capability = card if isinstance(card, tuple) else gpu_of(card).capability
     return LARGE_WORKSPACE if capability[0] >= 9 else SMALL_WORKSPACE
-
-
-def size_in_bytes(text: str) -> int | None:
-    """Return the bytes of a size such as `12GB` or `1.5 GiB`; None for all else, as a number without a unit."""
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(GB|GiB)", text, re.IGNORECASE)
-    if not match or not float(match[1]):
-        return None
-    return round(float(match[1]) * (2**30 if match[2].lower() == "gib" else 10**9))

@@ -26,7 +26,7 @@ from rlhf.memory.operations import ALLOCATIONS, META, tensors_in
 from rlhf.memory.phases import PHASES
 from rlhf.memory.short_runs import rehearsal_changes
 from rlhf.models.loading import load_base, load_codec
-from rlhf.models.model import mixed_precision
+from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import PinnedRecipe, Ppo, TrainingRole
 from rlhf.rollout.library_decoding import LibraryDecoding, fast_layers
@@ -76,10 +76,6 @@ class DecodingStep:
     def unsafe(self) -> tuple[Operation, ...]:
         """Return the operations that a captured graph must not hold."""
         return tuple(op for op in self.operations if op.unsafe)
-
-    def kernels(self, layers: int) -> int:
-        """Return the operations of a step of a model with this many decoder layers."""
-        return len(self.outside) + layers * len(self.per_layer)
 
 
 def decoding_steps(loaded: PinnedRecipe, layers: int = LAYERS) -> dict[str, DecodingStep]:

@@ -1,6 +1,6 @@
 """What CUDA kernels allocate inside themselves, where no dispatch mode can see it: operation -> bytes(args, kwargs).
 
-Read in the sources named at each function; a measurement on a GPU may correct them, nothing else here is fitted.
+The bytes are derived from the sources named at each function; nothing here was measured or fitted.
 """
 
 import contextlib

@@ -51,7 +51,7 @@ class OperationCounter:
     """Counts operations on one device. `kernels` maps an operation to the bytes that it allocates inside itself."""
 
     def __init__(self, device: str, kernels: Mapping[Op, Count]):
-        self.is_here = operator.attrgetter(f"is_{device}")  # of a tensor; `x.device.type` takes four times as long
+        self.on_device = operator.attrgetter(f"is_{device}")  # of a tensor; `x.device.type` takes four times as long
         self._kernels = kernels
         self._counts: dict[int, Counts] = {}  # by an operation's id: operations live for ever, and take long to hash
 
@@ -79,7 +79,7 @@ class OperationCounter:
         """Return the bytes of the tensors on the device."""
         total = 0
         for x in tensors_in(things):
-            if self.is_here(x):
+            if self.on_device(x):
                 total += x.nbytes
         return total
 

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from rlhf.data.batch import Rollout, TrainingBatch
 from rlhf.memory.peaks import Storage
-from rlhf.memory.phases import Event, Work
-from rlhf.memory.replay import PASS
+from rlhf.memory.phases import PASS, Event, Work
 from rlhf.memory.tracker import Tracker
 from rlhf.models.roles import Roles
 from rlhf.models.shared_base import SharedBase

@@ -21,8 +21,7 @@ from torch.utils import checkpoint
 from rlhf.memory import passes
 from rlhf.memory.attention import attention
 from rlhf.memory.operations import META
-from rlhf.memory.peaks import OUTSIDE
-from rlhf.memory.replay import CAPTURE, CAPTURED, DROPPED
+from rlhf.memory.phases import CAPTURE, CAPTURED, DROPPED, PAGED
 from rlhf.models import random_base
 from rlhf.models.lean import layouts, trunk
 from rlhf.rollout import library_decoding
@@ -107,7 +106,7 @@ def _bitsandbytes_patches(stand_in: "StandIn") -> Iterator[passes.Patch]:
     def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: object = None) -> Tensor:
         out = torch.empty(*shape, dtype=dtype, device=META)
         if stand_in.stands_for == "cuda":
-            stand_in.label(out, OUTSIDE)
+            stand_in.label(out, PAGED)
         return out
 
     # The library keeps the code book of its scales, made on the device of the first weight that it packs.

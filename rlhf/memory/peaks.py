@@ -4,10 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlhf.memory.phases import COMPONENTS, Event, Peak
-from rlhf.memory.replay import BEGIN
-
-OUTSIDE = "paged"  # the component that is in unified memory, outside torch's allocator
+from rlhf.memory.phases import BEGIN, COMPONENTS, PAGED, Event, Peak
 
 
 @dataclass(slots=True)
@@ -39,7 +36,7 @@ def peaks_of(events: Sequence[Event], component_of: Sequence[str]) -> dict[str, 
     most: dict[tuple[tuple[str, ...], str], tuple[int, int]] = {}  # phase, operation -> bytes, event
     total = 0
     for position, (index, size, phase, operation) in enumerate(events):
-        if index is not None and component_of[index] != OUTSIDE:
+        if index is not None and component_of[index] != PAGED:
             total += size
         if (size > 0 or operation == BEGIN) and total > most.get((phase, operation), (0, 0))[0]:
             most[phase, operation] = total, position
@@ -56,7 +53,7 @@ def peaks_of(events: Sequence[Event], component_of: Sequence[str]) -> dict[str, 
         components = {name: live[name] for name in COMPONENTS if live[name]}
         operation = peak_events[position][1]
         for peak in around(peaks, phase):
-            peak.paged = max(peak.paged, live[OUTSIDE])
+            peak.paged = max(peak.paged, live[PAGED])
             if sum(components.values()) > sum(peak.operations.get(operation, {}).values()):
                 peak.operations[operation] = components
     return peaks

@@ -29,6 +29,8 @@ COMPONENTS = (
     "temporaries",
     "kernels",  # inside kernels
 )
+PAGED = "paged"  # the component in unified memory; no peak has it, for it lies outside torch's allocator
+WORKSPACE = "workspace"  # of cuBLAS: the component that a predicted peak has besides COMPONENTS
 
 
 class PredictionError(UserError):
@@ -47,11 +49,20 @@ class Event(NamedTuple):
     name: str
 
 
+# Marks among the events.
+BEGIN = "begin"  # of a phase
+PRODUCT = "product"  # the first matrix product of a thread, which makes cuBLAS's workspace
+CAPTURE = "capture"  # of a CUDA graph, which first empties the allocator's cache (torch.cuda.graph.__enter__)
+CAPTURED = "captured"  # the end of a capture
+DROPPED = "dropped"  # no graph is left
+PASS = "pass"  # the start or the end of a forward or backward pass; nothing happens in the allocator
+
+
 class PredictedPhase(NamedTuple):
     """Bytes at the peak of one phase, and what they are; operations are counted over the whole phase.
 
-    `reserved_bytes` and `needed_bytes` as in rlhf/memory/replay.py, without paged states and the driver's context; None
-    where nothing was replayed.
+    `reserved_bytes` and `needed_bytes`: see `Reserved`, without paged states and the driver's context. They are guessed
+    from the peak where the events could not be aligned, and None where no card is used.
     """
 
     peak_bytes: int
@@ -92,7 +103,7 @@ class Work:
 
 @dataclass
 class Peak(Work):
-    """The work of a phase, and what was alive when most was, for each operation: {operation: {component: bytes}}.
+    """The work of a phase, and the components at the peak of each operation: {operation: {component: bytes}}.
 
     The peak of each operation is kept, because another one may make the phase's peak in a deeper model.
     """

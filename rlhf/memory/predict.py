@@ -1,29 +1,20 @@
-"""Peak memory of each phase of each stage: rehearsed at two depths, extrapolated to the recipe's number of layers.
+"""Peak memory of each phase of each stage: rehearsed at two depths, extrapolated to the recipe's number of layers."""
 
-Every layer of a decoder is alike. What a phase holds at its peak therefore grows linearly with their number as long as
-the same operation makes the peak. What the allocator reserves does not; rlhf/memory/depth.py repeats a layer's events.
-"""
-
-import functools
-import hashlib
 import json
 import os
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import cast
 
 from rlhf import recipe as recipes
-from rlhf.files import JsonObject, read_json, replacing
-from rlhf.memory import cards, ranks
+from rlhf.files import JsonObject
+from rlhf.memory import cache, cards, ranks
+from rlhf.memory.extrapolate import extrapolate, with_inner
 from rlhf.memory.phases import (
-    COMPONENTS,
     DECODING_STEP,
-    DEPTHS,
     ON_HOST,
-    Peak,
     PredictedPhase,
     PredictedStage,
     PredictionError,
@@ -32,14 +23,12 @@ from rlhf.memory.phases import (
     StepOperations,
     from_json,
 )
-from rlhf.process import launching
+from rlhf.process import children
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName
-from rlhf.run.packages import package_version
 from rlhf.terminal import excerpt
 
 PREDICTED_STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
-PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 
 FRAGMENTATION = 0.15  # reserved over allocated where nothing can be replayed; the recipes' stages have 0.02 to 0.12
 
@@ -86,7 +75,7 @@ class Predictor:
         shallow, deeper = rehearsed["depths"]
         phases = {}
         for name in shallow:
-            phase = _extrapolate(shallow[name], deeper[name], layers, workspaces(loaded.recipe, stage, name))
+            phase = extrapolate(shallow[name], deeper[name], layers, workspaces(loaded.recipe, stage, name))
             replayed = rehearsed["reserved"]
             if replayed is None:
                 guess = round(phase.peak_bytes * (1 + FRAGMENTATION))
@@ -97,7 +86,7 @@ class Predictor:
                 needed = max(needed, phase.peak_bytes)
                 phase = phase._replace(reserved_bytes=max(reserved, needed), needed_bytes=needed)
             phases[name] = phase
-        return ranks.divide(loaded.recipe, stage, _with_inner(phases))
+        return ranks.divide(loaded.recipe, stage, with_inner(phases))
 
     def decoding_step(self, loaded: PinnedRecipe) -> dict[str, StepOperations] | None:
         """Return the operations of a decoding step of PPO's rollout by role; None if none is captured as a graph.
@@ -116,11 +105,11 @@ class Predictor:
 
     def _rehearsed(self, loaded: PinnedRecipe, stage: Rehearsed) -> JsonObject:
         """Return what the rehearsal finds, from the cache if it was rehearsed before."""
-        file = _cache_file(loaded, stage)
-        answer = _read_cache(file)
+        file = cache.file_of(loaded, stage)
+        answer = cache.read(file)
         if answer is None:
             answer = self._rehearse(loaded, stage)
-            _write_cache(file, answer)
+            cache.write(file, answer)
         return answer
 
     def _rehearse(self, loaded: PinnedRecipe, stage: Rehearsed) -> JsonObject:
@@ -169,7 +158,7 @@ def workspaces(recipe: Recipe, stage: StageName, phase: str) -> int:
 
 def _start() -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "rlhf.memory.rehearse"]
-    environment = launching.alone(launching.child_environment(OMP_NUM_THREADS="1"))
+    environment = children.alone(children.child_environment(OMP_NUM_THREADS="1"))
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -178,65 +167,6 @@ def _start() -> "subprocess.Popen[str]":
         text=True,
         env=environment,
     )
-
-
-def _extrapolate(shallow: Peak, deeper: Peak, layers: int, workspace: int) -> PredictedPhase:
-    """Return the peak of a phase at `layers` layers, from its peaks at both depths.
-
-    A line is drawn through the peaks of each operation; the phase's peak is the highest of them at `layers`.
-    """
-
-    def line(a: int, b: int) -> int:
-        low, high = DEPTHS
-        return round(a + (b - a) * (layers - low) / (high - low))
-
-    highest, components = -1, {}
-    for operation in {**shallow.operations, **deeper.operations}:
-        a, b = shallow.operations.get(operation), deeper.operations.get(operation)
-        if (a is None and layers < DEPTHS[1]) or (b is None and layers > DEPTHS[0]):
-            continue  # there at the other depth only
-        a, b = a or b or {}, b or a or {}
-        total = line(sum(a.values()), sum(b.values()))
-        if total > highest:
-            highest, components = total, {name: line(a.get(name, 0), b.get(name, 0)) for name in {**a, **b}}
-    components = _without_negative(components, highest) | {"workspace": workspace}
-    return PredictedPhase(
-        sum(components.values()),
-        {name: components[name] for name in (*COMPONENTS, "workspace") if components.get(name)},
-        line(shallow.paged, deeper.paged),
-        line(shallow.flops, deeper.flops),
-        line(shallow.recomputed, deeper.recomputed),
-        line(shallow.moved, deeper.moved),
-        line(shallow.launched, deeper.launched),
-    )
-
-
-def _without_negative(components: dict[str, int], total: int) -> dict[str, int]:
-    """Return the components of a peak without negative sizes; they add up to `total`, which is not negative.
-
-    A component's line may fall below zero if the peak was made at different moments at the two depths. The surplus of
-    the others is then subtracted from the largest ones. What rounding has lost is added to the largest.
-    """
-    positive = {name: max(0, size) for name, size in components.items()}
-    surplus = sum(positive.values()) - total
-    for name in sorted(positive, key=positive.__getitem__, reverse=True):
-        part = min(positive[name], surplus)
-        positive[name] -= part
-        surplus -= part
-    return positive
-
-
-def _with_inner(stage: PredictedStage) -> PredictedStage:
-    """Raise each phase's peak to at least those of the phases inside it.
-
-    At depth another operation may make the peak.
-    """
-    phases = {}
-    for name, phase in stage.items():
-        inner = [p for n, p in stage.items() if n.startswith(f"{name}/" if name else "")]
-        highest = max((phase, *inner), key=lambda p: p.peak_bytes)
-        phases[name] = phase._replace(peak_bytes=highest.peak_bytes, components=highest.components)
-    return phases
 
 
 def reserved(phase: PredictedPhase) -> int:
@@ -254,46 +184,3 @@ def needed(phase: PredictedPhase) -> int:
 
 def _with_context(held: int, phase: PredictedPhase) -> int:
     return held + phase.paged_bytes + CONTEXT_BYTES
-
-
-# -- what was predicted before ---------------------------------------------------------------------------------------
-
-
-def _cache_file(loaded: PinnedRecipe, stage: Rehearsed) -> Path:
-    beside = {"merge": {"sft"}, "evaluate": {"rm"}, DECODING_STEP: {"ppo"}}.get(
-        stage, set()
-    )  # what else a stage takes sizes from
-    deciding = {"model", "tokenizer", "data", "lora", "evaluate", stage} | beside
-    recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
-    policies = [p for p in recipes.POLICIES if loaded.recipe.section(p) is not None] if stage == "evaluate" else []
-    hardware = loaded.recipe.hardware.model_dump(mode="json", exclude={"name", "memory_gb", "threads"})
-    device = loaded.recipe.hardware.device
-    card = cards.gpu_of(loaded.recipe.hardware.name) if device == "cuda" else None
-    allocator = expandable_segments() if device == "cuda" else None
-    versions = [package_version(name) for name in PACKAGES]
-    key = recipes.content_hash([recipe, policies, hardware, card, allocator, stage, _code_hash(), versions])
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "rlhf" / "predictions" / f"{key[:32]}.json"
-
-
-@functools.cache
-def _code_hash() -> str:
-    """Return the hash of this package's code as it was at the first call."""
-    code = hashlib.sha256()
-    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
-        code.update(file.read_bytes())
-    return code.hexdigest()
-
-
-def _read_cache(file: Path) -> JsonObject | None:
-    content = read_json(file)
-    return content if content is not None and content.keys() in ({"depths", "reserved"}, {"roles"}) else None
-
-
-def _write_cache(file: Path, content: JsonObject) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file) as temporary:
-            temporary.write_text(json.dumps(content))
-    except OSError:
-        pass  # a cache that cannot be written only costs time

@@ -3,15 +3,7 @@
 from collections.abc import Sequence
 
 from rlhf.memory.allocator import Allocator, Block
-from rlhf.memory.phases import Event, Reserved
-
-# Marks among the events.
-BEGIN = "begin"  # of a phase
-PRODUCT = "product"  # the first matrix product of a thread, which makes cuBLAS's workspace
-CAPTURE = "capture"  # of a CUDA graph, which first empties the allocator's cache (torch.cuda.graph.__enter__)
-CAPTURED = "captured"  # the end of a capture
-DROPPED = "dropped"  # no graph is left
-PASS = "pass"  # the start or the end of a forward or backward pass; nothing happens in the allocator
+from rlhf.memory.phases import BEGIN, CAPTURE, CAPTURED, DROPPED, PRODUCT, Event, Reserved
 
 # On a full card blocks lie otherwise than on one with room: stages of 4090-llama2-7b v2, replayed on cards of just that
 # size, needed up to 1.2 % more than what was held at the peak.

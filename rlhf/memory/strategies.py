@@ -60,7 +60,7 @@ def switched_on(loaded: PinnedRecipe, stage: StageName, name: str) -> Changes | 
 
 
 def switched_off(loaded: PinnedRecipe, stage: StageName) -> Changes:
-    """Return the recipe with no strategy: the base as it is published, eager attention, one whole batch."""
+    """Return the changes that switch every strategy off: the base as published, eager attention, one whole batch."""
     return {
         "model.quantization": "none",
         "model.attention": "eager",

@@ -24,9 +24,8 @@ from rlhf.memory.gradient_sums import ADD, GradientSum, called_by_engine, in_bac
 from rlhf.memory.holders import Holders
 from rlhf.memory.kernels import Args, Count, Kwargs, Op
 from rlhf.memory.operations import OperationCounter, tensors_in
-from rlhf.memory.peaks import OUTSIDE, Storage, around, peaks_of
-from rlhf.memory.phases import Event, Peak, Work
-from rlhf.memory.replay import BEGIN, PRODUCT
+from rlhf.memory.peaks import Storage, around, peaks_of
+from rlhf.memory.phases import BEGIN, PAGED, PRODUCT, Event, Peak, Work
 
 ENTER_BLOCK = torch.ops.profiler._record_function_enter_new.default
 LEAVE_BLOCK = torch.ops.profiler._record_function_exit._RecordFunction
@@ -49,7 +48,7 @@ class Tracker(TorchDispatchMode):
         self._logit_widths = {vocab_size, max(vocab_size, LOGITS_TILE)}
         self.recomputing = 0  # above 0 while a forward pass is computed again
         self._operations = OperationCounter(device, kernels)
-        self._is_here = self._operations.is_here
+        self._on_device = self._operations.on_device
         self._holders = Holders()
         self._entered: list[str | None] = []  # blocks, None for those that are not phases
         self._phase: tuple[str, ...] = ()
@@ -60,7 +59,7 @@ class Tracker(TorchDispatchMode):
         self._names: dict[int, str] = {}  # of operations, by id
         self._live: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}  # id of a live storage -> its number
         self._sum: GradientSum | None = None  # the newest one
-        self._multiplied: set[bool] = set()  # threads that have: the program's own (False), autograd's (True)
+        self._threads_with_workspace: set[bool] = set()  # the program's own (False), autograd's (True)
         self._paused = False
 
     @classmethod
@@ -91,7 +90,7 @@ class Tracker(TorchDispatchMode):
         out = self.run(func, args, kwargs)
         allocated = False
         for tensor in (out,) if type(out) is Tensor else tensors_in(out):
-            allocated |= self._see(tensor, func)
+            allocated |= self._follow_new(tensor, func)
         if func is ADD and called_by_engine():
             self._note_sum(out, args[0])
         counts = self._operations.counts_of(func)
@@ -112,22 +111,22 @@ class Tracker(TorchDispatchMode):
 
         The first of the forward and of the backward thread are marked as PRODUCT.
         """
-        if in_backward() not in self._multiplied:
-            self._multiplied.add(in_backward())
+        if in_backward() not in self._threads_with_workspace:
+            self._threads_with_workspace.add(in_backward())
             self.mark(PRODUCT)
         self._work_here.flops += flops
         self._work_here.recomputed += flops if recomputed else 0
 
     def mark(self, name: str) -> None:
-        """Put a mark among the events (rlhf/memory/replay.py)."""
+        """Put a mark among the events (rlhf/memory/phases.py)."""
         self._events.append(Event(None, 0, self._phase, name))
 
     def label(self, tensor: Tensor | None, component: str) -> None:
         """Label a tensor's storage with a component, at any time while it lives; the first label wins."""
-        if tensor is None or not self._is_here(tensor):
+        if tensor is None or not self._on_device(tensor):
             return
         key = id(tensor.untyped_storage())
-        if key not in self._live and not self._see(tensor, component):
+        if key not in self._live and not self._follow_new(tensor, component):
             return
         storage = self._storages[self._live[key][0]]
         if storage.component is None:
@@ -196,7 +195,7 @@ class Tracker(TorchDispatchMode):
     def events(self) -> list[Event]:
         """Return what torch's allocator was asked for, and the marks, in order; unified memory is left out."""
         component_of = self._components()
-        return [event for event in self._events if event.storage is None or component_of[event.storage] != OUTSIDE]
+        return [event for event in self._events if event.storage is None or component_of[event.storage] != PAGED]
 
     def peaks(self) -> dict[str, Peak]:
         """Return the peak of each phase by its name; "" is the peak of the whole program.
@@ -231,9 +230,9 @@ class Tracker(TorchDispatchMode):
             self._work_here = self._work.setdefault(phase, Work())
             self.mark(BEGIN)  # what is alive now is alive in the new phase
 
-    def _see(self, tensor: Tensor, operation: object) -> bool:
+    def _follow_new(self, tensor: Tensor, operation: object) -> bool:
         """Follow a tensor's storage from now on. Returns whether it is new."""
-        if not self._is_here(tensor):
+        if not self._on_device(tensor):
             return False
         storage = tensor.untyped_storage()
         key = id(storage)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from rlhf.errors import UserError
 from rlhf.models import weights as stored
 from rlhf.models.loading import base_name
-from rlhf.models.model import computes_in_bfloat16
+from rlhf.models.precision import computes_in_bfloat16
 from rlhf.models.traits import has_fused_experts
 from rlhf.models.weights import adapter_weights
 from rlhf.recipe import Lora
@@ -46,7 +46,10 @@ def lora_config(lora: Lora, base: PreTrainedModel, task_type: str) -> LoraConfig
 
 
 def new_adapter(base: PreTrainedModel, lora: Lora) -> PeftModel:
-    """Attach a fresh LoRA adapter to a causal base; B = 0 changes nothing yet. Raises UserError without its modules."""
+    """Attach a fresh LoRA adapter to a causal base. It starts with B = 0, so that outputs do not change.
+
+    Raises UserError if the base lacks a target module.
+    """
     return without_input_casts(get_peft_model(base, lora_config(lora, base, "CAUSAL_LM")))
 
 

@@ -21,8 +21,9 @@ import torch.nn.functional as F
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
-from rlhf.models.model import Model, dtype_of, replaced_forwards
+from rlhf.models.forwards import replaced_forwards
 from rlhf.models.nf4 import four_bit_layers, unpacked
+from rlhf.models.precision import Model, dtype_of
 from rlhf.recipe.choices import FourBit
 from rlhf.recipe.model_types import RMS_NORMS
 

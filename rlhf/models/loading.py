@@ -25,7 +25,6 @@ from rlhf.models import weights as stored
 from rlhf.models.architecture import config_of, shape_differences
 from rlhf.models.classifier import add_classifier
 from rlhf.models.lean import limits
-from rlhf.models.model import require
 from rlhf.models.nf4 import check_blocks, check_layers, keep_layout, nf4_config
 from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
 from rlhf.models.support import check_lengths, check_model, unsupported
@@ -33,7 +32,7 @@ from rlhf.recipe import shape
 from rlhf.run import reader
 from rlhf.run.directory import Run
 from rlhf.run.layout import MODEL
-from rlhf.run.packages import install_command
+from rlhf.run.packages import install_command, require
 from rlhf.run.reader import reading
 from rlhf.terminal import message_of
 

@@ -9,9 +9,8 @@ from transformers.pytorch_utils import Conv1D
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.models.model import require
 from rlhf.models.traits import has_fused_experts
-from rlhf.run.packages import install_command
+from rlhf.run.packages import install_command, require
 
 
 def nf4_config(settings: recipes.Model) -> BitsAndBytesConfig:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf.models.adapters import without_input_casts
-from rlhf.models.model import computes_in_bfloat16
+from rlhf.models.precision import computes_in_bfloat16
 from rlhf.models.weights import (
     adapter_config,
     adapter_state,

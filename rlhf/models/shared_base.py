@@ -20,8 +20,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.data.batch import Rollout
 from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
-from rlhf.models.model import mixed_precision
 from rlhf.models.output_layer import response_statistics
+from rlhf.models.precision import mixed_precision
 from rlhf.models.roles import Roles
 from rlhf.models.sharding import keep_layers_whole, shard_layers
 from rlhf.models.traits import logit_scale

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from rlhf.errors import UserError
 from rlhf.models import records
-from rlhf.models.model import Model
+from rlhf.models.precision import Model
 from rlhf.run import reader
 from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
 from rlhf.run.reader import reading
@@ -76,7 +76,7 @@ def attach_adapter(base: Model, stage_dir: Path, name: str = "default", trainabl
     """
     folder = stage_dir / ADAPTER
     # only shapes are compared, for peft reads its own copy: each is an expanded scalar, which takes no memory
-    shapes = {name: weight.new_empty(()).expand(weight.shape) for name, weight in adapter_weights(stage_dir).items()}
+    shapes = {key: weight.new_empty(()).expand(weight.shape) for key, weight in adapter_weights(stage_dir).items()}
     with reading(folder):
         if isinstance(base, PeftModel):
             model = base

@@ -1,6 +1,9 @@
-"""Signs of the usual ways in which training goes wrong. Each function says what it sees in a history, or returns None.
+"""Signs of the usual ways in which training goes wrong.
 
-Thresholds are ours unless a source stands beside them; "the guide" is the published H100 guide.
+Each function `find_…` looks for one sign in a history and returns a sentence about it, or None. Where the docstring
+does not name the rows, a value is the mean of the newest five, and "at first" stands for the mean of the oldest five.
+There is no report before enough rows are logged. Thresholds are ours unless a source stands beside them; "the guide" is
+the published H100 guide.
 """
 
 import itertools
@@ -16,14 +19,14 @@ KL_LIMIT = 5 * math.log(2)  # nats per token: the guide's 5 bits
 
 
 def find_nan(h: History) -> str | None:
-    """Return the first key of the newest row that is not finite."""
+    """Report the first value of the newest row that is not finite; those of an evaluation are left out."""
     wrong = [key for key, value in h.rows[-1].items() if value is None or not math.isfinite(value)]
     wrong = [key for key in wrong if not key.startswith("eval/")]  # a gain is undefined where scores do not vary
     return f"{wrong[0]} is not a number" if wrong else None
 
 
 def find_flat_loss(h: History) -> str | None:
-    """Return how far the loss has fallen, if its noise explains the fall."""
+    """Report a loss that falls by at most twice its noise, from the first quarter of at least 20 rows to the last."""
     losses = h.values("loss")
     if len(losses) < MANY:
         return None
@@ -37,7 +40,7 @@ def find_flat_loss(h: History) -> str | None:
 
 
 def find_rising_loss(h: History) -> str | None:
-    """Return how far the loss has risen above its best, beyond 20 %."""
+    """Report a loss more than 20 % above the best so far: the first row, or the least mean of five earlier rows."""
     last, losses = h.last("loss"), h.values("loss")
     if last is None or len(losses) < 2 * FEW:
         return None
@@ -48,7 +51,7 @@ def find_rising_loss(h: History) -> str | None:
 
 
 def find_large_updates(h: History) -> str | None:
-    """Return how far an update moves the policy, above 0.1 of approxkl."""
+    """Report updates that move the policy by more than 0.1 of approxkl."""
     distance = h.last("policy/approxkl_avg")
     return (
         f"an update moves the policy by {distance:.2g} (approxkl)" if distance is not None and distance > 0.1 else None
@@ -56,7 +59,7 @@ def find_large_updates(h: History) -> str | None:
 
 
 def find_same_scores(h: History) -> str | None:
-    """Return how close together the scores of a batch lie, within 0.01."""
+    """Report batches whose highest and lowest scores lie at most 0.01 apart."""
     low, high = h.last("min_reward"), h.last("max_reward")
     if low is None or high is None or high - low > 0.01:
         return None
@@ -64,7 +67,7 @@ def find_same_scores(h: History) -> str | None:
 
 
 def find_chance(h: History) -> str | None:
-    """Return the accuracy of the later half of the rows, if it is not better than a guess."""
+    """Report an accuracy less than two standard errors above 0.5, in the later half of at least 20 rows."""
     accuracies = h.values("accuracy")
     if len(accuracies) < MANY:
         return None
@@ -76,7 +79,7 @@ def find_chance(h: History) -> str | None:
 
 
 def find_overconfident(h: History) -> str | None:
-    """Return the range of scores after a sigmoid if it reaches 0 and 1; the guide has 0.3 to 0.7."""
+    """Report scores from below 0.01 to above 0.99 after a sigmoid; the guide has 0.3 to 0.7."""
     low, high = h.last("min_reward"), h.last("max_reward")
     if low is None or high is None or not (sigmoid(low) < 0.01 and sigmoid(high) > 0.99):
         return None
@@ -84,7 +87,7 @@ def find_overconfident(h: History) -> str | None:
 
 
 def find_high_kl(h: History) -> str | None:
-    """Say that the KL to the reference is above the recipe's limit or the guide's; None otherwise."""
+    """Report a KL to the reference above the recipe's limit or the guide's, whichever is lower, over three rows."""
     limit = min(h.online.best_kl_limit or KL_LIMIT, KL_LIMIT)
     kl = h.last("objective/kl_per_token", 3)
     if kl is None or kl <= limit:
@@ -93,7 +96,7 @@ def find_high_kl(h: History) -> str | None:
 
 
 def find_negative_kl(h: History) -> str | None:
-    """Say that k1 estimates the KL to the reference below -0.01; None otherwise."""
+    """Report a KL to the reference below -0.01 nats per token, over three rows, if its estimator is k1."""
     kl = h.last("objective/kl_per_token", 3)
     if kl is None or kl >= -0.01 or h.online.kl_estimator != "k1":
         return None
@@ -101,7 +104,7 @@ def find_negative_kl(h: History) -> str | None:
 
 
 def find_longer(h: History) -> str | None:
-    """Return the growth of responses by half or more while the score rose."""
+    """Report responses more than 1.5 times as long as at first, with a higher score."""
     first, last = h.first("response/length"), h.last("response/length")
     worse, better = h.first("objective/scores"), h.last("objective/scores")
     if first is None or last is None or worse is None or better is None:
@@ -112,7 +115,7 @@ def find_longer(h: History) -> str | None:
 
 
 def find_fewer_ends(h: History) -> str | None:
-    """Return the fall of the share of responses that end, from 20 points."""
+    """Report a fall of the share of responses that end by at least 20 points."""
     first, last = h.first("response/eos_rate"), h.last("response/eos_rate")
     if first is None or last is None or last > first - 0.2:
         return None
@@ -120,7 +123,7 @@ def find_fewer_ends(h: History) -> str | None:
 
 
 def find_repetition(h: History) -> str | None:
-    """Return the share of repeated text in the responses sampled last, from one half."""
+    """Report responses of which at least half is repeated text, on average over those sampled last."""
     shares = [share for text in h.responses if (share := repeated(text)) is not None]
     if not shares or (mean := statistics.fmean(shares)) < 0.5:
         return None
@@ -128,7 +131,7 @@ def find_repetition(h: History) -> str | None:
 
 
 def find_entropy_collapse(h: History) -> str | None:
-    """Return the fall of the entropy to less than a third of its first values."""
+    """Report an entropy of at most 30 % of the one at first."""
     first, last = h.first("policy/entropy_avg"), h.last("policy/entropy_avg")
     if first is None or last is None or last > 0.3 * first:
         return None
@@ -136,7 +139,7 @@ def find_entropy_collapse(h: History) -> str | None:
 
 
 def find_no_signal(h: History) -> str | None:
-    """Return the share of groups with equal rewards, above 70 %."""
+    """Report a share of more than 70 % of the groups with equal rewards."""
     share = h.last("groups/no_signal")
     return (
         f"{share:.0%} of the groups have equal rewards and teach nothing" if share is not None and share > 0.7 else None
@@ -144,13 +147,16 @@ def find_no_signal(h: History) -> str | None:
 
 
 def find_clipping(h: History) -> str | None:
-    """Return the share of clipped tokens, above 30 %."""
+    """Report a share of more than 30 % of the tokens that are clipped."""
     share = h.last("policy/clipfrac_avg")
     return f"{share:.0%} of the tokens are clipped" if share is not None and share > 0.3 else None
 
 
 def find_value_explosion(h: History) -> str | None:
-    """Return the growth of the value loss to ten times its first values, or to more than 1000."""
+    """Report a value loss above 1 and above ten times the one at first, or above 1,000.
+
+    The one at first is the first row, or the median of the oldest five rows if that is lower.
+    """
     losses = h.values("loss/value_avg")
     if len(losses) < 2 * FEW:
         return None
@@ -160,10 +166,10 @@ def find_value_explosion(h: History) -> str | None:
 
 
 def find_flat_reward(h: History) -> str | None:
-    """Return the change of the score from the first to the last quarter of the rows, unless it rises beyond the noise.
+    """Report a score that rises by at most twice its noise, from the first quarter of the rows to the last.
 
-    The check waits for a quarter of the run. The score is the one before KL and penalties. Steps in which only the
-    critic learns do not count.
+    The check waits for 20 rows and for a quarter of the run. The score is the one before KL and penalties. Steps in
+    which only the critic learns do not count.
     """
     only_critic = h.recipe.ppo.value_warmup_steps if h.stage == "ppo" else 0
     scores = h.values("objective/scores")[only_critic // h.options.logging_steps :]

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from rlhf.errors import UserError
+from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def compute_deterministically(warn_only: bool) -> None:
 
 
 def cap_memory(device: "torch.device") -> None:
-    """Let this process use no more of the card than RLHF_VRAM_CAP (`24GB`), to try what fits a smaller card.
+    """Let this process use no more of the card than RLHF_VRAM_CAP (`24GB`, `24GiB`), to try what fits a smaller card.
 
     torch caps only its own allocator, so its cap is the variable's size minus `CONTEXT_BYTES`. Without the variable
     there is no cap. Raises UserError if the variable is not a size, or leaves no room beside the context.
@@ -76,11 +77,10 @@ def cap_memory(device: "torch.device") -> None:
     cap = os.environ.get("RLHF_VRAM_CAP")
     if not cap:
         return
-    try:
-        size = float(cap.upper().removesuffix("GB")) * 1e9
-    except ValueError:
-        raise UserError(f"RLHF_VRAM_CAP={cap}: write a size in gigabytes, for example 24GB") from None
-    if not size > CONTEXT_BYTES:
+    size = size_in_bytes(cap)
+    if size is None:
+        raise UserError(f"RLHF_VRAM_CAP={cap}: write a size with its unit, for example 24GB (make: VRAM_CAP=24GB)")
+    if size <= CONTEXT_BYTES:
         raise UserError(f"RLHF_VRAM_CAP={cap}: the CUDA context alone takes about {CONTEXT_BYTES / 1e9:.1f} GB")
     # torch needs an index here. The recipe's device has none, because transformers compares it.
     index = torch.cuda.current_device() if device.index is None else device.index

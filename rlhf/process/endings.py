@@ -10,9 +10,8 @@ absent.
 import os
 import select
 import signal
-import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -21,11 +20,9 @@ from rlhf.terminal import say
 
 # Signals that a terminal, its closing, `kill`, docker and Slurm (also with --signal=USR1) send.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-TO_GROUP = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # a terminal also sends them to child processes
 PATIENCE = 5.0  # seconds; `docker stop` kills after 10
 GOODBYE = 30.0  # seconds from `Stopped` to the end; an exception raised in a destructor is lost
 Handler = Callable[[int, FrameType | None], object] | int | None  # of a signal, as `signal.signal` returns it
-_PART = "RLHF_PART_OF_COMMAND"  # environment variable of a child
 
 
 class Stopped(BaseException):
@@ -169,29 +166,6 @@ def reporting_progress(progress: Callable[[], str]) -> Iterator[None]:
         listener.progress = previous
 
 
-def stopped(number: int) -> Stopped:
+def stop_for(number: int) -> Stopped:
     """Return the exception to raise for a signal that a library has caught."""
     return Stopped(number, _listener.progress() if _listener else "")
-
-
-def part_of_command() -> bool:
-    """Return whether another command of this project has started this one as a part of its work."""
-    return _PART in os.environ
-
-
-def run_child(command: Sequence[str]) -> int:
-    """Run a part of this command in a process of its own and return its exit code. A signal ends both.
-
-    `part_of_command` is true in the child, which then leaves it to this process to say what a signal left.
-    """
-    with subprocess.Popen(command, env=os.environ | {_PART: "1"}) as child:
-        try:
-            return child.wait()
-        except Stopped as stop:
-            if stop.number not in TO_GROUP:
-                child.terminate()
-            try:
-                child.wait(2 * PATIENCE)
-            except subprocess.TimeoutExpired:
-                child.kill()
-            raise

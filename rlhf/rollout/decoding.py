@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlhf.data.tokenize import SpecialIds
-from rlhf.models.model import Model
+from rlhf.models.precision import Model
 from rlhf.models.traits import logit_scale
 from rlhf.recipe.choices import FourBit
 

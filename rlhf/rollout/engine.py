@@ -18,7 +18,7 @@ from torch.profiler import record_function
 from rlhf.data.batch import Rollout, collate
 from rlhf.data.tokenize import SpecialIds
 from rlhf.models.lean.trunk import RoleTrunk
-from rlhf.models.model import Model, mixed_precision
+from rlhf.models.precision import Model, mixed_precision
 from rlhf.process import distributed
 from rlhf.rollout.decoding import Decoding, Sampling, ValueFn
 from rlhf.rollout.library_decoding import LibraryDecoding, fast_layers, using_attention

@@ -11,7 +11,7 @@ from transformers import Cache
 
 from rlhf.data.tokenize import SpecialIds, pad_right
 from rlhf.models import decoding_layers
-from rlhf.models.model import Model, dtype_of
+from rlhf.models.precision import Model, dtype_of
 from rlhf.models.traits import sliding_window
 from rlhf.rollout.cache import CacheLayer, repeated
 from rlhf.rollout.decoding import Decoding, Sampling, ValueFn

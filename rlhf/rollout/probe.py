@@ -4,7 +4,7 @@ import torch
 
 from rlhf.data.tokenize import SpecialIds
 from rlhf.errors import UserError
-from rlhf.models.model import Model, dtype_of, mixed_precision
+from rlhf.models.precision import Model, dtype_of, mixed_precision
 from rlhf.models.traits import sliding_window
 from rlhf.recipe.model_types import TESTED
 from rlhf.rollout.decoding import Sampling

@@ -1,16 +1,14 @@
 """Checkpoints of a run directory: their steps, their hashes and the logs that belong to them."""
 
-import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from rlhf.errors import UserError
-from rlhf.files import remove, replacing, sha256, sync, sync_tree, write_json
+from rlhf.files import remove, sha256, sync, sync_tree, write_json
 from rlhf.recipe import StageName
 from rlhf.run import reader, records
-from rlhf.run.layout import MANIFEST
 from rlhf.terminal import say
 
 
@@ -110,28 +108,3 @@ def checkpoint_problem(folder: Path) -> str | None:
 def with_resume_advice(folder: Path) -> AbstractContextManager[None]:
     """Add a way out to a UserError that is raised while a checkpoint is read: resume from the one before it."""
     return reader.advising(f"move {folder} away, and --resume takes the checkpoint before it")
-
-
-def keep_lines_until(file: Path, kind: type[records.LogLine], step: int, lines: int | None = None) -> None:
-    """Drop the lines after `step`, and all but the first `lines` if given; the resumed run writes them again."""
-    rows = reader.read_lines(file, kind)[:lines]
-    lines_to_keep = [json.dumps(row.plain(), ensure_ascii=False) + "\n" for row in rows if row.step <= step]
-    with replacing(file) as temporary:
-        temporary.write_text("".join(lines_to_keep), encoding="utf-8")
-        sync(temporary)
-
-
-def holds_no_work(folder: Path, logs: Collection[str]) -> bool:
-    """Return whether a stage's folder holds nothing to continue from: a manifest, logs and unfinished files.
-
-    `logs` are the names of log files. A checkpoint is work, and so is every file that no stage writes.
-    """
-    if folder.is_symlink() or not folder.is_dir():
-        return False
-    for path in folder.iterdir():
-        checkpoints = path.name == "checkpoints" and path.is_dir() and not path.is_symlink()
-        unfinished = checkpoints and all(inner.name.startswith(".partial") for inner in path.iterdir())
-        log = path.name in logs and path.is_file() and not path.is_symlink()
-        if path.name != MANIFEST and not path.name.endswith(".tmp") and not unfinished and not log:
-            return False
-    return True

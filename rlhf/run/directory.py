@@ -15,7 +15,7 @@ import platform
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from rlhf.errors import UserError
 from rlhf.files import finite, free_name, sha256, sync_tree, write_json
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run import reader, records
-from rlhf.run.checkpoints import Checkpoints, checkpoint_step, holds_no_work
+from rlhf.run.checkpoints import Checkpoints, checkpoint_step
 from rlhf.run.finished import (
     REMADE,
     check_result,
@@ -156,7 +156,7 @@ class Run:
             try:
                 yield
             except UserError:
-                if is_new and holds_no_work(self.path, logs=()):
+                if is_new and _holds_no_work(self.path, logs=()):
                     shutil.rmtree(self.path)
                 raise
 
@@ -214,7 +214,7 @@ class Run:
 
     def set_aside(self) -> None:
         """Rename the directory; delete it instead if it holds no work."""
-        if holds_no_work(self.path, LOGS):
+        if _holds_no_work(self.path, LOGS):
             shutil.rmtree(self.path)
             return
         aside = free_name(self.path.with_name(f"{self.stage}.before"))
@@ -275,3 +275,19 @@ class Run:
         """Return whether a local data file differs from the manifest's; a file that is gone counts as unchanged."""
         path = data_file(self.run_directory, file.name)
         return path.is_file() and sha256(path) != file.sha256
+
+
+def _holds_no_work(folder: Path, logs: Collection[str]) -> bool:
+    """Return whether a stage's folder holds nothing to continue from: a manifest, logs and unfinished files.
+
+    `logs` are the names of log files. A checkpoint is work, and so is every file that no stage writes.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    for path in folder.iterdir():
+        checkpoints = path.name == "checkpoints" and path.is_dir() and not path.is_symlink()
+        unfinished = checkpoints and all(inner.name.startswith(".partial") for inner in path.iterdir())
+        log = path.name in logs and path.is_file() and not path.is_symlink()
+        if path.name != MANIFEST and not path.name.endswith(".tmp") and not unfinished and not log:
+            return False
+    return True

@@ -1,12 +1,12 @@
 """The logs of a run directory, one JSON object per line and step."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf.files import append, finite, sync
-from rlhf.run import records
-from rlhf.run.checkpoints import keep_lines_until
+from rlhf.files import append, finite, replacing, sync
+from rlhf.run import reader, records
 from rlhf.run.layout import FINDINGS, METRICS, SAMPLES, TELEMETRY
 
 LOGS: dict[str, type[records.LogLine]] = {
@@ -59,8 +59,17 @@ class Logs:
         """Drop the lines after `step`, and those beyond `line_counts`: a step may log after its checkpoint."""
         for name, kind in LOGS.items():
             lines = None if line_counts is None else line_counts.get(name, 0)
-            keep_lines_until(self.folder / name, kind, step, lines)
+            _keep_lines_until(self.folder / name, kind, step, lines)
 
     def _append(self, name: str, step: int, rows: Iterable[Mapping[str, object]]) -> None:
         if self.writes:
             append(self.folder / name, [{"step": step, **row} for row in rows])
+
+
+def _keep_lines_until(file: Path, kind: type[records.LogLine], step: int, lines: int | None) -> None:
+    """Drop the lines after `step`, and all but the first `lines` if given; the resumed run writes them again."""
+    rows = reader.read_lines(file, kind)[:lines]
+    lines_to_keep = [json.dumps(row.plain(), ensure_ascii=False) + "\n" for row in rows if row.step <= step]
+    with replacing(file) as temporary:
+        temporary.write_text("".join(lines_to_keep), encoding="utf-8")
+        sync(temporary)

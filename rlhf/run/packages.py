@@ -1,9 +1,12 @@
-"""Installed packages: their versions, and the command that installs an optional part."""
+"""Installed packages: their versions, those that a setting needs, and the command that installs an optional part."""
 
+import importlib
 import importlib.metadata
 import re
 import shlex
 from pathlib import Path
+
+from rlhf.errors import UserError
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "numpy")
 
@@ -19,6 +22,17 @@ def package_version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def require(package: str, what: str, way_out: str) -> None:
+    """Import a package, or raise UserError with the way out.
+
+    Without this check transformers would fail later, or blame another package.
+    """
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise UserError(f"{what} needs {package} ({error}): {way_out}") from error
 
 
 def install_command(extra: str) -> str:

@@ -11,8 +11,8 @@ from rlhf.data.rows import Example
 from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
 from rlhf.models.loading import load_base, load_codec
-from rlhf.models.model import Model, mixed_precision
 from rlhf.models.nf4 import round_to_nf4
+from rlhf.models.precision import Model, mixed_precision
 from rlhf.models.weights import attach_adapter
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Sft

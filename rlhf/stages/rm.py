@@ -22,7 +22,7 @@ from rlhf.evaluation.reward_model import accuracy, scores_of
 from rlhf.files import JsonObject
 from rlhf.models.adapters import reward_from_sft, save_adapter
 from rlhf.models.loading import load_base, load_codec
-from rlhf.models.model import Model, mixed_precision
+from rlhf.models.precision import Model, mixed_precision
 from rlhf.objectives.losses import bradley_terry_loss, margin_ranking_loss
 from rlhf.observe.progress import working
 from rlhf.observe.telemetry import Telemetry

@@ -16,7 +16,7 @@ from rlhf.errors import UserError
 from rlhf.models.folders import check_encoder
 from rlhf.observe import tracking
 from rlhf.observe.watch import LiveChecks
-from rlhf.process import cuda, distributed, endings, exhaustion, launching
+from rlhf.process import cuda, distributed, endings, exhaustion, meeting
 from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without_collections
 from rlhf.recipe import GROUPS, MODEL_REWARD, Evaluate, GroupOptions, PinnedRecipe, StageName, no_section, parents
 from rlhf.run.directory import Run
@@ -76,7 +76,7 @@ def execute(
                 f"{run.path} has a checkpoint of step {step}: --resume (make: RESUME=1) continues from it, --restart "
                 "(make: RESUME=0) sets it aside and begins anew"
             )
-        with launching.joined(loaded, stage):
+        with meeting.joined(loaded, stage):
             _check_parents(run)
             tracking.check(report_to)
             with quiet_libraries():

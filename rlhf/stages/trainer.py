@@ -20,7 +20,7 @@ from transformers import Trainer
 from rlhf.errors import UserError
 from rlhf.models import records
 from rlhf.models import weights as stored
-from rlhf.models.model import Model
+from rlhf.models.precision import Model
 from rlhf.process import distributed
 from rlhf.run import reader
 from rlhf.run.checkpoints import checkpoint_step, with_resume_advice

@@ -13,9 +13,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from trl.trainer.utils import FusedCausalLMOutput
 
 from rlhf.data.batch import Rollout
+from rlhf.models.forwards import replaced_forwards
 from rlhf.models.lean.limits import CLASSIFIERS
 from rlhf.models.lean.trunk import LeanTrunk
-from rlhf.models.model import replaced_forwards
 from rlhf.models.output_layer import response_statistics
 
 T = TypeVar("T")

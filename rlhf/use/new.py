@@ -18,10 +18,10 @@ from rlhf import recipe as recipes
 from rlhf.errors import OptionError, UserError
 from rlhf.files import sync_tree
 from rlhf.memory import prediction_file
-from rlhf.memory.cards import size_in_bytes
 from rlhf.memory.fit import Fit, fit
 from rlhf.memory.predict import Predictor, needed
 from rlhf.memory.strategies import four_bit_changes, micro_batch, with_changes
+from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import ONLINE, POLICIES, TRAINING_STAGES, Changes, PinnedRecipe, PolicyName, StageName
 from rlhf.recipe.published import GB
 from rlhf.use.new_content import KNOWN_CARDS, USED, ChosenCard, Content, NewOptions, render, settings

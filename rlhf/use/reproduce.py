@@ -12,7 +12,7 @@ from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.observe import screen, wording
 from rlhf.observe.tables import rows_table
-from rlhf.process import endings
+from rlhf.process import children
 from rlhf.recipe import POLICIES, STAGES, PinnedRecipe, StageName, parents, published
 from rlhf.recipe.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, verdict_of
 from rlhf.run import reader
@@ -45,7 +45,7 @@ def run_seeds(stages: Sequence[StageName], seeds: Sequence[int], out: Path, opti
     for seed in seeds:
         for stage in stages:
             arguments = ["run", stage, "--if-needed", "--resume", "--seed", str(seed), "--out", str(root(out, seed))]
-            if endings.run_child([sys.executable, "-m", "rlhf.cli", *arguments, *options]):
+            if children.run_child([sys.executable, "-m", "rlhf.cli", *arguments, *options]):
                 command_line = shlex.join(["rlhf", *arguments, *options])
                 raise UserError(
                     f"seed {seed} stopped in {stage}; nothing is lost: solve the problem and run this again "

@@ -7,14 +7,14 @@ import json
 import sys
 from pathlib import Path
 
-from rlhf.process import distributed, launching
+from rlhf.process import distributed, meeting
 from rlhf.recipe import stage_name
 from rlhf.stages import runner
 from tests.conftest import small
 
 
 def main(file: Path) -> None:
-    launching._leave = distributed.barrier  # the processes stay together until the last stage
+    meeting._leave = distributed.barrier  # the processes stay together until the last stage
     for stage, out, changes in json.loads(file.read_text()):
         loaded = small(**{key.replace(".", "__"): value for key, value in changes.items()})
         runner.execute(stage_name(stage), loaded, Path(out))

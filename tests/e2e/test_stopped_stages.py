@@ -170,7 +170,7 @@ def test_a_pipe_in_place_of_the_lock_is_refused(tmp_path):
 
 def test_nobody_listens_when_a_stage_is_called_as_a_function():
     with endings.reporting_progress(lambda: "never asked"):
-        assert endings.stopped(15).progress == ""
+        assert endings.stop_for(15).progress == ""
 
 
 def test_the_command_that_resumes(monkeypatch):

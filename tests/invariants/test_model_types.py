@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.data.batch import Rollout, collate
-from rlhf.models.model import Model
+from rlhf.models.precision import Model
 from rlhf.models.shared_base import SharedBase
 from rlhf.models.support import check_model
 from rlhf.models.traits import has_fused_experts, sliding_window

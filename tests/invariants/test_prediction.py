@@ -25,8 +25,9 @@ from rlhf.evaluation import policies as evaluation
 from rlhf.memory import cards
 from rlhf.memory import prediction_file as pins
 from rlhf.memory.allocator import LARGE_SEGMENT
+from rlhf.memory.extrapolate import extrapolate
 from rlhf.memory.phases import DEPTHS, Event, Peak, PredictionError, as_json
-from rlhf.memory.predict import PREDICTED_STAGES, Predictor, _extrapolate
+from rlhf.memory.predict import PREDICTED_STAGES, Predictor
 from rlhf.memory.prediction_file import Needs, Peaks
 from rlhf.memory.rehearse import Rehearsals, reserved_at_depth
 from rlhf.memory.replay import replay
@@ -444,8 +445,8 @@ def test_the_line_through_two_depths_by_hand():
     shallow = rehearsed(a={"base": 10, "activations": 10}, b={"base": 2, "activations": 16})
     deeper = rehearsed(a={"base": 10, "activations": 20}, b={"base": 2, "activations": 32})
     expected = {1: 15, 2: 20, 4: 34, 8: 66, 32: 258}
-    assert {layers: _extrapolate(shallow, deeper, layers, 0).peak_bytes for layers in expected} == expected
-    phase = _extrapolate(shallow, deeper, 8, 100)
+    assert {layers: extrapolate(shallow, deeper, layers, 0).peak_bytes for layers in expected} == expected
+    phase = extrapolate(shallow, deeper, 8, 100)
     assert (phase.peak_bytes, phase.components) == (166, {"base": 2, "activations": 64, "workspace": 100})
 
 
@@ -453,15 +454,15 @@ def test_no_component_of_a_peak_is_negative():
     """The line of the kernels falls to -8 at eight layers; both others give what is lacking."""
     shallow = rehearsed(step={"base": 5, "activations": 5, "kernels": 7})
     deeper = rehearsed(step={"base": 5, "activations": 5, "kernels": 2})
-    phase = _extrapolate(shallow, deeper, 8, 0)
+    phase = extrapolate(shallow, deeper, 8, 0)
     assert phase.components == {"activations": 2} and phase.peak_bytes == 2
 
 
 def test_what_was_rehearsed_is_predicted():
     """Also where an operation with the highest peak is only there with more layers, or only with fewer."""
     shallow, deeper = rehearsed(a={"base": 10}, b={"base": 30}), rehearsed(a={"base": 12}, c={"base": 40})
-    assert _extrapolate(shallow, deeper, 2, 0).peak_bytes == 30
-    assert _extrapolate(shallow, deeper, 4, 0).peak_bytes == 40
+    assert extrapolate(shallow, deeper, 2, 0).peak_bytes == 30
+    assert extrapolate(shallow, deeper, 4, 0).peak_bytes == 40
 
 
 def test_where_the_events_of_two_depths_cannot_be_aligned_15_percent_are_added(monkeypatch):

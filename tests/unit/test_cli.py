@@ -216,7 +216,7 @@ def refuse(*_, **__):
 def test_parents_are_run_first_in_order_with_the_same_options(command, tmp_path, monkeypatch, stage, changes, expected):
     """Each in a process of its own; the stage itself is not run here."""
     children: list[list[str]] = []
-    monkeypatch.setattr("rlhf.process.endings.run_child", lambda words: noted(children, words, 0))
+    monkeypatch.setattr("rlhf.process.children.run_child", lambda words: noted(children, words, 0))
     monkeypatch.setattr("rlhf.stages.runner.execute", refuse)
     options = ["--recipe", str(RECIPE), "--out", str(tmp_path), *changes, "--seed", "3", "--resume", "--no-preflight"]
     command("run", stage, "--with-parents", "--set", "model.dtype=bfloat16", *options, "--if-needed")
@@ -230,7 +230,7 @@ def test_parents_are_run_first_in_order_with_the_same_options(command, tmp_path,
 def test_a_parent_that_fails_ends_the_chain_with_its_code(command, tmp_path, monkeypatch):
     """It has said why itself."""
     children: list[str] = []
-    run_child = "rlhf.process.endings.run_child"
+    run_child = "rlhf.process.children.run_child"
     monkeypatch.setattr(run_child, lambda words: noted(children, words[4], 3 * (words[4] == "sft")))
     code, out, err = command("run", "ppo", "--with-parents", "--recipe", RECIPE, "--out", tmp_path)
     assert (code, err) == (3, "") and children == ["pretrain", "sft"]
@@ -241,7 +241,7 @@ def test_a_chain_is_numbered_and_its_outcome_printed_once(command, trained, tmp_
     """Parents that are done are named; the stages behind them have their numbers in the whole chain."""
     out = beside(trained, tmp_path, "pretrain", "sft")
     finished = summary_of(stage="ppo"), None, out / "cpu-tiny/v1/ppo"
-    monkeypatch.setattr("rlhf.process.endings.run_child", lambda words: 0)
+    monkeypatch.setattr("rlhf.process.children.run_child", lambda words: 0)
     monkeypatch.setattr("rlhf.stages.runner.execute", lambda *_, **__: finished)
     arguments = ("run", "ppo", "--with-parents", "--recipe", RECIPE, "--out", out, *changes())
     code, printed, _ = command(*arguments)
@@ -278,7 +278,7 @@ def test_a_signal_ends_a_chain_in_one_line(tmp_path):
 
 @pytest.mark.parametrize("code", [143, -15], ids=["while it ran", "before it listened"])
 def test_a_signal_to_a_parent_stage_alone_is_reported(command, tmp_path, monkeypatch, code):
-    monkeypatch.setattr("rlhf.process.endings.run_child", lambda words: code)
+    monkeypatch.setattr("rlhf.process.children.run_child", lambda words: code)
     ended, _, err = command("run", "sft", "--with-parents", "--recipe", RECIPE, "--out", tmp_path)
     assert (ended, err) == (143, "stopped by SIGTERM; pretrain has no checkpoint yet and begins anew\n")
 

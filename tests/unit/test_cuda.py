@@ -142,11 +142,15 @@ def test_a_cap_is_a_share_of_the_card_without_the_context(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_setMemoryFraction", lambda *share: shares.append(share), raising=False)
     with pytest.raises(ValueError, match="specified index"):  # what torch does with a device of ours
         torch.cuda.set_per_process_memory_fraction(0.5, torch.device("cuda"))
-    for cap, device in (("24GB", "cuda"), ("24", "cuda:1"), ("200gb", "cuda")):
+    for cap, device in (("24GB", "cuda"), ("24GiB", "cuda:1"), ("200gb", "cuda")):
         monkeypatch.setenv("RLHF_VRAM_CAP", cap)
         cuda.cap_memory(torch.device(device))
-    assert shares == [(pytest.approx(23.4 / 80), 3), (pytest.approx(23.4 / 80), 1), (1.0, 3)]
-    for cap, message in (("much", "write a size"), ("0.5GB", "context alone takes about 0.6 GB"), ("nan", "context")):
+    assert shares == [(pytest.approx(23.4 / 80), 3), (pytest.approx((24 * 1.073741824 - 0.6) / 80), 1), (1.0, 3)]
+    for cap, message in (
+        ("24", "write a size"),
+        ("nan", "write a size"),
+        ("0.5GB", "context alone takes about 0.6 GB"),
+    ):
         monkeypatch.setenv("RLHF_VRAM_CAP", cap)
         with pytest.raises(UserError, match=f"RLHF_VRAM_CAP={cap}: .*{message}"):
             cuda.cap_memory(torch.device("cuda"))

@@ -10,6 +10,7 @@ from bench.memory import budgets
 from rlhf import recipe
 from rlhf.memory import decode_step
 from rlhf.memory.decode_step import DYNAMIC_SHAPE, HOST_READ, OTHER_DEVICE, ROLES, DecodingStep, Operation
+from rlhf.memory.predict import Predictor
 from rlhf.recipe import PinnedRecipe
 from rlhf.rollout.cache import CacheLayer
 from rlhf.rollout.library_decoding import LibraryDecoding
@@ -84,8 +85,11 @@ def test_a_fault_inside_a_layer_is_found_there(monkeypatch):
 def test_two_layers_tell_what_four_have(bf16):
     """Every layer is alike, so that a step of any depth can be counted from two of them."""
     deeper = decode_step.decoding_steps(load(BF16), layers=4)
+    with Predictor() as predictor:
+        predicted = predictor.decoding_step(load(BF16, model__architecture__num_hidden_layers=4))
+    assert predicted is not None
     for role in ROLES:
-        assert len(deeper[role].operations) == bf16[role].kernels(4)
+        assert len(deeper[role].operations) == predicted[role].total
         assert deeper[role].per_layer == bf16[role].per_layer
 
 

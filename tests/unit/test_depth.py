@@ -3,8 +3,8 @@
 import pytest
 
 from rlhf.memory.depth import NotAligned, align, deepen
-from rlhf.memory.phases import Event
-from rlhf.memory.replay import BEGIN, replay
+from rlhf.memory.phases import BEGIN, Event
+from rlhf.memory.replay import replay
 
 MIB = 1 << 20
 

@@ -9,7 +9,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.process import distributed, launching
+from rlhf.process import children, distributed, launching, meeting
 from rlhf.stages.trainer import LengthBuckets, ShardedBatches
 from tests.conftest import RECIPE, small
 
@@ -25,11 +25,11 @@ def be(monkeypatch, rank: int, world: int) -> None:
 def test_a_child_finds_this_checkout_and_what_this_process_was_given(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/carried", "/more"]))
     root = str(RECIPE.parents[2])
-    environment = launching.child_environment(HF_HUB_OFFLINE="1")
+    environment = children.child_environment(HF_HUB_OFFLINE="1")
     assert environment["PYTHONPATH"].split(os.pathsep) == [root, "/carried", "/more"]
     assert environment["HF_HUB_OFFLINE"] == "1" and environment["PATH"] == os.environ["PATH"]
     monkeypatch.delenv("PYTHONPATH")
-    assert launching.child_environment()["PYTHONPATH"] == root  # an empty entry would be the working directory
+    assert children.child_environment()["PYTHONPATH"] == root  # an empty entry would be the working directory
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_ranks_share_every_batch(monkeypatch, rows, kept):
 def test_another_number_of_processes_is_refused(monkeypatch, stage, count, world, message):
     be(monkeypatch, 0, world)
     with pytest.raises(UserError, match=message):
-        launching.check_world(small(hardware__count=count).recipe, stage)
+        meeting.check_world(small(hardware__count=count).recipe, stage)
 
 
 @pytest.mark.parametrize(
@@ -156,11 +156,11 @@ def test_the_rank_that_ended_first_is_named(tmp_path):
     ],
 )
 def test_a_failed_meeting_is_explained(reason, way_out):
-    assert launching.explain(reason).startswith(way_out)
+    assert meeting.explain(reason).startswith(way_out)
 
 
 def test_alone_nothing_is_shared():
     assert (distributed.rank(), distributed.world(), distributed.launched()) == (0, 1, False)
     assert distributed.own_rows([1, 2, 3]) == [1, 2, 3]
     assert distributed.from_main(lambda: 5) == 5
-    assert launching.alone({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "HOME": "/"}) == {"HOME": "/"}
+    assert children.alone({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "HOME": "/"}) == {"HOME": "/"}

@@ -80,7 +80,7 @@ def is_gone(process: int) -> bool:
 
 def script(body: str, *signals: int) -> tuple[int, str, float]:
     """Exit code and stderr of a program that is sent signals once it has printed "ready", and how long it lived on."""
-    imports = "import hashlib, subprocess, sys, threading, time\nfrom rlhf.process import endings\n"
+    imports = "import hashlib, subprocess, sys, threading, time\nfrom rlhf.process import children, endings\n"
     code = imports + textwrap.dedent(body)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline().strip() == "ready"
@@ -169,7 +169,7 @@ def test_a_child_that_runs_for_us_is_told_and_has_its_say():
     child += "\\n  time.sleep(600)\\nexcept endings.Stopped as stop:\\n raise SystemExit(f'child: {stop}')"
     try:
         with endings.listening():
-            endings.run_child([sys.executable, "-c", child])
+            children.run_child([sys.executable, "-c", child])
     except endings.Stopped as stop:
         sys.exit(f"parent: {stop}")
     """
@@ -193,10 +193,10 @@ except endings.Stopped as stop:
 """
 PARENT = f"""
 import sys
-from rlhf.process import endings
+from rlhf.process import children, endings
 try:
     with endings.listening():
-        endings.run_child([sys.executable, "-c", {CHILD!r}])
+        children.run_child([sys.executable, "-c", {CHILD!r}])
 except endings.Stopped as stop:
     sys.exit(f"parent: {{stop}}")
 """
@@ -222,7 +222,7 @@ def test_a_child_that_ignores_the_signal_is_killed():
     child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True)"
     try:
         with endings.listening():
-            endings.run_child([sys.executable, "-c", child + "; time.sleep(600)"])
+            children.run_child([sys.executable, "-c", child + "; time.sleep(600)"])
     except endings.Stopped as stop:
         sys.exit(f"parent: {stop}")
     """

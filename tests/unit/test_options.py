@@ -9,7 +9,7 @@ import pytest
 from rlhf import files
 from rlhf.cli.commands import cli
 from rlhf.cli.options import StrictCommand, listed
-from rlhf.memory.cards import size_in_bytes
+from rlhf.process.sizes import size_in_bytes
 from rlhf.report import RunRecords
 from rlhf.report.data import quality_of
 from tests.conftest import RECIPE, manifest_of, rlhf

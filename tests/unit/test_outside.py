@@ -10,8 +10,7 @@ from bench.outside import collect, collect_fms, compare, lengths, page, plot, st
 from bench.outside.loop import STEP
 from bench.reading import read
 from rlhf.memory.cards import SMALL_WORKSPACE
-from rlhf.memory.phases import Event
-from rlhf.memory.replay import PRODUCT
+from rlhf.memory.phases import PRODUCT, Event
 
 ROOT = Path(__file__).parents[2]
 RECORDS = sorted((ROOT / "results" / "outside" / "peft-metamath").glob("*.json"))

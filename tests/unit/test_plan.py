@@ -17,7 +17,7 @@ from rlhf import recipe
 from rlhf.cli import plan_tables as tables
 from rlhf.errors import UserError
 from rlhf.memory import cards, claims, fit, plan, projection, strategies
-from rlhf.memory import predict as predicting
+from rlhf.memory.cache import file_of
 from rlhf.memory.phases import (
     PredictedPhase,
     PredictedStage,
@@ -27,6 +27,7 @@ from rlhf.memory.phases import (
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor, needed, reserved
 from rlhf.memory.preflight import require_fit
 from rlhf.process.cuda import CONTEXT_BYTES
+from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, stage_name
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.strict import with_overrides
@@ -446,7 +447,7 @@ def test_a_phase_that_a_setting_decides_too_is_looked_at(predictor, folder):
     [("12GB", 12_000_000_000), ("1.5 gb", 1_500_000_000), ("2GiB", 2 * 2**30)],
 )
 def test_a_size_is_read_with_its_unit(text, size):
-    assert cards.size_in_bytes(text) == size
+    assert size_in_bytes(text) == size
 
 
 def test_a_bad_size_is_a_mistake_in_the_command(command, small):
@@ -804,16 +805,16 @@ def test_a_narrow_terminal_gets_fewer_columns(command, small, monkeypatch):
     ],
 )
 def test_another_version_of_a_package_is_predicted_anew(small, monkeypatch, package):
-    before = predicting._cache_file(recipe.load(small), "sft")
-    assert predicting._cache_file(recipe.load(small), "sft") == before
-    monkeypatch.setattr(predicting, "package_version", lambda name: "0" if name == package else version(name))
-    assert predicting._cache_file(recipe.load(small), "sft") != before
+    before = file_of(recipe.load(small), "sft")
+    assert file_of(recipe.load(small), "sft") == before
+    monkeypatch.setattr("rlhf.memory.cache.package_version", lambda name: "0" if name == package else version(name))
+    assert file_of(recipe.load(small), "sft") != before
 
 
 def test_a_damaged_cache_is_predicted_anew(predictor, small):
     loaded = recipe.load(small)
     before = predictor.predict(loaded, "sft")
-    file = predicting._cache_file(loaded, "sft")
+    file = file_of(loaded, "sft")
     assert file.is_file()
     for damage in ("{}", "[]", "nonsense"):
         file.write_text(damage)
@@ -821,9 +822,9 @@ def test_a_damaged_cache_is_predicted_anew(predictor, small):
 
 
 def test_seed_and_size_of_the_card_are_no_new_prediction(small):
-    file = predicting._cache_file(recipe.load(small), "sft")
-    assert predicting._cache_file(recipe.load(small, {"hardware.memory_gb": 9.0}, seed=5), "sft") == file
-    assert predicting._cache_file(recipe.load(small, {"hardware.device": "cuda"}), "sft") != file
+    file = file_of(recipe.load(small), "sft")
+    assert file_of(recipe.load(small, {"hardware.memory_gb": 9.0}, seed=5), "sft") == file
+    assert file_of(recipe.load(small, {"hardware.device": "cuda"}), "sft") != file
 
 
 # -- strategies --------------------------------------------------------------------------------------------------------
@@ -930,8 +931,8 @@ def test_an_evaluation_of_other_policies_is_another_prediction():
     """It loads an adapter of each."""
     groups = RECIPE.parents[1] / "cpu-tiny-groups" / "v1"
     fewer = recipe.load(groups, {"grpo": None, "merge.stage": "ppo"})
-    assert predicting._cache_file(recipe.load(groups), "evaluate") != predicting._cache_file(fewer, "evaluate")
-    assert predicting._cache_file(recipe.load(groups), "sft") == predicting._cache_file(fewer, "sft")
+    assert file_of(recipe.load(groups), "evaluate") != file_of(fewer, "evaluate")
+    assert file_of(recipe.load(groups), "sft") == file_of(fewer, "sft")
 
 
 def test_a_figure_of_a_stage_that_is_not_planned_has_no_prediction():

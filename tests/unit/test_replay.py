@@ -3,8 +3,8 @@
 import pytest
 
 from rlhf.memory.allocator import MIB, OutOfMemory
-from rlhf.memory.phases import Event
-from rlhf.memory.replay import BEGIN, CAPTURE, CAPTURED, DROPPED, PRODUCT, TIGHT, replay
+from rlhf.memory.phases import BEGIN, CAPTURE, CAPTURED, DROPPED, PRODUCT, Event
+from rlhf.memory.replay import TIGHT, replay
 
 
 class Events:

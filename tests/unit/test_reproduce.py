@@ -7,7 +7,7 @@ import pytest
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.process import endings
+from rlhf.process import children
 from rlhf.run import reader
 from rlhf.run.outcomes import Reproduction
 from rlhf.use import reproduce
@@ -25,7 +25,7 @@ def measured(out: Path, seed: int, **manifest: object) -> None:
 
 def test_each_seed_and_stage_is_a_run_that_keeps_and_resumes_what_is_there(tmp_path, monkeypatch):
     commands: list[list[str]] = []
-    monkeypatch.setattr(endings, "run_child", lambda command: noted(commands, command, 0))
+    monkeypatch.setattr(children, "run_child", lambda command: noted(commands, command, 0))
     reproduce.run_seeds(["sft", "rm"], [0, 7], tmp_path, ["--hw", "cpu"])
     kept = ["--if-needed", "--resume"]
     assert commands == [
@@ -36,7 +36,7 @@ def test_each_seed_and_stage_is_a_run_that_keeps_and_resumes_what_is_there(tmp_p
 
 
 def test_a_seed_that_stops_names_the_command_that_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(endings, "run_child", lambda command: 1)
+    monkeypatch.setattr(children, "run_child", lambda command: 1)
     with pytest.raises(UserError, match=r"^seed 0 stopped in sft; nothing is lost: .*\(rlhf run sft .*--resume.*\)$"):
         reproduce.run_seeds(["sft"], [0], tmp_path, [])
 

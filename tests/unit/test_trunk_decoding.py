@@ -11,6 +11,7 @@ from rlhf.models import matmul as matrices
 from rlhf.models.lean.layouts import DecodingLayout
 from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
 from rlhf.models.matmul import matmul, round_to_few_sizes
+from rlhf.recipe import Role
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.rollout.trunk_decoding import TrunkDecoding
@@ -29,7 +30,7 @@ class Ids:
         self.eos_id = eos_id
 
 
-def sampled(peft: Any, trunk: LeanTrunk | None, role: str = "policy", **changes: Any) -> Any:
+def sampled(peft: Any, trunk: LeanTrunk | None, role: Role = "policy", **changes: Any) -> Any:
     settings: dict[str, Any] = {
         "prompts": PROMPTS,
         "copies": 1,

@@ -37,6 +37,7 @@ from rlhf.models.lean.layouts import DecodingLayout, PrefillLayout, Sequences, S
 from rlhf.models.lean.limits import check_length, check_supported
 from rlhf.models.matmul import round_to_few_sizes
 from rlhf.models.nf4 import four_bit_layers
+from rlhf.recipe import Role
 
 Layout = Sequences | SharedPrompts | DecodingLayout
 ONEDNN_BY_DEVICE = {"cpu": True, "cuda": False}  # products in float32 by oneDNN: weights merged, shapes padded
@@ -45,6 +46,8 @@ ONEDNN_BY_DEVICE = {"cpu": True, "cuda": False}  # products in float32 by oneDNN
 class LeanTrunk:
     """The decoder of a base model whose linear layers may have adapters, one for each role.
 
+    A role is the name of an adapter: a `Role` on a shared base, peft's own name in a trainer. The role `base` has no
+    adapters.
     Layers whose activations the library would recompute (gradient checkpointing) are recomputed here too.
     Raises UserError for a model that it does not support: another architecture or activation function.
     """
@@ -91,7 +94,7 @@ class LeanTrunk:
         """Return final-norm hidden states of a role, (B, T, H) or (B, R, H) at the `positions`.
 
         Shapes: ids (B, T) int64, padded on the right; positions (B, R) int64; lower_states (B, T, H), the result of
-        that method for `ids`. The role `base` has no adapters.
+        that method for `ids`.
         """
         check_length(self.base.config, ids.shape[1])
         states = self._padded(self._embed(ids) if lower_states is None else lower_states)
@@ -257,4 +260,4 @@ class RoleTrunk(NamedTuple):
     """A trunk and one of its roles."""
 
     trunk: LeanTrunk
-    role: str
+    role: Role

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
-from rlhf.models.model import dtype_of
+from rlhf.models.precision import dtype_of
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.process import distributed

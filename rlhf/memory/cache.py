@@ -1,0 +1,58 @@
+"""Answers of earlier rehearsals, on disk."""
+
+import functools
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from rlhf import recipe as recipes
+from rlhf.files import JsonObject, read_json, replacing
+from rlhf.memory import cards
+from rlhf.memory.phases import DECODING_STEP, Rehearsed
+from rlhf.process.cuda import expandable_segments
+from rlhf.recipe import PinnedRecipe
+from rlhf.run.packages import package_version
+
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
+SIZES_FROM: dict[Rehearsed, set[str]] = {"merge": {"sft"}, "evaluate": {"rm"}, DECODING_STEP: {"ppo"}}  # other sections
+
+
+def file_of(loaded: PinnedRecipe, stage: Rehearsed) -> Path:
+    """Return the file of a rehearsal's answer, named after all that the answer depends on."""
+    deciding = {"model", "tokenizer", "data", "lora", "evaluate", stage} | SIZES_FROM.get(stage, set())
+    recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
+    policies = [p for p in recipes.POLICIES if loaded.recipe.section(p) is not None] if stage == "evaluate" else []
+    hardware = loaded.recipe.hardware.model_dump(mode="json", exclude={"name", "memory_gb", "threads"})
+    device = loaded.recipe.hardware.device
+    card = cards.gpu_of(loaded.recipe.hardware.name) if device == "cuda" else None
+    allocator = expandable_segments() if device == "cuda" else None
+    versions = [package_version(name) for name in PACKAGES]
+    key = recipes.content_hash([recipe, policies, hardware, card, allocator, stage, _code_hash(), versions])
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "rlhf" / "predictions" / f"{key[:32]}.json"
+
+
+@functools.cache
+def _code_hash() -> str:
+    """Return the hash of this package's code as it was at the first call."""
+    code = hashlib.sha256()
+    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
+        code.update(file.read_bytes())
+    return code.hexdigest()
+
+
+def read(file: Path) -> JsonObject | None:
+    """Return the answer in a file; None if there is none."""
+    content = read_json(file)
+    return content if content is not None and content.keys() in ({"depths", "reserved"}, {"roles"}) else None
+
+
+def write(file: Path, content: JsonObject) -> None:
+    """Write an answer, where the file system lets this be done."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as temporary:
+            temporary.write_text(json.dumps(content))
+    except OSError:
+        pass  # a cache that cannot be written only costs time

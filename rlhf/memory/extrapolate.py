@@ -1,0 +1,66 @@
+"""Peaks at the recipe's number of layers, from those at the two depths of a rehearsal.
+
+Every layer of a decoder is alike. What a phase holds at its peak therefore grows linearly with their number as long as
+the same operation makes the peak. What the allocator reserves does not; rlhf/memory/depth.py repeats a layer's events.
+"""
+
+from rlhf.memory.phases import COMPONENTS, DEPTHS, WORKSPACE, Peak, PredictedPhase, PredictedStage
+
+
+def extrapolate(shallow: Peak, deeper: Peak, layers: int, workspace: int) -> PredictedPhase:
+    """Return the peak of a phase at `layers` layers, from its peaks at both depths.
+
+    A line is drawn through the peaks of each operation; the phase's peak is the highest of them at `layers`.
+    """
+
+    def line(a: int, b: int) -> int:
+        low, high = DEPTHS
+        return round(a + (b - a) * (layers - low) / (high - low))
+
+    highest, components = -1, {}
+    for operation in {**shallow.operations, **deeper.operations}:
+        a, b = shallow.operations.get(operation), deeper.operations.get(operation)
+        if (a is None and layers < DEPTHS[1]) or (b is None and layers > DEPTHS[0]):
+            continue  # there at the other depth only
+        a, b = a or b or {}, b or a or {}
+        total = line(sum(a.values()), sum(b.values()))
+        if total > highest:
+            highest, components = total, {name: line(a.get(name, 0), b.get(name, 0)) for name in {**a, **b}}
+    components = _without_negative(components, highest) | {WORKSPACE: workspace}
+    return PredictedPhase(
+        sum(components.values()),
+        {name: components[name] for name in (*COMPONENTS, WORKSPACE) if components.get(name)},
+        line(shallow.paged, deeper.paged),
+        line(shallow.flops, deeper.flops),
+        line(shallow.recomputed, deeper.recomputed),
+        line(shallow.moved, deeper.moved),
+        line(shallow.launched, deeper.launched),
+    )
+
+
+def _without_negative(components: dict[str, int], total: int) -> dict[str, int]:
+    """Return the components of a peak without negative sizes; they add up to `total`, which is not negative.
+
+    A component's line may fall below zero if the peak was made at different moments at the two depths. The surplus of
+    the others is then subtracted from the largest ones. What rounding has lost is added to the largest.
+    """
+    positive = {name: max(0, size) for name, size in components.items()}
+    surplus = sum(positive.values()) - total
+    for name in sorted(positive, key=positive.__getitem__, reverse=True):
+        part = min(positive[name], surplus)
+        positive[name] -= part
+        surplus -= part
+    return positive
+
+
+def with_inner(stage: PredictedStage) -> PredictedStage:
+    """Raise each phase's peak to at least those of the phases inside it.
+
+    At depth another operation may make the peak.
+    """
+    phases = {}
+    for name, phase in stage.items():
+        inner = [p for n, p in stage.items() if n.startswith(f"{name}/" if name else "")]
+        highest = max((phase, *inner), key=lambda p: p.peak_bytes)
+        phases[name] = phase._replace(peak_bytes=highest.peak_bytes, components=highest.components)
+    return phases
