@@ -16,12 +16,12 @@ from bench.paths import RESULTS
 from bench.reading import read
 from rlhf.cli import guarded
 from rlhf.cli.options import PRICE
+from rlhf.console import screen
+from rlhf.console.progress import working
+from rlhf.console.tables import rows_table
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.memory.predict import Predictor
-from rlhf.observe import screen
-from rlhf.observe.progress import working
-from rlhf.observe.tables import rows_table
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape

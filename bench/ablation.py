@@ -9,13 +9,13 @@ import click
 from bench import options, steps
 from bench.kinds import StageSteps
 from rlhf.cli import guarded
+from rlhf.console.progress import working
+from rlhf.console.tables import rows_table
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.memory import claims
 from rlhf.memory.predict import Predictor
 from rlhf.memory.strategies import StrategyCost, alone, one_by_one, with_changes
-from rlhf.observe.progress import working
-from rlhf.observe.tables import rows_table
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.published import GB
 from rlhf.run.provenance import code_version

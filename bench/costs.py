@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from bench.kinds import StageSteps
-from rlhf.observe import wording
+from rlhf.console import wording
 from rlhf.recipe import PinnedRecipe, StageName, published
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.recipe.totals import Spent, compare_total

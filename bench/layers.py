@@ -26,10 +26,10 @@ from bench.reading import read
 from bench.steps import telemetry
 from rlhf import recipe
 from rlhf.cli import guarded
+from rlhf.console.screen import OUT
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.observe.device import cpu_model
-from rlhf.observe.screen import OUT
 from rlhf.process.children import child_environment
 from rlhf.recipe import Changes
 from rlhf.run.layout import METRICS

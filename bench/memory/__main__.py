@@ -11,10 +11,10 @@ from bench.memory import budgets, chart, sizes
 from bench.paths import ROOT
 from rlhf import recipe
 from rlhf.cli import guarded
+from rlhf.console.tables import rows_table
 from rlhf.files import write_json
 from rlhf.memory import prediction_file as pins
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
-from rlhf.observe.tables import rows_table
 from rlhf.process import cuda
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import StageName

@@ -15,11 +15,11 @@ import click
 from bench.kinds import Bound
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
+from rlhf.console.screen import OUT
+from rlhf.console.tables import rows_table
 from rlhf.errors import UserError
 from rlhf.memory.cards import CARDS, NominalRates, rates_of
 from rlhf.memory.projection import row_tokens
-from rlhf.observe.screen import OUT
-from rlhf.observe.tables import rows_table
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import Changes, OnlineName, PinnedRecipe, Recipe
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rlhf import recipe
 from rlhf.cli.typed import NAMES_RECIPE, typed_options
+from rlhf.console import screen
+from rlhf.console.progress import working
 from rlhf.memory.predict import Predictor
 from rlhf.memory.preflight import require_fit
-from rlhf.observe import screen
-from rlhf.observe.progress import working
 from rlhf.process import children, distributed, endings
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run.directory import Run

@@ -19,15 +19,15 @@ from rlhf.cli.options import (
     existing_files,
     refuse_inputs,
 )
+from rlhf.console import screen
+from rlhf.console.progress import working
+from rlhf.console.tables import rows_table
 from rlhf.data import convert, formats, show
 from rlhf.data.quality import check as quality
 from rlhf.data.quality import flaws, spread
 from rlhf.data.quality.report import SEVERITIES, QualityReport
 from rlhf.errors import UserError
 from rlhf.files import write_output
-from rlhf.observe import screen
-from rlhf.observe.progress import working
-from rlhf.observe.tables import rows_table
 from rlhf.terminal import counted
 
 NAMED = 3  # malformed rows in the message that ends `data check`

@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from rlhf.cli.options import OneOf, StrictCommand, WholeNumber, listed
+from rlhf.console import screen
+from rlhf.console.progress import working
+from rlhf.console.tables import rows_table
 from rlhf.memory.predict import Predictor, needed
-from rlhf.observe import screen
-from rlhf.observe.progress import working
-from rlhf.observe.tables import rows_table
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe.published import GB
 from rlhf.use import new as new_recipe

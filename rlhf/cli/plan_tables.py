@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
+from rlhf.console import screen, wording
+from rlhf.console.tables import rows_table
 from rlhf.errors import UserError
 from rlhf.files import JsonValue
 from rlhf.memory import claims
@@ -15,8 +17,6 @@ from rlhf.memory.phases import gb
 from rlhf.memory.plan import Plan, PlannedPhase, StageTime
 from rlhf.memory.predict import needed
 from rlhf.memory.strategies import StrategyCost
-from rlhf.observe import screen, wording
-from rlhf.observe.tables import rows_table
 from rlhf.recipe import PinnedRecipe, StageName, as_yaml, totals
 
 OTHERS = ("quantization", "heads", "buffers", "kernels", "workspace")  # components that the table adds up

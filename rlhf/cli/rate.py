@@ -9,9 +9,9 @@ import click
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import OUTPUT, StrictCommand, WholeNumber, refuse_inputs, run_directory
 from rlhf.cli.recipe_options import pair_options
+from rlhf.console import screen
 from rlhf.errors import UserError
 from rlhf.files import write_output
-from rlhf.observe import screen
 from rlhf.rating import server as rating
 from rlhf.rating.export import export
 from rlhf.rating.pairs import pair_answers

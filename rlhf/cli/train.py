@@ -10,9 +10,10 @@ from rlhf.cli import chain, next_steps
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import PRICE, OneOf, StrictCommand
 from rlhf.cli.recipe_options import REUSE, TRAINING_HELP, chooses_recipe
+from rlhf.console import screen
+from rlhf.console.tables import show_sample, summary_table, targets_table
 from rlhf.errors import UserError
-from rlhf.observe import screen, tracking, watch
-from rlhf.observe.tables import show_sample, summary_table, targets_table
+from rlhf.observe import tracking, watch
 from rlhf.process import children, distributed, endings, launching
 from rlhf.run.directory import Run
 from rlhf.run.finished import read_summary

@@ -25,11 +25,11 @@ from rlhf.cli.options import (
 )
 from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
 from rlhf.cli.typed import NAMES_RECIPE, typed_options
+from rlhf.console import screen
+from rlhf.console.progress import working
 from rlhf.errors import OptionError, UserError
 from rlhf.evaluation import comparison
 from rlhf.evaluation.comparison import COMPARED_POLICIES
-from rlhf.observe import screen
-from rlhf.observe.progress import working
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import StageName
 from rlhf.run.directory import Run

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlhf import recipe as recipes
+from rlhf.console.progress import working
 from rlhf.data.corpus import Corpus, Split
 from rlhf.data.formats import ParsedRows, ReadReport
 from rlhf.data.quality import flaws
@@ -13,7 +14,6 @@ from rlhf.data.rows import Row
 from rlhf.data.source import read_source
 from rlhf.data.split import divide, row_key, shuffled
 from rlhf.errors import UserError
-from rlhf.observe.progress import working
 from rlhf.process import distributed
 from rlhf.recipe import Recipe
 from rlhf.run.directory import Run

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from rlhf.console.progress import working
 from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.errors import UserError
-from rlhf.observe.progress import working
 from rlhf.recipe import Dpo, Rm
 
 

@@ -15,9 +15,9 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from rlhf import recipe, stats
+from rlhf.console import screen, wording
+from rlhf.console.tables import rows_table
 from rlhf.errors import UserError
-from rlhf.observe import screen, wording
-from rlhf.observe.tables import rows_table
 from rlhf.run import reader
 from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, reward_model_digest, stage_folder
 from rlhf.run.layout import MANIFEST, SAMPLES

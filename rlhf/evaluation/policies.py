@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from rlhf.console.progress import working
 from rlhf.data.batch import Rollout
 from rlhf.data.corpus import Prompt
 from rlhf.data.tokenize import Codec
 from rlhf.data.worlds import toy
 from rlhf.models.shared_base import SharedBase
-from rlhf.observe.progress import working
 from rlhf.process import distributed
 from rlhf.recipe import Evaluate, Role, StageName
 from rlhf.rollout.decoding import Sampling

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rlhf.console import wording
 from rlhf.files import JsonObject
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.plan import Plan, PlannedPhase
 from rlhf.memory.strategies import StrategyCost
-from rlhf.observe import wording
 from rlhf.recipe import PinnedRecipe, StageName, published, totals
 from rlhf.recipe.published import GB, Figure, Verdict, verdict_of
 

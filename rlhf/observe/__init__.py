@@ -1,1 +1,1 @@
-"""Observation of a run while it runs: the console, telemetry, trackers, live checks."""
+"""Observation of a run while it runs: telemetry, trackers, live checks."""

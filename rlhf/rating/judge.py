@@ -8,7 +8,7 @@ import re
 import threading
 from typing import get_args
 
-from rlhf.observe.progress import Bar
+from rlhf.console.progress import Bar
 from rlhf.rating import store
 from rlhf.rating.endpoint import Endpoint, Refused, quoted
 from rlhf.rating.pairs import AnswerOrder, Pair, PairedAnswers

@@ -16,9 +16,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import socket
 
+from rlhf.console import screen
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
-from rlhf.observe import screen
 from rlhf.process.endings import Stopped
 from rlhf.rating.pairs import AnswerOrder, Pair, PairedAnswers
 from rlhf.rating.store import append, current_ratings, new_line

@@ -7,9 +7,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 from rlhf import stats
+from rlhf.console import screen
+from rlhf.console.tables import rows_table
 from rlhf.files import JsonObject
-from rlhf.observe import screen
-from rlhf.observe.tables import rows_table
 from rlhf.rating.pairs import Pair, PairedAnswers
 from rlhf.rating.store import JUDGE, WIN_OF_B, Rating, current_ratings
 from rlhf.terminal import harmless

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
+from rlhf.console.progress import working
 from rlhf.data import formats
 from rlhf.data.quality import check as quality
 from rlhf.data.quality import spread
 from rlhf.errors import UserError
 from rlhf.files import write_json
-from rlhf.observe.progress import working
 from rlhf.recipe.choices import DataFormat
 from rlhf.report.parts import Cell, Chart, Charts, Section, Table, table
 from rlhf.report.runs import RunRecords, suffix

@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rlhf.observe import wording
+from rlhf.console import wording
 from rlhf.recipe import ONLINE, POLICIES, STAGES, StageName, published
 from rlhf.recipe.published import Verdict
 from rlhf.report.parts import STAGE_TITLES, Charts, Section

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from rlhf.console import wording
 from rlhf.errors import UserError
-from rlhf.observe import wording
 from rlhf.recipe import STAGES, StageName
 from rlhf.run import reader
 from rlhf.run.layout import MANIFEST, METRICS, SUMMARY

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlhf.observe import wording
+from rlhf.console import wording
 from rlhf.recipe import published
 from rlhf.recipe.published import DIFFERS, Figure, Verdict
 from rlhf.report.parts import Cell, Charts, Section, table

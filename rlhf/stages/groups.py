@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rlhf.console.progress import Bar
 from rlhf.data.batch import Rollout, TrainingBatch, joined
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.groups import (
@@ -37,7 +38,6 @@ from rlhf.objectives.kl import estimate_kl
 from rlhf.objectives.losses import Stats
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.objectives.rewards import shape_scores
-from rlhf.observe.progress import Bar
 from rlhf.recipe import MODEL_REWARD, GroupOptions, Grpo, StageName
 from rlhf.run.directory import Run
 from rlhf.stages.online import scoring

@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rlhf.console.progress import Bar
 from rlhf.data.batch import Rollout, TrainingBatch
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.gae import gae
@@ -31,7 +32,6 @@ from rlhf.objectives.kl import estimate_kl
 from rlhf.objectives.losses import Stats, ppo_policy_loss, ppo_value_loss
 from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero_pads
 from rlhf.objectives.rewards import shape_rewards, shape_scores
-from rlhf.observe.progress import Bar
 from rlhf.recipe import Ppo
 from rlhf.rollout.decoding import ValueFn
 from rlhf.run.directory import Run

@@ -7,12 +7,12 @@ stage.
 import torch
 from transformers import DataCollatorForLanguageModeling, TrainingArguments
 
+from rlhf.console.progress import working
 from rlhf.data import tokenize
 from rlhf.data.load import load_corpus
 from rlhf.data.tokenize import Codec
 from rlhf.evaluation.likelihood import perplexity
 from rlhf.models.loading import new_base
-from rlhf.observe.progress import working
 from rlhf.observe.telemetry import Telemetry
 from rlhf.run.directory import Run
 from rlhf.run.layout import MODEL

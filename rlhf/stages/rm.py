@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from trl import RewardConfig, RewardTrainer
 
+from rlhf.console.progress import working
 from rlhf.data import amount
 from rlhf.data.load import load_corpus
 from rlhf.data.pairs import encode_pairs, longest
@@ -24,7 +25,6 @@ from rlhf.models.adapters import reward_from_sft, save_adapter
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.precision import Model, mixed_precision
 from rlhf.objectives.losses import bradley_terry_loss, margin_ranking_loss
-from rlhf.observe.progress import working
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Rm
 from rlhf.run.directory import Run

@@ -13,10 +13,10 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from rlhf.console.progress import Bar
 from rlhf.files import write_json
 from rlhf.models import weights as stored
 from rlhf.models.optimizer import page_states
-from rlhf.observe.progress import Bar
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
 from rlhf.recipe import Dialogues, Optimization

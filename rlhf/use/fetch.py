@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, TypedDict
 
+from rlhf.console.progress import working
+from rlhf.console.tables import rows_table
 from rlhf.data import hub
 from rlhf.data.source import read_from_hub
 from rlhf.errors import UserError
-from rlhf.observe.progress import working
-from rlhf.observe.tables import rows_table
 from rlhf.recipe import Recipe
 from rlhf.use.new_model import SMALL_FILES
 

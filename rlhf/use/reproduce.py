@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from rlhf.console import screen, wording
+from rlhf.console.tables import rows_table
 from rlhf.errors import UserError
 from rlhf.files import write_json
-from rlhf.observe import screen, wording
-from rlhf.observe.tables import rows_table
 from rlhf.process import children
 from rlhf.recipe import POLICIES, STAGES, PinnedRecipe, StageName, parents, published
 from rlhf.recipe.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, verdict_of

@@ -8,12 +8,12 @@ from statistics import fmean, pstdev
 from typing import NamedTuple
 
 from rlhf import stats
+from rlhf.console import screen, wording
+from rlhf.console.progress import working
+from rlhf.console.tables import rows_table
 from rlhf.data.rows import Message
 from rlhf.data.transcripts import parse_hh
 from rlhf.files import JsonObject, write_output
-from rlhf.observe import screen, wording
-from rlhf.observe.progress import working
-from rlhf.observe.tables import rows_table
 from rlhf.process import cuda
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run

@@ -20,8 +20,9 @@ import rlhf as package
 from rlhf import cli, recipe
 from rlhf.cli import overview
 from rlhf.cli.choice import Choice
+from rlhf.console import wording
 from rlhf.errors import OptionError, UserError
-from rlhf.observe import tracking, wording
+from rlhf.observe import tracking
 from rlhf.process import distributed
 from rlhf.recipe import POLICIES
 from rlhf.use import reproduce

@@ -24,6 +24,7 @@ LAYERS = (
     ("models",),
     ("data",),
     ("process", "observe"),
+    ("console",),
     ("run",),
     ("recipe",),
     ("files", "terminal", "objectives", "stats"),

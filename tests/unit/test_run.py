@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from rlhf import recipe
+from rlhf.console.tables import targets_table
 from rlhf.errors import UserError
 from rlhf.files import read_json, write_json
-from rlhf.observe.tables import targets_table
 from rlhf.rating.store import current_ratings
 from rlhf.recipe import published
 from rlhf.run import other_settings, reader, records

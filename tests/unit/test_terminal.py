@@ -9,8 +9,8 @@ import pytest
 from rich.progress import Progress
 from rich.table import Table
 
-from rlhf.observe import screen
-from rlhf.observe.screen import Screen
+from rlhf.console import screen
+from rlhf.console.screen import Screen
 from rlhf.terminal import EXCERPT, LONGEST, excerpt, harmless, message_of, one_line, say, shortened, visible
 
 ROOT = Path(__file__).parents[2]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from rlhf.console.progress import Bar
 from rlhf.data.batch import Rollout
 from rlhf.data.corpus import Prompt
 from rlhf.data.load import load_corpus
@@ -15,7 +16,6 @@ from rlhf.evaluation.policies import PolicySamples, gains_over_sft, measure, sam
 from rlhf.models.adapters import save_adapter
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
-from rlhf.observe.progress import Bar
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
 from rlhf.recipe import GroupOptions, OnlineOptions, Role, TrainingRole

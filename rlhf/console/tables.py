@@ -6,8 +6,8 @@ from rich.console import JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
-from rlhf.observe import screen
-from rlhf.observe.wording import figure_text, number, verdict
+from rlhf.console import screen
+from rlhf.console.wording import figure_text, number, verdict
 from rlhf.recipe import published
 from rlhf.run.finished import totals
 from rlhf.run.records import Comparison, Summary
