@@ -16,9 +16,6 @@ from bench.paths import RESULTS
 from bench.reading import read
 from rlhf.cli import guarded
 from rlhf.cli.options import PRICE
-from rlhf.console import screen
-from rlhf.console.progress import working
-from rlhf.console.tables import rows_table
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.memory.predict import Predictor
@@ -26,6 +23,9 @@ from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.run.provenance import code_version
+from rlhf.terminal import screen
+from rlhf.terminal.progress import working
+from rlhf.terminal.tables import rows_table
 
 
 @click.command()

@@ -9,8 +9,6 @@ import click
 from bench import options, steps
 from bench.kinds import StageSteps
 from rlhf.cli import guarded
-from rlhf.console.progress import working
-from rlhf.console.tables import rows_table
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.memory import claims
@@ -19,6 +17,8 @@ from rlhf.memory.strategies import StrategyCost, alone, one_by_one, with_changes
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.published import GB
 from rlhf.run.provenance import code_version
+from rlhf.terminal.progress import working
+from rlhf.terminal.tables import rows_table
 
 STAGE: StageName = "sft"
 # The strategy "flash_attention" is torch's own kernel; the flash-attn package stands beside it in a row of its own.

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from bench.kinds import StageSteps
-from rlhf.console import wording
 from rlhf.recipe import PinnedRecipe, StageName, published
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.recipe.totals import Spent, compare_total
+from rlhf.terminal import wording
 
 Compared = tuple[Figure, float | None, Verdict]  # a published figure, the cost here in its unit, the verdict
 
@@ -53,7 +53,7 @@ def costs(row: StageSteps) -> dict[str, float]:
 def figure_rows(compared: Sequence[Compared]) -> list[tuple[str, ...]]:
     """Return a table row for each comparison: stage, figure with its heading, published, here, verdict."""
     return [
-        (figure.stage, figure.title, wording.figure_text(figure), wording.number(value), str(verdict))
+        (figure.stage, figure.title, figure.text(), wording.number(value), str(verdict))
         for figure, value, verdict in compared
     ]
 
@@ -68,7 +68,5 @@ def worse(compared: Sequence[Compared]) -> Iterator[str]:
         by_cost.setdefault((row[0].stage, row[0].metric), []).append(row)
     for (stage, metric), rows in by_cost.items():
         if published.best(verdict.word for *_, verdict in rows) in published.BAD:
-            listing = "; ".join(
-                f"{verdict} than {figure.title}, {wording.figure_text(figure)}" for figure, _, verdict in rows
-            )
+            listing = "; ".join(f"{verdict} than {figure.title}, {figure.text()}" for figure, _, verdict in rows)
             yield f"{stage}: {metric} {rows[0][1]:.3g} is {listing}"

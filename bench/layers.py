@@ -26,7 +26,6 @@ from bench.reading import read
 from bench.steps import telemetry
 from rlhf import recipe
 from rlhf.cli import guarded
-from rlhf.console.screen import OUT
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.observe.device import cpu_model
@@ -37,6 +36,7 @@ from rlhf.run.packages import package_versions
 from rlhf.run.provenance import code_version
 from rlhf.run.reader import read_lines
 from rlhf.run.records import MetricsLine
+from rlhf.terminal.screen import OUT
 
 RECIPE = ROOT / "recipes" / "cpu-tiny" / "v2"
 # Six layers, so that a half and a third exist; narrower and with less data than the recipe, so that nine chains take

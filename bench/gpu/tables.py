@@ -7,8 +7,8 @@ import click
 from bench.gpu import record
 from bench.gpu.plan import Item
 from bench.gpu.record import GpuRecord
-from rlhf.console.tables import rows_table
 from rlhf.errors import UserError
+from rlhf.terminal.tables import rows_table
 
 
 def line_of(row: GpuRecord) -> str:

@@ -11,7 +11,6 @@ from bench.memory import budgets, chart, sizes
 from bench.paths import ROOT
 from rlhf import recipe
 from rlhf.cli import guarded
-from rlhf.console.tables import rows_table
 from rlhf.files import write_json
 from rlhf.memory import prediction_file as pins
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
@@ -19,6 +18,7 @@ from rlhf.process import cuda
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import StageName
 from rlhf.run.provenance import code_version
+from rlhf.terminal.tables import rows_table
 
 TRAINED: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")  # evaluate samples as PPO does; merge needs no GPU
 

@@ -16,10 +16,10 @@ from bench.outside import collect, collect_fms, compare, lengths, page, plot, sp
 from bench.paths import RESULTS, ROOT
 from bench.provenance import require_committed_code, today
 from rlhf.cli import guarded
-from rlhf.console.tables import rows_table
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.run.provenance import code_version
+from rlhf.terminal.tables import rows_table
 
 FOLDER = RESULTS / "outside" / "peft-metamath"
 PACKAGES = ("torch", "transformers", "peft")

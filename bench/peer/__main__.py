@@ -26,11 +26,11 @@ from bench.peer.inputs import BATCH, GROUP, SIZES, make_inputs
 from bench.peer.runs import ContenderRun, attempt, floor, run_ours, run_torchtune, run_trl
 from bench.provenance import require_committed_code, today
 from rlhf.cli import guarded
-from rlhf.console.screen import OUT
-from rlhf.console.tables import rows_table
 from rlhf.files import write_json
 from rlhf.observe.device import cpu_model
 from rlhf.run.provenance import code_version
+from rlhf.terminal.screen import OUT
+from rlhf.terminal.tables import rows_table
 
 
 @click.command()

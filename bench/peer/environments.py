@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from rlhf.console.screen import OUT
+from rlhf.terminal.screen import OUT
 
 TRL = "1.12.0"  # the last release with a PPOTrainer
 # torchtune's last release and the last torchao with which it can be imported; what else it needs is left to pip.

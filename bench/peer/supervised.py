@@ -24,13 +24,13 @@ from bench.kinds import Side, StageSteps, SupervisedRecord
 from bench.provenance import describe, require_committed_code, today
 from bench.reading import last_line
 from rlhf.cli import guarded
-from rlhf.console.tables import rows_table
 from rlhf.files import write_json
 from rlhf.memory.short_runs import few_steps
 from rlhf.process.children import child_environment
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import Changes, PinnedRecipe, StageName
 from rlhf.run.provenance import code_version
+from rlhf.terminal.tables import rows_table
 
 STAGES: tuple[StageName, ...] = ("sft", "rm", "dpo")
 PEERS = ("trl", "trl, tuned")

@@ -15,13 +15,13 @@ import click
 from bench.kinds import Bound
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
-from rlhf.console.screen import OUT
-from rlhf.console.tables import rows_table
 from rlhf.errors import UserError
 from rlhf.memory.cards import CARDS, NominalRates, rates_of
 from rlhf.memory.projection import row_tokens
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import Changes, OnlineName, PinnedRecipe, Recipe
+from rlhf.terminal.screen import OUT
+from rlhf.terminal.tables import rows_table
 
 with quiet_libraries():
     from bench.roofline.counts import Work, phases

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from rlhf import recipe
 from rlhf.cli.typed import NAMES_RECIPE, typed_options
-from rlhf.console import screen
-from rlhf.console.progress import working
 from rlhf.memory.predict import Predictor
 from rlhf.memory.preflight import require_fit
 from rlhf.process import children, distributed, endings
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run.directory import Run
 from rlhf.stages import runner
+from rlhf.terminal import screen
+from rlhf.terminal.progress import working
 
 OF_A_CHAIN = ("with_parents", "if_needed")  # options of `rlhf run` that its parents do not get
 

@@ -19,16 +19,15 @@ from rlhf.cli.options import (
     existing_files,
     refuse_inputs,
 )
-from rlhf.console import screen
-from rlhf.console.progress import working
-from rlhf.console.tables import rows_table
 from rlhf.data import convert, formats, show
 from rlhf.data.quality import check as quality
 from rlhf.data.quality import flaws, spread
 from rlhf.data.quality.report import SEVERITIES, QualityReport
 from rlhf.errors import UserError
 from rlhf.files import write_output
-from rlhf.terminal import counted
+from rlhf.terminal import counted, screen
+from rlhf.terminal.progress import working
+from rlhf.terminal.tables import rows_table
 
 NAMED = 3  # malformed rows in the message that ends `data check`
 REPAIR = (

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import click
 
 from rlhf.cli.typed import typed_options
-from rlhf.console import screen
 from rlhf.recipe import ONLINE, POLICIES, Recipe, StageName
+from rlhf.terminal import screen
 
 MAKE = "RLHF_MAKE"  # environment: the variables that make was given, as shell words; the Makefile's stages set it
 

@@ -12,7 +12,6 @@ from rlhf.cli.choice import Choice
 from rlhf.cli.options import PRICE, OneOf, StrictCommand, memory_limit
 from rlhf.cli.recipe_options import CHANGES, chooses_recipe
 from rlhf.cli.typed import NAMES_RECIPE, typed_options
-from rlhf.console.progress import working
 from rlhf.errors import UserError
 from rlhf.memory import claims, strategies
 from rlhf.memory import plan as planning
@@ -21,6 +20,7 @@ from rlhf.memory.phases import ON_HOST
 from rlhf.memory.predict import Predictor
 from rlhf.memory.predict import stages as predicted_stages
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName, shape
+from rlhf.terminal.progress import working
 
 
 @click.command(cls=StrictCommand)

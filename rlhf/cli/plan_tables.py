@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
-from rlhf.console import screen, wording
-from rlhf.console.tables import rows_table
 from rlhf.errors import UserError
 from rlhf.files import JsonValue
 from rlhf.memory import claims
@@ -18,6 +16,8 @@ from rlhf.memory.plan import Plan, PlannedPhase, StageTime
 from rlhf.memory.predict import needed
 from rlhf.memory.strategies import StrategyCost
 from rlhf.recipe import PinnedRecipe, StageName, as_yaml, totals
+from rlhf.terminal import screen, wording
+from rlhf.terminal.tables import rows_table
 
 OTHERS = ("quantization", "heads", "buffers", "kernels", "workspace")  # components that the table adds up
 SHOWN = ("base", "adapters", "gradients", "optimizer", "activations", "logits", "kv_cache", "temporaries")
@@ -275,7 +275,7 @@ def show_published(loaded: PinnedRecipe, rows: Sequence[ComparedFigure], as_json
     for row in rows:
         value = "" if row.predicted is None else wording.number(float(f"{row.predicted:.3g}"))
         judgement = f"{row.basis}: {row.verdict}" if row.basis else str(row.verdict)
-        published = wording.figure_text(row.figure, in_full=True)
+        published = row.figure.text(in_full=True)
         cells.append((row.figure.stage, row.figure.title, published, value, judgement))
     columns = ("stage", "figure", "published", "predicted", "verdict")
     rows_table(f"{loaded.name} {loaded.version}: published figures, nothing of it measured", columns, cells)

@@ -9,7 +9,6 @@ import click
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import OUTPUT, StrictCommand, WholeNumber, refuse_inputs, run_directory
 from rlhf.cli.recipe_options import pair_options
-from rlhf.console import screen
 from rlhf.errors import UserError
 from rlhf.files import write_output
 from rlhf.rating import server as rating
@@ -19,7 +18,7 @@ from rlhf.rating.summary import show_summary, summarize
 from rlhf.run.finished import read_manifest
 from rlhf.run.layout import SAMPLES
 from rlhf.run.packages import install_command
-from rlhf.terminal import counted, say
+from rlhf.terminal import counted, say, screen
 
 
 @click.command("ab", cls=StrictCommand)

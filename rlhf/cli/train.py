@@ -10,8 +10,7 @@ from rlhf.cli import chain, next_steps
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import PRICE, OneOf, StrictCommand
 from rlhf.cli.recipe_options import REUSE, TRAINING_HELP, chooses_recipe
-from rlhf.console import screen
-from rlhf.console.tables import show_sample, summary_table, targets_table
+from rlhf.cli.summary_tables import summary_table, targets_table
 from rlhf.errors import UserError
 from rlhf.observe import tracking, watch
 from rlhf.process import children, distributed, endings, launching
@@ -21,6 +20,8 @@ from rlhf.run.parents import ParentMissing
 from rlhf.run.records import Summary
 from rlhf.stages import runner
 from rlhf.stages.result import Result
+from rlhf.terminal import screen
+from rlhf.terminal.tables import show_sample
 
 TRIAL_NOTE = (
     "pretrain: this recipe trains a tiny model from scratch on your rows: a trial of every step, not an assistant; "

@@ -25,8 +25,6 @@ from rlhf.cli.options import (
 )
 from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
 from rlhf.cli.typed import NAMES_RECIPE, typed_options
-from rlhf.console import screen
-from rlhf.console.progress import working
 from rlhf.errors import OptionError, UserError
 from rlhf.evaluation import comparison
 from rlhf.evaluation.comparison import COMPARED_POLICIES
@@ -35,6 +33,8 @@ from rlhf.recipe import StageName
 from rlhf.run.directory import Run
 from rlhf.run.packages import install_command
 from rlhf.run.parents import ParentMissing
+from rlhf.terminal import screen
+from rlhf.terminal.progress import working
 from rlhf.use import chat as chatting
 from rlhf.use import score as scoring
 from rlhf.use import score_items

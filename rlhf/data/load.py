@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlhf import recipe as recipes
-from rlhf.console.progress import working
 from rlhf.data.corpus import Corpus, Split
 from rlhf.data.formats import ParsedRows, ReadReport
 from rlhf.data.quality import flaws
@@ -21,6 +20,7 @@ from rlhf.run.layout import MANIFEST
 from rlhf.run.reader import read
 from rlhf.run.records import Manifest
 from rlhf.terminal import say
+from rlhf.terminal.progress import working
 
 RowT = TypeVar("RowT", bound=Row)
 

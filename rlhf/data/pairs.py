@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from rlhf.console.progress import working
 from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.errors import UserError
 from rlhf.recipe import Dpo, Rm
+from rlhf.terminal.progress import working
 
 
 def encode_pairs(

@@ -15,14 +15,13 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from rlhf import recipe, stats
-from rlhf.console import screen, wording
-from rlhf.console.tables import rows_table
 from rlhf.errors import UserError
 from rlhf.run import reader
 from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, reward_model_digest, stage_folder
 from rlhf.run.layout import MANIFEST, SAMPLES
 from rlhf.run.outcomes import Answer, Details, SampleLine
-from rlhf.terminal import harmless
+from rlhf.terminal import harmless, screen, wording
+from rlhf.terminal.tables import rows_table
 
 PolicyLabel = recipe.PolicyName | Literal["sft", "base"]
 COMPARED_POLICIES: tuple[PolicyLabel, ...] = (*recipe.POLICIES, "sft", "base")

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlhf.console.progress import working
 from rlhf.data.batch import Rollout
 from rlhf.data.corpus import Prompt
 from rlhf.data.tokenize import Codec
@@ -18,6 +17,7 @@ from rlhf.recipe import Evaluate, Role, StageName
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.stats import distinct, length_controlled_win_rate, outcomes
+from rlhf.terminal.progress import working
 
 KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time, at most
 KL_LOGITS = 2**25  # numbers in each distribution's tensor, at most: 220 tokens of a vocabulary of 152,000, 128 MiB

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rlhf.console import wording
 from rlhf.files import JsonObject
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.plan import Plan, PlannedPhase
 from rlhf.memory.strategies import StrategyCost
 from rlhf.recipe import PinnedRecipe, StageName, published, totals
 from rlhf.recipe.published import GB, Figure, Verdict, verdict_of
+from rlhf.terminal import wording
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ import re
 import threading
 from typing import get_args
 
-from rlhf.console.progress import Bar
 from rlhf.rating import store
 from rlhf.rating.endpoint import Endpoint, Refused, quoted
 from rlhf.rating.pairs import AnswerOrder, Pair, PairedAnswers
 from rlhf.terminal import say
+from rlhf.terminal.progress import Bar
 
 REPLY_CHARACTERS = 200  # characters of a reply that are stored
 QUESTION = """\

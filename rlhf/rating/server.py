@@ -16,12 +16,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import socket
 
-from rlhf.console import screen
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
 from rlhf.process.endings import Stopped
 from rlhf.rating.pairs import AnswerOrder, Pair, PairedAnswers
 from rlhf.rating.store import append, current_ratings, new_line
+from rlhf.terminal import screen
 
 PAGE = Path(__file__).with_name("page.html")
 PORT = 8808

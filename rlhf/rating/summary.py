@@ -7,12 +7,11 @@ from statistics import fmean
 from typing import NamedTuple
 
 from rlhf import stats
-from rlhf.console import screen
-from rlhf.console.tables import rows_table
 from rlhf.files import JsonObject
 from rlhf.rating.pairs import Pair, PairedAnswers
 from rlhf.rating.store import JUDGE, WIN_OF_B, Rating, current_ratings
-from rlhf.terminal import harmless
+from rlhf.terminal import harmless, screen
+from rlhf.terminal.tables import rows_table
 
 Vote = tuple[Rating, Pair]
 

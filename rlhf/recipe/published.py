@@ -14,6 +14,7 @@ from pydantic import model_validator
 
 from rlhf.recipe.names import StageName
 from rlhf.recipe.strict import AsTuple, Section
+from rlhf.terminal.wording import span
 
 GB = 1e9  # bytes
 
@@ -89,6 +90,11 @@ class Figure(Section):
         if isinstance(self.tolerance, str) and not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?%", self.tolerance):
             raise ValueError(f"tolerance: {self.tolerance} is neither a number nor a percentage such as 10%")
         return self
+
+    def text(self, in_full: bool = False) -> str:
+        """Return the range in words: `about 61 GB`, `≤ 5`, `18 – 24 GB`; `in_full` adds every unit."""
+        text = ("about " if self.about else "") + span(*self.printed)
+        return f"{text} {self.unit}" if in_full or self.unit in ("GB", "hours", "USD") else text
 
     @property
     def printed(self) -> Range:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
-from rlhf.console.progress import working
 from rlhf.data import formats
 from rlhf.data.quality import check as quality
 from rlhf.data.quality import spread
@@ -18,6 +17,7 @@ from rlhf.run.layout import MODEL
 from rlhf.run.outcomes import Quality
 from rlhf.run.provenance import code_version
 from rlhf.run.records import DataSettings
+from rlhf.terminal.progress import working
 
 
 class DataCheck(NamedTuple):

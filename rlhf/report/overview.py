@@ -4,13 +4,13 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rlhf.console import wording
 from rlhf.recipe import ONLINE, POLICIES, STAGES, StageName, published
 from rlhf.recipe.published import Verdict
 from rlhf.report.parts import STAGE_TITLES, Charts, Section
 from rlhf.report.runs import RunRecords
 from rlhf.run.finished import totals
 from rlhf.run.records import Manifest, Summary
+from rlhf.terminal import wording
 
 # Column and row of each stage in the picture, which is narrow enough for a phone, and the stages that it is made from.
 POSITIONS = {

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from rlhf.console import wording
 from rlhf.errors import UserError
 from rlhf.recipe import STAGES, StageName
 from rlhf.run import reader
 from rlhf.run.layout import MANIFEST, METRICS, SUMMARY
 from rlhf.run.outcomes import Details
 from rlhf.run.records import Manifest, MetricsLine, Record, Summary
+from rlhf.terminal import wording
 
 RecordT = TypeVar("RecordT", bound=Record)
 

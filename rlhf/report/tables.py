@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlhf.console import wording
 from rlhf.recipe import published
 from rlhf.recipe.published import DIFFERS, Figure, Verdict
 from rlhf.report.parts import Cell, Charts, Section, table
@@ -11,6 +10,7 @@ from rlhf.report.runs import RunRecords
 from rlhf.run import reader, records
 from rlhf.run.finished import totals
 from rlhf.run.layout import FINDINGS
+from rlhf.terminal import wording
 
 
 def sections_of_verdicts(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
@@ -38,7 +38,7 @@ def _figure_cells(figure: Figure, value: float | None, verdict: Verdict, predict
     expected = f"{predicted / published.GB:.2f}" if predicted else ""
     kind = {DIFFERS: "warn"} | dict.fromkeys(published.GOOD, "good") | dict.fromkeys(published.BAD, "bad")
     verdict_cell = Cell(str(verdict), kind.get(verdict.word, ""))
-    return (figure.title, wording.figure_text(figure, in_full=True), expected, wording.number(value), verdict_cell)
+    return (figure.title, figure.text(in_full=True), expected, wording.number(value), verdict_cell)
 
 
 class Finding(NamedTuple):

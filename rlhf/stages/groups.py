@@ -21,7 +21,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.console.progress import Bar
 from rlhf.data.batch import Rollout, TrainingBatch, joined
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.groups import (
@@ -46,6 +45,7 @@ from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.session import Session
 from rlhf.stages.online.train_state import TrainedParameters, TrainState, as_numbers
 from rlhf.stages.result import Result
+from rlhf.terminal.progress import Bar
 
 
 @dataclass(kw_only=True)

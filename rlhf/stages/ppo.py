@@ -24,7 +24,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlhf.console.progress import Bar
 from rlhf.data.batch import Rollout, TrainingBatch
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.gae import gae
@@ -40,6 +39,7 @@ from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.session import Session
 from rlhf.stages.online.train_state import TrainedParameters, TrainedRole, TrainState, as_numbers
 from rlhf.stages.result import Result
+from rlhf.terminal.progress import Bar
 
 # With `sigmoid_scores` a critic starts as the tangent of the sigmoid at 0: sigmoid(s) is about (s + 2) / 4 there, which
 # is (s - mean) / sd with these numbers. Scores are not normalised then; recipes refuse both together.

@@ -7,7 +7,6 @@ stage.
 import torch
 from transformers import DataCollatorForLanguageModeling, TrainingArguments
 
-from rlhf.console.progress import working
 from rlhf.data import tokenize
 from rlhf.data.load import load_corpus
 from rlhf.data.tokenize import Codec
@@ -19,6 +18,7 @@ from rlhf.run.layout import MODEL
 from rlhf.stages.result import Result
 from rlhf.stages.supervised import arguments, rows_to_dataset, train
 from rlhf.stages.trainer import RunTrainer
+from rlhf.terminal.progress import working
 
 
 def run_stage(run: Run, device: torch.device) -> Result:

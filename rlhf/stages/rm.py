@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from trl import RewardConfig, RewardTrainer
 
-from rlhf.console.progress import working
 from rlhf.data import amount
 from rlhf.data.load import load_corpus
 from rlhf.data.pairs import encode_pairs, longest
@@ -32,6 +31,7 @@ from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
 from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train
 from rlhf.stages.trainer import RunTrainer
+from rlhf.terminal.progress import working
 
 SAMPLES = 8  # held-out pairs whose scores are kept
 

@@ -13,7 +13,6 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from rlhf.console.progress import Bar
 from rlhf.files import write_json
 from rlhf.models import weights as stored
 from rlhf.models.optimizer import page_states
@@ -25,6 +24,7 @@ from rlhf.run.checkpoints import require_usable, with_resume_advice
 from rlhf.run.directory import Run
 from rlhf.run.layout import ADAPTER_FILE, METRICS
 from rlhf.stages.trainer import RunTrainer
+from rlhf.terminal.progress import Bar
 
 ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
 # Costs, which telemetry.jsonl records, and TRL's count of tokens, which starts again at 0 when a run is resumed.

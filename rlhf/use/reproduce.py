@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from rlhf.console import screen, wording
-from rlhf.console.tables import rows_table
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.process import children
@@ -19,6 +17,8 @@ from rlhf.run import reader
 from rlhf.run.finished import read_manifest, read_summary, totals
 from rlhf.run.outcomes import Reproduction
 from rlhf.run.records import Summary
+from rlhf.terminal import screen, wording
+from rlhf.terminal.tables import rows_table
 
 
 def chain(loaded: PinnedRecipe, until: Sequence[StageName]) -> list[StageName]:
@@ -167,7 +167,7 @@ def figure_verdict(figure: Figure, values: Sequence[float | None], verdicts: Seq
 
     The first is text such as `≥ 0.6; mean ≥ 0.62`; the second counts the seeds that reach the figure.
     """
-    range_text = wording.figure_text(figure)
+    range_text = figure.text()
     if figure.range_of_mean:
         range_text += f"; mean {wording.span(*figure.range_of_mean)}"
     if all(verdict.word in (NOT_COMPARABLE, NOT_MEASURED) for verdict in verdicts):

@@ -8,9 +8,6 @@ from statistics import fmean, pstdev
 from typing import NamedTuple
 
 from rlhf import stats
-from rlhf.console import screen, wording
-from rlhf.console.progress import working
-from rlhf.console.tables import rows_table
 from rlhf.data.rows import Message
 from rlhf.data.transcripts import parse_hh
 from rlhf.files import JsonObject, write_output
@@ -18,7 +15,9 @@ from rlhf.process import cuda
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run
 from rlhf.run.finished import read_summary, reward_model_digest
-from rlhf.terminal import counted, harmless
+from rlhf.terminal import counted, harmless, screen, wording
+from rlhf.terminal.progress import working
+from rlhf.terminal.tables import rows_table
 from rlhf.use.score_items import Item
 
 PAIR = ("chosen", "rejected")

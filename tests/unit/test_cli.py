@@ -20,11 +20,11 @@ import rlhf as package
 from rlhf import cli, recipe
 from rlhf.cli import overview
 from rlhf.cli.choice import Choice
-from rlhf.console import wording
 from rlhf.errors import OptionError, UserError
 from rlhf.observe import tracking
 from rlhf.process import distributed
 from rlhf.recipe import POLICIES
+from rlhf.terminal import wording
 from rlhf.use import reproduce
 from tests.conftest import RECIPE, SMALL, beside, noted, rlhf, summary_of
 

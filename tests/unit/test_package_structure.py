@@ -24,7 +24,6 @@ LAYERS = (
     ("models",),
     ("data",),
     ("process", "observe"),
-    ("console",),
     ("run",),
     ("recipe",),
     ("files", "terminal", "objectives", "stats"),

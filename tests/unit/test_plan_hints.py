@@ -4,9 +4,9 @@ import pytest
 from rich.console import Console
 
 from rlhf.cli import plan_tables as tables
-from rlhf.console import screen
 from rlhf.memory.plan import Plan, PlannedPhase, PlannedStage, StageTime
 from rlhf.recipe import StageName
+from rlhf.terminal import screen
 from tests.unit.plans import planned, planned_stage
 
 

@@ -3,11 +3,11 @@
 import pytest
 from rich.console import Console
 
-from rlhf.console import screen
-from rlhf.console.progress import Bar, working
-from rlhf.console.tables import summary_table
+from rlhf.cli.summary_tables import summary_table
 from rlhf.recipe import published
 from rlhf.run import records
+from rlhf.terminal import screen
+from rlhf.terminal.progress import Bar, working
 from tests.conftest import summary_of
 
 
@@ -15,7 +15,7 @@ from tests.conftest import summary_of
 def clock(monkeypatch):
     """A clock that tests set, as `clock[0]`."""
     now = [1000.0]
-    monkeypatch.setattr("rlhf.console.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("rlhf.terminal.progress.time.monotonic", lambda: now[0])
     return now
 
 

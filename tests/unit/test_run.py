@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlhf import recipe
-from rlhf.console.tables import targets_table
+from rlhf.cli.summary_tables import targets_table
 from rlhf.errors import UserError
 from rlhf.files import read_json, write_json
 from rlhf.rating.store import current_ratings

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from rlhf.console.progress import Bar
 from rlhf.data.batch import Rollout
 from rlhf.data.corpus import Prompt
 from rlhf.data.load import load_corpus
@@ -34,6 +33,7 @@ from rlhf.stages.online.scoring import ScoreNorm
 from rlhf.stages.online.train_state import SavedState, TrainState, read_state
 from rlhf.stages.result import Result
 from rlhf.terminal import say
+from rlhf.terminal.progress import Bar
 
 LOGGED_PROMPTS = 8  # held-out prompts whose responses are logged
 

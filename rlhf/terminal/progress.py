@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-from rlhf.console import screen
+from rlhf.terminal import screen
 
 _LOOP_SECONDS = 20  # between two lines of progress of a loop without a terminal
 _WORKING_SECONDS = 10  # the same for work of unknown length

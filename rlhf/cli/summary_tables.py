@@ -1,4 +1,4 @@
-"""Tables on stdout: of any rows, of a finished stage, of the chain so far."""
+"""Tables of `rlhf run` on stdout: of a finished stage, and of the chain so far."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -6,28 +6,13 @@ from rich.console import JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
-from rlhf.console import screen
-from rlhf.console.wording import figure_text, number, verdict
 from rlhf.recipe import published
+from rlhf.recipe.published import Verdict
 from rlhf.run.finished import totals
 from rlhf.run.records import Comparison, Summary
-
-
-def rows_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = False, whole: bool = False
-) -> None:
-    """Print a table.
-
-    With `numbers`, all columns but the first are aligned at the right. With `whole`, no cell is broken into lines: a
-    terminal that is too narrow cuts it off.
-    """
-    table = Table(title=title, title_justify="left")
-    for i, column in enumerate(columns):
-        justify: JustifyMethod = "right" if numbers and i else "left"
-        table.add_column(column, justify=justify, overflow="ellipsis" if whole else "fold", no_wrap=whole)
-    for row in rows:
-        table.add_row(*map(escape, row))
-    screen.OUT.print(table)
+from rlhf.terminal import screen
+from rlhf.terminal.tables import rows_table
+from rlhf.terminal.wording import number
 
 
 def summary_table(summary: Summary) -> None:
@@ -43,8 +28,8 @@ def summary_table(summary: Summary) -> None:
     for column, alignment in columns:
         table.add_column(column, justify=alignment)
     for target in summary.targets:
-        figure, outcome = target.figure, verdict(target.outcome)
-        table.add_row(escape(figure.title), figure_text(figure, in_full=True), number(target.measured), outcome)
+        figure, outcome = target.figure, _verdict(target.outcome)
+        table.add_row(escape(figure.title), figure.text(in_full=True), number(target.measured), outcome)
     listed = {key for target in summary.targets for key in (target.name, target.metric)}
     is_evaluation = summary.stage == "evaluate"  # policies and reward model have tables of their own
     for name, value in summary.metrics.items():
@@ -78,28 +63,17 @@ def targets_table(summaries: Sequence[Summary], price: float | None = None) -> N
         cells = [
             (
                 escape(target.figure.title),
-                figure_text(target.figure),
+                target.figure.text(),
                 number(target.measured),
-                verdict(target.outcome),
+                _verdict(target.outcome),
             )
             for target in summary.targets
         ]
         for index, row in enumerate(cells or [("", "", "", "")]):
             table.add_row("" if index else summary.stage, *row, "" if index else f"{summary.wall_seconds:.0f} s")
     for index, (figure, value, outcome) in enumerate(chain_figures):
-        table.add_row(
-            "" if index else "all", escape(figure.title), figure_text(figure), number(value), verdict(outcome), ""
-        )
+        table.add_row("" if index else "all", escape(figure.title), figure.text(), number(value), _verdict(outcome), "")
     screen.OUT.print(table)
-
-
-def show_sample(title: str, prompt: str, answers: Mapping[str, str]) -> None:
-    """Print a prompt and each policy's answer to it."""
-    screen.OUT.print(f"\n[bold]{title}[/bold]")
-    screen.OUT.print(prompt.strip(), style="dim", markup=False)
-    width = max(map(len, answers))
-    for name, answer in answers.items():
-        screen.OUT.print(f"{name:>{width}}: {answer}", markup=False)
 
 
 def _side_by_side(metrics: Mapping[str, float | None]) -> None:
@@ -123,6 +97,12 @@ def _side_by_side(metrics: Mapping[str, float | None]) -> None:
 def _figures_heading(targets: Iterable[Comparison]) -> str:
     """Return the heading of the column of figures: published, or target."""
     return "published" if any(target.guide for target in targets) else "target"
+
+
+def _verdict(outcome: Verdict) -> str:
+    """Return a verdict as markup, with its colour."""
+    colour = "green" if outcome.word in published.GOOD else "red" if outcome.word in published.BAD else ""
+    return f"[{colour}]{escape(str(outcome))}[/]" if colour else escape(str(outcome))
 
 
 def _words(metric: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from rlhf.terminal import harmless
+from rlhf.terminal.text import harmless
 
 WIDTH = 140  # of tables without a terminal
 _TERMINAL = sys.stdout is not None and sys.stdout.isatty()

@@ -1,0 +1,29 @@
+"""What is printed for people: text without control characters, consoles, progress, tables, numbers in words."""
+
+from rlhf.terminal.text import (
+    EXCERPT,
+    LONGEST,
+    counted,
+    excerpt,
+    harmless,
+    message_of,
+    one_line,
+    prints,
+    say,
+    shortened,
+    visible,
+)
+
+__all__ = [
+    "EXCERPT",
+    "LONGEST",
+    "counted",
+    "excerpt",
+    "harmless",
+    "message_of",
+    "one_line",
+    "prints",
+    "say",
+    "shortened",
+    "visible",
+]
