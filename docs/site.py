@@ -1,7 +1,7 @@
 """Hooks of MkDocs for `make docs`: what the site has beyond docs/.
 
-Pages link to files of the repository that lie outside docs/. Markdown among them (`PAGES`, `INDEXES` and the recipes' cards)
-becomes pages of the site; any other file is copied. Links are rewritten to match.
+Pages link to files of the repository that lie outside docs/. Markdown among them (`PAGES`, `INDEXES` and the recipes'
+cards) becomes pages of the site; any other file is copied. Links are rewritten to match.
 """
 
 import os.path

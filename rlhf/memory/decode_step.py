@@ -28,13 +28,13 @@ from rlhf.memory.short_runs import rehearsal_changes
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import PinnedRecipe, Ppo, TrainingRole
+from rlhf.recipe import PinnedRecipe, Ppo, SharedRole
 from rlhf.rollout.library_decoding import LibraryDecoding, fast_layers
 from rlhf.run.directory import Run
 from rlhf.stages.online.session import sampling_settings
 
 LAYERS = 2  # all decoder layers are alike
-ROLES: tuple[TrainingRole, ...] = ("policy", "reference", "base")  # trainable adapter, frozen adapter, no adapter
+ROLES: tuple[SharedRole, ...] = ("policy", "reference", "base")  # trainable adapter, frozen adapter, no adapter
 
 HOST_READ = "reads a value on the host"
 OTHER_DEVICE = "copies between devices"
@@ -96,7 +96,7 @@ def decoding_steps(loaded: PinnedRecipe, layers: int = LAYERS) -> dict[str, Deco
             return {role: step(recorder, shared, role, codec, changed.recipe.ppo) for role in ROLES}
 
 
-def step(recorder: "_Recorder", shared: SharedBase, role: TrainingRole, codec: Codec, options: Ppo) -> DecodingStep:
+def step(recorder: "_Recorder", shared: SharedBase, role: SharedRole, codec: Codec, options: Ppo) -> DecodingStep:
     """Return the second decoding step of a rollout of `role`: the first one sets up what later ones find ready."""
     settings = sampling_settings(options)
     lengths = [settings.max_prompt_length] * settings.batch_size

@@ -30,7 +30,7 @@ def recipe_of_one_rank(loaded: PinnedRecipe, stage: StageName) -> PinnedRecipe:
     options = recipe.training_section(stage)
     share: dict[str, int]
     if isinstance(options, recipes.Dialogues):
-        rows, accumulated = options.share(count)
+        rows, accumulated = options.per_device(count)
         share = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": accumulated}
     else:
         batch = options.batch_size // count
@@ -141,7 +141,7 @@ def traffic(recipe: Recipe, stage: StageName) -> Traffic:
     options = recipe.training_section(stage)
     trained = 4 * adapter_parameters(recipe)
     if isinstance(options, recipes.Dialogues):
-        reductions, trunks, passes = 1, 1, PASSES * options.share(count)[1]
+        reductions, trunks, passes = 1, 1, PASSES * options.per_device(count)[1]
     else:
         reductions = options.passes * options.num_mini_batches
         trunks = 2 if isinstance(options, recipes.Ppo) and options.value_model == "adapter" else 1

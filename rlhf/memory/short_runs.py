@@ -194,8 +194,8 @@ class ShortRuns(ABC, Generic[PeakT]):
         run = ShortRun(folder, changed, stage)
         shutil.rmtree(run.path, ignore_errors=True)
         (run.path / "checkpoints").mkdir(parents=True)
-        stage_module = import_stage(run.stage)
+        run_stage = import_stage(run.stage)
         gc.freeze()  # events of earlier rehearsals, a million objects, at which every trainer's collection would look
-        peaks = self.measure(changed.recipe, lambda device: stage_module.run_stage(run, device))
+        peaks = self.measure(changed.recipe, lambda device: run_stage(run, device))
         (run.path / SUMMARY).write_text("{}")
         return peaks

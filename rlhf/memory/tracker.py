@@ -1,7 +1,7 @@
 """Follows every storage on one device from its allocation to its release, and says what was alive at each peak.
 
-A dispatch mode sees each operation below autograd, on real tensors and on `meta` tensors alike. What kernels allocate
-inside themselves it cannot see; rlhf/memory/kernels.py says that for those that matter.
+A dispatch mode sees each operation below autograd, on real tensors and on `meta` tensors alike. It cannot see what
+kernels allocate inside themselves; rlhf/memory/kernels.py gives that for those that matter.
 
 torch's own MemTracker sees the same storages, on `meta` too. It keeps totals by kind and module: neither the order of
 allocations, which the allocator's replay needs, nor a peak for each phase. FakeTensorMode, its usual companion, fails

@@ -27,7 +27,7 @@ from rlhf.models.sharding import keep_layers_whole, shard_layers
 from rlhf.models.traits import logit_scale
 from rlhf.models.weights import reward_weights
 from rlhf.objectives.logprobs import EntropyMode, TokenStatistics
-from rlhf.recipe import Role, TrainingRole
+from rlhf.recipe import Role, SharedRole
 from rlhf.run.layout import ADAPTER
 
 
@@ -87,7 +87,7 @@ class SharedBase:
         return None if trunk is None or role is None else RoleTrunk(trunk, role)
 
     @property
-    def value_role(self) -> TrainingRole:
+    def value_role(self) -> SharedRole:
         """Return the role whose hidden states the value head reads."""
         return "value" if "value" in self.roles.trainable else "policy"
 

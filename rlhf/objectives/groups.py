@@ -4,8 +4,8 @@ RLOO (arXiv 2402.14740), GRPO (2402.03300), Dr. GRPO (2503.20783), DAPO (2503.14
 REINFORCE++ with a group baseline (2501.03262) differ in three choices: how rewards become advantages, what the
 importance ratio is of, and how tokens are weighted. Each choice is a function here.
 
-A loss is a weighted sum over tokens, whose weights hold the denominator, and statistics of it are plain sums: those of
-the parts of a minibatch add up. PPO's losses (rlhf/objectives/losses.py) are means.
+A loss here is a weighted sum over tokens, and the weights hold the denominator. Its statistics are plain sums. So the
+losses and statistics of a minibatch's parts add up to those of the whole. PPO's losses (losses.py) are means.
 
 Shapes: P prompts, k responses to each, B = P * k rows that stand together by prompt, R response slots.
 """

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Mapping
 
-from rlhf.recipe import OnlineOptions, OnPolicy, Optimization, Recipe, StageName
+from rlhf.recipe import OnlineBase, OnlineOptions, Optimization, Recipe, StageName
 
 FEW = 5  # logged rows that a mean is taken over, and that a check waits for
 
@@ -21,7 +21,7 @@ class History:
     def options(self) -> Optimization | OnlineOptions:
         """Return the stage's section of the recipe."""
         section = self.recipe.section(self.stage)
-        assert isinstance(section, Optimization | OnPolicy)
+        assert isinstance(section, Optimization | OnlineBase)
         return section
 
     @property

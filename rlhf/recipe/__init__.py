@@ -15,8 +15,8 @@ from rlhf.recipe.names import (
     OnlineName,
     PolicyName,
     Role,
+    SharedRole,
     StageName,
-    TrainingRole,
     stage_name,
 )
 from rlhf.recipe.pinned import PinnedRecipe, content_hash, load
@@ -36,7 +36,7 @@ from rlhf.recipe.schema import (
 )
 from rlhf.recipe.schema_data import Data, Flaw, Lengths, Sums, Toy
 from rlhf.recipe.schema_model import Architecture, Hardware, Lora, Model, Tokenizer
-from rlhf.recipe.schema_online import MODEL_REWARD, GroupOptions, Grpo, OnlineOptions, OnPolicy, Ppo, Rloo
+from rlhf.recipe.schema_online import MODEL_REWARD, GroupOptions, Grpo, OnlineBase, OnlineOptions, Ppo, Rloo
 from rlhf.recipe.strict import Changes, as_yaml, parse_overrides
 
 __all__ = [
@@ -62,7 +62,7 @@ __all__ = [
     "Lora",
     "Merge",
     "Model",
-    "OnPolicy",
+    "OnlineBase",
     "OnlineName",
     "OnlineOptions",
     "Optimization",
@@ -75,12 +75,12 @@ __all__ = [
     "Rm",
     "Role",
     "Sft",
+    "SharedRole",
     "StageName",
     "StageOptions",
     "Sums",
     "Tokenizer",
     "Toy",
-    "TrainingRole",
     "as_yaml",
     "available",
     "check_directory",

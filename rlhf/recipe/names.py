@@ -9,8 +9,8 @@ StageName = Literal["pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "eval
 OnlineName = Literal["ppo", "rloo", "grpo"]  # stages that learn from their own samples
 GroupName = Literal["rloo", "grpo"]  # those of them that compare several responses to a prompt
 PolicyName = Literal["ppo", "rloo", "grpo", "dpo"]  # stages whose policy is compared with SFT
-TrainingRole = Literal["policy", "reference", "reward", "value", "base"]  # base: without an adapter
-Role = TrainingRole | PolicyName  # in an evaluation each policy has a role too
+SharedRole = Literal["policy", "reference", "reward", "value", "base"]  # base: without an adapter
+Role = SharedRole | PolicyName  # in an evaluation each policy has a role too
 
 STAGES: tuple[StageName, ...] = get_args(StageName)
 ONLINE: tuple[OnlineName, ...] = get_args(OnlineName)

@@ -68,7 +68,7 @@ class Optimization(Section):
             raise ValueError("save_steps must be a multiple of logging_steps")
         return self
 
-    def share(self, count: int) -> tuple[int, int]:
+    def per_device(self, count: int) -> tuple[int, int]:
         """Return the rows of a micro-batch and the micro-batches of a step on each of `count` devices.
 
         Together the devices make the same step as one. Raises ValueError if a step cannot be divided evenly.
@@ -231,7 +231,7 @@ class Recipe(Section):
         """Raise ValueError for a supervised stage that `hardware.count` processes cannot share."""
         for stage, options in (("sft", self.sft), ("rm", self.rm), ("dpo", self.dpo)):
             try:
-                options.share(self.hardware.count)
+                options.per_device(self.hardware.count)
             except ValueError as error:
                 raise ValueError(f"{stage}: {error}") from None
             if options.eval_steps and self.hardware.count > 1 and self.hardware.engine != "ddp":

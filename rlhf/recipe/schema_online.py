@@ -27,7 +27,7 @@ from rlhf.recipe.strict import AsTuple, Section
 MODEL_REWARD = "model"  # in reward_funcs: the reward model
 
 
-class OnPolicy(Section):
+class OnlineBase(Section):
     """The keys of all stages that learn from their own samples.
 
     One step is one batch of rollouts and the updates on it.
@@ -125,7 +125,7 @@ class OnPolicy(Section):
         return self
 
 
-class Ppo(OnPolicy):
+class Ppo(OnlineBase):
     """PPO; keys are named as in TRL's PPOConfig."""
 
     num_ppo_epochs: Passes  # passes over a batch of rollouts
@@ -159,7 +159,7 @@ class Ppo(OnPolicy):
         return self
 
 
-class GroupBase(OnPolicy):
+class GroupBase(OnlineBase):
     """The keys that RLOO and GRPO share: `num_generations` responses to each prompt are compared with each other."""
 
     documented_in: ClassVar[str] = "docs/groups.md"

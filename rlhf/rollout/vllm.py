@@ -96,6 +96,10 @@ class Client:
                 "temperature": sampling.temperature,
                 "top_p": 1.0,
                 "top_k": -1,
+                # These keep out what the base's generation_config.json sets: penalties, and further tokens that end.
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
+                "ignore_eos": True,  # EOS is among `stop_token_ids`
                 "seed": seed,
                 "logprobs": 0,
                 "stop_token_ids": [codec.eos_id],

@@ -179,7 +179,7 @@ def make_batch(learner: "Learner", scored: ScoredRollout) -> Batch:
     """Do steps 3 and 4: log-probabilities, rewards with the KL, advantages."""
     shared, options = learner.shared, learner.options
     shared.base.eval()
-    rollout = scoring.with_lower_states(shared, scored.rollout, options.score_rows)
+    rollout = scoring.with_lower_states(shared, scored.rollout, options.score_rows)  # again: replacements drop them
     if options.old_logprobs == "recompute":
         old_logp = scoring.logprobs(shared, "policy", rollout, options)
     else:

@@ -102,13 +102,13 @@ def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
     shared, options, mask = learner.shared, learner.options, rollout.mask
     shared.base.eval()
 
-    # 2. Layers below the first adapter give all roles the same states; `hardware.trunk: lean` computes these once.
+    # 2 score. Layers below the first adapter give all roles the same states; the lean trunk computes these once.
     rollout = scoring.with_lower_states(shared, rollout, options.score_rows)
     old_logp, values = policy_logprobs_and_values(learner, rollout)
     ref_logp = scoring.logprobs(shared, "reference", rollout, options)
     scores = scoring.reward_scores(shared, rollout, options.score_rows)
 
-    # 3. With `kl_penalty: loss` the coefficient of the KL is 0 here.
+    # 3 reward. `reward_kl_coef` is 0 with `kl_penalty: loss`.
     kl = estimate_kl(old_logp, ref_logp, options.kl_estimator)
     shaped_scores = shape_scores(
         scores,
@@ -123,7 +123,7 @@ def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
     if options.whiten_rewards:
         rewards = whiten(rewards, mask, shift_mean=False)
 
-    # 4
+    # 4 advantage
     advantages, returns = gae(rewards, values, mask, options.gamma, options.lam)
     if options.whiten_advantages:
         advantages = whiten(advantages, mask)
@@ -202,7 +202,7 @@ class Learner:
     def sampling_value_fn(self) -> ValueFn | None:
         """Return the function that computes values while the policy samples; None if that is done afterwards.
 
-        With `old_logprobs: rollout` a critic that is a head on the policy computes its values then.
+        With `old_logprobs: rollout` a critic that is a head on the policy computes its values while sampling.
         """
         return self.shared.values if self.options.old_logprobs == "rollout" and self.critic_is_head else None
 
@@ -223,7 +223,7 @@ class Learner:
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics.
 
-        The critic's follow those of the policy, because changing the role costs time, with each micro-batch too much.
+        The critic's follow those of the policy: a change of role takes too long to be made in each micro-batch.
         """
         micro_rows = self.state.micro_batch_rows(batch.rollout, mini_rows)
         token_count = batch.rollout.response_length[mini_rows].sum()

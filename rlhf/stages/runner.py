@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.errors import UserError
 from rlhf.models.folders import check_encoder
@@ -26,6 +25,10 @@ from rlhf.run.records import Summary
 from rlhf.stages.online import reward_functions
 from rlhf.stages.result import Result
 
+if TYPE_CHECKING:
+    import torch
+
+RunStage = Callable[[Run, "torch.device"], Result]  # a stage's own code
 FULL_DISK_BYTES = 1_000_000
 LONGEST_COMMAND = 500  # characters of a command that is printed again
 # Classes of errors that libraries raise when they cannot write: Python and Arrow, torch.save, safetensors, SQLite.
@@ -136,7 +139,7 @@ def _run_stage(
     run: Run, resume: bool, report_to: Sequence[str], preflight: Callable[[], int | None], stop_on: Sequence[str]
 ) -> tuple[Result, int | None]:
     """Run the stage's own code. Return its result and the predicted bytes of its peak."""
-    stage_module = import_stage(run.stage)
+    run_stage = import_stage(run.stage)
     from rlhf.observe.device import device_facts
     from rlhf.process.torch_setup import set_up_torch
 
@@ -152,18 +155,19 @@ def _run_stage(
     with tracking.trackers(reporters, run.path, project, loaded.recipe.model_dump(mode="json")) as logs:
         checks = LiveChecks(run, stop_on)
         run.logs.on_metrics, run.logs.on_samples = [*logs, checks.on_metrics], [checks.on_samples]
-        result: Result = stage_module.run_stage(run, device)
+        result = run_stage(run, device)
     return result, predicted
 
 
-def import_stage(stage: StageName) -> ModuleType:
-    """Return the module that has the `run_stage` of a stage, with all libraries that it needs."""
+def import_stage(stage: StageName) -> RunStage:
+    """Import the module of a stage, with all libraries that it needs. Return its `run_stage`."""
     name = f"rlhf.stages.{'groups' if stage in GROUPS else stage}"  # RLOO and GRPO share one
     if name not in sys.modules:
         with without_collections():
             import_bitsandbytes()
             importlib.import_module(name)
-    return sys.modules[name]
+    run_stage: RunStage = sys.modules[name].run_stage
+    return run_stage
 
 
 def progress(run: Run) -> str:

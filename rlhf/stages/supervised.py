@@ -34,7 +34,7 @@ _NOT_METRICS = ("train_", "total_flos", "epoch", "num_tokens", "num_input_tokens
 def arguments(kind: type[ArgumentsT], run: Run, options: Optimization, **overrides: Any) -> ArgumentsT:
     """Return the training arguments of one stage; everything that decides the result comes from the recipe."""
     recipe = run.loaded.recipe
-    micro_batch, accumulated = options.share(recipe.processes(run.stage))
+    micro_batch, accumulated = options.per_device(recipe.processes(run.stage))
     return kind(
         output_dir=str(run.path / "checkpoints" / ".partial"),
         seed=recipe.seed,

@@ -1,14 +1,12 @@
 """What a run changes in the trainers of transformers and TRL: exact weights, the order of rows, the forward pass.
 
-A run also checks the checkpoint that it resumes from before they read it.
+It also checks a checkpoint before transformers resumes from it.
 """
 
-import math
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate.data_loader import SeedableRandomSampler
@@ -17,18 +15,13 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import Trainer
 
-from rlhf.errors import UserError
-from rlhf.models import records
-from rlhf.models import weights as stored
 from rlhf.models.precision import Model
 from rlhf.process import distributed
-from rlhf.run import reader
-from rlhf.run.checkpoints import checkpoint_step, with_resume_advice
-from rlhf.run.layout import ADAPTER_FILE
+from rlhf.run.checkpoints import with_resume_advice
 from rlhf.run.reader import reading
+from rlhf.stages.row_order import LengthBuckets, ShardedBatches
+from rlhf.stages.trainer_checkpoint import check_parts, check_step
 from rlhf.stages.training_forward import LeanSteps, padded_on_the_right, without_mask
-
-_PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "adapter_model.bin")  # transformers reads them
 
 
 class RunTrainer(Trainer):
@@ -38,7 +31,7 @@ class RunTrainer(Trainer):
     built, which rounds a warm start away.
     """
 
-    _order: "LengthBuckets | None" = None
+    _order: LengthBuckets | None = None
     _hides_padding = False
     _lean: LeanSteps | None = None
     _resumed_from: Path | None = None
@@ -130,11 +123,9 @@ class RunTrainer(Trainer):
         Raises UserError for files on which transformers would fail late, continue with wrong values, or unpickle code.
         """
         with with_resume_advice(folder):
-            state = reader.read(folder / "trainer_state.json", records.TrainerState)
-            if state is None or state.global_step != checkpoint_step(folder):
-                raise UserError(f"{folder}/trainer_state.json is {'that of another step' if state else 'missing'}")
+            check_step(folder)
             if not divided:
-                _check_parts(self.accelerator.unwrap_model(self.model), folder)
+                check_parts(self.accelerator.unwrap_model(self.model), folder)
         self._resumed_from = folder
 
     @contextmanager
@@ -157,95 +148,3 @@ class RunTrainer(Trainer):
     def _load_rng_state(self, checkpoint: str | None) -> None:
         with self._reading():
             super()._load_rng_state(checkpoint)
-
-
-class LengthBuckets(Sampler[int]):
-    """Sampler in which rows of similar length share an optimizer's batch; the batches come in random order.
-
-    The order is a function of seed and epoch. Micro-batches are slices of such a batch, shortest rows first, so that
-    their size changes no result. transformers' own grouping orders each of its large windows from long rows to short
-    ones, so that training always ends on the shortest.
-    """
-
-    WINDOW = 16  # batches that are sorted together
-
-    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int):
-        self.lengths, self.batch_size, self.seed = lengths, batch_size, seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        rng = random.Random(f"{self.seed}:{self.epoch}")
-        rows = list(range(len(self.lengths)))
-        rng.shuffle(rows)
-        batches: list[list[int]] = []
-        for start in range(0, len(rows), self.batch_size * self.WINDOW):
-            window = sorted(rows[start : start + self.batch_size * self.WINDOW], key=lambda row: self.lengths[row])
-            batches += [window[i : i + self.batch_size] for i in range(0, len(window), self.batch_size)]
-        short = [batch for batch in batches if len(batch) < self.batch_size]  # must come last, or it shifts the others
-        full = [batch for batch in batches if len(batch) == self.batch_size]
-        rng.shuffle(full)
-        return (row for batch in (*full, *short) for row in batch)
-
-
-class Order(Protocol):
-    """Rows in an order of their own in each epoch."""
-
-    def set_epoch(self, epoch: int) -> None: ...
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[int]: ...
-
-
-class ShardedBatches(Sampler[list[int]]):
-    """Micro-batches of one rank: the rows of each optimizer's batch are assigned to the ranks in turn.
-
-    All ranks together make the steps that one process makes. A short last batch gives every rank the same number of
-    rows; the few rows left over, fewer than there are ranks, are not used in this epoch.
-    """
-
-    def __init__(self, order: Order, micro_batch: int, accumulated: int):
-        self.order, self.micro_batch, self.accumulated = order, micro_batch, accumulated
-
-    def set_epoch(self, epoch: int) -> None:
-        self.order.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.order) // distributed.world() / self.micro_batch)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        order, world = list(self.order), distributed.world()
-        size = self.micro_batch * self.accumulated * world
-        for start in range(0, len(order), size):
-            batch = order[start : start + size]
-            own_batch = distributed.own_rows(batch[: len(batch) // world * world])
-            yield from (own_batch[i : i + self.micro_batch] for i in range(0, len(own_batch), self.micro_batch))
-
-
-def _check_parts(model: nn.Module, folder: Path) -> None:
-    """Check the stored weights, optimizer and schedule against those of the model. Raises UserError."""
-    for name in _PICKLED_WEIGHTS:
-        if (folder / name).exists():
-            raise UserError(f"{folder / name} is a pickle, and no run writes its weights as one")
-    if isinstance(model, PeftModel):
-        expected = stored.adapter_state(model)
-        for file in (folder / ADAPTER_FILE, *sorted(folder.glob(f"*/{ADAPTER_FILE}"))):  # DPO's reference has a folder
-            stored.adapter_config(file.parent)
-            stored.check_shapes(stored.tensors(file), expected, str(file))
-    else:
-        file = folder / "model.safetensors"
-        stored.check_shapes(stored.tensors(file), dict(model.named_parameters()), str(file))
-    file = folder / "optimizer.pt"
-    optimizer = reader.check(stored.unpickled(file), records.OptimizerState, str(file))
-    count = sum(len(group.params) for group in optimizer.param_groups)
-    trainable = sum(parameter.requires_grad for parameter in model.parameters())
-    if count != trainable:
-        raise UserError(f"{file} has the state of {count} parameters, but the model trains {trainable}")
-    file = folder / "scheduler.pt"
-    reader.check(stored.unpickled(file), records.SchedulerState, str(file))

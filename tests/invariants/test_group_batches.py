@@ -38,7 +38,7 @@ def codec(run):
 
 @pytest.fixture(scope="module")
 def rollout(codec) -> Rollout:
-    """Two prompts with four learner-up responses each, of many lengths; one is cut off without EOS."""
+    """Two prompts with four made-up responses each, of many lengths; one is cut off without EOS."""
     generator = torch.Generator().manual_seed(3)
     prompts = [[1, 7, 8, 9]] * 4 + [[1, 40, 41, 42, 43, 44]] * 4
     return made_up_rollout(prompts, codec, generator)
@@ -175,6 +175,14 @@ def test_the_move_of_the_policy_is_that_of_a_loop(run, rollout, masked):
     counted = [(new[:n], old[:n]) for new, old, n, ended in rows if ended or not masked]
     squares = [(a - b) ** 2 for pair in counted for a, b in zip(*pair, strict=True)]
     assert learner.update(batch)["policy/approxkl_avg"] == pytest.approx(sum(squares) / 2 / len(squares), rel=1e-3)
+
+
+def test_a_minibatch_of_truncated_responses_alone_moves_nothing(run, rollout):
+    learner = new_learner(run, "grpo", mask_truncated_completions=True, beta=0.0, entropy_coef=0.1)
+    before = [p.detach().clone() for p in learner.policy_parameters]
+    _, stats, _ = updated(learner, scored(replace(rollout, ended=torch.zeros_like(rollout.ended))))
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.policy_parameters, strict=True))
+    assert stats["policy/entropy_avg"] == stats["loss/policy_avg"] == 0
 
 
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])

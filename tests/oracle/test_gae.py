@@ -127,8 +127,9 @@ def test_bfloat16_is_computed_in_float32():
     advantages, returns = gae(rewards, torch.zeros_like(rewards), mask, 1.0, 1.0)
     assert advantages.dtype == returns.dtype == torch.float32
     assert returns[0, 0].item() == 300
-    # Values may be wider than rewards.
+    # The wider of the two types decides.
     assert gae(REWARDS.float(), VALUES, MASK, 1.0, 1.0)[0].dtype == torch.float64
+    assert gae(REWARDS, VALUES.float(), MASK, 1.0, 1.0)[0].dtype == torch.float64
 
 
 def test_new_tensors_are_made_where_the_inputs_are():

@@ -11,7 +11,7 @@ from torch import Tensor
 from rlhf.data.batch import Rollout
 from rlhf.models.loading import load_codec
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import GroupOptions, Grpo, StageName, TrainingRole
+from rlhf.recipe import GroupOptions, Grpo, SharedRole, StageName
 from rlhf.run.directory import Run
 from rlhf.stages.groups import ScoredRollout, make_batch
 from tests.conftest import grouped
@@ -60,14 +60,14 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: GroupOptions, kl_coe
     spans = list(zip(rollout.prompt_length.tolist(), rollout.response_length.tolist(), strict=True))
     counts = [bool(ended) or not o.mask_truncated_completions for ended in rollout.ended]
 
-    def distribution(i: int, role: TrainingRole) -> Tensor:
+    def distribution(i: int, role: SharedRole) -> Tensor:
         p, n = spans[i]
         shared.roles.activate(role)
         states = shared.base.model(input_ids=rollout.ids[i : i + 1, : p + n]).last_hidden_state[0]
         logits: Tensor = shared.base.lm_head(states[p - 1 : -1]) / o.temperature
         return logits - logits.logsumexp(-1, keepdim=True)
 
-    def logp(i: int, role: TrainingRole) -> Tensor:
+    def logp(i: int, role: SharedRole) -> Tensor:
         p, n = spans[i]
         return distribution(i, role)[torch.arange(n), rollout.ids[i, p : p + n]]
 

@@ -165,6 +165,17 @@ def test_linear_at_extremes_is_the_written_out_sum(logits):
         assert slope_of_row == pytest.approx(wanted, abs=1e-6)
 
 
+def test_a_token_of_no_probability_adds_nothing_to_the_entropy():
+    """Its logit is -inf; 0 * -inf would make NaN."""
+    with torch.no_grad():
+        hidden, weight = torch.ones(1, 1), torch.tensor([[0.0], [1.0], [-math.inf]])
+        logp, entropy, _ = linear_token_logprobs(hidden, weight, torch.tensor([0]), entropy="value")
+    p = torch.tensor([0.0, 1.0]).softmax(0)
+    assert entropy is not None
+    assert logp.item() == pytest.approx(p[0].log().item())
+    assert entropy.item() == pytest.approx(-(p * p.log()).sum().item())
+
+
 def test_linear_in_bfloat16_keeps_the_slope_of_a_confident_token():
     """1 - p is 1.2e-3 here: formed in bfloat16, whose numbers below 1 are 3.9e-3 apart, it would be 0."""
     hidden = torch.tensor([[6.75, 0.0]], dtype=torch.bfloat16).requires_grad_()

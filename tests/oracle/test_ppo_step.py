@@ -13,7 +13,7 @@ from rlhf.data.batch import Rollout
 from rlhf.data.tokenize import Codec
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import Ppo, TrainingRole
+from rlhf.recipe import Ppo, SharedRole
 from rlhf.run.directory import Run
 from rlhf.stages import ppo
 from rlhf.stages.online import scoring
@@ -58,17 +58,17 @@ def reference_step(
     spans = list(zip(rollout.prompt_length.tolist(), rollout.response_length.tolist(), strict=True))
     rows = [rollout.ids[i, : p + n] for i, (p, n) in enumerate(spans)]
 
-    def states(i: int, role: TrainingRole) -> Tensor:
+    def states(i: int, role: SharedRole) -> Tensor:
         shared.roles.activate(role)
         hidden: Tensor = shared.base.model(input_ids=rows[i][None]).last_hidden_state
         return hidden[0]
 
-    def distribution(i: int, role: TrainingRole) -> Tensor:
+    def distribution(i: int, role: SharedRole) -> Tensor:
         p, n = spans[i]
         logits: Tensor = shared.base.lm_head(states(i, role)[p - 1 : p + n - 1]) / o.temperature
         return logits - logits.logsumexp(-1, keepdim=True)
 
-    def logp(i: int, role: TrainingRole) -> Tensor:
+    def logp(i: int, role: SharedRole) -> Tensor:
         p, n = spans[i]
         return distribution(i, role)[torch.arange(n), rows[i][p:]]
 

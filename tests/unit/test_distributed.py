@@ -10,7 +10,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.process import children, distributed, launching, meeting
-from rlhf.stages.trainer import LengthBuckets, ShardedBatches
+from rlhf.stages.row_order import LengthBuckets, ShardedBatches
 from tests.conftest import RECIPE, small
 
 RECIPES = RECIPE.parents[1]
@@ -39,7 +39,7 @@ def test_a_child_finds_this_checkout_and_what_this_process_was_given(monkeypatch
 def test_a_step_has_the_same_rows_on_any_number_of_devices(rows, accumulated, count, share):
     """Accumulation is divided before micro-batches are."""
     changes = {"sft__per_device_train_batch_size": rows, "sft__gradient_accumulation_steps": accumulated}
-    assert small(**changes).recipe.sft.share(count) == share
+    assert small(**changes).recipe.sft.per_device(count) == share
     assert share[0] * share[1] * count == rows * accumulated
 
 

@@ -453,7 +453,7 @@ def test_the_words_of_this_project_are_in_the_glossary():
 def test_the_stages_and_roles_of_the_glossary_are_those_of_the_code():
     meanings = {row[0]: row[2] for row in glossary()}
     assert meanings["stage"].partition(": ")[2].split(", ") == list(recipe.STAGES)
-    assert set(re.findall(r"\w+", meanings["role"])) >= set(get_args(recipe.TrainingRole))
+    assert set(re.findall(r"\w+", meanings["role"])) >= set(get_args(recipe.SharedRole))
 
 
 def test_names_that_do_not_exist_are_noticed():

@@ -233,7 +233,7 @@ def test_without_bitsandbytes_four_bits_are_refused_by_name(command, folder, tmp
 
 def global_batch(loaded: PinnedRecipe, stage: str) -> int:
     options = loaded.recipe.section(recipe.stage_name(stage))
-    if isinstance(options, recipe.OnPolicy):
+    if isinstance(options, recipe.OnlineBase):
         return options.batch_size // options.num_mini_batches
     assert isinstance(options, recipe.Optimization)
     return options.per_device_train_batch_size * options.gradient_accumulation_steps

@@ -3,6 +3,7 @@
 Both entries must say the same.
 """
 
+import inspect
 import re
 from collections import Counter
 from pathlib import Path
@@ -243,7 +244,7 @@ SETTINGS = {
 
 def known(stage: StageName) -> set[str]:
     """Keys of a stage's summary and metrics.jsonl: those that its file writes or docs/metrics.md explains."""
-    files = (str(import_stage(stage).__file__), ROOT / "rlhf/evaluation/policies.py")
+    files = (inspect.getfile(import_stage(stage)), ROOT / "rlhf/evaluation/policies.py")
     written = "".join(Path(file).read_text() for file in files)
     explained = (ROOT / "docs/metrics.md").read_text()
     return {*re.findall(r'"([a-z_/]+)":', written), *re.findall(r"`([a-z_]+(?:/[a-z_]+)*)`", explained)}

@@ -90,7 +90,7 @@ def test_what_ranks_tell_each_other_by_hand():
     assert ranks.traffic(ddp, "sft") == (gradients, 0)
     assert ranks.traffic(ddp, "ppo") == (2 * 4 * 2 * gradients, 0), "epochs, minibatches, policy and critic"
     fsdp = load("2x4090-llama2-13b/v1", hardware__engine="fsdp").recipe
-    accumulated = fsdp.sft.share(2)[1]
+    accumulated = fsdp.sft.per_device(2)[1]
     assert ranks.traffic(fsdp, "sft").weights == accumulated * ranks.layers_bytes(fsdp)
     micro = 32 // 4 // 2 // fsdp.ppo.per_device_train_batch_size
     passes = 2 * 2 * (2 * 4) * micro + 1

@@ -9,13 +9,13 @@ from rlhf.models.adapters import new_adapter, reward_from_sft, trainable_adapter
 from rlhf.models.loading import load_base
 from rlhf.models.shared_base import SharedBase
 from rlhf.models.weights import adapter_weights
-from rlhf.recipe import Role, TrainingRole
+from rlhf.recipe import Role, SharedRole
 from rlhf.run.directory import Run
 from tests.conftest import gradient, noted, small
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[1, 7, 8, 9, 12], [1, 30, 31, 4, 4]])
-ROLES: tuple[TrainingRole, ...] = ("policy", "value", "reference", "reward")
+ROLES: tuple[SharedRole, ...] = ("policy", "value", "reference", "reward")
 
 
 def roles(trained, dtype: str = "float32", trainable: tuple[Role, ...] = ("policy",)) -> SharedBase:
@@ -158,7 +158,7 @@ def test_a_role_that_does_not_exist_is_named(shared):
         shared.roles.activate("critic")
 
 
-def outcome(shared: SharedBase, role: TrainingRole) -> tuple[Tensor, list[Tensor]]:
+def outcome(shared: SharedBase, role: SharedRole) -> tuple[Tensor, list[Tensor]]:
     """Hidden states of a role, and the gradients of its adapter."""
     shared.roles.activate(role)
     states = shared.hidden(IDS)

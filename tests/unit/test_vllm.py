@@ -96,6 +96,9 @@ def test_responses_come_back_in_order_with_their_log_probabilities(fake, tmp_pat
     assert {tuple(content["prompt"]) for content in asked} == {tuple(p) for p in prompts}
     assert len({content["seed"] for content in asked}) == 4
     assert {(content["temperature"], content["max_tokens"]) for content in asked} == {(0.7, 8)}
+    for content in asked:  # nothing that a generation_config.json may set is left to the server
+        assert (content["top_p"], content["top_k"], content["min_p"], content["repetition_penalty"]) == (1, -1, 0, 1)
+        assert content["ignore_eos"] and content["stop_token_ids"] == [2]
 
 
 def test_ppo_samples_with_the_policy_of_each_step(fake, trained, tmp_path):

@@ -14,7 +14,7 @@ from rlhf.models.precision import dtype_of
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.process import distributed
-from rlhf.recipe import OnlineOptions, TrainingRole
+from rlhf.recipe import OnlineOptions, SharedRole
 
 # (b rows of a rollout, their hidden states (b, r, H)) -> (b, r), 0 after the end of a response
 TokenFn = Callable[[Rollout, Tensor], Tensor]
@@ -33,7 +33,7 @@ def sampled_logprobs(rollout: Rollout) -> Tensor:
     return zero_pads(rollout.logprobs, rollout.mask)
 
 
-def logprobs(shared: SharedBase, role: TrainingRole, rollout: Rollout, options: OnlineOptions) -> Tensor:
+def logprobs(shared: SharedBase, role: SharedRole, rollout: Rollout, options: OnlineOptions) -> Tensor:
     """Return the log-probabilities (B, R) of the response tokens under a role, in nats."""
     (logp,) = _per_token(shared, role, rollout, options.score_rows, _logprobs_of_tokens(shared, options))
     return logp
@@ -53,7 +53,7 @@ def logprobs_and_values(shared: SharedBase, rollout: Rollout, options: OnlineOpt
 
 
 def _per_token(
-    shared: SharedBase, role: TrainingRole, rollout: Rollout, rows_at_once: int, *fns: TokenFn
+    shared: SharedBase, role: SharedRole, rollout: Rollout, rows_at_once: int, *fns: TokenFn
 ) -> list[Tensor]:
     """Run `role` over the rollout, `rows_at_once` rows at a time, and apply each function to its hidden states.
 

@@ -17,7 +17,7 @@ from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import GroupOptions, OnlineOptions, Role, TrainingRole
+from rlhf.recipe import GroupOptions, OnlineOptions, Role, SharedRole
 from rlhf.rollout import vllm
 from rlhf.rollout.decoding import Sampling, ValueFn
 from rlhf.rollout.engine import sample
@@ -145,7 +145,7 @@ class Session:
             return rollout
         return replace(rollout, prompt_numbers=torch.arange(len(batch), device=self.device).repeat_interleave(copies))
 
-    def evaluate(self, role: TrainingRole, prompts: Sequence[Prompt] | None = None) -> PolicySamples:
+    def evaluate(self, role: SharedRole, prompts: Sequence[Prompt] | None = None) -> PolicySamples:
         """Measure a role on held-out prompts; by default on those that choose checkpoints."""
         prompts = self.prompts.validation if prompts is None else prompts
         truth = self.recipe.data.has_true_reward
