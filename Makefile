@@ -269,7 +269,7 @@ dpo: $(ready)       ## train DPO: the policy on the pairs themselves
 evaluate: $(ready)  ## compare the trained policies on held-out prompts
 merge: $(ready)     ## merge the trained adapter into its base model (SET=merge.stage=dpo: DPO's)
 all: $(ready) ppo rloo grpo dpo evaluate merge ## run every stage that the recipe has a section for
-reproduce: $(ready) ## run the recipe once for each of SEEDS and compare with its published figures
+reproduce: $(ready) ## run the recipe once for each of SEEDS and compare with its targets and published figures
 	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options) $(price))
 
 ##@ Use (after training; serve also merges)

@@ -19,7 +19,12 @@ from rlhf.use.new_content import TEMPLATES, NewOptions, TemplateName
 
 @click.command(cls=StrictCommand)
 @click.option("--model", required=True, metavar="NAME|DIR", help="Model on the hub, or the folder of a checkpoint.")
-@click.option("--card", required=True, metavar="24GB|4090", help="Memory of the card, or its name.")
+@click.option(
+    "--card",
+    required=True,
+    metavar="24GB|4090",
+    help="Memory of the card (24GB: 10^9 bytes; 24GiB: 2^30), or its name.",
+)
 @click.option(
     "--data",
     multiple=True,

@@ -98,10 +98,10 @@ def stage_table(plan: Plan, wide: bool) -> tuple[list[str], list[list[str]]]:
 
 
 def stage_rows(plan: Plan) -> list[tuple[str, ...]]:
-    """Return a row for each stage: peak, need, published budget, verdict, hours, cost; and one for the chain."""
+    """Return a row for each stage: peak, need, published range, verdict, hours, cost; and one for the chain."""
     rows = []
     for stage, planned in plan.stages.items():
-        published = "-".join(dict.fromkeys(gb(x, 0) for x in planned.budget_bytes or () if x)) or "-"
+        published = "-".join(dict.fromkeys(gb(x, 0) for x in planned.published_bytes or () if x)) or "-"
         verdict = {True: "fits", False: "DOES NOT FIT", None: f"on {planned.in_memory_of}"}[planned.fits]
         verdict += f", {planned.verdict}" if planned.verdict else ""
         sizes = [gb(size) for size in (planned.peak_bytes, planned.needed_bytes, planned.reserved_bytes)]

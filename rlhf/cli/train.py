@@ -1,6 +1,7 @@
 """`rlhf run`: one stage of a recipe."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -83,8 +84,7 @@ def run(
     STAGE is pretrain, sft, rm, ppo, rloo, grpo, dpo, evaluate or merge. The stages that it builds on must be finished;
     the option --with-parents runs them first.
     """
-    if more_data and not choice.data:
-        raise click.UsageError(f"what is {more_data[0]!r}? Files to train on follow --data")
+    _check_files_follow_data(choice, more_data)
     loaded = choice.load(more_data)
     if if_needed and loaded.recipe.section(stage) is None:
         screen.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
@@ -124,6 +124,14 @@ def run(
             finished = [s for name in recipe.STAGES if (s := read_summary(path.parent / name))]
             targets_table(finished, price)
             next_steps.show(stage, loaded.recipe, more_data)
+
+
+def _check_files_follow_data(choice: Choice, more_data: Sequence[str]) -> None:
+    """Raise UsageError for arguments after STAGE that are no further files of --data."""
+    if more_data and more_data[0] in recipe.STAGES:
+        raise click.UsageError("one STAGE at a time; --with-parents runs what it builds on")
+    if more_data and not choice.data:
+        raise click.UsageError(f"what is {more_data[0]!r}? Files to train on follow --data")
 
 
 def _show_outcome(summary: Summary, result: Result | None, path: Path, *, restart: bool) -> None:

@@ -58,7 +58,7 @@ class PlannedStage:
     reserved_bytes: int
     needed_bytes: int
     fits: bool | None  # None without a card
-    budget_bytes: tuple[int | None, int | None] | None  # published: the lowest and the highest figure
+    published_bytes: tuple[int | None, int | None] | None  # published: the lowest and the highest figure
     verdict: str | None  # on the peak, by the published figures
     phases: dict[str, PlannedPhase]
     time: StageTime | None  # None where rates of the card or the number of rows are not known
@@ -139,7 +139,7 @@ def _stage(
         reserved_bytes=reserved(whole),
         needed_bytes=need,
         fits=need <= card * GB if card and place == "cuda" else None,
-        budget_bytes=_budget(loaded, stage),
+        published_bytes=_published(loaded, stage),
         verdict=_peak_verdict(loaded, stage, whole.peak_bytes),
         phases={name: _phase(phase) for name, phase in predicted.items() if name},
         time=_time(loaded, stage, predicted, price),
@@ -184,7 +184,7 @@ def _traffic(recipe: Recipe, stage: StageName, seconds: float, link: float) -> R
     return RankTraffic(traffic.gradients, traffic.weights, steps, waiting, scaling)
 
 
-def _budget(loaded: PinnedRecipe, stage: StageName) -> tuple[int | None, int | None] | None:
+def _published(loaded: PinnedRecipe, stage: StageName) -> tuple[int | None, int | None] | None:
     """Return the published range of a stage's peak in bytes, from the lowest to the highest figure that is given."""
     ranges = [t.printed for t in loaded.figures if t.stage == stage and t.metric == "peak_vram_gb"]
     if not ranges:
@@ -195,5 +195,5 @@ def _budget(loaded: PinnedRecipe, stage: StageName) -> tuple[int | None, int | N
 
 def _peak_verdict(loaded: PinnedRecipe, stage: StageName, peak: int) -> str | None:
     """Return the most favourable verdict on a predicted peak by the figures of its stage; None if there are none."""
-    budgets = [t for t in loaded.figures if t.stage == stage and t.metric == "peak_vram_gb"]
-    return published.best(verdict_of(figure, peak / GB).word for figure in budgets)
+    published_peaks = [t for t in loaded.figures if t.stage == stage and t.metric == "peak_vram_gb"]
+    return published.best(verdict_of(figure, peak / GB).word for figure in published_peaks)

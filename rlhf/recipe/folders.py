@@ -51,7 +51,8 @@ def resolve(hardware: str, root: Path) -> Path:
             raise OptionError(no_recipes(root))
         nearest = difflib.get_close_matches(hardware.lower(), names, 3, 0.4)
         hint = f"nearest: {', '.join(nearest)}" if nearest else f"hardware there: {', '.join(sorted(names))}"
-        raise OptionError(f"--hw {hardware or repr('')}: no default recipe in {root}; {hint}")
+        what = "no default recipe" if hardware in names else "no recipe for such hardware"
+        raise OptionError(f"--hw {hardware or repr('')}: {what} in {root}; {hint}")
     return by_status.get("released") or by_status["draft"]
 
 

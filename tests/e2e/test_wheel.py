@@ -79,7 +79,7 @@ def test_a_folder_of_recipes_is_named_by_option_or_variable(installed, tmp_path)
         assert "laptop/v1" in done.stdout and "4090" not in done.stdout
     done = run(installed, tmp_path, "report", "--recipe-root", "mine", "--hw", "4090")
     assert done.returncode == 2
-    assert done.stderr == "error: --hw 4090: no default recipe in mine; hardware there: cpu\n"
+    assert done.stderr == "error: --hw 4090: no recipe for such hardware in mine; hardware there: cpu\n"
     done = run(installed, tmp_path, "recipes", "--recipe-root", "nowhere")
     assert done.returncode == 2 and "nowhere: no recipes there; --recipe-root or RLHF_RECIPES names" in done.stderr
 

@@ -15,7 +15,7 @@ def planned_stage(**changes: Any) -> PlannedStage:
         "reserved_bytes": 2 * 10**9,
         "needed_bytes": 10**9,
         "fits": True,
-        "budget_bytes": None,
+        "published_bytes": None,
         "verdict": None,
         "phases": {},
         "time": None,

@@ -115,7 +115,7 @@ def test_a_rank_does_not_repeat_it(command, tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["run", "sft"], "name a recipe: --hw NAME or --recipe DIR"),
-        (["run", "sft", "--hw", "tpu"], "--hw tpu: no default recipe"),
+        (["run", "sft", "--hw", "tpu"], "--hw tpu: no recipe for such hardware"),
         (["run", "sft", "--recipe", "nowhere/v1"], "--recipe nowhere/v1: no recipe.yaml there; `rlhf recipes` lists"),
         (["plan", "--recipe", "recipes/cpu-tiny"], "name one: recipes/cpu-tiny/v1 or recipes/cpu-tiny/v2"),
         (["plan", "--recipe", "recipes/cpu-tinny/v2"], "nearest: recipes/cpu-tiny/v2"),

@@ -137,8 +137,8 @@ def test_a_plan_as_json(command, predictor, small, tmp_path):
     assert (made["recipe"], made["version"], made["modified"], made["hardware"]) == ("small", "v1", False, "cpu")
     assert list(made["stages"]) == list(PREDICTED_STAGES)
     for stage, row in made["stages"].items():
-        assert {"peak_bytes", "reserved_bytes", "fits", "budget_bytes", "phases", "in_memory_of"} <= set(row)
-        assert (row["fits"], row["budget_bytes"]) == (None, None)
+        assert {"peak_bytes", "reserved_bytes", "fits", "published_bytes", "phases", "in_memory_of"} <= set(row)
+        assert (row["fits"], row["published_bytes"]) == (None, None)
         assert row["peak_bytes"] == max(phase["peak_bytes"] for phase in row["phases"].values())
         for name, phase in row["phases"].items():
             assert sum(phase["components"].values()) == phase["peak_bytes"] > 0, f"{stage}/{name}"
@@ -206,7 +206,7 @@ def test_the_published_range_of_a_peak_is_read():
         for n, r in (("a", (0.5, 1.5)), ("b", (None, 2.0)))
     ]
     made = plan.make(Known(SFT), loaded._replace(figures=tuple(rows)), ("sft",))
-    assert made.stages["sft"].budget_bytes == (500_000_000, 2_000_000_000)
+    assert made.stages["sft"].published_bytes == (500_000_000, 2_000_000_000)
     assert made.stages["sft"].verdict == "met"  # the second allows it
 
 

@@ -235,7 +235,7 @@ def test_hw_resolves_to_the_newest_released_default(tmp_path):
     only_drafts = copy(tmp_path / "drafts", lambda c: c.update(status="draft", default=True))
     assert recipe.resolve("cpu", only_drafts.parent.parent) == only_drafts
     assert [d.name for d in recipe.available(tmp_path / "all")] == ["v1", "v2", "v10"]
-    with pytest.raises(UserError, match=r"--hw 4090: no default recipe .*hardware there: cpu"):
+    with pytest.raises(UserError, match=r"--hw 4090: no recipe for such hardware .*hardware there: cpu"):
         recipe.resolve("4090", tmp_path / "all")
     shutil.copytree(tmp_path / "all" / "mine", tmp_path / "all" / "second")
     with pytest.raises(UserError, match="mine and second are both its default; set default: false in one"):

@@ -225,7 +225,7 @@ class QualityReport:
         leakage = self.leakage
         if not (leakage.heldout and leakage.training):
             return [
-                Line("leaked", f"not looked for: {leakage.training:,} rows for training, {leakage.heldout:,} held out")
+                Line("leaked", f"not looked for: training rows {leakage.training:,}, held-out rows {leakage.heldout:,}")
             ]
         hint = "Held-out rows that training shows flatter the evaluation. data.drop: [leaked] leaves their likes out."
         line = self._flaw("leaked", leakage.heldout, hint, below="note")
