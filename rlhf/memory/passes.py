@@ -1,8 +1,8 @@
 """Forward and backward passes on the stand-in device: they are marked among the events, and equal ones run only once.
 
 A batch is scored and trained on in micro-batches, most of them of one shape. A pass that leaves something behind is run
-each time: it makes gradients, or merges weights. Of the others that follow each other with the same role and shape, one
-is run; the events of the rest are copies of its events, with new storages. The predicted memory is the same as if each
+each time: it makes gradients, or merges weights. Of the others with the same role and shape one is run in a stage, with
+the lean trunk one in each block of a role; the events of the rest are copies of its events, with new storages. The predicted memory is the same as if each
 was run, because the replay of the allocator gets the events of all.
 """
 
@@ -19,7 +19,6 @@ from rlhf.data.batch import Rollout, TrainingBatch
 from rlhf.memory.peaks import Storage
 from rlhf.memory.phases import PASS, Event, Work
 from rlhf.memory.tracker import Tracker
-from rlhf.models.roles import Roles
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Role
 from rlhf.stages.online.train_state import TrainedRole, TrainState
@@ -111,8 +110,7 @@ def patches(tracker: Tracker) -> Iterator[Patch]:
     yield patch(torch.autograd, "backward", _marked(tracker, torch.autograd.backward))
     yield patch(SharedBase, "response_hidden", _states(repeats, _marked(tracker, SharedBase.response_hidden)))
     yield patch(SharedBase, "scores_at", _scores(repeats, _marked(tracker, SharedBase.scores_at)))
-    yield patch(Roles, "activate", _forgetting(repeats, Roles.activate))
-    yield patch(TrainState, "updating", _updating(repeats, TrainState.updating))
+    yield patch(SharedBase, "role", _forgetting(repeats, SharedBase.role))
     yield patch(TrainState, "accumulate", _accumulating(repeats, TrainState.accumulate))
 
 
@@ -147,13 +145,13 @@ def _scores(repeats: Repeats, run: Callable[..., Tensor]) -> Callable[..., Tenso
     return scores_at
 
 
-def _forgetting(repeats: Repeats, run: Callable[[Roles, Role], None]) -> Callable[[Roles, Role], None]:
-    def activate(self: Roles, role: Role) -> None:
-        if role != self.active:
-            repeats.forget()  # a role may prepare its weights in its first pass
-        run(self, role)
+def _forgetting(repeats: Repeats, run: Callable[[SharedBase, Role], Patch]) -> Callable[[SharedBase, Role], Patch]:
+    def role(self: SharedBase, name: Role) -> Patch:
+        if self.lean_trunk is not None:
+            repeats.forget()  # it prepares the weights of a role in the first pass of a block
+        return run(self, name)
 
-    return activate
+    return role
 
 
 def _accumulating(
@@ -178,14 +176,6 @@ def _accumulating(
         return run(self, role, batch, micro_batches, add_or_repeat)
 
     return accumulate
-
-
-def _updating(repeats: Repeats, run: Callable[[TrainState], T]) -> Callable[[TrainState], T]:
-    def updating(self: TrainState) -> T:
-        repeats.forget()
-        return run(self)
-
-    return updating
 
 
 def _shape(rollout: Rollout) -> Hashable:
