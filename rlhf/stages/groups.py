@@ -180,10 +180,7 @@ def make_batch(learner: "Learner", scored: ScoredRollout) -> Batch:
     shared, options = learner.shared, learner.options
     shared.base.eval()
     rollout = scoring.with_lower_states(shared, scored.rollout, options.score_rows)  # again: replacements drop them
-    if options.old_logprobs == "recompute":
-        old_logp = scoring.logprobs(shared, "policy", rollout, options)
-    else:
-        old_logp = scoring.sampled_logprobs(rollout)
+    old_logp = scoring.policy_logprobs(shared, rollout, options)
     ref_logp, kl = None, None
     rewards = scored.shaped_scores.to(shared.device)
     if options.beta:

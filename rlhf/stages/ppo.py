@@ -154,10 +154,7 @@ def policy_logprobs_and_values(learner: "Learner", rollout: Rollout) -> tuple[Te
     shared, options = learner.shared, learner.options
     if learner.critic_is_head and options.old_logprobs == "recompute":
         return scoring.logprobs_and_values(shared, rollout, options)
-    if options.old_logprobs == "recompute":
-        old_logp = scoring.logprobs(shared, "policy", rollout, options)
-    else:
-        old_logp = scoring.sampled_logprobs(rollout)
+    old_logp = scoring.policy_logprobs(shared, rollout, options)
     if not learner.critic_is_head:
         return old_logp, scoring.values(shared, rollout, options)
     assert rollout.values is not None  # `sampling_value_fn` has computed them

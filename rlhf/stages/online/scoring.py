@@ -27,9 +27,14 @@ class ScoreNorm(NamedTuple):
     sd: float = 1.0
 
 
-def sampled_logprobs(rollout: Rollout) -> Tensor:
-    """Return the log-probabilities (B, R) that the response tokens had when they were sampled, in nats."""
-    assert rollout.logprobs is not None  # with `old_logprobs: rollout`
+def policy_logprobs(shared: SharedBase, rollout: Rollout, options: OnlineOptions) -> Tensor:
+    """Return the log-probabilities (B, R) under the policy that sampled, in nats.
+
+    With `old_logprobs: rollout` they are those of sampling, otherwise those of a pass.
+    """
+    if options.old_logprobs == "recompute":
+        return logprobs(shared, "policy", rollout, options)
+    assert rollout.logprobs is not None  # sampling keeps them
     return zero_pads(rollout.logprobs, rollout.mask)
 
 
