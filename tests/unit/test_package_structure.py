@@ -31,18 +31,21 @@ LAYERS = (
 )
 
 
-def imports(file: Path) -> set[str]:
-    """First part of every `rlhf.<part>` that a file imports, at any depth of its code."""
-    found = set()
+def modules(file: Path) -> set[str]:
+    """Dotted name of everything of rlhf that a file imports, at any depth of its code."""
+    names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: imports name the whole path"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        found |= {name.split(".")[1] for name in names if name.startswith("rlhf.")}
-    return found
+            names |= {alias.name for alias in node.names}
+    return {name for name in names if name.startswith("rlhf.")}
+
+
+def imports(file: Path) -> set[str]:
+    """First part of every `rlhf.<part>` that a file imports."""
+    return {name.split(".")[1] for name in modules(file)}
 
 
 def part(file: Path) -> str:
@@ -92,10 +95,9 @@ def test_a_stage_imports_no_other_stage():
     """Stages share run directories; code that several of them need has a module of its own."""
     stages = {file.stem for file in (ROOT / "rlhf/stages").glob("*.py") if "def run_stage(" in file.read_text()}
     assert {"sft", "rm", "ppo", "groups", "dpo", "evaluate", "merge", "pretrain"} == stages
-    for stage in stages:
-        text = (ROOT / f"rlhf/stages/{stage}.py").read_text()
-        imported = re.findall(r"from rlhf\.stages\.(\w+) import|from rlhf\.stages import (\w+)", text)
-        assert not stages & {name for pair in imported for name in pair}, stage
+    for file in (ROOT / "rlhf/stages").rglob("*.py"):
+        imported = {name.split(".")[2] for name in modules(file) if name.startswith("rlhf.stages.")}
+        assert not stages & imported - {file.stem}, file
 
 
 def test_only_the_command_line_knows_click():
