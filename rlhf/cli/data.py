@@ -108,25 +108,25 @@ def check_data(
         more = f"; and {len(malformed) - NAMED:,} more" if len(malformed) > NAMED else ""
         raise UserError(f"{named}{more}. {REPAIR}")
     if report.severity == "error":
-        worst = next(line for line in report.verdicts() if line.severity == "error")
+        worst = next(line for line in report.findings() if line.severity == "error")
         raise UserError(f"{', '.join(files)}: {worst.name} {worst.value}: {worst.hint}")
     sys.exit(3 if report.severity == "warning" else 0)
 
 
 def _print_check(report: QualityReport) -> None:
-    """Print what was found as a table, what was not in its last row, and the verdict."""
+    """Print what was found as a table, what was not in its last row, and a line about the flaws."""
     table = report.table()
     listed = [line for line in table if line.value != "0"]
     lines = [(name, value, hint and f"{severity}: {hint}") for name, value, hint, severity in listed]
     absent = ", ".join(line.name for line in table if line.value == "0")
     rows_table("data", ("what", "value", "hint"), [*lines, *([("none found", absent, "")] if absent else [])])
-    screen.OUT.print(verdict(report), markup=False)
+    screen.OUT.print(flaws_line(report), markup=False)
 
 
-def verdict(report: QualityReport) -> str:
+def flaws_line(report: QualityReport) -> str:
     """Return one line about the flaws, the worst first, and the key that leaves such rows out."""
-    verdicts = report.verdicts()
-    counts = {severity: [line.name for line in verdicts if line.severity == severity] for severity in SEVERITIES}
+    findings = report.findings()
+    counts = {severity: [line.name for line in findings if line.severity == severity] for severity in SEVERITIES}
     parts = [
         f"{len(names)} {severity}{'s' if len(names) > 1 else ''} ({', '.join(names)})"
         for severity, names in reversed(counts.items())

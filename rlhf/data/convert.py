@@ -91,7 +91,7 @@ def _plain(row: Row) -> dict[str, object]:
     prompt = [dataclasses.asdict(message) for message in row.prompt]
     if isinstance(row, Example | PromptOnly):
         response = {"completion": row.response} if isinstance(row, Example) else {}
-        return {"prompt": prompt, **response, **({} if row.answer is None else {"answer": row.answer})}
+        return {"prompt": prompt, **response, **({} if row.right_answer is None else {"answer": row.right_answer})}
     return {"prompt": prompt, "chosen": row.chosen, "rejected": row.rejected}
 
 

@@ -126,23 +126,23 @@ class Corpus:
         """
         if len(self.bare_prompts) and not len(rows):
             raise UserError(
-                f"{stage} needs {rows_needed}, and the data has only prompts without an answer, which only PPO, "
-                "RLOO and GRPO can use: add a file with answers to --data (make: DATA=)"
+                f"{stage} needs {rows_needed}, and the data has only prompts without a response, which only PPO, "
+                "RLOO and GRPO can use: add a file with responses to --data (make: DATA=)"
             )
         return rows.required(stage, rows_needed)
 
-    def answers(self) -> dict[Prompt, str]:
+    def right_answers(self) -> dict[Prompt, str]:
         """Return the right answer to each prompt that has one. Raises UserError for a prompt with two of them."""
         first_rows: dict[Prompt, PromptOnly | Example] = {}
         for row in (*self.bare_prompts, *self.examples):
-            if row.answer is None:
+            if row.right_answer is None:
                 continue
             earlier = first_rows.setdefault(row.prompt, row)
-            if earlier.answer != row.answer:
+            if earlier.right_answer != row.right_answer:
                 raise UserError(
-                    f"{row.source} and {earlier.source} have different answers to the same prompt: keep one of them"
+                    f"{row.source} and {earlier.source} have different right answers to one prompt: keep one of them"
                 )
-        return {prompt: row.answer for prompt, row in first_rows.items() if row.answer is not None}
+        return {prompt: row.right_answer for prompt, row in first_rows.items() if row.right_answer is not None}
 
     def prompts(self, stage: StageName) -> Split[Prompt]:
         """Return every distinct prompt for `stage`, in order of first appearance. Raises UserError for none."""

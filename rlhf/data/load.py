@@ -82,15 +82,15 @@ def _with_validation(train: list[RowT], heldout: list[RowT], seed: int, data: re
     return Split(train, test, validation)
 
 
-def _fingerprint(report: ReadReport, corpus: Corpus, root: Path) -> dict[str, Any]:
+def _fingerprint(report: ReadReport, corpus: Corpus, run_directory: Path) -> dict[str, Any]:
     """Return the facts of the data for manifest.json: files, counts, rows left out.
 
-    Files below `root` are named relative to it, because it may move.
+    Files in `run_directory` are named relative to it, because it may move.
     """
 
     def name(file: str) -> str:
         path = Path(file)
-        return str(path.relative_to(root)) if path.is_relative_to(root) else file
+        return str(path.relative_to(run_directory)) if path.is_relative_to(run_directory) else file
 
     return {
         "sha256": recipes.content_hash([file.sha256 for file in report.files]),

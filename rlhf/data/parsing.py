@@ -190,11 +190,13 @@ def _right_answer(row: dict[str, object]) -> str | None:
     return None if answer is None else _text(answer, "answer").strip()
 
 
-def _example(prompt: tuple[Message, ...], response: str, source: str, answer: str | None = None) -> Example | LeftOut:
+def _example(
+    prompt: tuple[Message, ...], response: str, source: str, right_answer: str | None = None
+) -> Example | LeftOut:
     """Return an example, or why it is left out. Raises Malformed without a user turn."""
     if not any(message.role == "user" and message.content.strip() for message in prompt):
         raise Malformed("no user turn with text before the answer")
-    return Example(prompt, response.rstrip(), source, answer) if response.strip() else "empty answer"
+    return Example(prompt, response.rstrip(), source, right_answer) if response.strip() else "empty answer"
 
 
 def _pair(row: dict[str, object], kind: RowKind, source: str) -> PreferencePair | LeftOut:

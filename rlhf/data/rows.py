@@ -24,12 +24,12 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt and the response to imitate; `answer` is the right answer, where it is known."""
+    """A prompt and the response to imitate; `right_answer` is what rewards compare a response with, where known."""
 
     prompt: tuple[Message, ...]
     response: str
     source: str
-    answer: str | None = None
+    right_answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class PreferencePair:
 
 @dataclass(frozen=True, slots=True)
 class PromptOnly:
-    """A prompt to sample responses to; `answer` is the right answer, where there is one."""
+    """A prompt to sample responses to; `right_answer` is what rewards compare them with, where there is one."""
 
     prompt: tuple[Message, ...]
     source: str
-    answer: str | None = None
+    right_answer: str | None = None
 
 
 Row = Document | Example | PreferencePair | PromptOnly

@@ -12,7 +12,7 @@ from rlhf.rating.pairs import PairedAnswers
 from rlhf.run.outcomes import SampleLine
 from rlhf.run.reader import read_lines
 
-VERDICTS = ("a", "b", "tie")  # verdicts that count; a skip does not
+CHOICES = ("a", "b", "tie")  # choices that count; a skip does not
 
 
 class ExportedRows(NamedTuple):
@@ -29,45 +29,45 @@ def export(
 ) -> ExportedRows:
     """Return rows `prompt`, `chosen`, `rejected` for the rated pairs, in their order.
 
-    Several raters decide by majority: a verdict needs more than half of the votes and is otherwise a tie; skips do not
+    Several raters decide by majority: a choice needs more than half of the votes and is otherwise a tie; skips do not
     count. `raters` limits the votes to these raters. A tie is left out. With `keep_ties` it becomes two rows, one each
     way round, from which a reward model learns equal scores. `samples` is the samples.jsonl that was rated. `template`
     is the recipe's tokenizer.template, in which its prompts are written.
 
     Raises UserError without ratings, for a rater without ratings, and for prompts that cannot be read back.
     """
-    verdicts = _verdicts(store.current_ratings(comparison.file), comparison.file, raters)
+    choices = _choices(store.current_ratings(comparison.file), comparison.file, raters)
     lines = read_lines(samples, SampleLine)
     rows: list[dict[str, object]] = []
     counts: Counter[str] = Counter()
     for pair in comparison.pairs:
-        by_rater = verdicts.get((pair.item, pair.digest))
+        by_rater = choices.get((pair.item, pair.digest))
         if not by_rater:
             continue
-        verdict = majority(by_rater.values())
+        choice = majority(by_rater.values())
         line = lines[pair.item]
         sides = {"a": line.answers[comparison.a].response.strip(), "b": line.answers[comparison.b].response.strip()}
         counts["rated"] += 1
-        counts["ties"] += verdict == "tie"
+        counts["ties"] += choice == "tie"
         counts["empty"] += not all(sides.values())
         if all(sides.values()):
             prompt = _prompt(line, template, samples)
-            chosen_sides = (verdict,) if verdict != "tie" else ("b", "a") if keep_ties else ()
+            chosen_sides = (choice,) if choice != "tie" else ("b", "a") if keep_ties else ()
             rows += [_row(prompt, sides, chosen, by_rater, comparison) for chosen in chosen_sides]
     return ExportedRows(rows, counts["rated"], counts["ties"], counts["empty"])
 
 
-def majority(verdicts: Iterable[str]) -> str:
-    """Return the verdict of more than half of the raters, else a tie."""
-    counts = Counter(verdicts)
-    verdict, count = counts.most_common(1)[0]
-    return verdict if 2 * count > counts.total() else "tie"
+def majority(choices: Iterable[str]) -> str:
+    """Return the choice of more than half of the raters, else a tie."""
+    counts = Counter(choices)
+    choice, count = counts.most_common(1)[0]
+    return choice if 2 * count > counts.total() else "tie"
 
 
-def _verdicts(
+def _choices(
     ratings: Iterable[store.Rating], file: Path, raters: Collection[str]
 ) -> dict[tuple[int, str], dict[str, str]]:
-    """Return each pair's verdicts by rater. Raises UserError without ratings, or for a rater without any."""
+    """Return each pair's choices by rater. Raises UserError without ratings, or for a rater without any."""
     ratings = list(ratings)
     raters_with_ratings = sorted({rating.rater for rating in ratings})
     if not raters_with_ratings:
@@ -75,18 +75,18 @@ def _verdicts(
     for rater in raters:
         if rater not in raters_with_ratings:
             raise UserError(f"{file}: no ratings of {rater!r}; it has those of {', '.join(raters_with_ratings)}")
-    verdicts: dict[tuple[int, str], dict[str, str]] = defaultdict(dict)
+    choices: dict[tuple[int, str], dict[str, str]] = defaultdict(dict)
     for rating in ratings:
-        if rating.verdict in VERDICTS and (not raters or rating.rater in raters):
-            verdicts[rating.pair][rating.rater] = rating.verdict
-    return verdicts
+        if rating.verdict in CHOICES and (not raters or rating.rater in raters):
+            choices[rating.pair][rating.rater] = rating.verdict
+    return choices
 
 
 def _row(
     prompt: list[object] | str,
     sides: Mapping[str, str],
     chosen: str,
-    verdicts: Mapping[str, str],
+    choices: Mapping[str, str],
     comparison: PairedAnswers,
 ) -> dict[str, object]:
     """Return a preference row that also names the two policies and each rater's choice."""
@@ -98,7 +98,7 @@ def _row(
         "rejected": sides[rejected],
         "chosen_from": names[chosen],
         "rejected_from": names[rejected],
-        "ratings": {rater: names.get(verdict, verdict) for rater, verdict in sorted(verdicts.items())},
+        "ratings": {rater: names.get(choice, choice) for rater, choice in sorted(choices.items())},
     }
 
 

@@ -1,6 +1,6 @@
 """A model behind an OpenAI-compatible endpoint as one more rater of the pairs that people rate with `rlhf ab`.
 
-It judges each pair twice, in both orders. A verdict counts only if both orders agree.
+It judges each pair twice, in both orders. A choice counts only if both orders agree.
 """
 
 import queue
@@ -53,14 +53,14 @@ def _question(pair: Pair, order: AnswerOrder) -> str:
 
 
 def letter(reply: str) -> str | None:
-    """Return the verdict of a reply, A, B or C, or None if it names none or several.
+    """Return the choice of a reply, A, B or C, or None if it names none or several.
 
     A letter counts before a reason, alone on a line, or at the end of a line after words such as `answer is`. A letter
     within a sentence does not: `answer B is too long`.
     """
-    text = reply.rpartition("</think>")[2].strip()  # earlier text is reasoning, not the verdict
+    text = reply.rpartition("</think>")[2].strip()  # earlier text is reasoning, not the choice
     if "<think>" in text:
-        return None  # the reply was cut off before its verdict
+        return None  # the reply was cut off before its choice
     last_word = r"(.*\b(?:answer|verdict|choice|winner)\b(?:\s+is\b)?)?[\W_]*([ABC]|tie)[\W_]*"
     letters = set(re.findall(r"^[\W_]*([ABC])[.,:;)\]*]", text, re.I))
     for line in text.splitlines():
@@ -72,14 +72,14 @@ def letter(reply: str) -> str | None:
 
 
 def judge_pair(judge: Judge, pair: Pair) -> store.RatingLine:
-    """Return the rating of a pair, with the judge's verdict and the reply in each order."""
+    """Return the rating of a pair, with the judge's choice and the reply in each order."""
     orders: tuple[AnswerOrder, ...] = get_args(AnswerOrder)
     replies = {order: judge.reply(pair, order) for order in orders}
-    verdicts = {o: {"A": o[0], "B": o[1], "C": "tie"}.get(letter(reply) or "") for o, reply in replies.items()}
-    first, second = verdicts.values()
-    verdict = "skip" if first is None or second is None else first if first == second else "tie"
+    choices = {o: {"A": o[0], "B": o[1], "C": "tie"}.get(letter(reply) or "") for o, reply in replies.items()}
+    first, second = choices.values()
+    choice = "skip" if first is None or second is None else first if first == second else "tie"
     excerpts = {order: reply[:REPLY_CHARACTERS] for order, reply in replies.items()}
-    return store.new_line(pair, f"{store.JUDGE}{judge.model}", verdict, "ab", said=verdicts, replies=excerpts)
+    return store.new_line(pair, f"{store.JUDGE}{judge.model}", choice, "ab", said=choices, replies=excerpts)
 
 
 def run(judge: Judge, comparison: PairedAnswers, *, limit: int | None = None, at_once: int = 4) -> None:

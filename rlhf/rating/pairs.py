@@ -51,14 +51,14 @@ class PairedAnswers(NamedTuple):
     file: Path
 
 
-def pair_answers(root: Path, a: str | None = None, b: str | None = None) -> PairedAnswers:
+def pair_answers(run_directory: Path, a: str | None = None, b: str | None = None) -> PairedAnswers:
     """Pair two policies' answers of the evaluation in the run directory `<out>/<recipe>/<version>`.
 
     The policies are sft and the first trained one of POLICIES by default. Raises UserError without a finished
     evaluation, without such policies, and if all answers are equal.
     """
-    folder = root / "evaluate"
-    finished_evaluation(root)
+    folder = run_directory / "evaluate"
+    finished_evaluation(run_directory)
     rows = read_lines(folder / SAMPLES, SampleLine)
     if not rows:
         raise UserError(f"{folder / 'samples.jsonl'}: no samples there")
@@ -69,7 +69,7 @@ def pair_answers(root: Path, a: str | None = None, b: str | None = None) -> Pair
     differing = [pair for pair in pairs if pair.a != pair.b]
     if not differing:
         raise UserError(f"{a} and {b} gave equal answers to all {len(pairs)} prompts: there is nothing to rate")
-    return PairedAnswers(a, b, differing, len(pairs) - len(differing), root / "ab" / f"{a}-vs-{b}.jsonl")
+    return PairedAnswers(a, b, differing, len(pairs) - len(differing), run_directory / "ab" / f"{a}-vs-{b}.jsonl")
 
 
 def _policies(folder: Path, names: Sequence[str], a: str | None, b: str | None) -> tuple[str, str]:

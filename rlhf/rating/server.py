@@ -84,8 +84,8 @@ class Server(ThreadingHTTPServer):
     def rate(self, rater: str, pair: Pair, choice: str) -> None:
         """Store a rater's choice, one of CHOICES."""
         order = self.order(rater, pair)
-        verdict = {"first": order[0], "second": order[1]}.get(choice, choice)
-        append(self.file, new_line(pair, rater, verdict, order))
+        stored = {"first": order[0], "second": order[1]}.get(choice, choice)
+        append(self.file, new_line(pair, rater, stored, order))
 
     def undo(self, rater: str) -> None:
         """Take back the rater's last rating."""

@@ -18,18 +18,21 @@ from rlhf.run import reader
 from rlhf.run.records import Record
 
 JUDGE = "judge:"  # begins the name of a model that rates
-WIN_OF_B = {"a": 0.0, "b": 1.0, "tie": 0.5}  # by verdict
+WIN_OF_B = {"a": 0.0, "b": 1.0, "tie": 0.5}  # by choice
 
 
 class Rating(Record):
-    """A line of the file. `shown` is the order of the answers: "ab", or "ba" if b came first."""
+    """A line of the file, with a rater's choice in the key `verdict`.
+
+    `shown` is the order of the answers: "ab", or "ba" if b came first.
+    """
 
     item: int
     sha256: str
     rater: str
     verdict: Literal["a", "b", "tie", "skip", "undo"]
     shown: AnswerOrder
-    said: dict[str, str | None] | None = None  # a judge's verdict in each order; None for a reply without one
+    said: dict[str, str | None] | None = None  # a judge's choice in each order; None for a reply without one
 
     @property
     def pair(self) -> tuple[int, str]:
@@ -40,7 +43,7 @@ class Rating(Record):
 class Reasons(TypedDict, total=False):
     """What a judge said about a pair, in each order of the answers."""
 
-    said: dict[AnswerOrder, str | None]  # its verdict; None for a reply without one
+    said: dict[AnswerOrder, str | None]  # its choice; None for a reply without one
     replies: dict[AnswerOrder, str]
 
 
@@ -55,13 +58,13 @@ class RatingLine(Reasons):
     time: str  # UTC, ISO 8601
 
 
-def new_line(pair: Pair, rater: str, verdict: str, shown: AnswerOrder, **reasons: Unpack[Reasons]) -> RatingLine:
+def new_line(pair: Pair, rater: str, choice: str, shown: AnswerOrder, **reasons: Unpack[Reasons]) -> RatingLine:
     """Return a line to append to the file, with the present time. `reasons` are added to it."""
     return {
         "item": pair.item,
         "sha256": pair.digest,
         "rater": rater,
-        "verdict": verdict,
+        "verdict": choice,
         "shown": shown,
         **reasons,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -27,7 +27,7 @@ class Figures(NamedTuple):
     """Statistics of one rater, or of several who have one vote on each pair: the mean of theirs.
 
     Wins are those of policy b. `order_decided` is the share of pairs on which the order of the answers changed a
-    judge's verdict.
+    judge's choice.
     """
 
     wins: int
@@ -94,13 +94,13 @@ def summarize(comparison: PairedAnswers) -> RatingSummary:
 def _figures(votes: Sequence[Vote]) -> Figures:
     """Return the statistics of votes. The outcome of a pair is the mean of its votes."""
     counts = Counter(rating.verdict for rating, _ in votes)
-    verdicts = defaultdict(list)
+    choices = defaultdict(list)
     for rating, pair in votes:
         if rating.verdict in WIN_OF_B:
-            verdicts[pair.item].append(rating.verdict)
+            choices[pair.item].append(rating.verdict)
     pairs = {pair.item: pair for _, pair in votes}
-    outcomes = [fmean(WIN_OF_B[verdict] for verdict in pair_verdicts) for pair_verdicts in verdicts.values()]
-    longer = [float(len(pairs[item].b.split()) - len(pairs[item].a.split())) for item in verdicts]  # words
+    outcomes = [fmean(WIN_OF_B[choice] for choice in pair_choices) for pair_choices in choices.values()]
+    longer = [float(len(pairs[item].b.split()) - len(pairs[item].a.split())) for item in choices]  # words
     in_both_orders = [rating.said for rating, _ in votes if rating.said and None not in rating.said.values()]
     return Figures(
         wins=counts["b"],
@@ -112,7 +112,7 @@ def _figures(votes: Sequence[Vote]) -> Figures:
         length_controlled_win_rate=stats.length_controlled_win_rate(outcomes, longer),
         agrees_with_score=_agreement(votes, "score"),
         agrees_with_true_reward=_agreement(votes, "true_reward"),
-        alpha=stats.krippendorff_alpha(list(verdicts.values())),
+        alpha=stats.krippendorff_alpha(list(choices.values())),
         order_decided=fmean(said["ab"] != said["ba"] for said in in_both_orders) if in_both_orders else None,
     )
 

@@ -100,7 +100,7 @@ def _prompts_and_rewards(
     """Return held-out prompts, and the rewards of those of RLOO and GRPO that have run; these can judge the prompts."""
     recipe = run.loaded.recipe
     reward_sums = [
-        RewardSum(stage, options, corpus.answers(), codec)
+        RewardSum(stage, options, corpus.right_answers(), codec)
         for stage, options in recipe.online().items()
         if stage in trained and isinstance(options, GroupOptions)
     ]

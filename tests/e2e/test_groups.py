@@ -231,7 +231,7 @@ def test_a_reward_that_fails_ends_the_stage_with_one_line(own_data, tmp_path, mo
 
 def test_prompts_without_answers_are_refused_where_one_is_needed(trained, tmp_path):
     out = beside(trained, tmp_path, *PARENTS)
-    with pytest.raises(Exception, match=r"rloo needs prompts with an answer"):
+    with pytest.raises(Exception, match=r"rloo needs prompts with a right answer"):
         run_stages(grouped("rloo", RULES | {"reward_funcs": ["exact_answer"]}), out, "rloo")
 
 

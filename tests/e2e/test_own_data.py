@@ -103,12 +103,12 @@ def test_prompts_alone_feed_ppo_and_no_other_stage(tmp_path):
     files = [prompts(tmp_path)]
     alone = small(data__source="files", data__files=files, data__heldout_fraction=0.2)
     with pytest.raises(
-        UserError, match=r"^pretrain needs texts, and the data has only prompts without an answer, which"
+        UserError, match=r"^pretrain needs texts, and the data has only prompts without a response, which"
     ):
         run_stages(alone, tmp_path / "alone", "pretrain")
     corpus = Corpus(Split([], []), Split([], []), Split([], []), corpus.bare_prompts)
     for stage, rows in (("sft", corpus.demonstrations), ("rm", lambda: corpus.preferences("rm"))):
-        with pytest.raises(UserError, match=f"^{stage} needs .*only prompts without an answer"):
+        with pytest.raises(UserError, match=f"^{stage} needs .*only prompts without a response"):
             rows()
     assert len(corpus.prompts("ppo")) == len(QUESTIONS)
 

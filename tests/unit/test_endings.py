@@ -71,7 +71,7 @@ def has_taken(process: "subprocess.Popen[str]", number: int) -> bool:
 
 
 def is_gone(process: int) -> bool:
-    """Whether a process has ended, be it that nobody has waited for it."""
+    """Whether a process has ended, even if nobody has waited for it."""
     try:
         return ") Z " in Path(f"/proc/{process}/stat").read_text()
     except OSError:

@@ -116,7 +116,7 @@ def test_a_question_with_a_worked_answer_is_a_demonstration_that_rewards_can_che
     assert rows.examples == (Example((user("Half of 48?"),), worked, "a.jsonl:1", worked),)
     short = read([write("b.jsonl", lines({"prompt": "Half of 48?", "completion": worked, "answer": 24}))])
     assert short.examples == (Example((user("Half of 48?"),), worked, "b.jsonl:1", "24"),)
-    assert read([write("c.jsonl", lines(COMPLETION))]).examples[0].answer is None
+    assert read([write("c.jsonl", lines(COMPLETION))]).examples[0].right_answer is None
 
 
 def test_a_question_about_a_passage_is_not_taken_for_a_question_alone(write):

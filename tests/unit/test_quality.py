@@ -35,7 +35,7 @@ def hints(report) -> dict[str, str]:
 
 
 def severities(report) -> dict[str, str]:
-    return {line.name: line.severity for line in report.verdicts()}
+    return {line.name: line.severity for line in report.findings()}
 
 
 def distinct(n: int) -> list[PreferencePair]:
@@ -44,27 +44,29 @@ def distinct(n: int) -> list[PreferencePair]:
     return [pair(f"question {i}", answers[i % 2], answers[1 - i % 2], i) for i in range(n)]
 
 
-def test_good_pairs_give_no_verdict():
+def test_good_pairs_give_no_finding():
     report = check(rows(pairs=distinct(1000)))
-    assert report.verdicts() == [] and report.pairs == 1000
+    assert report.findings() == [] and report.pairs == 1000
 
 
 def test_prompts_alone_are_counted_and_said_to_be_for_ppo_only():
     asked = tuple(PromptOnly((Message("user", f"question {i} of all"),), f"p:{i}") for i in range(50))
     report = check(replace(rows(), prompts=asked))
     assert (report.prompts, report.repeated_prompts, report.severity) == (50, 0, "note")
-    assert "Only PPO, RLOO and GRPO" in hints(report)["prompts without an answer"]
+    assert "Only PPO, RLOO and GRPO" in hints(report)["prompts without a response"]
     both = check(replace(rows(pairs=distinct(1000)), prompts=asked))
-    assert "prompts without an answer" not in hints(both) and "words per prompt" in [line.name for line in both.table()]
+    assert "prompts without a response" not in hints(both) and "words per prompt" in [
+        line.name for line in both.table()
+    ]
 
 
 def test_the_last_line_names_what_is_wrong_and_what_leaves_it_out():
-    verdict = commands.verdict(check(rows(pairs=distinct(1000) + distinct(200))))
+    verdict = commands.flaws_line(check(rows(pairs=distinct(1000) + distinct(200))))
     assert verdict.startswith("1 warning (duplicates)")
     assert verdict.endswith(
         "; `rlhf run … --set data.drop=[duplicates]` (make: SET=…) leaves such rows out of training"
     )
-    assert commands.verdict(check(rows(pairs=distinct(1000)))) == "nothing wrong was found"
+    assert commands.flaws_line(check(rows(pairs=distinct(1000)))) == "nothing wrong was found"
 
 
 def test_left_out_rows_are_counted_and_listed():
@@ -94,7 +96,7 @@ def test_near_identical_contradictory_duplicate_and_repeated():
     assert report.listed["contradictory"] == ("a.jsonl:2", "a.jsonl:3")
     assert {"near identical", "contradictory", "duplicates", "pairs"} <= set(hints(report))
     assert "repeated prompts" not in hints(report)
-    both = next(line for line in report.verdicts() if line.name == "contradictory")
+    both = next(line for line in report.findings() if line.name == "contradictory")
     assert (both.value, both.severity) == ("2 (28.6 %), as a.jsonl:2, a.jsonl:3", "warning")
     assert report.severity == "warning"
 
@@ -200,7 +202,7 @@ def test_to_dict_is_plain_json_with_the_verdicts():
     content: dict[str, Any] = report.to_dict()
     assert json.loads(json.dumps(content)) == content
     assert content["turns"] == {"1": 1} and content["listed"]["malformed"] == ["a:1: why"]
-    assert [tuple(verdict.values()) for verdict in content["verdicts"]] == report.verdicts() != []
+    assert [tuple(finding.values()) for finding in content["findings"]] == report.findings() != []
     assert content["severity"] == "error"
     assert check(rows()).to_dict()["pairs"] == 0 and check(rows()).severity == "error"
 

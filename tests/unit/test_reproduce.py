@@ -19,7 +19,7 @@ PACKAGES = dict.fromkeys(("torch", "transformers", "trl", "peft"), "1")
 
 def measured(out: Path, seed: int, **manifest: object) -> None:
     """A finished SFT of one seed."""
-    folder = reproduce.root(out, seed) / LOADED.name / LOADED.version / "sft"
+    folder = reproduce.runs_root(out, seed) / LOADED.name / LOADED.version / "sft"
     write_records(folder, {"python": "3.11.9", "packages": PACKAGES} | manifest)
 
 

@@ -60,7 +60,7 @@ def test_no_question_is_on_both_sides(tmp_path):
     corpus: Corpus = divide_rows(read, small(data__source="sums", data__sums=SIZES).recipe)[0]
     prompts = corpus.prompts("grpo")
     assert not {*prompts.train} & {*prompts.test}
-    answers = corpus.answers()
+    answers = corpus.right_answers()
     assert all(prompt in answers for prompt in (*prompts.train, *prompts.test))
     demonstrations = {row.prompt for row in corpus.demonstrations().train}
     assert not demonstrations & {*prompts.test}
@@ -74,7 +74,7 @@ def test_worked_answers_of_questions_are_imitated_and_compared_with(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     corpus: Corpus = divide_rows(formats.read([file]), small(data__heldout_fraction=0.3).recipe)[0]
-    prompts, answers = corpus.prompts("grpo"), corpus.answers()
+    prompts, answers = corpus.prompts("grpo"), corpus.right_answers()
     assert len(corpus.demonstrations()) == len(answers) == 20 and prompts.test
     assert {answers[prompt] for prompt in (*prompts.train, *prompts.test)} == {line["answer"] for line in lines}
 

@@ -124,12 +124,12 @@ class QualityReport:
         return max((line.severity for line in self.table()), key=SEVERITIES.index)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the report as plain JSON values, with its table and verdicts."""
+        """Return the report as plain JSON values, with its table and findings."""
         result: dict[str, object] = json.loads(json.dumps(asdict(self)))
-        table, verdicts = ([line._asdict() for line in lines] for lines in (self.table(), self.verdicts()))
-        return result | {"severity": self.severity, "verdicts": verdicts, "table": table}
+        table, findings = ([line._asdict() for line in lines] for lines in (self.table(), self.findings()))
+        return result | {"severity": self.severity, "findings": findings, "table": table}
 
-    def verdicts(self) -> list[Line]:
+    def findings(self) -> list[Line]:
         """Return the lines that show a sign of bad data. An empty list does not prove that the data is good."""
         return [line for line in self.table() if line.severity]
 
@@ -163,14 +163,16 @@ class QualityReport:
             ("text rows", self.documents),
             ("instruction rows", self.examples),
             ("pairs", self.pairs),
-            ("prompts without an answer", self.prompts),
+            ("prompts without a response", self.prompts),
         )
         lines = [Line(name, f"{count:,}") for name, count in kinds if count]
         if self.pairs and (advice := amount.advice(self.pairs)):
             index = next(index for index, line in enumerate(lines) if line.name == "pairs")
             lines[index] = lines[index]._replace(hint=f"{advice[0].upper()}{advice[1:]}.", severity="note")
         if self.prompts and not self.examples + self.pairs:
-            hint = "Only PPO, RLOO and GRPO can use them; SFT and the reward model need rows with answers beside them."
+            hint = (
+                "Only PPO, RLOO and GRPO can use them; SFT and the reward model need rows with responses beside them."
+            )
             lines[-1] = lines[-1]._replace(hint=hint, severity="note")
         return lines or [Line("rows kept", "0", "Nothing is left to train on.", "error")]
 

@@ -20,8 +20,8 @@ class RewardSum:
     Raises UserError for a name without a function.
     """
 
-    def __init__(self, stage: StageName, options: GroupOptions, answers: dict[Prompt, str], codec: Codec):
-        self.stage, self.answers, self.codec = stage, answers, codec
+    def __init__(self, stage: StageName, options: GroupOptions, right_answers: dict[Prompt, str], codec: Codec):
+        self.stage, self.right_answers, self.codec = stage, right_answers, codec
         labels = reward_functions.labels(options.reward_funcs)
         self.weights = dict(zip(labels, options.weights, strict=True))
         self.functions = {
@@ -30,14 +30,14 @@ class RewardSum:
         }
 
     def usable(self, prompts: Split[Prompt]) -> Split[Prompt]:
-        """Return the prompts that the rewards can judge: all, or those with an answer if a function needs it.
+        """Return the prompts that the rewards can judge: all, or those with a right answer if a function needs it.
 
         Raises UserError where none are left on a side of the split.
         """
         if not any(function and function.needs_answer for function in self.functions.values()):
             return prompts
-        kept = prompts.only(lambda prompt: prompt in self.answers)
-        return kept.required(self.stage, 'prompts with an answer ({"prompt", "answer"})')
+        kept = prompts.only(lambda prompt: prompt in self.right_answers)
+        return kept.required(self.stage, 'prompts with a right answer ({"prompt", "answer"})')
 
     def per_response(self, prompts: Sequence[Prompt], texts: Sequence[str], model_scores: Tensor | None) -> ByName:
         """Return the rewards of each response by name, on the CPU; the same numbers on every process.
@@ -46,7 +46,7 @@ class RewardSum:
         """
         if any(self.functions.values()):
             written = [self.codec.prompt_text(prompt) for prompt in prompts]
-            right_answers = [self.answers.get(prompt) for prompt in prompts]
+            right_answers = [self.right_answers.get(prompt) for prompt in prompts]
             computed = distributed.from_main(
                 lambda: {label: f(written, texts, right_answers) for label, f in self.functions.items() if f}
             )

@@ -67,7 +67,7 @@ class Session:
         stage, options, corpus = self.run.stage, self.options, load_corpus(self.run)
         split, reward_sum = corpus.prompts(stage), None
         if isinstance(options, GroupOptions):
-            reward_sum = RewardSum(stage, options, corpus.answers(), self.codec)
+            reward_sum = RewardSum(stage, options, corpus.right_answers(), self.codec)
             split = reward_sum.usable(split)
         prompts = OnlinePrompts(split, self.codec, options, self.recipe.seed)
         return prompts, reward_sum
