@@ -174,16 +174,16 @@ def existing_root(context: click.Context, parameter: click.Parameter, root: Path
     return root
 
 
-def run_directory(context: click.Context, parameter: click.Parameter, root: Path) -> Path:
+def run_directory(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
     """Return the directory of a run. Raises OptionError if it is absent."""
-    if not root.is_dir():
-        raise OptionError(no_such("folder", root, "name a run directory, <out>/<recipe>/<version>"))
-    return root
+    if not path.is_dir():
+        raise OptionError(no_such("folder", path, "name a run directory, <out>/<recipe>/<version>"))
+    return path
 
 
-def run_directories(context: click.Context, parameter: click.Parameter, roots: Sequence[Path]) -> Sequence[Path]:
+def run_directories(context: click.Context, parameter: click.Parameter, paths: Sequence[Path]) -> Sequence[Path]:
     """Return the directories of runs. Raises OptionError if one is absent."""
-    return [run_directory(context, parameter, root) for root in roots]
+    return [run_directory(context, parameter, path) for path in paths]
 
 
 def refuse_inputs(to: Path, inputs: Iterable[Path | str]) -> None:

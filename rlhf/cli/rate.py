@@ -108,7 +108,7 @@ def ratings_group() -> None:
 
 
 @ratings_group.command("export", cls=StrictCommand)
-@click.argument("root", type=click.Path(path_type=Path), metavar="RUN", callback=run_directory)
+@click.argument("directory", type=click.Path(path_type=Path), metavar="RUN", callback=run_directory)
 @click.option("--a", metavar="POLICY", help="Policy that the pairs were compared against. [default: sft]")
 @click.option(
     "--b",
@@ -121,15 +121,15 @@ def ratings_group() -> None:
 )
 @click.option("--to", type=OUTPUT, required=True, metavar="FILE", help="JSON lines file to write.")
 def export_ratings(
-    root: Path, a: str | None, b: str | None, raters: tuple[str, ...], keep_ties: bool, to: Path
+    directory: Path, a: str | None, b: str | None, raters: tuple[str, ...], keep_ties: bool, to: Path
 ) -> None:
     """Write the rated pairs of a run as preference rows.
 
     RUN is a run directory, <out>/<recipe>/<version>. The rows are for --data and `rlhf data check`.
     """
-    comparison, samples = pair_answers(root, a, b), root / "evaluate" / SAMPLES
+    comparison, samples = pair_answers(directory, a, b), directory / "evaluate" / SAMPLES
     refuse_inputs(to, [comparison.file, samples])
-    manifest = read_manifest(root / "evaluate")
+    manifest = read_manifest(directory / "evaluate")
     template = manifest.settings.tokenizer.template
     exported = export(comparison, samples, template, raters=raters, keep_ties=keep_ties)
     left_out = "as two rows each" if keep_ties else "left out"

@@ -72,16 +72,16 @@ class PolicyComparison(NamedTuple):
 # ---- reading ----
 
 
-def load(root: Path, stage: PolicyLabel, scored: Path | None = None) -> PolicyEvaluation:
+def load(run_directory: Path, stage: PolicyLabel, scored: Path | None = None) -> PolicyEvaluation:
     """Return one policy's evaluation from the run directory `<out>/<recipe>/<version>`.
 
-    `scored`: a file of `rlhf score <root>/evaluate/samples.jsonl --to FILE`, whose scores replace the run's own.
+    `scored`: what `rlhf score RUN/evaluate/samples.jsonl --to FILE` wrote, whose scores replace the run's own.
     Raises UserError without a finished evaluation of that policy, and for scores of other answers.
     """
-    folder = root / "evaluate"
-    summary, manifest = finished_evaluation(root), read_manifest(folder)
+    folder = run_directory / "evaluate"
+    summary, manifest = finished_evaluation(run_directory), read_manifest(folder)
     answers = _answers(_lines(folder / SAMPLES), stage, folder / SAMPLES)
-    rm_summary = read_summary(stage_folder(root, "rm"))
+    rm_summary = read_summary(stage_folder(run_directory, "rm"))
     reward_model = own_reward_model = reward_model_digest(rm_summary) if rm_summary else None
     if scored is not None:
         lines = _lines(scored)
@@ -91,12 +91,12 @@ def load(root: Path, stage: PolicyLabel, scored: Path | None = None) -> PolicyEv
         reward_model = lines[0].reward_model
         if reward_model is None:
             raise UserError(f"{scored}: not written by `rlhf score`, which names the reward model")
-    policy = root / stage if stage == "base" else stage_folder(root, stage)
+    policy = run_directory / stage if stage == "base" else stage_folder(run_directory, stage)
     policy_settings = read_manifest(policy).settings.plain() if (policy / MANIFEST).is_file() else {}
     details = reader.read(folder / "details.json", Details)
     bins = details.reward_model.calibration if details and details.reward_model else []
     return PolicyEvaluation(
-        name=f"{root}: {stage}",
+        name=f"{run_directory}: {stage}",
         answers=answers,
         reward_model=reward_model,
         own_reward_model=own_reward_model,

@@ -143,7 +143,7 @@ def few_steps(recipe: Recipe, steps: int, shape: LengthsShape) -> Changes:
 
 
 class ShortRun(Run):
-    """A run directory in which nothing is kept but what the next stage reads."""
+    """A stage's directory in which nothing is kept but what the next stage reads."""
 
     def seal_checkpoint(self, step: int, folder: Path) -> None:
         """Keep no checkpoint."""

@@ -42,21 +42,26 @@ SECTIONS: tuple[Builder, ...] = (
 )
 
 
-def write(roots: Sequence[Path], file: Path, price: float | None = None) -> None:
+def write(run_directories: Sequence[Path], file: Path, price: float | None = None) -> None:
     """Write the page of the run directories `<out>/<recipe>/<version>`. Raises UserError if one holds no run.
 
     `price` is in dollars per hour of one card.
     """
-    runs = [load(root)._replace(price=price) for root in roots]
+    runs = [load(run_directory)._replace(price=price) for run_directory in run_directories]
     if len({run.name for run in runs}) < len(runs):
         runs = [run._replace(name=str(run.run_directory)) for run in runs]
     write_output(file, page(runs))
 
 
-def data_files(roots: Sequence[Path]) -> list[Path]:
+def data_files(run_directories: Sequence[Path]) -> list[Path]:
     """Return the data files that the runs were trained on. Raises UserError if a directory holds no run."""
-    manifests = [(root, manifest) for root in roots for manifest in load(root).manifests.values()]
-    return [data_file(root, file.name) for root, manifest in manifests if manifest.data for file in manifest.data.files]
+    return [
+        data_file(run_directory, file.name)
+        for run_directory in run_directories
+        for manifest in load(run_directory).manifests.values()
+        if manifest.data
+        for file in manifest.data.files
+    ]
 
 
 def page(runs: Sequence[RunRecords]) -> str:

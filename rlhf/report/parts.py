@@ -84,7 +84,7 @@ class Section(NamedTuple):
 
     @property
     def anchor(self) -> str:
-        """Return the name that links to the section use."""
+        """Return the id of the section, which links name."""
         return re.sub(r"[^a-z]+", "-", self.title.lower()).strip("-")
 
 

@@ -29,24 +29,26 @@ class RunRecords(NamedTuple):
     problems: tuple[str, ...] = ()
 
 
-def load(root: Path) -> RunRecords:
+def load(run_directory: Path) -> RunRecords:
     """Read the records of a run. Raises UserError if none can be read."""
     problems: list[str] = []
-    manifests = _of_stages(root, MANIFEST, Manifest, problems)
-    summaries = _of_stages(root, SUMMARY, Summary, problems)
+    manifests = _of_stages(run_directory, MANIFEST, Manifest, problems)
+    summaries = _of_stages(run_directory, SUMMARY, Summary, problems)
     if not manifests:
-        missing = f"{root}: no run there; it should hold folders named {', '.join(STAGES[:3])} …"
+        missing = f"{run_directory}: no run there; it should hold folders named {', '.join(STAGES[:3])} …"
         raise UserError(problems[0] if problems else missing)
     readable = {stage: summary for stage, summary in summaries.items() if stage in manifests}
-    return RunRecords("/".join(root.resolve().parts[-3:]), root, manifests, readable, problems=tuple(problems))
+    return RunRecords(
+        "/".join(run_directory.resolve().parts[-3:]), run_directory, manifests, readable, problems=tuple(problems)
+    )
 
 
-def _of_stages(root: Path, name: str, kind: type[RecordT], problems: list[str]) -> dict[str, RecordT]:
+def _of_stages(run_directory: Path, name: str, kind: type[RecordT], problems: list[str]) -> dict[str, RecordT]:
     """Return the record `name` of each stage that has one. Files that cannot be read are added to `problems`."""
     by_stage: dict[str, RecordT] = {}
     for stage in STAGES:
         try:
-            record = reader.read(root / stage / name, kind)
+            record = reader.read(run_directory / stage / name, kind)
         except UserError as error:
             problems.append(str(error))
             continue

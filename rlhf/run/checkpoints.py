@@ -1,4 +1,4 @@
-"""Checkpoints of a run directory: their steps, their hashes and the logs that belong to them."""
+"""Checkpoints of a stage: their steps, their hashes and the logs that belong to them."""
 
 import re
 from collections.abc import Mapping

@@ -34,7 +34,7 @@ from rlhf.run.finished import (
     result_hash,
 )
 from rlhf.run.layout import FINDINGS, MANIFEST, RESULTS, SUMMARY
-from rlhf.run.lock import locked, make_root
+from rlhf.run.lock import locked, make_run_directory
 from rlhf.run.logs import LOGS, Logs
 from rlhf.run.measured import comparable_values, comparison, figures
 from rlhf.run.packages import package_versions
@@ -47,12 +47,15 @@ LARGE = 10**9  # bytes: a larger result is hashed when it is used, not whenever 
 
 
 class Run:
-    """The directory of one stage while the stage runs. `locked` keeps other processes out of it."""
+    """A stage of a recipe in its directory: whether it is done, what it builds on, and its records while it runs.
+
+    `locked` keeps other processes out of the directory.
+    """
 
     def __init__(
-        self, out: Path, loaded: PinnedRecipe, stage: StageName, reuse: Path | None = None, is_main: bool = True
+        self, out: Path, loaded: PinnedRecipe, stage: StageName, reuse_root: Path | None = None, is_main: bool = True
     ):
-        """`out` is the root of the runs. Finished stages that it lacks are taken from `reuse`, another root.
+        """`out` is the runs root. Finished stages that it lacks are taken from `reuse_root`, another one.
 
         Of several processes that share the stage one `is_main`. The others read the directory and never write.
         """
@@ -60,7 +63,7 @@ class Run:
         self.run_directory = out / loaded.name / loaded.version
         self.path = self.run_directory / stage
         self.parents = Parents(
-            loaded, stage, self.run_directory, reuse / loaded.name / loaded.version if reuse else None
+            loaded, stage, self.run_directory, reuse_root / loaded.name / loaded.version if reuse_root else None
         )
         self.resumed_from: Path | None = None
         self.resumed_data: records.DataRead | None = None  # the data of the run that is resumed
@@ -106,7 +109,7 @@ class Run:
         """Prepare the directory. An unfinished run in it is continued (`resume`) or set aside."""
         if not self.is_main:
             return
-        make_root(self.run_directory)
+        make_run_directory(self.run_directory)
         checkpoint = self._checkpoint_to_resume() if resume else None
         if checkpoint is None and os.path.lexists(self.path):
             self.set_aside()

@@ -39,30 +39,30 @@ def read_manifest(path: Path) -> records.Manifest:
         return manifest
 
 
-def stage_folder(root: Path, stage: StageName) -> Path:
-    """Return the directory of a stage below `root`, or the one elsewhere that the run was made from.
+def stage_folder(run_directory: Path, stage: StageName) -> Path:
+    """Return the directory of a stage in a run directory, or the one elsewhere that the run was made from.
 
-    A run whose parents lie below another root (`rlhf run --reuse`) names their places in its manifests, relative to
-    itself. Raises UserError for a damaged manifest.
+    A run whose parents lie in another run directory (`rlhf run --reuse`) names their places in its manifests, relative
+    to its own. Raises UserError for a damaged manifest.
     """
-    below_root = root / stage
-    if not below_root.exists():
-        for manifest in sorted(root.glob(f"*/{MANIFEST}")):
+    inside = run_directory / stage
+    if not inside.exists():
+        for manifest in sorted(run_directory.glob(f"*/{MANIFEST}")):
             if manifest.parent.name not in STAGES:
                 continue
             relative = read_manifest(manifest.parent).parents_from.get(stage)
             if relative is not None:
-                return Path(os.path.normpath(root.resolve() / relative))
-    return below_root
+                return Path(os.path.normpath(run_directory.resolve() / relative))
+    return inside
 
 
-def verified(root: Path, stage: StageName) -> records.Summary:
+def verified(run_directory: Path, stage: StageName) -> records.Summary:
     """Return the summary of a finished stage below `<out>/<recipe>/<version>`, after checking its files and parents.
 
     Every file of the result must have the hash that the summary names. Each parent that still exists must be the one
     that the stage was made from. Call this before reading a result of a stage. Raises UserError.
     """
-    path = stage_folder(root, stage)
+    path = stage_folder(run_directory, stage)
     summary = read_summary(path)
     if summary is None:
         raise UserError(f"{path}: {stage} is not done")
@@ -75,20 +75,23 @@ def verified(root: Path, stage: StageName) -> records.Summary:
     return summary
 
 
-def finished_evaluation(root: Path) -> records.Summary:
+def finished_evaluation(run_directory: Path) -> records.Summary:
     """Return the summary of a run's evaluation. Raises UserError unless it is finished and unchanged."""
-    if not (root / "evaluate" / SUMMARY).is_file():
-        raise UserError(f"{root / 'evaluate'}: no finished evaluation; first {_evaluation_command(root)}")
-    return verified(root, "evaluate")
+    if not (run_directory / "evaluate" / SUMMARY).is_file():
+        raise UserError(
+            f"{run_directory / 'evaluate'}: no finished evaluation; first {_evaluation_command(run_directory)}"
+        )
+    return verified(run_directory, "evaluate")
 
 
-def _evaluation_command(root: Path) -> str:
-    """Return the command that evaluates the run in `root`, with the options that its newest stage was made with."""
-    folder = default_root() / root.parent.name / root.name
+def _evaluation_command(run_directory: Path) -> str:
+    """Return the command that evaluates a run, with the options that its newest stage was made with."""
+    folder = default_root() / run_directory.parent.name / run_directory.name
     if not (folder / "recipe.yaml").is_file():
         return "`rlhf run evaluate --with-parents` with the options of the run (make: evaluate)"
-    words = ["rlhf", "run", "evaluate", "--with-parents", "--recipe", str(folder), "--out", str(root.parents[1])]
-    stages = [root / stage for stage in STAGES if (root / stage / MANIFEST).is_file()]
+    words = ["rlhf", "run", "evaluate", "--with-parents", "--recipe", str(folder)]
+    words += ["--out", str(run_directory.parents[1])]
+    stages = [run_directory / stage for stage in STAGES if (run_directory / stage / MANIFEST).is_file()]
     newest = max(map(read_manifest, stages), key=lambda manifest: manifest.started or "", default=None)
     if newest is not None:
         words += ["--seed", str(newest.seed)]
@@ -143,17 +146,18 @@ def result_hash(file: Path) -> str:
     return hashlib.sha256(_json_text({**config, BASE: None}).encode()).hexdigest()
 
 
-def follow_base(root: Path, stage: StageName) -> None:
+def follow_base(run_directory: Path, stage: StageName) -> None:
     """Write the base's path into the adapter of a run that was moved or copied.
 
     peft's AutoPeftModelForCausalLM then finds the run's own base. Nothing changes if the run has no base of its own, if
     an older version hashed the result with that path, or if the directory cannot be written.
     """
-    file, base = root / stage / ADAPTER / ADAPTER_CONFIG, (stage_folder(root, "pretrain") / MODEL).resolve()
+    file = run_directory / stage / ADAPTER / ADAPTER_CONFIG
+    base = (stage_folder(run_directory, "pretrain") / MODEL).resolve()
     config = read_json(file)
     if config is None or not base.is_dir() or os.path.realpath(str(config.get(BASE))) == str(base):
         return
-    summary = read_summary(root / stage)
+    summary = read_summary(run_directory / stage)
     if summary is None or summary.result_sha256.get(f"{ADAPTER}/{ADAPTER_CONFIG}") != result_hash(file):
         return
     with suppress(OSError), replacing(file) as temporary:  # a read-only copy stays: nothing of ours reads that path
@@ -172,10 +176,10 @@ def totals(
     return [(figure, *compare_total(figure, spent, price)) for figure in figures]
 
 
-def data_file(root: Path, name: str) -> Path:
-    """Return the place of a data file that a manifest names: below the run's root, or else as written."""
-    below_root = root / name
-    return below_root if below_root.exists() else Path(name)
+def data_file(run_directory: Path, name: str) -> Path:
+    """Return the place of a data file that a manifest names: in the run directory, or else as written."""
+    inside = run_directory / name
+    return inside if inside.exists() else Path(name)
 
 
 def _json_text(config: Mapping[str, object]) -> str:

@@ -33,18 +33,18 @@ def locked(path: Path) -> Iterator[None]:
         os.close(number)
 
 
-def make_root(root: Path) -> None:
+def make_run_directory(run_directory: Path) -> None:
     """Make the folder of a run's stages. Raises UserError if nothing can be written there."""
     try:
-        _make(root)
+        _make(run_directory)
     except OSError as error:
-        raise _unwritable(root, error) from None
+        raise _unwritable(run_directory, error) from None
 
 
-def _make(root: Path) -> list[Path]:
+def _make(path: Path) -> list[Path]:
     """Make a folder with its parents. Return those that are new, the innermost first."""
-    new_folders = [folder for folder in (root, *root.parents) if not folder.exists()]
-    root.mkdir(parents=True, exist_ok=True)
+    new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
     return new_folders
 
 
@@ -94,5 +94,5 @@ def _has_name(number: int, lock: Path) -> bool:
         return False
 
 
-def _unwritable(root: Path, error: OSError) -> UserError:
-    return UserError(f"{root}: cannot write there ({error.strerror}); choose another --out (make: OUT=…)")
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path}: cannot write there ({error.strerror}); choose another --out (make: OUT=…)")

@@ -1,4 +1,4 @@
-"""The logs of a run directory, one JSON object per line and step."""
+"""The logs of a stage, one JSON object per line and step."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -27,16 +27,21 @@ class ParentMissing(UserError):
 
 
 class Parents:
-    """The stages that one stage builds on, in its run directory or in `reuse`, another run directory."""
+    """The stages that one stage builds on, in its run directory or in `reuse_directory`, another run directory."""
 
-    def __init__(self, loaded: PinnedRecipe, stage: StageName, run_directory: Path, reuse: Path | None):
-        self.loaded, self.stage, self.run_directory, self.reuse = loaded, stage, run_directory, reuse
+    def __init__(self, loaded: PinnedRecipe, stage: StageName, run_directory: Path, reuse_directory: Path | None):
+        self.loaded, self.stage, self.run_directory, self.reuse_directory = (
+            loaded,
+            stage,
+            run_directory,
+            reuse_directory,
+        )
 
     def folder(self, stage: StageName) -> Path:
-        """Return the directory of a stage: in this run directory if it exists there, else in `reuse`."""
-        if self.reuse is None or (self.run_directory / stage).exists():
+        """Return the directory of a stage: in this run directory if it exists there, else in `reuse_directory`."""
+        if self.reuse_directory is None or (self.run_directory / stage).exists():
             return stage_folder(self.run_directory, stage)
-        return stage_folder(self.reuse, stage)
+        return stage_folder(self.reuse_directory, stage)
 
     def require(self, stage: StageName) -> Path:
         """Return the verified directory of an earlier stage. Raises ParentMissing or UserError.

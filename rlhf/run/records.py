@@ -180,7 +180,7 @@ class Manifest(Record):
     seed: Count
     settings: Settings
     parents: dict[StageName, Hash]
-    parents_from: dict[StageName, str] = {}  # places of parents below another root, relative to this run's root
+    parents_from: dict[StageName, str] = {}  # places of parents in another run directory, relative to this one
     code: Code
     packages: dict[str, str]
     python: str | None = None  # its version

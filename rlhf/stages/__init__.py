@@ -1,1 +1,1 @@
-"""Stages of a chain, one file each. A stage takes a started run directory and returns its metrics and costs."""
+"""Stages of a chain, one file each. A stage takes its directory, started, and returns its metrics and costs."""

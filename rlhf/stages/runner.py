@@ -1,4 +1,4 @@
-"""Runs one stage in its run directory: locks it, predicts its memory, starts trackers and explains errors."""
+"""Runs one stage: locks its directory, predicts its memory, starts trackers and explains errors."""
 
 import errno
 import importlib
@@ -62,7 +62,7 @@ def execute(
     `resume`: continue an unfinished run from its newest checkpoint (True), or set it aside and begin anew (False); for
     None such a run is refused. `preflight` predicts the bytes of the stage's peak, or raises UserError, before anything
     is loaded. `stop_on`: names of checks (rlhf/observe/watch.py) whose findings end the stage; `all` for any.
-    `reuse_root`: another root, whose finished stages are used where `out` has none.
+    `reuse_root`: another runs root, whose finished stages are used where `out` has none.
     """
     cuda.set_environment(loaded.recipe)
     run = Run(out, loaded, stage, reuse_root, is_main=not distributed.rank())

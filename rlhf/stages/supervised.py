@@ -1,4 +1,4 @@
-"""Connects run directories to transformers' Trainer, for pretrain, SFT, the reward model and DPO."""
+"""Connects the directories of stages to transformers' Trainer, for pretrain, SFT, the reward model and DPO."""
 
 import gc
 import math
@@ -118,7 +118,7 @@ def _weights(trainer: RunTrainer, divided: bool) -> dict[str, torch.Tensor]:
 
 
 class _RunCallback(TrainerCallback):
-    """Callback that logs to the run directory and seals each checkpoint that transformers has written."""
+    """Callback that logs to the stage's directory and seals each checkpoint that transformers has written."""
 
     def __init__(self, run: Run, bar: Bar, telemetry: Telemetry):
         self.run, self.bar, self.telemetry = run, bar, telemetry

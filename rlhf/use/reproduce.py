@@ -35,8 +35,8 @@ def final_stages(loaded: PinnedRecipe) -> list[StageName]:
     return stages
 
 
-def root(out: Path, seed: int) -> Path:
-    """Return the root of one seed's run."""
+def runs_root(out: Path, seed: int) -> Path:
+    """Return the runs root of one seed."""
     return out / f"seed-{seed}"
 
 
@@ -44,7 +44,16 @@ def run_seeds(stages: Sequence[StageName], seeds: Sequence[int], out: Path, opti
     """Run `rlhf run` for every seed and stage. Finished stages are kept and interrupted ones are resumed."""
     for seed in seeds:
         for stage in stages:
-            arguments = ["run", stage, "--if-needed", "--resume", "--seed", str(seed), "--out", str(root(out, seed))]
+            arguments = [
+                "run",
+                stage,
+                "--if-needed",
+                "--resume",
+                "--seed",
+                str(seed),
+                "--out",
+                str(runs_root(out, seed)),
+            ]
             if children.run_child([sys.executable, "-m", "rlhf.cli", *arguments, *options]):
                 command_line = shlex.join(["rlhf", *arguments, *options])
                 raise UserError(
@@ -61,7 +70,7 @@ def write_record(
     The file is the record of the reproduction, `<out>/<recipe>-<version>.json`. `price` is in dollars per hour of one
     card. Raises UserError if not all stages were run by the same code, packages and device.
     """
-    folders = {seed: root(out, seed) / loaded.name / loaded.version for seed in seeds}
+    folders = {seed: runs_root(out, seed) / loaded.name / loaded.version for seed in seeds}
     manifests = [read_manifest(folder / stage) for folder in folders.values() for stage in stages]
     measured_on = [{key: m.plain().get(key) for key in ("code", "packages", "python", "device")} for m in manifests]
     if any(setup != measured_on[0] for setup in measured_on):
