@@ -202,7 +202,7 @@ class PeerRecord(PeerProvenance):
 # -- python -m bench.peer.supervised: key `stages_beside` ------------------------------------------------------------
 
 
-class Side(TypedDict):
+class SideFigures(TypedDict):
     """One side's median over its repeats, and the range of them. Ratios are ours to TRL's, in our row alone."""
 
     step_seconds: float
@@ -224,7 +224,7 @@ class SupervisedRecord(OfRecipe):
     peer: str
     packages: dict[str, str]
     repeats: int
-    stages_beside: dict[StageName, dict[str, Side]]  # ours; trl; trl, tuned
+    stages_beside: dict[StageName, dict[str, SideFigures]]  # ours; trl; trl, tuned
 
 
 # -- python -m bench.layers: key `adapters_in` -----------------------------------------------------------------------

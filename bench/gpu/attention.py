@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from bench.gpu.item import Context, with_random_weights
 from bench.gpu.measured import AttentionFigures, KernelTable, KernelTime
 from bench.gpu.model import shared_base
-from bench.gpu.record import Verdict
+from bench.gpu.record import Decision
 from bench.gpu.variants import AS_IT_IS, cudnn_attention, synchronize
 from rlhf.models.precision import mixed_precision
 from rlhf.recipe import PinnedRecipe
@@ -36,7 +36,7 @@ class Call(NamedTuple):
 Note = Callable[[str, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, dict[str, Any]], None]
 
 
-def measure(context: Context[AttentionFigures]) -> Verdict:
+def measure(context: Context[AttentionFigures]) -> Decision:
     """Collect the calls of one decoder layer in training, scoring and decoding, then time each by itself."""
     loaded = with_random_weights(context.recipe, {"model.architecture.num_hidden_layers": 1})
     calls = collect(context, loaded)
@@ -52,7 +52,7 @@ def measure(context: Context[AttentionFigures]) -> Verdict:
                 except RuntimeError as error:  # a kernel that refuses a shape is a result
                     table[call.label] = f"{type(error).__name__}: {str(error)[:200]}"
                 context.save()
-    return _verdict(tables[AS_IT_IS], {call.label: call.mask is not None for call in calls}, context.dry_run)
+    return _decision(tables[AS_IT_IS], {call.label: call.mask is not None for call in calls}, context.dry_run)
 
 
 def collect(context: Context[AttentionFigures], loaded: PinnedRecipe) -> list[Call]:
@@ -153,7 +153,7 @@ def _time(call: Call) -> KernelTime:
     }
 
 
-def _verdict(table: KernelTable, masked: Mapping[str, bool], dry_run: bool) -> Verdict:
+def _decision(table: KernelTable, masked: Mapping[str, bool], dry_run: bool) -> Decision:
     """Return whether every shape has the expected kernel and none waits for a plan.
 
     The first call of each kind loads kernels and is left out.
@@ -161,7 +161,7 @@ def _verdict(table: KernelTable, masked: Mapping[str, bool], dry_run: bool) -> V
     timed: dict[str, KernelTime] = {}
     for label, row in table.items():
         if isinstance(row, str):
-            return Verdict(False, f"{label}: {row}")
+            return Decision(False, f"{label}: {row}")
         timed[label] = row
     unexpected = [
         f"{label}: {row['kernel']}"
@@ -177,4 +177,4 @@ def _verdict(table: KernelTable, masked: Mapping[str, bool], dry_run: bool) -> V
         kinds.add(kind)
     example = f" ({unexpected[0]})" if unexpected else ""
     why = f"{len(table)} shapes, {len(unexpected)} with another kernel{example}, {len(waits)} with a plan"
-    return Verdict(None if dry_run else not unexpected and not waits, why)
+    return Decision(None if dry_run else not unexpected and not waits, why)

@@ -15,7 +15,7 @@ HISTORY = 3  # steps back to which a step may release something
 Polynomial = tuple[float, ...]  # factors of `_terms`
 
 
-class Step(NamedTuple):
+class RecordedStep(NamedTuple):
     """What each step does, but for the first ones: (0, place) allocates, (n, place) releases what was allocated there
     n − 1 steps before. `bytes` has a polynomial in the length for each place."""
 
@@ -33,7 +33,7 @@ class Recorded(NamedTuple):
     """A rehearsed run: what comes before the steady steps, and those."""
 
     before: list[Event]
-    step: Step
+    step: RecordedStep
     alive: dict[tuple[int, int], int]  # steps back and place -> storage, when the first steady step begins
 
 
@@ -64,7 +64,7 @@ def recorded(events: Sequence[Event], lengths: Sequence[int], virtual: int, firs
     if any(other != actions[first] for other in actions[first:]):
         raise ValueError("the steps do not do the same")
     places, exact = _fit(np.array(sizes[first:]), np.array(lengths[first:]) + virtual)
-    step = Step(actions[first], places, exact)
+    step = RecordedStep(actions[first], places, exact)
     freed = {event.storage for event in events[: starts[first]] if event.bytes < 0}
     alive = {(first - since, at): s for s, (since, at) in allocations.items() if 0 < since < first and s not in freed}
     return Recorded(list(events[: starts[first]]), step, alive)

@@ -24,7 +24,7 @@ from rlhf.terminal.screen import OUT
 from rlhf.terminal.tables import rows_table
 
 with quiet_libraries():
-    from bench.roofline.counts import Work, phases
+    from bench.roofline.counts import LeastWork, phases
 
 LEAN: Changes = {"hardware.trunk": "lean", "lora.lora_dropout": 0.0}
 KEPT: Changes = {"{stage}.gradient_checkpointing": False}
@@ -81,12 +81,12 @@ class Roofline(TypedDict):
     changes: dict[str, Change]
 
 
-def seconds(work: Mapping[str, Work], card: NominalRates) -> float:
+def seconds(work: Mapping[str, LeastWork], card: NominalRates) -> float:
     """Return the least seconds of a step, its phases one after another."""
     return sum(part.seconds(card) for part in work.values())
 
 
-def bound(work: Work, card: NominalRates) -> str:
+def bound(work: LeastWork, card: NominalRates) -> str:
     """Return what bounds a phase on a card, compute or memory."""
     return "compute" if work.flops / card.flops >= work.moved / card.bandwidth else "memory"
 
