@@ -22,7 +22,7 @@ Overrides = Mapping[str, object]  # changes of a recipe: dotted key -> value
 
 
 class Code(TypedDict):
-    """The commit of the code that measured, and whether files differed from it; None where git does not say."""
+    """The JSON of a `rlhf.run.records.Code`."""
 
     commit: str | None
     dirty: bool | None

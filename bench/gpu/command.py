@@ -133,7 +133,7 @@ def require_cuda() -> None:
         import torch
 
     if not torch.cuda.is_available():
-        raise click.ClickException(
+        raise UserError(
             f"bench.gpu needs a CUDA device, and torch {torch.__version__} sees none: "
             "see `nvidia-smi`, or try the code with --dry-run"
         )
@@ -201,7 +201,7 @@ def files(out: Path) -> list[Path]:
         file for place in (runner.RECORDS, runner.NOT_MEASURED) for file in sorted((out / place).rglob("*.json"))
     ]
     if not written:
-        raise click.ClickException(
+        raise UserError(
             f"{out}: there are no records of bench.gpu below it; --out names the folder that a run wrote to"
         )
     return written

@@ -13,7 +13,6 @@ from bench.gpu.plan import ITEMS, GpuItem
 from bench.kinds import Code, Device, Overrides
 from rlhf import recipe as recipes
 from rlhf.recipe import PinnedRecipe
-from rlhf.run.provenance import code_version
 
 SCHEMA = 1
 OUTCOMES = ("started", "done", "failed", "timed out", "skipped")
@@ -75,7 +74,7 @@ def new_record(item: GpuItem, dry_run: bool, loaded: PinnedRecipe | None = None)
         "modified": bool(loaded and loaded.modified),
         "overrides": loaded.overrides if loaded else {},
         "seed": loaded.recipe.seed if loaded else 0,
-        "code": code_version(),
+        "code": provenance.code(),
         "packages": {name: version for name in PACKAGES if (version := packages.installed_version(name))},
         "python": platform.python_version(),
         "device": None,

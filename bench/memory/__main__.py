@@ -11,13 +11,13 @@ from bench.memory import budgets, chart, sizes
 from bench.paths import ROOT
 from rlhf import recipe
 from rlhf.cli import guarded
+from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.memory import prediction_file as pins
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
 from rlhf.process import cuda
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import StageName
-from rlhf.run.provenance import code_version
 from rlhf.terminal.tables import rows_table
 
 TRAINED: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")  # evaluate samples as PPO does; merge needs no GPU
@@ -105,7 +105,7 @@ def measure(
     chosen = list(stages or (PREDICTED_STAGES if device.type == "cpu" else TRAINED))
     if no_predict:
         if loaded.modified or not (loaded.directory / pins.FILE).exists():
-            raise click.ClickException(f"--no-predict needs an unchanged recipe that has a {pins.FILE}")
+            raise UserError(f"--no-predict needs an unchanged recipe that has a {pins.FILE}")
         predicted = {stage: pinned_peaks(loaded.directory, stage) for stage in chosen}
     with quiet_libraries():
         measured = measure_stages(loaded, chosen)
@@ -118,7 +118,7 @@ def measure(
     rows_table(title, columns, map(cells, rows))
     if save:
         record: MemoryRecord = {
-            "code": code_version(),
+            "code": provenance.code(),
             "device": provenance.describe(device),
             "recipe": loaded.name,
             "version": loaded.version,

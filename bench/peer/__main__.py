@@ -24,11 +24,11 @@ from bench.peer.environments import TORCHTUNE, TRL, peer_python, torchtune_pytho
 from bench.peer.figures import contender_figures, phases_table, row_of
 from bench.peer.inputs import BATCH, GROUP, SIZES, make_inputs
 from bench.peer.runs import ContenderRun, attempt, floor, run_ours, run_torchtune, run_trl
-from bench.provenance import require_committed_code, today
+from bench.provenance import code, require_committed_code, today
 from rlhf.cli import guarded
+from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.observe.device import cpu_model
-from rlhf.run.provenance import code_version
 from rlhf.terminal.screen import OUT
 from rlhf.terminal.tables import rows_table
 
@@ -77,7 +77,7 @@ def main(
     maker.start()
     maker.join()
     if maker.exitcode:
-        raise click.ClickException("the inputs could not be made")
+        raise UserError("the inputs could not be made")
     names = (*contenders.theirs, *contenders.torchtune, *contenders.ours)
     runs: dict[str, list[ContenderRun]] = {name: [] for name in names}
     for repeat in range(repeats):
@@ -115,7 +115,7 @@ def provenance(method: str, size: str, device: str, micro: int, repeats: int) ->
     numbers = "bfloat16" if device == "cuda" else "float32"
     record: PeerProvenance = {
         "date": today(),
-        "code": code_version(),
+        "code": code(),
         "device": torch.cuda.get_device_name() if device == "cuda" else f"{cpu_model()}, 1 thread",
         "model": {**SIZES[size], "dtype": numbers, "weights": "random"},
         "method": method,

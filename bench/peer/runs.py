@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import click
 from typing_extensions import TypedDict
 
 from bench.kinds import Floor
@@ -16,6 +15,7 @@ from bench.peer.contenders import LEAN, METHODS
 from bench.peer.inputs import SETTINGS, InputSettings
 from bench.reading import last_line, read
 from bench.steps import telemetry
+from rlhf.errors import UserError
 from rlhf.process.children import child_environment
 from rlhf.recipe import Changes
 
@@ -129,7 +129,7 @@ def _call(command: list[str]) -> str:
     if "CUDA out of memory" in done.stderr:
         raise ContenderDidNotFit
     if done.returncode:
-        raise click.ClickException(f"{' '.join(command[:6])} …\n{done.stderr[-2000:]}")
+        raise UserError(f"{' '.join(command[:6])} …", done.stderr[-2000:])
     return done.stdout
 
 

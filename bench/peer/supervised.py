@@ -21,15 +21,15 @@ import click
 from bench import options, steps
 from bench.clocks import clock_of
 from bench.kinds import SideFigures, StageSteps, SupervisedRecord
-from bench.provenance import describe, require_committed_code, today
+from bench.provenance import code, describe, require_committed_code, today
 from bench.reading import last_line
 from rlhf.cli import guarded
+from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.memory.short_runs import few_steps
 from rlhf.process.children import child_environment
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import Changes, PinnedRecipe, StageName
-from rlhf.run.provenance import code_version
 from rlhf.terminal.tables import rows_table
 
 STAGES: tuple[StageName, ...] = ("sft", "rm", "dpo")
@@ -91,7 +91,7 @@ def record_of(loaded: PinnedRecipe, repeats: int, figures: dict[StageName, dict[
         from rlhf.process.torch_setup import device_of
     return {
         "date": today(),
-        "code": code_version(),
+        "code": code(),
         "peer": f"trl {version('trl')} at its defaults, and tuned",
         "recipe": loaded.name,
         "version": loaded.version,
@@ -112,7 +112,7 @@ def compare(loaded: PinnedRecipe, stage: StageName, count: int, repeats: int) ->
             out = Path(folder)
             ours = steps.measure(loaded, (stage,), out, steps=count, shape="hh", preflight=False)
             if stage not in ours or ours[stage].get("out_of_memory"):
-                raise click.ClickException(f"{stage}: out of memory; what fits can be compared: lower the micro-batch")
+                raise UserError(f"{stage}: out of memory; what fits can be compared: lower the micro-batch")
             runs["ours"].append(ours[stage])
             for name, settings in zip(PEERS, ({}, TUNED[stage]), strict=True):
                 runs[name].append(_trl(loaded, stage, out, count, settings))
@@ -176,7 +176,7 @@ def _trl(loaded: PinnedRecipe, stage: StageName, out: Path, count: int, settings
     environment = child_environment(TRL_EXPERIMENTAL_SILENCE="1", HF_HUB_OFFLINE="1")
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
-        raise click.ClickException(f"TRL's {stage}: {done.stderr.strip()[-2000:]}")
+        raise UserError(f"TRL's {stage}: {done.stderr.strip()[-2000:]}")
     return last_line(done.stdout, StageSteps, f"TRL's {stage}")
 
 
