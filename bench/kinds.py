@@ -88,7 +88,8 @@ class Bound(TypedDict):
 class StageSteps(TypedDict, total=False):
     """A stage's row: what its steps took after the warm-up. One that did not fit has only `out_of_memory`.
 
-    The last keys are those that `bench.__main__.derived_figures` adds; None where a figure is unknown.
+    `bench.derived.derived_figures` adds `mfu` to `predicted_peak_bytes`, `bench.gpu.speed.conclude` adds `roofline`. A
+    figure is None where it is unknown.
     """
 
     out_of_memory: bool

@@ -14,8 +14,10 @@ from bench.gpu.measured import AttentionFigures, KernelTable, KernelTime
 from bench.gpu.model import shared_base
 from bench.gpu.record import Decision
 from bench.gpu.variants import AS_IT_IS, cudnn_attention, synchronize
+from rlhf.data.tokenize import Codec
 from rlhf.models.precision import mixed_precision
-from rlhf.recipe import PinnedRecipe
+from rlhf.models.shared_base import SharedBase
+from rlhf.recipe import PinnedRecipe, Recipe
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 
@@ -58,8 +60,6 @@ def measure(context: Context[AttentionFigures]) -> Decision:
 def collect(context: Context[AttentionFigures], loaded: PinnedRecipe) -> list[Call]:
     """Return the distinct attention calls of the code, with inputs for each. The calls are not computed."""
     shared, codec = shared_base(loaded, context.device, context.scratch)
-    recipe = loaded.recipe
-    rows, length = recipe.sft.per_device_train_batch_size, recipe.sft.max_length
     calls: dict[tuple[object, ...], Call] = {}
 
     def note(
@@ -75,8 +75,16 @@ def collect(context: Context[AttentionFigures], loaded: PinnedRecipe) -> list[Ca
         inputs = [torch.randn_like(x, requires_grad=label.startswith("training")) for x in (q, k, v)]
         calls.setdefault(key, Call(text, inputs, mask, keywords))
 
+    note_training(loaded.recipe, shared, note)
+    note_rollout(loaded.recipe, shared, codec, note)
+    return list(calls.values())
+
+
+def note_training(recipe: Recipe, shared: SharedBase, note: Note) -> None:
+    """Note the attention calls of SFT's forward pass, for batches of several lengths, without and with a mask."""
+    rows, length = recipe.sft.per_device_train_batch_size, recipe.sft.max_length
     for shorter in SHORTER:
-        ids = torch.full((rows, max(2, length - shorter)), 3, device=context.device)
+        ids = torch.full((rows, max(2, length - shorter)), 3, device=shared.device)
         for padded in (False, True):
             mask = torch.ones_like(ids)
             mask[-1, ids.shape[1] // 2 :] = 0
@@ -86,6 +94,10 @@ def collect(context: Context[AttentionFigures], loaded: PinnedRecipe) -> list[Ca
                 torch.no_grad(),
             ):
                 shared.base.get_decoder()(input_ids=ids, attention_mask=mask if padded else None, use_cache=False)
+
+
+def note_rollout(recipe: Recipe, shared: SharedBase, codec: Codec, note: Note) -> None:
+    """Note the attention calls of prefill and decoding in PPO's rollout."""
     options = recipe.ppo
     prompts = [[3] * (options.max_prompt_length - row % 3) for row in range(options.rollout_batch_size)]
     sampling = Sampling(options.max_prompt_length, options.response_length, 1.0, options.rollout_batch_size)
@@ -97,7 +109,6 @@ def collect(context: Context[AttentionFigures], loaded: PinnedRecipe) -> list[Ca
 
     with mock.patch("rlhf.rollout.library_decoding.GRAPHS", False):
         sample(shared.base, prompts, codec, sampling, phase=phase)
-    return list(calls.values())
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from rlhf.process.children import child_environment
 RECORDS = "results"  # of what was measured
 NOT_MEASURED = "not-measured"  # of items that were skipped, or whose process died before it named the device
 GRACE = 5.0  # seconds between asking a process group to end and killing it
-# Never over what the caller has set. The first is what long runs of varying lengths want (see the item `allocator`).
+# What the caller has set keeps its value. The first suits runs of varying lengths (see the item `allocator`).
 ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
 
 
@@ -69,7 +69,7 @@ def _ending(code: int | None, interrupted: bool, limit: float, log: Path) -> tup
 
 
 def environment_of(item: GpuItem) -> dict[str, str]:
-    """Return the variables of an item's process: the caller's, what is missing of ENVIRONMENT, the item's own."""
+    """Return the variables of an item's process: the caller's, what they lack of ENVIRONMENT, and the item's own."""
     settings = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
     if "PYTORCH_CUDA_ALLOC_CONF" in os.environ:  # the older name of the allocator's variable
         settings.pop("PYTORCH_ALLOC_CONF", None)

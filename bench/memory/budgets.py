@@ -17,12 +17,12 @@ ALLOWED = 0.03  # growth of a phase's peak over what is pinned
 
 
 def pinned_recipes(root: Path) -> list[Path]:
-    """Return the recipes that are made for a card."""
+    """Return the folders of the recipes that are made for a card."""
     return [d for d in recipes.available(root) if recipes.load(d).recipe.hardware.memory_gb is not None]
 
 
 def strategies(predictor: Predictor, loaded: PinnedRecipe) -> dict[str, StrategyCost] | None:
-    """Return what each way to save memory does to SFT's step, for a recipe whose source publishes that."""
+    """Return what each way to save memory does to SFT's step; None where the recipe's source publishes none of it."""
     published = any(target.metric and target.metric.startswith("effect.") for target in loaded.figures)
     return alone(predictor.predict, loaded, "sft") if published else None
 

@@ -49,9 +49,7 @@ def name(run: PeftRun) -> str:
 
 
 def predict(run: PeftRun) -> OutsideRow:
-    """Return the bytes as the comparison reports them, and what was counted on the way; `failed` says why there are
-    none.
-    """
+    """Return the predicted bytes in the comparison's sizes, and what was counted; `failed` says why there are none."""
     from bench.outside import steps
 
     measured: dict[str, int] = {size: run["measured"][size] for size in SIZES}
@@ -90,8 +88,9 @@ def failed(row: OutsideRow, why: str) -> OutsideRow:
 
 
 def _recorded(run: PeftRun, virtual: int) -> tuple["Recorded", int, np.ndarray]:
-    """Return the run's steps at its depth, its trainable parameters, and the work of each step: from 2 and 4 layers, or
-    from all of them where what two layers do more is not the same in every step.
+    """Return the run's steps at its depth, its trainable parameters, and the work of each step.
+
+    They follow from 2 and 4 layers, or from all layers where two more do not add the same to every step.
     """
     from bench.outside import loop, steps
 

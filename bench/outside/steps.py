@@ -16,8 +16,11 @@ Polynomial = tuple[float, ...]  # factors of `_terms`
 
 
 class RecordedStep(NamedTuple):
-    """What each step does, but for the first ones: (0, place) allocates, (n, place) releases what was allocated there
-    n − 1 steps before. `bytes` has a polynomial in the length for each place."""
+    """What each step does, except for the first ones.
+
+    Of the actions (0, place) allocates, and (n, place) releases what was allocated there n − 1 steps before. `bytes`
+    has a polynomial in the length for each place.
+    """
 
     actions: list[tuple[int, int]]
     bytes: np.ndarray  # (places, terms)
@@ -38,8 +41,11 @@ class Recorded(NamedTuple):
 
 
 def recorded(events: Sequence[Event], lengths: Sequence[int], virtual: int, first: int = 3) -> Recorded:
-    """Take a recording apart. `lengths` are those of its steps, of which those from `first` on are steady; `virtual` is
-    the number of tokens that an adapter puts before each row. Raises ValueError if the steps differ."""
+    """Return a recording taken apart into what comes before the steady steps, and those.
+
+    `lengths` are the tokens of each step's longest row; the steps from `first` on are steady. `virtual` is the number
+    of tokens that an adapter puts before each row. Raises ValueError if the steady steps differ.
+    """
     starts = [at for at, event in enumerate(events) if event.storage is None and event.name == STEP]
     if len(starts) != len(lengths) + 1:
         raise ValueError(f"{len(starts) - 1} steps were recorded, not {len(lengths)}")
@@ -71,9 +77,7 @@ def recorded(events: Sequence[Event], lengths: Sequence[int], virtual: int, firs
 
 
 def _terms(lengths: np.ndarray) -> np.ndarray:
-    """Return what sizes depend on, (terms, n): the length, also padded to 16 for a bias, to 32 and 64 for kernels'
-    blocks.
-    """
+    """Return what sizes depend on, (terms, n): powers of the length, and the length as biases and kernels pad it."""
     bias, block, tile = (np.ceil(lengths / n) * n for n in (16, 32, 64))
     return np.stack([np.ones(len(lengths)), lengths, lengths**2, lengths * bias, bias, block, tile])
 
@@ -82,8 +86,9 @@ FORMS = ((0,), (0, 1), (0, 5), (0, 4), (0, 3), (0, 1, 6), (0, 1, 2), (0, 4, 3), 
 
 
 def _fit(sizes: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Return the polynomials for sizes (steps, places): the first of `FORMS` that gives all of them to the byte, else
-    the last.
+    """Return a polynomial for each place of sizes (steps, places), and whether all give the sizes to the byte.
+
+    A place has the first of `FORMS` that does, or else the last.
     """
     terms = _terms(lengths)
     coefficients = np.zeros((sizes.shape[1], len(terms)))

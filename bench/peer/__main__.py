@@ -71,13 +71,7 @@ def main(
     second = torchtune_python(torchtune) if contenders.torchtune else python
     shutil.rmtree(work, ignore_errors=True)
     inputs = work / "inputs"
-    inputs.mkdir(parents=True)
-    # in a separate process, which gives the GPU back
-    maker = get_context("spawn").Process(target=make_inputs, args=(inputs, size, device, steps))
-    maker.start()
-    maker.join()
-    if maker.exitcode:
-        raise UserError("the inputs could not be made")
+    make_inputs_apart(inputs, size, device, steps)
     names = (*contenders.theirs, *contenders.torchtune, *contenders.ours)
     runs: dict[str, list[ContenderRun]] = {name: [] for name in names}
     for repeat in range(repeats):
@@ -91,6 +85,27 @@ def main(
         OUT.print(f"round {repeat + 1} of {repeats} done")
     figures = contender_figures(contenders, runs, "wall" if device == "cuda" else "cpu")
     limit = floor(method, inputs, work / "floor", micro)
+    origin = provenance(method, size, device, micro, repeats)
+    record: PeerRecord = {**origin, "figures": figures, "floor": limit}
+    show(method, record)
+    if save:
+        write_json(save, record)
+        OUT.print(f"written to {save}")
+
+
+def make_inputs_apart(inputs: Path, size: str, device: str, steps: int) -> None:
+    """Write the inputs of both sides in a separate process, which gives the GPU back when it ends."""
+    inputs.mkdir(parents=True)
+    maker = get_context("spawn").Process(target=make_inputs, args=(inputs, size, device, steps))
+    maker.start()
+    maker.join()
+    if maker.exitcode:
+        raise UserError("the inputs could not be made")
+
+
+def show(method: str, record: PeerRecord) -> None:
+    """Print the figures of all contenders, and the phases of ours beside the floor."""
+    figures = record["figures"]
     columns = (
         "",
         f"{clock_of(figures.values())} s/step",
@@ -99,14 +114,9 @@ def main(
         "speed, times theirs",
         "memory ratio",
     )
-    title = f"one {method.upper()} step, medians; ratios to {' and '.join(contenders.theirs)}"
-    rows_table(title, columns, [row_of(n, row) for n, row in figures.items()])
-    origin = provenance(method, size, device, micro, repeats)
-    record: PeerRecord = {**origin, "figures": figures, "floor": limit}
+    title = f"one {method.upper()} step, medians; ratios to {' and '.join(METHODS[method].theirs)}"
+    rows_table(title, columns, [row_of(name, row) for name, row in figures.items()])
     OUT.print(phases_table(record), markup=False)
-    if save:
-        write_json(save, record)
-        OUT.print(f"written to {save}")
 
 
 def provenance(method: str, size: str, device: str, micro: int, repeats: int) -> PeerProvenance:

@@ -106,12 +106,12 @@ def floor(method: str, inputs: Path, out: Path, micro: int) -> Floor:
 
 
 def run_trl(method: str, python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> ContenderRun:
-    """Run TRL's trainer once."""
+    """Run TRL's trainer once; return what its script prints."""
     return _run_script("trl_ppo.py" if method == "ppo" else "trl_groups.py", python, inputs, flags, steps, micro)
 
 
 def run_torchtune(python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> ContenderRun:
-    """Run torchtune's recipe once."""
+    """Run torchtune's recipe once; return what its script prints."""
     return _run_script("torchtune_ppo.py", python, inputs, flags, steps, micro)
 
 
@@ -134,7 +134,7 @@ def _call(command: list[str]) -> str:
 
 
 def attempt(run: Callable[[], ContenderRun]) -> ContenderRun:
-    """Return what a run took, or that it did not fit."""
+    """Return what a run took, in the units of `ContenderRun`, or that it did not fit."""
     try:
         return run()
     except ContenderDidNotFit:

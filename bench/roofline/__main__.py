@@ -134,18 +134,6 @@ def predict(loaded: PinnedRecipe, stage: OnlineName) -> Roofline:
     prompt = row_tokens(recipe, stage, 1) - options.response_length
     work = phases(recipe, stage, prompt)
     now = seconds(work, card)
-    changes: dict[str, Change] = {}
-    for name, keys in CHANGES.items():
-        keys = {key.format(stage=stage): value for key, value in keys.items()}
-        if "rollout_4bit" in "".join(keys) and recipe.model.quantization == "none":
-            continue
-        least = seconds(phases(changed(recipe, keys), stage, prompt), card)
-        changes[name] = {"seconds": least, "factor": now / least}
-    if options.samples_per_prompt > 1:
-        lean = changed(recipe, {key.format(stage=stage): value for key, value in LEAN.items()})
-        apart, shared = (seconds(phases(lean, stage, prompt, once), card) for once in (False, True))
-        name = "prompts once for a group, in the lean trunk"
-        changes[name] = {"seconds": shared, "factor": apart / shared}
     return {
         "recipe": f"{loaded.name} {loaded.version}",
         "stage": stage,
@@ -163,8 +151,26 @@ def predict(loaded: PinnedRecipe, stage: OnlineName) -> Roofline:
             for name, p in work.items()
         },
         "seconds": now,
-        "changes": changes,
+        "changes": gains(recipe, stage, prompt, card),
     }
+
+
+def gains(recipe: Recipe, stage: OnlineName, prompt: float, card: NominalRates) -> dict[str, Change]:
+    """Return the least seconds of a step with each of CHANGES that applies, and how many times as fast that is."""
+    now = seconds(phases(recipe, stage, prompt), card)
+    changes: dict[str, Change] = {}
+    for name, keys in CHANGES.items():
+        keys = {key.format(stage=stage): value for key, value in keys.items()}
+        if "rollout_4bit" in "".join(keys) and recipe.model.quantization == "none":
+            continue
+        least = seconds(phases(changed(recipe, keys), stage, prompt), card)
+        changes[name] = {"seconds": least, "factor": now / least}
+    if getattr(recipe, stage).samples_per_prompt > 1:
+        lean = changed(recipe, {key.format(stage=stage): value for key, value in LEAN.items()})
+        apart, shared = (seconds(phases(lean, stage, prompt, once), card) for once in (False, True))
+        name = "prompts once for a group, in the lean trunk"
+        changes[name] = {"seconds": shared, "factor": apart / shared}
+    return changes
 
 
 def changed(recipe: Recipe, keys: Mapping[str, object]) -> Recipe:
@@ -194,8 +200,8 @@ def show(row: Roofline) -> None:
     lines.append(("all", "", "", "", f"{total:.2f}", ""))
     columns = ("phase", "TFLOP", "GB", "bound by", "s", "share")
     rows_table(f"{row['recipe']}, a step of {row['stage']}, predicted least seconds at {rates}", columns, lines)
-    gains = [(name, f"{change['seconds']:.2f}", f"x {change['factor']:.2f}") for name, change in row["changes"].items()]
-    rows_table("predicted, each change alone", ("change", "s", "as fast"), gains)
+    rows = [(name, f"{change['seconds']:.2f}", f"x {change['factor']:.2f}") for name, change in row["changes"].items()]
+    rows_table("predicted, each change alone", ("change", "s", "as fast"), rows)
 
 
 def markdown(rows: Sequence[Roofline]) -> str:

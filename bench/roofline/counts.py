@@ -198,6 +198,11 @@ class LayerPasses:
     card: cards.Gpu
     lean: bool
 
+    @property
+    def upper(self) -> range:
+        """Return the layers that each role computes by itself; in the lean trunk all roles share those below."""
+        return range(self.decoder.adapted.start if self.lean else 0, self.decoder.layers)
+
     def forward(self, rows: RowSizes, count: float, numbers: range, adapter: bool = True) -> LeastWork:
         """Return the work of a forward pass through some layers of rows in `count` micro-batches."""
         return self._sum(
@@ -229,43 +234,60 @@ def phases(recipe: Recipe, stage: OnlineName, prompt: float, share_prompts: bool
     options: Any = getattr(recipe, stage)
     decoder, card = Decoder.of(recipe), cards.gpu_of(recipe.hardware.name)
     passes = LayerPasses(decoder, card, recipe.hardware.trunk == "lean")
-    has_critic = isinstance(options, Ppo) and options.value_model == "adapter"
-    work = {f"rollout/{name}": part for name, part in _rollout(decoder, card, options, prompt).items()}
 
     def rows(micro: int, last_only: bool = False) -> RowSizes:
         copies = min(options.samples_per_prompt, micro) if passes.lean and share_prompts else 1
         return RowSizes.of(options.batch_size, prompt, options.response_length, copies, last_only)
 
-    bottom = decoder.adapted.start if passes.lean else 0  # below it all roles share one result
-    upper = range(bottom, decoder.layers)
-    scored, count = rows(options.score_rows), math.ceil(options.batch_size / options.score_rows)
-    if bottom:
-        work["score/shared layers"] = passes.forward(scored, count, range(bottom))
+    work = {f"rollout/{name}": part for name, part in _rollout(decoder, card, options, prompt).items()}
+    ends = rows(options.score_rows, last_only=True)
+    work |= {f"score/{name}": part for name, part in _score(passes, options, rows(options.score_rows), ends).items()}
+    trained = rows(options.per_device_train_batch_size)
+    return work | {f"update/{name}": part for name, part in _update(passes, options, trained).items()}
+
+
+def _has_critic(options: OnlineOptions) -> bool:
+    """Return whether a critic with an adapter is computed and trained beside the policy."""
+    return isinstance(options, Ppo) and options.value_model == "adapter"
+
+
+def _score(passes: LayerPasses, options: Any, scored: RowSizes, ends: RowSizes) -> dict[str, LeastWork]:
+    """Return the work of scoring: `scored` for log-probabilities and values, `ends` for the reward model."""
+    count, upper = math.ceil(options.batch_size / options.score_rows), passes.upper
+    work: dict[str, LeastWork] = {}
+    if upper.start:
+        work["shared layers"] = passes.forward(scored, count, range(upper.start))
     once = passes.forward(scored, count, upper)
     if options.old_logprobs == "recompute":
-        work["score/policy"] = once + decoder.head(scored.wanted, count)
+        work["policy"] = once + passes.decoder.head(scored.wanted, count)
     if isinstance(options, Ppo) or options.kl_coef:
-        work["score/reference"] = once + decoder.head(scored.wanted, count)
-    if has_critic:
-        work["score/value"] = once
+        work["reference"] = once + passes.decoder.head(scored.wanted, count)
+    if _has_critic(options):
+        work["value"] = once
     if options.model_scores:
-        work["score/reward"] = passes.forward(rows(options.score_rows, last_only=True), count, upper)
+        work["reward"] = passes.forward(ends, count, upper)
+    return work
 
-    micro = options.per_device_train_batch_size
+
+def _update(passes: LayerPasses, options: Any, batch: RowSizes) -> dict[str, LeastWork]:
+    """Return the work of all passes of an update over a batch, and of its optimizer steps."""
+    decoder = passes.decoder
     steps = options.passes * options.num_mini_batches
-    count = steps * math.ceil(options.batch_size / options.num_mini_batches / micro)
-    trained = RowSizes(*(options.passes * size for size in rows(micro)))
+    count = steps * math.ceil(options.batch_size / options.num_mini_batches / options.per_device_train_batch_size)
+    trained = RowSizes(*(options.passes * size for size in batch))
     changed = range(decoder.adapted.start, decoder.layers)
-    for role in ("policy", "value") if has_critic else ("policy",):
-        forward = passes.forward(trained, count, upper)
+    roles = ("policy", "value") if _has_critic(options) else ("policy",)
+    work: dict[str, LeastWork] = {}
+    for role in roles:
+        forward = passes.forward(trained, count, passes.upper)
         if role == "policy":  # the forward pass also makes the gradient of the log-probabilities
             forward += decoder.head(trained.wanted, count, 2)
-        work[f"update/{role} forward"] = forward
-        work[f"update/{role} backward"] = passes.backward(trained, count, changed)
+        work[f"{role} forward"] = forward
+        work[f"{role} backward"] = passes.backward(trained, count, changed)
         if options.gradient_checkpointing:
-            work[f"update/{role} recomputed"] = passes.forward(trained, count, changed)
-    weights = sum(decoder.adapter_weights(number) for number in decoder.adapted) * (1 + has_critic)
-    work["update/optimizer"] = LeastWork(moved=weights * steps * OPTIMIZER_BYTES.get(options.optim, ADAMW_BYTES))
+            work[f"{role} recomputed"] = passes.forward(trained, count, changed)
+    weights = sum(decoder.adapter_weights(number) for number in decoder.adapted) * len(roles)
+    work["optimizer"] = LeastWork(moved=weights * steps * OPTIMIZER_BYTES.get(options.optim, ADAMW_BYTES))
     return work
 
 
