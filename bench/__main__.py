@@ -22,7 +22,6 @@ from rlhf.memory.predict import Predictor
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape
-from rlhf.run.provenance import code_version
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
@@ -138,7 +137,7 @@ def measure(loaded: PinnedRecipe, stages: tuple[StageName, ...], count: int, sha
         "date": provenance.today(),
         "shape": shape,
         "steps": count,
-        "code": code_version(),
+        "code": provenance.code(),
         "packages": manifest["packages"],
         "python": manifest["python"],
         "device": provenance.describe(device),

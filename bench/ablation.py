@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from bench import options, steps
+from bench import options, provenance, steps
 from bench.kinds import StageSteps
 from rlhf.cli import guarded
 from rlhf.errors import UserError
@@ -16,7 +16,6 @@ from rlhf.memory.predict import Predictor
 from rlhf.memory.strategies import StrategyCost, alone, one_by_one, with_changes
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.published import GB
-from rlhf.run.provenance import code_version
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
 
@@ -55,7 +54,7 @@ def main(hw: str, directory: Path | None, changes: tuple[str, ...], count: int, 
     rows_table(f"{loaded.name} {loaded.version}: {STAGE} on the longest rows", columns, rows)
     if save:
         write_json(
-            save, {"code": code_version(), "recipe_sha256": loaded.sha256, "overrides": loaded.overrides} | measured
+            save, {"code": provenance.code(), "recipe_sha256": loaded.sha256, "overrides": loaded.overrides} | measured
         )
 
 

@@ -43,7 +43,7 @@ class Measured(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """Return 1 or above if the goal is reached."""
+        """Return how near the goal is: 1 or above if it is reached, None if nothing was measured."""
         if self.value is None:
             return None
         return self.goal.value / self.value if self.goal.at_most else self.value / self.goal.value

@@ -22,7 +22,7 @@ Overrides = Mapping[str, object]  # changes of a recipe: dotted key -> value
 
 
 class Code(TypedDict):
-    """The commit of the code that measured, and whether files differed from it; None where git does not say."""
+    """The JSON of a `rlhf.run.records.Code`."""
 
     commit: str | None
     dirty: bool | None
@@ -88,7 +88,8 @@ class Bound(TypedDict):
 class StageSteps(TypedDict, total=False):
     """A stage's row: what its steps took after the warm-up. One that did not fit has only `out_of_memory`.
 
-    The last keys are those that `bench.__main__.derived_figures` adds; None where a figure is unknown.
+    `bench.derived.derived_figures` adds `mfu` to `predicted_peak_bytes`, `bench.gpu.speed.conclude` adds `roofline`. A
+    figure is None where it is unknown.
     """
 
     out_of_memory: bool
@@ -202,7 +203,7 @@ class PeerRecord(PeerProvenance):
 # -- python -m bench.peer.supervised: key `stages_beside` ------------------------------------------------------------
 
 
-class Side(TypedDict):
+class SideFigures(TypedDict):
     """One side's median over its repeats, and the range of them. Ratios are ours to TRL's, in our row alone."""
 
     step_seconds: float
@@ -224,7 +225,7 @@ class SupervisedRecord(OfRecipe):
     peer: str
     packages: dict[str, str]
     repeats: int
-    stages_beside: dict[StageName, dict[str, Side]]  # ours; trl; trl, tuned
+    stages_beside: dict[StageName, dict[str, SideFigures]]  # ours; trl; trl, tuned
 
 
 # -- python -m bench.layers: key `adapters_in` -----------------------------------------------------------------------

@@ -14,14 +14,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
 
 import click
 from typing_extensions import TypedDict
 
 from bench.kinds import CurvePoint, LayersMeans, LayersProvenance, LayersRecord, LayersRun
 from bench.paths import ROOT
-from bench.provenance import require_committed_code, today
+from bench.provenance import code, require_committed_code, today
 from bench.reading import read
 from bench.steps import telemetry
 from rlhf import recipe
@@ -33,7 +32,6 @@ from rlhf.process.children import child_environment
 from rlhf.recipe import Changes
 from rlhf.run.layout import METRICS
 from rlhf.run.packages import package_versions
-from rlhf.run.provenance import code_version
 from rlhf.run.reader import read_lines
 from rlhf.run.records import MetricsLine
 from rlhf.terminal.screen import OUT
@@ -56,16 +54,9 @@ LEVELS = (0.3, 0.4, 0.5, 0.6)  # true gains, in standard deviations of SFT's sam
 CHOSEN = ("true_reward_gain_sd", "score_gain_sd", "kl_per_token", "response_length", "eos_rate", "best_step")
 
 
-class Point(NamedTuple):
-    """An evaluation during PPO, on the validation rows."""
-
-    step: int
-    seconds: float  # CPU seconds of the training steps so far, evaluations left out
-    gain: float  # true reward, standard deviations of SFT's samples
-    kl: float  # nats per token
-
-
-def learning_curve(metrics: Sequence[Mapping[str, float]], telemetry: Sequence[Mapping[str, float]]) -> list[Point]:
+def learning_curve(
+    metrics: Sequence[Mapping[str, float]], telemetry: Sequence[Mapping[str, float]]
+) -> list[CurvePoint]:
     """Return the evaluations of a PPO run from the rows of its metrics.jsonl and telemetry.jsonl."""
     spent = 0.0
     seconds: dict[float, float] = {}  # step -> CPU seconds until its end
@@ -73,32 +64,37 @@ def learning_curve(metrics: Sequence[Mapping[str, float]], telemetry: Sequence[M
         spent += sum(row[f"cpu/{phase}"] for phase in PHASES)
         seconds[row["step"]] = spent
     return [
-        Point(int(row["step"]), seconds[row["step"]], row["eval/true_reward_gain_sd"], row["eval/kl_per_token"])
+        {
+            "step": int(row["step"]),
+            "seconds": seconds[row["step"]],
+            "gain": row["eval/true_reward_gain_sd"],
+            "kl": row["eval/kl_per_token"],
+        }
         for row in metrics
         if "eval/true_reward_gain_sd" in row
     ]
 
 
-def as_row(point: Point) -> CurvePoint:
-    """Return a point as a record has it."""
-    return {"step": point.step, "seconds": point.seconds, "gain": point.gain, "kl": point.kl}
-
-
-def mean_curve(curves: Sequence[Sequence[Point]]) -> list[Point]:
+def mean_curve(curves: Sequence[Sequence[CurvePoint]]) -> list[CurvePoint]:
     """Return the mean of curves with the same steps."""
     return [
-        Point(points[0].step, *(mean(x) for x in list(zip(*points, strict=True))[1:]))
+        {
+            "step": points[0]["step"],
+            "seconds": mean(point["seconds"] for point in points),
+            "gain": mean(point["gain"] for point in points),
+            "kl": mean(point["kl"] for point in points),
+        }
         for points in zip(*curves, strict=True)
     ]
 
 
-def seconds_to_gain(curve: Sequence[Point], level: float) -> float | None:
+def seconds_to_gain(curve: Sequence[CurvePoint], level: float) -> float | None:
     """Return the CPU seconds until a curve first reaches a gain, between evaluations on a straight line; or None."""
     seconds, gain = 0.0, 0.0
     for point in curve:
-        if point.gain >= level:
-            return seconds + (point.seconds - seconds) * (level - gain) / (point.gain - gain)
-        seconds, gain = point.seconds, point.gain
+        if point["gain"] >= level:
+            return seconds + (point["seconds"] - seconds) * (level - gain) / (point["gain"] - gain)
+        seconds, gain = point["seconds"], point["gain"]
     return None
 
 
@@ -146,7 +142,7 @@ def measure(layers: str, out: Path, parents: Path, seed: int, changes: Changes) 
         "reward_model_accuracy": stages["rm"]["metrics"]["accuracy"],
         "phase_cpu_seconds": {phase: round(sum(row[f"cpu/{phase}"] for row in steps), 3) for phase in PHASES},
         "ppo": {key: stages["ppo"]["metrics"][key] for key in CHOSEN},
-        "curve": [as_row(point) for point in curve],
+        "curve": curve,
     }
 
 
@@ -167,15 +163,15 @@ def layer_means(runs: Mapping[str, Mapping[str, LayersRun]]) -> dict[str, Layers
     summary: dict[str, LayersMeans] = {}
     for layers, seeds in runs.items():
         rows = list(seeds.values())
-        curve = mean_curve([[Point(**point) for point in row["curve"]] for row in rows])
+        curve = mean_curve([row["curve"] for row in rows])
         gains = [row["ppo"]["true_reward_gain_sd"] for row in rows]
         summary[layers] = {
             "true_gain": mean(gains),
             "true_gain_range": [min(gains), max(gains)],
             "kl_per_token": mean(row["ppo"]["kl_per_token"] for row in rows),
-            "step_cpu_seconds": curve[-1].seconds / curve[-1].step,
+            "step_cpu_seconds": curve[-1]["seconds"] / curve[-1]["step"],
             "chain_cpu_seconds": mean(sum(row["stage_cpu_seconds"].values()) for row in rows),
-            "curve": [as_row(point) for point in curve],
+            "curve": curve,
             "seconds_to_gain": {str(level): seconds_to_gain(curve, level) for level in LEVELS},
         }
     return summary
@@ -228,7 +224,7 @@ def main(seeds: tuple[int, ...], more: tuple[str, ...], jobs: int, save: Path | 
     changes = CHANGES | recipe.parse_overrides(more)
     origin: LayersProvenance = {
         "date": today(),
-        "code": code_version(),
+        "code": code(),
         "device": f"{cpu_model()}, 1 thread",
         "packages": package_versions(),
         "recipe": f"{RECIPE.parent.name} {RECIPE.name}",

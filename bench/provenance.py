@@ -3,7 +3,7 @@
 import datetime
 from typing import TYPE_CHECKING, cast
 
-from bench.kinds import Device
+from bench.kinds import Code, Device
 from rlhf.errors import UserError
 from rlhf.run.provenance import code_version
 
@@ -16,6 +16,11 @@ def today() -> str:
     return datetime.date.today().isoformat()
 
 
+def code() -> Code:
+    """Return the commit of the code that runs, and whether files differ from it, as a record has them."""
+    return cast(Code, code_version().plain())
+
+
 def describe(device: "torch.device") -> Device:
     """Return the facts about a device that a record names."""
     from rlhf.observe.device import device_facts
@@ -25,7 +30,7 @@ def describe(device: "torch.device") -> Device:
 
 def require_committed_code(option: str = "--save") -> None:
     """Raise UserError if the code differs from its commit, or has none: a record must name the code that made it."""
-    if code_version()["dirty"] is not False:
+    if code_version().dirty is not False:
         raise UserError(f"{option}: the code differs from its commit, or has none: commit first, or leave out {option}")
 
 

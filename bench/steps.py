@@ -125,6 +125,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def _run(loaded: PinnedRecipe, stage: StageName, out: Path, changes: Mapping[str, JsonValue], preflight: bool) -> str:
+    """Run a stage. Return `done`, or `out of memory`. Raises UserError with the end of stderr for any other failure."""
     command = [sys.executable, "-m", "rlhf.cli", "run", stage, "--recipe", str(loaded.directory), "--out", str(out)]
     command += ["--if-needed", *([] if preflight else ["--no-preflight"])]
     command += [part for key, value in changes.items() for part in ("--set", f"{key}={recipes.as_yaml(value)}")]

@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from bench.gpu.item import Context, with_random_weights
 from bench.gpu.measured import AttentionFigures, KernelTable, KernelTime
 from bench.gpu.model import shared_base
-from bench.gpu.record import Verdict
+from bench.gpu.record import Decision
 from bench.gpu.variants import AS_IT_IS, cudnn_attention, synchronize
+from rlhf.data.tokenize import Codec
 from rlhf.models.precision import mixed_precision
-from rlhf.recipe import PinnedRecipe
+from rlhf.models.shared_base import SharedBase
+from rlhf.recipe import PinnedRecipe, Recipe
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 
@@ -36,7 +38,7 @@ class Call(NamedTuple):
 Note = Callable[[str, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, dict[str, Any]], None]
 
 
-def measure(context: Context[AttentionFigures]) -> Verdict:
+def measure(context: Context[AttentionFigures]) -> Decision:
     """Collect the calls of one decoder layer in training, scoring and decoding, then time each by itself."""
     loaded = with_random_weights(context.recipe, {"model.architecture.num_hidden_layers": 1})
     calls = collect(context, loaded)
@@ -52,14 +54,12 @@ def measure(context: Context[AttentionFigures]) -> Verdict:
                 except RuntimeError as error:  # a kernel that refuses a shape is a result
                     table[call.label] = f"{type(error).__name__}: {str(error)[:200]}"
                 context.save()
-    return _verdict(tables[AS_IT_IS], {call.label: call.mask is not None for call in calls}, context.dry_run)
+    return _decision(tables[AS_IT_IS], {call.label: call.mask is not None for call in calls}, context.dry_run)
 
 
 def collect(context: Context[AttentionFigures], loaded: PinnedRecipe) -> list[Call]:
     """Return the distinct attention calls of the code, with inputs for each. The calls are not computed."""
     shared, codec = shared_base(loaded, context.device, context.scratch)
-    recipe = loaded.recipe
-    rows, length = recipe.sft.per_device_train_batch_size, recipe.sft.max_length
     calls: dict[tuple[object, ...], Call] = {}
 
     def note(
@@ -75,8 +75,16 @@ def collect(context: Context[AttentionFigures], loaded: PinnedRecipe) -> list[Ca
         inputs = [torch.randn_like(x, requires_grad=label.startswith("training")) for x in (q, k, v)]
         calls.setdefault(key, Call(text, inputs, mask, keywords))
 
+    note_training(loaded.recipe, shared, note)
+    note_rollout(loaded.recipe, shared, codec, note)
+    return list(calls.values())
+
+
+def note_training(recipe: Recipe, shared: SharedBase, note: Note) -> None:
+    """Note the attention calls of SFT's forward pass, for batches of several lengths, without and with a mask."""
+    rows, length = recipe.sft.per_device_train_batch_size, recipe.sft.max_length
     for shorter in SHORTER:
-        ids = torch.full((rows, max(2, length - shorter)), 3, device=context.device)
+        ids = torch.full((rows, max(2, length - shorter)), 3, device=shared.device)
         for padded in (False, True):
             mask = torch.ones_like(ids)
             mask[-1, ids.shape[1] // 2 :] = 0
@@ -86,6 +94,10 @@ def collect(context: Context[AttentionFigures], loaded: PinnedRecipe) -> list[Ca
                 torch.no_grad(),
             ):
                 shared.base.get_decoder()(input_ids=ids, attention_mask=mask if padded else None, use_cache=False)
+
+
+def note_rollout(recipe: Recipe, shared: SharedBase, codec: Codec, note: Note) -> None:
+    """Note the attention calls of prefill and decoding in PPO's rollout."""
     options = recipe.ppo
     prompts = [[3] * (options.max_prompt_length - row % 3) for row in range(options.rollout_batch_size)]
     sampling = Sampling(options.max_prompt_length, options.response_length, 1.0, options.rollout_batch_size)
@@ -97,7 +109,6 @@ def collect(context: Context[AttentionFigures], loaded: PinnedRecipe) -> list[Ca
 
     with mock.patch("rlhf.rollout.library_decoding.GRAPHS", False):
         sample(shared.base, prompts, codec, sampling, phase=phase)
-    return list(calls.values())
 
 
 @contextmanager
@@ -153,7 +164,7 @@ def _time(call: Call) -> KernelTime:
     }
 
 
-def _verdict(table: KernelTable, masked: Mapping[str, bool], dry_run: bool) -> Verdict:
+def _decision(table: KernelTable, masked: Mapping[str, bool], dry_run: bool) -> Decision:
     """Return whether every shape has the expected kernel and none waits for a plan.
 
     The first call of each kind loads kernels and is left out.
@@ -161,7 +172,7 @@ def _verdict(table: KernelTable, masked: Mapping[str, bool], dry_run: bool) -> V
     timed: dict[str, KernelTime] = {}
     for label, row in table.items():
         if isinstance(row, str):
-            return Verdict(False, f"{label}: {row}")
+            return Decision(False, f"{label}: {row}")
         timed[label] = row
     unexpected = [
         f"{label}: {row['kernel']}"
@@ -177,4 +188,4 @@ def _verdict(table: KernelTable, masked: Mapping[str, bool], dry_run: bool) -> V
         kinds.add(kind)
     example = f" ({unexpected[0]})" if unexpected else ""
     why = f"{len(table)} shapes, {len(unexpected)} with another kernel{example}, {len(waits)} with a plan"
-    return Verdict(None if dry_run else not unexpected and not waits, why)
+    return Decision(None if dry_run else not unexpected and not waits, why)

@@ -11,7 +11,7 @@ from types import FrameType
 import click
 
 from bench.gpu import packages, plan, record, runner, tables
-from bench.gpu.plan import Item
+from bench.gpu.plan import GpuItem
 from bench.gpu.record import GpuRecord
 from bench.paths import ROOT
 from rlhf.errors import UserError
@@ -87,7 +87,7 @@ def command(
         sys.exit(measure(items, out, limit, dry_run, predict=not no_predict))
 
 
-def measure(items: Sequence[Item], out: Path, limit: float, dry_run: bool, predict: bool) -> int:
+def measure(items: Sequence[GpuItem], out: Path, limit: float, dry_run: bool, predict: bool) -> int:
     """Run the items and print their results. Return the exit code."""
     if not dry_run:
         require_cuda()
@@ -113,10 +113,10 @@ def measure(items: Sequence[Item], out: Path, limit: float, dry_run: bool, predi
     return int(any(row["outcome"] == "failed" or row["verdict"] == "does not hold" for row in rows))
 
 
-def run_item(item: Item, out: Path, remaining: float, dry_run: bool) -> GpuRecord:
+def run_item(item: GpuItem, out: Path, remaining: float, dry_run: bool) -> GpuRecord:
     """Run an item for at most its own minutes and the `remaining` seconds, or skip it. Return its record."""
     absent = [name for name in item.modules if packages.installed_version(name) is None]
-    if dry_run and not item.stand_in:
+    if dry_run and not item.runs_on_cpu:
         return runner.skip(item, out, dry_run, "cannot run without CUDA")
     if absent:
         return runner.skip(item, out, dry_run, f"needs {', '.join(absent)}")
@@ -133,7 +133,7 @@ def require_cuda() -> None:
         import torch
 
     if not torch.cuda.is_available():
-        raise click.ClickException(
+        raise UserError(
             f"bench.gpu needs a CUDA device, and torch {torch.__version__} sees none: "
             "see `nvidia-smi`, or try the code with --dry-run"
         )
@@ -201,7 +201,7 @@ def files(out: Path) -> list[Path]:
         file for place in (runner.RECORDS, runner.NOT_MEASURED) for file in sorted((out / place).rglob("*.json"))
     ]
     if not written:
-        raise click.ClickException(
+        raise UserError(
             f"{out}: there are no records of bench.gpu below it; --out names the folder that a run wrote to"
         )
     return written

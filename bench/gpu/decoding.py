@@ -13,7 +13,7 @@ from bench.gpu import variants
 from bench.gpu.item import Context, with_random_weights
 from bench.gpu.measured import DecodingFigures, DecodingRows, DecodingTime
 from bench.gpu.model import shared_base
-from bench.gpu.record import Verdict, decide
+from bench.gpu.record import Decision, decide
 from bench.gpu.variants import AS_IT_IS, DECODING, SAMPLING, SAMPLING_4BIT, SamplingFields, Variant, synchronize
 from bench.steps import spread
 from rlhf.data.tokenize import Codec
@@ -24,7 +24,7 @@ from rlhf.rollout.engine import sample
 ROUNDS = 3  # over the variants, after one that is not counted
 
 
-def measure(context: Context[DecodingFigures], rows: list[int]) -> Verdict:
+def measure(context: Context[DecodingFigures], rows: list[int]) -> Decision:
     """Time every variant for every number of rows. The first number is the recipe's and decides."""
     loaded = with_random_weights(context.recipe)
     rows = [4] if context.dry_run else rows
@@ -52,7 +52,7 @@ def measure(context: Context[DecodingFigures], rows: list[int]) -> Verdict:
             row = runs if isinstance(runs, str) else figures(runs, options.response_length, read, measured["bandwidth"])
             table["variants"][name] = row
             if count == rows[0] and name == AS_IT_IS:  # decides, and may be all that there is time for
-                decided = verdict(row, count, context.dry_run)
+                decided = decision(row, count, context.dry_run)
                 decide(context.record, decided)
             context.save()
     return decided
@@ -66,14 +66,14 @@ def choices(quantization: str) -> Iterator[tuple[str, Variant, SamplingFields]]:
         yield name, variants.as_it_is, fields
 
 
-def verdict(row: DecodingTime | str, count: int, dry_run: bool) -> Verdict:
+def decision(row: DecodingTime | str, count: int, dry_run: bool) -> Decision:
     """Return whether a step as the stages run it reaches the goal."""
     if isinstance(row, str):
-        return Verdict(False, row)
+        return Decision(False, row)
     if "mbu" not in row:
-        return Verdict(None, "only the first rollout was timed, which does not count")
+        return Decision(None, "only the first rollout was timed, which does not count")
     why = f"{1e3 * row['step_seconds']['median']:.2f} ms a step of {count} rows, MBU {row['mbu']:.0%}"
-    return Verdict(None if dry_run else row["mbu"] >= DECODING_MBU, why)
+    return Decision(None if dry_run else row["mbu"] >= DECODING_MBU, why)
 
 
 def rollout_seconds(

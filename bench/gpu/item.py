@@ -16,7 +16,7 @@ import click
 
 from bench import provenance
 from bench.gpu import plan, record
-from bench.gpu.plan import Item
+from bench.gpu.plan import GpuItem
 from bench.gpu.record import GpuRecord
 from bench.paths import ROOT
 from rlhf import recipe as recipes
@@ -59,7 +59,7 @@ class Context(Generic[FiguresT]):
     `measured` is what has been measured so far; `save()` puts it on disk.
     """
 
-    def __init__(self, item: Item, dry_run: bool, scratch: Path, file: Path | None = None):
+    def __init__(self, item: GpuItem, dry_run: bool, scratch: Path, file: Path | None = None):
         self.item, self.dry_run, self.scratch = item, dry_run, scratch
         self.loaded = load(item, dry_run)
         self.record = record.new_record(item, dry_run, self.loaded)
@@ -95,8 +95,8 @@ class Context(Generic[FiguresT]):
                 from rlhf.process.torch_setup import set_up_torch
 
                 set_up_torch(self.loaded.recipe)  # attention kernels, seed and memory cap, as in a run
-            verdict = getattr(importlib.import_module(f"bench.gpu.{module}"), function)(self, **self.item.options)
-            record.decide(self.record, verdict)
+            decision = getattr(importlib.import_module(f"bench.gpu.{module}"), function)(self, **self.item.options)
+            record.decide(self.record, decision)
             self.record["outcome"] = "done"
         except Exception as error:
             traceback.print_exc()
@@ -106,7 +106,7 @@ class Context(Generic[FiguresT]):
         return self.record
 
 
-def load(item: Item, dry_run: bool) -> PinnedRecipe | None:
+def load(item: GpuItem, dry_run: bool) -> PinnedRecipe | None:
     """Return the recipe of an item, or the tiny one of a dry run; None if the item has none."""
     if item.recipe is None:
         return None

@@ -11,8 +11,8 @@ import torch
 from bench.ceilings import ceilings
 from bench.gpu import packages
 from bench.gpu.item import Context
-from bench.gpu.measured import Agreement, AllocatorFigures, AllocatorPeaks, DeviceFigures, GraphFigures
-from bench.gpu.record import Verdict
+from bench.gpu.measured import AllocatorFigures, AllocatorPeaks, DeviceFigures, GraphFigures, TokenAgreement
+from bench.gpu.record import Decision
 from bench.reading import last_line
 from rlhf.memory.predict import FRAGMENTATION
 from rlhf.process.children import child_environment
@@ -23,7 +23,7 @@ OLDEST = (8, 0)  # compute capability with bfloat16 in the matrix units
 OLDEST_DRIVER = 580  # torch's wheel is built for CUDA 13.0
 
 
-def device(context: Context[DeviceFigures]) -> Verdict:
+def device(context: Context[DeviceFigures]) -> Decision:
     """Record the card, its driver and settings, the packages, and the rates of a large product and a large copy."""
     measured = context.measured
     measured["other_packages"], measured["without"] = packages.report(), packages.optional()
@@ -38,11 +38,11 @@ def device(context: Context[DeviceFigures]) -> Verdict:
     context.save()
     measured["ceilings"] = ceilings(context.device, torch.bfloat16)
     if context.dry_run:
-        return Verdict(None, "a CPU stands in")
-    return verdict(measured)
+        return Decision(None, "a dry run decides nothing")
+    return decision(measured)
 
 
-def verdict(measured: DeviceFigures) -> Verdict:
+def decision(measured: DeviceFigures) -> Decision:
     """Return whether card, driver and packages are those that recipes need; None where only the driver is unknown."""
     capability, differing = tuple(measured["capability"]), len(measured["other_packages"])
     driver = re.match(r"\d+", measured["smi"] or "")
@@ -50,8 +50,8 @@ def verdict(measured: DeviceFigures) -> Verdict:
     why = f"{rates['flops'] / 1e12:.0f} TFLOP/s, {rates['bandwidth'] / 1e12:.2f} TB/s, {differing} packages differ"
     why += f", compute capability {'.'.join(map(str, capability))}, driver {driver[0] if driver else 'unknown'}"
     if capability < OLDEST or differing or (driver and int(driver[0]) < OLDEST_DRIVER):
-        return Verdict(False, why)
-    return Verdict(True if driver else None, why)
+        return Decision(False, why)
+    return Decision(True if driver else None, why)
 
 
 def _smi(query: str) -> str | None:
@@ -62,7 +62,7 @@ def _smi(query: str) -> str | None:
         return None
 
 
-def graphs(context: Context[GraphFigures]) -> Verdict:
+def graphs(context: Context[GraphFigures]) -> Decision:
     """Capture several graphs one after another, bare and in a rollout; the risky variant comes last."""
     measured = context.measured
     measured["own_pool"] = _attempt(lambda: _captures(shared=False))
@@ -72,7 +72,7 @@ def graphs(context: Context[GraphFigures]) -> Verdict:
     measured["shared_pool"] = _attempt(lambda: _captures(shared=True))
     tokens = measured["rollout"]
     same = not isinstance(tokens, str) and all(row["share"] == 1.0 for row in tokens.values())
-    return Verdict(
+    return Decision(
         measured["own_pool"] == "works" and same, f"own pool: {measured['own_pool']}; tokens as in plain steps: {same}"
     )
 
@@ -100,11 +100,11 @@ def _captures(shared: bool) -> str:
     return "works"
 
 
-def _same_tokens() -> dict[str, Agreement]:
+def _same_tokens() -> dict[str, TokenAgreement]:
     """Return for each variant the share of tokens that captured steps and plain steps draw alike, in float32."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from bench.gpu.variants import AS_IT_IS, DECODING, Unavailable, in_turn
+    from bench.gpu.variants import AS_IT_IS, DECODING, VariantUnavailable, in_turn
     from rlhf.rollout.decoding import Sampling
     from rlhf.rollout.engine import sample
 
@@ -121,14 +121,14 @@ def _same_tokens() -> dict[str, Agreement]:
         torch.manual_seed(1)
         return sample(model, prompts, codec, sampling).tokens
 
-    measured: dict[str, Agreement] = {}
+    measured: dict[str, TokenAgreement] = {}
     with in_turn(DECODING["plain steps"], model):
         plain = draw()
     for name in (AS_IT_IS, "one window"):
         try:
             with in_turn(DECODING[name], model):
                 tokens = draw()
-        except Unavailable:
+        except VariantUnavailable:
             continue
         share = (plain == tokens).float().mean().item() if plain.shape == tokens.shape else 0.0
         measured[name] = {"share": share}
@@ -141,14 +141,14 @@ class _Ids:
     pad_id, eos_id = 0, 2
 
 
-def allocator(context: Context[AllocatorFigures]) -> Verdict:
+def allocator(context: Context[AllocatorFigures]) -> Decision:
     """Measure reserved over allocated bytes after batches of many lengths, with and without expandable segments."""
     measured = context.measured
     measured["expandable"] = _workload_peaks(context.device, "expandable_segments:True")
     context.save()
     measured["fixed"] = _workload_peaks(context.device, "expandable_segments:False")
     context.save()
-    return allocator_verdict(measured)
+    return allocator_decision(measured)
 
 
 def _workload_peaks(device: torch.device, setting: str) -> AllocatorPeaks:
@@ -161,12 +161,12 @@ def _workload_peaks(device: torch.device, setting: str) -> AllocatorPeaks:
     return last_line(process.stdout, AllocatorPeaks, f"bench.gpu.workload with {setting}")
 
 
-def allocator_verdict(measured: AllocatorFigures) -> Verdict:
+def allocator_decision(measured: AllocatorFigures) -> Decision:
     """Return whether expandable segments waste no more than predictions assume; None on a CPU."""
     waste = {}
     for name, peaks in (("expandable", measured["expandable"]), ("fixed", measured["fixed"])):
         if peaks["reserved"] is None or peaks["allocated"] is None:
-            return Verdict(None, "a CPU's allocator reserves nothing")
+            return Decision(None, "a CPU's allocator reserves nothing")
         waste[name] = peaks["reserved"] / peaks["allocated"] - 1
     why = ", ".join(f"{name}: {share:+.1%}" for name, share in waste.items())
-    return Verdict(waste["expandable"] <= FRAGMENTATION, why)
+    return Decision(waste["expandable"] <= FRAGMENTATION, why)

@@ -26,7 +26,7 @@ class DeviceFigures(TypedDict, total=False):
     ceilings: Ceilings
 
 
-class Agreement(TypedDict):
+class TokenAgreement(TypedDict):
     """How far a variant draws the tokens of plain steps."""
 
     share: float  # of the tokens, 0 to 1
@@ -36,7 +36,7 @@ class GraphFigures(TypedDict, total=False):
     """Whether graphs can be captured one after another: `works` or an error (machine:graphs)."""
 
     own_pool: str
-    rollout: dict[str, Agreement] | str  # by variant
+    rollout: dict[str, TokenAgreement] | str  # by variant
     shared_pool: str
 
 
@@ -181,7 +181,7 @@ class PagedFigures(TypedDict, total=False):
     same_weights: bool
 
 
-# Function of an item (`Item.function`) -> what it measures.
+# Function of an item (`GpuItem.function`) -> what it measures.
 FIGURES: dict[str, Any] = {
     "machine:device": DeviceFigures,
     "machine:graphs": GraphFigures,

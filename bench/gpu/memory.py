@@ -4,7 +4,7 @@ import torch
 
 from bench.gpu.item import Context
 from bench.gpu.measured import MemoryFigures, PhasePeaks
-from bench.gpu.record import Verdict
+from bench.gpu.record import Decision
 from bench.memory.measure import beside, measuring, pinned_peaks, unmatched
 from rlhf.memory import prediction_file as pins
 from rlhf.process.libraries import quiet_libraries
@@ -14,7 +14,7 @@ STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")  # merge runs on the
 CLOSE = 0.05  # share of the measured peak by which a prediction may miss it
 
 
-def measure(context: Context[MemoryFigures]) -> Verdict:
+def measure(context: Context[MemoryFigures]) -> Decision:
     """Run two steps of each stage on the longest rows. A stage that does not fit is a result; the others still run."""
     loaded = context.recipe
     pinned = (loaded.directory / pins.FILE).exists() and not loaded.modified
@@ -45,20 +45,20 @@ def measure(context: Context[MemoryFigures]) -> Verdict:
                     row["error"] = compared[phase]["error"]
                 measured["phases"].append(row)
             context.save()
-    return verdict(measured)
+    return decision(measured)
 
 
-def verdict(measured: MemoryFigures) -> Verdict:
+def decision(measured: MemoryFigures) -> Decision:
     """Return whether all phases are close to their predictions and fit; None without predictions."""
     if measured["out_of_memory"]:
-        return Verdict(False, f"out of memory in {', '.join(row['stage'] for row in measured['out_of_memory'])}")
+        return Decision(False, f"out of memory in {', '.join(row['stage'] for row in measured['out_of_memory'])}")
     if measured["unmatched"]:
-        return Verdict(False, "; ".join(measured["unmatched"]))
+        return Decision(False, "; ".join(measured["unmatched"]))
     rows = [row for row in measured["phases"] if "error" in row]
     if not rows:
-        return Verdict(None, "nothing is pinned for this recipe")
+        return Decision(None, "nothing is pinned for this recipe")
     worst = max(rows, key=lambda row: abs(row["error"]))
     ratios = [row["reserved_bytes"] / row["measured_bytes"] for row in rows if row["reserved_bytes"]]
     reserved = f"; reserved at most {max(ratios) - 1:+.0%} above allocated" if ratios else ""
     why = f"worst of {len(rows)}: {worst['stage']}/{worst['phase']} {worst['error']:+.1%}{reserved}"
-    return Verdict(abs(worst["error"]) <= CLOSE, why)
+    return Decision(abs(worst["error"]) <= CLOSE, why)

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 from bench.gpu.item import Context
 from bench.gpu.measured import OptimizerTime, PagedFigures, ProductFigures
-from bench.gpu.record import Verdict
-from bench.gpu.variants import Unavailable, synchronize
+from bench.gpu.record import Decision
+from bench.gpu.variants import VariantUnavailable, synchronize
 
 ROWS = (1, 4, 5, 8, 10, 16, 20, 32, 64)
 RING = 256_000_000  # bytes of packed weights that are used in turn: more than any card's second-level cache
@@ -28,7 +28,7 @@ class Rings(NamedTuple):
     dense: list[torch.Tensor]
 
 
-def products(context: Context[ProductFigures]) -> Verdict:
+def products(context: Context[ProductFigures]) -> Decision:
     """Measure microseconds of each linear layer's product by rows and choice, with weights outside of the cache."""
     import bitsandbytes
 
@@ -60,19 +60,19 @@ def products(context: Context[ProductFigures]) -> Verdict:
             }
             context.save()
         del rings, packed, dense
-    return products_verdict(context.measured, context.dry_run)
+    return products_decision(context.measured, context.dry_run)
 
 
 @contextmanager
 def force_dispatch(fused: bool) -> Iterator[None]:
     """Make bitsandbytes use its fused kernel, or unpack the weight, against its own rule."""
     if not torch.cuda.is_available():
-        raise Unavailable("needs CUDA")
+        raise VariantUnavailable("needs CUDA")
     from bitsandbytes.backends.cuda import ops
 
     name = "_gemm_4bit_use_custom_fn"
     if not hasattr(ops, name):
-        raise Unavailable(f"this bitsandbytes has no {name}")
+        raise VariantUnavailable(f"this bitsandbytes has no {name}")
     original = getattr(ops, name)
     setattr(ops, name, lambda *_: fused)
     try:
@@ -125,26 +125,26 @@ def _microseconds(choice: str, x: torch.Tensor, rings: Rings) -> float | str:
                 work()
                 synchronize()
                 seconds.append(time.perf_counter() - start)
-    except (Unavailable, RuntimeError) as error:
+    except (VariantUnavailable, RuntimeError) as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
     return 1e6 * statistics.median(seconds) / count
 
 
-def products_verdict(measured: ProductFigures, dry_run: bool) -> Verdict:
+def products_decision(measured: ProductFigures, dry_run: bool) -> Decision:
     """Return whether the dispatched choice is nearly the fastest for every product; a dry run decides nothing."""
     slower: dict[str, float] = {}
     for name, row in measured.items():
         choices = {choice: us for choice, us in row.items() if isinstance(us, float) and choice != "bfloat16 weight"}
         if "as dispatched" not in choices:
-            return Verdict(False, f"{name}: {row['as dispatched']}")
+            return Decision(False, f"{name}: {row['as dispatched']}")
         slower[name] = choices["as dispatched"] / min(choices.values())
     worst = max(slower, key=slower.__getitem__)
     count = sum(ratio > AS_FAST for ratio in slower.values())
     why = f"{count} of {len(slower)} products could be faster; {worst}: by a factor of {slower[worst]:.2f}"
-    return Verdict(None if dry_run else slower[worst] <= AS_FAST, why)
+    return Decision(None if dry_run else slower[worst] <= AS_FAST, why)
 
 
-def paged(context: Context[PagedFigures]) -> Verdict:
+def paged(context: Context[PagedFigures]) -> Decision:
     """Run ten steps of 8-bit AdamW with paged and unpaged states, on LoRA weights of the recipe's shape."""
     import bitsandbytes
     from bitsandbytes.functional import GlobalPageManager
@@ -162,15 +162,15 @@ def paged(context: Context[PagedFigures]) -> Verdict:
     pages = GlobalPageManager.get_instance().paged_tensors
     measured["paged_bytes"] = sum(page.numel() * page.element_size() for page in pages)
     measured["same_weights"] = all(torch.equal(a, b) for a, b in zip(plain, weights, strict=True))
-    return paged_verdict(measured)
+    return paged_decision(measured)
 
 
-def paged_verdict(measured: PagedFigures) -> Verdict:
+def paged_decision(measured: PagedFigures) -> Decision:
     """Return whether states were paged and the weights are those of the unpaged optimizer."""
     same = measured["same_weights"]
     ratio = measured["paged"]["step_seconds"] / measured["unpaged"]["step_seconds"]
     why = f"{measured['paged_bytes'] / 1e6:.0f} MB paged, same weights: {same}, {ratio:.2f} times the time"
-    return Verdict(bool(measured["paged_bytes"]) and same, why)
+    return Decision(bool(measured["paged_bytes"]) and same, why)
 
 
 def _updates(

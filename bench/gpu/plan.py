@@ -10,7 +10,7 @@ H100, RTX4090 = "h100-mistral-7b/v2", "4090-llama2-7b/v2"
 SMALL_CARD = {"RLHF_VRAM_CAP": "24GB"}  # a larger card is held to the memory of an RTX 4090
 
 
-class Item(NamedTuple):
+class GpuItem(NamedTuple):
     """One item: a separate process that runs for at most `minutes` and writes one record."""
 
     name: str
@@ -19,26 +19,26 @@ class Item(NamedTuple):
     function: str  # module and function below bench.gpu; called with a Context and the options
     recipe: str | None = None  # folder below recipes/ whose shapes it uses; None: it is about the card alone
     options: Mapping[str, object] = {}  # keyword arguments of the function
-    stand_in: bool = True  # whether a dry run can do it on a CPU
+    runs_on_cpu: bool = True  # whether a dry run can do it on a CPU
     modules: tuple[str, ...] = ()  # packages that not every machine has
     environment: Mapping[str, str] = {}
 
 
 ITEMS = (
-    Item(
+    GpuItem(
         "device",
         1,
         "The card, its driver and the packages are those that the recipes are written for.",
         "machine:device",
     ),
-    Item(
+    GpuItem(
         "graphs",
         1,
         "Decoding steps can be captured as CUDA graphs again and again, and draw the tokens of plain steps.",
         "machine:graphs",
-        stand_in=False,
+        runs_on_cpu=False,
     ),
-    Item(
+    GpuItem(
         "attention",
         2,
         "Attention takes flash without a mask and the memory-efficient kernel with one, as memory predictions assume, "
@@ -46,13 +46,13 @@ ITEMS = (
         "attention:measure",
         H100,
     ),
-    Item(
+    GpuItem(
         "allocator",
         1,
         "With expandable segments the allocator reserves at most 15 % more than it allocates.",
         "machine:allocator",
     ),
-    Item(
+    GpuItem(
         "chain-bf16",
         3,
         "SFT, reward model, PPO and DPO run in bfloat16, and DPO starts at its reference.",
@@ -60,7 +60,7 @@ ITEMS = (
         options={"tests": ["tests/gpu", "tests/invariants/test_rollout.py"], "choose": "chain and none or captured"},
         modules=("pytest",),
     ),
-    Item(
+    GpuItem(
         "chain-nf4",
         3,
         "SFT, reward model, PPO and DPO run on a 4-bit base, with a paged optimizer that pages.",
@@ -68,7 +68,7 @@ ITEMS = (
         options={"tests": ["tests/gpu"], "choose": "chain and nf4"},
         modules=("pytest", "bitsandbytes"),
     ),
-    Item(
+    GpuItem(
         "decoding",
         5,
         "A decoding step of 16 rows reads at 60 % of the bandwidth of a large copy.",
@@ -76,21 +76,21 @@ ITEMS = (
         H100,
         {"rows": [16, 8, 32]},
     ),
-    Item(
+    GpuItem(
         "training",
         3,
         "A micro-batch is bound by the GPU and not by its host, and switching roles takes less than 5 ms.",
         "training:measure",
         H100,
     ),
-    Item(
+    GpuItem(
         "memory-h100",
         4,
         "The peak of every phase is within 5 % of what predicted.json has.",
         "memory:measure",
         H100,
     ),
-    Item(
+    GpuItem(
         "memory-4090",
         4,
         "The peak of every phase is within 5 % of what predicted.json has, and every stage fits 24 GB.",
@@ -99,7 +99,7 @@ ITEMS = (
         modules=("bitsandbytes",),
         environment=SMALL_CARD,
     ),
-    Item(
+    GpuItem(
         "speed-h100",
         6,
         "SFT and DPO reach 42 % of the rate of a large product; PPO decodes at 60 % of the bandwidth of a large copy; "
@@ -108,7 +108,7 @@ ITEMS = (
         H100,
         {"shape": "longest", "stages": ["sft", "rm", "ppo", "dpo"]},
     ),
-    Item(
+    GpuItem(
         "nf4",
         2,
         "What bitsandbytes chooses for the rows of a decoding step is the fastest choice when weights are cold.",
@@ -116,7 +116,7 @@ ITEMS = (
         RTX4090,
         modules=("bitsandbytes",),
     ),
-    Item(
+    GpuItem(
         "ppo-4090",
         5,
         "PPO of the 24 GB recipe runs as `rlhf run` within 24 GB.",
@@ -126,7 +126,7 @@ ITEMS = (
         modules=("bitsandbytes",),
         environment=SMALL_CARD,
     ),
-    Item(
+    GpuItem(
         "decoding-nf4",
         3,
         "A decoding step on a 4-bit base reads its packed weights at 60 % of the bandwidth of a large copy.",
@@ -135,7 +135,7 @@ ITEMS = (
         {"rows": [20, 8]},
         modules=("bitsandbytes",),
     ),
-    Item(
+    GpuItem(
         "small-memory",
         4,
         "Memory of a small model is as predicted in every phase, and a micro-batch changes gradients by rounding only.",
@@ -143,19 +143,19 @@ ITEMS = (
         options={"tests": ["tests/gpu"], "choose": "not chain"},
         modules=("pytest", "bitsandbytes"),
     ),
-    Item(
+    GpuItem(
         "paged",
         2,
         "Paged 8-bit AdamW makes the updates of the unpaged one, with its states outside of the allocator.",
         "nf4:paged",
         RTX4090,
-        stand_in=False,
+        runs_on_cpu=False,
         modules=("bitsandbytes",),
     ),
 )
 
 
-def choose(only: tuple[str, ...]) -> list[Item]:
+def choose(only: tuple[str, ...]) -> list[GpuItem]:
     """Return the items with these names, in the order of the plan; all without names."""
     names = [item.name for item in ITEMS]
     for name in only:

@@ -9,11 +9,10 @@ from typing_extensions import TypedDict
 from bench import provenance, reading
 from bench.gpu import packages
 from bench.gpu.measured import FIGURES, SpeedFigures
-from bench.gpu.plan import ITEMS, Item
+from bench.gpu.plan import ITEMS, GpuItem
 from bench.kinds import Code, Device, Overrides
 from rlhf import recipe as recipes
 from rlhf.recipe import PinnedRecipe
-from rlhf.run.provenance import code_version
 
 SCHEMA = 1
 OUTCOMES = ("started", "done", "failed", "timed out", "skipped")
@@ -27,8 +26,8 @@ class GpuRecord(TypedDict):
     schema: int
     gpu_item: str
     claim: str
-    verdict: str | None  # one of VERDICTS
-    why: str  # the figures behind the verdict, or why the item was skipped
+    verdict: str | None  # the decision about the claim: one of VERDICTS
+    why: str  # the figures behind the decision, or why the item was skipped
     outcome: str  # one of OUTCOMES
     error: str | None
     seconds: float | None  # wall, of the item's whole process; None while it runs
@@ -48,14 +47,14 @@ class GpuRecord(TypedDict):
     environment: dict[str, str]  # variables that were set
 
 
-class Verdict(NamedTuple):
+class Decision(NamedTuple):
     """A decision about a claim (None: not decided), and the figures behind it in one line."""
 
     holds: bool | None
     why: str
 
 
-def new_record(item: Item, dry_run: bool, loaded: PinnedRecipe | None = None) -> GpuRecord:
+def new_record(item: GpuItem, dry_run: bool, loaded: PinnedRecipe | None = None) -> GpuRecord:
     """Return the record of an item that starts now, without results. The item's process fills in `device`."""
     return {
         "schema": SCHEMA,
@@ -75,7 +74,7 @@ def new_record(item: Item, dry_run: bool, loaded: PinnedRecipe | None = None) ->
         "modified": bool(loaded and loaded.modified),
         "overrides": loaded.overrides if loaded else {},
         "seed": loaded.recipe.seed if loaded else 0,
-        "code": code_version(),
+        "code": provenance.code(),
         "packages": {name: version for name in PACKAGES if (version := packages.installed_version(name))},
         "python": platform.python_version(),
         "device": None,
@@ -83,10 +82,10 @@ def new_record(item: Item, dry_run: bool, loaded: PinnedRecipe | None = None) ->
     }
 
 
-def decide(record: GpuRecord, verdict: Verdict) -> None:
-    """Write a verdict into a record."""
-    record["verdict"] = None if verdict.holds is None else "holds" if verdict.holds else "does not hold"
-    record["why"] = verdict.why
+def decide(record: GpuRecord, decision: Decision) -> None:
+    """Write a decision into a record."""
+    record["verdict"] = None if decision.holds is None else "holds" if decision.holds else "does not hold"
+    record["why"] = decision.why
 
 
 def read(file: Path) -> GpuRecord:

@@ -12,7 +12,7 @@ from typing import IO
 
 from bench.gpu import record
 from bench.gpu.item import load
-from bench.gpu.plan import Item
+from bench.gpu.plan import GpuItem
 from bench.gpu.record import GpuRecord
 from bench.paths import ROOT
 from bench.reading import read
@@ -22,11 +22,11 @@ from rlhf.process.children import child_environment
 RECORDS = "results"  # of what was measured
 NOT_MEASURED = "not-measured"  # of items that were skipped, or whose process died before it named the device
 GRACE = 5.0  # seconds between asking a process group to end and killing it
-# Never over what the caller has set. The first is what long runs of varying lengths want (see the item `allocator`).
+# What the caller has set keeps its value. The first suits runs of varying lengths (see the item `allocator`).
 ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
 
 
-def run(item: Item, out: Path, limit: float, dry_run: bool) -> GpuRecord:
+def run(item: GpuItem, out: Path, limit: float, dry_run: bool) -> GpuRecord:
     """Run an item for at most `limit` seconds. Return its record, which is also written below `out`, beside a log.
 
     An interruption (Ctrl-C, or a signal that `command.interruptible` turns into one) ends the item, writes its record
@@ -68,15 +68,15 @@ def _ending(code: int | None, interrupted: bool, limit: float, log: Path) -> tup
     return "failed", f"exit code {code}: see {log}"
 
 
-def environment_of(item: Item) -> dict[str, str]:
-    """Return the variables of an item's process: the caller's, what is missing of ENVIRONMENT, the item's own."""
+def environment_of(item: GpuItem) -> dict[str, str]:
+    """Return the variables of an item's process: the caller's, what they lack of ENVIRONMENT, and the item's own."""
     settings = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
     if "PYTORCH_CUDA_ALLOC_CONF" in os.environ:  # the older name of the allocator's variable
         settings.pop("PYTORCH_ALLOC_CONF", None)
     return child_environment(**settings, **item.environment)
 
 
-def skip(item: Item, out: Path, dry_run: bool, reason: str) -> GpuRecord:
+def skip(item: GpuItem, out: Path, dry_run: bool, reason: str) -> GpuRecord:
     """Write and return the record of an item that is not run, with the reason."""
     row = record.new_record(item, dry_run, load(item, dry_run))
     row["outcome"], row["why"], row["seconds"] = "skipped", reason, 0.0

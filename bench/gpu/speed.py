@@ -9,7 +9,7 @@ from bench import goals, steps
 from bench.ceilings import ceilings
 from bench.gpu.item import Context
 from bench.gpu.measured import SpeedFigures
-from bench.gpu.record import GpuRecord, Verdict, decide, speed_of
+from bench.gpu.record import Decision, GpuRecord, decide, speed_of
 from bench.paths import ROOT
 from rlhf import recipe as recipes
 from rlhf.recipe import Changes, StageName
@@ -18,7 +18,7 @@ from rlhf.recipe.choices import LengthsShape
 STEPS = 4  # after the warm-up
 
 
-def measure(context: Context[SpeedFigures], shape: LengthsShape, stages: list[StageName]) -> Verdict:
+def measure(context: Context[SpeedFigures], shape: LengthsShape, stages: list[StageName]) -> Decision:
     """Measure seconds, tokens and peaks of the stages' steps. `conclude` adds MFU, MBU and hours by prediction."""
     measured = context.measured
     measured["shape"] = shape
@@ -33,23 +33,25 @@ def measure(context: Context[SpeedFigures], shape: LengthsShape, stages: list[St
         )
         measured["stages"] |= row or {stage: {"out_of_memory": True}}  # an earlier stage did not fit
         context.save()
-    return verdict(measured, context.recipe.name)
+    return decision(measured, context.recipe.name)
 
 
-def verdict(measured: SpeedFigures, recipe: str) -> Verdict:
+def decision(measured: SpeedFigures, recipe: str) -> Decision:
     """Return whether every stage ran and every measured goal of the recipe is reached."""
     stages = measured["stages"]
     if too_large := [stage for stage, row in stages.items() if row.get("out_of_memory")]:
-        return Verdict(False, f"out of memory in {', '.join(too_large)}")
+        return Decision(False, f"out of memory in {', '.join(too_large)}")
     step_times = ", ".join(f"{stage} {row['step_seconds']['median']:.3g} s" for stage, row in stages.items())
     if measured["shape"] != "longest":  # goals are about the longest rows
         peak = max((row["peak_vram_bytes"] or 0 for row in stages.values()), default=0)
-        return Verdict(True if peak else None, f"{step_times} a step" + (f", peak {peak / 1e9:.1f} GB" if peak else ""))
+        return Decision(
+            True if peak else None, f"{step_times} a step" + (f", peak {peak / 1e9:.1f} GB" if peak else "")
+        )
     ratios = {result: result.ratio for result in goals.measured(recipe, stages)}
     known = {result: ratio for result, ratio in ratios.items() if ratio is not None}
     if not known:
-        return Verdict(None, f"{step_times} a step; MFU and MBU need predictions: --conclude")
-    return Verdict(
+        return Decision(None, f"{step_times} a step; MFU and MBU need predictions: --conclude")
+    return Decision(
         all(ratio >= 1 for ratio in known.values()),
         f"{step_times} a step; " + ", ".join(f"{result.goal.name} {result.value:.3g}" for result in known),
     )
@@ -76,6 +78,6 @@ def conclude(record: GpuRecord, root: Path = ROOT / "recipes") -> None:
                 card = NominalRates(measured["ceilings"]["flops"], measured["ceilings"]["bandwidth"], "measured")
                 medians = {phase: seconds["median"] for phase, seconds in row["phase_seconds"].items()}
                 row["roofline"] = beside(loaded.recipe, stage, medians, card, measured["shape"] == "longest")
-    decided = verdict(measured, record["recipe"])
+    decided = decision(measured, record["recipe"])
     complete = record["outcome"] == "done"  # of an item that was cut off some goals are not measured
-    decide(record, decided if complete or decided.holds is False else Verdict(None, decided.why))
+    decide(record, decided if complete or decided.holds is False else Decision(None, decided.why))

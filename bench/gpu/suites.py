@@ -7,12 +7,12 @@ from collections import Counter
 
 from bench.gpu.item import Context
 from bench.gpu.measured import SuiteFigures
-from bench.gpu.record import Verdict
+from bench.gpu.record import Decision
 from bench.paths import ROOT
 from rlhf.process.children import child_environment
 
 
-def measure(context: Context[SuiteFigures], tests: list[str], choose: str) -> Verdict:
+def measure(context: Context[SuiteFigures], tests: list[str], choose: str) -> Decision:
     """Run tests that pytest's `-k` chooses; the claim holds when some ran and all passed."""
     report = context.scratch / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *tests, "-k", choose]
@@ -27,16 +27,16 @@ def measure(context: Context[SuiteFigures], tests: list[str], choose: str) -> Ve
         for name, case in cases.items()
         if outcomes[name] in ("failure", "error")
     }
-    return verdict(outcomes, context.dry_run)
+    return decision(outcomes, context.dry_run)
 
 
-def verdict(outcomes: dict[str, str], dry_run: bool) -> Verdict:
-    """Return the verdict: failures decide against the claim; without a GPU or a test nothing is decided."""
+def decision(outcomes: dict[str, str], dry_run: bool) -> Decision:
+    """Return the decision: failures decide against the claim; without a GPU or a test nothing is decided."""
     count = dict(sorted(Counter(outcomes.values()).items()))
     why = ", ".join(f"{number} {outcome}" for outcome, number in count.items()) or "no test was chosen"
     if count.get("failure") or count.get("error"):
-        return Verdict(False, why)
-    return Verdict(True if count.get("passed") and not dry_run else None, why)
+        return Decision(False, why)
+    return Decision(True if count.get("passed") and not dry_run else None, why)
 
 
 def _outcome(case: xml.Element) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import click
 
 from bench.gpu import record
-from bench.gpu.plan import Item
+from bench.gpu.plan import GpuItem
 from bench.gpu.record import GpuRecord
 from rlhf.errors import UserError
 from rlhf.terminal.tables import rows_table
@@ -13,13 +13,13 @@ from rlhf.terminal.tables import rows_table
 
 def line_of(row: GpuRecord) -> str:
     """Return a record in one line."""
-    verdict = row["verdict"] or "not decided"
+    decision = row["verdict"] or "not decided"
     detail = row["error"] or row["why"]
-    state = row["outcome"] if row["outcome"] != "done" else verdict
+    state = row["outcome"] if row["outcome"] != "done" else decision
     return f"{row['gpu_item']}: {state}{f' ({detail})' if detail else ''}, {row['seconds'] or 0:.0f} s"
 
 
-def show_plan(items: Iterable[Item]) -> None:
+def show_plan(items: Iterable[GpuItem]) -> None:
     """Print the items with the minutes that each may take, the minutes until its end, and its claim."""
     total, rows = 0.0, []
     for item in items:

@@ -14,7 +14,7 @@ from bench.gpu import variants
 from bench.gpu.item import Context, with_random_weights
 from bench.gpu.measured import MicroBatch, MicroBatchTime, TrainingFigures
 from bench.gpu.model import shared_base
-from bench.gpu.record import Verdict
+from bench.gpu.record import Decision
 from bench.gpu.variants import AS_IT_IS, TRAINING, Variant, synchronize
 from bench.steps import spread
 from rlhf.models.precision import mixed_precision
@@ -27,7 +27,7 @@ REPEATS = 2  # of a micro-batch in a round, after one that is not counted
 SWITCHES = 5
 
 
-def measure(context: Context[TrainingFigures]) -> Verdict:
+def measure(context: Context[TrainingFigures]) -> Decision:
     """Time forward and backward pass of the decoder, without output layer, in micro-batches of SFT and PPO."""
     loaded = with_random_weights(context.recipe)
     recipe = loaded.recipe
@@ -51,10 +51,10 @@ def measure(context: Context[TrainingFigures]) -> Verdict:
         for name, runs in variants.in_rounds(work, ROUNDS):
             table["variants"][name] = runs if isinstance(runs, str) else figures(runs, measured["flops"])
             context.save()
-    return verdict(measured, context.dry_run)
+    return decision(measured, context.dry_run)
 
 
-def verdict(measured: TrainingFigures, dry_run: bool) -> Verdict:
+def decision(measured: TrainingFigures, dry_run: bool) -> Decision:
     """Return whether the host stays ahead of the GPU in every micro-batch as the stages run it, and roles switch fast.
 
     A dry run decides nothing.
@@ -63,15 +63,15 @@ def verdict(measured: TrainingFigures, dry_run: bool) -> Verdict:
     for stage, table in measured["micro_batches"].items():
         row = table["variants"][AS_IT_IS]
         if isinstance(row, str):
-            return Verdict(False, f"{stage}: {row}")
+            return Decision(False, f"{stage}: {row}")
         shares.append((row["host_seconds"]["median"] / row["seconds"]["median"], f"{stage}'s MFU {row['mfu']:.0%}"))
     host = max(share for share, _ in shares)
     switch = measured["switch_ms"]
     why = f"host {host:.0%} of the time, role switch {switch:.1f} ms, {', '.join(mfu for _, mfu in shares)}"
-    return Verdict(None if dry_run else host <= HOST and switch <= SWITCH_MS, why)
+    return Decision(None if dry_run else host <= HOST and switch <= SWITCH_MS, why)
 
 
-class Passes(NamedTuple):
+class RoundTimes(NamedTuple):
     """What the passes of a micro-batch took in one round."""
 
     seconds: list[float]  # of forward and backward pass, until the device is done
@@ -81,7 +81,7 @@ class Passes(NamedTuple):
     peak_bytes: int | None
 
 
-def micro_batch(shared: SharedBase, variant: Variant, rows: int, length: int, padded: bool, number: int) -> Passes:
+def micro_batch(shared: SharedBase, variant: Variant, rows: int, length: int, padded: bool, number: int) -> RoundTimes:
     """Time both passes and a forward pass under a variant. `number` is that of the round.
 
     With `padded` half of the last row is masked padding, on the right.
@@ -90,7 +90,7 @@ def micro_batch(shared: SharedBase, variant: Variant, rows: int, length: int, pa
         return _passes(shared, rows, length, padded)
 
 
-def _passes(shared: SharedBase, rows: int, length: int, padded: bool) -> Passes:
+def _passes(shared: SharedBase, rows: int, length: int, padded: bool) -> RoundTimes:
     device = shared.device
     ids = torch.randint(3, 40, (rows, length), device=device)
     mask = torch.ones_like(ids) if padded else None
@@ -121,10 +121,10 @@ def _passes(shared: SharedBase, rows: int, length: int, padded: bool) -> Passes:
     scoring()
     scoring_seconds, _ = timed(scoring)
     shared.base.zero_grad(set_to_none=True)
-    return Passes(seconds, host, scoring_seconds, counter.get_total_flops(), peak)
+    return RoundTimes(seconds, host, scoring_seconds, counter.get_total_flops(), peak)
 
 
-def figures(runs: Sequence[Passes], flops: float) -> MicroBatchTime:
+def figures(runs: Sequence[RoundTimes], flops: float) -> MicroBatchTime:
     """Return median and spread of the seconds over all rounds, with MFU by the median."""
     seconds = spread([second for run in runs for second in run.seconds])
     peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]

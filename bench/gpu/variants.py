@@ -1,7 +1,7 @@
 """Variants of the same work, each a context manager. A new switch gets a line in DECODING or TRAINING.
 
-A variant is called with the shared base (or with a plain model) and is on inside its `with` block. Unavailable means
-that the code measured here has no such switch.
+A variant is called with the shared base (or with a plain model) and is on inside its `with` block. It raises
+VariantUnavailable where the code that is measured has no such switch.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,7 @@ from rlhf.stages.training_forward import as_decoder, without_mask
 T = TypeVar("T")
 
 
-class Unavailable(Exception):
+class VariantUnavailable(Exception):
     """The code has no such switch."""
 
 
@@ -38,7 +38,7 @@ def setting(module: ModuleType, name: str, value: Any) -> Variant:
     @contextmanager
     def variant(shared: Any) -> Iterator[None]:
         if not hasattr(module, name):
-            raise Unavailable(f"{module.__name__} has no {name}")
+            raise VariantUnavailable(f"{module.__name__} has no {name}")
         original = getattr(module, name)
         setattr(module, name, value)
         try:
@@ -78,7 +78,7 @@ def lora_casts(on: bool) -> Variant:
     def variant(shared: Any) -> Iterator[None]:
         layers = [m for m in shared.base.modules() if hasattr(m, "cast_input_dtype_enabled")]
         if not layers:
-            raise Unavailable("no layer has cast_input_dtype_enabled")
+            raise VariantUnavailable("no layer has cast_input_dtype_enabled")
         original = [layer.cast_input_dtype_enabled for layer in layers]
         for layer in layers:
             layer.cast_input_dtype_enabled = on

@@ -6,18 +6,18 @@ from pathlib import Path
 import click
 
 from bench import options, provenance
-from bench.kinds import ComparedPhase, MemoryRecord
+from bench.kinds import ComparedPhase, Device, MemoryRecord
 from bench.memory import budgets, chart, sizes
 from bench.paths import ROOT
 from rlhf import recipe
 from rlhf.cli import guarded
+from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.memory import prediction_file as pins
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
 from rlhf.process import cuda
 from rlhf.process.libraries import quiet_libraries
-from rlhf.recipe import StageName
-from rlhf.run.provenance import code_version
+from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.terminal.tables import rows_table
 
 TRAINED: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")  # evaluate samples as PPO does; merge needs no GPU
@@ -105,7 +105,7 @@ def measure(
     chosen = list(stages or (PREDICTED_STAGES if device.type == "cpu" else TRAINED))
     if no_predict:
         if loaded.modified or not (loaded.directory / pins.FILE).exists():
-            raise click.ClickException(f"--no-predict needs an unchanged recipe that has a {pins.FILE}")
+            raise UserError(f"--no-predict needs an unchanged recipe that has a {pins.FILE}")
         predicted = {stage: pinned_peaks(loaded.directory, stage) for stage in chosen}
     with quiet_libraries():
         measured = measure_stages(loaded, chosen)
@@ -117,20 +117,24 @@ def measure(
     title, columns = f"{loaded.name} {loaded.version}", ("stage", "phase", "predicted, GB", "measured, GB", "error")
     rows_table(title, columns, map(cells, rows))
     if save:
-        record: MemoryRecord = {
-            "code": code_version(),
-            "device": provenance.describe(device),
-            "recipe": loaded.name,
-            "version": loaded.version,
-            "recipe_sha256": loaded.sha256,
-            "overrides": loaded.overrides,
-            "phases": rows,
-            "unmatched": lacking,
-        }
-        write_json(save, record)
+        write_json(save, record_of(loaded, provenance.describe(device), rows, lacking))
     for line in lacking:
         print(line, file=sys.stderr)
     sys.exit(bool(lacking))
+
+
+def record_of(loaded: PinnedRecipe, device: Device, rows: list[ComparedPhase], lacking: list[str]) -> MemoryRecord:
+    """Return the record of a comparison; `lacking` has a line for each phase that only one side has."""
+    return {
+        "code": provenance.code(),
+        "device": device,
+        "recipe": loaded.name,
+        "version": loaded.version,
+        "recipe_sha256": loaded.sha256,
+        "overrides": loaded.overrides,
+        "phases": rows,
+        "unmatched": lacking,
+    }
 
 
 def cells(row: ComparedPhase) -> tuple[str, ...]:

@@ -2,68 +2,53 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NotRequired
 
-from typing_extensions import TypedDict
-
-from bench.reading import read
 from rlhf import recipe as recipes
+from rlhf.errors import UserError, no_such
 from rlhf.memory import claims
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
-from rlhf.memory.prediction_file import FILE, Needs, Peaks, Step
+from rlhf.memory.prediction_file import FILE, Needs, Peaks, Pinned, Step
 from rlhf.memory.strategies import StrategyCost, alone
 from rlhf.recipe import GROUPS, PinnedRecipe
+from rlhf.run import reader
 
 ALLOWED = 0.03  # growth of a phase's peak over what is pinned
 
 
 def pinned_recipes(root: Path) -> list[Path]:
-    """Return the recipes that are made for a card."""
+    """Return the folders of the recipes that are made for a card."""
     return [d for d in recipes.available(root) if recipes.load(d).recipe.hardware.memory_gb is not None]
 
 
 def strategies(predictor: Predictor, loaded: PinnedRecipe) -> dict[str, StrategyCost] | None:
-    """Return what each way to save memory does to SFT's step, for a recipe whose source publishes that."""
+    """Return what each way to save memory does to SFT's step; None where the recipe's source publishes none of it."""
     published = any(target.metric and target.metric.startswith("effect.") for target in loaded.figures)
     return alone(predictor.predict, loaded, "sft") if published else None
 
 
-class Effect(TypedDict):
-    """What one way to save memory alone does to a step of SFT."""
-
-    peak_bytes: int
-    operations: float  # relative to a step without any
-
-
-class Pinned(TypedDict):
-    """The content of predicted.json. Recipes from before a key lack it."""
-
-    unit: str
-    stages: Peaks
-    decoding_step: NotRequired[Step]
-    needed: NotRequired[Needs]
-    strategies: NotRequired[dict[str, Effect]]
-
-
 def content(directory: Path) -> Pinned:
     """Return what is pinned beside a recipe. Raises UserError, which names file and key, where it is damaged."""
-    return read(directory / FILE, Pinned)
+    file = directory / FILE
+    found = reader.read(file, Pinned)
+    if found is None:
+        raise UserError(no_such("file", file, "`make budgets BENCH_ARGS=--write` pins what is predicted"))
+    return found
 
 
 def pinned(directory: Path) -> Peaks:
     """Return the pinned bytes of every phase's peak by component."""
-    return content(directory)["stages"]
+    return content(directory).stages
 
 
 def pinned_step(directory: Path) -> Step:
     """Return the operations of a decoding step that are pinned; empty where none are."""
-    return content(directory).get("decoding_step", {})
+    return content(directory).decoding_step
 
 
 def pinned_needs(directory: Path) -> Needs:
-    """Return what the phases need as it is pinned; empty where nothing is."""
-    return content(directory).get("needed", {})
+    """Return the bytes that each phase needs as they are pinned; empty where none are."""
+    return content(directory).needed
 
 
 def more_needed(before: Needs, now: Needs) -> Iterator[str]:
@@ -125,14 +110,14 @@ def peaks_table(root: Path) -> str:
 
 def strategies_table(directory: Path) -> str:
     """Return the pinned effects of the strategies as Markdown, beside what is published about each."""
-    effects = content(directory).get("strategies", {})
+    effects = content(directory).strategies
     loaded = recipes.load(directory)
     lines = ["| strategy, alone | peak, GB | memory | operations | published |", "| --- | ---: | ---: | ---: | --- |"]
-    before = effects["none"]["peak_bytes"]
+    before = effects["none"].peak_bytes
     for name, effect in effects.items():
-        peak = effect["peak_bytes"]
+        peak = effect.peak_bytes
         change = "" if name == "none" else f"{(peak - before) / 1e9:+.1f} GB, {peak / before - 1:+.0%}"
-        factor = f"x {effect['operations']:.2f}"
+        factor = f"x {effect.operations:.2f}"
         lines.append(
             f"| {name} | {peak / 1e9:.1f} | {change} | {factor} | {'; '.join(claims.of_strategy(loaded, name))} |"
         )

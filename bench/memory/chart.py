@@ -1,10 +1,12 @@
 """The chart of docs/memory.md: predicted need by model size, both on logarithmic axes, with the cards as lines."""
 
 import json
+from collections.abc import Mapping
 from math import log
 from pathlib import Path
 
 from bench.memory.sizes import CARDS, FILE, GB, SIZES, STAGES, Sizes
+from rlhf.recipe import StageName
 
 WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 58, 78, 16, 62
 SMALLEST, LARGEST = 1.0, 80.0  # billions of parameters
@@ -15,30 +17,47 @@ WORDS = {"sft": "SFT", "rm": "reward model", "ppo": "PPO", "dpo": "DPO"}
 
 def chart(predicted: Sizes) -> str:
     """Return the predicted need over model size as SVG, with a line for each stage and one for each card."""
-
-    def x(billions: float) -> float:
-        return LEFT + log(billions / SMALLEST) / log(LARGEST / SMALLEST) * (WIDE - LEFT - RIGHT)
-
-    def y(gigabytes: float) -> float:
-        return HIGH - BOTTOM - log(gigabytes / LEAST) / log(MOST / LEAST) * (HIGH - BOTTOM - TOP)
-
-    needs = predicted["needed"]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {HIGH}" font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDE}" height="{HIGH}" fill="white"/>',
+        *_grid(),
+        *_lines(predicted["needed"]),
+        *_legend(),
     ]
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _x(billions: float) -> float:
+    """Return the place of a model's size across the chart."""
+    return LEFT + log(billions / SMALLEST) / log(LARGEST / SMALLEST) * (WIDE - LEFT - RIGHT)
+
+
+def _y(gigabytes: float) -> float:
+    """Return the place of a need down the chart."""
+    return HIGH - BOTTOM - log(gigabytes / LEAST) / log(MOST / LEAST) * (HIGH - BOTTOM - TOP)
+
+
+def _grid() -> list[str]:
+    """Return the ticks of both axes, and a dashed line for each card."""
+    parts = []
     for tick in (1, 2, 4, 8, 16, 32, 64):
-        parts.append(f'<path d="M{x(tick):.1f} {TOP}V{HIGH - BOTTOM}" stroke="#eee"/>')
-        parts.append(f'<text x="{x(tick):.1f}" y="{HIGH - BOTTOM + 17}" text-anchor="middle">{tick}</text>')
+        parts.append(f'<path d="M{_x(tick):.1f} {TOP}V{HIGH - BOTTOM}" stroke="#eee"/>')
+        parts.append(f'<text x="{_x(tick):.1f}" y="{HIGH - BOTTOM + 17}" text-anchor="middle">{tick}</text>')
     for tick in (2, 4, 8, 16, 32, 64):
-        parts.append(f'<path d="M{LEFT} {y(tick):.1f}H{WIDE - RIGHT}" stroke="#eee"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick}</text>')
+        parts.append(f'<path d="M{LEFT} {_y(tick):.1f}H{WIDE - RIGHT}" stroke="#eee"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{_y(tick) + 4:.1f}" text-anchor="end">{tick}</text>')
     for card, mebibytes in CARDS.items():
-        at = y(mebibytes * 2**20 / GB)
+        at = _y(mebibytes * 2**20 / GB)
         parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDE - RIGHT}" stroke="#666" stroke-dasharray="5 4"/>')
         parts.append(f'<text x="{WIDE - RIGHT + 6}" y="{at + 4:.1f}" fill="#444">{card} card</text>')
+    return parts
+
+
+def _lines(needs: Mapping[str, Mapping[StageName, int]]) -> list[str]:
+    """Return a line for each stage, with a dot for each model that names it and its need."""
+    parts = []
     for stage in STAGES:
-        points = [(x(size.billions), y(needs[size.name][stage] / GB)) for size in SIZES]
+        points = [(_x(size.billions), _y(needs[size.name][stage] / GB)) for size in SIZES]
         line = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{COLOURS[stage]}" stroke-width="1.8"/>')
         for size, (a, b) in zip(SIZES, points, strict=True):
@@ -46,6 +65,12 @@ def chart(predicted: Sizes) -> str:
             parts.append(
                 f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3.2" fill="{COLOURS[stage]}"><title>{title}</title></circle>'
             )
+    return parts
+
+
+def _legend() -> list[str]:
+    """Return the names of the lines and of the axes."""
+    parts = []
     for at, stage in enumerate(STAGES):
         across, down = WIDE - RIGHT - 140, HIGH - BOTTOM - 66 + 17 * at
         parts.append(
@@ -60,7 +85,7 @@ def chart(predicted: Sizes) -> str:
         f'<text transform="translate(16 {(HIGH - BOTTOM + TOP) / 2:.0f}) rotate(-90)" text-anchor="middle">'
         "GB of the card, predicted</text>"
     )
-    return "\n".join([*parts, "</svg>\n"])
+    return parts
 
 
 def write(root: Path, predicted: Sizes) -> None:

@@ -29,8 +29,8 @@ class PhasePeak(TypedDict):
     reserved: NotRequired[int]
 
 
-Peaks = dict[str, PhasePeak]  # by phase
-CountPeaks = Callable[[Recipe, RunStage], Peaks]  # runs a stage on the device that it counts for
+MeasuredPeaks = dict[str, PhasePeak]  # by phase
+CountPeaks = Callable[[Recipe, RunStage], MeasuredPeaks]  # runs a stage on the device that it counts for
 
 
 class RealRuns(ShortRuns[PhasePeak]):
@@ -40,7 +40,7 @@ class RealRuns(ShortRuns[PhasePeak]):
         super().__init__(layers=None)
         self.count_peaks = count_peaks
 
-    def measure(self, recipe: Recipe, run_stage: RunStage) -> Peaks:
+    def measure(self, recipe: Recipe, run_stage: RunStage) -> MeasuredPeaks:
         """Return the peaks as `count_peaks` counts them."""
         return self.count_peaks(recipe, run_stage)
 
@@ -50,7 +50,7 @@ class RealRuns(ShortRuns[PhasePeak]):
             self.run(changed, stage, folder)
 
 
-def tracked_on_cpu(recipe: Recipe, run_stage: RunStage) -> Peaks:
+def tracked_on_cpu(recipe: Recipe, run_stage: RunStage) -> MeasuredPeaks:
     """Return the bytes of storages alive, as the tracker counts them on real CPU tensors."""
     assert recipe.model.architecture and recipe.model.architecture.vocab_size
     with alone(), Tracker("cpu", PHASES, recipe.model.architecture.vocab_size) as tracker:
@@ -58,12 +58,12 @@ def tracked_on_cpu(recipe: Recipe, run_stage: RunStage) -> Peaks:
     return {phase: {"bytes": peak.bytes} for phase, peak in tracker.peaks().items()}
 
 
-def allocated_on_cuda(recipe: Recipe, run_stage: RunStage) -> Peaks:
+def allocated_on_cuda(recipe: Recipe, run_stage: RunStage) -> MeasuredPeaks:
     """Return the peaks of torch's CUDA allocator in each phase; "" stands for the whole stage."""
     with alone(), AllocatorPeaks() as meter:
         run_stage(CUDA)
         collect_peak(CUDA)
-    peaks: Peaks = meter.peaks
+    peaks: MeasuredPeaks = meter.peaks
     return peaks
 
 
@@ -98,7 +98,7 @@ class AllocatorPeaks(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no annotations
-        self.peaks: Peaks = {}
+        self.peaks: MeasuredPeaks = {}
         self._open: list[str | None] = []
         watch_peaks(self, CUDA)
 
@@ -121,7 +121,7 @@ class AllocatorPeaks(TorchDispatchMode):
 
 
 @contextmanager
-def measuring(loaded: PinnedRecipe) -> Iterator[Callable[[StageName], Peaks]]:
+def measuring(loaded: PinnedRecipe) -> Iterator[Callable[[StageName], MeasuredPeaks]]:
     """Yield a function that runs a stage and returns the peaks of its phases.
 
     A stage takes two steps with the recipe's settings, random weights and the longest rows. Stages that it builds on

@@ -14,11 +14,10 @@ import click
 from bench.kinds import OutsideRecord, OutsideRow, PackedRow, PackedSource, RunsSource
 from bench.outside import collect, collect_fms, compare, lengths, page, plot, speed
 from bench.paths import RESULTS, ROOT
-from bench.provenance import require_committed_code, today
+from bench.provenance import code, require_committed_code, today
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.files import write_json
-from rlhf.run.provenance import code_version
 from rlhf.terminal.tables import rows_table
 
 FOLDER = RESULTS / "outside" / "peft-metamath"
@@ -37,7 +36,7 @@ def main(only: str, jobs: int, save: bool) -> None:
         require_committed_code()
     chosen = compare.runs(only)
     if not chosen:
-        raise click.ClickException(f"--only {only}: no run has that in its name")
+        raise UserError(f"--only {only}: no run has that in its name")
     began = time.monotonic()
     rows: list[OutsideRow] = []
     for row in compare.predict_all(chosen, jobs):
@@ -71,7 +70,7 @@ def write(rows: list[OutsideRow], packed: list[PackedRow]) -> None:
         "calibrated_on": lengths.CALIBRATED_ON,
         "calibrated": {"shape": lengths.SHAPE, "longest": lengths.LONGEST},
         "device": "none: a stand-in for the NVIDIA L40S",
-        "code": code_version(),
+        "code": code(),
         "packages": {package: version(package) for package in PACKAGES},
         "rows": rows,
         "packed_source": cast(PackedSource, _without_runs(collect_fms.packed_runs())),

@@ -39,7 +39,7 @@ class RunMeasured(TypedDict):
     seconds: float
 
 
-class Run(TypedDict):
+class PeftRun(TypedDict):
     """One run of the comparison."""
 
     file: str
@@ -52,15 +52,15 @@ class Run(TypedDict):
     measured: RunMeasured
 
 
-class Runs(RunsSource):
+class PeftRuns(RunsSource):
     """The content of peft-metamath.json."""
 
-    runs: list[Run]
+    runs: list[PeftRun]
 
 
-def runs() -> Runs:
+def runs() -> PeftRuns:
     """Return the content of peft-metamath.json."""
-    return read(DATA, Runs)
+    return read(DATA, PeftRuns)
 
 
 def main() -> None:
@@ -68,14 +68,14 @@ def main() -> None:
     clone = Path(sys.argv[1])
     commit = git(clone, "rev-parse", "HEAD").strip()
     files = git(clone, "ls-tree", "-r", "--name-only", commit, FOLDER).split()
-    collected: list[Run] = []
+    collected: list[PeftRun] = []
     for file in files:
         if file.startswith(f"{FOLDER}/results/") and file.endswith(".json"):
             result = _json(clone, commit, file)
             settings = f"{FOLDER}/experiments/{result['run_info']['experiment_name']}/adapter_config.json"
             adapter = _json(clone, commit, settings) if settings in files else {}
             collected.append(_run(result, adapter, file))
-    content: Runs = {
+    content: PeftRuns = {
         "repository": "https://github.com/huggingface/peft",
         "commit": commit,
         "path": FOLDER,
@@ -88,7 +88,7 @@ def main() -> None:
     DATA.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _run(result: dict[str, Any], adapter: dict[str, Any], file: str) -> Run:
+def _run(result: dict[str, Any], adapter: dict[str, Any], file: str) -> PeftRun:
     about, trained = result["run_info"], result["train_info"]
     windows = [w for w in trained["metrics"] if "mem allocated avg" in w]
     seconds = sum(w["train time"] for w in windows)

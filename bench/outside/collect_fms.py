@@ -7,6 +7,7 @@ a mixture of experts, and that did not run out of memory.
 import csv
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from typing_extensions import TypedDict
@@ -55,25 +56,7 @@ def main() -> None:
     """Read the last commit of the clone that is named as the argument."""
     clone = Path(sys.argv[1])
     commit = git(clone, "rev-parse", "HEAD").strip()
-    collected: list[PackedRun] = []
-    for row in csv.DictReader(git(clone, "show", f"{commit}:{FILE}").splitlines()):
-        peak = row["mem_peak_torch_mem_alloc_in_bytes"]
-        known = row["model_name_or_path"] in MODELS and row["framework_config"] in METHODS
-        if row["num_gpus"] == "1" and known and peak:
-            collected.append(
-                {
-                    "model": row["model_name_or_path"],
-                    "base": METHODS[row["framework_config"]],
-                    "method": row["peft_method"] or "full",
-                    "rows": int(row["per_device_train_batch_size"]),
-                    "measured": {
-                        "peak_allocated": int(float(peak)),
-                        "allocated": int(float(row["mem_torch_mem_alloc_in_bytes"])),
-                        "nvidia_mib": float(row["mem_nvidia_mem_reserved"]),
-                        "tokens_per_second": float(row["train_tokens_per_second"]),
-                    },
-                }
-            )
+    rows = csv.DictReader(git(clone, "show", f"{commit}:{FILE}").splitlines())
     content: PackedRuns = {
         "repository": "https://github.com/foundation-model-stack/fms-acceleration",
         "commit": commit,
@@ -89,9 +72,30 @@ def main() -> None:
             "bitsandbytes": "0.43.3",
         },
         "settings": "packed rows of 4096 tokens, gradient checkpointing, LoRA of rank 16 on q, k, v and o, AdamW",
-        "runs": collected,
+        "runs": [_packed_run(row) for row in rows if _is_taken(row)],
     }
     DATA.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _is_taken(row: Mapping[str, str]) -> bool:
+    """Return whether a row of the table is one of the runs that are compared."""
+    known = row["model_name_or_path"] in MODELS and row["framework_config"] in METHODS
+    return row["num_gpus"] == "1" and known and bool(row["mem_peak_torch_mem_alloc_in_bytes"])
+
+
+def _packed_run(row: Mapping[str, str]) -> PackedRun:
+    return {
+        "model": row["model_name_or_path"],
+        "base": METHODS[row["framework_config"]],
+        "method": row["peft_method"] or "full",
+        "rows": int(row["per_device_train_batch_size"]),
+        "measured": {
+            "peak_allocated": int(float(row["mem_peak_torch_mem_alloc_in_bytes"])),
+            "allocated": int(float(row["mem_torch_mem_alloc_in_bytes"])),
+            "nvidia_mib": float(row["mem_nvidia_mem_reserved"]),
+            "tokens_per_second": float(row["train_tokens_per_second"]),
+        },
+    }
 
 
 if __name__ == "__main__":

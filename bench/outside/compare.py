@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.kinds import OutsideRow, PackedRow, TimedStep
 from bench.outside import collect, lengths
-from bench.outside.collect import Run
+from bench.outside.collect import PeftRun
 from bench.outside.collect_fms import PackedRun, packed_runs
 from rlhf.memory.depth import deepen
 from rlhf.memory.phases import DEPTHS
@@ -38,20 +38,18 @@ STEPS = 5000
 SIZES: tuple[Size, ...] = ("reserved_max", "reserved_average", "allocated_average")
 
 
-def runs(only: str = "") -> list[Run]:
+def runs(only: str = "") -> list[PeftRun]:
     """Return the measured runs whose name contains `only`."""
     return [run for run in collect.runs()["runs"] if only in name(run)]
 
 
-def name(run: Run) -> str:
+def name(run: PeftRun) -> str:
     """Return a run's method and settings as one name: `lora--rank32`."""
     return run["file"].removeprefix("results/").removesuffix(".json").replace("llama-3.2-3B-", "")
 
 
-def predict(run: Run) -> OutsideRow:
-    """Return the bytes as the comparison reports them, and what was counted on the way; `failed` says why there are
-    none.
-    """
+def predict(run: PeftRun) -> OutsideRow:
+    """Return the predicted bytes in the comparison's sizes, and what was counted; `failed` says why there are none."""
     from bench.outside import steps
 
     measured: dict[str, int] = {size: run["measured"][size] for size in SIZES}
@@ -89,9 +87,10 @@ def failed(row: OutsideRow, why: str) -> OutsideRow:
     return row
 
 
-def _recorded(run: Run, virtual: int) -> tuple["Recorded", int, np.ndarray]:
-    """Return the run's steps at its depth, its trainable parameters, and the work of each step: from 2 and 4 layers, or
-    from all of them where what two layers do more is not the same in every step.
+def _recorded(run: PeftRun, virtual: int) -> tuple["Recorded", int, np.ndarray]:
+    """Return the run's steps at its depth, its trainable parameters, and the work of each step.
+
+    They follow from 2 and 4 layers, or from all layers where two more do not add the same to every step.
     """
     from bench.outside import loop, steps
 
@@ -132,7 +131,7 @@ def _windows() -> tuple[np.ndarray, list[int]]:
     return np.array(chosen), [place for place, at in enumerate(chosen) if at in pairs]
 
 
-def predict_all(chosen: Sequence[Run], jobs: int) -> Iterator[OutsideRow]:
+def predict_all(chosen: Sequence[PeftRun], jobs: int) -> Iterator[OutsideRow]:
     """Yield each run's prediction, in order; `jobs` processes work side by side."""
     os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_quiet) as pool:

@@ -17,7 +17,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from bench.outside.collect import Run, Training
+from bench.outside.collect import PeftRun, Training
 from rlhf.memory.cards import Gpu
 from rlhf.memory.device import StandIn
 from rlhf.memory.operations import META
@@ -89,7 +89,7 @@ class Rehearsed(NamedTuple):
     work: np.ndarray  # (steps, 3): floating-point operations, bytes moved, operations launched
 
 
-def rehearse(run: Run, layers: int, lengths: Sequence[int]) -> Rehearsed:
+def rehearse(run: PeftRun, layers: int, lengths: Sequence[int]) -> Rehearsed:
     """Load the model and train one step for each of `lengths`, the tokens of the longest row of a batch.
 
     `run` is one of the runs of peft-metamath.json.
@@ -209,5 +209,5 @@ def _batch(longest: int) -> dict[str, Tensor]:
 
 
 def _length(row: int, longest: int) -> int:
-    """Return the lengths, each row two tokens shorter than the one before."""
+    """Return the tokens of a row; each row is two shorter than the one before."""
     return max(2, longest - 2 * row)

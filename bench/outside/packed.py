@@ -93,8 +93,9 @@ class StepWork(NamedTuple):
 
 
 def _rehearse(run: PackedRun, layers: int) -> tuple[list[Event], StepWork]:
-    """Return the events of loading and of two steps, the first of which makes the optimizer's states; and the work of a
-    step.
+    """Return the events of loading and of two steps, and the work of a step.
+
+    The first step makes the optimizer's states.
     """
     transformers.set_seed(0)
     gc.collect()
@@ -157,10 +158,9 @@ def _precision(run: PackedRun) -> contextlib.AbstractContextManager[Any]:
 
 
 def _loss(model: Any, ids: Tensor) -> Tensor:
-    """Return cross-entropy in float32 over a shifted copy of the logits, as transformers 4.48 computes it; later
-    versions need no copy.
+    """Return cross-entropy in float32 over a shifted copy of the logits, as transformers 4.48 computes it.
 
-    The decoder's output and the logits live until the loss is known.
+    Later versions need no copy. The decoder's output and the logits live until the loss is known.
     """
     plain: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
     hidden = plain.model(input_ids=ids).last_hidden_state

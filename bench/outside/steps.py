@@ -15,9 +15,12 @@ HISTORY = 3  # steps back to which a step may release something
 Polynomial = tuple[float, ...]  # factors of `_terms`
 
 
-class Step(NamedTuple):
-    """What each step does, but for the first ones: (0, place) allocates, (n, place) releases what was allocated there
-    n − 1 steps before. `bytes` has a polynomial in the length for each place."""
+class RecordedStep(NamedTuple):
+    """What each step does, except for the first ones.
+
+    Of the actions (0, place) allocates, and (n, place) releases what was allocated there n − 1 steps before. `bytes`
+    has a polynomial in the length for each place.
+    """
 
     actions: list[tuple[int, int]]
     bytes: np.ndarray  # (places, terms)
@@ -33,13 +36,16 @@ class Recorded(NamedTuple):
     """A rehearsed run: what comes before the steady steps, and those."""
 
     before: list[Event]
-    step: Step
+    step: RecordedStep
     alive: dict[tuple[int, int], int]  # steps back and place -> storage, when the first steady step begins
 
 
 def recorded(events: Sequence[Event], lengths: Sequence[int], virtual: int, first: int = 3) -> Recorded:
-    """Take a recording apart. `lengths` are those of its steps, of which those from `first` on are steady; `virtual` is
-    the number of tokens that an adapter puts before each row. Raises ValueError if the steps differ."""
+    """Return a recording taken apart into what comes before the steady steps, and those.
+
+    `lengths` are the tokens of each step's longest row; the steps from `first` on are steady. `virtual` is the number
+    of tokens that an adapter puts before each row. Raises ValueError if the steady steps differ.
+    """
     starts = [at for at, event in enumerate(events) if event.storage is None and event.name == STEP]
     if len(starts) != len(lengths) + 1:
         raise ValueError(f"{len(starts) - 1} steps were recorded, not {len(lengths)}")
@@ -64,16 +70,14 @@ def recorded(events: Sequence[Event], lengths: Sequence[int], virtual: int, firs
     if any(other != actions[first] for other in actions[first:]):
         raise ValueError("the steps do not do the same")
     places, exact = _fit(np.array(sizes[first:]), np.array(lengths[first:]) + virtual)
-    step = Step(actions[first], places, exact)
+    step = RecordedStep(actions[first], places, exact)
     freed = {event.storage for event in events[: starts[first]] if event.bytes < 0}
     alive = {(first - since, at): s for s, (since, at) in allocations.items() if 0 < since < first and s not in freed}
     return Recorded(list(events[: starts[first]]), step, alive)
 
 
 def _terms(lengths: np.ndarray) -> np.ndarray:
-    """Return what sizes depend on, (terms, n): the length, also padded to 16 for a bias, to 32 and 64 for kernels'
-    blocks.
-    """
+    """Return what sizes depend on, (terms, n): powers of the length, and the length as biases and kernels pad it."""
     bias, block, tile = (np.ceil(lengths / n) * n for n in (16, 32, 64))
     return np.stack([np.ones(len(lengths)), lengths, lengths**2, lengths * bias, bias, block, tile])
 
@@ -82,8 +86,9 @@ FORMS = ((0,), (0, 1), (0, 5), (0, 4), (0, 3), (0, 1, 6), (0, 1, 2), (0, 4, 3), 
 
 
 def _fit(sizes: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Return the polynomials for sizes (steps, places): the first of `FORMS` that gives all of them to the byte, else
-    the last.
+    """Return a polynomial for each place of sizes (steps, places), and whether all give the sizes to the byte.
+
+    A place has the first of `FORMS` that does, or else the last.
     """
     terms = _terms(lengths)
     coefficients = np.zeros((sizes.shape[1], len(terms)))

@@ -24,11 +24,11 @@ from bench.peer.environments import TORCHTUNE, TRL, peer_python, torchtune_pytho
 from bench.peer.figures import contender_figures, phases_table, row_of
 from bench.peer.inputs import BATCH, GROUP, SIZES, make_inputs
 from bench.peer.runs import ContenderRun, attempt, floor, run_ours, run_torchtune, run_trl
-from bench.provenance import require_committed_code, today
+from bench.provenance import code, require_committed_code, today
 from rlhf.cli import guarded
+from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.observe.device import cpu_model
-from rlhf.run.provenance import code_version
 from rlhf.terminal.screen import OUT
 from rlhf.terminal.tables import rows_table
 
@@ -71,13 +71,7 @@ def main(
     second = torchtune_python(torchtune) if contenders.torchtune else python
     shutil.rmtree(work, ignore_errors=True)
     inputs = work / "inputs"
-    inputs.mkdir(parents=True)
-    # in a separate process, which gives the GPU back
-    maker = get_context("spawn").Process(target=make_inputs, args=(inputs, size, device, steps))
-    maker.start()
-    maker.join()
-    if maker.exitcode:
-        raise click.ClickException("the inputs could not be made")
+    make_inputs_apart(inputs, size, device, steps)
     names = (*contenders.theirs, *contenders.torchtune, *contenders.ours)
     runs: dict[str, list[ContenderRun]] = {name: [] for name in names}
     for repeat in range(repeats):
@@ -91,6 +85,27 @@ def main(
         OUT.print(f"round {repeat + 1} of {repeats} done")
     figures = contender_figures(contenders, runs, "wall" if device == "cuda" else "cpu")
     limit = floor(method, inputs, work / "floor", micro)
+    origin = provenance(method, size, device, micro, repeats)
+    record: PeerRecord = {**origin, "figures": figures, "floor": limit}
+    show(method, record)
+    if save:
+        write_json(save, record)
+        OUT.print(f"written to {save}")
+
+
+def make_inputs_apart(inputs: Path, size: str, device: str, steps: int) -> None:
+    """Write the inputs of both sides in a separate process, which gives the GPU back when it ends."""
+    inputs.mkdir(parents=True)
+    maker = get_context("spawn").Process(target=make_inputs, args=(inputs, size, device, steps))
+    maker.start()
+    maker.join()
+    if maker.exitcode:
+        raise UserError("the inputs could not be made")
+
+
+def show(method: str, record: PeerRecord) -> None:
+    """Print the figures of all contenders, and the phases of ours beside the floor."""
+    figures = record["figures"]
     columns = (
         "",
         f"{clock_of(figures.values())} s/step",
@@ -99,14 +114,9 @@ def main(
         "speed, times theirs",
         "memory ratio",
     )
-    title = f"one {method.upper()} step, medians; ratios to {' and '.join(contenders.theirs)}"
-    rows_table(title, columns, [row_of(n, row) for n, row in figures.items()])
-    origin = provenance(method, size, device, micro, repeats)
-    record: PeerRecord = {**origin, "figures": figures, "floor": limit}
+    title = f"one {method.upper()} step, medians; ratios to {' and '.join(METHODS[method].theirs)}"
+    rows_table(title, columns, [row_of(name, row) for name, row in figures.items()])
     OUT.print(phases_table(record), markup=False)
-    if save:
-        write_json(save, record)
-        OUT.print(f"written to {save}")
 
 
 def provenance(method: str, size: str, device: str, micro: int, repeats: int) -> PeerProvenance:
@@ -115,7 +125,7 @@ def provenance(method: str, size: str, device: str, micro: int, repeats: int) ->
     numbers = "bfloat16" if device == "cuda" else "float32"
     record: PeerProvenance = {
         "date": today(),
-        "code": code_version(),
+        "code": code(),
         "device": torch.cuda.get_device_name() if device == "cuda" else f"{cpu_model()}, 1 thread",
         "model": {**SIZES[size], "dtype": numbers, "weights": "random"},
         "method": method,

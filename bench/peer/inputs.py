@@ -36,7 +36,7 @@ GROUP = 8  # responses to a prompt, of RLOO and GRPO
 SETTINGS = "settings.json"  # in the folder of the inputs
 
 
-class Settings(TypedDict):
+class InputSettings(TypedDict):
     """What the inputs were made for, as both sides read it."""
 
     device: str  # cpu or cuda
@@ -78,5 +78,5 @@ def make_inputs(folder: Path, size: str, device: str, steps: int) -> None:
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     prompts = [[1, *tokenizer(row["prompt"])["input_ids"]] for row in rows]
     (folder / "prompts.json").write_text(json.dumps(prompts))
-    settings: Settings = {"device": device, "dtype": str(dtype).split(".")[1], "batch": BATCH, "group": GROUP}
+    settings: InputSettings = {"device": device, "dtype": str(dtype).split(".")[1], "batch": BATCH, "group": GROUP}
     write_json(folder / SETTINGS, settings)

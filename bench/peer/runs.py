@@ -7,15 +7,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import click
 from typing_extensions import TypedDict
 
 from bench.kinds import Floor
 from bench.paths import ROOT
 from bench.peer.contenders import LEAN, METHODS
-from bench.peer.inputs import SETTINGS, Settings
+from bench.peer.inputs import SETTINGS, InputSettings
 from bench.reading import last_line, read
 from bench.steps import telemetry
+from rlhf.errors import UserError
 from rlhf.process.children import child_environment
 from rlhf.recipe import Changes
 
@@ -46,13 +46,13 @@ class _Summary(TypedDict):
     peak_over_loaded_bytes: int
 
 
-class OutOfMemory(Exception):
+class ContenderDidNotFit(Exception):
     """A contender did not fit on the GPU: a result, not a failure."""
 
 
 def prepare_ours(method: str, inputs: Path, out: Path, changes: Changes, steps: int, micro: int) -> list[str]:
     """Train the parents of the stage; return the arguments with which `rlhf` runs the stage itself."""
-    settings = read(inputs / SETTINGS, Settings)
+    settings = read(inputs / SETTINGS, InputSettings)
     base = inputs / "base"
     sets: dict[str, object] = {
         "model.name": base,
@@ -76,7 +76,7 @@ def run_ours(method: str, inputs: Path, out: Path, changes: Changes, steps: int,
     """Run the stage once; return the same keys as TRL's script prints."""
     _call([sys.executable, "-m", "rlhf.cli", *prepare_ours(method, inputs, out, changes, steps, micro)])
     folder = out / "recipe" / "v1" / method
-    prefix = "cpu/" if read(inputs / SETTINGS, Settings)["device"] == "cpu" else ""
+    prefix = "cpu/" if read(inputs / SETTINGS, InputSettings)["device"] == "cpu" else ""
     phases = {name: prefix + name for name in PHASES}
     rows = counted_steps(telemetry(folder, ("total", "cpu/total", *phases.values())))
     summary = read(folder / "summary.json", _Summary)
@@ -96,7 +96,7 @@ def counted_steps(rows: list[dict[str, float]]) -> list[dict[str, float]]:
 
 def floor(method: str, inputs: Path, out: Path, micro: int) -> Floor:
     """Return the operations of each phase of a step with the lean trunk, and how many a second the device can do."""
-    settings = read(inputs / SETTINGS, Settings)
+    settings = read(inputs / SETTINGS, InputSettings)
     contender, changes = next((name, x) for name, x in METHODS[method].ours.items() if LEAN.items() <= x.items())
     arguments = prepare_ours(method, inputs, out, changes, 1, micro)
     printed = _call([sys.executable, "-m", "bench.peer.floor", settings["device"], settings["dtype"], "2", *arguments])
@@ -106,12 +106,12 @@ def floor(method: str, inputs: Path, out: Path, micro: int) -> Floor:
 
 
 def run_trl(method: str, python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> ContenderRun:
-    """Run TRL's trainer once."""
+    """Run TRL's trainer once; return what its script prints."""
     return _run_script("trl_ppo.py" if method == "ppo" else "trl_groups.py", python, inputs, flags, steps, micro)
 
 
 def run_torchtune(python: Path, inputs: Path, flags: list[str], steps: int, micro: int) -> ContenderRun:
-    """Run torchtune's recipe once."""
+    """Run torchtune's recipe once; return what its script prints."""
     return _run_script("torchtune_ppo.py", python, inputs, flags, steps, micro)
 
 
@@ -127,15 +127,15 @@ def _call(command: list[str]) -> str:
         environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if "CUDA out of memory" in done.stderr:
-        raise OutOfMemory
+        raise ContenderDidNotFit
     if done.returncode:
-        raise click.ClickException(f"{' '.join(command[:6])} …\n{done.stderr[-2000:]}")
+        raise UserError(f"{' '.join(command[:6])} …", done.stderr[-2000:])
     return done.stdout
 
 
 def attempt(run: Callable[[], ContenderRun]) -> ContenderRun:
-    """Return what a run took, or that it did not fit."""
+    """Return what a run took, in the units of `ContenderRun`, or that it did not fit."""
     try:
         return run()
-    except OutOfMemory:
+    except ContenderDidNotFit:
         return {"out_of_memory": True}

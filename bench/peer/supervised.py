@@ -20,24 +20,24 @@ import click
 
 from bench import options, steps
 from bench.clocks import clock_of
-from bench.kinds import Side, StageSteps, SupervisedRecord
-from bench.provenance import describe, require_committed_code, today
+from bench.kinds import SideFigures, StageSteps, SupervisedRecord
+from bench.provenance import code, describe, require_committed_code, today
 from bench.reading import last_line
 from rlhf.cli import guarded
+from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.memory.short_runs import few_steps
 from rlhf.process.children import child_environment
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import Changes, PinnedRecipe, StageName
-from rlhf.run.provenance import code_version
 from rlhf.terminal.tables import rows_table
 
 STAGES: tuple[StageName, ...] = ("sft", "rm", "dpo")
 PEERS = ("trl", "trl, tuned")
-Settings = dict[str, bool | str]  # arguments of TRL's configuration
-KEPT: Settings = {"gradient_checkpointing": False}
+TrlSettings = dict[str, bool | str]  # arguments of TRL's configuration
+KEPT: TrlSettings = {"gradient_checkpointing": False}
 # Pairs have no one length: TRL's two other trainers cannot put similar ones together.
-TUNED: dict[str, Settings] = {
+TUNED: dict[str, TrlSettings] = {
     "sft": KEPT | {"train_sampling_strategy": "group_by_length"},
     "rm": KEPT,
     "dpo": KEPT,
@@ -51,7 +51,7 @@ class Asked(TypedDict):
     overrides: Changes
     stage: StageName
     out: str  # folder of our run, which has the rows and the weights
-    settings: Settings
+    settings: TrlSettings
 
 
 @click.command()
@@ -85,13 +85,13 @@ def main(
         write_json(save, record_of(loaded, repeats, figures))
 
 
-def record_of(loaded: PinnedRecipe, repeats: int, figures: dict[StageName, dict[str, Side]]) -> SupervisedRecord:
+def record_of(loaded: PinnedRecipe, repeats: int, figures: dict[StageName, dict[str, SideFigures]]) -> SupervisedRecord:
     """Return the record of a comparison."""
     with quiet_libraries():
         from rlhf.process.torch_setup import device_of
     return {
         "date": today(),
-        "code": code_version(),
+        "code": code(),
         "peer": f"trl {version('trl')} at its defaults, and tuned",
         "recipe": loaded.name,
         "version": loaded.version,
@@ -104,7 +104,7 @@ def record_of(loaded: PinnedRecipe, repeats: int, figures: dict[StageName, dict[
     }
 
 
-def compare(loaded: PinnedRecipe, stage: StageName, count: int, repeats: int) -> dict[str, Side]:
+def compare(loaded: PinnedRecipe, stage: StageName, count: int, repeats: int) -> dict[str, SideFigures]:
     """Run both sides in turn; return `side_by_side` of all repeats."""
     runs: dict[str, list[StageSteps]] = {"ours": [], **{name: [] for name in PEERS}}
     for _ in range(repeats):
@@ -112,14 +112,14 @@ def compare(loaded: PinnedRecipe, stage: StageName, count: int, repeats: int) ->
             out = Path(folder)
             ours = steps.measure(loaded, (stage,), out, steps=count, shape="hh", preflight=False)
             if stage not in ours or ours[stage].get("out_of_memory"):
-                raise click.ClickException(f"{stage}: out of memory; what fits can be compared: lower the micro-batch")
+                raise UserError(f"{stage}: out of memory; what fits can be compared: lower the micro-batch")
             runs["ours"].append(ours[stage])
             for name, settings in zip(PEERS, ({}, TUNED[stage]), strict=True):
                 runs[name].append(_trl(loaded, stage, out, count, settings))
     return side_by_side(runs)
 
 
-def side_by_side(runs: Mapping[str, Sequence[StageSteps]]) -> dict[str, Side]:
+def side_by_side(runs: Mapping[str, Sequence[StageSteps]]) -> dict[str, SideFigures]:
     """Return the `summary` of each side's repeats, with ours the ratios to TRL's.
 
     A ratio is of the medians of tokens per second; its range is that of the ratios within each round.
@@ -141,7 +141,7 @@ def _ratio_range(ours: Sequence[StageSteps], theirs: Sequence[StageSteps]) -> li
     return [min(rounds), max(rounds)]
 
 
-def summary(parts: Sequence[StageSteps]) -> Side:
+def summary(parts: Sequence[StageSteps]) -> SideFigures:
     """Return the median and range of the repeats' medians.
 
     The peak is a GPU's while it trains; a whole process has more.
@@ -162,7 +162,7 @@ def _peak(part: StageSteps) -> int | None:
     return max((peaks[name] for name in ("train", "rollout", "score", "update") if name in peaks), default=None)
 
 
-def _trl(loaded: PinnedRecipe, stage: StageName, out: Path, count: int, settings: Settings) -> StageSteps:
+def _trl(loaded: PinnedRecipe, stage: StageName, out: Path, count: int, settings: TrlSettings) -> StageSteps:
     """Run TRL's trainer once. Return the same keys as `bench.steps` has for ours."""
     overrides = loaded.overrides | few_steps(loaded.recipe, steps.WARM_UP + count, "hh")
     asked: Asked = {
@@ -176,11 +176,11 @@ def _trl(loaded: PinnedRecipe, stage: StageName, out: Path, count: int, settings
     environment = child_environment(TRL_EXPERIMENTAL_SILENCE="1", HF_HUB_OFFLINE="1")
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
-        raise click.ClickException(f"TRL's {stage}: {done.stderr.strip()[-2000:]}")
+        raise UserError(f"TRL's {stage}: {done.stderr.strip()[-2000:]}")
     return last_line(done.stdout, StageSteps, f"TRL's {stage}")
 
 
-def _row(stage: StageName, name: str, row: Side) -> tuple[str, ...]:
+def _row(stage: StageName, name: str, row: SideFigures) -> tuple[str, ...]:
     ratios = (
         _ratio(row.get("times_faster"), row.get("times_faster_range")),
         _ratio(row.get("times_faster_tuned"), row.get("times_faster_tuned_range")),

@@ -69,5 +69,6 @@ def _begin(cuda: bool) -> int:
 
 
 def _status(key: str) -> int:
+    """Return a size of this process in bytes, by its name in /proc/self/status."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
     return int(line.split()[1]) * 1024

@@ -7,6 +7,7 @@ sides, so that neither runs a reward model.
 import argparse
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,29 @@ from bench.peer.training import Clock, timed
 from rlhf.stages.online.reward_functions import find
 
 BETA = {"rloo": 0.05, "grpo": 0.0}  # TRL's defaults
+
+
+def configuration(config: Any, options: argparse.Namespace, settings: Mapping[str, Any]) -> Any:
+    """Return the trainer's settings, of the class `config`: a step is one batch of responses, with one pass over it."""
+    return config(
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=options.micro,
+        gradient_accumulation_steps=settings["batch"] // options.micro,
+        num_generations=settings["group"],
+        max_completion_length=64,
+        max_steps=options.steps,
+        temperature=1.0,
+        beta=BETA[options.method],
+        learning_rate=1e-4,
+        lr_scheduler_type="constant",
+        use_cpu=settings["device"] != "cuda",
+        gradient_checkpointing=options.checkpointing,
+        bf16=False,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+    )
 
 
 def main() -> None:
@@ -52,25 +76,7 @@ def main() -> None:
     clock = Clock()
     built = trainer(
         model=model,
-        args=config(
-            output_dir=tempfile.mkdtemp(),
-            per_device_train_batch_size=options.micro,
-            gradient_accumulation_steps=settings["batch"] // options.micro,
-            num_generations=settings["group"],
-            max_completion_length=64,
-            max_steps=options.steps,
-            temperature=1.0,
-            beta=BETA[options.method],
-            learning_rate=1e-4,
-            lr_scheduler_type="constant",
-            use_cpu=not cuda,
-            gradient_checkpointing=options.checkpointing,
-            bf16=False,
-            report_to=[],
-            save_strategy="no",
-            logging_steps=1,
-            disable_tqdm=True,
-        ),
+        args=configuration(config, options, settings),
         reward_funcs=reward,
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
         processing_class=tokenizer,

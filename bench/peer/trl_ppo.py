@@ -7,6 +7,7 @@ at its peak (CPU: resident pages, GPU: torch's allocator) beyond what it held wh
 import argparse
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,31 @@ from trl.experimental.ppo import (  # type: ignore[import-not-found]  # in TRL 1
 )
 
 from bench.peer.training import Clock, timed
+
+
+def configuration(options: argparse.Namespace, settings: Mapping[str, Any]) -> Any:
+    """Return the trainer's settings: a step is one batch of responses, with four passes over it."""
+    return PPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=options.micro,
+        gradient_accumulation_steps=settings["batch"] // options.micro,
+        num_ppo_epochs=4,
+        num_mini_batches=1,
+        total_episodes=settings["batch"] * options.steps,
+        response_length=64,
+        local_rollout_forward_batch_size=settings["batch"],
+        temperature=1.0,
+        num_sample_generations=0,
+        learning_rate=1e-4,
+        lr_scheduler_type="constant",
+        use_cpu=settings["device"] != "cuda",
+        gradient_checkpointing=False,
+        bf16=False,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+    )
 
 
 def main() -> None:
@@ -50,27 +76,7 @@ def main() -> None:
     prompts = json.loads((options.inputs / "prompts.json").read_text())
     clock = Clock()
     trainer = PPOTrainer(
-        args=PPOConfig(
-            output_dir=tempfile.mkdtemp(),
-            per_device_train_batch_size=options.micro,
-            gradient_accumulation_steps=settings["batch"] // options.micro,
-            num_ppo_epochs=4,
-            num_mini_batches=1,
-            total_episodes=settings["batch"] * options.steps,
-            response_length=64,
-            local_rollout_forward_batch_size=settings["batch"],
-            temperature=1.0,
-            num_sample_generations=0,
-            learning_rate=1e-4,
-            lr_scheduler_type="constant",
-            use_cpu=not cuda,
-            gradient_checkpointing=False,
-            bf16=False,
-            report_to=[],
-            save_strategy="no",
-            logging_steps=1,
-            disable_tqdm=True,
-        ),
+        args=configuration(options, settings),
         processing_class=tokenizer,
         model=policy,
         ref_model=None,

@@ -17,10 +17,21 @@ from bench.peer.training import Clock, timed
 from bench.steps import WARM_UP, spread
 from rlhf import recipe as recipes
 from rlhf.data import formats
+from rlhf.data.tokenize import Codec
 from rlhf.models.adapters import lora_config
 from rlhf.models.loading import load_base, load_codec
 from rlhf.process.torch_setup import set_up_torch
 from rlhf.run.directory import Run
+
+
+def rows_of(run: Run, codec: Codec) -> list[dict[str, str]]:
+    """Return the rows of our run as TRL's trainer of the same stage takes them."""
+    (file,) = (run.run_directory / "data").rglob("pairs.jsonl")
+    pairs = formats.read([file], on_bad_row="stop").pairs
+    rows = [{"prompt": codec.prompt_text(p.prompt), "chosen": p.chosen, "rejected": p.rejected} for p in pairs]
+    if run.stage == "sft":
+        return [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows]
+    return rows
 
 
 def main() -> None:
@@ -31,11 +42,6 @@ def main() -> None:
     run = Run(Path(asked["out"]), loaded, stage)
     device, codec = set_up_torch(recipe), load_codec(run)
     options = getattr(recipe, stage)
-    (file,) = (run.run_directory / "data").rglob("pairs.jsonl")
-    pairs = formats.read([file], on_bad_row="stop").pairs
-    rows = [{"prompt": codec.prompt_text(p.prompt), "chosen": p.chosen, "rejected": p.rejected} for p in pairs]
-    if stage == "sft":
-        rows = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows]
     trainers: dict[str, tuple[Any, Any]] = {
         "sft": (SFTConfig, SFTTrainer),
         "rm": (RewardConfig, RewardTrainer),
@@ -63,7 +69,7 @@ def main() -> None:
     built = trainer(
         model=base,
         args=settings,
-        train_dataset=Dataset.from_list(rows),
+        train_dataset=Dataset.from_list(rows_of(run, codec)),
         processing_class=codec.tokenizer,
         peft_config=lora_config(recipe.lora, base, task),
         callbacks=[clock],

@@ -24,7 +24,7 @@ from rlhf.terminal.screen import OUT
 from rlhf.terminal.tables import rows_table
 
 with quiet_libraries():
-    from bench.roofline.counts import Work, phases
+    from bench.roofline.counts import LeastWork, phases
 
 LEAN: Changes = {"hardware.trunk": "lean", "lora.lora_dropout": 0.0}
 KEPT: Changes = {"{stage}.gradient_checkpointing": False}
@@ -81,12 +81,12 @@ class Roofline(TypedDict):
     changes: dict[str, Change]
 
 
-def seconds(work: Mapping[str, Work], card: NominalRates) -> float:
+def seconds(work: Mapping[str, LeastWork], card: NominalRates) -> float:
     """Return the least seconds of a step, its phases one after another."""
     return sum(part.seconds(card) for part in work.values())
 
 
-def bound(work: Work, card: NominalRates) -> str:
+def bound(work: LeastWork, card: NominalRates) -> str:
     """Return what bounds a phase on a card, compute or memory."""
     return "compute" if work.flops / card.flops >= work.moved / card.bandwidth else "memory"
 
@@ -134,18 +134,6 @@ def predict(loaded: PinnedRecipe, stage: OnlineName) -> Roofline:
     prompt = row_tokens(recipe, stage, 1) - options.response_length
     work = phases(recipe, stage, prompt)
     now = seconds(work, card)
-    changes: dict[str, Change] = {}
-    for name, keys in CHANGES.items():
-        keys = {key.format(stage=stage): value for key, value in keys.items()}
-        if "rollout_4bit" in "".join(keys) and recipe.model.quantization == "none":
-            continue
-        least = seconds(phases(changed(recipe, keys), stage, prompt), card)
-        changes[name] = {"seconds": least, "factor": now / least}
-    if options.samples_per_prompt > 1:
-        lean = changed(recipe, {key.format(stage=stage): value for key, value in LEAN.items()})
-        apart, shared = (seconds(phases(lean, stage, prompt, once), card) for once in (False, True))
-        name = "prompts once for a group, in the lean trunk"
-        changes[name] = {"seconds": shared, "factor": apart / shared}
     return {
         "recipe": f"{loaded.name} {loaded.version}",
         "stage": stage,
@@ -163,8 +151,26 @@ def predict(loaded: PinnedRecipe, stage: OnlineName) -> Roofline:
             for name, p in work.items()
         },
         "seconds": now,
-        "changes": changes,
+        "changes": gains(recipe, stage, prompt, card),
     }
+
+
+def gains(recipe: Recipe, stage: OnlineName, prompt: float, card: NominalRates) -> dict[str, Change]:
+    """Return the least seconds of a step with each of CHANGES that applies, and how many times as fast that is."""
+    now = seconds(phases(recipe, stage, prompt), card)
+    changes: dict[str, Change] = {}
+    for name, keys in CHANGES.items():
+        keys = {key.format(stage=stage): value for key, value in keys.items()}
+        if "rollout_4bit" in "".join(keys) and recipe.model.quantization == "none":
+            continue
+        least = seconds(phases(changed(recipe, keys), stage, prompt), card)
+        changes[name] = {"seconds": least, "factor": now / least}
+    if getattr(recipe, stage).samples_per_prompt > 1:
+        lean = changed(recipe, {key.format(stage=stage): value for key, value in LEAN.items()})
+        apart, shared = (seconds(phases(lean, stage, prompt, once), card) for once in (False, True))
+        name = "prompts once for a group, in the lean trunk"
+        changes[name] = {"seconds": shared, "factor": apart / shared}
+    return changes
 
 
 def changed(recipe: Recipe, keys: Mapping[str, object]) -> Recipe:
@@ -194,8 +200,8 @@ def show(row: Roofline) -> None:
     lines.append(("all", "", "", "", f"{total:.2f}", ""))
     columns = ("phase", "TFLOP", "GB", "bound by", "s", "share")
     rows_table(f"{row['recipe']}, a step of {row['stage']}, predicted least seconds at {rates}", columns, lines)
-    gains = [(name, f"{change['seconds']:.2f}", f"x {change['factor']:.2f}") for name, change in row["changes"].items()]
-    rows_table("predicted, each change alone", ("change", "s", "as fast"), gains)
+    rows = [(name, f"{change['seconds']:.2f}", f"x {change['factor']:.2f}") for name, change in row["changes"].items()]
+    rows_table("predicted, each change alone", ("change", "s", "as fast"), rows)
 
 
 def markdown(rows: Sequence[Roofline]) -> str:

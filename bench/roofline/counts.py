@@ -30,25 +30,25 @@ Form = Literal["library", "row_groups", "copy"]  # how packed weights are multip
 
 
 @dataclass(frozen=True)
-class Work:
+class LeastWork:
     """Operations and bytes of a phase."""
 
     flops: float = 0.0
     moved: float = 0.0
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(self.flops + other.flops, self.moved + other.moved)
+    def __add__(self, other: "LeastWork") -> "LeastWork":
+        return LeastWork(self.flops + other.flops, self.moved + other.moved)
 
-    def times(self, count: float) -> "Work":
+    def times(self, count: float) -> "LeastWork":
         """Return this work `count` times."""
-        return Work(self.flops * count, self.moved * count)
+        return LeastWork(self.flops * count, self.moved * count)
 
     def seconds(self, card: NominalRates) -> float:
         """Return the least seconds at a card's rates."""
         return max(self.flops / card.flops, self.moved / card.bandwidth)
 
 
-class Rows(NamedTuple):
+class RowSizes(NamedTuple):
     """Tokens, pairs of a query and a key that attention forms, and the same of the tokens whose states are used."""
 
     tokens: float
@@ -57,7 +57,7 @@ class Rows(NamedTuple):
     wanted_pairs: float
 
     @classmethod
-    def of(cls, count: float, prompt: float, response: int, copies: int = 1, last_only: bool = False) -> "Rows":
+    def of(cls, count: float, prompt: float, response: int, copies: int = 1, last_only: bool = False) -> "RowSizes":
         """Return the sizes of `count` responses with their prompts, each computed once for `copies` responses.
 
         The states before each response token are used, or with `last_only` those of the last token.
@@ -128,7 +128,7 @@ class Decoder:
         """Return the number of the adapters' weights in layer `number`."""
         return sum(self.rank_of(number, name) * (a + b) for name, (a, b) in self.linear.items())
 
-    def forward_flops(self, number: int, rows: Rows, narrow: bool = False, adapter: bool = True) -> float:
+    def forward_flops(self, number: int, rows: RowSizes, narrow: bool = False, adapter: bool = True) -> float:
         """Return the operations of a layer; `narrow`: at the wanted tokens only, but for keys and values."""
         total = 4 * (rows.wanted_pairs if narrow else rows.pairs) * self.heads * self.head_dim
         for name, (a, b) in self.linear.items():
@@ -136,7 +136,7 @@ class Decoder:
             total += 2 * self._tokens(name, rows, narrow) * per_token
         return total
 
-    def backward_flops(self, number: int, rows: Rows, narrow: bool = False) -> float:
+    def backward_flops(self, number: int, rows: RowSizes, narrow: bool = False) -> float:
         """Return the operations for the gradients of a layer's input and adapters; its weights are frozen.
 
         Nothing below the lowest layer with adapters needs a gradient.
@@ -148,7 +148,7 @@ class Decoder:
             total += 2 * self._tokens(name, rows, narrow) * per_token
         return total
 
-    def between_products(self, rows: Rows, narrow: bool = False) -> float:
+    def between_products(self, rows: RowSizes, narrow: bool = False) -> float:
         """Return the bytes of a layer's tensors between products, each written and read once."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         numbers = rows.tokens * (self.hidden + 2 * kv)
@@ -173,12 +173,14 @@ class Decoder:
                 total += a * b * (NF4_BYTES + 2 * self.size)
         return total
 
-    def head(self, tokens: float, passes: float, products: int = 1) -> Work:
+    def head(self, tokens: float, passes: float, products: int = 1) -> LeastWork:
         """Return the work of the output matrix: logits, and with 2 `products` also the gradient of its input."""
         matrix = self.hidden * self.vocab
-        return Work(2.0 * products * tokens * matrix, self.size * products * (passes * matrix + tokens * self.hidden))
+        return LeastWork(
+            2.0 * products * tokens * matrix, self.size * products * (passes * matrix + tokens * self.hidden)
+        )
 
-    def _tokens(self, name: str, rows: Rows, narrow: bool) -> float:
+    def _tokens(self, name: str, rows: RowSizes, narrow: bool) -> float:
         return rows.wanted if narrow and name not in ("k_proj", "v_proj") else rows.tokens
 
 
@@ -189,36 +191,41 @@ def _fused_rows(card: cards.Gpu, rows: int, out: int, inner: int) -> int:
 
 
 @dataclass(frozen=True)
-class Passes:
+class LayerPasses:
     """Passes of rows through layers on a card; the lean trunk computes the last layer at the wanted tokens only."""
 
     decoder: Decoder
     card: cards.Gpu
     lean: bool
 
-    def forward(self, rows: Rows, count: float, numbers: range, adapter: bool = True) -> Work:
+    @property
+    def upper(self) -> range:
+        """Return the layers that each role computes by itself; in the lean trunk all roles share those below."""
+        return range(self.decoder.adapted.start if self.lean else 0, self.decoder.layers)
+
+    def forward(self, rows: RowSizes, count: float, numbers: range, adapter: bool = True) -> LeastWork:
         """Return the work of a forward pass through some layers of rows in `count` micro-batches."""
         return self._sum(
             rows, count, numbers, lambda n, narrow: self.decoder.forward_flops(n, rows, narrow, adapter), 1
         )
 
-    def backward(self, rows: Rows, count: float, numbers: range) -> Work:
+    def backward(self, rows: RowSizes, count: float, numbers: range) -> LeastWork:
         """Return the work of a backward pass: gradients move as much as forward, and its tensors are read again."""
         return self._sum(rows, count, numbers, lambda n, narrow: self.decoder.backward_flops(n, rows, narrow), 1.5)
 
     def _sum(
-        self, rows: Rows, count: float, numbers: range, flops: Callable[[int, bool], float], between: float
-    ) -> Work:
-        total = Work()
+        self, rows: RowSizes, count: float, numbers: range, flops: Callable[[int, bool], float], between: float
+    ) -> LeastWork:
+        total = LeastWork()
         for number in numbers:
             narrow = self.lean and number == self.decoder.layers - 1
             weights = self.decoder.weight_bytes(number, rows.tokens / count, self.card, "library")
             moved = count * weights + between * self.decoder.between_products(rows, narrow)
-            total += Work(flops(number, narrow), moved)
+            total += LeastWork(flops(number, narrow), moved)
         return total
 
 
-def phases(recipe: Recipe, stage: OnlineName, prompt: float, share_prompts: bool = True) -> dict[str, Work]:
+def phases(recipe: Recipe, stage: OnlineName, prompt: float, share_prompts: bool = True) -> dict[str, LeastWork]:
     """Return the work of each phase of one step, with prompts of `prompt` tokens and responses as long as allowed.
 
     `share_prompts`: the lean trunk computes a prompt once for the responses to it in a micro-batch. Here all of them
@@ -226,48 +233,65 @@ def phases(recipe: Recipe, stage: OnlineName, prompt: float, share_prompts: bool
     """
     options: Any = getattr(recipe, stage)
     decoder, card = Decoder.of(recipe), cards.gpu_of(recipe.hardware.name)
-    passes = Passes(decoder, card, recipe.hardware.trunk == "lean")
-    has_critic = isinstance(options, Ppo) and options.value_model == "adapter"
-    work = {f"rollout/{name}": part for name, part in _rollout(decoder, card, options, prompt).items()}
+    passes = LayerPasses(decoder, card, recipe.hardware.trunk == "lean")
 
-    def rows(micro: int, last_only: bool = False) -> Rows:
+    def rows(micro: int, last_only: bool = False) -> RowSizes:
         copies = min(options.samples_per_prompt, micro) if passes.lean and share_prompts else 1
-        return Rows.of(options.batch_size, prompt, options.response_length, copies, last_only)
+        return RowSizes.of(options.batch_size, prompt, options.response_length, copies, last_only)
 
-    bottom = decoder.adapted.start if passes.lean else 0  # below it all roles share one result
-    upper = range(bottom, decoder.layers)
-    scored, count = rows(options.score_rows), math.ceil(options.batch_size / options.score_rows)
-    if bottom:
-        work["score/shared layers"] = passes.forward(scored, count, range(bottom))
+    work = {f"rollout/{name}": part for name, part in _rollout(decoder, card, options, prompt).items()}
+    ends = rows(options.score_rows, last_only=True)
+    work |= {f"score/{name}": part for name, part in _score(passes, options, rows(options.score_rows), ends).items()}
+    trained = rows(options.per_device_train_batch_size)
+    return work | {f"update/{name}": part for name, part in _update(passes, options, trained).items()}
+
+
+def _has_critic(options: OnlineOptions) -> bool:
+    """Return whether a critic with an adapter is computed and trained beside the policy."""
+    return isinstance(options, Ppo) and options.value_model == "adapter"
+
+
+def _score(passes: LayerPasses, options: Any, scored: RowSizes, ends: RowSizes) -> dict[str, LeastWork]:
+    """Return the work of scoring: `scored` for log-probabilities and values, `ends` for the reward model."""
+    count, upper = math.ceil(options.batch_size / options.score_rows), passes.upper
+    work: dict[str, LeastWork] = {}
+    if upper.start:
+        work["shared layers"] = passes.forward(scored, count, range(upper.start))
     once = passes.forward(scored, count, upper)
     if options.old_logprobs == "recompute":
-        work["score/policy"] = once + decoder.head(scored.wanted, count)
+        work["policy"] = once + passes.decoder.head(scored.wanted, count)
     if isinstance(options, Ppo) or options.kl_coef:
-        work["score/reference"] = once + decoder.head(scored.wanted, count)
-    if has_critic:
-        work["score/value"] = once
+        work["reference"] = once + passes.decoder.head(scored.wanted, count)
+    if _has_critic(options):
+        work["value"] = once
     if options.model_scores:
-        work["score/reward"] = passes.forward(rows(options.score_rows, last_only=True), count, upper)
-
-    micro = options.per_device_train_batch_size
-    steps = options.passes * options.num_mini_batches
-    count = steps * math.ceil(options.batch_size / options.num_mini_batches / micro)
-    trained = Rows(*(options.passes * size for size in rows(micro)))
-    changed = range(decoder.adapted.start, decoder.layers)
-    for role in ("policy", "value") if has_critic else ("policy",):
-        forward = passes.forward(trained, count, upper)
-        if role == "policy":  # the forward pass also makes the gradient of the log-probabilities
-            forward += decoder.head(trained.wanted, count, 2)
-        work[f"update/{role} forward"] = forward
-        work[f"update/{role} backward"] = passes.backward(trained, count, changed)
-        if options.gradient_checkpointing:
-            work[f"update/{role} recomputed"] = passes.forward(trained, count, changed)
-    weights = sum(decoder.adapter_weights(number) for number in decoder.adapted) * (1 + has_critic)
-    work["update/optimizer"] = Work(moved=weights * steps * OPTIMIZER_BYTES.get(options.optim, ADAMW_BYTES))
+        work["reward"] = passes.forward(ends, count, upper)
     return work
 
 
-def _rollout(decoder: Decoder, card: cards.Gpu, options: OnlineOptions, prompt: float) -> dict[str, Work]:
+def _update(passes: LayerPasses, options: Any, batch: RowSizes) -> dict[str, LeastWork]:
+    """Return the work of all passes of an update over a batch, and of its optimizer steps."""
+    decoder = passes.decoder
+    steps = options.passes * options.num_mini_batches
+    count = steps * math.ceil(options.batch_size / options.num_mini_batches / options.per_device_train_batch_size)
+    trained = RowSizes(*(options.passes * size for size in batch))
+    changed = range(decoder.adapted.start, decoder.layers)
+    roles = ("policy", "value") if _has_critic(options) else ("policy",)
+    work: dict[str, LeastWork] = {}
+    for role in roles:
+        forward = passes.forward(trained, count, passes.upper)
+        if role == "policy":  # the forward pass also makes the gradient of the log-probabilities
+            forward += decoder.head(trained.wanted, count, 2)
+        work[f"{role} forward"] = forward
+        work[f"{role} backward"] = passes.backward(trained, count, changed)
+        if options.gradient_checkpointing:
+            work[f"{role} recomputed"] = passes.forward(trained, count, changed)
+    weights = sum(decoder.adapter_weights(number) for number in decoder.adapted) * len(roles)
+    work["optimizer"] = LeastWork(moved=weights * steps * OPTIMIZER_BYTES.get(options.optim, ADAMW_BYTES))
+    return work
+
+
+def _rollout(decoder: Decoder, card: cards.Gpu, options: OnlineOptions, prompt: float) -> dict[str, LeastWork]:
     """Return the work of sampling: a copy of the weights where the recipe asks for one, prefill and decoding."""
     merged = options.rollout_weights == "merged"
     copied = merged or (decoder.packed and options.rollout_4bit == "unpacked")
@@ -275,26 +299,28 @@ def _rollout(decoder: Decoder, card: cards.Gpu, options: OnlineOptions, prompt: 
     by_token: Form = "row_groups" if options.rollout_4bit == "row_groups" else at_once
     batches = math.ceil(options.batch_size / options.rollout_batch_size)
     count = options.batch_size / batches
-    work: dict[str, Work] = {}
+    work: dict[str, LeastWork] = {}
     if copied:
         read = NF4_BYTES if decoder.packed else decoder.size
         for number in range(decoder.layers):
             for name, (a, b) in decoder.linear.items():
                 product = 2.0 * decoder.rank_of(number, name) * a * b * merged
-                work["copy"] = work.get("copy", Work()) + Work(product, a * b * (read + decoder.size)).times(batches)
+                work["copy"] = work.get("copy", LeastWork()) + LeastWork(product, a * b * (read + decoder.size)).times(
+                    batches
+                )
 
-    def sampled(rows: Rows, drawn: float, form: Form) -> Work:
+    def sampled(rows: RowSizes, drawn: float, form: Form) -> LeastWork:
         total = decoder.head(drawn, 1)
         for number in range(decoder.layers):
             moved = decoder.weight_bytes(number, rows.tokens, card, form, not merged) + decoder.between_products(rows)
-            total += Work(decoder.forward_flops(number, rows, adapter=not merged), moved)
+            total += LeastWork(decoder.forward_flops(number, rows, adapter=not merged), moved)
         return total
 
     prompts = count / options.samples_per_prompt
-    work["prefill"] = sampled(Rows.of(prompts, prompt, 0), prompts, at_once).times(batches)
+    work["prefill"] = sampled(RowSizes.of(prompts, prompt, 0), prompts, at_once).times(batches)
     steps = options.response_length - 1  # the prefill gives the first token
     keys = prompt + (steps + 1) / 2  # of a query in a mean step
     cached = decoder.layers * 2 * decoder.kv_heads * decoder.head_dim * decoder.size * count * keys
-    step = sampled(Rows(count, count * keys, count, count * keys), count, by_token) + Work(moved=cached)
+    step = sampled(RowSizes(count, count * keys, count, count * keys), count, by_token) + LeastWork(moved=cached)
     work["decode"] = step.times(steps * batches)
     return work

@@ -4,16 +4,29 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from pydantic import Field
+
 from rlhf.memory.predict import Predictor
 from rlhf.memory.predict import stages as predicted_stages
 from rlhf.memory.strategies import StrategyCost
 from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.run.records import Record
 
 FILE = "predicted.json"
 
 Peaks = dict[StageName, dict[str, dict[str, int]]]  # stage -> phase -> component -> bytes
 Needs = dict[StageName, dict[str, int]]  # stage -> phase -> bytes of the allocator that the phase needs
 Step = dict[str, dict[str, int]]  # role -> "per_layer" and "outside" -> operations of a decoding step
+
+
+class Pinned(Record):
+    """The content of predicted.json. Files from before a key lack it."""
+
+    unit: str
+    stages: Peaks
+    decoding_step: Step = Field(default_factory=dict)
+    needed: Needs = Field(default_factory=dict)
+    strategies: dict[str, StrategyCost] = Field(default_factory=dict)
 
 
 def predict(predictor: Predictor, loaded: PinnedRecipe) -> Peaks:
@@ -49,4 +62,5 @@ def pin(directory: Path, peaks: Peaks, step: Step, costs: Mapping[str, StrategyC
     content: dict[str, object] = {"unit": "bytes, predicted", "stages": peaks, "decoding_step": step, "needed": needed}
     if costs:
         content["strategies"] = {name: cost._asdict() for name, cost in costs.items()}
-    (directory / FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    pinned = Pinned.model_validate(content)
+    (directory / FILE).write_text(json.dumps(pinned.plain(), indent=1) + "\n", encoding="utf-8")

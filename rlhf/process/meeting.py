@@ -42,7 +42,7 @@ def joined(loaded: PinnedRecipe, stage: StageName) -> Iterator[None]:
             distributed.agree(
                 "recipe", [loaded.sha256, recipes.settings(loaded.recipe, stage), loaded.recipe.hardware.engine]
             )
-            distributed.agree("code", code_version()["commit"])
+            distributed.agree("code", code_version().commit)
             yield
         except distributed.Disagreement:  # every rank raises it, so all can leave
             _leave()

@@ -77,7 +77,7 @@ def quality_of(run: RunRecords) -> Quality | str | None:
     tokenizer = run.run_directory / "pretrain" / MODEL
     count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer.is_dir() else (spread.words, "words")
     split = {"seed": manifest.seed, "fraction": settings.heldout_fraction}
-    inputs = {"data": facts.sha256, "unit": unit, "code": code_version()["commit"], **split}
+    inputs = {"data": facts.sha256, "unit": unit, "code": code_version().commit, **split}
     stored = reader.read(file, Quality)
     if stored and stored.made_from == inputs:
         return stored

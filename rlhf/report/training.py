@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf import recipe as recipes
+from rlhf.memory import prediction_file as pins
 from rlhf.recipe import GROUPS, ONLINE, StageName, default_root
 from rlhf.report.parts import COLOURS, STAGE_TITLES, Chart, Charts, Section, Table, Trace, level, line, table
 from rlhf.report.runs import RunRecords, metrics, suffix
 from rlhf.run import reader, records
 from rlhf.run.layout import TELEMETRY
-from rlhf.run.outcomes import Prediction
 from rlhf.run.records import MetricsLine
 
 EVALUATED_KL = "eval/kl_per_token"  # key of metrics.jsonl
@@ -202,7 +202,7 @@ def _predicted_memory(runs: Sequence[RunRecords], charts: Charts) -> tuple[Chart
     folder: Path = default_root() / manifest.recipe / manifest.version
     same_recipe = {m.recipe_sha256 for m in manifests} == {manifest.recipe_sha256}
     unchanged = same_recipe and not any(m.overrides for m in manifests)
-    pinned = reader.read(folder / "predicted.json", Prediction) if unchanged else None
+    pinned = reader.read(folder / pins.FILE, pins.Pinned) if unchanged else None
     if not pinned or recipes.load(folder).sha256 != manifest.recipe_sha256:
         return None, False
     phases = {

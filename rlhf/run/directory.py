@@ -125,7 +125,7 @@ class Run:
             "settings": recipes.settings(self.loaded.recipe, self.stage),
             "parents": self.parents.hashes(),
             "parents_from": self.parents.folders_elsewhere(),
-            "code": code_version(),
+            "code": code_version().plain(),
             "packages": package_versions(),
             "python": platform.python_version(),
             "device": dict(device),

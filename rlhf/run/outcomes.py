@@ -1,4 +1,4 @@
-"""Typed records of what evaluations, checks of data, predictions of memory and reproductions have written."""
+"""Typed records of what evaluations, checks of data and reproductions have written."""
 
 from collections.abc import Mapping
 from typing import Annotated, Self
@@ -114,12 +114,6 @@ class Quality(Record):
     unit: str
     table: list[QualityLine]
     lengths: dict[str, LengthCounts]
-
-
-class Prediction(Record):
-    """The content of a recipe's predicted.json: bytes by stage, phase and component."""
-
-    stages: dict[str, dict[str, dict[str, Amount]]]
 
 
 class Packages(Record):

@@ -3,24 +3,18 @@
 import os
 import subprocess
 from pathlib import Path
-from typing import TypedDict
+
+from rlhf.run.records import Code
 
 
-class CodeVersion(TypedDict):
-    """The commit of the code, and whether files differ from it; None where git does not say."""
-
-    commit: str | None
-    dirty: bool | None
-
-
-def code_version() -> CodeVersion:
+def code_version() -> Code:
     """Return the commit of the code that runs, and whether files that can change results differ from it.
 
     Both are None outside git. A container image has no history: RLHF_COMMIT names the commit that it was built from,
     with `-dirty` if the code had changes.
     """
     if image_commit := os.environ.get("RLHF_COMMIT"):
-        return {"commit": image_commit.removesuffix("-dirty"), "dirty": image_commit.endswith("-dirty")}
+        return Code(commit=image_commit.removesuffix("-dirty"), dirty=image_commit.endswith("-dirty"))
     root = Path(__file__).parents[2]
 
     def git(*arguments: str) -> str | None:
@@ -32,4 +26,4 @@ def code_version() -> CodeVersion:
 
     commit = git("rev-parse", "HEAD")
     status = git("status", "--porcelain", "--", "rlhf", "bench", "recipes", "requirements", "pyproject.toml")
-    return {"commit": commit, "dirty": None if status is None else bool(status)}
+    return Code(commit=commit, dirty=None if status is None else bool(status))

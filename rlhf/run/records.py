@@ -96,7 +96,7 @@ class Device(Record):
 
 
 class Code(Record):
-    """The commit of the code that ran, and whether it had changes."""
+    """The commit of the code that ran, and whether files differed from it; None where git does not say."""
 
     commit: str | None
     dirty: bool | None

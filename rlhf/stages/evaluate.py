@@ -83,11 +83,15 @@ def run_stage(run: Run, device: torch.device) -> Result:
         )
 
     metrics = _policy_metrics(samples, perplexities, overlap, telemetry)
-    details: dict[str, object] = {"scores": score_histograms({name: policy.scores for name, policy in samples.items()})}
+    histograms = score_histograms({name: policy.scores for name, policy in samples.items()})
     longer = [len(c.response) - len(r.response) for c, r in encoded]
-    rm_metrics, details["reward_model"] = reward_model_figures(chosen.tolist(), rejected.tolist(), longer)
+    rm_metrics, curves = reward_model_figures(chosen.tolist(), rejected.tolist(), longer)
     metrics |= {f"rm/{key}": value for key, value in rm_metrics.items()}
-    details["contradicted"] = contradicted(codec, pairs, (chosen - rejected).tolist())
+    details = {
+        "scores": histograms.plain() if histograms else None,
+        "reward_model": curves.plain(),
+        "contradicted": contradicted(codec, pairs, (chosen - rejected).tolist()),
+    }
     write_json(run.path / "details.json", details)
     run.logs.samples(0, _rows(codec, prompts, samples, options.num_samples))
     texts = {name: policy.texts[0] for name, policy in samples.items()}

@@ -14,6 +14,8 @@ from click.testing import CliRunner
 from bench import __main__ as bench
 from bench import ablation, ceilings, compare, costs, derived, goals, steps
 from bench.kinds import Ceilings, Device, Spread, StageSteps, StepsRecord
+from bench.memory import budgets
+from bench.paths import ROOT
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.memory import claims, projection
@@ -396,3 +398,20 @@ def test_mfu_is_that_of_the_phases_but_decoding(monkeypatch):
     predicted = {"": PredictedPhase(1, {"base": 1}, 0, 0, 0)}
     best: Ceilings = {"flops": 1000.0, "bandwidth": 1.0}
     assert derived.derived_figures(loaded, "ppo", row, predicted, best, "longest")["mfu"] == 600 / 6 / 1000
+
+
+def test_no_benchmark_raises_clicks_own_exception():
+    """What a user can put right is a UserError; `rlhf.cli.guarded` prints it and ends with code 1."""
+    assert not [file for file in (ROOT / "bench").rglob("*.py") if "ClickException" in file.read_text()]
+
+
+def test_a_prediction_that_is_missing_or_damaged_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"predicted\.json: no such file; `make budgets BENCH_ARGS=--write`"):
+        budgets.content(tmp_path)
+    file = tmp_path / "predicted.json"
+    file.write_text('{"unit": "bytes", "stages": {"sft": {"train": {"base": "large"}}}}')
+    with pytest.raises(UserError, match=r"predicted\.json: stages\.sft\.train\.base: .*: damaged"):
+        budgets.content(tmp_path)
+    file.write_text('{"unit": "bytes", "stages": {"sft": {"train": {"base": 5}}}}')
+    assert budgets.pinned(tmp_path) == {"sft": {"train": {"base": 5}}}
+    assert (budgets.pinned_step(tmp_path), budgets.pinned_needs(tmp_path)) == ({}, {}), "older files lack them"

@@ -50,7 +50,7 @@ from bench.gpu.measured import (
     TrainingFigures,
 )
 from bench.gpu.plan import ITEMS, RTX4090
-from bench.gpu.record import GpuRecord, Verdict
+from bench.gpu.record import Decision, GpuRecord
 from bench.kinds import Spread, StageSteps
 from bench.memory.measure import beside, unmatched
 from bench.reading import check
@@ -86,7 +86,7 @@ def good_record(name: str = "memory-4090", **changes) -> GpuRecord:
     row["outcome"], row["seconds"] = "done", 1.0
     row["device"] = {"type": "cuda", "name": "NVIDIA H200"}
     row["code"] = {"commit": "0123456789" * 4, "dirty": False}
-    record.decide(row, Verdict(True, "all | well"))
+    record.decide(row, Decision(True, "all | well"))
     row.update(changes)  # type: ignore[typeddict-item]  # names come from the tests
     return row
 
@@ -279,11 +279,11 @@ def test_an_item_whose_process_dies_is_a_failure(tmp_path, monkeypatch):
 # ---- every item on a stand-in ----
 
 
-EACH = {item.function: item for item in reversed(ITEMS) if item.stand_in and "suites" not in item.function}
+EACH = {item.function: item for item in reversed(ITEMS) if item.runs_on_cpu and "suites" not in item.function}
 
 
 @pytest.mark.parametrize("item", reversed(EACH.values()), ids=lambda item: item.name)
-def test_an_item_runs_on_the_stand_in(item, tmp_path, monkeypatch):
+def test_an_item_runs_on_the_cpu(item, tmp_path, monkeypatch):
     if item.name == "speed-h100":  # what steps.measure does is tested elsewhere, and takes long
         stage = {"step_seconds": dict.fromkeys(("median", "low", "high"), 1.0) | {"n": 4}, "peak_vram_bytes": None}
         monkeypatch.setattr(
@@ -361,7 +361,7 @@ CHECKS = {
     ],
 )
 def test_a_suite_is_decided_by_its_tests(outcomes, dry_run, holds, why):
-    assert suites.verdict(dict(zip("abc", outcomes, strict=False)), dry_run) == (holds, why)
+    assert suites.decision(dict(zip("abc", outcomes, strict=False)), dry_run) == (holds, why)
 
 
 def test_a_suite_runs_the_tests_that_are_chosen(tmp_path):
@@ -378,7 +378,7 @@ def test_an_error_in_an_item_is_in_its_record(tmp_path):
     assert row["outcome"] == "failed" and (row["error"] or "").startswith("AttributeError")
 
 
-# ---- verdicts ----
+# ---- decisions ----
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_an_error_in_an_item_is_in_its_record(tmp_path):
 def test_the_device_is_decided_by_card_driver_and_packages(change, holds):
     measured: DeviceFigures = {"capability": [9, 0], "other_packages": [], "smi": "580.65.06, 1980 MHz"}
     measured["ceilings"] = {"flops": 6e14, "bandwidth": 2e12}
-    assert machine.verdict(measured | change).holds is holds
+    assert machine.decision(measured | change).holds is holds
 
 
 NEAR: PhasePeaks = {
@@ -417,16 +417,16 @@ def figures(**changes) -> MemoryFigures:
 
 def test_memory_is_decided_by_the_worst_phase():
     far = NEAR | {"stage": "ppo", "phase": "update", "error": -0.2}
-    assert memory.verdict(figures()).holds is True
-    verdict = memory.verdict(figures(phases=[NEAR, far]))
-    assert verdict.holds is False and "ppo/update -20.0%" in verdict.why and "+10%" in verdict.why
-    assert memory.verdict(figures(out_of_memory=[{"stage": "dpo", "error": ""}])).holds is False
-    assert memory.verdict(figures(phases=[])).holds is None
+    assert memory.decision(figures()).holds is True
+    decision = memory.decision(figures(phases=[NEAR, far]))
+    assert decision.holds is False and "ppo/update -20.0%" in decision.why and "+10%" in decision.why
+    assert memory.decision(figures(out_of_memory=[{"stage": "dpo", "error": ""}])).holds is False
+    assert memory.decision(figures(phases=[])).holds is None
 
 
 @pytest.mark.parametrize(("error", "holds"), [(0.05, True), (-0.05, True), (0.0501, False), (-0.0501, False)])
 def test_memory_holds_within_5_percent_on_both_sides(error, holds):
-    assert memory.verdict(figures(phases=[NEAR | {"error": error}])).holds is holds
+    assert memory.decision(figures(phases=[NEAR | {"error": error}])).holds is holds
 
 
 def test_memory_does_not_hold_where_a_phase_is_missing_on_one_side():
@@ -436,7 +436,7 @@ def test_memory_does_not_hold_where_a_phase_is_missing_on_one_side():
     ):
         assert len(beside("ppo", predicted, measured)) == 1
         lines = unmatched("ppo", predicted, measured)
-        assert memory.verdict(figures(unmatched=lines)) == (False, line)
+        assert memory.decision(figures(unmatched=lines)) == (False, line)
     assert unmatched("ppo", {"update": 1}, {"": 3, "update": 1}) == []
 
 
@@ -446,14 +446,14 @@ def test_speed_is_decided_by_the_goals_of_its_recipe():
         row: StageSteps = {"step_seconds": spread, "peak_vram_bytes": 5, "hours": 1.0, "mfu": mfu}
         return {"shape": shape, "stages": {"sft": row, "rm": row, "dpo": row, "ppo": {**row, "mbu": mbu}}}
 
-    assert speed.verdict(measured(0.5, 0.7), "h100-mistral-7b").holds is True
-    assert speed.verdict(measured(0.5, 0.5), "h100-mistral-7b").holds is False
-    almost = speed.verdict(measured(0.4199, 0.7), "h100-mistral-7b")
+    assert speed.decision(measured(0.5, 0.7), "h100-mistral-7b").holds is True
+    assert speed.decision(measured(0.5, 0.5), "h100-mistral-7b").holds is False
+    almost = speed.decision(measured(0.4199, 0.7), "h100-mistral-7b")
     assert almost.holds is False, "99.98 % of a goal is not all of it, though it is printed as 0.42"
-    assert speed.verdict(measured(None, None), "cpu-tiny").holds is None
+    assert speed.decision(measured(None, None), "cpu-tiny").holds is None
     lost: SpeedFigures = {"shape": "longest", "stages": {"sft": {"out_of_memory": True}}}
-    assert speed.verdict(lost, "h100-mistral-7b").holds is False
-    assert speed.verdict(measured(0.5, 0.5, shape="hh"), "4090-llama2-7b").holds is True
+    assert speed.decision(lost, "h100-mistral-7b").holds is False
+    assert speed.decision(measured(0.5, 0.5, shape="hh"), "4090-llama2-7b").holds is True
 
 
 def test_a_speed_record_that_was_cut_off_does_not_hold(monkeypatch):
@@ -508,20 +508,20 @@ def test_attention_must_take_the_predicted_kernels_and_build_no_plan():
     }  # the first of its kind loads the kernel
     table: KernelTable = {"training, a": usual, "training, b": {**usual, "first_ms": 2.0}}
     masked = dict.fromkeys(table, False)
-    assert attention._verdict(table, masked, False).holds is True
-    assert attention._verdict(table | {"training, b": usual}, masked, False).holds is False
-    assert attention._verdict(table, masked | {"training, b": True}, False).holds is False
-    assert attention._verdict(table | {"training, b": "RuntimeError: no plan"}, masked, False).holds is False
+    assert attention._decision(table, masked, False).holds is True
+    assert attention._decision(table | {"training, b": usual}, masked, False).holds is False
+    assert attention._decision(table, masked | {"training, b": True}, False).holds is False
+    assert attention._decision(table | {"training, b": "RuntimeError: no plan"}, masked, False).holds is False
 
 
 def test_the_dispatch_holds_where_nothing_is_much_faster():
     measured: ProductFigures = {"q, 8 rows": {"as dispatched": 10.0, "unpacked": 9.5, "bfloat16 weight": 1.0}}
-    assert nf4.products_verdict(measured, False).holds is True
+    assert nf4.products_decision(measured, False).holds is True
     measured["q, 16 rows"] = {"as dispatched": 10.0, "fused in groups of 8": 5.0}
-    verdict = nf4.products_verdict(measured, False)
-    assert verdict.holds is False and "1 of 2" in verdict.why and "q, 16 rows: by a factor of 2.00" in verdict.why
+    decision = nf4.products_decision(measured, False)
+    assert decision.holds is False and "1 of 2" in decision.why and "q, 16 rows: by a factor of 2.00" in decision.why
     measured["q, 32 rows"] = {"as dispatched": "RuntimeError: no kernel"}
-    assert nf4.products_verdict(measured, False) == (False, "q, 32 rows: RuntimeError: no kernel")
+    assert nf4.products_decision(measured, False) == (False, "q, 32 rows: RuntimeError: no kernel")
 
 
 def test_two_optimizers_are_given_the_same_weights_and_gradients():
@@ -541,8 +541,8 @@ def test_a_paged_optimizer_pages_and_makes_the_same_updates(size, same, holds):
         "paged_bytes": size,
         "same_weights": same,
     }
-    verdict = nf4.paged_verdict(measured)
-    assert verdict.holds is holds and "1.50 times the time" in verdict.why
+    decision = nf4.paged_decision(measured)
+    assert decision.holds is holds and "1.50 times the time" in decision.why
 
 
 @pytest.mark.parametrize(
@@ -563,22 +563,22 @@ def test_training_holds_where_the_host_is_ahead_and_roles_switch_fast(host, swit
     table: MicroBatch = {"rows": 1, "length": 2, "variants": {variants.AS_IT_IS: time}}
     faster: MicroBatch = {**table, "variants": {variants.AS_IT_IS: {**time, "host_seconds": spread(0.1)}}}
     measured: TrainingFigures = {"switch_ms": switch, "micro_batches": {"sft": faster, "ppo": table}}
-    assert training.verdict(measured, False).holds is holds, "the worst micro-batch decides"
-    assert training.verdict(measured, True).holds is None
+    assert training.decision(measured, False).holds is holds, "the worst micro-batch decides"
+    assert training.decision(measured, True).holds is None
     table["variants"][variants.AS_IT_IS] = "RuntimeError: no kernel"
-    assert training.verdict(measured, False) == (False, "ppo: RuntimeError: no kernel")
+    assert training.decision(measured, False) == (False, "ppo: RuntimeError: no kernel")
 
 
 def test_the_allocator_holds_up_to_the_waste_that_predictions_assume():
-    def waste(expandable: int) -> Verdict:
+    def waste(expandable: int) -> Decision:
         fixed: AllocatorPeaks = {"allocated": 100, "reserved": 150}
-        return machine.allocator_verdict({"expandable": {"allocated": 100, "reserved": expandable}, "fixed": fixed})
+        return machine.allocator_decision({"expandable": {"allocated": 100, "reserved": expandable}, "fixed": fixed})
 
     limit = round(100 * (1 + FRAGMENTATION))
     assert waste(limit - 1).holds is True and waste(limit + 1).holds is False
     assert "fixed: +50.0%" in waste(limit).why
     none: AllocatorPeaks = {"allocated": None, "reserved": None}
-    assert machine.allocator_verdict({"expandable": none, "fixed": none}).holds is None
+    assert machine.allocator_decision({"expandable": none, "fixed": none}).holds is None
 
 
 # ---- variants ----
@@ -590,7 +590,7 @@ def test_a_variant_changes_a_switch_for_a_while_only():
         assert vars(library_decoding)["WINDOW_BY_DEVICE"] == 4096
     assert usual == library_decoding.WINDOW_BY_DEVICE
     with (
-        pytest.raises(variants.Unavailable, match=r"rlhf.rollout.library_decoding has no LEAN"),
+        pytest.raises(variants.VariantUnavailable, match=r"rlhf.rollout.library_decoding has no LEAN"),
         variants.setting(library_decoding, "LEAN", 1)(None),
     ):
         pass
@@ -617,8 +617,8 @@ def test_the_first_rollout_is_not_counted_and_the_spread_of_the_others_is_kept()
     row = decoding.figures(runs, 11, 300, 1000.0)
     assert row["first_step_seconds"] == 9.0 and row["mbu"] == 0.3
     assert row["step_seconds"] == {"median": 1.0, "low": 0.75, "high": 1.5, "n": 3}
-    assert decoding.verdict(row, 16, False).holds is False
-    assert decoding.verdict(decoding.figures(runs[:1], 11, 300, 1000.0), 16, False).holds is None
+    assert decoding.decision(row, 16, False).holds is False
+    assert decoding.decision(decoding.figures(runs[:1], 11, 300, 1000.0), 16, False).holds is None
 
 
 # ---- records ----

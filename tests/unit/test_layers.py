@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 
 from bench import layers
-from bench.kinds import LayersRecord, LayersRun
-from bench.layers import Point
+from bench.kinds import CurvePoint, LayersRecord, LayersRun
 from bench.paths import ROOT
 from bench.reading import read
 from rlhf import recipe
+
+
+def point(step: int, seconds: float, gain: float, kl: float) -> CurvePoint:
+    return {"step": step, "seconds": seconds, "gain": gain, "kl": kl}
 
 
 def evaluated(step: int, gain: float) -> dict[str, float]:
@@ -23,13 +26,13 @@ def test_a_curve_adds_the_seconds_of_the_phases_and_leaves_evaluations_out():
         for n in (1, 2, 3, 4)
     ]
     metrics: list[dict[str, Any]] = [{"step": 1}, evaluated(2, 0.5), {"step": 3}, evaluated(4, 0.8)]
-    assert layers.learning_curve(metrics, telemetry) == [Point(2, 14.0, 0.5, 0.05), Point(4, 28.0, 0.8, 0.08)]
+    assert layers.learning_curve(metrics, telemetry) == [point(2, 14.0, 0.5, 0.05), point(4, 28.0, 0.8, 0.08)]
 
 
 def test_the_mean_of_curves_is_taken_at_each_step():
-    curves = [[Point(5, 10.0, 0.4, 0.1)], [Point(5, 14.0, 0.8, 0.3)]]
-    (point,) = layers.mean_curve(curves)
-    assert point == pytest.approx(Point(5, 12.0, 0.6, 0.2))
+    curves = [[point(5, 10.0, 0.4, 0.1)], [point(5, 14.0, 0.8, 0.3)]]
+    (middle,) = layers.mean_curve(curves)
+    assert middle == pytest.approx(point(5, 12.0, 0.6, 0.2))
     with pytest.raises(ValueError, match="longer"):
         layers.mean_curve([[], *curves])
 
@@ -38,19 +41,19 @@ def test_the_mean_of_curves_is_taken_at_each_step():
     ("level", "seconds"), [(0.2, 5.0), (0.4, 10.0), (0.5, 15.0), (0.6, 20.0), (0.9, None)], ids=str
 )
 def test_seconds_to_a_gain_lie_on_straight_lines_and_the_first_crossing_counts(level, seconds):
-    curve = [Point(5, 10.0, 0.4, 0.0), Point(10, 20.0, 0.6, 0.0), Point(15, 30.0, 0.3, 0.0), Point(20, 40.0, 0.7, 0.0)]
+    curve = [point(5, 10.0, 0.4, 0.0), point(10, 20.0, 0.6, 0.0), point(15, 30.0, 0.3, 0.0), point(20, 40.0, 0.7, 0.0)]
     assert layers.seconds_to_gain(curve, level) == (None if seconds is None else pytest.approx(seconds))
 
 
 def test_the_table_has_means_over_seeds_and_a_dash_for_a_gain_that_is_not_reached():
     def run(gain: float) -> LayersRun:
-        points = [Point(20, 10.0, 0.4, 0.1), Point(40, 20.0, gain - 0.35, 0.1)]
+        points = [point(20, 10.0, 0.4, 0.1), point(40, 20.0, gain - 0.35, 0.1)]
         return {
             "stage_cpu_seconds": {"sft": 10.0, "rm": 20.0, "ppo": 30.0},
             "reward_model_accuracy": 0.7,
             "phase_cpu_seconds": {},
             "ppo": {"true_reward_gain_sd": gain, "kl_per_token": 0.1},
-            "curve": [layers.as_row(point) for point in points],
+            "curve": points,
         }
 
     summary = layers.layer_means({"upper_half": {"0": run(0.8), "1": run(1.0)}})

@@ -91,7 +91,7 @@ def test_a_supervised_ratio_is_of_tokens_per_second_with_the_range_over_the_roun
 
 def test_a_contender_that_does_not_fit_is_a_row():
     def full():
-        raise runs.OutOfMemory
+        raise runs.ContenderDidNotFit
 
     method = contenders.METHODS["ppo"]
     names = [*method.theirs, *method.ours]

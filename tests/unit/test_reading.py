@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 from bench import kinds, provenance
 from bench.reading import check, last_line, read
 from rlhf.errors import UserError
+from rlhf.run.records import Code
 
 ROOT = Path(__file__).parents[2]
 KINDS: dict[str, type[object]] = {
@@ -87,7 +88,7 @@ def test_every_kind_has_a_stored_record_and_a_key_of_it_that_is_gone_is_named(ke
 @pytest.mark.parametrize(("dirty", "refused"), [(True, True), (None, True), (False, False)])
 def test_code_that_is_not_committed_saves_no_record(monkeypatch, dirty, refused):
     """None: there is no git, and so no commit that the record could name."""
-    monkeypatch.setattr(provenance, "code_version", lambda: {"commit": "0" * 40, "dirty": dirty})
+    monkeypatch.setattr(provenance, "code_version", lambda: Code(commit="0" * 40, dirty=dirty))
     if refused:
         with pytest.raises(UserError, match="--save: the code differs from its commit, or has none: commit first"):
             provenance.require_committed_code()

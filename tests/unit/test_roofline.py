@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from bench.paths import ROOT
 from bench.roofline import __main__ as roofline
 from bench.roofline import counts
-from bench.roofline.counts import NF4_BYTES, Decoder, Passes, Rows, Work, phases
+from bench.roofline.counts import NF4_BYTES, Decoder, LayerPasses, LeastWork, RowSizes, phases
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.memory import cards
@@ -27,11 +27,11 @@ CARD = cards.gpu_of("h100")
 HAND = Decoder(hidden=4, intermediate=8, layers=2, heads=2, kv_heads=1, head_dim=2, vocab=10)
 BATCH, TOKENS, LAYERS = 2, 16, 4
 TINY = Decoder(32, 48, LAYERS, 4, 2, 8, 64, rank=3, targets=frozenset(HAND.linear), adapted=range(LAYERS), size=4)
-SQUARE = Rows(BATCH * TOKENS, BATCH * TOKENS**2, BATCH * 3, BATCH * 3 * TOKENS)  # torch counts masked pairs as well
+SQUARE = RowSizes(BATCH * TOKENS, BATCH * TOKENS**2, BATCH * 3, BATCH * 3 * TOKENS)  # torch counts masked pairs as well
 
 
 def test_a_layer_by_hand():
-    rows = Rows(tokens=3, pairs=6, wanted=1, wanted_pairs=3)
+    rows = RowSizes(tokens=3, pairs=6, wanted=1, wanted_pairs=3)
     assert HAND.forward_flops(0, rows) == 2 * 3 * 144 + 2 * (2 * 6 * 4)
     assert HAND.forward_flops(1, rows, narrow=True) == 2 * 3 * 16 + 2 * 1 * 128 + 2 * (2 * 3 * 4)
     adapted = replace(HAND, rank=5, targets=frozenset({"down_proj"}), adapted=range(1, 2))
@@ -43,21 +43,21 @@ def test_a_layer_by_hand():
     # hidden, queries, keys, values, mixed, hidden, gate and up: 4 + 4 + 2 + 2 + 4 + 4 + 16 numbers of a token
     assert HAND.between_products(rows) == 2 * 2 * 3 * 36
     assert HAND.between_products(rows, narrow=True) == 2 * 2 * (3 * 8 + 1 * 28)
-    assert HAND.head(7, passes=2) == Work(2 * 7 * 40, 2 * (2 * 40 + 7 * 4))
+    assert HAND.head(7, passes=2) == LeastWork(2 * 7 * 40, 2 * (2 * 40 + 7 * 4))
 
 
 def test_rows_by_hand():
     """Prompts of 3 tokens with responses of 2: queries at 0 to 4 see 1 to 5 keys, and those at 2 and 3 predict."""
-    assert Rows.of(1, 3, 2) == Rows(5, 1 + 2 + 3 + 4 + 5, 2, 3 + 4)
-    assert Rows.of(1, 3, 2, last_only=True) == Rows(5, 15, 1, 5)
-    assert Rows.of(2, 3, 2, copies=2) == Rows(3 + 2 + 2, (1 + 2 + 3) + 2 * (4 + 5), 4, 2 * (3 + 4))
+    assert RowSizes.of(1, 3, 2) == RowSizes(5, 1 + 2 + 3 + 4 + 5, 2, 3 + 4)
+    assert RowSizes.of(1, 3, 2, last_only=True) == RowSizes(5, 15, 1, 5)
+    assert RowSizes.of(2, 3, 2, copies=2) == RowSizes(3 + 2 + 2, (1 + 2 + 3) + 2 * (4 + 5), 4, 2 * (3 + 4))
 
 
 @pytest.mark.parametrize("start", [0, 2])
 def test_passes_have_the_operations_that_torch_counts(start):
     model, decoder = llama(start)
     ids = torch.randint(0, TINY.vocab, (BATCH, TOKENS))
-    passes = Passes(decoder, CARD, lean=False)
+    passes = LayerPasses(decoder, CARD, lean=False)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as forward:
         hidden = model.get_base_model().model(input_ids=ids).last_hidden_state
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as backward:
@@ -77,7 +77,7 @@ def test_the_lean_trunk_has_the_operations_that_torch_counts(monkeypatch):
     model, decoder = llama(2)
     trunk = LeanTrunk(model.get_base_model())
     ids, positions = torch.randint(0, TINY.vocab, (BATCH, TOKENS)), torch.arange(3).expand(BATCH, 3)
-    passes = Passes(decoder, CARD, lean=True)
+    passes = LayerPasses(decoder, CARD, lean=True)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as below:
         lower = trunk.lower_states(ids)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as above, torch.no_grad():
@@ -156,8 +156,8 @@ def test_the_lean_trunk_computes_a_prompt_once_for_the_responses_in_a_micro_batc
 
 def test_a_bound_is_the_larger_quotient():
     card = NominalRates(flops=10.0, bandwidth=2.0, source="made up")
-    assert (Work(100, 2).seconds(card), roofline.bound(Work(100, 2), card)) == (10, "compute")
-    assert (Work(100, 40).seconds(card), roofline.bound(Work(100, 40), card)) == (20, "memory")
+    assert (LeastWork(100, 2).seconds(card), roofline.bound(LeastWork(100, 2), card)) == (10, "compute")
+    assert (LeastWork(100, 40).seconds(card), roofline.bound(LeastWork(100, 40), card)) == (20, "memory")
 
 
 def test_the_command_prints_json_of_every_recipe_of_one_card(capsys, monkeypatch):
