@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import os
 import re
 import shlex
 import subprocess
@@ -479,6 +480,68 @@ def test_a_hook_refuses_long_subjects(length, code, tmp_path):
     done = subprocess.run([*shlex.split(hook["entry"]), message], capture_output=True, text=True)
     assert done.returncode == code
     assert ("the subject has 73 characters" in done.stdout) == bool(code)
+
+
+def newest_commit(folder: Path) -> str | None:
+    """The commit at HEAD; of a merge, the commit that it brought in. None without git, or where that was not fetched."""
+    try:
+        commit = _git(folder, "cat-file", "commit", "HEAD")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    parents = re.findall(r"^parent (\w+)$", commit.partition("\n\n")[0], re.M)
+    try:
+        return _git(folder, "cat-file", "commit", parents[1]) if len(parents) > 1 else commit
+    except subprocess.CalledProcessError:
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def _subject(commit: str) -> str:
+    return commit.partition("\n\n")[2].partition("\n")[0]
+
+
+def test_the_subject_of_the_newest_commit_is_short():
+    commit = newest_commit(ROOT) if (ROOT / ".git").exists() else None
+    if commit is None:
+        pytest.skip("no git repository, or a merge in a shallow clone")
+    assert len(_subject(commit)) <= 72
+
+
+def test_of_a_merge_the_commit_that_it_brought_in_is_looked_at(tmp_path):
+    author = "-c", "user.name=a", "-c", "user.email=a@example.org"
+    _git(tmp_path, "init", "--quiet", "--initial-branch=main")
+    for branch, subject in (("main", "first"), ("topic", "brought in"), ("main", "meanwhile")):
+        _git(tmp_path, "checkout", "--quiet", "-B", branch, *(["main"] if subject == "brought in" else []))
+        if subject == "meanwhile":
+            _git(tmp_path, "reset", "--quiet", "--hard", "topic~1")
+        _git(tmp_path, *author, "commit", "--quiet", "--allow-empty", "--message", subject)
+    assert _subject(newest_commit(tmp_path) or "") == "meanwhile"
+    _git(tmp_path, *author, "merge", "--quiet", "--no-ff", "--message", "Merge a into b", "topic")
+    assert _subject(newest_commit(tmp_path) or "") == "brought in"
+    clone = tmp_path / "clone"
+    _git(tmp_path, "clone", "--quiet", "--depth=1", f"file://{tmp_path}", str(clone))
+    assert newest_commit(clone) is None
+    assert newest_commit(tmp_path / "nowhere") is None
+
+
+def test_a_release_has_its_part_of_the_changelog_as_notes(tmp_path):
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+    assert jobs["check"]["steps"][-1]["run"] == ".ci/run" and jobs["wheel"]["needs"] == "check"
+    runs = [step["run"] for step in jobs["wheel"]["steps"] if "run" in step]
+    (notes,) = (run for run in runs if "CHANGELOG.md" in run)
+    assert "--notes-file notes.md" in runs[-1]
+    ours = (ROOT / "CHANGELOG.md").read_text()
+    older = "\n## 0.1.0 (2026-01-01)\n\nOlder.\n"
+    (tmp_path / "CHANGELOG.md").write_text(ours.replace("\n## ", "\n## Unreleased\n- New.\n\n## ", 1) + older)
+    environment = os.environ | {"GITHUB_REF_NAME": f"v{rlhf.__version__}"}
+    subprocess.run(["bash", "-e", "-c", notes], cwd=tmp_path, env=environment, check=True)
+    expected = ours.partition(f"\n## {rlhf.__version__} (")[2].partition("\n")[2].partition("\n## ")[0]
+    assert (tmp_path / "notes.md").read_text().strip() == expected.strip() != ""
+    environment["GITHUB_REF_NAME"] = "v9.9"
+    assert subprocess.run(["bash", "-e", "-c", notes], cwd=tmp_path, env=environment).returncode == 1
 
 
 @pytest.mark.parametrize("form", ["bug", "measurement", "question"])
