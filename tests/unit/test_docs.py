@@ -483,7 +483,7 @@ def test_a_hook_refuses_long_subjects(length, code, tmp_path):
 
 
 def newest_commit(folder: Path) -> str | None:
-    """The commit at HEAD; of a merge, the commit that it brought in. None without git, or where that was not fetched."""
+    """The commit at HEAD; of a merge, the commit that it brought in. None without git, or where that is absent."""
     try:
         commit = _git(folder, "cat-file", "commit", "HEAD")
     except (OSError, subprocess.CalledProcessError):
@@ -496,7 +496,9 @@ def newest_commit(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    return subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=True).stdout
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # as a hook has it
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
 def _subject(commit: str) -> str:
@@ -513,10 +515,9 @@ def test_the_subject_of_the_newest_commit_is_short():
 def test_of_a_merge_the_commit_that_it_brought_in_is_looked_at(tmp_path):
     author = "-c", "user.name=a", "-c", "user.email=a@example.org"
     _git(tmp_path, "init", "--quiet", "--initial-branch=main")
-    for branch, subject in (("main", "first"), ("topic", "brought in"), ("main", "meanwhile")):
-        _git(tmp_path, "checkout", "--quiet", "-B", branch, *(["main"] if subject == "brought in" else []))
-        if subject == "meanwhile":
-            _git(tmp_path, "reset", "--quiet", "--hard", "topic~1")
+    _git(tmp_path, *author, "commit", "--quiet", "--allow-empty", "--message", "first")
+    for branch, subject in (("topic", "brought in"), ("main", "meanwhile")):
+        _git(tmp_path, "checkout", "--quiet", *(["-b"] if branch == "topic" else []), branch)
         _git(tmp_path, *author, "commit", "--quiet", "--allow-empty", "--message", subject)
     assert _subject(newest_commit(tmp_path) or "") == "meanwhile"
     _git(tmp_path, *author, "merge", "--quiet", "--no-ff", "--message", "Merge a into b", "topic")
