@@ -181,6 +181,14 @@ def test_the_predicted_peaks_of_the_readme_are_those_that_are_pinned():
         assert without_paged_states - 0.05 <= float(needs) <= without_paged_states + 0.15, name
 
 
+def test_the_predicted_peaks_beside_the_speed_are_those_that_are_pinned():
+    pinned = {name: peaks[:4] for name, *peaks in _rows(budgets.peaks_table(ROOT / "recipes"))}
+    page = (ROOT / "docs/speed.md").read_text()
+    (whole,) = (row for row in _rows(page) if row[0].startswith("h100-mistral-7b v2") and row[1] == "library")
+    assert whole[2:] == pinned["h100-mistral-7b v2"]
+    assert f"both trunks have the same peaks; PPO's is {pinned['4090-llama2-7b v2'][2]} GB." in page
+
+
 def test_the_predicted_peaks_beside_the_advice_are_those_that_are_pinned():
     pinned = {name: [rm, ppo, dpo] for name, _, rm, ppo, dpo, *_ in _rows(budgets.peaks_table(ROOT / "recipes"))}
     page = (ROOT / "docs/choosing.md").read_text()

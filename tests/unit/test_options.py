@@ -81,6 +81,13 @@ def test_an_absent_argument_is_a_mistake_in_the_command(command, words):
     assert err.startswith("error: absent: no such f") and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("words", ["report folder", "compare folder folder", "ratings export folder --to new.jsonl"])
+def test_a_folder_without_a_run_is_an_explained_error(command, words):
+    code, out, err = command(*words.split())
+    assert (code, out) == (1, "")
+    assert err.startswith("error: folder") and err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
