@@ -128,7 +128,8 @@ did_you_mean = $(if $(1),Did you mean $(if $(word 2,$(1)),one of: )$(strip $(1))
 known := $(shell sed -n 's/^\([A-Z_]*\) ?=.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 given := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
 meant  = $(or $(filter $(call upper,$v),$(known)),$(call begin_alike,$(call upper,$v),$(capitals),$(known)))
-$(foreach v,$(filter-out $(known),$(given)),$(error there is no variable '$v'. $(call did_you_mean,$(strip $(meant)))))
+set_key = A recipe's key is set with SET="ppo.steps=10".
+$(foreach v,$(filter-out $(known),$(given)),$(error there is no variable '$v'. $(if $(filter $(call upper,$v),$(known)),,$(set_key) )$(call did_you_mean,$(strip $(meant)))))
 
 # A switch with a misspelt value would be off.
 $(foreach v,RESUME SUMMARY,$(if $(filter-out 1 yes true 0 no false,$($v)),$(error $v=$($v): write 1 or 0 (yes, true, no and false mean the same))))
@@ -152,7 +153,10 @@ endif
 # A variable that none of the targets reads would change nothing. DATA, WEIGHTS and SEED name a finished run's root.
 trains          := $(STAGES) all
 reads_run       := $(trains) chat score serve report ab judge
+reads_recipe    := setup $(reads_run) reproduce plan fetch bench bench-ablation bench-gpu bench-memory bench-peer-supervised image shell engine
 uses_model      := $(trains) chat score serve reproduce bench bench-ablation bench-gpu bench-memory
+for_HW          := $(reads_recipe)
+for_RECIPE      := $(reads_recipe)
 for_FIT         := plan
 for_TEMPERATURE := chat
 for_STAGE       := chat
@@ -305,7 +309,8 @@ resume    = $(if $(filter 1 yes true,$(RESUME)),--resume,$(if $(filter 0 no fals
 if_needed = $(if $(filter $@,$(MAKECMDGOALS)),,--if-needed)
 
 hub_name    = $(if $(filter 2,$(words $(subst /, ,$(f)))),$(filter-out /% .% ~% %/ %.jsonl %.json %.gz %.parquet %.csv %.tsv,$(f)))
-no_file     = DATA='$(f)': no such file. $(if $(hub_name),A data set of the hub is named by its commit: SET="data.source=hub data.name=$(f) data.revision=COMMIT". )A name with spaces cannot pass through make: use `rlhf run --data`
+looks_at    = $(subst -, ,$(filter data-check data-show,$(MAKECMDGOALS)))
+no_file     = DATA='$(f)': no such file. $(if $(looks_at),,$(if $(hub_name),A data set of the hub is named by its commit: SET="data.source=hub data.name=$(f) data.revision=COMMIT". ))A name with spaces cannot pass through make: use `rlhf $(or $(looks_at),run --data)`
 DATA_FILES := $(foreach f,$(DATA),$(or $(wildcard $(f)),$(error $(no_file))))
 
 # bin/in-container shows a container the same paths as the caller has.

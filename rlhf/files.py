@@ -54,9 +54,8 @@ def append(file: Path, rows: Iterable[Mapping[str, object]]) -> None:
 
 
 def write_output(file: Path, text: str) -> None:
-    """Write a file, in a new folder if need be; an earlier output is replaced as a whole or not at all."""
+    """Write a file. An earlier output is replaced as a whole or not at all."""
     target = file.resolve()  # write to what a symbolic link points to, and keep the link
-    target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

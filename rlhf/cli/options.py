@@ -26,7 +26,7 @@ class InOrderOfUse(click.Group):
 
 
 class StrictCommand(click.Command):
-    """A command that refuses an option given twice, of which click would take the last."""
+    """A command that refuses an option given twice, of which click would take the last, and an argument like `4090`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given: set[str | None] = set()
@@ -37,14 +37,21 @@ class StrictCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def _options_in(self, ctx: click.Context, args: list[str]) -> list[click.Option]:
-        """Return the options in the order of the arguments. Raises NoSuchOption with the options that are near."""
+        """Return the options in the order of the arguments.
+
+        Raises NoSuchOption with the options that are near, and UsageError if --hw or --recipe is missing before an
+        argument.
+        """
         try:
-            parameters = self.make_parser(ctx).parse_args(list(args))[2]
+            _, unread, parameters = self.make_parser(ctx).parse_args(list(args))
         except click.NoSuchOption as error:
             names = [name for option in self.get_params(ctx) for name in (*option.opts, *option.secondary_opts)]
             long = [name.removeprefix("--") for name in names if name.startswith("--")]
             near = difflib.get_close_matches(error.option_name.lstrip("-"), long)  # click compares the hyphens too
             raise click.NoSuchOption(error.option_name, possibilities=[f"--{name}" for name in near], ctx=ctx) from None
+        if unread and any("--hw" in parameter.opts for parameter in self.get_params(ctx)):
+            option = "--recipe" if os.path.isdir(unread[0]) else "--hw"
+            raise click.UsageError(f"what is {unread[0]!r}? Did you mean {option} {unread[0]}?", ctx)
         return [parameter for parameter in parameters if isinstance(parameter, click.Option)]
 
 
@@ -74,7 +81,10 @@ _RESULTS = (*RESULTS, "checkpoints")  # folders of a stage
 
 
 class OutputFile(click.Path):
-    """An option for a file to write. It refuses a directory, a pipe, a device and a place inside a stage's folder."""
+    """An option for a file to write. It refuses other kinds of files and unfit places.
+
+    Those are a directory, a pipe, a device, a folder that does not exist, and a stage's folder.
+    """
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -84,9 +94,8 @@ class OutputFile(click.Path):
         try:
             mode = path.stat().st_mode
         except FileNotFoundError:
-            folder = next(parent for parent in path.absolute().parents if parent.exists())
-            if not folder.is_dir():
-                self.fail(f"{path}: {folder} is not a folder", param, ctx)
+            if not path.parent.is_dir():
+                self.fail(f"{path}: there is no folder {path.parent}; make it first, or check the path", param, ctx)
         except (OSError, ValueError) as error:
             self.fail(f"{path}: {getattr(error, 'strerror', None) or error}", param, ctx)
         else:

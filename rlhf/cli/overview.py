@@ -64,6 +64,8 @@ class Overview(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that the first word names. Raises UsageError with the nearest command."""
         if args[0] not in self.commands:
+            if args[0] == "help":
+                raise click.UsageError(f"No such command 'help'; `{ctx.command_path} --help` lists the commands")
             nearest = difflib.get_close_matches(args[0], [*self.commands, *OTHER_WORDS], n=1)
             if nearest and nearest[0] in OTHER_WORDS:
                 ctx.fail(f"No such command {args[0]!r}. Did you mean 'rlhf {OTHER_WORDS[nearest[0]]}'?")

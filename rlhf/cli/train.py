@@ -131,7 +131,7 @@ def _check_files_follow_data(choice: Choice, more_data: Sequence[str]) -> None:
     if more_data and more_data[0] in recipe.STAGES:
         raise click.UsageError("one STAGE at a time; --with-parents runs what it builds on")
     if more_data and not choice.data:
-        raise click.UsageError(f"what is {more_data[0]!r}? Files to train on follow --data")
+        raise click.UsageError(f"what is {more_data[0]!r}? Files to train on follow --data, and hardware --hw")
 
 
 def _show_outcome(summary: Summary, result: Result | None, path: Path, *, restart: bool) -> None:

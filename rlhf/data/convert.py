@@ -75,7 +75,6 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
 def write(rows: formats.ParsedRows, file: Path) -> int:
     """Write rows as JSON lines to a new file. Return their number. Raises UserError where there is a file already."""
     converted = rows.all
-    file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with file.open("x", encoding="utf-8") as out:
             out.writelines(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in converted)

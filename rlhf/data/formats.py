@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 from rlhf.data import hub, raw
-from rlhf.data.parsing import KEYS, kind_of, parse_row, quoted_keys, row_object
+from rlhf.data.parsing import KEYS, WrongColumns, kind_of, parse_row, quoted_keys, row_object
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, LeftOut, PreferencePair, PromptOnly, Row
 from rlhf.errors import UserError
@@ -82,10 +82,6 @@ class ParsedRows:
     def all(self) -> list[Row]:
         """Return the rows of all kinds, one kind after another."""
         return [*self.documents, *self.examples, *self.pairs, *self.prompts]
-
-
-class UnknownColumns(Malformed):
-    """A row of no known kind; the message says how to rename its columns."""
 
 
 class Advice(NamedTuple):
@@ -200,7 +196,7 @@ class _Reader:
         """Parse the (source, row) of one file; `sha256` is called after the last row."""
         kind: RowKind | None = None if self.kind == "auto" else self.kind
         count = 0
-        bad: list[tuple[str, str]] = []
+        bad: list[tuple[str, Malformed]] = []
         remaining = iter(rows)
         for source, value in remaining:
             count += 1
@@ -212,7 +208,7 @@ class _Reader:
                 if self.on_bad_row == "stop":
                     way_out = self._way_out(problem, remaining) if count == 1 else [self.advice.skip]
                     raise UserError(". ".join((f"{source}: {str(problem).removesuffix('.')}", *way_out))) from None
-                bad.append((source, str(problem)))
+                bad.append((source, problem))
             else:
                 if isinstance(outcome, str):
                     self.left_out[outcome].append(source)
@@ -221,11 +217,13 @@ class _Reader:
         if not count:
             raise UserError(f"{name}: no rows in it; add some (docs/data.md), or name another file")
         if kind is None or 2 * len(bad) > count:
+            source, first = bad[0]
+            advice = "The" if isinstance(first, WrongColumns) else f"{self.advice.kind}; the"
             raise UserError(
                 f"{name}: {len(bad):,} of {count:,} rows are malformed, more than half: likely the wrong format. "
-                f"{self.advice.kind}; the first is {bad[0][0]}: {bad[0][1]}"
+                f"{advice} first is {source}: {first}"
             )
-        self.malformed += bad
+        self.malformed += [(source, str(problem)) for source, problem in bad]
         self.files.append(FileReport(name, sha256(), kind, count))
 
     def _way_out(self, problem: Malformed, later: Iterator[tuple[str, object]]) -> list[str]:
@@ -234,7 +232,7 @@ class _Reader:
         if any(self._usable(value) for _, value in peeked):
             return [self.advice.skip]
         same = [f"The next {len(peeked):,} rows are malformed too"] if len(peeked) > 1 else []
-        return same if isinstance(problem, UnknownColumns) else [*same, self.advice.kind]
+        return same if isinstance(problem, WrongColumns) else [*same, self.advice.kind]
 
     def _usable(self, value: object) -> bool:
         """Return whether a row can be read."""
@@ -252,7 +250,7 @@ class _Reader:
             if row_kind is None:
                 kinds = "; ".join(f"{name} ({', '.join(keys)})" for name, keys in KEYS.items())
                 hint = " Prompts without answers: data.format: prompt ignores other columns" if "prompt" in row else ""
-                raise UnknownColumns(
+                raise WrongColumns(
                     f"unknown columns: {quoted_keys(row)}. Rename them to those of a known kind: {kinds}. "
                     f"`rlhf data convert FILE --rename problem=prompt --to new.jsonl` does that.{hint}"
                 )

@@ -68,6 +68,10 @@ _TYPES = {
 }
 
 
+class WrongColumns(Malformed):
+    """A row whose columns have other names than those of its kind. The message says how to rename them."""
+
+
 def kind_of(row: dict[str, object]) -> RowKind | None:
     """Return the kind of a row, judged by the keys that have a value; None if it is unknown.
 
@@ -250,8 +254,13 @@ def _answer(value: object, key: str, row_prompt: tuple[Message, ...] | None) -> 
         is_transcript = row_prompt is None or text.startswith("\n\nHuman:")
         messages = parse_hh(text) if is_transcript else (Message("assistant", text.removeprefix(" ")),)
     if not any(message.role == "assistant" for message in messages):
-        hint = "" if row_prompt else r"; without a 'prompt' it must be a transcript: '\n\nHuman: ...\n\nAssistant: ...'"
-        raise Malformed(f"'{key}' has no assistant turn{hint}")
+        problem = f"'{key}' has no assistant turn"
+        if row_prompt is not None or isinstance(value, list):
+            raise Malformed(problem)
+        raise WrongColumns(
+            rf"{problem}; without a 'prompt' it must be a transcript: '\n\nHuman: ...\n\nAssistant: ...'. "
+            "If another column has the prompt: `rlhf data convert FILE --rename OLD=prompt --to new.jsonl`"
+        )
     if messages[-1].role != "assistant":
         raise Malformed(f"'{key}' ends with a {messages[-1].role} turn; the answer, an assistant turn, must come last")
     if row_prompt is not None and len(messages) == 1:

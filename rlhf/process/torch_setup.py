@@ -15,11 +15,13 @@ def device_of(recipe: Recipe) -> torch.device:
     if recipe.hardware.device == "cuda" and not torch.cuda.is_available():
         if torch.version.cuda is None:
             raise UserError(
-                f"the recipe needs CUDA, and torch {torch.__version__} is built for CPUs alone: `rm -r .venv`, then "
-                f"`make setup HW={recipe.hardware.name}` without an index of CPU wheels in PIP_ARGS; or use HW=cpu"
+                f"the recipe needs CUDA, and torch {torch.__version__} is built for CPUs alone. Without a GPU: "
+                "--hw cpu (make: HW=cpu). With one, in a checkout: `rm -r .venv`, then "
+                f"`make setup HW={recipe.hardware.name}` without an index of CPU wheels in PIP_ARGS"
             )
         raise UserError(
-            f"the recipe needs CUDA, and torch {torch.__version__} finds no usable GPU: see `nvidia-smi`, or use HW=cpu"
+            f"the recipe needs CUDA, and torch {torch.__version__} finds no usable GPU: see `nvidia-smi`, or use "
+            "--hw cpu (make: HW=cpu)"
         )
     if recipe.hardware.device == "cuda" and distributed.launched():
         return torch.device("cuda", distributed.local_rank())

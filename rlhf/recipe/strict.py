@@ -69,6 +69,10 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
         return f"{source}: {key + ': ' if key else ''}{message}"
     if problem["type"] == "model_type":
         message = f"a section is written {'.'.join(location)}.KEY=VALUE, or with its keys below it"
+    if problem["type"] == "literal_error" and any(
+        p["type"] == "tuple_type" and _location(p) == location for p in problems
+    ):
+        message += f", or a list ({kind.documented_in} explains it)"
     if problem["type"] == "tuple_type":
         message = f"a list is written [{problem['input']}]"
     given = "null" if problem["input"] is None else repr(problem["input"])

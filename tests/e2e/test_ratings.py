@@ -90,7 +90,7 @@ def test_the_file_is_read_back_as_the_pairs_that_were_rated(tmp_path, monkeypatc
     root = evaluation(tmp_path, rows)
     write_records(root / "evaluate", {"seed": 5})
     rate(root, *(("ann", i, "b") for i in range(4)))
-    file = tmp_path / "new" / "rated.jsonl"
+    file = tmp_path / "rated.jsonl"
     arguments = ("ratings", "export", root, "--to", file)
     code, out, err = rlhf(monkeypatch, capsys, *arguments)
     assert code == 0, err

@@ -42,11 +42,11 @@ def command(trained, monkeypatch, capsys):
 
 def test_pairs_have_the_scores_and_the_accuracy_of_the_stage(trained, heldout, command, tmp_path):
     file, _ = heldout
-    code, out, err = command(file, "--to", tmp_path / "new" / "scores.jsonl")
+    code, out, err = command(file, "--to", tmp_path / "scores.jsonl")
     assert code == 0, err
     rm = trained / "cpu-tiny/v1/rm"
     metrics = content_of(rm / "summary.json")["metrics"]
-    rows = read_intact_lines(tmp_path / "new" / "scores.jsonl")
+    rows = read_intact_lines(tmp_path / "scores.jsonl")
     assert len(rows) == metrics["heldout_pairs"] and rows[3]["source"] == f"{file}:4"
     margins = [row["margin"] for row in rows]
     assert sum((m > 0) + (m == 0) / 2 for m in margins) / len(margins) == metrics["accuracy"]

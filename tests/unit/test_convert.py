@@ -1,6 +1,7 @@
 """Conversion: any known kind of rows becomes one plain form that reads back as the same rows."""
 
 import json
+import re
 from typing import Any
 
 import pyarrow as pa
@@ -96,9 +97,21 @@ def test_a_converted_file_has_rows_of_one_kind(tmp_path):
         convert.convert(files, {})
 
 
-def test_a_folder_that_is_not_there_is_made(tmp_path):
-    rows = convert.convert([write(tmp_path / "a.jsonl", ROWS["text"])], {}).rows
-    assert convert.write(rows, tmp_path / "new" / "folder" / "b.jsonl") == 1
+@pytest.mark.parametrize("command", [("data", "check"), ("data", "show"), ("data", "convert", "--to", "b.jsonl")])
+def test_pairs_whose_prompt_has_another_name_are_mended_as_the_message_says(tmp_path, monkeypatch, capsys, command):
+    rows = [{"question": f"{n}?", "chosen": "Yes, it is.", "rejected": "No."} for n in range(3)]
+    file = write(tmp_path / "a.jsonl", *rows)
+    monkeypatch.chdir(tmp_path)
+    code, _, err = rlhf(monkeypatch, capsys, *command, file)
+    assert code == 1 and "without a 'prompt' it must be a transcript" in err
+    assert "Repair" not in err
+    (advised,) = re.findall("`rlhf (.*)`", err)
+    words = advised.replace("FILE", str(file)).replace("OLD", "question").split()
+    assert rlhf(monkeypatch, capsys, *words)[0] == 0
+    read = formats.read([tmp_path / "new.jsonl"]).pairs
+    assert [(pair.prompt[0].content, pair.chosen) for pair in read] == [
+        (row["question"], row["chosen"]) for row in rows
+    ]
 
 
 def test_a_column_is_renamed_once():
@@ -136,7 +149,7 @@ def test_the_commands_advise_what_they_can_do(tmp_path, monkeypatch, capsys):
     most = write(tmp_path / "c.jsonl", {"id": 1}, {"id": 2}, ROWS["text"])
     for words in (("data", "check", most), ("data", "show", most)):
         code, _, err = rlhf(monkeypatch, capsys, *words)
-        assert code == 1 and "likely the wrong format. Repair the file; the first is" in err
+        assert code == 1 and "likely the wrong format. The first is" in err
 
 
 def test_the_command_counts_labelled_answers_that_find_no_partner(tmp_path, monkeypatch, capsys):

@@ -625,6 +625,10 @@ def test_more_than_half_malformed_stops_even_when_skipping(write):
     assert "Name it (--set data.format=" in message and message.endswith(
         "most.jsonl:1: 'text' is a number; it must be text"
     )
+    answers = lines(*({"question": str(n), "chosen": "Yes.", "rejected": "No."} for n in range(3)))
+    for on_bad_row in ("stop", "skip"):  # naming the kind would not help
+        message = refusal([write("answers.jsonl", answers)], on_bad_row=on_bad_row)
+        assert "--rename OLD=prompt" in message and "data.format" not in message
     assert "1 of 1 rows" in refusal([write("unknown.jsonl", lines({"id": 1}))], on_bad_row="skip")
 
 

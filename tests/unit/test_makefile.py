@@ -83,6 +83,8 @@ def test_help_all_has_one_line_for_each_target_and_variable(name):
         (("plan", "VRAM_CAP=4GB"), "VRAM_CAP changes nothing in `make plan`"),
         (("reproduce", "SEED=3"), "SEED changes nothing in `make reproduce`"),
         (("report", "SET=nonsense.key=1"), "SET changes nothing in `make report`"),
+        (("budgets", "HW=4090"), "HW changes nothing in `make budgets`; it is for setup pretrain sft"),
+        (("test", "RECIPE=recipes/cpu-tiny/v1"), "RECIPE changes nothing in `make test`"),
         (("report", "REUSE=runs"), "REUSE changes nothing in `make report`; it is for pretrain sft"),
         (("ab", "SET=ppo.steps=1"), "SET changes nothing in `make ab`"),
         (("chat", "PRICE=3"), "PRICE changes nothing in `make chat`"),
@@ -276,6 +278,12 @@ def test_the_name_of_a_hub_set_is_answered_with_how_it_is_named():
     assert 'SET="data.source=hub data.name=some/set data.revision=COMMIT"' in result.stderr
 
 
+@pytest.mark.parametrize("target", ["data-check", "data-show"])
+def test_of_data_that_is_missing_the_command_that_looks_at_it_is_named(target):
+    message = make("-n", target, "DATA=a/b c.jsonl").stderr
+    assert f"use `rlhf {target.replace('-', ' ')}`" in message and "SET=" not in message
+
+
 @pytest.mark.parametrize("path", ["/tmp/none", "./none", "none", "some/set.jsonl", "some/set.csv.gz", "a/b/c"])
 def test_a_path_is_not_taken_for_the_name_of_a_hub_set(path):
     result = make("-n", "data-check", f"DATA={path}")
@@ -423,9 +431,11 @@ def test_what_was_installed_at_several_times_counts_together(fake):
 @pytest.mark.parametrize("target", ["plan", "recipes", "report", "data-check", "data-show"])
 def test_commands_without_a_gpu_use_the_environment_that_is_there(target, fake, files):
     data = [] if target in ("plan", "recipes") else [f"DATA={files[0]}"]
-    variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv", "HW=4090", *data]
+    hardware = ["HW=4090"] if target in ("plan", "report") else []
+    variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv", *hardware, *data]
     assert make(target, *variables).returncode == 0
-    assert "pip install -c requirements/cpu.txt -e .[dev,tracking,report,serve,gpu]" in log(fake)
+    extras = "dev,tracking,report,serve" + (",gpu" if hardware else "")
+    assert f"pip install -c requirements/cpu.txt -e .[{extras}]" in log(fake)
 
     shutil.rmtree(fake / "venv")
     assert make("setup", *variables[:2]).returncode == 0
@@ -514,9 +524,14 @@ def test_the_recipe_s_device_decides_and_not_a_folder_s_name(tmp_path):
         ("hw=4090", "there is no variable 'hw'. Did you mean HW? `make help-all` lists them"),
         (
             "FTI=12GB",
-            "there is no variable 'FTI'. Did you mean one of: FIT FILES FLASH_ATTN? `make help",
+            "there is no variable 'FTI'. A recipe's key is set with SET=\"ppo.steps=10\". "
+            "Did you mean one of: FIT FILES FLASH_ATTN? `make help",
         ),
-        ("x=1", "there is no variable 'x'. `make help-all` lists them"),
+        ("STEPS=10", "there is no variable 'STEPS'. A recipe's key is set with SET=\"ppo.steps=10\". Did you mean"),
+        (
+            "x=1",
+            "there is no variable 'x'. A recipe's key is set with SET=\"ppo.steps=10\". `make help-all` lists them",
+        ),
         ("HW=4091", "HW=4091: no recipe for such hardware, only for 12gb 2x4090 2xcpu 4090 8gb 8xh100 cpu h100. `make"),
         ("RECIPE=cpu-tiny", "RECIPE=cpu-tiny: no recipe.yaml there"),
         ("HW=cpu RECIPE=recipes/cpu-tiny/v1", "both choose a recipe; leave one of them out"),

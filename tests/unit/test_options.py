@@ -49,6 +49,14 @@ def test_what_cannot_be_a_result_is_refused_before_any_work(command, name, to):
     ) in err
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_result_goes_into_a_folder_that_exists(command, tmp_path, name):
+    code, out, err = command(*COMMANDS[name], "--to", "new/inner/result")
+    assert (code, out) == (2, "")
+    assert "new/inner/result: there is no folder new/inner; make it first" in err
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -73,6 +81,13 @@ def test_an_absent_argument_is_a_mistake_in_the_command(command, words):
     assert err.startswith("error: absent: no such f") and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("words", ["report folder", "compare folder folder", "ratings export folder --to new.jsonl"])
+def test_a_folder_without_a_run_is_an_explained_error(command, words):
+    code, out, err = command(*words.split())
+    assert (code, out) == (1, "")
+    assert err.startswith("error: folder") and err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
@@ -92,6 +107,27 @@ def test_what_a_wrong_word_probably_means_is_said(command, words, meant):
     code, out, err = command(*words.split())
     assert (code, out) == (2, "")
     assert f"Did you mean {meant}?" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("plan 4090", "--hw 4090"),
+        ("fetch 4090", "--hw 4090"),
+        ("chat 4090 --stage ppo", "--hw 4090"),
+        ("plan folder", "--recipe folder"),
+    ],
+)
+def test_the_option_that_is_missing_before_an_argument_is_named(command, words, meant):
+    code, out, err = command(*words.split())
+    assert (code, out) == (2, "")
+    assert f"Did you mean {meant}?" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("words", "lists"), [("help", "`rlhf --help`"), ("help plan", "`rlhf --help`")])
+def test_the_word_help_is_answered_with_the_option(command, words, lists):
+    code, out, err = command(*words.split())
+    assert (code, out) == (2, "") and f"{lists} lists the commands" in err
 
 
 def test_the_commands_on_data_are_listed_in_the_order_of_use(command):
@@ -192,8 +228,11 @@ def test_data_of_which_nothing_is_left_ends_in_an_error(command, tmp_path, chose
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, out, err = command("data", "check", "rows.jsonl")
     assert (code, len(err.splitlines())) == (1, 1)
-    assert err.startswith("error: rows.jsonl: rows kept 0: Nothing is left to train on")
-    assert "rows kept" in out
+    expected = (
+        "error: rows.jsonl: rows kept 0: Nothing is left to train on. The lines above say why rows were left out."
+    )
+    assert err.strip() == expected
+    assert out.index("identical" if chosen else "empty") < out.index("rows kept")
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_every_recipe_loads(directory):
         ),
         (lambda c: c["lora"].update(layers=[1, 9]), "lora.layers: [1, 9] is not a range of layers of a model with 3"),
         (lambda c: c["lora"].update(layers=[2, 2]), "lora.layers: [2, 2] is not a range of layers"),
-        (lambda c: c["lora"].update(layers="lower_half"), "lora.layers"),
+        (lambda c: c["lora"].update(layers="lower_half"), "'upper_third', or a list (docs/recipes.md explains it)"),
         (lambda c: c["ppo"].update(batch_size=1), "ppo.batch_size = 1: input should be greater than 1"),
         (lambda c: c["pretrain"].update(max_length=4096), "pretrain.max_length: 4096 tokens do not fit"),
         (lambda c: c["model"]["architecture"].update(num_attention_heads=5), "hidden_size must be a multiple"),

@@ -174,7 +174,9 @@ class QualityReport:
                 "Only PPO, RLOO and GRPO can use them; SFT and the reward model need rows with responses beside them."
             )
             lines[-1] = lines[-1]._replace(hint=hint, severity="note")
-        return lines or [Line("rows kept", "0", "Nothing is left to train on.", "error")]
+        return lines or [
+            Line("rows kept", "0", "Nothing is left to train on. The lines above say why rows were left out.", "error")
+        ]
 
     def _labels(self) -> list[Line]:
         """Return the signs that only pairs can show."""
