@@ -131,19 +131,21 @@ class Session:
 
     def sample(self, indices: Sequence[int], value_fn: ValueFn | None = None) -> Rollout:
         """Sample the policy's responses to training prompts, those to one prompt side by side."""
-        batch, copies = [self.prompts.ids[i] for i in indices], self.options.samples_per_prompt
+        shared, codec = self.shared, self.codec
+        prompts, copies = [self.prompts.ids[i] for i in indices], self.options.samples_per_prompt
         sampling = replace(self.sampling, samples_per_prompt=copies)
         if self.client is not None:
             folder = self.run.path / "sampling"
-            save_adapter(self.shared.peft, self.run, folder, adapter="policy")
+            save_adapter(shared.peft, self.run, folder, adapter="policy")
             with self.client.adapter(folder):
-                return self.client.sample(batch, self.codec, sampling, self.device)
-        with self.shared.role("policy"):
-            trunk = self.shared.role_trunk
-            rollout = sample(self.shared.base, batch, self.codec, sampling, value_fn, phase=self.phase, trunk=trunk)
-        if self.shared.lean_trunk is None or copies == 1:
+                rollout = self.client.sample(prompts, codec, sampling, self.device)
+        else:
+            with shared.role("policy"):
+                trunk = shared.role_trunk
+                rollout = sample(shared.base, prompts, codec, sampling, value_fn, phase=self.phase, trunk=trunk)
+        if shared.lean_trunk is None or copies == 1:
             return rollout
-        return replace(rollout, prompt_numbers=torch.arange(len(batch), device=self.device).repeat_interleave(copies))
+        return replace(rollout, prompt_numbers=torch.arange(len(prompts), device=self.device).repeat_interleave(copies))
 
     def evaluate(self, role: SharedRole, prompts: Sequence[Prompt] | None = None) -> PolicySamples:
         """Measure a role on held-out prompts; by default on those that choose checkpoints."""
