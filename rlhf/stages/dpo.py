@@ -89,7 +89,7 @@ def _fit(
 ) -> None:
     """Train and write the adapter. Only this function holds the model, so that `free_memory` can free it afterwards."""
     recipe = run.loaded.recipe
-    batch = 2 * recipe.dpo.per_device_train_batch_size
+    batch_size = 2 * recipe.dpo.per_device_train_batch_size
     torch.manual_seed(recipe.seed)
     with telemetry.phase("load"):
         model = trainable_adapter(load_base(run, device), run.parents.folder("sft"))
@@ -105,7 +105,7 @@ def _fit(
             [(pair[side].prompt + pair[side].response, len(pair[side].prompt)) for pair in validation]
             for side in (0, 1)
         ]
-        chosen, rejected = (sequence_logprobs(model, rows, codec.pad_id, batch) for rows in sides)
+        chosen, rejected = (sequence_logprobs(model, rows, codec.pad_id, batch_size) for rows in sides)
         return chosen, rejected
 
     reference: tuple[torch.Tensor, torch.Tensor] | None = None

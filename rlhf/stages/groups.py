@@ -117,8 +117,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
 def sample_and_score(session: Session, learner: "Learner", step: int) -> ScoredRollout:
     """Sample the responses of a step and score them; other prompts replace those whose group has no signal.
 
-    Prompts are replaced up to `resample_groups` times; which ones come next depends on seed, step and how
-    many groups had no signal before, so that a resumed run repeats them. A replacement may already be in the batch;
+    Prompts are replaced up to `resample_groups` times. Seed, step, attempt and the number of groups without signal
+    determine which ones come next, so that a resumed run repeats them. A replacement may already be in the batch;
     after the last attempt all groups are kept.
     """
     options = learner.options
@@ -179,7 +179,8 @@ def make_batch(learner: "Learner", scored: ScoredRollout) -> Batch:
     """Do steps 3 and 4: log-probabilities, rewards with the KL, advantages."""
     shared, options = learner.shared, learner.options
     shared.base.eval()
-    rollout = scoring.with_lower_states(shared, scored.rollout, options.score_rows)  # again: replacements drop them
+    # computed only if joining replacements has dropped them
+    rollout = scoring.with_lower_states(shared, scored.rollout, options.score_rows)
     old_logp = scoring.policy_logprobs(shared, rollout, options)
     ref_logp, kl = None, None
     rewards = scored.shaped_scores.to(shared.device)
@@ -248,18 +249,18 @@ class Learner:
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics."""
         micro_rows = self.state.micro_batch_rows(batch.rollout, mini_rows)
-        whole = MinibatchSize(len(mini_rows), batch.token_counts[mini_rows].sum())
-        add_gradient = partial(self._add_gradient, whole=whole)
+        minibatch = MinibatchSize(len(mini_rows), batch.token_counts[mini_rows].sum())
+        add_gradient = partial(self._add_gradient, minibatch=minibatch)
         return self.state.sum_of(self.state.accumulate("policy", batch, micro_rows, add_gradient))
 
-    def _add_gradient(self, micro: Batch, whole: MinibatchSize) -> dict[str, float]:
+    def _add_gradient(self, micro: Batch, minibatch: MinibatchSize) -> dict[str, float]:
         """Add the gradient of one micro-batch. Return its part of the minibatch's statistics."""
         hidden = self.shared.response_hidden(micro.rollout)
-        loss, stats = self._policy_loss(micro, hidden, whole)
+        loss, stats = self._policy_loss(micro, hidden, minibatch)
         loss.backward()
         return as_numbers(stats)
 
-    def _policy_loss(self, micro: Batch, hidden: Tensor, whole: MinibatchSize) -> tuple[Tensor, Stats]:
+    def _policy_loss(self, micro: Batch, hidden: Tensor, minibatch: MinibatchSize) -> tuple[Tensor, Stats]:
         """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them.
 
         It is the micro-batch's part of a sum over the minibatch. So are the statistics that come with it.
@@ -269,17 +270,19 @@ class Learner:
             hidden, micro.rollout, options.temperature, differentiable=options.entropy_coef > 0
         )
         log_ratio = log_ratios(logp, micro.old_logp, mask, options.importance_sampling_level)
-        weights = token_weights(mask, options.loss_type, whole.responses, whole.tokens, options.max_completion_length)
+        weights = token_weights(
+            mask, options.loss_type, minibatch.responses, minibatch.tokens, options.max_completion_length
+        )
         high = options.epsilon if options.epsilon_high is None else options.epsilon_high
         loss, sums = clipped_loss(log_ratio, micro.advantages, weights, mask, options.epsilon, high)
-        per_token = 1 / whole.tokens.clamp(min=1)  # sums over tokens times this add up to means over the minibatch
+        per_token = 1 / minibatch.tokens.clamp(min=1)  # sums over tokens times this add up to means over the minibatch
         entropy_part = zero_pads(entropy, mask).sum() * per_token
-        moved = (zero_pads(logp.detach() - micro.old_logp, mask) ** 2).sum() / 2
+        half_squares = (zero_pads(logp.detach() - micro.old_logp, mask) ** 2).sum() / 2
         stats = {
             "loss/policy_avg": loss,
             "policy/entropy_avg": entropy_part,
             "policy/clipfrac_avg": sums.clipped * per_token,
-            "policy/approxkl_avg": moved * per_token,
+            "policy/approxkl_avg": half_squares * per_token,
             "val/ratio": sums.ratio * per_token,
         }
         if options.kl_penalty == "loss" and micro.ref_logp is not None:

@@ -52,7 +52,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     validation: list[tuple[Encoded, Encoded]] = []
     if options.eval_steps:
         validation, _, _ = encode_pairs(codec, pairs.validation[: options.max_eval_samples], options)
-    batch = 2 * options.per_device_train_batch_size
+    batch_size = 2 * options.per_device_train_batch_size
 
     torch.manual_seed(recipe.seed)  # the score head is drawn when the base is loaded
     with telemetry.phase("load"):
@@ -63,7 +63,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
     def scores(rows: list[tuple[Encoded, Encoded]]) -> tuple[torch.Tensor, torch.Tensor]:
         score = _scorer(model)
-        chosen, rejected = (scores_of([row[side] for row in rows], score, codec.pad_id, batch) for side in (0, 1))
+        chosen, rejected = (scores_of([row[side] for row in rows], score, codec.pad_id, batch_size) for side in (0, 1))
         return chosen, rejected
 
     def evaluate() -> dict[str, float]:

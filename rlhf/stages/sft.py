@@ -45,7 +45,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     validation: list[tuple[list[int], int]] = []
     if options.eval_steps:
         validation = _sequences(_encode(codec, demonstrations.validation[: options.max_eval_samples], options)[0])
-    batch = options.per_device_train_batch_size
+    batch_size = options.per_device_train_batch_size
 
     torch.manual_seed(recipe.seed)
     with telemetry.phase("load"):
@@ -55,11 +55,11 @@ def run_stage(run: Run, device: torch.device) -> Result:
     prompts = corpus.prompts("sft").test[:SAMPLES]
 
     def evaluate() -> dict[str, float]:
-        value = perplexity(model, validation, codec.pad_id, batch)
+        value = perplexity(model, validation, codec.pad_id, batch_size)
         return {"perplexity": value, "loss": math.log(value)}
 
     with telemetry.phase("evaluate"):
-        perplexity_before = perplexity(model, heldout_sequences, codec.pad_id, batch)
+        perplexity_before = perplexity(model, heldout_sequences, codec.pad_id, batch_size)
         answers_before = _answers(model, codec, prompts, run)
     trainer = _Trainer(
         model=model,
@@ -71,7 +71,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
     save_adapter(model, run, run.path / ADAPTER, weights=weights)
     with telemetry.phase("evaluate"):
-        perplexity_after = perplexity(model, heldout_sequences, codec.pad_id, batch)
+        perplexity_after = perplexity(model, heldout_sequences, codec.pad_id, batch_size)
         answers_after = _answers(model, codec, prompts, run)
     prompt_texts = [codec.prompt_text(prompt) for prompt in prompts]
     rows = zip(prompt_texts, answers_before, answers_after, strict=True)

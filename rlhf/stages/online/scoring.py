@@ -141,9 +141,9 @@ def require_finite(scores: Tensor) -> None:
 
 
 def sampling_mismatch(rollout: Rollout, logp: Tensor) -> dict[str, Tensor]:
-    """Return how far the log-probabilities of sampling are from those of the training forward pass, `logp` (B, R).
+    """Return how far the log-probabilities of sampling are from `logp` (B, R), those that training uses.
 
-    The dict is empty if the rollout has no log-probabilities.
+    It is 0 with `old_logprobs: rollout`. The dict is empty if the rollout has no log-probabilities.
     """
     if rollout.logprobs is None:
         return {}
