@@ -9,7 +9,7 @@
 The two methods differ in steps 4 and 5 and in their defaults: rlhf/objectives/groups.py has the formulas and their
 sources, docs/groups.md the choices. A loss is a weighted sum over tokens; the denominator, in the weights, is that of
 the whole minibatch (PPO's loss is a mean times a share of the tokens). So the micro-batch size and the number of
-processes change the result by rounding only.
+ranks change the result by rounding only.
 
 Shapes: P prompts, k responses to each, B = P * k rows, R response slots.
 """
@@ -39,9 +39,9 @@ from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.objectives.rewards import shape_scores
 from rlhf.recipe import MODEL_REWARD, GroupOptions, Grpo, StageName
 from rlhf.run.directory import Run
-from rlhf.stages.online import scoring
+from rlhf.stages.online import role_passes
 from rlhf.stages.online.reward_sum import ByName, RewardSum
-from rlhf.stages.online.scoring import ScoreNorm
+from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.session import Session
 from rlhf.stages.online.train_state import TrainedParameters, TrainState, as_numbers
 from rlhf.stages.result import Result
@@ -93,7 +93,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     options = run.loaded.recipe.online()[run.stage]
     assert isinstance(options, GroupOptions)
     session = Session(run, device, options)
-    session.measure_reference()
+    before = session.measure_reference()
     norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
     learner = Learner(run.stage, session.shared, options, norm)
     session.restore(learner.state)  # does nothing in a new run
@@ -107,8 +107,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
             with session.phase("update"):
                 metrics |= learner.update(batch)  # 5
             learner.state.advance(batch.kl_per_token)
-            session.end_step(learner.state, batch.rollout, metrics, bar)
-    return session.finish(learner.state)
+            session.end_step(learner.state, batch.rollout, metrics, before, bar)
+    return session.finish(learner.state, before)
 
 
 # -- 1 sample, 2 score, 3 reward, 4 advantage --------------------------------------------------------------------------
@@ -148,8 +148,10 @@ def score_responses(session: Session, learner: "Learner", rollout: Rollout, prom
     options, codec, shared = learner.options, session.codec, session.shared
     shared.base.eval()
     assert session.reward_sum is not None
-    rollout = scoring.with_lower_states(shared, rollout, options.score_rows)
-    model_scores = scoring.reward_scores(shared, rollout, options.score_rows).cpu() if options.model_scores else None
+    rollout = role_passes.with_lower_states(shared, rollout, options.score_rows)
+    model_scores = (
+        role_passes.reward_scores(shared, rollout, options.score_rows).cpu() if options.model_scores else None
+    )
     prompts = [session.prompts.train[i] for i in prompt_indices for _ in range(options.num_generations)]
     texts = [codec.decode(tokens[mask].tolist()) for tokens, mask in zip(rollout.tokens, rollout.mask, strict=True)]
     by_name = session.reward_sum.per_response(prompts, texts, model_scores)
@@ -164,7 +166,7 @@ def _shaped_scores(reward_sum: RewardSum, learner: "Learner", rollout: Rollout, 
     ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
     if options.model_scores:
         raw = by_name[MODEL_REWARD]
-        scoring.require_finite(raw)
+        role_passes.require_finite(raw)
         # without its `missing_eos_penalty`: here that is subtracted from the sum of all rewards
         shaped = shape_scores(raw, ended, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
         by_name = by_name | {MODEL_REWARD: shaped}
@@ -180,12 +182,12 @@ def make_batch(learner: "Learner", scored: ScoredRollout) -> Batch:
     shared, options = learner.shared, learner.options
     shared.base.eval()
     # computed only if joining replacements has dropped them
-    rollout = scoring.with_lower_states(shared, scored.rollout, options.score_rows)
-    old_logp = scoring.policy_logprobs(shared, rollout, options)
+    rollout = role_passes.with_lower_states(shared, scored.rollout, options.score_rows)
+    old_logp = role_passes.policy_logprobs(shared, rollout, options)
     ref_logp, kl = None, None
     rewards = scored.shaped_scores.to(shared.device)
     if options.beta:
-        ref_logp = scoring.logprobs(shared, "reference", rollout, options)
+        ref_logp = role_passes.logprobs(shared, "reference", rollout, options)
         kl = estimate_kl(old_logp, ref_logp, options.kl_estimator)
         rewards = rewards - learner.state.reward_kl_coef * kl.sum(1)
     return Batch(
@@ -312,7 +314,7 @@ def batch_metrics(batch: Batch, scored: ScoredRollout, learner: Learner) -> dict
         "policy/entropy_estimate": -masked_mean(batch.old_logp, mask),
         "response/length": rollout.response_length.float().mean(),
         "response/eos_rate": rollout.ended.float().mean(),
-        **scoring.sampling_mismatch(rollout, batch.old_logp),
+        **role_passes.sampling_mismatch(rollout, batch.old_logp),
     }
     if batch.kl is not None:
         metrics |= {

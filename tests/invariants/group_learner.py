@@ -10,7 +10,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import GroupOptions, StageName, stage_name
 from rlhf.run.directory import Run
 from rlhf.stages.groups import Learner
-from rlhf.stages.online.scoring import ScoreNorm
+from rlhf.stages.online.role_passes import ScoreNorm
 from tests.conftest import grouped
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from rlhf.rollout.engine import sample
 from rlhf.run.directory import Run
 from rlhf.stages import groups
 from rlhf.stages.groups import Batch, Learner, ScoredRollout, batch_metrics, make_batch
-from rlhf.stages.online.scoring import ScoreNorm
+from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.train_state import read_state
 from tests.conftest import beside, grouped, noted, run_stages
 from tests.invariants.group_learner import REWARDS, assert_same, new_learner

@@ -15,7 +15,7 @@ from rlhf.models.loading import load_codec
 from rlhf.objectives.kl import adapt
 from rlhf.run.directory import Run
 from rlhf.stages.groups import Learner, sample_and_score, score_responses
-from rlhf.stages.online import scoring
+from rlhf.stages.online import role_passes
 from rlhf.stages.online.prompts import OnlinePrompts
 from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.session import Session, sampling_settings
@@ -67,7 +67,7 @@ def test_responses_are_scored_row_by_row(run, codec):
     rollout = session.sample(indices)
     scored = score_responses(session, learner, rollout, indices)
 
-    model = scoring.reward_scores(learner.shared, rollout, 8).tolist()
+    model = role_passes.reward_scores(learner.shared, rollout, 8).tolist()
     norm = learner.state.score_norm
     assert norm.sd != 1 and norm.mean != 0
     for row, length in enumerate(LENGTHS):

@@ -25,7 +25,7 @@ from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import Run
 from rlhf.stages.online.prompts import prompt_order
-from rlhf.stages.online.scoring import ScoreNorm, score_norm
+from rlhf.stages.online.role_passes import ScoreNorm, score_norm
 from rlhf.stages.online.session import sampling_settings
 from rlhf.stages.online.train_state import read_state
 from rlhf.stages.ppo import SIGMOID_TANGENT, Batch, Learner, batch_metrics, make_batch

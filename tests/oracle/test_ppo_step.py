@@ -16,12 +16,12 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Ppo, SharedRole
 from rlhf.run.directory import Run
 from rlhf.stages import ppo
-from rlhf.stages.online import scoring
+from rlhf.stages.online import role_passes
 from tests.conftest import beside, not_none, run_stages, small
 from tests.lines import read_intact_lines
 from tests.rollouts import LENGTHS, made_up_rollout
 
-NORM = scoring.ScoreNorm(0.05, 0.4)
+NORM = role_passes.ScoreNorm(0.05, 0.4)
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +262,7 @@ def test_scores_are_normalised_by_mean_and_sd_of_sft_responses(trained, rollout:
         return rollout.rows(torch.arange(3) if step else torch.arange(3, 8))
 
     expected = statistics.mean(scores), statistics.stdev(scores)
-    assert scoring.score_norm(shared, draw, options) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert role_passes.score_norm(shared, draw, options) == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert drawn == [0, 1]
 
 
