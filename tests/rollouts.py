@@ -1,4 +1,4 @@
-"""Made-up rollouts for tests of PPO."""
+"""Made-up rollouts for tests of PPO, RLOO and GRPO, and what a policy says of them."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ import torch
 
 from rlhf.data.batch import Rollout, collate
 from rlhf.data.tokenize import Codec
+from rlhf.models.shared_base import SharedBase
 
 LENGTHS = [1, 12, 5, 3, 9, 2, 7, 4]  # tokens of the responses
 
@@ -15,3 +16,15 @@ def made_up_rollout(prompts: Sequence[list[int]], codec: Codec, generator: torch
     responses = [[*torch.randint(10, 300, (n - 1,), generator=generator).tolist(), codec.eos_id] for n in LENGTHS]
     responses[1][-1] = 11
     return collate(prompts, responses, codec.pad_id, codec.eos_id)
+
+
+@torch.no_grad()
+def mean_entropy(shared: SharedBase, rollout: Rollout, temperature: float) -> float:
+    """Mean entropy of the policy over the real response tokens, from whole logits, row by row."""
+    entropies: list[float] = []
+    with shared.role("policy"):
+        for ids, start, count in zip(rollout.ids, rollout.prompt_length, rollout.response_length, strict=True):
+            logits = shared.base(input_ids=ids[None, : start + count]).logits[0, start - 1 : -1]
+            logp = (logits / temperature).log_softmax(-1)
+            entropies += (-(logp.exp() * logp).sum(-1)).tolist()
+    return sum(entropies) / len(entropies)

@@ -31,6 +31,7 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, low: float, high: f
     Shapes: log_ratio (B, R), advantages (B, R) or (B, 1); returns (B, R).
     """
     # Beyond the clip range a ratio has no gradient where A >= 0; unbounded it would overflow to a gradient of 0 * inf.
+    # With A < 0 nothing bounds it: an infinite gradient ends the stage.
     far = math.log1p(high) + 1
     ratio = torch.where(advantages >= 0, log_ratio.clamp(max=far), log_ratio).exp()
     free, clipped = ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages

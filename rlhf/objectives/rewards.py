@@ -16,7 +16,7 @@ def shape_scores(
     clip: float | None = None,
     missing_eos_penalty: float = 0.0,
 ) -> Tensor:
-    """Return the shaped scores of the reward model's raw scores.
+    """Return the scores as they enter the rewards.
 
     shaped = (score - mean) / sd;   then with sigmoid: 1 / (1 + exp(-shaped));   with clip: clamp(shaped, -clip, clip);
     a response without EOS loses `missing_eos_penalty` after all that.

@@ -29,6 +29,7 @@ NonNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # flo
 Finite = Annotated[float, Field(ge=-1e30, le=1e30, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(gt=0, le=1)]  # by which an optimizer learns
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean: AdamW's betas
 ClipRange = Annotated[float, Field(gt=0, lt=1)]  # of a ratio, which stays above 0: 1 - cliprange to 1 + cliprange
 Temperature = Annotated[float, Field(ge=0.01, le=100)]  # outside, logits overflow or all tokens are equally likely

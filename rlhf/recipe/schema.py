@@ -17,10 +17,10 @@ from rlhf.recipe.bounds import (
     BatchRows,
     Decay,
     Epochs,
-    Fraction,
     Name,
     NonNegative,
     Positive,
+    Rate,
     RowCount,
     Samples,
     Seed,
@@ -40,9 +40,9 @@ from rlhf.recipe.strict import Section
 class Optimization(Section):
     """The keys that all supervised stages share; they are named as in `transformers.TrainingArguments`."""
 
-    learning_rate: Positive
+    learning_rate: Rate
     lr_scheduler_type: Schedule
-    warmup_ratio: Fraction
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)]  # transformers takes 1 for one step, not for all of them
     weight_decay: NonNegative
     adam_beta1: Decay = 0.9
     adam_beta2: Decay

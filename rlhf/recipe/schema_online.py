@@ -15,6 +15,7 @@ from rlhf.recipe.bounds import (
     NonNegative,
     Passes,
     Positive,
+    Rate,
     RowCount,
     Steps,
     StepsOrZero,
@@ -42,7 +43,7 @@ class OnlineBase(Section):
     rollout_4bit: FourBit = "library"  # products with 4-bit weights: docs/speed.md
     score_batch_size: BatchRows | None = None  # rollouts scored together; null: per_device_train_batch_size
     vllm_url: Name | None = None  # address of a vLLM server that samples (rlhf/rollout/vllm.py)
-    learning_rate: Positive
+    learning_rate: Rate
     lr_scheduler_type: Schedule
     warmup_steps: StepsOrZero
     weight_decay: NonNegative = 0.0
@@ -129,7 +130,7 @@ class Ppo(OnlineBase):
     """PPO; keys are named as in TRL's PPOConfig."""
 
     num_ppo_epochs: Passes  # passes over a batch of rollouts
-    value_learning_rate: Positive
+    value_learning_rate: Rate
     response_length: Tokens
     kl_coef: NonNegative
     gamma: Fraction

@@ -9,7 +9,7 @@
 The two methods differ in steps 4 and 5 and in their defaults: rlhf/objectives/groups.py has the formulas and their
 sources, docs/groups.md the choices. A loss is a weighted sum over tokens; the denominator, in the weights, is that of
 the whole minibatch (PPO's loss is a mean times a share of the tokens). So the micro-batch size and the number of
-processes change the result by rounding only.
+ranks change the result by rounding only.
 
 Shapes: P prompts, k responses to each, B = P * k rows, R response slots.
 """
@@ -39,9 +39,9 @@ from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.objectives.rewards import shape_scores
 from rlhf.recipe import MODEL_REWARD, GroupOptions, Grpo, StageName
 from rlhf.run.directory import Run
-from rlhf.stages.online import scoring
+from rlhf.stages.online import role_passes
 from rlhf.stages.online.reward_sum import ByName, RewardSum
-from rlhf.stages.online.scoring import ScoreNorm
+from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.session import Session
 from rlhf.stages.online.train_state import TrainedParameters, TrainState, as_numbers
 from rlhf.stages.result import Result
@@ -93,7 +93,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     options = run.loaded.recipe.online()[run.stage]
     assert isinstance(options, GroupOptions)
     session = Session(run, device, options)
-    session.measure_reference()
+    before = session.measure_reference()
     norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
     learner = Learner(run.stage, session.shared, options, norm)
     session.restore(learner.state)  # does nothing in a new run
@@ -107,8 +107,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
             with session.phase("update"):
                 metrics |= learner.update(batch)  # 5
             learner.state.advance(batch.kl_per_token)
-            session.end_step(learner.state, batch.rollout, metrics, bar)
-    return session.finish(learner.state)
+            session.end_step(learner.state, batch.rollout, metrics, before, bar)
+    return session.finish(learner.state, before)
 
 
 # -- 1 sample, 2 score, 3 reward, 4 advantage --------------------------------------------------------------------------
@@ -117,8 +117,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
 def sample_and_score(session: Session, learner: "Learner", step: int) -> ScoredRollout:
     """Sample the responses of a step and score them; other prompts replace those whose group has no signal.
 
-    Prompts are replaced up to `resample_groups` times; which ones come next depends on seed, step and how
-    many groups had no signal before, so that a resumed run repeats them. A replacement may already be in the batch;
+    Prompts are replaced up to `resample_groups` times. Seed, step, attempt and the number of groups without signal
+    determine which ones come next, so that a resumed run repeats them. A replacement may already be in the batch;
     after the last attempt all groups are kept.
     """
     options = learner.options
@@ -148,8 +148,10 @@ def score_responses(session: Session, learner: "Learner", rollout: Rollout, prom
     options, codec, shared = learner.options, session.codec, session.shared
     shared.base.eval()
     assert session.reward_sum is not None
-    rollout = scoring.with_lower_states(shared, rollout, options.score_rows)
-    model_scores = scoring.reward_scores(shared, rollout, options.score_rows).cpu() if options.model_scores else None
+    rollout = role_passes.with_lower_states(shared, rollout, options.score_rows)
+    model_scores = (
+        role_passes.reward_scores(shared, rollout, options.score_rows).cpu() if options.model_scores else None
+    )
     prompts = [session.prompts.train[i] for i in prompt_indices for _ in range(options.num_generations)]
     texts = [codec.decode(tokens[mask].tolist()) for tokens, mask in zip(rollout.tokens, rollout.mask, strict=True)]
     by_name = session.reward_sum.per_response(prompts, texts, model_scores)
@@ -164,7 +166,7 @@ def _shaped_scores(reward_sum: RewardSum, learner: "Learner", rollout: Rollout, 
     ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
     if options.model_scores:
         raw = by_name[MODEL_REWARD]
-        scoring.require_finite(raw)
+        role_passes.require_finite(raw)
         # without its `missing_eos_penalty`: here that is subtracted from the sum of all rewards
         shaped = shape_scores(raw, ended, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
         by_name = by_name | {MODEL_REWARD: shaped}
@@ -179,12 +181,13 @@ def make_batch(learner: "Learner", scored: ScoredRollout) -> Batch:
     """Do steps 3 and 4: log-probabilities, rewards with the KL, advantages."""
     shared, options = learner.shared, learner.options
     shared.base.eval()
-    rollout = scoring.with_lower_states(shared, scored.rollout, options.score_rows)  # again: replacements drop them
-    old_logp = scoring.policy_logprobs(shared, rollout, options)
+    # computed only if joining replacements has dropped them
+    rollout = role_passes.with_lower_states(shared, scored.rollout, options.score_rows)
+    old_logp = role_passes.policy_logprobs(shared, rollout, options)
     ref_logp, kl = None, None
     rewards = scored.shaped_scores.to(shared.device)
     if options.beta:
-        ref_logp = scoring.logprobs(shared, "reference", rollout, options)
+        ref_logp = role_passes.logprobs(shared, "reference", rollout, options)
         kl = estimate_kl(old_logp, ref_logp, options.kl_estimator)
         rewards = rewards - learner.state.reward_kl_coef * kl.sum(1)
     return Batch(
@@ -248,18 +251,18 @@ class Learner:
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics."""
         micro_rows = self.state.micro_batch_rows(batch.rollout, mini_rows)
-        whole = MinibatchSize(len(mini_rows), batch.token_counts[mini_rows].sum())
-        add_gradient = partial(self._add_gradient, whole=whole)
+        minibatch = MinibatchSize(len(mini_rows), batch.token_counts[mini_rows].sum())
+        add_gradient = partial(self._add_gradient, minibatch=minibatch)
         return self.state.sum_of(self.state.accumulate("policy", batch, micro_rows, add_gradient))
 
-    def _add_gradient(self, micro: Batch, whole: MinibatchSize) -> dict[str, float]:
+    def _add_gradient(self, micro: Batch, minibatch: MinibatchSize) -> dict[str, float]:
         """Add the gradient of one micro-batch. Return its part of the minibatch's statistics."""
         hidden = self.shared.response_hidden(micro.rollout)
-        loss, stats = self._policy_loss(micro, hidden, whole)
+        loss, stats = self._policy_loss(micro, hidden, minibatch)
         loss.backward()
         return as_numbers(stats)
 
-    def _policy_loss(self, micro: Batch, hidden: Tensor, whole: MinibatchSize) -> tuple[Tensor, Stats]:
+    def _policy_loss(self, micro: Batch, hidden: Tensor, minibatch: MinibatchSize) -> tuple[Tensor, Stats]:
         """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them.
 
         It is the micro-batch's part of a sum over the minibatch. So are the statistics that come with it.
@@ -269,17 +272,19 @@ class Learner:
             hidden, micro.rollout, options.temperature, differentiable=options.entropy_coef > 0
         )
         log_ratio = log_ratios(logp, micro.old_logp, mask, options.importance_sampling_level)
-        weights = token_weights(mask, options.loss_type, whole.responses, whole.tokens, options.max_completion_length)
+        weights = token_weights(
+            mask, options.loss_type, minibatch.responses, minibatch.tokens, options.max_completion_length
+        )
         high = options.epsilon if options.epsilon_high is None else options.epsilon_high
         loss, sums = clipped_loss(log_ratio, micro.advantages, weights, mask, options.epsilon, high)
-        per_token = 1 / whole.tokens.clamp(min=1)  # sums over tokens times this add up to means over the minibatch
+        per_token = 1 / minibatch.tokens.clamp(min=1)  # sums over tokens times this add up to means over the minibatch
         entropy_part = zero_pads(entropy, mask).sum() * per_token
-        moved = (zero_pads(logp.detach() - micro.old_logp, mask) ** 2).sum() / 2
+        half_squares = (zero_pads(logp.detach() - micro.old_logp, mask) ** 2).sum() / 2
         stats = {
             "loss/policy_avg": loss,
             "policy/entropy_avg": entropy_part,
             "policy/clipfrac_avg": sums.clipped * per_token,
-            "policy/approxkl_avg": moved * per_token,
+            "policy/approxkl_avg": half_squares * per_token,
             "val/ratio": sums.ratio * per_token,
         }
         if options.kl_penalty == "loss" and micro.ref_logp is not None:
@@ -309,7 +314,7 @@ def batch_metrics(batch: Batch, scored: ScoredRollout, learner: Learner) -> dict
         "policy/entropy_estimate": -masked_mean(batch.old_logp, mask),
         "response/length": rollout.response_length.float().mean(),
         "response/eos_rate": rollout.ended.float().mean(),
-        **scoring.sampling_mismatch(rollout, batch.old_logp),
+        **role_passes.sampling_mismatch(rollout, batch.old_logp),
     }
     if batch.kl is not None:
         metrics |= {

@@ -9,7 +9,7 @@
 Policy, reference and reward model are adapters on one frozen base (rlhf/models/shared_base.py). The critic is a fourth,
 which starts as the reward model's, or a head on the policy's hidden states (`value_model`). A micro-batch's loss is a
 mean over its response tokens, times its share of the minibatch's tokens: the micro-batch size and the number of
-processes change the result by rounding only. `TrainState` and its `Update` (rlhf/stages/online/train_state.py) draw the
+ranks change the result by rounding only. `TrainState` and its `Update` (rlhf/stages/online/train_state.py) draw the
 minibatches, clip the gradients, take the optimizer's steps and stop early.
 
 Shapes: B prompts, R response slots; slot t holds the t-th generated token. docs/ppo.md numbers the details, with their
@@ -34,8 +34,8 @@ from rlhf.objectives.rewards import shape_rewards, shape_scores
 from rlhf.recipe import Ppo
 from rlhf.rollout.decoding import ValueFn
 from rlhf.run.directory import Run
-from rlhf.stages.online import scoring
-from rlhf.stages.online.scoring import ScoreNorm
+from rlhf.stages.online import role_passes
+from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.session import Session
 from rlhf.stages.online.train_state import TrainedParameters, TrainedRole, TrainState, as_numbers
 from rlhf.stages.result import Result
@@ -74,7 +74,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     options = run.loaded.recipe.ppo
     # The order of these lines decides which random numbers each of them draws.
     session = Session(run, device, options)
-    session.measure_reference()
+    before = session.measure_reference()
     norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
     learner = Learner(session.shared, session.rm_dir, options, norm)
     session.restore(learner.state)  # does nothing in a new run
@@ -89,8 +89,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
             with session.phase("update"):
                 metrics |= learner.update(batch)  # 5
             learner.advance(batch)
-            session.end_step(learner.state, rollout, metrics, bar)
-    return session.finish(learner.state)
+            session.end_step(learner.state, rollout, metrics, before, bar)
+    return session.finish(learner.state, before)
 
 
 # -- 2 score, 3 reward, 4 advantage ------------------------------------------------------------------------------------
@@ -103,10 +103,10 @@ def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
     shared.base.eval()
 
     # 2 score. Layers below the first adapter give all roles the same states; the lean trunk computes these once.
-    rollout = scoring.with_lower_states(shared, rollout, options.score_rows)
+    rollout = role_passes.with_lower_states(shared, rollout, options.score_rows)
     old_logp, values = policy_logprobs_and_values(learner, rollout)
-    ref_logp = scoring.logprobs(shared, "reference", rollout, options)
-    scores = scoring.reward_scores(shared, rollout, options.score_rows)
+    ref_logp = role_passes.logprobs(shared, "reference", rollout, options)
+    scores = role_passes.reward_scores(shared, rollout, options.score_rows)
 
     # 3 reward. `reward_kl_coef` is 0 with `kl_penalty: loss`.
     kl = estimate_kl(old_logp, ref_logp, options.kl_estimator)
@@ -153,10 +153,10 @@ def policy_logprobs_and_values(learner: "Learner", rollout: Rollout) -> tuple[Te
     """
     shared, options = learner.shared, learner.options
     if learner.critic_is_head and options.old_logprobs == "recompute":
-        return scoring.logprobs_and_values(shared, rollout, options)
-    old_logp = scoring.policy_logprobs(shared, rollout, options)
+        return role_passes.logprobs_and_values(shared, rollout, options)
+    old_logp = role_passes.policy_logprobs(shared, rollout, options)
     if not learner.critic_is_head:
-        return old_logp, scoring.values(shared, rollout, options)
+        return old_logp, role_passes.values(shared, rollout, options)
     assert rollout.values is not None  # `sampling_value_fn` has computed them
     return old_logp, zero_pads(rollout.values, rollout.mask)
 
@@ -304,6 +304,6 @@ def batch_metrics(batch: Batch, learner: Learner) -> dict[str, float]:
         "val/explained_variance": explained_variance(batch.values, batch.returns, mask),
         "response/length": batch.rollout.response_length.float().mean(),
         "response/eos_rate": batch.rollout.ended.float().mean(),
-        **scoring.sampling_mismatch(batch.rollout, batch.old_logp),
+        **role_passes.sampling_mismatch(batch.rollout, batch.old_logp),
     }
     return {name: value.item() for name, value in metrics.items()} | {"objective/kl_coef": learner.state.kl_coef}

@@ -50,10 +50,10 @@ def run_stage(run: Run, device: torch.device) -> Result:
     folder = run.path / MODEL
     model.save_pretrained(folder)
     codec.tokenizer.save_pretrained(folder)
-    batch = options.per_device_train_batch_size
+    batch_size = options.per_device_train_batch_size
     with telemetry.phase("evaluate"):
         metrics = {
-            "perplexity": perplexity(model, [(ids, 0) for ids in heldout], codec.pad_id, batch),
+            "perplexity": perplexity(model, [(ids, 0) for ids in heldout], codec.pad_id, batch_size),
             "parameters": sum(p.numel() for p in model.parameters()),
             "vocab_size": len(codec.tokenizer),
             "train_documents": len(training),

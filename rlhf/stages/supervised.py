@@ -123,7 +123,7 @@ class _RunCallback(TrainerCallback):
     def __init__(self, run: Run, bar: Bar, telemetry: Telemetry):
         self.run, self.bar, self.telemetry = run, bar, telemetry
         self.note = ""  # beside the bar
-        self.tokens = 0  # up to the last record; likewise the next two
+        self.tokens = 0  # the next three: at the last record
         self.time, self.cpu = time.monotonic(), time.process_time()
         self.evaluated = 0.0  # seconds of evaluation since the last record
 

@@ -47,16 +47,16 @@ def words(rng: random.Random, count: int) -> str:
     return " ".join(rng.choice(["red", "blue", "tea", "moon", "salt", "rain", "bird", "stone"]) for _ in range(count))
 
 
-def test_a_learning_rate_that_overflows(trained, tmp_path, capsys):
-    reported = supervised(trained, tmp_path, "sft", learning_rate=1e25, max_steps=12)
-    assert reported["nan"]["remedies"] == {"sft.learning_rate": 5e24}
+def test_weights_that_overflow(trained, tmp_path, capsys):
+    reported = supervised(trained, tmp_path, "sft", learning_rate=0.5, weight_decay=1e30, max_steps=12)
+    assert reported["nan"]["remedies"] == {"sft.learning_rate": 0.25}
     printed = capsys.readouterr().err
-    assert "is not a number [nan]" in printed and "Try sft.learning_rate=5e+24" in printed
+    assert "is not a number [nan]" in printed and "Try sft.learning_rate=0.25" in printed
     assert "nan" in content_of(tmp_path / "cpu-tiny/v1/sft/summary.json")["findings"]
 
 
 def test_a_learning_rate_that_is_too_high(tmp_path):
-    changes = {f"pretrain__{key}": value for key, value in (ROWS | {"learning_rate": 3.0, "max_steps": 20}).items()}
+    changes = {f"pretrain__{key}": value for key, value in (ROWS | {"learning_rate": 1.0, "max_steps": 20}).items()}
     run_stages(small(**changes), tmp_path, "pretrain")
     assert "rising_loss" in findings(tmp_path, "pretrain")
 
@@ -256,7 +256,7 @@ def test_a_healthy_run_is_told_nothing(trained, tmp_path):
 
 
 PLANTED = {  # check: the test in which its failure is planted
-    "nan": test_a_learning_rate_that_overflows,
+    "nan": test_weights_that_overflow,
     "rising_loss": test_a_learning_rate_that_is_too_high,
     "flat_loss": test_a_learning_rate_that_is_too_low,
     "chance": test_labels_that_are_noise,

@@ -9,7 +9,7 @@ from rlhf.models.loading import load_base
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Ppo
 from rlhf.run.directory import Run
-from rlhf.stages.online.scoring import ScoreNorm
+from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.ppo import Learner, make_batch
 from tests.conftest import small
 

@@ -19,11 +19,11 @@ from rlhf.rollout.engine import sample
 from rlhf.run.directory import Run
 from rlhf.stages import groups
 from rlhf.stages.groups import Batch, Learner, ScoredRollout, batch_metrics, make_batch
-from rlhf.stages.online.scoring import ScoreNorm
+from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.train_state import read_state
 from tests.conftest import beside, grouped, noted, run_stages
 from tests.invariants.group_learner import REWARDS, assert_same, new_learner
-from tests.rollouts import made_up_rollout
+from tests.rollouts import made_up_rollout, mean_entropy
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +203,9 @@ def test_an_update_stops_where_the_policy_has_moved_too_far(run, rollout, stage)
     assert stats["update/optimizer_steps"] == 4 and torch.equal(loose, every)
     tight, stats, _ = updated(new_learner(run, stage, **passes, max_update_kl=1e-9), scored(rollout))
     assert stats["update/optimizer_steps"] == 1 and not torch.equal(tight, every)
+    learner = new_learner(run, stage, **passes, max_update_kl=1e-9)
+    learner.update(make_batch(learner, scored(rollout)))
+    assert all(weight.grad is None for weight in learner.policy_parameters), "those of the minibatch that was not used"
 
 
 def test_only_the_policy_moves(run, rollout):
@@ -312,5 +315,9 @@ def test_metrics_of_a_batch_row_by_row(run, rollout, stage, kl_penalty):
         "response/eos_rate": 7 / 8,
     }
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    entropy = mean_entropy(learner.shared, rollout, learner.options.temperature)
     stats = learner.update(batch)  # its one minibatch is the batch, before the policy has moved
+    assert stats["policy/entropy_avg"] == pytest.approx(entropy, rel=1e-4)
+    logged = {"loss/kl_avg": sum(kl) / sum(lengths)} if kl_penalty == "loss" else {}  # a mean over all tokens: `dapo`
+    assert {name: stats[name] for name in stats if name == "loss/kl_avg"} == pytest.approx(logged, rel=1e-4)
     assert stats["val/ratio"] == pytest.approx(1, rel=1e-4) and stats["lr"] == learner.options.learning_rate

@@ -15,11 +15,11 @@ from rlhf.models.loading import load_codec
 from rlhf.objectives.kl import adapt
 from rlhf.run.directory import Run
 from rlhf.stages.groups import Learner, sample_and_score, score_responses
-from rlhf.stages.online import scoring
+from rlhf.stages.online import role_passes
 from rlhf.stages.online.prompts import OnlinePrompts
 from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.session import Session, sampling_settings
-from tests.conftest import beside, grouped, run_stages, small
+from tests.conftest import beside, grouped, noted, run_stages, small
 from tests.invariants.group_learner import new_learner
 from tests.lines import read_intact_lines
 from tests.rollouts import LENGTHS, made_up_rollout
@@ -67,7 +67,7 @@ def test_responses_are_scored_row_by_row(run, codec):
     rollout = session.sample(indices)
     scored = score_responses(session, learner, rollout, indices)
 
-    model = scoring.reward_scores(learner.shared, rollout, 8).tolist()
+    model = role_passes.reward_scores(learner.shared, rollout, 8).tolist()
     norm = learner.state.score_norm
     assert norm.sd != 1 and norm.mean != 0
     for row, length in enumerate(LENGTHS):
@@ -82,26 +82,41 @@ def test_responses_are_scored_row_by_row(run, codec):
         assert scored.shaped_scores[row].item() == pytest.approx(shaped, rel=1e-5, abs=1e-6), row
 
 
-def test_rows_of_replaced_prompts_stay_together(run, codec):
-    """Each response keeps its tokens, its raw and its shaped score; groups without a signal have left."""
+def test_rows_of_replaced_prompts_stay_together(run, codec, monkeypatch):
+    """Each response keeps its tokens, its raw and its shaped score; groups without a signal have left.
+
+    Every attempt of a step draws anew.
+    """
     reward = "tests.own_rewards:below_five"
     changes: dict[str, Any] = {"reward_funcs": [reward], "reward_weights": [2.0], "normalize_scores": False}
     learner = new_learner(run, "rloo", **changes, resample_groups=3, missing_eos_penalty=None)
     session = session_of(learner, codec)
+    asked: list[tuple[int, int]] = []
+    attempts: set[int] = set()
+    replacements = OnlinePrompts.replacements
+
+    def noting(self: OnlinePrompts, step: int, attempt: int, count: int) -> list[int]:
+        return noted(asked, (step, attempt), replacements(self, step, attempt, count))
+
+    monkeypatch.setattr(OnlinePrompts, "replacements", noting)
     for step in range(6):
-        del session.sampled[:]  # type: ignore[attr-defined]  # of the stand-in
+        del session.sampled[:], asked[:]  # type: ignore[attr-defined]  # of the stand-in
         scored = sample_and_score(session, learner, step)
         (raw,) = scored.by_name.values()
         assert len(raw) == 8
+        rows = zip(scored.rollout.ids, scored.rollout.prompt_length, strict=True)
+        answers = [session.prompts.ids.index(ids[:length].tolist()) for ids, length in rows]
+        assert len(set(answers[:4])) == len(set(answers[4:])) == 1, "each group has one prompt"
         for row, (tokens, mask) in enumerate(zip(scored.rollout.tokens, scored.rollout.mask, strict=True)):
-            text = codec.decode(tokens[mask].tolist())
-            prompt = scored.rollout.ids[row, : scored.rollout.prompt_length[row]].tolist()
-            answer = session.prompts.ids.index(prompt)
+            text, answer = codec.decode(tokens[mask].tolist()), answers[row]
             expected = 0.1 if answer < 5 else len(text) / 1000
             assert raw[row].item() == pytest.approx(expected, rel=1e-6)
             assert scored.scores[row].item() == scored.shaped_scores[row].item() == pytest.approx(2 * expected)
         first, *more = session.sampled  # type: ignore[attr-defined]
         assert bool(more) == any(index < 5 for index in first)
+        assert asked == [(step, attempt) for attempt in range(len(more))]
+        attempts.add(len(more))
+    assert {0, 3} <= attempts
 
 
 def test_a_group_whose_penalties_differ_is_kept(run, codec):

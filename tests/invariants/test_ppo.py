@@ -25,13 +25,13 @@ from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import Run
 from rlhf.stages.online.prompts import prompt_order
-from rlhf.stages.online.scoring import ScoreNorm, score_norm
+from rlhf.stages.online.role_passes import ScoreNorm, score_norm
 from rlhf.stages.online.session import sampling_settings
 from rlhf.stages.online.train_state import read_state
 from rlhf.stages.ppo import SIGMOID_TANGENT, Batch, Learner, batch_metrics, make_batch
 from tests.conftest import not_none, noted, small
 from tests.invariants.ppo_learner import CPU, NORM, PROMPTS, assert_close, new_learner, options, roles, updated
-from tests.rollouts import made_up_rollout
+from tests.rollouts import made_up_rollout, mean_entropy
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +183,10 @@ def test_an_update_stops_where_the_policy_has_moved_too_far(run, rollout):
     assert stats["update/optimizer_steps"] == 1
     assert not torch.equal(tight, every)
     assert stats["policy/approxkl_avg"] < 1e-9  # of the minibatch that was used
+    learner = new_learner(run, num_ppo_epochs=2, num_mini_batches=2, max_update_kl=1e-9)
+    learner.update(make_batch(learner, rollout))
+    parameters = (*learner.policy_parameters, *learner.critic_parameters)
+    assert all(parameter.grad is None for parameter in parameters), "those of the minibatch that was not used"
 
 
 def test_the_kl_coefficient_follows_its_target(run, rollout):
@@ -204,18 +208,6 @@ def test_while_the_critic_warms_up_the_kl_coefficient_stays(run, rollout):
         batch = make_batch(learner, rollout)
         learner.advance(batch)
         assert learner.state.kl_coef == pytest.approx(expected)
-
-
-@torch.no_grad()
-def mean_entropy(learner: Learner, rollout: Rollout) -> float:
-    """Mean entropy of the policy over the real response tokens, from whole logits, row by row."""
-    entropies: list[float] = []
-    with learner.shared.role("policy"):
-        for ids, start, count in zip(rollout.ids, rollout.prompt_length, rollout.response_length, strict=True):
-            logits = learner.shared.base(input_ids=ids[None, : start + count]).logits[0, start - 1 : -1]
-            logp = (logits / learner.options.temperature).log_softmax(-1)
-            entropies += (-(logp.exp() * logp).sum(-1)).tolist()
-    return sum(entropies) / len(entropies)
 
 
 def test_the_first_minibatch_is_always_used(run, rollout):
@@ -285,9 +277,11 @@ def test_metrics_of_a_batch_row_by_row(run, rollout, kl_penalty):
     errors, returns = (batch.returns - batch.values)[real].double(), batch.returns[real].double()
     explained = 1 - errors.var(correction=0).item() / returns.var(correction=0).item()
     assert metrics["val/explained_variance"] == pytest.approx(explained, rel=1e-4)
-    entropy = mean_entropy(learner, rollout)
+    entropy = mean_entropy(learner.shared, rollout, learner.options.temperature)
     stats = learner.update(batch)  # its one minibatch is the batch, before the policy has moved
     assert stats["policy/entropy_avg"] == pytest.approx(entropy, rel=1e-4)
+    squares = [error**2 for error in errors.tolist()]
+    assert stats["loss/value_avg"] == pytest.approx(sum(squares) / len(squares) / 2, rel=1e-4)
     assert stats["lr"] == learner.options.learning_rate != learner.options.value_learning_rate
     logged = {"loss/kl_avg": per_token} if kl_penalty == "loss" else {}
     assert {name: value for name, value in stats.items() if "kl_avg" in name and "approx" not in name} == (
@@ -479,11 +473,11 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize(("warmup", "expected"), [(0, [4, 3, 2, 1]), (2, [2.5, 5, 10 / 3, 5 / 3])])
+@pytest.mark.parametrize(("warmup", "expected"), [(0, [0.4, 0.3, 0.2, 0.1]), (2, [0.25, 0.5, 1 / 3, 1 / 6])])
 def test_rates_rise_and_fall_by_the_schedule(run, rollout, warmup, expected):
-    """Of four steps at a rate of 5; without warm-up the first is one step below the full rate."""
+    """Of four steps at a rate of 0.5; without warm-up the first is one step below the full rate."""
     schedule = {"steps": 4, "lr_scheduler_type": "linear", "warmup_steps": warmup}
-    learner = new_learner(run, learning_rate=5.0, value_learning_rate=0.5, **schedule)
+    learner = new_learner(run, learning_rate=0.5, value_learning_rate=0.05, **schedule)
     rates = []
     for _ in range(4):
         rates.append([group["lr"] for group in learner.state.optimizer.param_groups])

@@ -31,7 +31,7 @@ from rlhf.models.loading import load_codec
 from rlhf.recipe import PinnedRecipe
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import Run
-from rlhf.stages.online import scoring, session
+from rlhf.stages.online import role_passes, session
 from tests.conftest import beside, content_of, noted, run_stages, small, undefined_metrics
 from tests.lines import read_intact_lines
 
@@ -383,7 +383,7 @@ class Spied:
         self.trains: dict[str, set[tuple[int, ...]]] = defaultdict(set)
         self.evaluates: dict[str, set[tuple[int, ...]]] = defaultdict(set)
         self.divergences: list[tuple[float, int]] = []  # of PPO: nats, and over how many tokens
-        self.norms: list[scoring.ScoreNorm] = []
+        self.norms: list[role_passes.ScoreNorm] = []
         with pytest.MonkeyPatch.context() as patch:
             self._listen(patch)
             for stage in self.STAGES:
@@ -393,7 +393,7 @@ class Spied:
 
     def _listen(self, patch: pytest.MonkeyPatch) -> None:
         forward, exact_kl = LlamaModel.forward, evaluation.exact_kl
-        score_norm, new_tokenizer = scoring.score_norm, tokenize.train
+        score_norm, new_tokenizer = role_passes.score_norm, tokenize.train
 
         def train(trainer: Any, *_: Any, **__: Any) -> None:
             for row in trainer.train_dataset:
@@ -419,7 +419,7 @@ class Spied:
                 self.divergences.append((total, int(rollout.response_length.sum())))
             return total
 
-        def normed(*args: Any, **options: Any) -> scoring.ScoreNorm:
+        def normed(*args: Any, **options: Any) -> role_passes.ScoreNorm:
             self.norms.append(score_norm(*args, **options))
             return self.norms[-1]
 
@@ -433,7 +433,7 @@ class Spied:
         patch.setattr(session, "sample", sample_into(self.trains))
         patch.setattr(evaluation, "sample", sample_into(self.evaluates))
         patch.setattr(evaluation, "exact_kl", diverged)
-        patch.setattr(scoring, "score_norm", normed)
+        patch.setattr(role_passes, "score_norm", normed)
         patch.setattr(tokenize, "train", tokenizer_of)
 
     def sides(self, rows: Iterable[tuple[int, ...]]) -> list[bool]:

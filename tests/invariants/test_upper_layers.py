@@ -20,7 +20,7 @@ from rlhf.process.libraries import quiet_libraries
 from rlhf.run.directory import Run
 from rlhf.stages.groups import ScoredRollout
 from rlhf.stages.groups import make_batch as collect_groups
-from rlhf.stages.online import scoring
+from rlhf.stages.online import role_passes
 from tests.conftest import beside, grouped, not_none, run_stages, small
 from tests.invariants.group_learner import REWARDS, assert_same
 from tests.invariants.group_learner import new_learner as new_group_learner
@@ -87,7 +87,7 @@ def test_the_lower_layers_run_once_for_all_roles_and_passes(run, rollout, counte
     of_roles = 2 * (3 if kind == "head" else 4)  # two micro-batches for each role's scores
     assert counted == {0: 2, 1: of_roles + 4 * (1 if kind == "head" else 2)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scoring, "with_lower_states", lambda shared, rollout, size: rollout)
+        patch.setattr(role_passes, "with_lower_states", lambda shared, rollout, size: rollout)
         c, _, _ = updated(run, rollout, kind, lean=True, **passes)
     assert counted[0] == 2 + of_roles + 4 * (1 if kind == "head" else 2)
     for name in ("old_logp", "ref_logp", "values", "scores"):
@@ -117,28 +117,28 @@ def test_groups_share_the_lower_layers_too(upper, rollout, counted, stage):
 
 def test_rows_of_a_rollout_keep_their_lower_states(run, rollout):
     shared = new_learner(run, lean=True).shared
-    whole = scoring.with_lower_states(shared, rollout, 3)
+    whole = role_passes.with_lower_states(shared, rollout, 3)
     assert whole.lower_states is not None and whole.lower_states.shape == (*rollout.ids.shape, 32)
-    assert scoring.with_lower_states(shared, whole, 3) is whole
+    assert role_passes.with_lower_states(shared, whole, 3) is whole
     index = torch.tensor([5, 0])
     part = whole.rows(index)
     assert part.lower_states is not None and part.lower_states.shape[:2] == part.ids.shape
     assert torch.equal(part.lower_states, whole.lower_states[index, : part.ids.shape[1]])
     assert joined(whole, whole).lower_states is None
-    assert scoring.with_lower_states(new_learner(run).shared, rollout, 3) is rollout, (
+    assert role_passes.with_lower_states(new_learner(run).shared, rollout, 3) is rollout, (
         "the library's trunk has no lower part"
     )
 
 
 def test_each_process_computes_its_share(run, rollout, monkeypatch):
     shared = new_learner(run, lean=True).shared
-    whole = not_none(scoring.with_lower_states(shared, rollout, 3).lower_states)
+    whole = not_none(role_passes.with_lower_states(shared, rollout, 3).lower_states)
     parts = []
     monkeypatch.setattr(distributed, "world", lambda: 2)
     monkeypatch.setattr(distributed, "all_sum", lambda *tensors: None)
     for rank in (0, 1):
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-        parts.append(not_none(scoring.with_lower_states(shared, rollout, 3).lower_states))
+        parts.append(not_none(role_passes.with_lower_states(shared, rollout, 3).lower_states))
     real = torch.arange(rollout.ids.shape[1]) <= rollout.last[:, None]
     assert all((part[real] == 0).all(-1).any() for part in parts)
     assert torch.allclose((parts[0] + parts[1])[real], whole[real], atol=1e-5)

@@ -55,8 +55,13 @@ def reference_advantages(rewards: list[float], o: GroupOptions) -> list[float]:
     return advantages
 
 
-def reference_step(shared: SharedBase, rollout: Rollout, o: GroupOptions, kl_coef: float, sgd: torch.optim.SGD) -> None:
-    """One step row by row, without padding, micro-batches or any of the project's formulas."""
+def reference_step(
+    shared: SharedBase, rollout: Rollout, o: GroupOptions, kl_coef: float, sgd: torch.optim.SGD
+) -> float:
+    """One step row by row, without padding, micro-batches or any of the project's formulas.
+
+    Returns the share of clipped tokens, a mean over minibatches.
+    """
     spans = list(zip(rollout.prompt_length.tolist(), rollout.response_length.tolist(), strict=True))
     counts = [bool(ended) or not o.mask_truncated_completions for ended in rollout.ended]
 
@@ -80,6 +85,7 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: GroupOptions, kl_coe
     advantages = reference_advantages(rewards, o)
 
     high = o.epsilon if o.epsilon_high is None else o.epsilon_high
+    share_clipped = 0.0
     for _ in range(o.num_iterations):
         for mini in torch.randperm(len(spans)).chunk(o.num_mini_batches):
             rows = mini.tolist()
@@ -89,7 +95,10 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: GroupOptions, kl_coe
                 d = new - old[i]
                 d = {"token": d, "sequence": d.mean(), "sequence_sum": d.sum()}[o.importance_sampling_level].expand(n)
                 ratio = d.exp()
-                gain = torch.minimum(ratio * advantages[i], ratio.clamp(1 - o.epsilon, 1 + high) * advantages[i])
+                bounded = ratio.clamp(1 - o.epsilon, 1 + high)
+                gain = torch.minimum(ratio * advantages[i], bounded * advantages[i])
+                clipped = (bounded * advantages[i] < ratio * advantages[i]).sum().item()
+                share_clipped += clipped / tokens / (o.num_iterations * o.num_mini_batches)
                 if o.kl_penalty == "loss":
                     kl_now = kl_estimate(new, ref[i], o.kl_estimator)
                     gain = gain - kl_coef * kl_now * (ratio if o.corrects_kl else 1.0)
@@ -107,6 +116,7 @@ def reference_step(shared: SharedBase, rollout: Rollout, o: GroupOptions, kl_coe
                 g *= min(1.0, o.max_grad_norm / (norm + 1e-6))
             sgd.step()
             sgd.zero_grad()
+    return share_clipped
 
 
 VARIANTS: list[tuple[StageName, dict[str, Any]]] = [
@@ -143,7 +153,7 @@ def test_a_step_is_what_the_papers_write(run, rollout, stage, changes):
         sgd = torch.optim.SGD(learner.policy_parameters, lr=20.0 if options.max_grad_norm < 1 else 0.1)
         if independent:
             torch.manual_seed(1)
-            reference_step(learner.shared, rollout, options, state.kl_coef, sgd)
+            share_clipped = reference_step(learner.shared, rollout, options, state.kl_coef, sgd)
         else:
             raw = torch.tensor(REWARDS)
             batch = make_batch(
@@ -154,7 +164,7 @@ def test_a_step_is_what_the_papers_write(run, rollout, stage, changes):
             stats = learner.update(batch)
         moved.append(torch.cat([p.detach().flatten() for p in learner.policy_parameters]) - before)
     ours, theirs = moved
-    assert stats["policy/clipfrac_avg"] > 0
+    assert stats["policy/clipfrac_avg"] == pytest.approx(share_clipped, rel=1e-3) and share_clipped > 0
     assert (stats["policy/grad_norm"] > options.max_grad_norm) == (options.max_grad_norm < 1)
     assert theirs.abs().max() > 1e-3
     assert (ours - theirs).abs().max() < 1e-2 * theirs.abs().max()

@@ -16,12 +16,12 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Ppo, SharedRole
 from rlhf.run.directory import Run
 from rlhf.stages import ppo
-from rlhf.stages.online import scoring
+from rlhf.stages.online import role_passes
 from tests.conftest import beside, not_none, run_stages, small
 from tests.lines import read_intact_lines
 from tests.rollouts import LENGTHS, made_up_rollout
 
-NORM = scoring.ScoreNorm(0.05, 0.4)
+NORM = role_passes.ScoreNorm(0.05, 0.4)
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,11 @@ def rollout(codec) -> Rollout:
 
 def reference_step(
     shared: SharedBase, rollout: Rollout, o: Ppo, kl_coef: float, optimizers: list[torch.optim.SGD]
-) -> None:
-    """One PPO step written down again: row by row, without padding, micro-batches or any of the project's formulas."""
+) -> dict[str, float]:
+    """One PPO step written down again: row by row, without padding, micro-batches or any of the project's formulas.
+
+    Returns the share of clipped tokens and the critic's loss, each a mean over minibatches.
+    """
     spans = list(zip(rollout.prompt_length.tolist(), rollout.response_length.tolist(), strict=True))
     rows = [rollout.ids[i, : p + n] for i, (p, n) in enumerate(spans)]
 
@@ -102,6 +105,8 @@ def reference_step(
     advantages = [(a - mean) / spread for a in advantages] if o.whiten_advantages else advantages
 
     reach = math.inf if o.cliprange_value is None else o.cliprange_value
+    minibatches = o.num_ppo_epochs * o.num_mini_batches
+    measured = {"policy/clipfrac_avg": 0.0, "loss/value_avg": 0.0}
     for _ in range(o.num_ppo_epochs):
         for mini in torch.randperm(len(rows)).chunk(o.num_mini_batches):
             tokens = sum(spans[i][1] for i in mini.tolist())
@@ -109,6 +114,8 @@ def reference_step(
                 ratio = (logp(i, "policy") - old[i]).exp()
                 bounded = ratio.clamp(1 - o.cliprange, 1 + o.cliprange)
                 gain = torch.minimum(ratio * advantages[i], bounded * advantages[i])
+                clipped = (bounded * advantages[i] < ratio * advantages[i]).sum().item()
+                measured["policy/clipfrac_avg"] += clipped / tokens / minibatches
                 if o.kl_penalty == "loss":
                     d = ref[i] - logp(i, "policy")
                     gain = gain - kl_coef * (d.exp() - 1 - d if o.kl_estimator == "k3" else d**2 / 2)
@@ -120,6 +127,7 @@ def reference_step(
                 near = before[i] + (v - before[i]).clamp(-reach, reach)
                 error = torch.maximum((v - returns[i]) ** 2, (near - returns[i]) ** 2)
                 (o.vf_coef * 0.5 * error.sum() / tokens).backward()
+                measured["loss/value_avg"] += 0.5 * error.sum().item() / tokens / minibatches
             for optimizer in optimizers:
                 gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
                 norm = sum((g**2).sum() for g in gradients).sqrt()
@@ -127,6 +135,7 @@ def reference_step(
                     g *= min(1.0, o.max_grad_norm / (norm.item() + 1e-6))
                 optimizer.step()
                 optimizer.zero_grad()
+    return measured
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -184,9 +193,8 @@ def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, 
         learner.state.kl_coef = 1.2 * settings.kl_coef  # as after steps with `kl_target`
         torch.manual_seed(1)
         if independent:
-            reference_step(
-                learner.shared, rollout, settings, learner.state.kl_coef, [torch.optim.SGD([group]) for group in groups]
-            )
+            optimizers = [torch.optim.SGD([group]) for group in groups]
+            measured = reference_step(learner.shared, rollout, settings, learner.state.kl_coef, optimizers)
         else:
             batch = ppo.make_batch(learner, rollout)
             learner.state.optimizer = torch.optim.SGD(groups)
@@ -196,6 +204,7 @@ def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, 
             torch.cat([p.detach().flatten() for p in (*learner.policy_parameters, *learner.critic_parameters)]) - before
         )
     assert stats["policy/clipfrac_avg"] > 0
+    assert {name: stats[name] for name in measured} == pytest.approx(measured, rel=1e-2)
     assert (stats["val/clipfrac_avg"] > 0) == (settings.cliprange_value is not None)
     assert (stats["policy/grad_norm"] > max_grad_norm) == (max_grad_norm < 1)
     policy = sum(p.numel() for p in learner.policy_parameters)
@@ -253,7 +262,7 @@ def test_scores_are_normalised_by_mean_and_sd_of_sft_responses(trained, rollout:
         return rollout.rows(torch.arange(3) if step else torch.arange(3, 8))
 
     expected = statistics.mean(scores), statistics.stdev(scores)
-    assert scoring.score_norm(shared, draw, options) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert role_passes.score_norm(shared, draw, options) == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert drawn == [0, 1]
 
 

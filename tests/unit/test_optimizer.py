@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rlhf.models.optimizer import new_optimizer, page_states
 from rlhf.recipe.choices import Optimizer
-from rlhf.stages.online.scoring import ScoreNorm
+from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.train_state import SavedState, TrainedParameters, TrainState
 from rlhf.stages.supervised import _RunCallback
 from tests.conftest import noted, small

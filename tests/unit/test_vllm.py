@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.vllm import Client
-from tests.conftest import beside, run_stages, small
+from rlhf.stages.online.session import Session
+from tests.conftest import beside, grouped, not_none, noted, run_stages, small
 from tests.lines import read_intact_lines
 
 
@@ -108,6 +110,21 @@ def test_ppo_samples_with_the_policy_of_each_step(fake, trained, tmp_path):
     assert not fake.loaded
     rows = read_intact_lines(out / "cpu-tiny/v1/ppo/metrics.jsonl")
     assert all(row["rollout/logprob_diff_max"] > 0.1 for row in rows)  # that server says -0.5 to everything
+
+
+def test_responses_to_one_prompt_share_its_computation(fake, trained, tmp_path, monkeypatch):
+    """Of two prompts with four responses each: the lean trunk computes each of them once."""
+    numbers: list[list[int]] = []
+    sample = Session.sample
+
+    def noting(self: Session, *arguments: Any) -> Rollout:
+        rollout = sample(self, *arguments)
+        return noted(numbers, not_none(rollout.prompt_numbers).tolist(), rollout)
+
+    monkeypatch.setattr(Session, "sample", noting)
+    out = beside(trained, tmp_path, "pretrain", "sft", "rm")
+    run_stages(grouped("grpo", {"vllm_url": fake.url, "steps": 1}, hardware__trunk="lean"), out, "grpo")
+    assert numbers[-1] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Shared parts of the stages that learn from their own samples: sampling, scoring, checkpoints, the optimizer."""
+"""Shared parts of the stages that learn from their own samples: sampling, role passes, checkpoints, the optimizer."""

@@ -40,7 +40,7 @@ class RewardSum:
         return kept.required(self.stage, 'prompts with a right answer ({"prompt", "answer"})')
 
     def per_response(self, prompts: Sequence[Prompt], texts: Sequence[str], model_scores: Tensor | None) -> ByName:
-        """Return the rewards of each response by name, on the CPU; the same numbers on every process.
+        """Return the rewards of each response by name, on the CPU; the same numbers on every rank.
 
         Raises UserError, one line that names prompt and response, for a function that raises or is not finite.
         """

@@ -25,11 +25,11 @@ from rlhf.rollout.probe import check_sampling
 from rlhf.run.checkpoints import with_resume_advice
 from rlhf.run.directory import Run
 from rlhf.run.layout import ADAPTER
-from rlhf.stages.online import scoring
+from rlhf.stages.online import role_passes
 from rlhf.stages.online.checkpoints import update_checkpoints
 from rlhf.stages.online.prompts import OnlinePrompts
 from rlhf.stages.online.reward_sum import RewardSum
-from rlhf.stages.online.scoring import ScoreNorm
+from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.train_state import SavedState, TrainState, read_state
 from rlhf.stages.result import Result
 from rlhf.terminal import say
@@ -59,8 +59,7 @@ class Session:
             self.shared = self._load_models()
         self.telemetry.loaded()
         self._saved = self._read_checkpoint()
-        self._reference_samples: PolicySamples | None = None
-        self._policy_samples: PolicySamples | None = None  # at its last evaluation in this process
+        self._policy_samples: PolicySamples | None = None  # at its last evaluation; None while there was none
 
     def _read_prompts(self) -> tuple[OnlinePrompts, RewardSum | None]:
         """Return the prompts, and the rewards of RLOO and GRPO."""
@@ -94,9 +93,9 @@ class Session:
         with with_resume_advice(checkpoint):
             return read_state(checkpoint)
 
-    def measure_reference(self) -> None:
+    def measure_reference(self) -> PolicySamples:
         """Measure the reference on held-out prompts: the policy's gains are in its standard deviations."""
-        self._reference_samples = self.evaluate("reference")
+        return self.evaluate("reference")
 
     def score_norm(self) -> ScoreNorm:
         """Return the mean and sd by which scores are normalised: measured, or those of the checkpoint of a resumed run.
@@ -108,7 +107,7 @@ class Session:
         if not self.options.normalize_scores:
             return ScoreNorm()
         with self.phase("evaluate"):
-            return scoring.score_norm(self.shared, self.sample_step, self.options)
+            return role_passes.score_norm(self.shared, self.sample_step, self.options)
 
     def restore(self, state: TrainState) -> None:
         """Continue from the checkpoint of a resumed run; in a new run do nothing.
@@ -131,19 +130,21 @@ class Session:
 
     def sample(self, indices: Sequence[int], value_fn: ValueFn | None = None) -> Rollout:
         """Sample the policy's responses to training prompts, those to one prompt side by side."""
-        batch, copies = [self.prompts.ids[i] for i in indices], self.options.samples_per_prompt
+        shared, codec = self.shared, self.codec
+        prompts, copies = [self.prompts.ids[i] for i in indices], self.options.samples_per_prompt
         sampling = replace(self.sampling, samples_per_prompt=copies)
         if self.client is not None:
             folder = self.run.path / "sampling"
-            save_adapter(self.shared.peft, self.run, folder, adapter="policy")
+            save_adapter(shared.peft, self.run, folder, adapter="policy")
             with self.client.adapter(folder):
-                return self.client.sample(batch, self.codec, sampling, self.device)
-        with self.shared.role("policy"):
-            trunk = self.shared.role_trunk
-            rollout = sample(self.shared.base, batch, self.codec, sampling, value_fn, phase=self.phase, trunk=trunk)
-        if self.shared.lean_trunk is None or copies == 1:
+                rollout = self.client.sample(prompts, codec, sampling, self.device)
+        else:
+            with shared.role("policy"):
+                trunk = shared.role_trunk
+                rollout = sample(shared.base, prompts, codec, sampling, value_fn, phase=self.phase, trunk=trunk)
+        if shared.lean_trunk is None or copies == 1:
             return rollout
-        return replace(rollout, prompt_numbers=torch.arange(len(batch), device=self.device).repeat_interleave(copies))
+        return replace(rollout, prompt_numbers=torch.arange(len(prompts), device=self.device).repeat_interleave(copies))
 
     def evaluate(self, role: SharedRole, prompts: Sequence[Prompt] | None = None) -> PolicySamples:
         """Measure a role on held-out prompts; by default on those that choose checkpoints."""
@@ -164,19 +165,21 @@ class Session:
             )
 
     def shard(self) -> None:
-        """Divide the frozen layers among processes if the recipe says so."""
+        """Divide the frozen layers among ranks if the recipe says so."""
         if self.recipe.hardware.engine == "fsdp" and distributed.world() > 1:
             self.shared.shard()
 
-    def end_step(self, state: TrainState, rollout: Rollout, metrics: dict[str, float], bar: Bar) -> None:
-        """Evaluate, log and save after a step, as often as the recipe says."""
+    def end_step(
+        self, state: TrainState, rollout: Rollout, metrics: dict[str, float], before: PolicySamples, bar: Bar
+    ) -> None:
+        """Evaluate, log and save after a step, as often as the recipe says. `before`: samples of the reference."""
         run, options, done = self.run, self.options, state.step
         last = done == options.steps
         save = last or done % options.save_steps == 0
         tokens = int((rollout.prompt_length + rollout.response_length).sum())
         self.telemetry.count(tokens)
         if save or done % options.eval_steps == 0:
-            metrics = metrics | self._evaluate_policy(done)
+            metrics = metrics | self._evaluate_policy(done, before)
         if last or done % options.logging_steps == 0:
             run.logs.metrics(done, metrics)
             costs = {**self.telemetry.since_last_call(), "tokens": tokens, "memory_bytes": self.telemetry.memory()}
@@ -187,25 +190,25 @@ class Session:
         kl = metrics.get("objective/kl_per_token")
         bar.update(done, f"score {metrics['objective/scores']:.3f}" + ("" if kl is None else f"  KL/token {kl:.3f}"))
 
-    def _evaluate_policy(self, done: int) -> dict[str, float]:
+    def _evaluate_policy(self, done: int, before: PolicySamples) -> dict[str, float]:
         """Measure the policy after a step, and log some of its responses. Return the metrics."""
-        assert self._reference_samples is not None
         self._policy_samples = self.evaluate("policy")
         rows = zip(self.prompts.validation[:LOGGED_PROMPTS], self._policy_samples.texts, strict=False)
         self.run.logs.samples(done, [{"prompt": self.codec.prompt_text(p), "response": text} for p, text in rows])
-        gains = gains_over_sft(self._reference_samples, self._policy_samples)
+        gains = gains_over_sft(before, self._policy_samples)
         return {f"eval/{name}": value for name, value in gains.items()}
 
-    def finish(self, state: TrainState) -> Result:
-        """Write the resulting adapter, last or best, and measure it on the prompts for reporting."""
+    def finish(self, state: TrainState, before: PolicySamples) -> Result:
+        """Write the resulting adapter, last or best, and measure it on the prompts for reporting.
+
+        `before`: samples of the reference. Where validation is set apart, they are of other prompts and taken again.
+        """
         run = self.run
         if distributed.world() == 1:
             self.telemetry.note_components(self.shared.peft, state.optimizer)
         best = self._choose_policy(state)
         save_adapter(self.shared.peft, run, run.path / ADAPTER, adapter="policy")
-        test = self.prompts.test
-        before, after = self._reference_samples, self._policy_samples
-        assert before is not None
+        test, after = self.prompts.test, self._policy_samples
         if self.prompts.has_validation:
             before, after = self.evaluate("reference", test), self.evaluate("policy", test)
         elif after is None:  # also the case when a resumed run had already taken its last step

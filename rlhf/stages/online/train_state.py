@@ -28,7 +28,7 @@ from rlhf.run.directory import Run
 from rlhf.run.layout import ADAPTER
 from rlhf.run.reader import reading
 from rlhf.run.records import Amount, Count, Number, Record
-from rlhf.stages.online.scoring import ScoreNorm
+from rlhf.stages.online.role_passes import ScoreNorm
 
 BatchT = TypeVar("BatchT", bound=TrainingBatch)
 TrainedRole = Literal["policy", "value"]  # also the keys of their parameters in state.pt
@@ -108,10 +108,10 @@ class TrainState:
             yield Update(self)
         finally:
             self.optimizer.zero_grad()
-        self.shared.gather()  # not after an error, when other processes would not take part
+        self.shared.gather()  # not after an error, when other ranks would not take part
 
     def micro_batch_rows(self, rollout: Rollout, mini_rows: Tensor) -> list[Tensor]:
-        """Return the rows of the batch that form each of this process's micro-batches of a minibatch."""
+        """Return the rows of the batch that form each of this rank's micro-batches of a minibatch."""
         size = self.options.per_device_train_batch_size
         return [mini_rows[index] for index in rollout.rows(mini_rows).sharded_by_length(size)]
 
@@ -130,7 +130,7 @@ class TrainState:
             return [add_gradient(batch.rows(rows)) for rows in micro_rows]
 
     def sum_of(self, parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        """Return the sums of the statistics of micro-batches, over all processes."""
+        """Return the sums of the statistics of micro-batches, over all ranks."""
         names = list(dict.fromkeys(name for part in parts for name in part))
         sums = {name: sum(part.get(name, 0.0) for part in parts) for name in names}
         return distributed.sum_of(sums, self.shared.device)

@@ -1,4 +1,4 @@
-"""Forward passes of the roles over a batch of rollouts: log-probabilities, values, scores and their metrics."""
+"""Role passes over a batch of rollouts: log-probabilities, values, scores and their metrics."""
 
 import math
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def _per_token(
 ) -> list[Tensor]:
     """Run `role` over the rollout, `rows_at_once` rows at a time, and apply each function to its hidden states.
 
-    Return one (B, R) float32 tensor per function. Each process works on its share of the rows.
+    Return one (B, R) float32 tensor per function. Each rank works on its share of the rows.
     """
     mask = rollout.mask
     results = [torch.zeros(mask.shape, device=mask.device) for _ in fns]
@@ -89,7 +89,7 @@ def with_lower_states(shared: SharedBase, rollout: Rollout, rows_at_once: int) -
     """Return a rollout with `lower_states`, which the passes of all roles and the update then share.
 
     The rollout itself is returned if it has them, the first layer has adapters or the trunk is the library's. Each
-    process computes its share of the rows, `rows_at_once` at a time.
+    rank computes its share of the rows, `rows_at_once` at a time.
     """
     if shared.lean_trunk is None or rollout.lower_states is not None or not shared.lean_trunk.first_adapted_layer:
         return rollout
@@ -103,7 +103,7 @@ def with_lower_states(shared: SharedBase, rollout: Rollout, rows_at_once: int) -
 
 
 def reward_scores(shared: SharedBase, rollout: Rollout, rows_at_once: int) -> Tensor:
-    """Return the reward model's raw scores (B,). Each process scores its share of the rows."""
+    """Return the reward model's raw scores (B,). Each rank scores its share of the rows."""
     scores = torch.zeros(len(rollout.ids), device=shared.device)
     with shared.role("reward"):
         for rows in rollout.sharded_by_length(rows_at_once):
@@ -141,9 +141,9 @@ def require_finite(scores: Tensor) -> None:
 
 
 def sampling_mismatch(rollout: Rollout, logp: Tensor) -> dict[str, Tensor]:
-    """Return how far the log-probabilities of sampling are from those of the training forward pass, `logp` (B, R).
+    """Return how far the log-probabilities of sampling are from `logp` (B, R), those that training uses.
 
-    The dict is empty if the rollout has no log-probabilities.
+    It is 0 with `old_logprobs: rollout`. The dict is empty if the rollout has no log-probabilities.
     """
     if rollout.logprobs is None:
         return {}
