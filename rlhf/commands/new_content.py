@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from rlhf import recipe as recipes
+from rlhf.commands.new_model import ModelFacts, ModelFiles
 from rlhf.data import formats
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.memory.cards import CARDS
 from rlhf.recipe import StageName
 from rlhf.recipe.published import GB
-from rlhf.use.new_model import ModelFacts, ModelFiles
 
 TemplateName = Literal["chat", "hh", "plain"]
 TEMPLATES: tuple[TemplateName, ...] = get_args(TemplateName)

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf import recipe as recipes
+from rlhf.commands.new_content import KNOWN_CARDS, USED, ChosenCard, Content, NewOptions, render, settings
+from rlhf.commands.new_model import describe, read_model
 from rlhf.errors import OptionError, UserError
 from rlhf.files import sync_tree
 from rlhf.memory import prediction_file
@@ -24,8 +26,6 @@ from rlhf.memory.strategies import four_bit_changes, micro_batch, with_changes
 from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import ONLINE, POLICIES, TRAINING_STAGES, Changes, PinnedRecipe, PolicyName, StageName
 from rlhf.recipe.published import GB
-from rlhf.use.new_content import KNOWN_CARDS, USED, ChosenCard, Content, NewOptions, render, settings
-from rlhf.use.new_model import describe, read_model
 
 SIZES_GB = (6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192)  # memory of cards that are sold
 Say = Callable[[str], None]

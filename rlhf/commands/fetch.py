@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, TypedDict
 
+from rlhf.commands.new_model import SMALL_FILES
 from rlhf.data import hub
 from rlhf.data.source import read_from_hub
 from rlhf.errors import UserError
 from rlhf.recipe import Recipe
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
-from rlhf.use.new_model import SMALL_FILES
 
 DUPLICATES = ("consolidated*", "original/*")  # the same weights in the layout of other programs
 
