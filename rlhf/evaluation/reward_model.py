@@ -2,36 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import correlation, fmean, quantiles
-from typing import TypedDict
+from typing import Any
 
 import torch
 
 from rlhf.data.tokenize import Encoded, pad_right
+from rlhf.run.outcomes import Histograms, RewardModelFigures
 from rlhf.stats import calibration, histogram, outcomes, sigmoid
 
 HEALTHY = (0.3, 0.7)  # range that a published guide recommends for a reward model's scores after a sigmoid
-
-
-class Histogram(TypedDict):
-    """Counts of values between neighbouring edges."""
-
-    edges: list[float]
-    counts: list[int]
-
-
-class Histograms(TypedDict):
-    """Counts of several policies' scores between the same edges."""
-
-    edges: list[float]
-    counts: dict[str, list[int]]
-
-
-class Curves(TypedDict):
-    """The curves behind a reward model's figures, as details.json holds them."""
-
-    calibration: list[dict[str, float]]  # the fields of each `stats.Bin`
-    margins: Histogram
-    sigmoid_scores: Histogram
 
 
 def scores_of(
@@ -58,8 +37,8 @@ def accuracy(differences: torch.Tensor) -> float:
 
 def reward_model_figures(
     chosen: Sequence[float], rejected: Sequence[float], longer: Sequence[int]
-) -> tuple[dict[str, float], Curves]:
-    """Return metrics of a reward model from its scores on held-out pairs, and the curves behind them.
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return metrics of a reward model from its scores on held-out pairs, and the content of RewardModelFigures.
 
     `longer`: tokens of the chosen answer less those of the rejected one.
     """
@@ -87,7 +66,7 @@ def reward_model_figures(
         metrics["margin_length_correlation"] = correlation(margins, longer)
     largest = max(map(abs, margins)) or 1.0
     edges = [largest * (i / 20 - 1) for i in range(41)]
-    curves: Curves = {
+    curves = {
         "calibration": [bin._asdict() for bin in curve],
         "margins": {"edges": edges, "counts": histogram(margins, edges)},
         "sigmoid_scores": {
@@ -95,14 +74,18 @@ def reward_model_figures(
             "counts": histogram(probabilities, tenths),
         },
     }
-    return metrics, curves
+    return metrics, RewardModelFigures.model_validate(curves).plain()
 
 
-def score_histograms(scores_of_policies: Mapping[str, torch.Tensor | None]) -> Histograms | None:
-    """Return histograms over common ranges of the scores (N,) of every policy's samples; None without scores."""
+def score_histograms(scores_of_policies: Mapping[str, torch.Tensor | None]) -> dict[str, Any] | None:
+    """Return the content of Histograms: the scores (N,) of every policy's samples over common ranges.
+
+    Without scores None is returned.
+    """
     scores = {name: values.tolist() for name, values in scores_of_policies.items() if values is not None}
     if not scores:
         return None
     low, high = min(map(min, scores.values())), max(map(max, scores.values()))
     edges = [low + (high - low or 1.0) * i / 30 for i in range(31)]
-    return {"edges": edges, "counts": {name: histogram(values, edges) for name, values in scores.items()}}
+    counts = {name: histogram(values, edges) for name, values in scores.items()}
+    return Histograms.model_validate({"edges": edges, "counts": counts}).plain()
