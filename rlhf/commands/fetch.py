@@ -73,7 +73,7 @@ def repositories(recipe: Recipe) -> list[HubRepository]:
 
 
 def fetch(recipe: Recipe) -> Iterator[Download]:
-    """Download and check each repository that a recipe uses.
+    """Yield each repository that a recipe uses, downloaded and checked.
 
     Raises UserError if one is unavailable or differs from the hub.
     """
@@ -89,7 +89,7 @@ def fetch(recipe: Recipe) -> Iterator[Download]:
 
 
 def _fetch(repository: HubRepository, recipe: Recipe) -> Download:
-    """Download and check one repository. Raises UserError; the library's own errors pass."""
+    """Return one repository, downloaded and checked. Raises UserError; the library's own errors pass."""
     from huggingface_hub import DatasetInfo, HfApi, ModelInfo, constants, snapshot_download
 
     api = HfApi()

@@ -171,6 +171,7 @@ def settings(options: NewOptions, model: ModelFiles, facts: ModelFacts) -> Conte
     steps = PPO_STEPS if data.pairs is None else min(PPO_STEPS, max(20, 2 * data.pairs // ROLLOUTS // 10 * 10))
 
     def supervised(most: int) -> Supervised:
+        """Return a stage's keys; a set whose size is not known is cut at `most` rows."""
         limit = most if data.pairs is None else None
         return Supervised(limit, steps_between_evaluations(limit or data.pairs or PPO_STEPS * ROLLOUTS))
 
