@@ -1,8 +1,13 @@
-"""Lines of a run's logs as plain objects, also while the run is writing them."""
+"""Lines of JSONL files as plain objects, of a run's logs also while the run is writing them."""
 
 import json
 from pathlib import Path
 from typing import Any
+
+
+def read_all_lines(file: Path) -> list[Any]:
+    """Return the objects of a whole JSONL file, of which no line may be damaged."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def read_intact_lines(file: Path) -> list[dict[str, Any]]:

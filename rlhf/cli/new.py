@@ -7,14 +7,14 @@ from pathlib import Path
 import click
 
 from rlhf.cli.options import OneOf, StrictCommand, WholeNumber, listed
+from rlhf.commands import new as new_recipe
+from rlhf.commands.new_content import TEMPLATES, NewOptions, TemplateName
 from rlhf.memory.predict import Predictor, needed
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe.published import GB
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
-from rlhf.use import new as new_recipe
-from rlhf.use.new_content import TEMPLATES, NewOptions, TemplateName
 
 
 @click.command(cls=StrictCommand)

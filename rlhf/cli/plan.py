@@ -16,6 +16,7 @@ from rlhf.errors import UserError
 from rlhf.memory import claims, strategies
 from rlhf.memory import plan as planning
 from rlhf.memory.fit import fit as fitting
+from rlhf.memory.fit import refuse_less_than_the_base
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.predict import Predictor
 from rlhf.memory.predict import stages as predicted_stages
@@ -85,6 +86,7 @@ def _show_fits(loaded: PinnedRecipe, stages: Sequence[StageName], limit: int, as
     on_card = [stage for stage in stages if stage not in ON_HOST]
     if not on_card:
         raise click.UsageError(f"{stages[0]} uses the host's memory and none of the card's: there is nothing to fit")
+    refuse_less_than_the_base(loaded, on_card, limit)
     with Predictor() as predictor, working("looking for settings that fit") as say:
         fits = fitting(predictor.predict, loaded, on_card, limit, say)
     tables.show_fits(loaded, fits, limit, as_json)

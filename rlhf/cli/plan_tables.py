@@ -245,7 +245,8 @@ def show_fits(loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool) ->
         rows_table(title, ("stage", "peak, GB", "needs, GB", ""), rows)
     if settings.too_large:
         raise UserError(
-            f"{', '.join(settings.too_large)}: no settings fit {gb(limit)} GB; allow more memory, or shorten the rows: "
+            f"{', '.join(settings.too_large)}: no settings fit {gb(limit)} GB; the smallest settings tried need "
+            f"{gb(max(needs[stage] for stage in settings.too_large))} GB: allow more memory, or shorten the rows: "
             "--set STAGE.max_length=N, or max_prompt_length and response_length (make: SET=…)"
         )
     if as_json:

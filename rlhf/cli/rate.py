@@ -7,13 +7,14 @@ from pathlib import Path
 import click
 
 from rlhf.cli.choice import Choice
+from rlhf.cli.missing import naming_the_evaluation
 from rlhf.cli.options import OUTPUT, StrictCommand, WholeNumber, refuse_inputs, run_directory
 from rlhf.cli.recipe_options import pair_options
 from rlhf.errors import UserError
 from rlhf.files import write_output
 from rlhf.rating import server as rating
 from rlhf.rating.export import export
-from rlhf.rating.pairs import pair_answers
+from rlhf.rating.pairs import PairedAnswers, pair_answers
 from rlhf.rating.summary import show_summary, summarize
 from rlhf.run.finished import read_manifest
 from rlhf.run.layout import SAMPLES
@@ -55,8 +56,7 @@ def rate(
     """
     if rater and not rating.RATER.fullmatch(rater):
         raise click.BadParameter(f"{rater!r}: up to 40 letters, digits, . _ and -", param_hint="--rater")
-    loaded = choice.load()
-    comparison = pair_answers(out / loaded.name / loaded.version, a, b)
+    comparison = _pairs(choice, out, a, b)
     if as_json:
         click.echo(json.dumps(summarize(comparison).as_json(), indent=2))
     elif summary:
@@ -95,11 +95,17 @@ def judge(
         raise UserError(f"a judge needs {error.name}: {install_command('judge')}") from None
     if not model.strip() or not model.isprintable():
         raise click.BadParameter(f"{model!r}: the model's name, as the endpoint calls it", param_hint="--model")
-    loaded = choice.load()
-    comparison = pair_answers(out / loaded.name / loaded.version, a, b)
+    comparison = _pairs(choice, out, a, b)
     endpoint = judging.Judge(url, model, os.environ.get("OPENAI_API_KEY", "").strip())
     judging.run(endpoint, comparison, limit=limit, at_once=parallel)
     show_summary(summarize(comparison), comparison.file)
+
+
+def _pairs(choice: Choice, out: Path, a: str | None, b: str | None) -> PairedAnswers:
+    """Return the pairs of two policies' answers in the run of a recipe below the runs root `out`."""
+    loaded = choice.load()
+    with naming_the_evaluation():
+        return pair_answers(out / loaded.name / loaded.version, a, b)
 
 
 @click.group("ratings")

@@ -6,11 +6,11 @@ from rlhf import recipe
 from rlhf.cli.choice import Choice, recipes_root
 from rlhf.cli.options import StrictCommand
 from rlhf.cli.recipe_options import CHANGES, RECIPES, chooses_recipe
+from rlhf.commands import fetch as fetching
 from rlhf.errors import OptionError
 from rlhf.process.libraries import quiet_libraries
 from rlhf.terminal import screen
 from rlhf.terminal.tables import rows_table
-from rlhf.use import fetch as fetching
 
 
 @click.command("recipes", cls=StrictCommand)

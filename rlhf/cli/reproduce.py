@@ -9,10 +9,10 @@ from rlhf.cli.choice import Choice
 from rlhf.cli.options import LARGEST_SEED, PRICE, StrictCommand, existing_file, listed
 from rlhf.cli.recipe_options import TRAINING_HELP, chooses_recipe
 from rlhf.cli.typed import typed_options
+from rlhf.commands import reproduce as reproducing
 from rlhf.errors import UserError
 from rlhf.recipe import StageName, stage_name
 from rlhf.run.reader import advising
-from rlhf.use import reproduce as reproducing
 
 
 @click.command(cls=StrictCommand)

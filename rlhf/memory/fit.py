@@ -5,16 +5,51 @@ They do not change what is learned, except for 4 bits, which are tried where not
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import NamedTuple
 
+from rlhf.errors import UserError
 from rlhf.memory.cards import RATES_4090, rates_of
-from rlhf.memory.phases import Predict, PredictedPhase, PredictedStage
+from rlhf.memory.phases import Predict, PredictedPhase, PredictedStage, PredictionError
 from rlhf.memory.predict import needed
 from rlhf.memory.projection import row_tokens
+from rlhf.memory.ranks import layers_bytes
 from rlhf.memory.strategies import divisors, four_bit_changes, global_batch, micro_batch, with_changes
 from rlhf.recipe import ONLINE, TRAINING_STAGES, Changes, PinnedRecipe, Recipe, StageName, as_yaml
+from rlhf.recipe.published import GB
+
+
+def base_bytes(recipe: Recipe, stage: StageName) -> int:
+    """Return the bytes of a stage's linear and embedding weights, with the scales of 4-bit ones; norms are left out.
+
+    A reward model has no output layer. Raises PredictionError for a type of model whose layers are not known.
+    """
+    shape = recipe.model.architecture
+    if shape is None:
+        raise PredictionError("the base's size is computed from model.architecture, which this recipe does not have")
+    tables = 1 if shape.tie_word_embeddings or stage == "rm" else 2
+    numbers = tables * (shape.vocab_size or 0) * shape.hidden_size
+    return layers_bytes(recipe) + numbers * {"float32": 4, "bfloat16": 2}[recipe.model.dtype]
+
+
+def refuse_less_than_the_base(loaded: PinnedRecipe, stages: Sequence[StageName], limit: int) -> None:
+    """Raise UserError if `limit` bytes are too few for the smallest base that a search may choose, the one in 4 bits.
+
+    Without an architecture or for unknown layers nothing is refused here.
+    """
+    with suppress(PredictionError):
+        if all(base_bytes(loaded.recipe, stage) <= limit for stage in stages):
+            return
+        smallest = with_changes(loaded, four_bit_changes(stages)).recipe
+        needs = {stage: base_bytes(smallest, stage) for stage in stages}
+        too_large = [stage for stage, least in needs.items() if least > limit]
+        if too_large:
+            raise UserError(
+                f"{', '.join(too_large)}: the base alone needs {max(needs.values()) / GB:.3g} GB in 4 bits, more than "
+                f"{limit / GB:.3g} GB; allow more memory with --fit (make: FIT=…), or choose a smaller model"
+            )
 
 
 class Fit(NamedTuple):
@@ -47,6 +82,7 @@ class SettingGroup(NamedTuple):
 
 # Of its rows, the fraction with which a candidate would fit: 1 or more if it fits. Below 1 it is an estimate.
 FractionThatFits = Callable[[Candidate], float]
+SAMPLING: tuple[StageName, ...] = ("sft", "dpo", "evaluate")  # stages that sample with the settings of evaluate
 GROWING = ("activations", "logits", "kv_cache", "buffers", "temporaries", "kernels")  # components that grow with rows
 
 
@@ -61,12 +97,12 @@ def fit(
 
     Batches of the optimizers stay as they are. More prompts decoded together count as faster; `_row_seconds` ranks
     checkpointing and micro-batch sizes. If a bfloat16 base does not fit, NF4 and paged 8-bit optimizers are tried,
-    which change the result. `say` gets a line for each prediction.
+    which change the result. `say` gets a line for each set of settings.
     """
     result = _Search(predict, loaded, stages, limit, say)()
     if result.too_large and loaded.recipe.model.quantization == "none":
         compressed = four_bit_changes(stages)
-        again = _Search(predict, with_changes(loaded, compressed), stages, limit, say)()
+        again = _Search(predict, with_changes(loaded, compressed), stages, limit, say, "a base in 4 bits, ")()
         return again._replace(changes=compressed | again.changes)
     return result
 
@@ -81,8 +117,11 @@ class _Search:
         stages: Sequence[StageName],
         limit: int,
         say: Callable[[str], None],
+        base: str = "",
     ):
-        self.predict, self.loaded, self.stages, self.limit, self.say = predict, loaded, stages, limit, say
+        """`base` says in which form the base is, where that is not the recipe's own."""
+        self.predict, self.loaded, self.stages, self.limit = predict, loaded, stages, limit
+        self.say, self.base, self.said = say, base, set[str]()
         self.groups = _setting_groups(loaded, stages)
         largest = [group.candidates[-1][-1] for group in self.groups]
         self.default_settings = {key: value for candidate in largest for key, value in candidate.changes.items()}
@@ -120,11 +159,21 @@ class _Search:
         return fraction
 
     def _fraction_with(self, changes: Changes, stage: StageName, phase: str) -> float:
-        settings = {key.removeprefix(f"{stage}."): value for key, value in changes.items()}
-        words = ", ".join(f"{key} {as_yaml(value)}" for key, value in settings.items() if "." not in key)
-        self.say(f"looking for settings that fit: {stage} with {words}" if words else f"rehearsing {stage}")
+        """Return the fraction for one phase with these changes, which are said unless they were before."""
+        settings = {key.removeprefix(f"{stage}."): value for key, value in changes.items() if _decides(key, stage)}
+        words = ", ".join(f"{key} {as_yaml(value)}" for key, value in settings.items())
+        line = f"looking for settings that fit: {self.base}{stage}" + (f" with {words}" if words else "")
+        if line not in self.said:
+            self.say(line)
+            self.said.add(line)
         predicted = self.predict(with_changes(self.loaded, changes), stage).get(phase)
         return _fraction_of_rows(predicted, self.limit) if predicted else inf
+
+
+def _decides(key: str, stage: StageName) -> bool:
+    """Return whether a key decides what a stage needs: one of its own, or of the sampling that it shares."""
+    section = key.partition(".")[0]
+    return section == stage or (section == "evaluate" and stage in SAMPLING)
 
 
 def _fraction_of_rows(phase: PredictedPhase, limit: int) -> float:
@@ -181,7 +230,7 @@ def _setting_groups(loaded: PinnedRecipe, stages: Sequence[StageName]) -> list[S
     """Return what is searched: prompts decoded together, then checkpointing and micro-batch size of each stage."""
     recipe = loaded.recipe
     groups = []
-    sampling = [stage for stage in stages if stage in ("sft", "dpo", "evaluate")]  # with the settings of evaluate
+    sampling = [stage for stage in stages if stage in SAMPLING]
     if sampling:
         phases = tuple((stage, "evaluate") for stage in sampling)
         smallest = {key: n for s in sampling if s in TRAINING_STAGES for key, n in micro_batch(loaded, s, 1).items()}

@@ -52,7 +52,7 @@ class PairedAnswers(NamedTuple):
 
 
 def pair_answers(run_directory: Path, a: str | None = None, b: str | None = None) -> PairedAnswers:
-    """Pair two policies' answers of the evaluation in the run directory `<out>/<recipe>/<version>`.
+    """Return pairs of two policies' answers, from the evaluation in the run directory `<out>/<recipe>/<version>`.
 
     The policies are sft and the first trained one of POLICIES by default. Raises UserError without a finished
     evaluation, without such policies, and if all answers are equal.
@@ -73,7 +73,7 @@ def pair_answers(run_directory: Path, a: str | None = None, b: str | None = None
 
 
 def _policies(folder: Path, names: Sequence[str], a: str | None, b: str | None) -> tuple[str, str]:
-    """Return the two policies to pair_answers, of those that have answers. Raises UserError."""
+    """Return the two policies whose answers are paired, of the `names` that have answers. Raises UserError."""
     a = a or "sft"
     trained = [name for name in POLICIES if name in names and name != a]
     if b is None and not trained:

@@ -3,16 +3,9 @@
 import itertools
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from rlhf.rating.pairs import turns
-
-if TYPE_CHECKING:  # these modules import this one
-    from rlhf.report.data import DataCheck
-    from rlhf.report.evaluation import Policies, RewardModel, Samples
-    from rlhf.report.overview import Overview
-    from rlhf.report.tables import Findings
-    from rlhf.report.training import Memory
 
 Trace = dict[str, Any]  # a curve, bars or axes of a chart: plotly's keys, values of any type
 COLOURS = ("#2f7ed8", "#d9822b", "#2e9d5b", "#b24fb5", "#7a8794", "#c23b3b", "#19a3a3", "#8c6d31")
@@ -68,18 +61,12 @@ class Chart(NamedTuple):
     tall: bool
 
 
-SectionData: TypeAlias = (
-    "Table | list[Chart] | Findings | list[Policies] | RewardModel | Memory | list[DataCheck] | Samples"
-    " | list[Overview]"
-)
-
-
 class Section(NamedTuple):
     """A section of the page: a template and its data, or the reason why the section is missing."""
 
     title: str
     template: str
-    data: "SectionData | None"  # what the template shows
+    data: object  # what the template shows; None if the section is missing
     problem: str = ""
 
     @property

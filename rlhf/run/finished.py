@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -75,22 +75,36 @@ def verified(run_directory: Path, stage: StageName) -> records.Summary:
     return summary
 
 
+class EvaluationMissing(UserError):
+    """A run has no finished evaluation. The message has the command that makes it.
+
+    `named` are the options that name the run's recipe and root. Without them the run directory names both.
+    """
+
+    def __init__(self, run_directory: Path, named: Sequence[str] = ()):
+        self.run_directory = run_directory
+        line = _evaluation_command(run_directory, named)
+        super().__init__(f"{run_directory / 'evaluate'}: no finished evaluation; first {line}")
+
+
 def finished_evaluation(run_directory: Path) -> records.Summary:
-    """Return the summary of a run's evaluation. Raises UserError unless it is finished and unchanged."""
+    """Return the summary of a run's evaluation.
+
+    Raises EvaluationMissing unless it is finished, and UserError if it has changed since.
+    """
     if not (run_directory / "evaluate" / SUMMARY).is_file():
-        raise UserError(
-            f"{run_directory / 'evaluate'}: no finished evaluation; first {_evaluation_command(run_directory)}"
-        )
+        raise EvaluationMissing(run_directory)
     return verified(run_directory, "evaluate")
 
 
-def _evaluation_command(run_directory: Path) -> str:
+def _evaluation_command(run_directory: Path, named: Sequence[str]) -> str:
     """Return the command that evaluates a run, with the options that its newest stage was made with."""
     folder = default_root() / run_directory.parent.name / run_directory.name
-    if not (folder / "recipe.yaml").is_file():
-        return "`rlhf run evaluate --with-parents` with the options of the run (make: evaluate)"
-    words = ["rlhf", "run", "evaluate", "--with-parents", "--recipe", str(folder)]
-    words += ["--out", str(run_directory.parents[1])]
+    if not named:
+        if not (folder / "recipe.yaml").is_file():
+            return "`rlhf run evaluate --with-parents` with the options of the run (make: evaluate)"
+        named = ("--recipe", str(folder), "--out", str(run_directory.parents[1]))
+    words = ["rlhf", "run", "evaluate", "--with-parents", *named]
     stages = [run_directory / stage for stage in STAGES if (run_directory / stage / MANIFEST).is_file()]
     newest = max(map(read_manifest, stages), key=lambda manifest: manifest.started or "", default=None)
     if newest is not None:

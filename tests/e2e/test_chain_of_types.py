@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlhf.commands.chat import Speaker, trained_stage
 from rlhf.data.rows import Message
 from rlhf.models.loading import load_base, load_merged
 from rlhf.models.weights import attach_adapter
 from rlhf.run.directory import Run
-from rlhf.use.chat import Speaker, trained_stage
 from tests import models
 from tests.conftest import content_of, run_stages
 from tests.lines import read_intact_lines

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from rlhf.commands import chat
 from rlhf.data.rows import Message
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
@@ -14,7 +15,6 @@ from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import Run
 from rlhf.terminal import harmless
-from rlhf.use import chat
 from tests.conftest import RECIPE, SMALL, beside, rlhf, run_stages, small
 
 

@@ -15,6 +15,7 @@ from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file, save_file
 
 from rlhf import report
+from rlhf.commands import chat, score
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
 from rlhf.files import sha256
@@ -23,7 +24,6 @@ from rlhf.report.data import quality_of
 from rlhf.run.directory import Run
 from rlhf.run.finished import verified
 from rlhf.run.outcomes import Quality
-from rlhf.use import chat, score
 from tests.conftest import beside, content_of, one_line_of, run_stages, small, write_records
 
 ROOT = Path("cpu-tiny/v1")

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from rlhf import report
+from rlhf.commands import chat
 from rlhf.errors import UserError
 from rlhf.evaluation import comparison
 from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import as_yaml
 from rlhf.run.directory import Run
-from rlhf.use import chat
 from tests.conftest import GROUP, RECIPE, SMALL, Crash, beside, content_of, crash, grouped, rlhf, run_stages
 from tests.lines import read_intact_lines
 

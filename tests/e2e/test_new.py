@@ -11,14 +11,14 @@ import pytest
 import yaml
 
 from rlhf import recipe
+from rlhf.commands import new, new_content, new_model
+from rlhf.commands.new import card_of
+from rlhf.commands.new_content import NewOptions
 from rlhf.errors import OptionError, UserError
 from rlhf.memory.phases import PredictedStage
 from rlhf.memory.strategies import with_changes
 from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import PinnedRecipe
-from rlhf.use import new, new_content, new_model
-from rlhf.use.new import card_of
-from rlhf.use.new_content import NewOptions
 from tests import models
 from tests.conftest import run_stages
 from tests.e2e.predictor import LEAST, Predictor

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from rlhf import recipe
+from rlhf.commands import new
+from rlhf.commands.new_content import NewOptions
 from rlhf.data.rows import Message
 from rlhf.errors import UserError
 from rlhf.models.loading import load_base, load_codec
 from rlhf.run.directory import Run
-from rlhf.use import new
-from rlhf.use.new_content import NewOptions
 from tests.conftest import RECIPE, beside, run_stages, small
 from tests.models import TEMPLATE, checkpoint, recipe_for
 

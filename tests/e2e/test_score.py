@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from rlhf.commands import score, score_items
 from rlhf.data.batch import collate
 from rlhf.data.load import divide_rows
 from rlhf.data.source import read_source
 from rlhf.recipe import as_yaml
-from rlhf.use import score, score_items
 from tests.conftest import RECIPE, SMALL, content_of, rlhf, small
 from tests.lines import read_intact_lines
 

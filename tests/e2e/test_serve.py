@@ -16,11 +16,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from rlhf.commands import serve
 from rlhf.data.rows import Message
 from rlhf.data.transcripts import render_hh
 from rlhf.errors import UserError
 from rlhf.recipe import as_yaml
-from rlhf.use import serve
 from tests.conftest import RECIPE, SMALL, beside, rlhf, run_stages, small
 
 openai = pytest.importorskip("openai", reason="the server needs transformers[serving]")
@@ -149,7 +149,7 @@ def test_serving_is_said_when_the_server_listens_and_its_end_when_it_has_ended(t
     server = f"[sys.executable, '-c', {SERVER!r}, '{port}']"
     where = f"Path({str(tmp_path)!r}), 'm', '127.0.0.1', {port}"
     code = (
-        "import sys; from pathlib import Path; from rlhf.process import endings; from rlhf.use import serve\n"
+        "import sys; from pathlib import Path; from rlhf.process import endings; from rlhf.commands import serve\n"
         f"with endings.listening(): serve.serve({server}, {where})"
     )
     ours = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)

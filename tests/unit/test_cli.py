@@ -20,12 +20,12 @@ import rlhf as package
 from rlhf import cli, recipe
 from rlhf.cli import overview
 from rlhf.cli.choice import Choice
+from rlhf.commands import reproduce
 from rlhf.errors import OptionError, UserError
 from rlhf.observe import tracking
 from rlhf.process import distributed
 from rlhf.recipe import POLICIES
 from rlhf.terminal import wording
-from rlhf.use import reproduce
 from tests.conftest import RECIPE, SMALL, beside, noted, rlhf, summary_of
 
 ROW = {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello", "rejected": "\n\nHuman: Hi\n\nAssistant: No"}

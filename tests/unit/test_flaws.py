@@ -13,6 +13,7 @@ from rlhf.data.quality.flaws import FLAWS, nearly_identical
 from rlhf.data.quality.report import QualityReport
 from rlhf.data.rows import Document, Example, Message, PreferencePair
 from rlhf.recipe import Flaw
+from tests.unit.rows import pair_of_one_turn
 
 CUT = "You could begin with a walk along the river in the morning, before it gets too hot for that, and then you"
 PLANTED = {
@@ -28,23 +29,23 @@ PLANTED = {
 }
 
 
-def pair(prompt: str, chosen: str, rejected: str) -> PreferencePair:
-    return PreferencePair((Message("user", prompt),), chosen, rejected, "a:1")
-
-
 def clean(n: int = 30) -> list[PreferencePair]:
-    return [pair(f"Question {i}?", f"It is {i}.", f"It is not {i}.") for i in range(n)]
+    return [pair_of_one_turn(f"Question {i}?", f"It is {i}.", f"It is not {i}.") for i in range(n)]
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_flaw_is_found_and_no_other(name):
-    planted = pair(*PLANTED[name])
+    planted = pair_of_one_turn(*PLANTED[name])
     found = {flaw: find([*clean(), planted]) for flaw, find in FLAWS.items()}
     assert {flaw: rows for flaw, rows in found.items() if rows} == {name: [planted]}
 
 
-def test_repeats_and_contradictions():
-    one, again, opposite = pair("Q?", "A b.", "C d."), pair("Q?", "A b.", "C d."), pair("Q?", "C d.", "A b.")
+def test_a_repeat_is_a_duplicate_and_opposite_labels_contradict():
+    one, again, opposite = (
+        pair_of_one_turn("Q?", "A b.", "C d."),
+        pair_of_one_turn("Q?", "A b.", "C d."),
+        pair_of_one_turn("Q?", "C d.", "A b."),
+    )
     rows = [*clean(), one, again, opposite]
     assert [id(row) for row in FLAWS["duplicates"](rows)] == [id(again)]
     assert [id(row) for row in FLAWS["contradictory"](rows)] == [id(one), id(again), id(opposite)]
@@ -58,7 +59,7 @@ def test_every_flaw_is_counted_in_the_report_and_can_be_dropped():
 
 
 def test_drop_counts_each_row_for_the_first_reason():
-    both = pair("Tell me.", "Yes<br>", "It is not.")  # one word, and HTML
+    both = pair_of_one_turn("Tell me.", "Yes<br>", "It is not.")  # one word, and HTML
     rows = ParsedRows(
         (Document("<p>a</p>", "a:1"),),
         (Example((Message("user", "Q?"),), "Yes.", "a:2"),),

@@ -274,7 +274,7 @@ def test_what_would_fill_the_memory_is_refused(write, monkeypatch):
     assert message.endswith("write one object on each line")
 
 
-def test_preference_as_text(write):
+def test_a_preference_row_of_texts_is_a_pair(write):
     assert pair_of(write, PREFERENCE) == PreferencePair((user("Capital of Peru?"),), "Lima.", "Quito.", "one.jsonl:1")
 
 
@@ -654,7 +654,7 @@ def folder(write, monkeypatch, tmp_path):
     return "sets/small"
 
 
-def test_hub_set_in_a_local_folder(folder):
+def test_a_set_of_the_hub_is_read_from_a_local_folder(folder):
     rows = read_hub(folder, COMMIT, on_bad_row="skip")
     assert [pair.source for pair in rows.pairs] == ["sets/small/train:row 1", "sets/small/train:row 3"]
     assert rows.report.malformed == (("sets/small/train:row 2", "'chosen' is null; it must be text"),)

@@ -97,7 +97,7 @@ def test_no_place_that_only_one_machine_knows(path):
         'index = "packages.example.org/simple"',
     ],
 )
-def test_such_a_place_would_be_seen(line):
+def test_a_place_that_one_machine_knows_is_recognized(line):
     assert any(re.search(pattern, line) for pattern in PLACES.values())
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from rlhf import __version__, recipe
 from rlhf.cli import next_steps
+from rlhf.commands.chat import CHAT_STAGES
 from rlhf.observe import tracking
-from rlhf.use.chat import CHAT_STAGES
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 

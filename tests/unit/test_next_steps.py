@@ -125,6 +125,17 @@ def test_a_missing_evaluation_is_named_with_the_options_of_the_run(tmp_path, mon
     assert loaded.directory.resolve() == RECIPE and loaded.overrides == changes and loaded.recipe.seed == 7
 
 
+@pytest.mark.parametrize("command", ["ab", "judge --url http://127.0.0.1:9/v1 --model m"])
+def test_a_missing_evaluation_repeats_the_recipe_as_it_was_typed(tmp_path, monkeypatch, capsys, command):
+    out = tmp_path / "my runs"
+    code, _, err = rlhf(monkeypatch, capsys, *command.split(), "--hw", "cpu", "--out", out)
+    assert code == 1
+    assert f"first `rlhf run evaluate --with-parents --hw cpu --out '{out}'` (make: evaluate)" in err
+    own = shutil.copytree(RECIPE, tmp_path / "own" / "v1")
+    code, _, err = rlhf(monkeypatch, capsys, *command.split(), "--recipe", own)
+    assert code == 1 and f"first `rlhf run evaluate --with-parents --recipe {own}` (make: evaluate)" in err
+
+
 def test_the_container_gets_the_variables_by_name():
     words = subprocess.run([ROOT / "bin/in-container", "--print", "image"], capture_output=True, text=True, check=True)
     assert f"-e {next_steps.MAKE} " in words.stdout

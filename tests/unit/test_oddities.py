@@ -49,7 +49,7 @@ def test_an_answer_that_stops_in_the_middle_is_unfinished(text):
         ":",
     ],
 )
-def test_finished_or_undecided(text):
+def test_a_finished_or_undecidable_text_is_not_called_unfinished(text):
     assert not unfinished(text)
 
 
@@ -104,7 +104,7 @@ def test_control_and_invisible_characters():
         assert not invisible(text), ascii(text)
 
 
-def test_html_outside_code():
+def test_html_is_odd_unless_it_is_code():
     for text in ("one<br>two", "<p>Hi</p>", '<a href="x">y</a>', "R&amp;B", "it&#39;s", "a&nbsp;b", "</DIV>"):
         assert html(text), text
     for text in ("a < b and c > d", "AT&T; Q&A", "<MASK> <name>", "`<br>`", "```html\n<p>Hi</p>\n```", "x &foo; y"):

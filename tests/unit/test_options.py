@@ -7,7 +7,7 @@ import click
 import pytest
 
 from rlhf import files
-from rlhf.cli.commands import cli
+from rlhf.cli import cli
 from rlhf.cli.options import StrictCommand, listed
 from rlhf.process.sizes import size_in_bytes
 from rlhf.report import RunRecords

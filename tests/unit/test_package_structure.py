@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = (
     ("__main__",),
     ("cli",),
-    ("report", "use"),
+    ("report", "commands"),
     ("rating",),
     ("memory",),
     ("stages",),

@@ -302,12 +302,15 @@ def test_progress_names_each_candidate_of_the_search_and_each_strategy():
     lines: list[str] = []
     fit.fit(formula, loaded, ("sft", "evaluate"), 1250, lines.append)
     tried = {re.sub(r"\d+", "N", line) for line in lines}
-    settings = "per_device_train_batch_size N, gradient_accumulation_steps N"
+    settings = "per_device_train_batch_size N, gradient_accumulation_steps N, evaluate.batch_size N"
     assert tried >= {
         f"looking for settings that fit: sft with gradient_checkpointing true, {settings}",
         f"looking for settings that fit: sft with gradient_checkpointing false, {settings}",
         "looking for settings that fit: evaluate with batch_size N",
     }
+    lines.clear()
+    fit.fit(formula, loaded, ("sft", "rm", "evaluate"), 999, lines.append)
+    assert len(set(lines)) == len(lines) and any("a base in 4 bits, sft with" in line for line in lines)
     lines.clear()
     effects = strategies.alone(Known({"": phase(1), "train": phase(1)}).predict, loaded, "sft", lines.append)
     assert lines == [f"rehearsing sft with strategies: {name}" for name in effects]
@@ -419,15 +422,19 @@ def test_faster_means_fewer_passes_unless_weights_are_read_more_often():
     assert order == [(False, 32), (True, 32), (False, 2), (False, 1), (True, 2), (True, 1)]
 
 
-def test_where_nothing_fits_the_answer_is_one_line(command, predictor, small):
+def test_where_nothing_fits_the_answer_is_one_line_with_the_least_that_was_tried(command, predictor, small):
     pytest.importorskip("bitsandbytes")
-    assert fit.fit(predictor.predict, recipe.load(small), ("rm",), 200_000).too_large == ("rm",)
-    code, out, err = command("plan", "--recipe", small, "--stage", "rm", "--fit", "0.0002GB")
+    smallest = strategies.with_changes(recipe.load(small), strategies.four_bit_changes(["rm"])).recipe
+    limit = fit.base_bytes(smallest, "rm")
+    found = fit.fit(predictor.predict, recipe.load(small), ("rm",), limit)
+    assert found.too_large == ("rm",)
+    code, out, err = command("plan", "--recipe", small, "--stage", "rm", "--fit", f"{limit / 1e9:.9f}GB")
     assert code == 1
     assert "DOES NOT FIT" in out
     assert err == (
-        "error: rm: no settings fit 0.00 GB; allow more memory, or shorten the rows: --set STAGE.max_length=N, or "
-        "max_prompt_length and response_length (make: SET=…)\n"
+        f"error: rm: no settings fit {limit / 1e9:.2f} GB; the smallest settings tried need "
+        f"{needed(found.stages['rm']['']) / 1e9:.2f} GB: allow more memory, or shorten the rows: "
+        "--set STAGE.max_length=N, or max_prompt_length and response_length (make: SET=…)\n"
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlhf import recipe
+from rlhf.commands import reproduce
 from rlhf.errors import UserError
 from rlhf.recipe import StageName, published, totals
 from rlhf.recipe.plain_yaml import read_yaml
@@ -19,7 +20,6 @@ from rlhf.recipe.totals import Spent
 from rlhf.run import records
 from rlhf.run.records import Comparison
 from rlhf.stages.runner import import_stage
-from rlhf.use import reproduce
 from tests.conftest import summary_of
 
 ROOT = Path(__file__).parents[2]

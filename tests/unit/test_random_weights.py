@@ -97,7 +97,7 @@ def test_weights_have_the_recipe_s_shape_type_and_spread(tmp_path):
     assert isinstance(rows, torch.Tensor) and not torch.equal(rows, head)
 
 
-def test_positions_count(tmp_path):
+def test_a_random_base_has_the_frequencies_of_its_positions(tmp_path):
     """The frequencies of the rotary embedding are there, although no checkpoint holds them."""
     model = load_base(Run(tmp_path, random_recipe(), "sft"), CPU)
     frequencies = model.model.rotary_emb.inv_freq

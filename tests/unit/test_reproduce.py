@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from rlhf import recipe
+from rlhf.commands import reproduce
 from rlhf.errors import UserError
 from rlhf.process import children
 from rlhf.run import reader
 from rlhf.run.outcomes import Reproduction
-from rlhf.use import reproduce
 from tests.conftest import RECIPE, noted, write_records
 
 LOADED = recipe.load(RECIPE)

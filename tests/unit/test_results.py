@@ -12,8 +12,8 @@ from bench.kinds import PeerRecord
 from bench.peer import contenders, figures
 from bench.reading import read
 from rlhf import recipe
+from rlhf.commands import reproduce
 from rlhf.errors import UserError
-from rlhf.use import reproduce
 from tests.conftest import rlhf
 
 ROOT = Path(__file__).parents[2]

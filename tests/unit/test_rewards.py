@@ -77,7 +77,7 @@ def given(name: str, completion: str, answer: str | None = None) -> float:
         ("json_valid(keys=['a'])", '["a"]', None, 0),
     ],
 )
-def test_what_a_named_reward_gives(name, completion, answer, expected):
+def test_a_named_reward_judges_the_text_of_a_response(name, completion, answer, expected):
     assert given(name, completion, answer) == pytest.approx(expected)
 
 

@@ -30,7 +30,7 @@ TINY = Decoder(32, 48, LAYERS, 4, 2, 8, 64, rank=3, targets=frozenset(HAND.linea
 SQUARE = RowSizes(BATCH * TOKENS, BATCH * TOKENS**2, BATCH * 3, BATCH * 3 * TOKENS)  # torch counts masked pairs as well
 
 
-def test_a_layer_by_hand():
+def test_the_operations_of_a_layer_are_those_by_hand():
     rows = RowSizes(tokens=3, pairs=6, wanted=1, wanted_pairs=3)
     assert HAND.forward_flops(0, rows) == 2 * 3 * 144 + 2 * (2 * 6 * 4)
     assert HAND.forward_flops(1, rows, narrow=True) == 2 * 3 * 16 + 2 * 1 * 128 + 2 * (2 * 3 * 4)
@@ -46,7 +46,7 @@ def test_a_layer_by_hand():
     assert HAND.head(7, passes=2) == LeastWork(2 * 7 * 40, 2 * (2 * 40 + 7 * 4))
 
 
-def test_rows_by_hand():
+def test_rows_count_tokens_and_pairs_of_query_and_key():
     """Prompts of 3 tokens with responses of 2: queries at 0 to 4 see 1 to 5 keys, and those at 2 and 3 predict."""
     assert RowSizes.of(1, 3, 2) == RowSizes(5, 1 + 2 + 3 + 4 + 5, 2, 3 + 4)
     assert RowSizes.of(1, 3, 2, last_only=True) == RowSizes(5, 15, 1, 5)

@@ -9,7 +9,7 @@ aten = torch.ops.aten
 META = torch.device("meta")
 
 
-def made(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def on_meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device=META)
 
 
@@ -19,13 +19,13 @@ def facts(out: object) -> list[object]:
 
 
 CALLS = [
-    (aten.add.Tensor, (made(4, 8), made(8)), {}),
-    (aten.add.Tensor, (made(4, 8, dtype=torch.bfloat16), made(1, 8)), {}),
-    (aten.mul.Tensor, (made(8, 4).t(), 2.0), {}),
-    (aten.mm.default, (made(4, 8), made(8, 3)), {}),
-    (aten.native_layer_norm.default, (made(2, 8), [8], made(8), None, 1e-5), {}),
-    (aten.split_with_sizes_copy.default, (made(4, 8), [1, 3]), {}),
-    (aten._to_copy.default, (made(4, 8),), {"dtype": torch.bfloat16}),
+    (aten.add.Tensor, (on_meta(4, 8), on_meta(8)), {}),
+    (aten.add.Tensor, (on_meta(4, 8, dtype=torch.bfloat16), on_meta(1, 8)), {}),
+    (aten.mul.Tensor, (on_meta(8, 4).t(), 2.0), {}),
+    (aten.mm.default, (on_meta(4, 8), on_meta(8, 3)), {}),
+    (aten.native_layer_norm.default, (on_meta(2, 8), [8], on_meta(8), None, 1e-5), {}),
+    (aten.split_with_sizes_copy.default, (on_meta(4, 8), [1, 3]), {}),
+    (aten._to_copy.default, (on_meta(4, 8),), {"dtype": torch.bfloat16}),
 ]
 
 
@@ -39,23 +39,23 @@ def test_results_are_those_of_torch_the_first_time_and_later(func, args, options
 
 
 def test_shapes_types_and_numbers_of_inputs_are_told_apart():
-    shapes, x = Shapes(), made(4, dtype=torch.int64)
+    shapes, x = Shapes(), on_meta(4, dtype=torch.int64)
     assert shapes(aten.mul.Tensor, (x, 1), {}).dtype == torch.int64
     assert shapes(aten.mul.Tensor, (x, 1.0), {}).dtype == torch.float32
-    assert shapes(aten.mul.Tensor, (made(5, dtype=torch.int64), 1), {}).shape == (5,)
-    assert shapes(aten.sum.dim_IntList, (made(4, 8), [0]), {}).shape == (8,)
-    assert shapes(aten.sum.dim_IntList, (made(4, 8), [1]), {}).shape == (4,)
+    assert shapes(aten.mul.Tensor, (on_meta(5, dtype=torch.int64), 1), {}).shape == (5,)
+    assert shapes(aten.sum.dim_IntList, (on_meta(4, 8), [0]), {}).shape == (8,)
+    assert shapes(aten.sum.dim_IntList, (on_meta(4, 8), [1]), {}).shape == (4,)
 
 
 def test_a_view_shares_memory_every_time():
-    shapes, x = Shapes(), made(4, 8)
+    shapes, x = Shapes(), on_meta(4, 8)
     for _ in range(2):
         assert shapes(aten.view.default, (x, [8, 4]), {}).untyped_storage() is x.untyped_storage()
         assert shapes(aten._unsafe_view.default, (x, [32]), {}).untyped_storage() is x.untyped_storage()
 
 
 def test_a_pointwise_operation_in_place_returns_its_input():
-    shapes, x = Shapes(), made(4, 8)
+    shapes, x = Shapes(), on_meta(4, 8)
     for _ in range(2):
         assert shapes(aten.mul_.Tensor, (x, 2.0), {}) is x
 
@@ -63,24 +63,24 @@ def test_a_pointwise_operation_in_place_returns_its_input():
 def test_other_changes_in_place_are_made_each_time():
     shapes = Shapes()
     for _ in range(2):
-        x = made(4)
+        x = on_meta(4)
         shapes(aten.resize_.default, (x, [8]), {})
         assert x.shape == (8,)
 
 
 @pytest.mark.parametrize(
     ("func", "more"),
-    [(aten.addmm_.default, (made(4, 3), made(3, 8))), (aten.uniform_.default, ()), (aten.zero_.default, ())],
+    [(aten.addmm_.default, (on_meta(4, 3), on_meta(3, 8))), (aten.uniform_.default, ()), (aten.zero_.default, ())],
 )
 def test_what_writes_into_its_first_argument_returns_it(func, more):
     shapes = Shapes()
     for _ in range(2):
-        x = made(4, 8)
+        x = on_meta(4, 8)
         assert shapes(func, (x, *more), {}) is x
 
 
 def test_a_view_in_place_changes_the_shape_every_time():
     shapes = Shapes()
     for _ in range(2):
-        x = made(4, 8)
+        x = on_meta(4, 8)
         assert shapes(aten.t_.default, (x,), {}).shape == x.shape == (8, 4)

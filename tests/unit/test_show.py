@@ -13,7 +13,7 @@ from tests.conftest import rlhf
 ASKED = (Message("user", "Which one?"),)
 
 
-def printed(row, width: int = 80, **options) -> str:
+def rendered(row, width: int = 80, **options) -> str:
     console = Console(width=width, highlight=False, **options)
     with console.capture() as capture:
         console.print(show.render(row))
@@ -21,7 +21,7 @@ def printed(row, width: int = 80, **options) -> str:
 
 
 def test_both_answers_stand_side_by_side_below_the_prompt():
-    text = printed(PreferencePair(ASKED, "the left answer", "the right answer", "pairs.jsonl:7"))
+    text = rendered(PreferencePair(ASKED, "the left answer", "the right answer", "pairs.jsonl:7"))
     lines = text.splitlines()
     assert "pairs.jsonl:7" in lines[0] and "Which one?" in lines[1]
     (line,) = [line for line in lines if "the left answer" in line]
@@ -30,7 +30,7 @@ def test_both_answers_stand_side_by_side_below_the_prompt():
 
 @pytest.mark.parametrize("answer", ["word " * 60, "x" * 300, "日本語のとても長い答え" * 20, "😀" * 90, "a\tb\n" * 9])
 def test_no_line_is_wider_than_the_terminal_and_no_word_is_lost(answer):
-    text = printed(PreferencePair(ASKED, answer, "short", "f:1"))
+    text = rendered(PreferencePair(ASKED, answer, "short", "f:1"))
     assert max(map(cell_len, text.splitlines())) <= 80
     left = "".join(line[1:].split("│")[0] for line in text.splitlines() if line.startswith("│"))
     assert "".join(left.split()) == "".join(answer.split())
@@ -51,18 +51,18 @@ def test_control_characters_are_shown_and_never_sent(text, shown):
     rows = [Document(text, "\x1b[2Jf:1"), Example((Message("user", text),), text, "f:1")]
     rows.append(PreferencePair((Message("user", text),), text, f"other {text}", "f:1"))
     for row in rows:
-        assert not {"\x1b", "\x07", "\x00", "\u202e", "\r"} & set(printed(row))
+        assert not {"\x1b", "\x07", "\x00", "\u202e", "\r"} & set(rendered(row))
 
 
 def test_words_that_differ_are_marked():
-    text = printed(PreferencePair(ASKED, "the big red bird", "the big blue bird", "f:1"), force_terminal=True)
+    text = rendered(PreferencePair(ASKED, "the big red bird", "the big blue bird", "f:1"), force_terminal=True)
     assert "\x1b[1mred" in text and "\x1b[1mblue" in text
     assert "\x1b[1mbig" not in text and "\x1b[1mbird" not in text
 
 
 def test_a_long_text_is_cut_and_says_by_how_much():
     pair = PreferencePair(ASKED, "x" * (show.LONGEST + 1234), "y", "f:1")
-    assert "1,234 more" in " ".join(printed(pair).replace("│", " ").split())
+    assert "1,234 more" in " ".join(rendered(pair).replace("│", " ").split())
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def file(tmp_path):
 
 
 def test_a_prompt_without_an_answer_is_shown():
-    assert "Which one?" in printed(PromptOnly(ASKED, "prompts.jsonl:1"))
+    assert "Which one?" in rendered(PromptOnly(ASKED, "prompts.jsonl:1"))
 
 
 def test_the_choice_follows_the_seed_and_keeps_the_order_of_the_file(file):

@@ -41,7 +41,7 @@ def test_every_size_is_trained_with_one_batch(size):
     assert (embedded + shape.num_hidden_layers * layer) / 1e9 == pytest.approx(size.billions, rel=0.01)
 
 
-def test_the_largest_that_fits():
+def test_the_largest_model_may_fill_the_card_exactly():
     needs: dict[str, dict[StageName, int]] = {size.name: {"ppo": at * 2**30} for at, size in enumerate(sizes.SIZES, 1)}
     assert sizes.largest(needs, "ppo", 3 * 1024) == sizes.SIZES[2], "exactly full is full enough"
     assert sizes.largest(needs, "ppo", 3 * 1024 - 1) == sizes.SIZES[1]

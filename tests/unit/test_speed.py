@@ -19,7 +19,7 @@ def timed(name: str, flops: float, moved: float, launched: float, rates: project
     return speed.Timed(name, step, CARD)
 
 
-def made(rates: projection.Rates, count: int = 12) -> list[speed.Timed]:
+def timed_steps(rates: projection.Rates, count: int = 12) -> list[speed.Timed]:
     numbers = np.random.default_rng(0).uniform(1, 100, (count, 3)) * (1, 1, 1e6)
     return [timed(f"{at:02}", a, b, c, rates) for at, (a, b, c) in enumerate(numbers.tolist())]
 
@@ -29,17 +29,17 @@ def newest() -> OutsideRecord:
 
 
 def test_the_fit_finds_the_rates_that_made_the_times():
-    assert speed.fit(made(RATES)) == pytest.approx(RATES)
-    assert all(speed.ratio(run, RATES) == pytest.approx(1) for run in made(RATES))
+    assert speed.fit(timed_steps(RATES)) == pytest.approx(RATES)
+    assert all(speed.ratio(run, RATES) == pytest.approx(1) for run in timed_steps(RATES))
 
 
 def test_no_part_is_faster_than_the_card():
-    rates = speed.fit(made(projection.Rates(1.5, 0.2, 5e-6)))
+    rates = speed.fit(timed_steps(projection.Rates(1.5, 0.2, 5e-6)))
     assert min(rates.products, rates.memory) >= 1
 
 
 def test_one_strange_run_changes_little():
-    runs = made(RATES)
+    runs = timed_steps(RATES)
     runs[0].step["seconds_measured"] *= 10
     assert speed.fit(runs) == pytest.approx(RATES, rel=0.1)
 

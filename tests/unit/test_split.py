@@ -11,7 +11,7 @@ from rlhf.data.rows import Document, Message, PreferencePair
 from rlhf.data.split import conversation_key, divide, document_key, is_heldout, part, shuffled
 
 
-def pair(*turns: str, n: int = 0) -> PreferencePair:
+def pair_with_turns(*turns: str, n: int = 0) -> PreferencePair:
     """A pair whose prompt alternates user and assistant, the user first."""
     prompt = tuple(Message(("user", "assistant")[i % 2], turn) for i, turn in enumerate(turns))
     return PreferencePair(prompt, f"good {n}", f"bad {n}", f"a.jsonl:{n}")
@@ -56,16 +56,16 @@ def test_key_is_the_first_user_message_with_white_space_normalised():
         conversation_key((Message("system", "Be brief."),))
 
 
-def test_key_of_a_document():
+def test_a_transcript_is_split_by_its_prompt_and_a_text_by_itself():
     transcript = Document("\n\nHuman: Tell  me\n\nAssistant: What?\n\nHuman: A joke", "a:1")
-    assert document_key(transcript) == "Tell me" == key_of(pair("Tell me", "Sure."))
+    assert document_key(transcript) == "Tell me" == key_of(pair_with_turns("Tell me", "Sure."))
     assert document_key(Document(" Plain  text\n", "a:2")) == " Plain  text\n"
     assert document_key(Document("\n\nAssistant: I begin.", "a:3")) == "\n\nAssistant: I begin."
 
 
 opening = st.sampled_from([f"question {n}" for n in range(8)])
 rows = st.lists(
-    st.builds(lambda start, more: pair(start, *more), opening, st.lists(st.sampled_from("abc"), max_size=4))
+    st.builds(lambda start, more: pair_with_turns(start, *more), opening, st.lists(st.sampled_from("abc"), max_size=4))
 )
 
 

@@ -7,7 +7,7 @@ from rlhf.errors import UserError
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def tokenizer_folder(tmp_path_factory):
     """A tokenizer whose tokens are letters."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -19,7 +19,7 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_histogram_and_quantiles():
+def test_lengths_are_counted_up_to_powers_of_two():
     found = spread.spread([0, 8, 9, 16, 17, 300])
     assert (found.upto, found.counts) == ((8, 16, 32, 64, 128, 256, 512), (2, 2, 1, 0, 0, 0, 1))
     assert (found.p50, found.longest) == (9, 300) and sum(found.counts) == 6
@@ -27,9 +27,9 @@ def test_histogram_and_quantiles():
     assert spread.spread([3]).bars() == "█ up to 8"
 
 
-def test_words_and_tokens(folder):
+def test_lengths_are_counted_in_words_or_in_tokens(tokenizer_folder):
     assert spread.words(["a b", "", "a\nb c"]) == [2, 0, 3]
-    assert spread.tokens(folder)(["abcabc", "", "a"]) == [6, 0, 1]
+    assert spread.tokens(tokenizer_folder)(["abcabc", "", "a"]) == [6, 0, 1]
 
 
 def test_no_tokenizer_is_one_clear_line(tmp_path):

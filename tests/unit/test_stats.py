@@ -101,7 +101,7 @@ def test_alpha_of_krippendorffs_own_example():
     assert stats.krippendorff_alpha(units) == pytest.approx(0.743, abs=5e-4)
 
 
-def test_alpha_of_simple_cases():
+def test_alpha_is_1_where_raters_agree_and_undefined_where_nothing_varies():
     assert stats.krippendorff_alpha([("a", "a"), ("b", "b")]) == 1
     assert stats.krippendorff_alpha([("a", "b"), ("b", "a")]) == pytest.approx(-0.5)
     assert stats.krippendorff_alpha([("a",), ("b",)]) is None

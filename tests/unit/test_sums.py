@@ -13,15 +13,12 @@ from rlhf.data.worlds import sums
 from rlhf.errors import UserError
 from rlhf.stages.online.reward_functions import find
 from tests.conftest import small
+from tests.lines import read_all_lines
 
 SIZES: dict[str, Any] = {"documents": 400, "demonstrations": 50, "pairs": 50, "accuracy": 0.5, "largest": 9}
 
 
-def rows(folder, name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
-
-
-def test_every_answer_is_the_result(tmp_path):
+def test_the_right_answer_is_the_result_of_its_question(tmp_path):
     """Read back from the words alone."""
     known = sums.questions(9)
     assert len(known) == (100 + 55) * 4 * 6
@@ -49,7 +46,7 @@ def test_files_repeat_and_do_not_depend_on_each_other(tmp_path):
     assert (c / "documents.jsonl").read_bytes().startswith((a / "documents.jsonl").read_bytes())
     assert (c / "pairs.jsonl").read_bytes() == (a / "pairs.jsonl").read_bytes()
     assert (d / "documents.jsonl").read_bytes() != (a / "documents.jsonl").read_bytes()
-    assert len(rows(a, "prompts.jsonl")) == len(sums.questions(9))
+    assert len(read_all_lines(a / "prompts.jsonl")) == len(sums.questions(9))
 
 
 def test_no_question_is_on_both_sides(tmp_path):

@@ -1,7 +1,6 @@
 """The toy world: worth read back from text, the annotator's noise, and files that repeat and split cleanly."""
 
 import dataclasses
-import json
 import random
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from rlhf.data.split import conversation_key, is_heldout, part
 from rlhf.data.transcripts import parse_hh
 from rlhf.data.worlds import toy, toy_texts
+from tests.lines import read_all_lines
 
 PARIS = "\n\nHuman: Hi. What is the capital of France? Thanks.\n\nAssistant:"
 FRUITS = "\n\nHuman: Name two fruits.\n\nAssistant:"
@@ -20,12 +20,8 @@ SEED, FRACTION = 3, 0.1
 def written(tmp_path_factory):
     directory = tmp_path_factory.mktemp("toy")
     toy.write(directory, seed=SEED, documents=6000, pairs=6000, heldout_fraction=FRACTION)
-    documents = [row["text"] for row in rows(directory / "corpus.jsonl")]
-    return directory, documents, [cut(row) for row in rows(directory / "pairs.jsonl")]
-
-
-def rows(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    documents = [row["text"] for row in read_all_lines(directory / "corpus.jsonl")]
+    return directory, documents, [cut(row) for row in read_all_lines(directory / "pairs.jsonl")]
 
 
 def cut(row):
@@ -156,7 +152,7 @@ def test_bayes_accuracy_is_near_its_target(written):
 @pytest.mark.parametrize("target", [0.65, 0.9])
 def test_another_bayes_accuracy_can_be_had(tmp_path, target):
     toy.write(tmp_path, seed=0, documents=0, pairs=2000, heldout_fraction=0.0, bayes_accuracy=target)
-    pairs = [cut(row) for row in rows(tmp_path / "pairs.jsonl")]
+    pairs = [cut(row) for row in read_all_lines(tmp_path / "pairs.jsonl")]
     realised, expected = toy.bayes_accuracy(pairs, toy.annotator_tau(target))
     assert expected == pytest.approx(target, abs=0.015)
     assert realised == pytest.approx(target, abs=0.04)
@@ -255,7 +251,7 @@ def test_dialogues_lie_on_one_side_of_the_split(written):
 
 def test_dialogues_lie_in_one_part_of_the_data(tmp_path):
     toy.write(tmp_path, seed=SEED, documents=3000, pairs=0, heldout_fraction=0.4, validation_fraction=0.2)
-    transcripts = [row["text"] for row in rows(tmp_path / "corpus.jsonl")]
+    transcripts = [row["text"] for row in read_all_lines(tmp_path / "corpus.jsonl")]
     parts = [{part(m, SEED, 0.4, 0.2) for m in human_messages(text)} for text in transcripts]
     assert all(len(found) == 1 for found in parts)
     assert {*map(tuple, parts)} == {("train",), ("validation",), ("test",)}
@@ -267,7 +263,7 @@ def test_demonstrations_are_instruction_rows_by_the_writer(tmp_path):
     toy.write(tmp_path / "with", **arguments, demonstrations=3000)
     for name in ("corpus.jsonl", "pairs.jsonl"):
         assert (tmp_path / "with" / name).read_bytes() == (tmp_path / "without" / name).read_bytes()
-    found = rows(tmp_path / "with" / "demonstrations.jsonl")
+    found = read_all_lines(tmp_path / "with" / "demonstrations.jsonl")
     assert len(found) == 3000 and not (tmp_path / "without" / "demonstrations.jsonl").exists()
     worths = [toy.true_reward(f"{toy.HUMAN} {row['instruction']}{toy.ASSISTANT}", row["output"]) for row in found]
     careless = [toy.true_reward(*toy.draw_answers(random.Random(n), lambda _: "train")[:2]) for n in range(3000)]

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from rlhf import recipe as recipes
+from rlhf.commands.new_model import ModelFacts, ModelFiles
 from rlhf.data import formats
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.memory.cards import CARDS
 from rlhf.recipe import StageName
 from rlhf.recipe.published import GB
-from rlhf.use.new_model import ModelFacts, ModelFiles
 
 TemplateName = Literal["chat", "hh", "plain"]
 TEMPLATES: tuple[TemplateName, ...] = get_args(TemplateName)
@@ -171,6 +171,7 @@ def settings(options: NewOptions, model: ModelFiles, facts: ModelFacts) -> Conte
     steps = PPO_STEPS if data.pairs is None else min(PPO_STEPS, max(20, 2 * data.pairs // ROLLOUTS // 10 * 10))
 
     def supervised(most: int) -> Supervised:
+        """Return a stage's keys; a set whose size is not known is cut at `most` rows."""
         limit = most if data.pairs is None else None
         return Supervised(limit, steps_between_evaluations(limit or data.pairs or PPO_STEPS * ROLLOUTS))
 

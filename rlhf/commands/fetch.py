@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, TypedDict
 
+from rlhf.commands.new_model import SMALL_FILES
 from rlhf.data import hub
 from rlhf.data.source import read_from_hub
 from rlhf.errors import UserError
 from rlhf.recipe import Recipe
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
-from rlhf.use.new_model import SMALL_FILES
 
 DUPLICATES = ("consolidated*", "original/*")  # the same weights in the layout of other programs
 
@@ -73,7 +73,7 @@ def repositories(recipe: Recipe) -> list[HubRepository]:
 
 
 def fetch(recipe: Recipe) -> Iterator[Download]:
-    """Download and check each repository that a recipe uses.
+    """Yield each repository that a recipe uses, downloaded and checked.
 
     Raises UserError if one is unavailable or differs from the hub.
     """
@@ -89,7 +89,7 @@ def fetch(recipe: Recipe) -> Iterator[Download]:
 
 
 def _fetch(repository: HubRepository, recipe: Recipe) -> Download:
-    """Download and check one repository. Raises UserError; the library's own errors pass."""
+    """Return one repository, downloaded and checked. Raises UserError; the library's own errors pass."""
     from huggingface_hub import DatasetInfo, HfApi, ModelInfo, constants, snapshot_download
 
     api = HfApi()

@@ -8,6 +8,7 @@ from statistics import fmean, pstdev
 from typing import NamedTuple
 
 from rlhf import stats
+from rlhf.commands.score_items import Item
 from rlhf.data.rows import Message
 from rlhf.data.transcripts import parse_hh
 from rlhf.files import JsonObject, write_output
@@ -18,7 +19,6 @@ from rlhf.run.finished import read_summary, reward_model_digest
 from rlhf.terminal import counted, harmless, screen, wording
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
-from rlhf.use.score_items import Item
 
 PAIR = ("chosen", "rejected")
 TABLE_ROWS = 20  # rows of the table

@@ -65,7 +65,7 @@ def read_model(model: str, revision: str | None) -> ModelFiles:
 
 
 def _download(model: str, revision: str | None) -> ModelFiles:
-    """Download the small files of a model. The commit of its main branch is asked for if none is given."""
+    """Return the small files of a model, downloaded. Without a revision its main branch is asked for the commit."""
     from huggingface_hub import HfApi, snapshot_download
 
     info = HfApi().model_info(model, revision=revision)

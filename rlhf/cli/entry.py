@@ -3,7 +3,7 @@
 import click
 
 from rlhf import __version__
-from rlhf.cli import new, plan, rate, recipes, reproduce, train, use
+from rlhf.cli import chat, compare, new, plan, rate, recipes, report, reproduce, score, serve, train
 from rlhf.cli.data import data_group
 from rlhf.cli.guard import guarded
 from rlhf.cli.overview import Overview, add_examples
@@ -22,7 +22,7 @@ def cli() -> None:
 for command in (
     *(train.run, reproduce.reproduce, reproduce.results, recipes.list_recipes, recipes.fetch),
     *(new.new, plan.plan, data_group),
-    *(use.chat, use.score, use.serve, use.report, use.compare_runs),
+    *(chat.chat, score.score, serve.serve, report.report, compare.compare_runs),
     *(rate.rate, rate.judge, rate.ratings_group),
 ):
     cli.add_command(command)

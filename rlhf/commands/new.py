@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf import recipe as recipes
+from rlhf.commands.new_content import KNOWN_CARDS, USED, ChosenCard, Content, NewOptions, render, settings
+from rlhf.commands.new_model import describe, read_model
 from rlhf.errors import OptionError, UserError
 from rlhf.files import sync_tree
 from rlhf.memory import prediction_file
@@ -24,8 +26,6 @@ from rlhf.memory.strategies import four_bit_changes, micro_batch, with_changes
 from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import ONLINE, POLICIES, TRAINING_STAGES, Changes, PinnedRecipe, PolicyName, StageName
 from rlhf.recipe.published import GB
-from rlhf.use.new_content import KNOWN_CARDS, USED, ChosenCard, Content, NewOptions, render, settings
-from rlhf.use.new_model import describe, read_model
 
 SIZES_GB = (6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192)  # memory of cards that are sold
 Say = Callable[[str], None]
@@ -51,12 +51,12 @@ def stages_of(names: Sequence[str]) -> tuple[PolicyName, ...]:
     return tuple(name for name in dict.fromkeys(names) if name in POLICIES)
 
 
-def target_of(root: Path, options: NewOptions) -> Path:
+def target_of(recipes_root: Path, options: NewOptions) -> Path:
     """Return the folder of the new recipe. Raises UserError if it exists, OptionError if its name cannot be one."""
     name = options.name or f"{options.card.name}-{_slug(options.model)}"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise OptionError(f"--name {name}: letters, digits, points, hyphens and underscores only")
-    target = root / name / "v1"
+    target = recipes_root / name / "v1"
     if os.path.lexists(target):
         raise UserError(f"{target} exists already: choose another name with --name, or delete it")
     return target
@@ -136,13 +136,13 @@ class NewRecipe(NamedTuple):
     fit: Fit
 
 
-def make(root: Path, options: NewOptions, predictor: Predictor, say: Say) -> NewRecipe:
-    """Write a recipe into `root` and return it. `say` is told what is being done.
+def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Say) -> NewRecipe:
+    """Return a new recipe, written into the folder of recipes. `say` is told what is being done.
 
     Raises UserError for a model, data or a card that cannot be used, and if the folder exists. Nothing is left behind
     then, and neither after Ctrl-C.
     """
-    target = target_of(root, options)
+    target = target_of(recipes_root, options)
     say(f"reading {options.model}")
     model = read_model(options.model, options.revision)
     facts = describe(model, options.template)
@@ -172,7 +172,7 @@ def make(root: Path, options: NewOptions, predictor: Predictor, say: Say) -> New
 
 
 def _write_recipe(folder: Path, content: Content) -> PinnedRecipe:
-    """Write recipe.yaml into a folder and read it back."""
+    """Write recipe.yaml into a folder. Return the recipe as it is read back."""
     (folder / "recipe.yaml").write_text(render("recipe.yaml", content), encoding="utf-8")
     return recipes.load(folder)
 

@@ -65,9 +65,9 @@ def run_seeds(stages: Sequence[StageName], seeds: Sequence[int], out: Path, opti
 def write_record(
     loaded: PinnedRecipe, stages: Sequence[StageName], seeds: Sequence[int], out: Path, price: float | None = None
 ) -> Reproduction:
-    """Write every seed's summaries with the code and device they come from, and return them.
+    """Return the record of a reproduction: every seed's summaries with the code and device that they come from.
 
-    The file is the record of the reproduction, `<out>/<recipe>-<version>.json`. `price` is in dollars per hour of one
+    It is written to `<out>/<recipe>-<version>.json`. `price` is in dollars per hour of one
     card. Raises UserError if not all stages were run by the same code, packages and device.
     """
     folders = {seed: runs_root(out, seed) / loaded.name / loaded.version for seed in seeds}

@@ -1,0 +1,55 @@
+"""`rlhf chat`: talk with a trained model in the terminal."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from rlhf.cli.choice import Choice
+from rlhf.cli.missing import naming_the_run
+from rlhf.cli.options import Number, OneOf, StrictCommand, WholeNumber
+from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
+from rlhf.commands import chat as chatting
+from rlhf.process.libraries import quiet_libraries
+from rlhf.run.directory import Run
+from rlhf.terminal import screen
+from rlhf.terminal.progress import working
+
+
+@click.command(cls=StrictCommand)
+@chooses_recipe(**RUN_HELP, out=True)
+@click.option(
+    "--stage",
+    default="ppo",
+    show_default=True,
+    type=OneOf(chatting.CHAT_STAGES),
+    help="Stage whose model to load.",
+)
+@click.option(
+    "--temperature",
+    type=Number(min=0),
+    metavar="T",
+    help="Temperature of sampling; 0 takes the likeliest token. [default: the recipe's]",
+)
+@click.option(
+    "--tokens", type=WholeNumber(min=1), metavar="N", help="Longest answer, in tokens. [default: the recipe's]"
+)
+def chat(choice: Choice, out: Path, stage: chatting.ChatStage, temperature: float | None, tokens: int | None) -> None:
+    """Talk with a trained model in the terminal.
+
+    Name the recipe and its changes as for the run.
+    """
+    if temperature is not None and not (temperature == 0 or 0.01 <= temperature <= 100):
+        raise click.BadParameter(f"{temperature}: 0, or from 0.01 to 100", param_hint="--temperature")
+    loaded = choice.load()
+    options = loaded.recipe.evaluate
+    run = Run(out, loaded, "evaluate")  # sampling is that of evaluation
+    with naming_the_run("chat", "pretrain" if stage == "base" else stage):
+        folder = chatting.trained_stage(run, stage)
+    with quiet_libraries():
+        with working(f"loading {stage}"):
+            speaker = chatting.Speaker(run, stage, folder)
+        chosen_temperature = options.temperature if temperature is None else temperature
+        if sys.stdin.isatty():
+            screen.OUT.print(chatting.greeting(loaded, stage, chosen_temperature), style="dim", markup=False)
+        chatting.talk(speaker, chatting.input_lines(), chosen_temperature, tokens or options.response_length)

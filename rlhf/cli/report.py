@@ -1,0 +1,41 @@
+"""`rlhf report`: one page about one or several runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from rlhf import report as reporting
+from rlhf.cli.choice import Choice
+from rlhf.cli.options import OUTPUT, PRICE, StrictCommand, refuse_inputs, run_directories
+from rlhf.cli.recipe_options import chooses_recipe
+from rlhf.cli.typed import NAMES_RECIPE, typed_options
+from rlhf.errors import OptionError, UserError
+from rlhf.run.packages import install_command
+from rlhf.terminal import screen
+
+
+@click.command(cls=StrictCommand)
+@click.argument("runs", nargs=-1, type=click.Path(path_type=Path), callback=run_directories)
+@chooses_recipe(out=True)
+@PRICE
+@click.option("--to", type=OUTPUT, metavar="FILE", help="HTML file to write. [default: report.html in the first run]")
+def report(choice: Choice, runs: Sequence[Path], out: Path, to: Path | None, price: float | None) -> None:
+    """Write an HTML page about one or several runs.
+
+    RUNS are run directories, <out>/<recipe>/<version>. Without them --hw or --recipe names the run.
+    """
+    if runs and typed_options(only=(*NAMES_RECIPE, "out")):
+        raise click.UsageError("run directories, or --hw, --recipe and --out name the runs: leave one of them out")
+    if not runs and choice.hw is None and choice.directory is None:
+        raise OptionError("name run directories, or a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
+    if not runs:
+        loaded = choice.load()
+        runs = [out / loaded.name / loaded.version]
+    file = to or runs[0] / "report.html"
+    try:
+        refuse_inputs(file, reporting.data_files(runs))
+        reporting.write(runs, file, price)
+    except ModuleNotFoundError as error:
+        raise UserError(f"a report needs {error.name}: {install_command('report')}") from None
+    screen.OUT.print(f"written to {file}", markup=False)

@@ -1,1 +1,0 @@
-"""Commands around runs: new recipes and downloads before one, several seeds, and the use of finished models."""

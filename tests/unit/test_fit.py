@@ -1,0 +1,34 @@
+"""The limit of `rlhf plan --fit`: less than the base alone is refused before a search."""
+
+from pathlib import Path
+
+import pytest
+
+from rlhf import recipe
+from rlhf.errors import UserError
+from rlhf.memory import fit
+from rlhf.memory.predict import Predictor
+from tests.conftest import content_of, rlhf
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+LLAMA = RECIPES / "4090-llama2-7b/v2"
+PINNED = [file.parent for file in sorted(RECIPES.glob("*/*/predicted.json"))]
+
+
+def test_less_memory_than_the_base_is_refused_before_the_search(monkeypatch, capsys):
+    """The 7B model has 3.87 GB in 4 bits, 0.26 GB of them the output layer that a reward model does not have."""
+    monkeypatch.setattr(Predictor, "predict", lambda *_: pytest.fail("nothing is rehearsed"))
+    code, out, err = rlhf(monkeypatch, capsys, "plan", "--recipe", LLAMA, "--stage", "ppo", "--fit", "2GB")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ppo: the base alone needs 3.87 GB in 4 bits, more than 2 GB; allow more memory with")
+    with pytest.raises(UserError, match=r"^ppo: the base alone"):
+        fit.refuse_less_than_the_base(recipe.load(LLAMA), ("rm", "ppo"), 3_700_000_000)
+
+
+@pytest.mark.parametrize("pinned", PINNED, ids=lambda folder: "-".join(folder.parts[-2:]))
+def test_the_base_is_not_refused_where_a_prediction_has_room_for_it(pinned):
+    """No stage may have less of the base than the search is refused for; what is left out is small."""
+    keys, stages = recipe.load(pinned).recipe, content_of(pinned / "predicted.json")["stages"]
+    for stage in stages.keys() - {"merge"}:
+        most = max(phase.get("base", 0) + phase.get("quantization", 0) for phase in stages[stage].values())
+        assert 0.85 * most < fit.base_bytes(keys, stage) <= most, stage
