@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlhf import recipe as recipes
 from rlhf.files import JsonObject, read_json, replacing
-from rlhf.memory import cards
+from rlhf.memory.card import cards
 from rlhf.memory.phases import DECODING_STEP, Rehearsed
 from rlhf.process.cuda import expandable_segments
 from rlhf.recipe import PinnedRecipe

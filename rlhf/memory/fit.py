@@ -9,7 +9,7 @@ from functools import partial
 from math import inf
 from typing import NamedTuple
 
-from rlhf.memory.cards import RATES_4090, rates_of
+from rlhf.memory.card.cards import RATES_4090, rates_of
 from rlhf.memory.phases import Predict, PredictedPhase, PredictedStage
 from rlhf.memory.predict import needed
 from rlhf.memory.projection import row_tokens

@@ -6,7 +6,8 @@ from typing import Literal
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
-from rlhf.memory import cards, projection, ranks
+from rlhf.memory import projection, ranks
+from rlhf.memory.card import cards
 from rlhf.memory.phases import ON_HOST, PredictedPhase, PredictedStage, StepOperations
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor, needed, reserved
 from rlhf.recipe import PinnedRecipe, Recipe, StageName, published

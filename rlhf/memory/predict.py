@@ -10,7 +10,8 @@ from typing import cast
 
 from rlhf import recipe as recipes
 from rlhf.files import JsonObject
-from rlhf.memory import cache, cards, ranks
+from rlhf.memory import cache, ranks
+from rlhf.memory.card import cards
 from rlhf.memory.extrapolate import extrapolate, with_inner
 from rlhf.memory.phases import (
     DECODING_STEP,
@@ -157,7 +158,7 @@ def workspaces(recipe: Recipe, stage: StageName, phase: str) -> int:
 
 
 def _start() -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "rlhf.memory.rehearse"]
+    command = [sys.executable, "-m", "rlhf.memory.rehearsal.worker"]
     environment = children.alone(children.child_environment(OMP_NUM_THREADS="1"))
     return subprocess.Popen(
         command,

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from rlhf import recipe as recipes
 from rlhf.data import formats
 from rlhf.errors import OptionError, UserError, no_such
-from rlhf.memory.cards import CARDS
+from rlhf.memory.card.cards import CARDS
 from rlhf.recipe import StageName
 from rlhf.recipe.published import GB
 from rlhf.use.new_model import ModelFacts, ModelFiles

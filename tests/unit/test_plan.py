@@ -16,8 +16,9 @@ import yaml
 from rlhf import recipe
 from rlhf.cli import plan_tables as tables
 from rlhf.errors import UserError
-from rlhf.memory import cards, claims, fit, plan, projection, strategies
+from rlhf.memory import claims, fit, plan, projection, strategies
 from rlhf.memory.cache import file_of
+from rlhf.memory.card import cards
 from rlhf.memory.phases import (
     PredictedPhase,
     PredictedStage,

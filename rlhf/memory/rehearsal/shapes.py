@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.memory.kernels import Args, Kwargs, Op
-from rlhf.memory.operations import PLAIN
+from rlhf.memory.card.kernels import Args, Kwargs, Op
+from rlhf.memory.rehearsal.operations import PLAIN
 
 Key = tuple[object, ...]
 OutputShape = tuple[torch.Size, tuple[int, ...], torch.dtype]  # shape, stride and type of a tensor
