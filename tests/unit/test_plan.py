@@ -138,7 +138,9 @@ def test_a_plan_as_json(command, predictor, small, tmp_path):
     assert (made["recipe"], made["version"], made["modified"], made["hardware"]) == ("small", "v1", False, "cpu")
     assert list(made["stages"]) == list(PREDICTED_STAGES)
     for stage, row in made["stages"].items():
-        assert {"peak_bytes", "reserved_bytes", "fits", "published_bytes", "phases", "in_memory_of"} <= set(row)
+        named = {"peak_bytes", "card_reserved_bytes", "card_needed_bytes", "fits", "published_bytes", "in_memory_of"}
+        assert named | {"phases"} <= set(row)
+        assert not {"reserved_bytes", "needed_bytes"} & set(row), "these are a phase's, of the allocator alone"
         assert (row["fits"], row["published_bytes"]) == (None, None)
         assert row["peak_bytes"] == max(phase["peak_bytes"] for phase in row["phases"].values())
         for name, phase in row["phases"].items():
@@ -178,8 +180,8 @@ def test_more_memory_than_the_card_has_is_exit_code_1(command, predictor, narrow
     row = made.stages["sft"]
     assert made.card_bytes == 2_000_000_000
     sizes = [(phase.peak_bytes, phase.needed_bytes or 0, phase.reserved_bytes or 0) for phase in row.phases.values()]
-    assert row.reserved_bytes == max(reserved for *_, reserved in sizes) + CONTEXT_BYTES
-    assert row.needed_bytes == max(needed for _, needed, _ in sizes) + CONTEXT_BYTES
+    assert row.card_reserved_bytes == max(reserved for *_, reserved in sizes) + CONTEXT_BYTES
+    assert row.card_needed_bytes == max(needed for _, needed, _ in sizes) + CONTEXT_BYTES
     assert all(peak <= needed <= reserved for peak, needed, reserved in sizes)
     assert row.fits is False
     assert (made.stages["merge"].fits, made.stages["merge"].in_memory_of) == (None, "host")
@@ -250,7 +252,7 @@ def test_settings_that_fit_do_fit_and_change_no_batch(command, predictor, small,
     answer = json.loads(out)
     need = fitting.stages[stage][""].peak_bytes
     assert (code, answer["limit_bytes"], answer["set"]) == (0, limit, fitting.changes)
-    assert answer["stages"] == {stage: {"peak_bytes": need, "needed_bytes": need, "fits": True}}
+    assert answer["stages"] == {stage: {"peak_bytes": need, "card_needed_bytes": need, "fits": True}}
     loaded = recipe.load(small, fitting.changes)
     assert needed(predictor.predict(loaded, stage)[""]) <= limit
     assert global_batch(loaded, stage) == global_batch(before, stage)
