@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 from collections import Counter
 from importlib.metadata import version
 from math import inf
@@ -17,7 +18,7 @@ from rlhf import recipe
 from rlhf.cli import plan_tables as tables
 from rlhf.errors import UserError
 from rlhf.memory import claims, fit, plan, projection, strategies
-from rlhf.memory.cache import file_of
+from rlhf.memory.cache import file_of, hash_of_modules
 from rlhf.memory.card import cards
 from rlhf.memory.phases import (
     PredictedPhase,
@@ -812,6 +813,23 @@ def test_another_version_of_a_package_is_predicted_anew(small, monkeypatch, pack
     assert file_of(recipe.load(small), "sft") == before
     monkeypatch.setattr("rlhf.memory.cache.package_version", lambda name: "0" if name == package else version(name))
     assert file_of(recipe.load(small), "sft") != before
+
+
+def test_another_code_of_any_module_is_predicted_anew(small, monkeypatch, tmp_path):
+    package = Path(plan.__file__).parents[1]
+    copied = shutil.copytree(package, tmp_path / "rlhf", ignore=shutil.ignore_patterns("__pycache__"))
+    before = hash_of_modules(package)
+    assert hash_of_modules(copied) == before
+    modules = sorted((copied / "memory").rglob("*.py"))
+    assert {"memory", "rehearsal", "card"} == {module.parent.name for module in modules}
+    for module in modules:
+        text = module.read_text()
+        module.write_text(f"{text}\n")
+        assert hash_of_modules(copied) != before, module
+        module.write_text(text)
+    file = file_of(recipe.load(small), "sft")
+    monkeypatch.setattr("rlhf.memory.cache._code_hash", lambda: "of other code")
+    assert file_of(recipe.load(small), "sft") != file
 
 
 def test_a_damaged_cache_is_predicted_anew(predictor, small):

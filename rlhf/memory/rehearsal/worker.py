@@ -1,9 +1,9 @@
 """The process that rehearses: it answers requests, one JSON object a line, until there are no more.
 
 It is a process of its own, so that patches and stand-ins end with it: `python -m rlhf.memory.rehearsal.worker`. From
-each line of its input it reads {"recipe": DIR, "overrides": {…}, "stage": NAME, "expandable": BOOL}. It writes
+each line of its input it reads {"recipe": DIR, "overrides": {…}, "name": NAME, "expandable": BOOL}. It writes
 {"result": {"depths": [{phase: peak}, …], "reserved": {phase: [bytes, …]}}}, or {"error": MESSAGE}: peaks at each of
-DEPTHS, and for a card what the allocator reserves at the recipe's depth. For the stage DECODING_STEP it writes
+DEPTHS, and for a card what the allocator reserves at the recipe's depth. For DECODING_STEP it writes
 {"result": {"roles": {role: operations}}}.
 """
 
@@ -56,10 +56,10 @@ def main() -> None:
             answer: dict[str, object]
             try:
                 loaded = recipes.load(Path(request["recipe"]), request["overrides"])
-                if request["stage"] == DECODING_STEP:
+                if request["name"] == DECODING_STEP:
                     answer = {"result": {"roles": _operations(loaded)}}
                 else:
-                    answer = {"result": as_json(rehearse(loaded, request["stage"], request["expandable"]))}
+                    answer = {"result": as_json(rehearse(loaded, request["name"], request["expandable"]))}
             except Exception as error:
                 traceback.print_exc()
                 ours = isinstance(error, UserError)  # a sentence for people, complete by itself
