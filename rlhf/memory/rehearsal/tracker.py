@@ -231,7 +231,7 @@ class Tracker(TorchDispatchMode):
             self.mark(BEGIN)  # what is alive now is alive in the new phase
 
     def _follow_new(self, tensor: Tensor, operation: object) -> bool:
-        """Follow a tensor's storage from now on. Returns whether it is new."""
+        """Follow a tensor's storage from now on. Return whether it is new."""
         if not self._on_device(tensor):
             return False
         storage = tensor.untyped_storage()
@@ -249,7 +249,7 @@ class Tracker(TorchDispatchMode):
         return True
 
     def follow(self, storage: torch.UntypedStorage, number: int) -> None:
-        """Note the release of a storage."""
+        """Note from now on when a storage is released, whose number is given."""
         key = id(storage)
         self._live[key] = number, weakref.ref(storage, lambda _: self._free(key))
 
