@@ -8,12 +8,12 @@ import click
 
 from rlhf.errors import UserError
 from rlhf.files import JsonValue
-from rlhf.memory import claims
-from rlhf.memory.claims import ComparedFigure
+from rlhf.memory import published_figures
 from rlhf.memory.fit import Fit
 from rlhf.memory.phases import gb
 from rlhf.memory.plan import Plan, PlannedPhase, StageTime
 from rlhf.memory.predict import needed
+from rlhf.memory.published_figures import ComparedFigure
 from rlhf.memory.strategies import StrategyCost
 from rlhf.recipe import PinnedRecipe, StageName, as_yaml, totals
 from rlhf.terminal import screen, wording
@@ -207,7 +207,7 @@ def show_strategies(loaded: PinnedRecipe, costs: Mapping[StageName, Mapping[str,
         for position, (name, cost) in enumerate(strategies.items()):
             saved = without - cost.peak_bytes
             saves = f"{gb(saved)} ({saved / without:.0%})" if name != "none" else ""
-            claim = "; ".join(claims.of_strategy(loaded, name))
+            published = "; ".join(published_figures.of_strategy(loaded, name))
             rows.append(
                 (
                     "" if position else stage,
@@ -215,7 +215,7 @@ def show_strategies(loaded: PinnedRecipe, costs: Mapping[StageName, Mapping[str,
                     gb(cost.peak_bytes),
                     saves,
                     f"x {cost.operations:.2f}",
-                    claim,
+                    published,
                 )
             )
     columns = ("stage", "strategy alone", "peak, GB", "saves", "operations", "published")

@@ -17,7 +17,7 @@ import yaml
 from rlhf import recipe
 from rlhf.cli import plan_tables as tables
 from rlhf.errors import UserError
-from rlhf.memory import claims, fit, plan, projection, strategies
+from rlhf.memory import fit, plan, projection, published_figures, strategies
 from rlhf.memory.cache import file_of, hash_of_modules
 from rlhf.memory.card import cards
 from rlhf.memory.phases import (
@@ -959,6 +959,6 @@ def test_an_evaluation_of_other_policies_is_another_prediction():
 def test_a_figure_of_a_stage_that_is_not_planned_has_no_prediction():
     made = planned({"sft": planned_stage()})
     for metric in ("peak_vram_gb", "hours", "cost_usd", "component_gb.base"):
-        assert claims.predicted(made, {}, "pretrain", metric) is None
-    assert claims.predicted(made, {}, "all", "hours") is None
-    assert claims.predicted(made, {}, "sft", "peak_vram_gb") == 1.0
+        assert published_figures.predicted(made, {}, "pretrain", metric) is None
+    assert published_figures.predicted(made, {}, "all", "hours") is None
+    assert published_figures.predicted(made, {}, "sft", "peak_vram_gb") == 1.0
