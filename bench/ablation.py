@@ -11,7 +11,7 @@ from bench.kinds import StageSteps
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.files import write_json
-from rlhf.memory import claims
+from rlhf.memory import published_figures
 from rlhf.memory.predict import Predictor
 from rlhf.memory.strategies import StrategyCost, alone, one_by_one, with_changes
 from rlhf.recipe import PinnedRecipe, StageName
@@ -65,14 +65,14 @@ def _row(
     if "cannot_run" in row:
         return (name, "-", "cannot run", "-", expected, row["cannot_run"])
     if row.get("out_of_memory"):
-        return (name, "-", "out of memory", "-", expected, "; ".join(claims.of_strategy(loaded, name)))
+        return (name, "-", "out of memory", "-", expected, "; ".join(published_figures.of_strategy(loaded, name)))
     peak = row["peak_vram_bytes"] or row["peak_rss_bytes"]
     peak_text = f"{peak / 1e9:.2f}" if row["peak_vram_bytes"] else f"{peak / 1e9:.2f} (process)"
     if name == "none" or none.get("out_of_memory"):
-        return (name, peak_text, "", "", expected, "; ".join(claims.of_strategy(loaded, name)))
+        return (name, peak_text, "", "", expected, "; ".join(published_figures.of_strategy(loaded, name)))
     changed = effect(row, none)
     memory, time = f"{changed['memory_percent']:+.0f}%", f"x {changed['time_factor']:.2f}"
-    return (name, peak_text, memory, time, expected, "; ".join(claims.of_strategy(loaded, name, changed)))
+    return (name, peak_text, memory, time, expected, "; ".join(published_figures.of_strategy(loaded, name, changed)))
 
 
 def effect(row: StageSteps, none: StageSteps) -> dict[str, float]:

@@ -17,7 +17,7 @@ from bench.reading import read
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import JsonValue
-from rlhf.memory.short_runs import few_steps
+from rlhf.memory.rehearsal.short_runs import few_steps
 from rlhf.process.children import child_environment
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape

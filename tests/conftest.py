@@ -22,7 +22,7 @@ from rlhf import cli, recipe
 from rlhf.files import read_json
 from rlhf.memory import predict as predicting
 from rlhf.memory.predict import Predictor
-from rlhf.memory.seams import shortened
+from rlhf.memory.rehearsal.seams import shortened
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import Run

@@ -64,7 +64,7 @@ def conclude(record: GpuRecord, root: Path = ROOT / "recipes") -> None:
     """
     from bench.derived import derived_figures
     from bench.roofline.__main__ import beside
-    from rlhf.memory.cards import NominalRates
+    from rlhf.memory.card.cards import NominalRates
     from rlhf.memory.predict import Predictor
 
     measured = speed_of(record)

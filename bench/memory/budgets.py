@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError, no_such
-from rlhf.memory import claims
+from rlhf.memory import published_figures
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
 from rlhf.memory.prediction_file import FILE, Needs, Peaks, Pinned, Step
@@ -118,7 +118,6 @@ def strategies_table(directory: Path) -> str:
         peak = effect.peak_bytes
         change = "" if name == "none" else f"{(peak - before) / 1e9:+.1f} GB, {peak / before - 1:+.0%}"
         factor = f"x {effect.operations:.2f}"
-        lines.append(
-            f"| {name} | {peak / 1e9:.1f} | {change} | {factor} | {'; '.join(claims.of_strategy(loaded, name))} |"
-        )
+        published = "; ".join(published_figures.of_strategy(loaded, name))
+        lines.append(f"| {name} | {peak / 1e9:.1f} | {change} | {factor} | {published} |")
     return "\n".join(lines)

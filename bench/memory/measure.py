@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bench.kinds import ComparedPhase
 from bench.memory import budgets
 from rlhf.memory.phases import PHASES
-from rlhf.memory.seams import shortened
-from rlhf.memory.short_runs import RunStage, ShortRuns
-from rlhf.memory.tracker import Tracker
+from rlhf.memory.rehearsal.seams import shortened
+from rlhf.memory.rehearsal.short_runs import RunStage, ShortRuns
+from rlhf.memory.rehearsal.tracker import Tracker
 from rlhf.observe.telemetry import collect_peak, watch_peaks
 from rlhf.process.torch_setup import set_up_torch
 from rlhf.recipe import PinnedRecipe, Recipe, StageName

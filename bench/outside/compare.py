@@ -14,8 +14,8 @@ from bench.kinds import OutsideRow, PackedRow, TimedStep
 from bench.outside import collect, lengths
 from bench.outside.collect import PeftRun
 from bench.outside.collect_fms import PackedRun, packed_runs
-from rlhf.memory.depth import deepen
 from rlhf.memory.phases import DEPTHS
+from rlhf.memory.rehearsal.depth import deepen
 
 if TYPE_CHECKING:
     from bench.outside.steps import Recorded

@@ -17,12 +17,12 @@ from torch import Tensor
 from bench.kinds import PackedRow
 from bench.outside.collect_fms import PackedRun
 from rlhf import recipe as recipes
-from rlhf.memory.cards import SMALL_WORKSPACE, Gpu
-from rlhf.memory.depth import deepen
-from rlhf.memory.device import StandIn
-from rlhf.memory.operations import META
+from rlhf.memory.card.cards import SMALL_WORKSPACE, Gpu
+from rlhf.memory.card.replay import replay
 from rlhf.memory.phases import DEPTHS, Event
-from rlhf.memory.replay import replay
+from rlhf.memory.rehearsal.depth import deepen
+from rlhf.memory.rehearsal.device import StandIn
+from rlhf.memory.rehearsal.operations import META
 from rlhf.models.nf4 import nf4_config
 from rlhf.models.random_base import LoadingOptions, random_base
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from bench.kinds import OutsideRecord, OutsideRow, PackedRow
 from bench.outside import speed
 from bench.outside.compare import SIZES, summary
-from rlhf.memory.cards import NominalRates
+from rlhf.memory.card.cards import NominalRates
 from rlhf.memory.projection import CALIBRATED, SPREAD
 
 MIB = 1 << 20

@@ -1,7 +1,7 @@
 """The time of a training step from what it computes, moves and launches, calibrated on some timed runs of other people.
 
-A step's products, its other operations and its launches are counted on the stand-in device (rlhf/memory/tracker.py).
-The time is their sum, each at a rate of its own:
+A step's products, its other operations and its launches are counted on the stand-in device
+(rlhf/memory/rehearsal/tracker.py). The time is their sum, each at a rate of its own:
 
     seconds = operations / (share of the matrix rate) + bytes / (share of the bandwidth) + launches x overhead
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.kinds import OutsideRow, PackedRow, TimedStep
-from rlhf.memory.cards import NominalRates
+from rlhf.memory.card.cards import NominalRates
 from rlhf.memory.projection import CALIBRATED, Rates, step_seconds
 
 L40S = NominalRates(362.05e12, 864e9, "NVIDIA L40S data sheet (half of the rate with sparsity)")

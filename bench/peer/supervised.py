@@ -26,7 +26,7 @@ from bench.reading import last_line
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.files import write_json
-from rlhf.memory.short_runs import few_steps
+from rlhf.memory.rehearsal.short_runs import few_steps
 from rlhf.process.children import child_environment
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import Changes, PinnedRecipe, StageName

@@ -1,8 +1,8 @@
 """`python -m bench.roofline RECIPE`: the least time of a step on a recipe's card, and what changes would gain.
 
-bench/roofline/counts.py counts operations and bytes; rlhf/memory/cards.py has the cards' published rates. The larger of
-the two quotients is an estimate of the least time: at nominal rates, and if every tensor between two products goes
-through memory. Predicted; nothing here is measured.
+bench/roofline/counts.py counts operations and bytes; rlhf/memory/card/cards.py has the cards' published rates. The
+larger of the two quotients is an estimate of the least time: at nominal rates, and if every tensor between two products
+goes through memory. Predicted; nothing here is measured.
 """
 
 import json
@@ -16,7 +16,7 @@ from bench.kinds import Bound
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.errors import UserError
-from rlhf.memory.cards import CARDS, NominalRates, rates_of
+from rlhf.memory.card.cards import CARDS, NominalRates, rates_of
 from rlhf.memory.projection import row_tokens
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import Changes, OnlineName, PinnedRecipe, Recipe

@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from rlhf.errors import UserError
-from rlhf.memory import cards
-from rlhf.memory.cards import NominalRates
-from rlhf.memory.kernels import unpacks_4bit
+from rlhf.memory.card import cards
+from rlhf.memory.card.cards import NominalRates
+from rlhf.memory.card.kernels import unpacks_4bit
 from rlhf.recipe import OnlineName, OnlineOptions, Ppo, Recipe
 
 # Bytes of a weight in NF4: 4 bits, for each 64 weights a scale of 8 bits, for each 256 scales one of 32 bits.

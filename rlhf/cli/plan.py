@@ -13,8 +13,8 @@ from rlhf.cli.options import PRICE, OneOf, StrictCommand, memory_limit
 from rlhf.cli.recipe_options import CHANGES, chooses_recipe
 from rlhf.cli.typed import NAMES_RECIPE, typed_options
 from rlhf.errors import UserError
-from rlhf.memory import claims, strategies
 from rlhf.memory import plan as planning
+from rlhf.memory import published_figures, strategies
 from rlhf.memory.fit import fit as fitting
 from rlhf.memory.fit import refuse_less_than_the_base
 from rlhf.memory.phases import ON_HOST
@@ -107,7 +107,7 @@ def _show_published(loaded: PinnedRecipe, stage: StageName | None, price: float 
     with Predictor() as predictor, working("rehearsing the stages") as say:
         made = planning.make(predictor, loaded, predicted_stages(loaded.recipe), price, say)
         costs = strategies.alone(predictor.predict, loaded, "sft", say)
-    rows = claims.compare(loaded, made, costs)
+    rows = published_figures.compare(loaded, made, costs)
     tables.show_published(loaded, [row for row in rows if stage in (None, row.figure.stage)], as_json)
 
 

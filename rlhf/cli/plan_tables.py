@@ -8,12 +8,12 @@ import click
 
 from rlhf.errors import UserError
 from rlhf.files import JsonValue
-from rlhf.memory import claims
-from rlhf.memory.claims import ComparedFigure
+from rlhf.memory import published_figures
 from rlhf.memory.fit import Fit
 from rlhf.memory.phases import gb
 from rlhf.memory.plan import Plan, PlannedPhase, StageTime
 from rlhf.memory.predict import needed
+from rlhf.memory.published_figures import ComparedFigure
 from rlhf.memory.strategies import StrategyCost
 from rlhf.recipe import PinnedRecipe, StageName, as_yaml, totals
 from rlhf.terminal import screen, wording
@@ -104,7 +104,7 @@ def stage_rows(plan: Plan) -> list[tuple[str, ...]]:
         published = "-".join(dict.fromkeys(gb(x, 0) for x in planned.published_bytes or () if x)) or "-"
         verdict = {True: "fits", False: "DOES NOT FIT", None: f"on {planned.in_memory_of}"}[planned.fits]
         verdict += f", {planned.verdict}" if planned.verdict else ""
-        sizes = [gb(size) for size in (planned.peak_bytes, planned.needed_bytes, planned.reserved_bytes)]
+        sizes = [gb(size) for size in (planned.peak_bytes, planned.card_needed_bytes, planned.card_reserved_bytes)]
         rows.append((stage, *sizes, published, verdict, *_time_cells([planned.time])))
     chain = [plan.stages[stage].time for stage in totals.CHAIN if stage in plan.stages]
     if len(chain) == len(totals.CHAIN) and None not in chain:
@@ -160,8 +160,8 @@ def hints(plan: Plan) -> list[str]:
         lines.append("--price (make: PRICE=), dollars for an hour of a card, adds the cost")
     on_card = {stage: planned for stage, planned in plan.stages.items() if planned.in_memory_of == "cuda"}
     if plan.card_bytes and on_card and all(planned.fits for planned in on_card.values()):
-        largest = max(on_card, key=lambda stage: on_card[stage].needed_bytes)
-        needed = on_card[largest].needed_bytes
+        largest = max(on_card, key=lambda stage: on_card[stage].card_needed_bytes)
+        needed = on_card[largest].card_needed_bytes
         room = "; --fastest (make: FIT=card) looks for settings that use the rest"
         lines.append(
             f"fits the card: {largest} needs most, {gb(needed)} of {gb(plan.card_bytes)} GB"
@@ -207,7 +207,7 @@ def show_strategies(loaded: PinnedRecipe, costs: Mapping[StageName, Mapping[str,
         for position, (name, cost) in enumerate(strategies.items()):
             saved = without - cost.peak_bytes
             saves = f"{gb(saved)} ({saved / without:.0%})" if name != "none" else ""
-            claim = "; ".join(claims.of_strategy(loaded, name))
+            published = "; ".join(published_figures.of_strategy(loaded, name))
             rows.append(
                 (
                     "" if position else stage,
@@ -215,7 +215,7 @@ def show_strategies(loaded: PinnedRecipe, costs: Mapping[StageName, Mapping[str,
                     gb(cost.peak_bytes),
                     saves,
                     f"x {cost.operations:.2f}",
-                    claim,
+                    published,
                 )
             )
     columns = ("stage", "strategy alone", "peak, GB", "saves", "operations", "published")
@@ -227,7 +227,11 @@ def show_fits(loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool) ->
     needs = {stage: needed(phases[""]) for stage, phases in settings.stages.items()}
     if as_json:
         stages = {
-            stage: {"peak_bytes": phases[""].peak_bytes, "needed_bytes": needs[stage], "fits": needs[stage] <= limit}
+            stage: {
+                "peak_bytes": phases[""].peak_bytes,
+                "card_needed_bytes": needs[stage],
+                "fits": needs[stage] <= limit,
+            }
             for stage, phases in settings.stages.items()
         }
         click.echo(json.dumps({"limit_bytes": limit, "set": settings.changes, "stages": stages}, indent=2))

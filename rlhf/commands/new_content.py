@@ -9,7 +9,7 @@ from rlhf import recipe as recipes
 from rlhf.commands.new_model import ModelFacts, ModelFiles
 from rlhf.data import formats
 from rlhf.errors import OptionError, UserError, no_such
-from rlhf.memory.cards import CARDS
+from rlhf.memory.card.cards import CARDS
 from rlhf.recipe import StageName
 from rlhf.recipe.published import GB
 

@@ -207,7 +207,7 @@ class Codec:
             return response
         return text[len(prompt) :].split(self.tokenizer.eos_token)[0].rstrip()
 
-    def _ids(self, texts: Sequence[str], bos: bool) -> list[list[int]]:  # rlhf/memory/seams.py replaces it
+    def _ids(self, texts: Sequence[str], bos: bool) -> list[list[int]]:  # rlhf/memory/rehearsal/seams.py replaces it
         """Return the ids of each text, with `bos` after a BOS where the tokenizer has one."""
         if not texts:
             return []

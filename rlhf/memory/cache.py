@@ -8,27 +8,28 @@ from pathlib import Path
 
 from rlhf import recipe as recipes
 from rlhf.files import JsonObject, read_json, replacing
-from rlhf.memory import cards
-from rlhf.memory.phases import DECODING_STEP, Rehearsed
+from rlhf.memory.card import cards
+from rlhf.memory.phases import DECODING_STEP, RehearsalName
 from rlhf.process.cuda import expandable_segments
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.packages import package_version
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
-SIZES_FROM: dict[Rehearsed, set[str]] = {"merge": {"sft"}, "evaluate": {"rm"}, DECODING_STEP: {"ppo"}}  # other sections
+# Sections of the recipe that give sizes to a rehearsal beside its own.
+SIZES_FROM: dict[RehearsalName, set[str]] = {"merge": {"sft"}, "evaluate": {"rm"}, DECODING_STEP: {"ppo"}}
 
 
-def file_of(loaded: PinnedRecipe, stage: Rehearsed) -> Path:
+def file_of(loaded: PinnedRecipe, name: RehearsalName) -> Path:
     """Return the file of a rehearsal's answer, named after all that the answer depends on."""
-    deciding = {"model", "tokenizer", "data", "lora", "evaluate", stage} | SIZES_FROM.get(stage, set())
+    deciding = {"model", "tokenizer", "data", "lora", "evaluate", name} | SIZES_FROM.get(name, set())
     recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
-    policies = [p for p in recipes.POLICIES if loaded.recipe.section(p) is not None] if stage == "evaluate" else []
+    policies = [p for p in recipes.POLICIES if loaded.recipe.section(p) is not None] if name == "evaluate" else []
     hardware = loaded.recipe.hardware.model_dump(mode="json", exclude={"name", "memory_gb", "threads"})
     device = loaded.recipe.hardware.device
     card = cards.gpu_of(loaded.recipe.hardware.name) if device == "cuda" else None
     allocator = expandable_segments() if device == "cuda" else None
     versions = [package_version(name) for name in PACKAGES]
-    key = recipes.content_hash([recipe, policies, hardware, card, allocator, stage, _code_hash(), versions])
+    key = recipes.content_hash([recipe, policies, hardware, card, allocator, name, _code_hash(), versions])
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "rlhf" / "predictions" / f"{key[:32]}.json"
 
@@ -36,8 +37,13 @@ def file_of(loaded: PinnedRecipe, stage: Rehearsed) -> Path:
 @functools.cache
 def _code_hash() -> str:
     """Return the hash of this package's code as it was at the first call."""
+    return hash_of_modules(Path(__file__).parents[1])
+
+
+def hash_of_modules(package: Path) -> str:
+    """Return the hash of all modules of a package, those of its subpackages included."""
     code = hashlib.sha256()
-    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
+    for file in sorted(package.rglob("*.py")):
         code.update(file.read_bytes())
     return code.hexdigest()
 

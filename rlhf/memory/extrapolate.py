@@ -1,7 +1,8 @@
 """Peaks at the recipe's number of layers, from those at the two depths of a rehearsal.
 
 Every layer of a decoder is alike. What a phase holds at its peak therefore grows linearly with their number as long as
-the same operation makes the peak. What the allocator reserves does not; rlhf/memory/depth.py repeats a layer's events.
+the same operation makes the peak. What the allocator reserves does not; rlhf/memory/rehearsal/depth.py repeats a
+layer's events.
 """
 
 from rlhf.memory.phases import COMPONENTS, DEPTHS, WORKSPACE, Peak, PredictedPhase, PredictedStage

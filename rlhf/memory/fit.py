@@ -11,7 +11,7 @@ from math import inf
 from typing import NamedTuple
 
 from rlhf.errors import UserError
-from rlhf.memory.cards import RATES_4090, rates_of
+from rlhf.memory.card.cards import RATES_4090, rates_of
 from rlhf.memory.phases import Predict, PredictedPhase, PredictedStage, PredictionError
 from rlhf.memory.predict import needed
 from rlhf.memory.projection import row_tokens

@@ -12,7 +12,7 @@ PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", 
 DEPTHS = (2, 4)  # layers with which a stage is rehearsed
 STEPS = 2  # of a rehearsed stage; the second one has optimizer states
 DECODING_STEP: Literal["decoding step"] = "decoding step"
-Rehearsed = StageName | Literal["decoding step"]
+RehearsalName = StageName | Literal["decoding step"]  # what is rehearsed: a stage, or one step of sampling
 ON_HOST: tuple[StageName, ...] = ("merge",)  # stages that leave the card alone
 
 COMPONENTS = (

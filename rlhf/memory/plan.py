@@ -6,7 +6,8 @@ from typing import Literal
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
-from rlhf.memory import cards, projection, ranks
+from rlhf.memory import projection, ranks
+from rlhf.memory.card import cards
 from rlhf.memory.phases import ON_HOST, PredictedPhase, PredictedStage, StepOperations
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor, needed, reserved
 from rlhf.recipe import PinnedRecipe, Recipe, StageName, published
@@ -17,7 +18,11 @@ SECONDS_PER_HOUR = 3600
 
 @dataclass(frozen=True)
 class PlannedPhase:
-    """Bytes of a phase: at its peak, and the components of that peak."""
+    """Bytes of a phase: at its peak, and the components of that peak.
+
+    `reserved_bytes` and `needed_bytes` are those of torch's allocator alone, None where no card is used. Paged states,
+    which are `paged_bytes`, and the driver's context are not among them.
+    """
 
     peak_bytes: int
     reserved_bytes: int | None
@@ -51,12 +56,16 @@ class StageTime:
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """Memory and time of a stage."""
+    """Memory and time of a stage.
+
+    `card_reserved_bytes` and `card_needed_bytes` are of the whole card: what torch's allocator reserves or needs in the
+    phase with most of it, and on a card paged states and the driver's context too. A stage without a card has its peak.
+    """
 
     in_memory_of: Literal["cuda", "cpu", "host"]
     peak_bytes: int
-    reserved_bytes: int
-    needed_bytes: int
+    card_reserved_bytes: int
+    card_needed_bytes: int
     fits: bool | None  # None without a card
     published_bytes: tuple[int | None, int | None] | None  # published: the lowest and the highest figure
     verdict: str | None  # on the peak, by the published figures
@@ -136,8 +145,8 @@ def _stage(
     return PlannedStage(
         in_memory_of=place,
         peak_bytes=whole.peak_bytes,
-        reserved_bytes=reserved(whole),
-        needed_bytes=need,
+        card_reserved_bytes=reserved(whole),
+        card_needed_bytes=need,
         fits=need <= card * GB if card and place == "cuda" else None,
         published_bytes=_published(loaded, stage),
         verdict=_peak_verdict(loaded, stage, whole.peak_bytes),

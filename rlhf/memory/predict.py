@@ -10,7 +10,8 @@ from typing import cast
 
 from rlhf import recipe as recipes
 from rlhf.files import JsonObject
-from rlhf.memory import cache, cards, ranks
+from rlhf.memory import cache, ranks
+from rlhf.memory.card import cards
 from rlhf.memory.extrapolate import extrapolate, with_inner
 from rlhf.memory.phases import (
     DECODING_STEP,
@@ -18,7 +19,7 @@ from rlhf.memory.phases import (
     PredictedPhase,
     PredictedStage,
     PredictionError,
-    Rehearsed,
+    RehearsalName,
     RehearsedStep,
     StepOperations,
     from_json,
@@ -103,20 +104,20 @@ class Predictor:
             for role, n in roles.items()
         }
 
-    def _rehearsed(self, loaded: PinnedRecipe, stage: Rehearsed) -> JsonObject:
+    def _rehearsed(self, loaded: PinnedRecipe, name: RehearsalName) -> JsonObject:
         """Return what the rehearsal finds, from the cache if it was rehearsed before."""
-        file = cache.file_of(loaded, stage)
+        file = cache.file_of(loaded, name)
         answer = cache.read(file)
         if answer is None:
-            answer = self._rehearse(loaded, stage)
+            answer = self._rehearse(loaded, name)
             cache.write(file, answer)
         return answer
 
-    def _rehearse(self, loaded: PinnedRecipe, stage: Rehearsed) -> JsonObject:
+    def _rehearse(self, loaded: PinnedRecipe, name: RehearsalName) -> JsonObject:
         if self._worker is None:
             self._worker = _start()
         assert self._worker.stdin and self._worker.stdout
-        question = {"recipe": str(loaded.directory.resolve()), "overrides": loaded.overrides, "stage": stage}
+        question = {"recipe": str(loaded.directory.resolve()), "overrides": loaded.overrides, "name": name}
         try:
             print(json.dumps({**question, "expandable": expandable_segments()}), file=self._worker.stdin, flush=True)
             line = self._worker.stdout.readline()
@@ -129,7 +130,7 @@ class Predictor:
         answer = json.loads(line or '{"error": "its process ended"}')
         if "error" in answer:
             reason = excerpt(answer["error"])
-            raise PredictionError(f"memory of {stage} cannot be predicted: {reason}")
+            raise PredictionError(f"memory of {name} cannot be predicted: {reason}")
         result: JsonObject = answer["result"]
         return result
 
@@ -157,7 +158,7 @@ def workspaces(recipe: Recipe, stage: StageName, phase: str) -> int:
 
 
 def _start() -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "rlhf.memory.rehearse"]
+    command = [sys.executable, "-m", "rlhf.memory.rehearsal.worker"]
     environment = children.alone(children.child_environment(OMP_NUM_THREADS="1"))
     return subprocess.Popen(
         command,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rlhf.data.worlds.lengths import lengths_of_hh
 from rlhf.files import JsonObject
-from rlhf.memory.cards import NominalRates
+from rlhf.memory.card.cards import NominalRates
 from rlhf.memory.phases import STEPS, PredictedPhase, PredictedStage
 from rlhf.recipe import TRAINING_STAGES, Dialogues, Recipe, StageName
 

@@ -9,7 +9,7 @@ from peft.tuners.lora import LoraLayer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf.errors import UserError
-from rlhf.memory.short_runs import check_equal_layers
+from rlhf.memory.rehearsal.short_runs import check_equal_layers
 from rlhf.models.adapters import _targets
 from rlhf.models.architecture import config_of
 from rlhf.models.support import check_lengths, check_model, unsupported

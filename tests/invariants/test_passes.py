@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from rlhf.data.batch import Rollout
-from rlhf.memory.device import StandIn
-from rlhf.memory.passes import Repeats, _shape
 from rlhf.memory.phases import PHASES, Event
-from rlhf.memory.rehearse import Rehearsals
+from rlhf.memory.rehearsal.device import StandIn
+from rlhf.memory.rehearsal.meta_runs import Rehearsals
+from rlhf.memory.rehearsal.passes import Repeats, _shape
 from tests.conftest import GROUP
 from tests.invariants.tiny import tiny
 

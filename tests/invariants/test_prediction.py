@@ -22,15 +22,15 @@ from bench.memory.measure import RealRuns, measure
 from rlhf import recipe
 from rlhf.data.batch import Rollout
 from rlhf.evaluation import policies as evaluation
-from rlhf.memory import cards
 from rlhf.memory import prediction_file as pins
-from rlhf.memory.allocator import LARGE_SEGMENT
+from rlhf.memory.card import cards
+from rlhf.memory.card.allocator import LARGE_SEGMENT
+from rlhf.memory.card.replay import replay
 from rlhf.memory.extrapolate import extrapolate
 from rlhf.memory.phases import DEPTHS, Event, Peak, PredictionError, as_json
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
 from rlhf.memory.prediction_file import Needs, Peaks
-from rlhf.memory.rehearse import Rehearsals, reserved_at_depth
-from rlhf.memory.replay import replay
+from rlhf.memory.rehearsal.meta_runs import Rehearsals, reserved_at_depth
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.rollout.engine import sample
 from rlhf.rollout.library_decoding import LibraryDecoding
@@ -587,7 +587,7 @@ def test_a_shorter_row_never_needs_less_memory(on_cuda, monkeypatch):
     """So that a rehearsal with one in every batch covers batches without. Labels and logits are one token less."""
     loaded = tiny(2, vocab=200, hardware__device="cuda", model__dtype="bfloat16")
     padded = peaks(on_cuda(loaded, "sft"))["train"]
-    monkeypatch.setattr("rlhf.memory.seams._one_shorter", lambda rows: rows)
+    monkeypatch.setattr("rlhf.memory.rehearsal.seams._one_shorter", lambda rows: rows)
     full = peaks(on_cuda(loaded, "sft"))["train"]
     assert total(padded) >= 0.99 * total(full)
 

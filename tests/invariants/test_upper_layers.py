@@ -11,8 +11,8 @@ import torch
 from bench.memory.measure import measure
 from rlhf.data.batch import collate, joined
 from rlhf.errors import UserError
-from rlhf.memory.rehearse import Rehearsals
-from rlhf.memory.seams import shortened
+from rlhf.memory.rehearsal.meta_runs import Rehearsals
+from rlhf.memory.rehearsal.seams import shortened
 from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.weights import adapter_weights
 from rlhf.process import distributed

@@ -12,8 +12,8 @@ def planned_stage(**changes: Any) -> PlannedStage:
     fields: dict[str, Any] = {
         "in_memory_of": "cuda",
         "peak_bytes": 10**9,
-        "reserved_bytes": 2 * 10**9,
-        "needed_bytes": 10**9,
+        "card_reserved_bytes": 2 * 10**9,
+        "card_needed_bytes": 10**9,
         "fits": True,
         "published_bytes": None,
         "verdict": None,

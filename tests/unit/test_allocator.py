@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf.memory.allocator import (
+from rlhf.memory.card.allocator import (
     LARGE_SEGMENT,
     MIB,
     MIN_BLOCK,

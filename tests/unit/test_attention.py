@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from rlhf.memory.attention import backend
-from rlhf.memory.cards import Gpu
+from rlhf.memory.card.attention import backend
+from rlhf.memory.card.cards import Gpu
 
 ADA, HOPPER, TURING = Gpu((8, 9), 128), Gpu((9, 0), 132), Gpu((7, 5), 40)
 

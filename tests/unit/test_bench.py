@@ -18,7 +18,7 @@ from bench.memory import budgets
 from bench.paths import ROOT
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.memory import claims, projection
+from rlhf.memory import projection, published_figures
 from rlhf.memory.phases import PredictedPhase
 from rlhf.memory.strategies import StrategyCost, one_by_one
 from rlhf.recipe import StageName
@@ -230,7 +230,7 @@ def test_an_ablation_compares_what_it_measured():
     row: StageSteps = {"peak_vram_bytes": 63_750_000_000, "step_seconds": seconds(2.5, 2.5, 2.5)["train"]}
     effect = ablation.effect(row, none)
     assert effect == {"memory_gb": -21.25, "memory_percent": -25, "time_factor": 1.25, "time_percent": 25}
-    verdicts = claims.of_strategy(loaded_of("h100-mistral-7b"), "gradient_checkpointing", effect)
+    verdicts = published_figures.of_strategy(loaded_of("h100-mistral-7b"), "gradient_checkpointing", effect)
     assert verdicts == ["memory_percent -30 – -20: reproduces", "time_percent 10 – 20: worse (+5 points)"]
 
 

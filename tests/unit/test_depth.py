@@ -2,9 +2,9 @@
 
 import pytest
 
-from rlhf.memory.depth import NotAligned, align, deepen
+from rlhf.memory.card.replay import replay
 from rlhf.memory.phases import BEGIN, Event
-from rlhf.memory.replay import replay
+from rlhf.memory.rehearsal.depth import NotAligned, align, deepen
 
 MIB = 1 << 20
 

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch.profiler import record_function
 
 from rlhf import recipe
-from rlhf.memory import cards, kernels, predict
-from rlhf.memory.cards import CARDS, SMALL_WORKSPACE, UNKNOWN, Gpu
-from rlhf.memory.device import StandIn
-from rlhf.memory.operations import META
+from rlhf.memory import predict
+from rlhf.memory.card import cards, kernels
+from rlhf.memory.card.cards import CARDS, SMALL_WORKSPACE, UNKNOWN, Gpu
 from rlhf.memory.phases import PHASES
+from rlhf.memory.rehearsal.device import StandIn
+from rlhf.memory.rehearsal.operations import META
 from rlhf.recipe import StageName
 from tests.conftest import noted
 

@@ -9,7 +9,7 @@ from bench.kinds import OutsideRecord
 from bench.outside import collect, collect_fms, compare, lengths, page, plot, steps
 from bench.outside.loop import STEP
 from bench.reading import read
-from rlhf.memory.cards import SMALL_WORKSPACE
+from rlhf.memory.card.cards import SMALL_WORKSPACE
 from rlhf.memory.phases import PRODUCT, Event
 
 ROOT = Path(__file__).parents[2]

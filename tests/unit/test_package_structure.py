@@ -100,6 +100,14 @@ def test_a_stage_imports_no_other_stage():
         assert not stages & imported - {file.stem}, file
 
 
+def test_predictions_start_rehearsals_in_another_process_and_a_card_is_below_both():
+    """An answer of rlhf.memory imports no rehearsal, a rehearsal no answer, and a card neither."""
+    allowed = {"memory": r"(?!rehearsal)", "rehearsal": r"(rehearsal|card|phases)", "card": r"(card|phases)"}
+    for file in sorted((ROOT / "rlhf/memory").rglob("*.py")):
+        imported = re.findall(r"(?:from|import) rlhf\.memory(?:\.| import )(\w+)", file.read_text())
+        assert [name for name in imported if not re.match(allowed[file.parent.name], name)] == [], file
+
+
 def test_only_the_command_line_knows_click():
     """A module below cli takes values and raises UserError; options and their errors belong to cli."""
     for file in FILES:

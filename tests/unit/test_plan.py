@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 from collections import Counter
 from importlib.metadata import version
 from math import inf
@@ -16,8 +17,9 @@ import yaml
 from rlhf import recipe
 from rlhf.cli import plan_tables as tables
 from rlhf.errors import UserError
-from rlhf.memory import cards, claims, fit, plan, projection, strategies
-from rlhf.memory.cache import file_of
+from rlhf.memory import fit, plan, projection, published_figures, strategies
+from rlhf.memory.cache import file_of, hash_of_modules
+from rlhf.memory.card import cards
 from rlhf.memory.phases import (
     PredictedPhase,
     PredictedStage,
@@ -137,7 +139,9 @@ def test_a_plan_as_json(command, predictor, small, tmp_path):
     assert (made["recipe"], made["version"], made["modified"], made["hardware"]) == ("small", "v1", False, "cpu")
     assert list(made["stages"]) == list(PREDICTED_STAGES)
     for stage, row in made["stages"].items():
-        assert {"peak_bytes", "reserved_bytes", "fits", "published_bytes", "phases", "in_memory_of"} <= set(row)
+        named = {"peak_bytes", "card_reserved_bytes", "card_needed_bytes", "fits", "published_bytes", "in_memory_of"}
+        assert named | {"phases"} <= set(row)
+        assert not {"reserved_bytes", "needed_bytes"} & set(row), "these are a phase's, of the allocator alone"
         assert (row["fits"], row["published_bytes"]) == (None, None)
         assert row["peak_bytes"] == max(phase["peak_bytes"] for phase in row["phases"].values())
         for name, phase in row["phases"].items():
@@ -177,8 +181,8 @@ def test_more_memory_than_the_card_has_is_exit_code_1(command, predictor, narrow
     row = made.stages["sft"]
     assert made.card_bytes == 2_000_000_000
     sizes = [(phase.peak_bytes, phase.needed_bytes or 0, phase.reserved_bytes or 0) for phase in row.phases.values()]
-    assert row.reserved_bytes == max(reserved for *_, reserved in sizes) + CONTEXT_BYTES
-    assert row.needed_bytes == max(needed for _, needed, _ in sizes) + CONTEXT_BYTES
+    assert row.card_reserved_bytes == max(reserved for *_, reserved in sizes) + CONTEXT_BYTES
+    assert row.card_needed_bytes == max(needed for _, needed, _ in sizes) + CONTEXT_BYTES
     assert all(peak <= needed <= reserved for peak, needed, reserved in sizes)
     assert row.fits is False
     assert (made.stages["merge"].fits, made.stages["merge"].in_memory_of) == (None, "host")
@@ -249,7 +253,7 @@ def test_settings_that_fit_do_fit_and_change_no_batch(command, predictor, small,
     answer = json.loads(out)
     need = fitting.stages[stage][""].peak_bytes
     assert (code, answer["limit_bytes"], answer["set"]) == (0, limit, fitting.changes)
-    assert answer["stages"] == {stage: {"peak_bytes": need, "needed_bytes": need, "fits": True}}
+    assert answer["stages"] == {stage: {"peak_bytes": need, "card_needed_bytes": need, "fits": True}}
     loaded = recipe.load(small, fitting.changes)
     assert needed(predictor.predict(loaded, stage)[""]) <= limit
     assert global_batch(loaded, stage) == global_batch(before, stage)
@@ -818,6 +822,23 @@ def test_another_version_of_a_package_is_predicted_anew(small, monkeypatch, pack
     assert file_of(recipe.load(small), "sft") != before
 
 
+def test_another_code_of_any_module_is_predicted_anew(small, monkeypatch, tmp_path):
+    package = Path(plan.__file__).parents[1]
+    copied = shutil.copytree(package, tmp_path / "rlhf", ignore=shutil.ignore_patterns("__pycache__"))
+    before = hash_of_modules(package)
+    assert hash_of_modules(copied) == before
+    modules = sorted((copied / "memory").rglob("*.py"))
+    assert {"memory", "rehearsal", "card"} == {module.parent.name for module in modules}
+    for module in modules:
+        text = module.read_text()
+        module.write_text(f"{text}\n")
+        assert hash_of_modules(copied) != before, module
+        module.write_text(text)
+    file = file_of(recipe.load(small), "sft")
+    monkeypatch.setattr("rlhf.memory.cache._code_hash", lambda: "of other code")
+    assert file_of(recipe.load(small), "sft") != file
+
+
 def test_a_damaged_cache_is_predicted_anew(predictor, small):
     loaded = recipe.load(small)
     before = predictor.predict(loaded, "sft")
@@ -945,6 +966,6 @@ def test_an_evaluation_of_other_policies_is_another_prediction():
 def test_a_figure_of_a_stage_that_is_not_planned_has_no_prediction():
     made = planned({"sft": planned_stage()})
     for metric in ("peak_vram_gb", "hours", "cost_usd", "component_gb.base"):
-        assert claims.predicted(made, {}, "pretrain", metric) is None
-    assert claims.predicted(made, {}, "all", "hours") is None
-    assert claims.predicted(made, {}, "sft", "peak_vram_gb") == 1.0
+        assert published_figures.predicted(made, {}, "pretrain", metric) is None
+    assert published_figures.predicted(made, {}, "all", "hours") is None
+    assert published_figures.predicted(made, {}, "sft", "peak_vram_gb") == 1.0

@@ -11,8 +11,8 @@ from tests.unit.plans import planned, planned_stage
 
 
 def made(needed: float, price: float | None = None, rm: PlannedStage | None = None) -> Plan:
-    stage = planned_stage(needed_bytes=round(needed * 1e9), time=StageTime(1.0, 2.0, (1.0, 3.0), None, None))
-    on_host = planned_stage(fits=None, needed_bytes=90 * 10**9, in_memory_of="host")
+    stage = planned_stage(card_needed_bytes=round(needed * 1e9), time=StageTime(1.0, 2.0, (1.0, 3.0), None, None))
+    on_host = planned_stage(fits=None, card_needed_bytes=90 * 10**9, in_memory_of="host")
     stages: dict[StageName, PlannedStage] = {"sft": stage, "merge": on_host}
     return planned(stages | ({"rm": rm} if rm else {}), price=price)
 
@@ -24,7 +24,7 @@ def test_a_card_that_is_far_from_full_is_said_to_have_room():
 
 
 def test_nothing_fits_where_one_stage_does_not():
-    too_large = planned_stage(fits=False, needed_bytes=20 * 10**9)
+    too_large = planned_stage(fits=False, card_needed_bytes=20 * 10**9)
     assert not [line for line in tables.hints(made(20.0, rm=too_large)) if "fits" in line]
 
 
@@ -35,7 +35,7 @@ def test_the_price_is_asked_for_where_it_would_make_a_cost():
 
 def full(cost: float | None = None, fits: bool = False) -> Plan:
     """A plan with everything that the tables show: one stage with the longest of its cells."""
-    sizes = dict.fromkeys(("peak_bytes", "needed_bytes", "reserved_bytes"), 20 * 10**9)
+    sizes = dict.fromkeys(("peak_bytes", "card_needed_bytes", "card_reserved_bytes"), 20 * 10**9)
     phase = PlannedPhase(10**9, None, None, 0, {"base": 10**9})
     larger = PlannedPhase(2 * 10**9, None, None, 0, {"base": 10**9})
     phases = {"evaluate": larger, "evaluate/prefill": larger, "evaluate/decode": phase, "train": phase}

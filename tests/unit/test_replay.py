@@ -2,9 +2,9 @@
 
 import pytest
 
-from rlhf.memory.allocator import MIB, OutOfMemory
+from rlhf.memory.card.allocator import MIB, OutOfMemory
+from rlhf.memory.card.replay import TIGHT, replay
 from rlhf.memory.phases import BEGIN, CAPTURE, CAPTURED, DROPPED, PRODUCT, Event
-from rlhf.memory.replay import TIGHT, replay
 
 
 class Events:

@@ -16,8 +16,8 @@ from bench.roofline import counts
 from bench.roofline.counts import NF4_BYTES, Decoder, LayerPasses, LeastWork, RowSizes, phases
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.memory import cards
-from rlhf.memory.cards import NominalRates
+from rlhf.memory.card import cards
+from rlhf.memory.card.cards import NominalRates
 from rlhf.models import matmul
 from rlhf.models.lean.trunk import LeanTrunk
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlhf.memory.shapes import Shapes
+from rlhf.memory.rehearsal.shapes import Shapes
 
 aten = torch.ops.aten
 META = torch.device("meta")

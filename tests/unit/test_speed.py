@@ -7,7 +7,8 @@ from bench.kinds import OutsideRecord, TimedStep
 from bench.outside import compare, lengths, speed
 from bench.outside.__main__ import FOLDER
 from bench.reading import read
-from rlhf.memory import cards, projection
+from rlhf.memory import projection
+from rlhf.memory.card import cards
 
 CARD = cards.NominalRates(100.0, 10.0, "")
 RATES = projection.Rates(1.5, 1.2, 5e-6)

@@ -16,9 +16,9 @@ import trl.trainer.utils
 from torch import nn
 from torch.profiler import record_function
 
-from rlhf.memory.device import KNOWN, StandIn
-from rlhf.memory.operations import META
 from rlhf.memory.phases import Peak
+from rlhf.memory.rehearsal.device import KNOWN, StandIn
+from rlhf.memory.rehearsal.operations import META
 from rlhf.models import random_base
 from rlhf.rollout import library_decoding
 from rlhf.rollout.cache import CacheLayer
@@ -539,7 +539,7 @@ def test_a_rehearsal_leaves_torch_as_it_was():
     """torch lists the functions that a device context acts on once; with a stand-in among them, models load wrongly."""
     code = """
 import torch
-from rlhf.memory.device import StandIn
+from rlhf.memory.rehearsal.device import StandIn
 with StandIn("cuda", ["load"], 8), torch.device("meta"):
     torch.empty(1)
 with torch.device("meta"):

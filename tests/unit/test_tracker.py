@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
 from rlhf.memory.phases import Peak
-from rlhf.memory.tracker import LOGITS_TILE, Tracker
+from rlhf.memory.rehearsal.tracker import LOGITS_TILE, Tracker
 from tests.conftest import gradient
 
 aten = torch.ops.aten

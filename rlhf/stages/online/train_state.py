@@ -124,7 +124,8 @@ class TrainState:
     ) -> list[dict[str, float]]:
         """Let `add_gradient` add the gradient of each micro-batch while `role` is active. Return their statistics.
 
-        It is a callback because the rehearsal of memory (rlhf/memory/passes.py) calls it once for equal micro-batches.
+        It is a callback because the rehearsal of memory (rlhf/memory/rehearsal/passes.py) calls it once for equal
+        micro-batches.
         """
         with self.shared.role(role):
             return [add_gradient(batch.rows(rows)) for rows in micro_rows]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
-from rlhf.memory.cards import Gpu
+from rlhf.memory.card.cards import Gpu
 
 Op = OpOverload[..., Any]  # an operation as torch's dispatcher gives it
 Args = tuple[Any, ...]  # an operation's arguments by position: tensors, lists of them, numbers and other types

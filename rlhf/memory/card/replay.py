@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rlhf.memory.allocator import Allocator, Block
+from rlhf.memory.card.allocator import Allocator, Block
 from rlhf.memory.phases import BEGIN, CAPTURE, CAPTURED, DROPPED, PRODUCT, Event, Reserved
 
 # On a full card blocks lie otherwise than on one with room: stages of 4090-llama2-7b v2, replayed on cards of just that

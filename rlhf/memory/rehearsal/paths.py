@@ -18,10 +18,10 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from torch.utils import checkpoint
 
-from rlhf.memory import passes
-from rlhf.memory.attention import attention
-from rlhf.memory.operations import META
+from rlhf.memory.card.attention import attention
 from rlhf.memory.phases import CAPTURE, CAPTURED, DROPPED, PAGED
+from rlhf.memory.rehearsal import passes
+from rlhf.memory.rehearsal.operations import META
 from rlhf.models import random_base
 from rlhf.models.lean import layouts, trunk
 from rlhf.rollout import library_decoding
@@ -30,7 +30,7 @@ from rlhf.rollout.library_decoding import LibraryDecoding
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 
 if TYPE_CHECKING:
-    from rlhf.memory.device import StandIn
+    from rlhf.memory.rehearsal.device import StandIn
 
 P = ParamSpec("P")
 R = TypeVar("R")

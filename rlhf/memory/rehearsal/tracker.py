@@ -1,7 +1,7 @@
 """Follows every storage on one device from its allocation to its release, and says what was alive at each peak.
 
 A dispatch mode sees each operation below autograd, on real tensors and on `meta` tensors alike. It cannot see what
-kernels allocate inside themselves; rlhf/memory/kernels.py gives that for those that matter.
+kernels allocate inside themselves; rlhf/memory/card/kernels.py gives that for those that matter.
 
 torch's own MemTracker sees the same storages, on `meta` too. It keeps totals by kind and module: neither the order of
 allocations, which the allocator's replay needs, nor a peak for each phase. FakeTensorMode, its usual companion, fails
@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlhf.memory.allocator import rounded
-from rlhf.memory.gradient_sums import ADD, GradientSum, called_by_engine, in_backward
-from rlhf.memory.holders import Holders
-from rlhf.memory.kernels import Args, Count, Kwargs, Op
-from rlhf.memory.operations import OperationCounter, tensors_in
-from rlhf.memory.peaks import Storage, around, peaks_of
+from rlhf.memory.card.allocator import rounded
+from rlhf.memory.card.kernels import Args, Count, Kwargs, Op
 from rlhf.memory.phases import BEGIN, PAGED, PRODUCT, Event, Peak, Work
+from rlhf.memory.rehearsal.gradient_sums import ADD, GradientSum, called_by_engine, in_backward
+from rlhf.memory.rehearsal.holders import Holders
+from rlhf.memory.rehearsal.operations import OperationCounter, tensors_in
+from rlhf.memory.rehearsal.peaks import Storage, around, peaks_of
 
 ENTER_BLOCK = torch.ops.profiler._record_function_enter_new.default
 LEAVE_BLOCK = torch.ops.profiler._record_function_exit._RecordFunction
@@ -141,7 +141,7 @@ class Tracker(TorchDispatchMode):
         finally:
             self._paused = before
 
-    # -- what was seen so far, and what is repeated (rlhf/memory/passes.py) ----------------------------------------
+    # -- what was seen so far, and what is repeated (passes.py) --------------------------------------------------------
 
     @property
     def phase(self) -> tuple[str, ...]:
@@ -231,7 +231,7 @@ class Tracker(TorchDispatchMode):
             self.mark(BEGIN)  # what is alive now is alive in the new phase
 
     def _follow_new(self, tensor: Tensor, operation: object) -> bool:
-        """Follow a tensor's storage from now on. Returns whether it is new."""
+        """Follow a tensor's storage from now on. Return whether it is new."""
         if not self._on_device(tensor):
             return False
         storage = tensor.untyped_storage()
@@ -249,7 +249,7 @@ class Tracker(TorchDispatchMode):
         return True
 
     def follow(self, storage: torch.UntypedStorage, number: int) -> None:
-        """Note the release of a storage."""
+        """Note from now on when a storage is released, whose number is given."""
         key = id(storage)
         self._live[key] = number, weakref.ref(storage, lambda _: self._free(key))
 

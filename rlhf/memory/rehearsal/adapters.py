@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlhf.memory.operations import META
+from rlhf.memory.rehearsal.operations import META
 from rlhf.models.adapters import new_adapter, save_adapter
 from rlhf.models.loading import load_base
 from rlhf.models.weights import SCORE_WEIGHT
@@ -17,7 +17,7 @@ from rlhf.run.layout import ADAPTER, ADAPTER_FILE, SUMMARY
 def write_adapters(run: Run, stages: Iterable[StageName]) -> None:
     """Write a new adapter of the recipe's shape as the result of each stage, beside the run; `rm` also has its head.
 
-    Call it where the stand-in device is on (rlhf/memory/device.py).
+    Call it where the stand-in device is on (rlhf/memory/rehearsal/device.py).
     """
     model = new_adapter(load_base(run, META), run.loaded.recipe.lora)
     for stage in stages:

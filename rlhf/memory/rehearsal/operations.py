@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from rlhf.memory.kernels import FLOPS, Args, Count, Kwargs, Op
+from rlhf.memory.card.kernels import FLOPS, Args, Count, Kwargs, Op
 from rlhf.memory.phases import Work
 
 META = torch.device("meta")  # of tensors that have shapes and no numbers

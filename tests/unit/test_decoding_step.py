@@ -8,9 +8,9 @@ from torch import Tensor
 
 from bench.memory import budgets
 from rlhf import recipe
-from rlhf.memory import decode_step
-from rlhf.memory.decode_step import DYNAMIC_SHAPE, HOST_READ, OTHER_DEVICE, ROLES, DecodingStep, Operation
 from rlhf.memory.predict import Predictor
+from rlhf.memory.rehearsal import decoding_step
+from rlhf.memory.rehearsal.decoding_step import DYNAMIC_SHAPE, HOST_READ, OTHER_DEVICE, ROLES, DecodingStep, Operation
 from rlhf.recipe import PinnedRecipe
 from rlhf.rollout.cache import CacheLayer
 from rlhf.rollout.library_decoding import LibraryDecoding
@@ -28,7 +28,7 @@ def load(directory: Path, **changes) -> PinnedRecipe:
 
 @pytest.fixture(scope="module")
 def bf16() -> dict[str, DecodingStep]:
-    return decode_step.decoding_steps(load(BF16))
+    return decoding_step.decoding_steps(load(BF16))
 
 
 @pytest.mark.parametrize("directory", ON_A_GPU, ids=lambda d: f"{d.parent.name}-{d.name}")
@@ -36,7 +36,7 @@ def test_every_gpu_recipe_can_be_captured(directory):
     """No host read, no copy between devices, no shape that depends on values; not more operations than are pinned."""
     if recipe.load(directory).recipe.model.quantization == "nf4":
         pytest.importorskip("bitsandbytes")
-    found = decode_step.decoding_steps(load(directory))
+    found = decoding_step.decoding_steps(load(directory))
     assert set(found) == set(ROLES)
     assert {role: step.unsafe for role, step in found.items()} == dict.fromkeys(ROLES, ())
     now = {role: {"per_layer": len(s.per_layer), "outside": len(s.outside)} for role, s in found.items()}
@@ -64,7 +64,7 @@ def test_planted_faults_are_found(monkeypatch, fault, reason):
         fault(self.rows.tokens)
 
     monkeypatch.setattr(LibraryDecoding, "_draw", faulty)
-    for step in decode_step.decoding_steps(load(BF16)).values():
+    for step in decoding_step.decoding_steps(load(BF16)).values():
         assert [op.unsafe for op in step.unsafe] == [reason]
         assert [op.layer for op in step.unsafe] == [None]
 
@@ -78,13 +78,13 @@ def test_a_fault_inside_a_layer_is_found_there(monkeypatch):
         return update(self, keys, values, *args, **kwargs)
 
     monkeypatch.setattr(CacheLayer, "update", faulty)
-    for step in decode_step.decoding_steps(load(BF16)).values():
+    for step in decoding_step.decoding_steps(load(BF16)).values():
         assert [(op.layer, op.unsafe) for op in step.unsafe] == [(0, HOST_READ), (1, HOST_READ)]
 
 
 def test_two_layers_tell_what_four_have(bf16):
     """Every layer is alike, so that a step of any depth can be counted from two of them."""
-    deeper = decode_step.decoding_steps(load(BF16), layers=4)
+    deeper = decoding_step.decoding_steps(load(BF16), layers=4)
     with Predictor() as predictor:
         predicted = predictor.decoding_step(load(BF16, model__architecture__num_hidden_layers=4))
     assert predicted is not None
@@ -103,7 +103,7 @@ def test_views_and_allocations_are_no_kernels(monkeypatch, bf16):
         hidden.neg().abs_()
 
     monkeypatch.setattr(LibraryDecoding, "_draw", more)
-    found = decode_step.decoding_steps(load(BF16))["policy"]
+    found = decoding_step.decoding_steps(load(BF16))["policy"]
     *usual, last = bf16["policy"].outside  # the step ends by moving on to the next slot
     assert found.outside == (*usual, "aten::neg", "aten::abs_", last)
 

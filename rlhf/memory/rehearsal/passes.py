@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from rlhf.data.batch import Rollout, TrainingBatch
-from rlhf.memory.peaks import Storage
 from rlhf.memory.phases import PASS, Event, Work
-from rlhf.memory.tracker import Tracker
+from rlhf.memory.rehearsal.peaks import Storage
+from rlhf.memory.rehearsal.tracker import Tracker
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Role
 from rlhf.stages.online.train_state import TrainedRole, TrainState

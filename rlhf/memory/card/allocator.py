@@ -307,7 +307,7 @@ def segment_size(size: int) -> int:
 
 
 def _pages(block: Block) -> tuple[int, int]:
-    """Start and end of the whole pages inside a block; the end may lie before the start."""
+    """Return the start and end of the whole pages inside a block; the end may lie before the start."""
     page = block.pool.page
     return -(-block.address // page) * page, (block.address + block.size) // page * page
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlhf.memory.cards import UNKNOWN, Gpu
+from rlhf.memory.card.cards import UNKNOWN, Gpu
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)

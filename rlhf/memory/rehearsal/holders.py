@@ -10,7 +10,7 @@ import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
-from rlhf.memory.operations import tensors_in
+from rlhf.memory.rehearsal.operations import tensors_in
 
 Label = Callable[[Tensor | None, str], None]  # gives a tensor's storage a component
 

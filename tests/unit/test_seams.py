@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf.memory import seams
+from rlhf.memory.rehearsal import seams
 
 
 def codec() -> SimpleNamespace:

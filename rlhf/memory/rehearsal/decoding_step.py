@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from rlhf import recipe as recipes
 from rlhf.data.tokenize import Codec
-from rlhf.memory.adapters import write_adapters
-from rlhf.memory.device import StandIn
-from rlhf.memory.kernels import Args, Kwargs, Op
-from rlhf.memory.operations import ALLOCATIONS, META, tensors_in
+from rlhf.memory.card.kernels import Args, Kwargs, Op
 from rlhf.memory.phases import PHASES
-from rlhf.memory.short_runs import rehearsal_changes
+from rlhf.memory.rehearsal.adapters import write_adapters
+from rlhf.memory.rehearsal.device import StandIn
+from rlhf.memory.rehearsal.operations import ALLOCATIONS, META, tensors_in
+from rlhf.memory.rehearsal.short_runs import rehearsal_changes
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase

@@ -3,7 +3,7 @@
 The stages run on it unchanged. Values are tracked where they are known: integers, masks, and everything computed from
 them alone are also computed on the CPU, so batches have their real shapes. Values that depend on weights are unknown:
 such a number reads as 1 and such a mask as all true, the largest case. Known integers keep their values when something
-unknown is written into them: a response stays free of EOS. rlhf/memory/paths.py has the patches under which stages run.
+unknown is written into them: a response stays free of EOS. paths.py has the patches under which stages run.
 """
 
 import contextlib
@@ -13,12 +13,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rlhf.memory.cards import UNKNOWN, Gpu
-from rlhf.memory.kernels import Args, Kwargs, Op, inside
-from rlhf.memory.operations import META, tensors_in
-from rlhf.memory.paths import patches
-from rlhf.memory.shapes import Shapes
-from rlhf.memory.tracker import Tracker
+from rlhf.memory.card.cards import UNKNOWN, Gpu
+from rlhf.memory.card.kernels import Args, Kwargs, Op, inside
+from rlhf.memory.rehearsal.operations import META, tensors_in
+from rlhf.memory.rehearsal.paths import patches
+from rlhf.memory.rehearsal.shapes import Shapes
+from rlhf.memory.rehearsal.tracker import Tracker
 
 aten = torch.ops.aten
 KNOWN = 2**18  # elements of a tensor up to which its values are computed beside

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.memory.kernels import Args, Kwargs, Op
-from rlhf.memory.operations import PLAIN
+from rlhf.memory.card.kernels import Args, Kwargs, Op
+from rlhf.memory.rehearsal.operations import PLAIN, tensors_in
 
 Key = tuple[object, ...]
 OutputShape = tuple[torch.Size, tuple[int, ...], torch.dtype]  # shape, stride and type of a tensor
@@ -70,7 +70,7 @@ def _remembered(func: Op, args: Args, kwargs: Kwargs, out: object) -> object:
     if func._schema.is_mutable:
         return NOT_REMEMBERED
     kind, results = (type(out), list(out)) if isinstance(out, list | tuple) else (Tensor, [out])
-    taken = {id(x.untyped_storage()) for x in _tensors((args, tuple(kwargs.values())))}
+    taken = {id(x.untyped_storage()) for x in tensors_in(*args, *kwargs.values())}
     outputs: list[OutputShape | None] = []
     for result in results:
         if result is None:
@@ -90,9 +90,3 @@ def _bytes(x: Tensor) -> int:
     """Return what a new tensor with this shape and stride takes."""
     last = sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
     return (last + 1) * x.element_size() if x.numel() else 0
-
-
-def _tensors(things: object) -> list[Tensor]:
-    if isinstance(things, Tensor):
-        return [things]
-    return [x for thing in things for x in _tensors(thing)] if isinstance(things, list | tuple) else []
