@@ -103,7 +103,7 @@ class Decoder:
             shape.num_hidden_layers,
             shape.num_attention_heads,
             shape.num_key_value_heads,
-            shape.others().get("head_dim") or shape.hidden_size // shape.num_attention_heads,
+            shape.head_width,
             vocab,
             rank=recipe.lora.r,
             adapted=range(numbers[0], numbers[-1] + 1),

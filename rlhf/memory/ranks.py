@@ -113,8 +113,7 @@ def _linear(recipe: Recipe) -> dict[str, tuple[int, int]]:
     if shape.model_type not in LLAMA_LAYERS:
         raise PredictionError(f"memory on several cards is not predicted for {shape.model_type} models")
     wide, inner = shape.hidden_size, shape.intermediate_size
-    head = shape.others().get("head_dim") or wide // shape.num_attention_heads
-    queries, cached = head * shape.num_attention_heads, head * shape.num_key_value_heads
+    queries, cached = shape.head_width * shape.num_attention_heads, shape.head_width * shape.num_key_value_heads
     attention = {
         "q_proj": (wide, queries),
         "k_proj": (wide, cached),

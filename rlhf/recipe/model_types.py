@@ -11,6 +11,7 @@ class ModelType(NamedTuple):
 
     rms_norm: str | None  # transformers' class of its norms that compute weight * x / rms(x)
     llama_layers: bool = True  # its linear layers are the seven of a Llama
+    head_dim: int | None = None  # width of a head where an architecture has no such key; None: hidden_size / heads
     lean: bool = False  # rlhf/models/lean/trunk.py computes its passes
 
 
@@ -19,9 +20,9 @@ TYPES = {
     "mistral": ModelType("MistralRMSNorm", lean=True),
     "ministral": ModelType("MinistralRMSNorm"),
     "qwen2": ModelType("Qwen2RMSNorm", lean=True),
-    "qwen3": ModelType("Qwen3RMSNorm", lean=True),
+    "qwen3": ModelType("Qwen3RMSNorm", head_dim=128, lean=True),
     "qwen3_moe": ModelType("Qwen3MoeRMSNorm", llama_layers=False),
-    "gemma3_text": ModelType(None),  # its norms multiply with 1 + weight
+    "gemma3_text": ModelType(None, head_dim=256),  # its norms multiply with 1 + weight
     "smollm3": ModelType("SmolLM3RMSNorm"),
     "olmo2": ModelType("Olmo2RMSNorm"),
     "olmo3": ModelType("Olmo3RMSNorm"),

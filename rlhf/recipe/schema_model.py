@@ -21,6 +21,7 @@ from rlhf.recipe.bounds import (
     Width,
 )
 from rlhf.recipe.choices import Template
+from rlhf.recipe.model_types import TYPES
 from rlhf.recipe.names import is_commit
 from rlhf.recipe.strict import AsTuple, Section
 
@@ -81,6 +82,13 @@ class Architecture(Section):
     def others(self) -> dict[str, Any]:
         """Return the keys of transformers' configuration beside those that every architecture has."""
         return dict(self.model_extra or {})
+
+    @property
+    def head_width(self) -> int:
+        """Return the width of an attention head: `head_dim`, or what transformers takes where that is left out."""
+        known = TYPES.get(self.model_type)
+        default = known.head_dim if known else None
+        return int(self.others().get("head_dim") or default or self.hidden_size // self.num_attention_heads)
 
     def config_keys(self) -> JsonObject:
         """Return the keys for transformers' configuration, model_type among them.

@@ -30,6 +30,21 @@ def test_an_architecture_survives_the_way_through_a_config_json(kind):
     assert not {"transformers_version", "dtype", "use_cache"} & again.others().keys(), "keys that no one would write"
 
 
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [(kind, 24) for kind in TESTED]
+    + [(kind, None) for kind in TESTED if kind != "ministral"],  # without one transformers does not build it
+)
+def test_the_width_of_a_head_is_that_of_transformers(kind, given):
+    """Some types take a width of their own where `head_dim` is left out, not hidden_size / heads."""
+    changes = {} if given is None else {"head_dim": given}
+    keys = {key: value for key, value in models.architecture(kind, vocab_size=2**18).items() if key != "head_dim"}
+    architecture = Architecture.model_validate(keys | changes)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config_of(architecture))
+    assert model.get_decoder().layers[0].self_attn.head_dim == architecture.head_width
+
+
 def test_older_names_of_keys_are_read():
     """As Llama 3.1's config.json has them."""
     rope = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
