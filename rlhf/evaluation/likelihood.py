@@ -7,13 +7,15 @@ import torch
 from rlhf.data.tokenize import pad_right
 from rlhf.models.precision import Model, mixed_precision
 
+ScoredText = tuple[list[int], int]  # ids, and how many of them at the start are not scored: those of a prompt
+
 
 @torch.no_grad()
-def perplexity(model: Model, sequences: Sequence[tuple[list[int], int]], pad_id: int, batch_size: int) -> float:
+def perplexity(model: Model, sequences: Sequence[ScoredText], pad_id: int, batch_size: int) -> float:
     """Return exp of the mean negative log-likelihood per scored token, over all tokens of all sequences.
 
-    `sequences`: (ids, number of tokens at the start that are not scored). Batches are sorted by length and do not
-    change the result; the Trainer's own eval loss is a mean of batch means, which batches do change.
+    Batches are sorted by length and do not change the result; the Trainer's own eval loss is a mean of batch means,
+    which batches do change.
     Raises ValueError where no token is scored.
     """
     total, count = 0.0, 0
@@ -26,12 +28,10 @@ def perplexity(model: Model, sequences: Sequence[tuple[list[int], int]], pad_id:
 
 
 @torch.no_grad()
-def sequence_logprobs(
-    model: Model, sequences: Sequence[tuple[list[int], int]], pad_id: int, batch_size: int
-) -> torch.Tensor:
+def sequence_logprobs(model: Model, sequences: Sequence[ScoredText], pad_id: int, batch_size: int) -> torch.Tensor:
     """Return the sum of the log-probabilities of each sequence's scored tokens in nats.
 
-    `sequences` as for `perplexity`. Returns (N,) float64 on the CPU, in their order.
+    Returns (N,) float64 on the CPU, in their order.
     """
     sums = torch.zeros(len(sequences), dtype=torch.float64)
     for rows, losses, scored in _token_losses(model, sequences, pad_id, batch_size):
@@ -41,7 +41,7 @@ def sequence_logprobs(
 
 
 def _token_losses(
-    model: Model, sequences: Sequence[tuple[list[int], int]], pad_id: int, batch_size: int
+    model: Model, sequences: Sequence[ScoredText], pad_id: int, batch_size: int
 ) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
     """Yield for each batch its indices in `sequences`, the losses of its scored tokens, and their mask (B, T).
 

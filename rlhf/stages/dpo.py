@@ -4,16 +4,16 @@ TRL copies the loaded adapter as its frozen reference, so that the reference is 
 Loss: -log σ(β [(log π(y_c) - log π_ref(y_c)) - (log π(y_r) - log π_ref(y_r))]).
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from datasets import Dataset
+from peft import PeftModel
 from trl import DPOConfig, DPOTrainer
 
-from rlhf.data import amount
 from rlhf.data.batch import collate
 from rlhf.data.load import load_corpus
-from rlhf.data.pairs import encode_pairs, longest
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.evaluation.likelihood import sequence_logprobs
 from rlhf.evaluation.policies import gains_over_sft, heldout_sampling, measure, sample_of
@@ -24,13 +24,14 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.losses import dpo_loss
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import Role
+from rlhf.recipe import Dpo, Role
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
 from rlhf.stages.supervised import arguments, best_step, free_memory, rows_to_dataset, train
 from rlhf.stages.trainer import RunTrainer
+from rlhf.stages.training_pairs import EncodedPair, StagePairs, encoded_pairs
 
 SAMPLES = 8  # held-out prompts whose answers are logged before and after
 
@@ -42,31 +43,25 @@ def run_stage(run: Run, device: torch.device) -> Result:
     telemetry = Telemetry(device)
 
     corpus = load_corpus(run)
-    pairs = corpus.preferences("dpo")
+    split = corpus.preferences("dpo")
     codec = load_codec(run)
-    training, counts, _ = encode_pairs(codec, pairs.train[: options.max_samples], options)
-    heldout, heldout_counts, _ = encode_pairs(codec, pairs.test[: options.max_eval_samples], options)
-    run.describe(cuts={"train": counts, "heldout": heldout_counts})
-    if run.is_main and not recipe.data.is_stand_in:  # stand-in data needs no advice on its amount
-        amount.note("dpo", len(training))
-    validation: list[tuple[Encoded, Encoded]] = []
-    if options.eval_steps:
-        validation, _, _ = encode_pairs(codec, pairs.validation[: options.max_eval_samples], options)
-    _fit(run, codec, training, validation, device, telemetry)
+    pairs = encoded_pairs(run, codec, split, options)
+    prompts = corpus.prompts("dpo").test[: recipe.evaluate.max_samples]
+
+    _fit(run, codec, pairs, device, telemetry)
     free_memory()
 
-    evaluation = heldout_sampling(recipe.evaluate)
-    prompts = corpus.prompts("dpo").test[: recipe.evaluate.max_samples]
     truth = recipe.data.has_true_reward
     with telemetry.phase("evaluate"):
         roles: dict[Role, Path] = {"policy": run.path, "reference": run.parents.folder("sft")}
         shared = SharedBase(load_base(run, device), roles, lean=recipe.hardware.trunk == "lean")
         check_sampling(shared.base, codec)
+        sampling = heldout_sampling(recipe.evaluate)
         before, after = (
-            measure(shared, role, codec, prompts, evaluation, seed=recipe.seed, with_true_reward=truth)
+            measure(shared, role, codec, prompts, sampling, seed=recipe.seed, with_true_reward=truth)
             for role in ("reference", "policy")
         )
-        preferred = preference_accuracy(shared, codec, heldout, 2 * options.per_device_train_batch_size)
+        preferred = preference_accuracy(shared, codec, pairs.heldout, 2 * options.per_device_train_batch_size)
     run.logs.samples(
         0,
         [
@@ -74,65 +69,61 @@ def run_stage(run: Run, device: torch.device) -> Result:
             for prompt, a, b in zip(prompts[:SAMPLES], before.texts, after.texts, strict=False)
         ],
     )
-    metrics = gains_over_sft(before, after) | {"preference_accuracy": preferred, "train_pairs": len(training), **counts}
-    metrics |= best_step(run)
+    counts = {"preference_accuracy": preferred, "train_pairs": len(pairs.training), **pairs.cuts}
+    metrics = gains_over_sft(before, after) | counts | best_step(run)
     return Result(metrics, telemetry.costs(), sample_of(codec, prompts, before, after, "dpo"))
 
 
-def _fit(
-    run: Run,
-    codec: Codec,
-    pairs: list[tuple[Encoded, Encoded]],
-    validation: list[tuple[Encoded, Encoded]],
-    device: torch.device,
-    telemetry: Telemetry,
-) -> None:
+def _fit(run: Run, codec: Codec, pairs: StagePairs, device: torch.device, telemetry: Telemetry) -> None:
     """Train and write the adapter. Only this function holds the model, so that `free_memory` can free it afterwards."""
     recipe = run.loaded.recipe
-    batch_size = 2 * recipe.dpo.per_device_train_batch_size
     torch.manual_seed(recipe.seed)
     with telemetry.phase("load"):
         model = trainable_adapter(load_base(run, device), run.parents.folder("sft"))
     trainer = _Trainer(
         model=model,
         args=arguments(DPOConfig, run, recipe.dpo, max_length=None, beta=recipe.dpo.beta),
-        train_dataset=rows_to_dataset([_row(chosen, rejected) for chosen, rejected in pairs]),
+        train_dataset=rows_to_dataset([_row(chosen, rejected) for chosen, rejected in pairs.training]),
         processing_class=codec.tokenizer,
     )
-
-    def pair_logprobs() -> tuple[torch.Tensor, torch.Tensor]:
-        sides = [
-            [(pair[side].prompt + pair[side].response, len(pair[side].prompt)) for pair in validation]
-            for side in (0, 1)
-        ]
-        chosen, rejected = (sequence_logprobs(model, rows, codec.pad_id, batch_size) for rows in sides)
-        return chosen, rejected
-
-    reference: tuple[torch.Tensor, torch.Tensor] | None = None
-    if validation:
+    evaluate = None
+    if pairs.validation:
         with telemetry.phase("evaluate"):
-            reference = pair_logprobs()  # the policy is SFT before the first step and before a checkpoint is loaded
-
-    def evaluate() -> dict[str, float]:
-        assert reference is not None
-        chosen, rejected = pair_logprobs()
-        margins = recipe.dpo.beta * ((chosen - reference[0]) - (rejected - reference[1]))
-        return {
-            "loss": dpo_loss(chosen, rejected, *reference, recipe.dpo.beta).item(),
-            "accuracy": accuracy(margins),
-            "margin": margins.mean().item(),
-        }
-
-    lengths = [longest(chosen, rejected) for chosen, rejected in pairs]
-    weights = train(trainer, run, telemetry, lengths, evaluate, pairs=True)
+            evaluate = _Validation(model, pairs.validation, codec.pad_id, recipe.dpo)
+    weights = train(trainer, run, telemetry, pairs.lengths(), evaluate, pairs=True)
     save_adapter(model, run, run.path / ADAPTER, weights=weights)
     distributed.barrier()  # every rank reads the adapter
 
 
+class _Validation:
+    """Measures a policy on validation pairs, against the reference.
+
+    It is made when the policy is still SFT, the reference: before the first step, and before a checkpoint is loaded.
+    """
+
+    def __init__(self, model: PeftModel, pairs: Sequence[EncodedPair], pad_id: int, options: Dpo):
+        self.model, self.pairs, self.pad_id, self.options = model, pairs, pad_id, options
+        self.reference = self._logprobs()
+
+    def __call__(self) -> dict[str, float]:
+        beta, (chosen, rejected) = self.options.beta, self._logprobs()
+        margins = beta * ((chosen - self.reference[0]) - (rejected - self.reference[1]))
+        return {
+            "loss": dpo_loss(chosen, rejected, *self.reference, beta).item(),
+            "accuracy": accuracy(margins),
+            "margin": margins.mean().item(),
+        }
+
+    def _logprobs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the log-probabilities (N,) of the chosen and of the rejected responses."""
+        batch_size = 2 * self.options.per_device_train_batch_size
+        sides = ([(pair[i].prompt + pair[i].response, len(pair[i].prompt)) for pair in self.pairs] for i in (0, 1))
+        chosen, rejected = (sequence_logprobs(self.model, side, self.pad_id, batch_size) for side in sides)
+        return chosen, rejected
+
+
 @torch.no_grad()
-def preference_accuracy(
-    shared: SharedBase, codec: Codec, pairs: list[tuple[Encoded, Encoded]], batch_size: int
-) -> float:
+def preference_accuracy(shared: SharedBase, codec: Codec, pairs: Sequence[EncodedPair], batch_size: int) -> float:
     """Return the share of pairs whose chosen response gained more log-probability over the reference than the other."""
     gains = []
     for side in (0, 1):
@@ -141,11 +132,11 @@ def preference_accuracy(
         rollout = collate(prompts, responses, codec.pad_id, codec.eos_id, shared.device)
         gain = torch.empty(len(pairs))
         for index in rollout.by_length(batch_size):
-            batch = rollout.rows(index)
+            micro_batch = rollout.rows(index)
             logp = {}
             for role in ("policy", "reference"):
                 with shared.role(role):
-                    logp[role] = shared.logprobs(shared.response_hidden(batch), batch, 1.0).sum(1)
+                    logp[role] = shared.logprobs(shared.response_hidden(micro_batch), micro_batch, 1.0).sum(1)
             gain[index.cpu()] = (logp["policy"] - logp["reference"]).float().cpu()
         gains.append(gain)
     return accuracy(gains[0] - gains[1])

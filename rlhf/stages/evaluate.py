@@ -12,7 +12,7 @@ from rlhf.data.load import load_corpus
 from rlhf.data.pairs import encode_pairs
 from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import Codec
-from rlhf.evaluation.likelihood import perplexity
+from rlhf.evaluation.likelihood import ScoredText, perplexity
 from rlhf.evaluation.policies import (
     EvaluationRewards,
     PolicySamples,
@@ -28,7 +28,7 @@ from rlhf.files import JsonObject, write_json
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe import Evaluate, GroupOptions, PolicyName, Role, StageName
+from rlhf.recipe import Evaluate, GroupOptions, PolicyName, Recipe, Role, StageName
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import Run
 from rlhf.stages.online.reward_sum import ByName, RewardSum
@@ -36,6 +36,7 @@ from rlhf.stages.result import Result
 
 REPEATED = {"response_length_sft", "score_sft", "true_reward_sft"}  # they are logged under sft/ already
 CONTRADICTED = 10  # pairs that are listed
+PolicyLabel = Literal["base", "sft"] | PolicyName
 
 
 def run_stage(run: Run, device: torch.device) -> Result:
@@ -48,7 +49,6 @@ def run_stage(run: Run, device: torch.device) -> Result:
     codec = load_codec(run)
     trained = run.parents.trained_policies()
     prompts, reward_sums = _prompts_and_rewards(run, corpus, codec, trained)
-    sampling = heldout_sampling(options)
     demonstrations = _demonstrations(codec, corpus, options)
     encoded, _, pairs = encode_pairs(codec, corpus.pairs.test[: recipe.rm.max_eval_samples], recipe.rm)
 
@@ -57,29 +57,14 @@ def run_stage(run: Run, device: torch.device) -> Result:
         check_sampling(shared.base, codec)
         references = [pair for pair in answers(corpus, prompts) for _ in range(options.num_samples)]
         overlap = Overlap(references, options.bertscore_model, device)
-    samples: dict[str, PolicySamples] = {}
-    perplexities: dict[str, float] = {}
     with telemetry.phase("evaluate"):
-        policies: tuple[Literal["base", "sft"] | PolicyName, ...] = ("base", "sft", *trained)
-        for label in policies:
-            role: Role = "reference" if label == "sft" else label
-            truth = recipe.data.has_true_reward
-            samples[label] = measure(
-                shared,
-                role,
-                codec,
-                prompts,
-                sampling,
-                seed=recipe.seed,
-                with_true_reward=truth,
-                samples_per_prompt=options.num_samples,
-                reward_fn=_reward_fn(reward_sums) if reward_sums else None,
-            )
-            shared.roles.activate(role)
-            perplexities[label] = perplexity(shared.base, demonstrations, codec.pad_id, options.batch_size)
-        micro = 2 * recipe.rm.per_device_train_batch_size
+        labels: list[PolicyLabel] = ["base", "sft", *trained]
+        samples, perplexities = _measure_policies(
+            shared, labels, codec, prompts, demonstrations, recipe, _reward_fn(reward_sums) if reward_sums else None
+        )
+        batch_size = 2 * recipe.rm.per_device_train_batch_size
         chosen, rejected = (
-            scores_of([p[side] for p in encoded], shared.scores_at, codec.pad_id, micro) for side in (0, 1)
+            scores_of([p[side] for p in encoded], shared.scores_at, codec.pad_id, batch_size) for side in (0, 1)
         )
 
     metrics = _policy_metrics(samples, perplexities, overlap, telemetry)
@@ -119,6 +104,37 @@ def _load_roles(run: Run, device: torch.device, trained: Sequence[PolicyName]) -
     return shared
 
 
+def _measure_policies(
+    shared: SharedBase,
+    labels: Sequence[PolicyLabel],
+    codec: Codec,
+    prompts: Sequence[Prompt],
+    demonstrations: Sequence[ScoredText],
+    recipe: Recipe,
+    reward_fn: EvaluationRewards | None,
+) -> tuple[dict[str, PolicySamples], dict[str, float]]:
+    """Return, by policy, its samples and their scores, and its perplexity of the demonstrations."""
+    options = recipe.evaluate
+    samples: dict[str, PolicySamples] = {}
+    perplexities: dict[str, float] = {}
+    for label in labels:
+        role: Role = "reference" if label == "sft" else label
+        samples[label] = measure(
+            shared,
+            role,
+            codec,
+            prompts,
+            heldout_sampling(options),
+            seed=recipe.seed,
+            with_true_reward=recipe.data.has_true_reward,
+            samples_per_prompt=options.num_samples,
+            reward_fn=reward_fn,
+        )
+        shared.roles.activate(role)
+        perplexities[label] = perplexity(shared.base, demonstrations, codec.pad_id, options.batch_size)
+    return samples, perplexities
+
+
 def _reward_fn(reward_sums: Sequence[RewardSum]) -> EvaluationRewards:
     """Return the function that gives every reward of RLOO and GRPO by name.
 
@@ -141,8 +157,8 @@ def _reward_fn(reward_sums: Sequence[RewardSum]) -> EvaluationRewards:
     return rewards
 
 
-def _demonstrations(codec: Codec, corpus: Corpus, options: Evaluate) -> list[tuple[list[int], int]]:
-    """Return held-out demonstrations as `perplexity` wants them: tokens, and how many of them are the prompt."""
+def _demonstrations(codec: Codec, corpus: Corpus, options: Evaluate) -> list[ScoredText]:
+    """Return held-out demonstrations as texts of which the responses are scored."""
     rows, _ = codec.encode(
         [(row.prompt, row.response) for row in corpus.demonstrations().test[: options.max_samples]],
         options.max_prompt_length,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.data.load import load_corpus
 from rlhf.data.rows import Example
@@ -46,23 +46,8 @@ def run_stage(run: Run, device: torch.device) -> Result:
         merged = model.merge_and_unload()
         merged_logprobs = _logprobs(merged, texts)
         effect, divergence = _kl(expected, base_logprobs), _kl(expected, merged_logprobs)
-        if not divergence <= (0.1 * effect).clamp(min=ROUNDING[recipe.model.dtype]):  # NaN fails too
-            raise UserError(
-                f"merging lost the adapter: KL of the merged model to base and adapter is {divergence:.2g} nats per "
-                f"token, that of the base alone {effect:.2g}"
-            )
-        if effect.item() < ROUNDING[recipe.model.dtype]:
-            say(
-                f"merge: the adapter changes the base by {effect:.2g} nats per token, which rounding may hide: "
-                "whether the merged model has it cannot be told from that"
-            )
-        ids = {"bos_token_id": codec.tokenizer.bos_token_id, "eos_token_id": codec.eos_id, "pad_token_id": codec.pad_id}
-        sampling = {"temperature": recipe.evaluate.temperature, "top_p": recipe.evaluate.top_p, "top_k": 0}
-        merged.generation_config = GenerationConfig(do_sample=True, **sampling, **ids)  # as in the evaluation
-        merged.save_pretrained(run.path / MODEL)
-        if not codec.write_chat_template():
-            say("merge: a chat interface will tokenize prompts otherwise than training did")
-        codec.tokenizer.save_pretrained(run.path / MODEL)
+        _check_merged(effect, divergence, ROUNDING[recipe.model.dtype])
+        _save(run, merged, codec)
     size = sum(f.stat().st_size for f in (run.path / MODEL).glob("*.safetensors"))
     metrics = {
         "kl_of_merging": divergence.item(),
@@ -73,6 +58,35 @@ def run_stage(run: Run, device: torch.device) -> Result:
         "model_bytes": size,
     }
     return Result(metrics, telemetry.costs())
+
+
+def _check_merged(effect: Tensor, divergence: Tensor, rounding: float) -> None:
+    """Raise UserError if the merged model lost the adapter; say so where `rounding` may hide that.
+
+    In nats per token, from base and adapter: `effect` is the KL to the base alone, `divergence` to the merged model.
+    """
+    if not divergence <= (0.1 * effect).clamp(min=rounding):  # NaN fails too
+        raise UserError(
+            f"merging lost the adapter: KL of the merged model to base and adapter is {divergence:.2g} nats per "
+            f"token, that of the base alone {effect:.2g}"
+        )
+    if effect.item() < rounding:
+        say(
+            f"merge: the adapter changes the base by {effect:.2g} nats per token, which rounding may hide: "
+            "whether the merged model has it cannot be told from that"
+        )
+
+
+def _save(run: Run, merged: PreTrainedModel, codec: Codec) -> None:
+    """Write the merged model with its tokenizer, and with the settings by which evaluations sample."""
+    options, folder = run.loaded.recipe.evaluate, run.path / MODEL
+    ids = {"bos_token_id": codec.tokenizer.bos_token_id, "eos_token_id": codec.eos_id, "pad_token_id": codec.pad_id}
+    sampling = {"temperature": options.temperature, "top_p": options.top_p, "top_k": 0}
+    merged.generation_config = GenerationConfig(do_sample=True, **sampling, **ids)
+    merged.save_pretrained(folder)
+    if not codec.write_chat_template():
+        say("merge: a chat interface will tokenize prompts otherwise than training did")
+    codec.tokenizer.save_pretrained(folder)
 
 
 def _heldout(codec: Codec, examples: Sequence[Example], options: Sft, device: torch.device) -> list[Tensor]:

@@ -5,16 +5,14 @@ option: max(0, margin - (r_c - r_r)), the ranking loss of torch.nn.MarginRanking
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from trl import RewardConfig, RewardTrainer
 
-from rlhf.data import amount
 from rlhf.data.load import load_corpus
-from rlhf.data.pairs import encode_pairs, longest
 from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.data.worlds import toy
@@ -31,6 +29,7 @@ from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
 from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train
 from rlhf.stages.trainer import RunTrainer
+from rlhf.stages.training_pairs import EncodedPair, StagePairs, encoded_pairs
 from rlhf.terminal.progress import working
 
 SAMPLES = 8  # held-out pairs whose scores are kept
@@ -42,64 +41,56 @@ def run_stage(run: Run, device: torch.device) -> Result:
     options = recipe.rm
     telemetry = Telemetry(device)
 
-    pairs = load_corpus(run).preferences("rm")
+    split = load_corpus(run).preferences("rm")
     codec = load_codec(run)
-    training, counts, _ = encode_pairs(codec, pairs.train[: options.max_samples], options)
-    heldout, heldout_counts, kept_pairs = encode_pairs(codec, pairs.test[: options.max_eval_samples], options)
-    run.describe(cuts={"train": counts, "heldout": heldout_counts})
-    if run.is_main and not recipe.data.is_stand_in:  # stand-in data needs no advice on its amount
-        amount.note("rm", len(training))
-    validation: list[tuple[Encoded, Encoded]] = []
-    if options.eval_steps:
-        validation, _, _ = encode_pairs(codec, pairs.validation[: options.max_eval_samples], options)
-    batch_size = 2 * options.per_device_train_batch_size
+    pairs = encoded_pairs(run, codec, split, options)
 
     torch.manual_seed(recipe.seed)  # the score head is drawn when the base is loaded
     with telemetry.phase("load"):
         base = load_base(run, device, head="score")
         base.config.pad_token_id = codec.pad_id
         model = reward_from_sft(base, recipe.lora, run.parents.folder("sft"))
-    trainer = _new_trainer(run, model, codec, training)
-
-    def scores(rows: list[tuple[Encoded, Encoded]]) -> tuple[torch.Tensor, torch.Tensor]:
-        score = _scorer(model)
-        chosen, rejected = (scores_of([row[side] for row in rows], score, codec.pad_id, batch_size) for side in (0, 1))
-        return chosen, rejected
 
     def evaluate() -> dict[str, float]:
-        chosen, rejected = scores(validation)
-        return {
-            "loss": pair_loss(chosen, rejected, options),
-            "accuracy": accuracy(chosen - rejected),
-            "margin": (chosen - rejected).mean().item(),
-        }
+        chosen, rejected = _scores(model, codec, pairs.validation, options)
+        margins = chosen - rejected
+        loss = pair_loss(chosen, rejected, options)
+        return {"loss": loss, "accuracy": accuracy(margins), "margin": margins.mean().item()}
 
-    lengths = [longest(chosen, rejected) for chosen, rejected in training]
-    weights = train(trainer, run, telemetry, lengths, evaluate)
-
+    trainer = _new_trainer(run, model, codec, pairs.training)
+    weights = train(trainer, run, telemetry, pairs.lengths(), evaluate)
     save_adapter(model, run, run.path / ADAPTER, weights=weights)
+
     with telemetry.phase("evaluate"), working("rm: scoring held-out pairs"):
-        chosen, rejected = scores(heldout)
-    both = torch.cat([chosen, rejected])
+        chosen, rejected = _scores(model, codec, pairs.heldout, options)
+    rows = zip(pairs.heldout_rows, chosen.tolist(), rejected.tolist(), strict=True)
+    run.logs.samples(0, [_sample_row(codec, *row) for row in itertools.islice(rows, SAMPLES)])
+    return Result(_metrics(run, codec, pairs, chosen, rejected), telemetry.costs())
+
+
+def _metrics(
+    run: Run, codec: Codec, pairs: StagePairs, chosen: torch.Tensor, rejected: torch.Tensor
+) -> dict[str, float]:
+    """Return the metrics of the stage, given the scores (N,) of its held-out pairs."""
+    margins, both = chosen - rejected, torch.cat([chosen, rejected])
     metrics = {
-        "accuracy": accuracy(chosen - rejected),
-        "margin": (chosen - rejected).mean().item(),
+        "accuracy": accuracy(margins),
+        "margin": margins.mean().item(),
         "score_mean": both.mean().item(),
         "score_sd": both.std().item(),
-        "train_pairs": len(training),
-        "heldout_pairs": len(heldout),
-        **counts,
+        "train_pairs": len(pairs.training),
+        "heldout_pairs": len(pairs.heldout),
+        **pairs.cuts,
         **best_step(run),
     }
-    if recipe.data.has_true_reward:
-        assert recipe.data.toy
-        metrics |= _against_best_possible(codec, kept_pairs, chosen - rejected, recipe.data.toy.bayes_accuracy)
-    rows = zip(kept_pairs, chosen.tolist(), rejected.tolist(), strict=True)
-    run.logs.samples(0, [_sample_row(codec, *row) for row in itertools.islice(rows, SAMPLES)])
-    return Result(metrics, telemetry.costs())
+    data = run.loaded.recipe.data
+    if data.has_true_reward:
+        assert data.toy
+        metrics |= _against_best_possible(codec, pairs.heldout_rows, margins, data.toy.bayes_accuracy)
+    return metrics
 
 
-def _new_trainer(run: Run, model: Model, codec: Codec, pairs: list[tuple[Encoded, Encoded]]) -> "_Trainer":
+def _new_trainer(run: Run, model: Model, codec: Codec, pairs: Sequence[EncodedPair]) -> "_Trainer":
     """Return TRL's trainer with the recipe's loss, for the training pairs."""
     options = run.loaded.recipe.rm
     ranking = options.loss_type == "margin_ranking"
@@ -119,20 +110,19 @@ def _new_trainer(run: Run, model: Model, codec: Codec, pairs: list[tuple[Encoded
     )
 
 
-def _scorer(model: Model) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return the trained model as a function for `scores_of`.
-
-    The model locates the last real token itself.
-    """
+def _scores(model: Model, codec: Codec, pairs: Sequence[EncodedPair], options: Rm) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the model's scores (N,) of the chosen and of the rejected responses."""
     model.eval()
 
     @torch.no_grad()
-    def score(ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    def score(ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:  # the model finds the last real token itself
         with mixed_precision(model):
             scores: torch.Tensor = model(input_ids=ids.to(model.device), use_cache=False).logits
         return scores.squeeze(-1)
 
-    return score
+    batch_size = 2 * options.per_device_train_batch_size
+    chosen, rejected = (scores_of([pair[side] for pair in pairs], score, codec.pad_id, batch_size) for side in (0, 1))
+    return chosen, rejected
 
 
 def pair_loss(chosen: torch.Tensor, rejected: torch.Tensor, options: Rm) -> float:

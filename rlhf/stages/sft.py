@@ -1,17 +1,18 @@
 """Supervised fine-tuning: LoRA on the base, loss on response tokens only, with TRL's SFTTrainer."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from peft import PeftModel
 from trl import SFTConfig, SFTTrainer
 
-from rlhf.data.corpus import Prompt
+from rlhf.data.corpus import Prompt, Split
 from rlhf.data.load import load_corpus
 from rlhf.data.rows import Example
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.errors import UserError
-from rlhf.evaluation.likelihood import perplexity
+from rlhf.evaluation.likelihood import ScoredText, perplexity
 from rlhf.evaluation.policies import heldout_sampling
 from rlhf.models.adapters import new_adapter, save_adapter
 from rlhf.models.loading import load_base, load_codec
@@ -29,6 +30,15 @@ from rlhf.stages.training_forward import IGNORED
 SAMPLES = 8  # held-out prompts whose answers are logged before and after
 
 
+class _Rows(NamedTuple):
+    """The demonstrations as token ids, without those of which no response would be left."""
+
+    training: list[Encoded]
+    cuts: dict[str, int]  # counts of what was cut from the training rows
+    validation: list[ScoredText]  # none without `eval_steps`
+    heldout: list[ScoredText]
+
+
 def run_stage(run: Run, device: torch.device) -> Result:
     """Train the SFT adapter, and measure the perplexity of held-out responses before and after."""
     recipe = run.loaded.recipe
@@ -38,50 +48,46 @@ def run_stage(run: Run, device: torch.device) -> Result:
     corpus = load_corpus(run)
     demonstrations = corpus.demonstrations()
     codec = load_codec(run)
-    training, counts = _encode(codec, demonstrations.train[: options.max_samples], options)
-    heldout, heldout_counts = _encode(codec, demonstrations.test[: options.max_eval_samples], options)
-    run.describe(cuts={"train": counts, "heldout": heldout_counts})
-    heldout_sequences = _sequences(heldout)
-    validation: list[tuple[list[int], int]] = []
-    if options.eval_steps:
-        validation = _sequences(_encode(codec, demonstrations.validation[: options.max_eval_samples], options)[0])
-    batch_size = options.per_device_train_batch_size
+    rows = _encoded_rows(run, codec, demonstrations)
+    prompts = corpus.prompts("sft").test[:SAMPLES]
 
     torch.manual_seed(recipe.seed)
     with telemetry.phase("load"):
         base = load_base(run, device)
         check_sampling(base, codec)
         model = new_adapter(base, recipe.lora)
-    prompts = corpus.prompts("sft").test[:SAMPLES]
+
+    def perplexity_of(texts: list[ScoredText]) -> float:
+        return perplexity(model, texts, codec.pad_id, options.per_device_train_batch_size)
 
     def evaluate() -> dict[str, float]:
-        value = perplexity(model, validation, codec.pad_id, batch_size)
+        value = perplexity_of(rows.validation)
         return {"perplexity": value, "loss": math.log(value)}
 
-    with telemetry.phase("evaluate"):
-        perplexity_before = perplexity(model, heldout_sequences, codec.pad_id, batch_size)
-        answers_before = _answers(model, codec, prompts, run)
+    def measure() -> tuple[float, list[str]]:
+        with telemetry.phase("evaluate"):
+            return perplexity_of(rows.heldout), _answers(model, codec, prompts, run)
+
+    perplexity_before, answers_before = measure()
     trainer = _Trainer(
         model=model,
         args=arguments(SFTConfig, run, options, max_length=None),
-        train_dataset=rows_to_dataset([_training_row(row) for row in training]),
+        train_dataset=rows_to_dataset([_training_row(row) for row in rows.training]),
         processing_class=codec.tokenizer,
     )
-    weights = train(trainer, run, telemetry, [len(row.prompt) + len(row.response) for row in training], evaluate)
-
+    weights = train(trainer, run, telemetry, [len(row.prompt) + len(row.response) for row in rows.training], evaluate)
     save_adapter(model, run, run.path / ADAPTER, weights=weights)
-    with telemetry.phase("evaluate"):
-        perplexity_after = perplexity(model, heldout_sequences, codec.pad_id, batch_size)
-        answers_after = _answers(model, codec, prompts, run)
+    perplexity_after, answers_after = measure()
+
     prompt_texts = [codec.prompt_text(prompt) for prompt in prompts]
-    rows = zip(prompt_texts, answers_before, answers_after, strict=True)
-    run.logs.samples(0, [{"prompt": prompt, "base": a, "SFT": b} for prompt, a, b in rows])
+    answers = zip(prompt_texts, answers_before, answers_after, strict=True)
+    run.logs.samples(0, [{"prompt": prompt, "base": a, "SFT": b} for prompt, a, b in answers])
     metrics = {
         "perplexity": perplexity_after,
         "perplexity_before": perplexity_before,
         "perplexity_ratio": perplexity_after / perplexity_before,
-        "train_examples": len(training),
-        **counts,
+        "train_examples": len(rows.training),
+        **rows.cuts,
         **best_step(run),
     }
     sample = prompt_texts[0], {"base": answers_before[0], "SFT": answers_after[0]}
@@ -90,6 +96,18 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
 class _Trainer(RunTrainer, SFTTrainer):
     """TRL's trainer with the changes of a run."""
+
+
+def _encoded_rows(run: Run, codec: Codec, demonstrations: Split[Example]) -> _Rows:
+    """Encode the demonstrations, and note in the manifest what was cut."""
+    options = run.loaded.recipe.sft
+    training, cuts = _encode(codec, demonstrations.train[: options.max_samples], options)
+    heldout, heldout_cuts = _encode(codec, demonstrations.test[: options.max_eval_samples], options)
+    run.describe(cuts={"train": cuts, "heldout": heldout_cuts})
+    validation: list[Encoded] = []
+    if options.eval_steps:
+        validation, _ = _encode(codec, demonstrations.validation[: options.max_eval_samples], options)
+    return _Rows(training, cuts, _scored_texts(validation), _scored_texts(heldout))
 
 
 def _answers(model: PeftModel, codec: Codec, prompts: list[Prompt], run: Run) -> list[str]:
@@ -112,8 +130,8 @@ def _encode(codec: Codec, rows: list[Example], options: Sft) -> tuple[list[Encod
     return complete, dict(counts)
 
 
-def _sequences(rows: list[Encoded]) -> list[tuple[list[int], int]]:
-    """Return the tokens of each row, and how many of them are the prompt, as `perplexity` wants them."""
+def _scored_texts(rows: list[Encoded]) -> list[ScoredText]:
+    """Return rows as texts of which the responses are scored."""
     return [(prompt + response, len(prompt)) for prompt, response in rows]
 
 

@@ -1,0 +1,40 @@
+"""The preference pairs of the reward model and of DPO, as token ids."""
+
+from typing import NamedTuple
+
+from rlhf.data import amount
+from rlhf.data.corpus import Split
+from rlhf.data.pairs import encode_pairs, longest
+from rlhf.data.rows import PreferencePair
+from rlhf.data.tokenize import Codec, Encoded
+from rlhf.recipe import Dpo, Rm
+from rlhf.run.directory import Run
+
+EncodedPair = tuple[Encoded, Encoded]  # chosen, rejected
+
+
+class StagePairs(NamedTuple):
+    """The pairs of a stage, without those of which nothing would be left."""
+
+    training: list[EncodedPair]
+    cuts: dict[str, int]  # counts of what was cut from the training pairs
+    validation: list[EncodedPair]  # none without `eval_steps`
+    heldout: list[EncodedPair]
+    heldout_rows: list[PreferencePair]  # of `heldout`
+
+    def lengths(self) -> list[int]:
+        """Return the tokens of each training pair's longer sequence."""
+        return [longest(chosen, rejected) for chosen, rejected in self.training]
+
+
+def encoded_pairs(run: Run, codec: Codec, pairs: Split[PreferencePair], options: Rm | Dpo) -> StagePairs:
+    """Encode the pairs of a stage. Note in its manifest what was cut, and print advice where there are few."""
+    training, cuts, _ = encode_pairs(codec, pairs.train[: options.max_samples], options)
+    heldout, heldout_cuts, heldout_rows = encode_pairs(codec, pairs.test[: options.max_eval_samples], options)
+    run.describe(cuts={"train": cuts, "heldout": heldout_cuts})
+    if run.is_main and not run.loaded.recipe.data.is_stand_in:  # stand-in data needs no advice on its amount
+        amount.note(run.stage, len(training))
+    validation: list[EncodedPair] = []
+    if options.eval_steps:
+        validation, _, _ = encode_pairs(codec, pairs.validation[: options.max_eval_samples], options)
+    return StagePairs(training, cuts, validation, heldout, heldout_rows)
