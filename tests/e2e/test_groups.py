@@ -242,6 +242,6 @@ def test_one_prompt_with_two_answers_is_refused(trained, tmp_path):
     out = tmp_path / "runs"
     loaded = grouped("grpo", RULES | {"reward_funcs": ["exact_answer"]}, **changes)
     run_stages(loaded, out, "pretrain", "sft")
-    with pytest.raises(Exception, match=r"sums.jsonl:(4|31) and .*sums.jsonl:(4|31) have different answers"):
+    with pytest.raises(Exception, match=r"sums.jsonl:(4|31) and .*sums.jsonl:(4|31) have different right answers"):
         run_stages(loaded, out, "grpo")
     assert Run(out, loaded, "grpo").done() is None

@@ -13,7 +13,7 @@ from rlhf.data.pairs import encode_pairs
 from rlhf.errors import UserError
 from rlhf.evaluation.policies import measure
 from rlhf.run.directory import Run
-from rlhf.stages import dpo, rm
+from rlhf.stages import dpo, rm, training_pairs
 from rlhf.stages import supervised as trainer
 from rlhf.stages.online import session
 from rlhf.stages.online.checkpoints import best_step
@@ -166,7 +166,9 @@ def test_validation_rows_choose_and_test_rows_are_reported(split_chain, tmp_path
     loaded = apart(rm__eval_steps=4)
     seen: list[Any] = []
     monkeypatch.setattr(
-        rm, "encode_pairs", lambda codec, pairs, options: noted(seen, pairs, encode_pairs(codec, pairs, options))
+        training_pairs,
+        "encode_pairs",
+        lambda codec, pairs, options: noted(seen, pairs, encode_pairs(codec, pairs, options)),
     )
     summary = run_stages(loaded, out, "rm")
     run = Run(out, loaded, "rm")
