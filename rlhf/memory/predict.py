@@ -74,20 +74,22 @@ class Predictor:
         answer = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), stage)
         rehearsed = from_json(answer)
         shallow, deeper = rehearsed["depths"]
-        phases = {}
-        for name in shallow:
-            phase = extrapolate(shallow[name], deeper[name], layers, workspaces(loaded.recipe, stage, name))
-            replayed = rehearsed["reserved"]
+        replayed = rehearsed["reserved"]
+        deep = {
+            name: extrapolate(shallow[name], deeper[name], layers, workspaces(loaded.recipe, stage, name))
+            for name in shallow
+        }
+        phases = with_inner(deep)  # before what is needed, which is at least the peak
+        for name, phase in phases.items():
             if replayed is None:
                 guess = round(phase.peak_bytes * (1 + FRAGMENTATION))
-                phase = phase._replace(reserved_bytes=guess, needed_bytes=guess)
+                phases[name] = phase._replace(reserved_bytes=guess, needed_bytes=guess)
             elif name in replayed:
                 _, reserved, needed = replayed[name]
                 # A peak has the workspaces from the start; the allocator is asked for them by the first product.
                 needed = max(needed, phase.peak_bytes)
-                phase = phase._replace(reserved_bytes=max(reserved, needed), needed_bytes=needed)
-            phases[name] = phase
-        return ranks.divide(loaded.recipe, stage, with_inner(phases))
+                phases[name] = phase._replace(reserved_bytes=max(reserved, needed), needed_bytes=needed)
+        return ranks.divide(loaded.recipe, stage, phases)
 
     def decoding_step(self, loaded: PinnedRecipe) -> dict[str, StepOperations] | None:
         """Return the operations of a decoding step of PPO's rollout by role; None if none is captured as a graph.

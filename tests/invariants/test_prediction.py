@@ -27,7 +27,7 @@ from rlhf.memory.card import cards
 from rlhf.memory.card.allocator import LARGE_SEGMENT
 from rlhf.memory.card.replay import replay
 from rlhf.memory.extrapolate import extrapolate
-from rlhf.memory.phases import DEPTHS, Event, Peak, PredictionError, as_json
+from rlhf.memory.phases import DEPTHS, Event, Peak, PredictionError, Reserved, as_json
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
 from rlhf.memory.prediction_file import Needs, Peaks
 from rlhf.memory.rehearsal.meta_runs import Rehearsals, reserved_at_depth
@@ -473,6 +473,26 @@ def test_where_the_events_of_two_depths_cannot_be_aligned_15_percent_are_added(m
         phase = predictor.predict(tiny(4), "sft")["train"]
     assert phase.reserved_bytes == phase.needed_bytes == round(1.15 * phase.peak_bytes)
     assert phase.peak_bytes >= 10**9
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_a_phase_needs_what_the_phases_inside_it_need(monkeypatch, aligned):
+    """With more layers the inner phase makes a peak that the outer one did not have at both depths."""
+    shallow = {name: rehearsed(a={"base": 10**8}) for name in ("", "rollout")} | {
+        "rollout/decode": rehearsed(b={"kv_cache": 10**6})
+    }
+    deeper = shallow | {"rollout/decode": rehearsed(b={"kv_cache": 10**8})}
+    replayed = {name: Reserved(1, 1, 1) for name in shallow} if aligned else None
+    answer = as_json({"depths": [shallow, deeper], "reserved": replayed})
+    monkeypatch.setattr(Predictor, "_rehearsed", lambda *_: answer)
+    with Predictor() as predictor:
+        predicted = predictor.predict(tiny(10), "ppo")
+    peak = predicted["rollout/decode"].peak_bytes
+    assert peak > 3 * 10**8
+    for phase in predicted.values():
+        assert phase.peak_bytes == peak
+        assert phase.needed_bytes is not None and phase.needed_bytes >= peak
+        assert phase.reserved_bytes is not None and phase.reserved_bytes >= phase.needed_bytes
 
 
 WIDE = {"model.architecture.hidden_size": 1024, "model.architecture.intermediate_size": 2816}  # blocks above 1 MiB
