@@ -15,6 +15,8 @@ MAKE = "RLHF_MAKE"  # environment: the variables that make was given, as shell w
 # Variables of a run that change nothing in a target, which therefore refuses them; `serve` also merges.
 NOT_FOR = {"report": {"SET", "REUSE"}, "ab": {"SET", "REUSE", "PRICE"}, "chat": {"REUSE", "PRICE"}}
 
+ALIGNED = 80  # columns: longer commands are not lined up with others
+
 Step = tuple[tuple[str, ...], str]  # words after `rlhf`, and what the command does
 
 
@@ -42,7 +44,7 @@ def show(stage: StageName, recipe: Recipe, more_data: Sequence[str] = ()) -> Non
         (_rlhf_line(words, more_data) if variables is None else make_line(words, shlex.split(variables)), purpose)
         for words, purpose in steps(stage, recipe)
     ]
-    width = max(len(line) for line, _ in lines)
+    width = max((len(line) for line, _ in lines if len(line) <= ALIGNED), default=0)
     screen.OUT.print("next:", style="dim")
     for line, purpose in lines:
         screen.OUT.print(f"  {line:<{width}}  # {purpose}", style="dim", markup=False, soft_wrap=True)

@@ -100,7 +100,7 @@ def facts(manifests: Manifests, summaries: Summaries, price: float | None = None
     if seconds:
         texts.append(f"{datetime.timedelta(seconds=round(seconds))} in {len(summaries)} finished stages")
         if price is not None:
-            texts.append(f"{seconds / 3600 * price:.2f} USD a card")
+            texts.append(f"{seconds / 3600 * price:.2f} USD for each card")
     if any(manifest.overrides for manifest in manifests.values()):
         texts.append("modified recipe")
     return texts

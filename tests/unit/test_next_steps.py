@@ -58,6 +58,13 @@ def test_next_commands_repeat_the_options_that_were_typed(printed, tmp_path, mon
     assert options_of(report) | {"price": None} == options_of(f"rlhf report --hw cpu --out '{tmp_path}/my runs'")
 
 
+def test_a_long_command_does_not_push_the_others_apart(printed, tmp_path):
+    values = {"kl_coef": 0.1, "gamma": 0.9, "lam": 0.9, "cliprange": 0.1, "vf_coef": 0.2, "steps": 5}
+    changes = [word for key, value in values.items() for word in ("--set", f"ppo.{key}={value}")]
+    chat, _, report = printed("ppo", "--hw", "cpu", "--out", tmp_path, *changes)
+    assert len(chat.partition(" # ")[0].rstrip()) > 120 and len(report.partition(" # ")[0]) <= 100
+
+
 def test_a_seed_of_a_run_is_not_the_order_of_a_rating(printed):
     _, ab, _ = printed("evaluate", "--recipe", RECIPE, "--seed", 3)
     assert ab.startswith("rlhf ab ") and "--seed" not in ab
