@@ -25,7 +25,7 @@ from rlhf.memory.predict import Predictor
 from rlhf.memory.rehearsal.seams import shortened
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PinnedRecipe
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.finished import result_files, result_hash
 from rlhf.run.records import Manifest, Summary
 from rlhf.stages import runner
@@ -191,14 +191,14 @@ class Crash(Exception):
 
 def crash(monkeypatch, after: int) -> None:
     """Let the next stage die once the checkpoint of step `after` is sealed."""
-    seal = Run.seal_checkpoint
+    seal = StageRun.seal_checkpoint
 
     def sealed_then_dead(self, step, folder):
         seal(self, step, folder)
         if step == after:
             raise Crash
 
-    monkeypatch.setattr(Run, "seal_checkpoint", sealed_then_dead)
+    monkeypatch.setattr(StageRun, "seal_checkpoint", sealed_then_dead)
 
 
 def content_of(file: Path) -> dict[str, Any]:

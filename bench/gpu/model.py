@@ -9,7 +9,7 @@ from rlhf.models.adapters import new_adapter, save_adapter
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import PinnedRecipe, Role
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 
 ROLES: tuple[Role, ...] = ("policy", "reference", "reward", "value")
 
@@ -20,7 +20,7 @@ def shared_base(loaded: PinnedRecipe, device: torch.device, folder: Path) -> tup
     `loaded` must have random weights. All adapters are the same new one, B = 0, which is as fast as any. Files are
     written below `folder`.
     """
-    run = Run(folder, loaded, "sft")
+    run = StageRun(folder, loaded, "sft")
     base = load_base(run, device)
     first = run.path / "adapter"
     first.mkdir(parents=True)

@@ -12,7 +12,7 @@ from bench.kinds import ComparedPhase
 from bench.memory import budgets
 from rlhf.memory.phases import PHASES
 from rlhf.memory.rehearsal.seams import shortened
-from rlhf.memory.rehearsal.short_runs import RunStage, ShortRuns
+from rlhf.memory.rehearsal.short_runs import ShortRuns, StageFn
 from rlhf.memory.rehearsal.tracker import Tracker
 from rlhf.observe.telemetry import collect_peak, watch_peaks
 from rlhf.process.torch_setup import set_up_torch
@@ -30,7 +30,7 @@ class PhasePeak(TypedDict):
 
 
 MeasuredPeaks = dict[str, PhasePeak]  # by phase
-CountPeaks = Callable[[Recipe, RunStage], MeasuredPeaks]  # runs a stage on the device that it counts for
+CountPeaks = Callable[[Recipe, StageFn], MeasuredPeaks]  # runs a stage on the device that it counts for
 
 
 class RealRuns(ShortRuns[PhasePeak]):
@@ -40,7 +40,7 @@ class RealRuns(ShortRuns[PhasePeak]):
         super().__init__(layers=None)
         self.count_peaks = count_peaks
 
-    def measure(self, recipe: Recipe, run_stage: RunStage) -> MeasuredPeaks:
+    def measure(self, recipe: Recipe, run_stage: StageFn) -> MeasuredPeaks:
         """Return the peaks as `count_peaks` counts them."""
         return self.count_peaks(recipe, run_stage)
 
@@ -50,7 +50,7 @@ class RealRuns(ShortRuns[PhasePeak]):
             self.run(changed, stage, folder)
 
 
-def tracked_on_cpu(recipe: Recipe, run_stage: RunStage) -> MeasuredPeaks:
+def tracked_on_cpu(recipe: Recipe, run_stage: StageFn) -> MeasuredPeaks:
     """Return the bytes of storages alive, as the tracker counts them on real CPU tensors."""
     assert recipe.model.architecture and recipe.model.architecture.vocab_size
     with alone(), Tracker("cpu", PHASES, recipe.model.architecture.vocab_size) as tracker:
@@ -58,7 +58,7 @@ def tracked_on_cpu(recipe: Recipe, run_stage: RunStage) -> MeasuredPeaks:
     return {phase: {"bytes": peak.bytes} for phase, peak in tracker.peaks().items()}
 
 
-def allocated_on_cuda(recipe: Recipe, run_stage: RunStage) -> MeasuredPeaks:
+def allocated_on_cuda(recipe: Recipe, run_stage: StageFn) -> MeasuredPeaks:
     """Return the peaks of torch's CUDA allocator in each phase; "" stands for the whole stage."""
     with alone(), AllocatorPeaks() as meter:
         run_stage(CUDA)

@@ -21,10 +21,10 @@ from rlhf.data.tokenize import Codec
 from rlhf.models.adapters import lora_config
 from rlhf.models.loading import load_base, load_codec
 from rlhf.process.torch_setup import set_up_torch
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 
 
-def rows_of(run: Run, codec: Codec) -> list[dict[str, str]]:
+def rows_of(run: StageRun, codec: Codec) -> list[dict[str, str]]:
     """Return the rows of our run as TRL's trainer of the same stage takes them."""
     (file,) = (run.run_directory / "data").rglob("pairs.jsonl")
     pairs = formats.read([file], on_bad_row="stop").pairs
@@ -39,7 +39,7 @@ def main() -> None:
     asked: Asked = json.loads(sys.argv[1])
     loaded = recipes.load(Path(asked["recipe"]), asked["overrides"])
     stage, recipe = asked["stage"], loaded.recipe
-    run = Run(Path(asked["out"]), loaded, stage)
+    run = StageRun(Path(asked["out"]), loaded, stage)
     device, codec = set_up_torch(recipe), load_codec(run)
     options = getattr(recipe, stage)
     trainers: dict[str, tuple[Any, Any]] = {

@@ -11,7 +11,7 @@ from rlhf.memory.predict import Predictor
 from rlhf.memory.preflight import require_fit
 from rlhf.process import children, distributed, endings
 from rlhf.recipe import PinnedRecipe, StageName
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.stages import runner
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
@@ -19,7 +19,7 @@ from rlhf.terminal.progress import working
 OF_A_CHAIN = ("with_parents", "if_needed")  # options of `rlhf run` that its parents do not get
 
 
-def check_chain(chain: Sequence[Run], preflight: bool) -> None:
+def check_chain(chain: Sequence[StageRun], preflight: bool) -> None:
     """Raise UserError, before any stage is trained, for one that would be refused later.
 
     That is a stage with settings that cannot run, one that is finished with other settings, and with `preflight` one
@@ -44,7 +44,7 @@ def run_parents(
     before = recipe.stages_before(loaded.recipe, stage)
     any_ran = False
     for number, parent in enumerate(before, 1):
-        unfinished = Run(out, loaded, parent, reuse)
+        unfinished = StageRun(out, loaded, parent, reuse)
         if report_done(unfinished):
             continue
         any_ran = True
@@ -61,7 +61,7 @@ def _announce(number: int, total: int, stage: StageName) -> None:
     screen.OUT.print(f"stage {number} of {total}: {stage}", style="bold")
 
 
-def _run_parent(unfinished: Run, more_data: Sequence[str]) -> None:
+def _run_parent(unfinished: StageRun, more_data: Sequence[str]) -> None:
     """Run a stage in a process of its own. Exits with its exit code if it fails."""
     options = stage_command(unfinished.stage, more_data, "hw", "directory")  # what these chose is already announced
     command_line = [sys.executable, "-m", "rlhf.cli", *options, "--recipe", str(unfinished.loaded.directory)]
@@ -73,7 +73,7 @@ def _run_parent(unfinished: Run, more_data: Sequence[str]) -> None:
         sys.exit(code)
 
 
-def report_done(run: Run) -> bool:
+def report_done(run: StageRun) -> bool:
     """Return whether a stage is finished, here or in another root; print where."""
     path = _where_finished(run)
     if path:
@@ -81,7 +81,7 @@ def report_done(run: Run) -> bool:
     return path is not None
 
 
-def _where_finished(run: Run) -> Path | None:
+def _where_finished(run: StageRun) -> Path | None:
     """Return where a stage is finished, here or in another root; None if it is not."""
     return run.parents.elsewhere(run.stage) or (run.path if run.done() is not None else None)
 

@@ -11,7 +11,7 @@ from rlhf.cli.options import Number, OneOf, StrictCommand, WholeNumber
 from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
 from rlhf.commands import chat as chatting
 from rlhf.process.libraries import quiet_libraries
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
 
@@ -43,7 +43,7 @@ def chat(choice: Choice, out: Path, stage: chatting.ChatStage, temperature: floa
         raise click.BadParameter(f"{temperature}: 0, or from 0.01 to 100", param_hint="--temperature")
     loaded = choice.load()
     options = loaded.recipe.evaluate
-    run = Run(out, loaded, "evaluate")  # sampling is that of evaluation
+    run = StageRun(out, loaded, "evaluate")  # sampling is that of evaluation
     with naming_the_run("chat", "pretrain" if stage == "base" else stage):
         folder = chatting.trained_stage(run, stage)
     with quiet_libraries():

@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 
 from rlhf.cli.options import OneOf, StrictCommand, existing_files, run_directory
-from rlhf.evaluation import comparison
-from rlhf.evaluation.comparison import COMPARED_POLICIES
+from rlhf.commands import compare
+from rlhf.commands.compare import COMPARED_POLICIES
 
 
 @click.command("compare", cls=StrictCommand)
@@ -33,8 +33,8 @@ from rlhf.evaluation.comparison import COMPARED_POLICIES
 def compare_runs(
     a: Path,
     b: Path,
-    stage: comparison.PolicyLabel,
-    stage_b: comparison.PolicyLabel | None,
+    stage: compare.PolicyLabel,
+    stage_b: compare.PolicyLabel | None,
     scored: tuple[Path, ...],
     as_json: bool,
 ) -> None:
@@ -45,10 +45,8 @@ def compare_runs(
     if len(scored) not in (0, 2):
         raise click.BadParameter("give it twice, first for A and then for B", param_hint="--scored")
     files = scored or (None, None)
-    result = comparison.compare_runs(
-        comparison.load(a, stage, files[0]), comparison.load(b, stage_b or stage, files[1])
-    )
+    result = compare.compare_runs(compare.load(a, stage, files[0]), compare.load(b, stage_b or stage, files[1]))
     if as_json:
         click.echo(json.dumps(result.as_json(), indent=2))
     else:
-        comparison.show(result)
+        compare.show(result)

@@ -12,7 +12,7 @@ from rlhf.cli.options import OUTPUT, StrictCommand, WholeNumber, refuse_inputs, 
 from rlhf.cli.recipe_options import pair_options
 from rlhf.errors import UserError
 from rlhf.files import write_output
-from rlhf.rating import server as rating
+from rlhf.rating import server
 from rlhf.rating.export import export
 from rlhf.rating.pairs import PairedAnswers, pair_answers
 from rlhf.rating.summary import show_summary, summarize
@@ -28,7 +28,7 @@ from rlhf.terminal import counted, say, screen
 @click.option("--seed", default=0, metavar="N", show_default=True, help="Seed of the order in which answers are shown.")
 @click.option(
     "--port",
-    default=rating.PORT,
+    default=server.PORT,
     type=WholeNumber(0, 65535),
     metavar="N",
     show_default=True,
@@ -54,15 +54,15 @@ def rate(
 
     Only this machine can open the page.
     """
-    if rater and not rating.RATER.fullmatch(rater):
+    if rater and not server.RATER.fullmatch(rater):
         raise click.BadParameter(f"{rater!r}: up to 40 letters, digits, . _ and -", param_hint="--rater")
-    comparison = _pairs(choice, out, a, b)
+    paired = _pairs(choice, out, a, b)
     if as_json:
-        click.echo(json.dumps(summarize(comparison).as_json(), indent=2))
+        click.echo(json.dumps(summarize(paired).as_json(), indent=2))
     elif summary:
-        show_summary(summarize(comparison), comparison.file)
+        show_summary(summarize(paired), paired.file)
     else:
-        rating.serve(rating.Server(comparison, port, rater=rater, seed=seed, limit=limit))
+        server.serve(server.Server(paired, port, rater=rater, seed=seed, limit=limit))
 
 
 @click.command(cls=StrictCommand)
@@ -95,10 +95,10 @@ def judge(
         raise UserError(f"a judge needs {error.name}: {install_command('judge')}") from None
     if not model.strip() or not model.isprintable():
         raise click.BadParameter(f"{model!r}: the model's name, as the endpoint calls it", param_hint="--model")
-    comparison = _pairs(choice, out, a, b)
+    paired = _pairs(choice, out, a, b)
     endpoint = judging.Judge(url, model, os.environ.get("OPENAI_API_KEY", "").strip())
-    judging.run(endpoint, comparison, limit=limit, at_once=parallel)
-    show_summary(summarize(comparison), comparison.file)
+    judging.run(endpoint, paired, limit=limit, at_once=parallel)
+    show_summary(summarize(paired), paired.file)
 
 
 def _pairs(choice: Choice, out: Path, a: str | None, b: str | None) -> PairedAnswers:
@@ -133,16 +133,16 @@ def export_ratings(
 
     RUN is a run directory, <out>/<recipe>/<version>. The rows are for --data and `rlhf data check`.
     """
-    comparison, samples = pair_answers(directory, a, b), directory / "evaluate" / SAMPLES
-    refuse_inputs(to, [comparison.file, samples])
+    paired, samples = pair_answers(directory, a, b), directory / "evaluate" / SAMPLES
+    refuse_inputs(to, [paired.file, samples])
     manifest = read_manifest(directory / "evaluate")
     template = manifest.settings.tokenizer.template
-    exported = export(comparison, samples, template, raters=raters, keep_ties=keep_ties)
+    exported = export(paired, samples, template, raters=raters, keep_ties=keep_ties)
     left_out = "as two rows each" if keep_ties else "left out"
     counts = f"{counted(exported.rated, 'rated pair')}; {counted(exported.ties, 'tie')} {left_out}"
     counts += f", {exported.empty} with an empty answer" if exported.empty else ""
     if not exported.rows:
-        raise UserError(f"{comparison.file}: nothing to export of {counts}")
+        raise UserError(f"{paired.file}: nothing to export of {counts}")
     write_output(to, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in exported.rows))
     screen.OUT.print(f"{counted(len(exported.rows), 'preference row')} of {counts}; written to {to}", markup=False)
     say(

@@ -15,7 +15,7 @@ from rlhf.cli.summary_tables import summary_table, targets_table
 from rlhf.errors import UserError
 from rlhf.observe import tracking, watch
 from rlhf.process import children, distributed, endings, launching
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary
 from rlhf.run.parents import ParentMissing
 from rlhf.run.records import Summary
@@ -92,9 +92,9 @@ def run(
 
     if with_parents:
         stages = (*recipe.stages_before(loaded.recipe, stage), stage)
-        chain.check_chain([Run(out, loaded, name, reuse) for name in stages], preflight)
+        chain.check_chain([StageRun(out, loaded, name, reuse) for name in stages], preflight)
         chain.run_parents(loaded, stage, out, reuse, more_data)
-    this_run = Run(out, loaded, stage, reuse)
+    this_run = StageRun(out, loaded, stage, reuse)
     if if_needed and chain.report_done(this_run):
         return
     if launching.needs_launch(loaded.recipe, stage) and this_run.done() is None:

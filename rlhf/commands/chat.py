@@ -11,7 +11,7 @@ from rlhf.data.rows import Message
 from rlhf.errors import UserError
 from rlhf.process import cuda
 from rlhf.recipe import POLICIES, PinnedRecipe, PolicyName
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
 from rlhf.terminal import harmless, message_of
 
@@ -20,7 +20,7 @@ CHAT_STAGES: tuple[ChatStage, ...] = ("base", "sft", *POLICIES, "merge")
 HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says this again"
 
 
-def trained_stage(run: Run, stage: ChatStage) -> Path | None:
+def trained_stage(run: StageRun, stage: ChatStage) -> Path | None:
     """Return the directory of the stage to chat with; None for the base.
 
     Raises ParentMissing if it is not done, and UserError if it was done with other settings. No library is imported
@@ -34,7 +34,7 @@ def trained_stage(run: Run, stage: ChatStage) -> Path | None:
 class Speaker:
     """A trained model that continues conversations."""
 
-    def __init__(self, run: Run, stage: ChatStage, folder: Path | None):
+    def __init__(self, run: StageRun, stage: ChatStage, folder: Path | None):
         """Load the model of a stage in the directory that `trained_stage` has found."""
         recipe = run.loaded.recipe
         cuda.set_environment(recipe)

@@ -14,7 +14,7 @@ from rlhf.data.transcripts import parse_hh
 from rlhf.files import JsonObject, write_output
 from rlhf.process import cuda
 from rlhf.recipe import PinnedRecipe
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary, reward_model_digest
 from rlhf.terminal import counted, harmless, screen, wording
 from rlhf.terminal.progress import working
@@ -42,7 +42,7 @@ class ScoredItem(NamedTuple):
 class Stages(NamedTuple):
     """The run whose reward model scores, and the directories of its finished stages."""
 
-    run: Run
+    run: StageRun
     sft: Path
     rm: Path
 
@@ -52,7 +52,7 @@ def finished_stages(loaded: PinnedRecipe, out: Path) -> Stages:
 
     Raises ParentMissing if one is not done, and UserError if it was done with other settings.
     """
-    run = Run(out, loaded, "evaluate")
+    run = StageRun(out, loaded, "evaluate")
     if loaded.recipe.pretrain:
         run.parents.require("pretrain")
     return Stages(run, run.parents.require("sft"), run.parents.require("rm"))

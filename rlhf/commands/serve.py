@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from rlhf.errors import UserError
 from rlhf.process.endings import Stopped
 from rlhf.recipe import PinnedRecipe
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
 from rlhf.run.packages import install_command
 from rlhf.terminal import say
@@ -46,7 +46,7 @@ def run(loaded: PinnedRecipe, out: Path, engine: Engine, host: str, port: int) -
     Raises ParentMissing if the model has not been merged, and UserError if it was merged with other settings, if the
     port is taken, or if the server ends by itself.
     """
-    merged = Run(out, loaded, "evaluate").parents.require("merge")
+    merged = StageRun(out, loaded, "evaluate").parents.require("merge")
     model = str((merged / MODEL).relative_to(out))
     command_line = command(model, engine, loaded.recipe.hardware.device, host, port)
     address = "127.0.0.1" if host == "0.0.0.0" else host

@@ -76,12 +76,12 @@ class ParsedRows:
     examples: tuple[Example, ...]
     pairs: tuple[PreferencePair, ...]
     report: ReadReport
-    prompts: tuple[PromptOnly, ...] = ()
+    bare_prompts: tuple[PromptOnly, ...] = ()  # prompts without a response
 
     @property
     def all(self) -> list[Row]:
         """Return the rows of all kinds, one kind after another."""
-        return [*self.documents, *self.examples, *self.pairs, *self.prompts]
+        return [*self.documents, *self.examples, *self.pairs, *self.bare_prompts]
 
 
 class Advice(NamedTuple):

@@ -15,7 +15,7 @@ from rlhf.data.split import divide, row_key, shuffled
 from rlhf.errors import UserError
 from rlhf.process import distributed
 from rlhf.recipe import Recipe
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.layout import MANIFEST
 from rlhf.run.reader import read
 from rlhf.run.records import Manifest
@@ -25,7 +25,7 @@ from rlhf.terminal.progress import working
 RowT = TypeVar("RowT", bound=Row)
 
 
-def load_corpus(run: Run) -> Corpus:
+def load_corpus(run: StageRun) -> Corpus:
     """Return the rows for a stage that has started. Their fingerprint goes into its manifest.
 
     Raises UserError for bad data, and when the stage's parents, or the run that it resumes, saw other data.
@@ -37,7 +37,7 @@ def load_corpus(run: Run) -> Corpus:
     facts = _fingerprint(rows.report, corpus, run.run_directory)
     if recipe.data.drop is not None:
         facts["dropped"] = dropped
-        say(f"{run.stage}: data.drop left out {_counts(dropped)}")
+        say(f"{run.stage}: data.drop left out {_counts(dropped) or 'nothing'}")
     if facts["left_out"]:
         first = ", ".join(facts["left_out"][:3])
         say(f"{run.stage}: {rows.report.summary()}: {first} … (all in manifest.json)")
@@ -54,7 +54,7 @@ def divide_rows(rows: ParsedRows, recipe: Recipe) -> tuple[Corpus, dict[str, int
     """
     seed, reasons = recipe.seed, recipe.data.drop or ()
     remaining, dropped = flaws.drop(rows, [reason for reason in reasons if reason != "leaked"])
-    kinds: list[Any] = [remaining.documents, remaining.examples, remaining.pairs, remaining.prompts]
+    kinds: list[Any] = [remaining.documents, remaining.examples, remaining.pairs, remaining.bare_prompts]
     sides = [divide(kind, row_key, seed=seed, fraction=recipe.data.heldout_fraction) for kind in kinds]
     if "leaked" in reasons:
         all_training, all_heldout = ([row for side in sides for row in side[n]] for n in (0, 1))
@@ -112,7 +112,7 @@ def _fingerprint(report: ReadReport, corpus: Corpus, run_directory: Path) -> dic
     }
 
 
-def _require_data_of_earlier_runs(run: Run, data_sha256: str) -> None:
+def _require_data_of_earlier_runs(run: StageRun, data_sha256: str) -> None:
     """Raise UserError if the stage's parents, or the run that it resumes, saw other data."""
     earlier = {run.path: run.resumed_data}
     for parent in recipes.parents(run.loaded.recipe, run.stage):

@@ -19,7 +19,7 @@ from rlhf.models.precision import computes_in_bfloat16
 from rlhf.models.traits import has_fused_experts
 from rlhf.models.weights import adapter_weights
 from rlhf.recipe import Lora
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
 
 # Names that peft takes for layers of experts, in its map of models whose experts became one tensor.
@@ -119,7 +119,7 @@ def without_input_casts(model: PeftModel) -> PeftModel:
 
 def save_adapter(
     model: PeftModel,
-    run: Run,
+    run: StageRun,
     folder: Path,
     adapter: str = "default",
     weights: dict[str, torch.Tensor] | None = None,

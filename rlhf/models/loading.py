@@ -30,7 +30,7 @@ from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
 from rlhf.models.support import check_lengths, check_model, unsupported
 from rlhf.recipe import shape
 from rlhf.run import reader
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
 from rlhf.run.packages import install_command, require
 from rlhf.run.reader import reading
@@ -40,7 +40,7 @@ ModelHead = Literal["lm", "score"]
 SCORE = "score.weight"  # the scalar head in transformers' classifiers
 
 
-def load_codec(run: Run) -> Codec:
+def load_codec(run: StageRun) -> Codec:
     """Return the recipe's codec. Raises UserError where its tokenizer cannot be loaded or does not fit the model."""
     settings, architecture = run.loaded.recipe.tokenizer, run.loaded.recipe.model.architecture
     if settings.source == "words":
@@ -79,7 +79,7 @@ def new_base(architecture: recipes.Architecture, codec: Codec, dtype: str) -> Pr
     return model
 
 
-def base_name(run: Run) -> str:
+def base_name(run: StageRun) -> str:
     """Return the name of the base model that plain peft needs for this run's adapters."""
     model = run.loaded.recipe.model
     if model.source == "random":
@@ -87,7 +87,7 @@ def base_name(run: Run) -> str:
     return str((run.parents.folder("pretrain") / MODEL).resolve()) if model.source == "pretrain" else str(model.name)
 
 
-def load_base(run: Run, device: torch.device, head: ModelHead = "lm", quantize: bool = True) -> PreTrainedModel:
+def load_base(run: StageRun, device: torch.device, head: ModelHead = "lm", quantize: bool = True) -> PreTrainedModel:
     """Return the base with a language-model head (`lm`) or a new scalar head without bias (`score`).
 
     The scalar head is drawn from torch's generator: seed it first. `quantize` False loads full weights in any case.

@@ -12,7 +12,7 @@ from rlhf.errors import UserError
 from rlhf.observe import remedies, signs
 from rlhf.observe.history import History
 from rlhf.recipe import GROUPS, ONLINE, StageName, as_yaml
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.layout import FINDINGS, METRICS
 from rlhf.run.reader import read_lines
 from rlhf.run.records import FindingLine, MetricsLine
@@ -162,7 +162,7 @@ class LiveChecks:
     Findings named in `stop_on` end the run.
     """
 
-    def __init__(self, run: Run, stop_on: Collection[str] = ()):
+    def __init__(self, run: StageRun, stop_on: Collection[str] = ()):
         self.run, self.stop_on = run, set(CHECK_NAMES if "all" in stop_on else stop_on)
         self.history = History(run.loaded.recipe, run.stage)
         earlier = read_lines(run.path / METRICS, MetricsLine)  # of the run that is resumed

@@ -25,7 +25,7 @@ class ExportedRows(NamedTuple):
 
 
 def export(
-    comparison: PairedAnswers, samples: Path, template: str, *, raters: Collection[str] = (), keep_ties: bool = False
+    paired: PairedAnswers, samples: Path, template: str, *, raters: Collection[str] = (), keep_ties: bool = False
 ) -> ExportedRows:
     """Return rows `prompt`, `chosen`, `rejected` for the rated pairs, in their order.
 
@@ -36,24 +36,24 @@ def export(
 
     Raises UserError without ratings, for a rater without ratings, and for prompts that cannot be read back.
     """
-    choices = _choices(store.current_ratings(comparison.file), comparison.file, raters)
+    choices = _choices(store.current_ratings(paired.file), paired.file, raters)
     lines = read_lines(samples, SampleLine)
     rows: list[dict[str, object]] = []
     counts: Counter[str] = Counter()
-    for pair in comparison.pairs:
+    for pair in paired.pairs:
         by_rater = choices.get((pair.item, pair.digest))
         if not by_rater:
             continue
         choice = majority(by_rater.values())
         line = lines[pair.item]
-        sides = {"a": line.answers[comparison.a].response.strip(), "b": line.answers[comparison.b].response.strip()}
+        sides = {"a": line.answers[paired.a].response.strip(), "b": line.answers[paired.b].response.strip()}
         counts["rated"] += 1
         counts["ties"] += choice == "tie"
         counts["empty"] += not all(sides.values())
         if all(sides.values()):
             prompt = _prompt(line, template, samples)
             chosen_sides = (choice,) if choice != "tie" else ("b", "a") if keep_ties else ()
-            rows += [_row(prompt, sides, chosen, by_rater, comparison) for chosen in chosen_sides]
+            rows += [_row(prompt, sides, chosen, by_rater, paired) for chosen in chosen_sides]
     return ExportedRows(rows, counts["rated"], counts["ties"], counts["empty"])
 
 
@@ -77,8 +77,8 @@ def _choices(
             raise UserError(f"{file}: no ratings of {rater!r}; it has those of {', '.join(raters_with_ratings)}")
     choices: dict[tuple[int, str], dict[str, str]] = defaultdict(dict)
     for rating in ratings:
-        if rating.verdict in CHOICES and (not raters or rating.rater in raters):
-            choices[rating.pair][rating.rater] = rating.verdict
+        if rating.choice in CHOICES and (not raters or rating.rater in raters):
+            choices[rating.pair][rating.rater] = rating.choice
     return choices
 
 
@@ -87,11 +87,11 @@ def _row(
     sides: Mapping[str, str],
     chosen: str,
     choices: Mapping[str, str],
-    comparison: PairedAnswers,
+    paired: PairedAnswers,
 ) -> dict[str, object]:
     """Return a preference row that also names the two policies and each rater's choice."""
     rejected = "a" if chosen == "b" else "b"
-    names = {"a": comparison.a, "b": comparison.b}
+    names = {"a": paired.a, "b": paired.b}
     return {
         "prompt": prompt,
         "chosen": sides[chosen],

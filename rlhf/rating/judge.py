@@ -82,15 +82,15 @@ def judge_pair(judge: Judge, pair: Pair) -> store.RatingLine:
     return store.new_line(pair, f"{store.JUDGE}{judge.model}", choice, "ab", said=choices, replies=excerpts)
 
 
-def run(judge: Judge, comparison: PairedAnswers, *, limit: int | None = None, at_once: int = 4) -> None:
+def run(judge: Judge, paired: PairedAnswers, *, limit: int | None = None, at_once: int = 4) -> None:
     """Judge the first `limit` pairs that this model has not judged, `at_once` at a time.
 
     Each rating is written as soon as it is known. The number of pairs that the endpoint refuses is printed at the end;
     the next run asks about them again.
     """
     name = f"{store.JUDGE}{judge.model}"
-    judged_pairs = {rating.pair for rating in store.current_ratings(comparison.file) if rating.rater == name}
-    todo = [pair for pair in comparison.pairs[:limit] if (pair.item, pair.digest) not in judged_pairs]
+    judged_pairs = {rating.pair for rating in store.current_ratings(paired.file) if rating.rater == name}
+    todo = [pair for pair in paired.pairs[:limit] if (pair.item, pair.digest) not in judged_pairs]
 
     waiting: queue.SimpleQueue[Pair] = queue.SimpleQueue()
     for pair in todo:
@@ -98,7 +98,7 @@ def run(judge: Judge, comparison: PairedAnswers, *, limit: int | None = None, at
     results: queue.SimpleQueue[store.RatingLine | Exception] = queue.SimpleQueue()
     # Daemon threads end with the program; those of a ThreadPoolExecutor would let Ctrl-C wait for the endpoint.
     for _ in range(min(at_once, len(todo))):
-        threading.Thread(target=_judge_waiting, args=(judge, waiting, comparison, results), daemon=True).start()
+        threading.Thread(target=_judge_waiting, args=(judge, waiting, paired, results), daemon=True).start()
     refused: list[str] = []
     unparsed: list[str] = []  # replies that name no letter
     with Bar("judge", len(todo)) as bar:
@@ -110,7 +110,7 @@ def run(judge: Judge, comparison: PairedAnswers, *, limit: int | None = None, at
                 raise result
             else:
                 unparsed += [reply for order, reply in result["replies"].items() if result["said"][order] is None]
-            bar.update(number, "refused" if isinstance(result, Exception) else result["verdict"])
+            bar.update(number, "refused" if isinstance(result, Exception) else result["choice"])
     if refused:
         say(f"judge: {len(refused)} of {len(todo)} pairs are not judged: {refused[0]}")
     if unparsed:
@@ -121,7 +121,7 @@ def run(judge: Judge, comparison: PairedAnswers, *, limit: int | None = None, at
 def _judge_waiting(
     judge: Judge,
     waiting: queue.SimpleQueue[Pair],
-    comparison: PairedAnswers,
+    paired: PairedAnswers,
     results: queue.SimpleQueue[store.RatingLine | Exception],
 ) -> None:
     """Judge pairs until none is waiting or an error other than a refusal occurs.
@@ -135,7 +135,7 @@ def _judge_waiting(
             return
         try:
             line = judge_pair(judge, pair)
-            store.append(comparison.file, line)
+            store.append(paired.file, line)
             results.put(line)
         except Refused as error:
             results.put(error)

@@ -35,11 +35,9 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(
-        self, comparison: PairedAnswers, port: int, *, rater: str = "", seed: int = 0, limit: int | None = None
-    ):
-        self.pairs = {pair.item: pair for pair in comparison.pairs[:limit]}
-        self.file, self.rater, self.seed = comparison.file, rater, seed
+    def __init__(self, paired: PairedAnswers, port: int, *, rater: str = "", seed: int = 0, limit: int | None = None):
+        self.pairs = {pair.item: pair for pair in paired.pairs[:limit]}
+        self.file, self.rater, self.seed = paired.file, rater, seed
         self.token = secrets.token_urlsafe(32)  # valid for this process: an older page may show other answers
         current_ratings(self.file)  # report a damaged file now
         try:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
+from pydantic import AliasChoices, Field
+
 from rlhf.errors import UserError
 from rlhf.rating.pairs import AnswerOrder, Pair
 from rlhf.run import reader
@@ -22,15 +24,14 @@ WIN_OF_B = {"a": 0.0, "b": 1.0, "tie": 0.5}  # by choice
 
 
 class Rating(Record):
-    """A line of the file, with a rater's choice in the key `verdict`.
-
-    `shown` is the order of the answers: "ab", or "ba" if b came first.
-    """
+    """A line of the file. `shown` is the order of the answers: "ab", or "ba" if b came first."""
 
     item: int
     sha256: str
     rater: str
-    verdict: Literal["a", "b", "tie", "skip", "undo"]
+    choice: Literal["a", "b", "tie", "skip", "undo"] = Field(
+        validation_alias=AliasChoices("choice", "verdict")  # the latter in files before 0.2.0
+    )
     shown: AnswerOrder
     said: dict[str, str | None] | None = None  # a judge's choice in each order; None for a reply without one
 
@@ -53,7 +54,7 @@ class RatingLine(Reasons):
     item: int
     sha256: str
     rater: str
-    verdict: str
+    choice: str
     shown: AnswerOrder
     time: str  # UTC, ISO 8601
 
@@ -64,7 +65,7 @@ def new_line(pair: Pair, rater: str, choice: str, shown: AnswerOrder, **reasons:
         "item": pair.item,
         "sha256": pair.digest,
         "rater": rater,
-        "verdict": choice,
+        "choice": choice,
         "shown": shown,
         **reasons,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -95,6 +96,6 @@ def current_ratings(file: Path) -> list[Rating]:
             raise UserError(f"{file}:{number}: not a rating; take that line out") from None
         key = (row.rater, row.item, row.sha256)
         ratings.pop(key, None)
-        if row.verdict != "undo":
+        if row.choice != "undo":
             ratings[key] = row
     return list(ratings.values())

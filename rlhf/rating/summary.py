@@ -67,20 +67,20 @@ class RatingSummary(NamedTuple):
         return self._asdict() | figures
 
 
-def summarize(comparison: PairedAnswers) -> RatingSummary:
-    """Return the statistics of all ratings of a comparison."""
-    pairs = {(pair.item, pair.digest): pair for pair in comparison.pairs}
-    ratings = current_ratings(comparison.file)
+def summarize(paired: PairedAnswers) -> RatingSummary:
+    """Return the statistics of all ratings of a paired."""
+    pairs = {(pair.item, pair.digest): pair for pair in paired.pairs}
+    ratings = current_ratings(paired.file)
     votes = [(rating, pairs[rating.pair]) for rating in ratings if rating.pair in pairs]
     raters = sorted({rating.rater for rating, _ in votes}, key=lambda name: (name.startswith(JUDGE), name))
     people = [name for name in raters if not name.startswith(JUDGE)]
     groups = {"people": people, "all": raters} if len(people) < len(raters) else {"all": raters}
     by_rater = {name: [(rating, pair) for rating, pair in votes if rating.rater == name] for name in raters}
     return RatingSummary(
-        a=comparison.a,
-        b=comparison.b,
-        pairs=len(comparison.pairs),
-        equal=comparison.equal,
+        a=paired.a,
+        b=paired.b,
+        pairs=len(paired.pairs),
+        equal=paired.equal,
         of_other_answers=len(ratings) - len(votes),
         raters={name: _figures(by_rater[name]) for name in raters},
         groups={
@@ -93,11 +93,11 @@ def summarize(comparison: PairedAnswers) -> RatingSummary:
 
 def _figures(votes: Sequence[Vote]) -> Figures:
     """Return the statistics of votes. The outcome of a pair is the mean of its votes."""
-    counts = Counter(rating.verdict for rating, _ in votes)
+    counts = Counter(rating.choice for rating, _ in votes)
     choices = defaultdict(list)
     for rating, pair in votes:
-        if rating.verdict in WIN_OF_B:
-            choices[pair.item].append(rating.verdict)
+        if rating.choice in WIN_OF_B:
+            choices[pair.item].append(rating.choice)
     pairs = {pair.item: pair for _, pair in votes}
     outcomes = [fmean(WIN_OF_B[choice] for choice in pair_choices) for pair_choices in choices.values()]
     longer = [float(len(pairs[item].b.split()) - len(pairs[item].a.split())) for item in choices]  # words
@@ -122,8 +122,8 @@ def _agreement(votes: Sequence[Vote], key: str) -> Agreement | None:
     agree = []
     for rating, pair in votes:
         a, b = pair.values.get(key, (0.0, 0.0))
-        if rating.verdict in ("a", "b") and a != b:
-            agree.append((b > a) == (rating.verdict == "b"))
+        if rating.choice in ("a", "b") and a != b:
+            agree.append((b > a) == (rating.choice == "b"))
     return Agreement(fmean(agree), len(agree)) if agree else None
 
 

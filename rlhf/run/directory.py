@@ -46,7 +46,7 @@ from rlhf.terminal import say
 LARGE = 10**9  # bytes: a larger result is hashed when it is used, not whenever the runner skips its finished stage
 
 
-class Run:
+class StageRun:
     """A stage of a recipe in its directory: whether it is done, what it builds on, and its records while it runs.
 
     `locked` keeps other processes out of the directory.
@@ -90,6 +90,8 @@ class Run:
         changed: list[str] = [name for name, digest in hashes.items() if manifest.parents.get(name) != digest]
         changed += [file.name for file in (manifest.data.files if manifest.data else []) if self._changed(file)]
         if changed and self.stage not in REMADE:
+            for name in hashes:
+                read_summary(self.parents.folder(name))  # one that is damaged is named itself
             raise UserError(f"{self.path} was made from another {', '.join(changed)}; {self.parents.another_place()}")
         return None if changed or manifest.parents.keys() != hashes.keys() else summary
 

@@ -70,6 +70,7 @@ def verified(run_directory: Path, stage: StageName) -> records.Summary:
     for name, digest in read_manifest(path).parents.items():
         parent = stage_folder(path.parent, name) / SUMMARY
         if parent.is_file() and sha256(parent) != digest:
+            read_summary(parent.parent)  # one that is damaged is named itself
             advice = f"run {stage} again" if stage in REMADE else _way_out(path, stage)
             raise UserError(f"{path} was made from another {name} than {parent.parent}; {advice}")
     return summary

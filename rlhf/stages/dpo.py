@@ -26,7 +26,7 @@ from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
 from rlhf.recipe import Dpo, Role
 from rlhf.rollout.probe import check_sampling
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
 from rlhf.stages.supervised import arguments, best_step, free_memory, rows_to_dataset, train
@@ -36,7 +36,7 @@ from rlhf.stages.training_pairs import EncodedPair, StagePairs, encoded_pairs
 SAMPLES = 8  # held-out prompts whose answers are logged before and after
 
 
-def run_stage(run: Run, device: torch.device) -> Result:
+def run_stage(run: StageRun, device: torch.device) -> Result:
     """Train the DPO adapter, and measure the policy against SFT on held-out prompts and pairs."""
     recipe = run.loaded.recipe
     options = recipe.dpo
@@ -74,7 +74,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
     return Result(metrics, telemetry.costs(), sample_of(codec, prompts, before, after, "dpo"))
 
 
-def _fit(run: Run, codec: Codec, pairs: StagePairs, device: torch.device, telemetry: Telemetry) -> None:
+def _fit(run: StageRun, codec: Codec, pairs: StagePairs, device: torch.device, telemetry: Telemetry) -> None:
     """Train and write the adapter. Only this function holds the model, so that `free_memory` can free it afterwards."""
     recipe = run.loaded.recipe
     torch.manual_seed(recipe.seed)

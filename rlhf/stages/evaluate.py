@@ -30,7 +30,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Evaluate, GroupOptions, PolicyName, Recipe, Role, StageName
 from rlhf.rollout.probe import check_sampling
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.stages.online.reward_sum import ByName, RewardSum
 from rlhf.stages.result import Result
 
@@ -39,7 +39,7 @@ CONTRADICTED = 10  # pairs that are listed
 PolicyLabel = Literal["base", "sft"] | PolicyName
 
 
-def run_stage(run: Run, device: torch.device) -> Result:
+def run_stage(run: StageRun, device: torch.device) -> Result:
     """Sample every policy of the run on the same held-out prompts, and judge the reward model on held-out pairs."""
     recipe = run.loaded.recipe
     options = recipe.evaluate
@@ -84,7 +84,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
 
 def _prompts_and_rewards(
-    run: Run, corpus: Corpus, codec: Codec, trained: Sequence[PolicyName]
+    run: StageRun, corpus: Corpus, codec: Codec, trained: Sequence[PolicyName]
 ) -> tuple[list[Prompt], list[RewardSum]]:
     """Return held-out prompts, and the rewards of those of RLOO and GRPO that have run; these can judge the prompts."""
     recipe = run.loaded.recipe
@@ -99,7 +99,7 @@ def _prompts_and_rewards(
     return prompts.test[: recipe.evaluate.max_samples], reward_sums
 
 
-def _load_roles(run: Run, device: torch.device, trained: Sequence[PolicyName]) -> SharedBase:
+def _load_roles(run: StageRun, device: torch.device, trained: Sequence[PolicyName]) -> SharedBase:
     """Return the base with SFT as `reference`, each trained policy under its stage's name, and the reward model."""
     stages: dict[Role, StageName] = {"reference": "sft", **{stage: stage for stage in trained}}
     folders = {role: run.parents.folder(stage) for role, stage in stages.items()}

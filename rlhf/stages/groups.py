@@ -38,7 +38,7 @@ from rlhf.objectives.losses import Stats
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.objectives.rewards import shape_scores
 from rlhf.recipe import MODEL_REWARD, GroupOptions, Grpo, StageName
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.reward_sum import ByName, RewardSum
 from rlhf.stages.online.role_passes import ScoreNorm
@@ -88,7 +88,7 @@ class Batch(TrainingBatch):
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 
-def run_stage(run: Run, device: torch.device) -> Result:
+def run_stage(run: StageRun, device: torch.device) -> Result:
     """Train the policy adapter with RLOO or GRPO, and measure it against SFT on held-out prompts."""
     options = run.loaded.recipe.online()[run.stage]
     assert isinstance(options, GroupOptions)

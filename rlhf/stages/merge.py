@@ -16,7 +16,7 @@ from rlhf.models.precision import Model, mixed_precision
 from rlhf.models.weights import attach_adapter
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Sft
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
 from rlhf.stages.result import Result
 from rlhf.terminal import say
@@ -25,7 +25,7 @@ ROWS, TOKENS = 4, 128  # held-out texts, and tokens of each, for comparing the m
 ROUNDING = {"float32": 1e-6, "bfloat16": 1e-2}  # nats per token that rounding the merged weights may cost
 
 
-def run_stage(run: Run, device: torch.device) -> Result:
+def run_stage(run: StageRun, device: torch.device) -> Result:
     """Merge an adapter into its base and compare the two. Raises UserError if the merged model lost the adapter."""
     recipe = run.loaded.recipe
     if device.type == "cuda":
@@ -77,7 +77,7 @@ def _check_merged(effect: Tensor, divergence: Tensor, rounding: float) -> None:
         )
 
 
-def _save(run: Run, merged: PreTrainedModel, codec: Codec) -> None:
+def _save(run: StageRun, merged: PreTrainedModel, codec: Codec) -> None:
     """Write the merged model with its tokenizer, and with the settings by which evaluations sample."""
     options, folder = run.loaded.recipe.evaluate, run.path / MODEL
     ids = {"bos_token_id": codec.tokenizer.bos_token_id, "eos_token_id": codec.eos_id, "pad_token_id": codec.pad_id}

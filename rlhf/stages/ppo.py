@@ -33,7 +33,7 @@ from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero
 from rlhf.objectives.rewards import shape_rewards, shape_scores
 from rlhf.recipe import Ppo
 from rlhf.rollout.decoding import ValueFn
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.session import Session
@@ -69,7 +69,7 @@ class Batch(TrainingBatch):
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 
-def run_stage(run: Run, device: torch.device) -> Result:
+def run_stage(run: StageRun, device: torch.device) -> Result:
     """Train the policy adapter, and measure it against SFT on held-out prompts."""
     options = run.loaded.recipe.ppo
     # The order of these lines decides which random numbers each of them draws.

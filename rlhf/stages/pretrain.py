@@ -13,7 +13,7 @@ from rlhf.data.tokenize import Codec
 from rlhf.evaluation.likelihood import perplexity
 from rlhf.models.loading import new_base
 from rlhf.observe.telemetry import Telemetry
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
 from rlhf.stages.result import Result
 from rlhf.stages.supervised import arguments, rows_to_dataset, train
@@ -21,7 +21,7 @@ from rlhf.stages.trainer import RunTrainer
 from rlhf.terminal.progress import working
 
 
-def run_stage(run: Run, device: torch.device) -> Result:
+def run_stage(run: StageRun, device: torch.device) -> Result:
     """Train a tokenizer and a base model from scratch, and measure the perplexity of held-out texts."""
     recipe = run.loaded.recipe
     options, architecture = recipe.pretrain, recipe.model.architecture

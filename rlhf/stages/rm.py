@@ -24,7 +24,7 @@ from rlhf.models.precision import Model, mixed_precision
 from rlhf.objectives.losses import bradley_terry_loss, margin_ranking_loss
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Rm
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
 from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train
@@ -35,7 +35,7 @@ from rlhf.terminal.progress import working
 SAMPLES = 8  # held-out pairs whose scores are kept
 
 
-def run_stage(run: Run, device: torch.device) -> Result:
+def run_stage(run: StageRun, device: torch.device) -> Result:
     """Train the reward model, and measure its accuracy on held-out pairs."""
     recipe = run.loaded.recipe
     options = recipe.rm
@@ -69,7 +69,7 @@ def run_stage(run: Run, device: torch.device) -> Result:
 
 
 def _metrics(
-    run: Run, codec: Codec, pairs: StagePairs, chosen: torch.Tensor, rejected: torch.Tensor
+    run: StageRun, codec: Codec, pairs: StagePairs, chosen: torch.Tensor, rejected: torch.Tensor
 ) -> dict[str, float]:
     """Return the metrics of the stage, given the scores (N,) of its held-out pairs."""
     margins, both = chosen - rejected, torch.cat([chosen, rejected])
@@ -90,7 +90,7 @@ def _metrics(
     return metrics
 
 
-def _new_trainer(run: Run, model: Model, codec: Codec, pairs: Sequence[EncodedPair]) -> "_Trainer":
+def _new_trainer(run: StageRun, model: Model, codec: Codec, pairs: Sequence[EncodedPair]) -> "_Trainer":
     """Return TRL's trainer with the recipe's loss, for the training pairs."""
     options = run.loaded.recipe.rm
     ranking = options.loss_type == "margin_ranking"

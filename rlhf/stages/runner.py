@@ -18,7 +18,7 @@ from rlhf.observe.watch import LiveChecks
 from rlhf.process import cuda, distributed, endings, exhaustion, meeting
 from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without_collections
 from rlhf.recipe import GROUPS, MODEL_REWARD, Evaluate, GroupOptions, PinnedRecipe, StageName, no_section, parents
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.finished import follow_base, verified
 from rlhf.run.layout import SUMMARY
 from rlhf.run.records import Summary
@@ -28,7 +28,7 @@ from rlhf.stages.result import Result
 if TYPE_CHECKING:
     import torch
 
-RunStage = Callable[[Run, "torch.device"], Result]  # a stage's own code
+StageFn = Callable[[StageRun, "torch.device"], Result]  # a stage's own code
 FULL_DISK_BYTES = 1_000_000
 LONGEST_COMMAND = 500  # characters of a command that is printed again
 # Classes of errors that libraries raise when they cannot write: Python and Arrow, torch.save, safetensors, SQLite.
@@ -65,7 +65,7 @@ def execute(
     `reuse_root`: another runs root, whose finished stages are used where `out` has none.
     """
     cuda.set_environment(loaded.recipe)
-    run = Run(out, loaded, stage, reuse_root, is_main=not distributed.rank())
+    run = StageRun(out, loaded, stage, reuse_root, is_main=not distributed.rank())
     check_section(loaded, stage)
     _check_memory_limit(stage)
     with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked():
@@ -123,7 +123,7 @@ def _check_memory_limit(stage: StageName) -> None:
         )
 
 
-def _check_parents(run: Run) -> None:
+def _check_parents(run: StageRun) -> None:
     """Raise UserError unless all stages that this one reads are finished, unchanged and from the same settings."""
     needed = parents(run.loaded.recipe, run.stage)
     for parent in needed:
@@ -136,7 +136,7 @@ def _check_parents(run: Run) -> None:
 
 
 def _run_stage(
-    run: Run, resume: bool, report_to: Sequence[str], preflight: Callable[[], int | None], stop_on: Sequence[str]
+    run: StageRun, resume: bool, report_to: Sequence[str], preflight: Callable[[], int | None], stop_on: Sequence[str]
 ) -> tuple[Result, int | None]:
     """Run the stage's own code. Return its result and the predicted bytes of its peak."""
     run_stage = import_stage(run.stage)
@@ -159,18 +159,18 @@ def _run_stage(
     return result, predicted
 
 
-def import_stage(stage: StageName) -> RunStage:
+def import_stage(stage: StageName) -> StageFn:
     """Import the module of a stage, with all libraries that it needs. Return its `run_stage`."""
     name = f"rlhf.stages.{'groups' if stage in GROUPS else stage}"  # RLOO and GRPO share one
     if name not in sys.modules:
         with without_collections():
             import_bitsandbytes()
             importlib.import_module(name)
-    run_stage: RunStage = sys.modules[name].run_stage
+    run_stage: StageFn = sys.modules[name].run_stage
     return run_stage
 
 
-def progress(run: Run) -> str:
+def progress(run: StageRun) -> str:
     """Describe what a stopped stage leaves, and the command that continues from it."""
     try:
         if (run.path / SUMMARY).exists():
@@ -193,7 +193,7 @@ def resume_command() -> str:
 
 
 @contextmanager
-def _explained_errors(run: Run) -> Iterator[None]:
+def _explained_errors(run: StageRun) -> Iterator[None]:
     """Turn a full disk and exhausted memory into a UserError; libraries report them in many ways."""
     try:
         yield
@@ -221,7 +221,7 @@ def _disk_is_full(folder: Path, error: Exception) -> bool:
         return False
 
 
-def _way_out(run: Run, error: BaseException) -> str:
+def _way_out(run: StageRun, error: BaseException) -> str:
     """Describe where memory ran out and which settings need less."""
     if type(error).__name__ == "OutOfMemoryError":  # CUDA's, named without importing torch
         return (

@@ -20,7 +20,7 @@ from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Sft
 from rlhf.rollout.engine import sample
 from rlhf.rollout.probe import check_sampling
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
 from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train
@@ -39,7 +39,7 @@ class _Rows(NamedTuple):
     heldout: list[ScoredText]
 
 
-def run_stage(run: Run, device: torch.device) -> Result:
+def run_stage(run: StageRun, device: torch.device) -> Result:
     """Train the SFT adapter, and measure the perplexity of held-out responses before and after."""
     recipe = run.loaded.recipe
     options = recipe.sft
@@ -98,7 +98,7 @@ class _Trainer(RunTrainer, SFTTrainer):
     """TRL's trainer with the changes of a run."""
 
 
-def _encoded_rows(run: Run, codec: Codec, demonstrations: Split[Example]) -> _Rows:
+def _encoded_rows(run: StageRun, codec: Codec, demonstrations: Split[Example]) -> _Rows:
     """Encode the demonstrations, and note in the manifest what was cut."""
     options = run.loaded.recipe.sft
     training, cuts = _encode(codec, demonstrations.train[: options.max_samples], options)
@@ -110,7 +110,7 @@ def _encoded_rows(run: Run, codec: Codec, demonstrations: Split[Example]) -> _Ro
     return _Rows(training, cuts, _scored_texts(validation), _scored_texts(heldout))
 
 
-def _answers(model: PeftModel, codec: Codec, prompts: list[Prompt], run: Run) -> list[str]:
+def _answers(model: PeftModel, codec: Codec, prompts: list[Prompt], run: StageRun) -> list[str]:
     """Return one sampled response per held-out prompt, for reading."""
     settings = heldout_sampling(run.loaded.recipe.evaluate, SAMPLES)
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):

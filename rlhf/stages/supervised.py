@@ -21,7 +21,7 @@ from rlhf.process import distributed
 from rlhf.recipe import Dialogues, Optimization
 from rlhf.run import reader, records
 from rlhf.run.checkpoints import require_usable, with_resume_advice
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER_FILE, METRICS
 from rlhf.stages.trainer import RunTrainer
 from rlhf.terminal.progress import Bar
@@ -31,7 +31,7 @@ ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
 _NOT_METRICS = ("train_", "total_flos", "epoch", "num_tokens", "num_input_tokens_seen")
 
 
-def arguments(kind: type[ArgumentsT], run: Run, options: Optimization, **overrides: Any) -> ArgumentsT:
+def arguments(kind: type[ArgumentsT], run: StageRun, options: Optimization, **overrides: Any) -> ArgumentsT:
     """Return the training arguments of one stage; everything that decides the result comes from the recipe."""
     recipe = run.loaded.recipe
     micro_batch, accumulated = options.per_device(recipe.processes(run.stage))
@@ -68,7 +68,7 @@ def arguments(kind: type[ArgumentsT], run: Run, options: Optimization, **overrid
 
 def train(
     trainer: RunTrainer,
-    run: Run,
+    run: StageRun,
     telemetry: Telemetry,
     lengths: Sequence[int],
     evaluate: Callable[[], dict[str, float]] | None = None,
@@ -120,7 +120,7 @@ def _weights(trainer: RunTrainer, divided: bool) -> dict[str, torch.Tensor]:
 class _RunCallback(TrainerCallback):
     """Callback that logs to the stage's directory and seals each checkpoint that transformers has written."""
 
-    def __init__(self, run: Run, bar: Bar, telemetry: Telemetry):
+    def __init__(self, run: StageRun, bar: Bar, telemetry: Telemetry):
         self.run, self.bar, self.telemetry = run, bar, telemetry
         self.note = ""  # beside the bar
         self.tokens = 0  # the next three: at the last record
@@ -171,7 +171,12 @@ class _Evaluation(TrainerCallback):
     """Callback that logs metrics on validation rows every `every` steps, and before the last checkpoint."""
 
     def __init__(
-        self, run: Run, telemetry: Telemetry, evaluate: Callable[[], dict[str, float]], every: int, log: _RunCallback
+        self,
+        run: StageRun,
+        telemetry: Telemetry,
+        evaluate: Callable[[], dict[str, float]],
+        every: int,
+        log: _RunCallback,
     ):
         self.run, self.telemetry, self.evaluate, self.every, self.log = run, telemetry, evaluate, every, log
 
@@ -187,7 +192,7 @@ class _Evaluation(TrainerCallback):
             self.run.logs.metrics(state.global_step, {f"eval/{name}": value for name, value in values.items()})
 
 
-def choose_checkpoint(run: Run) -> int | None:
+def choose_checkpoint(run: StageRun) -> int | None:
     """Name the checkpoint with the lowest validation loss in checkpoints/best.json; the earliest of equal ones.
 
     Returns its step, None where no checkpoint has a finite loss.
@@ -201,7 +206,7 @@ def choose_checkpoint(run: Run) -> int | None:
     return best
 
 
-def best_step(run: Run) -> dict[str, float]:
+def best_step(run: StageRun) -> dict[str, float]:
     """Return the metric that names the best checkpoint; nothing if checkpoints were not compared."""
     best = reader.read(run.path / "checkpoints" / "best.json", records.BestCheckpoint)
     if best is None:
@@ -209,7 +214,7 @@ def best_step(run: Run) -> dict[str, float]:
     return {"best_step": math.nan if best.best_step is None else best.best_step}
 
 
-def _take_best(trainer: RunTrainer, run: Run) -> None:
+def _take_best(trainer: RunTrainer, run: StageRun) -> None:
     """Choose the best checkpoint and, with `adapter: best`, give the model its adapter."""
     best = distributed.from_main(lambda: choose_checkpoint(run))
     options = run.loaded.recipe.section(run.stage)

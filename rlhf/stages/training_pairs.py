@@ -8,7 +8,7 @@ from rlhf.data.pairs import encode_pairs, longest
 from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.recipe import Dpo, Rm
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 
 EncodedPair = tuple[Encoded, Encoded]  # chosen, rejected
 
@@ -27,7 +27,7 @@ class StagePairs(NamedTuple):
         return [longest(chosen, rejected) for chosen, rejected in self.training]
 
 
-def encoded_pairs(run: Run, codec: Codec, pairs: Split[PreferencePair], options: Rm | Dpo) -> StagePairs:
+def encoded_pairs(run: StageRun, codec: Codec, pairs: Split[PreferencePair], options: Rm | Dpo) -> StagePairs:
     """Encode the pairs of a stage. Note in its manifest what was cut, and print advice where there are few."""
     training, cuts, _ = encode_pairs(codec, pairs.train[: options.max_samples], options)
     heldout, heldout_cuts, heldout_rows = encode_pairs(codec, pairs.test[: options.max_eval_samples], options)

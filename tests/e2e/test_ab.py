@@ -54,9 +54,9 @@ def serve():
         server.server_close()
 
 
-def verdicts(root: Path, rater: str) -> dict[int, str]:
+def choices(root: Path, rater: str) -> dict[int, str]:
     rows = store.current_ratings(root / "ab" / "sft-vs-ppo.jsonl")
-    return {row.item: row.verdict for row in rows if row.rater == rater}
+    return {row.item: row.choice for row in rows if row.rater == rater}
 
 
 # ---- the page, in a browser ----
@@ -90,7 +90,7 @@ def test_ten_pairs_by_keyboard_with_a_reload_in_the_middle(chromium, root, serve
             page.reload()
             wait(page, "now && at('ask').hidden")
     assert page.text_content("#count") == "10 of 10" and page.evaluate("!at('over').hidden && at('pair').hidden")
-    assert verdicts(root, "ann") == dict.fromkeys(range(10), "b")
+    assert choices(root, "ann") == dict.fromkeys(range(10), "b")
     press(page, "u")
     assert page.text_content("#count") == "9 of 10" and "question 9" in page.text_content("#prompt")
     assert set(seen) == {"1", "2"}, "the order is drawn"
@@ -103,7 +103,7 @@ def test_tie_skip_undo_and_another_rater(chromium, root, serve):
     page = begin(chromium, server, "ben")
     for key in ("0", "t", "s", "1", "u", "u", "2"):
         press(page, key)
-    rated = verdicts(root, "ben")
+    rated = choices(root, "ben")
     assert list(rated.values())[:2] == ["tie", "tie"] and rated[2] in ("a", "b") and len(rated) == 3
     assert page.text_content("#count") == "3 of 10" and "question 3" in page.text_content("#prompt")
     page.keyboard.press("x")
@@ -112,7 +112,7 @@ def test_tie_skip_undo_and_another_rater(chromium, root, serve):
     assert other.text_content("#count") == "0 of 10"
     other.evaluate("document.querySelector('[data-choice=second]').click()")
     wait(other, "now.done === 1")
-    assert len(verdicts(root, "eve")) == 1 and len(verdicts(root, "ben")) == 3
+    assert len(choices(root, "eve")) == 1 and len(choices(root, "ben")) == 3
     other.evaluate("at('leave').click()")
     assert other.evaluate("!at('ask').hidden && at('pair').hidden")
     page.reload()
@@ -307,7 +307,7 @@ def test_a_server_that_is_killed_loses_nothing(root, serve):
         assert connection.getresponse().status == 200
     child.send_signal(signal.SIGKILL)
     child.wait()
-    assert verdicts(root, "ann") == dict.fromkeys(range(3), "tie")
+    assert choices(root, "ann") == dict.fromkeys(range(3), "tie")
     assert json.loads(ask(serve(root), "/next", rate())[2])["item"] == 3
 
 
@@ -327,6 +327,7 @@ def test_many_may_write_at_the_same_time(tmp_path):
 def test_a_line_that_was_cut_goes_and_one_that_is_no_rating_is_named(root):
     answers = pair_answers(root)
     add(answers.file, "ann", answers.pairs[:2])
+    answers.file.write_text(answers.file.read_text().replace('"choice"', '"verdict"', 1))  # the key before 0.2.0
     with open(answers.file, "a") as handle:
         handle.write('{"item": 3, "ra')
     assert len(store.current_ratings(answers.file)) == 2
@@ -387,8 +388,8 @@ def test_the_summary_by_hand(root, monkeypatch, capsys):
     answers = pair_answers(root)
     given = {"ann": ["b"] * 6 + ["a", "a", "tie", "skip"], "ben": ["b", "b", "a"]}
     for rater, votes in given.items():
-        for pair, verdict in zip(answers.pairs, votes, strict=False):
-            store.append(answers.file, store.new_line(pair, rater, verdict, "ba"))
+        for pair, choice in zip(answers.pairs, votes, strict=False):
+            store.append(answers.file, store.new_line(pair, rater, choice, "ba"))
     code, out, _ = rlhf(monkeypatch, capsys, "ab", "--recipe", RECIPE, "--out", root.parents[1], "--json")
     summary = json.loads(out)
     ann, both = summary["raters"]["ann"], summary["groups"]["all"]

@@ -13,11 +13,11 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlhf.commands import compare
 from rlhf.errors import UserError
-from rlhf.evaluation import comparison
 from rlhf.files import sha256
 from rlhf.rating.pairs import pair_answers
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_manifest
 from rlhf.run.records import Record, Settings
 from tests.conftest import Crash, content_of, crash, run_stages, small, undefined_metrics
@@ -198,7 +198,7 @@ def test_several_answers_to_each_prompt(chain, tmp_path):
 def test_two_policies_compared_say_what_the_evaluation_says(chain):
     """PPO and DPO of one run: the differences of means are those of its metrics, and the reward model is the same."""
     root = chain / "cpu-tiny/v1"
-    compared = comparison.compare_runs(comparison.load(root, "dpo"), comparison.load(root, "ppo")).as_json()
+    compared = compare.compare_runs(compare.load(root, "dpo"), compare.load(root, "ppo")).as_json()
     metrics = content_of(root / "evaluate/summary.json")["metrics"]
     rows = {row["name"]: row for row in compared["rows"]}
     for key in ("score", "true_reward", "perplexity", "kl_per_token"):
@@ -279,7 +279,7 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
     def full(self, step, folder):
         raise RuntimeError("[enforce fail at inline_container.cc] . PytorchStreamWriter failed writing file")
 
-    monkeypatch.setattr(Run, "seal_checkpoint", full)
+    monkeypatch.setattr(StageRun, "seal_checkpoint", full)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
     with pytest.raises(UserError, match="pretrain: the disk is full; make room and continue with --resume"):
         run_stages(small(), tmp_path, "pretrain")
@@ -289,7 +289,7 @@ def test_a_bug_on_a_full_disk_stays_a_bug(tmp_path, monkeypatch):
     def broken(self, step, folder):
         raise KeyError("step")
 
-    monkeypatch.setattr(Run, "seal_checkpoint", broken)
+    monkeypatch.setattr(StageRun, "seal_checkpoint", broken)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
     with pytest.raises(KeyError):
         run_stages(small(), tmp_path, "pretrain")

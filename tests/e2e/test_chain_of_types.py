@@ -11,7 +11,7 @@ from rlhf.commands.chat import Speaker, trained_stage
 from rlhf.data.rows import Message
 from rlhf.models.loading import load_base, load_merged
 from rlhf.models.weights import attach_adapter
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from tests import models
 from tests.conftest import content_of, run_stages
 from tests.lines import read_intact_lines
@@ -36,13 +36,13 @@ def test_every_stage_runs(trained, tmp_path, kind):
     assert abs(first - math.log(2)) < 0.01
     evaluated = {key.split("/")[0] for key in content_of(folder / "evaluate" / "summary.json")["metrics"]}
     assert {"base", "sft", "ppo", "dpo"} <= evaluated
-    merged_answers_as_the_adapter(Run(out, loaded, "evaluate"), folder)
-    run = Run(out, loaded, "evaluate")
+    merged_answers_as_the_adapter(StageRun(out, loaded, "evaluate"), folder)
+    run = StageRun(out, loaded, "evaluate")
     from_adapter, merged = (Speaker(run, stage, trained_stage(run, stage)) for stage in ("ppo", "merge"))
     assert "".join(from_adapter.answer(QUESTION, 0.0, 8)) == "".join(merged.answer(QUESTION, 0.0, 8))
 
 
-def merged_answers_as_the_adapter(run: Run, folder: Path) -> None:
+def merged_answers_as_the_adapter(run: StageRun, folder: Path) -> None:
     device = torch.device("cpu")
     ids = torch.arange(5, 25)[None]
     adapted = attach_adapter(load_base(run, device), folder / "ppo").eval()

@@ -13,7 +13,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import as_yaml
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.terminal import harmless
 from tests.conftest import RECIPE, SMALL, beside, rlhf, run_stages, small
 
@@ -42,7 +42,7 @@ def said(done, monkeypatch, capsys, text: str, *options: str) -> tuple[int, str,
 @pytest.mark.parametrize("stage", ["sft", "merge"])
 def test_the_likeliest_answer_is_the_one_that_evaluation_would_sample(done, monkeypatch, capsys, stage):
     loaded = small(merge__stage="sft")
-    run = Run(done, loaded, "evaluate")
+    run = StageRun(done, loaded, "evaluate")
     codec = load_codec(run)
     shared = SharedBase(load_base(run, torch.device("cpu")), {"reference": run.run_directory / "sft"})
     shared.roles.activate("reference")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from rlhf.commands import compare
 from rlhf.errors import UserError
-from rlhf.evaluation import comparison
 from tests.conftest import rlhf, write_records
 
 Z = 1.959963984540054
@@ -37,7 +37,7 @@ def says(score: float, truth: float | None = None, text: str = "an answer") -> d
 
 
 def compared(a: Path, b: Path) -> dict[str, Any]:
-    comparison_json = comparison.compare_runs(comparison.load(a, "ppo"), comparison.load(b, "ppo")).as_json()
+    comparison_json = compare.compare_runs(compare.load(a, "ppo"), compare.load(b, "ppo")).as_json()
     return comparison_json | {row["name"]: row for row in comparison_json["rows"]}
 
 
@@ -127,14 +127,14 @@ def test_what_is_not_there_is_named(tmp_path):
     with pytest.raises(
         UserError, match=r"nowhere/evaluate: no finished evaluation; first `rlhf run evaluate --with-parents` with"
     ):
-        comparison.load(tmp_path / "nowhere", "ppo")
+        compare.load(tmp_path / "nowhere", "ppo")
     with pytest.raises(UserError, match=r"samples.jsonl:1: no answer of dpo; choose --stage from: ppo"):
-        comparison.load(a, "dpo")
+        compare.load(a, "dpo")
     (tmp_path / "other.jsonl").write_text(json.dumps({"prompt": "p", "ppo": says(0, text="another")}) + "\n")
     with pytest.raises(UserError, match=r"other.jsonl: not the answers of .*; `rlhf score` that file again"):
-        comparison.load(a, "ppo", tmp_path / "other.jsonl")
+        compare.load(a, "ppo", tmp_path / "other.jsonl")
     with pytest.raises(UserError, match="not written by `rlhf score`"):
-        comparison.load(a, "ppo", a / "evaluate/samples.jsonl")
+        compare.load(a, "ppo", a / "evaluate/samples.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -151,4 +151,4 @@ def test_a_damaged_line_of_scores_is_named(tmp_path, line, said):
     rows = [json.dumps({"step": 0, "prompt": f"p{i}", "reward_model": "t" * 16, "ppo": says(i)}) for i in range(3)]
     (tmp_path / "scores.jsonl").write_text(f"{rows[0]}\n{line}\n{rows[2]}\n")
     with pytest.raises(UserError, match=said):
-        comparison.load(a, "ppo", tmp_path / "scores.jsonl")
+        compare.load(a, "ppo", tmp_path / "scores.jsonl")

@@ -15,13 +15,12 @@ from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file, save_file
 
 from rlhf import report
-from rlhf.commands import chat, score
+from rlhf.commands import chat, compare, score
 from rlhf.errors import UserError
-from rlhf.evaluation import comparison
 from rlhf.files import sha256
 from rlhf.rating.pairs import pair_answers
 from rlhf.report.data import quality_of
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.finished import verified
 from rlhf.run.outcomes import Quality
 from tests.conftest import beside, content_of, one_line_of, run_stages, small, write_records
@@ -196,11 +195,20 @@ def test_a_parent_that_was_made_anew_does_not_go_with_what_was_made_from_it(trai
     assert "run " in one_line_of(caught)
 
 
+@pytest.mark.parametrize("stage", ["rm", "ppo"])
+def test_a_damaged_summary_is_named_itself_and_not_what_was_made_from_its_stage(trained, tmp_path, stage):
+    """Of rm, which is done, and of ppo, which is not."""
+    root = copied(trained, tmp_path, "pretrain", "sft", "rm")
+    (root / "sft/summary.json").write_text("{")
+    with pytest.raises(UserError, match=r"sft/summary\.json"):
+        run_stages(small(), tmp_path, stage)
+
+
 def test_chat_asks_the_same(trained, tmp_path):
     root = copied(trained, tmp_path, "pretrain", "sft")
     made_anew(root / "pretrain")
     with pytest.raises(UserError, match="sft was made from another pretrain"):
-        chat.trained_stage(Run(tmp_path, small(), "evaluate"), "sft")
+        chat.trained_stage(StageRun(tmp_path, small(), "evaluate"), "sft")
 
 
 def test_a_policy_that_is_evaluated_is_verified_too(trained, tmp_path):
@@ -225,14 +233,14 @@ def test_a_parent_whose_manifest_names_no_parents_is_refused(trained, tmp_path):
 
 def test_a_stage_is_done_only_with_its_result(trained, tmp_path):
     root = copied(trained, tmp_path, "pretrain", "sft")
-    assert Run(tmp_path, small(), "sft").done()
+    assert StageRun(tmp_path, small(), "sft").done()
     (root / "sft/adapter/adapter_model.bin").write_bytes(b"a pickle")
     with pytest.raises(UserError, match=r"adapter_model.bin does not belong to what sft has made; take it out"):
-        Run(tmp_path, small(), "sft").done()
+        StageRun(tmp_path, small(), "sft").done()
     (root / "sft/adapter/adapter_model.bin").unlink()
     weights(lambda tensors: first(tensors).mul_(2))(root / "sft")
     with pytest.raises(UserError, match=r"adapter_model.safetensors has changed since sft was done; move .*/sft away"):
-        Run(tmp_path, small(), "sft").done()
+        StageRun(tmp_path, small(), "sft").done()
 
 
 def test_a_summary_of_another_stage_is_refused(trained, tmp_path):
@@ -253,7 +261,7 @@ def test_an_evaluation_is_verified_before_it_is_rated_or_compared(tmp_path):
     write_records(root / "evaluate")
     assert len(pair_answers(root).pairs) == 1
     samples.write_text(samples.read_text().replace('"b"', '"c"'))
-    for reader in (lambda: pair_answers(root), lambda: comparison.load(root, "ppo")):
+    for reader in (lambda: pair_answers(root), lambda: compare.load(root, "ppo")):
         with pytest.raises(UserError, match=r"evaluate/samples.jsonl has changed since evaluate was done"):
             reader()
 
@@ -319,7 +327,7 @@ def test_a_copy_names_its_own_base(trained, tmp_path, named):
     if named:
         config(base_model_name_or_path=named)(root / "sft")
     as_copied = (root / "sft" / CONFIG).read_bytes()
-    assert Run(tmp_path, small(), "sft").done() and verified(root, "sft")
+    assert StageRun(tmp_path, small(), "sft").done() and verified(root, "sft")
     assert (root / "sft" / CONFIG).read_bytes() == as_copied, "a check writes nothing"
     run_stages(small(), tmp_path, "sft")
     base = json.loads((root / "sft" / CONFIG).read_text())["base_model_name_or_path"]
@@ -347,7 +355,7 @@ def test_a_manifest_that_names_no_data_is_read(trained, tmp_path):
     root = copied(trained, tmp_path, "pretrain", "sft")
     manifest = content_of(root / "sft/manifest.json")
     (root / "sft/manifest.json").write_text(json.dumps(manifest | {"data": None}))
-    assert Run(tmp_path, small(), "sft").done()
+    assert StageRun(tmp_path, small(), "sft").done()
 
 
 def test_a_result_hashed_with_its_base_path_by_an_older_version_is_known_and_left_alone(trained, tmp_path):
@@ -359,4 +367,4 @@ def test_a_result_hashed_with_its_base_path_by_an_older_version_is_known_and_lef
     assert (root / "sft" / CONFIG).read_bytes() == before
     config(base_model_name_or_path="/another/place")(root / "sft")
     with pytest.raises(UserError, match=r"adapter_config.json has changed since sft was done"):
-        Run(tmp_path, small(), "sft").done()
+        StageRun(tmp_path, small(), "sft").done()

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from rlhf import report
-from rlhf.commands import chat
+from rlhf.commands import chat, compare
 from rlhf.errors import UserError
-from rlhf.evaluation import comparison
 from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import as_yaml
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from tests.conftest import GROUP, RECIPE, SMALL, Crash, beside, content_of, crash, grouped, rlhf, run_stages
 from tests.lines import read_intact_lines
 
@@ -124,14 +123,14 @@ def test_evaluation_chat_comparison_report_and_merge_know_the_stage(done, tmp_pa
         ("grpo/reward_length" in summary["metrics"]) == ("sft/reward_length" in summary["metrics"]) == (stage == "grpo")
     )
     assert {f"{stage}/score", f"{stage}/kl_per_token", f"{stage}/true_reward_gain_sd"} <= summary["metrics"].keys()
-    assert comparison.load(out / ROOT, stage).name
+    assert compare.load(out / ROOT, stage).name
     assert pair_answers(out / ROOT).b == stage
     report.write([out / ROOT], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert {"rloo": "RLOO", "grpo": "GRPO"}[stage] in page and "groups without signal" in page
     run_stages(loaded, out, "merge")
     assert chat.greeting(loaded, stage, 0.7).startswith(f"{stage} of cpu-tiny v1")
-    run = Run(out, loaded, "evaluate")
+    run = StageRun(out, loaded, "evaluate")
     assert chat.Speaker(run, stage, chat.trained_stage(run, stage))
 
 
@@ -244,4 +243,4 @@ def test_one_prompt_with_two_answers_is_refused(trained, tmp_path):
     run_stages(loaded, out, "pretrain", "sft")
     with pytest.raises(Exception, match=r"sums.jsonl:(4|31) and .*sums.jsonl:(4|31) have different right answers"):
         run_stages(loaded, out, "grpo")
-    assert Run(out, loaded, "grpo").done() is None
+    assert StageRun(out, loaded, "grpo").done() is None

@@ -129,7 +129,7 @@ def test_an_honest_judge_is_asked_twice_and_never_again(root, asked, stub):
     server = stub(honest)
     code, out, _ = asked(server.url)
     assert code == 0 and len(server.about_pairs()) == 20
-    assert [r["verdict"] for r in sorted(rows(root), key=lambda r: r["item"])] == ["b"] * 9 + ["tie"]
+    assert [r["choice"] for r in sorted(rows(root), key=lambda r: r["item"])] == ["b"] * 9 + ["tie"]
     assert {r["rater"] for r in rows(root)} == {"judge:some/model"}
     assert rows(root)[0]["said"] == {"ab": "b", "ba": "b"} and rows(root)[0]["replies"] == {"ab": "**B**", "ba": "A"}
     assert "judge:some/model" in out and "0%" in out
@@ -150,7 +150,7 @@ def test_the_question_holds_what_a_person_would_see(root, asked, stub):
 
 def test_a_judge_that_looks_at_the_order_decides_nothing(root, asked, stub):
     asked(stub(lambda question, times: "A").url)
-    assert {r["verdict"] for r in rows(root)} == {"tie"}
+    assert {r["choice"] for r in rows(root)} == {"tie"}
     figures = summarize(pair_answers(root)).raters["judge:some/model"]
     assert figures.order_decided == 1 and not_none(figures.win_rate).value == 0.5
 
@@ -171,7 +171,7 @@ def test_a_pair_that_was_judged_in_one_order_only_says_nothing_about_the_order(r
 )
 def test_refusals_and_nonsense_are_skips(root, asked, stub, reply):
     assert asked(stub(lambda question, times: reply).url)[0] == 0
-    assert {r["verdict"] for r in rows(root)} == {"skip"}
+    assert {r["choice"] for r in rows(root)} == {"skip"}
     assert all(len(text) <= judge.REPLY_CHARACTERS for r in rows(root) for text in r["replies"].values())
 
 
@@ -181,9 +181,9 @@ def test_a_pair_that_the_endpoint_refuses_stays_to_be_judged(root, asked, stub):
 
     code, _, err = asked(stub(mind).url)
     assert code == 0 and "1 of 10 pairs are not judged" in err and "400: too long" in err
-    assert sorted(r["verdict"] for r in rows(root)) == ["b"] * 8 + ["tie"]
+    assert sorted(r["choice"] for r in rows(root)) == ["b"] * 8 + ["tie"]
     asked(stub(honest).url)
-    assert {r["item"]: r["verdict"] for r in rows(root)}[3] == "b"
+    assert {r["item"]: r["choice"] for r in rows(root)}[3] == "b"
 
 
 def test_nothing_keeps_a_judge_that_is_stopped(root, stub, tmp_path):
@@ -218,7 +218,7 @@ def test_a_model_that_takes_no_temperature_is_asked_without(root, asked, stub):
     )
     assert asked(server.url, "--parallel", "1")[0] == 0
     assert server.temperatures == [0] + [None] * 21
-    assert sorted(r["verdict"] for r in rows(root)) == ["b"] * 9 + ["tie"]
+    assert sorted(r["choice"] for r in rows(root)) == ["b"] * 9 + ["tie"]
 
 
 def test_a_busy_and_broken_endpoint_is_asked_again(root, asked, stub, monkeypatch):
@@ -227,7 +227,7 @@ def test_a_busy_and_broken_endpoint_is_asked_again(root, asked, stub, monkeypatc
     faults = {1: (429, "slow down", ("Retry-After", "7")), 2: (500, "oops"), 3: (503, "")}
     server = stub(lambda question, times: faults.get(times) or honest(question, times))
     assert asked(server.url, "--parallel", "1")[0] == 0
-    assert sorted(r["verdict"] for r in rows(root)) == ["b"] * 9 + ["tie"]
+    assert sorted(r["choice"] for r in rows(root)) == ["b"] * 9 + ["tie"]
     assert len(server.about_pairs()) == 4 * 20
     first = waited[2:5]  # the easy question was asked twice more before
     assert first[0] == 7 and 0.75 <= first[1] <= 1 and 1.5 <= first[2] <= 2, "as long as told, else ever longer"

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.models.loading import ModelHead, load_base, load_codec
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from tests.conftest import content_of, run_stages, small
 from tests.models import pretrained
 
@@ -82,7 +82,7 @@ def test_flash_attn_says_where_it_can_run(trained, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     loaded = pretrained(trained, tmp_path, hardware__device="cuda", model__dtype="bfloat16", **changes)
     with pytest.raises(UserError, match=r"needs flash_attn .*: pip install '\.\[flash\]' --no-build-isolation, or use"):
-        load_base(Run(tmp_path, loaded, "sft"), torch.device("cpu"))
+        load_base(StageRun(tmp_path, loaded, "sft"), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_checkpoint_without_all_its_weights_is_refused(trained, tmp_path, chan
     loaded = pretrained(trained, tmp_path, model__name=broken)
     heads: dict[str, ModelHead] = {"sft": "lm", "rm": "score"}
     with pytest.raises(UserError, match=said):
-        load_base(Run(tmp_path, loaded, stage), torch.device("cpu"), head=heads[stage])
+        load_base(StageRun(tmp_path, loaded, stage), torch.device("cpu"), head=heads[stage])
 
 
 def test_a_tokenizer_with_more_entries_than_the_model_has_rows_is_refused(trained, tmp_path):
@@ -153,7 +153,7 @@ def test_a_tokenizer_with_more_entries_than_the_model_has_rows_is_refused(traine
     shape = architecture.model_dump() | {"vocab_size": 300}
     loaded = pretrained(trained, tmp_path, model__architecture=shape)
     with pytest.raises(UserError, match=r"has 400 entries, model\.architecture\.vocab_size is only 300"):
-        load_codec(Run(tmp_path, loaded, "sft"))
+        load_codec(StageRun(tmp_path, loaded, "sft"))
 
 
 # -- merging -----------------------------------------------------------------------------------------------------------

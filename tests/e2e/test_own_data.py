@@ -11,7 +11,7 @@ import pytest
 from rlhf.data.corpus import Corpus, Split
 from rlhf.data.load import load_corpus
 from rlhf.errors import UserError
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from tests.conftest import content_of, run_stages, small
 
 WORDS = ["red", "green", "blue", "warm", "cold", "salt", "sugar", "stone", "river", "cloud", "small", "large"]
@@ -92,7 +92,7 @@ def test_instruction_rows_alone_are_enough_for_sft_and_not_for_a_reward_model(tm
 def test_prompts_alone_feed_ppo_and_no_other_stage(tmp_path):
     files = [*instructions_and_preferences(tmp_path), prompts(tmp_path)]
     loaded = small(data__source="files", data__files=files, data__heldout_fraction=0.2)
-    run = Run(tmp_path / "runs", loaded, "ppo")
+    run = StageRun(tmp_path / "runs", loaded, "ppo")
     run.start(False, [], {"name": "cpu", "type": "cpu"})
     corpus = load_corpus(run)
     assert len(corpus.bare_prompts) == len(QUESTIONS) == content_of(run.path / "manifest.json")["data"]["prompts"]

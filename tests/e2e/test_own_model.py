@@ -13,7 +13,7 @@ from rlhf.commands.new_content import NewOptions
 from rlhf.data.rows import Message
 from rlhf.errors import UserError
 from rlhf.models.loading import load_base, load_codec
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from tests.conftest import RECIPE, beside, run_stages, small
 from tests.models import TEMPLATE, checkpoint, recipe_for
 
@@ -33,7 +33,7 @@ def test_what_is_in_the_way_is_said(trained, tmp_path):
     assert architecture
     described = recipe_for(folder, trained, model__architecture=architecture.model_dump())
     with pytest.raises(UserError, match=r"is a qwen3 model: .*rlhf new.*model\.architecture=null.*docs/own-model\.md"):
-        load_base(Run(tmp_path / "other", described, "sft"), torch.device("cpu"))
+        load_base(StageRun(tmp_path / "other", described, "sft"), torch.device("cpu"))
 
 
 def test_the_walk_on_the_page_names_the_folder_that_is_written():
@@ -53,12 +53,12 @@ def test_the_snippets_on_the_page_give_the_models_own_answer(trained, tmp_path, 
     names: dict[str, Any] = {}
     exec(hh.replace("cpu-tiny/v2", "cpu-tiny/v1"), names)  # of the version that the tests train
     assert capsys.readouterr().out == names["text"] + "\n"
-    codec = load_codec(Run(out, small(), "ppo"))
+    codec = load_codec(StageRun(out, small(), "ppo"))
     said = (Message("user", "What kind of thing is a lemon?"),)
     assert names["ids"][0].tolist() == codec.encode_prompts([said], 512)[0][0]
     assert names["ids"][0].tolist().count(codec.tokenizer.bos_token_id) == 1
 
-    codec = load_codec(Run(out, recipe_for(checkpoint(tmp_path / "model", "qwen3"), trained), "ppo"))
+    codec = load_codec(StageRun(out, recipe_for(checkpoint(tmp_path / "model", "qwen3"), trained), "ppo"))
     for bos, written in ((None, TEMPLATE), ("<bos>", TEMPLATE), ("<bos>", "{{ bos_token }}" + TEMPLATE)):
         codec.tokenizer.bos_token, codec.tokenizer.chat_template = bos, written
         names = {"tokenizer": codec.tokenizer}

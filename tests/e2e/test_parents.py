@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rlhf.cli import chain
+from rlhf.commands import compare
 from rlhf.errors import UserError
-from rlhf.evaluation import comparison
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary, stage_folder
 from tests.conftest import RECIPE, SMALL, Crash, beside, content_of, rlhf, run_stages, small
 
@@ -59,14 +59,14 @@ def test_later_stages_find_the_parents_without_being_told(experiment):
     assert {name.split("/")[0] for name in summary["metrics"]} == {"base", "sft", "ppo", "rm"}
     manifest = content_of(runs / "less-kl" / ROOT / "evaluate" / "manifest.json")
     assert manifest["parents_from"].keys() == {"pretrain", "sft", "rm"}
-    assert Run(runs / "less-kl", loaded, "ppo").done() is not None
-    found = comparison.load(runs / "less-kl" / ROOT, "ppo")
+    assert StageRun(runs / "less-kl", loaded, "ppo").done() is not None
+    found = compare.load(runs / "less-kl" / ROOT, "ppo")
     assert found.own_reward_model
     assert stage_folder(runs / "less-kl" / ROOT, "rm").resolve() == (runs / ROOT / "rm").resolve()
 
 
 def test_parents_of_other_settings_are_refused(experiment):
-    run = Run(experiment / "elsewhere", small(sft__learning_rate=0.5), "ppo", experiment / "runs")
+    run = StageRun(experiment / "elsewhere", small(sft__learning_rate=0.5), "ppo", experiment / "runs")
     with pytest.raises(UserError, match=r"made with sft\.learning_rate 0\.002 .*; run sft below .*or choose other"):
         run.parents.require("sft")
     assert run.parents.elsewhere("sft") is None
@@ -78,13 +78,13 @@ def test_a_parent_that_changed_is_noticed(experiment, trained, tmp_path):
     weights = tmp_path / "runs" / ROOT / "sft" / "adapter" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     with pytest.raises(UserError, match="has changed since sft was done"):
-        Run(tmp_path / "new", small(), "ppo", tmp_path / "runs").parents.require("sft")
+        StageRun(tmp_path / "new", small(), "ppo", tmp_path / "runs").parents.require("sft")
 
 
 def test_a_policy_of_another_root_is_evaluated_only_with_the_same_settings(experiment):
     runs, other = experiment / "runs" / "less-kl", experiment / "third"
-    assert Run(other, small(ppo__kl_coef=0.05), "evaluate", runs).parents.trained_policies() == ["ppo"]
-    assert Run(other, small(), "evaluate", runs).parents.trained_policies() == []
+    assert StageRun(other, small(ppo__kl_coef=0.05), "evaluate", runs).parents.trained_policies() == ["ppo"]
+    assert StageRun(other, small(), "evaluate", runs).parents.trained_policies() == []
 
 
 def test_the_documented_command_works_as_printed(trained, tmp_path, monkeypatch, capsys):
@@ -197,6 +197,6 @@ def test_a_finished_stage_stays_so_when_its_encoder_is_gone(trained, tmp_path, m
     """Nothing is computed, so nothing needs it."""
     options = ["--recipe", str(RECIPE), "--out", str(tmp_path), *SETS, "--set", "evaluate.bertscore_model=absent"]
     beside(trained, tmp_path, "pretrain", "sft", "rm", "ppo")
-    monkeypatch.setattr(Run, "done", lambda run: {"evaluate": read_summary(trained / ROOT / "sft")}.get(run.stage))
+    monkeypatch.setattr(StageRun, "done", lambda run: {"evaluate": read_summary(trained / ROOT / "sft")}.get(run.stage))
     code, out, err = rlhf(monkeypatch, capsys, "run", "evaluate", *options)
     assert code == 0 and "done before" in " ".join(out.split()), err

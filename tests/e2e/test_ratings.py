@@ -15,12 +15,12 @@ from tests.conftest import rlhf, write_records
 from tests.e2e.evaluations import evaluation, row
 
 
-def rate(root, *verdicts: tuple[str, int, str]) -> PairedAnswers:
-    """Append (rater, item, verdict) in turn."""
+def rate(root, *choices: tuple[str, int, str]) -> PairedAnswers:
+    """Append (rater, item, choice) in turn."""
     answers = pair_answers(root)
     pairs = {pair.item: pair for pair in answers.pairs}
-    for rater, item, verdict in verdicts:
-        store.append(answers.file, store.new_line(pairs[item], rater, verdict, "ab"))
+    for rater, item, choice in choices:
+        store.append(answers.file, store.new_line(pairs[item], rater, choice, "ab"))
     return answers
 
 
@@ -45,7 +45,7 @@ def test_one_rater(root):
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "expected"),
+    ("choices", "expected"),
     [
         ("b", "b"),
         ("bba", "b"),
@@ -57,8 +57,8 @@ def test_one_rater(root):
         ("t", "tie"),
     ],
 )
-def test_the_majority_is_more_than_half_of_the_votes(verdicts, expected):
-    assert export.majority([{"t": "tie"}.get(letter, letter) for letter in verdicts]) == expected
+def test_the_majority_is_more_than_half_of_the_votes(choices, expected):
+    assert export.majority([{"t": "tie"}.get(letter, letter) for letter in choices]) == expected
 
 
 def test_several_raters_and_a_choice_of_them(root):
@@ -124,11 +124,11 @@ def test_prompts_in_a_chat_template_need_their_messages(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "message"),
+    ("choices", "message"),
     [([], "no ratings yet; `rlhf ab` and"), ([("ann", 0, "tie")], "nothing to export of 1 rated pair; 1 tie left")],
 )
-def test_nothing_to_export_is_one_line(root, monkeypatch, capsys, verdicts, message):
-    rate(root, *verdicts)
+def test_nothing_to_export_is_one_line(root, monkeypatch, capsys, choices, message):
+    rate(root, *choices)
     to = root.parents[1] / "rated.jsonl"
     code, _, err = rlhf(monkeypatch, capsys, "ratings", "export", root, "--to", to)
     assert code == 1 and message in err and len(err.splitlines()) == 1 and not to.exists()

@@ -13,7 +13,7 @@ import pytest
 
 from rlhf.errors import UserError
 from rlhf.process import endings
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.stages import runner
 from tests.conftest import RECIPE, SMALL, beside, content_of, rlhf, run_stages, small
 
@@ -41,14 +41,14 @@ def one_line(err: str) -> str:
 )
 def test_a_signal_ends_a_stage_in_one_line_with_its_checkpoint(command, trained, tmp_path, monkeypatch, stage, name):
     out = beside(trained, tmp_path, *(parent for parent in PARENTS if parent != stage))
-    seal = Run.seal_checkpoint
+    seal = StageRun.seal_checkpoint
 
-    def seal_and_signal(run: Run, step: int, folder: Path) -> None:
+    def seal_and_signal(run: StageRun, step: int, folder: Path) -> None:
         seal(run, step, folder)
         os.kill(os.getpid(), signal.Signals[name])
 
     with monkeypatch.context() as during:
-        during.setattr(Run, "seal_checkpoint", seal_and_signal)
+        during.setattr(StageRun, "seal_checkpoint", seal_and_signal)
         code, printed, err = command("run", stage, "--recipe", RECIPE, "--out", out, *flags())
     checkpoint = next((out / ROOT / stage / "checkpoints").glob("step-*"))
     assert code == 128 + signal.Signals[name]
@@ -65,7 +65,7 @@ def test_a_signal_ends_a_stage_in_one_line_with_its_checkpoint(command, trained,
 
 
 def test_a_stage_without_a_checkpoint_says_so(command, tmp_path, monkeypatch):
-    monkeypatch.setattr(Run, "start", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(StageRun, "start", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     code, _, err = command("run", "pretrain", "--recipe", RECIPE, "--out", tmp_path, *flags())
     assert code == 143
     assert err == "stopped by SIGTERM; pretrain has no checkpoint yet and begins anew\n"
@@ -95,7 +95,7 @@ def test_memory_and_disks_that_run_out_are_one_line(command, trained, tmp_path, 
     def save(folder: Path) -> None:
         (folder / "state").write_text("as it was")
 
-    def fails(run: Run, device: object) -> None:
+    def fails(run: StageRun, device: object) -> None:
         run.save_checkpoint(4, save)
         raise error
 
@@ -157,7 +157,7 @@ def test_an_output_folder_that_cannot_be_is_refused(command, tmp_path, monkeypat
 
 
 def test_a_pipe_in_place_of_the_lock_is_refused(tmp_path):
-    run = Run(tmp_path, small(), "pretrain")
+    run = StageRun(tmp_path, small(), "pretrain")
     run.run_directory.mkdir(parents=True)
     os.mkfifo(run.run_directory / ".pretrain.lock")
     with pytest.raises(UserError, match="a pipe or a device in place of the lock"), run.locked():

@@ -162,9 +162,9 @@ def _rate(root: Path) -> None:
     found = pair_answers(root)
     found.file.parent.mkdir(exist_ok=True)
     rows = [
-        store.new_line(pair, rater, verdict, "ab")
-        for rater, verdicts in (("anna", ("a", "b", "tie", "skip")), ("judge:m", ("b", "b", "a", "tie")))
-        for pair, verdict in zip(found.pairs, verdicts, strict=False)
+        store.new_line(pair, rater, choice, "ab")
+        for rater, choices in (("anna", ("a", "b", "tie", "skip")), ("judge:m", ("b", "b", "a", "tie")))
+        for pair, choice in zip(found.pairs, choices, strict=False)
     ]
     found.file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 

@@ -56,7 +56,7 @@ def test_rows_of_any_json_are_read_counted_or_refused(file, content: list[Any], 
         assert "\n" not in str(error)
         return
     report = found.report
-    kept = sum(map(len, (found.documents, found.examples, found.pairs, found.prompts)))
+    kept = sum(map(len, (found.documents, found.examples, found.pairs, found.bare_prompts)))
     left_out = len(report.malformed) + len(report.prompts_differ) + len(report.identical) + len(report.empty)
     assert report.rows == len(content) == kept + left_out
     assert skip or not report.malformed

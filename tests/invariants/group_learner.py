@@ -8,7 +8,7 @@ from torch import Tensor
 from rlhf.models.loading import load_base
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import GroupOptions, StageName, stage_name
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.stages.groups import Learner
 from rlhf.stages.online.role_passes import ScoreNorm
 from tests.conftest import grouped
@@ -24,7 +24,7 @@ def options(stage: str, **changes) -> GroupOptions:
     return section
 
 
-def new_learner(run: Run, stage: StageName, lean: bool = False, **changes: Any) -> Learner:
+def new_learner(run: StageRun, stage: StageName, lean: bool = False, **changes: Any) -> Learner:
     """A policy that has moved away from its reference."""
     torch.manual_seed(0)
     sft = run.parents.require("sft")

@@ -8,7 +8,7 @@ from rlhf.data.batch import Rollout
 from rlhf.models.loading import load_base
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Ppo
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.ppo import Learner, make_batch
 from tests.conftest import small
@@ -32,7 +32,7 @@ def options(**changes) -> Ppo:
     return small(**{f"ppo__{key}": value for key, value in changes.items()}).recipe.ppo
 
 
-def roles(run: Run, lean: bool = False) -> SharedBase:
+def roles(run: StageRun, lean: bool = False) -> SharedBase:
     torch.manual_seed(0)
     sft = run.parents.require("sft")
     shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=("policy",), lean=lean)
@@ -40,7 +40,7 @@ def roles(run: Run, lean: bool = False) -> SharedBase:
     return shared
 
 
-def new_learner(run: Run, kind: str = "head", lean: bool = False, **changes) -> Learner:
+def new_learner(run: StageRun, kind: str = "head", lean: bool = False, **changes) -> Learner:
     shared = roles(run, lean)
     learner = Learner(shared, run.parents.require("rm"), options(value_model=kind, **changes), NORM)
     if kind == "head":  # a critic that says 0 everywhere would hide mistakes
@@ -50,7 +50,7 @@ def new_learner(run: Run, kind: str = "head", lean: bool = False, **changes) -> 
 
 
 def updated(
-    run: Run,
+    run: StageRun,
     rollout: Rollout,
     kind: str = "head",
     change: Callable[[SharedBase], None] = lambda shared: None,

@@ -12,7 +12,7 @@ from rlhf.data.load import load_corpus
 from rlhf.data.pairs import encode_pairs
 from rlhf.errors import UserError
 from rlhf.evaluation.policies import measure
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.stages import dpo, rm, training_pairs
 from rlhf.stages import supervised as trainer
 from rlhf.stages.online import session
@@ -138,7 +138,7 @@ def test_after_a_crash_the_evaluation_goes_on_with_the_same_bytes(done, trained,
 
 @pytest.mark.parametrize(("losses", "best"), [([2.0, 1.0, 1.0], 20), ([float("nan"), 3.0, 4.0], 20), ([], None)])
 def test_of_equal_losses_the_earliest_wins_and_one_that_is_not_finite_never(tmp_path, losses, best):
-    run = Run(tmp_path, small(), "sft")
+    run = StageRun(tmp_path, small(), "sft")
     for step, loss in zip((10, 20, 30), losses, strict=False):
         run.checkpoints.of(step).mkdir(parents=True)
         run.logs.metrics(step, {"eval/loss": loss})
@@ -171,7 +171,7 @@ def test_validation_rows_choose_and_test_rows_are_reported(split_chain, tmp_path
         lambda codec, pairs, options: noted(seen, pairs, encode_pairs(codec, pairs, options)),
     )
     summary = run_stages(loaded, out, "rm")
-    run = Run(out, loaded, "rm")
+    run = StageRun(out, loaded, "rm")
     monkeypatch.setattr(run, "describe", lambda **_: None)
     pairs = load_corpus(run).pairs
     training, test, validation = seen
@@ -192,7 +192,7 @@ def test_ppo_chooses_by_validation_prompts_and_reports_test_prompts(split_chain,
         lambda *args, **options: noted(asked, (args[1], tuple(args[3])), measure(*args, **options)),
     )
     run_stages(loaded, out, "ppo")
-    run = Run(out, loaded, "ppo")
+    run = StageRun(out, loaded, "ppo")
     monkeypatch.setattr(run, "describe", lambda **_: None)
     prompts = load_corpus(run).prompts("ppo")
     validation, test = tuple(prompts.validation[:8]), tuple(prompts.test[:8])

@@ -16,7 +16,7 @@ from rlhf.models.loading import load_codec
 from rlhf.models.roles import Roles
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.stages import groups
 from rlhf.stages.groups import Batch, Learner, ScoredRollout, batch_metrics, make_batch
 from rlhf.stages.online.role_passes import ScoreNorm
@@ -27,8 +27,8 @@ from tests.rollouts import made_up_rollout, mean_entropy
 
 
 @pytest.fixture(scope="module")
-def run(trained) -> Run:
-    return Run(trained, grouped("grpo"), "grpo")
+def run(trained) -> StageRun:
+    return StageRun(trained, grouped("grpo"), "grpo")
 
 
 @pytest.fixture(scope="module")

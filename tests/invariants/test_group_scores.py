@@ -13,7 +13,7 @@ from rlhf.data.corpus import Prompt, Split
 from rlhf.data.rows import Message
 from rlhf.models.loading import load_codec
 from rlhf.objectives.kl import adapt
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.stages.groups import Learner, sample_and_score, score_responses
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.prompts import OnlinePrompts
@@ -30,8 +30,8 @@ PENALTY, LIMIT, BUFFER = 0.7, 14, 6  # no response reaches the limit
 
 
 @pytest.fixture(scope="module")
-def run(trained) -> Run:
-    return Run(trained, grouped("rloo"), "rloo")
+def run(trained) -> StageRun:
+    return StageRun(trained, grouped("rloo"), "rloo")
 
 
 @pytest.fixture(scope="module")

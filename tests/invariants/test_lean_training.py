@@ -16,7 +16,7 @@ from rlhf.models.adapters import trainable_adapter
 from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.loading import load_base
 from rlhf.rollout.trunk_decoding import TrunkDecoding
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.reader import read_lines
 from rlhf.run.records import MetricsLine
 from rlhf.stages.training_forward import IGNORED, LabelStatistics
@@ -122,7 +122,7 @@ class Asked(NamedTuple):
 def asked(trained) -> Asked:
     """Rows of different lengths, in which rows n and n + 2 have the same prompt."""
     loaded = small(hardware__trunk="lean")
-    run = Run(trained, loaded, "dpo")
+    run = StageRun(trained, loaded, "dpo")
     model = trainable_adapter(load_base(run, torch.device("cpu")), run.parents.folder("sft"))
     draw = torch.Generator().manual_seed(0)
     prompts, responses = (5, 8, 5, 8), (4, 1, 6, 3)

@@ -23,7 +23,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.stages.online.prompts import prompt_order
 from rlhf.stages.online.role_passes import ScoreNorm, score_norm
 from rlhf.stages.online.session import sampling_settings
@@ -35,8 +35,8 @@ from tests.rollouts import made_up_rollout, mean_entropy
 
 
 @pytest.fixture(scope="module")
-def run(trained) -> Run:
-    return Run(trained, small(), "ppo")
+def run(trained) -> StageRun:
+    return StageRun(trained, small(), "ppo")
 
 
 @pytest.fixture(scope="module")

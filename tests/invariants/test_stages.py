@@ -30,7 +30,7 @@ from rlhf.evaluation import policies as evaluation
 from rlhf.models.loading import load_codec
 from rlhf.recipe import PinnedRecipe
 from rlhf.rollout.engine import sample
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes, session
 from tests.conftest import beside, content_of, noted, run_stages, small, undefined_metrics
 from tests.lines import read_intact_lines
@@ -83,7 +83,7 @@ def last_answer(ids: list[int], codec: Codec) -> int:
 
 @pytest.fixture(scope="module")
 def codec(trained) -> Codec:
-    return load_codec(Run(trained, small(), "ppo"))
+    return load_codec(StageRun(trained, small(), "ppo"))
 
 
 # -- SFT ---------------------------------------------------------------------------------------------------------------
@@ -389,7 +389,7 @@ class Spied:
             for stage in self.STAGES:
                 self.stage = stage
                 run_stages(self.loaded, out, self.stage)
-        self.codec = load_codec(Run(out, self.loaded, "sft"))
+        self.codec = load_codec(StageRun(out, self.loaded, "sft"))
 
     def _listen(self, patch: pytest.MonkeyPatch) -> None:
         forward, exact_kl = LlamaModel.forward, evaluation.exact_kl

@@ -17,7 +17,7 @@ from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.weights import adapter_weights
 from rlhf.process import distributed
 from rlhf.process.libraries import quiet_libraries
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.stages.groups import ScoredRollout
 from rlhf.stages.groups import make_batch as collect_groups
 from rlhf.stages.online import role_passes
@@ -44,8 +44,8 @@ def upper(trained, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(upper) -> Run:
-    return Run(upper, small(lora__layers="upper_half", **TWO_STEPS), "ppo")
+def run(upper) -> StageRun:
+    return StageRun(upper, small(lora__layers="upper_half", **TWO_STEPS), "ppo")
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_the_lower_layers_run_once_for_all_roles_and_passes(run, rollout, counte
 
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])
 def test_groups_share_the_lower_layers_too(upper, rollout, counted, stage):
-    run = Run(upper, grouped(stage, lora__layers="upper_half", **TWO_STEPS), stage)
+    run = StageRun(upper, grouped(stage, lora__layers="upper_half", **TWO_STEPS), stage)
     numbers = torch.tensor(REWARDS)
     weights = []
     for lean in (False, True):

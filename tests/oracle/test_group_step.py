@@ -12,7 +12,7 @@ from rlhf.data.batch import Rollout
 from rlhf.models.loading import load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import GroupOptions, Grpo, SharedRole, StageName
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.stages.groups import ScoredRollout, make_batch
 from tests.conftest import grouped
 from tests.invariants.group_learner import REWARDS, new_learner
@@ -22,8 +22,8 @@ GROUP = 4  # responses to a prompt
 
 
 @pytest.fixture(scope="module")
-def run(trained) -> Run:
-    return Run(trained, grouped("grpo"), "grpo")
+def run(trained) -> StageRun:
+    return StageRun(trained, grouped("grpo"), "grpo")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from rlhf.data.tokenize import Codec
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Ppo, SharedRole
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.stages import ppo
 from rlhf.stages.online import role_passes
 from tests.conftest import beside, not_none, run_stages, small
@@ -26,12 +26,12 @@ NORM = role_passes.ScoreNorm(0.05, 0.4)
 
 @pytest.fixture(scope="module")
 def codec(trained) -> Codec:
-    return load_codec(Run(trained, small(), "ppo"))
+    return load_codec(StageRun(trained, small(), "ppo"))
 
 
 def moved_learner(root: Path, settings: Ppo) -> ppo.Learner:
     """All roles; the policy has already moved away from the reference, and the critic says something."""
-    run = Run(root, small(), "ppo")
+    run = StageRun(root, small(), "ppo")
     sft, rm = run.parents.require("sft"), run.parents.require("rm")
     torch.manual_seed(0)
     base = load_base(run, torch.device("cpu"))

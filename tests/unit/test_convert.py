@@ -30,7 +30,7 @@ def write(file, *rows):
 
 
 def content(rows: formats.ParsedRows) -> list[Any]:
-    kept: tuple[Any, ...] = (*rows.documents, *rows.examples, *rows.pairs, *rows.prompts)
+    kept: tuple[Any, ...] = (*rows.documents, *rows.examples, *rows.pairs, *rows.bare_prompts)
     return [[getattr(row, name) for name in row.__slots__ if name != "source"] for row in kept]
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from rlhf.errors import UserError
 from rlhf.models.loading import load_base, load_codec, load_merged
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from tests.conftest import small
 from tests.models import pretrained
 
@@ -126,7 +126,7 @@ def test_a_folder_that_cannot_be_used_is_one_line(folder, trained, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     damage(folder)
     changes = {"model__name": str(folder), "tokenizer__name": str(folder)}
-    run = Run(tmp_path, pretrained(trained, tmp_path, **changes), "sft")
+    run = StageRun(tmp_path, pretrained(trained, tmp_path, **changes), "sft")
     with pytest.raises(UserError, match=said) as caught:
         load_codec(run)
         load_base(run, CPU)
@@ -141,7 +141,7 @@ def test_an_error_of_our_own_is_not_taken_for_a_damaged_folder(folder, trained, 
 
     monkeypatch.setattr(place, fail)
     changes = {"model__name": str(folder), "tokenizer__name": str(folder), "tokenizer__source": "local"}
-    run = Run(tmp_path, pretrained(trained, tmp_path, **changes), "sft")
+    run = StageRun(tmp_path, pretrained(trained, tmp_path, **changes), "sft")
     with pytest.raises(TypeError, match="a bug"):
         load_codec(run)
         load_base(run, CPU)
@@ -149,7 +149,7 @@ def test_an_error_of_our_own_is_not_taken_for_a_damaged_folder(folder, trained, 
 
 def test_a_whole_index_is_read(folder, trained, tmp_path):
     with_index(metadata={"total_size": 1})(folder)
-    run = Run(tmp_path, pretrained(trained, tmp_path, model__name=str(folder)), "sft")
+    run = StageRun(tmp_path, pretrained(trained, tmp_path, model__name=str(folder)), "sft")
     architecture = small().recipe.model.architecture
     assert architecture and load_base(run, CPU).config.hidden_size == architecture.hidden_size
 
@@ -166,7 +166,7 @@ def test_nan_in_weights_that_are_quantised_when_they_are_loaded(tmp_path, traine
     }
     model = LlamaForCausalLM(LlamaConfig(vocab_size=400, **sizes))
     options = {"model__name": str(tmp_path / "base"), "model__quantization": "nf4"}
-    run = Run(tmp_path, pretrained(trained, tmp_path, **options), "sft")
+    run = StageRun(tmp_path, pretrained(trained, tmp_path, **options), "sft")
     model.save_pretrained(tmp_path / "base")
     load_base(run, CPU)
     model.model.layers[0].mlp.up_proj.weight.data[3, 5] = float("nan")

@@ -94,11 +94,11 @@ def test_text_is_kept_as_it_stands(write):
 
 def test_a_prompt_alone_is_a_row_for_ppo(write):
     rows = read([write("a.jsonl", lines({"prompt": "Capital of Peru?", "prompt_id": "x7", "source": "web", "n": 3}))])
-    assert rows.prompts == (PromptOnly((user("Capital of Peru?"),), "a.jsonl:1"),)
+    assert rows.bare_prompts == (PromptOnly((user("Capital of Peru?"),), "a.jsonl:1"),)
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Capital of Peru?"}]
-    assert read([write("b.jsonl", lines({"prompt": turns}))]).prompts[0].prompt[1] == user("Capital of Peru?")
+    assert read([write("b.jsonl", lines({"prompt": turns}))]).bare_prompts[0].prompt[1] == user("Capital of Peru?")
     transcript = "\n\nHuman: Hi\n\nAssistant: Hello!\n\nHuman: A joke?\n\nAssistant:"
-    (row,) = read([write("c.jsonl", lines({"prompt": transcript}))]).prompts
+    (row,) = read([write("c.jsonl", lines({"prompt": transcript}))]).bare_prompts
     assert row.prompt == (user("Hi"), assistant("Hello!"), user("A joke?"))
 
 
@@ -107,7 +107,7 @@ def test_a_prompt_beside_an_unknown_text_is_not_taken_for_a_prompt_alone(write):
     file = write("a.jsonl", lines({"prompt": "Capital of Peru?", "reply": "Lima."}))
     assert "unknown columns: 'prompt', 'reply'" in refusal([file])
     assert "Prompts without answers: data.format: prompt ignores other columns" in refusal([file])
-    assert len(read([file], kind="prompt").prompts) == 1
+    assert len(read([file], kind="prompt").bare_prompts) == 1
 
 
 def test_a_question_with_a_worked_answer_is_a_demonstration_that_rewards_can_check(write):

@@ -7,7 +7,7 @@ import pytest
 
 from rlhf.data.load import load_corpus
 from rlhf.errors import UserError
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from tests.conftest import small
 
 ANSWER = "this very answer is long enough that nobody would write it twice by chance alone"
@@ -17,7 +17,7 @@ def row(n: int, chosen: str = "", rejected: str = "") -> dict[str, Any]:
     return {"prompt": f"Question {n}?", "chosen": chosen or f"It is {n}.", "rejected": rejected or f"It is not {n}."}
 
 
-class Described(Run):
+class Described(StageRun):
     """A run that keeps in memory what it would write into its manifest."""
 
     described: dict[str, Any]

@@ -18,7 +18,7 @@ from rlhf.rating.store import current_ratings
 from rlhf.recipe import published
 from rlhf.run import other_settings, reader, records
 from rlhf.run.checkpoints import checkpoint_problem
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.parents import ParentMissing
 from rlhf.run.records import Costs, LogLine, Summary
 from tests.conftest import RECIPE, SMALL, content_of, one_line_of, rlhf, small
@@ -40,20 +40,20 @@ COSTS: Costs = {
 }
 
 
-def started(out, stage="sft", loaded=None, resume=False) -> Run:
-    run = Run(out, loaded or small(), stage)
+def started(out, stage="sft", loaded=None, resume=False) -> StageRun:
+    run = StageRun(out, loaded or small(), stage)
     run.start(resume, ["rlhf"], DEVICE)
     return run
 
 
-def checkpoint(run: Run, step: int) -> None:
+def checkpoint(run: StageRun, step: int) -> None:
     def save(folder: Path) -> None:
         (folder / "state").write_text(f"state {step}")
 
     run.save_checkpoint(step, save)
 
 
-def finished(run: Run, metrics: dict[str, float]) -> Summary:
+def finished(run: StageRun, metrics: dict[str, float]) -> Summary:
     summary = run.finish(metrics, COSTS)
     assert summary is not None
     return summary
@@ -61,9 +61,9 @@ def finished(run: Run, metrics: dict[str, float]) -> Summary:
 
 def test_a_stage_is_done_when_its_summary_is_there(tmp_path):
     run = started(tmp_path)
-    assert Run(tmp_path, small(), "sft").done() is None
+    assert StageRun(tmp_path, small(), "sft").done() is None
     run.finish({"perplexity": 2.0}, COSTS)
-    summary = Run(tmp_path, small(), "sft").done()
+    summary = StageRun(tmp_path, small(), "sft").done()
     assert summary is not None
     assert (summary.recipe, summary.version, summary.stage, summary.status) == (
         "cpu-tiny",
@@ -111,12 +111,12 @@ def test_a_finished_run_of_other_settings_is_never_reused_or_overwritten(tmp_pat
         match=r"sft was made with sft.learning_rate 0.002 \(asked for: 0.5\); repeat that run's own settings: "
         r"--set sft.learning_rate=0.002; or choose another",
     ):
-        Run(tmp_path, small(sft__learning_rate=0.5), "sft").done()
+        StageRun(tmp_path, small(sft__learning_rate=0.5), "sft").done()
     with pytest.raises(
         UserError, match=r"=0.002; or choose another --out \(make: OUT=…\), where all stages are run anew$"
     ):
-        Run(tmp_path, small(sft__learning_rate=0.5), "rm").parents.require("sft")
-    assert Run(tmp_path, small(ppo__kl_coef=0.5), "sft").done() is not None  # PPO's keys do not concern SFT
+        StageRun(tmp_path, small(sft__learning_rate=0.5), "rm").parents.require("sft")
+    assert StageRun(tmp_path, small(ppo__kl_coef=0.5), "sft").done() is not None  # PPO's keys do not concern SFT
     assert (tmp_path / "cpu-tiny/v1/sft/summary.json").read_bytes() == before
 
 
@@ -132,7 +132,7 @@ def test_a_command_that_only_reads_a_stage_asks_for_its_settings(tmp_path, chang
     """Chat, score and serve read it as an evaluation does. No way out is to move the run away."""
     started(tmp_path).finish({}, COSTS)
     with pytest.raises(UserError) as caught:
-        Run(tmp_path, small(**changes), "evaluate").parents.require("sft")
+        StageRun(tmp_path, small(**changes), "evaluate").parents.require("sft")
     assert f"; repeat that run's own settings: {expected}" in one_line_of(caught)
     assert "--out" not in str(caught.value)
 
@@ -145,7 +145,7 @@ def test_many_differing_settings_are_not_listed(tmp_path):
     with pytest.raises(
         UserError, match=r"and 1 more keys; .* settings: /.*/sft/manifest.json has its command \(argv\)$"
     ):
-        Run(tmp_path, small(**other), "evaluate").parents.require("sft")
+        StageRun(tmp_path, small(**other), "evaluate").parents.require("sft")
 
 
 def test_sections_that_only_one_run_has_are_named_last_and_without_their_values():
@@ -159,7 +159,7 @@ def test_the_options_of_a_run_name_its_files_and_its_seed(tmp_path):
     own = small(data__source="files", data__files=["/d/a b.jsonl", "/d/c.jsonl"], seed=7)
     started(tmp_path, loaded=own).finish({}, COSTS)
     with pytest.raises(UserError, match=r"settings: --seed 7 --data '/d/a b.jsonl' --data /d/c.jsonl$"):
-        Run(tmp_path, small(), "evaluate").parents.require("sft")
+        StageRun(tmp_path, small(), "evaluate").parents.require("sft")
 
 
 def test_a_stage_in_the_way_of_another_names_how_to_keep_the_earlier_ones(tmp_path):
@@ -168,12 +168,12 @@ def test_a_stage_in_the_way_of_another_names_how_to_keep_the_earlier_ones(tmp_pa
         started(tmp_path, stage).finish({}, COSTS)
     other = small(seed=7)
     with pytest.raises(UserError, match=r"choose another --out \(make: OUT=…\); or move that directory away$"):
-        Run(tmp_path, other, "pretrain").done()
+        StageRun(tmp_path, other, "pretrain").done()
     kept = rf"choose another --out \(make: OUT=…\), with --reuse {tmp_path} \(make: REUSE={tmp_path}\) for earlier"
     with pytest.raises(UserError, match=kept):
-        Run(tmp_path, small(sft__learning_rate=0.5), "sft").done()
+        StageRun(tmp_path, small(sft__learning_rate=0.5), "sft").done()
     with pytest.raises(UserError, match=r"choose another --out \(make: OUT=…\); or move that directory away$"):
-        Run(tmp_path, other, "sft").done()  # pretrain is of other settings too, and could not be reused
+        StageRun(tmp_path, other, "sft").done()  # pretrain is of other settings too, and could not be reused
 
 
 def test_a_process_that_is_not_the_main_one_writes_nothing(tmp_path):
@@ -181,7 +181,7 @@ def test_a_process_that_is_not_the_main_one_writes_nothing(tmp_path):
     checkpoint(run, 1)
     checkpoint(run, 2)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    other = Run(tmp_path, small(), "sft", is_main=False)
+    other = StageRun(tmp_path, small(), "sft", is_main=False)
     received: list[object] = []
     other.logs.on_metrics, other.logs.on_samples = [lambda *row: received.append(row)], [received.append]
 
@@ -204,10 +204,10 @@ def test_a_process_that_is_not_the_main_one_writes_nothing(tmp_path):
 
 def test_a_missing_parent_is_named(tmp_path):
     with pytest.raises(ParentMissing, match="rm needs sft, which has not been run"):
-        Run(tmp_path, small(), "rm").parents.require("sft")
+        StageRun(tmp_path, small(), "rm").parents.require("sft")
     started(tmp_path)
     with pytest.raises(ParentMissing, match="rm needs sft, which did not finish"):
-        Run(tmp_path, small(), "rm").parents.require("sft")
+        StageRun(tmp_path, small(), "rm").parents.require("sft")
 
 
 def test_an_unfinished_run_is_set_aside_and_one_without_a_checkpoint_is_replaced(tmp_path, capsys):
@@ -223,7 +223,7 @@ def test_an_unfinished_run_is_set_aside_and_one_without_a_checkpoint_is_replaced
     err = capsys.readouterr().err
     (command,) = re.findall(r"To continue it instead: stop this run, `(.*)`, then --resume \(make: RESUME=1\)", err)
     subprocess.run(command, shell=True, check=True)
-    assert Run(tmp_path, small(), "sft").checkpoints.steps() == [1]
+    assert StageRun(tmp_path, small(), "sft").checkpoints.steps() == [1]
 
 
 def test_checkpoints_are_never_thrown_away(tmp_path):
@@ -444,7 +444,7 @@ def test_resume_gets_past_what_is_in_place_of_a_checkpoint(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "file"])
 def test_what_is_in_place_of_a_stage_s_folder_is_set_aside(tmp_path, kind):
-    path = Run(tmp_path, small(), "sft").path
+    path = StageRun(tmp_path, small(), "sft").path
     path.parent.mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
     if kind == "file":
@@ -498,12 +498,12 @@ def test_a_checkpoint_that_fails_while_it_is_written_leaves_no_trace_among_the_w
 
 def test_one_process_at_a_time(tmp_path):
     with (
-        Run(tmp_path, small(), "sft").locked(),
+        StageRun(tmp_path, small(), "sft").locked(),
         pytest.raises(UserError, match="another process is running sft"),
-        Run(tmp_path, small(), "sft").locked(),
+        StageRun(tmp_path, small(), "sft").locked(),
     ):
         pass
-    with Run(tmp_path, small(), "sft").locked():
+    with StageRun(tmp_path, small(), "sft").locked():
         pass
 
 
@@ -528,12 +528,12 @@ def test_a_refused_command_leaves_nothing(tmp_path, monkeypatch, capsys, stage, 
 
 
 def test_a_refused_stage_leaves_what_was_there_before(tmp_path):
-    run = Run(tmp_path, small(), "sft")
+    run = StageRun(tmp_path, small(), "sft")
     (tmp_path / "cpu-tiny").mkdir()
     with pytest.raises(UserError), run.locked():
         raise UserError("no")
     assert everything_in(tmp_path) == ["cpu-tiny"]
-    with Run(tmp_path, small(), "rm").locked(), pytest.raises(UserError), run.locked():
+    with StageRun(tmp_path, small(), "rm").locked(), pytest.raises(UserError), run.locked():
         raise UserError("no")
     started(tmp_path)
     before = everything_in(tmp_path)
@@ -543,7 +543,7 @@ def test_a_refused_stage_leaves_what_was_there_before(tmp_path):
 
 
 def test_a_stage_that_has_logged_something_is_kept(tmp_path):
-    run = Run(tmp_path, small(), "sft")
+    run = StageRun(tmp_path, small(), "sft")
     with pytest.raises(UserError), run.locked():
         run.start(False, ["rlhf"], DEVICE)
         run.logs.metrics(1, {"loss": 1.0})

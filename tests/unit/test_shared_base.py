@@ -10,7 +10,7 @@ from rlhf.models.loading import load_base
 from rlhf.models.shared_base import SharedBase
 from rlhf.models.weights import adapter_weights
 from rlhf.recipe import Role, SharedRole
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from tests.conftest import gradient, noted, small
 
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ ROLES: tuple[SharedRole, ...] = ("policy", "value", "reference", "reward")
 
 def roles(trained, dtype: str = "float32", trainable: tuple[Role, ...] = ("policy",)) -> SharedBase:
     """Policy, reference, reward and value; the policy differs from the reference."""
-    run = Run(trained, small(model__dtype=dtype), "ppo")
+    run = StageRun(trained, small(model__dtype=dtype), "ppo")
     sft, rm = run.run_directory / "sft", run.run_directory / "rm"
     torch.manual_seed(0)
     shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=trainable)
@@ -244,7 +244,7 @@ def test_a_frozen_role_in_bfloat16_computes_the_same_bits(trained, role):
 def test_the_adapters_of_the_other_stages_are_loaded_without_casts(trained):
     """SFT's new adapter, DPO's loaded one and the reward model's, on a bfloat16 base and on a float32 one."""
     for dtype, casts in (("bfloat16", False), ("float32", True)):
-        run = Run(trained, small(model__dtype=dtype), "ppo")
+        run = StageRun(trained, small(model__dtype=dtype), "ppo")
         sft = run.run_directory / "sft"
         models = (
             new_adapter(load_base(run, CPU), run.loaded.recipe.lora),

@@ -66,7 +66,7 @@ def check(
         documents=len(rows.documents),
         examples=len(rows.examples),
         pairs=len(rows.pairs),
-        prompts=len(rows.prompts),
+        prompts=len(rows.bare_prompts),
         **{name: len(flawed) for name, flawed in flawed_rows.items()},
         repeated_prompts=len(prompts) - len(set(prompts)),
         chosen_longer=_chosen_longer(rows.pairs),

@@ -111,7 +111,7 @@ def drop(rows: ParsedRows, reasons: Iterable[str]) -> tuple[ParsedRows, dict[str
             documents=tuple(row for row in rows.documents if id(row) not in removed),
             examples=tuple(row for row in rows.examples if id(row) not in removed),
             pairs=tuple(row for row in rows.pairs if id(row) not in removed),
-            prompts=tuple(row for row in rows.prompts if id(row) not in removed),
+            bare_prompts=tuple(row for row in rows.bare_prompts if id(row) not in removed),
         )
     return rows, counts
 

@@ -10,11 +10,11 @@ from rlhf.models.adapters import new_adapter, save_adapter
 from rlhf.models.loading import load_base
 from rlhf.models.weights import SCORE_WEIGHT
 from rlhf.recipe import StageName
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER, ADAPTER_FILE, SUMMARY
 
 
-def write_adapters(run: Run, stages: Iterable[StageName]) -> None:
+def write_adapters(run: StageRun, stages: Iterable[StageName]) -> None:
     """Write a new adapter of the recipe's shape as the result of each stage, beside the run; `rm` also has its head.
 
     Call it where the stand-in device is on (rlhf/memory/rehearsal/device.py).

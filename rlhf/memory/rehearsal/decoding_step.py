@@ -30,7 +30,7 @@ from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import PinnedRecipe, Ppo, SharedRole
 from rlhf.rollout.library_decoding import LibraryDecoding, fast_layers
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.stages.online.session import sampling_settings
 
 LAYERS = 2  # all decoder layers are alike
@@ -88,7 +88,7 @@ def decoding_steps(loaded: PinnedRecipe, layers: int = LAYERS) -> dict[str, Deco
     architecture = changed.recipe.model.architecture
     assert architecture and architecture.vocab_size
     with tempfile.TemporaryDirectory(prefix="rlhf-plan-") as folder:
-        run = Run(Path(folder), changed, "ppo")
+        run = StageRun(Path(folder), changed, "ppo")
         recorder = _Recorder(changed.recipe.hardware.device, architecture.vocab_size)
         with recorder:
             shared = _roles(run)
@@ -116,7 +116,7 @@ def step(recorder: "_Recorder", shared: SharedBase, role: SharedRole, codec: Cod
     return DecodingStep(tuple(operations))
 
 
-def _roles(run: Run) -> SharedBase:
+def _roles(run: StageRun) -> SharedBase:
     """Return the roles of PPO over one base on the stand-in device, from new adapters."""
     policy, reward = run.run_directory / "sft", run.run_directory / "rm"
     write_adapters(run, ("sft", "rm"))

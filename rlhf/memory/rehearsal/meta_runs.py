@@ -16,7 +16,7 @@ from rlhf.memory.phases import (
     Reserved,
 )
 from rlhf.memory.rehearsal.depth import NotAligned, deepen
-from rlhf.memory.rehearsal.short_runs import RunStage, ShortRun, ShortRuns
+from rlhf.memory.rehearsal.short_runs import ShortRun, ShortRuns, StageFn
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Rehearsals(ShortRuns[Peak]):
         super().__init__(layers)
         self.events: list[Event] = []
 
-    def measure(self, recipe: Recipe, run_stage: RunStage) -> dict[str, Peak]:
+    def measure(self, recipe: Recipe, run_stage: StageFn) -> dict[str, Peak]:
         """Run a stage on the stand-in device and keep its events."""
         from rlhf.memory.rehearsal.operations import META
 

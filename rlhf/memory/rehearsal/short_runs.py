@@ -17,7 +17,7 @@ from rlhf.memory.phases import STEPS
 from rlhf.recipe import Architecture, Changes, PinnedRecipe, Recipe, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.recipe.model_types import TESTED
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.layout import SUMMARY
 from rlhf.stages.runner import import_stage
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 8192  # of dialogues that are made for a few steps
 
 PeakT = TypeVar("PeakT")
-RunStage = Callable[["torch.device"], object]
+StageFn = Callable[["torch.device"], object]
 
 
 def rehearsal_changes(recipe: Recipe, layers: int | None) -> Changes:
@@ -142,7 +142,7 @@ def few_steps(recipe: Recipe, steps: int, shape: LengthsShape) -> Changes:
     return recipes.random_weights_changes(recipe, 3 * rows, shape) | changes
 
 
-class ShortRun(Run):
+class ShortRun(StageRun):
     """A stage's directory in which nothing is kept but what the next stage reads."""
 
     def seal_checkpoint(self, step: int, folder: Path) -> None:
@@ -166,7 +166,7 @@ class ShortRuns(ABC, Generic[PeakT]):
         self._finished: set[tuple[str, str]] = set()  # (stage, recipe and hash of its model) whose adapters are there
 
     @abstractmethod
-    def measure(self, recipe: Recipe, run_stage: RunStage) -> dict[str, PeakT]:
+    def measure(self, recipe: Recipe, run_stage: StageFn) -> dict[str, PeakT]:
         """Call `run_stage` with a device. Return the peak of each phase by its name."""
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 from rlhf.files import write_json
 from rlhf.recipe import OnlineOptions
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.layout import METRICS
 from rlhf.run.reader import read_lines
 from rlhf.run.records import MetricsLine
@@ -10,7 +10,7 @@ from rlhf.run.records import MetricsLine
 Evaluations = dict[int, dict[str, float | None]]  # score and kl_per_token by step; None for a number that is not finite
 
 
-def update_checkpoints(run: Run, options: OnlineOptions) -> int | None:
+def update_checkpoints(run: StageRun, options: OnlineOptions) -> int | None:
     """Delete the checkpoints that `keep_checkpoints` does not keep, and write checkpoints/best.json.
 
     Returns the step of the best checkpoint, None without one.
@@ -39,7 +39,7 @@ def best_step(evaluations: Evaluations, kl_limit: float | None) -> int | None:
     return max(finite, key=lambda step: (finite[step], -step), default=None)
 
 
-def _evaluations(run: Run) -> Evaluations:
+def _evaluations(run: StageRun) -> Evaluations:
     """Return what was logged in each checkpoint's own step: `save_steps` is a multiple of `logging_steps`."""
     rows = {row.step: row.values for row in read_lines(run.path / METRICS, MetricsLine)}
     names = ("score", "kl_per_token")

@@ -23,7 +23,7 @@ from rlhf.rollout.decoding import Sampling, ValueFn
 from rlhf.rollout.engine import sample
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.checkpoints import with_resume_advice
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.checkpoints import update_checkpoints
@@ -45,7 +45,7 @@ class Session:
     needs it.
     """
 
-    def __init__(self, run: Run, device: torch.device, options: OnlineOptions):
+    def __init__(self, run: StageRun, device: torch.device, options: OnlineOptions):
         self.run, self.device, self.recipe, self.options = run, device, run.loaded.recipe, options
         self.telemetry = Telemetry(device)
         self.rm_dir = run.parents.folder("rm")

@@ -24,7 +24,7 @@ from rlhf.process import distributed
 from rlhf.recipe import OnlineOptions, StageName
 from rlhf.run import reader
 from rlhf.run.checkpoints import checkpoint_step, require_usable
-from rlhf.run.directory import Run
+from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.run.reader import reading
 from rlhf.run.records import Amount, Count, Number, Record
@@ -162,7 +162,7 @@ class TrainState:
         self.schedule.step()
         self.step += 1
 
-    def save(self, run: Run, folder: Path) -> None:
+    def save(self, run: StageRun, folder: Path) -> None:
         """Write everything that determines the next step.
 
         The order of prompts is not stored, because it is a function of seed and step.
