@@ -87,7 +87,7 @@ class OnlineBase(Section):
 
     @property
     def corrects_kl(self) -> bool:
-        """Return whether the KL in the loss is multiplied by the ratio."""
+        """Return whether the KL in the loss is multiplied by the ratio of the token."""
         return False
 
     @property
@@ -192,6 +192,11 @@ class GroupBase(OnlineBase):
         return self.reward_weights or (1.0,) * len(self.reward_funcs)
 
     @property
+    def upper_epsilon(self) -> float:
+        """Return the upper clip of the ratio."""
+        return self.epsilon if self.epsilon_high is None else self.epsilon_high
+
+    @property
     def samples_per_prompt(self) -> int:
         return self.num_generations
 
@@ -247,7 +252,7 @@ class Grpo(GroupBase):
     scale_rewards: Scale = "group"  # whose standard deviation divides; none: Dr. GRPO
     loss_type: LossType = "dapo"  # how tokens are weighted: docs/groups.md
     importance_sampling_level: TokenLevel = "token"  # sequence: GSPO
-    use_bias_correction_kl: bool = True  # multiplies the KL in the loss by the ratio: docs/groups.md
+    use_bias_correction_kl: bool = True  # multiplies the KL in the loss by the token's ratio
 
     @property
     def corrects_kl(self) -> bool:

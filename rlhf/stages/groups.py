@@ -55,10 +55,10 @@ class ScoredRollout:
     rollout: Rollout
     by_name: ByName  # raw rewards
     scores: Tensor  # the weighted sum of the raw rewards
-    shaped_scores: Tensor  # the same after normalising, clipping and penalties, as they enter the rewards
+    shaped_scores: Tensor  # the weighted sum with the model's score normalised and clipped, minus penalties
 
     def keep_and_add(self, rows: Tensor, more: "ScoredRollout") -> "ScoredRollout":
-        """Return some of these rows, which may be none, and after them all rows of `more`."""
+        """Return the given rows, possibly none, followed by all rows of `more`."""
         kept = self.rollout.rows(rows.to(self.rollout.ids.device)) if len(rows) else None
         return ScoredRollout(
             rollout=more.rollout if kept is None else joined(kept, more.rollout),
@@ -93,9 +93,9 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     options = run.loaded.recipe.online()[run.stage]
     assert isinstance(options, GroupOptions)
     session = Session(run, device, options)
-    before = session.measure_reference()
-    norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
-    learner = Learner(run.stage, session.shared, options, norm)
+    reference_samples = session.measure_reference()
+    score_norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
+    learner = Learner(run.stage, session.shared, options, score_norm)
     session.restore(learner.state)  # does nothing in a new run
     session.shard()  # several GPUs may divide the frozen layers
     with Bar(run.stage, options.steps) as bar:
@@ -107,8 +107,8 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
             with session.phase("update"):
                 metrics |= learner.update(batch)  # 5
             learner.state.advance(batch.kl_per_token)
-            session.end_step(learner.state, batch.rollout, metrics, before, bar)
-    return session.finish(learner.state, before)
+            session.end_step(learner.state, batch.rollout, metrics, reference_samples, bar)
+    return session.finish(learner.state, reference_samples)
 
 
 # -- 1 sample, 2 score, 3 reward, 4 advantage --------------------------------------------------------------------------
@@ -214,11 +214,11 @@ class MinibatchSize(NamedTuple):
 class Learner:
     """The policy, its loss, and the state of its training."""
 
-    def __init__(self, stage: StageName, shared: SharedBase, options: GroupOptions, norm: ScoreNorm):
+    def __init__(self, stage: StageName, shared: SharedBase, options: GroupOptions, score_norm: ScoreNorm):
         self.shared, self.options = shared, options
         self.policy_parameters = shared.roles.parameters("policy")
         trained = TrainedParameters(self.policy_parameters, options.learning_rate)
-        self.state = TrainState(stage, shared, options, norm, {"policy": trained})
+        self.state = TrainState(stage, shared, options, score_norm, {"policy": trained})
 
     def grouped(self, x: Tensor) -> Tensor:
         """Return numbers (B,) as (P, k)."""
@@ -275,8 +275,7 @@ class Learner:
         weights = token_weights(
             mask, options.loss_type, minibatch.responses, minibatch.tokens, options.max_completion_length
         )
-        high = options.epsilon if options.epsilon_high is None else options.epsilon_high
-        loss, sums = clipped_loss(log_ratio, micro.advantages, weights, mask, options.epsilon, high)
+        loss, sums = clipped_loss(log_ratio, micro.advantages, weights, mask, options.epsilon, options.upper_epsilon)
         per_token = 1 / minibatch.tokens.clamp(min=1)  # sums over tokens times this add up to means over the minibatch
         entropy_part = zero_pads(entropy, mask).sum() * per_token
         half_squares = (zero_pads(logp.detach() - micro.old_logp, mask) ** 2).sum() / 2
@@ -289,7 +288,9 @@ class Learner:
         }
         if options.kl_penalty == "loss" and micro.ref_logp is not None:
             kl = zero_pads(estimate_kl(logp, micro.ref_logp, options.kl_estimator), mask)
-            kl_part = (weights * (kl * log_ratio.exp() if options.corrects_kl else kl)).sum()
+            if options.corrects_kl:  # the ratio of the token: a sequence's would divide the correction by its length
+                kl = kl * log_ratios(logp, micro.old_logp, mask, "token").exp()
+            kl_part = (weights * kl).sum()
             stats["loss/kl_avg"] = kl_part
             loss = loss + self.state.kl_coef * kl_part
         if options.entropy_coef:

@@ -72,11 +72,11 @@ class Batch(TrainingBatch):
 def run_stage(run: StageRun, device: torch.device) -> Result:
     """Train the policy adapter, and measure it against SFT on held-out prompts."""
     options = run.loaded.recipe.ppo
-    # The order of these lines decides which random numbers each of them draws.
+    # Keep this order: each line draws from torch's generator, and released results depend on it.
     session = Session(run, device, options)
-    before = session.measure_reference()
-    norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
-    learner = Learner(session.shared, session.rm_dir, options, norm)
+    reference_samples = session.measure_reference()
+    score_norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
+    learner = Learner(session.shared, session.rm_dir, options, score_norm)
     session.restore(learner.state)  # does nothing in a new run
     session.shard()  # several GPUs may divide the frozen layers, now that all adapters are there
     with Bar("ppo", options.steps) as bar:
@@ -89,8 +89,8 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
             with session.phase("update"):
                 metrics |= learner.update(batch)  # 5
             learner.advance(batch)
-            session.end_step(learner.state, rollout, metrics, before, bar)
-    return session.finish(learner.state, before)
+            session.end_step(learner.state, rollout, metrics, reference_samples, bar)
+    return session.finish(learner.state, reference_samples)
 
 
 # -- 2 score, 3 reward, 4 advantage ------------------------------------------------------------------------------------
@@ -167,12 +167,12 @@ def policy_logprobs_and_values(learner: "Learner", rollout: Rollout) -> tuple[Te
 class Learner:
     """Policy and critic, their losses, and the state of their training."""
 
-    def __init__(self, shared: SharedBase, rm_dir: Path, options: Ppo, norm: ScoreNorm):
+    def __init__(self, shared: SharedBase, rm_dir: Path, options: Ppo, score_norm: ScoreNorm):
         self.shared, self.options = shared, options
         if options.value_model == "head":
             shared.add_value_head()
         else:
-            critic_start = SIGMOID_TANGENT if options.sigmoid_scores else norm
+            critic_start = SIGMOID_TANGENT if options.sigmoid_scores else score_norm
             shared.add_value_adapter(rm_dir, critic_start.mean, critic_start.sd)
         assert shared.value_head is not None
         self.policy_parameters = shared.roles.parameters("policy")
@@ -183,7 +183,7 @@ class Learner:
             "policy": TrainedParameters(self.policy_parameters, options.learning_rate),
             "value": TrainedParameters(self.critic_parameters, options.value_learning_rate),
         }
-        self.state = TrainState("ppo", shared, options, norm, trained)
+        self.state = TrainState("ppo", shared, options, score_norm, trained)
 
     @property
     def critic_is_head(self) -> bool:
@@ -220,7 +220,7 @@ class Learner:
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics.
 
-        The critic's follow those of the policy: a change of role takes too long to be made in each micro-batch.
+        All of the policy's micro-batches come first, then the critic's: switching roles in each would be slow.
         """
         micro_rows = self.state.micro_batch_rows(batch.rollout, mini_rows)
         token_count = batch.rollout.response_length[mini_rows].sum()

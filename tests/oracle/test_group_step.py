@@ -101,7 +101,7 @@ def reference_step(
                 share_clipped += clipped / tokens / (o.num_iterations * o.num_mini_batches)
                 if o.kl_penalty == "loss":
                     kl_now = kl_estimate(new, ref[i], o.kl_estimator)
-                    gain = gain - kl_coef * kl_now * (ratio if o.corrects_kl else 1.0)
+                    gain = gain - kl_coef * kl_now * ((new - old[i]).exp() if o.corrects_kl else 1.0)
                 divisor = {
                     "grpo": len(rows) * n,
                     "dapo": tokens,
@@ -131,6 +131,7 @@ VARIANTS: list[tuple[StageName, dict[str, Any]]] = [
     ("grpo", {"scale_rewards": "batch"}),
     ("grpo", {"scale_rewards": "none", "normalize_advantages": True}),  # REINFORCE++
     ("grpo", {"importance_sampling_level": "sequence", "loss_type": "grpo", "epsilon": 0.01}),  # GSPO
+    ("grpo", {"importance_sampling_level": "sequence", "loss_type": "grpo", "kl_estimator": "k1"}),
     ("grpo", {"use_bias_correction_kl": False}),
     ("grpo", {"use_bias_correction_kl": False, "kl_estimator": "k2"}),
     ("grpo", {"kl_estimator": "k1"}),

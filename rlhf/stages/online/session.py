@@ -170,16 +170,16 @@ class Session:
             self.shared.shard()
 
     def end_step(
-        self, state: TrainState, rollout: Rollout, metrics: dict[str, float], before: PolicySamples, bar: Bar
+        self, state: TrainState, rollout: Rollout, metrics: dict[str, float], reference_samples: PolicySamples, bar: Bar
     ) -> None:
-        """Evaluate, log and save after a step, as often as the recipe says. `before`: samples of the reference."""
+        """Evaluate, log and save after a step, as often as the recipe says."""
         run, options, done = self.run, self.options, state.step
         last = done == options.steps
         save = last or done % options.save_steps == 0
         tokens = int((rollout.prompt_length + rollout.response_length).sum())
         self.telemetry.count(tokens)
         if save or done % options.eval_steps == 0:
-            metrics = metrics | self._evaluate_policy(done, before)
+            metrics = metrics | self._evaluate_policy(done, reference_samples)
         if last or done % options.logging_steps == 0:
             run.logs.metrics(done, metrics)
             costs = {**self.telemetry.since_last_call(), "tokens": tokens, "memory_bytes": self.telemetry.memory()}
@@ -190,25 +190,25 @@ class Session:
         kl = metrics.get("objective/kl_per_token")
         bar.update(done, f"score {metrics['objective/scores']:.3f}" + ("" if kl is None else f"  KL/token {kl:.3f}"))
 
-    def _evaluate_policy(self, done: int, before: PolicySamples) -> dict[str, float]:
+    def _evaluate_policy(self, done: int, reference_samples: PolicySamples) -> dict[str, float]:
         """Measure the policy after a step, and log some of its responses. Return the metrics."""
         self._policy_samples = self.evaluate("policy")
         rows = zip(self.prompts.validation[:LOGGED_PROMPTS], self._policy_samples.texts, strict=False)
         self.run.logs.samples(done, [{"prompt": self.codec.prompt_text(p), "response": text} for p, text in rows])
-        gains = gains_over_sft(before, self._policy_samples)
+        gains = gains_over_sft(reference_samples, self._policy_samples)
         return {f"eval/{name}": value for name, value in gains.items()}
 
-    def finish(self, state: TrainState, before: PolicySamples) -> Result:
+    def finish(self, state: TrainState, reference_samples: PolicySamples) -> Result:
         """Write the resulting adapter, last or best, and measure it on the prompts for reporting.
 
-        `before`: samples of the reference. Where validation is set apart, they are of other prompts and taken again.
+        Where validation is set apart, `reference_samples` are of other prompts and taken again.
         """
         run = self.run
         if distributed.world() == 1:
             self.telemetry.note_components(self.shared.peft, state.optimizer)
         best = self._choose_policy(state)
         save_adapter(self.shared.peft, run, run.path / ADAPTER, adapter="policy")
-        test, after = self.prompts.test, self._policy_samples
+        test, before, after = self.prompts.test, reference_samples, self._policy_samples
         if self.prompts.has_validation:
             before, after = self.evaluate("reference", test), self.evaluate("policy", test)
         elif after is None:  # also the case when a resumed run had already taken its last step
