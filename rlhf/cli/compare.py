@@ -8,6 +8,10 @@ import click
 from rlhf.cli.options import OneOf, StrictCommand, existing_files, run_directory
 from rlhf.commands import compare
 from rlhf.commands.compare import COMPARED_POLICIES
+from rlhf.terminal import harmless, screen, wording
+from rlhf.terminal.tables import rows_table
+
+KEYS_SHOWN = 6  # different settings that are printed
 
 
 @click.command("compare", cls=StrictCommand)
@@ -49,4 +53,26 @@ def compare_runs(
     if as_json:
         click.echo(json.dumps(result.as_json(), indent=2))
     else:
-        compare.show(result)
+        _show(result)
+
+
+def _show(comparison: compare.PolicyComparison) -> None:
+    """Print the comparison as a table, with the settings in which the two runs differ."""
+    rows = []
+    for row in comparison.rows:
+        interval = f"{row.interval[0]:+.4g} to {row.interval[1]:+.4g}" if row.interval else ""
+        difference = f"{row.difference:+.4g}" if row.difference is not None else ""
+        rows.append((row.name, wording.number(row.a), wording.number(row.b), difference, interval))
+    title = f"A: {comparison.a}\nB: {comparison.b}\n{comparison.prompts} held-out prompts"
+    rows_table(harmless(title), ("", "A", "B", "B − A", "95 %"), rows, numbers=True)
+    keys = comparison.settings_that_differ
+    more = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""
+    message = f"settings that differ: {', '.join(keys[:KEYS_SHOWN])}{more}" if keys else "the settings are the same"
+    screen.OUT.print(message, style="dim", markup=False)
+    if comparison.reward_model is None:
+        screen.OUT.print(
+            "each run's scores are its own reward model's and have no common unit; `rlhf score` both samples.jsonl "
+            "with one of them, then give the two files with --scored",
+            style="dim",
+            markup=False,
+        )

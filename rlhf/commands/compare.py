@@ -20,12 +20,9 @@ from rlhf.run import reader
 from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, reward_model_digest, stage_folder
 from rlhf.run.layout import MANIFEST, SAMPLES
 from rlhf.run.outcomes import Answer, Details, SampleLine
-from rlhf.terminal import harmless, screen, wording
-from rlhf.terminal.tables import rows_table
 
 PolicyLabel = recipe.PolicyName | Literal["sft", "base"]
 COMPARED_POLICIES: tuple[PolicyLabel, ...] = (*recipe.POLICIES, "sft", "base")
-KEYS_SHOWN = 6  # different settings that are printed
 
 
 class PolicyEvaluation(NamedTuple):
@@ -227,25 +224,3 @@ def _figure(a: PolicyEvaluation, b: PolicyEvaluation, key: str, *, comparable: b
     if x is None and y is None:
         return []
     return [FigureRow(key, x, y, y - x if comparable and x is not None and y is not None else None)]
-
-
-def show(comparison: PolicyComparison) -> None:
-    """Print the comparison as a table, with the settings in which the two runs differ."""
-    rows = []
-    for row in comparison.rows:
-        interval = f"{row.interval[0]:+.4g} to {row.interval[1]:+.4g}" if row.interval else ""
-        difference = f"{row.difference:+.4g}" if row.difference is not None else ""
-        rows.append((row.name, wording.number(row.a), wording.number(row.b), difference, interval))
-    title = f"A: {comparison.a}\nB: {comparison.b}\n{comparison.prompts} held-out prompts"
-    rows_table(harmless(title), ("", "A", "B", "B − A", "95 %"), rows, numbers=True)
-    keys = comparison.settings_that_differ
-    more = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""
-    message = f"settings that differ: {', '.join(keys[:KEYS_SHOWN])}{more}" if keys else "the settings are the same"
-    screen.OUT.print(message, style="dim", markup=False)
-    if comparison.reward_model is None:
-        screen.OUT.print(
-            "each run's scores are its own reward model's and have no common unit; `rlhf score` both samples.jsonl "
-            "with one of them, then give the two files with --scored",
-            style="dim",
-            markup=False,
-        )

@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 from rlhf.data.load import load_corpus
 from rlhf.data.pairs import encode_pairs
 from rlhf.errors import UserError
+from rlhf.evaluation import policies
 from rlhf.evaluation.policies import measure
+from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
 from rlhf.stages import dpo, rm, training_pairs
 from rlhf.stages import supervised as trainer
@@ -33,6 +35,17 @@ def rows_of(folder):
     """Logged rows of the training, and of the evaluation."""
     rows = read_intact_lines(folder / "metrics.jsonl")
     return [row for row in rows if "eval/loss" not in row], [row for row in rows if "eval/loss" in row]
+
+
+def test_dpo_reports_the_policy_beside_sft_from_a_random_stream_of_its_own(trained, tmp_path, monkeypatch):
+    roles: list[str] = []
+    seeds: list[int] = []
+    monkeypatch.setattr(dpo, "measure", lambda *a, **o: noted(roles, a[1], measure(*a, **o)))
+    monkeypatch.setattr(policies, "sample", lambda *a, **o: noted(seeds, torch.initial_seed(), sample(*a, **o)))
+    loaded = small()
+    run_stages(loaded, beside(trained, tmp_path, "pretrain", "sft"), "dpo")
+    assert roles == ["reference", "policy"]
+    assert len(seeds) == 2 and seeds[0] == seeds[1] != loaded.recipe.seed
 
 
 @pytest.fixture(scope="module", params=PARENTS)

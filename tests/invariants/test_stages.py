@@ -368,6 +368,28 @@ def test_adamw_of_trls_stages_is_that_of_the_recipe(trained, tmp_path, stage):
     assert {group["weight_decay"] for group in trainer.optimizer.param_groups if group["params"]} == {0.02}
 
 
+@pytest.mark.parametrize("stage", ["sft", "rm", "dpo"])
+def test_rates_and_clipping_of_trls_stages_are_those_of_the_recipe(trained, tmp_path, stage):
+    asked = {"learning_rate": 0.5, "lr_scheduler_type": "linear", "warmup_ratio": 0.5, "max_grad_norm": 0.25}
+    loaded = small(**{f"{stage}__{key}": value for key, value in asked.items()})
+    trainer = built(stage, loaded, beside(trained, tmp_path, "pretrain", *(["sft"] if stage != "sft" else [])))
+    trainer.create_optimizer_and_scheduler(8)
+    rates = []
+    for _ in range(8):
+        rates += trainer.lr_scheduler.get_last_lr()[:1]
+        trainer.optimizer.step()
+        trainer.lr_scheduler.step()
+    assert rates == pytest.approx([0, 0.125, 0.25, 0.375, 0.5, 0.375, 0.25, 0.125])
+    assert trainer.args.max_grad_norm == 0.25
+
+
+def test_gaps_of_the_reward_model_are_in_percentage_points(trained):
+    metrics = content_of(trained / ROOT / "rm/summary.json")["metrics"]
+    best = metrics["best_possible_accuracy"]
+    assert metrics["accuracy_gap_points"] == pytest.approx(100 * (best - metrics["accuracy"]))
+    assert 0 < abs(metrics["accuracy_gap_points"]) < 100
+
+
 # -- which side of the split -------------------------------------------------------------------------------------------
 
 

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-from rlhf.objectives.masked import at_least_float32
-
 
 def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
     """Return the log-softmax of the logits at the given tokens: log p(id) = logit[id] - logsumexp(logits).
@@ -19,7 +17,7 @@ def token_logprobs(logits: Tensor, ids: Tensor) -> Tensor:
         raise ValueError(f"logits {tuple(logits.shape)} do not fit ids {tuple(ids.shape)}: want ids.shape + (V,)")
     # Gather from the float32 copy that logsumexp needs anyway: from bfloat16 logits the gradient 1 - p would be
     # summed in bfloat16 and vanish for confident tokens.
-    x = at_least_float32(logits)
+    x = _at_least_float32(logits)
     return x.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - x.logsumexp(-1)
 
 
@@ -29,6 +27,10 @@ def entropy(logits: Tensor) -> Tensor:
     A logit of -inf contributes 0. Shapes: logits (..., V); returns (...), float32 or wider. Stores several tensors of
     the logits' size.
     """
-    logp = at_least_float32(logits).log_softmax(-1)
+    logp = _at_least_float32(logits).log_softmax(-1)
     # p log p tends to 0 where p is 0; a finite log p keeps 0 * -inf out of the value and the gradient.
     return -(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(-1)
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
