@@ -123,9 +123,10 @@ class _RunCallback(TrainerCallback):
     def __init__(self, run: StageRun, bar: Bar, telemetry: Telemetry):
         self.run, self.bar, self.telemetry = run, bar, telemetry
         self.note = ""  # beside the bar
-        self.tokens = 0  # the next three: at the last record
+        # the state at the last record
+        self.tokens = 0
         self.time, self.cpu = time.monotonic(), time.process_time()
-        self.evaluated = 0.0  # seconds of evaluation since the last record
+        self.evaluated = 0.0  # seconds of evaluation since then
 
     def leave_out(self, seconds: float, cpu: float) -> None:
         """Count this time as evaluation, not as training."""

@@ -44,6 +44,7 @@ class RewardSum:
 
         Raises UserError, one line that names prompt and response, for a function that raises or is not finite.
         """
+        computed: dict[str, list[float]] = {}
         if any(self.functions.values()):
             written = [self.codec.prompt_text(prompt) for prompt in prompts]
             right_answers = [self.right_answers.get(prompt) for prompt in prompts]

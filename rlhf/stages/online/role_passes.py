@@ -88,8 +88,8 @@ def _values_of_tokens(shared: SharedBase) -> TokenFn:
 def with_lower_states(shared: SharedBase, rollout: Rollout, rows_at_once: int) -> Rollout:
     """Return a rollout with `lower_states`, which the passes of all roles and the update then share.
 
-    The rollout itself is returned if it has them, the first layer has adapters or the trunk is the library's. Each
-    rank computes its share of the rows, `rows_at_once` at a time.
+    Return the rollout unchanged if it has them already, if the first layer has an adapter, or without a lean trunk.
+    Each rank computes its share of the rows, `rows_at_once` at a time.
     """
     if shared.lean_trunk is None or rollout.lower_states is not None or not shared.lean_trunk.first_adapted_layer:
         return rollout

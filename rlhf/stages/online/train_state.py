@@ -213,9 +213,9 @@ class Update:
             yield from torch.randperm(count).to(device).chunk(options.num_mini_batches)
 
     def too_far(self, stats: Mapping[str, float]) -> bool:
-        """Return whether a minibatch finds the policy further than `max_update_kl` from the one that sampled.
+        """Return whether the policy is, on this minibatch, further than `max_update_kl` from the one that sampled.
 
-        It never is before the first step of an update.
+        Always False before the first step of an update.
         """
         limit = self.state.options.max_update_kl
         return bool(self.used) and limit is not None and stats["policy/approxkl_avg"] > limit
