@@ -157,6 +157,18 @@ def test_the_tree_of_the_code_names_every_module_and_no_other(name):
     assert files == ({str(module) for module in modules if len(module.parts) == 1} if name == "rlhf" else set())
 
 
+def test_the_tree_of_the_code_fits_a_window():
+    assert not [line for line in (ROOT / "docs/code.md").read_text().splitlines() if len(line) > 120]
+
+
+def test_modules_that_the_page_about_memory_s_code_names_are_there():
+    page = (ROOT / "docs/code.md").read_text()
+    section = page.partition("## How memory is predicted\n")[2].partition("\n## ")[0]
+    names = set(re.findall(r"`([\w/]+\.py)`", section))
+    assert len(names) > 10
+    assert not [name for name in names if not (ROOT / ("" if "rlhf/" in name else "rlhf/memory") / name).exists()]
+
+
 def _own(texts: dict[str, str], module: Path) -> str:
     """What the tree says about a module's folder; the folder's own name does not count as one of its modules."""
     folder = str(module.parent).removeprefix(".")
