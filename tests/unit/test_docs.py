@@ -560,9 +560,9 @@ def test_of_a_merge_the_commit_that_it_brought_in_is_looked_at(tmp_path):
 def test_a_release_has_its_part_of_the_changelog_as_notes(tmp_path):
     jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
     assert jobs["check"]["steps"][-1]["run"] == ".ci/run" and jobs["wheel"]["needs"] == "check"
+    assert jobs["publish"]["needs"] == "wheel" and "--notes-file notes.md" in jobs["publish"]["steps"][-1]["run"]
     runs = [step["run"] for step in jobs["wheel"]["steps"] if "run" in step]
     (notes,) = (run for run in runs if "CHANGELOG.md" in run)
-    assert "--notes-file notes.md" in runs[-1]
     ours = (ROOT / "CHANGELOG.md").read_text()
     older = "\n## 0.1.0 (2026-01-01)\n\nOlder.\n"
     (tmp_path / "CHANGELOG.md").write_text(ours.replace("\n## ", "\n## Unreleased\n- New.\n\n## ", 1) + older)
@@ -572,6 +572,14 @@ def test_a_release_has_its_part_of_the_changelog_as_notes(tmp_path):
     assert (tmp_path / "notes.md").read_text().strip() == expected.strip() != ""
     environment["GITHUB_REF_NAME"] = "v9.9"
     assert subprocess.run(["bash", "-e", "-c", notes], cwd=tmp_path, env=environment).returncode == 1
+
+
+def test_of_a_release_s_jobs_the_one_that_publishes_may_write_and_runs_no_code_of_the_repository():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    allowed = {name: job["permissions"] for name, job in workflow["jobs"].items()}
+    assert workflow["permissions"] == {}
+    assert allowed == {"check": {"contents": "read"}, "wheel": {"contents": "read"}, "publish": {"contents": "write"}}
+    assert not [step for step in workflow["jobs"]["publish"]["steps"] if "checkout" in step.get("uses", "")]
 
 
 @pytest.mark.parametrize("form", ["bug", "measurement", "question"])
