@@ -219,8 +219,10 @@ stamps    := $(shell find $(VENV) -maxdepth 1 -name '.ready-*' -newer pyproject.
 installed := $(subst $(comma),$(space),$(patsubst $(VENV)/.ready-%,%,$(stamps)))
 missing    = $(filter-out $(installed),$(subst $(comma),$(space),$(EXTRAS)))
 stamp      = $(VENV)/.ready-$(EXTRAS)
-# Commands that need no GPU take the newest environment that has at least a CPU's extras, so that HW=4090 installs none.
-no_gpu := $(or $(shell ls -t $(VENV)/.ready-dev,tracking,report,serve* 2>/dev/null | head -n 1),setup)
+# Commands that need no GPU take the newest environment that has at least a CPU's extras, or install those: HW=4090 does
+# not install the extra `gpu` for them.
+newest := $(shell ls -t $(VENV)/.ready-dev,tracking,report,serve* 2>/dev/null | head -n 1)
+no_gpu := $(or $(newest),$(if $(missing),$(VENV)/.ready-$(subst $(comma)gpu,,$(EXTRAS))))
 ready  = $(if $(local),setup,engine $(if $(filter file,$(origin IMAGE)),image))
 
 # A misspelt target is refused also where a folder has that name, which make would call up to date. The targets that the

@@ -61,9 +61,9 @@ def measured(recipe: str, stages: Mapping[StageName, StageSteps]) -> list[Measur
 
 def rows(recipe: str, stages: Mapping[StageName, StageSteps]) -> list[tuple[str, ...]]:
     """Return a table row for each goal of a recipe: goal, limit, measured, ratio; "-" if not measured."""
-    rows: list[tuple[str, ...]] = []
+    table: list[tuple[str, ...]] = []
     for result in measured(recipe, stages):
         goal, ratio = result.goal, result.ratio
         limit = f"{'≤' if goal.at_most else '≥'} {goal.value:g} {goal.unit}".strip()
-        rows.append((goal.name, limit, *(("-", "-") if ratio is None else (f"{result.value:.3g}", f"{ratio:.2f}"))))
-    return rows
+        table.append((goal.name, limit, *(("-", "-") if ratio is None else (f"{result.value:.3g}", f"{ratio:.2f}"))))
+    return table

@@ -13,6 +13,7 @@ from bench.clocks import clock_of
 from bench.gpu.record import GpuRecord
 from bench.kinds import LayersRecord, MemoryRecord, OutsideRecord, PeerRecord, StepsRecord, SupervisedRecord
 from bench.paths import RESULTS, ROOT
+from bench.peer.contenders import ALIKE
 from bench.reading import check, read
 from bench.records import Origin
 from rlhf.cli import guarded
@@ -24,12 +25,6 @@ from rlhf.run.outcomes import Reproduction
 from rlhf.run.records import Device
 
 CLOSE = 0.005  # share of the measured peak within which a predicted one counts as near
-# Contenders of bench.peer that are the same design on both sides: ours, TRL's. Headlines compare no others.
-ALIKE = (
-    ("ours, critic with an adapter", "TRL, value model through LoRA"),
-    ("ours, activations kept", "TRL, activations kept"),
-    ("ours, activations recomputed", "TRL, activations recomputed"),
-)
 
 # Commits of records whose tokens of TRL are the mean of all steps. Ours, and later code's, are of timed steps alone.
 TOKENS_OF_WARM_UP = ("d0fceebf", "fc82bc4d", "ec2acf72")

@@ -46,7 +46,8 @@ SIZES = (
     Size("CodeLlama-34B", 33.74, 8192, 22016, 48, 64, 8, 32000),
     Size("Llama-2-70B", 68.98, 8192, 28672, 80, 64, 8, 32000),
 )
-CARDS = {"8 GB": 8192, "12 GB": 12288, "24 GB": 24564, "80 GB": 81559}  # MiB, as nvidia-smi shows them
+# MiB: of the two larger cards as nvidia-smi shows them, of the others the nominal GiB.
+CARDS = {"8 GB": 8192, "12 GB": 12288, "24 GB": 24564, "80 GB": 81559}
 LARGE = 20.0  # billions of parameters from which the card is an H100 and not a 4090
 
 
@@ -118,6 +119,6 @@ def table(predicted: Sizes) -> str:
     lines += ["", "| card | largest model whose PPO fits | needs, GB | card, GB |", "| --- | --- | ---: | ---: |"]
     for card, mebibytes in CARDS.items():
         best = largest(needs, "ppo", mebibytes)
-        name, need = (best.name, f"{needs[best.name]['ppo'] / GB:.1f}") if best else ("none of these", "")
-        lines.append(f"| {card} | {name} | {need} | {mebibytes * 2**20 / GB:.1f} |")
+        name, need = (best.name, f"{needs[best.name]['ppo'] / GB:.2f}") if best else ("none of these", "")
+        lines.append(f"| {card} | {name} | {need} | {mebibytes * 2**20 / GB:.2f} |")
     return "\n".join(lines)

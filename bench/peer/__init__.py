@@ -1,0 +1,1 @@
+"""Steps compared with those of TRL's and torchtune's trainers."""

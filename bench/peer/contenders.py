@@ -58,3 +58,11 @@ METHODS = {
     "rloo": _without_critic("rloo"),
     "grpo": _without_critic("grpo"),
 }
+
+# Contenders that are the same design on both sides: ours, TRL's. Headlines compare no others, and the ratios of
+# the pages are to TRL's of these.
+ALIKE = (
+    ("ours, critic with an adapter", "TRL, value model through LoRA"),
+    ("ours, activations kept", "TRL, activations kept"),
+    ("ours, activations recomputed", "TRL, activations recomputed"),
+)

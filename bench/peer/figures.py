@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from bench.clocks import clock_of
 from bench.kinds import Clock, Contender, PeerRecord
-from bench.peer.contenders import Method
+from bench.peer.contenders import ALIKE, Method
 from bench.peer.inputs import BATCH
 from bench.peer.runs import PHASES, ContenderRun
 
@@ -44,23 +44,30 @@ def contender_figures(method: Method, runs: Mapping[str, Sequence[ContenderRun]]
 
 
 def markdown(record: PeerRecord) -> str:
-    """Return the figures as docs/speed.md shows them."""
+    """Return the figures as docs/speed.md and docs/groups.md show them.
+
+    Ratios are to those of TRL's contenders that have the same design as one of ours.
+    """
     clock = clock_of(record["figures"].values())
-    theirs = [name.removeprefix("TRL, ") for name in record["figures"] if name.startswith("TRL, ")]
+    theirs = [name for name in record["figures"] if name.startswith("TRL, ")]
+    like = [at for at, name in enumerate(theirs) if name in {peer for _, peer in ALIKE}]
+    headings = [f"{clock} seconds per step (range)", "samples/s", "peak above the loaded models"]
+    headings += [f"{what}, times that of {theirs[at]}" for what in ("speed", "memory") for at in like]
     lines = [
         f"On {record['device']}, {record['date']}, commit `{(record['code']['commit'] or 'unknown')[:8]}`; median over "
         f"all measured steps of {record['repeats']} runs each, in turn:",
         "",
-        f"| | {clock} seconds per step (range) | samples/s | peak above the loaded models "
-        f"| speed, times that of TRL ({'; '.join(theirs)}) | memory, times that of the same two |",
-        "|---|---|---|---|---|---|",
+        f"| | {' | '.join(headings)} |",
+        "|---" * (1 + len(headings)) + "|",
     ]
     for name, row in record["figures"].items():
-        cells = row_of(name, row)
+        _, seconds, samples, growth, *_ = row_of(name, row)
         if "seconds_range" in row:
             low, high = row["seconds_range"]
-            cells = (name, f"{cells[1]} ({low:.2f} to {high:.2f})", cells[2], f"{cells[3]} MiB", *cells[4:])
-        lines.append(f"| {' | '.join(cells)} |")
+            seconds, growth = f"{seconds} ({low:.2f} to {high:.2f})", f"{growth} MiB"
+        ratios = (row.get("times_faster"), row.get("memory_ratio"))
+        compared = [f"{values[at]:.2f}" if values else "" for values in ratios for at in like]
+        lines.append(f"| {' | '.join((name, seconds, samples, growth, *compared))} |")
     return "\n".join(lines)
 
 

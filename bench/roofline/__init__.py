@@ -1,0 +1,1 @@
+"""The least time that a step can take on a device."""

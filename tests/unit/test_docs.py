@@ -157,6 +157,18 @@ def test_the_tree_of_the_code_names_every_module_and_no_other(name):
     assert files == ({str(module) for module in modules if len(module.parts) == 1} if name == "rlhf" else set())
 
 
+def test_the_tree_of_the_code_fits_a_window():
+    assert not [line for line in (ROOT / "docs/code.md").read_text().splitlines() if len(line) > 120]
+
+
+def test_modules_that_the_page_about_memory_s_code_names_are_there():
+    page = (ROOT / "docs/code.md").read_text()
+    section = page.partition("## How memory is predicted\n")[2].partition("\n## ")[0]
+    names = set(re.findall(r"`([\w/]+\.py)`", section))
+    assert len(names) > 10
+    assert not [name for name in names if not (ROOT / ("" if "rlhf/" in name else "rlhf/memory") / name).exists()]
+
+
 def _own(texts: dict[str, str], module: Path) -> str:
     """What the tree says about a module's folder; the folder's own name does not count as one of its modules."""
     folder = str(module.parent).removeprefix(".")
@@ -548,9 +560,9 @@ def test_of_a_merge_the_commit_that_it_brought_in_is_looked_at(tmp_path):
 def test_a_release_has_its_part_of_the_changelog_as_notes(tmp_path):
     jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
     assert jobs["check"]["steps"][-1]["run"] == ".ci/run" and jobs["wheel"]["needs"] == "check"
+    assert jobs["publish"]["needs"] == "wheel" and "--notes-file notes.md" in jobs["publish"]["steps"][-1]["run"]
     runs = [step["run"] for step in jobs["wheel"]["steps"] if "run" in step]
     (notes,) = (run for run in runs if "CHANGELOG.md" in run)
-    assert "--notes-file notes.md" in runs[-1]
     ours = (ROOT / "CHANGELOG.md").read_text()
     older = "\n## 0.1.0 (2026-01-01)\n\nOlder.\n"
     (tmp_path / "CHANGELOG.md").write_text(ours.replace("\n## ", "\n## Unreleased\n- New.\n\n## ", 1) + older)
@@ -560,6 +572,14 @@ def test_a_release_has_its_part_of_the_changelog_as_notes(tmp_path):
     assert (tmp_path / "notes.md").read_text().strip() == expected.strip() != ""
     environment["GITHUB_REF_NAME"] = "v9.9"
     assert subprocess.run(["bash", "-e", "-c", notes], cwd=tmp_path, env=environment).returncode == 1
+
+
+def test_of_a_release_s_jobs_the_one_that_publishes_may_write_and_runs_no_code_of_the_repository():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    allowed = {name: job["permissions"] for name, job in workflow["jobs"].items()}
+    assert workflow["permissions"] == {}
+    assert allowed == {"check": {"contents": "read"}, "wheel": {"contents": "read"}, "publish": {"contents": "write"}}
+    assert not [step for step in workflow["jobs"]["publish"]["steps"] if "checkout" in step.get("uses", "")]
 
 
 @pytest.mark.parametrize("form", ["bug", "measurement", "question"])

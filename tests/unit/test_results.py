@@ -170,7 +170,7 @@ def test_a_headline_of_memory_names_the_phases_that_only_one_side_has():
 def test_the_designs_that_headlines_compare_are_contenders():
     ours = {name for method in contenders.METHODS.values() for name in method.ours}
     theirs = {name for method in contenders.METHODS.values() for name in method.theirs}
-    assert {pair[0] for pair in results.ALIKE} <= ours and {pair[1] for pair in results.ALIKE} <= theirs
+    assert {pair[0] for pair in contenders.ALIKE} <= ours and {pair[1] for pair in contenders.ALIKE} <= theirs
     lost = {name: {"out_of_memory": True} for name in (*ours, *theirs)}
     record = json.loads(first("figures").read_text()) | {"figures": lost}
     assert results._peer(record, "a record")[1] == "like designs did not fit both"
