@@ -19,6 +19,7 @@ from rlhf.errors import UserError
 from rlhf.files import JsonValue
 from rlhf.memory.rehearsal.short_runs import few_steps
 from rlhf.process.children import child_environment
+from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.run.layout import TELEMETRY
@@ -131,7 +132,7 @@ def _run(loaded: PinnedRecipe, stage: StageName, out: Path, changes: Mapping[str
     command += [part for key, value in changes.items() for part in ("--set", f"{key}={recipes.as_yaml(value)}")]
     environment = child_environment(HF_HUB_OFFLINE="1")
     process = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if process.returncode and "out of memory" in process.stderr:
+    if process.returncode == EXHAUSTED:
         return "out of memory"
     if process.returncode:
         raise UserError(f"{stage}: {process.stderr.strip()[-2000:]}")

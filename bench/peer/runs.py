@@ -17,6 +17,7 @@ from bench.reading import last_line, read
 from bench.steps import telemetry
 from rlhf.errors import UserError
 from rlhf.process.children import child_environment
+from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.recipe import Changes
 
 RECIPE = Path(__file__).parent / "recipe" / "v1"
@@ -126,7 +127,7 @@ def _call(command: list[str]) -> str:
     if not command[1].startswith("-"):  # a script: it finds our modules, and its environment's packages stay its own
         environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if "CUDA out of memory" in done.stderr:
+    if done.returncode == EXHAUSTED or (done.returncode and "CUDA out of memory" in done.stderr):  # ours, or a script
         raise ContenderDidNotFit
     if done.returncode:
         raise UserError(f"{' '.join(command[:6])} …", done.stderr[-2000:])

@@ -70,12 +70,13 @@ def _print_stopped(line: str) -> None:
 
 def _failed(error: Exception) -> int:
     """Explain an error, with its traceback if RLHF_DEBUG is set. Returns the exit code."""
-    if exhaustion.out_of_memory(error):
+    exhausted = exhaustion.out_of_memory(error)
+    if exhausted:
         exhaustion.exit_quietly()
     code = _explained(error)
     if os.environ.get("RLHF_DEBUG") and code != BUG:
         _print_traceback(error)
-    return code
+    return exhaustion.EXHAUSTED if exhausted else code
 
 
 def _explained(error: Exception) -> int:

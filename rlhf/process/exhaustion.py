@@ -6,6 +6,7 @@ import re
 import resource
 import sys
 
+EXHAUSTED = 71  # exit code of a command whose memory ran out; sysexits has it for errors of the system
 _OUT_OF_MEMORY = re.compile(
     r"(can't|cannot|failed to|unable to) (allocate|mmap)|not enough memory|out of memory|bad_alloc|ALLOC_FAILED"
     r"|can't start new thread|Resource temporarily unavailable",

@@ -12,6 +12,7 @@ from typing import Any
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.process import distributed, endings
+from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.process.meeting import check_engine, explain
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
 from rlhf.recipe.plain_yaml import read_yaml
@@ -47,7 +48,8 @@ def launch(loaded: PinnedRecipe, stage: StageName) -> None:
     try:
         launch_command(arguments)
     except ChildFailedError as error:
-        raise UserError(_failure_message(error.failures, stage)) from None
+        exhausted = any(failure.exitcode == EXHAUSTED for failure in error.failures.values())
+        raise UserError(_failure_message(error.failures, stage)) from (MemoryError() if exhausted else None)
     except SignalException as stop:
         raise endings.stop_for(stop.sigval) from None
     except ImportError as error:

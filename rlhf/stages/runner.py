@@ -120,7 +120,7 @@ def _check_memory_limit(stage: StageName) -> None:
         minimum = f"{LEAST_ADDRESSES / 1e9:.1f} GB"
         raise UserError(
             f"{stage}: out of memory{exhaustion.limit_in_words()}: a stage needs more than {minimum}; allow more"
-        )
+        ) from MemoryError()
 
 
 def _check_parents(run: StageRun) -> None:

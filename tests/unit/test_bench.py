@@ -2,6 +2,7 @@
 
 import copy
 import json
+import subprocess
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -21,6 +22,7 @@ from rlhf.errors import UserError
 from rlhf.memory import projection, published_figures
 from rlhf.memory.phases import PredictedPhase
 from rlhf.memory.strategies import StrategyCost, one_by_one
+from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.recipe import StageName
 from tests.conftest import RECIPE
 
@@ -251,6 +253,20 @@ def finished(folder: Path, summary: dict[str, object], rows: list[dict[str, floa
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "telemetry.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
+
+
+def test_a_stage_does_not_fit_if_its_exit_code_says_so_and_not_its_words(tmp_path, monkeypatch):
+    def ended(code: int) -> None:
+        done = subprocess.CompletedProcess([], code, stderr="error: this is a bug: out of memory\n")
+        monkeypatch.setattr("bench.steps.subprocess.run", lambda *_, **__: done)
+
+    ended(EXHAUSTED)
+    assert steps.measure(recipe.load(RECIPE), ["sft"], tmp_path, steps=1, shape="hh") == {
+        "sft": {"out_of_memory": True}
+    }
+    ended(70)
+    with pytest.raises(UserError, match="sft: error: this is a bug"):
+        steps.measure(recipe.load(RECIPE), ["sft"], tmp_path, steps=1, shape="hh")
 
 
 def test_steps_are_summarised_without_the_warm_up(tmp_path):

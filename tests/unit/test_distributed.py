@@ -2,14 +2,16 @@
 
 import os
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.process import children, distributed, launching, meeting
+from rlhf.process import children, distributed, exhaustion, launching, meeting
 from rlhf.stages.row_order import LengthBuckets, ShardedBatches
 from tests.conftest import RECIPE, small
 
@@ -143,6 +145,20 @@ def test_the_rank_that_ended_first_is_named(tmp_path):
     killed = launching._failure_message({0: failure(launching.LOST, 4), 1: failure(-9, 5)}, "rm")
     assert killed.startswith("rm: rank 1 was killed by SIGKILL") and "`--resume` (make: RESUME=1)" in killed
     assert "rank 1 ended with exit code 1" in launching._failure_message({0: failure(-15), 1: failure(1)}, "rm")
+
+
+@pytest.mark.parametrize(("code", "exhausted"), [(exhaustion.EXHAUSTED, True), (1, False)])
+def test_memory_that_ran_out_in_a_rank_ran_out_in_the_run(monkeypatch, code, exhausted):
+    failures: Any = {0: failure(launching.LOST), 1: failure(code)}
+
+    def fails(_: object) -> None:
+        raise ChildFailedError("rlhf", failures)
+
+    monkeypatch.setattr(ChildFailedError, "format_msg", lambda _: "")
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", fails)
+    with pytest.raises(UserError, match=f"rank 1 ended with exit code {code}") as raised:
+        launching.launch(small(hardware__count=2), "sft")
+    assert exhaustion.out_of_memory(raised.value) is exhausted
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The comparison with the peer: medians, ratios, contenders that do not fit, and the peer's environment."""
 
 import mmap
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,6 +104,23 @@ def test_a_contender_that_does_not_fit_is_a_row():
     page = markdown(record(figures))
     assert f"| {names[0]} | out of memory |" in page
     assert "wall seconds per step" in page
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "fits"),
+    [
+        (71, "error: ppo: out of memory on the GPU", False),  # ours
+        (1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", False),  # a script of the peer
+        (0, "CUDA out of memory; a smaller batch is tried", True),
+    ],
+)
+def test_what_does_not_fit_says_so_with_its_exit_code_or_in_torch_s_words(code, said, fits):
+    command = [sys.executable, "-c", f"import sys; print({said!r}, file=sys.stderr); sys.exit({code})"]
+    if fits:
+        assert runs._call(command) == ""
+    else:
+        with pytest.raises(runs.ContenderDidNotFit):
+            runs._call(command)
 
 
 def test_the_peers_environment_is_made_once_with_our_versions(tmp_path, monkeypatch):
