@@ -147,10 +147,11 @@ def _conversation(row: dict[str, object], source: str) -> Example | LeftOut:
 def label_of(row: dict[str, object]) -> bool | None:
     """Return whether a row's answer is labelled good (KTO); None where it has no such label.
 
-    Tables hold labels as text.
+    Tables hold labels as text, or as numbers with a decimal point.
     """
-    value = row.get("label")
-    return {"true": True, "1": True, "false": False, "0": False}.get(str(value).strip().lower())
+    good, bad = ("true", "1", "1.0"), ("false", "0", "0.0")
+    value = str(row.get("label")).strip().lower()
+    return value in good if value in (*good, *bad) else None
 
 
 def _completion(row: dict[str, object], source: str) -> Example | LeftOut:

@@ -196,8 +196,9 @@ def test_a_completion_that_brings_another_conversation_is_refused(write):
     assert message.startswith("one.jsonl:1: 'completion' holds a conversation that does not begin with 'prompt'")
 
 
-def test_labelled_answers_are_refused_with_the_way_to_pair_them(write):
-    message = refusal([write("kto.jsonl", lines({**COMPLETION, "label": True}))])
+@pytest.mark.parametrize("label", [True, False, 1, 0, 1.0, 0.0, "True", "0", "1.0", "0.0"])
+def test_labelled_answers_are_refused_with_the_way_to_pair_them(write, label):
+    message = refusal([write("kto.jsonl", lines({**COMPLETION, "label": label}))])
     assert message.startswith("kto.jsonl:1: an answer that is labelled good or bad by itself (KTO)")
     assert "rlhf data convert FILE --to pairs.jsonl" in message
 
