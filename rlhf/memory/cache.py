@@ -6,10 +6,12 @@ import json
 import os
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from rlhf import recipe as recipes
 from rlhf.files import JsonObject, read_json, replacing
 from rlhf.memory.card import cards
-from rlhf.memory.phases import DECODING_STEP, RehearsalName
+from rlhf.memory.phases import DECODING_STEP, DEPTHS, Peak, RehearsalName, RehearsedRole, Reserved
 from rlhf.process.cuda import expandable_segments
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.packages import package_version
@@ -17,6 +19,10 @@ from rlhf.run.packages import package_version
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 # Sections of the recipe that give sizes to a rehearsal beside its own.
 SIZES_FROM: dict[RehearsalName, set[str]] = {"merge": {"sft"}, "evaluate": {"rm"}, DECODING_STEP: {"ppo"}}
+# The forms of an answer's parts.
+_DEPTHS = TypeAdapter(list[dict[str, Peak]])
+_RESERVED = TypeAdapter(dict[str, Reserved] | None)
+_ROLES = TypeAdapter(dict[str, dict[str, int | list[str]]])
 
 
 def file_of(loaded: PinnedRecipe, name: RehearsalName) -> Path:
@@ -36,7 +42,7 @@ def file_of(loaded: PinnedRecipe, name: RehearsalName) -> Path:
 
 @functools.cache
 def _code_hash() -> str:
-    """Return the hash of this package's code as it was at the first call."""
+    """Return the hash of all code of rlhf as it was at the first call."""
     return hash_of_modules(Path(__file__).parents[1])
 
 
@@ -49,9 +55,22 @@ def hash_of_modules(package: Path) -> str:
 
 
 def read(file: Path) -> JsonObject | None:
-    """Return the answer in a file; None if there is none."""
+    """Return the answer in a file; None if there is none, or a damaged one."""
     content = read_json(file)
-    return content if content is not None and content.keys() in ({"depths", "reserved"}, {"roles"}) else None
+    return content if content is not None and _is_answer(content) else None
+
+
+def _is_answer(content: JsonObject) -> bool:
+    """Return whether JSON has the form of a rehearsal's answer, about a stage or about a decoding step."""
+    try:
+        if content.keys() == {"depths", "reserved"}:
+            _RESERVED.validate_python(content["reserved"])
+            depths = _DEPTHS.validate_python(content["depths"])
+            return len(depths) == len(DEPTHS) and all("" in d and d.keys() == depths[0].keys() for d in depths)
+        roles = _ROLES.validate_python(content["roles"]) if content.keys() == {"roles"} else {}
+    except ValidationError:
+        return False
+    return bool(roles) and all(role.keys() == RehearsedRole.__annotations__.keys() for role in roles.values())
 
 
 def write(file: Path, content: JsonObject) -> None:

@@ -31,7 +31,7 @@ from rlhf.terminal import excerpt
 
 PREDICTED_STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
 
-FRAGMENTATION = 0.15  # reserved over allocated where nothing can be replayed; the recipes' stages have 0.02 to 0.12
+FRAGMENTATION = 0.15  # reserved over allocated where nothing can be replayed; the recipes' stages have at most 0.12
 
 
 def stages(recipe: Recipe) -> list[StageName]:

@@ -844,7 +844,17 @@ def test_a_damaged_cache_is_predicted_anew(predictor, small):
     before = predictor.predict(loaded, "sft")
     file = file_of(loaded, "sft")
     assert file.is_file()
-    for damage in ("{}", "[]", "nonsense"):
+    answer = json.loads(file.read_text())
+    for damage in (
+        "{}",
+        "[]",
+        "nonsense",
+        '{"depths": [], "reserved": null}',
+        '{"depths": [{"": {"flops": "many"}}, {"": {}}], "reserved": null}',
+        '{"roles": {"policy": {"per_layer": 1}}}',
+        json.dumps(answer | {"reserved": {"train": [1]}}),
+        json.dumps(answer | {"depths": answer["depths"][:1]}),
+    ):
         file.write_text(damage)
         assert predictor.predict(loaded, "sft") == before
 
