@@ -15,7 +15,7 @@ from bench.kinds import StageSteps, StepsRecord
 from bench.paths import RESULTS
 from bench.reading import read
 from rlhf.cli import guarded
-from rlhf.cli.options import PRICE
+from rlhf.cli.options import PRICE, StrictCommand
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.memory.predict import Predictor
@@ -27,7 +27,7 @@ from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @options.HW
 @options.RECIPE
 @options.stages(steps.STAGES)
@@ -60,6 +60,8 @@ def main(
     if save:
         provenance.require_committed_code()
     record = measure(loaded, stages or steps.STAGES, count, shape)
+    if out:  # before the record is compared, which may fail
+        write_json(out, record)
     problems = show(loaded, record, price)
     previous = newest(loaded, record)
     if previous is not None:
@@ -70,8 +72,6 @@ def main(
             "an earlier benchmark; --save (make: BENCH_ARGS=--save) stores this one",
             file=sys.stderr,
         )
-    if out:
-        write_json(out, record)
     if save:
         file = folder_of(record) / f"{record['date']}_{(record['code']['commit'] or '')[:8]}_{shape}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -202,7 +202,7 @@ def newest(loaded: PinnedRecipe, record: StepsRecord) -> StepsRecord | None:
         return None
     for file in sorted(folder_of(record).glob(f"*_{record['shape']}.json"), reverse=True):
         stored = read(file, StepsRecord)
-        if compare.machine(stored) == compare.machine(record):
+        if stored["recipe_sha256"] == record["recipe_sha256"] and compare.machine(stored) == compare.machine(record):
             return stored
     return None
 

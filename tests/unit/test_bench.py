@@ -148,6 +148,7 @@ def test_only_records_of_the_same_processor_are_compared(tmp_path, monkeypatch):
     (folder / "2025-01-01_mine_hh.json").write_text(json.dumps(now | {"date": "mine"}))
     newest = bench.newest(loaded, now)
     assert newest is not None and newest["date"] == "mine"
+    assert bench.newest(loaded, now | {"recipe_sha256": "f" * 64}) is None, "a draft that was edited"
 
 
 def test_published_figures_that_are_exceeded_are_named():
