@@ -86,7 +86,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
 def _prompts_and_rewards(
     run: StageRun, corpus: Corpus, codec: Codec, trained: Sequence[PolicyName]
 ) -> tuple[list[Prompt], list[RewardSum]]:
-    """Return held-out prompts, and the rewards of those of RLOO and GRPO that have run; these can judge the prompts."""
+    """Return held-out prompts, and the rewards of RLOO and GRPO where they have run, which can judge all of these."""
     recipe = run.loaded.recipe
     reward_sums = [
         RewardSum(stage, options, corpus.right_answers(), codec)

@@ -92,6 +92,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     """Train the policy adapter with RLOO or GRPO, and measure it against SFT on held-out prompts."""
     options = run.loaded.recipe.online()[run.stage]
     assert isinstance(options, GroupOptions)
+    # Keep this order: each line draws from torch's generator, and released results depend on it.
     session = Session(run, device, options)
     reference_samples = session.measure_reference()
     score_norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
@@ -166,7 +167,6 @@ def _shaped_scores(reward_sum: RewardSum, learner: "Learner", rollout: Rollout, 
     ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
     if options.model_scores:
         raw = by_name[MODEL_REWARD]
-        role_passes.require_finite(raw)
         # without its `missing_eos_penalty`: here that is subtracted from the sum of all rewards
         shaped = shape_scores(raw, ended, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
         by_name = by_name | {MODEL_REWARD: shaped}
@@ -288,8 +288,9 @@ class Learner:
         }
         if options.kl_penalty == "loss" and micro.ref_logp is not None:
             kl = zero_pads(estimate_kl(logp, micro.ref_logp, options.kl_estimator), mask)
-            if options.corrects_kl:  # the ratio of the token: a sequence's would divide the correction by its length
-                kl = kl * log_ratios(logp, micro.old_logp, mask, "token").exp()
+            if options.corrects_kl:  # with the token's ratio: a sequence's would divide the correction by its length
+                of_tokens = options.importance_sampling_level == "token"
+                kl = kl * (log_ratio if of_tokens else log_ratios(logp, micro.old_logp, mask, "token")).exp()
             kl_part = (weights * kl).sum()
             stats["loss/kl_avg"] = kl_part
             loss = loss + self.state.kl_coef * kl_part

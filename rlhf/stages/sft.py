@@ -31,7 +31,7 @@ SAMPLES = 8  # held-out prompts whose answers are logged before and after
 
 
 class _Rows(NamedTuple):
-    """The demonstrations as token ids, without those of which no response would be left."""
+    """The demonstrations as token ids, without rows whose whole response would be cut off."""
 
     training: list[Encoded]
     cuts: dict[str, int]  # counts of what was cut from the training rows

@@ -14,7 +14,7 @@ EncodedPair = tuple[Encoded, Encoded]  # chosen, rejected
 
 
 class StagePairs(NamedTuple):
-    """The pairs of a stage, without those of which nothing would be left."""
+    """The pairs of a stage, without pairs of which nothing would be left after cutting."""
 
     training: list[EncodedPair]
     cuts: dict[str, int]  # counts of what was cut from the training pairs

@@ -27,7 +27,7 @@ from rlhf.run.directory import StageRun
 from rlhf.stages.online.prompts import prompt_order
 from rlhf.stages.online.role_passes import ScoreNorm, score_norm
 from rlhf.stages.online.session import sampling_settings
-from rlhf.stages.online.train_state import read_state
+from rlhf.stages.online.train_state import Update, read_state
 from rlhf.stages.ppo import SIGMOID_TANGENT, Batch, Learner, batch_metrics, make_batch
 from tests.conftest import not_none, noted, small
 from tests.invariants.ppo_learner import CPU, NORM, PROMPTS, assert_close, new_learner, options, roles, updated
@@ -189,12 +189,24 @@ def test_an_update_stops_where_the_policy_has_moved_too_far(run, rollout):
     assert all(parameter.grad is None for parameter in parameters), "those of the minibatch that was not used"
 
 
+def test_an_update_that_stopped_takes_no_later_minibatch(run, rollout, monkeypatch):
+    """Not even one that finds the policy near enough."""
+    answers = iter([False, True, False, False])
+    monkeypatch.setattr(Update, "too_far", lambda *_: next(answers))
+    _, stats, _ = updated(run, rollout, num_ppo_epochs=2, num_mini_batches=2)
+    assert stats["update/optimizer_steps"] == 1
+
+
 def test_the_kl_coefficient_follows_its_target(run, rollout):
     learner = new_learner(run, kl_target=0.1, kl_adapt_rate=0.5, kl_coef=0.2)
     batch = make_batch(learner, rollout)
     learner.update(batch)
     learner.state.advance(masked_mean(batch.kl, rollout.mask).item())
     assert learner.state.kl_coef == pytest.approx(0.2 * 0.9)  # the policy is the reference: KL 0, far below the target
+    batch = make_batch(learner, rollout)
+    batch.kl = torch.where(rollout.mask, 0.11, 0.0)  # nats of each token, a tenth above the target
+    learner.advance(batch)
+    assert learner.state.kl_coef == pytest.approx(0.2 * 0.9 * (1 + 0.5 * 0.1))
     batch = make_batch(learner, rollout)
     assert batch_metrics(batch, learner)["objective/kl_coef"] == learner.state.kl_coef
     score = (batch.scores[0] - NORM[0]) / NORM[1]
@@ -229,6 +241,21 @@ def test_a_gradient_that_is_not_finite_ends_the_stage(run):
     with pytest.raises(UserError, match=r"ppo: the gradient is not finite in step 1; lower ppo\.learning_rate"):
         learner.state.step_optimizer()
     assert all(torch.equal(a, b) for a, b in zip(before, learner.policy_parameters, strict=True))
+
+
+def test_the_rate_that_is_named_is_that_of_the_role_whose_gradient_is_not_finite(run):
+    learner = new_learner(run)
+    for parameter in learner.critic_parameters:
+        parameter.grad = torch.full_like(parameter, math.inf)
+    with pytest.raises(UserError, match=r"in step 1; lower ppo\.value_learning_rate$"):
+        learner.state.step_optimizer()
+
+
+def test_a_score_that_is_not_finite_is_blamed_on_the_reward_model(run, rollout, monkeypatch):
+    learner = new_learner(run)
+    monkeypatch.setattr(learner.shared, "scores", lambda rows: torch.full((len(rows.ids),), math.nan))
+    with pytest.raises(UserError, match=r"the reward model gives scores that are not finite"):
+        make_batch(learner, rollout)
 
 
 def test_dropout_of_an_adapter_is_switched_off(run, rollout, tmp_path):

@@ -103,12 +103,17 @@ def with_lower_states(shared: SharedBase, rollout: Rollout, rows_at_once: int) -
 
 
 def reward_scores(shared: SharedBase, rollout: Rollout, rows_at_once: int) -> Tensor:
-    """Return the reward model's raw scores (B,). Each rank scores its share of the rows."""
+    """Return the reward model's raw scores (B,). Each rank scores its share of the rows.
+
+    Raises UserError unless all of them are finite.
+    """
     scores = torch.zeros(len(rollout.ids), device=shared.device)
     with shared.role("reward"):
         for rows in rollout.sharded_by_length(rows_at_once):
             scores[rows] = shared.scores(rollout.rows(rows))
     distributed.all_sum(scores)
+    if not scores.cpu().isfinite().all():
+        raise UserError("the reward model gives scores that are not finite: look at rm/metrics.jsonl")
     return scores
 
 
@@ -125,19 +130,12 @@ def score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout], option
         by_length = torch.cat(rollout.by_length(options.rollout_batch_size))
         parts.append(reward_scores(shared, rollout, options.rollout_batch_size)[by_length])
     scores = torch.cat(parts)
-    require_finite(scores)
     norm = ScoreNorm(scores.mean().item(), scores.std().item())
     if not norm.sd > 0:
         raise UserError(
             f"the reward model gives every response the same score ({norm.mean:.4g}): look at rm/summary.json"
         )
     return norm
-
-
-def require_finite(scores: Tensor) -> None:
-    """Raise UserError unless all scores of the reward model are finite."""
-    if not scores.isfinite().all():
-        raise UserError("the reward model gives scores that are not finite: look at rm/metrics.jsonl")
 
 
 def sampling_mismatch(rollout: Rollout, logp: Tensor) -> dict[str, Tensor]:

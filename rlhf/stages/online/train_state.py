@@ -111,7 +111,7 @@ class TrainState:
         self.shared.gather()  # not after an error, when other ranks would not take part
 
     def micro_batch_rows(self, rollout: Rollout, mini_rows: Tensor) -> list[Tensor]:
-        """Return the rows of the batch that form each of this rank's micro-batches of a minibatch."""
+        """Return this rank's micro-batches of a minibatch, each as rows of the batch."""
         size = self.options.per_device_train_batch_size
         return [mini_rows[index] for index in rollout.rows(mini_rows).sharded_by_length(size)]
 
@@ -144,8 +144,9 @@ class TrainState:
         distributed.reduce_gradients([p for part in self.by_role.values() for p in part.parameters])
         limit = self.options.max_grad_norm
         grad_norms = {role: nn.utils.clip_grad_norm_(part.parameters, limit) for role, part in self.by_role.items()}
-        if not all(norm.isfinite() for norm in grad_norms.values()):
-            rates = " or ".join(f"{self.stage}.{RATE_KEYS[role]}" for role in grad_norms)
+        broken = [role for role, norm in grad_norms.items() if not norm.isfinite()]
+        if broken:
+            rates = " or ".join(f"{self.stage}.{RATE_KEYS[role]}" for role in broken)
             raise UserError(f"{self.stage}: the gradient is not finite in step {self.step + 1}; lower {rates}")
         self.optimizer.step()
         self.optimizer.zero_grad()
