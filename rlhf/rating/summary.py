@@ -68,7 +68,7 @@ class RatingSummary(NamedTuple):
 
 
 def summarize(paired: PairedAnswers) -> RatingSummary:
-    """Return the statistics of all ratings of a paired."""
+    """Return the statistics of all ratings of these pairs."""
     pairs = {(pair.item, pair.digest): pair for pair in paired.pairs}
     ratings = current_ratings(paired.file)
     votes = [(rating, pairs[rating.pair]) for rating in ratings if rating.pair in pairs]

@@ -112,5 +112,7 @@ def first_problem(error: ValidationError) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "missing":
         return f"key '{key}' is missing"
+    if problem["type"] == "model_type":
+        return f"{f'{key}: ' if key else ''}not a JSON object"
     message = excerpt(str(problem["msg"]).removeprefix("Value error, "))
     return f"{f'{key}: ' if key else ''}{message[:1].lower()}{message[1:]}"
