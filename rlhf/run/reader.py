@@ -113,6 +113,6 @@ def first_problem(error: ValidationError) -> str:
     if problem["type"] == "missing":
         return f"key '{key}' is missing"
     if problem["type"] == "model_type":
-        return f"{f'{key}: ' if key else ''}not a JSON object"
+        return f"{f'{key}: ' if key else ''}not an object with keys"
     message = excerpt(str(problem["msg"]).removeprefix("Value error, "))
     return f"{f'{key}: ' if key else ''}{message[:1].lower()}{message[1:]}"

@@ -202,7 +202,7 @@ DAMAGES = [
     ),
     ("ppo", change("state.pt", lambda s: s["random"].pop("torch")), "key 'random.torch' is missing", "state-rand"),
     ("ppo", change("state.pt", lambda s: s["random"].update(python=(1,))), "state.pt: cannot be read", "state-rand2"),
-    ("ppo", put("state.pt", [1, 2]), "state.pt: input should be a valid dict", "state-list"),
+    ("ppo", put("state.pt", [1, 2]), "state.pt: not an object", "state-list"),
 ]
 
 

@@ -103,7 +103,7 @@ def no_safetensors(stage: Path) -> None:
         pytest.param(config(lora_alpha=None), "adapter_config.json: lora_alpha: ", id="cfg-alpha"),
         pytest.param(config(target_modules=[1]), "adapter_config.json: target_modules", id="cfg-modules"),
         pytest.param(config(use_dora=True), "adapter_config.json: use_dora: input should be False", id="cfg-dora"),
-        pytest.param(lambda s: (s / CONFIG).write_text("[1]"), "adapter_config.json: input should be", id="cfg-list"),
+        pytest.param(lambda s: (s / CONFIG).write_text("[1]"), "adapter_config.json: not an object", id="cfg-list"),
         pytest.param(lambda s: (s / CONFIG).write_text("{"), "adapter_config.json: cannot be read", id="cfg-cut"),
     ],
 )

@@ -40,7 +40,7 @@ def test_numbers_keep_their_kind_and_missing_values_are_none(tmp_path):
         ('{"step": 1, "loss": "low"}', "loss: input should be a valid number"),
         ('{"step": true}', "step: input should be a valid integer"),
         ('{"loss": 1}', "key 'step' is missing"),
-        ("[1]", "not a JSON object"),
+        ("[1]", "not an object with keys"),
         ("{", "cannot be read"),
     ],
 )

@@ -201,7 +201,7 @@ def test_a_page_shows_the_newest_comparison_with_the_peer(folder, page):
         ),
         pytest.param(lambda r: r["seeds"]["0"]["ppo"].pop("wall_seconds"), "ppo.wall_seconds' is missing", id="wall"),
         pytest.param(lambda r: r.pop("packages"), "key 'packages' is missing", id="packages"),
-        pytest.param(lambda r: r.update(device="cpu"), "device: not a JSON object", id="device"),
+        pytest.param(lambda r: r.update(device="cpu"), "device: not an object with keys", id="device"),
     ],
 )
 def test_a_record_that_is_damaged_is_one_line(tmp_path, monkeypatch, capsys, change, message):

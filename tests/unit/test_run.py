@@ -360,7 +360,7 @@ def without(key):
             id="ckjson-nowall",
         ),
         pytest.param(whole(step=1), "checkpoint.json is that of step 1", id="ckjson-step"),
-        pytest.param(lambda r: [r], "checkpoint.json: input should be", id="ckjson-list"),
+        pytest.param(lambda r: [r], "checkpoint.json: not an object", id="ckjson-list"),
     ],
 )
 def test_a_checkpoint_whose_record_does_not_fit_is_passed_over(tmp_path, capsys, change, message):
@@ -406,7 +406,7 @@ def test_a_folder_with_another_name_is_no_checkpoint_and_is_left_alone(tmp_path,
         pytest.param("metrics.jsonl", {"step": "2"}, r"metrics.jsonl:2: step: input", id="res-metrics-strstep"),
         pytest.param("metrics.jsonl", {"step": True}, r"metrics.jsonl:2: step: input", id="res-metrics-boolstep"),
         pytest.param("metrics.jsonl", {"step": 2, "loss": "x"}, r"metrics.jsonl:2: loss: ", id="res-metrics-strloss"),
-        pytest.param("telemetry.jsonl", [1], r"telemetry.jsonl:1: input should be", id="res-telemetry-list"),
+        pytest.param("telemetry.jsonl", [1], r"telemetry.jsonl:1: not an object", id="res-telemetry-list"),
         pytest.param("samples.jsonl", {"prompt": "a"}, r"samples.jsonl:1: key 'step'", id="res-samples-nostep"),
         pytest.param("findings.jsonl", {"step": 1}, r"findings.jsonl:1: key 'check' is", id="res-findings-nocheck"),
     ],
