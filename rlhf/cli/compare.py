@@ -8,6 +8,7 @@ import click
 from rlhf.cli.options import OneOf, StrictCommand, existing_files, run_directory
 from rlhf.commands import compare
 from rlhf.commands.compare import COMPARED_POLICIES
+from rlhf.recipe import PolicyLabel
 from rlhf.terminal import harmless, screen, wording
 from rlhf.terminal.tables import rows_table
 
@@ -37,8 +38,8 @@ KEYS_SHOWN = 6  # different settings that are printed
 def compare_runs(
     a: Path,
     b: Path,
-    stage: compare.PolicyLabel,
-    stage_b: compare.PolicyLabel | None,
+    stage: PolicyLabel,
+    stage_b: PolicyLabel | None,
     scored: tuple[Path, ...],
     as_json: bool,
 ) -> None:

@@ -21,8 +21,7 @@ from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, 
 from rlhf.run.layout import MANIFEST, SAMPLES
 from rlhf.run.outcomes import Answer, Details, SampleLine
 
-PolicyLabel = recipe.PolicyName | Literal["sft", "base"]
-COMPARED_POLICIES: tuple[PolicyLabel, ...] = (*recipe.POLICIES, "sft", "base")
+COMPARED_POLICIES: tuple[recipe.PolicyLabel, ...] = (*recipe.POLICIES, "sft", "base")
 
 
 class PolicyEvaluation(NamedTuple):
@@ -69,7 +68,7 @@ class PolicyComparison(NamedTuple):
 # ---- reading ----
 
 
-def load(run_directory: Path, stage: PolicyLabel, scored: Path | None = None) -> PolicyEvaluation:
+def load(run_directory: Path, stage: recipe.PolicyLabel, scored: Path | None = None) -> PolicyEvaluation:
     """Return one policy's evaluation from the run directory `<out>/<recipe>/<version>`.
 
     `scored`: what `rlhf score RUN/evaluate/samples.jsonl --to FILE` wrote, whose scores replace the run's own.
@@ -115,7 +114,7 @@ def _lines(file: Path) -> list[SampleLine]:
     return lines
 
 
-def _answers(lines: Sequence[SampleLine], stage: PolicyLabel, file: Path) -> dict[str, list[Answer]]:
+def _answers(lines: Sequence[SampleLine], stage: recipe.PolicyLabel, file: Path) -> dict[str, list[Answer]]:
     """Return a policy's answers by prompt. Raises UserError where a line of `file` has none of that policy."""
     by_prompt: dict[str, list[Answer]] = {}
     for number, line in enumerate(lines, 1):

@@ -9,6 +9,7 @@ StageName = Literal["pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "eval
 OnlineName = Literal["ppo", "rloo", "grpo"]  # stages that learn from their own samples
 GroupName = Literal["rloo", "grpo"]  # those of them that compare several responses to a prompt
 PolicyName = Literal["ppo", "rloo", "grpo", "dpo"]  # stages whose policy is compared with SFT
+PolicyLabel = Literal["base", "sft"] | PolicyName  # what an evaluation measures
 SharedRole = Literal["policy", "reference", "reward", "value", "base"]  # base: without an adapter
 Role = SharedRole | PolicyName  # in an evaluation each policy has a role too
 

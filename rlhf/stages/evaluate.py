@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ from rlhf.files import JsonObject, write_json
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe import Evaluate, GroupOptions, PolicyName, Recipe, Role, StageName
+from rlhf.recipe import Evaluate, GroupOptions, PolicyLabel, PolicyName, Recipe, Role, StageName
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
 from rlhf.stages.online.reward_sum import ByName, RewardSum
@@ -36,7 +35,6 @@ from rlhf.stages.result import Result
 
 REPEATED = {"response_length_sft", "score_sft", "true_reward_sft"}  # they are logged under sft/ already
 CONTRADICTED = 10  # pairs that are listed
-PolicyLabel = Literal["base", "sft"] | PolicyName
 
 
 def run_stage(run: StageRun, device: torch.device) -> Result:

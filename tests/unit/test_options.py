@@ -101,24 +101,14 @@ def test_a_folder_without_a_run_is_an_explained_error(command, words):
         ("run ppo --hw cpu --report-to tensorbord", "'tensorboard'"),
         ("plan --hw cpu --stage sfft", "'sft'"),
         ("data show rows.jsonl --only duplicate", "'duplicates'"),
-    ],
-)
-def test_what_a_wrong_word_probably_means_is_said(command, words, meant):
-    code, out, err = command(*words.split())
-    assert (code, out) == (2, "")
-    assert f"Did you mean {meant}?" in err and err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
+        # the option that is missing before an argument
         ("plan 4090", "--hw 4090"),
         ("fetch 4090", "--hw 4090"),
         ("chat 4090 --stage ppo", "--hw 4090"),
         ("plan folder", "--recipe folder"),
     ],
 )
-def test_the_option_that_is_missing_before_an_argument_is_named(command, words, meant):
+def test_what_a_wrong_word_probably_means_is_said(command, words, meant):
     code, out, err = command(*words.split())
     assert (code, out) == (2, "")
     assert f"Did you mean {meant}?" in err and err.count("\n") == 1
