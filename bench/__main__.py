@@ -3,6 +3,7 @@
 import sys
 import tempfile
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 
 import click
@@ -73,7 +74,7 @@ def main(
             file=sys.stderr,
         )
     if save:
-        file = folder_of(record) / f"{record['date']}_{(record['code']['commit'] or '')[:8]}_{shape}.json"
+        file = new_file(record)
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, record)
         screen.OUT.print(f"written to {file}", style="dim", markup=False)
@@ -194,6 +195,12 @@ def folder_of(record: StepsRecord) -> Path:
     """Return the folder of the records of the same recipe and device."""
     device = provenance.device_folder(provenance.device_name(record["device"]))
     return Path(RESULTS, record["recipe"], record.get("version", ""), device, "bench")
+
+
+def new_file(record: StepsRecord) -> Path:
+    """Return a new file for a record. Its name begins with date and time: the last by name is the newest."""
+    commit = (record["code"]["commit"] or "")[:8]
+    return folder_of(record) / f"{datetime.now():%Y-%m-%dT%H%M%S}_{commit}_{record['shape']}.json"
 
 
 def newest(loaded: PinnedRecipe, record: StepsRecord) -> StepsRecord | None:

@@ -5,7 +5,9 @@ import json
 import subprocess
 import time
 from collections import defaultdict
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -149,6 +151,21 @@ def test_only_records_of_the_same_processor_are_compared(tmp_path, monkeypatch):
     newest = bench.newest(loaded, now)
     assert newest is not None and newest["date"] == "mine"
     assert bench.newest(loaded, now | {"recipe_sha256": "f" * 64}) is None, "a draft that was edited"
+
+
+def test_of_two_records_of_one_day_the_later_is_the_newest(tmp_path, monkeypatch):
+    """Whatever the hashes of their commits."""
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    loaded = recipe.load(RECIPE)
+    record: StepsRecord = {**RECORD, "recipe": loaded.name, "version": loaded.version}
+    bench.folder_of(record).mkdir(parents=True)
+    for hour, commit in ((9, "f" * 40), (10, "0" * 40)):
+        monkeypatch.setattr(bench, "datetime", SimpleNamespace(now=lambda hour=hour: datetime(2026, 12, 1, hour)))
+        bench.new_file(record | {"code": {"commit": commit, "dirty": False}}).write_text(
+            json.dumps(record | {"date": commit})
+        )
+    newest = bench.newest(loaded, record)
+    assert newest is not None and newest["date"] == "0" * 40
 
 
 def test_published_figures_that_are_exceeded_are_named():
