@@ -77,7 +77,7 @@ def main(
         file = new_file(record)
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, record)
-        screen.OUT.print(f"written to {file}", style="dim", markup=False)
+        screen.OUT.print(f"written to {file}", style="dim")
     for line in problems:
         print(line, file=sys.stderr)
     sys.exit(bool(problems))
@@ -94,7 +94,7 @@ def show(loaded: PinnedRecipe, record: StepsRecord, price: float | None) -> list
         rows_table(title, ("stage", "figure", "published", "here", "verdict"), costs.figure_rows(compared))
     if goal_rows := goals.rows(loaded.name, stages):
         rows_table("goals, reached at a ratio of 1", ("", "goal", "measured", "ratio"), goal_rows)
-    screen.OUT.print(NOTE, style="dim", markup=False)
+    screen.OUT.print(NOTE, style="dim")
     return [*out_of_memory(stages), *costs.worse(compared)]
 
 

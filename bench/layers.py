@@ -154,7 +154,7 @@ def run_seed(seed: int, folder: Path, changes: Changes) -> dict[str, LayersRun]:
     rows: dict[str, LayersRun] = {}
     for layers in LAYERS:
         rows[layers] = measure(layers, folder / f"{seed}-{layers}", base, seed, changes)
-        OUT.print(f"seed {seed}, {layers}: {json.dumps(rows[layers]['ppo'])}", markup=False)
+        OUT.print(f"seed {seed}, {layers}: {json.dumps(rows[layers]['ppo'])}")
     return rows
 
 
@@ -243,7 +243,7 @@ def main(seeds: tuple[int, ...], more: tuple[str, ...], jobs: int, save: Path | 
             record: LayersRecord = {**origin, "adapters_in": runs, "summary": layer_means(runs)}
             if save:
                 write_json(save, record)  # after every seed, so that an interrupted run keeps what it has measured
-    OUT.print(markdown(record["summary"]), markup=False)
+    OUT.print(markdown(record["summary"]))
 
 
 if __name__ == "__main__":

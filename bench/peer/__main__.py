@@ -116,7 +116,7 @@ def show(method: str, record: PeerRecord) -> None:
     )
     title = f"one {method.upper()} step, medians; ratios to {' and '.join(METHODS[method].theirs)}"
     rows_table(title, columns, [row_of(name, row) for name, row in figures.items()])
-    OUT.print(phases_table(record), markup=False)
+    OUT.print(phases_table(record))
 
 
 def provenance(method: str, size: str, device: str, micro: int, repeats: int) -> PeerProvenance:

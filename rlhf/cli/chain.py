@@ -50,7 +50,7 @@ def run_parents(
         any_ran = True
         _announce(number, len(before) + 1, parent)
         if other := unfinished.parents.settings_elsewhere(parent):
-            screen.OUT.print(f"{parent}: {other}; it is run anew", markup=False)
+            screen.OUT.print(f"{parent}: {other}; it is run anew")
         _run_parent(unfinished, more_data)
     if any_ran:
         _announce(len(before) + 1, len(before) + 1, stage)
@@ -77,7 +77,7 @@ def report_done(run: StageRun) -> bool:
     """Return whether a stage is finished, here or in another root; print where."""
     path = _where_finished(run)
     if path:
-        screen.OUT.print(f"{run.stage}: done ({path})", markup=False)
+        screen.OUT.print(f"{run.stage}: done ({path})")
     return path is not None
 
 

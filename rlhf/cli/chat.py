@@ -51,5 +51,5 @@ def chat(choice: Choice, out: Path, stage: chatting.ChatStage, temperature: floa
             speaker = chatting.Speaker(run, stage, folder)
         chosen_temperature = options.temperature if temperature is None else temperature
         if sys.stdin.isatty():
-            screen.OUT.print(chatting.greeting(loaded, stage, chosen_temperature), style="dim", markup=False)
+            screen.OUT.print(chatting.greeting(loaded, stage, chosen_temperature), style="dim")
         chatting.talk(speaker, chatting.input_lines(), chosen_temperature, tokens or options.response_length)

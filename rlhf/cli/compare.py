@@ -69,7 +69,7 @@ def _show(comparison: compare.PolicyComparison) -> None:
     keys = comparison.settings_that_differ
     more = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""
     message = f"settings that differ: {', '.join(keys[:KEYS_SHOWN])}{more}" if keys else "the settings are the same"
-    screen.OUT.print(message, style="dim", markup=False)
+    screen.OUT.print(message, style="dim")
     if comparison.reward_model is None:
         screen.OUT.print(
             "each run's scores are its own reward model's and have no common unit; `rlhf score` both samples.jsonl "

@@ -120,7 +120,7 @@ def _print_check(report: QualityReport) -> None:
     lines = [(name, value, hint and f"{severity}: {hint}") for name, value, hint, severity in listed]
     absent = ", ".join(line.name for line in table if line.value == "0")
     rows_table("data", ("what", "value", "hint"), [*lines, *([("none found", absent, "")] if absent else [])])
-    screen.OUT.print(flaws_line(report), markup=False)
+    screen.OUT.print(flaws_line(report))
 
 
 def flaws_line(report: QualityReport) -> str:
@@ -172,7 +172,7 @@ def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: 
     shown = f"{len(chosen)} of {counted(total, 'row')}" if total else "no row"
     flaw = f" with {only} among {counted(searched, 'row')}" if only else ""
     message = f"{shown}{flaw}" + (f", {order}" if len(chosen) < total else "")
-    screen.OUT.print(f"{message}; {rows.report.summary()}", style="dim", markup=False)
+    screen.OUT.print(f"{message}; {rows.report.summary()}", style="dim")
 
 
 @data_group.command("convert", cls=StrictCommand)
@@ -193,5 +193,5 @@ def convert_data(files: tuple[Path, ...], rename: tuple[str, ...], skip_bad_rows
     converted = convert.convert(files, convert.parse_names(rename), "skip" if skip_bad_rows else "stop")
     count = convert.write(converted.rows, to)
     for pairing in converted.pairings:
-        screen.OUT.print(pairing.in_words(), markup=False)
-    screen.OUT.print(f"{converted.rows.report.summary()}; {counted(count, 'row')} written to {to}", markup=False)
+        screen.OUT.print(pairing.in_words())
+    screen.OUT.print(f"{converted.rows.report.summary()}; {counted(count, 'row')} written to {to}")

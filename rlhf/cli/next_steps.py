@@ -47,7 +47,7 @@ def show(stage: StageName, recipe: Recipe, more_data: Sequence[str] = ()) -> Non
     width = max((len(line) for line, _ in lines if len(line) <= ALIGNED), default=0)
     screen.OUT.print("next:", style="dim")
     for line, purpose in lines:
-        screen.OUT.print(f"  {line:<{width}}  # {purpose}", style="dim", markup=False, soft_wrap=True)
+        screen.OUT.print(f"  {line:<{width}}  # {purpose}", style="dim", soft_wrap=True)
 
 
 def make_line(words: Sequence[str], variables: Sequence[str]) -> str:

@@ -184,15 +184,15 @@ def show(plan: Plan, as_json: bool) -> None:
     if between := between_rows(plan):
         rows_table(f"{name}: between {plan.cards} cards, projected", BETWEEN_COLUMNS, between)
     for line in step_lines(plan):
-        screen.OUT.print(line, markup=False)
+        screen.OUT.print(line)
     shown, stages = stage_table(plan, wide)
     rows_table(f"{name}: predicted memory in GB, time{card}", shown, stages, whole=True)
     for column in (column for column in shown if column in EXPLAINED):
-        screen.OUT.print(f"{column}: {EXPLAINED[column]}", style="dim", markup=False)
+        screen.OUT.print(f"{column}: {EXPLAINED[column]}", style="dim")
     if any(planned.in_memory_of == "cuda" for planned in plan.stages.values()):
         screen.OUT.print("No GPU of ours has measured any of these figures yet.", style="dim")
     for line in hints(plan):  # the verdict is the last line, where a terminal stands
-        screen.OUT.print(line, markup=False)
+        screen.OUT.print(line)
 
 
 def show_strategies(loaded: PinnedRecipe, costs: Mapping[StageName, Mapping[str, StrategyCost]], as_json: bool) -> None:
@@ -261,7 +261,7 @@ def show_fits(loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool) ->
         return
     chain = "for every stage alike, so that they build on each other" if len(settings.stages) > 1 else "to be set"
     screen.OUT.print(f"{chain}:")
-    screen.OUT.print(_assignments(changes), soft_wrap=True, markup=False)
+    screen.OUT.print(_assignments(changes), soft_wrap=True)
 
 
 def _assignments(changes: Mapping[str, JsonValue]) -> str:

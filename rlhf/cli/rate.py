@@ -144,7 +144,7 @@ def export_ratings(
     if not exported.rows:
         raise UserError(f"{paired.file}: nothing to export of {counts}")
     write_output(to, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in exported.rows))
-    screen.OUT.print(f"{counted(len(exported.rows), 'preference row')} of {counts}; written to {to}", markup=False)
+    screen.OUT.print(f"{counted(len(exported.rows), 'preference row')} of {counts}; written to {to}")
     say(
         f"note: these prompts were held out with seed {manifest.seed}: train on them with another --seed, and do not "
         "evaluate on prompts that were trained on"

@@ -38,4 +38,4 @@ def report(choice: Choice, runs: Sequence[Path], out: Path, to: Path | None, pri
         reporting.write(runs, file, price)
     except ModuleNotFoundError as error:
         raise UserError(f"a report needs {error.name}: {install_command('report')}") from None
-    screen.OUT.print(f"written to {file}", markup=False)
+    screen.OUT.print(f"written to {file}")

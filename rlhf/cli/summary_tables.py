@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import JustifyMethod
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from rlhf.recipe import published
 from rlhf.recipe.published import Verdict
@@ -29,12 +29,12 @@ def summary_table(summary: Summary) -> None:
         table.add_column(column, justify=alignment)
     for target in summary.targets:
         figure, outcome = target.figure, _verdict(target.outcome)
-        table.add_row(escape(figure.title), figure.text(in_full=True), number(target.measured), outcome)
+        table.add_row(figure.title, figure.text(in_full=True), number(target.measured), outcome)
     listed = {key for target in summary.targets for key in (target.name, target.metric)}
     is_evaluation = summary.stage == "evaluate"  # policies and reward model have tables of their own
     for name, value in summary.metrics.items():
         if name not in listed and not is_evaluation:
-            table.add_row(escape(_words(name)) + _better(name), "", number(value), "")
+            table.add_row(Text(_words(name)) + _better(name), "", number(value), "")
     speed = summary.tokens_per_second
     table.add_row("wall time", "", f"{summary.wall_seconds:.0f} s", "")
     table.add_row("tokens per second", "", number(round(speed)) if speed else "-", "")
@@ -45,7 +45,7 @@ def summary_table(summary: Summary) -> None:
     if is_evaluation:
         _side_by_side(summary.metrics)
     if summary.findings:
-        screen.OUT.print(f"findings: {', '.join(summary.findings)} (findings.jsonl has settings to try)", markup=False)
+        screen.OUT.print(f"findings: {', '.join(summary.findings)} (findings.jsonl has settings to try)")
 
 
 def targets_table(summaries: Sequence[Summary], price: float | None = None) -> None:
@@ -60,19 +60,14 @@ def targets_table(summaries: Sequence[Summary], price: float | None = None) -> N
     for column in ("stage", "metric", heading, "measured", "verdict", "wall"):
         table.add_column(column, justify="right" if column in ("measured", "wall") else "left")
     for summary in summaries:
-        cells = [
-            (
-                escape(target.figure.title),
-                target.figure.text(),
-                number(target.measured),
-                _verdict(target.outcome),
-            )
+        cells: list[tuple[str | Text, ...]] = [
+            (target.figure.title, target.figure.text(), number(target.measured), _verdict(target.outcome))
             for target in summary.targets
         ]
-        for index, row in enumerate(cells or [("", "", "", "")]):
+        for index, row in enumerate(cells or [("",) * 4]):
             table.add_row("" if index else summary.stage, *row, "" if index else f"{summary.wall_seconds:.0f} s")
     for index, (figure, value, outcome) in enumerate(chain_figures):
-        table.add_row("" if index else "all", escape(figure.title), figure.text(), number(value), _verdict(outcome), "")
+        table.add_row("" if index else "all", figure.title, figure.text(), number(value), _verdict(outcome), "")
     screen.OUT.print(table)
 
 
@@ -99,18 +94,18 @@ def _figures_heading(targets: Iterable[Comparison]) -> str:
     return "published" if any(target.guide for target in targets) else "target"
 
 
-def _verdict(outcome: Verdict) -> str:
-    """Return a verdict as markup, with its colour."""
+def _verdict(outcome: Verdict) -> Text:
+    """Return a verdict in its colour."""
     colour = "green" if outcome.word in published.GOOD else "red" if outcome.word in published.BAD else ""
-    return f"[{colour}]{escape(str(outcome))}[/]" if colour else escape(str(outcome))
+    return Text(str(outcome), style=colour)
 
 
 def _words(metric: str) -> str:
     return metric.replace("_", " ")
 
 
-def _better(metric: str) -> str:
-    """Return which way a metric is better, as markup that follows its name; "" if neither is."""
+def _better(metric: str) -> Text:
+    """Return which way a metric is better, to follow its name; empty if neither is."""
     if metric in published.LESS:
-        return "[dim] (lower is better)[/]"
-    return "[dim] (higher is better)[/]" if metric in published.MORE else ""
+        return Text(" (lower is better)", style="dim")
+    return Text(" (higher is better)" if metric in published.MORE else "", style="dim")

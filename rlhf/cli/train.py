@@ -137,12 +137,12 @@ def _check_files_follow_data(choice: Choice, more_data: Sequence[str]) -> None:
 def _show_outcome(summary: Summary, result: Result | None, path: Path, *, restart: bool) -> None:
     """Print the figures of a finished stage in `path`, and a sample; `result` is None if it was done before."""
     if result is None:
-        screen.OUT.print(f"{summary.stage}: done before ({path}); nothing was run", markup=False)
+        screen.OUT.print(f"{summary.stage}: done before ({path}); nothing was run")
         if restart:
             way_out = "to run it again, move that folder away, or choose another --out (make: OUT=…)"
             terminal.say(f"--restart (make: RESUME=0) is for unfinished runs; {way_out}")
     summary_table(summary)
     if result is not None:
-        screen.OUT.print(f"written to {path}", style="dim", markup=False)
+        screen.OUT.print(f"written to {path}", style="dim")
         if result.sample:
             show_sample("a held-out prompt", *result.sample)

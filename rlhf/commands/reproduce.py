@@ -104,7 +104,7 @@ def show(reproduction: Reproduction, out: Path) -> None:
     columns, *body = rows(reproduction.seeds, reproduction.price_per_hour)
     rows_table(title, columns, body)
     file = out / f"{reproduction.recipe}-{reproduction.version}.json"
-    screen.OUT.print(f"written to {file}", style="dim", markup=False)
+    screen.OUT.print(f"written to {file}", style="dim")
 
 
 def table_of(file: Path) -> str:

@@ -181,10 +181,10 @@ class Handler(BaseHTTPRequestHandler):
 
 def serve(server: Server) -> None:
     """Serve the page until Ctrl-C. Every rating is on disk by then."""
-    screen.OUT.print(f"rate at {server.url}   (Ctrl-C ends it; ratings go to {server.file})", markup=False)
+    screen.OUT.print(f"rate at {server.url}   (Ctrl-C ends it; ratings go to {server.file})")
     try:
         server.serve_forever()
     except (KeyboardInterrupt, Stopped):
-        screen.OUT.print(f"stopped; {len(current_ratings(server.file))} ratings in {server.file}", markup=False)
+        screen.OUT.print(f"stopped; {len(current_ratings(server.file))} ratings in {server.file}")
     finally:
         server.server_close()

@@ -157,7 +157,7 @@ def show_summary(summary: RatingSummary, file: Path) -> None:
     rows_table(title, [columns[i] for i in filled], [[row[i] for i in filled] for row in rows])
     if summary.of_other_answers:
         screen.OUT.print(f"{summary.of_other_answers} ratings are of answers that are not there any more")
-    screen.OUT.print(f"ratings in {file}", style="dim", markup=False)
+    screen.OUT.print(f"ratings in {file}", style="dim")
 
 
 def _interval(rate: stats.Estimate | None) -> str:

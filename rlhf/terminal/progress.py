@@ -20,11 +20,11 @@ class Bar:
     def __init__(self, title: str, total: int | None = None):
         self.title, self.total = title, total
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             _Times(self),
-            TextColumn("[dim]{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", style="dim", markup=False),
             console=screen.ERR,
             transient=True,
         )
@@ -43,7 +43,7 @@ class Bar:
         self._progress.update(self._task, completed=done, note=note, total=self.total)
         left = self.left()
         if not self._live and left is not None and now - self._printed > _LOOP_SECONDS:
-            screen.ERR.print(f"{self.title} {done}/{self.total}, about {left:.0f} s left  {note}")
+            screen.ERR.print(f"{self.title} {done}/{self.total}, about {left:.0f} s left  {note}", soft_wrap=True)
             self._printed = now
 
     def left(self) -> float | None:
@@ -84,8 +84,8 @@ def working(task: str) -> Iterator[Callable[[str], None]]:
     Without a terminal a new text is printed as a line of its own, now and then.
     """
     if screen.ERR.is_terminal:
-        with screen.ERR.status(task) as status:
-            yield status.update
+        with screen.ERR.status(Text(task)) as status:
+            yield lambda text: status.update(Text(text))
         return
     printed = time.monotonic()
 
@@ -93,6 +93,6 @@ def working(task: str) -> Iterator[Callable[[str], None]]:
         nonlocal printed
         if time.monotonic() - printed > _WORKING_SECONDS:
             printed = time.monotonic()
-            screen.ERR.print(task, markup=False, soft_wrap=True)
+            screen.ERR.print(task, soft_wrap=True)
 
     yield say

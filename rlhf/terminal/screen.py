@@ -1,7 +1,11 @@
-"""The two consoles that print for people, on stdout and stderr. Neither passes control characters to a terminal."""
+"""The two consoles that print for people, on stdout and stderr. Text is printed as it is: brackets are no markup.
+
+Neither passes control characters to a terminal.
+"""
 
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -15,11 +19,14 @@ _TERMINAL = sys.stdout is not None and sys.stdout.isatty()
 class Screen(Console):
     """A console that passes rich's own control codes to the terminal, but none of the printed text."""
 
+    def __init__(self, **options: Any):
+        super().__init__(highlight=False, markup=False, **options)
+
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield the segments of `renderable`, with control characters removed from their text."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
 
 
-OUT = Screen(highlight=False, soft_wrap=not _TERMINAL, width=None if _TERMINAL else WIDTH)
-ERR = Screen(stderr=True, highlight=False)
+OUT = Screen(soft_wrap=not _TERMINAL, width=None if _TERMINAL else WIDTH)
+ERR = Screen(stderr=True)

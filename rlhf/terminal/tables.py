@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import JustifyMethod
-from rich.markup import escape
 from rich.table import Table
 
 from rlhf.terminal import screen
@@ -22,14 +21,14 @@ def rows_table(
         justify: JustifyMethod = "right" if numbers and i else "left"
         table.add_column(column, justify=justify, overflow="ellipsis" if whole else "fold", no_wrap=whole)
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*row)
     screen.OUT.print(table)
 
 
 def show_sample(title: str, prompt: str, answers: Mapping[str, str]) -> None:
     """Print a prompt and each policy's answer to it."""
-    screen.OUT.print(f"\n[bold]{title}[/bold]")
-    screen.OUT.print(prompt.strip(), style="dim", markup=False)
+    screen.OUT.print(f"\n{title}", style="bold")
+    screen.OUT.print(prompt.strip(), style="dim")
     width = max(map(len, answers))
     for name, answer in answers.items():
-        screen.OUT.print(f"{name:>{width}}: {answer}", markup=False)
+        screen.OUT.print(f"{name:>{width}}: {answer}")

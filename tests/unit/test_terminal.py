@@ -3,6 +3,7 @@
 import ast
 import errno
 import io
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from rlhf.terminal import EXCERPT, LONGEST, excerpt, harmless, message_of, one_line, say, screen, shortened, visible
+from rlhf.terminal.progress import Bar, working
 from rlhf.terminal.screen import Screen
+from rlhf.terminal.tables import rows_table, show_sample
 
 ROOT = Path(__file__).parents[2]
 NASTY = "a\x1b]0;title\x07b\x9b31mc\u202ed\x00e\udcfff"
@@ -55,14 +58,50 @@ def test_a_console_prints_no_control_character_that_it_was_given(terminal):
     table = Table(title=NASTY)
     table.add_column(NASTY)
     table.add_row(NASTY)
-    screen.print(table, markup=False)
-    screen.print(NASTY, style="dim", markup=False)
+    screen.print(table)
+    screen.print(NASTY, style="dim")
     with Progress(console=screen) as progress:
         progress.add_task(NASTY, total=1)
     printed = file.getvalue()
     for character in ("\x07", "\x9b", "\u202e", "\x00", "\udcff", "\x1b]"):
         assert character not in printed
     assert ("\x1b[" in printed) == terminal, "rich's own codes stay"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_brackets_are_printed_as_they_are(terminal, monkeypatch):
+    """A folder may be named `[x]`, and a model of the hub misspelt as `a[/b]`."""
+    name, file = "runs/[/a][bold][x]", io.StringIO()
+    made = Screen(file=file, force_terminal=terminal, width=200)
+    monkeypatch.setattr(screen, "OUT", made)
+    monkeypatch.setattr(screen, "ERR", made)
+
+    def printed() -> str:
+        text = file.getvalue()
+        file.seek(0)
+        file.truncate()
+        return text
+
+    for show in (
+        lambda: made.print(name),
+        lambda: rows_table(name, ("column",), [("a wide cell " * 3,)]),
+        lambda: rows_table("title", (name,), [("cell",)]),
+        lambda: rows_table("title", ("column",), [(name,)]),
+        lambda: show_sample(name, "prompt", {"sft": "answer"}),
+        lambda: show_sample("title", "prompt", {"sft": name}),
+    ):
+        show()
+        assert name in printed()
+    if terminal:
+        with working(name) as say_now:
+            time.sleep(0.3)  # the spinner is drawn by a thread
+            assert name in printed()
+            say_now(f"{name} now")
+            time.sleep(0.3)
+        assert f"{name} now" in printed()
+        with Bar(name, 3) as bar:
+            bar.update(1, f"note of {name}")
+        assert f"note of {name}" in printed()
 
 
 def test_both_consoles_are_screens():
