@@ -117,38 +117,30 @@ space := $(subst ,, )
 letters  := a b c d e f g h i j k l m n o p q r s t u v w x y z
 capitals := A B C D E F G H I J K L M N O P Q R S T U V W X Y Z
 digits   := 0 1 2 3 4 5 6 7 8 9
-without     = $(if $(1),$(call without,$(wordlist 2,99,$(1)),$(subst $(firstword $(1)),,$(2))),$(2))
-capitalized = $(if $(2),$(call capitalized,$(subst $(firstword $(2)),$(firstword $(3)),$(1)),$(wordlist 2,26,$(2)),$(wordlist 2,26,$(3))),$(1))
-upper       = $(call capitalized,$(1),$(letters),$(capitals))
-# Of the words in (3), those that begin with the same letter of (2) as the word (1) does.
-begin_alike = $(foreach c,$(2),$(if $(filter $c%,$(1)),$(filter $c%,$(3))))
+without  = $(if $(1),$(call without,$(wordlist 2,99,$(1)),$(subst $(firstword $(1)),,$(2))),$(2))
+
+# Up to three words of (2) that are spelt like (1), in whatever case.
+spelt_like = $(shell $(PYTHON) -c '$(near_words)' '$(subst ','\'',$(1))' $(2) 2>/dev/null)
+near_words = import difflib, sys; names = {name.lower(): name for name in sys.argv[2:]}; \
+             print(*(names[n] for n in difflib.get_close_matches(sys.argv[1].lower(), names)))
 did_you_mean = $(if $(1),Did you mean $(if $(word 2,$(1)),one of: )$(strip $(1))? )`make help-all` lists them
 
-# make itself would ignore a misspelt variable. The one in capitals is named, or those with the same first letter.
+# make itself would ignore a misspelt variable.
 known := $(shell sed -n 's/^\([A-Z_]*\) ?=.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 given := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
-meant  = $(or $(filter $(call upper,$v),$(known)),$(call begin_alike,$(call upper,$v),$(capitals),$(known)))
 set_key = A recipe's key is set with SET="ppo.steps=10".
-$(foreach v,$(filter-out $(known),$(given)),$(error there is no variable '$v'. $(if $(filter $(call upper,$v),$(known)),,$(set_key) )$(call did_you_mean,$(strip $(meant)))))
+$(foreach v,$(filter-out $(known),$(given)),$(error there is no variable '$v'. $(set_key) $(call did_you_mean,$(call spelt_like,$v,$(known)))))
 
-# A switch with a misspelt value would be off.
-$(foreach v,RESUME SUMMARY,$(if $(filter-out 1 yes true 0 no false,$($v)),$(error $v=$($v): write 1 or 0 (yes, true, no and false mean the same))))
+# Their values stand between apostrophes in the commands below.
+quoted := BASE DATA FILES FIT HW MODEL ONLY OUT PRICE RECIPE REPORT_TO REUSE SEEDS SET STOP_ON TEMPERATURE URL WEIGHTS
+$(foreach v,$(quoted),$(if $(findstring ',$($v)),$(error $v: an apostrophe cannot pass through make; use `rlhf` itself)))
+one_word := RECIPE RUNTIME STAGE
+$(foreach v,$(one_word),$(if $(word 2,$($v)),$(error $v=$($v): give one word; a folder whose name has spaces goes to `rlhf` itself)))
 
 # make would install before `rlhf` refused these.
 $(foreach t,$(filter data-check data-show,$(MAKECMDGOALS)),$(if $(DATA),,$(error $t needs DATA="file ...")))
 $(if $(filter score,$(MAKECMDGOALS)),$(if $(or $(FILES),$(and $(PROMPT),$(RESPONSE))),,$(error score needs PROMPT="..." and RESPONSE="...", or FILES="file ...")))
 $(if $(filter judge,$(MAKECMDGOALS)),$(if $(and $(URL),$(MODEL)),,$(error judge needs URL=http://HOST:PORT/v1 and MODEL=NAME, the judging model's)))
-
-$(if $(filter-out tensorboard trackio wandb none,$(REPORT_TO)),$(error REPORT_TO=$(REPORT_TO): tensorboard, trackio or wandb))
-$(if $(filter-out base sft ppo rloo grpo dpo merge,$(STAGE)),$(error STAGE=$(STAGE): base, sft, ppo, rloo, grpo, dpo or merge))
-ifneq ($(SEED),)
-$(if $(word 2,$(SEED))$(call without,$(digits),$(SEED)),$(error SEED=$(SEED): one whole number; several are SEEDS="0 1", for `make reproduce`))
-endif
-
-# `make serve` would merge before it refused a port.
-ifneq ($(PORT),8000)
-$(if $(shell awk -v port='$(PORT)' 'BEGIN {print (port ~ /^[0-9]+$$/ && port >= 1 && port <= 65535) ? "a port" : ""}'),,$(error PORT=$(PORT): a whole number from 1 to 65535))
-endif
 
 # A variable that none of the targets reads would change nothing. DATA, WEIGHTS and SEED name a finished run's root.
 trains          := $(STAGES) all
@@ -193,6 +185,17 @@ hint_SEED       := . Several seeds are SEEDS="0 1", for `make reproduce`
 hint_VRAM_CAP   := . For `make plan` the limit is FIT
 $(foreach v,$(given),$(if $(and $(for_$v),$(MAKECMDGOALS)),$(if $(filter $(for_$v),$(MAKECMDGOALS)),,$(error $v changes nothing in `make $(MAKECMDGOALS)`; it is for $(for_$v)$(hint_$v)))))
 
+# make would install, or merge before it served, before `rlhf` refused these values. Such a variable may also stand in the
+# environment, meant for another program: it is checked where a target reads it.
+set_for     = $(if $(filter $(for_$(1)),$(MAKECMDGOALS)),$($(1)))
+as_given    = $(1)=$($(1))$(if $(filter environment,$(origin $(1))), (from the environment))
+not_a_port  = $(if $(1),$(if $(shell awk -v port='$(subst ','\'',$(1))' 'BEGIN {print (port ~ /^[0-9]+$$/ && port >= 1 && port <= 65535) ? "a port" : ""}'),,$(1)))
+$(foreach v,RESUME SUMMARY,$(if $(filter-out 1 yes true 0 no false,$(call set_for,$v)),$(error $(call as_given,$v): write 1 or 0 (yes, true, no and false mean the same))))
+$(if $(filter-out tensorboard trackio wandb none,$(call set_for,REPORT_TO)),$(error $(call as_given,REPORT_TO): tensorboard, trackio or wandb))
+$(if $(filter-out base sft ppo rloo grpo dpo merge,$(call set_for,STAGE)),$(error $(call as_given,STAGE): base, sft, ppo, rloo, grpo, dpo or merge))
+$(if $(word 2,$(call set_for,SEED))$(call without,$(digits),$(call set_for,SEED)),$(error $(call as_given,SEED): one whole number; several are SEEDS="0 1", for `make reproduce`))
+$(if $(and $(filter $(for_PORT),$(MAKECMDGOALS)),$(or $(call not_a_port,$(PORT)),$(if $(PORT),,none))),$(error $(call as_given,PORT): a whole number from 1 to 65535))
+
 # The recipe's device decides whether a container and CUDA's packages are needed. HW names the hardware of a recipe: the
 # first recipe.yaml with such a `name:` is read here. `rlhf` itself chooses the recipe's version.
 ifneq ($(RECIPE),)
@@ -225,12 +228,11 @@ newest := $(shell ls -t $(VENV)/.ready-dev,tracking,report,serve* 2>/dev/null | 
 no_gpu := $(or $(newest),$(if $(missing),$(VENV)/.ready-$(subst $(comma)gpu,,$(EXTRAS))))
 ready  = $(if $(local),setup,engine $(if $(filter file,$(origin IMAGE)),image))
 
-# A misspelt target is refused also where a folder has that name, which make would call up to date. The targets that the
-# word may mean are named, or those with the same first letter.
+# A misspelt target is refused also where a folder has that name, which make would call up to date.
 meant_by_train   := $(trains)
 meant_by_install := setup
-alike = $(or $(meant_by_$(t)),$(call begin_alike,$(t),$(letters),$(filter-out engine,$(TARGETS))))
-$(foreach t,$(filter-out $(TARGETS),$(MAKECMDGOALS)),$(error no target '$(t)'. $(call did_you_mean,$(strip $(alike)))))
+meant = $(or $(meant_by_$(t)),$(call spelt_like,$(t),$(filter-out engine,$(TARGETS))))
+$(foreach t,$(filter-out $(TARGETS),$(MAKECMDGOALS)),$(error no target '$(t)'. $(call did_you_mean,$(meant))))
 
 # What `make` alone shows; lines of this file that say what a target or a variable is, all of them or those named.
 MAIN           := help-all setup recipes plan fetch data-check sft rm ppo grpo dpo all evaluate report chat
@@ -278,7 +280,7 @@ all: $(ready) ppo rloo grpo dpo evaluate merge ## run every stage that the recip
 reproduce: $(ready) ## run the recipe once for each of SEEDS and compare with its targets and published figures
 	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options) $(price))
 
-##@ Use (after training; serve also merges)
+##@ Use (after training)
 report: $(no_gpu)   ## write one page about a run: figures, curves, samples, provenance
 	@$(VENV)/bin/rlhf report $(strip $(recipe) --out '$(OUT)' $(price))
 ab: setup           ## rate answers of SFT and PPO (or others: AB_ARGS) blind, on a local page; SUMMARY=1 counts
@@ -289,15 +291,15 @@ chat: $(ready)      ## talk with a trained model in the terminal (STAGE=ppo)
 	@$(rlhf) chat $(strip $(recipe) $(options) $(seed) --stage $(STAGE) $(if $(TEMPERATURE),--temperature '$(TEMPERATURE)'))
 score: $(ready)     ## score answers with the trained reward model: PROMPT= RESPONSE=, or FILES="pairs.jsonl ..."
 	@$(rlhf) score $(strip $(recipe) $(options) $(seed) $(scored) $(SCORE_ARGS))
-serve: $(ready) merge ## serve the merged model at an OpenAI-compatible address (PORT=8000)
+serve: $(ready) merge ## merge if needed, and serve the model at an OpenAI-compatible address (PORT=8000)
 	@$(rlhf) serve $(strip $(recipe) $(options) $(seed) --port $(PORT) $(if $(local),,--host 0.0.0.0))
 
-# For the commands that a finished stage names as next: the variables that were set, not their defaults.
-$(STAGES): export RLHF_MAKE = $(foreach v,HW RECIPE DATA OUT REUSE WEIGHTS SET SEED PRICE RUNTIME IMAGE VENV,$(if $(filter command environment,$(firstword $(origin $v))),$v='$($v)'))
+# For the commands that are named as next, or as missing: the variables that were set, not their defaults.
+$(STAGES) chat score serve: export RLHF_MAKE = $(foreach v,HW RECIPE DATA OUT REUSE WEIGHTS SET SEED PRICE RUNTIME IMAGE VENV,$(if $(filter command environment,$(firstword $(origin $v))),$v='$($v)'))
 $(STAGES):
 	@$(rlhf) run $@ --with-parents $(strip $(recipe) $(options) $(reuse) $(seed) $(report_to) $(stop_on) $(resume) $(if_needed) $(price))
 
-scored    = $(if $(FILES),$(foreach f,$(FILES),'$(f)'),--prompt "$$PROMPT" --response "$$RESPONSE")
+scored    = $(if $(FILES),$(foreach f,$(FILES_FOUND),'$(f)'),--prompt "$$PROMPT" --response "$$RESPONSE")
 recipe    = $(if $(RECIPE),--recipe '$(RECIPE)',--hw $(HW))
 options   = --out '$(OUT)' $(foreach f,$(DATA_FILES),--data '$(f)') $(if $(WEIGHTS),--weights '$(WEIGHTS)') $(sets)
 reuse     = $(if $(REUSE),--reuse '$(REUSE)')
@@ -313,6 +315,7 @@ if_needed = $(if $(filter $@,$(MAKECMDGOALS)),,--if-needed)
 hub_name    = $(if $(filter 2,$(words $(subst /, ,$(f)))),$(filter-out /% .% ~% %/ %.jsonl %.json %.gz %.parquet %.csv %.tsv,$(f)))
 looks_at    = $(subst -, ,$(filter data-check data-show,$(MAKECMDGOALS)))
 no_file     = DATA='$(f)': no such file. $(if $(looks_at),,$(if $(hub_name),A data set of the hub is named by its commit: SET="data.source=hub data.name=$(f) data.revision=COMMIT". ))A name with spaces cannot pass through make: use `rlhf $(or $(looks_at),run --data)`
+FILES_FOUND := $(foreach f,$(FILES),$(or $(wildcard $(f)),$(error FILES='$(f)': no such file. A name with spaces cannot pass through make: use `rlhf score`)))
 DATA_FILES := $(foreach f,$(DATA),$(or $(wildcard $(f)),$(error $(no_file))))
 
 # bin/in-container shows a container the same paths as the caller has.
@@ -322,7 +325,7 @@ python    = $(if $(local),$(VENV)/bin/python,$(container) --entrypoint python $(
 container = bin/in-container --engine $(engine_name)$(if $(on_cpu),, --gpu)$(if $(filter serve,$(MAKECMDGOALS)), --port $(PORT))$(foreach d,$(read_only), --read '$(d)')$(foreach d,$(written), --write '$(d)')
 # Folders that the recipe or SET names: a checkpoint, an encoder.
 named     = $(wildcard $(shell sed -nE 's|.*[ :"](/[^] "#,}]+).*|\1|p' $(recipe_file)) $(foreach s,$(SET),$(filter /% ./% ../%,$(lastword $(subst =, ,$s)))))
-read_only = $(abspath $(DATA_FILES) $(named) $(if $(filter score,$(MAKECMDGOALS)),$(FILES)) $(filter-out recipes/%,$(RECIPE)) $(filter-out random,$(WEIGHTS)) $(REUSE) $(RLHF_RECIPES))
+read_only = $(abspath $(DATA_FILES) $(named) $(FILES_FOUND) $(filter-out recipes/%,$(RECIPE)) $(filter-out random,$(WEIGHTS)) $(REUSE) $(RLHF_RECIPES))
 written   = $(abspath $(OUT) results)
 version   = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rlhf/__init__.py)
 commit    = $(shell git rev-parse HEAD 2>/dev/null || echo unknown)$(if $(shell git status --porcelain -- rlhf bench recipes requirements Dockerfile 2>/dev/null),-dirty)
@@ -379,7 +382,7 @@ lint: setup ## run ruff, mypy, hadolint and shellcheck
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/hadolint Dockerfile
-	@$(VENV)/bin/shellcheck bin/in-container requirements/lock.sh tests/image/test.sh cloud/*.sh
+	@$(VENV)/bin/shellcheck .ci/run bin/in-container requirements/lock.sh tests/image/test.sh cloud/*.sh
 docs: setup ## build the documentation as a site, build/site; a broken link is an error
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 	@echo 'written to build/site/index.html'

@@ -1,9 +1,11 @@
 """A command that lacks a stage names the command line that runs it, with the options that were typed."""
 
+import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rlhf.cli import next_steps
 from rlhf.cli.recipe_options import RUN_HELP
 from rlhf.cli.typed import typed_options
 from rlhf.errors import UserError
@@ -21,10 +23,17 @@ def naming_the_run(command: str, stage: StageName) -> Iterator[None]:
     try:
         yield
     except ParentMissing as error:
-        options = [*typed_options(only=("hw", "directory", "out", *RUN_HELP)), "--with-parents"]
-        resume, variable = (["--resume"], " RESUME=1") if error.begun else ([], "")
-        line = shlex.join(["rlhf", "run", stage, *options, *resume])
-        raise UserError(f"{command} {error.needs}: first `{line}` (make: {stage}{variable})") from error
+        raise UserError(f"{command} {error.needs}: first {_run(stage, error.begun)}") from error
+
+
+def _run(stage: StageName, begun: bool) -> str:
+    """Return the command that runs a stage and all that it builds on: make's if make started this one."""
+    options, variable = (["--resume"], " RESUME=1") if begun else ([], "")
+    variables = os.environ.get(next_steps.MAKE)
+    if variables is not None:
+        return f"`{next_steps.make_line(('run', stage), shlex.split(variables))}{variable}`"
+    typed = typed_options(only=("hw", "directory", "out", *RUN_HELP))
+    return f"`{shlex.join(['rlhf', 'run', stage, *typed, '--with-parents', *options])}` (make: {stage}{variable})"
 
 
 @contextmanager

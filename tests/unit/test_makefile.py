@@ -334,9 +334,18 @@ def test_unknown_target_is_an_error_even_where_a_folder_has_its_name(name):
     assert f"no target '{name}'" in result.stderr
 
 
-def test_targets_with_the_same_first_letter_are_named():
-    assert "Did you mean one of: plan pretrain ppo? `make help-all`" in make("pppo").stderr
-    assert "no target 'x'. `make help-all` lists them" in make("x").stderr
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("pppo", "Did you mean ppo? "),
+        ("SFT", "Did you mean sft? "),
+        ("bench-peers", "Did you mean one of: bench-peer bench-gpu bench-memory? "),
+        ("x", ""),
+        ("x';ls;'", ""),
+    ],
+)
+def test_the_targets_that_are_spelt_alike_are_named(word, meant):
+    assert f"no target '{word}'. {meant}`make help-all` lists them" in make("-n", word).stderr
 
 
 @pytest.mark.parametrize(("word", "meant"), [("train", "one of: pretrain sft rm ppo "), ("install", "setup? ")])
@@ -519,11 +528,13 @@ def test_the_recipe_s_device_decides_and_not_a_folder_s_name(tmp_path):
 @pytest.mark.parametrize(
     ("variable", "expected"),
     [
-        ("hw=4090", "there is no variable 'hw'. Did you mean HW? `make help-all` lists them"),
+        (
+            "hw=4090",
+            "there is no variable 'hw'. A recipe's key is set with SET=\"ppo.steps=10\". Did you mean HW? `make help-",
+        ),
         (
             "FTI=12GB",
-            "there is no variable 'FTI'. A recipe's key is set with SET=\"ppo.steps=10\". "
-            "Did you mean one of: FIT FILES FLASH_ATTN? `make help",
+            "there is no variable 'FTI'. A recipe's key is set with SET=\"ppo.steps=10\". Did you mean FIT? `make help",
         ),
         ("STEPS=10", "there is no variable 'STEPS'. A recipe's key is set with SET=\"ppo.steps=10\". Did you mean"),
         (
@@ -534,13 +545,13 @@ def test_the_recipe_s_device_decides_and_not_a_folder_s_name(tmp_path):
         ("RECIPE=cpu-tiny", "RECIPE=cpu-tiny: no recipe.yaml there"),
         ("HW=cpu RECIPE=recipes/cpu-tiny/v1", "both choose a recipe; leave one of them out"),
         ("RESUME=y", "RESUME=y: write 1 or 0"),
-        ("SUMMARY=on", "SUMMARY=on: write 1 or 0"),
+        ("ab SUMMARY=on", "SUMMARY=on: write 1 or 0"),
         ("RECIPE=recipes/cpu-tiny", "the folder of a version, such as recipes/cpu-tiny/v2.  Stop"),
-        ("PORT=abc", "PORT=abc: a whole number from 1 to 65535"),
-        ("PORT=70000", "PORT=70000: a whole number from 1 to 65535"),
-        ("PORT=", "PORT=: a whole number"),
+        ("serve PORT=abc", "PORT=abc: a whole number from 1 to 65535"),
+        ("serve PORT=70000", "PORT=70000: a whole number from 1 to 65535"),
+        ("serve PORT=", "PORT=: a whole number"),
         ("SEED=x", "SEED=x: one whole number; several are SEEDS="),
-        ("STAGE=rm", "STAGE=rm: base, sft, ppo"),
+        ("chat STAGE=rm", "STAGE=rm: base, sft, ppo"),
         ("REPORT_TO=wandbb", "REPORT_TO=wandbb: tensorboard, trackio or wandb"),
         ("score", "score needs PROMPT="),
         ("score PROMPT=a", "score needs PROMPT="),
@@ -552,6 +563,40 @@ def test_what_make_would_ignore_is_refused_before_anything_is_built(variable, ex
     result = make("-n", "ppo", *variable.split())
     assert result.returncode and not result.stdout
     assert expected in result.stderr and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("ppo", "OUT=it's"), "OUT: an apostrophe cannot pass through make; use `rlhf` itself"),
+        (("ppo", "SET=a='b'"), "SET: an apostrophe"),
+        (("chat", "STAGE=sft dpo"), "STAGE=sft dpo: give one word"),
+        (("ppo", "RUNTIME=local docker"), "RUNTIME=local docker: give one word"),
+        (("ppo", "RECIPE=my recipes/v1"), "a folder whose name has spaces goes to `rlhf` itself"),
+        (("score", "FILES=no file"), "FILES='no': no such file. A name with spaces cannot pass through make"),
+        (("ppo", "SEED=1 2"), "SEED=1 2: one whole number"),
+    ],
+)
+def test_values_that_cannot_pass_through_make_are_named(arguments, expected):
+    result = make("-n", *arguments)
+    assert result.returncode and not result.stdout
+    assert expected in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_a_variable_of_the_environment_counts_only_where_a_target_reads_it(monkeypatch):
+    """Other programs have names such as STAGE and PORT too."""
+    environment = os.environ | {"STAGE": "prod", "PORT": "http", "SEED": "abc"}
+    environment = {
+        name: value for name, value in environment.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    }
+
+    def run(target: str) -> str:
+        command = ["make", "-n", target]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60).stderr
+
+    assert run("help") == run("test") == ""
+    assert "STAGE=prod (from the environment): base, sft" in run("chat")
+    assert "SEED=abc (from the environment): one whole number" in run("ppo")
 
 
 @pytest.mark.parametrize(("given", "expected"), [((), "24GB"), (("VRAM_CAP=12GB",), "12GB"), (("VRAM_CAP=",), "24GB")])

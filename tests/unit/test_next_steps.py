@@ -109,8 +109,8 @@ def test_a_copied_line_of_make_has_the_variables_of_the_first(tmp_path):
     words, variables = called(["make", "ppo", *typed, "RUNTIME=local"], VENV=str(tmp_path))
     line = next_steps.make_line(("chat", "--stage", "ppo"), shlex.split(not_none(variables)))
     assert line.startswith(f"make chat HW=4090 DATA={data} OUT='my runs' SET='ppo.steps=10 ") and "RESUME" not in line
-    chat, absent = called(shlex.split(line))
-    assert absent is None, "only stages are told"
+    chat, of_chat = called(shlex.split(line))
+    assert shlex.split(not_none(of_chat))[:2] == ["HW=4090", f"DATA={data}"], "for a run that it may lack"
     assert words[:3] == ["run", "ppo", "--with-parents"] and words[-1] == "--resume"
     assert chat == ["chat", *words[3:-1], "--stage", "ppo"]
 
@@ -130,6 +130,14 @@ def test_a_missing_evaluation_is_named_with_the_options_of_the_run(tmp_path, mon
     assert values["with_parents"] and values["stage"] == "evaluate" and values["out"] == tmp_path / "my runs"
     loaded = Choice(directory=values["directory"], changes=values["changes"], seed=values["seed"]).load()
     assert loaded.directory.resolve() == RECIPE and loaded.overrides == changes and loaded.recipe.seed == 7
+
+
+def test_what_chat_lacks_is_named_with_the_variables_of_make(tmp_path, monkeypatch, capsys):
+    change = "ppo.steps=3"
+    options = ("--hw", "cpu", "--out", tmp_path, "--set", change)
+    monkeypatch.setenv(next_steps.MAKE, f"HW='cpu' OUT='{tmp_path}' SET='{change}'")
+    code, _, err = rlhf(monkeypatch, capsys, "chat", *options)
+    assert code == 1 and err.endswith(f": first `make ppo HW=cpu OUT={tmp_path} SET={change}`\n")
 
 
 @pytest.mark.parametrize("command", ["ab", "judge --url http://127.0.0.1:9/v1 --model m"])
