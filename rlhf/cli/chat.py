@@ -27,19 +27,24 @@ from rlhf.terminal.progress import working
 )
 @click.option(
     "--temperature",
-    type=Number(min=0),
+    type=Number(min=0, max=100),
     metavar="T",
-    help="Temperature of sampling; 0 takes the likeliest token. [default: the recipe's]",
+    show_default="the recipe's",
+    help="Temperature of sampling: from 0.01, or 0 for the likeliest token.",
 )
 @click.option(
-    "--tokens", type=WholeNumber(min=1), metavar="N", help="Longest answer, in tokens. [default: the recipe's]"
+    "--tokens",
+    type=WholeNumber(min=1),
+    metavar="N",
+    show_default="the recipe's",
+    help="Longest answer, in tokens.",
 )
 def chat(choice: Choice, out: Path, stage: chatting.ChatStage, temperature: float | None, tokens: int | None) -> None:
     """Talk with a trained model in the terminal.
 
     Name the recipe and its changes as for the run.
     """
-    if temperature is not None and not (temperature == 0 or 0.01 <= temperature <= 100):
+    if temperature is not None and 0 < temperature < 0.01:
         raise click.BadParameter(f"{temperature}: 0, or from 0.01 to 100", param_hint="--temperature")
     loaded = choice.load()
     options = loaded.recipe.evaluate

@@ -36,11 +36,13 @@ class StrictCommand(click.Command):
             given.add(option.name)
         return super().parse_args(ctx, args)
 
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [piece for piece in super().collect_usage_pieces(ctx) if piece]
+
     def _options_in(self, ctx: click.Context, args: list[str]) -> list[click.Option]:
         """Return the options in the order of the arguments.
 
-        Raises NoSuchOption with the options that are near, and UsageError if --hw or --recipe is missing before an
-        argument.
+        Raises NoSuchOption with the options that are near, and UsageError for an argument that belongs to no option.
         """
         try:
             _, unread, parameters = self.make_parser(ctx).parse_args(list(args))
@@ -51,7 +53,9 @@ class StrictCommand(click.Command):
             raise click.NoSuchOption(error.option_name, possibilities=[f"--{name}" for name in near], ctx=ctx) from None
         if unread and any("--hw" in parameter.opts for parameter in self.get_params(ctx)):
             option = "--recipe" if os.path.isdir(unread[0]) else "--hw"
-            raise click.UsageError(f"what is {unread[0]!r}? Did you mean {option} {unread[0]}?", ctx)
+            chosen = any({"--hw", "--recipe"} & set(parameter.opts) for parameter in parameters)
+            hint = "Leave it out, or name its option." if chosen else f"Did you mean {option} {unread[0]}?"
+            raise click.UsageError(f"what is {unread[0]!r}? {hint}", ctx)
         return [parameter for parameter in parameters if isinstance(parameter, click.Option)]
 
 

@@ -8,7 +8,7 @@ import click
 
 from rlhf.cli.choice import Choice
 from rlhf.cli.missing import naming_the_evaluation
-from rlhf.cli.options import OUTPUT, StrictCommand, WholeNumber, refuse_inputs, run_directory
+from rlhf.cli.options import OUTPUT, SEED, StrictCommand, WholeNumber, refuse_inputs, run_directory
 from rlhf.cli.recipe_options import pair_options
 from rlhf.errors import UserError
 from rlhf.files import write_output
@@ -25,7 +25,14 @@ from rlhf.terminal import counted, say, screen
 @click.command("ab", cls=StrictCommand)
 @pair_options
 @click.option("--rater", metavar="NAME", default="", help="Name of the rater. [default: the page asks]")
-@click.option("--seed", default=0, metavar="N", show_default=True, help="Seed of the order in which answers are shown.")
+@click.option(
+    "--seed",
+    default=0,
+    type=SEED,
+    metavar="N",
+    show_default=True,
+    help="Seed of the order in which answers are shown.",
+)
 @click.option(
     "--port",
     default=server.PORT,

@@ -21,7 +21,8 @@ from rlhf.run.reader import advising
 @click.option(
     "--until",
     metavar="LIST",
-    help="Stages to end with, separated by commas. [default: ppo,dpo, and evaluate if a target needs it]",
+    show_default="all policies, and evaluate if a target needs it",
+    help="Stages to end with, separated by commas.",
 )
 @PRICE
 def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: float | None) -> None:

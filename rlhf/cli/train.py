@@ -30,10 +30,13 @@ TRIAL_NOTE = (
 )
 
 
+DATA_HELP = "Train on this file instead of the recipe's data; more files may follow it. May be repeated."
+
+
 @click.command(cls=StrictCommand)
 @click.argument("stage", type=OneOf(recipe.STAGES), metavar="STAGE")
 @click.argument("more_data", nargs=-1, metavar="")  # further files in `--data a.jsonl b.jsonl`
-@chooses_recipe(**TRAINING_HELP, seed="Seed to use instead of the recipe's.", out=True)
+@chooses_recipe(**TRAINING_HELP | {"data": DATA_HELP}, seed="Seed to use instead of the recipe's.", out=True)
 @REUSE
 @click.option(
     "--resume/--restart",
@@ -57,7 +60,7 @@ TRIAL_NOTE = (
     multiple=True,
     type=OneOf([*watch.CHECK_NAMES, "all"]),
     metavar="CHECK",
-    help="End the stage when this check (docs/watch.md) finds something; all names every check. May be repeated.",
+    help=f"End the stage when this check finds something: {', '.join(watch.CHECK_NAMES)}, or all. May be repeated.",
 )
 @click.option(
     "--preflight/--no-preflight",
@@ -115,7 +118,7 @@ def run(
     except ParentMissing as error:
         resumed = ["--resume"] if error.begun else []
         command_line = shlex.join(["rlhf", *chain.stage_command(error.parent, more_data, "resume"), *resumed])
-        raise UserError(f"{error}: first run `{command_line}`, or add --with-parents") from error
+        raise UserError(f"{error}: add --with-parents, or first run `{command_line}`") from error
     if summary is not None and not distributed.rank():
         _show_outcome(summary, result, path, restart=resume is False)
         if stage == "pretrain" and choice.data:
@@ -130,6 +133,8 @@ def _check_files_follow_data(choice: Choice, more_data: Sequence[str]) -> None:
     """Raise UsageError for arguments after STAGE that are no further files of --data."""
     if more_data and more_data[0] in recipe.STAGES:
         raise click.UsageError("one STAGE at a time; --with-parents runs what it builds on")
+    if more_data and "=" in more_data[0]:
+        raise click.UsageError(f"what is {more_data[0]!r}? Each change of the recipe follows a --set of its own")
     if more_data and not choice.data:
         raise click.UsageError(f"what is {more_data[0]!r}? Files to train on follow --data, and hardware --hw")
 

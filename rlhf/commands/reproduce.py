@@ -17,7 +17,7 @@ from rlhf.run import reader
 from rlhf.run.finished import read_manifest, read_summary, totals
 from rlhf.run.outcomes import Reproduction
 from rlhf.run.records import Summary
-from rlhf.terminal import screen, wording
+from rlhf.terminal import say, screen, wording
 from rlhf.terminal.tables import rows_table
 
 
@@ -41,7 +41,10 @@ def runs_root(out: Path, seed: int) -> Path:
 
 
 def run_seeds(stages: Sequence[StageName], seeds: Sequence[int], out: Path, options: Sequence[str]) -> None:
-    """Run `rlhf run` for every seed and stage. Finished stages are kept and interrupted ones are resumed."""
+    """Run `rlhf run` for every seed and stage. Finished stages are kept and interrupted ones are resumed.
+
+    Exits with the exit code of a stage that fails.
+    """
     for seed in seeds:
         for stage in stages:
             arguments = [
@@ -54,12 +57,14 @@ def run_seeds(stages: Sequence[StageName], seeds: Sequence[int], out: Path, opti
                 "--out",
                 str(runs_root(out, seed)),
             ]
-            if children.run_child([sys.executable, "-m", "rlhf.cli", *arguments, *options]):
+            code = children.run_child([sys.executable, "-m", "rlhf.cli", *arguments, *options])
+            if code:
                 command_line = shlex.join(["rlhf", *arguments, *options])
-                raise UserError(
-                    f"seed {seed} stopped in {stage}; nothing is lost: solve the problem and run this again "
-                    f"({command_line})"
+                say(
+                    f"error: seed {seed} stopped in {stage}; solve the problem and repeat this command, which goes on "
+                    f"from the last checkpoint (that stage alone: {command_line})"
                 )
+                sys.exit(code)
 
 
 def write_record(

@@ -16,7 +16,7 @@ from rlhf.process import cuda
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary, reward_model_digest
-from rlhf.terminal import counted, harmless, screen, wording
+from rlhf.terminal import counted, excerpt, harmless, screen, wording
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
 
@@ -214,5 +214,4 @@ def _line(row: ScoredItem, reward_model: str) -> JsonObject:
 def _excerpt(text: str) -> str:
     """Return one line: the beginning of an answer, or of the last message of a prompt."""
     messages = parse_hh(text)[:-1] if text.endswith("\n\nAssistant:") else ()
-    line = " ".join(harmless(messages[-1].content if messages else text).split())
-    return line if len(line) <= EXCERPT else line[: EXCERPT - 1] + "…"
+    return excerpt(harmless(messages[-1].content if messages else text), EXCERPT)

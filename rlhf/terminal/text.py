@@ -31,10 +31,10 @@ def one_line(text: str) -> str:
     return shortened(visible(shortened(folded)))  # escapes make it longer
 
 
-def excerpt(text: str) -> str:
-    """Return a text, or its beginning of at most EXCERPT characters, as one line; "…" stands where it is cut."""
+def excerpt(text: str, longest: int = EXCERPT) -> str:
+    """Return a text, or its beginning of at most `longest` characters, as one line; "…" stands where it is cut."""
     line = " ".join(text.split())
-    return line if len(line) <= EXCERPT else f"{line[: EXCERPT - 1]}…"
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
 def message_of(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """`rlhf reproduce`: what it starts for each seed, what it records and what it refuses to put into one table."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from rlhf import recipe
 from rlhf.commands import reproduce
 from rlhf.errors import UserError
 from rlhf.process import children
+from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.run import reader
 from rlhf.run.outcomes import Reproduction
 from tests.conftest import RECIPE, noted, write_records
@@ -35,10 +37,14 @@ def test_each_seed_and_stage_is_a_run_that_keeps_and_resumes_what_is_there(tmp_p
     ]
 
 
-def test_a_seed_that_stops_names_the_command_that_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(children, "run_child", lambda command: 1)
-    with pytest.raises(UserError, match=r"^seed 0 stopped in sft; nothing is lost: .*\(rlhf run sft .*--resume.*\)$"):
+def test_a_seed_that_stops_names_its_command_and_keeps_its_exit_code(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(children, "run_child", lambda command: EXHAUSTED)
+    with pytest.raises(SystemExit) as stopped:
         reproduce.run_seeds(["sft"], [0], tmp_path, [])
+    assert stopped.value.code == EXHAUSTED
+    assert re.match(
+        r"error: seed 0 stopped in sft; .*repeat this .*\(.*: rlhf run sft .*--resume", capsys.readouterr().err
+    )
 
 
 def test_a_record_holds_every_seed_and_is_read_back(tmp_path):
