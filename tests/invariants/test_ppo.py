@@ -4,6 +4,7 @@ import json
 import math
 import random
 import shutil
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,21 @@ def test_gradient_checkpointing_does_not_change_the_result(run, rollout):
         a, *_ = updated(run, rollout, kind)
         b, *_ = updated(run, rollout, kind, checkpointing, gradient_checkpointing=True)
         assert_close(a, b, largest=5e-5, mean=5e-7)
+
+
+@pytest.mark.parametrize(("checkpointing", "times"), [(True, 2), (False, 1)])
+def test_an_update_computes_each_layer_twice_with_checkpointing_and_else_once(run, rollout, checkpointing, times):
+    learner = new_learner(run, gradient_checkpointing=checkpointing, per_device_train_batch_size=8, num_ppo_epochs=1)
+    base = learner.shared.base
+    base.activation_checkpointing_enable()  # in both cases, so that the key alone decides
+    base.enable_input_require_grads()
+    batch = make_batch(learner, rollout)
+    layers = base.base_model.layers
+    calls = Counter[int]()
+    for number, layer in enumerate(layers):  # hooks of the layer itself stay outside of what is computed again
+        layer.mlp.register_forward_pre_hook(lambda *_, number=number: calls.update([number]))
+    learner.update(batch)
+    assert calls == dict.fromkeys(range(len(layers)), times * learner.options.num_mini_batches)
 
 
 @pytest.mark.parametrize("kind", ["head", "adapter"])

@@ -28,11 +28,12 @@ from rlhf.data.split import is_heldout
 from rlhf.data.tokenize import Codec
 from rlhf.evaluation import policies as evaluation
 from rlhf.models.loading import load_codec
-from rlhf.recipe import PinnedRecipe
+from rlhf.recipe import GROUPS, PinnedRecipe
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes, session
-from tests.conftest import beside, content_of, noted, run_stages, small, undefined_metrics
+from rlhf.stages.online.train_state import TrainState
+from tests.conftest import beside, content_of, grouped, noted, run_stages, small, undefined_metrics
 from tests.lines import read_intact_lines
 
 ROOT = Path("cpu-tiny/v1")
@@ -388,6 +389,27 @@ def test_gaps_of_the_reward_model_are_in_percentage_points(trained):
     best = metrics["best_possible_accuracy"]
     assert metrics["accuracy_gap_points"] == pytest.approx(100 * (best - metrics["accuracy"]))
     assert 0 < abs(metrics["accuracy_gap_points"]) < 100
+
+
+@pytest.mark.parametrize("stage", ["ppo", "rloo", "grpo"])
+def test_each_step_of_an_online_stage_is_taken_at_the_rate_that_it_logs(trained, tmp_path, monkeypatch, stage):
+    """It falls in a line to 0, one step after the last; without warm-up the first step is one below the full rate."""
+    keys = {"steps": 3, "learning_rate": 0.004, "lr_scheduler_type": "linear", "warmup_steps": 0}
+    keys |= {"save_steps": 3, "eval_steps": 3}
+    loaded = grouped(stage, keys) if stage in GROUPS else small(**{f"ppo__{key}": value for key, value in keys.items()})
+    out = beside(trained, tmp_path, "pretrain", "sft", "rm")
+    taken: list[float] = []
+    step_optimizer = TrainState.step_optimizer
+
+    def noting_rate(state: TrainState) -> dict[str, float]:
+        taken.append(state.optimizer.param_groups[0]["lr"])
+        return step_optimizer(state)
+
+    monkeypatch.setattr(TrainState, "step_optimizer", noting_rate)
+    run_stages(loaded, out, stage)
+    logged = [row["lr"] for row in read_intact_lines(out / ROOT / stage / "metrics.jsonl")]
+    assert logged == pytest.approx([0.003, 0.002, 0.001])
+    assert sorted(set(taken), reverse=True) == pytest.approx(logged)
 
 
 # -- which side of the split -------------------------------------------------------------------------------------------
