@@ -26,7 +26,7 @@ from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
 from rlhf.stages.online.prompts import prompt_order
-from rlhf.stages.online.role_passes import ScoreNorm, score_norm
+from rlhf.stages.online.role_passes import ScoreNorm, measure_score_norm
 from rlhf.stages.online.session import sampling_settings
 from rlhf.stages.online.train_state import Update, read_state
 from rlhf.stages.ppo import SIGMOID_TANGENT, Batch, Learner, batch_metrics, make_batch
@@ -479,14 +479,14 @@ def test_scores_are_normalised_by_as_many_responses_as_the_recipe_asks_for(run, 
     shared = roles(run)
     for asked, batches in ((2, 1), (8, 1), (9, 2), (24, 3)):
         drawn.clear()
-        score_norm(shared, draw, options(batch_size=8, norm_responses=asked))
+        measure_score_norm(shared, draw, options(batch_size=8, norm_responses=asked))
         assert drawn == list(range(batches))
 
 
 def test_scores_that_are_not_finite_are_called_that(run, rollout, monkeypatch):
     monkeypatch.setattr(SharedBase, "scores", lambda self, rows: torch.full((len(rows.ids),), torch.nan))
     with pytest.raises(UserError, match="scores that are not finite"):
-        score_norm(roles(run), lambda step: rollout, options(batch_size=8))
+        measure_score_norm(roles(run), lambda step: rollout, options(batch_size=8))
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"])

@@ -437,7 +437,7 @@ class Spied:
 
     def _listen(self, patch: pytest.MonkeyPatch) -> None:
         forward, exact_kl = LlamaModel.forward, evaluation.exact_kl
-        score_norm, new_tokenizer = role_passes.score_norm, tokenize.train
+        measure_score_norm, new_tokenizer = role_passes.measure_score_norm, tokenize.train
 
         def train(trainer: Any, *_: Any, **__: Any) -> None:
             for row in trainer.train_dataset:
@@ -464,7 +464,7 @@ class Spied:
             return total
 
         def normed(*args: Any, **options: Any) -> role_passes.ScoreNorm:
-            self.norms.append(score_norm(*args, **options))
+            self.norms.append(measure_score_norm(*args, **options))
             return self.norms[-1]
 
         def tokenizer_of(texts: Any, *args: Any, **options: Any) -> Any:
@@ -477,7 +477,7 @@ class Spied:
         patch.setattr(session, "sample", sample_into(self.trains))
         patch.setattr(evaluation, "sample", sample_into(self.evaluates))
         patch.setattr(evaluation, "exact_kl", diverged)
-        patch.setattr(role_passes, "score_norm", normed)
+        patch.setattr(role_passes, "measure_score_norm", normed)
         patch.setattr(tokenize, "train", tokenizer_of)
 
     def sides(self, rows: Iterable[tuple[int, ...]]) -> list[bool]:
