@@ -117,7 +117,7 @@ def test_an_update_computes_each_layer_twice_with_checkpointing_and_else_once(ru
     base.activation_checkpointing_enable()  # in both cases, so that the key alone decides
     base.enable_input_require_grads()
     batch = make_batch(learner, rollout)
-    layers = base.base_model.layers
+    layers: Any = base.base_model.layers
     calls = Counter[int]()
     for number, layer in enumerate(layers):  # hooks of the layer itself stay outside of what is computed again
         layer.mlp.register_forward_pre_hook(lambda *_, number=number: calls.update([number]))
