@@ -46,14 +46,14 @@ def outcomes(differences: Sequence[float]) -> list[float]:
     return [1.0 if d > 0 else 0.5 if d == 0 else 0.0 for d in differences]
 
 
-def length_controlled_win_rate(outcomes: Sequence[float], longer: Sequence[float]) -> Estimate | None:
+def length_controlled_win_rate(outcomes: Sequence[float], length_differences: Sequence[float]) -> Estimate | None:
     """Return the win rate that remains when both answers are equally long, after AlpacaEval 2 (arXiv 2404.04475).
 
-    The model is P(win) = σ(a + b·tanh(d/s)), where d is the answer's length minus its rival's (`longer`, in any unit)
-    and s is the standard deviation of d. It is fitted to `outcomes` (1 win, 0 loss, 0.5 tie) by maximum likelihood, and
-    the rate is σ(a). The term of that paper's regression for the difficulty of a prompt is left out: with two answers
-    to each prompt it cannot be separated from noise. A penalty of 0.01·(a² + b²) keeps the fit finite where length
-    decides every outcome.
+    The model is P(win) = σ(a + b·tanh(d/s)), where d, one of `length_differences`, is the answer's length minus its
+    rival's in any unit, and s is the standard deviation of d. It is fitted to `outcomes` (1 win, 0 loss, 0.5 tie) by
+    maximum likelihood, and the rate is σ(a). The term of that paper's regression for the difficulty of a prompt is left
+    out: with two answers to each prompt it cannot be separated from noise. A penalty of 0.01·(a² + b²) keeps the fit
+    finite where length decides every outcome.
 
     The interval is that of a, from the sandwich H⁻¹MH⁻¹, where H is the Hessian and M a sum of squared residuals. A win
     or a loss contributes its fitted variance p(1 − p), so that the interval stays honest where one side wins
@@ -63,8 +63,8 @@ def length_controlled_win_rate(outcomes: Sequence[float], longer: Sequence[float
     """
     if not outcomes:
         return None
-    scale = pstdev(longer) or 1.0
-    rows = [(math.tanh(d / scale), y) for d, y in zip(longer, outcomes, strict=True)]
+    scale = pstdev(length_differences) or 1.0
+    rows = [(math.tanh(d / scale), y) for d, y in zip(length_differences, outcomes, strict=True)]
     ridge = 0.02
     a = b = 0.0
     for _ in range(100):  # Newton's method on a strictly convex function converges in a few steps

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf import recipe as recipes
-from rlhf.commands.new_content import KNOWN_CARDS, USED, ChosenCard, Content, NewOptions, render, settings
+from rlhf.commands.new_content import KNOWN_CARDS, USED, ChosenCard, Content, NewOptions, initial_content, render
 from rlhf.commands.new_model import describe, read_model
 from rlhf.errors import OptionError, UserError
 from rlhf.files import sync_tree
@@ -146,7 +146,7 @@ def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Say
     say(f"reading {options.model}")
     model = read_model(options.model, options.revision)
     facts = describe(model, options.template)
-    content = settings(options, model, facts)
+    content = initial_content(options, model, facts)
     stages: tuple[StageName, ...] = ("sft", "rm", *(stage for stage in POLICIES if stage in options.stages), "evaluate")
     with tempfile.TemporaryDirectory(prefix="rlhf-new-") as folder:
         draft = Path(folder) / target.parent.name / "v1"

@@ -161,7 +161,7 @@ class Content(NamedTuple):
         return content
 
 
-def settings(options: NewOptions, model: ModelFiles, facts: ModelFacts) -> Content:
+def initial_content(options: NewOptions, model: ModelFiles, facts: ModelFacts) -> Content:
     """Return what the templates are filled with, before settings that need less memory are searched for."""
     chat = facts.tokenizer["template"] == "chat"
     data = _data(options.data or ("ultrafeedback" if chat else "hh",))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.data import formats, raw
-from rlhf.data.parsing import label_of, quoted_keys
+from rlhf.data.parsing import is_labelled, label_of, parse_row, quoted_keys, row_object
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, PromptOnly, Row
 from rlhf.errors import OptionError, UserError
@@ -60,9 +60,9 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
     pairings: list[Pairing] = []
     for file in files:
         rows = _rename_columns(raw.rows(file), names)
-        first = next(rows, None)
-        rows = itertools.chain([] if first is None else [first], rows)
-        if first is not None and _is_labelled(first[1]):
+        first_rows = _first_rows(rows)
+        rows = itertools.chain(first_rows, rows)
+        if first_rows and isinstance(first_rows[-1][1], dict) and is_labelled(first_rows[-1][1]):
             rows = _pair_labelled(str(file), rows, pairings)
         raw_files.append((str(file), rows, partial(sha256, file)))
     parsed = formats.parse(raw_files, on_bad_row=on_bad_row, advice=formats.CONVERT_ADVICE)
@@ -110,9 +110,14 @@ def _rename_columns(rows: Iterable[RawRow], names: Mapping[str, str]) -> Iterato
         yield source, row
 
 
-def _is_labelled(row: object) -> bool:
-    """Return whether a raw row is an answer that is labelled good or bad by itself."""
-    return isinstance(row, dict) and "prompt" in row and label_of(row) is not None
+def _first_rows(rows: Iterator[RawRow]) -> list[RawRow]:
+    """Take rows up to the first that shows whether answers are labelled one by one; others may lack their label."""
+    taken = []
+    for source, row in rows:
+        taken.append((source, row))
+        if isinstance(row, dict) and ("label" not in row or is_labelled(row)):
+            break
+    return taken
 
 
 def _pair_labelled(name: str, rows: Iterable[RawRow], pairings: list[Pairing]) -> Iterator[RawRow]:
@@ -122,10 +127,14 @@ def _pair_labelled(name: str, rows: Iterable[RawRow], pairings: list[Pairing]) -
     """
     answers: dict[str, tuple[list[object], list[object]]] = defaultdict(lambda: ([], []))
     prompts: dict[str, object] = {}
-    for source, row in rows:
-        if not isinstance(row, dict) or not _is_labelled(row):
-            unlabelled = Malformed("no 'prompt' with a 'label' of true or false, as the first row has them")
-            yield source, row if isinstance(row, Malformed) else unlabelled
+    for source, value in rows:
+        try:
+            row = row_object(value)
+            if not is_labelled(row):
+                raise Malformed("no 'prompt' with a 'label' of true or false, as other rows of the file have them")
+            parse_row({**row, "label": None}, "completion", source)
+        except Malformed as problem:
+            yield source, problem
             continue
         key = json.dumps(row["prompt"], sort_keys=True, default=repr)
         prompts[key] = row["prompt"]

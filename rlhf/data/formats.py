@@ -15,14 +15,24 @@ and leaked row here names, and they do not read transcripts as turns.
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, get_args
 
 from rlhf.data import hub, raw
-from rlhf.data.parsing import KEYS, WrongColumns, kind_of, parse_row, quoted_keys, row_object
+from rlhf.data.parsing import (
+    KEYS,
+    PAIRING,
+    LabelledAnswer,
+    WrongColumns,
+    kind_of,
+    parse_row,
+    quoted_keys,
+    row_object,
+    unclear_label,
+)
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, LeftOut, PreferencePair, PromptOnly, Row
 from rlhf.errors import UserError
@@ -196,7 +206,8 @@ class _Reader:
         """Parse the (source, row) of one file; `sha256` is called after the last row."""
         kind: RowKind | None = None if self.kind == "auto" else self.kind
         count = 0
-        bad: list[tuple[str, Malformed]] = []
+        bad: dict[int, tuple[str, Malformed]] = {}  # by the row's number
+        unlabelled: dict[int, str] = {}  # sources by the row's number
         remaining = iter(rows)
         for source, value in remaining:
             count += 1
@@ -208,23 +219,34 @@ class _Reader:
                 if self.on_bad_row == "stop":
                     way_out = self._way_out(problem, remaining) if count == 1 else [self.advice.skip]
                     raise UserError(". ".join((f"{source}: {str(problem).removesuffix('.')}", *way_out))) from None
-                bad.append((source, problem))
+                bad[count] = source, problem
             else:
                 if isinstance(outcome, str):
                     self.left_out[outcome].append(source)
                 else:
                     self.kept.append(outcome)
+                    if kind == "completion" and "label" in row:
+                        unlabelled[count] = source
         if not count:
             raise UserError(f"{name}: no rows in it; add some (docs/data.md), or name another file")
+        if any(isinstance(problem, LabelledAnswer) for _, problem in bad.values()):
+            bad |= self._refused(unlabelled)
         if kind is None or 2 * len(bad) > count:
-            source, first = bad[0]
+            source, first = bad[min(bad)]
             advice = "The" if isinstance(first, WrongColumns) else f"{self.advice.kind}; the"
             raise UserError(
                 f"{name}: {len(bad):,} of {count:,} rows are malformed, more than half: likely the wrong format. "
                 f"{advice} first is {source}: {first}"
             )
-        self.malformed += [(source, str(problem)) for source, problem in bad]
+        self.malformed += [(source, str(problem)) for _, (source, problem) in sorted(bad.items())]
         self.files.append(FileReport(name, sha256(), kind, count))
+
+    def _refused(self, unlabelled: Mapping[int, str]) -> dict[int, tuple[str, Malformed]]:
+        """Keep none of the rows that have no label in a file of labelled answers: some of them may be bad answers."""
+        sources = set(unlabelled.values())
+        self.kept = [row for row in self.kept if row.source not in sources]
+        problem = LabelledAnswer(f"no 'label' of true or false, which other answers in the file have (KTO); {PAIRING}")
+        return {number: (source, problem) for number, source in unlabelled.items()}
 
     def _way_out(self, problem: Malformed, later: Iterator[tuple[str, object]]) -> list[str]:
         """Return advice on a bad first row. It may be left out only if one of the rows behind it can be used."""
@@ -254,7 +276,13 @@ class _Reader:
                     f"unknown columns: {quoted_keys(row)}. Rename them to those of a known kind: {kinds}. "
                     f"`rlhf data convert FILE --rename problem=prompt --to new.jsonl` does that.{hint}"
                 )
-            return row_kind
+            kind = row_kind
+        label = unclear_label(row) if self.kind == "auto" and row_kind == "completion" else ""
+        if label:
+            raise Malformed(
+                f"the label {label[:40]!r} is neither true nor false: write one of them if it judges the answer (KTO), "
+                "or rename the column, or name the kind in data.format"
+            )
         if self.kind == "auto" and row_kind not in (None, kind):
             raise Malformed(
                 f"one {row_kind} row among {kind} rows, which have {', '.join(KEYS[kind])}; "

@@ -27,6 +27,7 @@ Texts are kept unchanged, with two exceptions: the one space that a transcript p
 """
 
 import itertools
+import math
 import re
 from collections.abc import Iterable
 
@@ -46,6 +47,7 @@ KEYS: dict[RowKind, tuple[str, ...]] = {
     "messages": ("messages",),
     "prompt": ("prompt",),
 }
+PAIRING = "`rlhf data convert FILE --to pairs.jsonl` pairs good and bad answers to the same prompt"
 METADATA_COLUMNS = re.compile(
     r"(.*_)?(id|uid|uuid|idx|index|hash|source|split|category|task|type|lang|language|topic|tags?)"
 )
@@ -69,7 +71,11 @@ _TYPES = {
 
 
 class WrongColumns(Malformed):
-    """A row whose columns have other names than those of its kind. The message says how to rename them."""
+    """A row whose columns are not those of a known kind. The message says how to convert the file."""
+
+
+class LabelledAnswer(WrongColumns):
+    """An answer that is labelled good or bad by itself (KTO), which is no demonstration."""
 
 
 def kind_of(row: dict[str, object]) -> RowKind | None:
@@ -150,16 +156,32 @@ def label_of(row: dict[str, object]) -> bool | None:
     Tables hold labels as text, or as numbers with a decimal point.
     """
     good, bad = ("true", "1", "1.0"), ("false", "0", "0.0")
-    value = str(row.get("label")).strip().lower()
+    value = _label_text(row)
     return value in good if value in (*good, *bad) else None
+
+
+def is_labelled(row: dict[str, object]) -> bool:
+    """Return whether a row is an answer that is labelled good or bad by itself."""
+    return kind_of(row) == "completion" and label_of(row) is not None
+
+
+def unclear_label(row: dict[str, object]) -> str:
+    """Return a label that may mean good or bad and says neither; "" without a label, and for a clear one."""
+    return "" if label_of(row) is not None else _label_text(row)
+
+
+def _label_text(row: dict[str, object]) -> str:
+    """Return the label in lower case; "" where it is missing: null, NaN or an empty cell."""
+    value = row.get("label")
+    missing = value is None or (isinstance(value, float) and math.isnan(value))
+    return "" if missing else str(value).strip().lower()
 
 
 def _completion(row: dict[str, object], source: str) -> Example | LeftOut:
     """Return the example of a prompt and its response, or why it is left out. Raises Malformed."""
     if label_of(row) is not None:
-        raise Malformed(
-            "an answer that is labelled good or bad by itself (KTO), and no pair of answers; "
-            "`rlhf data convert FILE --to pairs.jsonl` pairs good and bad answers to the same prompt"
+        raise LabelledAnswer(
+            f"an answer that is labelled good or bad by itself (KTO), and no pair of answers; {PAIRING}"
         )
     row_prompt = _prompt(_field(row, "prompt", "completion"))
     key = "response" if row.get("response") is not None and row.get("completion") is None else "completion"
@@ -188,11 +210,13 @@ def _prompt_only(row: dict[str, object], source: str) -> PromptOnly:
 
 
 def _right_answer(row: dict[str, object]) -> str | None:
-    """Return the text that a reward compares responses with; None without one. Raises Malformed."""
+    """Return the text that a reward compares responses with; None without one, or if it is empty. Raises Malformed."""
     answer = row.get("answer")
+    if isinstance(answer, float) and not math.isfinite(answer):
+        raise Malformed(f"'answer' is {answer}; it must be text or a finite number")
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
-    return None if answer is None else _text(answer, "answer").strip()
+    return None if answer is None else _text(answer, "answer").strip() or None  # in a table, no answer is an empty cell
 
 
 def _example(

@@ -56,7 +56,10 @@ def rows(path: Path) -> Iterator[tuple[str, object]]:
     if delimiter:
         return _table_rows(path, lines, delimiter)
     lines = (line for line in lines if line[1].strip())
-    return _document_rows(path, lines) if _is_one_document(path, first[1]) else _json_lines(path, lines)
+    first_two = list(itertools.islice(lines, 2))
+    lines = itertools.chain(first_two, lines)
+    one_document = _is_one_document(path, first[1], is_only_line=len(first_two) == 1)
+    return _document_rows(path, lines) if one_document else _json_lines(path, lines)
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -72,6 +75,8 @@ def _first_bytes(path: Path) -> bytes:
         raise UserError(f"{path}: a directory; name the files in it") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
+    except ValueError as error:
+        raise UserError(f"{path}: cannot be read ({error}); check its name") from None
 
 
 def _lines(path: Path, gzipped: bool) -> Iterator[bytes]:
@@ -124,7 +129,7 @@ def _json_lines(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[
         except _RepeatedKey as error:
             yield f"{path}:{number}", Malformed(str(error))
         except (ValueError, RecursionError) as error:
-            reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+            reason = _reason(error)
             if "\r" in line.strip():
                 raise UserError(f"{path}:{number}: {CARRIAGE_RETURNS}") from None
             if not line.endswith("\n"):
@@ -144,21 +149,27 @@ def _parse_json(text: str) -> object:
     return json.loads(text, object_pairs_hook=_object)
 
 
+def _reason(error: Exception) -> str:
+    """Return why a text is not JSON, with the column where the parser names one."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg.removesuffix(' at')} at column {error.colno}"
+    return str(error)
+
+
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Return the pairs of a JSON object as a dictionary. Raises _RepeatedKey."""
     content = dict(pairs)
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]
-        raise _RepeatedKey(
-            f"the key {next(name for name in names if names.count(name) > 1)!r} is given twice; leave one out"
-        )
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise _RepeatedKey(f"the key {repeated[:40]!r} is given twice; leave one out")
     return content
 
 
-def _is_one_document(path: Path, first_line: str) -> bool:
+def _is_one_document(path: Path, first_line: str, is_only_line: bool) -> bool:
     """Return whether all lines together are one JSON value: an array, {"data": [...]}, or something unfinished.
 
-    The first line decides.
+    The first line decides. A whole object in it is a row if more lines follow, even if it has a list `data`.
     """
     if first_line.lstrip().startswith("["):
         return True
@@ -166,7 +177,7 @@ def _is_one_document(path: Path, first_line: str) -> bool:
         value = json.loads(first_line)
     except (ValueError, RecursionError):
         return ".jsonl" not in path.suffixes
-    return isinstance(value, dict) and isinstance(value.get("data"), list)
+    return is_only_line and isinstance(value, dict) and isinstance(value.get("data"), list)
 
 
 def _document_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, object]]:
@@ -181,7 +192,7 @@ def _document_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tup
     try:
         content = _parse_json("".join(texts))
     except _RepeatedKey as error:
-        raise UserError(f"{path}: {error}") from None
+        raise UserError(f"{path}{_place_of_repeated_key(''.join(texts))}: {error}") from None
     except json.JSONDecodeError as error:
         number = numbers[min(error.lineno, len(numbers)) - 1]
         if error.pos == 0:
@@ -189,8 +200,8 @@ def _document_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tup
                 f"{path}:{number}: not JSON; data files are JSON lines, JSON, Parquet, CSV or TSV (docs/data.md)"
             ) from None
         raise UserError(
-            f"{path}:{number}: invalid JSON ({error.msg} at column {error.colno}): the file is damaged or cut off; "
-            "download or write it again"
+            f"{path}:{number}: invalid JSON ({_reason(error)}): the file is damaged or cut off; download or write it "
+            "again"
         ) from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: invalid JSON ({error}); write it again") from None
@@ -199,6 +210,24 @@ def _document_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tup
         raise UserError(f'{path}: neither an array of rows nor {{"data": [...]}}; or put one object on each line')
     for number, row in enumerate(rows, 1):
         yield f"{path}:row {number}", row
+
+
+def _place_of_repeated_key(text: str) -> str:
+    """Return `:row N` for the row of an array that has a key twice; nothing for such a key outside of an array."""
+    if "[" not in text:
+        return ""
+    decoder, gap = json.JSONDecoder(object_pairs_hook=_object), re.compile(r"[\s,]*")
+    place = text.index("[") + 1
+    for number in itertools.count(1):
+        row = gap.match(text, place)
+        assert row is not None  # it matches an empty gap too
+        try:
+            _, place = decoder.raw_decode(text, row.end())
+        except _RepeatedKey:
+            return f":row {number}"
+        except (ValueError, RecursionError):
+            break
+    return ""
 
 
 def _delimiter(path: Path, first_line: str) -> str | None:
@@ -234,7 +263,7 @@ def _table_rows(path: Path, lines: Iterable[tuple[int, str]], delimiter: str) ->
             raise UserError(f"{column}: columns must be separated by commas (.csv) or tabs (.tsv)")
         repeated = next((name for name in names if names.count(name) > 1), None)
         if repeated is not None:
-            raise UserError(f"{path}:{started}: the column {repeated!r} is named twice; rename one of them")
+            raise UserError(f"{path}:{started}: the column {repeated[:40]!r} is named twice; rename one of them")
         started = 0
         for cells in table:
             source, started = f"{path}:{started}", 0
@@ -259,6 +288,10 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, object]]:
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            repeated = next((name for name in names if names.count(name) > 1), None)
+            if repeated is not None:
+                raise UserError(f"{path}: the column {repeated[:40]!r} is there twice; rename one of them")
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
                     number += 1
@@ -266,4 +299,9 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, object]]:
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"{path}: Parquet file damaged after {number:,} rows ({message_of(error)}); download it again"
+        ) from None
+    except (ValueError, OverflowError) as error:  # years behind 9999, two fields of one name
+        raise UserError(
+            f"{path}: a row behind row {number:,} has a value that Python cannot hold ({message_of(error)}); write the "
+            "file again without that column"
         ) from None

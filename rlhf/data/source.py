@@ -39,7 +39,7 @@ def read_source(recipe: recipes.Recipe, folder: Path) -> formats.ParsedRows:
         options = {"seed": recipe.seed, "longest": recipe.longest(), **data.lengths.model_dump()}
         target = _generated_folder(folder, "lengths", options, lengths)
         files = _generate_once(target, ["pairs.jsonl"], lambda: lengths.write(target / "pairs.jsonl", **options))
-        return formats.read(files, on_bad_row="skip")
+        return formats.read(files, on_bad_row="stop")
     if data.source == "sums":
         assert data.sums
         options = {"seed": recipe.seed, **data.sums.model_dump()}

@@ -185,8 +185,8 @@ def further_metrics(before: PolicySamples, after: PolicySamples, gains: Mapping[
     if before.scores is not None and after.scores is not None:
         difference = (after.scores - before.scores).tolist()
         won = per_prompt_means(torch.tensor(outcomes(difference), dtype=torch.float64), after.samples_per_prompt)
-        longer = per_prompt_means((after.lengths - before.lengths).double(), after.samples_per_prompt)
-        controlled = length_controlled_win_rate(won.tolist(), longer.tolist())
+        length_differences = per_prompt_means((after.lengths - before.lengths).double(), after.samples_per_prompt)
+        controlled = length_controlled_win_rate(won.tolist(), length_differences.tolist())
         assert controlled is not None
         metrics["ties_vs_sft"] = sum(d == 0 for d in difference) / len(difference)
         metrics["lc_win_rate_vs_sft"] = controlled.value

@@ -35,11 +35,11 @@ def accuracy(differences: torch.Tensor) -> float:
 
 
 def reward_model_figures(
-    chosen: Sequence[float], rejected: Sequence[float], longer: Sequence[int]
+    chosen: Sequence[float], rejected: Sequence[float], length_differences: Sequence[int]
 ) -> tuple[dict[str, float], RewardModelFigures]:
     """Return metrics of a reward model from its scores on held-out pairs, and the curves behind them.
 
-    `longer`: tokens of the chosen answer less those of the rejected one.
+    `length_differences`: tokens of the chosen answer less those of the rejected one.
     """
     margins = [a - b for a, b in zip(chosen, rejected, strict=True)]
     curve, error = calibration(margins)
@@ -58,11 +58,11 @@ def reward_model_figures(
         "sigmoid_in_range": fmean(float(HEALTHY[0] <= x <= HEALTHY[1]) for x in probabilities),
     }
     for name, sign in (("longer", 1), ("shorter", -1)):
-        rows = [r for r, d in zip(correct, longer, strict=True) if d * sign > 0]
+        rows = [r for r, d in zip(correct, length_differences, strict=True) if d * sign > 0]
         if rows:
             metrics[f"accuracy_chosen_{name}"] = fmean(rows)
-    if len(set(longer)) > 1 and len(set(margins)) > 1:
-        metrics["margin_length_correlation"] = correlation(margins, longer)
+    if len(set(length_differences)) > 1 and len(set(margins)) > 1:
+        metrics["margin_length_correlation"] = correlation(margins, length_differences)
     largest = max(map(abs, margins)) or 1.0
     edges = [largest * (i / 20 - 1) for i in range(41)]
     twentieths = [i / 20 for i in range(21)]

@@ -55,7 +55,8 @@ class Figure(Section):
     name: str
     stage: StageName | Literal["all"]
     guide: str | None = None
-    # Key in the stage's summary metrics, or a cost that rlhf/run/measured.py or rlhf/memory/published_figures.py adds.
+    # Key in the stage's summary metrics, or a cost that rlhf/run/comparisons.py or rlhf/memory/published_figures.py
+    # adds.
     metric: str | None = None
     not_comparable: str | None = None  # the reason, where there is no metric
     value: float | None = None

@@ -25,6 +25,7 @@ from rlhf.files import finite, free_name, sha256, sync_tree, write_json
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run import reader, records
 from rlhf.run.checkpoints import Checkpoints, checkpoint_step
+from rlhf.run.comparisons import comparable_values, comparison, figures
 from rlhf.run.finished import (
     REMADE,
     check_result,
@@ -36,7 +37,6 @@ from rlhf.run.finished import (
 from rlhf.run.layout import FINDINGS, MANIFEST, RESULTS, SUMMARY
 from rlhf.run.lock import locked, make_run_directory
 from rlhf.run.logs import LOGS, Logs
-from rlhf.run.measured import comparable_values, comparison, figures
 from rlhf.run.packages import package_versions
 from rlhf.run.parents import Parents
 from rlhf.run.provenance import code_version

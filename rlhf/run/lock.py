@@ -56,7 +56,9 @@ def _take(lock: Path, path: Path) -> tuple[int, list[Path]]:
         try:
             new_folders = _make(lock.parent) or new_folders
             number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
-        except FileNotFoundError as error:  # perhaps another process has removed a folder meanwhile
+        except (FileNotFoundError, FileExistsError) as error:
+            # Perhaps another process has removed a folder meanwhile. `mkdir` then says that it exists, if it was there
+            # for the system's call and gone when Python looked whether it is a folder.
             problem = error
             continue
         except OSError as error:

@@ -29,9 +29,9 @@ from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
-from rlhf.stages.supervised import arguments, best_step, free_memory, rows_to_dataset, train
+from rlhf.stages.supervised import arguments, best_step_metric, free_memory, rows_to_dataset, train
 from rlhf.stages.trainer import RunTrainer
-from rlhf.stages.training_pairs import EncodedPair, StagePairs, encoded_pairs
+from rlhf.stages.training_pairs import EncodedPair, StagePairs, stage_pairs
 
 SAMPLES = 8  # held-out prompts whose answers are logged before and after
 
@@ -45,7 +45,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     corpus = load_corpus(run)
     split = corpus.preferences("dpo")
     codec = load_codec(run)
-    pairs = encoded_pairs(run, codec, split, options)
+    pairs = stage_pairs(run, codec, split, options)
     prompts = corpus.prompts("dpo").test[: recipe.evaluate.max_samples]
 
     _fit(run, codec, pairs, device, telemetry)
@@ -70,7 +70,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
         ],
     )
     counts = {"preference_accuracy": preferred, "train_pairs": len(pairs.training), **pairs.cuts}
-    metrics = gains_over_sft(before, after) | counts | best_step(run)
+    metrics = gains_over_sft(before, after) | counts | best_step_metric(run)
     return Result(metrics, telemetry.costs(), sample_of(codec, prompts, before, after, "dpo"))
 
 
@@ -83,7 +83,7 @@ def _fit(run: StageRun, codec: Codec, pairs: StagePairs, device: torch.device, t
     trainer = _Trainer(
         model=model,
         args=arguments(DPOConfig, run, recipe.dpo, max_length=None, beta=recipe.dpo.beta),
-        train_dataset=rows_to_dataset([_row(chosen, rejected) for chosen, rejected in pairs.training]),
+        train_dataset=rows_to_dataset([_training_row(chosen, rejected) for chosen, rejected in pairs.training]),
         processing_class=codec.tokenizer,
     )
     evaluate = None
@@ -149,5 +149,5 @@ class _Trainer(RunTrainer, DPOTrainer):
         return dataset
 
 
-def _row(chosen: Encoded, rejected: Encoded) -> dict[str, list[int]]:
+def _training_row(chosen: Encoded, rejected: Encoded) -> dict[str, list[int]]:
     return {"prompt_ids": chosen.prompt, "chosen_ids": chosen.response, "rejected_ids": rejected.response}

@@ -67,8 +67,8 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
 
     metrics = _policy_metrics(samples, perplexities, overlap, telemetry)
     histograms = score_histograms({name: policy.scores for name, policy in samples.items()})
-    longer = [len(c.response) - len(r.response) for c, r in encoded]
-    rm_metrics, curves = reward_model_figures(chosen.tolist(), rejected.tolist(), longer)
+    length_differences = [len(c.response) - len(r.response) for c, r in encoded]
+    rm_metrics, curves = reward_model_figures(chosen.tolist(), rejected.tolist(), length_differences)
     metrics |= {f"rm/{key}": value for key, value in rm_metrics.items()}
     details = {
         "scores": histograms.plain() if histograms else None,

@@ -27,9 +27,9 @@ from rlhf.recipe import Rm
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
-from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train
+from rlhf.stages.supervised import arguments, best_step_metric, rows_to_dataset, train
 from rlhf.stages.trainer import RunTrainer
-from rlhf.stages.training_pairs import EncodedPair, StagePairs, encoded_pairs
+from rlhf.stages.training_pairs import EncodedPair, StagePairs, stage_pairs
 from rlhf.terminal.progress import working
 
 SAMPLES = 8  # held-out pairs whose scores are kept
@@ -43,7 +43,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
 
     split = load_corpus(run).preferences("rm")
     codec = load_codec(run)
-    pairs = encoded_pairs(run, codec, split, options)
+    pairs = stage_pairs(run, codec, split, options)
 
     torch.manual_seed(recipe.seed)  # the score head is drawn when the base is loaded
     with telemetry.phase("load"):
@@ -81,7 +81,7 @@ def _metrics(
         "train_pairs": len(pairs.training),
         "heldout_pairs": len(pairs.heldout),
         **pairs.cuts,
-        **best_step(run),
+        **best_step_metric(run),
     }
     data = run.loaded.recipe.data
     if data.has_true_reward:
@@ -105,7 +105,7 @@ def _new_trainer(run: StageRun, model: Model, codec: Codec, pairs: Sequence[Enco
             max_length=None,  # TRL would drop longer pairs silently; they are cut and counted already
             center_rewards_coefficient=options.center_rewards_coefficient or None,
         ),
-        train_dataset=rows_to_dataset([_pair_ids(chosen, rejected) | margin for chosen, rejected in pairs]),
+        train_dataset=rows_to_dataset([_training_row(chosen, rejected) | margin for chosen, rejected in pairs]),
         processing_class=codec.tokenizer,
     )
 
@@ -152,7 +152,7 @@ class _MarginRankingTrainer(_Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
-def _pair_ids(chosen: Encoded, rejected: Encoded) -> dict[str, object]:
+def _training_row(chosen: Encoded, rejected: Encoded) -> dict[str, object]:
     chosen_ids, rejected_ids = chosen.prompt + chosen.response, rejected.prompt + rejected.response
     return {"chosen_ids": chosen_ids, "rejected_ids": rejected_ids}
 

@@ -83,7 +83,7 @@ def execute(
             _check_parents(run)
             tracking.check(report_to)
             with quiet_libraries():
-                result, predicted = _run_stage(run, bool(resume), report_to, preflight, stop_on)
+                result, predicted = _prepare_and_run(run, bool(resume), report_to, preflight, stop_on)
             return Executed(run.finish(result.metrics, result.costs, predicted), result, run.path)
 
 
@@ -135,7 +135,7 @@ def _check_parents(run: StageRun) -> None:
         follow_base(run.parents.folder(finished).parent, finished)
 
 
-def _run_stage(
+def _prepare_and_run(
     run: StageRun, resume: bool, report_to: Sequence[str], preflight: Callable[[], int | None], stop_on: Sequence[str]
 ) -> tuple[Result, int | None]:
     """Run the stage's own code. Return its result and the predicted bytes of its peak."""

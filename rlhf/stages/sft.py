@@ -23,7 +23,7 @@ from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
-from rlhf.stages.supervised import arguments, best_step, rows_to_dataset, train
+from rlhf.stages.supervised import arguments, best_step_metric, rows_to_dataset, train
 from rlhf.stages.trainer import RunTrainer
 from rlhf.stages.training_forward import IGNORED
 
@@ -88,10 +88,9 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
         "perplexity_ratio": perplexity_after / perplexity_before,
         "train_examples": len(rows.training),
         **rows.cuts,
-        **best_step(run),
+        **best_step_metric(run),
     }
-    sample = prompt_texts[0], {"base": answers_before[0], "SFT": answers_after[0]}
-    return Result(metrics, telemetry.costs(), sample)
+    return Result(metrics, telemetry.costs(), (prompt_texts[0], {"base": answers_before[0], "SFT": answers_after[0]}))
 
 
 class _Trainer(RunTrainer, SFTTrainer):

@@ -207,7 +207,7 @@ def choose_checkpoint(run: StageRun) -> int | None:
     return best
 
 
-def best_step(run: StageRun) -> dict[str, float]:
+def best_step_metric(run: StageRun) -> dict[str, float]:
     """Return the metric that names the best checkpoint; nothing if checkpoints were not compared."""
     best = reader.read(run.path / "checkpoints" / "best.json", records.BestCheckpoint)
     if best is None:

@@ -27,7 +27,7 @@ class StagePairs(NamedTuple):
         return [longest(chosen, rejected) for chosen, rejected in self.training]
 
 
-def encoded_pairs(run: StageRun, codec: Codec, pairs: Split[PreferencePair], options: Rm | Dpo) -> StagePairs:
+def stage_pairs(run: StageRun, codec: Codec, pairs: Split[PreferencePair], options: Rm | Dpo) -> StagePairs:
     """Encode the pairs of a stage. Note in its manifest what was cut, and print advice where there are few."""
     training, cuts, _ = encode_pairs(codec, pairs.train[: options.max_samples], options)
     heldout, heldout_cuts, heldout_rows = encode_pairs(codec, pairs.test[: options.max_eval_samples], options)

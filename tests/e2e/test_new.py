@@ -121,7 +121,7 @@ def test_what_the_search_finds_is_what_is_written(checkpoints, tmp_path):
     wishes = NewOptions(str(checkpoints / "Tiny_llama"), card_of("3GB"))
     source = new_model.read_model(wishes.model, None)
     facts = new_model.describe(source, None)
-    content = new_content.settings(wishes, source, facts)
+    content = new_content.initial_content(wishes, source, facts)
     draft = tmp_path / "a" / "v1"
     draft.mkdir(parents=True)
     before = new._write_recipe(draft, content)

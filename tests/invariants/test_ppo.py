@@ -4,6 +4,7 @@ import json
 import math
 import random
 import shutil
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
 from rlhf.stages.online.prompts import prompt_order
-from rlhf.stages.online.role_passes import ScoreNorm, score_norm
+from rlhf.stages.online.role_passes import ScoreNorm, measure_score_norm
 from rlhf.stages.online.session import sampling_settings
 from rlhf.stages.online.train_state import Update, read_state
 from rlhf.stages.ppo import SIGMOID_TANGENT, Batch, Learner, batch_metrics, make_batch
@@ -107,6 +108,21 @@ def test_gradient_checkpointing_does_not_change_the_result(run, rollout):
         a, *_ = updated(run, rollout, kind)
         b, *_ = updated(run, rollout, kind, checkpointing, gradient_checkpointing=True)
         assert_close(a, b, largest=5e-5, mean=5e-7)
+
+
+@pytest.mark.parametrize(("checkpointing", "times"), [(True, 2), (False, 1)])
+def test_an_update_computes_each_layer_twice_with_checkpointing_and_else_once(run, rollout, checkpointing, times):
+    learner = new_learner(run, gradient_checkpointing=checkpointing, per_device_train_batch_size=8, num_ppo_epochs=1)
+    base = learner.shared.base
+    base.activation_checkpointing_enable()  # in both cases, so that the key alone decides
+    base.enable_input_require_grads()
+    batch = make_batch(learner, rollout)
+    layers: Any = base.base_model.layers
+    calls = Counter[int]()
+    for number, layer in enumerate(layers):  # hooks of the layer itself stay outside of what is computed again
+        layer.mlp.register_forward_pre_hook(lambda *_, number=number: calls.update([number]))
+    learner.update(batch)
+    assert calls == dict.fromkeys(range(len(layers)), times * learner.options.num_mini_batches)
 
 
 @pytest.mark.parametrize("kind", ["head", "adapter"])
@@ -463,14 +479,14 @@ def test_scores_are_normalised_by_as_many_responses_as_the_recipe_asks_for(run, 
     shared = roles(run)
     for asked, batches in ((2, 1), (8, 1), (9, 2), (24, 3)):
         drawn.clear()
-        score_norm(shared, draw, options(batch_size=8, norm_responses=asked))
+        measure_score_norm(shared, draw, options(batch_size=8, norm_responses=asked))
         assert drawn == list(range(batches))
 
 
 def test_scores_that_are_not_finite_are_called_that(run, rollout, monkeypatch):
     monkeypatch.setattr(SharedBase, "scores", lambda self, rows: torch.full((len(rows.ids),), torch.nan))
     with pytest.raises(UserError, match="scores that are not finite"):
-        score_norm(roles(run), lambda step: rollout, options(batch_size=8))
+        measure_score_norm(roles(run), lambda step: rollout, options(batch_size=8))
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"])

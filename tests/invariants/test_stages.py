@@ -28,11 +28,12 @@ from rlhf.data.split import is_heldout
 from rlhf.data.tokenize import Codec
 from rlhf.evaluation import policies as evaluation
 from rlhf.models.loading import load_codec
-from rlhf.recipe import PinnedRecipe
+from rlhf.recipe import GROUPS, PinnedRecipe
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes, session
-from tests.conftest import beside, content_of, noted, run_stages, small, undefined_metrics
+from rlhf.stages.online.train_state import TrainState
+from tests.conftest import beside, content_of, grouped, noted, run_stages, small, undefined_metrics
 from tests.lines import read_intact_lines
 
 ROOT = Path("cpu-tiny/v1")
@@ -390,6 +391,27 @@ def test_gaps_of_the_reward_model_are_in_percentage_points(trained):
     assert 0 < abs(metrics["accuracy_gap_points"]) < 100
 
 
+@pytest.mark.parametrize("stage", ["ppo", "rloo", "grpo"])
+def test_each_step_of_an_online_stage_is_taken_at_the_rate_that_it_logs(trained, tmp_path, monkeypatch, stage):
+    """It falls in a line to 0, one step after the last; without warm-up the first step is one below the full rate."""
+    keys = {"steps": 3, "learning_rate": 0.004, "lr_scheduler_type": "linear", "warmup_steps": 0}
+    keys |= {"save_steps": 3, "eval_steps": 3}
+    loaded = grouped(stage, keys) if stage in GROUPS else small(**{f"ppo__{key}": value for key, value in keys.items()})
+    out = beside(trained, tmp_path, "pretrain", "sft", "rm")
+    taken: list[float] = []
+    step_optimizer = TrainState.step_optimizer
+
+    def noting_rate(state: TrainState) -> dict[str, float]:
+        taken.append(state.optimizer.param_groups[0]["lr"])
+        return step_optimizer(state)
+
+    monkeypatch.setattr(TrainState, "step_optimizer", noting_rate)
+    run_stages(loaded, out, stage)
+    logged = [row["lr"] for row in read_intact_lines(out / ROOT / stage / "metrics.jsonl")]
+    assert logged == pytest.approx([0.003, 0.002, 0.001])
+    assert sorted(set(taken), reverse=True) == pytest.approx(logged)
+
+
 # -- which side of the split -------------------------------------------------------------------------------------------
 
 
@@ -415,7 +437,7 @@ class Spied:
 
     def _listen(self, patch: pytest.MonkeyPatch) -> None:
         forward, exact_kl = LlamaModel.forward, evaluation.exact_kl
-        score_norm, new_tokenizer = role_passes.score_norm, tokenize.train
+        measure_score_norm, new_tokenizer = role_passes.measure_score_norm, tokenize.train
 
         def train(trainer: Any, *_: Any, **__: Any) -> None:
             for row in trainer.train_dataset:
@@ -442,7 +464,7 @@ class Spied:
             return total
 
         def normed(*args: Any, **options: Any) -> role_passes.ScoreNorm:
-            self.norms.append(score_norm(*args, **options))
+            self.norms.append(measure_score_norm(*args, **options))
             return self.norms[-1]
 
         def tokenizer_of(texts: Any, *args: Any, **options: Any) -> Any:
@@ -455,7 +477,7 @@ class Spied:
         patch.setattr(session, "sample", sample_into(self.trains))
         patch.setattr(evaluation, "sample", sample_into(self.evaluates))
         patch.setattr(evaluation, "exact_kl", diverged)
-        patch.setattr(role_passes, "score_norm", normed)
+        patch.setattr(role_passes, "measure_score_norm", normed)
         patch.setattr(tokenize, "train", tokenizer_of)
 
     def sides(self, rows: Iterable[tuple[int, ...]]) -> list[bool]:

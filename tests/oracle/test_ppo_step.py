@@ -263,7 +263,7 @@ def test_scores_are_normalised_by_mean_and_sd_of_sft_responses(trained, rollout:
         return rollout.rows(torch.arange(3) if step else torch.arange(3, 8))
 
     expected = statistics.mean(scores), statistics.stdev(scores)
-    assert role_passes.score_norm(shared, draw, options) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert role_passes.measure_score_norm(shared, draw, options) == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert drawn == [0, 1]
 
 

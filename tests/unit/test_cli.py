@@ -485,7 +485,7 @@ def test_ranges_in_words(low, high, text):
 
 
 def test_targets_are_measured_against_their_range():
-    from rlhf.run.measured import comparison
+    from rlhf.run.comparisons import comparison
 
     target = recipe.Figure(
         name="KL", stage="ppo", metric="kl_per_token", range=(0.05, 0.3), unit="nats/token", source="here"

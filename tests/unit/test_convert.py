@@ -91,6 +91,25 @@ def test_labelled_answers_become_pairs(tmp_path):
     assert (len(found.pairs), len(found.report.malformed)) == (1, 1)
 
 
+@pytest.mark.parametrize("wrong", [{"label": None}, {"prompt": 5}, {"completion": None}, {"completion": ["x"]}])
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_wrong_row_among_labelled_answers_is_named_wherever_it_stands(tmp_path, wrong, place):
+    rows = [{"prompt": "A?", "completion": text, "label": text == "a"} for text in ("a", "b")]
+    rows.insert(place, rows[0] | wrong)
+    file = write(tmp_path / "kto.jsonl", *rows)
+    with pytest.raises(UserError, match=rf"kto\.jsonl:{place + 1}: .* Leave such rows out with --skip-bad-rows"):
+        convert.convert([file], {})
+    found = convert.convert([file], {}, "skip")
+    assert [(pair.chosen, pair.rejected) for pair in found.rows.pairs] == [("a", "b")]
+    assert [source for source, _ in found.rows.report.malformed] == [f"{file}:{place + 1}"]
+    assert found.pairings[0].answers == 2
+
+
+def test_pairs_with_a_label_are_not_taken_for_labelled_answers(tmp_path):
+    file = write(tmp_path / "a.jsonl", ROWS["preference"] | {"label": 1})
+    assert len(convert.convert([file], {}).rows.pairs) == 1
+
+
 def test_a_converted_file_has_rows_of_one_kind(tmp_path):
     files = [write(tmp_path / f"{kind}.jsonl", ROWS[kind]) for kind in ("preference", "completion")]
     with pytest.raises(UserError, match=r"rows of different kinds: .*completion\.jsonl:1, .*preference\.jsonl:1; conv"):

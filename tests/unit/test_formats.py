@@ -200,7 +200,48 @@ def test_a_completion_that_brings_another_conversation_is_refused(write):
 def test_labelled_answers_are_refused_with_the_way_to_pair_them(write, label):
     message = refusal([write("kto.jsonl", lines({**COMPLETION, "label": label}))])
     assert message.startswith("kto.jsonl:1: an answer that is labelled good or bad by itself (KTO)")
+    assert "data.format" not in message, "it would not help"
     assert "rlhf data convert FILE --to pairs.jsonl" in message
+
+
+@pytest.mark.parametrize("missing", [None, "", float("nan")])
+def test_an_answer_without_a_label_among_labelled_ones_is_no_demonstration(write, missing):
+    unlabelled, labelled = ({**COMPLETION, "label": label} for label in (missing, False))
+    file = write("kto.jsonl", lines(unlabelled, unlabelled, labelled, COMPLETION, COMPLETION, COMPLETION, COMPLETION))
+    assert refusal([file]).startswith("kto.jsonl:3: an answer that is labelled good or bad by itself (KTO)")
+    rows = read([file], on_bad_row="skip")
+    assert [row.source for row in rows.examples] == [f"kto.jsonl:{number}" for number in (4, 5, 6, 7)]
+    assert [(source, reason[:10]) for source, reason in rows.report.malformed] == [
+        ("kto.jsonl:1", "no 'label'"),
+        ("kto.jsonl:2", "no 'label'"),
+        ("kto.jsonl:3", "an answer "),
+    ]
+    table = write("kto.csv", b"prompt,completion,label\nA?,a,\nA?,b,\nA?,c,true\n")
+    message = refusal([table], on_bad_row="skip")
+    assert message.startswith("kto.csv: 3 of 3 rows are malformed") and "`rlhf data convert FILE" in message
+    assert len(read([write("none.jsonl", lines(unlabelled, unlabelled))]).examples) == 2, "nobody has labelled these"
+
+
+@pytest.mark.parametrize("label", ["yes", "good", 2, -1, [True], -0.0])
+def test_a_label_that_is_neither_true_nor_false_is_asked_about(write, label):
+    """Otherwise SFT would imitate bad answers too. A named kind says that the column means something else."""
+    file = write("a.jsonl", lines({**COMPLETION, "label": label}, COMPLETION, COMPLETION))
+    assert refusal([file]).startswith(f"a.jsonl:1: the label {str(label).lower()!r} is neither true nor false")
+    rows = read([file], on_bad_row="skip")
+    assert (len(rows.examples), rows.report.malformed[0][0]) == (2, "a.jsonl:1")
+    assert len(read([file], kind="completion").examples) == 3
+
+
+@pytest.mark.parametrize("answer", [float("nan"), float("inf"), True, ["4"]])
+def test_an_answer_that_no_reward_can_compare_with_is_malformed(write, answer):
+    file = write("a.jsonl", lines({"prompt": "2+2?", "answer": 4}, {"prompt": "3+3?", "answer": answer}))
+    assert refusal([file]).startswith("a.jsonl:2: 'answer' is ")
+    assert [row.right_answer for row in read([file], on_bad_row="skip").bare_prompts] == ["4"]
+
+
+def test_an_empty_answer_of_a_prompt_is_none(write):
+    rows = read([write("a.csv", b"prompt,answer\n2+2?,4\n3+3?,\n4+4?,  \n")])
+    assert [row.right_answer for row in rows.bare_prompts] == ["4", None, None]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +274,7 @@ def test_a_table_is_read_with_quotes_and_line_breaks_in_its_cells(write, name, c
         ("a.csv", "question\tanswer\nHi\t4\n", r"a.csv:1: one column, 'question\tanswer': columns must be"),
         ("a.jsonl", '{"prompt": "a", "prompt": "b", "response": "c"}\n', "a.jsonl:1: the key 'prompt' is given twice"),
         ("a.jsonl", '{"x": [{"b": 1, "b": 2}]}', "a.jsonl:1: the key 'b' is given twice"),
-        ("a.json", '[\n{"a": 1, "a": 2}]', "a.json: the key 'a' is given twice"),
+        ("a.json", '[\n{"a": 1, "a": 2}]', "a.json:row 1: the key 'a' is given twice"),
         ("a.jsonl", '{"prompt": "a"}\r{"prompt": "b"}\r', "a.jsonl:1: a carriage return inside of a line"),
         ("a.csv", "prompt,response\ra,b\rc,d\r", "a.csv:1: a carriage return inside of a line"),
         ("a.tsv", 'prompt\tresponse\na\t"b" c\n', "a.tsv:2: not a table of tab-separated values"),
@@ -336,6 +377,39 @@ def test_columns_filled_with_null_count_as_absent(write):
 
 def test_a_data_column_is_no_array_of_rows(write):
     assert len(read([write("a.json", lines({**TEXT, "data": "x"}, TEXT))]).documents) == 2
+    assert len(read([write("b.jsonl", lines({**TEXT, "data": [1]}, TEXT))]).documents) == 2
+    assert len(read([write("c.json", lines({"data": [TEXT, TEXT]}))]).documents) == 2
+
+
+def test_a_key_given_twice_is_named_with_its_row(write):
+    """A parser would take the last value without a word."""
+    twice = b'{"text": "a", "text": "b"}'
+    assert refusal([write("a.jsonl", lines(TEXT) + twice + b"\n")]).startswith("a.jsonl:2: the key 'text' is given twi")
+    array = write("a.json", b"[" + json.dumps(TEXT).encode() + b",\n" + twice + b"]")
+    assert refusal([array]) == "a.json:row 2: the key 'text' is given twice; leave one out"
+    outside = write("b.json", b'{"n": 1, "n": 2,\n"data": [' + json.dumps(TEXT).encode() + b"]}")
+    assert refusal([outside]) == "b.json: the key 'n' is given twice; leave one out"
+    long = b"k" * 3000
+    assert len(refusal([write("c.jsonl", b'{"' + long + b'": 1, "' + long + b'": 2}\n')])) < 500
+
+
+def test_a_parquet_file_with_values_that_python_cannot_hold_is_named(write):
+    def parquet(table: pyarrow.Table) -> str:
+        pyarrow.parquet.write_table(table, "a.parquet")
+        return refusal(["a.parquet"])
+
+    texts = pyarrow.array(["a"])
+    twice = pyarrow.Table.from_arrays([texts, texts], names=["text", "text"])
+    assert parquet(twice) == "a.parquet: the column 'text' is there twice; rename one of them"
+    fields = pyarrow.StructArray.from_arrays([texts, texts], names=["x", "x"])
+    far = pyarrow.array([2**62], pyarrow.timestamp("us"))
+    for column in (fields, far):
+        message = parquet(pyarrow.table({"text": texts, "more": column}))
+        assert message.startswith("a.parquet: a row behind row 0 has a value that Python cannot hold")
+
+
+def test_a_path_that_no_file_can_have_is_named():
+    assert "cannot be read (embedded null byte)" in refusal(["a\0.jsonl"])
 
 
 def test_a_named_format_overrules_detection(write):

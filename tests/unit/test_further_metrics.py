@@ -97,8 +97,10 @@ def test_the_curves_are_read_as_they_are_written(tmp_path):
 
 def test_a_length_bias_shows():
     rng = random.Random(1)
-    longer = [rng.randint(-20, 20) for _ in range(500)]
-    figures, _ = reward_model_figures([0.1 * d + rng.gauss(0, 0.5) for d in longer], [0.0] * 500, longer)
+    length_differences = [rng.randint(-20, 20) for _ in range(500)]
+    figures, _ = reward_model_figures(
+        [0.1 * d + rng.gauss(0, 0.5) for d in length_differences], [0.0] * 500, length_differences
+    )
     assert figures["margin_length_correlation"] > 0.8
     assert figures["accuracy_chosen_longer"] > 0.8 > 0.2 > figures["accuracy_chosen_shorter"]
 

@@ -1,5 +1,6 @@
 """Run directories: done means done, nothing is lost, a checkpoint is whole or absent."""
 
+import errno
 import json
 import math
 import os
@@ -19,6 +20,7 @@ from rlhf.recipe import published
 from rlhf.run import other_settings, reader, records
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import StageRun
+from rlhf.run.lock import locked
 from rlhf.run.parents import ParentMissing
 from rlhf.run.records import Costs, LogLine, Summary
 from tests.conftest import RECIPE, SMALL, content_of, one_line_of, rlhf, small
@@ -576,6 +578,25 @@ def test_a_lock_that_is_removed_again_and_again_has_one_holder_at_a_time(tmp_pat
     held = [contender.communicate()[0] for contender in contenders]
     assert [contender.returncode for contender in contenders] == [0] * 4 and all(int(count) for count in held)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_folder_that_is_removed_while_it_is_made_is_made_again(tmp_path, monkeypatch):
+    """Another process's folder is there when the system is asked to make it, and gone when Python looks for it."""
+    make, calls = os.mkdir, []
+
+    def mkdir(path: str, mode: int = 0o777) -> None:
+        calls.append(path)
+        if len(calls) == 1:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        make(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with locked(tmp_path / "v1" / "sft"):
+        assert (tmp_path / "v1").is_dir()
+    (tmp_path / "file").touch()
+    refused = pytest.raises(UserError, match=r"file: cannot write there \(File exists\)")
+    with refused, locked(tmp_path / "file" / "sft"):
+        pass
 
 
 def test_json_is_replaced_whole(tmp_path):

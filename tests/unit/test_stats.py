@@ -21,24 +21,24 @@ def test_wilson_interval_of_a_textbook_share():
 def world(seed: int, a: float, b: float, rows: int = 4000) -> tuple[list[float], list[float]]:
     """Outcomes that a true preference `a` and a liking `b` for length decide, where one side writes more."""
     rng = random.Random(seed)
-    longer = [rng.gauss(10, 20) for _ in range(rows)]
-    mean = sum(longer) / rows
-    scale = math.sqrt(sum((d - mean) ** 2 for d in longer) / rows)
-    chance = [1 / (1 + math.exp(-(a + b * math.tanh(d / scale)))) for d in longer]
-    return [float(rng.random() < p) for p in chance], longer
+    length_differences = [rng.gauss(10, 20) for _ in range(rows)]
+    mean = sum(length_differences) / rows
+    scale = math.sqrt(sum((d - mean) ** 2 for d in length_differences) / rows)
+    chance = [1 / (1 + math.exp(-(a + b * math.tanh(d / scale)))) for d in length_differences]
+    return [float(rng.random() < p) for p in chance], length_differences
 
 
-def win_rate(outcomes: Sequence[float], longer: Sequence[float]) -> stats.Estimate:
+def win_rate(outcomes: Sequence[float], length_differences: Sequence[float]) -> stats.Estimate:
     """The length-controlled win rate of at least one comparison."""
-    estimate = stats.length_controlled_win_rate(outcomes, longer)
+    estimate = stats.length_controlled_win_rate(outcomes, length_differences)
     assert estimate is not None
     return estimate
 
 
 @pytest.mark.parametrize(("a", "b"), [(0.0, 0.0), (0.0, 2.0), (0.5, 2.0), (-0.7, 1.0)])
 def test_length_control_finds_the_preference_behind_the_length(a, b):
-    outcomes, longer = world(3, a, b)
-    estimate = win_rate(outcomes, longer)
+    outcomes, length_differences = world(3, a, b)
+    estimate = win_rate(outcomes, length_differences)
     assert estimate.low < 1 / (1 + math.exp(-a)) < estimate.high
     assert estimate.high - estimate.low < 0.05
     if b >= 2:  # the plain win rate does not
@@ -60,9 +60,9 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(ties):
     rng = random.Random(5)
     held, widths = 0, []
     for _ in range(200):
-        longer = [rng.gauss(0, 20) for _ in range(200)]
-        outcomes = [0.5 if rng.random() < ties else float(rng.random() < 0.7) for _ in longer]
-        estimate = win_rate(outcomes, longer)
+        length_differences = [rng.gauss(0, 20) for _ in range(200)]
+        outcomes = [0.5 if rng.random() < ties else float(rng.random() < 0.7) for _ in length_differences]
+        estimate = win_rate(outcomes, length_differences)
         held += estimate.low < 0.5 * ties + 0.7 * (1 - ties) < estimate.high
         widths.append(estimate.high - estimate.low)
     assert held / 200 > 0.91
@@ -83,9 +83,9 @@ def test_length_control_is_finite_where_length_decides_all():
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(-500, 500)), min_size=1, max_size=40))
 def test_length_control_is_symmetric(rows):
-    outcomes, longer = [y for y, _ in rows], [d for _, d in rows]
-    one = win_rate(outcomes, longer)
-    other = win_rate([1 - y for y in outcomes], [-d for d in longer])
+    outcomes, length_differences = [y for y, _ in rows], [d for _, d in rows]
+    one = win_rate(outcomes, length_differences)
+    other = win_rate([1 - y for y in outcomes], [-d for d in length_differences])
     assert 0 < one.low <= one.value <= one.high < 1
     assert one.value + other.value == pytest.approx(1)
 

@@ -117,7 +117,7 @@ def reward_scores(shared: SharedBase, rollout: Rollout, rows_at_once: int) -> Te
     return scores
 
 
-def score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout], options: OnlineOptions) -> ScoreNorm:
+def measure_score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout], options: OnlineOptions) -> ScoreNorm:
     """Return mean and standard deviation of the reward model's scores of SFT's responses to training prompts.
 
     At least `norm_responses` responses are scored, in whole batches of rollouts.

@@ -107,7 +107,7 @@ class Session:
         if not self.options.normalize_scores:
             return ScoreNorm()
         with self.phase("evaluate"):
-            return role_passes.score_norm(self.shared, self.sample_step, self.options)
+            return role_passes.measure_score_norm(self.shared, self.sample_step, self.options)
 
     def restore(self, state: TrainState) -> None:
         """Continue from the checkpoint of a resumed run; in a new run do nothing.
