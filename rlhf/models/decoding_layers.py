@@ -79,8 +79,10 @@ def four_bit_weights(model: Model, method: FourBit) -> Iterator[None]:
     forwards: dict[nn.Module, Forward] = {}
     if method != "library":
         for layer in four_bit_layers(model):
-            unpack = method == "unpacked"
-            forwards[layer] = _linear(unpacked(layer), layer.bias) if unpack else _in_row_groups(layer)
+            if method == "unpacked":
+                forwards[layer] = _linear(unpacked(layer), layer.bias)
+            else:
+                forwards[layer] = _in_row_groups(layer)
     with replaced_forwards(forwards):
         yield
 

@@ -6,14 +6,12 @@ one product with the output matrix, times a constant. `unsupported` refuses what
 compares the parts with the model's own forward pass.
 """
 
-from typing import Any
-
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlhf.errors import UserError
-from rlhf.models.traits import LENGTH_DEPENDENT_ROPE, logit_scale
+from rlhf.models.traits import LENGTH_DEPENDENT_ROPE, logit_scale, ropes
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -45,15 +43,14 @@ def check_lengths(config: PreTrainedConfig, longest: int, name: str) -> None:
     With these ropes they depend on the longest row of a batch, so that a response would depend on its neighbours, and
     keys that are cached would keep other frequencies than new ones.
     """
-    rope: Any = getattr(config, "rope_parameters", None) or {}
-    for kind in (rope, *(part for part in rope.values() if isinstance(part, dict))):
-        if kind.get("rope_type") in LENGTH_DEPENDENT_ROPE:
-            limit = kind.get("original_max_position_embeddings") or getattr(
+    for rope in ropes(config):
+        if rope.get("rope_type") in LENGTH_DEPENDENT_ROPE:
+            limit = rope.get("original_max_position_embeddings") or getattr(
                 config, "original_max_position_embeddings", config.max_position_embeddings
             )
             if longest > limit:
                 raise UserError(
-                    f"{name}: with a rope of type {kind['rope_type']} a sequence may have {limit} tokens, and the "
+                    f"{name}: with a rope of type {rope['rope_type']} a sequence may have {limit} tokens, and the "
                     f"recipe admits {longest}: lower max_length, max_prompt_length or response_length"
                 )
 

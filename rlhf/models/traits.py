@@ -1,5 +1,7 @@
 """Traits of a model that decide how the engine computes with it: scale of logits, sliding window, rope, experts."""
 
+from typing import Any
+
 from transformers import PreTrainedConfig, PreTrainedModel
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # types whose frequencies depend on the longest row of a batch
@@ -11,6 +13,12 @@ def logit_scale(config: PreTrainedConfig) -> float:
         scaling = float(config.logits_scaling)
         return scaling if config.model_type == "hyperclovax" else 1.0 / scaling
     return float(getattr(config, "logit_scale", None) or 1.0)  # Cohere multiplies
+
+
+def ropes(config: PreTrainedConfig) -> list[dict[str, Any]]:
+    """Return the parameters of a model's rotary embeddings: of one, or of one for each type of layer (Gemma 3)."""
+    found: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    return [part for part in found.values() if isinstance(part, dict)] or [found]
 
 
 def sliding_window(config: PreTrainedConfig) -> int | None:

@@ -53,6 +53,8 @@ def sample(
     trunk: the lean trunk and the role that samples. It decodes if it can merge weights (`LeanTrunk.merges`: in float32
         on a CPU, without 4-bit weights), and the model's own layers otherwise. The caller holds its weights merged
         (`LeanTrunk.merging`).
+
+    Leaves the model in evaluation mode.
     """
     model.eval()
     device = next(model.parameters()).device

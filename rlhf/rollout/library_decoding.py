@@ -12,7 +12,7 @@ from transformers import Cache
 from rlhf.data.tokenize import SpecialIds, pad_right
 from rlhf.models import decoding_layers
 from rlhf.models.precision import Model, dtype_of
-from rlhf.models.traits import sliding_window
+from rlhf.models.traits import ropes, sliding_window
 from rlhf.rollout.cache import CacheLayer, repeated
 from rlhf.rollout.decoding import Decoding, Sampling, ValueFn
 
@@ -74,8 +74,8 @@ class LibraryDecoding(Decoding):  # rlhf/memory/rehearsal/seams.py replaces __in
         # Eager attention adds the mask to its scores; the others convert a mask to such a bias in every layer.
         self.prefill_uses_bias = model.config._attn_implementation == "eager"
         self.step_uses_bias = self.prefill_uses_bias or FEW_KERNELS_BY_DEVICE[device.type]
-        rope = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
-        self.captures = GRAPHS and uniforms.is_cuda and rope in GRAPH_SAFE_ROPE
+        safe_ropes = all(rope.get("rope_type", "default") in GRAPH_SAFE_ROPE for rope in ropes(model.config))
+        self.captures = GRAPHS and uniforms.is_cuda and safe_ropes
         self.layers = [CacheLayer(slots, self.copies) for _ in range(model.config.num_hidden_layers)]
         self.cache = Cache(layers=[*self.layers])
         lengths = torch.tensor([len(p) for p in prompts for _ in range(self.copies)], device=device)

@@ -1,4 +1,4 @@
-"""Client of a vLLM server that samples rollouts in place of `engine.sample`, over HTTP; without values and top-p.
+"""Client of a vLLM server that samples rollouts in place of `engine.sample`, over HTTP; without values.
 
 The server runs in a separate environment, because vLLM pins other versions of transformers than this project:
 
@@ -94,7 +94,7 @@ class Client:
                 "prompt": prompt,
                 "max_tokens": sampling.response_length,
                 "temperature": sampling.temperature,
-                "top_p": 1.0,
+                "top_p": sampling.top_p,
                 "top_k": -1,
                 # These keep out what the base's generation_config.json sets: penalties, and further tokens that end.
                 "min_p": 0.0,
@@ -108,7 +108,10 @@ class Client:
         )
         try:
             choice = result["choices"][0]
-            return choice["token_ids"], choice["logprobs"]["token_logprobs"]
+            ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+            if not ids or len(ids) != len(logprobs) or not all(isinstance(x, int | float) for x in (*ids, *logprobs)):
+                raise TypeError("a log-probability for each token is missing")
+            return ids, logprobs
         except (KeyError, IndexError, TypeError) as error:
             answer = one_line(str(result))
             raise UserError(f"vLLM at {self.url} answers in another form: {answer}; {START_HINT}") from error

@@ -11,7 +11,7 @@ from rlhf.errors import UserError
 from rlhf.models import decoding_layers
 from rlhf.models.architecture import architecture_of, config_of, shape_differences
 from rlhf.models.support import check_model
-from rlhf.models.traits import logit_scale, sliding_window
+from rlhf.models.traits import logit_scale, ropes, sliding_window
 from rlhf.recipe import Architecture
 from rlhf.recipe.model_types import RMS_NORMS, TESTED
 from tests import models
@@ -96,6 +96,21 @@ class Other(nn.Module):
 
     def forward(self, hidden):
         return self.change(self.head(hidden))
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "scale"),
+    [("granite", "logits_scaling", 1 / 8), ("hyperclovax", "logits_scaling", 8.0), ("cohere", "logit_scale", 8.0)],
+)
+def test_the_scale_of_logits_multiplies_or_divides_by_type(kind, key, scale):
+    assert logit_scale(AutoConfig.for_model(kind, **{key: 8.0})) == scale
+
+
+def test_every_rope_of_a_model_is_known():
+    """Gemma 3 has one for each type of layer."""
+    assert [rope["rope_theta"] for rope in ropes(AutoConfig.for_model("llama"))] == [1e4]
+    assert [rope["rope_theta"] for rope in ropes(AutoConfig.for_model("gemma3_text"))] == [1e4, 1e6]
+    assert ropes(AutoConfig.for_model("gpt2")) == [{}]
 
 
 def test_a_model_whose_parts_are_not_the_whole_is_refused():

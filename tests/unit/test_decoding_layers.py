@@ -111,14 +111,20 @@ def test_weights_are_those_of_the_moment():
                 assert (states(model, "policy", IDS) - expected).abs().max() < 2e-5
 
 
-@pytest.mark.parametrize("what", ["dora", "two adapters", "some layers"])
+@pytest.mark.parametrize("what", ["dora", "two adapters", "some layers", "a bias", "merged"])
 def test_adapters_of_other_kinds(what):
-    """What is more than B A x is left to peft."""
-    changes: dict[str, dict[str, Any]] = {"dora": {"use_dora": True}, "some layers": {"target_modules": ["q_proj"]}}
+    """What is more, or less, than B A x is left to peft."""
+    changes: dict[str, dict[str, Any]] = {
+        "dora": {"use_dora": True},
+        "some layers": {"target_modules": ["q_proj"]},
+        "a bias": {"lora_bias": True},
+    }
     model = adapted(torch.float32, **changes.get(what, {}))
     base = activated(model, "policy")
     if what == "two adapters":
         model.base_model.set_adapter(["policy", "reference"])
+    if what == "merged":
+        model.merge_adapter(["policy"])
 
     def computed() -> Tensor:
         with torch.no_grad():

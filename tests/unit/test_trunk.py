@@ -28,7 +28,7 @@ from rlhf.models.matmul import round_to_few_sizes
 from rlhf.recipe.model_types import LEAN_TYPES
 from tests.conftest import not_none
 from tests.decoding_models import SIZES, hidden
-from tests.trunk_models import ALL, KINDS, adapted, distance
+from tests.trunk_models import ALL, KINDS, distance, trunk_model
 
 IDS = torch.randint(64, (3, 9), generator=torch.Generator().manual_seed(1))
 AT = torch.tensor([[2, 3, 4, 5], [0, 1, 2, 2], [5, 6, 7, 8]])  # the places of responses differ
@@ -52,7 +52,7 @@ def gradients(peft: Any, states: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("at", [None, AT], ids=["whole", "places"])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_values_and_gradients_are_those_of_peft_but_for_the_order_of_sums(kind, at, merged, targets):
-    peft = adapted(kind, target_modules=targets)
+    peft = trunk_model(kind, target_modules=targets)
     lean = LeanTrunk(peft.get_base_model())
     for role in ("policy", "reference", "base"):
         expected = by_peft(peft, role, at)
@@ -116,7 +116,7 @@ def test_the_backward_pass_of_a_product_is_the_derivative_of_its_forward_pass(be
 
 def test_the_gradient_stops_where_nothing_below_can_learn():
     """Embeddings are frozen: the first products compute no gradient of their input."""
-    peft = adapted()
+    peft = trunk_model()
     lean = LeanTrunk(peft.get_base_model())
     wanted: list[bool] = []
     backward = fused_linear.LinearGroup.backward
@@ -132,7 +132,7 @@ def test_the_gradient_stops_where_nothing_below_can_learn():
 
 
 def test_layers_below_the_first_adapter_can_be_computed_once_for_all_roles():
-    peft = adapted(layers_to_transform=[1])
+    peft = trunk_model(layers_to_transform=[1])
     lean = LeanTrunk(peft.get_base_model())
     assert lean.first_adapted_layer == 1
     lower = lean.lower_states(IDS)
@@ -143,14 +143,14 @@ def test_layers_below_the_first_adapter_can_be_computed_once_for_all_roles():
     actual = gradients(peft, lean.hidden("policy", IDS, AT, lower))
     assert wanted.keys() == actual.keys() and all(".layers.1." in name for name in wanted)
     assert all(distance(actual[name], wanted[name]) < 1e-5 for name in wanted)
-    assert LeanTrunk(adapted().unload()).first_adapted_layer == 2
+    assert LeanTrunk(trunk_model().unload()).first_adapted_layer == 2
 
 
 @pytest.mark.parametrize("at", [None, AT], ids=["whole", "places"])
 def test_bfloat16_is_no_further_from_the_truth_than_peft(at):
     """The truth: the same weights in float32. Errors are relative; here 0.80 to 0.97 of peft's."""
-    half = adapted(dtype=torch.bfloat16)
-    exact = adapted()
+    half = trunk_model(dtype=torch.bfloat16)
+    exact = trunk_model()
     for a, b in zip(exact.parameters(), half.parameters(), strict=True):
         a.data.copy_(b)
     truth = by_peft(exact, "policy", at)
@@ -172,7 +172,7 @@ def test_bfloat16_is_no_further_from_the_truth_than_peft(at):
 @pytest.mark.parametrize("role", ["policy", "reference", "base"])
 def test_weights_of_four_bits_are_unpacked_for_each_product_and_never_merged(role):
     """In float32 as the library with them, and kept packed: nothing of a weight's size outlives its product."""
-    peft = adapted(nf4=True)
+    peft = trunk_model(nf4=True)
     lean = LeanTrunk(peft.get_base_model())
     assert not lean.merges
     expected = by_peft(peft, role, AT)
@@ -181,7 +181,7 @@ def test_weights_of_four_bits_are_unpacked_for_each_product_and_never_merged(rol
         states = lean.hidden(role, IDS, AT)
         assert distance(states, expected) < 3e-6 and not lean._merged
         actual = gradients(peft, states) if role == "policy" else {}
-    assert distance(by_peft(adapted(), role, AT), expected) > 1e-3, "rounding to 4 bits must show in this test"
+    assert distance(by_peft(trunk_model(), role, AT), expected) > 1e-3, "rounding to 4 bits must show in this test"
     assert actual.keys() == wanted.keys() and len(wanted) == (28 if role == "policy" else 0)
     assert all(distance(actual[name], wanted[name]) < 1e-5 for name in wanted)
 
@@ -189,7 +189,7 @@ def test_weights_of_four_bits_are_unpacked_for_each_product_and_never_merged(rol
 @pytest.mark.parametrize("merged", [False, True], ids=["apart", "merged"])
 @pytest.mark.parametrize("nf4", [False, True], ids=["float32", "nf4"])
 def test_recomputed_activations_change_nothing_and_are_not_kept(nf4, merged):
-    peft = adapted(nf4=nf4)
+    peft = trunk_model(nf4=nf4)
     lean = LeanTrunk(peft.get_base_model())
     ids = torch.randint(64, (16, 32), generator=torch.Generator().manual_seed(4))
     results = {}
@@ -225,7 +225,7 @@ def watched(peft: Any, forward: Any) -> tuple[Tensor, int]:
 
 
 def test_weights_are_merged_once_in_a_block_and_anew_in_the_next():
-    peft = adapted()
+    peft = trunk_model()
     lean = LeanTrunk(peft.get_base_model())
     with torch.no_grad():
         with lean.merging("policy"):
@@ -247,7 +247,7 @@ def test_weights_are_merged_once_in_a_block_and_anew_in_the_next():
 
 def test_fewer_numbers_are_kept_for_the_backward_pass():
     """Even with the merged weights, for 16 rows: peft keeps the inputs and results of norms, and silu(gate) * up."""
-    peft = adapted()
+    peft = trunk_model()
     ids = torch.randint(64, (16, 32))
 
     by_peft(peft, "policy", None)
@@ -287,7 +287,7 @@ def test_models_that_it_does_not_support_are_refused_in_one_line():
 @pytest.mark.parametrize("layers", [None, [1]], ids=["all", "upper"])
 def test_a_prompt_with_several_responses_is_computed_once(layers, longest):
     """Values and gradients at real tokens are those of rows of their own; three prompts with four, two and one row."""
-    peft = adapted(layers_to_transform=layers)
+    peft = trunk_model(layers_to_transform=layers)
     lean = LeanTrunk(peft.get_base_model())
     generator = torch.Generator().manual_seed(3)
 
@@ -344,7 +344,7 @@ def test_what_would_change_numbers_silently_is_refused(change, words):
 
 
 def test_a_prefill_meets_few_shapes():
-    peft = adapted()
+    peft = trunk_model()
     lean = LeanTrunk(peft.get_base_model())
     shapes: set[int] = set()
     forward = fused_linear.LinearGroup.forward

@@ -15,7 +15,7 @@ from rlhf.recipe import Role
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.rollout.trunk_decoding import TrunkDecoding
-from tests.trunk_models import KINDS, adapted, distance
+from tests.trunk_models import KINDS, distance, trunk_model
 
 ROOM = 56
 PROMPTS = [[5, 9, 3, 7], [11, 4], [8, 8, 21, 2, 30, 6, 17], [40]]
@@ -68,7 +68,7 @@ def test_tokens_are_those_of_the_library(kind, copies, role, monkeypatch):
         keep(self, rows)
 
     monkeypatch.setattr(DecodingLayout, "keep", counted)
-    peft = adapted(kind)
+    peft = trunk_model(kind)
     first = sampled(peft, None, role, copies=5)
     often = int(first.tokens[first.mask].mode().values)
     expected = sampled(peft, None, role, copies=copies, eos_id=often)
@@ -82,7 +82,7 @@ def test_tokens_are_those_of_the_library(kind, copies, role, monkeypatch):
 
 
 def test_greedy_tokens_of_equally_long_prompts_are_those_of_generate():
-    peft = adapted()
+    peft = trunk_model()
     base = peft.get_base_model()
     prompts = [[5, 9, 3], [8, 8, 21]]
     rollout = sampled(peft, LeanTrunk(base), prompts=prompts, temperature=0.0)
@@ -95,7 +95,7 @@ def test_greedy_tokens_of_equally_long_prompts_are_those_of_generate():
 
 
 def test_responses_do_not_depend_on_what_is_decoded_beside_them():
-    peft = adapted()
+    peft = trunk_model()
     trunk = LeanTrunk(peft.get_base_model())
     at_once, apart = (sampled(peft, trunk, batch_size=size, copies=2) for size in (8, 2))
     assert torch.equal(at_once.ids, apart.ids)
@@ -104,9 +104,9 @@ def test_responses_do_not_depend_on_what_is_decoded_beside_them():
 def test_bfloat16_and_trunks_that_do_not_merge_are_decoded_by_the_library(monkeypatch):
     made: list[object] = []
     monkeypatch.setattr(TrunkDecoding, "__init__", lambda self, *_: made.append(self))
-    half = adapted(dtype=torch.bfloat16)
+    half = trunk_model(dtype=torch.bfloat16)
     sampled(half, LeanTrunk(half.get_base_model()))
-    peft = adapted()
+    peft = trunk_model()
     sampled(peft, None)
     assert not made
     with pytest.raises(AttributeError):  # of the class whose `__init__` did nothing
@@ -124,7 +124,7 @@ def test_the_keys_of_a_prompt_are_kept_once(monkeypatch):
         return run(self)
 
     monkeypatch.setattr(TrunkDecoding, "run", noted)
-    peft = adapted()
+    peft = trunk_model()
     sampled(peft, LeanTrunk(peft.get_base_model()), copies=5)
     assert sizes == [(4, 20)]
 
@@ -178,7 +178,7 @@ def test_a_product_that_needs_a_gradient_is_refused(monkeypatch, onednn):
 
 
 def test_without_onednn_the_trunk_computes_the_same(monkeypatch):
-    peft = adapted()
+    peft = trunk_model()
     trunk = LeanTrunk(peft.get_base_model())
     ids = torch.tensor(PROMPTS[2])[None]
     with torch.no_grad(), trunk.merging("policy"):

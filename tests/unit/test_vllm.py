@@ -133,8 +133,18 @@ def test_responses_to_one_prompt_share_its_computation(fake, trained, tmp_path, 
         (b"{}", 100, "no vLLM server answers at .*IncompleteRead"),
         (b"{}", 2, r"vLLM at .* answers in another form: \{\}; "),
         (b'{"choices": []}', 15, "vLLM at .* answers in another form"),
+        *(
+            (
+                body := json.dumps(
+                    {"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": logprobs}}]}
+                ).encode(),
+                len(body),
+                "vLLM at .* answers in another form",
+            )
+            for ids, logprobs in (([], []), (None, None), ([5, 2], [-0.5, None]), ([5, 2], [-0.5]), ([2], [-0.5, -0.5]))
+        ),
     ],
-    ids=["cut off", "no choices", "none chosen"],
+    ids=["cut off", "no choices", "none chosen", "no tokens", "none", "no number", "too few", "too many"],
 )
 def test_an_answer_that_is_not_one_is_explained(fake, tmp_path, monkeypatch, body, announced, reason):
     def answer(self: Handler, status: int, content: object) -> None:
