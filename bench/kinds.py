@@ -75,6 +75,7 @@ class Ceilings(TypedDict):
 
     flops: float  # per second
     bandwidth: float  # bytes per second
+    clock: NotRequired[Clock]  # of these seconds; the wall's in records from before the key, also beside CPU seconds
 
 
 class Bound(TypedDict):

@@ -23,8 +23,6 @@ def measure(context: Context[SpeedFigures], shape: LengthsShape, stages: list[St
     measured = context.measured
     measured["shape"] = shape
     measured["ceilings"] = ceilings(context.device, getattr(torch, context.recipe.recipe.model.dtype))
-    if context.device.type == "cuda":
-        torch.cuda.empty_cache()  # the stages have separate processes
     measured["stages"] = {}
     out = context.scratch / "runs"
     for stage in stages[:1] if context.dry_run else stages:

@@ -8,7 +8,6 @@ same arithmetic on this device; a product of another size may reach a higher rat
 import json
 import statistics
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench.clocks import timer_of
 from rlhf import cli
 from rlhf.models import matmul
 from rlhf.observe.telemetry import Telemetry
@@ -50,11 +50,11 @@ def rate(device: str, dtype: torch.dtype, size: int) -> float:
 
 
 def _rate(device: str, multiply: Callable[[], torch.Tensor], size: int) -> float:
-    seconds = []
+    now, seconds = timer_of(device), []
     for _ in range(6):
-        start = time.process_time() if device == "cpu" else time.monotonic()
+        start = now()
         multiply().sum().item()
-        seconds.append((time.process_time() if device == "cpu" else time.monotonic()) - start)
+        seconds.append(now() - start)
     return 2 * size**3 / statistics.median(seconds[1:])
 
 

@@ -26,7 +26,7 @@ from rlhf.memory.phases import PredictedPhase
 from rlhf.memory.strategies import StrategyCost, one_by_one
 from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.recipe import StageName
-from tests.conftest import RECIPE
+from tests.conftest import RECIPE, noted
 
 STAGE: StageSteps = {
     "clock": "wall",
@@ -327,13 +327,27 @@ def test_the_limits_of_a_device_count_both_terms_of_a_product_and_both_ways_of_a
     """A product of 4 x 4 matrices has 64 multiplications and as many sums; a copy of 10 bytes reads and writes them."""
     monkeypatch.setitem(ceilings.SIZES, "cpu", (4, 10, 1))
     monkeypatch.setattr(ceilings, "_median_seconds", lambda *_: 2.0)
-    assert ceilings.ceilings(torch.device("cpu"), torch.float32) == {"flops": 64.0, "bandwidth": 10.0}
+    rates = ceilings.ceilings(torch.device("cpu"), torch.float32)
+    assert rates == {"flops": 64.0, "bandwidth": 10.0, "clock": "cpu"}
 
 
-def test_a_limit_is_the_median_of_the_runs_after_two_that_warm_up(monkeypatch):
+@pytest.mark.parametrize(("device", "clock"), [("cpu", "process_time"), ("cuda", "perf_counter")])
+def test_a_limit_is_the_median_of_the_runs_after_two_that_warm_up_by_the_clock_of_the_steps(monkeypatch, device, clock):
+    """By another clock MFU and MBU would be no shares: a busy machine stretches the wall's seconds alone."""
     marks = iter([0.0, 90.0, 0.0, 80.0, 0.0, 1.0, 0.0, 3.0, 0.0, 2.0])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(marks))
-    assert ceilings._median_seconds(lambda: None, torch.device("cpu"), 3) == 2.0
+    monkeypatch.setattr(time, clock, lambda: next(marks))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    assert ceilings._median_seconds(lambda: None, torch.device(device), 3) == 2.0
+
+
+def test_after_its_limits_are_measured_a_card_has_its_memory_back(monkeypatch):
+    """Stages run in processes of their own on what is left of it."""
+    done: list[str] = []
+    rates: Ceilings = {"flops": 1.0, "bandwidth": 1.0}
+    monkeypatch.setattr(ceilings, "_rates", lambda *_: noted(done, "measured", rates))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
+    assert ceilings.ceilings(torch.device("cuda"), torch.bfloat16) == rates
+    assert done == ["measured", "emptied"]
 
 
 def test_hours_are_those_of_the_median_step_and_mbu_counts_every_batch_of_a_rollout(monkeypatch):
