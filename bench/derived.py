@@ -33,7 +33,7 @@ def derived_figures(
             shares["mbu"] = bytes_read / row["phase_seconds"]["rollout/decode"]["median"] / best["bandwidth"]
     total = projection.optimizer_steps(loaded.recipe, stage)
     if total is not None:
-        shares["hours"] = total * row["step_seconds"]["median"] / 3600
+        shares["hours"] = total * row["tokens_per_step"] / row["tokens_per_second"] / 3600  # by the mean step
     return shares
 
 

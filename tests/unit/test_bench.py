@@ -32,6 +32,7 @@ STAGE: StageSteps = {
     "clock": "wall",
     "step_seconds": {"median": 1.0, "low": 0.95, "high": 1.05, "n": 8},
     "phase_seconds": {"train": {"median": 1.0, "low": 0.95, "high": 1.05, "n": 8}},
+    "tokens_per_step": 100.0,
     "tokens_per_second": 100.0,
     "peak_vram_bytes": 10_000_000_000,
     "phase_peak_bytes": {"train": 9_000_000_000},
@@ -350,18 +351,19 @@ def test_after_its_limits_are_measured_a_card_has_its_memory_back(monkeypatch):
     assert done == ["measured", "emptied"]
 
 
-def test_hours_are_those_of_the_median_step_and_mbu_counts_every_batch_of_a_rollout(monkeypatch):
+def test_hours_are_those_of_the_mean_step_and_mbu_counts_every_batch_of_a_rollout(monkeypatch):
     loaded = recipe.load(RECIPE, {"ppo.batch_size": 64, "ppo.rollout_batch_size": 48})
     monkeypatch.setattr(projection, "decoding_bytes", lambda *_: 1000.0)
     monkeypatch.setattr(projection, "step_flops", lambda *_: {"update": 1.0})
     spread: Spread = {"median": 2.0, "low": 1.0, "high": 3.0, "n": 8}
     row = STAGE | {"step_seconds": spread, "phase_seconds": {"update": spread, "rollout/decode": spread}}
+    row |= {"tokens_per_step": 250.0, "tokens_per_second": 100.0}
     predicted = {"": PredictedPhase(1, {"base": 1}, 0, 0, 0)}
     best: Ceilings = {"flops": 1.0, "bandwidth": 1.0}
     figures = derived.derived_figures(loaded, "ppo", row, predicted, best, "longest")
     assert figures["mbu"] == 2 * (loaded.recipe.ppo.response_length - 1) * 1000 / 2.0, "48 rows, then the other 16"
     total = projection.optimizer_steps(loaded.recipe, "ppo")
-    assert total is not None and figures["hours"] == total * 2.0 / 3600
+    assert total is not None and figures["hours"] == total * 2.5 / 3600, "a total is of means"
 
 
 def test_the_ablation_changes_one_thing_at_a_time():
