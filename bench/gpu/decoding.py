@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
+from peft.tuners.lora import LoraLayer
+from torch import nn
 
 from bench.ceilings import ceilings
 from bench.goals import DECODING_MBU
@@ -17,6 +19,7 @@ from bench.gpu.record import Decision, decide
 from bench.gpu.variants import AS_IT_IS, DECODING, SAMPLING, SAMPLING_4BIT, SamplingFields, Variant, synchronize
 from bench.steps import spread
 from rlhf.data.tokenize import Codec
+from rlhf.models.nf4 import four_bit_layers
 from rlhf.models.shared_base import SharedBase
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
@@ -35,21 +38,17 @@ def measure(context: Context[DecodingFigures], rows: list[int]) -> Decision:
     measured["prompt"], measured["response"] = options.max_prompt_length, options.response_length
     measured["rows"] = {}
     for count in rows:
-        read = bytes_per_step(shared, count, options.max_prompt_length + options.response_length / 2)
-        table: DecodingRows = {"bytes_read": read, "variants": {}}
+        slots = options.max_prompt_length + options.response_length / 2  # of a row whose keys and values are read
+        table: DecodingRows = {"variants": {}}
         measured["rows"][str(count)] = table
-        work = {
-            name: partial(
-                rollout_seconds,
-                shared,
-                codec,
-                Sampling(options.max_prompt_length, options.response_length, 1.0, count, **fields),
-                variant,
-            )
-            for name, variant, fields in choices(loaded.recipe.model.quantization)
-        }
+        work, bytes_read = {}, {}
+        for name, variant, fields in choices(loaded.recipe.model.quantization):
+            sampling = Sampling(options.max_prompt_length, options.response_length, 1.0, count, **fields)
+            work[name] = partial(rollout_seconds, shared, codec, sampling, variant)
+            bytes_read[name] = bytes_per_step(shared, sampling, slots, adapter=variant is not variants.no_adapters)
         for name, runs in variants.in_rounds(work, ROUNDS + 1):
-            row = runs if isinstance(runs, str) else figures(runs, options.response_length, read, measured["bandwidth"])
+            read, bandwidth = bytes_read[name], measured["bandwidth"]
+            row = runs if isinstance(runs, str) else figures(runs, options.response_length, read, bandwidth)
             table["variants"][name] = row
             if count == rows[0] and name == AS_IT_IS:  # decides, and may be all that there is time for
                 decided = decision(row, count, context.dry_run)
@@ -93,11 +92,11 @@ def rollout_seconds(
 def figures(runs: Sequence[Mapping[str, float]], response: int, read: int, bandwidth: float) -> DecodingTime:
     """Return median and spread of a decoding step and of the prefill over all rollouts but the first, and the MBU.
 
-    `response` is the number of tokens of a rollout; the prefill makes the first one. Of one rollout only the first step
-    is known.
+    `response` is the number of tokens of a rollout; the prefill makes the first one. `read` is what a step must read,
+    in bytes. Of one rollout only the first step is known.
     """
     first, *counted = runs
-    row: DecodingTime = {"first_step_seconds": first["decode"] / (response - 1)}
+    row: DecodingTime = {"first_step_seconds": first["decode"] / (response - 1), "bytes_read": read}
     if counted:
         row["step_seconds"] = spread([run["decode"] / (response - 1) for run in counted])
         row["prefill_seconds"] = spread([run["prefill"] for run in counted])
@@ -114,20 +113,36 @@ def _timed(name: str, spent: dict[str, float]) -> Iterator[None]:
     spent[name] = spent.get(name, 0.0) + time.perf_counter() - start
 
 
-def bytes_per_step(shared: SharedBase, rows: int, slots: float) -> int:
+def bytes_per_step(shared: SharedBase, sampling: Sampling, slots: float, adapter: bool = True) -> int:
     """Return the bytes that a decoding step must read: weights, active adapter, keys and values.
 
-    `slots` is the number of tokens of a row whose keys and values are read.
-
-    Embeddings are looked up and do not count, unless they are the output layer, too.
+    `slots` is the number of tokens of a row whose keys and values are read. Embeddings are looked up and do not count,
+    unless they are the output layer, too. Merged weights hold the adapter. Row groups count their packed weight once.
     """
     config = shared.base.config
     embeddings, head = shared.base.get_input_embeddings().weight, shared.base.get_output_embeddings().weight
     base = [p for name, p in shared.base.named_parameters() if "lora_" not in name]
-    weights = sum(p.numel() * p.element_size() for p in base if p is not embeddings or p is head)
-    adapter = sum(p.numel() * p.element_size() for p in shared.roles.parameters("policy"))
+    weights = sum(_size(p) for p in base if p is not embeddings or p is head)
+    for layer in copied_layers(shared, sampling):
+        weights += layer.in_features * layer.out_features * head.element_size() - _size(layer.weight)
+    adapters = sum(map(_size, shared.roles.parameters("policy"))) if adapter and not sampling.merged else 0
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rows = sampling.batch_size
     cached: float = (
         2 * config.num_hidden_layers * config.num_key_value_heads * size * rows * slots * head.element_size()
     )
-    return round(weights + adapter + cached)
+    return round(weights + adapters + cached)
+
+
+def copied_layers(shared: SharedBase, sampling: Sampling) -> list[nn.Linear]:
+    """Return the layers with 4-bit weights of which a rollout makes a copy in full, which its steps read instead."""
+    packed = four_bit_layers(shared.base)
+    if sampling.four_bit == "unpacked":
+        return packed
+    adapted = {layer.get_base_layer() for layer in shared.base.modules() if isinstance(layer, LoraLayer)}
+    return [layer for layer in packed if sampling.merged and layer in adapted]
+
+
+def _size(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor."""
+    return tensor.numel() * tensor.element_size()

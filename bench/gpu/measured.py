@@ -79,15 +79,15 @@ class DecodingTime(TypedDict):
     """Seconds of a decoding step and of a prefill over all rollouts but the first."""
 
     first_step_seconds: float  # of a step in the first rollout, captures included
+    bytes_read: NotRequired[int]  # that a step must read; once in the table of rows in records from before the key
     step_seconds: NotRequired[Spread]
     prefill_seconds: NotRequired[Spread]
     mbu: NotRequired[float]  # bytes to read over the median step, over the rate of a large copy
 
 
 class DecodingRows(TypedDict):
-    """A number of rows: what a step must read, and the time of each variant."""
+    """A number of rows: the time of each variant."""
 
-    bytes_read: int
     variants: dict[str, DecodingTime | str]
 
 

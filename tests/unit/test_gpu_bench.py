@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,7 +61,9 @@ from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.memory.predict import FRAGMENTATION
 from rlhf.rollout import library_decoding
+from rlhf.rollout.decoding import Sampling
 from tests.conftest import noted
+from tests.decoding_models import adapted
 
 ROOT = Path(__file__).parents[2]
 BY_NAME = {item.name: item for item in ITEMS}
@@ -314,7 +317,10 @@ def decoding_has_every_variant(measured: dict[str, Any]) -> None:
     layer = 2 * 32 * 32 + 2 * 16 * 32 + 3 * 64 * 32 + 2 * 32
     lora = 4 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (64 + 32))
     cache = 2 * 2 * 2 * 8 * 4 * 18
-    assert table["bytes_read"] == 4 * (2 * layer + 32 + 261 * 32 + 2 * lora + cache)
+    whole = 4 * (2 * layer + 32 + 261 * 32 + 2 * lora + cache)
+    without = dict.fromkeys(("no adapters", "merged weights"), whole - 4 * 2 * lora)
+    read = {name: row["bytes_read"] for name, row in table["variants"].items()}
+    assert read == dict.fromkeys(read, whole) | without, "nothing is credited with what it does not read"
 
 
 def training_has_every_variant(measured: dict[str, Any]) -> None:
@@ -609,6 +615,26 @@ def test_variants_take_turns_and_one_that_fails_is_left_out():
     results = dict(variants.in_rounds({"a": work("a"), "bad": fail, "b": work("b")}, 2))
     assert done == [("a", 0), ("bad", 0), ("b", 0), ("a", 1), ("b", 1)]
     assert results == {"a": [0.0, 1.0], "bad": "RuntimeError: no kernel", "b": [0.0, 1.0]}
+
+
+def test_a_step_reads_a_copy_in_full_where_a_rollout_makes_one_of_4_bit_weights():
+    """Of merged weights those that have an adapter are copied, and the adapter is read no more."""
+    pytest.importorskip("bitsandbytes")
+    model = adapted(torch.bfloat16, nf4=True, target_modules=["q_proj", "down_proj"]).get_base_model()
+    policy = [parameter for name, parameter in model.named_parameters() if ".policy." in name]
+    shared: Any = SimpleNamespace(base=model, roles=SimpleNamespace(parameters=lambda role: policy))
+
+    def read(adapter: bool = True, **fields: Any) -> int:
+        return decoding.bytes_per_step(shared, Sampling(8, 8, 1.0, 2, **fields), 12.0, adapter)
+
+    # 2 layers; a copy has 2 bytes for half a one; LoRA of rank 4 in float32
+    query, keys, inner = 128 * 128, 64 * 128, 192 * 128
+    lora = 2 * 4 * 4 * (128 + 128 + 192 + 128)
+    usual = read()
+    assert read(adapter=False) == usual - lora
+    assert read(four_bit="row_groups") == usual
+    assert read(four_bit="unpacked") == usual + 2 * 1.5 * (2 * query + 2 * keys + 3 * inner)
+    assert read(merged=True) == usual + 2 * 1.5 * (query + inner) - lora
 
 
 def test_the_first_rollout_is_not_counted_and_the_spread_of_the_others_is_kept():
