@@ -18,7 +18,7 @@ def derived_figures(
 ) -> StageSteps:
     """Return MFU, HFU, MBU, predicted peak and projected hours of a stage's steps; None for what is unknown."""
     shares: StageSteps = {"mfu": None, "hfu": None, "mbu": None, "hours": None}
-    shares["predicted_peak_bytes"] = predicted[""].peak_bytes
+    shares["predicted_peak_bytes"] = predicted.whole.peak_bytes
     if row.get("out_of_memory"):
         return shares
     if shape == "longest":  # operations are known for the longest rows

@@ -88,8 +88,8 @@ def new(
     with quiet_libraries(), Predictor() as predictor, working(f"reading {model}") as say:
         created = new_recipe.make(folder, options, predictor, say)
     rows = [
-        (stage, f"{phases[''].peak_bytes / GB:.2f}", f"{needed(phases['']) / GB:.2f}")
-        for stage, phases in created.fit.stages.items()
+        (stage, f"{predicted.whole.peak_bytes / GB:.2f}", f"{needed(predicted.whole) / GB:.2f}")
+        for stage, predicted in created.fit.stages.items()
     ]
     title = f"{created.loaded.name} {created.loaded.version}: predicted memory, card {options.card.memory_gb:g} GB"
     rows_table(title, ("stage", "peak, GB", "needs, GB"), rows)

@@ -224,26 +224,26 @@ def show_strategies(loaded: PinnedRecipe, costs: Mapping[StageName, Mapping[str,
 
 def show_fits(loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool) -> None:
     """Print the settings that fit. Raises UserError where a stage needs more than `limit` bytes with all of them."""
-    needs = {stage: needed(phases[""]) for stage, phases in settings.stages.items()}
+    needs = {stage: needed(predicted.whole) for stage, predicted in settings.stages.items()}
     if as_json:
         stages = {
             stage: {
-                "peak_bytes": phases[""].peak_bytes,
+                "peak_bytes": predicted.whole.peak_bytes,
                 "card_needed_bytes": needs[stage],
                 "fits": needs[stage] <= limit,
             }
-            for stage, phases in settings.stages.items()
+            for stage, predicted in settings.stages.items()
         }
         click.echo(json.dumps({"limit_bytes": limit, "set": settings.changes, "stages": stages}, indent=2))
     else:
         rows = [
             (
                 stage,
-                gb(phases[""].peak_bytes),
+                gb(predicted.whole.peak_bytes),
                 gb(needs[stage]),
                 "DOES NOT FIT" if stage in settings.too_large else "fits",
             )
-            for stage, phases in settings.stages.items()
+            for stage, predicted in settings.stages.items()
         ]
         title = f"{loaded.name} {loaded.version}: fastest settings predicted to need at most {gb(limit)} GB"
         rows_table(title, ("stage", "peak, GB", "needs, GB", ""), rows)

@@ -109,7 +109,7 @@ def search(
     needs = {}
     for stage in stages:
         say(f"predicting the least that {stage} needs")
-        needs[stage] = needed(predictor.predict(least, stage)[""])
+        needs[stage] = needed(predictor.predict(least, stage).whole)
     raise UserError(_too_large(needs, limit))
 
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from rlhf import recipe as recipes
 from rlhf.files import JsonObject, read_json, replacing
 from rlhf.memory.card import cards
-from rlhf.memory.phases import DECODING_STEP, DEPTHS, Peak, RehearsalName, RehearsedRole, Reserved
+from rlhf.memory.phases import DECODING_STEP, DEPTHS, WHOLE, Peak, RehearsalName, RehearsedRole, Reserved
 from rlhf.process.cuda import expandable_segments
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.packages import package_version
@@ -66,7 +66,7 @@ def _is_answer(content: JsonObject) -> bool:
         if content.keys() == {"depths", "reserved"}:
             _RESERVED.validate_python(content["reserved"])
             depths = _DEPTHS.validate_python(content["depths"])
-            return len(depths) == len(DEPTHS) and all("" in d and d.keys() == depths[0].keys() for d in depths)
+            return len(depths) == len(DEPTHS) and all(WHOLE in d and d.keys() == depths[0].keys() for d in depths)
         roles = _ROLES.validate_python(content["roles"]) if content.keys() == {"roles"} else {}
     except ValidationError:
         return False

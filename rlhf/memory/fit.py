@@ -131,7 +131,7 @@ class _Search:
         for group in self.groups:
             self.chosen |= _fastest(group, partial(self._fraction_that_fits, group)).changes
         predictions = {stage: self.predict(with_changes(self.loaded, self.chosen), stage) for stage in self.stages}
-        too_large = tuple(stage for stage, phases in predictions.items() if needed(phases[""]) > self.limit)
+        too_large = tuple(stage for stage, predicted in predictions.items() if needed(predicted.whole) > self.limit)
         changes = {key: value for key, value in self.chosen.items() if _value(self.loaded.recipe, key) != value}
         return Fit(changes, predictions, too_large)
 
@@ -166,7 +166,7 @@ class _Search:
         if line not in self.said:
             self.say(line)
             self.said.add(line)
-        predicted = self.predict(with_changes(self.loaded, changes), stage).get(phase)
+        predicted = self.predict(with_changes(self.loaded, changes), stage).phases.get(phase)
         return _fraction_of_rows(predicted, self.limit) if predicted else inf
 
 

@@ -14,6 +14,9 @@ STEPS = 2  # of a rehearsed stage; the second one has optimizer states
 DECODING_STEP: Literal["decoding step"] = "decoding step"
 RehearsalName = StageName | Literal["decoding step"]  # what is rehearsed: a stage, or one step of sampling
 ON_HOST: tuple[StageName, ...] = ("merge",)  # stages that leave the card alone
+# The whole stage among the phases of a rehearsal. Names of nested phases are joined by a slash, the outermost first:
+# outside all of them there is no name to join.
+WHOLE = ""
 
 COMPONENTS = (
     "base",  # the model's own weights and buffers
@@ -163,7 +166,13 @@ class RehearsedStep(TypedDict):
     roles: dict[str, RehearsedRole]
 
 
-PredictedStage = dict[str, PredictedPhase]  # by the phase's name; the first one, "", is the whole stage
+class PredictedStage(NamedTuple):
+    """What is predicted for a stage as a whole, and for each of its phases."""
+
+    whole: PredictedPhase
+    phases: dict[str, PredictedPhase]  # by name, in the order in which they begin
+
+
 Predict = Callable[[PinnedRecipe, StageName], PredictedStage]
 
 

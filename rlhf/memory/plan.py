@@ -141,7 +141,7 @@ def _stage(
 ) -> PlannedStage:
     hardware = loaded.recipe.hardware
     place: Literal["cuda", "cpu", "host"] = "host" if stage in ON_HOST else hardware.device
-    whole, need, card = predicted[""], needed(predicted[""]), hardware.memory_gb
+    whole, need, card = predicted.whole, needed(predicted.whole), hardware.memory_gb
     return PlannedStage(
         in_memory_of=place,
         peak_bytes=whole.peak_bytes,
@@ -150,7 +150,7 @@ def _stage(
         fits=need <= card * GB if card and place == "cuda" else None,
         published_bytes=_published(loaded, stage),
         verdict=_peak_verdict(loaded, stage, whole.peak_bytes),
-        phases={name: _phase(phase) for name, phase in predicted.items() if name},
+        phases={name: _phase(phase) for name, phase in predicted.phases.items()},
         time=_time(loaded, stage, predicted, price),
         decoding_step=step,
     )

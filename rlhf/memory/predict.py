@@ -16,6 +16,7 @@ from rlhf.memory.extrapolate import extrapolate, with_inner
 from rlhf.memory.phases import (
     DECODING_STEP,
     ON_HOST,
+    WHOLE,
     PredictedPhase,
     PredictedStage,
     PredictionError,
@@ -89,7 +90,8 @@ class Predictor:
                 # A peak has the workspaces from the start; the allocator is asked for them by the first product.
                 needed = max(needed, phase.peak_bytes)
                 phases[name] = phase._replace(reserved_bytes=max(reserved, needed), needed_bytes=needed)
-        return ranks.divide(loaded.recipe, stage, phases)
+        whole = phases.pop(WHOLE)
+        return ranks.divide(loaded.recipe, stage, PredictedStage(whole, phases))
 
     def decoding_step(self, loaded: PinnedRecipe) -> dict[str, StepOperations] | None:
         """Return the operations of a decoding step of PPO's rollout by role; None if none is captured as a graph.

@@ -32,7 +32,7 @@ class Pinned(Record):
 def predict(predictor: Predictor, loaded: PinnedRecipe) -> Peaks:
     """Return the components of every phase's peak."""
     return {
-        stage: {name: phase.components for name, phase in predictor.predict(loaded, stage).items() if name}
+        stage: {name: phase.components for name, phase in predictor.predict(loaded, stage).phases.items()}
         for stage in predicted_stages(loaded.recipe)
     }
 
@@ -41,7 +41,7 @@ def needs(predictor: Predictor, loaded: PinnedRecipe) -> Needs:
     """Return what each phase needs of the card: with gaps between blocks, without paged states and driver."""
     needed = {}
     for stage in predicted_stages(loaded.recipe):
-        phases = {name: phase.needed_bytes for name, phase in predictor.predict(loaded, stage).items() if name}
+        phases = {name: phase.needed_bytes for name, phase in predictor.predict(loaded, stage).phases.items()}
         needed[stage] = {name: size for name, size in phases.items() if size is not None}
     return {stage: phases for stage, phases in needed.items() if phases}
 

@@ -29,12 +29,12 @@ def require_fit(
     except PredictionError as error:
         say(f"{error}; going on without")
         return None
-    card, need = hardware.memory_gb * GB, needed(predicted[""])
+    card, need = hardware.memory_gb * GB, needed(predicted.whole)
     if need <= card:
-        return predicted[""].peak_bytes
+        return predicted.whole.peak_bytes
     named = options or f"--recipe {loaded.directory}"
     raise UserError(
-        f"{stage} would need {gb(need)} GB ({gb(predicted[''].peak_bytes)} GB allocated) and the "
+        f"{stage} would need {gb(need)} GB ({gb(predicted.whole.peak_bytes)} GB allocated) and the "
         f"card has {gb(card)} GB; nothing was started.",
         *_advice(predict, loaded, stage),
         f"`rlhf plan {named} --fastest` looks for settings with which the chain fits",

@@ -84,10 +84,11 @@ def step_flops(recipe: Recipe, stage: StageName, predicted: PredictedStage, of_m
 
     All that the card computes; `of_model` leaves out what it computes a second time for want of memory.
     """
+    phases = predicted.phases
     return {
-        name: (predicted[name].flops - predicted[name].recomputed * of_model) * times
+        name: (phases[name].flops - phases[name].recomputed * of_model) * times
         for name, times in _times_a_step(recipe, stage).items()
-        if name in predicted
+        if name in phases
     }
 
 
@@ -107,7 +108,8 @@ def decoding_bytes(recipe: Recipe, predicted: PredictedStage) -> float:
     """Return the bytes that a decoding step of PPO reads at least: weights, one adapter, keys and values of full
     responses.
     """
-    return _weights(predicted["rollout"]) + predicted["rollout"].components.get("kv_cache", 0)
+    rollout = predicted.phases["rollout"]
+    return _weights(rollout) + rollout.components.get("kv_cache", 0)
 
 
 def optimizer_steps(recipe: Recipe, stage: StageName) -> int | None:
@@ -139,13 +141,13 @@ def work(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> StageWo
         evaluations = 1 + len({options.steps}.union(*every))
         batches = options.steps * math.ceil(options.batch_size / options.rollout_batch_size)
         batches += evaluations * math.ceil(options.max_eval_samples / options.rollout_batch_size)
-        cached = predicted["rollout"].components.get("kv_cache", 0)
+        cached = predicted.phases["rollout"].components.get("kv_cache", 0)
         read = decoding_bytes(recipe, predicted) - cached * (1 - share)
         decoded = batches * (options.response_length - 1) * read
     else:
         rehearsed = min(options.max_eval_samples, 2 * options.per_device_train_batch_size)
         times["evaluate"] = options.max_eval_samples / rehearsed
-    phases = [(predicted[name], n) for name, n in times.items() if name in predicted]
+    phases = [(predicted.phases[name], n) for name, n in times.items() if name in predicted.phases]
     return StageWork(
         share * sum(phase.flops * n for phase, n in phases),
         decoded,

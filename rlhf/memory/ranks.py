@@ -61,12 +61,12 @@ def divide(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> Predi
             return _with_base(phase, part)
         return _with_base(phase, part + fetched - whole) if top in DIVIDED.get(stage, ()) else phase
 
-    phases = {name: of_rank(name, phase) for name, phase in predicted.items() if name}
+    phases = {name: of_rank(name, phase) for name, phase in predicted.phases.items()}
     highest = max(phases.values(), key=lambda phase: phase.peak_bytes)
     reserved = [phase.reserved_bytes for phase in phases.values() if phase.reserved_bytes is not None]
     needed = [phase.needed_bytes for phase in phases.values() if phase.needed_bytes is not None]
     whole_stage = highest._replace(reserved_bytes=max(reserved, default=None), needed_bytes=max(needed, default=None))
-    return {"": whole_stage, **phases}
+    return PredictedStage(whole_stage, phases)
 
 
 def _with_base(phase: PredictedPhase, more: int) -> PredictedPhase:

@@ -102,7 +102,7 @@ def alone(
     for name, changed in one_by_one(loaded, stage).items():
         say(f"rehearsing {stage} with strategies: {name}")
         predicted = predict(changed, stage)
-        peaks[name] = predicted[STEP[stage]].peak_bytes
+        peaks[name] = predicted.phases[STEP[stage]].peak_bytes
         counts[name] = operations(changed, stage, predicted)
     return {name: StrategyCost(peaks[name], counts[name] / counts["none"]) for name in peaks}
 
@@ -134,7 +134,7 @@ class Effect(NamedTuple):
 def effects(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> list[Effect]:
     """Return each strategy alone, on the recipe as it is, the one that saves most first."""
     before = predict(loaded, stage)
-    need = needed(before[""])
+    need = needed(before.whole)
     rows = []
     for strategy in STRATEGIES:
         changes = switched_on(loaded, stage, strategy.name)
@@ -148,7 +148,7 @@ def effects(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> list[Ef
             rows.append(Effect(strategy, changes, need, None, None))
             continue
         ratio = operations(changed, stage, after) / operations(loaded, stage, before)
-        rows.append(Effect(strategy, changes, need, needed(after[""]), ratio))
+        rows.append(Effect(strategy, changes, need, needed(after.whole), ratio))
     return sorted(rows, key=lambda e: e.after if e.after is not None else 2**62)
 
 

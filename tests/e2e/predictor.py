@@ -34,7 +34,7 @@ class Predictor:
         for phase, count in rows.items():
             found[phase] = self.phase(base + count * self.row)
         most = max(phase.peak_bytes for phase in found.values())
-        return {"": self.phase(most), **found}
+        return PredictedStage(self.phase(most), found)
 
     @staticmethod
     def phase(size: int) -> PredictedPhase:
