@@ -6,8 +6,9 @@ layer's events.
 """
 
 from collections.abc import Mapping
+from dataclasses import fields
 
-from rlhf.memory.phases import COMPONENTS, DEPTHS, WHOLE, WORKSPACE, Peak, PredictedPhase
+from rlhf.memory.phases import COMPONENTS, DEPTHS, WHOLE, WORKSPACE, Peak, PredictedPhase, Work
 
 
 def extrapolate(shallow: Peak, deeper: Peak, layers: int, workspace: int) -> PredictedPhase:
@@ -34,10 +35,7 @@ def extrapolate(shallow: Peak, deeper: Peak, layers: int, workspace: int) -> Pre
         sum(components.values()),
         {name: components[name] for name in (*COMPONENTS, WORKSPACE) if components.get(name)},
         line(shallow.paged, deeper.paged),
-        line(shallow.flops, deeper.flops),
-        line(shallow.recomputed, deeper.recomputed),
-        line(shallow.moved, deeper.moved),
-        line(shallow.launched, deeper.launched),
+        Work(*(line(getattr(shallow, part.name), getattr(deeper, part.name)) for part in fields(Work))),
     )
 
 

@@ -61,30 +61,12 @@ DROPPED = "dropped"  # no graph is left
 PASS = "pass"  # the start or the end of a forward or backward pass; nothing happens in the allocator
 
 
-class PredictedPhase(NamedTuple):
-    """Bytes at the peak of one phase, and what they are; operations are counted over the whole phase.
-
-    `reserved_bytes` and `needed_bytes`: see `Reserved`, without paged states and the driver's context. They are guessed
-    from the peak where the events could not be aligned, and None where no card is used.
-    """
-
-    peak_bytes: int
-    components: dict[str, int]
-    paged_bytes: int  # unified memory of paged optimizers, which is not in `peak_bytes`
-    flops: int  # all that the card computes
-    recomputed: int = 0  # of `flops`, those that a backward pass repeats because it did not keep their results
-    moved: int = 0  # bytes that operations other than products read and write
-    launched: int = 0  # operations that launch at least one kernel
-    reserved_bytes: int | None = None
-    needed_bytes: int | None = None
-
-
 @dataclass
 class Work:
     """What the operations of a phase compute, move and launch; `+=` adds that of others."""
 
     flops: int = 0  # all that the device computes
-    recomputed: int = 0  # of these, what the backward pass computes a second time instead of having kept it
+    recomputed: int = 0  # of `flops`, those that a backward pass repeats because it did not keep their results
     moved: int = 0  # bytes that operations other than products read and write
     launched: int = 0  # operations that launch at least one kernel
 
@@ -102,6 +84,21 @@ class Work:
             self.moved - other.moved,
             self.launched - other.launched,
         )
+
+
+class PredictedPhase(NamedTuple):
+    """Bytes at the peak of one phase, and what they are; `work` is that of the whole phase.
+
+    `reserved_bytes` and `needed_bytes`: see `Reserved`, without paged states and the driver's context. They are guessed
+    from the peak where the events could not be aligned, and None where no card is used.
+    """
+
+    peak_bytes: int
+    components: dict[str, int]
+    paged_bytes: int  # unified memory of paged optimizers, which is not in `peak_bytes`
+    work: Work
+    reserved_bytes: int | None = None
+    needed_bytes: int | None = None
 
 
 @dataclass

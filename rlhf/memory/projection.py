@@ -84,11 +84,11 @@ def step_flops(recipe: Recipe, stage: StageName, predicted: PredictedStage, of_m
 
     All that the card computes; `of_model` leaves out what it computes a second time for want of memory.
     """
-    phases = predicted.phases
+    done = {name: phase.work for name, phase in predicted.phases.items()}
     return {
-        name: (phases[name].flops - phases[name].recomputed * of_model) * times
+        name: (done[name].flops - done[name].recomputed * of_model) * times
         for name, times in _times_a_step(recipe, stage).items()
-        if name in phases
+        if name in done
     }
 
 
@@ -147,12 +147,12 @@ def work(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> StageWo
     else:
         rehearsed = min(options.max_eval_samples, 2 * options.per_device_train_batch_size)
         times["evaluate"] = options.max_eval_samples / rehearsed
-    phases = [(predicted.phases[name], n) for name, n in times.items() if name in predicted.phases]
+    repeated = [(predicted.phases[name].work, n) for name, n in times.items() if name in predicted.phases]
     return StageWork(
-        share * sum(phase.flops * n for phase, n in phases),
+        share * sum(work.flops * n for work, n in repeated),
         decoded,
-        share * sum(phase.moved * n for phase, n in phases),
-        sum(phase.launched * n for phase, n in phases),  # a kernel is launched for short rows as for long ones
+        share * sum(work.moved * n for work, n in repeated),
+        sum(work.launched * n for work, n in repeated),  # a kernel is launched for short rows as for long ones
     )
 
 

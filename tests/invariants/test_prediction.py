@@ -36,6 +36,7 @@ from rlhf.memory.phases import (
     PredictedStage,
     PredictionError,
     Reserved,
+    Work,
     as_json,
 )
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
@@ -367,7 +368,7 @@ def test_peaks_grow_linearly_with_depth(predictor, eight, stage, monkeypatch):
     predicted, rehearsed = with_whole(predictor.predict(loaded, stage)), rehearse(loaded, stage)
     for phase, parts in peaks(rehearsed).items():
         assert predicted[phase].peak_bytes == pytest.approx(total(parts), rel=0.005), phase
-        assert predicted[phase].flops == pytest.approx(rehearsed[phase].flops, rel=0.005), phase
+        assert predicted[phase].work.flops == pytest.approx(rehearsed[phase].flops, rel=0.005), phase
         assert predicted[phase].paged_bytes == rehearsed[phase].paged, phase
     assert predicted["update" if stage == "ppo" else "train"].components["quantization"] > 0
 
@@ -463,6 +464,11 @@ def test_the_line_through_two_depths_by_hand():
     assert {layers: extrapolate(shallow, deeper, layers, 0).peak_bytes for layers in expected} == expected
     phase = extrapolate(shallow, deeper, 8, 100)
     assert (phase.peak_bytes, phase.components) == (166, {"base": 2, "activations": 64, "workspace": 100})
+
+
+def test_all_of_the_work_lies_on_the_line_through_two_depths():
+    shallow, deeper = Peak(flops=10, recomputed=2, moved=30, launched=4), Peak(20, 2, 50, 5)
+    assert extrapolate(shallow, deeper, 8, 0).work == Work(flops=40, recomputed=2, moved=90, launched=7)
 
 
 def test_no_component_of_a_peak_is_negative():

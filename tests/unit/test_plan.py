@@ -25,6 +25,7 @@ from rlhf.memory.phases import (
     PredictedStage,
     PredictionError,
     StepOperations,
+    Work,
 )
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor, needed, reserved
 from rlhf.memory.preflight import require_fit
@@ -571,7 +572,7 @@ def test_nothing_is_predicted_where_nothing_can_be_compared(small, narrow):
 
 
 def phase(flops: int, moved: int = 0, launched: int = 0, **components: int) -> PredictedPhase:
-    return PredictedPhase(sum(components.values()), components, 0, flops, moved=moved, launched=launched)
+    return PredictedPhase(sum(components.values()), components, 0, Work(flops, moved=moved, launched=launched))
 
 
 def sft_recipe(**changes) -> PinnedRecipe:
