@@ -6,24 +6,26 @@ import subprocess
 import sys
 from contextlib import suppress
 from types import TracebackType
-from typing import cast
+
+from pydantic import TypeAdapter
 
 from rlhf import recipe as recipes
 from rlhf.files import JsonObject
 from rlhf.memory import cache, ranks
+from rlhf.memory.cache import Answer
 from rlhf.memory.card import cards
 from rlhf.memory.extrapolate import extrapolate, with_inner
 from rlhf.memory.phases import (
     DECODING_STEP,
     ON_HOST,
+    STAGE_ANSWER,
+    STEP_ANSWER,
     WHOLE,
     PredictedPhase,
     PredictedStage,
     PredictionError,
     RehearsalName,
-    RehearsedStep,
     StepOperations,
-    from_json,
 )
 from rlhf.process import children
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
@@ -72,10 +74,9 @@ class Predictor:
         Raises PredictionError if the recipe has no architecture, or if its rehearsal fails.
         """
         layers = _layers(loaded)
-        answer = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), stage)
-        rehearsed = from_json(answer)
-        shallow, deeper = rehearsed["depths"]
-        replayed = rehearsed["reserved"]
+        rehearsed = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), stage, STAGE_ANSWER)
+        shallow, deeper = rehearsed.depths
+        replayed = rehearsed.reserved
         deep = {
             name: extrapolate(shallow[name], deeper[name], layers, workspaces(loaded.recipe, stage, name))
             for name in shallow
@@ -101,23 +102,23 @@ class Predictor:
         if loaded.recipe.hardware.device != "cuda":
             return None
         layers = _layers(loaded)
-        answer = self._rehearsed(ranks.recipe_of_one_rank(loaded, "ppo"), DECODING_STEP)
-        roles = cast(RehearsedStep, answer)["roles"]
+        rehearsed = self._rehearsed(ranks.recipe_of_one_rank(loaded, "ppo"), DECODING_STEP, STEP_ANSWER)
         return {
-            role: StepOperations(n["per_layer"], n["outside"], n["outside"] + layers * n["per_layer"], n["unsafe"])
-            for role, n in roles.items()
+            role: StepOperations(n.per_layer, n.outside, n.outside + layers * n.per_layer, n.unsafe)
+            for role, n in rehearsed.roles.items()
         }
 
-    def _rehearsed(self, loaded: PinnedRecipe, name: RehearsalName) -> JsonObject:
-        """Return what the rehearsal finds, from the cache if it was rehearsed before."""
+    def _rehearsed(self, loaded: PinnedRecipe, name: RehearsalName, form: TypeAdapter[Answer]) -> Answer:
+        """Return the answer of a rehearsal, from the cache if it was rehearsed before."""
         file = cache.file_of(loaded, name)
-        answer = cache.read(file)
+        answer = cache.read(file, form)
         if answer is None:
-            answer = self._rehearse(loaded, name)
-            cache.write(file, answer)
+            answer = form.validate_python(self._rehearse(loaded, name))
+            cache.write(file, form, answer)
         return answer
 
     def _rehearse(self, loaded: PinnedRecipe, name: RehearsalName) -> JsonObject:
+        """Return the worker's answer as JSON's types. Raises PredictionError where it has none."""
         if self._worker is None:
             self._worker = _start()
         assert self._worker.stdin and self._worker.stdout

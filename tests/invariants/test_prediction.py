@@ -35,9 +35,9 @@ from rlhf.memory.phases import (
     PredictedPhase,
     PredictedStage,
     PredictionError,
+    RehearsedStage,
     Reserved,
     Work,
-    as_json,
 )
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
 from rlhf.memory.prediction_file import Needs, Peaks
@@ -489,7 +489,7 @@ def test_what_was_rehearsed_is_predicted():
 def test_where_the_events_of_two_depths_cannot_be_aligned_15_percent_are_added(monkeypatch):
     """15 % of the predicted peak, for what is reserved and what is needed."""
     stage = {WHOLE: rehearsed(), "train": rehearsed(step={"base": 10**9})}
-    monkeypatch.setattr(Predictor, "_rehearsed", lambda *_: as_json({"depths": [stage, stage], "reserved": None}))
+    monkeypatch.setattr(Predictor, "_rehearsed", lambda *_: RehearsedStage([stage, stage], None))
     with Predictor() as predictor:
         phase = predictor.predict(tiny(4), "sft").phases["train"]
     assert phase.reserved_bytes == phase.needed_bytes == round(1.15 * phase.peak_bytes)
@@ -504,7 +504,7 @@ def test_a_phase_needs_what_the_phases_inside_it_need(monkeypatch, aligned):
     }
     deeper = shallow | {"rollout/decode": rehearsed(b={"kv_cache": 10**8})}
     replayed = {name: Reserved(1, 1, 1) for name in shallow} if aligned else None
-    answer = as_json({"depths": [shallow, deeper], "reserved": replayed})
+    answer = RehearsedStage([shallow, deeper], replayed)
     monkeypatch.setattr(Predictor, "_rehearsed", lambda *_: answer)
     with Predictor() as predictor:
         predicted = with_whole(predictor.predict(tiny(10), "ppo"))

@@ -853,6 +853,9 @@ def test_a_damaged_cache_is_predicted_anew(predictor, small):
         '{"depths": [], "reserved": null}',
         '{"depths": [{"": {"flops": "many"}}, {"": {}}], "reserved": null}',
         '{"roles": {"policy": {"per_layer": 1}}}',
+        '{"roles": {"policy": {"per_layer": 1, "outside": 1, "unsafe": []}}}',
+        json.dumps(answer)[:-1],
+        json.dumps(answer).replace('"flops"', '"flop"', 1),
         json.dumps(answer | {"reserved": {"train": [1]}}),
         json.dumps(answer | {"depths": answer["depths"][:1]}),
     ):
