@@ -12,6 +12,7 @@ from rlhf.recipe import PinnedRecipe, StageName
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
 DEPTHS = (2, 4)  # layers with which a stage is rehearsed
 STEPS = 2  # of a rehearsed stage; the second one has optimizer states
+MOST_REPEATS = 2  # in a rehearsal, of a step's micro-batches or minibatches and of held-out batches
 DECODING_STEP: Literal["decoding step"] = "decoding step"
 RehearsalName = StageName | Literal["decoding step"]  # what is rehearsed: a stage, or one step of sampling
 ON_HOST: tuple[StageName, ...] = ("merge",)  # stages that leave the card alone

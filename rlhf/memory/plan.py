@@ -164,7 +164,7 @@ def _time(loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage, pri
     """Return the hours and dollars of a stage; None where rates of the card or the number of rows are not known."""
     recipe = loaded.recipe
     rates = cards.rates_of(recipe.hardware.name)
-    work = projection.work(ranks.recipe_of_one_rank(loaded, stage).recipe, stage, predicted)
+    work = projection.stage_work(ranks.recipe_of_one_rank(loaded, stage).recipe, stage, predicted)
     if not rates or not work:
         return None
     processes = recipe.processes(stage)

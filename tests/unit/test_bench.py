@@ -321,7 +321,7 @@ def test_a_limit_is_the_median_of_the_runs_after_two_that_warm_up(monkeypatch):
 
 def test_hours_are_those_of_the_median_step_and_mbu_counts_every_batch_of_a_rollout(monkeypatch):
     loaded = recipe.load(RECIPE, {"ppo.batch_size": 64, "ppo.rollout_batch_size": 48})
-    monkeypatch.setattr(projection, "decoding_bytes", lambda *_: 1000.0)
+    monkeypatch.setattr(projection, "decoding_step_bytes", lambda *_: 1000.0)
     monkeypatch.setattr(projection, "step_flops", lambda *_: {"update": 1.0})
     spread: Spread = {"median": 2.0, "low": 1.0, "high": 3.0, "n": 8}
     row = STAGE | {"step_seconds": spread, "phase_seconds": {"update": spread, "rollout/decode": spread}}
@@ -410,7 +410,7 @@ def test_mfu_is_that_of_the_phases_but_decoding(monkeypatch):
     loaded = recipe.load(RECIPE)
     flops = {"rollout/prefill": 100.0, "rollout/decode": 1e9, "score": 200.0, "update": 300.0}
     monkeypatch.setattr(projection, "step_flops", lambda *_: flops)
-    monkeypatch.setattr(projection, "decoding_bytes", lambda *_: 1.0)
+    monkeypatch.setattr(projection, "decoding_step_bytes", lambda *_: 1.0)
     spread: Spread = {"median": 2.0, "low": 2.0, "high": 2.0, "n": 8}
     row = STAGE | {"phase_seconds": dict.fromkeys(flops, spread)}
     predicted = PredictedStage(PredictedPhase(1, {"base": 1}, 0, Work()), {})

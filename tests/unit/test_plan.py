@@ -593,20 +593,20 @@ SFT = PredictedStage(phase(0, base=1), {"train": phase(1600, base=1), "evaluate"
 
 def test_work_of_sft_by_hand():
     """Rehearsed: 2 steps of 2 micro-batches of 4, 100 operations a row. 80 rows, and 32 held-out ones of 10 each."""
-    assert projection.work(sft_recipe().recipe, "sft", SFT) == (80 * 100 + 32 * 10, 0, 0, 0)
+    assert projection.stage_work(sft_recipe().recipe, "sft", SFT) == (80 * 100 + 32 * 10, 0, 0, 0)
 
 
 def test_padding_lessens_what_is_computed_and_moved_but_no_launches(monkeypatch):
     """10 steps and 4 batches of held-out rows; half of each row's tokens are padding that the longest row lacks."""
     stage = SFT._replace(phases={"train": phase(1600, 320, 40, base=1), "evaluate": phase(80, 16, 4, base=1)})
     monkeypatch.setattr(projection, "padded_share", lambda *_: 0.5)
-    work = projection.work(sft_recipe().recipe, "sft", stage)
+    work = projection.stage_work(sft_recipe().recipe, "sft", stage)
     assert work == ((8000 + 320) / 2, 0, (10 * 160 + 4 * 16) / 2, 10 * 20 + 4 * 4)
 
 
 def test_training_work_doubles_with_the_rows():
     def flops(**changes) -> float:
-        work = projection.work(sft_recipe(**changes).recipe, "sft", SFT)
+        work = projection.stage_work(sft_recipe(**changes).recipe, "sft", SFT)
         assert work
         return work.flops
 
@@ -616,8 +616,8 @@ def test_training_work_doubles_with_the_rows():
     assert flops(max_samples=160, max_steps=10) == flops()
     assert flops(max_samples=None, max_steps=10) == flops()
     assert flops(max_samples=81) == flops(max_samples=88), "a last step that is begun counts"
-    assert projection.work(sft_recipe(max_samples=None).recipe, "sft", SFT) is None
-    assert projection.work(sft_recipe().recipe, "merge", SFT) is None
+    assert projection.stage_work(sft_recipe(max_samples=None).recipe, "sft", SFT) is None
+    assert projection.stage_work(sft_recipe().recipe, "merge", SFT) is None
 
 
 def test_work_of_ppo_by_hand():
@@ -645,7 +645,7 @@ def test_work_of_ppo_by_hand():
         "score": phase(40),
         "update": phase(100),
     }
-    work = projection.work(loaded.recipe, "ppo", PredictedStage(phases["rollout"], phases))
+    work = projection.stage_work(loaded.recipe, "ppo", PredictedStage(phases["rollout"], phases))
     assert work
     # Two rehearsed steps: 10 + 20 a step, and two of six minibatches: 50 x 3.
     assert work.flops == 6 * (10 + 20 + 150)
@@ -660,7 +660,7 @@ def test_evaluations_are_those_of_a_run():
     loaded = recipe.load(RECIPE, {f"ppo.{key}": value for key, value in changes.items()})
     names = ("rollout", "rollout/prefill", "rollout/decode", "score", "update")
     stage = PredictedStage(phase(0, base=1), dict.fromkeys(names, phase(0, base=1)))
-    work = projection.work(loaded.recipe, "ppo", stage)
+    work = projection.stage_work(loaded.recipe, "ppo", stage)
     assert work and work.decoded_bytes == 60 + 5
 
 
