@@ -41,7 +41,7 @@ def pinned(write: bool, only: Path | None) -> None:
     with Predictor() as predictor:
         for directory in directories:
             loaded = recipe.load(directory)
-            peaks = pins.predict(predictor, loaded)
+            peaks = pins.peaks(predictor, loaded)
             step, problems = pins.decoding_step(predictor, loaded)
             needed = pins.needs(predictor, loaded)
             if write:

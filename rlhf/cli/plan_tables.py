@@ -12,7 +12,7 @@ from rlhf.memory import published_figures
 from rlhf.memory.fit import Fit
 from rlhf.memory.phases import gb
 from rlhf.memory.plan import Plan, PlannedPhase, StageTime
-from rlhf.memory.predict import needed
+from rlhf.memory.predict import card_needed_bytes
 from rlhf.memory.published_figures import ComparedFigure
 from rlhf.memory.strategies import StrategyCost
 from rlhf.recipe import PinnedRecipe, StageName, as_yaml, totals
@@ -224,7 +224,7 @@ def show_strategies(loaded: PinnedRecipe, costs: Mapping[StageName, Mapping[str,
 
 def show_fits(loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool) -> None:
     """Print the settings that fit. Raises UserError where a stage needs more than `limit` bytes with all of them."""
-    needs = {stage: needed(predicted.whole) for stage, predicted in settings.stages.items()}
+    needs = {stage: card_needed_bytes(predicted.whole) for stage, predicted in settings.stages.items()}
     if as_json:
         stages = {
             stage: {

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from rlhf.memory.predict import Predictor
-from rlhf.memory.predict import stages as predicted_stages
+from rlhf.memory.predict import Predictor, predicted_stages
 from rlhf.memory.strategies import StrategyCost
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run.records import Record
@@ -29,7 +28,7 @@ class Pinned(Record):
     strategies: dict[str, StrategyCost] = Field(default_factory=dict)
 
 
-def predict(predictor: Predictor, loaded: PinnedRecipe) -> Peaks:
+def peaks(predictor: Predictor, loaded: PinnedRecipe) -> Peaks:
     """Return the components of every phase's peak."""
     return {
         stage: {name: phase.components for name, phase in predictor.predict(loaded, stage).phases.items()}
