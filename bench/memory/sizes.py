@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from bench.reading import read
 from rlhf import recipe as recipes
-from rlhf.memory.predict import Predictor, needed
+from rlhf.memory.predict import Predictor, card_needed_bytes
 from rlhf.recipe import Changes, StageName
 
 FILE = Path(__file__).with_suffix(".json")
@@ -99,7 +99,7 @@ def predict(root: Path, say: Callable[[str], None]) -> Sizes:
     with Predictor() as predictor:
         for size in SIZES:
             loaded = recipes.load(root / BASED_ON, changes(size))
-            needs[size.name] = {stage: needed(predictor.predict(loaded, stage)[""]) for stage in STAGES}
+            needs[size.name] = {stage: card_needed_bytes(predictor.predict(loaded, stage).whole) for stage in STAGES}
             say(f"{size.name}: " + ", ".join(f"{stage} {n / GB:.1f}" for stage, n in needs[size.name].items()))
     return {"unit": "bytes of the card, predicted", "based_on": BASED_ON, "needed": needs}
 

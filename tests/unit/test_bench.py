@@ -22,7 +22,7 @@ from bench.paths import ROOT
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.memory import projection, published_figures
-from rlhf.memory.phases import PredictedPhase
+from rlhf.memory.phases import PredictedPhase, PredictedStage, Work
 from rlhf.memory.strategies import StrategyCost, one_by_one
 from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.recipe import StageName
@@ -338,11 +338,11 @@ def test_a_limit_is_the_median_of_the_runs_after_two_that_warm_up(monkeypatch):
 
 def test_hours_are_those_of_the_median_step_and_mbu_counts_every_batch_of_a_rollout(monkeypatch):
     loaded = recipe.load(RECIPE, {"ppo.batch_size": 64, "ppo.rollout_batch_size": 48})
-    monkeypatch.setattr(projection, "decoding_bytes", lambda *_: 1000.0)
+    monkeypatch.setattr(projection, "decoding_step_bytes", lambda *_: 1000.0)
     monkeypatch.setattr(projection, "step_flops", lambda *_: {"update": 1.0})
     spread: Spread = {"median": 2.0, "low": 1.0, "high": 3.0, "n": 8}
     row = STAGE | {"step_seconds": spread, "phase_seconds": {"update": spread, "rollout/decode": spread}}
-    predicted = {"": PredictedPhase(1, {"base": 1}, 0, 0, 0)}
+    predicted = PredictedStage(PredictedPhase(1, {"base": 1}, 0, Work()), {})
     best: Ceilings = {"flops": 1.0, "bandwidth": 1.0}
     figures = derived.derived_figures(loaded, "ppo", row, predicted, best, "longest")
     assert figures["mbu"] == 2 * (loaded.recipe.ppo.response_length - 1) * 1000 / 2.0, "48 rows, then the other 16"
@@ -412,7 +412,8 @@ def test_mfu_leaves_out_what_is_computed_again(recomputed):
     loaded = recipe.load(RECIPE)
     accumulated = loaded.recipe.sft.gradient_accumulation_steps
     assert accumulated <= 2, "all of a step is rehearsed"
-    predicted = {name: PredictedPhase(1, {"base": 1}, 0, 1000, recomputed) for name in ("", "train")}
+    train = PredictedPhase(1, {"base": 1}, 0, Work(1000, recomputed))
+    predicted = PredictedStage(train, {"train": train})
     best: Ceilings = {"flops": 1000.0, "bandwidth": 1.0}
     row = STAGE | {"phase_seconds": seconds(2.0, 2.0, 2.0)}
     figures = derived.derived_figures(loaded, "sft", row, predicted, best, "longest")
@@ -426,10 +427,10 @@ def test_mfu_is_that_of_the_phases_but_decoding(monkeypatch):
     loaded = recipe.load(RECIPE)
     flops = {"rollout/prefill": 100.0, "rollout/decode": 1e9, "score": 200.0, "update": 300.0}
     monkeypatch.setattr(projection, "step_flops", lambda *_: flops)
-    monkeypatch.setattr(projection, "decoding_bytes", lambda *_: 1.0)
+    monkeypatch.setattr(projection, "decoding_step_bytes", lambda *_: 1.0)
     spread: Spread = {"median": 2.0, "low": 2.0, "high": 2.0, "n": 8}
     row = STAGE | {"phase_seconds": dict.fromkeys(flops, spread)}
-    predicted = {"": PredictedPhase(1, {"base": 1}, 0, 0, 0)}
+    predicted = PredictedStage(PredictedPhase(1, {"base": 1}, 0, Work()), {})
     best: Ceilings = {"flops": 1000.0, "bandwidth": 1.0}
     assert derived.derived_figures(loaded, "ppo", row, predicted, best, "longest")["mfu"] == 600 / 6 / 1000
 
