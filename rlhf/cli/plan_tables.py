@@ -82,7 +82,7 @@ EXPLAINED = {
     "reserved": "what nvidia-smi shows for the process",
     "verdict": "fits the card or not; better or worse than the published peak",
     "hours at limit": "at the card's nominal rates",
-    "hours projected": "(from-to) at rates of other people's runs (docs/memory.md)",
+    "hours projected": "(from-to) rates of others; sampling assumed (docs/memory.md)",
 }
 
 
