@@ -41,8 +41,8 @@ def _figure_cells(figure: Figure, value: float | None, verdict: Verdict, predict
     return (figure.title, figure.text(in_full=True), expected, wording.number(value), verdict_cell)
 
 
-class Finding(NamedTuple):
-    """A finding of a check while a stage trained, and settings to try."""
+class FindingText(NamedTuple):
+    """A finding of a check while a stage trained, as the page shows it, and settings to try."""
 
     text: str
     remedies: str
@@ -51,7 +51,7 @@ class Finding(NamedTuple):
 class Findings(NamedTuple):
     """All findings; `watched` if every stage was checked to its end."""
 
-    findings: list[Finding]
+    findings: list[FindingText]
     watched: bool
 
 
@@ -63,7 +63,7 @@ def sections_of_findings(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
             for line in reader.read_lines(run.run_directory / stage / FINDINGS, records.FindingLine):
                 remedies = ", ".join(f"{key}={value}" for key, value in line.remedies.items())
                 stage_name = f"{run.name}, {stage}" if len(runs) > 1 else stage
-                rows.append(Finding(f"{stage_name}, step {line.step}: {line.seen}. {line.cause}.", remedies))
+                rows.append(FindingText(f"{stage_name}, step {line.step}: {line.seen}. {line.cause}.", remedies))
     watched = all(summary.findings is not None for run in runs for summary in run.summaries.values())
     finished = all(run.summaries.keys() == run.manifests.keys() for run in runs)
     title = "Findings during training"
@@ -75,19 +75,23 @@ def sections_of_provenance(runs: Sequence[RunRecords], charts: Charts) -> list[S
     rows = []
     for run in runs:
         for stage, manifest in run.manifests.items():
-            data = manifest.data or records.DataRead(sha256="None", files=[])
             facts = {
                 "recipe": f"{manifest.recipe} {manifest.version}, sha256 {manifest.recipe_sha256[:12]}",
                 "changed": ", ".join(f"{key}={value}" for key, value in manifest.overrides.items()) or "nothing",
                 "seed": manifest.seed,
-                "code": f"{manifest.code.commit}{' with changes' if manifest.code.dirty else ''}",
+                "code": (manifest.code.commit or "no commit known") + " with changes" * bool(manifest.code.dirty),
                 "device": manifest.device.name,
-                "data": f"{data.pairs:,} pairs, {data.examples:,} instructions, {data.documents:,} texts, "
-                f"sha256 {data.sha256[:12]}",
+                "data": _data_text(manifest.data) if manifest.data else "none",
                 "parents from": ", ".join(f"{k}: {v}" for k, v in manifest.parents_from.items()) or "this run",
                 "packages": ", ".join(f"{name} {version}" for name, version in manifest.packages.items()),
-                "state": "done" if stage in run.summaries else "not finished",
+                "state": run.state(stage),
             }
             rows.append((run.name, stage, "; ".join(f"{key}: {value}" for key, value in facts.items())))
     provenance_table = table(("run", "stage", "provenance"), rows, len(runs) > 1)
     return [Section("Provenance", "table.html", provenance_table)]
+
+
+def _data_text(data: records.DataRead) -> str:
+    """Return the numbers of rows that a stage read, and their hash."""
+    rows = f"{data.pairs:,} pairs, {data.examples:,} instructions, {data.documents:,} texts"
+    return f"{rows}, sha256 {data.sha256[:12]}"
