@@ -10,7 +10,7 @@ from rlhf.report.parts import STAGE_TITLES, Charts, Section
 from rlhf.report.runs import RunRecords
 from rlhf.run.finished import totals
 from rlhf.run.records import Manifest, Summary
-from rlhf.terminal import wording
+from rlhf.terminal import counted, wording
 
 # Column and row of each stage in the picture, which is narrow enough for a phone, and the stages that it is made from.
 POSITIONS = {
@@ -107,7 +107,7 @@ def facts(manifests: Manifests, summaries: Summaries, price: float | None = None
     texts += dict.fromkeys(manifest.device.text() for manifest in manifests.values())
     seconds = sum(summary.wall_seconds for summary in summaries.values())
     if seconds:
-        texts.append(f"{datetime.timedelta(seconds=round(seconds))} in {len(summaries)} finished stages")
+        texts.append(f"{datetime.timedelta(seconds=round(seconds))} in {counted(len(summaries), 'finished stage')}")
         if price is not None:
             texts.append(f"{seconds / 3600 * price:.2f} USD for each card")
     if any(manifest.overrides for manifest in manifests.values()):

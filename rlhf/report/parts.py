@@ -111,7 +111,7 @@ def line(name: str, x: Sequence[float | None], y: Sequence[float | None], number
 
 
 def level(y: float) -> Trace:
-    """Return a dotted line across a chart."""
+    """Return a dotted line across a chart at the height `y`."""
     style = {"dash": "dot", "color": "#9a6700", "width": 1}
     return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": style}
 

@@ -26,9 +26,9 @@ def sections_of_verdicts(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
         for figure, value, verdict in totals(run.summaries, run.price):
             rows.append((run.name, "all", *_figure_cells(figure, value, verdict, None)))
     has_guide = any(target.guide for run in runs for summary in run.summaries.values() for target in summary.targets)
-    kind = "published" if has_guide or any(row[1] == "all" for row in rows) else "target"
-    columns = ("run", "stage", "figure", kind, "predicted", "measured", "verdict")
-    title = "Published figures and what was measured" if kind == "published" else "Targets and what was measured"
+    is_published = has_guide or any(row[1] == "all" for row in rows)
+    columns = ("run", "stage", "figure", "published" if is_published else "target", "predicted", "measured", "verdict")
+    title = "Published figures and what was measured" if is_published else "Targets and what was measured"
     verdict_table = table(columns, rows, len(runs) > 1, numbers=(4, 5))
     return [Section(title, "table.html", verdict_table)] if verdict_table else []
 
@@ -36,8 +36,8 @@ def sections_of_verdicts(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
 def _figure_cells(figure: Figure, value: float | None, verdict: Verdict, predicted: float | None) -> tuple[object, ...]:
     """Return the cells of a figure: its name and range, the predicted GB, the measured value and the verdict."""
     expected = f"{predicted / published.GB:.2f}" if predicted else ""
-    kind = {DIFFERS: "warn"} | dict.fromkeys(published.GOOD, "good") | dict.fromkeys(published.BAD, "bad")
-    verdict_cell = Cell(str(verdict), kind.get(verdict.word, ""))
+    kinds = {DIFFERS: "warn"} | dict.fromkeys(published.GOOD, "good") | dict.fromkeys(published.BAD, "bad")
+    verdict_cell = Cell(str(verdict), kinds.get(verdict.word, ""))
     return (figure.title, figure.text(in_full=True), expected, wording.number(value), verdict_cell)
 
 

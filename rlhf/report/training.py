@@ -78,13 +78,13 @@ def _curves(stage: StageName, runs: Sequence[RunRecords], charts: Charts) -> lis
                 steps, values = map(list, zip(*points, strict=True))
                 lines.append(line(run.name, steps, values, number, len(runs)))
         if lines:
-            band = _timeline(runs[0], stage, key, max(line_data["x"][-1] for line_data in lines))
+            band = _published_course(runs[0], stage, key, max(line_data["x"][-1] for line_data in lines))
             stage_charts.append(charts.add(title, [*band, *lines], xaxis={"title": {"text": "step"}}))
     stage_charts += _memory_over_time(runs, stage, charts)
     return [Section(f"{stage}: curves", "charts.html", stage_charts)] if stage_charts else []
 
 
-def _timeline(run: RunRecords, stage: StageName, key: str, last: float) -> list[Trace]:
+def _published_course(run: RunRecords, stage: StageName, key: str, last: float) -> list[Trace]:
     """Return the published course of a curve as a band, from its first range to its last; [] without ranges."""
     targets = run.summaries[stage].targets if stage in run.summaries else []
     ranges = {target.metric: target.published for target in targets}

@@ -519,7 +519,7 @@ def test_the_gain_and_the_facts_are_those_of_the_summaries():
     )
     assert overview.gains(summaries).startswith(gained)
     facts = overview.facts({"ppo": MANIFEST}, summaries, 36.0)
-    assert facts == ["2026-01-02", "Some CPU, 2 threads", "0:01:30 in 1 finished stages", "0.90 USD for each card"]
+    assert facts == ["2026-01-02", "Some CPU, 2 threads", "0:01:30 in 1 finished stage", "0.90 USD for each card"]
 
 
 def test_every_device_of_a_run_is_named_once():
