@@ -1,8 +1,10 @@
 """Readers: every kind of row in every kind of file, and every way in which data can be unusable."""
 
+import bz2
 import gzip
 import hashlib
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -314,6 +316,9 @@ def test_what_would_fill_the_memory_is_refused(write, monkeypatch):
     monkeypatch.setattr(raw, "MAX_ARRAY", 1000)
     message = refusal([write("array.json", b"[" + b'{"text": "a"},\n' * 100 + b"{}]")])
     assert message.endswith("write one object on each line")
+    for letter, fits in (("e", True), ("é", False)):  # bytes count, not characters
+        file = write("letters.json", f'[\n{{"text": "{letter * 400}"}},\n{{"text": "{letter * 400}"}}\n]'.encode())
+        assert len(read([file]).documents) == 2 if fits else refusal([file]) == message.replace("array.j", "letters.j")
 
 
 def test_a_preference_row_of_texts_is_a_pair(write):
@@ -389,6 +394,11 @@ def test_a_key_given_twice_is_named_with_its_row(write):
     assert refusal([array]) == "a.json:row 2: the key 'text' is given twice; leave one out"
     outside = write("b.json", b'{"n": 1, "n": 2,\n"data": [' + json.dumps(TEXT).encode() + b"]}")
     assert refusal([outside]) == "b.json: the key 'n' is given twice; leave one out"
+    rows = b'"data": [' + json.dumps(TEXT).encode() + b",\n"
+    before = write("c.json", b'{"meta": [{"n": 1, "n": 2}],\n' + rows + b"{}]}")
+    assert refusal([before]) == "c.json: the key 'n' is given twice; leave one out"
+    inside = write("d.json", b"{ " + rows + b'{"id": 1, "text": "a", "text": "b"}]}')
+    assert refusal([inside]) == "d.json:row 2: the key 'text' is given twice; leave one out"
     long = b"k" * 3000
     assert len(refusal([write("c.jsonl", b'{"' + long + b'": 1, "' + long + b'": 2}\n')])) < 500
 
@@ -545,7 +555,13 @@ def test_files_are_read_in_the_order_given(write):
             "UTF-8",
         ),
         ("cut.jsonl", lines(TEXT, TEXT)[:-9], "cut.jsonl:2: invalid JSON (", "cut off; download or write it again"),
-        ("cut.json", b'[\n\n{"text": "a"},\n{"te', "cut.json:4: invalid JSON (", "cut off; download or write it again"),
+        ("cut.json", b'[\n\n{"text": "a"},\n{"te', "cut.json:4: invalid JSON (", "if it ends early, download it again"),
+        ("comma.json", b'[\n{"text": "a",}\n]', "comma.json:2: invalid JSON (", ": repair it there; if it ends early"),
+        ("two.json", b'{\n"text": "a"\n}\n{\n"text": "b"\n}\n', "two.json:4: a second JSON value", "on each line, or"),
+        ("zip.jsonl", b"PK\x03\x04\x14\0", "zip.jsonl: an archive, or compressed other", "unpack it first"),
+        ("zstd.jsonl", b"\x28\xb5\x2f\xfd\x04", "zstd.jsonl: an archive, or compressed other", "unpack it first"),
+        ("a.jsonl.bz2", bz2.compress(lines(TEXT)), "a.jsonl.bz2: an archive, or compressed other", "unpack it first"),
+        ("a.jsonl.xz", lzma.compress(lines(TEXT)), "a.jsonl.xz: an archive, or compressed other", "unpack it first"),
         ("odd.json", b'{\n"rows": []\n}', 'odd.json: neither an array of rows nor {"data": [...]}', "on each line"),
         ("html.parquet", b"<!DOCTYPE html>", "html.parquet: not a Parquet file", "download it again"),
         (
