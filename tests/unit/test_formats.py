@@ -172,6 +172,8 @@ SHAREGPT = {"conversations": [{"from": "human", "value": "Capital of Peru?"}, {"
     [
         COMPLETION,
         {"prompt": "Capital of Peru?", "response": " Lima. "},
+        {**COMPLETION, "response": "Quito."},
+        {"prompt": "Capital of Peru?", "completion": None, "response": "Lima."},
         {"prompt": MESSAGES["messages"][:1], "completion": MESSAGES["messages"][1:]},
         {"prompt": "\n\nHuman: Capital of Peru?\n\nAssistant:", "completion": " Lima."},
         MESSAGES,
@@ -275,6 +277,7 @@ def test_a_table_is_read_with_quotes_and_line_breaks_in_its_cells(write, name, c
         ),
         ("a.csv", "question\tanswer\nHi\t4\n", r"a.csv:1: one column, 'question\tanswer': columns must be"),
         ("a.jsonl", '{"prompt": "a", "prompt": "b", "response": "c"}\n', "a.jsonl:1: the key 'prompt' is given twice"),
+        ("a.jsonl", '{"a": 1, "c": 2, "b": 3, "c": 4}', "a.jsonl:1: the key 'c' is given twice"),
         ("a.jsonl", '{"x": [{"b": 1, "b": 2}]}', "a.jsonl:1: the key 'b' is given twice"),
         ("a.json", '[\n{"a": 1, "a": 2}]', "a.json:row 1: the key 'a' is given twice"),
         ("a.jsonl", '{"prompt": "a"}\r{"prompt": "b"}\r', "a.jsonl:1: a carriage return inside of a line"),
