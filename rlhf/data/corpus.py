@@ -105,8 +105,8 @@ class Corpus:
         return self._rows_with_answers(_map_parts(dialogue_texts, self.examples, self.pairs), "pretrain", "texts")
 
     def demonstrations(self) -> Split[Example]:
-        """Return the rows that SFT imitates: instruction rows if there are any, else the chosen side of the pairs."""
-        rows_needed = "instruction rows or preference pairs"
+        """Return the rows that SFT imitates: demonstrations if there are any, else the chosen side of the pairs."""
+        rows_needed = "demonstrations or preference pairs"
         if self.examples.train:
             return self._rows_with_answers(self.examples, "sft", rows_needed)
 

@@ -196,9 +196,11 @@ def test_rows_without_pairs_have_no_figures_of_pairs():
     examples = [Example((Message("user", f"q {n}"),), "yes" if n < 2 else "it is so", f"a:{n}") for n in range(50)]
     report = check(parsed(examples=[*examples, examples[-1]]))
     assert (report.examples, report.one_word, report.duplicates, report.repeated_prompts) == (51, 2, 1, 1)
+    assert ("demonstrations", "51") in [(line.name, line.value) for line in report.table()]
     assert "chosen" not in report.lengths and "chosen longer" not in [line[0] for line in report.table()]
     report = check(parsed(documents=[Document("a b", "a:1"), Document("a b", "a:2"), Document("c", "a:3")]))
     assert (report.documents, report.duplicates, report.turns) == (3, 1, {})
+    assert ("text rows", "3") in [(line.name, line.value) for line in report.table()]
     assert set(hints(report)) == {"duplicates"}
     assert "one word" not in [line[0] for line in report.table()]
 
