@@ -170,7 +170,7 @@ def test_the_command_writes_and_says_what_it_left_out(tmp_path, monkeypatch, cap
     assert code == 1 and "a.jsonl:3: 'chosen' is a number" in err
     assert not (tmp_path / "b.jsonl").exists()
     code, out, _ = rlhf(monkeypatch, capsys, *arguments, "--skip-bad-rows")
-    assert code == 0 and "1 malformed" in out and "2 rows written to" in " ".join(out.split())
+    assert code == 0 and "malformed 1," in out and "2 rows written to" in " ".join(out.split())
 
 
 def test_the_commands_advise_what_they_can_do(tmp_path, monkeypatch, capsys):

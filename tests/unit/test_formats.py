@@ -296,7 +296,7 @@ def test_a_table_s_faults_are_named(write):
     )
     rows = read(["a.csv"], on_bad_row="skip")
     assert [example.response for example in rows.examples] == ["Hello"]
-    assert rows.report.empty == ("a.csv:4",)
+    assert rows.report.left_out["empty"] == ("a.csv:4",)
     assert refusal([write("b.csv", b'prompt,completion\nHi,"Hello\n')]).startswith("b.csv:2: not a table of comma-sep")
 
 
@@ -441,8 +441,8 @@ def test_pairs_with_differing_prompts_and_identical_answers_are_left_out_under_e
     for policy in ("stop", "skip"):
         rows = read([file], on_bad_row=policy)
         assert [pair.source for pair in rows.pairs] == ["a.jsonl:1", "a.jsonl:4"]
-        assert rows.report.prompts_differ == ("a.jsonl:2",)
-        assert rows.report.identical == ("a.jsonl:3",)
+        assert rows.report.left_out["prompts_differ"] == ("a.jsonl:2",)
+        assert rows.report.left_out["identical"] == ("a.jsonl:3",)
         assert rows.report.malformed == ()
 
 
@@ -455,14 +455,14 @@ def test_rows_with_an_empty_answer_are_left_out_under_either_policy(write):
     for policy in ("stop", "skip"):
         rows = read([pairs, examples], on_bad_row=policy)
         assert ([p.source for p in rows.pairs], [e.source for e in rows.examples]) == (["a.jsonl:1"], ["b.jsonl:1"])
-        assert rows.report.empty == ("a.jsonl:2", "b.jsonl:2")
+        assert rows.report.left_out["empty"] == ("a.jsonl:2", "b.jsonl:2")
         assert rows.report.malformed == ()
 
 
 def test_conversations_whose_shared_part_differs_are_left_out(write):
     other = [PROMPT[0], {"role": "user", "content": "Hey"}]
     rows = read([write("a.jsonl", lines({"chosen": [*PROMPT, HELLO], "rejected": [*other, GO]}))])
-    assert rows.report.prompts_differ == ("a.jsonl:1",) and not rows.pairs
+    assert rows.report.left_out["prompts_differ"] == ("a.jsonl:1",) and not rows.pairs
 
 
 def test_the_report_names_hashes_counts_and_sums_up(write):
@@ -476,7 +476,7 @@ def test_the_report_names_hashes_counts_and_sums_up(write):
     assert report.malformed == (("a.jsonl:2", "'chosen' is null; it must be text"),)
     assert report.summary() == (
         "3 of 4 rows kept from a.jsonl, b.jsonl.gz; "
-        "left out: 1 malformed, 0 with prompts that differ, 0 with identical answers, 0 with an empty answer"
+        "left out: malformed 1, prompts differ 0, identical answers 0, empty answer 0"
     )
 
 
@@ -834,8 +834,8 @@ def test_real_files_are_read():
     for file in files:
         rows = read([file], on_bad_row="skip")
         report = rows.report
-        left_out = sum(map(len, (report.malformed, report.prompts_differ, report.identical, report.empty)))
-        assert len(rows.documents) + len(rows.examples) + len(rows.pairs) == rows.report.rows - left_out
+        unused = sum(report.counts().values())
+        assert len(rows.documents) + len(rows.examples) + len(rows.pairs) == report.rows - unused
         for pair in rows.pairs:
             if rows.report.files[0].kind == "hh":
                 assert parse_hh(f"{render_hh(pair.prompt)} {pair.chosen}") == (*pair.prompt, assistant(pair.chosen))

@@ -16,14 +16,19 @@ from rlhf.cli import data as commands
 from rlhf.data.formats import FileReport, ParsedRows, ReadReport
 from rlhf.data.quality.check import check, label_noise, share
 from rlhf.data.quality.flaws import NEAR_IDENTICAL, nearly_identical
-from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
+from rlhf.data.rows import Document, Example, LeftOut, Message, PreferencePair, PromptOnly
 from tests.unit.rows import pair_of_one_turn
 
 
 def parsed(documents=(), examples=(), pairs=(), malformed=(), prompts_differ=(), identical=(), empty=()) -> ParsedRows:
     count = sum(map(len, (documents, examples, pairs, malformed, prompts_differ, identical, empty)))
     files = (FileReport("a.jsonl", "0" * 64, "preference", count),)
-    report = ReadReport(files, tuple(malformed), tuple(prompts_differ), tuple(identical), tuple(empty))
+    left_out: dict[LeftOut, tuple[str, ...]] = {
+        "prompts_differ": tuple(prompts_differ),
+        "identical": tuple(identical),
+        "empty": tuple(empty),
+    }
+    report = ReadReport(files, tuple(malformed), left_out)
     return ParsedRows(tuple(documents), tuple(examples), tuple(pairs), report)
 
 
