@@ -3,7 +3,6 @@
 import sys
 import tempfile
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 
 import click
@@ -198,9 +197,9 @@ def folder_of(record: StepsRecord) -> Path:
 
 
 def new_file(record: StepsRecord) -> Path:
-    """Return a new file for a record. Its name begins with date and time: the last by name is the newest."""
+    """Return a new file for a record."""
     commit = (record["code"]["commit"] or "")[:8]
-    return folder_of(record) / f"{datetime.now():%Y-%m-%dT%H%M%S}_{commit}_{record['shape']}.json"
+    return folder_of(record) / f"{provenance.in_file_name(provenance.now())}_{commit}_{record['shape']}.json"
 
 
 def newest(loaded: PinnedRecipe, record: StepsRecord) -> StepsRecord | None:

@@ -1,7 +1,7 @@
 """`python -m bench.ablation`: effect of each way to save memory on real steps of SFT, alone and together."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -29,26 +29,22 @@ PACKAGE = "flash_attn package"
 @options.RECIPE
 @options.SET
 @options.STEPS
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="Times to measure each.")
 @click.option("--save", type=click.Path(path_type=Path), help="JSON file for the results.")
-def main(hw: str, directory: Path | None, changes: tuple[str, ...], count: int, save: Path | None) -> None:
-    """Measure the effect of each strategy on memory and time. Running out of memory is a result."""
+def main(hw: str, directory: Path | None, changes: tuple[str, ...], count: int, rounds: int, save: Path | None) -> None:
+    """Measure the effect of each strategy on memory and time, in turn. Running out of memory is a result."""
     loaded = options.load(hw, directory, changes)
     with Predictor() as predictor:
         predicted = alone(predictor.predict, loaded, STAGE)
     variants = one_by_one(loaded, STAGE)
-    measured: dict[str, StageSteps] = {}
     if loaded.recipe.hardware.device == "cuda":
         variants[PACKAGE] = with_changes(variants["none"], {"model.attention": "flash_attention_2"})
-    for name, variant in variants.items():
-        with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder, working(name):
-            try:
-                measured[name] = steps.measure(
-                    variant, (STAGE,), Path(folder), steps=count, shape="longest", preflight=False
-                )[STAGE]
-            except UserError as error:
-                if name != PACKAGE:  # which is optional
-                    raise
-                measured[name] = {"cannot_run": str(error).splitlines()[-1]}
+    runs: dict[str, list[StageSteps]] = {name: [] for name in variants}
+    for _ in range(rounds):  # in turn, so that a drift of the clocks falls on all of them
+        for name, variant in variants.items():
+            if not runs[name] or "step_seconds" in runs[name][-1]:
+                runs[name].append(_measure(name, variant, count))
+    measured = {name: middle(rows) for name, rows in runs.items()}
     rows = [_row(name, row, measured["none"], predicted, loaded) for name, row in measured.items()]
     columns = ("strategy, alone", "peak, GB", "memory", "time", "predicted, GB", "published")
     rows_table(f"{loaded.name} {loaded.version}: {STAGE} on the longest rows", columns, rows)
@@ -56,6 +52,26 @@ def main(hw: str, directory: Path | None, changes: tuple[str, ...], count: int, 
         write_json(
             save, {"code": provenance.code(), "recipe_sha256": loaded.sha256, "overrides": loaded.overrides} | measured
         )
+
+
+def _measure(name: str, variant: PinnedRecipe, count: int) -> StageSteps:
+    """Return the row of one run of a strategy. Raises UserError where it fails, but for the optional package."""
+    with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder, working(name):
+        try:
+            return steps.measure(variant, (STAGE,), Path(folder), steps=count, shape="longest", preflight=False)[STAGE]
+        except UserError as error:
+            if name != PACKAGE:
+                raise
+            return {"cannot_run": str(error).splitlines()[-1]}
+
+
+def middle(rows: Sequence[StageSteps]) -> StageSteps:
+    """Return the row with the median time, and the times of all rounds; a row without time if there is one."""
+    untimed = next((row for row in rows if "step_seconds" not in row), None)
+    if untimed is not None:
+        return untimed
+    ordered = sorted(rows, key=lambda row: row["step_seconds"]["median"])
+    return ordered[len(rows) // 2] | {"round_seconds": [row["step_seconds"]["median"] for row in rows]}
 
 
 def _row(
@@ -71,7 +87,9 @@ def _row(
     if name == "none" or none.get("out_of_memory"):
         return (name, peak_text, "", "", expected, "; ".join(published_figures.of_strategy(loaded, name)))
     changed = effect(row, none)
-    memory, time = f"{changed['memory_percent']:+.0f}%", f"x {changed['time_factor']:.2f}"
+    factors = [a / b for a, b in zip(row["round_seconds"], none["round_seconds"], strict=True)]
+    time = f"x {changed['time_factor']:.2f} ({min(factors):.2f} to {max(factors):.2f})"
+    memory = f"{changed['memory_percent']:+.0f}%"
     return (name, peak_text, memory, time, expected, "; ".join(published_figures.of_strategy(loaded, name, changed)))
 
 

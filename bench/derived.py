@@ -18,7 +18,7 @@ def derived_figures(
 ) -> StageSteps:
     """Return MFU, HFU, MBU, predicted peak and projected hours of a stage's steps; None for what is unknown."""
     shares: StageSteps = {"mfu": None, "hfu": None, "mbu": None, "hours": None}
-    shares["predicted_peak_bytes"] = predicted[""].peak_bytes
+    shares["predicted_peak_bytes"] = predicted.whole.peak_bytes
     if row.get("out_of_memory"):
         return shares
     if shape == "longest":  # operations are known for the longest rows
@@ -29,7 +29,7 @@ def derived_figures(
         if stage == "ppo":
             ppo = loaded.recipe.ppo
             decoded = (ppo.response_length - 1) * -(-ppo.batch_size // ppo.rollout_batch_size)
-            bytes_read = decoded * projection.decoding_bytes(loaded.recipe, predicted)
+            bytes_read = decoded * projection.decoding_step_bytes(predicted)
             shares["mbu"] = bytes_read / row["phase_seconds"]["rollout/decode"]["median"] / best["bandwidth"]
     total = projection.optimizer_steps(loaded.recipe, stage)
     if total is not None:

@@ -87,7 +87,7 @@ class Bound(TypedDict):
 
 
 class StageSteps(TypedDict, total=False):
-    """A stage's row: what its steps took after the warm-up. One that did not fit has only `out_of_memory`.
+    """A stage's row: what its steps took after the warm-up. One that did not fit has `out_of_memory` and predictions.
 
     `bench.derived.derived_figures` adds `mfu` to `predicted_peak_bytes`, `bench.gpu.speed.conclude` adds `roofline`. A
     figure is None where it is unknown.
@@ -97,6 +97,7 @@ class StageSteps(TypedDict, total=False):
     cannot_run: str  # why, of a package that the ablation tries
     clock: Clock
     step_seconds: Spread
+    round_seconds: list[float]  # median of each round, of an ablation
     phase_seconds: dict[str, Spread]
     tokens_per_step: float  # real tokens, no padding; the mean
     tokens_per_second: float

@@ -16,6 +16,16 @@ def today() -> str:
     return datetime.date.today().isoformat()
 
 
+def now() -> str:
+    """Return date and time of a record, ISO 8601 to the second."""
+    return datetime.datetime.now().isoformat(timespec="seconds")
+
+
+def in_file_name(moment: str) -> str:
+    """Return date and time as names of records begin with them: the last by name is the newest."""
+    return moment.replace(":", "")
+
+
 def code() -> Code:
     """Return the commit of the code that runs, and whether files differ from it, as a record has them."""
     return cast(Code, code_version().plain())

@@ -11,7 +11,7 @@ import click
 from bench import recipe_index
 from bench.clocks import clock_of
 from bench.gpu.record import GpuRecord
-from bench.kinds import LayersRecord, MemoryRecord, OutsideRecord, PeerRecord, StepsRecord, SupervisedRecord
+from bench.kinds import Contender, LayersRecord, MemoryRecord, OutsideRecord, PeerRecord, StepsRecord, SupervisedRecord
 from bench.paths import RESULTS, ROOT
 from bench.peer.contenders import ALIKE
 from bench.reading import check, read
@@ -130,12 +130,20 @@ def _peer(content: object, source: str) -> tuple[str, str]:
     figures = record["figures"]
     method = record.get("method", "ppo").upper()  # records from before the key are of PPO
     ratios = [
-        f"{ours}: {figures[theirs]['seconds_per_step'] / figures[ours]['seconds_per_step']:.2f} times {theirs}"
+        f"{ours}: {_ratio(figures[ours], figures[theirs], theirs)}"
         for ours, theirs in ALIKE
         if all("seconds_per_step" in figures.get(name, {}) for name in (ours, theirs))
     ]
     subject = f"a step of {method} compared with {record['peer']}, {clock_of(figures.values())} seconds"
     return subject, "; ".join(ratios) or "like designs did not fit both"
+
+
+def _ratio(ours: Contender, theirs: Contender, name: str) -> str:
+    """Return how many times as fast ours is, by median steps; where the ranges of all steps overlap, that is said."""
+    ratio = theirs["seconds_per_step"] / ours["seconds_per_step"]
+    (low, high), (their_low, their_high) = ours["seconds_range"], theirs["seconds_range"]
+    overlap = " (ranges of steps overlap)" if low <= their_high and their_low <= high else ""
+    return f"{ratio:.2f} times {name}{overlap}"
 
 
 def _layers(content: object, source: str) -> tuple[str, str]:

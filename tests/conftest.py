@@ -315,7 +315,7 @@ def shared_rehearsal_processes() -> Iterator[None]:
 
     A process is only used again in the environment that it was started in.
     """
-    start, leave = predicting._start, Predictor.__exit__
+    start, leave = predicting._start_worker, Predictor.__exit__
     idle: dict[tuple[tuple[str, str], ...], subprocess.Popen[str]] = {}
     started_in: dict[int, tuple[tuple[str, str], ...]] = {}
 
@@ -336,7 +336,7 @@ def shared_rehearsal_processes() -> Iterator[None]:
         leave(self, *error)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(predicting, "_start", take)
+        patch.setattr(predicting, "_start_worker", take)
         patch.setattr(Predictor, "__exit__", hand_on)
         yield
     for process in idle.values():

@@ -71,7 +71,7 @@ def command(
     soon as it ends. One that fails or takes too long leaves what it had measured, and the next one begins. Ctrl-C, a
     lost connection and SIGTERM end the item and keep all records.
 
-    Exit code 1 if an item failed or a claim does not hold, 130 after an interruption.
+    Exit code 1 if an item failed, timed out or a claim does not hold, 130 after an interruption.
     """
     items, limit = plan.choose(only), plan.seconds(box)
     out = out or OUT.with_name(OUT.name + ("-dry" if dry_run else ""))
@@ -110,7 +110,7 @@ def measure(items: Sequence[GpuItem], out: Path, limit: float, dry_run: bool, pr
     if interrupted:
         click.echo("interrupted; the records of all items that had begun are there", err=True)
         return INTERRUPTED
-    return int(any(row["outcome"] == "failed" or row["verdict"] == "does not hold" for row in rows))
+    return int(any(row["outcome"] in ("failed", "timed out") or row["verdict"] == "does not hold" for row in rows))
 
 
 def run_item(item: GpuItem, out: Path, remaining: float, dry_run: bool) -> GpuRecord:

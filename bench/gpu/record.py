@@ -33,7 +33,7 @@ class GpuRecord(TypedDict):
     seconds: float | None  # wall, of the item's whole process; None while it runs
     measured: dict[str, object]  # as bench/gpu/measured.py has it for the item
     dry_run: bool
-    date: str  # ISO 8601
+    date: str  # and time, ISO 8601
     recipe: str | None  # None where the item is about the card alone
     version: str | None
     recipe_sha256: str | None
@@ -67,7 +67,7 @@ def new_record(item: GpuItem, dry_run: bool, loaded: PinnedRecipe | None = None)
         "seconds": None,
         "measured": {},
         "dry_run": dry_run,
-        "date": provenance.today(),
+        "date": provenance.now(),
         "recipe": loaded.name if loaded else None,
         "version": loaded.version if loaded else None,
         "recipe_sha256": loaded.sha256 if loaded else None,
@@ -105,7 +105,8 @@ def speed_of(record: GpuRecord) -> SpeedFigures:
 def path_of(record: GpuRecord) -> Path:
     """Return a record's place below results/: `<recipe>/<version>/<device>/gpu/…json` or `gpu/<device>/…json`."""
     device = provenance.device_folder(provenance.device_name(record["device"]) or "unknown")
-    name = f"{record['date']}_{(record['code']['commit'] or 'unknown')[:8]}_{record['gpu_item']}.json"
+    moment, commit = provenance.in_file_name(record["date"]), (record["code"]["commit"] or "unknown")[:8]
+    name = f"{moment}_{commit}_{record['gpu_item']}.json"
     if record["recipe"] is None or record["version"] is None:
         return Path("gpu", device, name)
     return Path(record["recipe"], record["version"], device, "gpu", name)

@@ -41,7 +41,7 @@ def pinned(write: bool, only: Path | None) -> None:
     with Predictor() as predictor:
         for directory in directories:
             loaded = recipe.load(directory)
-            peaks = pins.predict(predictor, loaded)
+            peaks = pins.peaks(predictor, loaded)
             step, problems = pins.decoding_step(predictor, loaded)
             needed = pins.needs(predictor, loaded)
             if write:
@@ -111,7 +111,10 @@ def measure(
         measured = measure_stages(loaded, chosen)
     if not no_predict:
         with Predictor() as predictor:
-            predicted = {s: {phase: p.peak_bytes for phase, p in predictor.predict(loaded, s).items()} for s in chosen}
+            predicted = {
+                stage: {name: phase.peak_bytes for name, phase in predictor.predict(loaded, stage).phases.items()}
+                for stage in chosen
+            }
     rows = [row for stage in chosen for row in beside(stage, predicted[stage], measured[stage])]
     lacking = [line for stage in chosen for line in unmatched(stage, predicted[stage], measured[stage])]
     title, columns = f"{loaded.name} {loaded.version}", ("stage", "phase", "predicted, GB", "measured, GB", "error")

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.kinds import ComparedPhase
 from bench.memory import budgets
-from rlhf.memory.phases import PHASES
+from rlhf.memory.phases import PHASES, WHOLE
 from rlhf.memory.rehearsal.seams import shortened
 from rlhf.memory.rehearsal.short_runs import ShortRuns, StageFn
 from rlhf.memory.rehearsal.tracker import Tracker
@@ -59,7 +59,7 @@ def tracked_on_cpu(recipe: Recipe, run_stage: StageFn) -> MeasuredPeaks:
 
 
 def allocated_on_cuda(recipe: Recipe, run_stage: StageFn) -> MeasuredPeaks:
-    """Return the peaks of torch's CUDA allocator in each phase; "" stands for the whole stage."""
+    """Return the peaks of torch's CUDA allocator in each phase, and of the WHOLE stage."""
     with alone(), AllocatorPeaks() as meter:
         run_stage(CUDA)
         collect_peak(CUDA)
@@ -140,10 +140,7 @@ def pinned_peaks(directory: Path, stage: StageName) -> dict[str, int]:
 
 
 def beside(stage: StageName, predicted: Mapping[str, int], measured: Mapping[str, int]) -> list[ComparedPhase]:
-    """Return one row for each phase that has both peaks, in bytes.
-
-    The whole stage, "", has none. `unmatched` has what only one side has.
-    """
+    """Return one row for each phase that has both peaks, in bytes. `unmatched` has what only one side has."""
     return [
         {
             "stage": stage,
@@ -153,16 +150,16 @@ def beside(stage: StageName, predicted: Mapping[str, int], measured: Mapping[str
             "error": peak / measured[phase] - 1,
         }
         for phase, peak in predicted.items()
-        if phase and phase in measured
+        if phase in measured
     ]
 
 
 def unmatched(stage: StageName, predicted: Mapping[str, int], measured: Mapping[str, int]) -> list[str]:
-    """Return one line for each phase that only one side has."""
+    """Return one line for each phase that only one side has. The WHOLE stage is measured, and not among `predicted`."""
     return [
         f"{stage}/{phase}: {'predicted, not measured' if phase in predicted else 'measured, not predicted'}"
         for phase in {**predicted, **measured}
-        if phase and (phase not in predicted or phase not in measured)
+        if phase != WHOLE and (phase not in predicted or phase not in measured)
     ]
 
 

@@ -13,7 +13,8 @@ from typing_extensions import TypedDict
 
 from bench.reading import read
 from rlhf import recipe as recipes
-from rlhf.memory.predict import Predictor, needed
+from rlhf.commands.new_content import USED
+from rlhf.memory.predict import Predictor, card_needed_bytes
 from rlhf.recipe import Changes, StageName
 
 FILE = Path(__file__).with_suffix(".json")
@@ -99,7 +100,7 @@ def predict(root: Path, say: Callable[[str], None]) -> Sizes:
     with Predictor() as predictor:
         for size in SIZES:
             loaded = recipes.load(root / BASED_ON, changes(size))
-            needs[size.name] = {stage: needed(predictor.predict(loaded, stage)[""]) for stage in STAGES}
+            needs[size.name] = {stage: card_needed_bytes(predictor.predict(loaded, stage).whole) for stage in STAGES}
             say(f"{size.name}: " + ", ".join(f"{stage} {n / GB:.1f}" for stage, n in needs[size.name].items()))
     return {"unit": "bytes of the card, predicted", "based_on": BASED_ON, "needed": needs}
 
@@ -116,9 +117,10 @@ def table(predicted: Sizes) -> str:
     for size in SIZES:
         cells = " | ".join(f"{needs[size.name][stage] / GB:.1f}" for stage in STAGES)
         lines.append(f"| {size.name} | {size.billions:.1f} | {cells} |")
-    lines += ["", "| card | largest model whose PPO fits | needs, GB | card, GB |", "| --- | --- | ---: | ---: |"]
+    heading = f"largest model whose PPO needs at most {USED:.0%} of it".replace("%", " %")
+    lines += ["", f"| card | {heading} | needs, GB | card, GB |", "| --- | --- | ---: | ---: |"]
     for card, mebibytes in CARDS.items():
-        best = largest(needs, "ppo", mebibytes)
+        best = largest(needs, "ppo", round(USED * mebibytes))
         name, need = (best.name, f"{needs[best.name]['ppo'] / GB:.2f}") if best else ("none of these", "")
         lines.append(f"| {card} | {name} | {need} | {mebibytes * 2**20 / GB:.2f} |")
     return "\n".join(lines)

@@ -14,7 +14,7 @@ import click
 from bench.kinds import OutsideRecord, OutsideRow, PackedRow, PackedSource, RunsSource
 from bench.outside import collect, collect_fms, compare, lengths, page, plot, speed
 from bench.paths import RESULTS, ROOT
-from bench.provenance import code, require_committed_code, today
+from bench.provenance import code, in_file_name, now, require_committed_code
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.files import write_json
@@ -64,7 +64,7 @@ def main(only: str, jobs: int, save: bool) -> None:
 def write(rows: list[OutsideRow], packed: list[PackedRow]) -> None:
     """Write the record, and the page and the plot that are made from it."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    file = FOLDER / f"{today()}.json"
+    file = FOLDER / f"{in_file_name(now())}.json"
     record: OutsideRecord = {
         "outside": cast(RunsSource, _without_runs(collect.runs())),
         "calibrated_on": lengths.CALIBRATED_ON,

@@ -6,7 +6,7 @@ shifted copies of the logits, autocast where the runs had it, gradients clipped,
 
 import contextlib
 import gc
-from typing import Any, NamedTuple
+from typing import Any
 
 import peft
 import torch
@@ -19,7 +19,7 @@ from bench.outside.collect_fms import PackedRun
 from rlhf import recipe as recipes
 from rlhf.memory.card.cards import SMALL_WORKSPACE, Gpu
 from rlhf.memory.card.replay import replay
-from rlhf.memory.phases import DEPTHS, Event
+from rlhf.memory.phases import DEPTHS, Event, Work
 from rlhf.memory.rehearsal.depth import deepen
 from rlhf.memory.rehearsal.device import StandIn
 from rlhf.memory.rehearsal.operations import META
@@ -69,31 +69,27 @@ def predict(run: PackedRun) -> PackedRow:
         "allocated": sum(event.bytes for event in events) + 2 * SMALL_WORKSPACE,
     }
     measured = {"peak_allocated": run["measured"]["peak_allocated"], "allocated": run["measured"]["allocated"]}
-    repeats = (layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
+    repeats: float = (layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
+
+    def of_step(at_few: int, at_more: int) -> float:
+        return (at_few + repeats * (at_more - at_few)) / STEPS
+
     return {
         "name": name(run),
         "measured": measured,
         "predicted": predicted,
         "error": {size: predicted[size] / measured[size] - 1 for size in predicted},
         "step": {
-            "flops": few_work.flops + repeats * (more_work.flops - few_work.flops),
-            "moved": few_work.moved + repeats * (more_work.moved - few_work.moved),
-            "launched": few_work.launched + repeats * (more_work.launched - few_work.launched),
+            "flops": of_step(few_work.flops, more_work.flops),
+            "moved": of_step(few_work.moved, more_work.moved),
+            "launched": of_step(few_work.launched, more_work.launched),
             "seconds_measured": run["rows"] * LENGTH / run["measured"]["tokens_per_second"],
         },
     }
 
 
-class StepWork(NamedTuple):
-    """What a step computes, in operations, moves, in bytes, and launches."""
-
-    flops: float
-    moved: float
-    launched: float
-
-
-def _rehearse(run: PackedRun, layers: int) -> tuple[list[Event], StepWork]:
-    """Return the events of loading and of two steps, and the work of a step.
+def _rehearse(run: PackedRun, layers: int) -> tuple[list[Event], Work]:
+    """Return the events of loading and of STEPS steps, and the work of these steps.
 
     The first step makes the optimizer's states.
     """
@@ -109,9 +105,7 @@ def _rehearse(run: PackedRun, layers: int) -> tuple[list[Event], StepWork]:
             with torch.profiler.record_function("train"):
                 for _ in range(STEPS):
                     _step(run, model, optimizer)
-        trained = recorder.peaks()["train"]
-        work = StepWork(trained.flops / STEPS, trained.moved / STEPS, trained.launched / STEPS)
-        return recorder.events(), work
+        return recorder.events(), recorder.peaks()["train"]
     finally:
         gc.enable()
 

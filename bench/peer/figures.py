@@ -72,7 +72,7 @@ def markdown(record: PeerRecord) -> str:
 
 
 def phases_table(record: PeerRecord) -> str:
-    """Return the phases of a step of the contender of the floor, with its distance from it, as docs/speed.md shows it.
+    """Return the table of docs/speed-internals.md: the phases of a step beside the floor of their contender.
 
     A share reached above 100 % means that the phase's products run faster than the one large product of the floor.
     """

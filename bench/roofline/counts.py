@@ -2,7 +2,8 @@
 
 Operations of products and attention, and bytes that have to cross the card's memory: weights once for each pass of a
 micro-batch, keys and values, and each tensor between two products written and read once. Norms, softmax, rotary
-embedding, activation functions, padding and launches of kernels are left out, so that a time is a lower bound.
+embedding, activation functions, padding and launches of kernels are left out. So a time is the least for kernels that
+pass tensors through the card's memory; one that fuses two products may take less.
 """
 
 import math

@@ -52,7 +52,7 @@ def fail(message: str, *advice: str) -> int:
 
     The message becomes one line, and so does each piece of advice.
     """
-    if not launching.report(one_line(" ".join((message, *advice)))):
+    if not launching.pass_on(one_line(" ".join((message, *advice)))):
         say(f"error: {message}")
         for line in advice:
             say(line)
@@ -61,7 +61,7 @@ def fail(message: str, *advice: str) -> int:
 
 def _print_stopped(line: str) -> None:
     """Print that a signal ended the command. Of several processes one prints it."""
-    if launching.report(one_line(line)) or distributed.rank() or children.part_of_command():
+    if launching.pass_on(one_line(line)) or distributed.rank() or children.part_of_command():
         return
     if sys.stderr is not None and sys.stderr.isatty():
         say("")  # ends the line on which the terminal wrote ^C
@@ -92,7 +92,7 @@ def _explained(error: Exception) -> int:
             _abandon_stdout()  # stdout may be what failed, and the interpreter would write to it again
         return fail(f"{error.filename or 'the operating system'}: {error.strerror or error}")
     if launching.other_rank_ended(error):
-        if not launching.report("another rank has ended"):
+        if not launching.pass_on("another rank has ended"):
             say("error: another rank has ended; its own message says why")
         return launching.LOST
     _print_traceback(error)

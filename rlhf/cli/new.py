@@ -9,7 +9,7 @@ import click
 from rlhf.cli.options import OneOf, StrictCommand, WholeNumber, listed
 from rlhf.commands import new as new_recipe
 from rlhf.commands.new_content import TEMPLATES, NewOptions, TemplateName
-from rlhf.memory.predict import Predictor, needed
+from rlhf.memory.predict import Predictor, card_needed_bytes
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe.published import GB
 from rlhf.terminal import screen
@@ -89,8 +89,8 @@ def new(
     with quiet_libraries(), Predictor() as predictor, working(f"reading {model}") as say:
         created = new_recipe.make(folder, options, predictor, say)
     rows = [
-        (stage, f"{phases[''].peak_bytes / GB:.2f}", f"{needed(phases['']) / GB:.2f}")
-        for stage, phases in created.fit.stages.items()
+        (stage, f"{predicted.whole.peak_bytes / GB:.2f}", f"{card_needed_bytes(predicted.whole) / GB:.2f}")
+        for stage, predicted in created.fit.stages.items()
     ]
     title = f"{created.loaded.name} {created.loaded.version}: predicted memory, card {options.card.memory_gb:g} GB"
     rows_table(title, ("stage", "peak, GB", "needs, GB"), rows)

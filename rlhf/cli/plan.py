@@ -18,8 +18,7 @@ from rlhf.memory import published_figures, strategies
 from rlhf.memory.fit import fit as fitting
 from rlhf.memory.fit import refuse_less_than_the_base
 from rlhf.memory.phases import ON_HOST
-from rlhf.memory.predict import Predictor
-from rlhf.memory.predict import stages as predicted_stages
+from rlhf.memory.predict import Predictor, predicted_stages
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName, shape
 from rlhf.terminal.progress import working
 

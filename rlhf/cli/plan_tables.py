@@ -12,7 +12,7 @@ from rlhf.memory import published_figures
 from rlhf.memory.fit import Fit
 from rlhf.memory.phases import gb
 from rlhf.memory.plan import Plan, PlannedPhase, StageTime
-from rlhf.memory.predict import needed
+from rlhf.memory.predict import card_needed_bytes
 from rlhf.memory.published_figures import ComparedFigure
 from rlhf.memory.strategies import StrategyCost
 from rlhf.recipe import PinnedRecipe, StageName, as_yaml, totals
@@ -82,7 +82,7 @@ EXPLAINED = {
     "reserved": "what nvidia-smi shows for the process",
     "verdict": "fits the card or not; better or worse than the published peak",
     "hours at limit": "at the card's nominal rates",
-    "hours projected": "(from-to) at rates of other people's runs (docs/memory.md)",
+    "hours projected": "(from-to) rates of others; sampling assumed (docs/memory.md)",
 }
 
 
@@ -224,26 +224,26 @@ def show_strategies(loaded: PinnedRecipe, costs: Mapping[StageName, Mapping[str,
 
 def show_fits(loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool) -> None:
     """Print the settings that fit. Raises UserError where a stage needs more than `limit` bytes with all of them."""
-    needs = {stage: needed(phases[""]) for stage, phases in settings.stages.items()}
+    needs = {stage: card_needed_bytes(predicted.whole) for stage, predicted in settings.stages.items()}
     if as_json:
         stages = {
             stage: {
-                "peak_bytes": phases[""].peak_bytes,
+                "peak_bytes": predicted.whole.peak_bytes,
                 "card_needed_bytes": needs[stage],
                 "fits": needs[stage] <= limit,
             }
-            for stage, phases in settings.stages.items()
+            for stage, predicted in settings.stages.items()
         }
         click.echo(json.dumps({"limit_bytes": limit, "set": settings.changes, "stages": stages}, indent=2))
     else:
         rows = [
             (
                 stage,
-                gb(phases[""].peak_bytes),
+                gb(predicted.whole.peak_bytes),
                 gb(needs[stage]),
                 "DOES NOT FIT" if stage in settings.too_large else "fits",
             )
-            for stage, phases in settings.stages.items()
+            for stage, predicted in settings.stages.items()
         ]
         title = f"{loaded.name} {loaded.version}: fastest settings predicted to need at most {gb(limit)} GB"
         rows_table(title, ("stage", "peak, GB", "needs, GB", ""), rows)

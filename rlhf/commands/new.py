@@ -21,7 +21,7 @@ from rlhf.errors import OptionError, UserError
 from rlhf.files import sync_tree
 from rlhf.memory import prediction_file
 from rlhf.memory.fit import Fit, fit
-from rlhf.memory.predict import Predictor, needed
+from rlhf.memory.predict import Predictor, card_needed_bytes
 from rlhf.memory.strategies import four_bit_changes, micro_batch, with_changes
 from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import ONLINE, POLICIES, TRAINING_STAGES, Changes, PinnedRecipe, PolicyName, StageName
@@ -109,7 +109,7 @@ def search(
     needs = {}
     for stage in stages:
         say(f"predicting the least that {stage} needs")
-        needs[stage] = needed(predictor.predict(least, stage)[""])
+        needs[stage] = card_needed_bytes(predictor.predict(least, stage).whole)
     raise UserError(_too_large(needs, limit))
 
 
@@ -165,7 +165,7 @@ def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Say
         say("predicting the whole chain")
         step, _ = prediction_file.decoding_step(predictor, loaded)
         prediction_file.pin(
-            draft, prediction_file.predict(predictor, loaded), step, None, prediction_file.needs(predictor, loaded)
+            draft, prediction_file.peaks(predictor, loaded), step, None, prediction_file.needs(predictor, loaded)
         )
         _place(draft, target)
     return NewRecipe(target, recipes.load(target), stages, fitted)

@@ -33,7 +33,7 @@ def command_line_items(prompt: str, responses: Sequence[str]) -> list[Item]:
 
 
 def read(files: Sequence[Path]) -> list[Item]:
-    """Return the items of files: preference pairs, instruction rows, rows with `prompt` and `response`, samples.
+    """Return the items of files: preference pairs, demonstrations, rows with `prompt` and `response`, samples.
 
     Raises UserError for files of any other kind.
     """

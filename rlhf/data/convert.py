@@ -3,7 +3,7 @@
     documents          {"text"}
     examples           {"prompt": [messages], "completion": text, "answer"?: text}
     preference pairs   {"prompt": [messages], "chosen": text, "rejected": text}
-    prompts            {"prompt": [messages]}
+    prompts            {"prompt": [messages], "answer"?: text}
 
 Answers that are labelled good or bad one by one (KTO: `prompt`, `completion`, `label`) become pairs: the first good and
 the first bad answer to a prompt, then the second ones.
@@ -138,7 +138,8 @@ def _pair_labelled(name: str, rows: Iterable[RawRow], pairings: list[Pairing]) -
             continue
         key = json.dumps(row["prompt"], sort_keys=True, default=repr)
         prompts[key] = row["prompt"]
-        answers[key][not label_of(row)].append(row.get("completion", row.get("response")))
+        answer = row.get("response") if row.get("completion") is None else row["completion"]
+        answers[key][not label_of(row)].append(answer)
     pairs = 0
     for key, (good, bad) in answers.items():
         for number, (chosen, rejected) in enumerate(zip(good, bad, strict=False), 1):

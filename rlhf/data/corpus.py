@@ -1,9 +1,9 @@
 """The rows of a recipe's data: for training, for the choice of checkpoints, and for results."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
 from rlhf.data.transcripts import render_hh
@@ -12,6 +12,7 @@ from rlhf.recipe import StageName
 from rlhf.recipe.choices import Template
 
 T = TypeVar("T")
+U = TypeVar("U")
 Prompt = tuple[Message, ...]
 
 
@@ -52,11 +53,14 @@ class Split(Generic[T]):
         """Return whether checkpoints are chosen by other rows than those that results are reported on."""
         return self._validation is not None
 
+    def map(self, make: Callable[[list[T]], list[U]]) -> "Split[U]":
+        """Apply `make` to each part: to the training rows, the test rows, the validation rows."""
+        validation = None if self._validation is None else make(self._validation)
+        return Split(make(self.train), make(self.test), validation)
+
     def only(self, keep: Callable[[T], bool]) -> "Split[T]":
         """Return the rows of each part for which `keep` is true."""
-        train, test = ([row for row in rows if keep(row)] for rows in (self.train, self.test))
-        validation = None if self._validation is None else [row for row in self._validation if keep(row)]
-        return Split(train, test, validation)
+        return self.map(lambda rows: [row for row in rows if keep(row)])
 
     def required(self, stage: StageName, rows_needed: str) -> "Split[T]":
         """Return this split if it has rows to train on and held-out rows. Raises UserError otherwise."""
@@ -68,16 +72,18 @@ class Split(Generic[T]):
         )
 
 
-def _map_parts(make: Callable[..., list[T]], *splits: Split[Any]) -> Split[T]:
-    """Apply `make` to each part of the splits: to their training rows, their test rows, their validation rows."""
-    has_validation = any(split.has_validation for split in splits)
+def _joined(*splits: Split[T]) -> Split[T]:
+    """Return the rows of several splits, part by part."""
+    validation = [split.test if split._validation is None else split._validation for split in splits]
     return Split(
-        make(*(split.train for split in splits)),
-        make(*(split.test for split in splits)),
-        make(*(split._validation if split.has_validation else split.test for split in splits))
-        if has_validation
-        else None,
+        [row for split in splits for row in split.train],
+        [row for split in splits for row in split.test],
+        [row for rows in validation for row in rows] if any(split.has_validation for split in splits) else None,
     )
+
+
+def _prompts(rows: Iterable[Example | PreferencePair | PromptOnly]) -> list[Prompt]:
+    return [row.prompt for row in rows]
 
 
 @dataclass(frozen=True)
@@ -92,28 +98,30 @@ class Corpus:
     def texts(self, template: Template) -> Split[str]:
         """Return plain texts for pretraining: the documents, or else every dialogue with each of its responses."""
         if self.documents.train:
-            texts = _map_parts(lambda documents: [document.text for document in documents], self.documents)
+            texts = self.documents.map(lambda documents: [document.text for document in documents])
             return texts.required("pretrain", "texts")
         if template != "hh":
             raise UserError("pretraining on dialogues needs tokenizer.template: hh")
 
-        def dialogue_texts(examples: list[Example], pairs: list[PreferencePair]) -> list[str]:
-            dialogues = [(e.prompt, e.response) for e in examples]
-            dialogues += [(p.prompt, response) for p in pairs for response in (p.chosen, p.rejected)]
-            return [f"{render_hh(prompt)} {response}" for prompt, response in dialogues]
-
-        return self._rows_with_answers(_map_parts(dialogue_texts, self.examples, self.pairs), "pretrain", "texts")
+        dialogues = _joined(
+            self.examples.map(lambda rows: [(row.prompt, row.response) for row in rows]),
+            self.pairs.map(
+                lambda rows: [(row.prompt, answer) for row in rows for answer in (row.chosen, row.rejected)]
+            ),
+        )
+        texts = dialogues.map(lambda rows: [f"{render_hh(prompt)} {response}" for prompt, response in rows])
+        return self._rows_with_answers(texts, "pretrain", "texts")
 
     def demonstrations(self) -> Split[Example]:
-        """Return the rows that SFT imitates: instruction rows if there are any, else the chosen side of the pairs."""
-        rows_needed = "instruction rows or preference pairs"
+        """Return the rows that SFT imitates: demonstrations if there are any, else the chosen side of the pairs."""
+        rows_needed = "demonstrations or preference pairs"
         if self.examples.train:
             return self._rows_with_answers(self.examples, "sft", rows_needed)
 
         def chosen_answers(pairs: list[PreferencePair]) -> list[Example]:
             return [Example(pair.prompt, pair.chosen, pair.source) for pair in pairs]
 
-        return self._rows_with_answers(_map_parts(chosen_answers, self.pairs), "sft", rows_needed)
+        return self._rows_with_answers(self.pairs.map(chosen_answers), "sft", rows_needed)
 
     def preferences(self, stage: StageName) -> Split[PreferencePair]:
         """Return the preference pairs for `stage`. Raises UserError where there are none."""
@@ -146,8 +154,5 @@ class Corpus:
 
     def prompts(self, stage: StageName) -> Split[Prompt]:
         """Return every distinct prompt for `stage`, in order of first appearance. Raises UserError for none."""
-
-        def distinct(*kinds: Sequence[Example | PreferencePair | PromptOnly]) -> list[Prompt]:
-            return list(dict.fromkeys(row.prompt for rows in kinds for row in rows))
-
-        return _map_parts(distinct, self.examples, self.pairs, self.bare_prompts).required(stage, "prompts")
+        prompts = _joined(self.examples.map(_prompts), self.pairs.map(_prompts), self.bare_prompts.map(_prompts))
+        return prompts.map(lambda rows: list(dict.fromkeys(rows))).required(stage, "prompts")

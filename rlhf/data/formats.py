@@ -34,7 +34,7 @@ from rlhf.data.parsing import (
     unclear_label,
 )
 from rlhf.data.raw import Malformed
-from rlhf.data.rows import Document, Example, LeftOut, PreferencePair, PromptOnly, Row
+from rlhf.data.rows import LEFT_OUT, Document, Example, LeftOut, PreferencePair, PromptOnly, Row
 from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.recipe.choices import DataFormat, OnBadRow, RowKind
@@ -55,26 +55,31 @@ class FileReport:
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """Files that were read, and rows left out: `malformed` pairs a source with the reason, the others are sources."""
+    """Files that were read, and the rows that were not kept.
+
+    `malformed` pairs a source with what is wrong; `left_out` has the sources of the other rows by reason.
+    """
 
     files: tuple[FileReport, ...]
     malformed: tuple[tuple[str, str], ...]
-    prompts_differ: tuple[str, ...]
-    identical: tuple[str, ...]
-    empty: tuple[str, ...]
+    left_out: Mapping[LeftOut, tuple[str, ...]]
 
     @property
     def rows(self) -> int:
         """Return the number of rows read, those left out included."""
         return sum(file.rows for file in self.files)
 
+    def counts(self) -> dict[str, int]:
+        """Return how many rows were not kept, by reason."""
+        return {"malformed": len(self.malformed), **{name: len(sources) for name, sources in self.left_out.items()}}
+
     def summary(self) -> str:
         """Return one line: how many rows were kept of which files, and how many were left out for which reason."""
-        left_out = len(self.malformed) + len(self.prompts_differ) + len(self.identical) + len(self.empty)
+        kept = self.rows - sum(self.counts().values())
+        reasons = (f"{LEFT_OUT[reason]} {len(sources):,}" for reason, sources in self.left_out.items())
         return (
-            f"{self.rows - left_out:,} of {self.rows:,} rows kept from {', '.join(file.name for file in self.files)}; "
-            f"left out: {len(self.malformed)} malformed, {len(self.prompts_differ)} with prompts that differ, "
-            f"{len(self.identical)} with identical answers, {len(self.empty)} with an empty answer"
+            f"{kept:,} of {self.rows:,} rows kept from {', '.join(file.name for file in self.files)}; "
+            f"left out: {', '.join((f'malformed {len(self.malformed):,}', *reasons))}"
         )
 
 
@@ -198,7 +203,7 @@ class _Reader:
         self.advice = advice
         self.kind = kind
         self.kept: list[Row] = []
-        self.left_out: dict[LeftOut, list[str]] = {"prompts differ": [], "identical": [], "empty answer": []}
+        self.left_out: dict[LeftOut, list[str]] = {reason: [] for reason in LEFT_OUT}
         self.malformed: list[tuple[str, str]] = []
         self.files: list[FileReport] = []
 
@@ -292,13 +297,8 @@ class _Reader:
 
     def rows(self) -> ParsedRows:
         """Return what was read so far."""
-        report = ReadReport(
-            tuple(self.files),
-            tuple(self.malformed),
-            tuple(self.left_out["prompts differ"]),
-            tuple(self.left_out["identical"]),
-            tuple(self.left_out["empty answer"]),
-        )
+        left_out = {reason: tuple(sources) for reason, sources in self.left_out.items()}
+        report = ReadReport(tuple(self.files), tuple(self.malformed), left_out)
         return ParsedRows(
             tuple(row for row in self.kept if isinstance(row, Document)),
             tuple(row for row in self.kept if isinstance(row, Example)),

@@ -1,15 +1,15 @@
 """Reads, checks and divides the recipe's data, which every stage trains and is evaluated on."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rlhf import recipe as recipes
 from rlhf.data.corpus import Corpus, Split
 from rlhf.data.formats import ParsedRows, ReadReport
 from rlhf.data.quality import flaws
 from rlhf.data.quality.leakage import leaks
-from rlhf.data.rows import Row
+from rlhf.data.rows import LEFT_OUT, Row
 from rlhf.data.source import read_source
 from rlhf.data.split import divide, row_key, shuffled
 from rlhf.errors import UserError
@@ -18,7 +18,7 @@ from rlhf.recipe import Recipe
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MANIFEST
 from rlhf.run.reader import read
-from rlhf.run.records import Manifest
+from rlhf.run.records import DataFile, DataRead, Manifest
 from rlhf.terminal import say
 from rlhf.terminal.progress import working
 
@@ -36,14 +36,14 @@ def load_corpus(run: StageRun) -> Corpus:
         corpus, dropped = divide_rows(rows, recipe)
     facts = _fingerprint(rows.report, corpus, run.run_directory)
     if recipe.data.drop is not None:
-        facts["dropped"] = dropped
+        facts = facts.model_copy(update={"dropped": dropped})
         say(f"{run.stage}: data.drop left out {_counts(dropped) or 'nothing'}")
-    if facts["left_out"]:
-        first = ", ".join(facts["left_out"][:3])
+    if facts.left_out:
+        first = ", ".join(facts.left_out[:3])
         say(f"{run.stage}: {rows.report.summary()}: {first} … (all in manifest.json)")
-    distributed.agree("data", facts["sha256"])
-    _require_data_of_earlier_runs(run, facts["sha256"])
-    run.describe(data=facts)
+    distributed.agree("data", facts.sha256)
+    _require_data_of_earlier_runs(run, facts.sha256)
+    run.describe(data=facts.model_dump(exclude_unset=True))
     return corpus
 
 
@@ -54,19 +54,27 @@ def divide_rows(rows: ParsedRows, recipe: Recipe) -> tuple[Corpus, dict[str, int
     """
     seed, reasons = recipe.seed, recipe.data.drop or ()
     remaining, dropped = flaws.drop(rows, [reason for reason in reasons if reason != "leaked"])
-    kinds: list[Any] = [remaining.documents, remaining.examples, remaining.pairs, remaining.bare_prompts]
-    sides = [divide(kind, row_key, seed=seed, fraction=recipe.data.heldout_fraction) for kind in kinds]
+    leaking: set[int] = set()
     if "leaked" in reasons:
-        all_training, all_heldout = ([row for side in sides for row in side[n]] for n in (0, 1))
-        removed = {id(row) for row in leaks(all_training, all_heldout).leaking}
-        dropped["leaked"] = len(removed)
-        sides = [([row for row in train if id(row) not in removed], heldout) for train, heldout in sides]
-    if reasons and not any(train for train, _ in sides):
-        raise UserError(f"data.drop leaves nothing to train on ({_counts(dropped)}); leave a reason out of it")
-    splits = (
-        _with_validation(shuffled(train, seed), shuffled(heldout, seed), seed, recipe.data) for train, heldout in sides
+        sides = divide(remaining.all, row_key, seed=seed, fraction=recipe.data.heldout_fraction)
+        leaking = {id(row) for row in leaks(*sides).leaking}
+        dropped["leaked"] = len(leaking)
+
+    def split(rows: Iterable[RowT]) -> Split[RowT]:
+        train, heldout = divide(rows, row_key, seed=seed, fraction=recipe.data.heldout_fraction)
+        train = [row for row in train if id(row) not in leaking]
+        return _with_validation(shuffled(train, seed), shuffled(heldout, seed), seed, recipe.data)
+
+    corpus = Corpus(
+        documents=split(remaining.documents),
+        examples=split(remaining.examples),
+        pairs=split(remaining.pairs),
+        bare_prompts=split(remaining.bare_prompts),
     )
-    return Corpus(*splits), dropped
+    kinds = (corpus.documents, corpus.examples, corpus.pairs, corpus.bare_prompts)
+    if reasons and not any(kind.train for kind in kinds):
+        raise UserError(f"data.drop leaves nothing to train on ({_counts(dropped)}); leave a reason out of it")
+    return corpus, dropped
 
 
 def _counts(dropped: Mapping[str, int]) -> str:
@@ -82,7 +90,7 @@ def _with_validation(train: list[RowT], heldout: list[RowT], seed: int, data: re
     return Split(train, test, validation)
 
 
-def _fingerprint(report: ReadReport, corpus: Corpus, run_directory: Path) -> dict[str, Any]:
+def _fingerprint(report: ReadReport, corpus: Corpus, run_directory: Path) -> DataRead:
     """Return the facts of the data for manifest.json: files, counts, rows left out.
 
     Files in `run_directory` are named relative to it, because it may move.
@@ -92,24 +100,19 @@ def _fingerprint(report: ReadReport, corpus: Corpus, run_directory: Path) -> dic
         path = Path(file)
         return str(path.relative_to(run_directory)) if path.is_relative_to(run_directory) else file
 
-    return {
-        "sha256": recipes.content_hash([file.sha256 for file in report.files]),
-        "files": [{"name": name(f.name), "sha256": f.sha256, "rows": f.rows, "kind": f.kind} for f in report.files],
-        "documents": len(corpus.documents),
-        "examples": len(corpus.examples),
-        "pairs": len(corpus.pairs),
-        "prompts": len(corpus.bare_prompts),
-        "malformed": len(report.malformed),
-        "prompts_differ": len(report.prompts_differ),
-        "identical": len(report.identical),
-        "empty": len(report.empty),
-        "left_out": [
-            *(f"{source}: {reason}" for source, reason in report.malformed),
-            *(f"{source}: prompts differ" for source in report.prompts_differ),
-            *(f"{source}: identical answers" for source in report.identical),
-            *(f"{source}: empty answer" for source in report.empty),
+    facts = DataRead(
+        sha256=recipes.content_hash([file.sha256 for file in report.files]),
+        files=[DataFile(name=name(f.name), sha256=f.sha256, rows=f.rows, kind=f.kind) for f in report.files],
+        documents=len(corpus.documents),
+        examples=len(corpus.examples),
+        pairs=len(corpus.pairs),
+        prompts=len(corpus.bare_prompts),
+        left_out=[
+            *(f"{source}: {problem}" for source, problem in report.malformed),
+            *(f"{source}: {LEFT_OUT[reason]}" for reason, sources in report.left_out.items() for source in sources),
         ],
-    }
+    )
+    return facts.model_copy(update=report.counts())
 
 
 def _require_data_of_earlier_runs(run: StageRun, data_sha256: str) -> None:

@@ -137,7 +137,7 @@ def _instruction(row: dict[str, object], source: str) -> Example | LeftOut:
     if row.get("input") is not None:
         extra = _text(row["input"], "input")
         request += f"\n{extra}" if extra.strip() else ""
-    return Example((Message("user", request),), response, source) if response else "empty answer"
+    return Example((Message("user", request),), response, source) if response else "empty"
 
 
 def _conversation(row: dict[str, object], source: str) -> Example | LeftOut:
@@ -225,7 +225,7 @@ def _example(
     """Return an example, or why it is left out. Raises Malformed without a user turn."""
     if not any(message.role == "user" and message.content.strip() for message in prompt):
         raise Malformed("no user turn with text before the answer")
-    return Example(prompt, response.rstrip(), source, right_answer) if response.strip() else "empty answer"
+    return Example(prompt, response.rstrip(), source, right_answer) if response.strip() else "empty"
 
 
 def _pair(row: dict[str, object], kind: RowKind, source: str) -> PreferencePair | LeftOut:
@@ -237,14 +237,14 @@ def _pair(row: dict[str, object], kind: RowKind, source: str) -> PreferencePair 
     prompt, chosen = _answer(sides[0], "chosen", row_prompt)
     other_prompt, rejected = _answer(sides[1], "rejected", row_prompt)
     if prompt != other_prompt:
-        return "prompts differ"
+        return "prompts_differ"
     if row_prompt is not None and prompt != row_prompt:
         raise Malformed("'chosen' and 'rejected' hold conversations that do not begin with 'prompt'")
     if not any(message.role == "user" and message.content.strip() for message in prompt):
         raise Malformed("no user turn with text before the answer")
     chosen, rejected = chosen.rstrip(), rejected.rstrip()
     if not chosen or not rejected:
-        return "empty answer"
+        return "empty"
     return "identical" if chosen == rejected else PreferencePair(prompt, chosen, rejected, source)
 
 

@@ -25,6 +25,7 @@ MAX_LINE = 2**26  # bytes of one line, and so of one row: 64 MiB
 MAX_ARRAY = 2**31  # bytes of a file that is one JSON value, which is held in memory as a whole: 2 GiB
 MAX_INFLATION = 250  # times the size of a gzipped file, beyond the first GiB; dialogues are packed to a third or less
 FREE_INFLATION = 2**30
+PACKED = (b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")  # first bytes of zip, zstd, bzip2 and xz files
 CARRIAGE_RETURNS = "a carriage return inside of a line: end lines with a line feed (tr '\\r' '\\n')"
 
 
@@ -42,24 +43,23 @@ def rows(path: Path) -> Iterator[tuple[str, object]]:
         raise UserError(f"{path}: the file is empty; download or write it again")
     if first_bytes.startswith(b"version https://git-lfs"):
         raise UserError(f"{path}: a git-LFS pointer in place of the data; run 'git lfs pull' where it was cloned")
+    if first_bytes.startswith(PACKED):
+        raise UserError(f"{path}: an archive, or compressed other than by gzip; unpack it first")
     if first_bytes.startswith(b"PAR1"):
         return _parquet_rows(path)
     if path.suffix == ".parquet":
         raise UserError(f"{path}: not a Parquet file, or its beginning is damaged; download it again")
     lines = _decode_lines(path, _lines(path, gzipped=first_bytes.startswith(b"\x1f\x8b")))
-    lines = itertools.dropwhile(lambda line: not line[1].strip(), lines)
-    first = next(lines, None)
+    first = next((line for line in lines if line[1].strip()), None)
     if first is None:
         return iter(())
-    lines = itertools.chain([first], lines)
     delimiter = _delimiter(path, first[1])
     if delimiter:
-        return _table_rows(path, lines, delimiter)
-    lines = (line for line in lines if line[1].strip())
-    first_two = list(itertools.islice(lines, 2))
-    lines = itertools.chain(first_two, lines)
-    one_document = _is_one_document(path, first[1], is_only_line=len(first_two) == 1)
-    return _document_rows(path, lines) if one_document else _json_lines(path, lines)
+        return _table_rows(path, itertools.chain([first], lines), delimiter)
+    later = (line for line in lines if line[1].strip())
+    second = list(itertools.islice(later, 1))
+    read = _document_rows if _is_one_document(path, first[1], is_only_line=not second) else _json_lines
+    return read(path, itertools.chain([first], second, later))
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -121,7 +121,7 @@ def _decode_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, str
         yield number, text
 
 
-def _json_lines(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[str, object]]:
+def _json_lines(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, object]]:
     """Yield (source, row) for each line that is not blank."""
     for number, line in lines:
         try:
@@ -186,7 +186,7 @@ def _document_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tup
     for number, text in lines:
         numbers.append(number)
         texts.append(text)
-        size += len(text)
+        size += len(text.encode())
         if size > MAX_ARRAY:
             raise UserError(f"{path}: a JSON array of more than {MAX_ARRAY >> 30} GiB; write one object on each line")
     try:
@@ -199,25 +199,32 @@ def _document_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tup
             raise UserError(
                 f"{path}:{number}: not JSON; data files are JSON lines, JSON, Parquet, CSV or TSV (docs/data.md)"
             ) from None
+        if error.msg == "Extra data":
+            raise UserError(
+                f"{path}:{number}: a second JSON value; write one object on each line, or one array"
+            ) from None
         raise UserError(
-            f"{path}:{number}: invalid JSON ({_reason(error)}): the file is damaged or cut off; download or write it "
-            "again"
+            f"{path}:{number}: invalid JSON ({_reason(error)}): repair it there; if it ends early, download it again"
         ) from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: invalid JSON ({error}); write it again") from None
-    rows = content.get("data") if isinstance(content, dict) else content
-    if not isinstance(rows, list):
+    values = content.get("data") if isinstance(content, dict) else content
+    if not isinstance(values, list):
         raise UserError(f'{path}: neither an array of rows nor {{"data": [...]}}; or put one object on each line')
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(values, 1):
         yield f"{path}:row {number}", row
 
 
 def _place_of_repeated_key(text: str) -> str:
-    """Return `:row N` for the row of an array that has a key twice; nothing for such a key outside of an array."""
-    if "[" not in text:
+    """Return `:row N` for the row that has a key twice; nothing for such a key outside of the rows.
+
+    They are looked at where the text begins with them, as an array or as {"data": [...]}.
+    """
+    beginning = re.match(r'\s*(?:\{\s*"data"\s*:\s*)?\[', text)
+    if beginning is None:
         return ""
     decoder, gap = json.JSONDecoder(object_pairs_hook=_object), re.compile(r"[\s,]*")
-    place = text.index("[") + 1
+    place = beginning.end()
     for number in itertools.count(1):
         row = gap.match(text, place)
         assert row is not None  # it matches an empty gap too

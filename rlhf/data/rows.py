@@ -52,4 +52,9 @@ class PromptOnly:
 
 
 Row = Document | Example | PreferencePair | PromptOnly
-LeftOut = Literal["prompts differ", "identical", "empty answer"]
+LeftOut = Literal["prompts_differ", "identical", "empty"]
+LEFT_OUT: dict[LeftOut, str] = {  # reasons why rows are left out, in words
+    "prompts_differ": "prompts differ",
+    "identical": "identical answers",
+    "empty": "empty answer",
+}

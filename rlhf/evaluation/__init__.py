@@ -1,1 +1,1 @@
-"""Evaluation of policies and reward models on held-out data, and comparison of runs."""
+"""Evaluation of policies and reward models on held-out data."""

@@ -2,10 +2,10 @@
 
 They measure similarity, not worth. An answer should be nearer to the chosen answer than to the rejected one.
 
-BLEU (Papineni et al. 2002, ACL P02-1040) is sacrebleu's of the whole corpus: tokens by 13a, in upper and lower case,
-counts of zero smoothed exponentially. ROUGE-L (Lin 2004, ACL W04-1013) is rouge-score's F1 of the longest common
-subsequence of two whole texts, in lower case and without stemming. BERTScore is thirty lines here:
-its package (bert-score 0.3.13, the last, of 2023) would add pandas, matplotlib and requests.
+BLEU (Papineni et al. 2002, ACL P02-1040) is sacrebleu's of the whole corpus: 13a tokens, case kept, exponential
+smoothing. ROUGE-L (Lin 2004, ACL W04-1013) is rouge-score's F1 of the longest common subsequence of two whole texts, in
+lower case and without stemming. BERTScore is thirty lines here: its package (bert-score 0.3.13, the last, of 2023)
+would add pandas, matplotlib and requests.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,17 @@ from rlhf.models.folders import check_encoder
 from rlhf.terminal import say
 
 
-def answers(corpus: Corpus, prompts: Sequence[Prompt]) -> list[tuple[str, str | None] | None]:
-    """Return for each held-out prompt the first chosen answer, and the rejected one if there is a pair."""
+def answers(corpus: Corpus, prompts: Sequence[Prompt], samples_per_prompt: int) -> list[tuple[str, str | None] | None]:
+    """Return for each response to held-out prompts the first chosen answer, and the rejected one if there is a pair.
+
+    The `samples_per_prompt` responses to one prompt follow each other.
+    """
     references: dict[Prompt, tuple[str, str | None]] = {}
     for pair in corpus.pairs.test:
         references.setdefault(pair.prompt, (pair.chosen, pair.rejected))
     for example in corpus.examples.test:
         references.setdefault(example.prompt, (example.response, None))
-    return [references.get(prompt) for prompt in prompts]
+    return [references.get(prompt) for prompt in prompts for _ in range(samples_per_prompt)]
 
 
 class Overlap:
@@ -76,13 +79,13 @@ def bertscore(answer: Tensor, reference: Tensor) -> float:
     """Return the F1 of BERTScore (arXiv 1904.09675) from unit vectors (T, H) of both texts' tokens.
 
     It is the harmonic mean of precision and recall: the mean best similarity of the answer's tokens to the reference's,
-    and the reverse, without weights and without rescaling. 0 for an empty text.
+    and the reverse, without weights and without rescaling. 0 for an empty text, and for texts without any similarity.
     """
     if not len(answer) or not len(reference):
         return 0.0
     similarity = answer @ reference.T
     precision, recall = similarity.amax(1).mean(), similarity.amax(0).mean()
-    return (2 * precision * recall / (precision + recall)).item()
+    return (2 * precision * recall / (precision + recall)).item() if precision + recall else 0.0
 
 
 class _Encoder:

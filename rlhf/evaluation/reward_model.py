@@ -67,7 +67,7 @@ def reward_model_figures(
     edges = [largest * (i / 20 - 1) for i in range(41)]
     twentieths = [i / 20 for i in range(21)]
     curves = {
-        "calibration": [bin._asdict() for bin in curve],
+        "calibration": [bucket._asdict() for bucket in curve],
         "margins": {"edges": edges, "counts": histogram(margins, edges)},
         "sigmoid_scores": {"edges": twentieths, "counts": histogram(probabilities, twentieths)},
     }

@@ -2,16 +2,16 @@
 
 import functools
 import hashlib
-import json
 import os
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from rlhf import recipe as recipes
-from rlhf.files import JsonObject, read_json, replacing
+from rlhf.files import replacing
 from rlhf.memory.card import cards
-from rlhf.memory.phases import DECODING_STEP, DEPTHS, Peak, RehearsalName, RehearsedRole, Reserved
+from rlhf.memory.phases import DECODING_STEP, RehearsalName, RehearsedStage, RehearsedStep
 from rlhf.process.cuda import expandable_segments
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.packages import package_version
@@ -19,10 +19,7 @@ from rlhf.run.packages import package_version
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 # Sections of the recipe that give sizes to a rehearsal beside its own.
 SIZES_FROM: dict[RehearsalName, set[str]] = {"merge": {"sft"}, "evaluate": {"rm"}, DECODING_STEP: {"ppo"}}
-# The forms of an answer's parts.
-_DEPTHS = TypeAdapter(list[dict[str, Peak]])
-_RESERVED = TypeAdapter(dict[str, Reserved] | None)
-_ROLES = TypeAdapter(dict[str, dict[str, int | list[str]]])
+Answer = TypeVar("Answer", RehearsedStage, RehearsedStep)
 
 
 def file_of(loaded: PinnedRecipe, name: RehearsalName) -> Path:
@@ -54,30 +51,19 @@ def hash_of_modules(package: Path) -> str:
     return code.hexdigest()
 
 
-def read(file: Path) -> JsonObject | None:
+def read(file: Path, form: TypeAdapter[Answer]) -> Answer | None:
     """Return the answer in a file; None if there is none, or a damaged one."""
-    content = read_json(file)
-    return content if content is not None and _is_answer(content) else None
-
-
-def _is_answer(content: JsonObject) -> bool:
-    """Return whether JSON has the form of a rehearsal's answer, about a stage or about a decoding step."""
     try:
-        if content.keys() == {"depths", "reserved"}:
-            _RESERVED.validate_python(content["reserved"])
-            depths = _DEPTHS.validate_python(content["depths"])
-            return len(depths) == len(DEPTHS) and all("" in d and d.keys() == depths[0].keys() for d in depths)
-        roles = _ROLES.validate_python(content["roles"]) if content.keys() == {"roles"} else {}
-    except ValidationError:
-        return False
-    return bool(roles) and all(role.keys() == RehearsedRole.__annotations__.keys() for role in roles.values())
+        return form.validate_json(file.read_bytes())
+    except (OSError, ValidationError):
+        return None
 
 
-def write(file: Path, content: JsonObject) -> None:
+def write(file: Path, form: TypeAdapter[Answer], answer: Answer) -> None:
     """Write an answer, where the file system lets this be done."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as temporary:
-            temporary.write_text(json.dumps(content))
+            temporary.write_bytes(form.dump_json(answer))
     except OSError:
         pass  # a cache that cannot be written only costs time

@@ -5,7 +5,10 @@ the same operation makes the peak. What the allocator reserves does not; rlhf/me
 layer's events.
 """
 
-from rlhf.memory.phases import COMPONENTS, DEPTHS, WORKSPACE, Peak, PredictedPhase, PredictedStage
+from collections.abc import Mapping
+from dataclasses import fields
+
+from rlhf.memory.phases import COMPONENTS, DEPTHS, WHOLE, WORKSPACE, Peak, PredictedPhase, Work
 
 
 def extrapolate(shallow: Peak, deeper: Peak, layers: int, workspace: int) -> PredictedPhase:
@@ -32,10 +35,7 @@ def extrapolate(shallow: Peak, deeper: Peak, layers: int, workspace: int) -> Pre
         sum(components.values()),
         {name: components[name] for name in (*COMPONENTS, WORKSPACE) if components.get(name)},
         line(shallow.paged, deeper.paged),
-        line(shallow.flops, deeper.flops),
-        line(shallow.recomputed, deeper.recomputed),
-        line(shallow.moved, deeper.moved),
-        line(shallow.launched, deeper.launched),
+        Work(*(line(getattr(shallow, part.name), getattr(deeper, part.name)) for part in fields(Work))),
     )
 
 
@@ -54,14 +54,14 @@ def _without_negative(components: dict[str, int], total: int) -> dict[str, int]:
     return positive
 
 
-def with_inner(stage: PredictedStage) -> PredictedStage:
-    """Raise each phase's peak to at least those of the phases inside it.
+def with_inner(phases: Mapping[str, PredictedPhase]) -> dict[str, PredictedPhase]:
+    """Raise the peak of each phase, and of the WHOLE stage, to at least those of the phases inside it.
 
     At depth another operation may make the peak.
     """
-    phases = {}
-    for name, phase in stage.items():
-        inner = [p for n, p in stage.items() if n.startswith(f"{name}/" if name else "")]
+    raised = {}
+    for name, phase in phases.items():
+        inner = [p for n, p in phases.items() if name == WHOLE or n.startswith(f"{name}/")]
         highest = max((phase, *inner), key=lambda p: p.peak_bytes)
-        phases[name] = phase._replace(peak_bytes=highest.peak_bytes, components=highest.components)
-    return phases
+        raised[name] = phase._replace(peak_bytes=highest.peak_bytes, components=highest.components)
+    return raised

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rlhf.errors import UserError
 from rlhf.memory.card.cards import RATES_4090, rates_of
 from rlhf.memory.phases import Predict, PredictedPhase, PredictedStage, PredictionError
-from rlhf.memory.predict import needed
+from rlhf.memory.predict import card_needed_bytes
 from rlhf.memory.projection import row_tokens
 from rlhf.memory.ranks import layers_bytes
 from rlhf.memory.strategies import divisors, four_bit_changes, global_batch, micro_batch, with_changes
@@ -131,7 +131,8 @@ class _Search:
         for group in self.groups:
             self.chosen |= _fastest(group, partial(self._fraction_that_fits, group)).changes
         predictions = {stage: self.predict(with_changes(self.loaded, self.chosen), stage) for stage in self.stages}
-        too_large = tuple(stage for stage, phases in predictions.items() if needed(phases[""]) > self.limit)
+        needs = {stage: card_needed_bytes(predicted.whole) for stage, predicted in predictions.items()}
+        too_large = tuple(stage for stage, need in needs.items() if need > self.limit)
         changes = {key: value for key, value in self.chosen.items() if _value(self.loaded.recipe, key) != value}
         return Fit(changes, predictions, too_large)
 
@@ -166,7 +167,7 @@ class _Search:
         if line not in self.said:
             self.say(line)
             self.said.add(line)
-        predicted = self.predict(with_changes(self.loaded, changes), stage).get(phase)
+        predicted = self.predict(with_changes(self.loaded, changes), stage).phases.get(phase)
         return _fraction_of_rows(predicted, self.limit) if predicted else inf
 
 
@@ -181,7 +182,7 @@ def _fraction_of_rows(phase: PredictedPhase, limit: int) -> float:
 
     Above 1 there is memory left. `limit` is in bytes.
     """
-    need = needed(phase)
+    need = card_needed_bytes(phase)
     growing = sum(phase.components.get(name, 0) for name in GROWING)
     if not growing:
         return inf if need <= limit else 0.0

@@ -1,19 +1,24 @@
 """The parts of a prediction: allocation events, the phases of a stage, and the components of a peak."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple, Self, TypedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, NamedTuple, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, with_config
 
 from rlhf.errors import UserError
-from rlhf.files import JsonObject
 from rlhf.recipe import PinnedRecipe, StageName
 
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
 DEPTHS = (2, 4)  # layers with which a stage is rehearsed
 STEPS = 2  # of a rehearsed stage; the second one has optimizer states
+MOST_REPEATS = 2  # in a rehearsal, of a step's micro-batches or minibatches and of held-out batches
 DECODING_STEP: Literal["decoding step"] = "decoding step"
 RehearsalName = StageName | Literal["decoding step"]  # what is rehearsed: a stage, or one step of sampling
 ON_HOST: tuple[StageName, ...] = ("merge",)  # stages that leave the card alone
+# The whole stage among the phases of a rehearsal. Names of nested phases are joined by a slash, the outermost first:
+# outside all of them there is no name to join.
+WHOLE = ""
 
 COMPONENTS = (
     "base",  # the model's own weights and buffers
@@ -58,30 +63,12 @@ DROPPED = "dropped"  # no graph is left
 PASS = "pass"  # the start or the end of a forward or backward pass; nothing happens in the allocator
 
 
-class PredictedPhase(NamedTuple):
-    """Bytes at the peak of one phase, and what they are; operations are counted over the whole phase.
-
-    `reserved_bytes` and `needed_bytes`: see `Reserved`, without paged states and the driver's context. They are guessed
-    from the peak where the events could not be aligned, and None where no card is used.
-    """
-
-    peak_bytes: int
-    components: dict[str, int]
-    paged_bytes: int  # unified memory of paged optimizers, which is not in `peak_bytes`
-    flops: int  # all that the card computes
-    recomputed: int = 0  # of `flops`, those that a backward pass repeats because it did not keep their results
-    moved: int = 0  # bytes that operations other than products read and write
-    launched: int = 0  # operations that launch at least one kernel
-    reserved_bytes: int | None = None
-    needed_bytes: int | None = None
-
-
 @dataclass
 class Work:
     """What the operations of a phase compute, move and launch; `+=` adds that of others."""
 
     flops: int = 0  # all that the device computes
-    recomputed: int = 0  # of these, what the backward pass computes a second time instead of having kept it
+    recomputed: int = 0  # of `flops`, those that a backward pass repeats because it did not keep their results
     moved: int = 0  # bytes that operations other than products read and write
     launched: int = 0  # operations that launch at least one kernel
 
@@ -125,31 +112,30 @@ class Reserved(NamedTuple):
     needed: int  # of the card: what is held when most is allocated, less what the allocator gives back on a full card
 
 
-class RehearsedStage(TypedDict):
+ONLY_KNOWN_KEYS = ConfigDict(extra="forbid")  # in an answer as JSON, the peaks and roles in it included
+
+
+def _of_the_same_phases(depths: list[dict[str, Peak]]) -> list[dict[str, Peak]]:
+    """Return the peaks at each of DEPTHS. Raises ValueError unless all have the same phases and the whole stage."""
+    if len(depths) != len(DEPTHS) or any(WHOLE not in peaks or peaks.keys() != depths[0].keys() for peaks in depths):
+        raise ValueError(f"not the same phases, with the whole stage, at {len(DEPTHS)} depths")
+    return depths
+
+
+@with_config(ONLY_KNOWN_KEYS)
+@dataclass(frozen=True)
+class RehearsedStage:
     """The answer of a rehearsal about a stage.
 
     `depths` has the peaks of the phases by name at each of DEPTHS; `reserved` is about the recipe's own depth.
     """
 
-    depths: list[dict[str, Peak]]
-    reserved: Mapping[str, Reserved] | None  # None if the events of the two depths could not be aligned
+    depths: Annotated[list[dict[str, Peak]], AfterValidator(_of_the_same_phases)]
+    reserved: dict[str, Reserved] | None  # None if the events of the two depths could not be aligned
 
 
-def as_json(stage: RehearsedStage) -> JsonObject:
-    """Return the answer of a rehearsal about a stage as JSON."""
-    depths = [{name: asdict(peak) for name, peak in phases.items()} for phases in stage["depths"]]
-    return {"depths": depths, "reserved": stage["reserved"]}
-
-
-def from_json(content: Mapping[str, Any]) -> RehearsedStage:
-    """Return what `as_json` has written."""
-    depths = [{name: Peak(**peak) for name, peak in phases.items()} for phases in content["depths"]]
-    reserved = content["reserved"]
-    phases = None if reserved is None else {name: Reserved(*numbers) for name, numbers in reserved.items()}
-    return {"depths": depths, "reserved": phases}
-
-
-class RehearsedRole(TypedDict):
+@dataclass(frozen=True)
+class RehearsedRole:
     """The operations of one decoding step of a role."""
 
     per_layer: int
@@ -157,13 +143,41 @@ class RehearsedRole(TypedDict):
     unsafe: list[str]
 
 
-class RehearsedStep(TypedDict):
+@with_config(ONLY_KNOWN_KEYS)
+@dataclass(frozen=True)
+class RehearsedStep:
     """The answer of a rehearsal about a decoding step."""
 
-    roles: dict[str, RehearsedRole]
+    roles: Annotated[dict[str, RehearsedRole], Field(min_length=1)]
 
 
-PredictedStage = dict[str, PredictedPhase]  # by the phase's name; the first one, "", is the whole stage
+# What reads an answer from JSON, checks it and writes it.
+STAGE_ANSWER = TypeAdapter(RehearsedStage)
+STEP_ANSWER = TypeAdapter(RehearsedStep)
+
+
+class PredictedPhase(NamedTuple):
+    """Bytes at the peak of one phase, and what they are; `work` is that of the whole phase.
+
+    `reserved_bytes` and `needed_bytes`: see `Reserved`, without paged states and the driver's context. They are guessed
+    from the peak where the events could not be aligned, and None where no card is used.
+    """
+
+    peak_bytes: int
+    components: dict[str, int]
+    paged_bytes: int  # unified memory of paged optimizers, which is not in `peak_bytes`
+    work: Work
+    reserved_bytes: int | None = None
+    needed_bytes: int | None = None
+
+
+class PredictedStage(NamedTuple):
+    """What is predicted for a stage as a whole, and for each of its phases."""
+
+    whole: PredictedPhase
+    phases: dict[str, PredictedPhase]  # by name, in the order in which they begin
+
+
 Predict = Callable[[PinnedRecipe, StageName], PredictedStage]
 
 

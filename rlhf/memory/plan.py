@@ -9,7 +9,7 @@ from rlhf.files import JsonObject
 from rlhf.memory import projection, ranks
 from rlhf.memory.card import cards
 from rlhf.memory.phases import ON_HOST, PredictedPhase, PredictedStage, StepOperations
-from rlhf.memory.predict import PREDICTED_STAGES, Predictor, needed, reserved
+from rlhf.memory.predict import PREDICTED_STAGES, Predictor, card_needed_bytes, card_reserved_bytes
 from rlhf.recipe import PinnedRecipe, Recipe, StageName, published
 from rlhf.recipe.published import GB, verdict_of
 
@@ -141,16 +141,16 @@ def _stage(
 ) -> PlannedStage:
     hardware = loaded.recipe.hardware
     place: Literal["cuda", "cpu", "host"] = "host" if stage in ON_HOST else hardware.device
-    whole, need, card = predicted[""], needed(predicted[""]), hardware.memory_gb
+    whole, need, card = predicted.whole, card_needed_bytes(predicted.whole), hardware.memory_gb
     return PlannedStage(
         in_memory_of=place,
         peak_bytes=whole.peak_bytes,
-        card_reserved_bytes=reserved(whole),
+        card_reserved_bytes=card_reserved_bytes(whole),
         card_needed_bytes=need,
         fits=need <= card * GB if card and place == "cuda" else None,
         published_bytes=_published(loaded, stage),
         verdict=_peak_verdict(loaded, stage, whole.peak_bytes),
-        phases={name: _phase(phase) for name, phase in predicted.items() if name},
+        phases={name: _phase(phase) for name, phase in predicted.phases.items()},
         time=_time(loaded, stage, predicted, price),
         decoding_step=step,
     )
@@ -164,7 +164,7 @@ def _time(loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage, pri
     """Return the hours and dollars of a stage; None where rates of the card or the number of rows are not known."""
     recipe = loaded.recipe
     rates = cards.rates_of(recipe.hardware.name)
-    work = projection.work(ranks.recipe_of_one_rank(loaded, stage).recipe, stage, predicted)
+    work = projection.stage_work(ranks.recipe_of_one_rank(loaded, stage).recipe, stage, predicted)
     if not rates or not work:
         return None
     processes = recipe.processes(stage)

@@ -4,25 +4,30 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import cast
+
+from pydantic import TypeAdapter
 
 from rlhf import recipe as recipes
 from rlhf.files import JsonObject
 from rlhf.memory import cache, ranks
+from rlhf.memory.cache import Answer
 from rlhf.memory.card import cards
 from rlhf.memory.extrapolate import extrapolate, with_inner
 from rlhf.memory.phases import (
     DECODING_STEP,
     ON_HOST,
+    STAGE_ANSWER,
+    STEP_ANSWER,
+    WHOLE,
     PredictedPhase,
     PredictedStage,
     PredictionError,
     RehearsalName,
-    RehearsedStep,
+    Reserved,
     StepOperations,
-    from_json,
 )
 from rlhf.process import children
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
@@ -34,7 +39,7 @@ PREDICTED_STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo", "evaluate"
 FRAGMENTATION = 0.15  # reserved over allocated where nothing can be replayed; the recipes' stages have at most 0.12
 
 
-def stages(recipe: Recipe) -> list[StageName]:
+def predicted_stages(recipe: Recipe) -> list[StageName]:
     """Return the stages of a recipe whose memory is predicted.
 
     They are PREDICTED_STAGES, and RLOO and GRPO if the recipe has them.
@@ -71,25 +76,16 @@ class Predictor:
         Raises PredictionError if the recipe has no architecture, or if its rehearsal fails.
         """
         layers = _layers(loaded)
-        answer = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), stage)
-        rehearsed = from_json(answer)
-        shallow, deeper = rehearsed["depths"]
-        replayed = rehearsed["reserved"]
-        deep = {
+        rehearsed = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), stage, STAGE_ANSWER)
+        shallow, deeper = rehearsed.depths
+        peaks = {
             name: extrapolate(shallow[name], deeper[name], layers, workspaces(loaded.recipe, stage, name))
             for name in shallow
         }
-        phases = with_inner(deep)  # before what is needed, which is at least the peak
-        for name, phase in phases.items():
-            if replayed is None:
-                guess = round(phase.peak_bytes * (1 + FRAGMENTATION))
-                phases[name] = phase._replace(reserved_bytes=guess, needed_bytes=guess)
-            elif name in replayed:
-                _, reserved, needed = replayed[name]
-                # A peak has the workspaces from the start; the allocator is asked for them by the first product.
-                needed = max(needed, phase.peak_bytes)
-                phases[name] = phase._replace(reserved_bytes=max(reserved, needed), needed_bytes=needed)
-        return ranks.divide(loaded.recipe, stage, phases)
+        phases = with_inner(peaks)  # before what is needed, which is at least the peak
+        phases = {name: _with_reserved(phase, name, rehearsed.reserved) for name, phase in phases.items()}
+        whole = phases.pop(WHOLE)
+        return ranks.divide(loaded.recipe, stage, PredictedStage(whole, phases))
 
     def decoding_step(self, loaded: PinnedRecipe) -> dict[str, StepOperations] | None:
         """Return the operations of a decoding step of PPO's rollout by role; None if none is captured as a graph.
@@ -99,25 +95,25 @@ class Predictor:
         if loaded.recipe.hardware.device != "cuda":
             return None
         layers = _layers(loaded)
-        answer = self._rehearsed(ranks.recipe_of_one_rank(loaded, "ppo"), DECODING_STEP)
-        roles = cast(RehearsedStep, answer)["roles"]
+        rehearsed = self._rehearsed(ranks.recipe_of_one_rank(loaded, "ppo"), DECODING_STEP, STEP_ANSWER)
         return {
-            role: StepOperations(n["per_layer"], n["outside"], n["outside"] + layers * n["per_layer"], n["unsafe"])
-            for role, n in roles.items()
+            role: StepOperations(n.per_layer, n.outside, n.outside + layers * n.per_layer, n.unsafe)
+            for role, n in rehearsed.roles.items()
         }
 
-    def _rehearsed(self, loaded: PinnedRecipe, name: RehearsalName) -> JsonObject:
-        """Return what the rehearsal finds, from the cache if it was rehearsed before."""
+    def _rehearsed(self, loaded: PinnedRecipe, name: RehearsalName, form: TypeAdapter[Answer]) -> Answer:
+        """Return the answer of a rehearsal, from the cache if it was rehearsed before."""
         file = cache.file_of(loaded, name)
-        answer = cache.read(file)
+        answer = cache.read(file, form)
         if answer is None:
-            answer = self._rehearse(loaded, name)
-            cache.write(file, answer)
+            answer = form.validate_python(self._rehearse(loaded, name))
+            cache.write(file, form, answer)
         return answer
 
     def _rehearse(self, loaded: PinnedRecipe, name: RehearsalName) -> JsonObject:
+        """Return the worker's answer as JSON's types. Raises PredictionError where it has none."""
         if self._worker is None:
-            self._worker = _start()
+            self._worker = _start_worker()
         assert self._worker.stdin and self._worker.stdout
         question = {"recipe": str(loaded.directory.resolve()), "overrides": loaded.overrides, "name": name}
         try:
@@ -135,6 +131,18 @@ class Predictor:
             raise PredictionError(f"memory of {name} cannot be predicted: {reason}")
         result: JsonObject = answer["result"]
         return result
+
+
+def _with_reserved(phase: PredictedPhase, name: str, replayed: Mapping[str, Reserved] | None) -> PredictedPhase:
+    """Return a phase with what the allocator reserves and needs: as `replayed`, or guessed where nothing could be."""
+    if replayed is None:
+        guess = round(phase.peak_bytes * (1 + FRAGMENTATION))
+        return phase._replace(reserved_bytes=guess, needed_bytes=guess)
+    if name not in replayed:
+        return phase
+    # A peak has the workspaces from the start; the allocator is asked for them by the first product.
+    needed = max(replayed[name].needed, phase.peak_bytes)
+    return phase._replace(reserved_bytes=max(replayed[name].reserved, needed), needed_bytes=needed)
 
 
 def _layers(loaded: PinnedRecipe) -> int:
@@ -159,7 +167,7 @@ def workspaces(recipe: Recipe, stage: StageName, phase: str) -> int:
     return (threads + phase.endswith("decode")) * cards.workspace(recipe.hardware.name)
 
 
-def _start() -> "subprocess.Popen[str]":
+def _start_worker() -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "rlhf.memory.rehearsal.worker"]
     environment = children.alone(children.child_environment(OMP_NUM_THREADS="1"))
     return subprocess.Popen(
@@ -172,7 +180,7 @@ def _start() -> "subprocess.Popen[str]":
     )
 
 
-def reserved(phase: PredictedPhase) -> int:
+def card_reserved_bytes(phase: PredictedPhase) -> int:
     """Return the bytes that a phase takes of a card with room to spare, as nvidia-smi shows them for the process.
 
     They are what torch's allocator reserves, paged states and the driver's context.
@@ -180,10 +188,11 @@ def reserved(phase: PredictedPhase) -> int:
     return phase.peak_bytes if phase.reserved_bytes is None else _with_context(phase.reserved_bytes, phase)
 
 
-def needed(phase: PredictedPhase) -> int:
-    """Return the least bytes of the card that a phase needs: `reserved` less what the allocator can give back."""
+def card_needed_bytes(phase: PredictedPhase) -> int:
+    """Return the least bytes of the card that a phase needs: what it takes, less what the allocator can give back."""
     return phase.peak_bytes if phase.needed_bytes is None else _with_context(phase.needed_bytes, phase)
 
 
 def _with_context(held: int, phase: PredictedPhase) -> int:
+    """Return what the allocator holds in a phase, with what lies on the card beside it."""
     return held + phase.paged_bytes + CONTEXT_BYTES

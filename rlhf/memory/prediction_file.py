@@ -6,8 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from rlhf.memory.predict import Predictor
-from rlhf.memory.predict import stages as predicted_stages
+from rlhf.memory.predict import Predictor, predicted_stages
 from rlhf.memory.strategies import StrategyCost
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run.records import Record
@@ -29,10 +28,10 @@ class Pinned(Record):
     strategies: dict[str, StrategyCost] = Field(default_factory=dict)
 
 
-def predict(predictor: Predictor, loaded: PinnedRecipe) -> Peaks:
+def peaks(predictor: Predictor, loaded: PinnedRecipe) -> Peaks:
     """Return the components of every phase's peak."""
     return {
-        stage: {name: phase.components for name, phase in predictor.predict(loaded, stage).items() if name}
+        stage: {name: phase.components for name, phase in predictor.predict(loaded, stage).phases.items()}
         for stage in predicted_stages(loaded.recipe)
     }
 
@@ -41,7 +40,7 @@ def needs(predictor: Predictor, loaded: PinnedRecipe) -> Needs:
     """Return what each phase needs of the card: with gaps between blocks, without paged states and driver."""
     needed = {}
     for stage in predicted_stages(loaded.recipe):
-        phases = {name: phase.needed_bytes for name, phase in predictor.predict(loaded, stage).items() if name}
+        phases = {name: phase.needed_bytes for name, phase in predictor.predict(loaded, stage).phases.items()}
         needed[stage] = {name: size for name, size in phases.items() if size is not None}
     return {stage: phases for stage, phases in needed.items() if phases}
 

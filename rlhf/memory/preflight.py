@@ -2,7 +2,7 @@
 
 from rlhf.errors import UserError
 from rlhf.memory.phases import ON_HOST, Predict, PredictionError, gb
-from rlhf.memory.predict import needed, stages
+from rlhf.memory.predict import card_needed_bytes, predicted_stages
 from rlhf.memory.strategies import effects
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName, as_yaml
 from rlhf.recipe.published import GB
@@ -21,7 +21,7 @@ def require_fit(
     of the command line that named the recipe.
     """
     hardware = loaded.recipe.hardware
-    on_card = hardware.device == "cuda" and stage in stages(loaded.recipe) and stage not in ON_HOST
+    on_card = hardware.device == "cuda" and stage in predicted_stages(loaded.recipe) and stage not in ON_HOST
     if hardware.memory_gb is None or not on_card:
         return None
     try:
@@ -29,12 +29,12 @@ def require_fit(
     except PredictionError as error:
         say(f"{error}; going on without")
         return None
-    card, need = hardware.memory_gb * GB, needed(predicted[""])
+    card, need = hardware.memory_gb * GB, card_needed_bytes(predicted.whole)
     if need <= card:
-        return predicted[""].peak_bytes
+        return predicted.whole.peak_bytes
     named = options or f"--recipe {loaded.directory}"
     raise UserError(
-        f"{stage} would need {gb(need)} GB ({gb(predicted[''].peak_bytes)} GB allocated) and the "
+        f"{stage} would need {gb(need)} GB ({gb(predicted.whole.peak_bytes)} GB allocated) and the "
         f"card has {gb(card)} GB; nothing was started.",
         *_advice(predict, loaded, stage),
         f"`rlhf plan {named} --fastest` looks for settings with which the chain fits",

@@ -2,6 +2,9 @@
 
 `limit` is the time at the card's nominal rates, which no program reaches. `projected` uses rates that are calibrated on
 training steps that others timed (bench/outside/speed.py), with an interval; nothing of this project was timed on a GPU.
+
+A rehearsal counts the work of a few steps on the longest rows. A stage does that work more often, on rows of the usual
+length.
 """
 
 import math
@@ -12,8 +15,8 @@ from typing import NamedTuple
 from rlhf.data.worlds.lengths import lengths_of_hh
 from rlhf.files import JsonObject
 from rlhf.memory.card.cards import NominalRates
-from rlhf.memory.phases import STEPS, PredictedPhase, PredictedStage
-from rlhf.recipe import TRAINING_STAGES, Dialogues, Recipe, StageName
+from rlhf.memory.phases import MOST_REPEATS, STEPS, PredictedStage
+from rlhf.recipe import TRAINING_STAGES, Dialogues, OnlineOptions, Recipe, StageName
 
 
 class Rates(NamedTuple):
@@ -25,7 +28,7 @@ class Rates(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Of the nominal bandwidth, while decoding."""
+    """The shares of the nominal bandwidth with which decoding reads."""
 
     least: float
     usual: float
@@ -39,7 +42,18 @@ CALIBRATED = Rates(products=1.35, memory=1.15, launch=5e-6)
 SPREAD = (0.8, 1.5)
 # Assumed: no timed run decodes as rlhf/rollout/library_decoding.py does, with captured steps.
 DECODING = Shares(least=0.2, usual=0.5, most=0.7)
-SORTED_BATCHES = 16  # batches that are sorted by length together, as in rlhf/stages/trainer.py
+
+
+def basis() -> JsonObject:
+    """Return what projected hours rest on, for the plan as JSON."""
+    return {
+        "training": CALIBRATED._asdict(),
+        "training_interval": list(SPREAD),
+        "decoding_share_of_bandwidth": DECODING._asdict(),
+    }
+
+
+# -- a whole stage ----------------------------------------------------------------------------------------------------
 
 
 class Projected(NamedTuple):
@@ -59,7 +73,7 @@ class StageWork(NamedTuple):
     launched: float = 0.0  # operations that launch a kernel, decoding left out
 
     def limit(self, card: NominalRates) -> float:
-        """Return seconds at the card's nominal rates, with nothing moved but the weights that decoding reads."""
+        """Return seconds at the card's nominal rates, with nothing moved but what decoding reads."""
         return self.flops / card.flops + self.decoded_bytes / card.bandwidth
 
     def projected(self, card: NominalRates) -> Projected:
@@ -79,35 +93,28 @@ def step_seconds(flops: float, moved: float, launched: float, card: NominalRates
     return flops / card.flops * rates.products + moved / card.bandwidth * rates.memory + launched * rates.launch
 
 
-def step_flops(recipe: Recipe, stage: StageName, predicted: PredictedStage, of_model: bool = False) -> dict[str, float]:
-    """Return the operations of one optimizer step (PPO: one step) on the longest rows, by phase.
-
-    All that the card computes; `of_model` leaves out what it computes a second time for want of memory.
-    """
-    return {
-        name: (predicted[name].flops - predicted[name].recomputed * of_model) * times
-        for name, times in _times_a_step(recipe, stage).items()
-        if name in predicted
-    }
-
-
-def _times_a_step(recipe: Recipe, stage: StageName) -> dict[str, float]:
-    """Return how much of what was rehearsed one step does, by phase."""
+def stage_work(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> StageWork | None:
+    """Return the work of a whole stage; None if it does not train, or the recipe does not give the number of rows."""
+    steps = optimizer_steps(recipe, stage) if stage in TRAINING_STAGES else None
+    if steps is None:
+        return None
     options = recipe.training_section(stage)
+    # Of the longest row's tokens, with which the work was rehearsed.
+    share = row_tokens(recipe, stage, options.per_device_train_batch_size) / _longest_row(recipe, stage)
+    times = {name: n * steps for name, n in _times_a_step(recipe, stage).items() if name != "rollout/decode"}
+    decoded = 0.0
     if isinstance(options, Dialogues):
-        accumulation = options.gradient_accumulation_steps
-        times = {"train": accumulation / min(2, accumulation)}
+        rehearsed = min(options.max_eval_samples, MOST_REPEATS * options.per_device_train_batch_size)
+        times["evaluate"] = options.max_eval_samples / rehearsed
     else:
-        updates = options.num_mini_batches * options.passes / min(2, options.num_mini_batches)
-        times = {"rollout/prefill": 1.0, "rollout/decode": 1.0, "score": 1.0, "update": updates}
-    return {name: n / STEPS for name, n in times.items()}
-
-
-def decoding_bytes(recipe: Recipe, predicted: PredictedStage) -> float:
-    """Return the bytes that a decoding step of PPO reads at least: weights, one adapter, keys and values of full
-    responses.
-    """
-    return _weights(predicted["rollout"]) + predicted["rollout"].components.get("kv_cache", 0)
+        decoded = _decoding_steps(options) * decoding_step_bytes(predicted, share)
+    repeated = [(predicted.phases[name].work, n) for name, n in times.items() if name in predicted.phases]
+    return StageWork(
+        share * sum(work.flops * n for work, n in repeated),
+        decoded,
+        share * sum(work.moved * n for work, n in repeated),
+        sum(work.launched * n for work, n in repeated),  # a kernel is launched for short rows as for long ones
+    )
 
 
 def optimizer_steps(recipe: Recipe, stage: StageName) -> int | None:
@@ -123,56 +130,61 @@ def optimizer_steps(recipe: Recipe, stage: StageName) -> int | None:
     return min(steps, most) if most else steps
 
 
-def work(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> StageWork | None:
-    """Return the work of a stage whose number of rows the recipe gives; None if it does not, or there are none."""
-    if stage not in TRAINING_STAGES:
-        return None
-    steps = optimizer_steps(recipe, stage)
-    if steps is None:
-        return None
-    options = recipe.training_section(stage)
-    share = row_tokens(recipe, stage, options.per_device_train_batch_size) / longest_row(recipe, stage)
-    times = {name: n * steps for name, n in _times_a_step(recipe, stage).items() if name != "rollout/decode"}
-    decoded = 0.0
-    if not isinstance(options, Dialogues):
-        every = (range(n, options.steps + 1, n) for n in (options.eval_steps, options.save_steps))
-        evaluations = 1 + len({options.steps}.union(*every))
-        batches = options.steps * math.ceil(options.batch_size / options.rollout_batch_size)
-        batches += evaluations * math.ceil(options.max_eval_samples / options.rollout_batch_size)
-        cached = predicted["rollout"].components.get("kv_cache", 0)
-        read = decoding_bytes(recipe, predicted) - cached * (1 - share)
-        decoded = batches * (options.response_length - 1) * read
-    else:
-        rehearsed = min(options.max_eval_samples, 2 * options.per_device_train_batch_size)
-        times["evaluate"] = options.max_eval_samples / rehearsed
-    phases = [(predicted[name], n) for name, n in times.items() if name in predicted]
-    return StageWork(
-        share * sum(phase.flops * n for phase, n in phases),
-        decoded,
-        share * sum(phase.moved * n for phase, n in phases),
-        sum(phase.launched * n for phase, n in phases),  # a kernel is launched for short rows as for long ones
-    )
+def _decoding_steps(options: OnlineOptions) -> int:
+    """Return the decoding steps of a whole stage, those of its evaluations included."""
+    every = (range(n, options.steps + 1, n) for n in (options.eval_steps, options.save_steps))
+    evaluations = 1 + len({options.steps}.union(*every))
+    batches = options.steps * math.ceil(options.batch_size / options.rollout_batch_size)
+    batches += evaluations * math.ceil(options.max_eval_samples / options.rollout_batch_size)
+    return batches * (options.response_length - 1)
 
 
-def basis() -> JsonObject:
-    """Return what projected hours rest on, for the plan as JSON."""
+# -- one step ---------------------------------------------------------------------------------------------------------
+
+
+def step_flops(recipe: Recipe, stage: StageName, predicted: PredictedStage, of_model: bool = False) -> dict[str, float]:
+    """Return the operations of one optimizer step (PPO: one step) on the longest rows, by phase.
+
+    All that the card computes; `of_model` leaves out what it computes a second time for want of memory.
+    """
+    done = {name: phase.work for name, phase in predicted.phases.items()}
     return {
-        "training": CALIBRATED._asdict(),
-        "training_interval": list(SPREAD),
-        "decoding_share_of_bandwidth": DECODING._asdict(),
+        name: (done[name].flops - done[name].recomputed * of_model) * times
+        for name, times in _times_a_step(recipe, stage).items()
+        if name in done
     }
 
 
-def longest_row(recipe: Recipe, stage: StageName) -> int:
-    """Return the tokens of the longest row that a training stage admits."""
+def _times_a_step(recipe: Recipe, stage: StageName) -> dict[str, float]:
+    """Return how many times the work of a rehearsal one step does, by phase."""
     options = recipe.training_section(stage)
     if isinstance(options, Dialogues):
-        return options.max_length
-    return options.max_prompt_length + options.response_length
+        accumulation = options.gradient_accumulation_steps
+        times = {"train": accumulation / min(MOST_REPEATS, accumulation)}
+    else:
+        updates = options.num_mini_batches * options.passes / min(MOST_REPEATS, options.num_mini_batches)
+        times = {"rollout/prefill": 1.0, "rollout/decode": 1.0, "score": 1.0, "update": updates}
+    return {name: n / STEPS for name, n in times.items()}
+
+
+def decoding_step_bytes(predicted: PredictedStage, share: float = 1.0) -> float:
+    """Return the bytes that a decoding step of a rollout reads at least: all weights, one role's adapter of four, and
+    the keys and values of rows that have `share` of the tokens of the longest one.
+    """
+    parts = predicted.phases["rollout"].components
+    weights = parts.get("base", 0) + parts.get("quantization", 0) + parts.get("adapters", 0) // 4
+    cached = parts.get("kv_cache", 0)
+    return weights + cached - cached * (1 - share)
+
+
+# -- the tokens of rows -----------------------------------------------------------------------------------------------
 
 
 def row_tokens(recipe: Recipe, stage: StageName, micro: int) -> float:
-    """Return the mean tokens of a row, with the padding of micro-batches; PPO's responses use their whole budget."""
+    """Return the mean tokens of a row, with the padding of micro-batches of `micro` rows.
+
+    Responses of a rollout are taken to be as long as the stage admits.
+    """
     options = recipe.training_section(stage)
     if not isinstance(options, Dialogues):
         prompts = _prompt_lengths(recipe, options.max_prompt_length)
@@ -183,12 +195,15 @@ def row_tokens(recipe: Recipe, stage: StageName, micro: int) -> float:
     return options.max_length * padded_share(recipe, options.max_length, options.max_prompt_length, micro, batch)
 
 
-def _weights(phase: PredictedPhase) -> int:
-    """Return the bytes of weights that a decoding step reads, near enough: all of them, one role's adapter among the
-    four.
-    """
-    parts = phase.components
-    return parts.get("base", 0) + parts.get("quantization", 0) + parts.get("adapters", 0) // 4
+def _longest_row(recipe: Recipe, stage: StageName) -> int:
+    """Return the tokens of the longest row that a training stage admits."""
+    options = recipe.training_section(stage)
+    if isinstance(options, Dialogues):
+        return options.max_length
+    return options.max_prompt_length + options.response_length
+
+
+SORTED_BATCHES = 16  # batches that are sorted by length together, as in rlhf/stages/trainer.py
 
 
 def padded_share(recipe: Recipe, longest: int, longest_prompt: int, micro: int, grouped: int | None) -> float:
@@ -196,22 +211,22 @@ def padded_share(recipe: Recipe, longest: int, longest_prompt: int, micro: int, 
 
     `grouped`: rows of an optimizer's batch, where rows of similar length share one (rlhf/stages/trainer.py).
     """
-    if not lengths_are_known(recipe):
+    if not _lengths_are_known(recipe):
         return 1.0
     table = [min(min(p, longest_prompt) + max(c, r) + 1, longest) for p, c, r in lengths_of_hh()]
     size = (grouped or micro) * SORTED_BATCHES
-    rows = random.Random(0).choices(table, k=size * 16)
+    rows = random.Random(0).choices(table, k=16 * size)  # enough for a mean
     windows = [rows[at : at + size] for at in range(0, len(rows), size)]
     ordered = [row for window in windows for row in (sorted(window) if grouped else window)]
     padded = sum(micro * max(ordered[at : at + micro]) for at in range(0, len(ordered), micro))
     return padded / (len(rows) * longest)
 
 
-def lengths_are_known(recipe: Recipe) -> bool:
+def _prompt_lengths(recipe: Recipe, longest: int) -> Sequence[int]:
+    return [min(p, longest) for p, _, _ in lengths_of_hh()] if _lengths_are_known(recipe) else [longest]
+
+
+def _lengths_are_known(recipe: Recipe) -> bool:
     """Return whether rows are as long as those of HH-RLHF; if not, each is taken to be as long as the stage admits."""
     data = recipe.data
     return "hh-rlhf" in (data.name or "") or (data.lengths is not None and data.lengths.shape == "hh")
-
-
-def _prompt_lengths(recipe: Recipe, longest: int) -> Sequence[int]:
-    return [min(p, longest) for p, _, _ in lengths_of_hh()] if lengths_are_known(recipe) else [longest]

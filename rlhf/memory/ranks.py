@@ -47,26 +47,26 @@ def recipe_of_one_rank(loaded: PinnedRecipe, stage: StageName) -> PinnedRecipe:
 
 
 def divide(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> PredictedStage:
-    """Return what a rank needs if ranks divide the base, from what it needs with the whole base."""
+    """Return what a rank needs from what it needs with the whole base: less of it where ranks divide the layers."""
     if recipe.hardware.engine != "fsdp" or recipe.processes(stage) == 1:
         return predicted
-    whole = layers_bytes(recipe)
-    part = whole // recipe.hardware.count
-    fetched = LAYERS_AT_ONCE * whole // _architecture(recipe).num_hidden_layers
+    layers = layers_bytes(recipe)
+    part = layers // recipe.hardware.count
+    fetched = LAYERS_AT_ONCE * layers // _architecture(recipe).num_hidden_layers
 
     def of_rank(name: str, phase: PredictedPhase) -> PredictedPhase:
         """Return a phase with the layers that a rank holds in it."""
         top = name.partition("/")[0]
         if top in FETCHED.get(stage, ()):
             return _with_base(phase, part)
-        return _with_base(phase, part + fetched - whole) if top in DIVIDED.get(stage, ()) else phase
+        return _with_base(phase, part + fetched - layers) if top in DIVIDED.get(stage, ()) else phase
 
-    phases = {name: of_rank(name, phase) for name, phase in predicted.items() if name}
+    phases = {name: of_rank(name, phase) for name, phase in predicted.phases.items()}
     highest = max(phases.values(), key=lambda phase: phase.peak_bytes)
     reserved = [phase.reserved_bytes for phase in phases.values() if phase.reserved_bytes is not None]
     needed = [phase.needed_bytes for phase in phases.values() if phase.needed_bytes is not None]
     whole_stage = highest._replace(reserved_bytes=max(reserved, default=None), needed_bytes=max(needed, default=None))
-    return {"": whole_stage, **phases}
+    return PredictedStage(whole_stage, phases)
 
 
 def _with_base(phase: PredictedPhase, more: int) -> PredictedPhase:

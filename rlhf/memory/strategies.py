@@ -5,6 +5,7 @@ shorter context cuts dialogues.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from typing import NamedTuple
 
 from rlhf import recipe as recipes
@@ -12,15 +13,15 @@ from rlhf.errors import UserError
 from rlhf.files import JsonValue
 from rlhf.memory import projection
 from rlhf.memory.phases import Predict, PredictedStage
-from rlhf.memory.predict import needed
+from rlhf.memory.predict import card_needed_bytes
 from rlhf.recipe import Changes, PinnedRecipe, StageName
 
-STEP: dict[str, str] = {
+LEARNING_PHASE: dict[str, str] = {
     "sft": "train",
     "rm": "train",
     "dpo": "train",
     **dict.fromkeys(recipes.ONLINE, "update"),
-}  # the phase that learns
+}
 
 
 class Strategy(NamedTuple):
@@ -102,7 +103,7 @@ def alone(
     for name, changed in one_by_one(loaded, stage).items():
         say(f"rehearsing {stage} with strategies: {name}")
         predicted = predict(changed, stage)
-        peaks[name] = predicted[STEP[stage]].peak_bytes
+        peaks[name] = predicted.phases[LEARNING_PHASE[stage]].peak_bytes
         counts[name] = operations(changed, stage, predicted)
     return {name: StrategyCost(peaks[name], counts[name] / counts["none"]) for name in peaks}
 
@@ -126,30 +127,24 @@ class Effect(NamedTuple):
 
     strategy: Strategy
     changes: Changes | None
-    before: int
     after: int | None
-    flops: float | None  # after / before
 
 
 def effects(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> list[Effect]:
     """Return each strategy alone, on the recipe as it is, the one that saves most first."""
-    before = predict(loaded, stage)
-    need = needed(before[""])
     rows = []
     for strategy in STRATEGIES:
         changes = switched_on(loaded, stage, strategy.name)
         if changes is None:
-            rows.append(Effect(strategy, None, need, None, None))
+            rows.append(Effect(strategy, None, None))
             continue
+        after: int | None
         try:
-            changed = with_changes(loaded, changes)
-            after = predict(changed, stage)
+            after = card_needed_bytes(predict(with_changes(loaded, changes), stage).whole)
         except UserError:  # other keys of the recipe exclude it, or a package that it needs is not installed
-            rows.append(Effect(strategy, changes, need, None, None))
-            continue
-        ratio = operations(changed, stage, after) / operations(loaded, stage, before)
-        rows.append(Effect(strategy, changes, need, needed(after[""]), ratio))
-    return sorted(rows, key=lambda e: e.after if e.after is not None else 2**62)
+            after = None
+        rows.append(Effect(strategy, changes, after))
+    return sorted(rows, key=lambda effect: inf if effect.after is None else effect.after)
 
 
 def operations(loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage) -> float:

@@ -62,8 +62,13 @@ class Board:
         self.counts_energy = self._answer("nvmlDeviceGetTotalEnergyConsumption") is not None
 
     def joules(self) -> float:
-        """Return the energy in J that the board has used since its driver was loaded; 0 if it is not counted."""
-        return self.library.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1000 if self.counts_energy else 0.0
+        """Return the energy in J that the board has used since its driver was loaded; 0 if it is not counted.
+
+        Once a reading fails, nothing is counted any more: `counts_energy` turns False.
+        """
+        energy = self._answer("nvmlDeviceGetTotalEnergyConsumption") if self.counts_energy else None
+        self.counts_energy = energy is not None
+        return 0.0 if energy is None else float(energy / 1000)
 
     def used_bytes(self) -> int | None:
         """Return the memory in use on the card by all processes and the driver; None if not known."""

@@ -2,7 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from rlhf.recipe import OnlineBase, OnlineOptions, Optimization, Recipe, StageName
 
@@ -14,8 +15,17 @@ class History:
 
     def __init__(self, recipe: Recipe, stage: StageName):
         self.recipe, self.stage = recipe, stage
-        self.rows: list[Mapping[str, float | None]] = []
+        self.newest: Mapping[str, float | None] = {}  # the row that was logged last
         self.responses: list[str] = []
+        self._values: dict[str, list[float]] = defaultdict(list)  # finite ones, by key
+        self._least_means: dict[str, tuple[int, float]] = {}  # by key: number of means taken so far, and their least
+
+    def add(self, row: Mapping[str, float | None]) -> None:
+        """Add a logged row. Its values are kept by key, because the checks ask for all values of a key at every row."""
+        self.newest = row
+        for key, value in row.items():
+            if value is not None and math.isfinite(value):
+                self._values[key].append(value)
 
     @property
     def options(self) -> Optimization | OnlineOptions:
@@ -36,10 +46,9 @@ class History:
         assert not isinstance(self.options, Optimization)
         return self.options
 
-    def values(self, key: str) -> list[float]:
+    def values(self, key: str) -> Sequence[float]:
         """Return the finite values logged under a key, oldest first."""
-        logged = (row.get(key) for row in self.rows)
-        return [value for value in logged if value is not None and math.isfinite(value)]
+        return self._values.get(key, ())
 
     def last(self, key: str, count: int = FEW) -> float | None:
         """Return the mean of the newest `count` values; None while there are fewer."""
@@ -50,3 +59,12 @@ class History:
         """Return the mean of the oldest `count` values; None while there are fewer than twice as many."""
         values = self.values(key)
         return statistics.fmean(values[:count]) if len(values) >= 2 * count else None
+
+    def least_mean(self, key: str) -> float:
+        """Return the least mean of FEW successive values, without the newest FEW; infinity while there are too few."""
+        values = self.values(key)
+        taken, least = self._least_means.get(key, (0, math.inf))
+        for start in range(taken, len(values) - 2 * FEW + 1):
+            taken, least = start + 1, min(least, statistics.fmean(values[start : start + FEW]))
+        self._least_means[key] = (taken, least)
+        return least

@@ -20,7 +20,7 @@ KL_LIMIT = 5 * math.log(2)  # nats per token: the guide's 5 bits
 
 def find_nan(h: History) -> str | None:
     """Report the first value of the newest row that is not finite; those of an evaluation are left out."""
-    wrong = [key for key, value in h.rows[-1].items() if value is None or not math.isfinite(value)]
+    wrong = [key for key, value in h.newest.items() if value is None or not math.isfinite(value)]
     wrong = [key for key in wrong if not key.startswith("eval/")]  # a gain is undefined where scores do not vary
     return f"{wrong[0]} is not a number" if wrong else None
 
@@ -44,9 +44,7 @@ def find_rising_loss(h: History) -> str | None:
     last, losses = h.last("loss"), h.values("loss")
     if last is None or len(losses) < 2 * FEW:
         return None
-    best = min(
-        losses[0], *(statistics.fmean(losses[start : start + FEW]) for start in range(len(losses) - 2 * FEW + 1))
-    )
+    best = min(losses[0], h.least_mean("loss"))
     return f"the loss has risen from {best:.3g} to {last:.3g}" if last > 1.2 * best else None
 
 

@@ -165,13 +165,13 @@ class LiveChecks:
     def __init__(self, run: StageRun, stop_on: Collection[str] = ()):
         self.run, self.stop_on = run, set(CHECK_NAMES if "all" in stop_on else stop_on)
         self.history = History(run.loaded.recipe, run.stage)
-        earlier = read_lines(run.path / METRICS, MetricsLine)  # of the run that is resumed
-        self.history.rows += [line.values for line in earlier]
+        for line in read_lines(run.path / METRICS, MetricsLine):  # of the run that is resumed
+            self.history.add(line.values)
         self.reported = {line.check for line in read_lines(run.path / FINDINGS, FindingLine)}
 
     def on_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Check a logged row. Raises UserError for a finding on which the run shall stop."""
-        self.history.rows.append(values)
+        self.history.add(values)
         for finding in findings(self.history, step):
             if finding.check not in self.reported:
                 self.reported.add(finding.check)
@@ -179,8 +179,9 @@ class LiveChecks:
                 say(f"{self.run.stage}, {finding}")
             if finding.check in self.stop_on:
                 raise UserError(
-                    f"{self.run.stage}: stopped on {finding.check}; start again with another setting (--set and "
-                    "another --out), or continue from the checkpoint with --resume and without --stop-on"
+                    f"{self.run.stage}: stopped on {finding.check}; start again with another setting, as in "
+                    f"{self.run.path / FINDINGS} (--set and another --out; make: SET=…, OUT=…), or continue from the "
+                    "checkpoint with --resume and without --stop-on (make: RESUME=1, without STOP_ON)"
                 )
 
     def on_samples(self, responses: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ nothing. PPO, RLOO and GRPO communicate through these functions only; TRL's trai
 """
 
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,17 +38,27 @@ def launched() -> bool:
 
 def rank() -> int:
     """Return the number of this process among all ranks; 0 without a launcher."""
-    return int(os.environ["RANK"]) if launched() else 0
+    return _number("RANK") if launched() else 0
 
 
 def world() -> int:
     """Return the number of ranks; 1 without a launcher."""
-    return int(os.environ["WORLD_SIZE"]) if launched() else 1
+    return _number("WORLD_SIZE") if launched() else 1
 
 
 def local_rank() -> int:
     """Return the index of this process's device on its machine."""
-    return int(os.environ["LOCAL_RANK"]) if launched() else 0
+    return _number("LOCAL_RANK") if launched() else 0
+
+
+def _number(name: str) -> int:
+    """Return the number in a launcher's environment variable. Raises UserError if there is none."""
+    text = os.environ[name]
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise UserError(
+            f"{name}={text}: not a number, as launchers set it; without a launcher unset {', '.join(RANKS)}"
+        )
+    return int(text)
 
 
 # -- communication ---------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def _descendants(process: int) -> list[int]:
         with suppress(OSError, ValueError, IndexError):  # the process may be gone by now
             parents[int(file.parent.name)] = int(file.read_text(errors="replace").rpartition(")")[2].split()[1])
     family = [process]
-    for parent in family:
+    for parent in family:  # the list grows meanwhile: each child is asked for its own children in turn
         family += [child for child, parent_of_child in parents.items() if parent_of_child == parent]
     return family[1:]
 

@@ -18,7 +18,7 @@ from rlhf.recipe import PinnedRecipe, Recipe, StageName
 from rlhf.recipe.plain_yaml import read_yaml
 
 LOST = 75  # exit code of a rank that ended because another one did
-KINDS = {"ddp": "MULTI_GPU", "fsdp": "FSDP", "deepspeed": "DEEPSPEED"}  # engine -> accelerate's distributed_type
+DISTRIBUTED_TYPES = {"ddp": "MULTI_GPU", "fsdp": "FSDP", "deepspeed": "DEEPSPEED"}  # of accelerate, by engine
 _STARTED_HERE = "RLHF_LAUNCHED"
 
 
@@ -69,9 +69,9 @@ def _engine_flags(loaded: PinnedRecipe) -> list[str]:
         return ["--multi_gpu"]  # accelerate's name for several processes on any device
     if not file.exists():
         raise UserError(f"hardware.engine: {engine} needs {file}")
-    kind = read_yaml(file).get("distributed_type")
-    if kind != KINDS[engine]:
-        raise UserError(f"{file}: distributed_type is {kind}, hardware.engine: {engine} needs {KINDS[engine]}")
+    found, needed = read_yaml(file).get("distributed_type"), DISTRIBUTED_TYPES[engine]
+    if found != needed:
+        raise UserError(f"{file}: distributed_type is {found}, hardware.engine: {engine} needs {needed}")
     return ["--config_file", str(file)]
 
 
@@ -92,7 +92,7 @@ def _failure_message(failures: Mapping[int, Any], stage: StageName) -> str:
     return f"{stage}: rank {number} {ending}{hint}, which ended the run; `--resume` (make: RESUME=1) continues it"
 
 
-def report(message: str) -> bool:
+def pass_on(message: str) -> bool:
     """Pass a rank's last message to the process that launched it. Returns whether there is such a process."""
     if _STARTED_HERE not in os.environ or not distributed.launched():
         return False

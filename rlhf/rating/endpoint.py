@@ -59,7 +59,7 @@ class Endpoint:
         self._begin(easy)
 
     def _begin(self, easy: str) -> None:
-        """Ask the easy question, with and without limits, until the endpoint answers."""
+        """Ask the easy question: once more with retries if the endpoint fails, and without limits if it refuses."""
         try:
             self.ask(easy)
         except Unavailable:

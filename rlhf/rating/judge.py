@@ -83,7 +83,7 @@ def judge_pair(judge: Judge, pair: Pair) -> store.RatingLine:
 
 
 def run(judge: Judge, paired: PairedAnswers, *, limit: int | None = None, at_once: int = 4) -> None:
-    """Judge the first `limit` pairs that this model has not judged, `at_once` at a time.
+    """Judge those of the first `limit` pairs that this model has not judged yet, `at_once` at a time.
 
     Each rating is written as soon as it is known. The number of pairs that the endpoint refuses is printed at the end;
     the next run asks about them again.

@@ -15,6 +15,7 @@ import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import socket
+from typing import Any
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
@@ -132,28 +133,36 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(self.rfile.read(int(length)))
 
     def _answer(self, body: bytes) -> None:
+        """Do what a request from the page asks for, and send what the page shows next."""
+        if self.path not in ("/next", "/rate", "/undo"):
+            return self._refuse(404, "no such page")
         try:
             request = json.loads(body)
             rater = request["rater"]
-            if not RATER.fullmatch(rater):
-                return self._refuse(400, "a name has up to 40 letters, digits, dots, dashes and underscores")
-            if self.path == "/rate":
-                pair, choice = self.server.pairs[request["item"]], request["choice"]
-                if choice not in CHOICES:
-                    raise ValueError(f"{choice!r} is none of {', '.join(CHOICES)}")
-                self.server.rate(rater, pair, choice)
+            named = RATER.fullmatch(rater)
+            rating = self._rating_in(request) if self.path == "/rate" else None
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return self._refuse(400, "no rating of a pair that is here")
+        if not named:
+            return self._refuse(400, "a name has up to 40 letters, digits, dots, dashes and underscores")
+        try:
+            if rating:
+                self.server.rate(rater, *rating)
             elif self.path == "/undo":
                 self.server.undo(rater)
-            elif self.path != "/next":
-                return self._refuse(404, "no such page")
             content = self.server.next(rater)
         except UserError as error:
             return self._refuse(500, str(error))
         except OSError as error:
             return self._refuse(500, f"{self.server.file}: {error.strerror}")
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return self._refuse(400, "no rating of a pair that is here")
         self._send(200, "application/json", json.dumps(content).encode())
+
+    def _rating_in(self, request: dict[str, Any]) -> tuple[Pair, str]:
+        """Return the pair and the choice that a request names. Raises KeyError, TypeError or ValueError for others."""
+        pair, choice = self.server.pairs[request["item"]], request["choice"]
+        if choice not in CHOICES:
+            raise ValueError(f"{choice!r} is none of {', '.join(CHOICES)}")
+        return pair, choice
 
     def _refuse(self, status: int, why: str) -> None:
         self._send(status, "application/json", json.dumps({"error": why}).encode())

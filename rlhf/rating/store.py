@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack
+from typing import Annotated, Literal, TypedDict, Unpack
 
 from pydantic import AliasChoices, Field
 
@@ -23,6 +23,9 @@ JUDGE = "judge:"  # begins the name of a model that rates
 WIN_OF_B = {"a": 0.0, "b": 1.0, "tie": 0.5}  # by choice
 
 
+InBothOrders = Annotated[dict[AnswerOrder, str | None], Field(min_length=2)]  # there are two orders: neither is missing
+
+
 class Rating(Record):
     """A line of the file. `shown` is the order of the answers: "ab", or "ba" if b came first."""
 
@@ -33,7 +36,7 @@ class Rating(Record):
         validation_alias=AliasChoices("choice", "verdict")  # the latter in files before 0.2.0
     )
     shown: AnswerOrder
-    said: dict[str, str | None] | None = None  # a judge's choice in each order; None for a reply without one
+    said: InBothOrders | None = None  # what a judge chose; None for a reply without a choice
 
     @property
     def pair(self) -> tuple[int, str]:
@@ -88,7 +91,8 @@ def append(file: Path, row: Mapping[str, object]) -> None:
 def current_ratings(file: Path) -> list[Rating]:
     """Return the ratings that count, oldest first. Raises UserError for a line that is not a rating."""
     ratings: dict[tuple[str, int, str], Rating] = {}
-    lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+    with reader.reading(file):
+        lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
     for number, line in enumerate(lines, 1):
         try:
             row = reader.check(json.loads(line), Rating, f"{file}:{number}")

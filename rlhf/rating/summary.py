@@ -50,7 +50,7 @@ class Figures(NamedTuple):
 class RatingSummary(NamedTuple):
     """Statistics of the ratings of two policies' answers, for each rater and for groups of raters.
 
-    `equal`: pairs with equal answers, which are not rated. `of_other_answers`: ratings of answers that are gone.
+    `equal` counts pairs with equal answers, which are not rated; `of_other_answers` ratings of answers that are gone.
     """
 
     a: str
@@ -63,8 +63,8 @@ class RatingSummary(NamedTuple):
 
     def as_json(self) -> JsonObject:
         """Return the summary as plain JSON values."""
-        figures = {key: {name: f.as_json() for name, f in getattr(self, key).items()} for key in ("raters", "groups")}
-        return self._asdict() | figures
+        by_name = {key: {name: f.as_json() for name, f in getattr(self, key).items()} for key in ("raters", "groups")}
+        return self._asdict() | by_name
 
 
 def summarize(paired: PairedAnswers) -> RatingSummary:

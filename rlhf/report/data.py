@@ -16,7 +16,7 @@ from rlhf.run.finished import data_file
 from rlhf.run.layout import MODEL
 from rlhf.run.outcomes import Quality
 from rlhf.run.provenance import code_version
-from rlhf.run.records import DataSettings
+from rlhf.run.records import DataSettings, Manifest
 from rlhf.terminal.progress import working
 
 
@@ -50,8 +50,8 @@ def _data_check(run: RunRecords, result: Quality, runs: Sequence[RunRecords], ch
         if line.value != "0"
     ]
     signs = table(("run", "sign", "found", "hint"), rows, len(runs) > 1)
-    facts = next(iter(run.manifests.values())).data
-    dropped = facts.dropped if facts else {}
+    manifest = _manifest_with_data(run)
+    dropped = manifest.data.dropped if manifest and manifest.data else {}
     dropped_text = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in dropped.items())
     length_charts = []
     for part, lengths in result.lengths.items():
@@ -61,13 +61,18 @@ def _data_check(run: RunRecords, result: Quality, runs: Sequence[RunRecords], ch
     return DataCheck(signs, dropped_text, length_charts)
 
 
+def _manifest_with_data(run: RunRecords) -> Manifest | None:
+    """Return the manifest of the first stage that read data, or None."""
+    return next((m for m in run.manifests.values() if m.data and m.settings.data), None)
+
+
 def quality_of(run: RunRecords) -> Quality | str | None:
     """Check a run's data once and keep the result beside the run.
 
     Returns the result, or the reason why there is none, or None for stand-in data. Lengths are in tokens if the run has
     a tokenizer of its own, otherwise in words.
     """
-    manifest = next((m for m in run.manifests.values() if m.data and m.settings.data), None)
+    manifest = _manifest_with_data(run)
     if manifest is None or manifest.data is None or manifest.settings.data is None:
         return None
     settings, facts = manifest.settings.data, manifest.data

@@ -46,7 +46,7 @@ def sections_of_policies(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
 
 
 def _ends_interval(key: str, keys: Sequence[str]) -> bool:
-    """Return whether a metric is the end of another one's interval, which stands beside that one."""
+    """Return whether `key` is an end of another metric's interval, which is shown in that metric's row."""
     metric, _, end = key.rpartition("_")
     return end in ("low", "high") and metric in keys
 
@@ -117,8 +117,8 @@ def sections_of_reward_model(runs: Sequence[RunRecords], charts: Charts) -> list
     return [Section("The reward model on held-out pairs", "reward_model.html", RewardModel(model_charts, contradicted))]
 
 
-def _reward_model_charts(figures: RewardModelFigures, suffix: str, charts: Charts) -> list[Chart]:
-    """Draw calibration, margins and scores."""
+def _reward_model_charts(figures: RewardModelFigures, ending: str, charts: Charts) -> list[Chart]:
+    """Draw calibration, margins and scores. Titles have the `ending`."""
     bins = figures.calibration
     style: Trace = {"mode": "lines", "showlegend": False}
     ideal = {"x": [0.5, 1], "y": [0.5, 1], "line": {"dash": "dot", "color": COLOURS[4]}} | style
@@ -130,11 +130,11 @@ def _reward_model_charts(figures: RewardModelFigures, suffix: str, charts: Chart
         "line": {"color": COLOURS[0]},
     }
     axes: Trace = {"xaxis": {"title": {"text": "confidence"}}, "yaxis": {"title": {"text": "accuracy"}}}
-    model_charts = [charts.add(f"calibration (dotted: perfect){suffix}", [ideal, model], **axes)]
+    model_charts = [charts.add(f"calibration (dotted: perfect){ending}", [ideal, model], **axes)]
     histograms = ((figures.margins, "margin, chosen less rejected"), (figures.sigmoid_scores, "score after a sigmoid"))
     for histogram, title in histograms:
         bars = {"type": "bar", "x": middles(histogram.edges), "y": histogram.counts, "showlegend": False}
-        model_charts.append(charts.add(f"{title}{suffix}", [bars], bargap=0))
+        model_charts.append(charts.add(f"{title}{ending}", [bars], bargap=0))
     return model_charts
 
 

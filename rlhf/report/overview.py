@@ -1,7 +1,7 @@
-"""The top of a report: the outcome in a sentence, device and time, and the chain of stages as a picture."""
+"""The top of a report: the outcome in a sentence, devices and time, and the chain of stages as a picture."""
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from rlhf.recipe import ONLINE, POLICIES, STAGES, StageName, published
@@ -10,7 +10,7 @@ from rlhf.report.parts import STAGE_TITLES, Charts, Section
 from rlhf.report.runs import RunRecords
 from rlhf.run.finished import totals
 from rlhf.run.records import Manifest, Summary
-from rlhf.terminal import wording
+from rlhf.terminal import counted, wording
 
 # Column and row of each stage in the picture, which is narrow enough for a phone, and the stages that it is made from.
 POSITIONS = {
@@ -47,11 +47,20 @@ def verdicts_of(summaries: Summaries, price: float | None = None) -> list[tuple[
     return of_stages + [("all", figure.title, verdict) for figure, _, verdict in totals(summaries, price)]
 
 
-def outcome(manifests: Manifests, summaries: Summaries, price: float | None = None) -> tuple[str, str]:
-    """Return the outcome in a sentence, and its kind: good, bad or neither ("")."""
+def outcome(
+    manifests: Manifests, summaries: Summaries, price: float | None = None, unreadable: Collection[str] = ()
+) -> tuple[str, str]:
+    """Return the outcome in a sentence, and its kind: good, bad or neither ("").
+
+    `unreadable` are the stages whose summary.json cannot be read.
+    """
     judged, kind = _judgement(verdicts_of(summaries, price))
     sentences = [judged] if judged else []
-    unfinished = [STAGE_TITLES[stage] for stage in manifests if stage not in summaries]
+    without_summary = [stage for stage in manifests if stage not in summaries]
+    damaged = [STAGE_TITLES[stage] for stage in without_summary if stage in unreadable]
+    unfinished = [STAGE_TITLES[stage] for stage in without_summary if stage not in unreadable]
+    if damaged:
+        sentences.append(f"summary.json cannot be read: {', '.join(damaged)}.")
     if unfinished:
         sentences.append(f"Not finished: {', '.join(unfinished)}.")
     if not sentences:
@@ -92,13 +101,13 @@ def _gain(stage: StageName, summary: Summary | None) -> str:
 
 
 def facts(manifests: Manifests, summaries: Summaries, price: float | None = None) -> list[str]:
-    """Return the date, device, time and cost of a run. `price` is in dollars per hour of one card."""
+    """Return the date, devices, time and cost of a run. `price` is in dollars per hour of one card."""
     started = sorted({manifest.started[:10] for manifest in manifests.values() if manifest.started})
     texts = [" to ".join(dict.fromkeys((started[0], started[-1])))] if started else []
-    texts.append(next(iter(manifests.values())).device.text())
+    texts += dict.fromkeys(manifest.device.text() for manifest in manifests.values())
     seconds = sum(summary.wall_seconds for summary in summaries.values())
     if seconds:
-        texts.append(f"{datetime.timedelta(seconds=round(seconds))} in {len(summaries)} finished stages")
+        texts.append(f"{datetime.timedelta(seconds=round(seconds))} in {counted(len(summaries), 'finished stage')}")
         if price is not None:
             texts.append(f"{seconds / 3600 * price:.2f} USD for each card")
     if any(manifest.overrides for manifest in manifests.values()):
@@ -140,19 +149,24 @@ class Overview(NamedTuple):
 
 
 def sections_of_overview(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Return the outcome of each run in a sentence, its device and time, and its stages as a picture."""
+    """Return the outcome of each run in a sentence, its devices and time, and its stages as a picture."""
     overviews = []
     for run in runs:
-        sentence, kind = outcome(run.manifests, run.summaries, run.price)
+        sentence, kind = outcome(run.manifests, run.summaries, run.price, run.unreadable)
         facts_text = " · ".join(facts(run.manifests, run.summaries, run.price))
         name = run.name if len(runs) > 1 else ""
-        stages_picture = picture(run.manifests, run.summaries)
+        stages_picture = picture(run.manifests, run.summaries, run.unreadable)
         overviews.append(Overview(name, sentence, kind, gains(run.summaries), facts_text, stages_picture))
     return [Section("", "overview.html", overviews)]
 
 
-def picture(manifests: Manifests, summaries: Summaries) -> Picture:
-    """Return the picture of the stages that were begun, coloured by verdict."""
+def picture(manifests: Manifests, summaries: Summaries, unreadable: Collection[str] = ()) -> Picture:
+    """Return the picture of the stages that were begun, coloured by verdict.
+
+    `unreadable` are the stages whose summary.json cannot be read.
+    """
+    # In words that fit into a box.
+    states = {stage: "summary unreadable" if stage in unreadable else "not finished" for stage in manifests}
     begun = [stage for stage in STAGES if stage in manifests]
     rows = {row: index for index, row in enumerate(sorted({POSITIONS[stage][1] for stage in begun}))}
     corner = {stage: (2 + POSITIONS[stage][0] * COLUMN, 2 + rows[POSITIONS[stage][1]] * ROW) for stage in begun}
@@ -160,10 +174,10 @@ def picture(manifests: Manifests, summaries: Summaries) -> Picture:
     merged = merge.stage if merge else "ppo"
     sources = {**ARROWS, "merge": (merged,)}
     return Picture(
-        label=", ".join(f"{STAGE_TITLES[stage]}{'' if stage in summaries else ' (not finished)'}" for stage in begun),
+        label=", ".join(STAGE_TITLES[s] + ("" if s in summaries else f" ({states[s]})") for s in begun),
         width=COLUMN + BOX_WIDTH + 4,
         height=(len(rows) - 1) * ROW + BOX_HEIGHT + 4,
-        boxes=[_box(stage, *corner[stage], summaries.get(stage)) for stage in begun],
+        boxes=[_box(stage, *corner[stage], summaries.get(stage), states[stage]) for stage in begun],
         arrows=[_arrow(corner[a], corner[b]) for b in begun for a in sources.get(b, ()) if a in corner],
     )
 
@@ -177,10 +191,10 @@ def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
     return f"M{x1 + BOX_WIDTH // 2 + shift} {y1 + BOX_HEIGHT}L{x2 + BOX_WIDTH // 2 - shift} {y2 - 3}"
 
 
-def _box(stage: StageName, x: int, y: int, summary: Summary | None) -> Box:
-    """Return a stage's box: its name, its wall time and how many of its figures it reached."""
+def _box(stage: StageName, x: int, y: int, summary: Summary | None, state: str) -> Box:
+    """Return a stage's box: its name, its wall time and how many of its figures it reached, or else its `state`."""
     if summary is None:
-        return Box(x, y, "open", STAGE_TITLES[stage], "not finished")
+        return Box(x, y, "open", STAGE_TITLES[stage], state)
     words = [target.outcome.word for target in summary.targets]
     good, bad = (sum(word in kinds for word in words) for kinds in (published.GOOD, published.BAD))
     line = str(datetime.timedelta(seconds=round(summary.wall_seconds)))

@@ -6,7 +6,6 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from rlhf.errors import UserError
 from rlhf.files import write_output
 from rlhf.report.data import sections_of_data
 from rlhf.report.evaluation import (
@@ -16,7 +15,7 @@ from rlhf.report.evaluation import (
     sections_of_samples,
 )
 from rlhf.report.overview import sections_of_overview
-from rlhf.report.parts import COLOURS, Charts, Section
+from rlhf.report.parts import COLOURS, Charts, Section, sections_or_problem
 from rlhf.report.runs import RunRecords, load
 from rlhf.report.tables import sections_of_findings, sections_of_provenance, sections_of_verdicts
 from rlhf.report.training import sections_of_curves, sections_of_frontier, sections_of_memory, sections_of_time
@@ -85,18 +84,9 @@ def page(runs: Sequence[RunRecords]) -> str:
 
 
 def _sections(build: Builder, runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Return the sections that a builder makes, or one that says why they are missing.
-
-    A damaged file costs only the sections that read it. UserError alone means a damaged file; any other exception is a
-    bug of ours and is raised.
-    """
-    count = len(charts.all)
-    try:
-        return build(runs, charts)
-    except UserError as error:
-        del charts.all[count:]
-        topic = build.__name__.removeprefix("sections_of_").replace("_", " ")
-        return [Section("", "", None, problem=f"{topic}: {error}")]
+    """Return the sections that a builder makes. A damaged file costs only the sections that read it."""
+    topic = build.__name__.removeprefix("sections_of_").replace("_", " ")
+    return sections_or_problem(topic, lambda: build(runs, charts), charts)
 
 
 def render(template: str, **content: object) -> str:

@@ -2,9 +2,10 @@
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from rlhf.errors import UserError
 from rlhf.rating.pairs import turns
 
 Trace = dict[str, Any]  # a curve, bars or axes of a chart: plotly's keys, values of any type
@@ -23,7 +24,7 @@ STAGE_TITLES = {
 
 
 class Cell(NamedTuple):
-    """A cell of a table. `kind` marks it: good, bad or warn; "" is a mark without colour."""
+    """A cell of a table. One that judges has a `kind`: good, bad and warn colour its text, "" does not."""
 
     text: str
     kind: str | None = None
@@ -76,7 +77,7 @@ class Section(NamedTuple):
 
 
 class Charts:
-    """The charts that the page's script draws, each in another place."""
+    """The charts that the page's script draws, each with its own place on the page."""
 
     def __init__(self) -> None:
         self.all: list[Trace] = []
@@ -89,6 +90,20 @@ class Charts:
         return chart
 
 
+def sections_or_problem(topic: str, build: Callable[[], list[Section]], charts: Charts) -> list[Section]:
+    """Return the sections that `build` makes, or one that says why they are missing.
+
+    UserError alone means a damaged file; any other exception is a bug of ours and is raised. Charts of missing sections
+    are dropped.
+    """
+    count = len(charts.all)
+    try:
+        return build()
+    except UserError as error:
+        del charts.all[count:]
+        return [Section("", "", None, problem=f"{topic}: {error}")]
+
+
 def line(name: str, x: Sequence[float | None], y: Sequence[float | None], number: int, count: int) -> Trace:
     """Return line `number` of a chart with `count` lines; several lines are named in the legend."""
     colour = COLOURS[number % len(COLOURS)]
@@ -96,7 +111,7 @@ def line(name: str, x: Sequence[float | None], y: Sequence[float | None], number
 
 
 def level(y: float) -> Trace:
-    """Return a dotted line across a chart."""
+    """Return a dotted line across a chart at the height `y`."""
     style = {"dash": "dot", "color": "#9a6700", "width": 1}
     return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": style}
 

@@ -18,7 +18,8 @@ RecordT = TypeVar("RecordT", bound=Record)
 class RunRecords(NamedTuple):
     """The records in the run directory of one recipe version, by stage.
 
-    `price` is in dollars per hour of one card. `problems` says which records could not be read.
+    `price` is in dollars per hour of one card. `problems` says which records could not be read. `unreadable` are the
+    stages whose summary.json is one of them: they may be done.
     """
 
     name: str
@@ -27,34 +28,46 @@ class RunRecords(NamedTuple):
     summaries: dict[str, Summary]
     price: float | None = None
     problems: tuple[str, ...] = ()
+    unreadable: frozenset[str] = frozenset()
+
+    def state(self, stage: str) -> str:
+        """Return in words whether a stage is done."""
+        if stage in self.summaries:
+            return "done"
+        return "summary.json cannot be read" if stage in self.unreadable else "not finished"
 
 
 def load(run_directory: Path) -> RunRecords:
     """Read the records of a run. Raises UserError if none can be read."""
-    problems: list[str] = []
-    manifests = _of_stages(run_directory, MANIFEST, Manifest, problems)
-    summaries = _of_stages(run_directory, SUMMARY, Summary, problems)
+    manifests, damaged_manifests = _of_stages(run_directory, MANIFEST, Manifest)
+    summaries, damaged_summaries = _of_stages(run_directory, SUMMARY, Summary)
+    problems = (*damaged_manifests.values(), *damaged_summaries.values())
     if not manifests:
         missing = f"{run_directory}: no run there; it should hold folders named {', '.join(STAGES[:3])} …"
         raise UserError(problems[0] if problems else missing)
-    readable = {stage: summary for stage, summary in summaries.items() if stage in manifests}
     return RunRecords(
-        "/".join(run_directory.resolve().parts[-3:]), run_directory, manifests, readable, problems=tuple(problems)
+        name="/".join(run_directory.resolve().parts[-3:]),
+        run_directory=run_directory,
+        manifests=manifests,
+        summaries={stage: summary for stage, summary in summaries.items() if stage in manifests},
+        problems=problems,
+        unreadable=frozenset(damaged_summaries),
     )
 
 
-def _of_stages(run_directory: Path, name: str, kind: type[RecordT], problems: list[str]) -> dict[str, RecordT]:
-    """Return the record `name` of each stage that has one. Files that cannot be read are added to `problems`."""
+def _of_stages(run_directory: Path, name: str, kind: type[RecordT]) -> tuple[dict[str, RecordT], dict[str, str]]:
+    """Return the record `name` of each stage that has one, and for each one that cannot be read the reason."""
     by_stage: dict[str, RecordT] = {}
+    problems: dict[str, str] = {}
     for stage in STAGES:
         try:
             record = reader.read(run_directory / stage / name, kind)
         except UserError as error:
-            problems.append(str(error))
+            problems[stage] = str(error)
             continue
         if record is not None:
             by_stage[stage] = record
-    return by_stage
+    return by_stage, problems
 
 
 def metrics(run: RunRecords, stage: StageName) -> list[MetricsLine]:

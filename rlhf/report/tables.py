@@ -26,9 +26,9 @@ def sections_of_verdicts(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
         for figure, value, verdict in totals(run.summaries, run.price):
             rows.append((run.name, "all", *_figure_cells(figure, value, verdict, None)))
     has_guide = any(target.guide for run in runs for summary in run.summaries.values() for target in summary.targets)
-    kind = "published" if has_guide or any(row[1] == "all" for row in rows) else "target"
-    columns = ("run", "stage", "figure", kind, "predicted", "measured", "verdict")
-    title = "Published figures and what was measured" if kind == "published" else "Targets and what was measured"
+    is_published = has_guide or any(row[1] == "all" for row in rows)
+    columns = ("run", "stage", "figure", "published" if is_published else "target", "predicted", "measured", "verdict")
+    title = "Published figures and what was measured" if is_published else "Targets and what was measured"
     verdict_table = table(columns, rows, len(runs) > 1, numbers=(4, 5))
     return [Section(title, "table.html", verdict_table)] if verdict_table else []
 
@@ -36,13 +36,13 @@ def sections_of_verdicts(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
 def _figure_cells(figure: Figure, value: float | None, verdict: Verdict, predicted: float | None) -> tuple[object, ...]:
     """Return the cells of a figure: its name and range, the predicted GB, the measured value and the verdict."""
     expected = f"{predicted / published.GB:.2f}" if predicted else ""
-    kind = {DIFFERS: "warn"} | dict.fromkeys(published.GOOD, "good") | dict.fromkeys(published.BAD, "bad")
-    verdict_cell = Cell(str(verdict), kind.get(verdict.word, ""))
+    kinds = {DIFFERS: "warn"} | dict.fromkeys(published.GOOD, "good") | dict.fromkeys(published.BAD, "bad")
+    verdict_cell = Cell(str(verdict), kinds.get(verdict.word, ""))
     return (figure.title, figure.text(in_full=True), expected, wording.number(value), verdict_cell)
 
 
-class Finding(NamedTuple):
-    """A finding of a check while a stage trained, and settings to try."""
+class FindingText(NamedTuple):
+    """A finding of a check while a stage trained, as the page shows it, and settings to try."""
 
     text: str
     remedies: str
@@ -51,7 +51,7 @@ class Finding(NamedTuple):
 class Findings(NamedTuple):
     """All findings; `watched` if every stage was checked to its end."""
 
-    findings: list[Finding]
+    findings: list[FindingText]
     watched: bool
 
 
@@ -63,7 +63,7 @@ def sections_of_findings(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
             for line in reader.read_lines(run.run_directory / stage / FINDINGS, records.FindingLine):
                 remedies = ", ".join(f"{key}={value}" for key, value in line.remedies.items())
                 stage_name = f"{run.name}, {stage}" if len(runs) > 1 else stage
-                rows.append(Finding(f"{stage_name}, step {line.step}: {line.seen}. {line.cause}.", remedies))
+                rows.append(FindingText(f"{stage_name}, step {line.step}: {line.seen}. {line.cause}.", remedies))
     watched = all(summary.findings is not None for run in runs for summary in run.summaries.values())
     finished = all(run.summaries.keys() == run.manifests.keys() for run in runs)
     title = "Findings during training"
@@ -75,19 +75,23 @@ def sections_of_provenance(runs: Sequence[RunRecords], charts: Charts) -> list[S
     rows = []
     for run in runs:
         for stage, manifest in run.manifests.items():
-            data = manifest.data or records.DataRead(sha256="None", files=[])
             facts = {
                 "recipe": f"{manifest.recipe} {manifest.version}, sha256 {manifest.recipe_sha256[:12]}",
                 "changed": ", ".join(f"{key}={value}" for key, value in manifest.overrides.items()) or "nothing",
                 "seed": manifest.seed,
-                "code": f"{manifest.code.commit}{' with changes' if manifest.code.dirty else ''}",
+                "code": (manifest.code.commit or "no commit known") + " with changes" * bool(manifest.code.dirty),
                 "device": manifest.device.name,
-                "data": f"{data.pairs:,} pairs, {data.examples:,} instructions, {data.documents:,} texts, "
-                f"sha256 {data.sha256[:12]}",
+                "data": _data_text(manifest.data) if manifest.data else "none",
                 "parents from": ", ".join(f"{k}: {v}" for k, v in manifest.parents_from.items()) or "this run",
                 "packages": ", ".join(f"{name} {version}" for name, version in manifest.packages.items()),
-                "state": "done" if stage in run.summaries else "not finished",
+                "state": run.state(stage),
             }
             rows.append((run.name, stage, "; ".join(f"{key}: {value}" for key, value in facts.items())))
     provenance_table = table(("run", "stage", "provenance"), rows, len(runs) > 1)
     return [Section("Provenance", "table.html", provenance_table)]
+
+
+def _data_text(data: records.DataRead) -> str:
+    """Return the numbers of rows that a stage read, and their hash."""
+    rows = f"{data.pairs:,} pairs, {data.examples:,} instructions, {data.documents:,} texts"
+    return f"{rows}, sha256 {data.sha256[:12]}"

@@ -1,13 +1,27 @@
 """Sections about training: curves, score against KL, time and memory."""
 
+import itertools
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.memory import prediction_file as pins
 from rlhf.recipe import GROUPS, ONLINE, StageName, default_root
-from rlhf.report.parts import COLOURS, STAGE_TITLES, Chart, Charts, Section, Table, Trace, level, line, table
+from rlhf.report.parts import (
+    COLOURS,
+    STAGE_TITLES,
+    Chart,
+    Charts,
+    Section,
+    Table,
+    Trace,
+    level,
+    line,
+    sections_or_problem,
+    table,
+)
 from rlhf.report.runs import RunRecords, metrics, suffix
 from rlhf.run import reader, records
 from rlhf.run.layout import TELEMETRY
@@ -46,27 +60,31 @@ CURVES: dict[StageName, tuple[tuple[str, str], ...]] = {  # stage -> (key of met
 
 
 def sections_of_curves(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Return the curves of each stage, and its memory over time."""
-    sections = []
-    for stage, keys in CURVES.items():
-        stage_charts = []
-        for key, title in keys:
-            lines = []
-            for number, run in enumerate(runs):
-                points = [(row.step, row.values[key]) for row in metrics(run, stage) if row.values.get(key) is not None]
-                if points:
-                    steps, values = map(list, zip(*points, strict=True))
-                    lines.append(line(run.name, steps, values, number, len(runs)))
-            if lines:
-                band = _timeline(runs[0], stage, key, max(line_data["x"][-1] for line_data in lines))
-                stage_charts.append(charts.add(title, [*band, *lines], xaxis={"title": {"text": "step"}}))
-        stage_charts += _memory_over_time(runs, stage, charts)
-        if stage_charts:
-            sections.append(Section(f"{stage}: curves", "charts.html", stage_charts))
-    return sections
+    """Return the curves of each stage, and its memory over time; a damaged log costs the section of its stage."""
+    by_stage = [
+        sections_or_problem(f"{stage} curves", partial(_curves, stage, runs, charts), charts) for stage in CURVES
+    ]
+    return list(itertools.chain.from_iterable(by_stage))
 
 
-def _timeline(run: RunRecords, stage: StageName, key: str, last: float) -> list[Trace]:
+def _curves(stage: StageName, runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+    """Return the section of a stage's curves; none if it has logged nothing."""
+    stage_charts = []
+    for key, title in CURVES[stage]:
+        lines = []
+        for number, run in enumerate(runs):
+            points = [(row.step, row.values[key]) for row in metrics(run, stage) if row.values.get(key) is not None]
+            if points:
+                steps, values = map(list, zip(*points, strict=True))
+                lines.append(line(run.name, steps, values, number, len(runs)))
+        if lines:
+            band = _published_course(runs[0], stage, key, max(line_data["x"][-1] for line_data in lines))
+            stage_charts.append(charts.add(title, [*band, *lines], xaxis={"title": {"text": "step"}}))
+    stage_charts += _memory_over_time(runs, stage, charts)
+    return [Section(f"{stage}: curves", "charts.html", stage_charts)] if stage_charts else []
+
+
+def _published_course(run: RunRecords, stage: StageName, key: str, last: float) -> list[Trace]:
     """Return the published course of a curve as a band, from its first range to its last; [] without ranges."""
     targets = run.summaries[stage].targets if stage in run.summaries else []
     ranges = {target.metric: target.published for target in targets}

@@ -56,7 +56,7 @@ class Checkpoints:
         folder.rename(final)
         sync(final.parent)
 
-    def drop(self, keep: int, spare: int | None) -> None:
+    def keep_newest(self, *, keep: int, spare: int | None) -> None:
         """Delete all but the newest `keep` checkpoints and the one of step `spare`."""
         for step in self.steps()[:-keep] if self.writes else ():
             if step != spare:
@@ -88,7 +88,7 @@ def checkpoint_problem(folder: Path) -> str | None:
     try:
         record = reader.read(folder / "checkpoint.json", records.Checkpoint)
     except UserError as error:
-        return str(error)
+        return str(error).replace(f"{folder}/", "")  # the caller names the folder
     if record is None:
         return "checkpoint.json is missing"
     if record.step != checkpoint_step(folder):

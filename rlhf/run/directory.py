@@ -224,12 +224,7 @@ class StageRun:
             return
         aside = free_name(self.path.with_name(f"{self.stage}.before"))
         self.path.rename(aside)
-        unfinished = not (aside / SUMMARY).exists() and any(aside.glob("checkpoints/step-*"))
-        back = f"rm -r {shlex.quote(str(self.path))} && mv {shlex.quote(str(aside))} {shlex.quote(str(self.path))}"
-        advice = (
-            f". To continue it instead: stop this run, `{back}`, then --resume (make: RESUME=1)" if unfinished else ""
-        )
-        say(f"{self.stage}: the earlier directory was moved to {aside}{advice}")
+        say(f"{self.stage}: the earlier directory was moved to {aside}{self._advice_about(aside)}")
 
     # -- details ---------------------------------------------------------------------------------------------------
 
@@ -275,6 +270,19 @@ class StageRun:
         except UserError as error:
             say(f"{self.stage}: {error}; starting afresh")
             return None
+
+    def _advice_about(self, aside: Path) -> str:
+        """Return how to continue the run that was moved to `aside`, or why it cannot be; "" if there is no need to."""
+        if (aside / SUMMARY).exists() or not any(aside.glob("checkpoints/step-*")):
+            return ""
+        try:
+            manifest = reader.read(aside / MANIFEST, records.Manifest)
+        except UserError:
+            manifest = None
+        if manifest is None:
+            return ". Its checkpoints cannot be continued without a whole manifest.json"
+        back = f"rm -r {shlex.quote(str(self.path))} && mv {shlex.quote(str(aside))} {shlex.quote(str(self.path))}"
+        return f". To continue it instead: stop this run, `{back}`, then --resume (make: RESUME=1)"
 
     def _changed(self, file: records.DataFile) -> bool:
         """Return whether a local data file differs from the manifest's; a file that is gone counts as unchanged."""

@@ -26,10 +26,7 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         if not os.path.lexists(path):
-            lock.unlink(missing_ok=True)
-            with suppress(OSError):  # another stage has begun there
-                for folder in new_folders:
-                    folder.rmdir()
+            _remove(lock, new_folders)
         os.close(number)
 
 
@@ -39,6 +36,14 @@ def make_run_directory(run_directory: Path) -> None:
         _make(run_directory)
     except OSError as error:
         raise _unwritable(run_directory, error) from None
+
+
+def _remove(lock: Path, new_folders: list[Path]) -> None:
+    """Remove the lock and the folders that were made for it."""
+    lock.unlink(missing_ok=True)
+    with suppress(OSError):  # another stage has begun there
+        for folder in new_folders:
+            folder.rmdir()
 
 
 def _make(path: Path) -> list[Path]:
@@ -61,6 +66,8 @@ def _take(lock: Path, path: Path) -> tuple[int, list[Path]]:
             # for the system's call and gone when Python looked whether it is a folder.
             problem = error
             continue
+        except IsADirectoryError:
+            raise UserError(f"{lock}: a folder in place of the lock; remove it") from None
         except OSError as error:
             raise _unwritable(lock.parent, error) from None
         try:
@@ -68,6 +75,11 @@ def _take(lock: Path, path: Path) -> tuple[int, list[Path]]:
         except UserError:
             os.close(number)
             raise
+        except OSError as error:  # some network file systems cannot lock files
+            os.close(number)
+            if not os.path.lexists(path):
+                _remove(lock, new_folders)
+            raise _unusable(lock.parent, "files cannot be locked there", error) from None
         if _has_name(number, lock):
             return number, new_folders
         os.close(number)
@@ -97,4 +109,9 @@ def _has_name(number: int, lock: Path) -> bool:
 
 
 def _unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path}: cannot write there ({error.strerror}); choose another --out (make: OUT=…)")
+    return _unusable(path, "cannot write there", error)
+
+
+def _unusable(path: Path, problem: str, error: OSError) -> UserError:
+    """Return the error for a folder in which no stage can run."""
+    return UserError(f"{path}: {problem} ({error.strerror}); choose another --out (make: OUT=…)")

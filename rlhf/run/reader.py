@@ -42,7 +42,9 @@ def read_lines(file: Path, kind: type[RecordT]) -> list[RecordT]:
     """
     if not file.is_file():
         return []
-    *complete, last = file.read_bytes().split(b"\n")  # str.splitlines also splits at characters of samples
+    with reading(file):
+        content = file.read_bytes()
+    *complete, last = content.split(b"\n")  # str.splitlines also splits at characters of samples
     rows = []
     for number, line in enumerate(complete, 1):
         with reading(f"{file}:{number}"):

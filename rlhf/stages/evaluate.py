@@ -53,8 +53,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     with telemetry.phase("load"):
         shared = _load_roles(run, device, trained)
         check_sampling(shared.base, codec)
-        references = [pair for pair in answers(corpus, prompts) for _ in range(options.num_samples)]
-        overlap = Overlap(references, options.bertscore_model, device)
+        overlap = Overlap(answers(corpus, prompts, options.num_samples), options.bertscore_model, device)
     with telemetry.phase("evaluate"):
         labels: list[PolicyLabel] = ["base", "sft", *trained]
         samples, perplexities = _measure_policies(

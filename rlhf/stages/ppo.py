@@ -165,7 +165,7 @@ def policy_logprobs_and_values(learner: "Learner", rollout: Rollout) -> tuple[Te
 
 
 class Learner:
-    """Policy and critic, their losses, and the state of their training."""
+    """Policy and critic, their losses, and the state of their training. The critic is the trained role `value`."""
 
     def __init__(self, shared: SharedBase, rm_dir: Path, options: Ppo, score_norm: ScoreNorm):
         self.shared, self.options = shared, options

@@ -1,4 +1,4 @@
-"""Connects the directories of stages to transformers' Trainer, for pretrain, SFT, the reward model and DPO."""
+"""Training of pretrain, SFT, reward model and DPO with transformers' Trainer: arguments, logs, checkpoints."""
 
 import gc
 import math

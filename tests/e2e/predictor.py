@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rlhf.memory.phases import PredictedPhase, PredictedStage
+from rlhf.memory.phases import PredictedPhase, PredictedStage, Work
 from rlhf.recipe import PinnedRecipe
 
 LEAST = 100_000_000  # bytes of a card that the stand-in needs for anything
@@ -34,11 +34,11 @@ class Predictor:
         for phase, count in rows.items():
             found[phase] = self.phase(base + count * self.row)
         most = max(phase.peak_bytes for phase in found.values())
-        return {"": self.phase(most), **found}
+        return PredictedStage(self.phase(most), found)
 
     @staticmethod
     def phase(size: int) -> PredictedPhase:
-        return PredictedPhase(size, {"base": size}, 0, 0, 0, 0, 0, reserved_bytes=size, needed_bytes=size)
+        return PredictedPhase(size, {"base": size}, 0, Work(), reserved_bytes=size, needed_bytes=size)
 
     def decoding_step(self, loaded: PinnedRecipe) -> None:
         return None

@@ -273,6 +273,13 @@ def test_what_is_no_rating_is_refused_and_the_server_goes_on(root, serve, path, 
     assert ask(server, "/rate", rate())[0] == 200
 
 
+def test_a_bug_of_ours_is_not_called_a_wrong_rating(root, serve, monkeypatch, capfd):
+    monkeypatch.setattr(Server, "next", lambda server, rater: dict[str, object]()["no such key"])
+    with pytest.raises(http.client.RemoteDisconnected):
+        ask(serve(root), "/rate", rate())
+    assert "KeyError: 'no such key'" in capfd.readouterr().err
+
+
 def test_no_path_leads_to_a_file(root, serve):
     server = serve(root)
     for path in ("/page.html", "/../../etc/passwd", "//etc/passwd", "/%2e%2e/server.py", "/?x"):
@@ -337,6 +344,25 @@ def test_a_line_that_was_cut_goes_and_one_that_is_no_rating_is_named(root):
         handle.write('{"rater": "ann", "item": [3], "sha256": "x", "verdict": "a", "shown": "ab"}\n')
     with pytest.raises(UserError, match=r"sft-vs-ppo.jsonl:4: not a rating; take that line out"):
         Server(answers, 0)
+
+
+@pytest.mark.parametrize("said", [{"ab": "a"}, {"ab": "a", "first": "b"}, {}])
+def test_a_judge_s_rating_without_both_orders_is_no_rating(root, said):
+    answers = pair_answers(root)
+    add(answers.file, "judge:m", answers.pairs[:1])
+    line = json.loads(answers.file.read_text())
+    answers.file.write_text(json.dumps(line | {"said": {"ab": "a", "ba": None}}) + "\n")
+    assert summarize(answers).raters["judge:m"].order_decided is None
+    answers.file.write_text(json.dumps(line | {"said": said}) + "\n")
+    with pytest.raises(UserError, match=r"sft-vs-ppo.jsonl:1: not a rating; take that line out"):
+        summarize(answers)
+
+
+def test_ratings_that_the_system_cannot_read_are_named(tmp_path):
+    """The first page of a process's memory is such a file."""
+    (tmp_path / "ratings.jsonl").symlink_to("/proc/self/mem")
+    with pytest.raises(UserError, match=r"ratings.jsonl: cannot be read \(.*Input/output error\)"):
+        store.current_ratings(tmp_path / "ratings.jsonl")
 
 
 def test_ratings_do_not_count_for_other_answers(root):

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from rlhf import report
 from rlhf.commands import chat, compare, score
+from rlhf.data.source import read_source
 from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.rating.pairs import pair_answers
@@ -284,6 +285,17 @@ def data_folder(trained: Path) -> str:
     """The folder that the small recipe made; other tests leave data of other settings beside it."""
     files = json.loads((trained / ROOT / "pretrain/manifest.json").read_text())["data"]["files"]
     return Path(files[0]["name"]).parent.name
+
+
+def test_a_damaged_record_of_generated_data_names_a_way_out_that_works(tmp_path):
+    made = read_source(small().recipe, tmp_path)
+    (folder,) = tmp_path.iterdir()
+    (folder / "made.json").write_text('{"sha')
+    with pytest.raises(UserError, match=f"made.json: cannot be read .*; move {folder} away: the data are made again"):
+        read_source(small().recipe, tmp_path)
+    folder.rename(tmp_path / "away")
+    again = read_source(small().recipe, tmp_path)
+    assert [file.sha256 for file in again.report.files] == [file.sha256 for file in made.report.files]
 
 
 def test_generated_data_that_was_cut_off_is_made_again(trained, tmp_path):

@@ -136,6 +136,13 @@ def test_an_honest_judge_is_asked_twice_and_never_again(root, asked, stub):
     assert asked(server.url)[0] == 0 and len(server.about_pairs()) == 20
 
 
+def test_a_second_run_with_the_same_limit_judges_no_further_pairs(root, asked, stub):
+    server = stub(honest)
+    for _ in range(2):
+        asked(server.url, "--limit", "2")
+    assert sorted(rating["item"] for rating in rows(root)) == [0, 1] and len(server.about_pairs()) == 4
+
+
 def test_the_question_holds_what_a_person_would_see(root, asked, stub):
     server = stub(honest)
     asked(server.url, "--limit", "1")

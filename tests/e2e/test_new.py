@@ -112,7 +112,7 @@ def test_the_stages_that_are_named_fit_and_one_of_them_is_merged(checkpoints, tm
     assert (written.grpo is not None) == ("grpo" in stages) and written.rloo is None
     assert set(made.stages) == {"sft", "rm", "evaluate", *stages.split(",")}
     assert all(
-        Predictor().predict(made.loaded, stage)[""].peak_bytes + CONTEXT_BYTES <= 3e9
+        Predictor().predict(made.loaded, stage).whole.peak_bytes + CONTEXT_BYTES <= 3e9
         for stage in ("sft", "rm", "ppo", "dpo")
     )
 

@@ -199,6 +199,17 @@ def test_data_from_the_hub_is_checked_too(evaluated, tmp_path):
     assert "words per chosen" in charts_of(report.page([report.load(root)]))
 
 
+def test_dropped_rows_are_those_of_the_stage_whose_data_is_checked(evaluated, tmp_path):
+    """The first stage is not always one with data."""
+    root = tmp_path / "cpu-tiny" / "v1"
+    shutil.copytree(evaluated, root)
+    pretrain, sft = (root / stage / "manifest.json" for stage in ("pretrain", "sft"))
+    pretrain.write_text(json.dumps(content_of(pretrain) | {"data": None}))
+    data = content_of(sft)["data"] | {"dropped": {"one_word": 2}}
+    sft.write_text(json.dumps(content_of(sft) | {"data": data}))
+    assert "Left out before training (data.drop): one word 2." in report.page([report.load(root)])
+
+
 def test_data_that_is_not_what_was_trained_on_is_not_checked(evaluated):
     (evaluated / "data" / "quality.json").unlink(missing_ok=True)
     pairs = pairs_of(evaluated)
@@ -223,7 +234,8 @@ def test_data_that_is_not_what_was_trained_on_is_not_checked(evaluated):
         ("evaluate/details.json", '{"scores": 3}', ["policies", "reward model"]),
         ("evaluate/details.json", '{"reward_model": {"x": 1}}', ["policies", "reward model"]),
         ("data/quality.json", "MADE_FROM", ["data"]),
-        ("ppo/metrics.jsonl", '{"objective/scores": 1}\n', ["curves", "frontier"]),
+        ("ppo/metrics.jsonl", '{"objective/scores": 1}\n', ["ppo curves", "frontier"]),
+        ("sft/metrics.jsonl", '{"loss": 1}\n', ["sft curves"]),
         ("evaluate/samples.jsonl", '{"prompt": 5, "sft": {"response": "a", "score": "b"}}\n', ["samples"]),
     ],
 )
@@ -236,6 +248,7 @@ def test_a_damaged_file_takes_its_part_of_the_page_only(evaluated, file, content
     page = report.page([report.load(evaluated)])
     (evaluated / file).write_text(before)
     assert re.findall(r'<p class="warn">Left out: ([\w ]+):', page) == lost
+    assert ("<h2>sft: curves</h2>" in page) == ("sft curves" not in lost)
     ids = re.findall(r'"id": "(chart-[0-9]+)"', page.partition('id="charts">')[2])
     assert sorted(ids) == sorted(re.findall(r'id="(chart-[0-9]+)"', page)), "a chart without a place ends the script"
     assert "<h2>Provenance</h2>" in page
@@ -347,6 +360,8 @@ def test_a_damaged_record_of_one_stage_leaves_the_others(evaluated, tmp_path):
     (root / "sft" / "summary.json").write_text('{"schema": 99}')
     page = report.page([report.load(root)])
     assert "rm/manifest.json: cannot be read" in page and "sft/summary.json: " in page and ">ppo</td>" in page
+    assert "summary.json cannot be read: SFT." in page and ">summary unreadable</text>" in page
+    assert "state: summary.json cannot be read" in page and "not finished" not in page.lower()
     for stage in ("pretrain", "sft", "ppo", "evaluate"):
         (root / stage / "manifest.json").write_text("{")
     with pytest.raises(UserError, match=r"pretrain/manifest.json: cannot be read"):
@@ -446,7 +461,7 @@ def test_a_run_counts_as_checked_when_every_stage_was_checked_to_its_end(tmp_pat
 
 def test_provenance_names_changed_code_and_parents_of_another_run(tmp_path):
     def told(**values: Any) -> str:
-        code = {"commit": "abc", "dirty": values.pop("dirty", False)}
+        code = values.pop("code", {"commit": "abc", "dirty": values.pop("dirty", False)})
         run = RunRecords("run", tmp_path, {"ppo": manifest_of(code=code, **values)}, {})
         (section,) = tables.sections_of_provenance([run], Charts())
         assert isinstance(section.data, Table)
@@ -454,6 +469,8 @@ def test_provenance_names_changed_code_and_parents_of_another_run(tmp_path):
         return str(cell.text)
 
     assert "code: abc;" in told() and "parents from: this run;" in told()
+    outside_git = {"commit": None, "dirty": None}
+    assert "code: no commit known;" in told(code=outside_git) and "data: none;" in told(data=None)
     changed = told(dirty=True, parents_from={"sft": "../../other/v1/sft"})
     assert "code: abc with changes;" in changed and "parents from: sft: ../../other/v1/sft;" in changed
 
@@ -502,7 +519,13 @@ def test_the_gain_and_the_facts_are_those_of_the_summaries():
     )
     assert overview.gains(summaries).startswith(gained)
     facts = overview.facts({"ppo": MANIFEST}, summaries, 36.0)
-    assert facts == ["2026-01-02", "Some CPU, 2 threads", "0:01:30 in 1 finished stages", "0.90 USD for each card"]
+    assert facts == ["2026-01-02", "Some CPU, 2 threads", "0:01:30 in 1 finished stage", "0.90 USD for each card"]
+
+
+def test_every_device_of_a_run_is_named_once():
+    card = manifest_of(device={"name": "Some card", "type": "cuda"}, started="2026-01-02T03:04")
+    facts = overview.facts({"pretrain": MANIFEST, "sft": card, "rm": card, "ppo": MANIFEST}, {})
+    assert facts == ["2026-01-02", "Some CPU, 2 threads", "Some card"]
 
 
 def test_the_picture_has_a_box_for_each_stage_and_an_arrow_for_each_parent():

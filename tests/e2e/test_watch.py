@@ -186,7 +186,8 @@ def test_a_flat_reward_is_told_from_a_rising_one(gain, steps, seen):
     for seed in range(10):
         rng = random.Random(seed)
         history = History(small(ppo__steps=steps, ppo__logging_steps=1).recipe, "ppo")
-        history.rows = [{"objective/scores": gain * i + rng.gauss(0, 0.1)} for i in range(40)]
+        for i in range(40):
+            history.add({"objective/scores": gain * i + rng.gauss(0, 0.1)})
         verdicts.add(signs.find_flat_reward(history) is not None)
     assert verdicts == {seen}
 
@@ -196,7 +197,8 @@ def test_updates_that_are_too_large(taught, tmp_path, capsys):
     more = {"ppo__steps": 8, "ppo__save_steps": 8, "ppo__learning_rate": 0.01, "ppo__num_ppo_epochs": 10}
     loaded = small(**TAUGHT | PPO | more)
     out = beside(taught, tmp_path, "pretrain", "sft", "rm")
-    with pytest.raises(UserError, match=r"ppo: stopped on (clipping|large_updates); start again with another"):
+    stopped = r"ppo: stopped on (clipping|large_updates); start again with another setting, as in .*/ppo/findings.jsonl"
+    with pytest.raises(UserError, match=stopped):
         run_stages(loaded, out, "ppo", stop_on=["clipping", "large_updates"])
     assert not (tmp_path / "cpu-tiny/v1/ppo/summary.json").exists()
     run_stages(loaded, out, "ppo")

@@ -31,6 +31,6 @@ def test_no_phase_of_a_recipe_has_grown(predictor, directory):
     optimizers = {getattr(loaded.recipe, stage).optim for stage in ("sft", "rm", "ppo", "dpo")}
     if loaded.recipe.model.quantization == "nf4" or any("8bit" in name or "paged" in name for name in optimizers):
         pytest.importorskip("bitsandbytes")
-    now = pins.predict(predictor, loaded)
+    now = pins.peaks(predictor, loaded)
     assert list(budgets.growth(budgets.pinned(directory), now)) == []
     assert list(budgets.more_needed(budgets.pinned_needs(directory), pins.needs(predictor, loaded))) == []

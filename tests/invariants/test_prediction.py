@@ -27,7 +27,18 @@ from rlhf.memory.card import cards
 from rlhf.memory.card.allocator import LARGE_SEGMENT
 from rlhf.memory.card.replay import replay
 from rlhf.memory.extrapolate import extrapolate
-from rlhf.memory.phases import DEPTHS, Event, Peak, PredictionError, Reserved, as_json
+from rlhf.memory.phases import (
+    DEPTHS,
+    WHOLE,
+    Event,
+    Peak,
+    PredictedPhase,
+    PredictedStage,
+    PredictionError,
+    RehearsedStage,
+    Reserved,
+    Work,
+)
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
 from rlhf.memory.prediction_file import Needs, Peaks
 from rlhf.memory.rehearsal.meta_runs import Rehearsals, reserved_at_depth
@@ -62,6 +73,11 @@ def _highest(peak: Peak) -> dict[str, int]:
     return max(peak.operations.values(), key=lambda parts: sum(parts.values()))
 
 
+def with_whole(predicted: PredictedStage) -> dict[str, PredictedPhase]:
+    """The whole stage and its phases, by the names that a rehearsal and a measurement have for them."""
+    return {WHOLE: predicted.whole, **predicted.phases}
+
+
 def total(parts: dict[str, int]) -> int:
     return sum(parts.values())
 
@@ -70,10 +86,10 @@ def total(parts: dict[str, int]) -> int:
 
 
 @pytest.fixture(scope="module")
-def six(predictor) -> tuple[dict[str, Any], dict[str, Any]]:
+def six(predictor) -> tuple[dict[StageName, PredictedStage], dict[str, dict[str, int]]]:
     """Every stage at six layers: predicted from two and four, and counted on real tensors."""
     loaded = tiny(6)
-    predicted: dict[str, Any] = {stage: predictor.predict(loaded, stage) for stage in PREDICTED_STAGES}
+    predicted = {stage: predictor.predict(loaded, stage) for stage in PREDICTED_STAGES}
     return predicted, measure(loaded, list(PREDICTED_STAGES))
 
 
@@ -83,10 +99,10 @@ def test_prediction_is_what_real_tensors_take(six, stage):
 
     Those two read adapters into the CPU's memory before they go to the device, which here is the same memory.
     """
-    predicted, measured = (by_stage[stage] for by_stage in six)
+    predicted, measured = with_whole(six[0][stage]), six[1][stage]
     assert predicted.keys() == measured.keys()
     for phase, peak in predicted.items():
-        through_cpu = phase in ("load", "merge") or (stage == "merge" and not phase)
+        through_cpu = phase in ("load", "merge") or (stage == "merge" and phase == WHOLE)
         assert peak.peak_bytes == pytest.approx(measured[phase], rel=0.05 if through_cpu else 0.01), phase
 
 
@@ -102,25 +118,25 @@ def test_the_lean_trunk_takes_what_is_predicted(predictor):
     measured = measure(loaded, ["sft", "dpo", "grpo"])
     phases: list[tuple[StageName, str]] = [("sft", "train"), ("dpo", "train"), ("grpo", "update"), ("grpo", "score")]
     for stage, phase in phases:
-        peak = predictor.predict(loaded, stage)[phase]
+        peak = predictor.predict(loaded, stage).phases[phase]
         assert peak.peak_bytes == pytest.approx(measured[stage][phase], rel=0.01), (stage, phase)
 
 
 def test_the_phases_are_those_of_the_stages(six):
-    predicted, _ = six
+    phases = {stage: set(predicted.phases) for stage, predicted in six[0].items()}
     decoding = {"evaluate", "evaluate/prefill", "evaluate/decode"}
-    assert set(predicted["sft"]) == {"", "load", "train"} | decoding
-    assert set(predicted["rm"]) == {"", "load", "train", "evaluate"}
+    assert phases["sft"] == {"load", "train"} | decoding
+    assert phases["rm"] == {"load", "train", "evaluate"}
     rollouts = {"rollout", "rollout/prefill", "rollout/decode"}
-    assert set(predicted["ppo"]) == {"", "load", "score", "update"} | decoding | rollouts
-    assert set(predicted["dpo"]) == {"", "load", "train"} | decoding
-    assert set(predicted["merge"]) == {"", "merge"}
+    assert phases["ppo"] == {"load", "score", "update"} | decoding | rollouts
+    assert phases["dpo"] == {"load", "train"} | decoding
+    assert phases["merge"] == {"merge"}
 
 
 def test_components_add_up_and_none_is_below_zero(six):
     predicted, _ = six
-    for stage, phases in predicted.items():
-        for phase, peak in phases.items():
+    for stage in predicted:
+        for phase, peak in with_whole(predicted[stage]).items():
             assert sum(peak.components.values()) == peak.peak_bytes, f"{stage}/{phase}"
             if phase != "load":
                 assert min(peak.components.values()) > 0, f"{stage}/{phase}"
@@ -183,8 +199,8 @@ def test_a_peak_in_the_loss(predictor):
     predicted = predictor.predict(loaded, "sft")
     assert phase == "train"
     assert operations & {"aten.sub.Tensor", "aten.mul.Tensor"}
-    assert predicted["train"].components["logits"] > 0.9 * most
-    assert predicted[""].peak_bytes == most, "four layers are one of the depths that are rehearsed"
+    assert predicted.phases["train"].components["logits"] > 0.9 * most
+    assert predicted.whole.peak_bytes == most, "four layers are one of the depths that are rehearsed"
     assert most == pytest.approx(profiled("sft", loaded), rel=0.01)
 
 
@@ -201,10 +217,10 @@ def test_a_peak_inside_a_layer_s_backward_pass(predictor):
     assert phase == "train"
     assert operations & {"aten.add.Tensor", "aten.mul.Tensor", "aten.mm.default"}
     tokens = 2 * rows * length
-    parts = predicted["train"].components
+    parts = predicted.phases["train"].components
     assert parts["temporaries"] > 5 * 4 * tokens * INTERMEDIATE, "of one layer; made and freed in the backward pass"
     assert 3 <= parts["activations"] / (4 * tokens * HIDDEN) < 4.5, "one state for each layer that is still to come"
-    assert predicted[""].peak_bytes == most
+    assert predicted.whole.peak_bytes == most
     real = profiled("rm", loaded)
     assert real - 2 * 8 * tokens <= most <= 1.12 * real
 
@@ -349,10 +365,10 @@ def test_peaks_grow_linearly_with_depth(predictor, eight, stage, monkeypatch):
     """In four bits, eight layers from two and four; what cuBLAS takes is added later and would outweigh them here."""
     monkeypatch.setattr(cards, "workspace", lambda card: 0)
     loaded, rehearse = eight
-    predicted, rehearsed = predictor.predict(loaded, stage), rehearse(loaded, stage)
+    predicted, rehearsed = with_whole(predictor.predict(loaded, stage)), rehearse(loaded, stage)
     for phase, parts in peaks(rehearsed).items():
         assert predicted[phase].peak_bytes == pytest.approx(total(parts), rel=0.005), phase
-        assert predicted[phase].flops == pytest.approx(rehearsed[phase].flops, rel=0.005), phase
+        assert predicted[phase].work.flops == pytest.approx(rehearsed[phase].flops, rel=0.005), phase
         assert predicted[phase].paged_bytes == rehearsed[phase].paged, phase
     assert predicted["update" if stage == "ppo" else "train"].components["quantization"] > 0
 
@@ -387,7 +403,7 @@ def test_sizes_that_arithmetic_gives(six):
     Fused AdamW keeps two moments of each tensor's size and a counter in a block of its own.
     """
     predicted, _ = six
-    parts = predicted["ppo"]["rollout"].components
+    parts = predicted["ppo"].phases["rollout"].components
     rows, tokens = 8, PROMPT + RESPONSE
     assert parts["kv_cache"] == 2 * 6 * KV_HEADS * SIZE * 4 * rows * tokens == 589_824
     assert parts["base"] == base_bytes(6)
@@ -404,15 +420,15 @@ def test_sizes_of_the_other_stages(six):
         ("dpo", "train", 2, 1),
         ("evaluate", "evaluate", 4, 0),
     ):
-        parts = predicted[stage][phase].components
+        parts = predicted[stage].phases[phase].components
         assert parts["base"] == base_bytes(6), stage
         assert parts["adapters"] == roles * lora_bytes(6), stage
         assert parts.get("optimizer", 0) == learning * (2 * lora_bytes(6) + 512 * tensors), stage
-    assert predicted["rm"]["train"].components["base"] == base_bytes(6)
+    assert predicted["rm"].phases["train"].components["base"] == base_bytes(6)
 
 
 def test_dpo_evaluates_with_two_adapters_and_no_gradients(six):
-    parts = six[0]["dpo"]["evaluate"].components
+    parts = six[0]["dpo"].phases["evaluate"].components
     assert parts["adapters"] == 2 * lora_bytes(6)
     assert "gradients" not in parts and "optimizer" not in parts
 
@@ -450,6 +466,11 @@ def test_the_line_through_two_depths_by_hand():
     assert (phase.peak_bytes, phase.components) == (166, {"base": 2, "activations": 64, "workspace": 100})
 
 
+def test_all_of_the_work_lies_on_the_line_through_two_depths():
+    shallow, deeper = Peak(flops=10, recomputed=2, moved=30, launched=4), Peak(20, 2, 50, 5)
+    assert extrapolate(shallow, deeper, 8, 0).work == Work(flops=40, recomputed=2, moved=90, launched=7)
+
+
 def test_no_component_of_a_peak_is_negative():
     """The line of the kernels falls to -8 at eight layers; both others give what is lacking."""
     shallow = rehearsed(step={"base": 5, "activations": 5, "kernels": 7})
@@ -467,10 +488,10 @@ def test_what_was_rehearsed_is_predicted():
 
 def test_where_the_events_of_two_depths_cannot_be_aligned_15_percent_are_added(monkeypatch):
     """15 % of the predicted peak, for what is reserved and what is needed."""
-    stage = {"train": rehearsed(step={"base": 10**9})}
-    monkeypatch.setattr(Predictor, "_rehearsed", lambda *_: as_json({"depths": [stage, stage], "reserved": None}))
+    stage = {WHOLE: rehearsed(), "train": rehearsed(step={"base": 10**9})}
+    monkeypatch.setattr(Predictor, "_rehearsed", lambda *_: RehearsedStage([stage, stage], None))
     with Predictor() as predictor:
-        phase = predictor.predict(tiny(4), "sft")["train"]
+        phase = predictor.predict(tiny(4), "sft").phases["train"]
     assert phase.reserved_bytes == phase.needed_bytes == round(1.15 * phase.peak_bytes)
     assert phase.peak_bytes >= 10**9
 
@@ -478,15 +499,15 @@ def test_where_the_events_of_two_depths_cannot_be_aligned_15_percent_are_added(m
 @pytest.mark.parametrize("aligned", [True, False])
 def test_a_phase_needs_what_the_phases_inside_it_need(monkeypatch, aligned):
     """With more layers the inner phase makes a peak that the outer one did not have at both depths."""
-    shallow = {name: rehearsed(a={"base": 10**8}) for name in ("", "rollout")} | {
+    shallow = {name: rehearsed(a={"base": 10**8}) for name in (WHOLE, "rollout")} | {
         "rollout/decode": rehearsed(b={"kv_cache": 10**6})
     }
     deeper = shallow | {"rollout/decode": rehearsed(b={"kv_cache": 10**8})}
     replayed = {name: Reserved(1, 1, 1) for name in shallow} if aligned else None
-    answer = as_json({"depths": [shallow, deeper], "reserved": replayed})
+    answer = RehearsedStage([shallow, deeper], replayed)
     monkeypatch.setattr(Predictor, "_rehearsed", lambda *_: answer)
     with Predictor() as predictor:
-        predicted = predictor.predict(tiny(10), "ppo")
+        predicted = with_whole(predictor.predict(tiny(10), "ppo"))
     peak = predicted["rollout/decode"].peak_bytes
     assert peak > 3 * 10**8
     for phase in predicted.values():
@@ -650,7 +671,7 @@ def test_a_prediction_does_not_depend_on_those_before():
 def test_a_peak_may_move_from_one_moment_to_another(predictor):
     """Loading: random weights in the making, or all adapters. Evaluation: 8 prompts before, 4 beside the optimizer."""
     loaded = tiny(6, vocab=1000, lora__r=8)
-    predicted = predictor.predict(loaded, "ppo")
+    predicted = with_whole(predictor.predict(loaded, "ppo"))
     rehearsed = peaks(Rehearsals(None)(loaded, "ppo"))
     low = {
         phase: total(parts) for phase, parts in rehearsed.items() if predicted[phase].peak_bytes < 0.995 * total(parts)
@@ -757,7 +778,7 @@ def test_a_rehearsal_that_fails_leaves_no_answer_behind(predictor):
     with pytest.raises(PredictionError, match="memory of sft cannot be predicted"):
         predictor.predict(tiny(4, sft__per_device_train_batch_size=8192), "sft")  # more rows than are made
     predicted = predictor.predict(tiny(4, vocab=300), "merge")
-    assert "merge" in predicted
+    assert "merge" in predicted.phases
 
 
 def test_pinned_peaks_are_read_as_they_were_written(tmp_path: Path):
@@ -776,4 +797,4 @@ def test_a_rehearsal_that_was_killed_is_started_again(tmp_path, monkeypatch):
         predictor._worker.kill()
         with pytest.raises(PredictionError, match="its process ended"):
             predictor.predict(tiny(2), "sft")
-        assert predictor.predict(tiny(2), "sft")[""].peak_bytes
+        assert predictor.predict(tiny(2), "sft").whole.peak_bytes

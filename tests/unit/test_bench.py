@@ -5,9 +5,7 @@ import json
 import subprocess
 import time
 from collections import defaultdict
-from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,14 +13,14 @@ import torch
 from click.testing import CliRunner
 
 from bench import __main__ as bench
-from bench import ablation, ceilings, compare, costs, derived, goals, steps
+from bench import ablation, ceilings, compare, costs, derived, goals, provenance, steps
 from bench.kinds import Ceilings, Device, Spread, StageSteps, StepsRecord
 from bench.memory import budgets
 from bench.paths import ROOT
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.memory import projection, published_figures
-from rlhf.memory.phases import PredictedPhase
+from rlhf.memory.phases import PredictedPhase, PredictedStage, Work
 from rlhf.memory.strategies import StrategyCost, one_by_one
 from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.recipe import StageName
@@ -160,8 +158,8 @@ def test_of_two_records_of_one_day_the_later_is_the_newest(tmp_path, monkeypatch
     loaded = recipe.load(RECIPE)
     record: StepsRecord = {**RECORD, "recipe": loaded.name, "version": loaded.version}
     bench.folder_of(record).mkdir(parents=True)
-    for hour, commit in ((9, "f" * 40), (10, "0" * 40)):
-        monkeypatch.setattr(bench, "datetime", SimpleNamespace(now=lambda hour=hour: datetime(2026, 12, 1, hour)))
+    for moment, commit in (("2026-12-01T09:00:00", "f" * 40), ("2026-12-01T10:00:00", "0" * 40)):
+        monkeypatch.setattr(provenance, "now", lambda moment=moment: moment)
         bench.new_file(record | {"code": {"commit": commit, "dirty": False}}).write_text(
             json.dumps(record | {"date": commit})
         )
@@ -353,12 +351,12 @@ def test_after_its_limits_are_measured_a_card_has_its_memory_back(monkeypatch):
 
 def test_hours_are_those_of_the_mean_step_and_mbu_counts_every_batch_of_a_rollout(monkeypatch):
     loaded = recipe.load(RECIPE, {"ppo.batch_size": 64, "ppo.rollout_batch_size": 48})
-    monkeypatch.setattr(projection, "decoding_bytes", lambda *_: 1000.0)
+    monkeypatch.setattr(projection, "decoding_step_bytes", lambda *_: 1000.0)
     monkeypatch.setattr(projection, "step_flops", lambda *_: {"update": 1.0})
     spread: Spread = {"median": 2.0, "low": 1.0, "high": 3.0, "n": 8}
     row = STAGE | {"step_seconds": spread, "phase_seconds": {"update": spread, "rollout/decode": spread}}
     row |= {"tokens_per_step": 250.0, "tokens_per_second": 100.0}
-    predicted = {"": PredictedPhase(1, {"base": 1}, 0, 0, 0)}
+    predicted = PredictedStage(PredictedPhase(1, {"base": 1}, 0, Work()), {})
     best: Ceilings = {"flops": 1.0, "bandwidth": 1.0}
     figures = derived.derived_figures(loaded, "ppo", row, predicted, best, "longest")
     assert figures["mbu"] == 2 * (loaded.recipe.ppo.response_length - 1) * 1000 / 2.0, "48 rows, then the other 16"
@@ -385,11 +383,13 @@ def test_the_ablation_changes_one_thing_at_a_time():
 
 def test_the_ablation_shows_flash_attn_beside_torch_s_own_kernel(monkeypatch, tmp_path):
     """Where the package cannot run, its row says why and the others stand."""
-    row = {"peak_vram_bytes": 2_000_000_000, "peak_rss_bytes": 1, "step_seconds": {"median": 1.0}}
+    taken: list[float] = []
 
     def measure(loaded, stages, *_, **__):
+        taken.append(1.0 + len(taken))
         if loaded.recipe.model.attention == "flash_attention_2":
             raise UserError("sft: model.attention: flash_attention_2 has kernels for CUDA only")
+        row = {"peak_vram_bytes": 2_000_000_000, "peak_rss_bytes": 1, "step_seconds": {"median": taken[-1]}}
         return {"sft": row}
 
     monkeypatch.setattr(steps, "measure", measure)
@@ -399,8 +399,13 @@ def test_the_ablation_shows_flash_attn_beside_torch_s_own_kernel(monkeypatch, tm
     result = CliRunner().invoke(ablation.main, ["--recipe", folder, "--save", str(file)])
     assert result.exit_code == 0, result.output
     record = json.loads(file.read_text())
-    assert record["flash_attention"] == row
     assert "CUDA only" in record[ablation.PACKAGE]["cannot_run"]
+    rounds = [record[name]["round_seconds"] for name in one_by_one(recipe.load(Path(folder)), "sft")]
+    count = len(rounds)
+    assert [first for first, *_ in rounds] == [1.0 + at for at in range(count)], "each once, in turn"
+    later = len(rounds) + 1  # the package cannot run, and is not tried again
+    assert [second for _, second, _ in rounds] == [1.0 + later + at for at in range(count)]
+    assert record["none"]["step_seconds"]["median"] == record["none"]["round_seconds"][1], "the median round"
 
 
 def test_goals_are_ratios_that_are_reached_at_one():
@@ -428,7 +433,8 @@ def test_mfu_leaves_out_what_is_computed_again(recomputed):
     loaded = recipe.load(RECIPE)
     accumulated = loaded.recipe.sft.gradient_accumulation_steps
     assert accumulated <= 2, "all of a step is rehearsed"
-    predicted = {name: PredictedPhase(1, {"base": 1}, 0, 1000, recomputed) for name in ("", "train")}
+    train = PredictedPhase(1, {"base": 1}, 0, Work(1000, recomputed))
+    predicted = PredictedStage(train, {"train": train})
     best: Ceilings = {"flops": 1000.0, "bandwidth": 1.0}
     row = STAGE | {"phase_seconds": seconds(2.0, 2.0, 2.0)}
     figures = derived.derived_figures(loaded, "sft", row, predicted, best, "longest")
@@ -442,10 +448,10 @@ def test_mfu_is_that_of_the_phases_but_decoding(monkeypatch):
     loaded = recipe.load(RECIPE)
     flops = {"rollout/prefill": 100.0, "rollout/decode": 1e9, "score": 200.0, "update": 300.0}
     monkeypatch.setattr(projection, "step_flops", lambda *_: flops)
-    monkeypatch.setattr(projection, "decoding_bytes", lambda *_: 1.0)
+    monkeypatch.setattr(projection, "decoding_step_bytes", lambda *_: 1.0)
     spread: Spread = {"median": 2.0, "low": 2.0, "high": 2.0, "n": 8}
     row = STAGE | {"phase_seconds": dict.fromkeys(flops, spread)}
-    predicted = {"": PredictedPhase(1, {"base": 1}, 0, 0, 0)}
+    predicted = PredictedStage(PredictedPhase(1, {"base": 1}, 0, Work()), {})
     best: Ceilings = {"flops": 1000.0, "bandwidth": 1.0}
     assert derived.derived_figures(loaded, "ppo", row, predicted, best, "longest")["mfu"] == 600 / 6 / 1000
 

@@ -60,6 +60,12 @@ def test_columns_are_renamed(tmp_path):
             convert.parse_names([wrong])
 
 
+def test_two_columns_may_swap_their_names(tmp_path):
+    file = write(tmp_path / "a.jsonl", {"chosen": "worse", "rejected": "better", "prompt": "A?"})
+    (pair,) = convert.convert([file], {"chosen": "rejected", "rejected": "chosen"}).rows.pairs
+    assert (pair.chosen, pair.rejected) == ("better", "worse")
+
+
 def test_labelled_answers_become_pairs(tmp_path):
     def row(prompt, completion, label):
         return {"prompt": prompt, "completion": completion, "label": label}
@@ -89,6 +95,17 @@ def test_labelled_answers_become_pairs(tmp_path):
         convert.convert([mixed], {})
     found = convert.convert([mixed], {}, "skip").rows
     assert (len(found.pairs), len(found.report.malformed)) == (1, 1)
+
+
+@pytest.mark.parametrize("others", [{}, {"completion": None}])
+def test_labelled_answers_may_be_named_response(tmp_path, others):
+    """Parquet and hub sets fill absent keys with null."""
+    rows = [{"prompt": "A?", "response": text, "label": text == "a", **others} for text in ("a", "b")]
+    (pair,) = convert.convert([write(tmp_path / "kto.jsonl", *rows)], {}).rows.pairs
+    assert (pair.chosen, pair.rejected) == ("a", "b")
+    both = [row | {"completion": f"{row['response']}1"} for row in rows]
+    (pair,) = convert.convert([write(tmp_path / "both.jsonl", *both)], {}).rows.pairs
+    assert (pair.chosen, pair.rejected) == ("a1", "b1"), "as in rows without labels"
 
 
 @pytest.mark.parametrize("wrong", [{"label": None}, {"prompt": 5}, {"completion": None}, {"completion": ["x"]}])
@@ -153,7 +170,7 @@ def test_the_command_writes_and_says_what_it_left_out(tmp_path, monkeypatch, cap
     assert code == 1 and "a.jsonl:3: 'chosen' is a number" in err
     assert not (tmp_path / "b.jsonl").exists()
     code, out, _ = rlhf(monkeypatch, capsys, *arguments, "--skip-bad-rows")
-    assert code == 0 and "1 malformed" in out and "2 rows written to" in " ".join(out.split())
+    assert code == 0 and "malformed 1," in out and "2 rows written to" in " ".join(out.split())
 
 
 def test_the_commands_advise_what_they_can_do(tmp_path, monkeypatch, capsys):

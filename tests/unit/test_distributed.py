@@ -117,7 +117,7 @@ def test_the_files_for_accelerate_start_what_the_recipe_says(file):
     """Only read: FSDP and DeepSpeed under TRL's trainers need GPUs, on which nothing of this was run."""
     config, loaded = load_config_from_file(str(file)), recipe.load(file.parent)
     engine = file.stem.removeprefix("accelerate-")
-    assert config.distributed_type.value == launching.KINDS[engine]
+    assert config.distributed_type.value == launching.DISTRIBUTED_TYPES[engine]
     assert config.num_processes == loaded.recipe.hardware.count > 1
     assert config.mixed_precision == ("bf16" if loaded.recipe.model.dtype == "bfloat16" else "no")
     if engine == "fsdp":
@@ -173,6 +173,19 @@ def test_memory_that_ran_out_in_a_rank_ran_out_in_the_run(monkeypatch, code, exh
 )
 def test_a_failed_meeting_is_explained(reason, way_out):
     assert meeting.explain(reason).startswith(way_out)
+
+
+@pytest.mark.parametrize("text", ["x", "", "-1", "1.0"])
+def test_a_rank_that_is_no_number_is_one_line(monkeypatch, text):
+    for name, number in (("RANK", distributed.rank), ("LOCAL_RANK", distributed.local_rank)):
+        be(monkeypatch, 0, 2)
+        monkeypatch.setenv(name, text)
+        with pytest.raises(UserError, match=f"^{name}={text}: not a number, .* unset RANK, LOCAL_RANK, WORLD_SIZE$"):
+            number()
+    be(monkeypatch, 0, 2)
+    monkeypatch.setenv("WORLD_SIZE", text)
+    with pytest.raises(UserError, match=f"^WORLD_SIZE={text}: not a number"):
+        distributed.world()
 
 
 def test_alone_nothing_is_shared():

@@ -64,7 +64,7 @@ def test_drop_counts_each_row_for_the_first_reason():
         (Document("<p>a</p>", "a:1"),),
         (Example((Message("user", "Q?"),), "Yes.", "a:2"),),
         (*clean(3), both),
-        ReadReport((), (), (), (), ()),
+        ReadReport((), (), {}),
     )
     kept, counts = flaws.drop(rows, ["one_word", "html"])
     assert counts == {"one_word": 2, "html": 1}

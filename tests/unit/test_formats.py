@@ -1,8 +1,10 @@
 """Readers: every kind of row in every kind of file, and every way in which data can be unusable."""
 
+import bz2
 import gzip
 import hashlib
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -170,6 +172,8 @@ SHAREGPT = {"conversations": [{"from": "human", "value": "Capital of Peru?"}, {"
     [
         COMPLETION,
         {"prompt": "Capital of Peru?", "response": " Lima. "},
+        {**COMPLETION, "response": "Quito."},
+        {"prompt": "Capital of Peru?", "completion": None, "response": "Lima."},
         {"prompt": MESSAGES["messages"][:1], "completion": MESSAGES["messages"][1:]},
         {"prompt": "\n\nHuman: Capital of Peru?\n\nAssistant:", "completion": " Lima."},
         MESSAGES,
@@ -273,6 +277,7 @@ def test_a_table_is_read_with_quotes_and_line_breaks_in_its_cells(write, name, c
         ),
         ("a.csv", "question\tanswer\nHi\t4\n", r"a.csv:1: one column, 'question\tanswer': columns must be"),
         ("a.jsonl", '{"prompt": "a", "prompt": "b", "response": "c"}\n', "a.jsonl:1: the key 'prompt' is given twice"),
+        ("a.jsonl", '{"a": 1, "c": 2, "b": 3, "c": 4}', "a.jsonl:1: the key 'c' is given twice"),
         ("a.jsonl", '{"x": [{"b": 1, "b": 2}]}', "a.jsonl:1: the key 'b' is given twice"),
         ("a.json", '[\n{"a": 1, "a": 2}]', "a.json:row 1: the key 'a' is given twice"),
         ("a.jsonl", '{"prompt": "a"}\r{"prompt": "b"}\r', "a.jsonl:1: a carriage return inside of a line"),
@@ -291,7 +296,7 @@ def test_a_table_s_faults_are_named(write):
     )
     rows = read(["a.csv"], on_bad_row="skip")
     assert [example.response for example in rows.examples] == ["Hello"]
-    assert rows.report.empty == ("a.csv:4",)
+    assert rows.report.left_out["empty"] == ("a.csv:4",)
     assert refusal([write("b.csv", b'prompt,completion\nHi,"Hello\n')]).startswith("b.csv:2: not a table of comma-sep")
 
 
@@ -314,6 +319,9 @@ def test_what_would_fill_the_memory_is_refused(write, monkeypatch):
     monkeypatch.setattr(raw, "MAX_ARRAY", 1000)
     message = refusal([write("array.json", b"[" + b'{"text": "a"},\n' * 100 + b"{}]")])
     assert message.endswith("write one object on each line")
+    for letter, fits in (("e", True), ("é", False)):  # bytes count, not characters
+        file = write("letters.json", f'[\n{{"text": "{letter * 400}"}},\n{{"text": "{letter * 400}"}}\n]'.encode())
+        assert len(read([file]).documents) == 2 if fits else refusal([file]) == message.replace("array.j", "letters.j")
 
 
 def test_a_preference_row_of_texts_is_a_pair(write):
@@ -389,6 +397,11 @@ def test_a_key_given_twice_is_named_with_its_row(write):
     assert refusal([array]) == "a.json:row 2: the key 'text' is given twice; leave one out"
     outside = write("b.json", b'{"n": 1, "n": 2,\n"data": [' + json.dumps(TEXT).encode() + b"]}")
     assert refusal([outside]) == "b.json: the key 'n' is given twice; leave one out"
+    rows = b'"data": [' + json.dumps(TEXT).encode() + b",\n"
+    before = write("c.json", b'{"meta": [{"n": 1, "n": 2}],\n' + rows + b"{}]}")
+    assert refusal([before]) == "c.json: the key 'n' is given twice; leave one out"
+    inside = write("d.json", b"{ " + rows + b'{"id": 1, "text": "a", "text": "b"}]}')
+    assert refusal([inside]) == "d.json:row 2: the key 'text' is given twice; leave one out"
     long = b"k" * 3000
     assert len(refusal([write("c.jsonl", b'{"' + long + b'": 1, "' + long + b'": 2}\n')])) < 500
 
@@ -428,8 +441,8 @@ def test_pairs_with_differing_prompts_and_identical_answers_are_left_out_under_e
     for policy in ("stop", "skip"):
         rows = read([file], on_bad_row=policy)
         assert [pair.source for pair in rows.pairs] == ["a.jsonl:1", "a.jsonl:4"]
-        assert rows.report.prompts_differ == ("a.jsonl:2",)
-        assert rows.report.identical == ("a.jsonl:3",)
+        assert rows.report.left_out["prompts_differ"] == ("a.jsonl:2",)
+        assert rows.report.left_out["identical"] == ("a.jsonl:3",)
         assert rows.report.malformed == ()
 
 
@@ -442,14 +455,14 @@ def test_rows_with_an_empty_answer_are_left_out_under_either_policy(write):
     for policy in ("stop", "skip"):
         rows = read([pairs, examples], on_bad_row=policy)
         assert ([p.source for p in rows.pairs], [e.source for e in rows.examples]) == (["a.jsonl:1"], ["b.jsonl:1"])
-        assert rows.report.empty == ("a.jsonl:2", "b.jsonl:2")
+        assert rows.report.left_out["empty"] == ("a.jsonl:2", "b.jsonl:2")
         assert rows.report.malformed == ()
 
 
 def test_conversations_whose_shared_part_differs_are_left_out(write):
     other = [PROMPT[0], {"role": "user", "content": "Hey"}]
     rows = read([write("a.jsonl", lines({"chosen": [*PROMPT, HELLO], "rejected": [*other, GO]}))])
-    assert rows.report.prompts_differ == ("a.jsonl:1",) and not rows.pairs
+    assert rows.report.left_out["prompts_differ"] == ("a.jsonl:1",) and not rows.pairs
 
 
 def test_the_report_names_hashes_counts_and_sums_up(write):
@@ -463,7 +476,7 @@ def test_the_report_names_hashes_counts_and_sums_up(write):
     assert report.malformed == (("a.jsonl:2", "'chosen' is null; it must be text"),)
     assert report.summary() == (
         "3 of 4 rows kept from a.jsonl, b.jsonl.gz; "
-        "left out: 1 malformed, 0 with prompts that differ, 0 with identical answers, 0 with an empty answer"
+        "left out: malformed 1, prompts differ 0, identical answers 0, empty answer 0"
     )
 
 
@@ -545,7 +558,13 @@ def test_files_are_read_in_the_order_given(write):
             "UTF-8",
         ),
         ("cut.jsonl", lines(TEXT, TEXT)[:-9], "cut.jsonl:2: invalid JSON (", "cut off; download or write it again"),
-        ("cut.json", b'[\n\n{"text": "a"},\n{"te', "cut.json:4: invalid JSON (", "cut off; download or write it again"),
+        ("cut.json", b'[\n\n{"text": "a"},\n{"te', "cut.json:4: invalid JSON (", "if it ends early, download it again"),
+        ("comma.json", b'[\n{"text": "a",}\n]', "comma.json:2: invalid JSON (", ": repair it there; if it ends early"),
+        ("two.json", b'{\n"text": "a"\n}\n{\n"text": "b"\n}\n', "two.json:4: a second JSON value", "on each line, or"),
+        ("zip.jsonl", b"PK\x03\x04\x14\0", "zip.jsonl: an archive, or compressed other", "unpack it first"),
+        ("zstd.jsonl", b"\x28\xb5\x2f\xfd\x04", "zstd.jsonl: an archive, or compressed other", "unpack it first"),
+        ("a.jsonl.bz2", bz2.compress(lines(TEXT)), "a.jsonl.bz2: an archive, or compressed other", "unpack it first"),
+        ("a.jsonl.xz", lzma.compress(lines(TEXT)), "a.jsonl.xz: an archive, or compressed other", "unpack it first"),
         ("odd.json", b'{\n"rows": []\n}', 'odd.json: neither an array of rows nor {"data": [...]}', "on each line"),
         ("html.parquet", b"<!DOCTYPE html>", "html.parquet: not a Parquet file", "download it again"),
         (
@@ -815,8 +834,8 @@ def test_real_files_are_read():
     for file in files:
         rows = read([file], on_bad_row="skip")
         report = rows.report
-        left_out = sum(map(len, (report.malformed, report.prompts_differ, report.identical, report.empty)))
-        assert len(rows.documents) + len(rows.examples) + len(rows.pairs) == rows.report.rows - left_out
+        unused = sum(report.counts().values())
+        assert len(rows.documents) + len(rows.examples) + len(rows.pairs) == report.rows - unused
         for pair in rows.pairs:
             if rows.report.files[0].kind == "hh":
                 assert parse_hh(f"{render_hh(pair.prompt)} {pair.chosen}") == (*pair.prompt, assistant(pair.chosen))

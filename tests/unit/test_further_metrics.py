@@ -18,7 +18,7 @@ from rlhf.evaluation.policies import (
     further_metrics,
     gains_over_sft,
 )
-from rlhf.evaluation.references import Overlap, answers
+from rlhf.evaluation.references import Overlap, answers, bertscore
 from rlhf.evaluation.reward_model import reward_model_figures, score_histograms
 from rlhf.files import write_json
 from rlhf.run import reader
@@ -125,7 +125,9 @@ def test_references_are_those_of_the_prompt():
     pairs = [PreferencePair(prompt("p"), "yes", "no", "1"), PreferencePair(prompt("p"), "later", "x", "2")]
     examples = [Example(prompt("q"), "right", "3"), Example(prompt("p"), "unused", "4")]
     corpus = Corpus(Split([], []), Split([], examples), Split([], pairs))
-    assert answers(corpus, [prompt("q"), prompt("p"), prompt("r")]) == [("right", None), ("yes", "no"), None]
+    asked = [prompt("q"), prompt("p"), prompt("r")]
+    assert answers(corpus, asked, 1) == [("right", None), ("yes", "no"), None]
+    assert answers(corpus, asked[:2], 2) == [("right", None), ("right", None), ("yes", "no"), ("yes", "no")]
 
 
 def test_bleu_and_rouge_by_hand(capsys):
@@ -171,6 +173,12 @@ def test_bertscore_against_its_formula(encoder):
     best_b = sum(max((x @ y).item() for x in a) for y in b) / 5
     assert metrics["bertscore"] == pytest.approx(2 * best_a * best_b / (best_a + best_b), abs=1e-5)
     assert overlap.metrics([""])["bertscore"] == 0
+
+
+def test_texts_without_any_similarity_have_the_bertscore_0():
+    one, other = torch.eye(4).split(2)
+    assert bertscore(one, other) == 0.0
+    assert bertscore(one, one) == 1.0
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])

@@ -123,3 +123,8 @@ def test_shingles_run_from_the_question_into_its_answer():
     assert counted(
         [dialogue_pair(" ".join(["x", *asked.split()[1:]]), "no", answer)], [dialogue_pair(asked, answer)]
     ) == {"near_copies": 1}
+
+
+def test_a_shingle_may_end_with_the_first_word_of_an_answer():
+    asked = prose(12, 500)
+    assert counted([dialogue_pair(f"so {asked}", "Yes.")], [dialogue_pair(asked, "Yes.")]) == {"near_copies": 1}

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from rlhf.data.load import load_corpus
+from rlhf.data.rows import LEFT_OUT
 from rlhf.errors import UserError
 from rlhf.run.directory import StageRun
+from rlhf.run.records import DataRead
 from tests.conftest import small
 
 ANSWER = "this very answer is long enough that nobody would write it twice by chance alone"
@@ -55,6 +57,15 @@ def test_nothing_is_dropped_by_default(tmp_path):
     assert "dropped" not in facts
     again, facts = corpus(tmp_path, rows, [])
     assert again == found and facts["dropped"] == {}
+
+
+def test_rows_left_out_on_reading_are_counted_and_listed_by_reason(tmp_path):
+    unusable = [row(90, rejected=" "), row(91, "It is.", "It is.")]
+    _, facts = corpus(tmp_path, [*unusable, *map(row, range(50))], None)
+    assert [facts[key] for key in ("pairs", "malformed", "prompts_differ", "identical", "empty")] == [50, 0, 0, 1, 1]
+    assert [line.split("rows.jsonl:")[1] for line in facts["left_out"]] == ["2: identical answers", "1: empty answer"]
+    assert {"malformed", *LEFT_OUT} <= DataRead.model_fields.keys()
+    assert DataRead.model_validate(facts).plain() == facts == json.loads(json.dumps(facts))
 
 
 def test_dropped_rows_are_counted_by_reason(tmp_path):

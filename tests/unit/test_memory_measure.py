@@ -105,5 +105,5 @@ def test_no_model_of_a_stage_is_alive_when_the_next_one_is_measured(monkeypatch)
 
 def test_the_error_of_a_prediction_is_relative_to_what_was_measured():
     """Above 0 where more was predicted than measured; phases of one side, and the whole stage, have no row."""
-    rows = measure.beside("sft", {"": 99, "train": 120, "load": 90, "save": 1}, {"": 99, "train": 100, "load": 100})
+    rows = measure.beside("sft", {"train": 120, "load": 90, "save": 1}, {"": 99, "train": 100, "load": 100})
     assert [(row["phase"], round(row["error"], 9)) for row in rows] == [("train", 0.2), ("load", -0.1)]

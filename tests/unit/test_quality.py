@@ -16,14 +16,19 @@ from rlhf.cli import data as commands
 from rlhf.data.formats import FileReport, ParsedRows, ReadReport
 from rlhf.data.quality.check import check, label_noise, share
 from rlhf.data.quality.flaws import NEAR_IDENTICAL, nearly_identical
-from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
+from rlhf.data.rows import Document, Example, LeftOut, Message, PreferencePair, PromptOnly
 from tests.unit.rows import pair_of_one_turn
 
 
 def parsed(documents=(), examples=(), pairs=(), malformed=(), prompts_differ=(), identical=(), empty=()) -> ParsedRows:
     count = sum(map(len, (documents, examples, pairs, malformed, prompts_differ, identical, empty)))
     files = (FileReport("a.jsonl", "0" * 64, "preference", count),)
-    report = ReadReport(files, tuple(malformed), tuple(prompts_differ), tuple(identical), tuple(empty))
+    left_out: dict[LeftOut, tuple[str, ...]] = {
+        "prompts_differ": tuple(prompts_differ),
+        "identical": tuple(identical),
+        "empty": tuple(empty),
+    }
+    report = ReadReport(files, tuple(malformed), left_out)
     return ParsedRows(tuple(documents), tuple(examples), tuple(pairs), report)
 
 
@@ -196,9 +201,11 @@ def test_rows_without_pairs_have_no_figures_of_pairs():
     examples = [Example((Message("user", f"q {n}"),), "yes" if n < 2 else "it is so", f"a:{n}") for n in range(50)]
     report = check(parsed(examples=[*examples, examples[-1]]))
     assert (report.examples, report.one_word, report.duplicates, report.repeated_prompts) == (51, 2, 1, 1)
+    assert ("demonstrations", "51") in [(line.name, line.value) for line in report.table()]
     assert "chosen" not in report.lengths and "chosen longer" not in [line[0] for line in report.table()]
     report = check(parsed(documents=[Document("a b", "a:1"), Document("a b", "a:2"), Document("c", "a:3")]))
     assert (report.documents, report.duplicates, report.turns) == (3, 1, {})
+    assert ("text rows", "3") in [(line.name, line.value) for line in report.table()]
     assert set(hints(report)) == {"duplicates"}
     assert "one word" not in [line[0] for line in report.table()]
 

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf import recipe
 from rlhf.cli.plan_tables import between_rows
 from rlhf.memory import ranks
-from rlhf.memory.phases import PredictedPhase
+from rlhf.memory.phases import PredictedPhase, PredictedStage, Work
 from rlhf.memory.plan import RankTraffic, StageTime
 from rlhf.recipe import PinnedRecipe
 from tests.unit.plans import planned, planned_stage
@@ -72,15 +72,16 @@ def test_where_layers_are_divided_a_rank_has_its_part_and_two_layers():
     loaded = load("8xh100-llama2-70b/v1")
     layers = ranks.layers_bytes(loaded.recipe)
     parts = {"base": layers + 1_000_000_000, "activations": 5_000_000_000}
-    phases = {name: PredictedPhase(sum(parts.values()), parts, 0, 0) for name in ("", "load", "rollout", "update")}
-    found = ranks.divide(loaded.recipe, "ppo", phases)
-    assert found["load"] == phases["load"]
-    assert found["rollout"].components["base"] == pytest.approx(parts["base"] + layers / 8, abs=2)
-    assert found["update"].components["base"] == pytest.approx(1e9 + layers / 8 + layers / 40, abs=4)
-    assert found["update"].peak_bytes == sum(found["update"].components.values())
-    assert found[""] == found["rollout"]
-    whole = load("8xh100-llama2-70b/v1", hardware__engine="ddp").recipe
-    assert ranks.divide(whole, "ppo", phases) is phases
+    undivided = PredictedPhase(sum(parts.values()), parts, 0, Work())
+    predicted = PredictedStage(undivided, dict.fromkeys(("load", "rollout", "update"), undivided))
+    whole_stage, phases = ranks.divide(loaded.recipe, "ppo", predicted)
+    assert phases["load"] == undivided
+    assert phases["rollout"].components["base"] == pytest.approx(parts["base"] + layers / 8, abs=2)
+    assert phases["update"].components["base"] == pytest.approx(1e9 + layers / 8 + layers / 40, abs=4)
+    assert phases["update"].peak_bytes == sum(phases["update"].components.values())
+    assert whole_stage == phases["rollout"]
+    replicated = load("8xh100-llama2-70b/v1", hardware__engine="ddp").recipe
+    assert ranks.divide(replicated, "ppo", predicted) is predicted
 
 
 def test_what_ranks_tell_each_other_by_hand():

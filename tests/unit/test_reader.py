@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -50,6 +51,13 @@ def test_a_wrong_line_is_named_with_its_key(tmp_path, line, message):
     with pytest.raises(UserError) as caught:
         reader.read_lines(file, MetricsLine)
     assert str(caught.value).startswith(f"{file}:2: ") and message in str(caught.value)
+
+
+def test_a_file_that_the_system_cannot_read_is_named():
+    """The first page of a process's memory is such a file: EIO, an error without a name."""
+    for read in (reader.read, reader.read_lines):
+        with pytest.raises(UserError, match=r"^/proc/self/mem: cannot be read \(.*Input/output error\)$"):
+            read(Path("/proc/self/mem"), MetricsLine)
 
 
 def test_a_way_out_belongs_to_the_message_and_not_to_its_advice():

@@ -1,5 +1,6 @@
 """Reward functions: what each gives, how they are named, and what is refused in one line."""
 
+import inspect
 import sys
 
 import pytest
@@ -102,11 +103,15 @@ def test_without_its_library_the_way_to_it_is_named(monkeypatch):
         ("exact", "no reward 'exact'; known are model, exact_answer, numeric_answer"),
         ("regex", "regex: option pattern is missing"),
         ("regex(pattern='(')", "pattern is not a valid regular expression"),
+        ("regex(pattern='a', pattern='b')", "option pattern is given twice"),
+        ("regex(pattern=7)", "pattern must be str"),
+        ("exact_answer(extract=None)", "extract must be str"),
         ("regex('a')", "is not a reward; write it as"),
         ("length(most=0)", "most must be above 0"),
         ("length(most='3')", "most must be int"),
         ("length(most=True)", "most must be int"),
         ("numeric_answer(tolerance=float('inf'))", "is not a reward; write it as"),
+        ("numeric_answer(tolerance='1')", "tolerance must be int or float"),
         ("numeric_answer(tolerance=-1)", "tolerance a finite number of 0 or more"),
         ("json_valid(key='a')", "no option 'key'; it has keys"),
         ("json_valid(keys=[1])", "keys must be a list of str"),
@@ -123,6 +128,11 @@ def test_what_is_no_reward_is_refused_in_one_line(name, expected):
     with pytest.raises(UserError, match=rf"^grpo.reward_funcs: .*{expected}") as error:
         rewards.find(name, "grpo.reward_funcs")
     assert "\n" not in str(error.value)
+
+
+def test_every_option_of_a_named_reward_can_be_written_in_a_recipe():
+    options = [p for f in rewards.REGISTRY.values() for p in inspect.signature(f).parameters.values()]
+    assert all(option.annotation in rewards.LITERALS for option in options if option.kind is option.KEYWORD_ONLY)
 
 
 def test_a_function_of_the_user_s_own_gets_what_it_names(tmp_path, monkeypatch):

@@ -199,7 +199,7 @@ def test_a_process_that_is_not_the_main_one_writes_nothing(tmp_path):
         other.logs.finding(1, {"check": "loss"})
         other.save_checkpoint(3, write)
         other.seal_checkpoint(3, tmp_path / "absent")
-        other.checkpoints.drop(1, spare=None)
+        other.checkpoints.keep_newest(keep=1, spare=None)
         assert other.finish({}, COSTS) is None
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before and not received
 
@@ -226,6 +226,21 @@ def test_an_unfinished_run_is_set_aside_and_one_without_a_checkpoint_is_replaced
     (command,) = re.findall(r"To continue it instead: stop this run, `(.*)`, then --resume \(make: RESUME=1\)", err)
     subprocess.run(command, shell=True, check=True)
     assert StageRun(tmp_path, small(), "sft").checkpoints.steps() == [1]
+
+
+@pytest.mark.parametrize("content", [None, "{"])
+def test_checkpoints_without_a_whole_manifest_are_set_aside_without_a_command_that_cannot_help(
+    tmp_path, capsys, content
+):
+    run = started(tmp_path)
+    checkpoint(run, 1)
+    (run.path / "manifest.json").unlink()
+    if content is not None:
+        (run.path / "manifest.json").write_text(content)
+    started(tmp_path, resume=True)
+    err = capsys.readouterr().err
+    assert "sft.before-1. Its checkpoints cannot be continued without a whole manifest.json" in err
+    assert "--resume" not in err
 
 
 def test_checkpoints_are_never_thrown_away(tmp_path):
@@ -335,7 +350,8 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, damage
     latest = run.checkpoints.latest()
     assert latest is not None
     assert latest.name == "step-000001"
-    assert "step-000002 cannot be used" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "step-000002 cannot be used" in err and err.count(str(newest)) == 1
 
 
 def whole(**keys):
@@ -397,7 +413,7 @@ def test_a_folder_with_another_name_is_no_checkpoint_and_is_left_alone(tmp_path,
     (run.path / "checkpoints" / name).mkdir()
     assert run.checkpoints.steps() == [2, 3]
     again = started(tmp_path, resume=True)
-    again.checkpoints.drop(1, spare=None)
+    again.checkpoints.keep_newest(keep=1, spare=None)
     assert again.checkpoints.steps() == [3] and (run.path / "checkpoints" / name).is_dir()
 
 
@@ -511,6 +527,31 @@ def test_one_process_at_a_time(tmp_path):
 
 def everything_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_a_folder_in_place_of_the_lock_is_named(tmp_path):
+    lock = tmp_path / ".sft.lock"
+    lock.mkdir()
+    with pytest.raises(UserError) as caught, locked(tmp_path / "sft"):
+        pass
+    assert str(caught.value) == f"{lock}: a folder in place of the lock; remove it"
+
+
+@pytest.mark.parametrize("folder", ["runs", "new/runs"])
+def test_a_file_system_without_locks_is_named_and_left_as_it_was(tmp_path, monkeypatch, folder):
+    """Such as a network's: the system then says ENOLCK."""
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(UserError) as caught, locked(tmp_path / folder / "sft"):
+        pass
+    assert str(caught.value) == (
+        f"{tmp_path / folder}: files cannot be locked there (No locks available); choose another --out (make: OUT=…)"
+    )
+    assert everything_in(tmp_path) == ["runs"]
 
 
 @pytest.mark.parametrize(

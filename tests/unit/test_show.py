@@ -92,7 +92,7 @@ def test_the_choice_follows_the_seed_and_keeps_the_order_of_the_file(file):
 def test_the_command_shows_the_rows_that_were_asked_for(monkeypatch, capsys, file):
     code, out, _ = rlhf(monkeypatch, capsys, "data", "show", file, "--first", "--rows", "2")
     assert code == 0 and "question 1" in out and "question 2" not in out
-    assert "2 of 40 rows, the first" in out and "1 malformed" in out
+    assert "2 of 40 rows, the first" in out and "malformed 1," in out
     code, out, _ = rlhf(monkeypatch, capsys, "data", "show", file, "--only", "one_word")
     assert code == 0 and "question 30" in out and "1 of 1 row with one_word among " in out
     code, out, _ = rlhf(monkeypatch, capsys, "data", "show", file, "--only", "mojibake")

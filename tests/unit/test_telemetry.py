@@ -80,6 +80,19 @@ def test_a_board_that_counts_no_energy_still_tells_its_memory(library, monkeypat
     assert (costs["phase_joules"], costs["used_vram_bytes"]) == (None, 7_000_000_000)
 
 
+def test_a_reading_that_fails_ends_the_counting_and_leaves_a_block_its_own_error(library, monkeypatch):
+    telemetry = Telemetry(torch.device("cpu"))
+    telemetry._board = Board(CUDA)
+    with pytest.raises(ValueError, match="of the block"), telemetry.phase("train"):
+        monkeypatch.setattr(library, "nvmlDeviceGetTotalEnergyConsumption", refuse)
+        raise ValueError("of the block")
+    monkeypatch.undo()
+    with telemetry.phase("save"):
+        pass
+    costs = telemetry.costs()
+    assert list(costs["phase_seconds"]) == ["train", "save"] and costs["phase_joules"] is None
+
+
 def test_a_board_that_does_not_tell_its_memory_still_counts_energy(library, monkeypatch):
     monkeypatch.setattr(library, "nvmlDeviceGetMemoryInfo", refuse)
     board = Board(CUDA)

@@ -1,11 +1,16 @@
-"""What the live checks see in the logs of RLOO and GRPO, and that recipes accept their remedies."""
+"""What the live checks see in the logs of RLOO and GRPO, how often they look, and which remedies recipes accept."""
+
+import math
+import random
+import statistics
+from collections import UserDict
 
 import pytest
 
 from rlhf import recipe
-from rlhf.observe import watch
+from rlhf.observe import signs, watch
 from rlhf.observe.history import FEW, History
-from tests.conftest import RECIPE, grouped
+from tests.conftest import RECIPE, grouped, small
 
 ROWS = 2 * FEW
 
@@ -47,11 +52,47 @@ def rising(first: float, last: float) -> list[float]:
 def test_a_check_sees_what_is_planted_and_names_keys_of_the_stage(stage, check, planted, healthy, remedies):
     def seen(logged: dict[str, list[float]]) -> dict[str, watch.Finding]:
         history = History(grouped(stage).recipe, stage)
-        history.rows = [dict(zip(logged, values, strict=True)) for values in zip(*logged.values(), strict=True)]
+        for values in zip(*logged.values(), strict=True):
+            history.add(dict(zip(logged, values, strict=True)))
         return {finding.check: finding for finding in watch.findings(history, ROWS)}
 
     assert set(seen(planted)[check].remedies) == {f"{stage}.{key}" for key in remedies}
     assert check not in seen(healthy)
+
+
+class CountedRow(UserDict[str, float | None]):
+    """A row that counts how often a value of it is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, key: str) -> float | None:
+        self.looks += 1
+        return super().__getitem__(key)
+
+
+def test_checks_look_at_a_row_only_while_it_is_the_newest():
+    history = History(small().recipe, "sft")
+    rows = [CountedRow(loss=2.0 - step / 100) for step in range(60)]
+    for step, row in enumerate(rows):
+        history.add(row)
+        watch.findings(history, step)
+    assert {row.looks for row in rows} == {2}, "once when it is added, once for a value that is not a number"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_best_loss_so_far_is_that_of_all_earlier_rows(seed):
+    """Also where the check does not see every row, and where rows have no loss."""
+    rng = random.Random(seed)
+    history, losses = History(small().recipe, "sft"), list[float]()
+    for _ in range(80):
+        loss = rng.choice([rng.gauss(1, 0.5), None, math.nan, math.inf])
+        history.add({"loss": loss})
+        losses += [loss] if loss is not None and math.isfinite(loss) else []
+        if rng.random() < 0.7:
+            means = [statistics.fmean(losses[i : i + FEW]) for i in range(len(losses) - 2 * FEW + 1)]
+            assert history.least_mean("loss") == min([math.inf, *means])
+            rising = len(losses) >= 2 * FEW and statistics.fmean(losses[-FEW:]) > 1.2 * min(losses[0], *means)
+            assert (signs.find_rising_loss(history) is not None) == rising
 
 
 @pytest.mark.parametrize("directory", recipe.available(RECIPE.parents[1]), ids=lambda d: f"{d.parent.name}-{d.name}")

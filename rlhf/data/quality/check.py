@@ -5,12 +5,12 @@ Counts only: no model reads the texts, so an answer that is wrong or chosen by m
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from rlhf.data.formats import ParsedRows
+from rlhf.data.formats import ParsedRows, ReadReport
 from rlhf.data.quality import spread
 from rlhf.data.quality.flaws import FLAWS, texts
-from rlhf.data.quality.leakage import leaks
+from rlhf.data.quality.leakage import Leaks, leaks
 from rlhf.data.quality.oddities import script
 from rlhf.data.quality.report import LISTED, LabelNoise, Leakage, QualityReport, Share
 from rlhf.data.rows import Document, Message, PreferencePair, Row
@@ -32,7 +32,6 @@ def check(
     Leakage is looked for between `rows` and `heldout`, or within `rows` as the seed and the fraction divide them.
     Lengths are what `count` says, in its `unit`.
     """
-    report = rows.report
     all_rows: list[Row] = rows.all
     prompts = [row.prompt for row in all_rows if not isinstance(row, Document)]
     if heldout is None:
@@ -41,28 +40,9 @@ def check(
         training, heldout_rows = all_rows, heldout.all
     flawed_rows = {name: find(all_rows) for name, find in FLAWS.items()}
     leaked = leaks(training, heldout_rows)
-    parts = {
-        "prompt": ["\n".join(message.content for message in prompt) for prompt in prompts],
-        "chosen": [pair.chosen for pair in rows.pairs],
-        "rejected": [pair.rejected for pair in rows.pairs],
-        "response": [example.response for example in rows.examples],
-        "text": [document.text for document in rows.documents],
-    }
-    lengths = {part: count(texts) for part, texts in parts.items() if texts}
-    sources_by_field = {
-        "malformed": [f"{source}: {reason}" for source, reason in report.malformed],
-        "prompts_differ": report.prompts_differ,
-        "identical": report.identical,
-        "empty": report.empty,
-        **{name: [row.source for row in flawed] for name, flawed in flawed_rows.items()},
-        "leaked": [f"{row.source} ({like.source})" for row, like in leaked.heldout],
-    }
     return QualityReport(
-        rows=report.rows,
-        malformed=len(report.malformed),
-        prompts_differ=len(report.prompts_differ),
-        identical=len(report.identical),
-        empty=len(report.empty),
+        rows=rows.report.rows,
+        **rows.report.counts(),
         documents=len(rows.documents),
         examples=len(rows.examples),
         pairs=len(rows.pairs),
@@ -79,11 +59,34 @@ def check(
             **{kind: len(pairs) for kind, pairs in leaked.by_kind.items()},
         ),
         unit=unit,
-        lengths={part: spread.spread(values) for part, values in lengths.items()},
+        lengths={part: spread.spread(count(part_texts)) for part, part_texts in _texts_by_part(rows, prompts).items()},
         turns=dict(sorted(Counter(map(_turns, prompts)).items())),
         scripts=dict(Counter(filter(None, (script(text) for row in all_rows for text in texts(row)))).most_common()),
-        listed={field: tuple(sources[:LISTED]) for field, sources in sources_by_field.items()},
+        listed=_listed(rows.report, flawed_rows, leaked),
     )
+
+
+def _texts_by_part(rows: ParsedRows, prompts: Sequence[Sequence[Message]]) -> dict[str, list[str]]:
+    """Return the texts of each part of a row; a part without texts is absent."""
+    parts = {
+        "prompt": ["\n".join(message.content for message in prompt) for prompt in prompts],
+        "chosen": [pair.chosen for pair in rows.pairs],
+        "rejected": [pair.rejected for pair in rows.pairs],
+        "response": [example.response for example in rows.examples],
+        "text": [document.text for document in rows.documents],
+    }
+    return {part: part_texts for part, part_texts in parts.items() if part_texts}
+
+
+def _listed(report: ReadReport, flawed_rows: Mapping[str, Sequence[Row]], leaked: Leaks) -> dict[str, tuple[str, ...]]:
+    """Return the first LISTED sources by field of the report."""
+    sources_by_field: dict[str, Sequence[str]] = {
+        "malformed": [f"{source}: {problem}" for source, problem in report.malformed],
+        **dict(report.left_out.items()),
+        **{name: [row.source for row in flawed] for name, flawed in flawed_rows.items()},
+        "leaked": [f"{row.source} ({like.source})" for row, like in leaked.heldout],
+    }
+    return {field: tuple(sources[:LISTED]) for field, sources in sources_by_field.items()}
 
 
 def share(count: float, total: int) -> Share:

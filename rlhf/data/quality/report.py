@@ -161,7 +161,7 @@ class QualityReport:
         """Return the number of rows of each kind that are left."""
         kinds = (
             ("text rows", self.documents),
-            ("instruction rows", self.examples),
+            ("demonstrations", self.examples),
             ("pairs", self.pairs),
             ("prompts without a response", self.prompts),
         )
@@ -231,7 +231,10 @@ class QualityReport:
             return [
                 Line("leaked", f"not looked for: training rows {leakage.training:,}, held-out rows {leakage.heldout:,}")
             ]
-        hint = "Held-out rows that training shows flatter the evaluation. data.drop: [leaked] leaves their likes out."
+        hint = (
+            "Held-out rows that are also in training make results look better. data.drop: [leaked] leaves those "
+            "training rows out."
+        )
         line = self._flaw("leaked", leakage.heldout, hint, below="note")
         kinds = [kind for kind in LEAK_KINDS if getattr(leakage, kind)]
         counts = ", ".join(f"{kind.replace('_', ' ')} {getattr(leakage, kind):,}" for kind in kinds)

@@ -15,7 +15,7 @@ Name = tuple[str, ...]
 def replay(
     events: Sequence[Event], expandable: bool, workspace: int = 0, capacity: int | None = None
 ) -> dict[str, Reserved]:
-    """Return the reserved bytes of each phase by its name; "" stands for all of it.
+    """Return the reserved bytes of each phase by its name, WHOLE for all events.
 
     An inner phase counts for the outer ones too.
 

@@ -70,7 +70,7 @@ class RehearsalsAtDepths:
             peaks.append(rehearse(loaded, stage))
             events.append(rehearse.events)
         reserved = reserved_at_depth(events, loaded.recipe, stage, expandable)
-        return {"depths": peaks, "reserved": reserved}
+        return RehearsedStage(peaks, reserved)
 
 
 def reserved_at_depth(

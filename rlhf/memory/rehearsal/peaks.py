@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlhf.memory.phases import BEGIN, COMPONENTS, PAGED, Event, Peak
+from rlhf.memory.phases import BEGIN, COMPONENTS, PAGED, WHOLE, Event, Peak
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Storage:
 
 
 def peaks_of(events: Sequence[Event], component_of: Sequence[str]) -> dict[str, Peak]:
-    """Return the peak of each phase by its name; "" is the peak of the whole program.
+    """Return the peak of each phase by its name; WHOLE is the whole program.
 
     Phases are in the order in which they began. `component_of` has the component of each storage by its number.
     Operations are not counted here.
@@ -42,7 +42,7 @@ def peaks_of(events: Sequence[Event], component_of: Sequence[str]) -> dict[str, 
             most[phase, operation] = total, position
     peak_events = {position: where for where, (_, position) in most.items()}
     live: Counter[str] = Counter()
-    peaks: dict[str, Peak] = {"": Peak()}
+    peaks: dict[str, Peak] = {WHOLE: Peak()}
     for position, (index, size, phase, _) in enumerate(events):
         if index is not None:
             live[component_of[index]] += size

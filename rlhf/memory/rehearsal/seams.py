@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from unittest import mock
 
+from rlhf.memory.phases import MOST_REPEATS
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -51,7 +53,7 @@ def seams() -> list[Seam]:
         Seam(TrainState, "save", _left_out, "files take no memory of the device"),
         Seam(weights, "check_finite", _left_out, "adapters of zeros hold no NaN"),
         Seam(Overlap, "metrics", _on_device, "without an encoder the host compares texts"),
-        Seam(Update, "minibatches", _first_two, "further minibatches take no more memory"),
+        Seam(Update, "minibatches", _first, "further minibatches take no more memory"),
         Seam(DataCollatorMixin, "__call__", _with_one_shorter, "a shorter row needs a mask"),
         Seam(LibraryDecoding, "__init__", _with_shorter_prompt, "a shorter prompt needs a mask"),
     ]
@@ -75,8 +77,8 @@ def _on_device(metrics: Callable[["Overlap", T], dict[str, float]]) -> Callable[
     return lambda overlap, texts: {} if overlap._encoder is None else metrics(overlap, texts)
 
 
-def _first_two(minibatches: Callable[..., Iterator[T]]) -> Callable[..., Iterator[T]]:
-    return lambda *sizes: itertools.islice(minibatches(*sizes), 2)
+def _first(minibatches: Callable[..., Iterator[T]]) -> Callable[..., Iterator[T]]:
+    return lambda *sizes: itertools.islice(minibatches(*sizes), MOST_REPEATS)
 
 
 def _with_one_shorter(collate: Callable[..., T]) -> Callable[..., T]:

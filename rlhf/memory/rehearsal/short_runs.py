@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.memory.phases import STEPS
+from rlhf.memory.phases import MOST_REPEATS, STEPS
 from rlhf.recipe import Architecture, Changes, PinnedRecipe, Recipe, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.recipe.model_types import TESTED
@@ -51,7 +51,7 @@ def rehearsal_changes(recipe: Recipe, layers: int | None) -> Changes:
         changes[f"{stage}.normalize_scores"] = options.normalize_scores
         changes[f"{stage}.norm_responses"] = 2  # one batch of rollouts
     for stage, supervised in (("sft", recipe.sft), ("rm", recipe.rm), ("dpo", recipe.dpo)):
-        changes[f"{stage}.gradient_accumulation_steps"] = min(2, supervised.gradient_accumulation_steps)
+        changes[f"{stage}.gradient_accumulation_steps"] = min(MOST_REPEATS, supervised.gradient_accumulation_steps)
     return changes
 
 
@@ -131,7 +131,7 @@ def few_steps(recipe: Recipe, steps: int, shape: LengthsShape) -> Changes:
         changes |= {
             f"{stage}.max_steps": steps,
             f"{stage}.max_samples": None,
-            f"{stage}.max_eval_samples": min(supervised.max_eval_samples, 2 * micro),
+            f"{stage}.max_eval_samples": min(supervised.max_eval_samples, MOST_REPEATS * micro),
             f"{stage}.logging_steps": 1,
             f"{stage}.save_steps": steps,
             f"{stage}.eval_steps": None,  # held-out rows take less memory than a training step, and are not part of one

@@ -198,7 +198,7 @@ class Tracker(TorchDispatchMode):
         return [event for event in self._events if event.storage is None or component_of[event.storage] != PAGED]
 
     def peaks(self) -> dict[str, Peak]:
-        """Return the peak of each phase by its name; "" is the peak of the whole program.
+        """Return the peak of each phase by its name; WHOLE is the whole program.
 
         Phases are in the order in which they began.
         """

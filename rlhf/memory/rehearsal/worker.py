@@ -16,27 +16,29 @@ from pathlib import Path
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.memory.phases import DECODING_STEP, RehearsedRole, as_json
+from rlhf.files import JsonObject
+from rlhf.memory.phases import DECODING_STEP, STAGE_ANSWER, STEP_ANSWER, RehearsedRole, RehearsedStep
 from rlhf.memory.rehearsal.meta_runs import RehearsalsAtDepths
 from rlhf.memory.rehearsal.seams import shortened
 from rlhf.process.libraries import import_bitsandbytes
 from rlhf.recipe import PinnedRecipe
 
 
-def _operations(loaded: PinnedRecipe) -> dict[str, RehearsedRole]:
+def _operations(loaded: PinnedRecipe) -> RehearsedStep:
     """Return the operations of a decoding step of each role: in one layer, outside the layers, and what no graph may
     hold.
     """
     from rlhf.memory.rehearsal.decoding_step import decoding_steps
 
-    return {
-        role: {
-            "per_layer": len(step.per_layer),
-            "outside": len(step.outside),
-            "unsafe": [f"{operation.name} {operation.unsafe}" for operation in step.unsafe],
-        }
+    roles = {
+        role: RehearsedRole(
+            per_layer=len(step.per_layer),
+            outside=len(step.outside),
+            unsafe=[f"{operation.name} {operation.unsafe}" for operation in step.unsafe],
+        )
         for role, step in decoding_steps(loaded).items()
     }
+    return RehearsedStep(roles)
 
 
 def main() -> None:
@@ -53,13 +55,14 @@ def main() -> None:
         rehearse = RehearsalsAtDepths()
         for line in sys.stdin:
             request = json.loads(line)
-            answer: dict[str, object]
+            answer: JsonObject
             try:
                 loaded = recipes.load(Path(request["recipe"]), request["overrides"])
                 if request["name"] == DECODING_STEP:
-                    answer = {"result": {"roles": _operations(loaded)}}
+                    result = STEP_ANSWER.dump_python(_operations(loaded))
                 else:
-                    answer = {"result": as_json(rehearse(loaded, request["name"], request["expandable"]))}
+                    result = STAGE_ANSWER.dump_python(rehearse(loaded, request["name"], request["expandable"]))
+                answer = {"result": result}
             except Exception as error:
                 traceback.print_exc()
                 ours = isinstance(error, UserError)  # a sentence for people, complete by itself

@@ -18,7 +18,7 @@ def update_checkpoints(run: StageRun, options: OnlineOptions) -> int | None:
     evaluations = _evaluations(run)
     best = best_step(evaluations, options.best_kl_limit)
     if options.keep_checkpoints != "all":
-        run.checkpoints.drop(options.keep_checkpoints, spare=best)
+        run.checkpoints.keep_newest(keep=options.keep_checkpoints, spare=best)
     kept = [{"step": step} | evaluations[step] for step in run.checkpoints.steps() if step in evaluations]
     chosen = {"kl_limit": options.best_kl_limit, "best_step": best, "checkpoints": kept}
     write_json(run.path / "checkpoints" / "best.json", chosen)

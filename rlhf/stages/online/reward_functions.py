@@ -170,7 +170,9 @@ def _registered(name: str, where: str) -> Function:
     function = REGISTRY.get(call.func.id)
     if function is None:
         raise UserError(f"{where}: no reward {call.func.id!r}; {known}")
-    fault = _fault(function, options)
+    given = [keyword.arg for keyword in call.keywords]
+    twice = next((key for key in options if given.count(key) > 1), None)
+    fault = f"option {twice} is given twice" if twice else _fault(function, options)
     if fault:
         raise UserError(f"{where}: {name}: {fault}")
     return partial(function, **options)
@@ -182,12 +184,12 @@ def _option_name(keyword: ast.keyword) -> str:
     return keyword.arg
 
 
-OPTION_TYPES: dict[str, tuple[type, ...]] = {
-    "extract": (str,),
-    "pattern": (str,),
-    "tolerance": (int, float),
-    "most": (int,),
-    "keys": (list, tuple),
+LITERALS: dict[object, tuple[type, ...]] = {  # by the annotation of an option: what a recipe may write
+    str: (str,),
+    str | None: (str,),
+    float: (int, float),
+    int: (int,),
+    Sequence[str]: (list, tuple),
 }
 
 
@@ -197,8 +199,9 @@ def _fault(function: Function, options: dict[str, Any]) -> str | None:
     for key, value in options.items():
         if key not in parameters:
             return f"no option {key!r}; it has {', '.join(parameters) or 'none'}"
-        if not isinstance(value, OPTION_TYPES[key]) or isinstance(value, bool):
-            return f"{key} must be {' or '.join(kind.__name__ for kind in OPTION_TYPES[key])}"
+        kinds = LITERALS[parameters[key].annotation]
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            return f"{key} must be {' or '.join(kind.__name__ for kind in kinds)}"
     if not all(isinstance(key, str) for key in options.get("keys", ())):
         return "keys must be a list of str"
     for key in ("pattern", "extract"):
