@@ -51,6 +51,7 @@ def on_gpu(quantization: str, **changes) -> PinnedRecipe:
         **{f"model.architecture.{key}": value for key, value in SHAPE.items()},
         "lora.lora_dropout": 0.0,
         "ppo.steps": 2,
+        "ppo.warmup_steps": 1,
         "ppo.batch_size": 16,
         "ppo.per_device_train_batch_size": 8,
         "ppo.rollout_batch_size": 16,

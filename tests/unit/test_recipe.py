@@ -60,6 +60,7 @@ def test_every_recipe_loads(directory):
         (lambda c: c["ppo"].update(rollout_4bit="row_groups"), "ppo.rollout_4bit: row_groups needs model.quantization"),
         (lambda c: c["ppo"].update(score_batch_size=0), "ppo.score_batch_size = 0: input should be greater than 0"),
         (lambda c: c["ppo"].update(value_warmup_steps=40), "ppo: value_warmup_steps must be below steps"),
+        (lambda c: c["ppo"].update(warmup_steps=41), "ppo: warmup_steps: 41 must be at most steps: 40"),
         (lambda c: c["ppo"].update(keep_checkpoints=0), "ppo: keep_checkpoints must be 'all' or a number above 0"),
         (lambda c: c["ppo"].update(score_clip=float("inf")), "ppo.score_clip = inf: input should be a finite number"),
         (lambda c: c["sft"].update(weight_decay=float("nan")), "sft.weight_decay = nan: input should be"),
@@ -79,7 +80,10 @@ def test_every_recipe_loads(directory):
         (lambda c: c["tokenizer"].update(source="local", name="x"), "tokenizer.source: train and a pretrain section"),
         (lambda c: c["data"].update(source="hub", name="a/b", revision="main"), "data: source: hub needs revision"),
         (lambda c: c["data"]["toy"].update(bayes_accuracy=0.97), "data.toy.bayes_accuracy = 0.97"),
-        (lambda c: c["data"].update(split="train[:10]"), "data: split: 'train[:10]' is not the name of one split"),
+        (
+            lambda c: c["data"].update(source="hub", name="a/b", revision="0" * 40, split="train[:10]"),
+            "data: split: 'train[:10]' is not the name of one split",
+        ),
         (lambda c: c["rm"].update(loss_type="margin_ranking"), "rm: loss_type: margin_ranking needs a margin above 0"),
         (lambda c: c["sft"].update(max_prompt_length=256), "sft: max_prompt_length must leave room"),
         (lambda c: c["ppo"].update(logging_steps=3), "ppo: eval_steps and save_steps must be multiples"),
@@ -111,10 +115,26 @@ def test_every_recipe_loads(directory):
         ),
         (lambda c: c["lora"].update(layers=[1, 9]), "lora.layers: [1, 9] is not a range of layers of a model with 3"),
         (lambda c: c["lora"].update(layers=[2, 2]), "lora.layers: [2, 2] is not a range of layers"),
-        (lambda c: c["lora"].update(layers="lower_half"), "'upper_third', or a list (docs/recipes.md explains it)"),
+        (
+            lambda c: c["lora"].update(layers="lower_half"),
+            "'upper_third', or a list of two numbers (docs/recipes.md explains it)",
+        ),
+        (
+            lambda c: c["lora"].update(layers=[0, 1, 2]),
+            "[0, 1, 2]: input should be 'all', 'upper_half' or 'upper_third', or a list of two numbers (docs",
+        ),
+        (
+            lambda c: c["lora"].update(target_modules="all_linear"),
+            "lora.target_modules = 'all_linear': input should be 'all-linear', or a list (docs/recipes.md",
+        ),
+        (lambda c: c["data"].update(drop="leaked"), "data.drop = 'leaked': a list is written [leaked]"),
         (lambda c: c["ppo"].update(batch_size=1), "ppo.batch_size = 1: input should be greater than 1"),
         (lambda c: c["pretrain"].update(max_length=4096), "pretrain.max_length: 4096 tokens do not fit"),
         (lambda c: c["model"]["architecture"].update(num_attention_heads=5), "hidden_size must be a multiple"),
+        (lambda c: c["model"]["architecture"].update(head_dim="foo"), "head_dim: 'foo' must be a whole number above 0"),
+        (lambda c: c["model"]["architecture"].update(head_dim=0), "model.architecture: head_dim: 0 must be a whole"),
+        (lambda c: c["model"]["architecture"].update(head_dim=-4), "model.architecture: head_dim: -4 must be a whole"),
+        (lambda c: c["model"]["architecture"].update(head_dim=True), "head_dim: True must be a whole number above 0"),
         (lambda c: c["ppo"].update(adam_beta1=1.0), "ppo.adam_beta1 = 1.0: input should be less than 1"),
         (lambda c: c["sft"].update(adam_epsilon=0.0), "sft.adam_epsilon = 0.0: input should be greater than 0"),
         (lambda c: c["ppo"].update(cliprange=1.0), "ppo.cliprange = 1.0: input should be less than 1"),
@@ -353,9 +373,31 @@ def test_a_recipe_has_its_name_however_its_folder_is_written(monkeypatch, place)
     assert (loaded.name, loaded.version) == ("cpu-tiny", "v1")
 
 
-def test_files_beside_another_source_are_refused():
-    with pytest.raises(UserError, match="files is set, but source is toy: set source: files, or remove files"):
-        recipe.load(CPU, {"data.files": ["a.jsonl"]})
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data.files": ["a.jsonl"]}, "files is set, but source is toy: set source: files, or remove files"),
+        ({"data.name": "a/b"}, "data: name is set, but source is toy: set source: hub, or remove name"),
+        ({"data.revision": "0" * 40}, "data: revision is set, but source is toy: set source: hub, or remove revision"),
+        ({"data.data_dir": "a", "data.split": "b"}, "data_dir is set, but source is toy: .* or remove data_dir, split"),
+        ({"model.revision": "0" * 40}, "model: revision is set, but source is pretrain: set source: hub, or remove"),
+    ],
+)
+def test_a_key_of_another_source_is_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        recipe.load(CPU, changes)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([], "grpo: 1 reward_funcs and 0 reward_weights: give each its weight"),
+        ([0], "grpo: reward_weights: all are 0: give at least one reward another weight"),
+    ],
+)
+def test_weights_that_leave_no_reward_are_refused(weights, message):
+    with pytest.raises(UserError, match=message):
+        recipe.load(ROOT / "cpu-tiny-groups/v1", {"grpo.reward_weights": weights})
 
 
 def test_a_section_that_is_none_is_refused_in_our_words():
