@@ -480,6 +480,15 @@ def test_a_total_is_the_highest_peak_the_chain_s_hours_or_their_cost():
     assert totals.total("peak_vram_gb", {"sft": Spent(None, 1.0)}, None) == (None, "needs sft, rm, ppo")
 
 
+def test_a_total_that_lacks_stages_is_missed_only_above_its_range():
+    """SFT and the reward model took 12 hours: PPO might have taken none."""
+    aim = figure("hours", guide=None, unit="hours", stage="all", range=(0.0, 12.0))
+    without_ppo = {stage: CHAIN[stage] for stage in ("sft", "rm")}
+    assert totals.compare_total(aim, without_ppo) == (None, published.Verdict("not measured", "needs ppo"))
+    value, verdict = totals.compare_total(aim, without_ppo | {"rm": Spent(25.0, 4.1)})
+    assert value == pytest.approx(12.1) and verdict.word == "missed"
+
+
 def test_the_most_favourable_of_several_figures_counts():
     assert published.best(["worse", "reproduces"]) == "reproduces"
     assert published.best(["worse", "better"]) == "better"

@@ -172,6 +172,20 @@ def test_overrides_are_typed_and_mark_the_run_modified():
     assert loaded.sha256 == recipe.load(CPU).sha256
 
 
+def test_a_combination_that_an_override_breaks_names_set():
+    with pytest.raises(UserError, match=r"recipe\.yaml with --set: merge\.stage: grpo needs a section grpo"):
+        recipe.load(CPU, {"merge.stage": "grpo"})
+
+
+def test_prompts_of_a_batch_are_divided_among_the_devices():
+    """Three prompts of four responses: rows for two devices, but not prompts."""
+    rows = {"batch_size": 12, "num_generations": 4, "num_mini_batches": 1, "rollout_batch_size": 12}
+    changes: recipe.Changes = {f"grpo.{key}": value for key, value in rows.items()}
+    recipe.load(ROOT / "cpu-tiny-groups/v1", changes)
+    with pytest.raises(UserError, match=r"grpo: batch_size / num_generations must be divisible by hardware\.count: 2"):
+        recipe.load(ROOT / "cpu-tiny-groups/v1", changes | {"hardware.count": 2})
+
+
 def test_an_override_of_an_unknown_key_names_set_and_the_nearest_key():
     with pytest.raises(UserError, match=r"with --set: unknown key 'ppo.kl_koef'; nearest: ppo.kl_coef"):
         recipe.load(CPU, {"ppo.kl_koef": 0.1})
@@ -265,6 +279,22 @@ def test_hw_resolves_to_the_newest_released_default(tmp_path):
         recipe.resolve("cpu", tmp_path / "all")
 
 
+def test_a_recipe_that_is_wrong_stands_in_the_way_of_its_own_hardware_only(tmp_path):
+    shutil.copytree(CPU, tmp_path / "mine/v1")
+    broken = {"of-4090": "hardware: {name: '4090'}\n", "of-none": "hardware: 3\n", "unreadable": "hardware: [1\n"}
+    for name, text in broken.items():
+        (tmp_path / name / "v1").mkdir(parents=True)
+        (tmp_path / name / "v1/recipe.yaml").write_text(text)
+    assert recipe.resolve("cpu", tmp_path) == tmp_path / "mine/v1"
+    with pytest.raises(UserError, match=r"of-4090/v1/recipe\.yaml: key '\w+' is missing"):
+        recipe.resolve("4090", tmp_path)
+    with pytest.raises(UserError, match=r"unreadable/v1/recipe\.yaml:2: "):
+        recipe.resolve("h100", tmp_path)
+    shutil.rmtree(tmp_path / "unreadable")
+    with pytest.raises(UserError, match=r"no recipe for such hardware .*hardware there: 4090, cpu$"):
+        recipe.resolve("unknown", tmp_path)
+
+
 def test_layers_with_adapters():
     def numbers(layers: str | list[int], count: int) -> list[int] | None:
         return recipe.load(CPU, {"lora.layers": layers}).recipe.lora.layer_numbers(count)
@@ -281,7 +311,7 @@ def test_keys_that_older_runs_lack_change_nothing_at_their_defaults():
     settings = recipe.settings(recipe.load(CPU).recipe, "ppo")
     lora, hardware = settings["lora"], settings["hardware"]
     assert isinstance(lora, dict) and "layers" not in lora
-    assert isinstance(hardware, dict) and "trunk" not in hardware
+    assert isinstance(hardware, dict) and hardware.keys() & {"count", "engine", "deterministic", "trunk"} == set()
     changed = recipe.settings(recipe.load(CPU, {"lora.layers": "upper_half", "hardware.trunk": "lean"}).recipe, "ppo")
     assert recipe.differences(settings, changed) == ["lora.layers"]
 
