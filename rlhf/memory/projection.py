@@ -168,13 +168,16 @@ def _times_a_step(recipe: Recipe, stage: StageName) -> dict[str, float]:
 
 
 def decoding_step_bytes(predicted: PredictedStage, share: float = 1.0) -> float:
-    """Return the bytes that a decoding step of a rollout reads at least: all weights, one role's adapter of four, and
-    the keys and values of rows that have `share` of the tokens of the longest one.
+    """Return the bytes that a decoding step of a rollout reads at least.
+
+    They are all weights, a quarter of the adapters, and the keys and values of rows that have `share` of the tokens of
+    the longest one.
+    A quarter is one role's adapter where PPO's critic has its own. Elsewhere there are fewer roles, and it is less than
+    one.
     """
     parts = predicted.phases["rollout"].components
     weights = parts.get("base", 0) + parts.get("quantization", 0) + parts.get("adapters", 0) // 4
-    cached = parts.get("kv_cache", 0)
-    return weights + cached - cached * (1 - share)
+    return weights + parts.get("kv_cache", 0) * share
 
 
 # -- the tokens of rows -----------------------------------------------------------------------------------------------
@@ -229,4 +232,6 @@ def _prompt_lengths(recipe: Recipe, longest: int) -> Sequence[int]:
 def _lengths_are_known(recipe: Recipe) -> bool:
     """Return whether rows are as long as those of HH-RLHF; if not, each is taken to be as long as the stage admits."""
     data = recipe.data
-    return "hh-rlhf" in (data.name or "") or (data.lengths is not None and data.lengths.shape == "hh")
+    if data.source == "lengths":
+        return data.lengths is not None and data.lengths.shape == "hh"
+    return data.source == "hub" and "hh-rlhf" in (data.name or "")

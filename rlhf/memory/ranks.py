@@ -89,9 +89,7 @@ def _with_base(phase: PredictedPhase, more: int) -> PredictedPhase:
 
 
 def layers_bytes(recipe: Recipe) -> int:
-    """Return the bytes of the frozen layers' linear weights, in 4 bits with the numbers that undo them; norms are left
-    out.
-    """
+    """Return the bytes of the frozen layers' linear weights, in 4 bits with their scales; norms are left out."""
     numbers = sum(wide * high for wide, high in _linear(recipe).values()) * _architecture(recipe).num_hidden_layers
     if recipe.model.quantization == "nf4":  # a byte for each block of 64, and a float32 for each 256 of those bytes
         return round(numbers * (1 / 2 + 1 / 64 + 4 / (64 * 256)))
@@ -111,7 +109,7 @@ def _linear(recipe: Recipe) -> dict[str, tuple[int, int]]:
     """Return the linear layers of one decoder layer: (in, out). Raises PredictionError for a type with other layers."""
     shape = _architecture(recipe)
     if shape.model_type not in LLAMA_LAYERS:
-        raise PredictionError(f"memory on several cards is not predicted for {shape.model_type} models")
+        raise PredictionError(f"the layers of {shape.model_type} models are not known: no shards and no traffic")
     wide, inner = shape.hidden_size, shape.intermediate_size
     queries, cached = shape.head_width * shape.num_attention_heads, shape.head_width * shape.num_key_value_heads
     attention = {

@@ -5,7 +5,7 @@ shorter context cuts dialogues.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from math import inf
+from math import inf, isqrt
 from typing import NamedTuple
 
 from rlhf import recipe as recipes
@@ -183,4 +183,5 @@ def _halved(loaded: PinnedRecipe, stage: StageName) -> Changes:
 
 def divisors(n: int) -> list[int]:
     """Return the divisors of n, the smallest first."""
-    return [d for d in range(1, n + 1) if n % d == 0]
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return small + [n // d for d in reversed(small) if d * d != n]

@@ -704,6 +704,24 @@ def test_an_interval_holds_what_is_projected_and_no_less_than_the_limit():
     assert 25 <= interval.low < interval.seconds < interval.high
 
 
+def test_two_cards_wait_for_each_other_where_the_layers_of_the_model_are_known():
+    """Memory of a rank is predicted for any model; what ranks send each other only for layers like a Llama's."""
+
+    def two(model_type: str) -> plan.StageTime | None:
+        overrides: recipe.Changes = {
+            "hardware.name": "2x4090",
+            "hardware.count": 2,
+            "model.architecture.model_type": model_type,
+        }
+        loaded = recipe.load(RECIPE, sft_recipe().overrides | overrides)
+        return plan.make(Known(SFT), loaded, ("sft",), None).stages["sft"].time
+
+    known, unknown = two("llama"), two("phi3")
+    assert known and unknown and known.between_ranks and unknown.between_ranks is None
+    waiting = known.between_ranks.seconds_per_step * known.between_ranks.steps / 3600
+    assert known.projected_hours - unknown.projected_hours == pytest.approx(waiting)
+
+
 def test_cost_is_hours_times_the_price():
     priced, unpriced = projected(1.5), projected()
     assert priced and unpriced
@@ -740,7 +758,8 @@ def test_padding_is_less_where_rows_are_grouped(batch, longest):
 def test_padding_of_rows_whose_length_is_not_known():
     toy = recipe.load(RECIPE).recipe
     longest = recipe.load(RECIPE, HH | {"data.source": "lengths", "data.lengths": {"pairs": 9, "shape": "longest"}})
-    for unknown in (toy, longest.recipe):
+    unused = recipe.load(RECIPE, {"data.lengths": {"pairs": 9, "shape": "hh"}})
+    for unknown in (toy, longest.recipe, unused.recipe):
         assert projection.padded_share(unknown, 512, 384, 8, 16) == 1.0
         assert projection.padded_share(unknown, 512, 384, 8, None) == 1.0
 
