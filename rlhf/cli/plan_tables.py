@@ -10,7 +10,6 @@ from rlhf.errors import UserError
 from rlhf.files import JsonValue
 from rlhf.memory import published_figures
 from rlhf.memory.fit import Fit
-from rlhf.memory.phases import gb
 from rlhf.memory.plan import Plan, PlannedPhase, StageTime
 from rlhf.memory.predict import card_needed_bytes
 from rlhf.memory.published_figures import ComparedFigure
@@ -18,6 +17,7 @@ from rlhf.memory.strategies import StrategyCost
 from rlhf.recipe import PinnedRecipe, StageName, as_yaml, totals
 from rlhf.terminal import screen, wording
 from rlhf.terminal.tables import rows_table
+from rlhf.terminal.wording import gb
 
 OTHERS = ("quantization", "heads", "buffers", "kernels", "workspace")  # components that the table adds up
 SHOWN = ("base", "adapters", "gradients", "optimizer", "activations", "logits", "kv_cache", "temporaries")

@@ -12,7 +12,8 @@ from rlhf.memory.card import cards
 from rlhf.memory.phases import ON_HOST, PredictedPhase, PredictedStage, PredictionError, StepOperations
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor, card_needed_bytes, card_reserved_bytes
 from rlhf.recipe import PinnedRecipe, Recipe, StageName, published
-from rlhf.recipe.published import GB, Figure, verdict_of
+from rlhf.recipe.published import Figure, verdict_of
+from rlhf.terminal.wording import GB
 
 SECONDS_PER_HOUR = 3600
 

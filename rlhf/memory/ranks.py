@@ -43,7 +43,7 @@ def recipe_of_one_rank(loaded: PinnedRecipe, stage: StageName) -> PinnedRecipe:
     if options.max_samples is not None:
         share["max_samples"] = math.ceil(options.max_samples / count)
     changes = {f"{stage}.{key}": value for key, value in share.items()} | {"hardware.count": 1}
-    return recipes.load(loaded.directory, loaded.overrides | changes, recipe.seed)
+    return loaded.with_changes(changes)
 
 
 def divide(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> PredictedStage:

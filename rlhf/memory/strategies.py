@@ -4,13 +4,12 @@ The six are those of the published H100 guide. All but two leave the result alon
 shorter context cuts dialogues.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from math import inf, isqrt
 from typing import NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.files import JsonValue
 from rlhf.memory import projection
 from rlhf.memory.phases import Predict, PredictedStage
 from rlhf.memory.predict import card_needed_bytes
@@ -75,11 +74,11 @@ def one_by_one(loaded: PinnedRecipe, stage: StageName) -> dict[str, PinnedRecipe
 
     "combined" has all strategies that apply to one card.
     """
-    off = with_changes(loaded, switched_off(loaded, stage))
+    off = loaded.with_changes(switched_off(loaded, stage))
     alone = {s.name: switched_on(off, stage, s.name) for s in STRATEGIES}
     changes: dict[str, Changes] = {"none": {}} | {name: keys for name, keys in alone.items() if keys}
     changes["combined"] = {key: value for keys in changes.values() for key, value in keys.items()}
-    return {name: with_changes(off, keys) for name, keys in changes.items()}
+    return {name: off.with_changes(keys) for name, keys in changes.items()}
 
 
 class StrategyCost(NamedTuple):
@@ -89,7 +88,7 @@ class StrategyCost(NamedTuple):
     operations: float  # of a step, relative to those without any strategy
 
 
-def alone(
+def costs_alone(
     predict: Predict,
     loaded: PinnedRecipe,
     stage: StageName,
@@ -114,11 +113,6 @@ def four_bit_changes(stages: Iterable[StageName]) -> Changes:
     return {"model.quantization": "nf4", **optimizers}
 
 
-def with_changes(loaded: PinnedRecipe, changes: Mapping[str, JsonValue]) -> PinnedRecipe:
-    """Return a recipe with further overrides."""
-    return recipes.load(loaded.directory, {**loaded.overrides, **changes}, loaded.recipe.seed)
-
-
 class Effect(NamedTuple):
     """What a stage needs with a strategy, in bytes of the card.
 
@@ -140,7 +134,7 @@ def effects(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> list[Ef
             continue
         after: int | None
         try:
-            after = card_needed_bytes(predict(with_changes(loaded, changes), stage).whole)
+            after = card_needed_bytes(predict(loaded.with_changes(changes), stage).whole)
         except UserError:  # other keys of the recipe exclude it, or a package that it needs is not installed
             after = None
         rows.append(Effect(strategy, changes, after))

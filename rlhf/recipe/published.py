@@ -17,8 +17,6 @@ from rlhf.recipe.names import StageName
 from rlhf.recipe.strict import AsTuple, Section
 from rlhf.terminal.wording import span
 
-GB = 1e9  # bytes
-
 VerdictWord = Literal["reproduces", "better", "worse", "differs", "met", "missed", "not measured", "not comparable"]
 REPRODUCES: Final = "reproduces"  # this and the next three are verdicts on published figures
 BETTER: Final = "better"

@@ -22,9 +22,10 @@ from pydantic import (
 
 from rlhf.files import JsonObject
 from rlhf.recipe import StageName
-from rlhf.recipe.published import GB, Figure, Verdict, verdict_of
+from rlhf.recipe.published import Figure, Verdict, verdict_of
 from rlhf.recipe.schema_data import HUB_KEYS
 from rlhf.recipe.totals import Spent
+from rlhf.terminal.wording import GB
 
 SCHEMA = 1
 

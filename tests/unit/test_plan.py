@@ -316,7 +316,7 @@ def test_progress_names_each_candidate_of_the_search_and_each_strategy():
     fit.fit(formula, loaded, ("sft", "rm", "evaluate"), 999, lines.append)
     assert len(set(lines)) == len(lines) and any("a base in 4 bits, sft with" in line for line in lines)
     lines.clear()
-    effects = strategies.alone(Known(SFT).predict, loaded, "sft", lines.append)
+    effects = strategies.costs_alone(Known(SFT).predict, loaded, "sft", lines.append)
     assert lines == [f"rehearsing sft with strategies: {name}" for name in effects]
 
 
@@ -428,7 +428,7 @@ def test_faster_means_fewer_passes_unless_weights_are_read_more_often():
 
 def test_where_nothing_fits_the_answer_is_one_line_with_the_least_that_was_tried(command, predictor, small):
     pytest.importorskip("bitsandbytes")
-    smallest = strategies.with_changes(recipe.load(small), strategies.four_bit_changes(["rm"])).recipe
+    smallest = recipe.load(small).with_changes(strategies.four_bit_changes(["rm"])).recipe
     limit = fit.base_bytes(smallest, "rm")
     found = fit.fit(predictor.predict, recipe.load(small), ("rm",), limit)
     assert found.too_large == ("rm",)
@@ -898,14 +898,14 @@ def test_a_strategy_is_switched_on_once_and_changes_no_batch(directory):
     """And with none of them, the batches are as before."""
     loaded = recipe.load(directory)
     for stage in (name for name in TRAINING_STAGES if getattr(loaded.recipe, name) is not None):
-        off = strategies.with_changes(loaded, strategies.switched_off(loaded, stage))
+        off = loaded.with_changes(strategies.switched_off(loaded, stage))
         for start in (loaded, off):
             assert global_batch(start, stage) == global_batch(loaded, stage)
             for strategy in strategies.STRATEGIES:
                 changes = strategies.switched_on(start, stage, strategy.name)
                 if changes is None:
                     continue
-                after = strategies.with_changes(start, changes)
+                after = start.with_changes(changes)
                 assert after.recipe != start.recipe, strategy.name
                 assert global_batch(after, stage) == global_batch(loaded, stage), strategy.name
                 if strategy.name not in ("batch_size", "context_length"):
@@ -916,7 +916,7 @@ def test_what_is_on_already_is_not_switched_on():
     loaded = recipe.load(RECIPE, {"sft.gradient_checkpointing": True, "sft.per_device_train_batch_size": 1})
     names = {s.name for s in strategies.STRATEGIES if strategies.switched_on(loaded, "sft", s.name) is not None}
     assert names == {"quantization", "context_length"}
-    eager = strategies.with_changes(loaded, strategies.switched_off(loaded, "sft"))
+    eager = loaded.with_changes(strategies.switched_off(loaded, "sft"))
     assert strategies.switched_on(eager, "sft", "flash_attention") == {"model.attention": "auto"}
     assert strategies.switched_on(eager, "sft", "distributed") is None
 
@@ -932,14 +932,14 @@ def test_half_the_micro_batch_is_twice_the_accumulation():
 def test_an_odd_micro_batch_keeps_its_global_batch():
     loaded = recipe.load(RECIPE, {"sft.per_device_train_batch_size": 5, "sft.gradient_accumulation_steps": 1})
     changes = strategies.switched_on(loaded, "sft", "batch_size")
-    assert changes is None or global_batch(strategies.with_changes(loaded, changes), "sft") == 5
+    assert changes is None or global_batch(loaded.with_changes(changes), "sft") == 5
 
 
 def computed(predictor: Predictor, loaded: PinnedRecipe, strategy: str) -> float:
     """What SFT computes in a step with a strategy, over what it computes without."""
     changes = strategies.switched_on(loaded, "sft", strategy)
     assert changes
-    changed = strategies.with_changes(loaded, changes)
+    changed = loaded.with_changes(changes)
     after, before = (strategies.operations(r, "sft", predictor.predict(r, "sft")) for r in (changed, loaded))
     return after / before
 

@@ -175,8 +175,7 @@ class ShortRuns(ABC, Generic[PeakT]):
 
     def __call__(self, loaded: PinnedRecipe, stage: StageName) -> dict[str, PeakT]:
         """Return the peaks of every phase of a stage."""
-        changes = loaded.overrides | rehearsal_changes(loaded.recipe, self.layers)
-        changed = recipes.load(loaded.directory, changes, loaded.recipe.seed)
+        changed = loaded.with_changes(rehearsal_changes(loaded.recipe, self.layers))
         model_hash = recipes.content_hash(changed.recipe.model_dump(mode="json", include={"model", "lora"}))
         folder = Path(self._folder.name) / model_hash[:12]
         present = [name for name in recipes.POLICIES if changed.recipe.section(name) is not None]
