@@ -14,12 +14,12 @@ from rlhf.files import write_json
 from rlhf.memory import published_figures
 from rlhf.memory.predict import Predictor
 from rlhf.memory.strategies import StrategyCost, costs_alone, one_by_one
-from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe import PinnedRecipe, TrainingName
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import GB
 
-STAGE: StageName = "sft"
+STAGE: TrainingName = "sft"
 # The strategy "flash_attention" is torch's own kernel; the flash-attn package stands beside it in a row of its own.
 PACKAGE = "flash_attn package"
 

@@ -17,7 +17,7 @@ from rlhf.memory.predict import card_needed_bytes
 from rlhf.memory.projection import row_tokens
 from rlhf.memory.ranks import layers_bytes
 from rlhf.memory.strategies import divisors, four_bit_changes, global_batch, micro_batch
-from rlhf.recipe import ONLINE, TRAINING_STAGES, Changes, PinnedRecipe, Recipe, StageName, as_yaml
+from rlhf.recipe import ONLINE, TRAINING_STAGES, Changes, PinnedRecipe, Recipe, StageName, TrainingName, as_yaml
 from rlhf.terminal.wording import GB
 
 
@@ -269,7 +269,7 @@ def _value(recipe: Recipe, key: str) -> object:
     return getattr(getattr(recipe, section), name)
 
 
-def _row_seconds(recipe: Recipe, stage: StageName, checkpointing: bool, micro: int) -> float:
+def _row_seconds(recipe: Recipe, stage: TrainingName, checkpointing: bool, micro: int) -> float:
     """Return the seconds of a row, which rank settings: operations and weight traffic at the card's nominal rates.
 
     Each pass multiplies every weight by the row's tokens, and reads it once for a whole micro-batch; NF4 is read,

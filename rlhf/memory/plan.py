@@ -11,7 +11,7 @@ from rlhf.memory import projection, ranks
 from rlhf.memory.card import cards
 from rlhf.memory.phases import ON_HOST, PredictedPhase, PredictedStage, PredictionError, StepOperations
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor, card_needed_bytes, card_reserved_bytes
-from rlhf.recipe import PinnedRecipe, Recipe, StageName, published
+from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName, TrainingName, published
 from rlhf.recipe.published import Figure, verdict_of
 from rlhf.terminal.wording import GB
 
@@ -172,7 +172,7 @@ def _time(loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage, pri
     processes = recipe.processes(stage)
     seconds, low, high = work.projected(rates)
     between_ranks = None
-    if processes > 1 and rates.link:
+    if processes > 1 and rates.link and stage in TRAINING_STAGES:
         with suppress(PredictionError):  # of a model whose layers are not known
             between_ranks = _traffic(recipe, stage, seconds, rates.link)
     if between_ranks:
@@ -188,7 +188,7 @@ def _time(loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage, pri
     )
 
 
-def _traffic(recipe: Recipe, stage: StageName, seconds: float, link: float) -> RankTraffic:
+def _traffic(recipe: Recipe, stage: TrainingName, seconds: float, link: float) -> RankTraffic:
     """Return what ranks send each other in a stage that computes for `seconds`; `link`: bytes per second."""
     traffic, steps = ranks.traffic(recipe, stage), projection.optimizer_steps(recipe, stage)
     assert steps  # stages with projected hours have optimizer steps

@@ -5,18 +5,18 @@ from typing import NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.memory.phases import PredictedPhase, PredictedStage, PredictionError
-from rlhf.recipe import PinnedRecipe, Recipe, StageName
+from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName, TrainingName
 from rlhf.recipe.model_types import LLAMA_LAYERS
 
 # FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it computes.
 # In PPO's other phases it has fetched all of them (rlhf/models/shared_base.py); loading, it has not given any away yet.
-DIVIDED: dict[str, tuple[str, ...]] = {
+DIVIDED: dict[StageName, tuple[str, ...]] = {
     **dict.fromkeys(recipes.ONLINE, ("update",)),
     "sft": ("train", "evaluate"),
     "rm": ("train", "evaluate"),
     "dpo": ("train",),
 }
-FETCHED: dict[str, tuple[str, ...]] = dict.fromkeys(recipes.ONLINE, ("rollout", "score", "evaluate"))
+FETCHED: dict[StageName, tuple[str, ...]] = dict.fromkeys(recipes.ONLINE, ("rollout", "score", "evaluate"))
 LAYERS_AT_ONCE = 2
 PASSES = 2  # forward and backward each fetch every layer; what checkpointing computes again lies within the backward
 
@@ -25,7 +25,7 @@ def recipe_of_one_rank(loaded: PinnedRecipe, stage: StageName) -> PinnedRecipe:
     """Return the recipe with which one process alone does the work of one rank: all steps, its share of the rows."""
     recipe = loaded.recipe
     count = recipe.processes(stage)
-    if count == 1:
+    if count == 1 or stage not in TRAINING_STAGES:
         return loaded
     options = recipe.training_section(stage)
     share: dict[str, int]
@@ -128,7 +128,7 @@ class Traffic(NamedTuple):
     weights: int  # fetched layers: (n − 1) / n of them each time
 
 
-def traffic(recipe: Recipe, stage: StageName) -> Traffic:
+def traffic(recipe: Recipe, stage: TrainingName) -> Traffic:
     """Return the bytes that cards exchange in one optimizer step, or in one step of PPO.
 
     The numbers of a batch that PPO's ranks share are left out: bytes for each token, where adapters and layers have

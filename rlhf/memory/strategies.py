@@ -6,16 +6,16 @@ shorter context cuts dialogues.
 
 from collections.abc import Callable, Iterable
 from math import inf, isqrt
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.memory import projection
 from rlhf.memory.phases import Predict, PredictedStage
 from rlhf.memory.predict import card_needed_bytes
-from rlhf.recipe import Changes, PinnedRecipe, StageName
+from rlhf.recipe import Changes, PinnedRecipe, StageName, TrainingName
 
-LEARNING_PHASE: dict[str, str] = {
+LEARNING_PHASE: dict[TrainingName, str] = {
     "sft": "train",
     "rm": "train",
     "dpo": "train",
@@ -23,10 +23,15 @@ LEARNING_PHASE: dict[str, str] = {
 }
 
 
+StrategyName = Literal[
+    "gradient_checkpointing", "quantization", "flash_attention", "batch_size", "context_length", "distributed"
+]
+
+
 class Strategy(NamedTuple):
     """A way to need less memory."""
 
-    name: str
+    name: StrategyName
     words: str  # what it does, for people
     changes_result: bool  # of training, by more than rounding
 
@@ -41,7 +46,7 @@ STRATEGIES = (
 )
 
 
-def switched_on(loaded: PinnedRecipe, stage: StageName, name: str) -> Changes | None:
+def switched_on(loaded: PinnedRecipe, stage: TrainingName, name: StrategyName) -> Changes | None:
     """Return the keys that switch a strategy on for a stage; None if it is on, or there is nothing to halve."""
     recipe = loaded.recipe
     options = recipe.training_section(stage)
@@ -59,7 +64,7 @@ def switched_on(loaded: PinnedRecipe, stage: StageName, name: str) -> Changes | 
     return None  # one process sees one card
 
 
-def switched_off(loaded: PinnedRecipe, stage: StageName) -> Changes:
+def switched_off(loaded: PinnedRecipe, stage: TrainingName) -> Changes:
     """Return the changes that switch every strategy off: the base as published, eager attention, one whole batch."""
     return {
         "model.quantization": "none",
@@ -69,7 +74,7 @@ def switched_off(loaded: PinnedRecipe, stage: StageName) -> Changes:
     }
 
 
-def one_by_one(loaded: PinnedRecipe, stage: StageName) -> dict[str, PinnedRecipe]:
+def one_by_one(loaded: PinnedRecipe, stage: TrainingName) -> dict[str, PinnedRecipe]:
     """Return variants of the recipe by name: "none" without any strategy, one for each strategy, and "combined".
 
     "combined" has all strategies that apply to one card.
@@ -91,7 +96,7 @@ class StrategyCost(NamedTuple):
 def costs_alone(
     predict: Predict,
     loaded: PinnedRecipe,
-    stage: StageName,
+    stage: TrainingName,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, StrategyCost]:
     """Return the cost of a stage with each strategy alone, without any ("none") and with all together ("combined").
@@ -124,7 +129,7 @@ class Effect(NamedTuple):
     after: int | None
 
 
-def effects(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> list[Effect]:
+def effects(predict: Predict, loaded: PinnedRecipe, stage: TrainingName) -> list[Effect]:
     """Return each strategy alone, on the recipe as it is, the one that saves most first."""
     rows = []
     for strategy in STRATEGIES:
@@ -141,13 +146,13 @@ def effects(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> list[Ef
     return sorted(rows, key=lambda effect: inf if effect.after is None else effect.after)
 
 
-def operations(loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage) -> float:
+def operations(loaded: PinnedRecipe, stage: TrainingName, predicted: PredictedStage) -> float:
     """Return the floating-point operations of one step of a stage, decoding left out."""
     per_phase = projection.step_flops(loaded.recipe, stage, predicted)
     return sum(flops for phase, flops in per_phase.items() if phase != "rollout/decode")
 
 
-def global_batch(loaded: PinnedRecipe, stage: StageName) -> int:
+def global_batch(loaded: PinnedRecipe, stage: TrainingName) -> int:
     """Return the rows of one optimizer step."""
     options = loaded.recipe.training_section(stage)
     if isinstance(options, recipes.Dialogues):
@@ -155,7 +160,7 @@ def global_batch(loaded: PinnedRecipe, stage: StageName) -> int:
     return options.batch_size // options.num_mini_batches
 
 
-def micro_batch(loaded: PinnedRecipe, stage: StageName, micro: int) -> Changes:
+def micro_batch(loaded: PinnedRecipe, stage: TrainingName, micro: int) -> Changes:
     """Return the keys that put `micro` rows on the card at once and keep the rows of an optimizer step."""
     if stage in recipes.ONLINE:
         return {f"{stage}.per_device_train_batch_size": micro}
@@ -165,7 +170,7 @@ def micro_batch(loaded: PinnedRecipe, stage: StageName, micro: int) -> Changes:
     }
 
 
-def _halved(loaded: PinnedRecipe, stage: StageName) -> Changes:
+def _halved(loaded: PinnedRecipe, stage: TrainingName) -> Changes:
     options = loaded.recipe.training_section(stage)
     if isinstance(options, recipes.Dialogues):
         key, length = "max_length", options.max_length

@@ -935,7 +935,7 @@ def test_an_odd_micro_batch_keeps_its_global_batch():
     assert changes is None or global_batch(loaded.with_changes(changes), "sft") == 5
 
 
-def computed(predictor: Predictor, loaded: PinnedRecipe, strategy: str) -> float:
+def computed(predictor: Predictor, loaded: PinnedRecipe, strategy: strategies.StrategyName) -> float:
     """What SFT computes in a step with a strategy, over what it computes without."""
     changes = strategies.switched_on(loaded, "sft", strategy)
     assert changes
