@@ -117,8 +117,8 @@ class OnlineBase(Section):
             )
         if self.warmup_steps > self.steps:
             raise ValueError(
-                f"warmup_steps: {self.warmup_steps} must be at most steps: {self.steps}, or the learning rate never "
-                "reaches its value"
+                f"warmup_steps: {self.warmup_steps} must be at most steps: {self.steps}; lower it too, or the learning "
+                "rate never reaches its value"
             )
         if self.vllm_url is not None and not self.vllm_url.startswith(("http://", "https://")):
             raise ValueError(f"vllm_url: {self.vllm_url} must begin with http:// or https://")

@@ -118,7 +118,7 @@ def test_a_copied_line_of_make_has_the_variables_of_the_first(tmp_path):
 @pytest.mark.parametrize("command", ["ratings export {run} --to rows.jsonl", "compare {run} {run}", "ab {recipe}"])
 def test_a_missing_evaluation_is_named_with_the_options_of_the_run(tmp_path, monkeypatch, capsys, command):
     run = tmp_path / "my runs/cpu-tiny/v1"
-    changes = {"ppo.steps": 2, "data.source": "files", "data.files": ["/a b.jsonl"], "merge.stage": "dpo"}
+    changes = {"ppo.steps": 4, "data.source": "files", "data.files": ["/a b.jsonl"], "merge.stage": "dpo"}
     for stage, started, overrides in (("sft", "2026-01-02", changes), ("pretrain", "2026-01-01", {"ppo.steps": 1})):
         (run / stage).mkdir(parents=True)
         write_records(run / stage, {"started": started, "overrides": overrides, "seed": 7})
