@@ -13,13 +13,13 @@ from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.memory import published_figures
 from rlhf.memory.predict import Predictor
-from rlhf.memory.strategies import StrategyCost, alone, one_by_one, with_changes
-from rlhf.recipe import PinnedRecipe, StageName
-from rlhf.recipe.published import GB
+from rlhf.memory.strategies import StrategyCost, costs_alone, one_by_one
+from rlhf.recipe import PinnedRecipe, TrainingName
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
+from rlhf.terminal.wording import GB
 
-STAGE: StageName = "sft"
+STAGE: TrainingName = "sft"
 # The strategy "flash_attention" is torch's own kernel; the flash-attn package stands beside it in a row of its own.
 PACKAGE = "flash_attn package"
 
@@ -35,10 +35,10 @@ def main(hw: str, directory: Path | None, changes: tuple[str, ...], count: int, 
     """Measure the effect of each strategy on memory and time, in turn. Running out of memory is a result."""
     loaded = options.load(hw, directory, changes)
     with Predictor() as predictor:
-        predicted = alone(predictor.predict, loaded, STAGE)
+        predicted = costs_alone(predictor.predict, loaded, STAGE)
     variants = one_by_one(loaded, STAGE)
     if loaded.recipe.hardware.device == "cuda":
-        variants[PACKAGE] = with_changes(variants["none"], {"model.attention": "flash_attention_2"})
+        variants[PACKAGE] = variants["none"].with_changes({"model.attention": "flash_attention_2"})
     runs: dict[str, list[StageSteps]] = {name: [] for name in variants}
     for _ in range(rounds):  # in turn, so that a drift of the clocks falls on all of them
         for name, variant in variants.items():

@@ -21,7 +21,7 @@ def comparisons(
     measured = {stage: row for stage, row in stages.items() if not row.get("out_of_memory")}
     spent: dict[str, Spent] = {
         stage: Spent(
-            row["peak_vram_bytes"] / published.GB if row["peak_vram_bytes"] else None,
+            row["peak_vram_bytes"] / wording.GB if row["peak_vram_bytes"] else None,
             row["hours"],
             loaded.recipe.processes(stage),
         )
@@ -41,12 +41,10 @@ def comparisons(
 
 def costs(row: StageSteps) -> dict[str, float]:
     """Return the costs of a stage's measured steps in GB and hours, by the metric of a published figure."""
-    by_metric = {
-        f"component_gb.{name}": size / published.GB for name, size in (row.get("component_bytes") or {}).items()
-    }
+    by_metric = {f"component_gb.{name}": size / wording.GB for name, size in (row.get("component_bytes") or {}).items()}
     for metric, size in (("peak_vram_gb", row["peak_vram_bytes"]), ("adapter_gb", row.get("adapter_bytes"))):
         if size:
-            by_metric[metric] = size / published.GB
+            by_metric[metric] = size / wording.GB
     return by_metric if row["hours"] is None else by_metric | {"hours": row["hours"]}
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from bench.kinds import Ceilings, StageSteps
 from rlhf.memory import projection
 from rlhf.memory.phases import PredictedStage
-from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName
 
 
 def derived_figures(
@@ -21,6 +21,7 @@ def derived_figures(
     shares["predicted_peak_bytes"] = predicted.whole.peak_bytes
     if row.get("out_of_memory"):
         return shares
+    assert stage in TRAINING_STAGES  # as every stage with measured steps
     if shape == "longest":  # operations are known for the longest rows
         shares["mfu"], shares["hfu"] = (
             _rate(row, projection.step_flops(loaded.recipe, stage, predicted, of_model)) / best["flops"]

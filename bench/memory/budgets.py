@@ -9,7 +9,7 @@ from rlhf.memory import published_figures
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
 from rlhf.memory.prediction_file import FILE, Needs, Peaks, Pinned, Step
-from rlhf.memory.strategies import StrategyCost, alone
+from rlhf.memory.strategies import StrategyCost, costs_alone
 from rlhf.recipe import GROUPS, PinnedRecipe
 from rlhf.run import reader
 
@@ -24,7 +24,7 @@ def pinned_recipes(root: Path) -> list[Path]:
 def strategies(predictor: Predictor, loaded: PinnedRecipe) -> dict[str, StrategyCost] | None:
     """Return what each way to save memory does to SFT's step; None where the recipe's source publishes none of it."""
     published = any(target.metric and target.metric.startswith("effect.") for target in loaded.figures)
-    return alone(predictor.predict, loaded, "sft") if published else None
+    return costs_alone(predictor.predict, loaded, "sft") if published else None
 
 
 def content(directory: Path) -> Pinned:

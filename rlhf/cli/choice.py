@@ -39,12 +39,12 @@ class Choice:
         exclude each other, and UserError if the recipe itself is wrong.
         """
         directory, data = self._directory(), (*self.data, *more_data)
-        recipe.load(directory)  # a mistake in the file is none of the options
+        as_written = recipe.load(directory).recipe  # a mistake in the file is none of the options
         with _of_options():
             changes = recipe.parse_overrides(self.changes)
         seed = self._seed(changes)
         self._check_set_once(changes)
-        named = self._weights_changes(directory, changes, data) | _data_changes(data)
+        named = self._weights_changes(directory, changes, data) | _data_changes(data, as_written.data)
         with _of_options():
             loaded = recipe.load(directory, named | changes, seed)
         if self.hw is not None:
@@ -102,15 +102,19 @@ class Choice:
         return recipe.resolve(self.hw, recipes_root())
 
 
-def _data_changes(data: Sequence[str]) -> recipe.Changes:
-    """Return the changes that training on these files stands for. Raises OptionError if one is missing."""
+def _data_changes(data: Sequence[str], own: recipe.Data) -> recipe.Changes:
+    """Return the changes that training on these files, not the recipe's `own` data, stands for.
+
+    Raises OptionError if one is missing.
+    """
     if missing := [file for file in data if not file or not Path(file).exists()]:
         way_out = hub_hint(missing[0]) or "check its path"
         raise OptionError(no_such("file", f"--data {missing[0] or repr('')}", way_out))
     if not data:
         return {}
     files = [str(Path(file).resolve()) for file in data]
-    return {"data.source": "files", "data.files": files, "data.format": "auto"}
+    unused: recipe.Changes = {f"data.{key}": None for key in own.hub_keys()}
+    return {"data.source": "files", "data.files": files, "data.format": "auto"} | unused
 
 
 @contextmanager

@@ -11,10 +11,10 @@ from rlhf.commands import new as new_recipe
 from rlhf.commands.new_content import TEMPLATES, NewOptions, TemplateName
 from rlhf.memory.predict import Predictor, card_needed_bytes
 from rlhf.process.libraries import quiet_libraries
-from rlhf.recipe.published import GB
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
+from rlhf.terminal.wording import GB
 
 
 @click.command(cls=StrictCommand)

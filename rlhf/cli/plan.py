@@ -97,7 +97,7 @@ def _show_strategies(loaded: PinnedRecipe, stages: Sequence[StageName], as_json:
     if not learning:
         raise click.UsageError(f"--strategies compares what training needs; {stages[0]} does not train")
     with Predictor() as predictor, working("rehearsing each strategy") as say:
-        costs = {stage: strategies.alone(predictor.predict, loaded, stage, say) for stage in learning}
+        costs = {stage: strategies.costs_alone(predictor.predict, loaded, stage, say) for stage in learning}
     tables.show_strategies(loaded, costs, as_json)
 
 
@@ -105,7 +105,7 @@ def _show_published(loaded: PinnedRecipe, stage: StageName | None, price: float 
     """Print the published figures of a stage, or of all, beside their predictions."""
     with Predictor() as predictor, working("rehearsing the stages") as say:
         made = planning.make(predictor, loaded, predicted_stages(loaded.recipe), price, say)
-        costs = strategies.alone(predictor.predict, loaded, "sft", say)
+        costs = strategies.costs_alone(predictor.predict, loaded, "sft", say)
     rows = published_figures.compare(loaded, made, costs)
     tables.show_published(loaded, [row for row in rows if stage in (None, row.figure.stage)], as_json)
 

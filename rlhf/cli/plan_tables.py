@@ -10,14 +10,14 @@ from rlhf.errors import UserError
 from rlhf.files import JsonValue
 from rlhf.memory import published_figures
 from rlhf.memory.fit import Fit
-from rlhf.memory.phases import gb
 from rlhf.memory.plan import Plan, PlannedPhase, StageTime
 from rlhf.memory.predict import card_needed_bytes
 from rlhf.memory.published_figures import ComparedFigure
 from rlhf.memory.strategies import StrategyCost
-from rlhf.recipe import PinnedRecipe, StageName, as_yaml, totals
+from rlhf.recipe import PinnedRecipe, TrainingName, as_yaml, totals
 from rlhf.terminal import screen, wording
 from rlhf.terminal.tables import rows_table
+from rlhf.terminal.wording import gb
 
 OTHERS = ("quantization", "heads", "buffers", "kernels", "workspace")  # components that the table adds up
 SHOWN = ("base", "adapters", "gradients", "optimizer", "activations", "logits", "kv_cache", "temporaries")
@@ -195,7 +195,9 @@ def show(plan: Plan, as_json: bool) -> None:
         screen.OUT.print(line)
 
 
-def show_strategies(loaded: PinnedRecipe, costs: Mapping[StageName, Mapping[str, StrategyCost]], as_json: bool) -> None:
+def show_strategies(
+    loaded: PinnedRecipe, costs: Mapping[TrainingName, Mapping[str, StrategyCost]], as_json: bool
+) -> None:
     """Print what each strategy changes in each stage, beside what is published."""
     if as_json:
         by_stage = {stage: {name: cost._asdict() for name, cost in rows.items()} for stage, rows in costs.items()}

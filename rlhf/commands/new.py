@@ -22,10 +22,10 @@ from rlhf.files import sync_tree
 from rlhf.memory import prediction_file
 from rlhf.memory.fit import Fit, fit
 from rlhf.memory.predict import Predictor, card_needed_bytes
-from rlhf.memory.strategies import four_bit_changes, micro_batch, with_changes
+from rlhf.memory.strategies import four_bit_changes, micro_batch
 from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import ONLINE, POLICIES, TRAINING_STAGES, Changes, PinnedRecipe, PolicyName, StageName
-from rlhf.recipe.published import GB
+from rlhf.terminal.wording import GB
 
 SIZES_GB = (6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192)  # memory of cards that are sold
 Say = Callable[[str], None]
@@ -101,11 +101,11 @@ def search(
         if not fitted.too_large:
             return fitted
     elif parameters / 2 < limit:
-        fitted = fit(predictor.predict, with_changes(loaded, four_bit), stages, limit, say)
+        fitted = fit(predictor.predict, loaded.with_changes(four_bit), stages, limit, say)
         if not fitted.too_large:
             return fitted._replace(changes=four_bit | fitted.changes)
-    on_4bit = with_changes(loaded, four_bit)
-    least = with_changes(on_4bit, {"evaluate.batch_size": 1, **least_memory(on_4bit, stages, probe=True)})
+    on_4bit = loaded.with_changes(four_bit)
+    least = on_4bit.with_changes({"evaluate.batch_size": 1, **least_memory(on_4bit, stages, probe=True)})
     needs = {}
     for stage in stages:
         say(f"predicting the least that {stage} needs")

@@ -11,7 +11,7 @@ from rlhf.data import formats
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.memory.card.cards import CARDS
 from rlhf.recipe import StageName
-from rlhf.recipe.published import GB
+from rlhf.terminal.wording import GB
 
 TemplateName = Literal["chat", "hh", "plain"]
 TEMPLATES: tuple[TemplateName, ...] = get_args(TemplateName)

@@ -16,9 +16,9 @@ from rlhf.memory.phases import Predict, PredictedPhase, PredictedStage, Predicti
 from rlhf.memory.predict import card_needed_bytes
 from rlhf.memory.projection import row_tokens
 from rlhf.memory.ranks import layers_bytes
-from rlhf.memory.strategies import divisors, four_bit_changes, global_batch, micro_batch, with_changes
-from rlhf.recipe import ONLINE, TRAINING_STAGES, Changes, PinnedRecipe, Recipe, StageName, as_yaml
-from rlhf.recipe.published import GB
+from rlhf.memory.strategies import divisors, four_bit_changes, global_batch, micro_batch
+from rlhf.recipe import ONLINE, TRAINING_STAGES, Changes, PinnedRecipe, Recipe, StageName, TrainingName, as_yaml
+from rlhf.terminal.wording import GB
 
 
 def base_bytes(recipe: Recipe, stage: StageName) -> int:
@@ -42,7 +42,7 @@ def refuse_less_than_the_base(loaded: PinnedRecipe, stages: Sequence[StageName],
     with suppress(PredictionError):
         if all(base_bytes(loaded.recipe, stage) <= limit for stage in stages):
             return
-        smallest = with_changes(loaded, four_bit_changes(stages)).recipe
+        smallest = loaded.with_changes(four_bit_changes(stages)).recipe
         needs = {stage: base_bytes(smallest, stage) for stage in stages}
         too_large = [stage for stage, least in needs.items() if least > limit]
         if too_large:
@@ -80,7 +80,7 @@ class SettingGroup(NamedTuple):
     smallest_of_other_groups: Changes  # settings of other groups that decide the same phases
 
 
-# Of its rows, the fraction with which a candidate would fit: 1 or more if it fits. Below 1 it is an estimate.
+# The share of a candidate's rows that fits: 1 or more if all do; below 1 an estimate.
 FractionThatFits = Callable[[Candidate], float]
 SAMPLING: tuple[StageName, ...] = ("sft", "dpo", "evaluate")  # stages that sample with the settings of evaluate
 GROWING = ("activations", "logits", "kv_cache", "buffers", "temporaries", "kernels")  # components that grow with rows
@@ -102,7 +102,7 @@ def fit(
     result = _Search(predict, loaded, stages, limit, say)()
     if result.too_large and loaded.recipe.model.quantization == "none":
         compressed = four_bit_changes(stages)
-        again = _Search(predict, with_changes(loaded, compressed), stages, limit, say, "a base in 4 bits, ")()
+        again = _Search(predict, loaded.with_changes(compressed), stages, limit, say, "a base in 4 bits, ")()
         return again._replace(changes=compressed | again.changes)
     return result
 
@@ -124,13 +124,13 @@ class _Search:
         self.say, self.base, self.said = say, base, set[str]()
         self.groups = _setting_groups(loaded, stages)
         largest = [group.candidates[-1][-1] for group in self.groups]
-        self.default_settings = {key: value for candidate in largest for key, value in candidate.changes.items()}
+        self.tried_first = {key: value for candidate in largest for key, value in candidate.changes.items()}
         self.chosen: Changes = {}
 
     def __call__(self) -> Fit:
         for group in self.groups:
             self.chosen |= _fastest(group, partial(self._fraction_that_fits, group)).changes
-        predictions = {stage: self.predict(with_changes(self.loaded, self.chosen), stage) for stage in self.stages}
+        predictions = {stage: self.predict(self.loaded.with_changes(self.chosen), stage) for stage in self.stages}
         needs = {stage: card_needed_bytes(predicted.whole) for stage, predicted in predictions.items()}
         too_large = tuple(stage for stage, need in needs.items() if need > self.limit)
         changes = {key: value for key, value in self.chosen.items() if _value(self.loaded.recipe, key) != value}
@@ -148,12 +148,12 @@ class _Search:
     def _fraction_in_phase(self, group: SettingGroup, candidate: Candidate, stage: StageName, phase: str) -> float:
         """Return the fraction for one phase.
 
-        Settings of the stage that are not chosen yet are first taken at their defaults, the values that are tried first
-        for them, so that one rehearsal serves all groups of the stage. If the phase does not fit with those, they are
-        taken at their smallest.
+        Settings of the stage that are not chosen yet are first taken at the values that are tried first for them, so
+        that one rehearsal serves all groups of the stage. If the phase does not fit with those, they are taken at their
+        smallest.
         """
-        defaults = {key: value for key, value in self.default_settings.items() if key.startswith(f"{stage}.")}
-        fraction = self._fraction_with(defaults | self.chosen | candidate.changes, stage, phase)
+        tried_first = {key: value for key, value in self.tried_first.items() if key.startswith(f"{stage}.")}
+        fraction = self._fraction_with(tried_first | self.chosen | candidate.changes, stage, phase)
         if fraction < 1 and group.smallest_of_other_groups:
             smallest = self.chosen | group.smallest_of_other_groups | candidate.changes
             fraction = max(fraction, self._fraction_with(smallest, stage, phase))
@@ -167,7 +167,7 @@ class _Search:
         if line not in self.said:
             self.say(line)
             self.said.add(line)
-        predicted = self.predict(with_changes(self.loaded, changes), stage).phases.get(phase)
+        predicted = self.predict(self.loaded.with_changes(changes), stage).phases.get(phase)
         return _fraction_of_rows(predicted, self.limit) if predicted else inf
 
 
@@ -269,7 +269,7 @@ def _value(recipe: Recipe, key: str) -> object:
     return getattr(getattr(recipe, section), name)
 
 
-def _row_seconds(recipe: Recipe, stage: StageName, checkpointing: bool, micro: int) -> float:
+def _row_seconds(recipe: Recipe, stage: TrainingName, checkpointing: bool, micro: int) -> float:
     """Return the seconds of a row, which rank settings: operations and weight traffic at the card's nominal rates.
 
     Each pass multiplies every weight by the row's tokens, and reads it once for a whole micro-batch; NF4 is read,

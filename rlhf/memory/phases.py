@@ -16,9 +16,7 @@ MOST_REPEATS = 2  # in a rehearsal, of a step's micro-batches or minibatches and
 DECODING_STEP: Literal["decoding step"] = "decoding step"
 RehearsalName = StageName | Literal["decoding step"]  # what is rehearsed: a stage, or one step of sampling
 ON_HOST: tuple[StageName, ...] = ("merge",)  # stages that leave the card alone
-# The whole stage among the phases of a rehearsal. Names of nested phases are joined by a slash, the outermost first:
-# outside all of them there is no name to join.
-WHOLE = ""
+WHOLE = ""  # the whole stage: the empty path; nested phases are joined by a slash, the outermost first
 
 COMPONENTS = (
     "base",  # the model's own weights and buffers
@@ -189,8 +187,3 @@ class StepOperations:
     outside: int  # before, between and after the layers
     total: int
     unsafe: list[str]  # what a captured graph must not hold, with the reason
-
-
-def gb(size: float, digits: int = 2) -> str:
-    """Return a size in bytes as GB of 10^9 bytes; `-` for none."""
-    return f"{size / 1e9:.{digits}f}" if size else "-"

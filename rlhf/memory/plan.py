@@ -1,6 +1,7 @@
 """The plan of a recipe: the memory, time and money that its stages take, predicted or projected before they run."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -8,10 +9,11 @@ from rlhf.errors import UserError
 from rlhf.files import JsonObject
 from rlhf.memory import projection, ranks
 from rlhf.memory.card import cards
-from rlhf.memory.phases import ON_HOST, PredictedPhase, PredictedStage, StepOperations
+from rlhf.memory.phases import ON_HOST, PredictedPhase, PredictedStage, PredictionError, StepOperations
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor, card_needed_bytes, card_reserved_bytes
-from rlhf.recipe import PinnedRecipe, Recipe, StageName, published
-from rlhf.recipe.published import GB, verdict_of
+from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName, TrainingName, published
+from rlhf.recipe.published import Figure, verdict_of
+from rlhf.terminal.wording import GB
 
 SECONDS_PER_HOUR = 3600
 
@@ -51,7 +53,7 @@ class StageTime:
     projected_hours: float
     projected_hours_range: tuple[float, float]
     projected_cost: float | None
-    between_ranks: RankTraffic | None  # None for one card, and for cards whose link is not known
+    between_ranks: RankTraffic | None  # None for one card, and where the link or the layers are not known
 
 
 @dataclass(frozen=True)
@@ -170,8 +172,10 @@ def _time(loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage, pri
     processes = recipe.processes(stage)
     seconds, low, high = work.projected(rates)
     between_ranks = None
-    if processes > 1 and rates.link:
-        between_ranks = _traffic(recipe, stage, seconds, rates.link)
+    if processes > 1 and rates.link and stage in TRAINING_STAGES:
+        with suppress(PredictionError):  # of a model whose layers are not known
+            between_ranks = _traffic(recipe, stage, seconds, rates.link)
+    if between_ranks:
         waiting = between_ranks.seconds_per_step * between_ranks.steps
         seconds, high = seconds + waiting, high + waiting  # the lower end: all of it hidden behind computing
     hours = seconds / SECONDS_PER_HOUR
@@ -184,7 +188,7 @@ def _time(loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage, pri
     )
 
 
-def _traffic(recipe: Recipe, stage: StageName, seconds: float, link: float) -> RankTraffic:
+def _traffic(recipe: Recipe, stage: TrainingName, seconds: float, link: float) -> RankTraffic:
     """Return what ranks send each other in a stage that computes for `seconds`; `link`: bytes per second."""
     traffic, steps = ranks.traffic(recipe, stage), projection.optimizer_steps(recipe, stage)
     assert steps  # stages with projected hours have optimizer steps
@@ -195,7 +199,7 @@ def _traffic(recipe: Recipe, stage: StageName, seconds: float, link: float) -> R
 
 def _published(loaded: PinnedRecipe, stage: StageName) -> tuple[int | None, int | None] | None:
     """Return the published range of a stage's peak in bytes, from the lowest to the highest figure that is given."""
-    ranges = [t.printed for t in loaded.figures if t.stage == stage and t.metric == "peak_vram_gb"]
+    ranges = [figure.printed for figure in _peak_figures(loaded, stage)]
     if not ranges:
         return None
     lows, highs = [low for low, _ in ranges if low is not None], [high for _, high in ranges if high is not None]
@@ -204,5 +208,8 @@ def _published(loaded: PinnedRecipe, stage: StageName) -> tuple[int | None, int 
 
 def _peak_verdict(loaded: PinnedRecipe, stage: StageName, peak: int) -> str | None:
     """Return the most favourable verdict on a predicted peak by the figures of its stage; None if there are none."""
-    published_peaks = [t for t in loaded.figures if t.stage == stage and t.metric == "peak_vram_gb"]
-    return published.best(verdict_of(figure, peak / GB).word for figure in published_peaks)
+    return published.best(verdict_of(figure, peak / GB).word for figure in _peak_figures(loaded, stage))
+
+
+def _peak_figures(loaded: PinnedRecipe, stage: StageName) -> list[Figure]:
+    return [figure for figure in loaded.figures if figure.stage == stage and figure.metric == "peak_vram_gb"]

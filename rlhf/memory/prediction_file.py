@@ -52,13 +52,13 @@ def decoding_step(predictor: Predictor, loaded: PinnedRecipe) -> tuple[Step, lis
     return step, [f"decoding step of {role}: {reason}" for role, n in operations.items() for reason in n.unsafe]
 
 
-def pin(directory: Path, peaks: Peaks, step: Step, costs: Mapping[str, StrategyCost] | None, needed: Needs) -> None:
+def pin(directory: Path, stages: Peaks, step: Step, costs: Mapping[str, StrategyCost] | None, needed: Needs) -> None:
     """Write predicted.json into a recipe's folder.
 
-    `peaks` in bytes by component, the operations of a decoding `step`, the `costs` of the strategies if known, and what
-    each phase `needed`.
+    It has the peaks of the phases of `stages` in bytes by component, the operations of a decoding `step`, the `costs`
+    of the strategies if known, and what each phase `needed`.
     """
-    content: dict[str, object] = {"unit": "bytes, predicted", "stages": peaks, "decoding_step": step, "needed": needed}
+    content: dict[str, object] = {"unit": "bytes, predicted", "stages": stages, "decoding_step": step, "needed": needed}
     if costs:
         content["strategies"] = {name: cost._asdict() for name, cost in costs.items()}
     pinned = Pinned.model_validate(content)

@@ -1,12 +1,12 @@
 """The check before a stage starts: whether its predicted memory fits the card."""
 
 from rlhf.errors import UserError
-from rlhf.memory.phases import ON_HOST, Predict, PredictionError, gb
+from rlhf.memory.phases import ON_HOST, Predict, PredictionError
 from rlhf.memory.predict import card_needed_bytes, predicted_stages
 from rlhf.memory.strategies import effects
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName, as_yaml
-from rlhf.recipe.published import GB
 from rlhf.terminal import say
+from rlhf.terminal.wording import GB, gb
 
 
 def require_fit(

@@ -16,7 +16,7 @@ from rlhf.data.worlds.lengths import lengths_of_hh
 from rlhf.files import JsonObject
 from rlhf.memory.card.cards import NominalRates
 from rlhf.memory.phases import MOST_REPEATS, STEPS, PredictedStage
-from rlhf.recipe import TRAINING_STAGES, Dialogues, OnlineOptions, Recipe, StageName
+from rlhf.recipe import TRAINING_STAGES, Dialogues, OnlineOptions, Recipe, StageName, TrainingName
 
 
 class Rates(NamedTuple):
@@ -95,8 +95,7 @@ def step_seconds(flops: float, moved: float, launched: float, card: NominalRates
 
 def stage_work(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> StageWork | None:
     """Return the work of a whole stage; None if it does not train, or the recipe does not give the number of rows."""
-    steps = optimizer_steps(recipe, stage) if stage in TRAINING_STAGES else None
-    if steps is None:
+    if stage not in TRAINING_STAGES or (steps := optimizer_steps(recipe, stage)) is None:
         return None
     options = recipe.training_section(stage)
     # Of the longest row's tokens, with which the work was rehearsed.
@@ -117,7 +116,7 @@ def stage_work(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> S
     )
 
 
-def optimizer_steps(recipe: Recipe, stage: StageName) -> int | None:
+def optimizer_steps(recipe: Recipe, stage: TrainingName) -> int | None:
     """Return the steps of the whole stage; None if the recipe does not say how many rows there are."""
     options = recipe.training_section(stage)
     if not isinstance(options, Dialogues):
@@ -142,7 +141,9 @@ def _decoding_steps(options: OnlineOptions) -> int:
 # -- one step ---------------------------------------------------------------------------------------------------------
 
 
-def step_flops(recipe: Recipe, stage: StageName, predicted: PredictedStage, of_model: bool = False) -> dict[str, float]:
+def step_flops(
+    recipe: Recipe, stage: TrainingName, predicted: PredictedStage, of_model: bool = False
+) -> dict[str, float]:
     """Return the operations of one optimizer step (PPO: one step) on the longest rows, by phase.
 
     All that the card computes; `of_model` leaves out what it computes a second time for want of memory.
@@ -155,7 +156,7 @@ def step_flops(recipe: Recipe, stage: StageName, predicted: PredictedStage, of_m
     }
 
 
-def _times_a_step(recipe: Recipe, stage: StageName) -> dict[str, float]:
+def _times_a_step(recipe: Recipe, stage: TrainingName) -> dict[str, float]:
     """Return how many times the work of a rehearsal one step does, by phase."""
     options = recipe.training_section(stage)
     if isinstance(options, Dialogues):
@@ -168,19 +169,22 @@ def _times_a_step(recipe: Recipe, stage: StageName) -> dict[str, float]:
 
 
 def decoding_step_bytes(predicted: PredictedStage, share: float = 1.0) -> float:
-    """Return the bytes that a decoding step of a rollout reads at least: all weights, one role's adapter of four, and
-    the keys and values of rows that have `share` of the tokens of the longest one.
+    """Return the bytes that a decoding step of a rollout reads at least.
+
+    They are all weights, a quarter of the adapters, and the keys and values of rows that have `share` of the tokens of
+    the longest one.
+    A quarter is one role's adapter where PPO's critic has its own. Elsewhere there are fewer roles, and it is less than
+    one.
     """
     parts = predicted.phases["rollout"].components
     weights = parts.get("base", 0) + parts.get("quantization", 0) + parts.get("adapters", 0) // 4
-    cached = parts.get("kv_cache", 0)
-    return weights + cached - cached * (1 - share)
+    return weights + parts.get("kv_cache", 0) * share
 
 
 # -- the tokens of rows -----------------------------------------------------------------------------------------------
 
 
-def row_tokens(recipe: Recipe, stage: StageName, micro: int) -> float:
+def row_tokens(recipe: Recipe, stage: TrainingName, micro: int) -> float:
     """Return the mean tokens of a row, with the padding of micro-batches of `micro` rows.
 
     Responses of a rollout are taken to be as long as the stage admits.
@@ -195,7 +199,7 @@ def row_tokens(recipe: Recipe, stage: StageName, micro: int) -> float:
     return options.max_length * padded_share(recipe, options.max_length, options.max_prompt_length, micro, batch)
 
 
-def _longest_row(recipe: Recipe, stage: StageName) -> int:
+def _longest_row(recipe: Recipe, stage: TrainingName) -> int:
     """Return the tokens of the longest row that a training stage admits."""
     options = recipe.training_section(stage)
     if isinstance(options, Dialogues):
@@ -229,4 +233,6 @@ def _prompt_lengths(recipe: Recipe, longest: int) -> Sequence[int]:
 def _lengths_are_known(recipe: Recipe) -> bool:
     """Return whether rows are as long as those of HH-RLHF; if not, each is taken to be as long as the stage admits."""
     data = recipe.data
-    return "hh-rlhf" in (data.name or "") or (data.lengths is not None and data.lengths.shape == "hh")
+    if data.source == "lengths":
+        return data.lengths is not None and data.lengths.shape == "hh"
+    return data.source == "hub" and "hh-rlhf" in (data.name or "")

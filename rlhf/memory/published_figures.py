@@ -9,8 +9,9 @@ from rlhf.memory.phases import ON_HOST
 from rlhf.memory.plan import Plan, PlannedPhase
 from rlhf.memory.strategies import StrategyCost
 from rlhf.recipe import PinnedRecipe, StageName, published, totals
-from rlhf.recipe.published import GB, Figure, Verdict, verdict_of
+from rlhf.recipe.published import Figure, Verdict, verdict_of
 from rlhf.terminal import wording
+from rlhf.terminal.wording import GB
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,18 @@ from typing import NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.memory.phases import PredictedPhase, PredictedStage, PredictionError
-from rlhf.recipe import PinnedRecipe, Recipe, StageName
+from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName, TrainingName
 from rlhf.recipe.model_types import LLAMA_LAYERS
 
 # FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it computes.
 # In PPO's other phases it has fetched all of them (rlhf/models/shared_base.py); loading, it has not given any away yet.
-DIVIDED: dict[str, tuple[str, ...]] = {
+DIVIDED: dict[StageName, tuple[str, ...]] = {
     **dict.fromkeys(recipes.ONLINE, ("update",)),
     "sft": ("train", "evaluate"),
     "rm": ("train", "evaluate"),
     "dpo": ("train",),
 }
-FETCHED: dict[str, tuple[str, ...]] = dict.fromkeys(recipes.ONLINE, ("rollout", "score", "evaluate"))
+FETCHED: dict[StageName, tuple[str, ...]] = dict.fromkeys(recipes.ONLINE, ("rollout", "score", "evaluate"))
 LAYERS_AT_ONCE = 2
 PASSES = 2  # forward and backward each fetch every layer; what checkpointing computes again lies within the backward
 
@@ -25,7 +25,7 @@ def recipe_of_one_rank(loaded: PinnedRecipe, stage: StageName) -> PinnedRecipe:
     """Return the recipe with which one process alone does the work of one rank: all steps, its share of the rows."""
     recipe = loaded.recipe
     count = recipe.processes(stage)
-    if count == 1:
+    if count == 1 or stage not in TRAINING_STAGES:
         return loaded
     options = recipe.training_section(stage)
     share: dict[str, int]
@@ -43,7 +43,7 @@ def recipe_of_one_rank(loaded: PinnedRecipe, stage: StageName) -> PinnedRecipe:
     if options.max_samples is not None:
         share["max_samples"] = math.ceil(options.max_samples / count)
     changes = {f"{stage}.{key}": value for key, value in share.items()} | {"hardware.count": 1}
-    return recipes.load(loaded.directory, loaded.overrides | changes, recipe.seed)
+    return loaded.with_changes(changes)
 
 
 def divide(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> PredictedStage:
@@ -89,9 +89,7 @@ def _with_base(phase: PredictedPhase, more: int) -> PredictedPhase:
 
 
 def layers_bytes(recipe: Recipe) -> int:
-    """Return the bytes of the frozen layers' linear weights, in 4 bits with the numbers that undo them; norms are left
-    out.
-    """
+    """Return the bytes of the frozen layers' linear weights, in 4 bits with their scales; norms are left out."""
     numbers = sum(wide * high for wide, high in _linear(recipe).values()) * _architecture(recipe).num_hidden_layers
     if recipe.model.quantization == "nf4":  # a byte for each block of 64, and a float32 for each 256 of those bytes
         return round(numbers * (1 / 2 + 1 / 64 + 4 / (64 * 256)))
@@ -111,7 +109,7 @@ def _linear(recipe: Recipe) -> dict[str, tuple[int, int]]:
     """Return the linear layers of one decoder layer: (in, out). Raises PredictionError for a type with other layers."""
     shape = _architecture(recipe)
     if shape.model_type not in LLAMA_LAYERS:
-        raise PredictionError(f"memory on several cards is not predicted for {shape.model_type} models")
+        raise PredictionError(f"the layers of {shape.model_type} models are not known: no shards and no traffic")
     wide, inner = shape.hidden_size, shape.intermediate_size
     queries, cached = shape.head_width * shape.num_attention_heads, shape.head_width * shape.num_key_value_heads
     attention = {
@@ -130,7 +128,7 @@ class Traffic(NamedTuple):
     weights: int  # fetched layers: (n − 1) / n of them each time
 
 
-def traffic(recipe: Recipe, stage: StageName) -> Traffic:
+def traffic(recipe: Recipe, stage: TrainingName) -> Traffic:
     """Return the bytes that cards exchange in one optimizer step, or in one step of PPO.
 
     The numbers of a batch that PPO's ranks share are left out: bytes for each token, where adapters and layers have

@@ -4,19 +4,18 @@ The six are those of the published H100 guide. All but two leave the result alon
 shorter context cuts dialogues.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from math import inf
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from math import inf, isqrt
+from typing import Literal, NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.files import JsonValue
 from rlhf.memory import projection
 from rlhf.memory.phases import Predict, PredictedStage
 from rlhf.memory.predict import card_needed_bytes
-from rlhf.recipe import Changes, PinnedRecipe, StageName
+from rlhf.recipe import Changes, PinnedRecipe, StageName, TrainingName
 
-LEARNING_PHASE: dict[str, str] = {
+LEARNING_PHASE: dict[TrainingName, str] = {
     "sft": "train",
     "rm": "train",
     "dpo": "train",
@@ -24,10 +23,15 @@ LEARNING_PHASE: dict[str, str] = {
 }
 
 
+StrategyName = Literal[
+    "gradient_checkpointing", "quantization", "flash_attention", "batch_size", "context_length", "distributed"
+]
+
+
 class Strategy(NamedTuple):
     """A way to need less memory."""
 
-    name: str
+    name: StrategyName
     words: str  # what it does, for people
     changes_result: bool  # of training, by more than rounding
 
@@ -42,7 +46,7 @@ STRATEGIES = (
 )
 
 
-def switched_on(loaded: PinnedRecipe, stage: StageName, name: str) -> Changes | None:
+def switched_on(loaded: PinnedRecipe, stage: TrainingName, name: StrategyName) -> Changes | None:
     """Return the keys that switch a strategy on for a stage; None if it is on, or there is nothing to halve."""
     recipe = loaded.recipe
     options = recipe.training_section(stage)
@@ -60,7 +64,7 @@ def switched_on(loaded: PinnedRecipe, stage: StageName, name: str) -> Changes | 
     return None  # one process sees one card
 
 
-def switched_off(loaded: PinnedRecipe, stage: StageName) -> Changes:
+def switched_off(loaded: PinnedRecipe, stage: TrainingName) -> Changes:
     """Return the changes that switch every strategy off: the base as published, eager attention, one whole batch."""
     return {
         "model.quantization": "none",
@@ -70,16 +74,16 @@ def switched_off(loaded: PinnedRecipe, stage: StageName) -> Changes:
     }
 
 
-def one_by_one(loaded: PinnedRecipe, stage: StageName) -> dict[str, PinnedRecipe]:
+def one_by_one(loaded: PinnedRecipe, stage: TrainingName) -> dict[str, PinnedRecipe]:
     """Return variants of the recipe by name: "none" without any strategy, one for each strategy, and "combined".
 
     "combined" has all strategies that apply to one card.
     """
-    off = with_changes(loaded, switched_off(loaded, stage))
+    off = loaded.with_changes(switched_off(loaded, stage))
     alone = {s.name: switched_on(off, stage, s.name) for s in STRATEGIES}
     changes: dict[str, Changes] = {"none": {}} | {name: keys for name, keys in alone.items() if keys}
     changes["combined"] = {key: value for keys in changes.values() for key, value in keys.items()}
-    return {name: with_changes(off, keys) for name, keys in changes.items()}
+    return {name: off.with_changes(keys) for name, keys in changes.items()}
 
 
 class StrategyCost(NamedTuple):
@@ -89,10 +93,10 @@ class StrategyCost(NamedTuple):
     operations: float  # of a step, relative to those without any strategy
 
 
-def alone(
+def costs_alone(
     predict: Predict,
     loaded: PinnedRecipe,
-    stage: StageName,
+    stage: TrainingName,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, StrategyCost]:
     """Return the cost of a stage with each strategy alone, without any ("none") and with all together ("combined").
@@ -114,11 +118,6 @@ def four_bit_changes(stages: Iterable[StageName]) -> Changes:
     return {"model.quantization": "nf4", **optimizers}
 
 
-def with_changes(loaded: PinnedRecipe, changes: Mapping[str, JsonValue]) -> PinnedRecipe:
-    """Return a recipe with further overrides."""
-    return recipes.load(loaded.directory, {**loaded.overrides, **changes}, loaded.recipe.seed)
-
-
 class Effect(NamedTuple):
     """What a stage needs with a strategy, in bytes of the card.
 
@@ -130,7 +129,7 @@ class Effect(NamedTuple):
     after: int | None
 
 
-def effects(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> list[Effect]:
+def effects(predict: Predict, loaded: PinnedRecipe, stage: TrainingName) -> list[Effect]:
     """Return each strategy alone, on the recipe as it is, the one that saves most first."""
     rows = []
     for strategy in STRATEGIES:
@@ -140,20 +139,20 @@ def effects(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> list[Ef
             continue
         after: int | None
         try:
-            after = card_needed_bytes(predict(with_changes(loaded, changes), stage).whole)
+            after = card_needed_bytes(predict(loaded.with_changes(changes), stage).whole)
         except UserError:  # other keys of the recipe exclude it, or a package that it needs is not installed
             after = None
         rows.append(Effect(strategy, changes, after))
     return sorted(rows, key=lambda effect: inf if effect.after is None else effect.after)
 
 
-def operations(loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage) -> float:
+def operations(loaded: PinnedRecipe, stage: TrainingName, predicted: PredictedStage) -> float:
     """Return the floating-point operations of one step of a stage, decoding left out."""
     per_phase = projection.step_flops(loaded.recipe, stage, predicted)
     return sum(flops for phase, flops in per_phase.items() if phase != "rollout/decode")
 
 
-def global_batch(loaded: PinnedRecipe, stage: StageName) -> int:
+def global_batch(loaded: PinnedRecipe, stage: TrainingName) -> int:
     """Return the rows of one optimizer step."""
     options = loaded.recipe.training_section(stage)
     if isinstance(options, recipes.Dialogues):
@@ -161,7 +160,7 @@ def global_batch(loaded: PinnedRecipe, stage: StageName) -> int:
     return options.batch_size // options.num_mini_batches
 
 
-def micro_batch(loaded: PinnedRecipe, stage: StageName, micro: int) -> Changes:
+def micro_batch(loaded: PinnedRecipe, stage: TrainingName, micro: int) -> Changes:
     """Return the keys that put `micro` rows on the card at once and keep the rows of an optimizer step."""
     if stage in recipes.ONLINE:
         return {f"{stage}.per_device_train_batch_size": micro}
@@ -171,7 +170,7 @@ def micro_batch(loaded: PinnedRecipe, stage: StageName, micro: int) -> Changes:
     }
 
 
-def _halved(loaded: PinnedRecipe, stage: StageName) -> Changes:
+def _halved(loaded: PinnedRecipe, stage: TrainingName) -> Changes:
     options = loaded.recipe.training_section(stage)
     if isinstance(options, recipes.Dialogues):
         key, length = "max_length", options.max_length
@@ -183,4 +182,5 @@ def _halved(loaded: PinnedRecipe, stage: StageName) -> Changes:
 
 def divisors(n: int) -> list[int]:
     """Return the divisors of n, the smallest first."""
-    return [d for d in range(1, n + 1) if n % d == 0]
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return small + [n // d for d in reversed(small) if d * d != n]

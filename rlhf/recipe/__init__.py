@@ -18,6 +18,7 @@ from rlhf.recipe.names import (
     Role,
     SharedRole,
     StageName,
+    TrainingName,
     stage_name,
 )
 from rlhf.recipe.pinned import PinnedRecipe, content_hash, load
@@ -83,6 +84,7 @@ __all__ = [
     "Sums",
     "Tokenizer",
     "Toy",
+    "TrainingName",
     "as_yaml",
     "available",
     "check_directory",

@@ -8,6 +8,7 @@ from pathlib import Path
 from rlhf.errors import OptionError, UserError
 from rlhf.recipe.names import GROUPS, StageName
 from rlhf.recipe.pinned import PinnedRecipe, load
+from rlhf.recipe.plain_yaml import read_yaml
 
 
 def default_root() -> Path:
@@ -32,21 +33,29 @@ def available(root: Path) -> list[Path]:
 def resolve(hardware: str, root: Path) -> Path:
     """Return the newest released version of the default recipe of `hardware`; its newest draft if none is released.
 
-    Raises OptionError if there is no default recipe, and UserError if there is more than one.
+    A mistake in a recipe for other hardware is none here. Raises OptionError if there is no default recipe, and
+    UserError if there is more than one or if a recipe for `hardware` is wrong.
     """
     names: set[str] = set()
     defaults: set[str] = set()
     by_status: dict[str, Path] = {}
+    unreadable: list[UserError] = []
     for directory in available(root):
-        recipe = load(directory).recipe
-        names.add(recipe.hardware.name)
-        if recipe.hardware.name == hardware and recipe.default:
+        try:
+            name = _hardware_name(directory)
+        except UserError as error:
+            unreadable.append(error)
+            continue
+        names |= {name} - {""}
+        if name == hardware and (recipe := load(directory).recipe).default:
             by_status[recipe.status] = directory  # available() puts the newest version last
             defaults.add(directory.parent.name)
     if len(defaults) > 1:
         listing = " and ".join(sorted(defaults))
         raise UserError(f"--hw {hardware}: {listing} are both its default; set default: false in one, or use --recipe")
     if not by_status:
+        if unreadable:  # it may be the one that is asked for
+            raise unreadable[0]
         if not names:
             raise OptionError(no_recipes(root))
         nearest = difflib.get_close_matches(hardware.lower(), names, 3, 0.4)
@@ -54,6 +63,13 @@ def resolve(hardware: str, root: Path) -> Path:
         what = "no default recipe" if hardware in names else "no recipe for such hardware"
         raise OptionError(f"--hw {hardware or repr('')}: {what} in {root}; {hint}")
     return by_status.get("released") or by_status["draft"]
+
+
+def _hardware_name(directory: Path) -> str:
+    """Return the hardware that a recipe's file names, "" for none; the recipe is not checked. Raises UserError."""
+    section = read_yaml(directory / "recipe.yaml").get("hardware")
+    name = section.get("name") if isinstance(section, dict) else None
+    return name if isinstance(name, str) else ""
 
 
 def check_directory(directory: Path, root: Path) -> None:

@@ -8,6 +8,7 @@ from rlhf.errors import UserError
 StageName = Literal["pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "evaluate", "merge"]
 OnlineName = Literal["ppo", "rloo", "grpo"]  # stages that learn from their own samples
 GroupName = Literal["rloo", "grpo"]  # those of them that compare several responses to a prompt
+TrainingName = Literal["sft", "rm", "ppo", "rloo", "grpo", "dpo"]  # stages that train an adapter
 PolicyName = Literal["ppo", "rloo", "grpo", "dpo"]  # stages whose policy is compared with SFT
 PolicyLabel = Literal["base", "sft"] | PolicyName  # what an evaluation measures
 SharedRole = Literal["policy", "reference", "reward", "value", "base"]  # base: without an adapter
@@ -17,8 +18,7 @@ STAGES: tuple[StageName, ...] = get_args(StageName)
 ONLINE: tuple[OnlineName, ...] = get_args(OnlineName)
 GROUPS: tuple[GroupName, ...] = get_args(GroupName)
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
-# Stages that train an adapter; `hardware.count` processes work on one of them together.
-TRAINING_STAGES: tuple[StageName, ...] = ("sft", "rm", *ONLINE, "dpo")
+TRAINING_STAGES: tuple[TrainingName, ...] = get_args(TrainingName)  # `hardware.count` processes share one of them
 
 
 def is_commit(text: str | None) -> bool:

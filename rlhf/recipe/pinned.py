@@ -40,6 +40,10 @@ class PinnedRecipe(NamedTuple):
         """Return whether overrides changed the recipe."""
         return bool(self.overrides)
 
+    def with_changes(self, changes: Mapping[str, JsonValue]) -> "PinnedRecipe":
+        """Return the recipe with further overrides."""
+        return load(self.directory, {**self.overrides, **changes}, self.recipe.seed)
+
 
 def load(directory: Path, overrides: Mapping[str, JsonValue] | None = None, seed: int | None = None) -> PinnedRecipe:
     """Read `directory/recipe.yaml`, apply `overrides` ({"ppo.kl_coef": 0.1}) and check the result.

@@ -133,8 +133,9 @@ def _number(kind: str) -> Callable[[Yaml, yaml.ScalarNode], float]:
         if len(node.value) > MAX_DIGITS:
             raise _problem(f"a number of {len(node.value):,} characters; write it with {MAX_DIGITS} at most", node)
         if ":" in node.value or re.match(r"[-+]?0[0-9_]", node.value):  # YAML 1.1 reads 1:30 as 90 and 010 as 8
-            meaning = "a number to base 60" if ":" in node.value else "an octal number"
-            raise _problem(f"{node.value} would be {meaning}; write it without, or put it in quotes", node)
+            base_60 = "a number to base 60; write a number without the colon"
+            meaning = base_60 if ":" in node.value else "an octal number; write a number without the leading 0"
+            raise _problem(f"{node.value} would be {meaning}, or put a text in quotes", node)
         try:
             return construct(loader, node)
         except ValueError:  # 0b, 0x

@@ -12,11 +12,10 @@ from typing import Annotated, ClassVar, Final, Literal, NamedTuple, Self
 
 from pydantic import model_validator
 
+from rlhf.recipe.bounds import Finite
 from rlhf.recipe.names import StageName
 from rlhf.recipe.strict import AsTuple, Section
 from rlhf.terminal.wording import span
-
-GB = 1e9  # bytes
 
 VerdictWord = Literal["reproduces", "better", "worse", "differs", "met", "missed", "not measured", "not comparable"]
 REPRODUCES: Final = "reproduces"  # this and the next three are verdicts on published figures
@@ -43,6 +42,15 @@ ELSEWHERE = {
 Range = tuple[float | None, float | None]
 
 
+def _check_ends(key: str, ends: Range | None) -> None:
+    """Raise ValueError for a range without ends, or with the higher end first."""
+    if ends == (None, None):
+        raise ValueError(f"{key}: both ends are open; give one of them a number")
+    low, high = ends or (None, None)
+    if low is not None and high is not None and low > high:
+        raise ValueError(f"{key}: {low:g} is above {high:g}; write the lower end first")
+
+
 class Figure(Section):
     """A published figure or a target of our own, with the metric that it is compared with.
 
@@ -59,9 +67,9 @@ class Figure(Section):
     # adds.
     metric: str | None = None
     not_comparable: str | None = None  # the reason, where there is no metric
-    value: float | None = None
-    range: Annotated[Range | None, AsTuple] = None
-    range_of_mean: Annotated[Range | None, AsTuple] = None  # over several seeds; targets only
+    value: Finite | None = None
+    range: Annotated[tuple[Finite | None, Finite | None] | None, AsTuple] = None
+    range_of_mean: Annotated[tuple[Finite | None, Finite | None] | None, AsTuple] = None  # over several seeds; targets
     tolerance: float | str | None = None
     about: bool = False
     better: Literal["less", "more", "neither"] | None = None  # null: by the metric, see `direction`
@@ -75,7 +83,9 @@ class Figure(Section):
             raise ValueError("a figure has either a metric that it is compared with, or a reason: not_comparable")
         if (self.value is None) == (self.range is None):
             raise ValueError("a figure has either a value (one number) or a range [low, high]")
-        if self.range and self.range[0] is not None and self.range[0] == self.range[1]:
+        _check_ends("range", self.range)
+        _check_ends("range_of_mean", self.range_of_mean)
+        if self.range and self.range[0] == self.range[1]:
             raise ValueError(f"range: both ends are {self.range[0]:g}; write value: {self.range[0]:g}")
         if self.guide is None and (self.range is None or self.tolerance is not None or self.about or self.better):
             raise ValueError("a target of our own (a figure without guide) is a range, without tolerance or direction")
@@ -89,6 +99,8 @@ class Figure(Section):
             raise ValueError("about is a tolerance of 10 %; leave out one of the two")
         if isinstance(self.tolerance, str) and not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?%", self.tolerance):
             raise ValueError(f"tolerance: {self.tolerance} is neither a number nor a percentage such as 10%")
+        if isinstance(self.tolerance, float | int) and not 0 <= self.tolerance < math.inf:
+            raise ValueError(f"tolerance: {self.tolerance} must be 0 or more, and finite")
         return self
 
     def text(self, in_full: bool = False) -> str:

@@ -19,10 +19,12 @@ def random_weights_changes(recipe: Recipe, pairs: int, shape: LengthsShape) -> C
     vocabulary = architecture.vocab_size or recipe.tokenizer.vocab_size
     return {
         "model.source": "random",
+        **({"model.revision": None} if recipe.model.revision else {}),
         "model.architecture.vocab_size": vocabulary,
         "tokenizer": {"source": "words", "vocab_size": vocabulary, "template": "hh"},
         "pretrain": None,
         "data.source": "lengths",
         **({"data.files": []} if recipe.data.files else {}),
+        **{f"data.{key}": None for key in recipe.data.hub_keys()},
         "data.lengths": {"pairs": pairs, "shape": shape},
     }

@@ -30,7 +30,7 @@ from rlhf.recipe.bounds import (
 )
 from rlhf.recipe.choices import KeptWeights, Optimizer, Schedule
 from rlhf.recipe.model_types import LEAN_TYPES
-from rlhf.recipe.names import GROUPS, TRAINING_STAGES, PolicyName, StageName
+from rlhf.recipe.names import GROUPS, ONLINE, TRAINING_STAGES, PolicyName, StageName, TrainingName
 from rlhf.recipe.schema_data import Data
 from rlhf.recipe.schema_model import Hardware, Lora, Model, Tokenizer
 from rlhf.recipe.schema_online import Grpo, OnlineOptions, Ppo, Rloo
@@ -307,10 +307,12 @@ class Recipe(Section):
         sections: dict[StageName, OnlineOptions | None] = {"ppo": self.ppo, "rloo": self.rloo, "grpo": self.grpo}
         return {stage: options for stage, options in sections.items() if options is not None}
 
-    def training_section(self, stage: StageName) -> Dialogues | OnlineOptions:
+    def training_section(self, stage: TrainingName) -> Dialogues | OnlineOptions:
         """Return the section of a stage that trains an adapter. Raises KeyError if the recipe has none."""
-        supervised: dict[StageName, Dialogues] = {"sft": self.sft, "rm": self.rm, "dpo": self.dpo}
-        return supervised[stage] if stage in supervised else self.online()[stage]
+        if stage in ONLINE:
+            return self.online()[stage]
+        supervised: dict[TrainingName, Dialogues] = {"sft": self.sft, "rm": self.rm, "dpo": self.dpo}
+        return supervised[stage]
 
     def processes(self, stage: StageName) -> int:
         """Return the number of processes that work on a stage."""

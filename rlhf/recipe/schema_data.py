@@ -56,6 +56,9 @@ Flaw = Literal[
 ]
 
 
+HUB_KEYS = ("name", "revision", "data_dir", "split")  # of a set of the hub
+
+
 class Data(Section):
     """The data: its source, its format, its held-out part and the flawed rows to leave out."""
 
@@ -88,7 +91,7 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
-        """Raise ValueError for a source without its keys, and for a file or a fraction that it cannot use."""
+        """Raise ValueError for a source without its keys."""
         for source, key in (
             ("toy", "toy"),
             ("sums", "sums"),
@@ -98,10 +101,29 @@ class Data(Section):
         ):
             if self.source == source and not getattr(self, key):
                 raise ValueError(f"source: {source} needs {key}")
-        if self.files and self.source != "files":
-            raise ValueError(f"files is set, but source is {self.source}: set source: files, or remove files")
         if self.source == "hub" and not is_commit(self.revision):
             raise ValueError("source: hub needs revision: the 40-digit commit, so that the data can never change")
+        return self
+
+    @model_validator(mode="after")
+    def _check_other_sources(self) -> Self:
+        """Raise ValueError for keys of files or of the hub that the source does not read."""
+        if self.files and self.source != "files":
+            raise ValueError(f"files is set, but source is {self.source}: set source: files, or remove files")
+        unused = self.hub_keys() if self.source != "hub" else []
+        if unused:
+            raise ValueError(
+                f"{unused[0]} is set, but source is {self.source}: set source: hub, or remove {', '.join(unused)}"
+            )
+        return self
+
+    def hub_keys(self) -> list[str]:
+        """Return the keys that are set and that only a set of the hub has."""
+        return [key for key in HUB_KEYS if getattr(self, key) is not None]
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> Self:
+        """Raise ValueError for a split or a fraction that names no part of the data."""
         if self.split is not None and not re.fullmatch(r"[\w.-]+", self.split):
             raise ValueError(f"split: {self.split!r} is not the name of one split, such as train_prefs")
         if self.validation_fraction is not None and self.validation_fraction >= self.heldout_fraction:

@@ -66,9 +66,11 @@ class Architecture(Section):
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
-        """Raise ValueError unless the heads divide the width."""
-        has_head_dim = self.others().get("head_dim") is not None  # heads may be as wide as they like then
-        if (self.hidden_size % self.num_attention_heads and not has_head_dim) or (
+        """Raise ValueError unless the heads have a width of their own or divide that of the model."""
+        head_dim = self.others().get("head_dim")
+        if head_dim is not None and (type(head_dim) is not int or head_dim < 1):
+            raise ValueError(f"head_dim: {head_dim!r} must be a whole number above 0")
+        if (self.hidden_size % self.num_attention_heads and head_dim is None) or (
             self.num_attention_heads % self.num_key_value_heads
         ):
             raise ValueError("hidden_size must be a multiple of num_attention_heads, and these of num_key_value_heads")
@@ -124,6 +126,8 @@ class Model(Section):
             raise ValueError("source: hub needs revision: the 40-digit commit, so that the weights can never change")
         if self.source in ("pretrain", "random") and self.architecture is None:
             raise ValueError(f"source: {self.source} needs an architecture")
+        if self.revision is not None and self.source != "hub":
+            raise ValueError(f"revision is set, but source is {self.source}: set source: hub, or remove revision")
         if self.source == "random" and self.architecture and not self.architecture.vocab_size:
             raise ValueError("source: random needs architecture.vocab_size")
         return self

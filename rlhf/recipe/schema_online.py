@@ -189,7 +189,7 @@ class GroupBase(OnlineBase):
     @property
     def weights(self) -> tuple[float, ...]:
         """Return the weight of each reward."""
-        return self.reward_weights or (1.0,) * len(self.reward_funcs)
+        return (1.0,) * len(self.reward_funcs) if self.reward_weights is None else self.reward_weights
 
     @property
     def upper_epsilon(self) -> float:
@@ -219,6 +219,8 @@ class GroupBase(OnlineBase):
             raise ValueError(
                 f"{len(self.reward_funcs)} reward_funcs and {len(self.weights)} reward_weights: give each its weight"
             )
+        if not any(self.weights):
+            raise ValueError("reward_weights: all are 0: give at least one reward another weight")
         if len(set(self.reward_funcs)) != len(self.reward_funcs):
             raise ValueError("reward_funcs names a reward twice")
         if self.kl_target is not None and not self.beta:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, JsonValue, read_json
-from rlhf.recipe import Architecture, Model, PinnedRecipe
+from rlhf.recipe.pinned import PinnedRecipe
+from rlhf.recipe.schema_model import Architecture, Model
 
 
 def differing_values(architecture: Architecture, config: Mapping[str, JsonValue]) -> JsonObject:

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
@@ -50,7 +50,7 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
     problems = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     problem = problems[0]
     location = _location(problem)
-    key = prefix + ".".join(location)
+    key = (prefix + ".".join(location)).rstrip(".")  # of the whole object: the prefix alone
     overridden = any(f"{o}.".startswith(f"{key}.") or f"{key}.".startswith(f"{o}.") for o in overrides)
     source = f"{file} with --set" if overrides and (overridden or not key) else str(file)
     if problem["type"] == "extra_forbidden":
@@ -69,14 +69,26 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
         return f"{source}: {key + ': ' if key else ''}{message}"
     if problem["type"] == "model_type":
         message = f"a section is written {'.'.join(location)}.KEY=VALUE, or with its keys below it"
-    if problem["type"] == "literal_error" and any(
-        p["type"] == "tuple_type" and _location(p) == location for p in problems
-    ):
-        message += f", or a list ({kind.documented_in} explains it)"
-    if problem["type"] == "tuple_type":
-        message = f"a list is written [{problem['input']}]"
+    if problem["type"] in ("tuple_type", "literal_error"):
+        message = _list_message(kind, problems, location) or message
     given = "null" if problem["input"] is None else repr(problem["input"])
     return f"{source}: {key} = {shortened(given, 200)}: {message}{also_wrong}"
+
+
+def _list_message(kind: type[Section], problems: Sequence[Problem], location: list[str]) -> str | None:
+    """Return the message about what is no list, at a key that takes one; None at any other key.
+
+    If the key takes words too, they are named: whoever misspelt one has no use for a list of it.
+    """
+    field = _section_at(kind, location[:-1]).model_fields.get(location[-1])
+    tuples = _tuple_types(field.annotation) if field else []
+    if not tuples:
+        return None
+    problem = next((p for p in problems if p["type"] == "literal_error" and _location(p) == location), None)
+    if problem is None:
+        return f"a list is written [{problems[0]['input']}]"
+    what = "a list" if Ellipsis in tuples[0] else "a list of two numbers"  # no key takes another number of values
+    return f"input should be {problem['ctx']['expected']}, or {what} ({kind.documented_in} explains it)"
 
 
 def _location(problem: Problem) -> list[str]:
@@ -160,6 +172,13 @@ def _section_types(annotation: object) -> list[type[Section]]:
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return [annotation]
     return [section for part in getattr(annotation, "__args__", ()) for section in _section_types(part)]
+
+
+def _tuple_types(annotation: object) -> list[tuple[object, ...]]:
+    """Return the types of the values of each tuple that a type annotation names."""
+    if get_origin(annotation) is tuple:
+        return [get_args(annotation)]
+    return [values for part in getattr(annotation, "__args__", ()) for values in _tuple_types(part)]
 
 
 def parse_overrides(items: Iterable[str]) -> Changes:

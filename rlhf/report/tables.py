@@ -11,6 +11,7 @@ from rlhf.run import reader, records
 from rlhf.run.finished import totals
 from rlhf.run.layout import FINDINGS
 from rlhf.terminal import wording
+from rlhf.terminal.wording import GB
 
 
 def sections_of_verdicts(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
@@ -35,7 +36,7 @@ def sections_of_verdicts(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
 
 def _figure_cells(figure: Figure, value: float | None, verdict: Verdict, predicted: float | None) -> tuple[object, ...]:
     """Return the cells of a figure: its name and range, the predicted GB, the measured value and the verdict."""
-    expected = f"{predicted / published.GB:.2f}" if predicted else ""
+    expected = f"{predicted / GB:.2f}" if predicted else ""
     kinds = {DIFFERS: "warn"} | dict.fromkeys(published.GOOD, "good") | dict.fromkeys(published.BAD, "bad")
     verdict_cell = Cell(str(verdict), kinds.get(verdict.word, ""))
     return (figure.title, figure.text(in_full=True), expected, wording.number(value), verdict_cell)

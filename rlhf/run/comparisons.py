@@ -6,9 +6,10 @@ from typing import Literal
 
 from rlhf import recipe as recipes
 from rlhf.files import finite
-from rlhf.recipe import Figure, PinnedRecipe, StageName, published
+from rlhf.recipe import Figure, PinnedRecipe, StageName
 from rlhf.run import reader, records
 from rlhf.run.layout import ADAPTER, METRICS, MODEL
+from rlhf.terminal.wording import GB
 
 
 def figures(loaded: PinnedRecipe, stage: StageName | Literal["all"]) -> list[Figure]:
@@ -32,15 +33,15 @@ def comparable_values(
     """
     values = {**metrics, "hours": seconds / 3600}
     if peak := costs["peak_vram_bytes"]:
-        values["peak_vram_gb"] = peak / published.GB
+        values["peak_vram_gb"] = peak / GB
     for component, size in (costs["component_bytes"] or {}).items():
-        values[f"component_gb.{component}"] = size / published.GB
+        values[f"component_gb.{component}"] = size / GB
     if "base_bytes" in metrics:
-        values["base_model_gb"] = metrics["base_bytes"] / published.GB
+        values["base_model_gb"] = metrics["base_bytes"] / GB
     for folder, name in ((ADAPTER, "adapter_gb"), (MODEL, "merged_model_gb")):
         sizes = [file.stat().st_size for file in (path / folder).glob("*.safetensors")]
         if sizes:
-            values[name] = sum(sizes) / published.GB
+            values[name] = sum(sizes) / GB
     for row in reader.read_lines(path / METRICS, records.MetricsLine):
         for key, value in row.values.items():
             if value is not None:

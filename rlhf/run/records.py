@@ -22,8 +22,10 @@ from pydantic import (
 
 from rlhf.files import JsonObject
 from rlhf.recipe import StageName
-from rlhf.recipe.published import GB, Figure, Verdict, verdict_of
+from rlhf.recipe.published import Figure, Verdict, verdict_of
+from rlhf.recipe.schema_data import HUB_KEYS
 from rlhf.recipe.totals import Spent
+from rlhf.terminal.wording import GB
 
 SCHEMA = 1
 
@@ -166,6 +168,16 @@ class Settings(Record):
     data: DataSettings | None = None
     tokenizer: TokenizerSettings = TokenizerSettings()
     merge: MergeSettings | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return the settings as they were read, but without the keys of a set of the hub that was not read.
+
+        The recipes of older runs could name one beside another source.
+        """
+        if self.data is None or self.data.source == "hub":
+            return self._content
+        read = {key: value for key, value in self.data.plain().items() if key not in HUB_KEYS}
+        return self._content | {"data": read}
 
 
 class Manifest(Record):

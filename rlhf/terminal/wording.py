@@ -1,5 +1,7 @@
 """Numbers and ranges as text, the same in tables, reports and messages."""
 
+GB = 1e9  # bytes
+
 
 def number(value: object) -> str:
     """Return a value as text: 4 significant digits, whole numbers with separators, - for None."""
@@ -19,3 +21,8 @@ def span(low: float | None, high: float | None) -> str:
     if low is not None and high is not None:
         return f"{number(low)} – {number(high)}"
     return f"≥ {number(low)}" if low is not None else f"≤ {number(high)}" if high is not None else "-"
+
+
+def gb(size: float, digits: int = 2) -> str:
+    """Return a size in bytes as GB of 10^9 bytes; `-` for none."""
+    return f"{size / GB:.{digits}f}" if size else "-"

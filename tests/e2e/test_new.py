@@ -16,7 +16,6 @@ from rlhf.commands.new import card_of
 from rlhf.commands.new_content import NewOptions
 from rlhf.errors import OptionError, UserError
 from rlhf.memory.phases import PredictedStage
-from rlhf.memory.strategies import with_changes
 from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import PinnedRecipe
 from tests import models
@@ -128,7 +127,7 @@ def test_what_the_search_finds_is_what_is_written(checkpoints, tmp_path):
     predict: Any = Predictor()
     fitting = new.search(predict, before, facts.parameters, ("sft", "rm", "ppo", "dpo", "evaluate"), 3 * 10**9, quiet)
     assert len(fitting.changes) > 5
-    expected = with_changes(before, fitting.changes).recipe
+    expected = before.with_changes(fitting.changes).recipe
     after = new._write_recipe(draft, content.with_changed_keys(fitting.changes))
     assert after.recipe == expected != before.recipe
 

@@ -113,6 +113,13 @@ def test_what_leaves_something_behind_runs_again(stand_in):
     assert calls["closed"] == 2
 
 
+def test_a_result_with_a_gradient_is_made_each_time(stand_in):
+    """A copy would have no graph through which a backward pass could go."""
+    repeats, weight = Repeats(stand_in), torch.ones(300, 4, device="meta").requires_grad_()
+    results = [repeats("double", lambda: weight * 2) for _ in range(2)]
+    assert all(result.grad_fn is not None for result in results)
+
+
 def test_a_repeated_result_is_followed_until_it_is_released(stand_in):
     repeats = Repeats(stand_in)
 

@@ -69,6 +69,9 @@ def test_a_large_block_keeps_a_rest_of_at_most_one_mib():
     assert (allocator.allocated, allocator.reserved) == (14 * MIB, 32 * MIB)
     allocator.malloc(9 * MIB)
     assert allocator.reserved == 32 * MIB, "into the rest"
+    exactly = Allocator(expandable=False)
+    exactly.malloc(11 * MIB)
+    assert exactly.allocated == exactly.reserved == 12 * MIB
 
 
 def test_the_smallest_block_that_is_large_enough_is_taken():

@@ -393,7 +393,7 @@ def test_the_ablation_shows_flash_attn_beside_torch_s_own_kernel(monkeypatch, tm
         return {"sft": row}
 
     monkeypatch.setattr(steps, "measure", measure)
-    monkeypatch.setattr(ablation, "alone", lambda *_: defaultdict(lambda: StrategyCost(3 * 10**9, 1.0)))
+    monkeypatch.setattr(ablation, "costs_alone", lambda *_: defaultdict(lambda: StrategyCost(3 * 10**9, 1.0)))
     file = tmp_path / "ablation.json"
     folder = str(RECIPE.parents[1] / "h100-mistral-7b" / "v1")
     result = CliRunner().invoke(ablation.main, ["--recipe", folder, "--save", str(file)])

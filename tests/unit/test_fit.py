@@ -8,6 +8,7 @@ from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.memory import fit
 from rlhf.memory.predict import Predictor
+from rlhf.memory.strategies import divisors
 from tests.conftest import content_of, rlhf
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -23,6 +24,11 @@ def test_less_memory_than_the_base_is_refused_before_the_search(monkeypatch, cap
     assert err.startswith("error: ppo: the base alone needs 3.87 GB in 4 bits, more than 2 GB; allow more memory with")
     with pytest.raises(UserError, match=r"^ppo: the base alone"):
         fit.refuse_less_than_the_base(recipe.load(LLAMA), ("rm", "ppo"), 3_700_000_000)
+
+
+def test_divisors_are_found_without_trying_each_number():
+    assert [divisors(n) for n in (1, 2, 12, 16)] == [[1], [1, 2], [1, 2, 3, 4, 6, 12], [1, 2, 4, 8, 16]]
+    assert divisors(2**40) == [2**power for power in range(41)]
 
 
 @pytest.mark.parametrize("pinned", PINNED, ids=lambda folder: "-".join(folder.parts[-2:]))

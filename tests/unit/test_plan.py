@@ -316,7 +316,7 @@ def test_progress_names_each_candidate_of_the_search_and_each_strategy():
     fit.fit(formula, loaded, ("sft", "rm", "evaluate"), 999, lines.append)
     assert len(set(lines)) == len(lines) and any("a base in 4 bits, sft with" in line for line in lines)
     lines.clear()
-    effects = strategies.alone(Known(SFT).predict, loaded, "sft", lines.append)
+    effects = strategies.costs_alone(Known(SFT).predict, loaded, "sft", lines.append)
     assert lines == [f"rehearsing sft with strategies: {name}" for name in effects]
 
 
@@ -428,7 +428,7 @@ def test_faster_means_fewer_passes_unless_weights_are_read_more_often():
 
 def test_where_nothing_fits_the_answer_is_one_line_with_the_least_that_was_tried(command, predictor, small):
     pytest.importorskip("bitsandbytes")
-    smallest = strategies.with_changes(recipe.load(small), strategies.four_bit_changes(["rm"])).recipe
+    smallest = recipe.load(small).with_changes(strategies.four_bit_changes(["rm"])).recipe
     limit = fit.base_bytes(smallest, "rm")
     found = fit.fit(predictor.predict, recipe.load(small), ("rm",), limit)
     assert found.too_large == ("rm",)
@@ -704,6 +704,24 @@ def test_an_interval_holds_what_is_projected_and_no_less_than_the_limit():
     assert 25 <= interval.low < interval.seconds < interval.high
 
 
+def test_two_cards_wait_for_each_other_where_the_layers_of_the_model_are_known():
+    """Memory of a rank is predicted for any model; what ranks send each other only for layers like a Llama's."""
+
+    def two(model_type: str) -> plan.StageTime | None:
+        overrides: recipe.Changes = {
+            "hardware.name": "2x4090",
+            "hardware.count": 2,
+            "model.architecture.model_type": model_type,
+        }
+        loaded = recipe.load(RECIPE, sft_recipe().overrides | overrides)
+        return plan.make(Known(SFT), loaded, ("sft",), None).stages["sft"].time
+
+    known, unknown = two("llama"), two("phi3")
+    assert known and unknown and known.between_ranks and unknown.between_ranks is None
+    waiting = known.between_ranks.seconds_per_step * known.between_ranks.steps / 3600
+    assert known.projected_hours - unknown.projected_hours == pytest.approx(waiting)
+
+
 def test_cost_is_hours_times_the_price():
     priced, unpriced = projected(1.5), projected()
     assert priced and unpriced
@@ -740,7 +758,8 @@ def test_padding_is_less_where_rows_are_grouped(batch, longest):
 def test_padding_of_rows_whose_length_is_not_known():
     toy = recipe.load(RECIPE).recipe
     longest = recipe.load(RECIPE, HH | {"data.source": "lengths", "data.lengths": {"pairs": 9, "shape": "longest"}})
-    for unknown in (toy, longest.recipe):
+    unused = recipe.load(RECIPE, {"data.lengths": {"pairs": 9, "shape": "hh"}})
+    for unknown in (toy, longest.recipe, unused.recipe):
         assert projection.padded_share(unknown, 512, 384, 8, 16) == 1.0
         assert projection.padded_share(unknown, 512, 384, 8, None) == 1.0
 
@@ -879,14 +898,14 @@ def test_a_strategy_is_switched_on_once_and_changes_no_batch(directory):
     """And with none of them, the batches are as before."""
     loaded = recipe.load(directory)
     for stage in (name for name in TRAINING_STAGES if getattr(loaded.recipe, name) is not None):
-        off = strategies.with_changes(loaded, strategies.switched_off(loaded, stage))
+        off = loaded.with_changes(strategies.switched_off(loaded, stage))
         for start in (loaded, off):
             assert global_batch(start, stage) == global_batch(loaded, stage)
             for strategy in strategies.STRATEGIES:
                 changes = strategies.switched_on(start, stage, strategy.name)
                 if changes is None:
                     continue
-                after = strategies.with_changes(start, changes)
+                after = start.with_changes(changes)
                 assert after.recipe != start.recipe, strategy.name
                 assert global_batch(after, stage) == global_batch(loaded, stage), strategy.name
                 if strategy.name not in ("batch_size", "context_length"):
@@ -897,7 +916,7 @@ def test_what_is_on_already_is_not_switched_on():
     loaded = recipe.load(RECIPE, {"sft.gradient_checkpointing": True, "sft.per_device_train_batch_size": 1})
     names = {s.name for s in strategies.STRATEGIES if strategies.switched_on(loaded, "sft", s.name) is not None}
     assert names == {"quantization", "context_length"}
-    eager = strategies.with_changes(loaded, strategies.switched_off(loaded, "sft"))
+    eager = loaded.with_changes(strategies.switched_off(loaded, "sft"))
     assert strategies.switched_on(eager, "sft", "flash_attention") == {"model.attention": "auto"}
     assert strategies.switched_on(eager, "sft", "distributed") is None
 
@@ -913,14 +932,14 @@ def test_half_the_micro_batch_is_twice_the_accumulation():
 def test_an_odd_micro_batch_keeps_its_global_batch():
     loaded = recipe.load(RECIPE, {"sft.per_device_train_batch_size": 5, "sft.gradient_accumulation_steps": 1})
     changes = strategies.switched_on(loaded, "sft", "batch_size")
-    assert changes is None or global_batch(strategies.with_changes(loaded, changes), "sft") == 5
+    assert changes is None or global_batch(loaded.with_changes(changes), "sft") == 5
 
 
-def computed(predictor: Predictor, loaded: PinnedRecipe, strategy: str) -> float:
+def computed(predictor: Predictor, loaded: PinnedRecipe, strategy: strategies.StrategyName) -> float:
     """What SFT computes in a step with a strategy, over what it computes without."""
     changes = strategies.switched_on(loaded, "sft", strategy)
     assert changes
-    changed = strategies.with_changes(loaded, changes)
+    changed = loaded.with_changes(changes)
     after, before = (strategies.operations(r, "sft", predictor.predict(r, "sft")) for r in (changed, loaded))
     return after / before
 

@@ -429,6 +429,12 @@ def test_a_figure_that_says_two_things_is_refused(keys, said):
         Figure.model_validate(row | keys)
 
 
+def published_yaml(ends: str) -> str:
+    """A published.yaml with one figure."""
+    keys = "name: f, stage: sft, metric: hours, unit: h, guide: g, source: g > h > p"
+    return f"targets: [{{{keys}, {ends}}}]"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -439,6 +445,13 @@ def test_a_figure_that_says_two_things_is_refused(keys, said):
             "targets: [{name: f, stage: sft, metric: hours, rnage: [0, 1], unit: h, source: s}]",
             "nearest: targets.0.range (docs/metrics",
         ),
+        (published_yaml("range: [5, 3]"), "targets.0: range: 5 is above 3; write the lower end first"),
+        (published_yaml("range: [null, null]"), "targets.0: range: both ends are open; give one of them a number"),
+        (published_yaml("range: [1, 3], range_of_mean: [3, 2]"), "targets.0: range_of_mean: 3 is above 2"),
+        (published_yaml("value: .nan"), "targets.0.value = nan: input should be a finite number"),
+        (published_yaml("range: [.nan, 3]"), "targets.0.range.0 = nan: input should be a finite number"),
+        (published_yaml("value: 3, tolerance: -0.5"), "targets.0: tolerance: -0.5 must be 0 or more, and finite"),
+        (published_yaml("value: 3, tolerance: .inf"), "targets.0: tolerance: inf must be 0 or more, and finite"),
     ],
 )
 def test_a_mistake_in_published_yaml_is_one_line(tmp_path, text, said):
@@ -465,6 +478,15 @@ def test_a_total_is_the_highest_peak_the_chain_s_hours_or_their_cost():
     assert totals.total("cost_usd", CHAIN, None) == (None, "needs the price of an hour (--price)")
     assert totals.total("hours", {"sft": CHAIN["sft"]}, None) == (8.0, "needs rm, ppo")
     assert totals.total("peak_vram_gb", {"sft": Spent(None, 1.0)}, None) == (None, "needs sft, rm, ppo")
+
+
+def test_a_total_that_lacks_stages_is_missed_only_above_its_range():
+    """SFT and the reward model took 12 hours: PPO might have taken none."""
+    aim = figure("hours", guide=None, unit="hours", stage="all", range=(0.0, 12.0))
+    without_ppo = {stage: CHAIN[stage] for stage in ("sft", "rm")}
+    assert totals.compare_total(aim, without_ppo) == (None, published.Verdict("not measured", "needs ppo"))
+    value, verdict = totals.compare_total(aim, without_ppo | {"rm": Spent(25.0, 4.1)})
+    assert value == pytest.approx(12.1) and verdict.word == "missed"
 
 
 def test_the_most_favourable_of_several_figures_counts():

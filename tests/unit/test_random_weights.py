@@ -419,7 +419,20 @@ def test_every_recipe_can_have_random_weights(directory):
     loaded, before = Choice(directory=directory, weights="random").load(), recipe.load(directory)
     changed = recipe.differences(before.recipe.model_dump(mode="json"), loaded.recipe.model_dump(mode="json"))
     kept = {"pretrain", "model.source", "model.architecture.vocab_size", "data.source", "data.lengths"}
+    kept |= {"model.revision", *(f"data.{key}" for key in ("name", "revision", "data_dir", "split"))}
     assert {key for key in changed if not key.startswith(("tokenizer", "pretrain", "data.lengths"))} <= kept
+
+
+def test_files_take_the_place_of_the_hub(tmp_path):
+    """The recipe names a set, its commit and a part of it; none of them is about the files."""
+    file = tmp_path / "mine.jsonl"
+    file.write_text("{}\n")
+    for name in ("4090-llama2-7b", "4090-qwen3-8b", "4090-llama31-8b-gsm8k"):
+        loaded = Choice(directory=RECIPE.parents[1] / name / "v1", data=(str(file),)).load()
+        assert (loaded.recipe.data.source, loaded.recipe.data.files) == ("files", (str(file),))
+        assert loaded.recipe.data.hub_keys() == []
+    changes = {"data.source": "files", "data.files": [str(file)], "data.format": "auto"}
+    assert Choice(directory=RECIPE, data=(str(file),)).load().overrides == changes, "nothing to remove"
 
 
 def test_a_local_folder_takes_the_place_of_the_hub(checkpoint):

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf import recipe
 from rlhf.cli.plan_tables import between_rows
 from rlhf.memory import ranks
-from rlhf.memory.phases import PredictedPhase, PredictedStage, Work
+from rlhf.memory.phases import PredictedPhase, PredictedStage, PredictionError, Work
 from rlhf.memory.plan import RankTraffic, StageTime
 from rlhf.recipe import PinnedRecipe
 from tests.unit.plans import planned, planned_stage
@@ -96,6 +96,14 @@ def test_what_ranks_tell_each_other_by_hand():
     micro = 32 // 4 // 2 // fsdp.ppo.per_device_train_batch_size
     passes = 2 * 2 * (2 * 4) * micro + 1
     assert ranks.traffic(fsdp, "ppo").weights == passes * ranks.layers_bytes(fsdp) / 2
+
+
+def test_layers_that_are_not_known_are_neither_divided_nor_counted():
+    unknown = load("2x4090-llama2-13b/v1", model__architecture__model_type="phi3", hardware__engine="fsdp").recipe
+    stage = PredictedStage(PredictedPhase(1, {"base": 1}, 0, Work()), {})
+    for refused in (lambda: ranks.divide(unknown, "sft", stage), lambda: ranks.traffic(unknown, "sft")):
+        with pytest.raises(PredictionError, match="the layers of phi3 models are not known: no shards and no traffic"):
+            refused()
 
 
 def test_scaling_is_between_no_overlap_and_all():

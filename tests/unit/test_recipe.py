@@ -79,7 +79,10 @@ def test_every_recipe_loads(directory):
         (lambda c: c["tokenizer"].update(source="local", name="x"), "tokenizer.source: train and a pretrain section"),
         (lambda c: c["data"].update(source="hub", name="a/b", revision="main"), "data: source: hub needs revision"),
         (lambda c: c["data"]["toy"].update(bayes_accuracy=0.97), "data.toy.bayes_accuracy = 0.97"),
-        (lambda c: c["data"].update(split="train[:10]"), "data: split: 'train[:10]' is not the name of one split"),
+        (
+            lambda c: c["data"].update(source="hub", name="a/b", revision="0" * 40, split="train[:10]"),
+            "data: split: 'train[:10]' is not the name of one split",
+        ),
         (lambda c: c["rm"].update(loss_type="margin_ranking"), "rm: loss_type: margin_ranking needs a margin above 0"),
         (lambda c: c["sft"].update(max_prompt_length=256), "sft: max_prompt_length must leave room"),
         (lambda c: c["ppo"].update(logging_steps=3), "ppo: eval_steps and save_steps must be multiples"),
@@ -111,10 +114,26 @@ def test_every_recipe_loads(directory):
         ),
         (lambda c: c["lora"].update(layers=[1, 9]), "lora.layers: [1, 9] is not a range of layers of a model with 3"),
         (lambda c: c["lora"].update(layers=[2, 2]), "lora.layers: [2, 2] is not a range of layers"),
-        (lambda c: c["lora"].update(layers="lower_half"), "'upper_third', or a list (docs/recipes.md explains it)"),
+        (
+            lambda c: c["lora"].update(layers="lower_half"),
+            "'upper_third', or a list of two numbers (docs/recipes.md explains it)",
+        ),
+        (
+            lambda c: c["lora"].update(layers=[0, 1, 2]),
+            "[0, 1, 2]: input should be 'all', 'upper_half' or 'upper_third', or a list of two numbers (docs",
+        ),
+        (
+            lambda c: c["lora"].update(target_modules="all_linear"),
+            "lora.target_modules = 'all_linear': input should be 'all-linear', or a list (docs/recipes.md",
+        ),
+        (lambda c: c["data"].update(drop="leaked"), "data.drop = 'leaked': a list is written [leaked]"),
         (lambda c: c["ppo"].update(batch_size=1), "ppo.batch_size = 1: input should be greater than 1"),
         (lambda c: c["pretrain"].update(max_length=4096), "pretrain.max_length: 4096 tokens do not fit"),
         (lambda c: c["model"]["architecture"].update(num_attention_heads=5), "hidden_size must be a multiple"),
+        (lambda c: c["model"]["architecture"].update(head_dim="foo"), "head_dim: 'foo' must be a whole number above 0"),
+        (lambda c: c["model"]["architecture"].update(head_dim=0), "model.architecture: head_dim: 0 must be a whole"),
+        (lambda c: c["model"]["architecture"].update(head_dim=-4), "model.architecture: head_dim: -4 must be a whole"),
+        (lambda c: c["model"]["architecture"].update(head_dim=True), "head_dim: True must be a whole number above 0"),
         (lambda c: c["ppo"].update(adam_beta1=1.0), "ppo.adam_beta1 = 1.0: input should be less than 1"),
         (lambda c: c["sft"].update(adam_epsilon=0.0), "sft.adam_epsilon = 0.0: input should be greater than 0"),
         (lambda c: c["ppo"].update(cliprange=1.0), "ppo.cliprange = 1.0: input should be less than 1"),
@@ -150,6 +169,20 @@ def test_overrides_are_typed_and_mark_the_run_modified():
     assert loaded.recipe.ppo.steps == 7
     assert loaded.modified
     assert loaded.sha256 == recipe.load(CPU).sha256
+
+
+def test_a_combination_that_an_override_breaks_names_set():
+    with pytest.raises(UserError, match=r"recipe\.yaml with --set: merge\.stage: grpo needs a section grpo"):
+        recipe.load(CPU, {"merge.stage": "grpo"})
+
+
+def test_prompts_of_a_batch_are_divided_among_the_devices():
+    """Three prompts of four responses: rows for two devices, but not prompts."""
+    rows = {"batch_size": 12, "num_generations": 4, "num_mini_batches": 1, "rollout_batch_size": 12}
+    changes: recipe.Changes = {f"grpo.{key}": value for key, value in rows.items()}
+    recipe.load(ROOT / "cpu-tiny-groups/v1", changes)
+    with pytest.raises(UserError, match=r"grpo: batch_size / num_generations must be divisible by hardware\.count: 2"):
+        recipe.load(ROOT / "cpu-tiny-groups/v1", changes | {"hardware.count": 2})
 
 
 def test_an_override_of_an_unknown_key_names_set_and_the_nearest_key():
@@ -245,6 +278,22 @@ def test_hw_resolves_to_the_newest_released_default(tmp_path):
         recipe.resolve("cpu", tmp_path / "all")
 
 
+def test_a_recipe_that_is_wrong_stands_in_the_way_of_its_own_hardware_only(tmp_path):
+    shutil.copytree(CPU, tmp_path / "mine/v1")
+    broken = {"of-4090": "hardware: {name: '4090'}\n", "of-none": "hardware: 3\n", "unreadable": "hardware: [1\n"}
+    for name, text in broken.items():
+        (tmp_path / name / "v1").mkdir(parents=True)
+        (tmp_path / name / "v1/recipe.yaml").write_text(text)
+    assert recipe.resolve("cpu", tmp_path) == tmp_path / "mine/v1"
+    with pytest.raises(UserError, match=r"of-4090/v1/recipe\.yaml: key '\w+' is missing"):
+        recipe.resolve("4090", tmp_path)
+    with pytest.raises(UserError, match=r"unreadable/v1/recipe\.yaml:2: "):
+        recipe.resolve("h100", tmp_path)
+    shutil.rmtree(tmp_path / "unreadable")
+    with pytest.raises(UserError, match=r"no recipe for such hardware .*hardware there: 4090, cpu$"):
+        recipe.resolve("unknown", tmp_path)
+
+
 def test_layers_with_adapters():
     def numbers(layers: str | list[int], count: int) -> list[int] | None:
         return recipe.load(CPU, {"lora.layers": layers}).recipe.lora.layer_numbers(count)
@@ -261,7 +310,7 @@ def test_keys_that_older_runs_lack_change_nothing_at_their_defaults():
     settings = recipe.settings(recipe.load(CPU).recipe, "ppo")
     lora, hardware = settings["lora"], settings["hardware"]
     assert isinstance(lora, dict) and "layers" not in lora
-    assert isinstance(hardware, dict) and "trunk" not in hardware
+    assert isinstance(hardware, dict) and hardware.keys() & {"count", "engine", "deterministic", "trunk"} == set()
     changed = recipe.settings(recipe.load(CPU, {"lora.layers": "upper_half", "hardware.trunk": "lean"}).recipe, "ppo")
     assert recipe.differences(settings, changed) == ["lora.layers"]
 
@@ -353,9 +402,31 @@ def test_a_recipe_has_its_name_however_its_folder_is_written(monkeypatch, place)
     assert (loaded.name, loaded.version) == ("cpu-tiny", "v1")
 
 
-def test_files_beside_another_source_are_refused():
-    with pytest.raises(UserError, match="files is set, but source is toy: set source: files, or remove files"):
-        recipe.load(CPU, {"data.files": ["a.jsonl"]})
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data.files": ["a.jsonl"]}, "files is set, but source is toy: set source: files, or remove files"),
+        ({"data.name": "a/b"}, "data: name is set, but source is toy: set source: hub, or remove name"),
+        ({"data.revision": "0" * 40}, "data: revision is set, but source is toy: set source: hub, or remove revision"),
+        ({"data.data_dir": "a", "data.split": "b"}, "data_dir is set, but source is toy: .* or remove data_dir, split"),
+        ({"model.revision": "0" * 40}, "model: revision is set, but source is pretrain: set source: hub, or remove"),
+    ],
+)
+def test_a_key_of_another_source_is_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        recipe.load(CPU, changes)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([], "grpo: 1 reward_funcs and 0 reward_weights: give each its weight"),
+        ([0], "grpo: reward_weights: all are 0: give at least one reward another weight"),
+    ],
+)
+def test_weights_that_leave_no_reward_are_refused(weights, message):
+    with pytest.raises(UserError, match=message):
+        recipe.load(ROOT / "cpu-tiny-groups/v1", {"grpo.reward_weights": weights})
 
 
 def test_a_section_that_is_none_is_refused_in_our_words():

@@ -332,6 +332,17 @@ def test_resume_with_other_settings_is_refused(tmp_path):
         started(tmp_path, loaded=small(sft__learning_rate=0.5), resume=True)
 
 
+def test_a_run_on_files_that_also_names_a_set_of_the_hub_can_be_resumed(tmp_path):
+    """Recipes could name both when it was made; the set was never read."""
+    own = small(data__source="files", data__files=["/mine.jsonl"])
+    run = started(tmp_path, loaded=own)
+    checkpoint(run, 1)
+    manifest = json.loads((run.path / "manifest.json").read_text())
+    manifest["settings"]["data"] |= {"name": "Anthropic/hh-rlhf", "revision": "0" * 40, "split": "train"}
+    (run.path / "manifest.json").write_text(json.dumps(manifest))
+    assert started(tmp_path, loaded=own, resume=True).resumed_from is not None
+
+
 @pytest.mark.parametrize("damage", ["cut", "gone", "no record", "record cut"])
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, damage, capsys):
     run = started(tmp_path)

@@ -52,6 +52,17 @@ def test_a_tokenizer_is_made_once_for_a_vocabulary_and_comes_without_a_template(
     assert made == [100, 200]
 
 
+@pytest.mark.parametrize(
+    ("prompts", "shorter"),
+    [([[1, 2], [1, 2]], [[1], [1, 2]]), ([[1, 2]], [[1, 2]]), ([[1], [1, 2]], [[1], [1, 2]])],
+)
+def test_one_of_several_prompts_is_shorter_so_that_there_is_a_mask(prompts, shorter):
+    """A prompt alone has none to be padded for."""
+    started = []
+    seams._with_shorter_prompt(lambda engine, model, prompts: started.append(prompts))(None, None, prompts)
+    assert started == [shorter]
+
+
 @pytest.mark.parametrize("seam", seams.seams(), ids=lambda seam: f"{seam.owner.__name__}.{seam.name}")
 def test_a_function_that_a_rehearsal_replaces_is_where_the_table_says(seam):
     assert callable(getattr(seam.owner, seam.name)), seam.why

@@ -12,7 +12,7 @@ class Gpu(NamedTuple):
 
 
 class NominalRates(NamedTuple):
-    """Nominal rates of a card, and where they stand."""
+    """Nominal rates of a card, and their source."""
 
     flops: float  # per second, bfloat16 with float32 accumulation, dense
     bandwidth: float  # bytes per second

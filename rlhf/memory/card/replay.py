@@ -81,6 +81,6 @@ def _highest(events: Sequence[Event]) -> set[int]:
     total = 0
     for index, (_, size, phase, _) in enumerate(events):
         total += size
-        if size >= 0 and total > most.get(phase, (-1, 0))[0]:  # a phase begins with a mark, and no release is a peak
+        if total > most.get(phase, (-1, 0))[0]:  # never after a release: a phase begins with a mark
             most[phase] = total, index
     return {index for _, index in most.values()} | {len(events) - 1}

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf import recipe as recipes
 from rlhf.data.tokenize import Codec
 from rlhf.memory.card.kernels import Args, Kwargs, Op
 from rlhf.memory.phases import PHASES
@@ -83,8 +82,7 @@ def decoding_steps(loaded: PinnedRecipe, layers: int = LAYERS) -> dict[str, Deco
 
     Raises UserError when the recipe has no model.architecture.
     """
-    changes = loaded.overrides | rehearsal_changes(loaded.recipe, layers)
-    changed = recipes.load(loaded.directory, changes, loaded.recipe.seed)
+    changed = loaded.with_changes(rehearsal_changes(loaded.recipe, layers))
     architecture = changed.recipe.model.architecture
     assert architecture and architecture.vocab_size
     with tempfile.TemporaryDirectory(prefix="rlhf-plan-") as folder:

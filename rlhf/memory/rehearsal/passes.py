@@ -1,9 +1,9 @@
 """Forward and backward passes on the stand-in device: they are marked among the events, and equal ones run only once.
 
-A batch is scored and trained on in micro-batches, most of them of one shape. A pass that leaves something behind is run
-each time: it makes gradients, or merges weights. Of the others with the same role and shape one is run in a stage, and
-with the lean trunk one in each block of a role. The events of the rest are copies of its events, with new storages. The
-predicted memory is the same as if each was run, because the replay of the allocator gets the events of all.
+A batch is scored and trained on in micro-batches, most of them of one shape. A pass that makes gradients or merges
+weights is run each time. Any other is run once for each role and shape; with the lean trunk, once in each block of a
+role. The events of the rest are copies of its events, with new storages. The predicted memory is the same as if each
+was run, because the replay of the allocator gets the events of all.
 """
 
 import copy

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.memory.phases import MOST_REPEATS, STEPS
-from rlhf.recipe import Architecture, Changes, PinnedRecipe, Recipe, StageName
+from rlhf.recipe import Architecture, Changes, Dialogues, GroupOptions, OnlineOptions, PinnedRecipe, Recipe, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.recipe.model_types import TESTED
 from rlhf.run.directory import StageRun
@@ -96,50 +96,64 @@ def few_steps(recipe: Recipe, steps: int, shape: LengthsShape) -> Changes:
 
     `shape` as in `data.lengths`. Scores are not normalised: that would sample for a while before the first step.
     """
-    # Half of the pairs are held out, and as many prompts as are decoded together must be among them.
-    rows = min(recipe.evaluate.max_samples, recipe.evaluate.batch_size)
+    sampled = min(recipe.evaluate.max_samples, recipe.evaluate.batch_size)
     changes: Changes = {
         "data.heldout_fraction": 0.5,
         "data.validation_fraction": 0.25 if recipe.data.validation_fraction else None,
-        "evaluate.max_samples": rows,
+        "evaluate.max_samples": sampled,
     }
+    rows = [sampled]
     for stage, options in recipe.online().items():
-        evaluated = min(options.max_eval_samples, options.rollout_batch_size)
-        rows = max(rows, options.batch_size, evaluated)
-        section: Changes = {
-            "steps": steps,
-            "warmup_steps": 0,
-            "normalize_scores": False,
-            "logging_steps": 1,
-            "save_steps": steps,
-            "eval_steps": steps,
-            "adapter": "last",
-            "max_eval_samples": evaluated,
-            "max_samples": None,
-            "vllm_url": None,
-            "max_update_kl": None,
-        }
-        changes |= {f"{stage}.{key}": value for key, value in section.items()}
-        if isinstance(options, recipes.GroupOptions):  # stand-in prompts have no answers; functions take no memory
-            changes[f"{stage}.reward_funcs"] = ["model" if options.model_scores else "length(most=1)"]
-            changes |= {f"{stage}.reward_weights": None, f"{stage}.resample_groups": 0}
-        else:
-            changes["ppo.value_warmup_steps"] = 0
+        changes |= _few_online_steps(stage, options, steps)
+        rows += [options.batch_size, _evaluated(options)]
     for stage, supervised in (("sft", recipe.sft), ("rm", recipe.rm), ("dpo", recipe.dpo)):
-        micro = supervised.per_device_train_batch_size
-        rows = max(rows, steps * micro * supervised.gradient_accumulation_steps)
-        changes |= {
-            f"{stage}.max_steps": steps,
-            f"{stage}.max_samples": None,
-            f"{stage}.max_eval_samples": min(supervised.max_eval_samples, MOST_REPEATS * micro),
-            f"{stage}.logging_steps": 1,
-            f"{stage}.save_steps": steps,
-            f"{stage}.eval_steps": None,  # held-out rows take less memory than a training step, and are not part of one
-            f"{stage}.adapter": "last",
-        }
-    if rows > MOST_ROWS:
-        raise UserError(f"{rows} rows in {steps} steps are more than any card holds: lower the batch sizes")
-    return recipes.random_weights_changes(recipe, 3 * rows, shape) | changes
+        changes |= _few_supervised_steps(stage, supervised, steps)
+        rows.append(steps * supervised.per_device_train_batch_size * supervised.gradient_accumulation_steps)
+    most = max(rows)
+    if most > MOST_ROWS:
+        raise UserError(f"{most} rows in {steps} steps are more than any card holds: lower the batch sizes")
+    # Half of the pairs are held out, and as many prompts as are decoded together must be among them.
+    return recipes.random_weights_changes(recipe, 3 * most, shape) | changes
+
+
+def _few_online_steps(stage: StageName, options: OnlineOptions, steps: int) -> Changes:
+    section: Changes = {
+        "steps": steps,
+        "warmup_steps": 0,
+        "normalize_scores": False,
+        "logging_steps": 1,
+        "save_steps": steps,
+        "eval_steps": steps,
+        "adapter": "last",
+        "max_eval_samples": _evaluated(options),
+        "max_samples": None,
+        "vllm_url": None,
+        "max_update_kl": None,
+    }
+    if isinstance(options, GroupOptions):  # stand-in prompts have no answers; functions take no memory
+        section["reward_funcs"] = ["model" if options.model_scores else "length(most=1)"]
+        section |= {"reward_weights": None, "resample_groups": 0}
+    else:
+        section["value_warmup_steps"] = 0
+    return {f"{stage}.{key}": value for key, value in section.items()}
+
+
+def _evaluated(options: OnlineOptions) -> int:
+    """Return the prompts of an evaluation in a short run: one batch of rollouts at most."""
+    return min(options.max_eval_samples, options.rollout_batch_size)
+
+
+def _few_supervised_steps(stage: StageName, options: Dialogues, steps: int) -> Changes:
+    section: Changes = {
+        "max_steps": steps,
+        "max_samples": None,
+        "max_eval_samples": min(options.max_eval_samples, MOST_REPEATS * options.per_device_train_batch_size),
+        "logging_steps": 1,
+        "save_steps": steps,
+        "eval_steps": None,  # held-out rows take less memory than a training step, and are not part of one
+        "adapter": "last",
+    }
+    return {f"{stage}.{key}": value for key, value in section.items()}
 
 
 class ShortRun(StageRun):
@@ -175,8 +189,7 @@ class ShortRuns(ABC, Generic[PeakT]):
 
     def __call__(self, loaded: PinnedRecipe, stage: StageName) -> dict[str, PeakT]:
         """Return the peaks of every phase of a stage."""
-        changes = loaded.overrides | rehearsal_changes(loaded.recipe, self.layers)
-        changed = recipes.load(loaded.directory, changes, loaded.recipe.seed)
+        changed = loaded.with_changes(rehearsal_changes(loaded.recipe, self.layers))
         model_hash = recipes.content_hash(changed.recipe.model_dump(mode="json", include={"model", "lora"}))
         folder = Path(self._folder.name) / model_hash[:12]
         present = [name for name in recipes.POLICIES if changed.recipe.section(name) is not None]

@@ -3,8 +3,8 @@
 It is a process of its own, so that patches and stand-ins end with it: `python -m rlhf.memory.rehearsal.worker`. From
 each line of its input it reads {"recipe": DIR, "overrides": {…}, "name": NAME, "expandable": BOOL}. It writes
 {"result": {"depths": [{phase: peak}, …], "reserved": {phase: [bytes, …]}}}, or {"error": MESSAGE}: peaks at each of
-DEPTHS, and for a card what the allocator reserves at the recipe's depth. For DECODING_STEP it writes
-{"result": {"roles": {role: operations}}}.
+DEPTHS, and for a card what the allocator reserves at the recipe's depth, or null where the events of the two depths
+could not be aligned. For DECODING_STEP it writes {"result": {"roles": {role: operations}}}.
 """
 
 import gc
