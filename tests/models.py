@@ -11,7 +11,7 @@ from rlhf import recipe
 from rlhf.data import tokenize
 from rlhf.models.architecture import architecture_of, config_of
 from rlhf.recipe import Architecture, PinnedRecipe
-from tests.conftest import RECIPE, SMALL, small
+from tests.helpers import RECIPE, SMALL, small
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,

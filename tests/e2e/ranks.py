@@ -10,7 +10,7 @@ from pathlib import Path
 from rlhf.process import distributed, meeting
 from rlhf.recipe import stage_name
 from rlhf.stages import runner
-from tests.conftest import small
+from tests.helpers import small
 
 
 def main(file: Path) -> None:

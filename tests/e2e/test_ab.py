@@ -20,8 +20,8 @@ from rlhf.rating.server import Server
 from rlhf.rating.summary import summarize
 from tests.browser import chromium as chromium
 from tests.browser import complaints, needs_browser, open_page, wait
-from tests.conftest import RECIPE, beside, not_none, rlhf, run_stages, small
 from tests.e2e.evaluations import evaluation, row
+from tests.helpers import RECIPE, beside, not_none, rlhf, run_stages, small
 
 HOSTILE = [
     "<script>document.title = 'taken over'</script>",

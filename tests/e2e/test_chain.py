@@ -20,7 +20,7 @@ from rlhf.rating.pairs import pair_answers
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_manifest
 from rlhf.run.records import Record, Settings
-from tests.conftest import Crash, content_of, crash, run_stages, small, undefined_metrics
+from tests.helpers import Crash, content_of, crash, run_stages, small, undefined_metrics
 from tests.lines import read_intact_lines
 
 ADAPTERS = ("sft", "rm", "ppo", "dpo")
@@ -95,7 +95,7 @@ def test_the_merged_model_is_base_plus_adapter(chain):
 
 @pytest.mark.slow
 def test_same_seed_same_bytes_in_another_process(chain, tmp_path):
-    code = "from pathlib import Path; from tests.conftest import content_of, run_stages, small; "
+    code = "from pathlib import Path; from tests.helpers import content_of, run_stages, small; "
     code += f"run_stages(small(), Path({str(tmp_path)!r}), 'pretrain', 'sft', 'rm', 'ppo', 'dpo')"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
     assert digests(tmp_path) == digests(chain)

@@ -13,7 +13,7 @@ from rlhf.models.loading import load_base, load_merged
 from rlhf.models.weights import attach_adapter
 from rlhf.run.directory import StageRun
 from tests import models
-from tests.conftest import content_of, run_stages
+from tests.helpers import content_of, run_stages
 from tests.lines import read_intact_lines
 
 STAGES = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")

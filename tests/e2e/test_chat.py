@@ -15,7 +15,7 @@ from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
 from rlhf.terminal import harmless
-from tests.conftest import RECIPE, SMALL, beside, rlhf, run_stages, small
+from tests.helpers import RECIPE, SMALL, beside, rlhf, run_stages, small
 
 
 @pytest.fixture(scope="module")

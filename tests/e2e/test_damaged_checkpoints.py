@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from rlhf.errors import UserError
 from rlhf.files import sha256
-from tests.conftest import Crash, beside, content_of, crash, one_line_of, run_stages, small
+from tests.helpers import Crash, beside, content_of, crash, one_line_of, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")
 STEP = {"pretrain": 6, "sft": 4, "dpo": 4, "ppo": 2}

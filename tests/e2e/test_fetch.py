@@ -13,7 +13,7 @@ import yaml
 
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.strict import with_overrides
-from tests.conftest import RECIPE, SMALL
+from tests.helpers import RECIPE, SMALL
 from tests.hub import COMMIT, Hub
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from rlhf.errors import UserError
 from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import as_yaml
 from rlhf.run.directory import StageRun
-from tests.conftest import GROUP, RECIPE, SMALL, Crash, beside, content_of, crash, grouped, rlhf, run_stages
+from tests.helpers import GROUP, RECIPE, SMALL, Crash, beside, content_of, crash, grouped, rlhf, run_stages
 from tests.lines import read_intact_lines
 
 ROOT = Path("cpu-tiny/v1")

@@ -21,8 +21,8 @@ import pytest
 from rlhf.rating import endpoint, judge, store
 from rlhf.rating.pairs import pair_answers
 from rlhf.rating.summary import summarize
-from tests.conftest import RECIPE, not_none, rlhf
 from tests.e2e.evaluations import evaluation, row
+from tests.helpers import RECIPE, not_none, rlhf
 
 PROBE = "What is 2 + 2?"
 

@@ -15,7 +15,7 @@ import pytest
 from rlhf.evaluation.policies import gains_over_sft
 from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step
 from rlhf.stages.online import session
-from tests.conftest import RECIPE, SMALL, beside, content_of, run_stages, small
+from tests.helpers import RECIPE, SMALL, beside, content_of, run_stages, small
 from tests.lines import read_intact_lines
 
 ROOT = Path("cpu-tiny/v1")

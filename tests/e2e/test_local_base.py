@@ -14,7 +14,7 @@ from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.models.loading import ModelHead, load_base, load_codec
 from rlhf.run.directory import StageRun
-from tests.conftest import content_of, run_stages, small
+from tests.helpers import content_of, run_stages, small
 from tests.models import pretrained
 
 

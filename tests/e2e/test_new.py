@@ -19,8 +19,8 @@ from rlhf.memory.phases import PredictedStage
 from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import PinnedRecipe
 from tests import models
-from tests.conftest import run_stages
 from tests.e2e.predictor import LEAST, Predictor
+from tests.helpers import run_stages
 from tests.hub import COMMIT, Hub
 
 KINDS = ("llama", "qwen3", "gemma3_text", "phi3")

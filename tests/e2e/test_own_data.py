@@ -12,7 +12,7 @@ from rlhf.data.corpus import Corpus, Split
 from rlhf.data.load import load_corpus
 from rlhf.errors import UserError
 from rlhf.run.directory import StageRun
-from tests.conftest import content_of, run_stages, small
+from tests.helpers import content_of, run_stages, small
 
 WORDS = ["red", "green", "blue", "warm", "cold", "salt", "sugar", "stone", "river", "cloud", "small", "large"]
 QUESTIONS = [f"What do you know about the {a} {b}?" for a in WORDS for b in WORDS if a != b][:80]

@@ -14,7 +14,7 @@ from rlhf.data.rows import Message
 from rlhf.errors import UserError
 from rlhf.models.loading import load_base, load_codec
 from rlhf.run.directory import StageRun
-from tests.conftest import RECIPE, beside, run_stages, small
+from tests.helpers import RECIPE, beside, run_stages, small
 from tests.models import TEMPLATE, checkpoint, recipe_for
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-model.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from rlhf.commands import compare
 from rlhf.errors import UserError
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary, stage_folder
-from tests.conftest import RECIPE, SMALL, Crash, beside, content_of, rlhf, run_stages, small
+from tests.helpers import RECIPE, SMALL, Crash, beside, content_of, rlhf, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")
 SETS = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]

@@ -11,7 +11,7 @@ from bench.kinds import StepsRecord
 from bench.reading import read
 from rlhf import recipe
 from rlhf.cli import guarded
-from tests.conftest import RECIPE, SMALL
+from tests.helpers import RECIPE, SMALL
 
 SIZES = {key: value for key, value in SMALL.items() if not key.startswith(("pretrain.", "data.toy."))}
 

@@ -11,8 +11,8 @@ from rlhf.data.transcripts import render_hh
 from rlhf.errors import UserError
 from rlhf.rating import export, store
 from rlhf.rating.pairs import PairedAnswers, pair_answers
-from tests.conftest import rlhf, write_records
 from tests.e2e.evaluations import evaluation, row
+from tests.helpers import rlhf, write_records
 
 
 def rate(root, *choices: tuple[str, int, str]) -> PairedAnswers:

@@ -10,7 +10,7 @@ from rlhf.data.batch import collate
 from rlhf.data.load import divide_rows
 from rlhf.data.source import read_source
 from rlhf.recipe import as_yaml
-from tests.conftest import RECIPE, SMALL, content_of, rlhf, small
+from tests.helpers import RECIPE, SMALL, content_of, rlhf, small
 from tests.lines import read_intact_lines
 
 

@@ -21,7 +21,7 @@ from rlhf.data.rows import Message
 from rlhf.data.transcripts import render_hh
 from rlhf.errors import UserError
 from rlhf.recipe import as_yaml
-from tests.conftest import RECIPE, SMALL, beside, rlhf, run_stages, small
+from tests.helpers import RECIPE, SMALL, beside, rlhf, run_stages, small
 
 openai = pytest.importorskip("openai", reason="the server needs transformers[serving]")
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from rlhf.errors import UserError
 from rlhf.process import endings
 from rlhf.run.directory import StageRun
 from rlhf.stages import runner
-from tests.conftest import RECIPE, SMALL, beside, content_of, rlhf, run_stages, small
+from tests.helpers import RECIPE, SMALL, beside, content_of, rlhf, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")
 PARENTS = ("pretrain", "sft", "rm")

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from rlhf.recipe import PinnedRecipe, as_yaml, random_weights_changes
 from rlhf.stages import runner
-from tests.conftest import GROUP, RECIPE, SMALL, beside, content_of, run_stages, small
+from tests.helpers import GROUP, RECIPE, SMALL, beside, content_of, run_stages, small
 from tests.lines import read_intact_lines
 
 pytestmark = pytest.mark.slow

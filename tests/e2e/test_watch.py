@@ -14,7 +14,7 @@ from rlhf.observe import signs, watch
 from rlhf.observe.history import History
 from rlhf.rollout.engine import sample
 from rlhf.stages.online import session
-from tests.conftest import beside, content_of, grouped, run_stages, small
+from tests.helpers import beside, content_of, grouped, run_stages, small
 from tests.lines import read_intact_lines
 
 ROWS = {"logging_steps": 1, "save_steps": 60, "num_train_epochs": 100}

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from tests.conftest import RECIPE, SMALL
 from tests.fuzz import sandbox
+from tests.helpers import RECIPE, SMALL
 
 STAGES = ("pretrain", "sft", "rm", "ppo", "dpo", "evaluate", "merge")
 SIZES: dict[str, Any] = SMALL | {

@@ -12,7 +12,7 @@ from bench.memory.measure import measure
 from rlhf import recipe
 from rlhf.memory.predict import Predictor
 from rlhf.recipe import PinnedRecipe, StageName
-from tests.conftest import RECIPE, run_stages, undefined_metrics
+from tests.helpers import RECIPE, run_stages, undefined_metrics
 from tests.lines import read_intact_lines
 
 pytestmark = pytest.mark.gpu

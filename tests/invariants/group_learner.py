@@ -11,7 +11,7 @@ from rlhf.recipe import GroupOptions, StageName, stage_name
 from rlhf.run.directory import StageRun
 from rlhf.stages.groups import Learner
 from rlhf.stages.online.role_passes import ScoreNorm
-from tests.conftest import grouped
+from tests.helpers import grouped
 
 CPU = torch.device("cpu")
 # None is the mean of its group: that one's advantage would be 0 but for rounding, and its clipping a matter of chance.

@@ -11,7 +11,7 @@ from rlhf.recipe import Ppo
 from rlhf.run.directory import StageRun
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.ppo import Learner, make_batch
-from tests.conftest import small
+from tests.helpers import small
 
 NORM = ScoreNorm(0.1, 0.7)
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from rlhf.stages import dpo, rm, training_pairs
 from rlhf.stages import supervised as trainer
 from rlhf.stages.online import session
 from rlhf.stages.online.checkpoints import best_step
-from tests.conftest import Crash, beside, content_of, crash, noted, run_stages, small
+from tests.helpers import Crash, beside, content_of, crash, noted, run_stages, small
 from tests.lines import read_intact_lines
 
 ROOT = "cpu-tiny/v1"

@@ -21,7 +21,7 @@ from rlhf.stages import groups
 from rlhf.stages.groups import Batch, Learner, ScoredRollout, batch_metrics, make_batch
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.train_state import Update, read_state
-from tests.conftest import beside, grouped, noted, run_stages
+from tests.helpers import beside, grouped, noted, run_stages
 from tests.invariants.group_learner import REWARDS, assert_same, new_learner
 from tests.rollouts import made_up_rollout, mean_entropy
 

@@ -19,7 +19,7 @@ from rlhf.stages.online import role_passes
 from rlhf.stages.online.prompts import OnlinePrompts
 from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.session import Session, sampling_settings
-from tests.conftest import beside, grouped, noted, run_stages, small
+from tests.helpers import beside, grouped, noted, run_stages, small
 from tests.invariants.group_learner import new_learner
 from tests.lines import read_intact_lines
 from tests.rollouts import LENGTHS, made_up_rollout

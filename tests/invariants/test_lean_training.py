@@ -20,7 +20,7 @@ from rlhf.run.directory import StageRun
 from rlhf.run.reader import read_lines
 from rlhf.run.records import MetricsLine
 from rlhf.stages.training_forward import IGNORED, LabelStatistics
-from tests.conftest import beside, run_stages, small
+from tests.helpers import beside, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")
 PARENTS = {"sft": ["pretrain"], "rm": ["pretrain", "sft"], "dpo": ["pretrain", "sft", "rm"]}

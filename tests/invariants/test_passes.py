@@ -12,7 +12,7 @@ from rlhf.memory.phases import PHASES, Event
 from rlhf.memory.rehearsal.device import StandIn
 from rlhf.memory.rehearsal.meta_runs import Rehearsals
 from rlhf.memory.rehearsal.passes import Repeats, _shape
-from tests.conftest import GROUP
+from tests.helpers import GROUP
 from tests.invariants.tiny import tiny
 
 pytestmark = [

@@ -5,7 +5,7 @@ import pytest
 from bench.memory import budgets
 from rlhf import recipe
 from rlhf.memory import prediction_file as pins
-from tests.conftest import RECIPE
+from tests.helpers import RECIPE
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),

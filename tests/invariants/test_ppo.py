@@ -30,7 +30,7 @@ from rlhf.stages.online.role_passes import ScoreNorm, measure_score_norm
 from rlhf.stages.online.session import sampling_settings
 from rlhf.stages.online.train_state import Update, read_state
 from rlhf.stages.ppo import SIGMOID_TANGENT, Batch, Learner, batch_metrics, make_batch
-from tests.conftest import not_none, noted, small
+from tests.helpers import not_none, noted, small
 from tests.invariants.ppo_learner import CPU, NORM, PROMPTS, assert_close, new_learner, options, roles, updated
 from tests.rollouts import made_up_rollout, mean_entropy
 

@@ -47,7 +47,7 @@ from rlhf.rollout.engine import sample
 from rlhf.rollout.library_decoding import LibraryDecoding
 from rlhf.stages import ppo
 from rlhf.stages.online import session
-from tests.conftest import RECIPE
+from tests.helpers import RECIPE
 from tests.invariants.tiny import HIDDEN, INTERMEDIATE, KV_HEADS, PROMPT, RANK, RESPONSE, SIZE, TINY, VOCAB, tiny
 
 pytestmark = [

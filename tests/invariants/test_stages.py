@@ -33,7 +33,7 @@ from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes, session
 from rlhf.stages.online.train_state import TrainState
-from tests.conftest import beside, content_of, grouped, noted, run_stages, small, undefined_metrics
+from tests.helpers import beside, content_of, grouped, noted, run_stages, small, undefined_metrics
 from tests.lines import read_intact_lines
 
 ROOT = Path("cpu-tiny/v1")

@@ -21,7 +21,7 @@ from rlhf.run.directory import StageRun
 from rlhf.stages.groups import ScoredRollout
 from rlhf.stages.groups import make_batch as collect_groups
 from rlhf.stages.online import role_passes
-from tests.conftest import beside, grouped, not_none, run_stages, small
+from tests.helpers import beside, grouped, not_none, run_stages, small
 from tests.invariants.group_learner import REWARDS, assert_same
 from tests.invariants.group_learner import new_learner as new_group_learner
 from tests.invariants.ppo_learner import PROMPTS, assert_close, new_learner, updated

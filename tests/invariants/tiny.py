@@ -2,7 +2,7 @@
 
 from rlhf import recipe
 from rlhf.recipe import PinnedRecipe
-from tests.conftest import RECIPE
+from tests.helpers import RECIPE
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, SIZE = 64, 192, 4, 2, 16
 VOCAB, RANK, PROMPT, RESPONSE = 2000, 2, 40, 8

@@ -14,7 +14,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import GroupOptions, Grpo, SharedRole, StageName
 from rlhf.run.directory import StageRun
 from rlhf.stages.groups import ScoredRollout, make_batch
-from tests.conftest import grouped
+from tests.helpers import grouped
 from tests.invariants.group_learner import REWARDS, new_learner
 from tests.rollouts import made_up_rollout
 

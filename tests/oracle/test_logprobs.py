@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rlhf.objectives.logprobs import linear_token_logprobs
-from tests.conftest import gradient
+from tests.helpers import gradient
 from tests.oracle.dense import entropy, token_logprobs
 
 FEW = settings(max_examples=50, deadline=None, derandomize=True)

@@ -17,7 +17,7 @@ from rlhf.recipe import Ppo, SharedRole
 from rlhf.run.directory import StageRun
 from rlhf.stages import ppo
 from rlhf.stages.online import role_passes
-from tests.conftest import beside, not_none, run_stages, small
+from tests.helpers import beside, not_none, run_stages, small
 from tests.lines import read_intact_lines
 from tests.rollouts import LENGTHS, made_up_rollout
 

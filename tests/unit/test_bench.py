@@ -24,7 +24,7 @@ from rlhf.memory.phases import PredictedPhase, PredictedStage, Work
 from rlhf.memory.strategies import StrategyCost, one_by_one
 from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.recipe import StageName
-from tests.conftest import RECIPE, noted
+from tests.helpers import RECIPE, noted
 
 STAGE: StageSteps = {
     "clock": "wall",

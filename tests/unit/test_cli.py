@@ -26,7 +26,7 @@ from rlhf.observe import tracking
 from rlhf.process import distributed
 from rlhf.recipe import POLICIES
 from rlhf.terminal import wording
-from tests.conftest import RECIPE, SMALL, beside, noted, rlhf, summary_of
+from tests.helpers import RECIPE, SMALL, beside, noted, rlhf, summary_of
 
 ROW = {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello", "rejected": "\n\nHuman: Hi\n\nAssistant: No"}
 LINE = json.dumps(ROW) + "\n"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conftest import wait_until
+from tests.helpers import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,7 +10,7 @@ import pytest
 
 from rlhf.data import convert, formats
 from rlhf.errors import OptionError, UserError
-from tests.conftest import rlhf
+from tests.helpers import rlhf
 
 ROWS: dict[str, dict[str, Any]] = {
     "text": {"text": "Rain fell.\n"},

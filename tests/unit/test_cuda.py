@@ -15,7 +15,7 @@ from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.process import cuda
 from rlhf.process.torch_setup import device_of, set_up_torch
-from tests.conftest import small
+from tests.helpers import small
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG")

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf.models import decoding_layers
 from rlhf.models.nf4 import unpacked
-from tests.conftest import noted
 from tests.decoding_models import ROLES, activated, adapted, states
+from tests.helpers import noted
 
 IDS = torch.randint(64, (5, 9), generator=torch.Generator().manual_seed(1))
 

@@ -13,7 +13,7 @@ from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.process import children, distributed, exhaustion, launching, meeting
 from rlhf.stages.row_order import LengthBuckets, ShardedBatches
-from tests.conftest import RECIPE, small
+from tests.helpers import RECIPE, small
 
 RECIPES = RECIPE.parents[1]
 FILES = sorted(RECIPES.glob("*/v*/accelerate-*.yaml"))

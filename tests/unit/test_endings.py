@@ -13,7 +13,7 @@ import pytest
 
 from rlhf.process import endings
 from rlhf.process.endings import Stopped
-from tests.conftest import not_none, wait_until
+from tests.helpers import not_none, wait_until
 
 NAMES = [number.name for number in endings.SIGNALS]
 

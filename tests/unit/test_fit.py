@@ -9,7 +9,7 @@ from rlhf.errors import UserError
 from rlhf.memory import fit
 from rlhf.memory.predict import Predictor
 from rlhf.memory.strategies import divisors
-from tests.conftest import content_of, rlhf
+from tests.helpers import content_of, rlhf
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 LLAMA = RECIPES / "4090-llama2-7b/v2"

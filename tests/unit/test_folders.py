@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from rlhf.errors import UserError
 from rlhf.models.loading import load_base, load_codec, load_merged
 from rlhf.run.directory import StageRun
-from tests.conftest import small
+from tests.helpers import small
 from tests.models import pretrained
 
 CPU = torch.device("cpu")

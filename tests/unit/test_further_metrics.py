@@ -23,7 +23,7 @@ from rlhf.evaluation.reward_model import reward_model_figures, score_histograms
 from rlhf.files import write_json
 from rlhf.run import reader
 from rlhf.run.outcomes import Details
-from tests.conftest import not_none
+from tests.helpers import not_none
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 16,

@@ -63,8 +63,8 @@ from rlhf.errors import UserError
 from rlhf.memory.predict import FRAGMENTATION
 from rlhf.rollout import library_decoding
 from rlhf.rollout.decoding import Sampling
-from tests.conftest import noted
 from tests.decoding_models import adapted
+from tests.helpers import noted
 
 ROOT = Path(__file__).parents[2]
 BY_NAME = {item.name: item for item in ITEMS}

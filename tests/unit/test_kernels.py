@@ -17,7 +17,7 @@ from rlhf.memory.phases import PHASES
 from rlhf.memory.rehearsal.device import StandIn
 from rlhf.memory.rehearsal.operations import META
 from rlhf.recipe import StageName
-from tests.conftest import noted
+from tests.helpers import noted
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 NAMES = ("4090", "h100", "8xh100")

@@ -10,7 +10,7 @@ from rlhf.data.rows import LEFT_OUT
 from rlhf.errors import UserError
 from rlhf.run.directory import StageRun
 from rlhf.run.records import DataRead
-from tests.conftest import small
+from tests.helpers import small
 
 ANSWER = "this very answer is long enough that nobody would write it twice by chance alone"
 

@@ -11,7 +11,7 @@ from bench.memory import measure
 from rlhf.models.loading import load_base
 from rlhf.observe.telemetry import Telemetry
 from rlhf.stages import sft
-from tests.conftest import small
+from tests.helpers import small
 
 CUDA = torch.device("cuda")
 

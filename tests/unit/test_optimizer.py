@@ -12,7 +12,7 @@ from rlhf.recipe.choices import Optimizer
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.train_state import SavedState, TrainedParameters, TrainState
 from rlhf.stages.supervised import _RunCallback
-from tests.conftest import noted, small
+from tests.helpers import noted, small
 
 bnb = pytest.importorskip("bitsandbytes.optim.optimizer")
 SIZES = {"large": 100_352, "small": 65_536}  # numbers in a parameter; bitsandbytes pages states from 100,000 on

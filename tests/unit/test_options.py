@@ -12,7 +12,7 @@ from rlhf.cli.options import StrictCommand, listed
 from rlhf.process.sizes import size_in_bytes
 from rlhf.report import RunRecords
 from rlhf.report.data import quality_of
-from tests.conftest import RECIPE, manifest_of, rlhf
+from tests.helpers import RECIPE, manifest_of, rlhf
 
 LINE = json.dumps({"prompt": "Hi", "chosen": "yes it is", "rejected": "no"}) + "\n"
 

@@ -14,7 +14,7 @@ from bench.peer import contenders, environments, runs, supervised, training, trl
 from bench.peer.figures import contender_figures, markdown, phases_table
 from bench.peer.inputs import BATCH, GROUP
 from rlhf import recipe
-from tests.conftest import noted
+from tests.helpers import noted
 
 PARTS: list[runs.ContenderRun] = [
     {"cpu": [4.0, 6.0], "wall": [8.0, 8.0], "growth": 300},

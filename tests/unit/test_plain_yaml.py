@@ -10,7 +10,7 @@ from rlhf.errors import UserError
 from rlhf.process import launching
 from rlhf.recipe import load, parse_overrides
 from rlhf.recipe.plain_yaml import MAX_BYTES, MAX_DEPTH, MAX_NODES, parse, read_yaml
-from tests.conftest import RECIPE
+from tests.helpers import RECIPE
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
 BOMB += "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10))

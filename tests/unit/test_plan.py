@@ -34,7 +34,7 @@ from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, stage_name
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.strict import with_overrides
-from tests.conftest import RECIPE, grouped, rlhf
+from tests.helpers import RECIPE, grouped, rlhf
 from tests.unit.plans import planned, planned_stage
 
 LENGTHS = {"max_length": 64, "max_prompt_length": 40, "max_eval_samples": 4, "max_samples": 64, "logging_steps": 1}

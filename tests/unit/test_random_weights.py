@@ -22,7 +22,7 @@ from rlhf.models.loading import load_base, load_codec
 from rlhf.recipe import PinnedRecipe
 from rlhf.recipe.choices import LengthsShape
 from rlhf.run.directory import StageRun
-from tests.conftest import RECIPE, SMALL, run_stages
+from tests.helpers import RECIPE, SMALL, run_stages
 
 CPU = torch.device("cpu")
 VOCAB = 400

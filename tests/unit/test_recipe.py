@@ -13,7 +13,7 @@ from rlhf.errors import UserError
 from rlhf.recipe import plain_yaml
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.schema_model import SMALLEST_TRAINED
-from tests.conftest import rlhf
+from tests.helpers import rlhf
 
 ROOT = Path(__file__).parents[2] / "recipes"
 CPU = ROOT / "cpu-tiny" / "v1"

@@ -14,7 +14,7 @@ from bench.reading import read
 from rlhf import recipe
 from rlhf.commands import reproduce
 from rlhf.errors import UserError
-from tests.conftest import rlhf
+from tests.helpers import rlhf
 
 ROOT = Path(__file__).parents[2]
 RECORDS = sorted((ROOT / "results").rglob("*.json"))

@@ -13,7 +13,7 @@ from rlhf.recipe import GroupOptions, stage_name
 from rlhf.stages.evaluate import _reward_fn
 from rlhf.stages.online import reward_functions as rewards
 from rlhf.stages.online.reward_sum import RewardSum
-from tests.conftest import grouped
+from tests.helpers import grouped
 
 GSM8K = "numeric_answer(extract='#### (.*)')"  # as in the recipes for GSM8K
 

@@ -23,7 +23,7 @@ from rlhf.run.directory import StageRun
 from rlhf.run.lock import locked
 from rlhf.run.parents import ParentMissing
 from rlhf.run.records import Costs, LogLine, Summary
-from tests.conftest import RECIPE, SMALL, content_of, one_line_of, rlhf, small
+from tests.helpers import RECIPE, SMALL, content_of, one_line_of, rlhf, small
 from tests.lines import read_intact_lines
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ import pytest
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.recipe import shape
-from tests.conftest import rlhf
+from tests.helpers import rlhf
 
 FOLDER = recipe.default_root() / "4090-llama2-7b" / "v2"
 

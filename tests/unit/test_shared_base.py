@@ -11,7 +11,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.models.weights import adapter_weights
 from rlhf.recipe import Role, SharedRole
 from rlhf.run.directory import StageRun
-from tests.conftest import gradient, noted, small
+from tests.helpers import gradient, noted, small
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[1, 7, 8, 9, 12], [1, 30, 31, 4, 4]])

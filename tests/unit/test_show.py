@@ -8,7 +8,7 @@ from rich.console import Console
 
 from rlhf.data import formats, show
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
-from tests.conftest import rlhf
+from tests.helpers import rlhf
 
 ASKED = (Message("user", "Which one?"),)
 

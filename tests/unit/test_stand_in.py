@@ -22,7 +22,7 @@ from rlhf.memory.rehearsal.operations import META
 from rlhf.models import random_base
 from rlhf.rollout import library_decoding
 from rlhf.rollout.cache import CacheLayer
-from tests.conftest import gradient
+from tests.helpers import gradient
 
 PHASES = ("load", "train")
 HUGE = 10**9  # a vocabulary that nothing below reaches

@@ -12,7 +12,7 @@ from rlhf.data.load import divide_rows
 from rlhf.data.worlds import sums
 from rlhf.errors import UserError
 from rlhf.stages.online.reward_functions import find
-from tests.conftest import small
+from tests.helpers import small
 from tests.lines import read_all_lines
 
 SIZES: dict[str, Any] = {"documents": 400, "demonstrations": 50, "pairs": 50, "accuracy": 0.5, "largest": 9}

@@ -17,7 +17,7 @@ from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
 from rlhf.memory.phases import Peak
 from rlhf.memory.rehearsal.tracker import LOGITS_TILE, Tracker
-from tests.conftest import gradient
+from tests.helpers import gradient
 
 aten = torch.ops.aten
 PHASES = ("load", "train", "rollout", "prefill", "decode")

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlhf.stages.row_order import LengthBuckets
-from tests.conftest import beside, run_stages, small
+from tests.helpers import beside, run_stages, small
 
 
 def batches(sampler: LengthBuckets) -> list[list[int]]:

@@ -26,8 +26,8 @@ from rlhf.models.lean.limits import SUPPORTED
 from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.matmul import round_to_few_sizes
 from rlhf.recipe.model_types import LEAN_TYPES
-from tests.conftest import not_none
 from tests.decoding_models import SIZES, hidden
+from tests.helpers import not_none
 from tests.trunk_models import ALL, KINDS, distance, trunk_model
 
 IDS = torch.randint(64, (3, 9), generator=torch.Generator().manual_seed(1))

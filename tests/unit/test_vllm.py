@@ -14,7 +14,7 @@ from rlhf.errors import UserError
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.vllm import Client
 from rlhf.stages.online.session import Session
-from tests.conftest import beside, grouped, not_none, noted, run_stages, small
+from tests.helpers import beside, grouped, not_none, noted, run_stages, small
 from tests.lines import read_intact_lines
 
 

@@ -10,7 +10,7 @@ import pytest
 from rlhf import recipe
 from rlhf.observe import signs, watch
 from rlhf.observe.history import FEW, History
-from tests.conftest import RECIPE, grouped, small
+from tests.helpers import RECIPE, grouped, small
 
 ROWS = 2 * FEW
 

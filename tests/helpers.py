@@ -1,0 +1,238 @@
+"""A chain small enough for tests, the released CPU recipe with its sizes turned down, and what many tests share."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from rlhf import cli, recipe
+from rlhf.files import read_json
+from rlhf.recipe import PinnedRecipe
+from rlhf.run.directory import StageRun
+from rlhf.run.finished import result_files, result_hash
+from rlhf.run.records import Manifest, Summary
+from rlhf.stages import runner
+
+T = TypeVar("T")
+RECIPE = Path(__file__).parents[1] / "recipes" / "cpu-tiny" / "v1"
+SMALL: dict[str, Any] = {
+    "hardware.threads": 1,
+    "model.architecture.hidden_size": 32,
+    "model.architecture.intermediate_size": 64,
+    "model.architecture.num_hidden_layers": 2,
+    "model.architecture.num_attention_heads": 2,
+    "model.architecture.num_key_value_heads": 2,
+    "tokenizer.vocab_size": 400,
+    "data.toy.documents": 300,
+    "data.toy.pairs": 300,
+    "lora.r": 4,
+    "pretrain.max_steps": 12,
+    "pretrain.logging_steps": 3,
+    "pretrain.save_steps": 6,
+    "pretrain.max_eval_samples": 16,
+    **{
+        f"{stage}.{key}": value
+        for stage in ("sft", "rm", "dpo")
+        for key, value in {
+            "max_samples": 64,
+            "max_eval_samples": 16,
+            "per_device_train_batch_size": 8,
+            "logging_steps": 2,
+            "save_steps": 4,
+        }.items()
+    },
+    "ppo.steps": 4,
+    "ppo.batch_size": 8,
+    "ppo.per_device_train_batch_size": 4,
+    "ppo.rollout_batch_size": 8,
+    "ppo.response_length": 12,
+    "ppo.norm_responses": 16,
+    "ppo.warmup_steps": 1,
+    "ppo.save_steps": 1,
+    "ppo.eval_steps": 2,
+    "ppo.max_eval_samples": 8,
+    "evaluate.max_samples": 8,
+    "evaluate.batch_size": 8,
+    "evaluate.response_length": 12,
+}
+# A section of RLOO or GRPO at test size, whose learning rate shows within a few steps.
+GROUP: dict[str, Any] = {
+    "steps": 4,
+    "batch_size": 8,
+    "num_generations": 4,
+    "num_mini_batches": 2,
+    "per_device_train_batch_size": 4,
+    "rollout_batch_size": 8,
+    "max_prompt_length": 64,
+    "max_completion_length": 12,
+    "temperature": 1.0,
+    "beta": 0.05,
+    "normalize_scores": True,
+    "norm_responses": 8,
+    "missing_eos_penalty": 1.0,
+    "learning_rate": 0.003,
+    "lr_scheduler_type": "constant",
+    "warmup_steps": 0,
+    "max_grad_norm": 1.0,
+    "optim": "adamw_torch_fused",
+    "gradient_checkpointing": False,
+    "max_samples": None,
+    "max_eval_samples": 8,
+    "logging_steps": 1,
+    "save_steps": 1,
+    "eval_steps": 2,
+}
+
+
+def grouped(stage: str, group: dict[str, Any] | None = None, **changes: Any) -> PinnedRecipe:
+    """The CPU recipe at test size with a section `rloo` or `grpo`; `group` changes keys of it."""
+    return small(**{stage: GROUP | (group or {})}, **changes)
+
+
+def small(**changes: Any) -> PinnedRecipe:
+    """The CPU recipe at test size; `changes` name keys with double underscores: ppo__steps=2."""
+    return recipe.load(RECIPE, SMALL | {key.replace("__", "."): value for key, value in changes.items()})
+
+
+def run_stages(loaded: PinnedRecipe, out: Path, *names: str, **options: Any) -> dict[str, Any]:
+    """Run the named stages; returns the last one's summary."""
+    summary: dict[str, Any] = {}
+    for name in names:
+        record, _, _ = runner.execute(recipe.stage_name(name), loaded, out, **options)
+        assert record is not None
+        summary = record.plain()
+    return summary
+
+
+def rlhf(monkeypatch, capsys, *arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr of `rlhf <arguments>`."""
+    monkeypatch.setattr(sys, "argv", ["rlhf", *map(str, arguments)])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def beside(trained: Path, out: Path, *stages: str) -> Path:
+    """A run directory that shares finished stages with another one."""
+    root = Path("cpu-tiny/v1")
+    (out / root).mkdir(parents=True, exist_ok=True)
+    for name in ("data", *stages):
+        (out / root / name).symlink_to(trained / root / name)
+    return out
+
+
+class Crash(Exception):
+    """Stands for a power cut."""
+
+
+def crash(monkeypatch, after: int) -> None:
+    """Let the next stage die once the checkpoint of step `after` is sealed."""
+    seal = StageRun.seal_checkpoint
+
+    def sealed_then_dead(self, step, folder):
+        seal(self, step, folder)
+        if step == after:
+            raise Crash
+
+    monkeypatch.setattr(StageRun, "seal_checkpoint", sealed_then_dead)
+
+
+def content_of(file: Path) -> dict[str, Any]:
+    """The object in a JSON file that must be there."""
+    content = read_json(file)
+    assert content is not None, f"{file} cannot be read"
+    return content
+
+
+def undefined_metrics(summary: dict[str, Any]) -> set[str]:
+    """The metrics of a summary that have no value: it stores NaN and infinity as null."""
+    return {key for key, value in summary["metrics"].items() if value is None}
+
+
+def one_line_of(caught: pytest.ExceptionInfo[BaseException]) -> str:
+    """An error's message, which must be one line that fits a screen."""
+    message = str(caught.value)
+    assert "\n" not in message and message.isprintable() and len(message) < 700, message
+    return message
+
+
+def not_none(x: T | None) -> T:
+    """`x`, which must not be None."""
+    assert x is not None
+    return x
+
+
+def wait_until(true: Callable[[], bool], otherwise: str, seconds: float = 10) -> None:
+    """Return once `true()` holds; fail with `otherwise` if it does not within some seconds."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.01)
+
+
+def gradient(x: torch.Tensor) -> torch.Tensor:
+    """The gradient of a tensor that has one."""
+    assert x.grad is not None
+    return x.grad
+
+
+def noted(notes: list[Any], note: Any, result: T) -> T:
+    """`result`, once `note` has been added to `notes`: what a stand-in written as a lambda returns."""
+    notes.append(note)
+    return result
+
+
+OF_BOTH = {"schema": 1, "recipe": "cpu-tiny", "version": "v1", "recipe_sha256": "0" * 64, "seed": 0}
+PLAIN_MANIFEST: dict[str, Any] = OF_BOTH | {
+    "overrides": {},
+    "settings": {},
+    "parents": {},
+    "code": {"commit": None, "dirty": None},
+    "packages": {},
+    "device": {"name": "cpu", "type": "cpu"},
+}
+PLAIN_SUMMARY: dict[str, Any] = OF_BOTH | {
+    "modified": False,
+    "stage": "sft",
+    "status": "done",
+    "device": "cpu",
+    "wall_seconds": 1.0,
+    "tokens_per_second": None,
+    "peak_vram_bytes": None,
+    "peak_rss_bytes": 1,
+    "data_sha256": None,
+    "metrics": {},
+    "targets": [],
+    "result_sha256": {},
+}
+
+
+def write_records(folder: Path, manifest: dict[str, Any] | None = None, summary: dict[str, Any] | None = None) -> None:
+    """Write manifest.json and summary.json of a stage that is done, around the result that lies in `folder`.
+
+    The keys of `manifest` and `summary` replace plain ones.
+    """
+    hashes = {str(file.relative_to(folder)): result_hash(file) for file in result_files(folder)}
+    done = PLAIN_SUMMARY | {"stage": folder.name, "result_sha256": hashes}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "manifest.json").write_text(json.dumps(PLAIN_MANIFEST | (manifest or {})))
+    (folder / "summary.json").write_text(json.dumps(done | (summary or {})))
+
+
+def manifest_of(**values: Any) -> Manifest:
+    """A manifest with plain values but for those that are named."""
+    return Manifest.model_validate(PLAIN_MANIFEST | values)
+
+
+def summary_of(**values: Any) -> Summary:
+    """The summary of a finished stage with plain values but for those that are named."""
+    return Summary.model_validate(PLAIN_SUMMARY | values)
