@@ -165,6 +165,7 @@ class Contender(TypedDict, total=False):
     peak_over_loaded_bytes: float  # above what the loaded models take; the median of the runs
     steps_measured: int
     seconds_by_phase: dict[str, float]  # medians of the runs' medians
+    # A ratio to each of TRL's two; a SideFigures has two keys instead. Stored records fix both forms.
     times_faster: list[float]
     memory_ratio: list[float]
 

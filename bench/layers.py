@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 
 from bench.kinds import CurvePoint, LayersMeans, LayersProvenance, LayersRecord, LayersRun
 from bench.paths import ROOT
-from bench.provenance import code, require_committed_code, today
+from bench.provenance import code, require_committed_code, require_new_file, today
 from bench.reading import read
 from bench.steps import telemetry
 from rlhf import recipe
@@ -221,6 +221,7 @@ def main(seeds: tuple[int, ...], more: tuple[str, ...], jobs: int, save: Path | 
     """Train with adapters in all, the upper half and the upper third of six layers. Takes half an hour of CPU time."""
     if save:
         require_committed_code()
+        require_new_file(save)
     changes = CHANGES | recipe.parse_overrides(more)
     origin: LayersProvenance = {
         "date": today(),

@@ -1,6 +1,7 @@
 """What every program puts into a record about its origin, and the refusal to save one that could not be traced."""
 
 import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from bench.kinds import Code, Device
@@ -42,6 +43,12 @@ def require_committed_code(option: str = "--save") -> None:
     """Raise UserError if the code differs from its commit, or has none: a record must name the code that made it."""
     if code_version().dirty is not False:
         raise UserError(f"{option}: the code differs from its commit, or has none: commit first, or leave out {option}")
+
+
+def require_new_file(file: Path, option: str = "--save") -> None:
+    """Raise UserError where a file is in the place of a new record: what was measured is never replaced."""
+    if file.exists():
+        raise UserError(f"{option}: {file} exists, and a record replaces no other: name a new file, or remove that one")
 
 
 def device_name(device: Device | str | None) -> str:

@@ -94,6 +94,8 @@ def measure(
     Predictions are made after everything is measured: they take minutes of a CPU, in which a GPU would wait. Exit code
     1 where a phase is only predicted or only measured.
     """
+    if save:
+        provenance.require_new_file(save)
     loaded = options.load(hw, directory, changes)
     cuda.set_environment(loaded.recipe)
     with quiet_libraries():

@@ -24,7 +24,7 @@ from bench.peer.environments import TORCHTUNE, TRL, peer_python, torchtune_pytho
 from bench.peer.figures import contender_figures, phases_table, row_of
 from bench.peer.inputs import BATCH, GROUP, SIZES, make_inputs
 from bench.peer.runs import ContenderRun, attempt, floor, run_ours, run_torchtune, run_trl
-from bench.provenance import code, require_committed_code, today
+from bench.provenance import code, require_committed_code, require_new_file, today
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.files import write_json
@@ -66,6 +66,7 @@ def main(
     """Compare one step of PPO, RLOO or GRPO with TRL's, interleaved."""
     if save:
         require_committed_code()
+        require_new_file(save)
     contenders = METHODS[method]
     python = peer_python(peer) if method == "ppo" else Path(sys.executable)
     second = torchtune_python(torchtune) if contenders.torchtune else python
@@ -109,7 +110,7 @@ def show(method: str, record: PeerRecord) -> None:
     columns = (
         "",
         f"{clock_of(figures.values())} s/step",
-        "samples/s",
+        "samples per wall s",
         "MiB above loaded",
         "speed, times theirs",
         "memory ratio",

@@ -51,7 +51,7 @@ def markdown(record: PeerRecord) -> str:
     clock = clock_of(record["figures"].values())
     theirs = [name for name in record["figures"] if name.startswith("TRL, ")]
     like = [at for at, name in enumerate(theirs) if name in {peer for _, peer in ALIKE}]
-    headings = [f"{clock} seconds per step (range)", "samples/s", "peak above the loaded models"]
+    headings = [f"{clock} seconds per step (range)", "samples per wall second", "peak above the loaded models"]
     headings += [f"{what}, times that of {theirs[at]}" for what in ("speed", "memory") for at in like]
     lines = [
         f"On {record['device']}, {record['date']}, commit `{(record['code']['commit'] or 'unknown')[:8]}`; median over "

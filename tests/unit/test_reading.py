@@ -5,9 +5,13 @@ from pathlib import Path
 from typing import NotRequired
 
 import pytest
+from click.testing import CliRunner
 from typing_extensions import TypedDict
 
-from bench import kinds, provenance
+from bench import kinds, layers, provenance
+from bench.memory import __main__ as memory
+from bench.peer import __main__ as peer
+from bench.peer import supervised
 from bench.reading import check, last_line, read
 from rlhf.errors import UserError
 from rlhf.run.records import Code
@@ -94,3 +98,22 @@ def test_code_that_is_not_committed_saves_no_record(monkeypatch, dirty, refused)
             provenance.require_committed_code()
     else:
         provenance.require_committed_code()
+
+
+@pytest.mark.parametrize(
+    ("program", "work"),
+    [
+        (layers.main, "bench.layers.run_seed"),
+        (peer.main, "bench.peer.__main__.peer_python"),
+        (supervised.main, "bench.peer.supervised.compare"),
+        (memory.measure, "bench.memory.measure.measure"),
+    ],
+)
+def test_a_record_replaces_no_other_and_that_is_said_before_anything_is_measured(monkeypatch, tmp_path, program, work):
+    monkeypatch.setattr(work, lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr(provenance, "code_version", lambda: Code(commit="0" * 40, dirty=False))
+    file = tmp_path / "record.json"
+    file.write_text("kept")
+    result = CliRunner().invoke(program, ["--save", str(file)])
+    assert isinstance(result.exception, UserError) and "exists, and a record replaces no other" in str(result.exception)
+    assert file.read_text() == "kept"
