@@ -114,7 +114,7 @@ class StageSteps(TypedDict, total=False):
     mfu: float | None  # share of the rate of a large product, 0 to 1, without recomputed operations
     hfu: float | None  # the same with them
     mbu: float | None  # of decoding: share of the rate of a large copy, 0 to 1
-    hours: float | None  # of all steps by the mean one and its clock, projected; by the median before 2026-11-24
+    hours: float | None  # of all steps by the mean one and its clock, projected; once by the median
     predicted_peak_bytes: int
     roofline: dict[str, Bound]  # by phase, in records of the GPU benchmark
 

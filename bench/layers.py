@@ -215,7 +215,13 @@ def _folder(out: Path, stage: str) -> Path:
     help="A seed to run; several times for several.",
 )
 @click.option("--set", "more", multiple=True, metavar="KEY=VALUE", help="Change a key of all runs.")
-@click.option("--jobs", default=1, show_default=True, help="Seeds to run side by side, each on one core.")
+@click.option(
+    "--jobs",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Seeds to run side by side, each on one core.",
+)
 @click.option("--save", type=click.Path(path_type=Path), help="JSON file for the record.")
 def main(seeds: tuple[int, ...], more: tuple[str, ...], jobs: int, save: Path | None) -> None:
     """Train with adapters in all, the upper half and the upper third of six layers. Takes half an hour of CPU time."""

@@ -116,7 +116,7 @@ def rlhf(monkeypatch, capsys, *arguments: object) -> tuple[int, str, str]:
     try:
         cli.main()
     except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 1
+        code = 1 if isinstance(stop.code, str) else int(stop.code or 0)
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 

@@ -18,7 +18,7 @@ import torch
 
 from bench.clocks import clock_of
 from bench.kinds import PeerProvenance, PeerRecord
-from bench.paths import ROOT
+from bench.paths import ROOT, require_own_folder
 from bench.peer.contenders import METHODS
 from bench.peer.environments import TORCHTUNE, TRL, peer_python, torchtune_python
 from bench.peer.figures import contender_figures, phases_table, row_of
@@ -37,9 +37,23 @@ from rlhf.terminal.tables import rows_table
 @click.option("--method", type=click.Choice(list(METHODS)), default="ppo", show_default=True)
 @click.option("--size", type=click.Choice(list(SIZES)), default="tiny", show_default=True)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option("--repeats", default=3, show_default=True, help="Runs of each contender, in turn.")
-@click.option("--steps", default=3, show_default=True, help="Steps of a run; the first is not measured.")
-@click.option("--micro", default=8, show_default=True, help="Rows of a micro-batch, on both sides.")
+@click.option(
+    "--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Runs of each contender, in turn."
+)
+@click.option(
+    "--steps",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=2),
+    help="Steps of a run; the first is not measured.",
+)
+@click.option(
+    "--micro",
+    default="8",
+    show_default=True,
+    type=click.Choice([str(n) for n in range(1, BATCH + 1) if BATCH % n == 0]),
+    help="Rows of a micro-batch, on both sides.",
+)
 @click.option("--work", type=click.Path(path_type=Path), default=ROOT / ".bench" / "peer", help="Scratch folder.")
 @click.option(
     "--peer", type=click.Path(path_type=Path), default=ROOT / ".venv-trl-1.12", help="Environment for TRL 1.12."
@@ -57,7 +71,7 @@ def main(
     device: str,
     repeats: int,
     steps: int,
-    micro: int,
+    micro: str,
     work: Path,
     peer: Path,
     torchtune: Path,
@@ -67,7 +81,8 @@ def main(
     if save:
         require_committed_code()
         require_new_file(save)
-    contenders = METHODS[method]
+    require_own_folder(work, "inputs")
+    rows, contenders = int(micro), METHODS[method]
     python = peer_python(peer) if method == "ppo" else Path(sys.executable)
     second = torchtune_python(torchtune) if contenders.torchtune else python
     shutil.rmtree(work, ignore_errors=True)
@@ -77,16 +92,16 @@ def main(
     runs: dict[str, list[ContenderRun]] = {name: [] for name in names}
     for repeat in range(repeats):
         for name, flags in contenders.theirs.items():
-            runs[name].append(attempt(partial(run_trl, method, python, inputs, flags, steps, micro)))
+            runs[name].append(attempt(partial(run_trl, method, python, inputs, flags, steps, rows)))
         for name, flags in contenders.torchtune.items():
-            runs[name].append(attempt(partial(run_torchtune, second, inputs, flags, steps, micro)))
+            runs[name].append(attempt(partial(run_torchtune, second, inputs, flags, steps, rows)))
         for name, changes in contenders.ours.items():
             out = work / f"ours-{changes.get('lora.layers', 'all')}"  # their SFT and reward model are the same
-            runs[name].append(attempt(partial(run_ours, method, inputs, out, changes, steps, micro)))
+            runs[name].append(attempt(partial(run_ours, method, inputs, out, changes, steps, rows)))
         OUT.print(f"round {repeat + 1} of {repeats} done")
     figures = contender_figures(contenders, runs, "wall" if device == "cuda" else "cpu")
-    limit = floor(method, inputs, work / "floor", micro)
-    origin = provenance(method, size, device, micro, repeats)
+    limit = floor(method, inputs, work / "floor", rows)
+    origin = provenance(method, size, device, rows, repeats)
     record: PeerRecord = {**origin, "figures": figures, "floor": limit}
     show(method, record)
     if save:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from bench.paths import require_own_folder
 from rlhf.terminal.screen import OUT
 
 TRL = "1.12.0"  # the last release with a PPOTrainer
@@ -28,14 +29,15 @@ def torchtune_python(folder: Path) -> Path:
 def _environment(folder: Path, packages: Mapping[str, str], ours: Sequence[str]) -> Path:
     """Return the interpreter of an environment with `packages` and the versions installed here of `ours`; make it."""
     python = folder / "bin" / "python"
-    check = "; ".join(f"assert version({name!r}) == {wanted!r}" for name, wanted in packages.items())
+    # A local version, as 2.13.0+cpu, is not one that can be asked for.
+    wanted = dict(packages) | {name: version(name).partition("+")[0] for name in ours}
+    check = "; ".join(f"assert version({name!r}).partition('+')[0] == {pin!r}" for name, pin in wanted.items())
     check = f"from importlib.metadata import version; {check}; import {', '.join(packages)}"
     if not python.exists() or subprocess.run([str(python), "-c", check], capture_output=True).returncode:
-        pins = [f"{name}=={wanted}" for name, wanted in packages.items()]
-        OUT.print(f"installing {' and '.join(pins)} into {folder}; this takes minutes")
+        pins = [f"{name}=={pin}" for name, pin in wanted.items()]
+        require_own_folder(folder, "pyvenv.cfg")
+        OUT.print(f"installing {', '.join(pins)} into {folder}; this takes minutes")
         venv.create(folder, with_pip=True, clear=True)
-        # A local version, as 2.13.0+cpu, is not one that can be asked for.
-        pins += [f"{name}=={version(name)}".split("+")[0] for name in ours]
         more = shlex.split(os.environ.get("PIP_ARGS", ""))
         subprocess.run([python, "-m", "pip", "install", "--quiet", *more, *pins], check=True)
     return python

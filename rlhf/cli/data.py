@@ -160,7 +160,7 @@ def flaws_line(report: QualityReport) -> str:
     help="Show only rows with this flaw, as `rlhf data check` counts it.",
 )
 def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: str | None) -> None:
-    """Show some rows of FILES, chosen beside rejected answers.
+    """Show rows of FILES: the chosen answer beside the rejected one.
 
     Words that differ are bold. Control characters are written as escapes.
     """

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 
@@ -67,16 +67,35 @@ def _given_twice(option: click.Option, args: Sequence[str]) -> str:
     return f"{typed[0] if typed else option.opts[0]} is given twice; leave one of them out"
 
 
+def _bounds(low: float | None, high: float | None) -> str:
+    """Return bounds in words, for a line of help."""
+    if low is not None and high is not None:
+        return f"from {low} to {high}"
+    return f"from {low} on" if low is not None else f"up to {high}"
+
+
 class WholeNumber(click.IntRange):
     """An option for a whole number within bounds."""
 
     name = "whole number"
+
+    def _describe_range(self) -> str:
+        return _bounds(self.min, self.max)
 
 
 class Number(click.FloatRange):
     """An option for a number within bounds."""
 
     name = "number"
+
+    def _describe_range(self) -> str:
+        return _bounds(self.min, self.max)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
 
 
 SEED = WholeNumber(0, LARGEST_SEED)
@@ -137,18 +156,10 @@ class RunsFolder(click.Path):
         return super().convert(value, param, ctx)
 
 
-def finite_price(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    """Return the price. Raises BadParameter if it is not finite."""
-    if value is not None and not math.isfinite(value):
-        raise click.BadParameter(f"{value}: dollars for an hour, for example 2.5", param_hint="--price")
-    return value
-
-
 PRICE = click.option(
     "--price",
     type=Number(min=0),
     metavar="USD",
-    callback=finite_price,
     help="Price of one card in dollars per hour; adds the cost.",
 )
 

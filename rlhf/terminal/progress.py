@@ -43,7 +43,8 @@ class Bar:
         self._progress.update(self._task, completed=done, note=note, total=self.total)
         left = self.left()
         if not self._live and left is not None and now - self._printed > _LOOP_SECONDS:
-            screen.ERR.print(f"{self.title} {done}/{self.total}, about {left:.0f} s left  {note}", soft_wrap=True)
+            time_left = datetime.timedelta(seconds=int(left))
+            screen.ERR.print(f"{self.title} {done}/{self.total}, about {time_left} left  {note}", soft_wrap=True)
             self._printed = now
 
     def left(self) -> float | None:

@@ -1,4 +1,4 @@
-"""The two consoles that print for people, on stdout and stderr. Text is printed as it is: brackets are no markup.
+"""The two consoles that print for people, on stdout and stderr. Text is printed as it is: no markup, no emoji codes.
 
 Neither passes control characters to a terminal.
 """
@@ -20,7 +20,7 @@ class Screen(Console):
     """A console that passes rich's own control codes to the terminal, but none of the printed text."""
 
     def __init__(self, **options: Any):
-        super().__init__(highlight=False, markup=False, **options)
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield the segments of `renderable`, with control characters removed from their text."""

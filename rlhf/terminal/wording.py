@@ -1,5 +1,7 @@
 """Numbers and ranges as text, the same in tables, reports and messages."""
 
+import math
+
 GB = 1e9  # bytes
 
 
@@ -9,7 +11,7 @@ def number(value: object) -> str:
         return "-"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
-    if isinstance(value, int) or (abs(value) >= 1000 and value == int(value)):
+    if isinstance(value, int) or (math.isfinite(value) and abs(value) >= 1000 and value == int(value)):
         return f"{int(value):,}"
     return f"{value:.4g}"
 

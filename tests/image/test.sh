@@ -106,13 +106,14 @@ if [ "$engine" = buildah ]; then
 fi
 
 say 'training inside and outside'
-mapfile -t small < <("$python" -c '
+settings=$("$python" -c '
 from rlhf.recipe import as_yaml
-from tests.conftest import SMALL
+from tests.helpers import SMALL
 for key, value in SMALL.items(): print("--set", f"{key}={as_yaml(value)}", sep="\n")')
+mapfile -t small <<<"$settings"
 for stage in pretrain sft rm ppo dpo evaluate merge; do
-    inside run "$stage" --hw cpu --out /work/runs "${small[@]}" >"$work/inside.log" 2>&1 || { cat "$work/inside.log" >&2; exit 1; }
-    "$python" -m rlhf.cli run "$stage" --hw cpu --out "$work/outside/runs" "${small[@]}" >/dev/null
+    inside run "$stage" --recipe /app/recipes/cpu-tiny/v1 --out /work/runs "${small[@]}" >"$work/inside.log" 2>&1 || { cat "$work/inside.log" >&2; exit 1; }
+    "$python" -m rlhf.cli run "$stage" --recipe recipes/cpu-tiny/v1 --out "$work/outside/runs" "${small[@]}" >/dev/null
 done
 for result in pretrain/model/model.safetensors {sft,rm,ppo,dpo}/adapter/adapter_model.safetensors merge/model/model.safetensors; do
     cmp "$work/inside/runs/cpu-tiny/v1/$result" "$work/outside/runs/cpu-tiny/v1/$result"

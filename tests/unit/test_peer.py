@@ -8,12 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from bench.kinds import Contender, PeerRecord, Spread, StageSteps
+from bench.peer import __main__ as peer
 from bench.peer import contenders, environments, runs, supervised, training, trl_groups
 from bench.peer.figures import contender_figures, markdown, phases_table
 from bench.peer.inputs import BATCH, GROUP
 from rlhf import recipe
+from rlhf.errors import UserError
 from tests.helpers import noted
 
 PARTS: list[runs.ContenderRun] = [
@@ -144,7 +147,8 @@ def test_the_peers_environment_is_made_once_with_our_versions(tmp_path, monkeypa
     assert any(pin.startswith("torch==") and "+" not in pin for pin in install)
     environments.peer_python(tmp_path / "env")
     assert len(commands) == 2, "the second time it only looks whether TRL is there"
-    assert f"version('trl') == '{environments.TRL}'" in commands[1][2]
+    assert f"version('trl').partition('+')[0] == '{environments.TRL}'" in commands[1][2]
+    assert "version('torch').partition" in commands[1][2], "an upgrade of torch here makes it anew"
 
 
 def test_torchtune_has_an_environment_of_its_own_and_no_part_in_the_ratios(tmp_path, monkeypatch):
@@ -199,3 +203,11 @@ def test_steps_after_the_warm_up_and_the_growth_of_memory_are_counted(monkeypatc
     assert taken["wall"] == [2.0, 3.0] and len(taken["cpu"]) == 2
     assert clock.tokens_after(1) == 300, "tokens and seconds are of the same steps"
     assert 0.95 * 2**26 < taken["growth"] < 2**27  # what is freed elsewhere is less than 5 %
+
+
+def test_a_folder_of_other_files_is_not_emptied(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match="holds other files; name a new folder"):
+        environments.peer_python(tmp_path)
+    ran = CliRunner().invoke(peer.main, ["--method", "grpo", "--work", str(tmp_path)])
+    assert isinstance(ran.exception, UserError) and (tmp_path / "thesis.txt").exists()

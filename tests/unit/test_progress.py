@@ -54,7 +54,7 @@ def test_without_a_terminal_a_line_now_and_then_says_the_same(clock, capsys, mon
         for step in (1, 2, 3):
             clock[0] += 15
             bar.update(step, "loss 1.0", total=10)
-    assert capsys.readouterr().err == "sft 2/10, about 120 s left  loss 1.0\n"
+    assert capsys.readouterr().err == "sft 2/10, about 0:02:00 left  loss 1.0\n"
 
 
 def test_a_table_names_no_metric_twice_and_says_which_way_is_better(monkeypatch, capsys):

@@ -69,9 +69,9 @@ def test_a_console_prints_no_control_character_that_it_was_given(terminal):
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_brackets_are_printed_as_they_are(terminal, monkeypatch):
+def test_text_is_printed_as_it_is(terminal, monkeypatch):
     """A folder may be named `[x]`, and a model of the hub misspelt as `a[/b]`."""
-    name, file = "runs/[/a][bold][x]", io.StringIO()
+    name, file = "runs/[/a][bold][x]:100:", io.StringIO()
     made = Screen(file=file, force_terminal=terminal, width=200)
     monkeypatch.setattr(screen, "OUT", made)
     monkeypatch.setattr(screen, "ERR", made)
