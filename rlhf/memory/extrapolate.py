@@ -8,7 +8,8 @@ layer's events.
 from collections.abc import Mapping
 from dataclasses import fields
 
-from rlhf.memory.phases import COMPONENTS, DEPTHS, WHOLE, WORKSPACE, Peak, PredictedPhase, Work
+from rlhf.memory.phases import DEPTHS, WHOLE, WORKSPACE, Peak, PredictedPhase, Work
+from rlhf.recipe.choices import COMPONENTS
 
 
 def extrapolate(shallow: Peak, deeper: Peak, layers: int, workspace: int) -> PredictedPhase:

@@ -18,22 +18,8 @@ RehearsalName = StageName | Literal["decoding step"]  # what is rehearsed: a sta
 ON_HOST: tuple[StageName, ...] = ("merge",)  # stages that leave the card alone
 WHOLE = ""  # the whole stage: the empty path; nested phases are joined by a slash, the outermost first
 
-COMPONENTS = (
-    "base",  # the model's own weights and buffers
-    "quantization",  # scales and code book beside packed weights
-    "adapters",
-    "heads",
-    "gradients",
-    "optimizer",
-    "activations",  # made in a forward pass and freed in its backward pass
-    "logits",
-    "kv_cache",
-    "buffers",  # what one phase leaves for another
-    "temporaries",
-    "kernels",  # inside kernels
-)
 PAGED = "paged"  # the component in unified memory; no peak has it, for it lies outside torch's allocator
-WORKSPACE = "workspace"  # of cuBLAS: the component that a predicted peak has besides COMPONENTS
+WORKSPACE = "workspace"  # of cuBLAS: the component that a predicted peak has besides `rlhf.recipe.choices.COMPONENTS`
 
 
 class PredictionError(UserError):

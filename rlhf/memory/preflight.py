@@ -36,19 +36,20 @@ def require_fit(
     raise UserError(
         f"{stage} would need {gb(need)} GB ({gb(predicted.whole.peak_bytes)} GB allocated) and the "
         f"card has {gb(card)} GB; nothing was started.",
-        *_advice(predict, loaded, stage),
+        *_advice(predict, loaded, stage, need),
         f"`rlhf plan {named} --fastest` looks for settings with which the chain fits",
     )
 
 
-def _advice(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> list[str]:
-    """Return a line for each change that would save memory, the most helpful first."""
+def _advice(predict: Predict, loaded: PinnedRecipe, stage: StageName, need: int) -> list[str]:
+    """Return a line for each change with which a stage needs less than `need`, the most helpful first."""
     if stage not in TRAINING_STAGES:
         return []
-    lines = ["What each change would do alone (--set KEY=VALUE for each; make: SET='KEY=VALUE …'):"]
+    lines = []
     for effect in effects(predict, loaded, stage):
-        if effect.after is not None and effect.changes:
+        if effect.after is not None and effect.after < need and effect.changes:
             keys = " ".join(f"{key}={as_yaml(value)}" for key, value in effect.changes.items())
             other = "; another result" if effect.strategy.changes_result else ""
             lines.append(f"- {gb(effect.after)} GB  {effect.strategy.words}{other}: {keys}")
-    return lines
+    heading = "What each change would do alone (--set KEY=VALUE for each; make: SET='KEY=VALUE …'):"
+    return [heading, *lines] if lines else []

@@ -172,9 +172,8 @@ def decoding_step_bytes(predicted: PredictedStage, share: float = 1.0) -> float:
     """Return the bytes that a decoding step of a rollout reads at least.
 
     They are all weights, a quarter of the adapters, and the keys and values of rows that have `share` of the tokens of
-    the longest one.
-    A quarter is one role's adapter where PPO's critic has its own. Elsewhere there are fewer roles, and it is less than
-    one.
+    the longest one. A quarter is one role's adapter if PPO's critic has its own. Elsewhere there are fewer adapters, so
+    that it is less than one, and the bytes are a lower bound.
     """
     parts = predicted.phases["rollout"].components
     weights = parts.get("base", 0) + parts.get("quantization", 0) + parts.get("adapters", 0) // 4

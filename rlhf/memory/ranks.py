@@ -65,7 +65,12 @@ def divide(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> Predi
     highest = max(phases.values(), key=lambda phase: phase.peak_bytes)
     reserved = [phase.reserved_bytes for phase in phases.values() if phase.reserved_bytes is not None]
     needed = [phase.needed_bytes for phase in phases.values() if phase.needed_bytes is not None]
-    whole_stage = highest._replace(reserved_bytes=max(reserved, default=None), needed_bytes=max(needed, default=None))
+    whole_stage = predicted.whole._replace(  # the work and the paged states are those of all phases
+        peak_bytes=highest.peak_bytes,
+        components=highest.components,
+        reserved_bytes=max(reserved, default=None),
+        needed_bytes=max(needed, default=None),
+    )
     return PredictedStage(whole_stage, phases)
 
 

@@ -6,7 +6,7 @@ shorter context cuts dialogues.
 
 from collections.abc import Callable, Iterable
 from math import inf, isqrt
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
@@ -14,6 +14,7 @@ from rlhf.memory import projection
 from rlhf.memory.phases import Predict, PredictedStage
 from rlhf.memory.predict import card_needed_bytes
 from rlhf.recipe import Changes, PinnedRecipe, StageName, TrainingName
+from rlhf.recipe.choices import StrategyName
 
 LEARNING_PHASE: dict[TrainingName, str] = {
     "sft": "train",
@@ -21,11 +22,6 @@ LEARNING_PHASE: dict[TrainingName, str] = {
     "dpo": "train",
     **dict.fromkeys(recipes.ONLINE, "update"),
 }
-
-
-StrategyName = Literal[
-    "gradient_checkpointing", "quantization", "flash_attention", "batch_size", "context_length", "distributed"
-]
 
 
 class Strategy(NamedTuple):

@@ -1,6 +1,6 @@
 """Sets of values that a recipe's keys take and that code elsewhere names as well. This module needs no torch."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 Optimizer = Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]  # of the learning rate
@@ -12,3 +12,25 @@ RowKind = Literal["text", "hh", "instruction", "preference", "completion", "ques
 DataFormat = Literal["auto", RowKind]
 OnBadRow = Literal["stop", "skip"]
 LengthsShape = Literal["hh", "longest"]  # as long as dialogues of HH-RLHF, or as every stage admits
+
+# What a peak of memory consists of.
+Component = Literal[
+    "base",  # the model's own weights and buffers
+    "quantization",  # scales and code book beside packed weights
+    "adapters",
+    "heads",
+    "gradients",
+    "optimizer",
+    "activations",  # made in a forward pass and freed in its backward pass
+    "logits",
+    "kv_cache",
+    "buffers",  # what one phase leaves for another
+    "temporaries",
+    "kernels",  # inside kernels
+]
+COMPONENTS: tuple[Component, ...] = get_args(Component)
+
+# Ways to save memory, whose published effects are compared with predictions.
+StrategyName = Literal[
+    "gradient_checkpointing", "quantization", "flash_attention", "batch_size", "context_length", "distributed"
+]

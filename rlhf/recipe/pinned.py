@@ -42,7 +42,8 @@ class PinnedRecipe(NamedTuple):
 
     def with_changes(self, changes: Mapping[str, JsonValue]) -> "PinnedRecipe":
         """Return the recipe with further overrides."""
-        return load(self.directory, {**self.overrides, **changes}, self.recipe.seed)
+        seed = None if "seed" in changes else self.recipe.seed
+        return load(self.directory, {**self.overrides, **changes}, seed)
 
 
 def load(directory: Path, overrides: Mapping[str, JsonValue] | None = None, seed: int | None = None) -> PinnedRecipe:

@@ -8,15 +8,17 @@ import math
 import re
 from collections.abc import Iterable
 from decimal import Decimal
-from typing import Annotated, ClassVar, Final, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple, Self, get_args
 
 from pydantic import model_validator
 
 from rlhf.recipe.bounds import Finite
+from rlhf.recipe.choices import COMPONENTS, StrategyName
 from rlhf.recipe.names import StageName
 from rlhf.recipe.strict import AsTuple, Section
 from rlhf.terminal.wording import span
 
+QUANTITIES = ("memory_gb", "memory_percent", "time_percent", "time_factor")  # of a strategy's effect
 VerdictWord = Literal["reproduces", "better", "worse", "differs", "met", "missed", "not measured", "not comparable"]
 REPRODUCES: Final = "reproduces"  # this and the next three are verdicts on published figures
 BETTER: Final = "better"
@@ -40,6 +42,16 @@ ELSEWHERE = {
 }
 
 Range = tuple[float | None, float | None]
+
+
+def _check_metric(metric: str) -> None:
+    """Raise ValueError for the effect of an unknown strategy, or for an unknown component of a peak."""
+    kind, _, rest = metric.partition(".")
+    if kind == "component_gb" and rest not in COMPONENTS:
+        raise ValueError(f"metric: {metric} names no component of a peak: {', '.join(COMPONENTS)}")
+    known = {f"{name}.{quantity}" for name in get_args(StrategyName) for quantity in QUANTITIES}
+    if kind == "effect" and rest not in known:
+        raise ValueError(f"metric: {metric} is not effect.<strategy>.<{'|'.join(QUANTITIES)}>")
 
 
 def _check_ends(key: str, ends: Range | None) -> None:
@@ -81,6 +93,7 @@ class Figure(Section):
         """Raise ValueError for keys that a figure cannot have together."""
         if (self.metric is None) == (self.not_comparable is None):
             raise ValueError("a figure has either a metric that it is compared with, or a reason: not_comparable")
+        _check_metric(self.metric or "")
         if (self.value is None) == (self.range is None):
             raise ValueError("a figure has either a value (one number) or a range [low, high]")
         _check_ends("range", self.range)

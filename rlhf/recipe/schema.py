@@ -4,8 +4,8 @@ Unknown keys, wrong types and impossible combinations are refused in one line th
 out. Keys have the names of TRL and transformers where those exist. Lengths are in tokens, learning rates per optimizer
 step, memory in GB (10^9 bytes). docs/recipes.md explains every key.
 
-Every whole number has an upper bound far above what one machine can use. A number beyond it is a typing error that
-would otherwise hang, fill the memory or crash a library. docs/recipes.md lists the bounds.
+Every whole number among these keys has an upper bound far above what one machine can use. A number beyond it is a
+typing error that would otherwise hang, fill the memory or crash a library. docs/recipes.md lists the bounds.
 """
 
 import math

@@ -25,6 +25,7 @@ from rlhf.recipe.model_types import TYPES
 from rlhf.recipe.names import is_commit
 from rlhf.recipe.strict import AsTuple, Section
 
+MOST_HEAD_DIM = 2**20
 SMALLEST_TRAINED = 261  # tokens: 256 bytes, padding, beginning, end and the marks of the two speakers
 
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]  # of a chat template
@@ -68,8 +69,8 @@ class Architecture(Section):
     def _check_heads(self) -> Self:
         """Raise ValueError unless the heads have a width of their own or divide that of the model."""
         head_dim = self.others().get("head_dim")
-        if head_dim is not None and (type(head_dim) is not int or head_dim < 1):
-            raise ValueError(f"head_dim: {head_dim!r} must be a whole number above 0")
+        if head_dim is not None and (type(head_dim) is not int or not 1 <= head_dim <= MOST_HEAD_DIM):
+            raise ValueError(f"head_dim: {head_dim!r} must be a whole number from 1 to {MOST_HEAD_DIM:,}")
         if (self.hidden_size % self.num_attention_heads and head_dim is None) or (
             self.num_attention_heads % self.num_key_value_heads
         ):

@@ -202,7 +202,7 @@ def as_yaml(value: object) -> str:
     """Return a value as it is written after `--set KEY=`."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z/][\w./-]*", value) and parse(value, "") == value:
         return value
-    return json.dumps(value, ensure_ascii=False)  # every JSON value is YAML
+    return json.dumps(value, ensure_ascii=False)  # what YAML can hold reads back from JSON
 
 
 def with_overrides(content: JsonObject, overrides: Mapping[str, JsonValue]) -> JsonObject:

@@ -539,8 +539,10 @@ def wide() -> Callable[[StageName], tuple[PinnedRecipe, list[list[Event]]]]:
 @pytest.mark.parametrize("expandable", [True, False])
 @pytest.mark.parametrize("stage", ["sft", "ppo"])
 def test_what_a_deep_model_reserves_is_found_from_two_shallow_ones(wide, stage, expandable):
-    """Layers 2 and 4, whose events are repeated, beside all 10 of them: what is allocated to the byte, what is reserved
-    and needed within 0.2 % or a page."""
+    """Layers 2 and 4, whose events are repeated, beside all 10 of them.
+
+    What is allocated agrees to the byte, what is reserved and needed within 0.2 % or a page.
+    """
     loaded, (*shallow_ones, deep) = wide(stage)
     replayed = reserved_at_depth(shallow_ones, loaded.recipe, stage, expandable)
     whole = replay(deep, expandable, cards.workspace(loaded.recipe.hardware.name))

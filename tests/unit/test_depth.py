@@ -32,8 +32,11 @@ class Program:
 
 
 def training(layers: int, steps: int = 2) -> list[Event]:
-    """Weights; then steps of: a forward pass that keeps two activations a layer, of which the first layer's is smaller,
-    a loss, a backward pass in reverse, the gradients' norms as one tensor, and their release in the weights' order."""
+    """Weights, then steps.
+
+    A step has a forward pass that keeps two activations a layer, of which the first layer's is smaller, a loss, a
+    backward pass in reverse, the gradients' norms as one tensor, and their release in the weights' order.
+    """
     program = Program()
     program.begin("load")
     weights = [[program.make("weight", size) for size in (3 * MIB, 5 * MIB)] for _ in range(layers)]

@@ -180,8 +180,11 @@ def rounded(size: int) -> int:
 
 
 def test_masked_attention_adds_up_gradients_in_float32():
-    """Heads of 128, 300 places: 3 blocks of 128 on an H100; on a 4090 5 blocks of 64 in 2 columns, and for keys and
-    values one block of 64 x 128 each, with 200 // (2 x 40) = 2 parts."""
+    """Heads of 128, 300 places.
+
+    They are 3 blocks of 128 on an H100; on a 4090 5 blocks of 64 in 2 columns, and for keys and values one block of
+    64 x 128 each, with 200 // (2 x 40) = 2 parts.
+    """
     delta = 2 * 40 * 300 * 4
     assert attention_inside(CARDS["h100"].gpu, 40, 300, 128) == rounded(2 * 40 * 3 * (16 + 128 * 128 * 4) + delta)
     tiles = 5 * 2 * (16 + 64 * 64 * 4)

@@ -32,6 +32,7 @@ from rlhf.memory.preflight import require_fit
 from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, stage_name
+from rlhf.recipe.choices import StrategyName
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.strict import with_overrides
 from tests.helpers import RECIPE, grouped, rlhf
@@ -935,7 +936,7 @@ def test_an_odd_micro_batch_keeps_its_global_batch():
     assert changes is None or global_batch(loaded.with_changes(changes), "sft") == 5
 
 
-def computed(predictor: Predictor, loaded: PinnedRecipe, strategy: strategies.StrategyName) -> float:
+def computed(predictor: Predictor, loaded: PinnedRecipe, strategy: StrategyName) -> float:
     """What SFT computes in a step with a strategy, over what it computes without."""
     changes = strategies.switched_on(loaded, "sft", strategy)
     assert changes
@@ -968,6 +969,7 @@ def test_a_strategy_that_cannot_be_predicted_does_not_hide_the_refusal(narrow):
     with pytest.raises(UserError, match=r"sft would need 200.* nothing was started") as caught:
         require_fit(predicted, recipe.load(narrow), "sft")
     assert not any("nf4" in line for line in caught.value.lines)
+    assert not any("alone" in line for line in caught.value.lines), "no change needs less here: none is advised"
 
 
 def test_a_plan_says_which_stage_it_rehearses():

@@ -420,6 +420,12 @@ def test_a_value_reproduces_a_figure_is_better_or_is_worse(keys, value, said):
         ({"value": 1, "guide": None}, "a target of our own"),
         ({"range": (0, 1), "range_of_mean": (0, 1)}, "targets of our own"),
         ({"value": 1, "guide": "another"}, "begins with the guide's name"),
+        ({"value": 1, "metric": "component_gb.kvcache"}, "metric: component_gb.kvcache names no component of a peak"),
+        (
+            {"value": 1, "metric": "effect.quantization"},
+            "effect.quantization is not effect.<strategy>.<memory_gb",
+        ),
+        ({"value": 1, "metric": "effect.quantization.memry_gb"}, "effect.quantization.memry_gb is not effect."),
     ],
 )
 def test_a_figure_that_says_two_things_is_refused(keys, said):

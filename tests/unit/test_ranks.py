@@ -73,13 +73,14 @@ def test_where_layers_are_divided_a_rank_has_its_part_and_two_layers():
     layers = ranks.layers_bytes(loaded.recipe)
     parts = {"base": layers + 1_000_000_000, "activations": 5_000_000_000}
     undivided = PredictedPhase(sum(parts.values()), parts, 0, Work())
-    predicted = PredictedStage(undivided, dict.fromkeys(("load", "rollout", "update"), undivided))
+    whole = undivided._replace(work=Work(flops=100), paged_bytes=9)
+    predicted = PredictedStage(whole, dict.fromkeys(("load", "rollout", "update"), undivided))
     whole_stage, phases = ranks.divide(loaded.recipe, "ppo", predicted)
     assert phases["load"] == undivided
     assert phases["rollout"].components["base"] == pytest.approx(parts["base"] + layers / 8, abs=2)
     assert phases["update"].components["base"] == pytest.approx(1e9 + layers / 8 + layers / 40, abs=4)
     assert phases["update"].peak_bytes == sum(phases["update"].components.values())
-    assert whole_stage == phases["rollout"]
+    assert whole_stage == phases["rollout"]._replace(work=whole.work, paged_bytes=9)
     replicated = load("8xh100-llama2-70b/v1", hardware__engine="ddp").recipe
     assert ranks.divide(replicated, "ppo", predicted) is predicted
 

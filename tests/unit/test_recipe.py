@@ -66,6 +66,10 @@ def test_every_recipe_loads(directory):
         (lambda c: c["ppo"].update(vllm_url="localhost:8000"), "ppo: vllm_url: localhost:8000 must begin with http://"),
         (lambda c: c["ppo"].update(steps="ten"), "ppo.steps = 'ten': input should be a valid integer"),
         (lambda c: c["ppo"].update(steps=True), "ppo.steps = True"),
+        (
+            lambda c: c["model"]["architecture"].update(head_dim=2**21),
+            "head_dim: 2097152 must be a whole",
+        ),
         (lambda c: c["sft"].update(learning_rate=0), "sft.learning_rate = 0: input should be greater than 0"),
         (lambda c: c["sft"].update(learning_rate=2), "sft.learning_rate = 2: input should be less than or equal to 1"),
         (lambda c: c["ppo"].update(value_learning_rate=2), "ppo.value_learning_rate = 2: input should be less than"),
@@ -130,10 +134,16 @@ def test_every_recipe_loads(directory):
         (lambda c: c["ppo"].update(batch_size=1), "ppo.batch_size = 1: input should be greater than 1"),
         (lambda c: c["pretrain"].update(max_length=4096), "pretrain.max_length: 4096 tokens do not fit"),
         (lambda c: c["model"]["architecture"].update(num_attention_heads=5), "hidden_size must be a multiple"),
-        (lambda c: c["model"]["architecture"].update(head_dim="foo"), "head_dim: 'foo' must be a whole number above 0"),
+        (
+            lambda c: c["model"]["architecture"].update(head_dim="foo"),
+            "head_dim: 'foo' must be a whole number from 1 to 1,048,576",
+        ),
         (lambda c: c["model"]["architecture"].update(head_dim=0), "model.architecture: head_dim: 0 must be a whole"),
         (lambda c: c["model"]["architecture"].update(head_dim=-4), "model.architecture: head_dim: -4 must be a whole"),
-        (lambda c: c["model"]["architecture"].update(head_dim=True), "head_dim: True must be a whole number above 0"),
+        (
+            lambda c: c["model"]["architecture"].update(head_dim=True),
+            "head_dim: True must be a whole number from 1 to 1,048,576",
+        ),
         (lambda c: c["ppo"].update(adam_beta1=1.0), "ppo.adam_beta1 = 1.0: input should be less than 1"),
         (lambda c: c["sft"].update(adam_epsilon=0.0), "sft.adam_epsilon = 0.0: input should be greater than 0"),
         (lambda c: c["ppo"].update(cliprange=1.0), "ppo.cliprange = 1.0: input should be less than 1"),
@@ -443,3 +453,9 @@ def test_a_folder_that_is_no_recipe_is_refused_with_the_way_out(tmp_path, folder
     (tmp_path / folder / "recipe.yaml").write_text(content)
     with pytest.raises(UserError, match=way_out):
         recipe.load(tmp_path / folder)
+
+
+def test_a_changed_seed_is_that_of_the_recipe():
+    loaded = recipe.load(CPU, seed=3)
+    assert loaded.with_changes({"seed": 5}).recipe.seed == 5
+    assert loaded.with_changes({"ppo.steps": 5}).recipe.seed == 3

@@ -80,8 +80,10 @@ def test_each_thread_s_first_product_makes_a_workspace():
 
 
 def test_a_captured_step_has_memory_of_its_own():
-    """The capture empties the cache of 100 MiB, and takes 30 and a workspace of 8 in two pages of its own; they are
-    held until the graph is dropped and something empties the cache."""
+    """The capture empties the cache of 100 MiB, and takes 30 and a workspace of 8 in two pages of its own.
+
+    They are held until the graph is dropped and something empties the cache.
+    """
     events = Events()
     events.release(events.make(100 * MIB))
     events.mark(BEGIN, "decode")

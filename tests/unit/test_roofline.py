@@ -70,8 +70,10 @@ def test_passes_have_the_operations_that_torch_counts(start):
 
 
 def test_the_lean_trunk_has_the_operations_that_torch_counts(monkeypatch):
-    """Lower layers once, then upper layers, the last one at three positions; without adapters, which are added in
-    place, where torch does not count."""
+    """Lower layers once, then upper layers, the last one at three positions.
+
+    Without adapters, which are added in place, where torch does not count.
+    """
     monkeypatch.setattr(matmul, "ONEDNN", False)  # whose products torch does not count
     monkeypatch.setattr(LeanTrunk, "_round_up", lambda self, count: count)
     model, decoder = llama(2)

@@ -73,10 +73,11 @@ class Pool:
 
 
 class Allocator:
-    """The allocator's state. `expandable` is PYTORCH_ALLOC_CONF=expandable_segments:True; `capacity`, in bytes, is what
-    the card gives the allocator at most (None: no limit).
+    """The allocator's state.
 
-    Blocks that are made while a CUDA graph is captured come from a private pool: `private` names it.
+    `expandable` is PYTORCH_ALLOC_CONF=expandable_segments:True; `capacity`, in bytes, is what the card gives the
+    allocator at most (None: no limit). Blocks that are made while a CUDA graph is captured come from a private
+    pool: `private` names it.
     """
 
     def __init__(self, expandable: bool, capacity: int | None = None):
@@ -120,8 +121,11 @@ class Allocator:
         block.pool.add(block)
 
     def empty_cache(self) -> None:
-        """Return unused memory to the card (release_cached_blocks): segments that are free as a whole, and of
-        expandable segments every page that is (unmap_block). Private pools keep theirs until they are released."""
+        """Return unused memory to the card (release_cached_blocks).
+
+        That is segments that are free as a whole, and of expandable segments every page that is (unmap_block). Private
+        pools keep theirs until they are released.
+        """
         for private in (None, *self._freeable):
             for pool in self._pools[private]:
                 for _, _, block in list(pool.blocks):
@@ -200,11 +204,10 @@ class Allocator:
         return block.size if block.previous is None and block.next is None else 0
 
     def _split(self, block: Block, size: int) -> None:
-        """Keep the rest of a block free, as should_split and alloc_found_block do, unless a large segment's rest is
-        small.
-        """
+        """Free the rest of a block (should_split, alloc_found_block), unless a large segment's rest is small."""
         rest = block.size - size
-        if rest >= MIN_BLOCK if block.pool.small or self.expandable else rest > SMALL:
+        least = MIN_BLOCK if block.pool.small or self.expandable else SMALL + 1
+        if rest >= least:
             remaining = Block(block.address + size, rest, block.pool)
             remaining.insert_after(block)
             block.size = size

@@ -41,9 +41,7 @@ ABSMAX_8BIT = 7  # place of this argument of gemm_4bit
 
 
 def _gemm_4bit(gpu: Gpu, args: Args, kwargs: Kwargs) -> int:
-    """Return the unpacked weight and its scales, twice in float32, where the library unpacks
-    (_dequant_linear_fallback).
-    """
+    """Return the unpacked weight and its scales, twice in float32, if it is unpacked (_dequant_linear_fallback)."""
     x, shape, blocksize = args[0], args[2], args[4]
     if not unpacks_4bit(gpu, x.dtype, x.numel() // x.shape[-1], shape[0], shape[1], blocksize):
         return 0
@@ -54,8 +52,7 @@ def _gemm_4bit(gpu: Gpu, args: Args, kwargs: Kwargs) -> int:
 
 @functools.cache
 def unpacks_4bit(gpu: Gpu, dtype: torch.dtype, rows: int, out: int, inner: int, blocksize: int = 64) -> bool:
-    """Return whether bitsandbytes multiplies `rows` inputs with a 4-bit weight (out, inner) by unpacking the whole
-    weight.
+    """Return whether bitsandbytes unpacks a whole 4-bit weight (out, inner) to multiply `rows` inputs with it.
 
     The alternative is one fused kernel. The library decides by shape and card (bitsandbytes/backends/cuda/ops.py, the
     kernel of gemm_4bit); its own function is asked, with the card's properties in place of a real device's. A version
@@ -118,11 +115,11 @@ class _Blocks(NamedTuple):
 
 
 def _blocks(gpu: Gpu, size: int) -> _Blocks:
-    """Return the kernel for bfloat16 and a head size (mem_eff_attention/kernels/cutlassB.h,
-    dispatch_cutlassB_bf16_sm80).
+    """Return the kernel for bfloat16 and a head size.
 
-    torch takes the first in the list whose shared memory the card has. That those of 128 x 128 fit in 227 KB (9.0) and
-    not in 99 KB (8.6, 8.9) is inferred: 8.6 and 8.9 have an entry of their own for size 96.
+    From mem_eff_attention/kernels/cutlassB.h, dispatch_cutlassB_bf16_sm80: torch takes the first in the list whose
+    shared memory the card has. That those of 128 x 128 fit in 227 KB (9.0) and not in 99 KB (8.6, 8.9) is inferred: 8.6
+    and 8.9 have an entry of their own for size 96.
     """
     small_shared_memory = gpu.capability in ((8, 6), (8, 9))
     if size <= 64:

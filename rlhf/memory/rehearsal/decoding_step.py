@@ -66,9 +66,7 @@ class DecodingStep:
 
     @property
     def outside(self) -> tuple[str, ...]:
-        """Return the operations before, between and after the decoder layers: embedding, mask, rotation, output layer,
-        draw.
-        """
+        """Return the operations outside the decoder layers: embedding, mask, rotation, output layer, draw."""
         return tuple(op.name for op in self.operations if op.layer is None)
 
     @property

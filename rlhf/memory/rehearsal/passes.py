@@ -179,7 +179,7 @@ def _accumulating(
 
 
 def _shape(rollout: Rollout) -> Hashable:
-    """Return the lengths and prompts of the rows of a rollout; None if they are not known, or computed below."""
+    """Return lengths and prompts of a rollout's rows, and whether it has lower states; None if they are not known."""
     parts = [rollout.prompt_length, rollout.response_length]
     if rollout.prompt_numbers is not None:
         parts.append(rollout.prompt_numbers)

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlhf.memory.phases import BEGIN, COMPONENTS, PAGED, WHOLE, Event, Peak
+from rlhf.memory.phases import BEGIN, PAGED, WHOLE, Event, Peak
+from rlhf.recipe.choices import COMPONENTS
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ def peaks_of(events: Sequence[Event], component_of: Sequence[str]) -> dict[str, 
             around(peaks, phase)  # phases in the order in which they begin
         if position not in peak_events:
             continue
-        components = {name: live[name] for name in COMPONENTS if live[name]}
+        components: dict[str, int] = {name: live[name] for name in COMPONENTS if live[name]}
         operation = peak_events[position][1]
         for peak in around(peaks, phase):
             peak.paged = max(peak.paged, live[PAGED])

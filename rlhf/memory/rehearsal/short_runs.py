@@ -91,10 +91,10 @@ def _shallow(architecture: Architecture, layers: int) -> Changes:
 
 
 def few_steps(recipe: Recipe, steps: int, shape: LengthsShape) -> Changes:
-    """Return the overrides by which every stage takes `steps` steps on random weights, each logged, with little around
-    them.
+    """Return the overrides by which every stage takes `steps` steps on random weights.
 
-    `shape` as in `data.lengths`. Scores are not normalised: that would sample for a while before the first step.
+    Each step is logged, with little around it. `shape` as in `data.lengths`. Scores are not normalised: that would
+    sample for a while before the first step.
     """
     sampled = min(recipe.evaluate.max_samples, recipe.evaluate.batch_size)
     changes: Changes = {

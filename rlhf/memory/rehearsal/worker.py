@@ -25,9 +25,7 @@ from rlhf.recipe import PinnedRecipe
 
 
 def _operations(loaded: PinnedRecipe) -> RehearsedStep:
-    """Return the operations of a decoding step of each role: in one layer, outside the layers, and what no graph may
-    hold.
-    """
+    """Return what a decoding step of each role launches, and what no captured graph may hold."""
     from rlhf.memory.rehearsal.decoding_step import decoding_steps
 
     roles = {
