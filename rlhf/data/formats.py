@@ -123,7 +123,7 @@ def read(
     kind: DataFormat = "auto",
     advice: Advice = RECIPE_ADVICE,
 ) -> ParsedRows:
-    """Read JSON lines, JSON arrays (both also gzipped), CSV and Parquet.
+    """Read JSON lines, JSON arrays (both also gzipped), CSV, TSV and Parquet.
 
     The content decides the format, not the name. Raises UserError for files and rows that cannot be used.
     """

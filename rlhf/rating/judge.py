@@ -56,7 +56,7 @@ def letter(reply: str) -> str | None:
     """Return the choice of a reply, A, B or C, or None if it names none or several.
 
     A letter counts before a reason, alone on a line, or at the end of a line after words such as `answer is`. A letter
-    within a sentence does not: `answer B is too long`.
+    within a sentence does not: `answer B is too long`; nor does one that is denied: `the worse answer is B`.
     """
     text = reply.rpartition("</think>")[2].strip()  # earlier text is reasoning, not the choice
     if "<think>" in text:
@@ -65,7 +65,8 @@ def letter(reply: str) -> str | None:
     letters = set(re.findall(r"^[\W_]*([ABC])[.,:;)\]*]", text, re.I))
     for line in text.splitlines():
         match = re.fullmatch(last_word, line, re.I)
-        if match and not re.search(r"\b[ABC]\b", match[1] or ""):
+        before = match[1] or "" if match else ""
+        if match and not re.search(r"\b(?:[ABC]|(?i:not|never|neither|worse|worst))\b|(?i:n't)\b", before):
             letters.add(match[2])
     letters = {name.upper().replace("TIE", "C") for name in letters}
     return letters.pop() if len(letters) == 1 else None

@@ -10,8 +10,8 @@ from rlhf.run.records import Code
 def code_version() -> Code:
     """Return the commit of the code that runs, and whether files that can change results differ from it.
 
-    Both are None outside git. A container image has no history: RLHF_COMMIT names the commit that it was built from,
-    with `-dirty` if the code had changes.
+    Both are None outside git, and where the code is installed inside another project's checkout. A container image has
+    no history: RLHF_COMMIT names the commit that it was built from, with `-dirty` if the code had changes.
     """
     if image_commit := os.environ.get("RLHF_COMMIT"):
         return Code(commit=image_commit.removesuffix("-dirty"), dirty=image_commit.endswith("-dirty"))
@@ -24,6 +24,9 @@ def code_version() -> Code:
         except (OSError, subprocess.CalledProcessError):
             return None
 
+    top = git("rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() != root.resolve():
+        return Code(commit=None, dirty=None)
     commit = git("rev-parse", "HEAD")
     status = git("status", "--porcelain", "--", "rlhf", "bench", "recipes", "requirements", "pyproject.toml")
     return Code(commit=commit, dirty=None if status is None else bool(status))

@@ -382,6 +382,7 @@ def test_people_and_judges_are_compared(root, asked, stub):
             ("Answer B repeats itself, so A it is", None),
             ("Answer: A\nB", None),
         ),
+        *(("The worse answer is B", None), ("Worse answer: B", None), ("It isn't answer B.", None)),
         *(("I prefer answer B.", "B"), ("Neither A nor B", None), ("A: longer.\n\nVerdict: B", None)),
         *(
             ("", None),

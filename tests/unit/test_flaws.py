@@ -51,6 +51,9 @@ def test_a_repeat_is_a_duplicate_and_opposite_labels_contradict():
     assert [id(row) for row in FLAWS["contradictory"](rows)] == [id(one), id(again), id(opposite)]
     documents = [Document("a", "a:1"), Document("a", "a:2"), Document("b", "a:3")]
     assert FLAWS["duplicates"](documents) == documents[1:2]
+    question = (Message("user", "2 + 2?"),)
+    answers = [Example(question, "4", "a", right_answer=right) for right in ("4", "5", "4")]
+    assert FLAWS["duplicates"](answers) == answers[2:], "another right answer is another row"
 
 
 def test_every_flaw_is_counted_in_the_report_and_can_be_dropped():

@@ -17,12 +17,12 @@ from rlhf.errors import UserError
 from rlhf.files import read_json, write_json
 from rlhf.rating.store import current_ratings
 from rlhf.recipe import published
-from rlhf.run import other_settings, reader, records
+from rlhf.run import other_settings, provenance, reader, records
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import StageRun
 from rlhf.run.lock import locked
 from rlhf.run.parents import ParentMissing
-from rlhf.run.records import Costs, LogLine, Summary
+from rlhf.run.records import Code, Costs, LogLine, Summary
 from tests.helpers import RECIPE, SMALL, content_of, one_line_of, rlhf, small
 from tests.lines import read_intact_lines
 
@@ -756,3 +756,15 @@ def test_a_file_that_nests_without_end_is_one_that_cannot_be_read(tmp_path):
     (tmp_path / "ratings.jsonl").write_text("[" * 200_000 + "\n")
     with pytest.raises(UserError, match=r"ratings.jsonl:1: not a rating; take that line out"):
         current_ratings(tmp_path / "ratings.jsonl")
+
+
+def test_code_inside_another_projects_checkout_names_no_commit(tmp_path, monkeypatch):
+    """As where the package is installed into a .venv there."""
+    monkeypatch.delenv("RLHF_COMMIT", raising=False)
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run(["git", "-C", tmp_path, *identity, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "venv/rlhf/run/provenance.py"))
+    assert provenance.code_version() == Code(commit=None, dirty=None)
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "rlhf/run/provenance.py"))
+    assert provenance.code_version().commit

@@ -50,7 +50,8 @@ def duplicates(rows: Sequence[Row]) -> list[Row]:
     seen: set[Hashable] = set()
     repeated = []
     for row in rows:
-        content = row.text if isinstance(row, Document) else (row.prompt, responses(row))
+        answer = getattr(row, "right_answer", None)
+        content = row.text if isinstance(row, Document) else (row.prompt, responses(row), answer)
         if content in seen:
             repeated.append(row)
         seen.add(content)
