@@ -27,12 +27,15 @@ TARGETS = [name for name in _NAMES.replace("$(STAGES)", " ".join(STAGES)).split(
 VARIABLES = re.findall(r"^([A-Z_]+) \?=", MAKEFILE, flags=re.MULTILINE)
 
 
-def make(*arguments) -> subprocess.CompletedProcess[str]:
-    """Run make in the checkout, with nothing handed down from a make or a shell that runs these tests."""
+def make(*arguments, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run make in the checkout, with nothing handed down from a make or a shell that runs these tests.
+
+    `variables` are those of make that stand in its environment.
+    """
     handed_down = {"MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", *VARIABLES}
     environment = {name: value for name, value in os.environ.items() if name not in handed_down}
     command = ["make", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=ROOT, env=environment | variables, capture_output=True, text=True, timeout=60)
 
 
 def calls(*arguments) -> list[list[str]]:
@@ -583,16 +586,11 @@ def test_values_that_cannot_pass_through_make_are_named(arguments, expected):
     assert expected in result.stderr and result.stderr.count("\n") == 1
 
 
-def test_a_variable_of_the_environment_counts_only_where_a_target_reads_it(monkeypatch):
+def test_a_variable_of_the_environment_counts_only_where_a_target_reads_it():
     """Other programs have names such as STAGE and PORT too."""
-    environment = os.environ | {"STAGE": "prod", "PORT": "http", "SEED": "abc"}
-    environment = {
-        name: value for name, value in environment.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
-    }
 
     def run(target: str) -> str:
-        command = ["make", "-n", target]
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60).stderr
+        return make("-n", target, STAGE="prod", PORT="http", SEED="abc").stderr
 
     assert run("help") == run("test") == ""
     assert "STAGE=prod (from the environment): base, sft" in run("chat")
