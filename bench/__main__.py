@@ -15,7 +15,7 @@ from bench.kinds import StageSteps, StepsRecord
 from bench.paths import RESULTS
 from bench.reading import read
 from rlhf.cli import guarded
-from rlhf.cli.options import PRICE, StrictCommand
+from rlhf.cli.options import OUTPUT, PRICE, StrictCommand
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.memory.predict import Predictor
@@ -34,7 +34,7 @@ from rlhf.terminal.tables import rows_table
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key; such a record is not saved.")
 @click.option("--steps", "count", default=8, show_default=True, type=click.IntRange(min=2), help="Steps after warm-up.")
 @click.option("--shape", default="hh", show_default=True, type=click.Choice(["hh", "longest"]), help="Length of rows.")
-@click.option("--out", type=click.Path(path_type=Path), help="Also write the record there, as JSON.")
+@click.option("--out", type=OUTPUT, metavar="FILE", help="Also write the record there, as JSON.")
 @click.option(
     "--save", is_flag=True, help="Put the record into results/; needs committed code and an unchanged recipe."
 )

@@ -7,14 +7,16 @@ from pathlib import Path
 import click
 
 from bench import options, provenance, steps
-from bench.kinds import StageSteps
+from bench.kinds import AblationRecord, StageSteps
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.memory import published_figures
 from rlhf.memory.predict import Predictor
 from rlhf.memory.strategies import StrategyCost, costs_alone, one_by_one
+from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PinnedRecipe, TrainingName
+from rlhf.run.packages import package_versions
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import GB
@@ -30,7 +32,7 @@ PACKAGE = "flash_attn package"
 @options.SET
 @options.STEPS
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="Times to measure each.")
-@click.option("--save", type=click.Path(path_type=Path), help="JSON file for the results.")
+@options.SAVE
 def main(hw: str, directory: Path | None, changes: tuple[str, ...], count: int, rounds: int, save: Path | None) -> None:
     """Measure the effect of each strategy on memory and time, in turn. Running out of memory is a result."""
     loaded = options.load(hw, directory, changes)
@@ -49,9 +51,27 @@ def main(hw: str, directory: Path | None, changes: tuple[str, ...], count: int, 
     columns = ("strategy, alone", "peak, GB", "memory", "time", "predicted, GB", "published")
     rows_table(f"{loaded.name} {loaded.version}: {STAGE} on the longest rows", columns, rows)
     if save:
-        write_json(
-            save, {"code": provenance.code(), "recipe_sha256": loaded.sha256, "overrides": loaded.overrides} | measured
-        )
+        write_json(save, record_of(loaded, count, rounds, measured))
+
+
+def record_of(loaded: PinnedRecipe, count: int, rounds: int, measured: dict[str, StageSteps]) -> AblationRecord:
+    """Return the record of an ablation."""
+    with quiet_libraries():
+        from rlhf.process.torch_setup import device_of
+    return {
+        "date": provenance.today(),
+        "code": provenance.code(),
+        "recipe": loaded.name,
+        "version": loaded.version,
+        "recipe_sha256": loaded.sha256,
+        "overrides": loaded.overrides,
+        "device": provenance.describe(device_of(loaded.recipe)),
+        "packages": package_versions(),
+        "stage": STAGE,
+        "steps": count,
+        "rounds": rounds,
+        "strategies": measured,
+    }
 
 
 def _measure(name: str, variant: PinnedRecipe, count: int) -> StageSteps:

@@ -147,8 +147,23 @@ class ComparedPhase(TypedDict):
 class MemoryRecord(OfRecipe):
     """A record of `python -m bench.memory measure`."""
 
+    date: NotRequired[str]  # ISO 8601; the first record has it in its file's name alone
     phases: list[ComparedPhase]
     unmatched: NotRequired[list[str]]  # a line for each phase that only one side has
+
+
+# -- python -m bench.ablation: key `strategies` ----------------------------------------------------------------------
+
+
+class AblationRecord(OfRecipe):
+    """A record of `python -m bench.ablation`."""
+
+    date: str  # ISO 8601
+    packages: dict[str, str]
+    stage: StageName
+    steps: int  # after the warm-up
+    rounds: int
+    strategies: dict[str, StageSteps]  # the median round of each; also "none" and "combined"
 
 
 # -- python -m bench.peer: key `figures` -----------------------------------------------------------------------------
@@ -167,6 +182,7 @@ class Contender(TypedDict, total=False):
     seconds_by_phase: dict[str, float]  # medians of the runs' medians
     # A ratio to each of TRL's two; a SideFigures has two keys instead. Stored records fix both forms.
     times_faster: list[float]
+    times_faster_range: list[list[float]]  # least and most of the ratios within a round
     memory_ratio: list[float]
 
 
@@ -193,7 +209,9 @@ class PeerProvenance(Traced):
     repeats: int  # runs of each contender
     peer: str
     second_peer: NotRequired[dict[str, str]]  # package -> version
-    packages: dict[str, str]
+    packages: dict[str, str]  # of ours
+    peer_packages: NotRequired[dict[str, str]]  # of the peer's environment, and of the second peer's
+    second_peer_packages: NotRequired[dict[str, str]]
 
 
 class PeerRecord(PeerProvenance):

@@ -18,9 +18,10 @@ from statistics import mean
 import click
 from typing_extensions import TypedDict
 
+from bench import options
 from bench.kinds import CurvePoint, LayersMeans, LayersProvenance, LayersRecord, LayersRun
 from bench.paths import ROOT
-from bench.provenance import code, require_committed_code, require_new_file, today
+from bench.provenance import code, today
 from bench.reading import read
 from bench.steps import telemetry
 from rlhf import recipe
@@ -222,12 +223,9 @@ def _folder(out: Path, stage: str) -> Path:
     type=click.IntRange(min=1),
     help="Seeds to run side by side, each on one core.",
 )
-@click.option("--save", type=click.Path(path_type=Path), help="JSON file for the record.")
+@options.SAVE
 def main(seeds: tuple[int, ...], more: tuple[str, ...], jobs: int, save: Path | None) -> None:
     """Train with adapters in all, the upper half and the upper third of six layers. Takes half an hour of CPU time."""
-    if save:
-        require_committed_code()
-        require_new_file(save)
     changes = CHANGES | recipe.parse_overrides(more)
     origin: LayersProvenance = {
         "date": today(),
@@ -239,8 +237,6 @@ def main(seeds: tuple[int, ...], more: tuple[str, ...], jobs: int, save: Path | 
         "overrides": changes,
         "command": shlex.join(["python", "-m", "bench.layers", *sys.argv[1:]]),
     }
-    if save:
-        save.parent.mkdir(parents=True, exist_ok=True)
     runs: dict[str, dict[str, LayersRun]] = {layers: {} for layers in LAYERS}
     with tempfile.TemporaryDirectory(prefix="rlhf-layers-") as folder, ThreadPoolExecutor(jobs) as pool:
         waiting = {pool.submit(run_seed, seed, Path(folder), changes): seed for seed in seeds}

@@ -1,11 +1,13 @@
-"""The options that name a recipe, which several benchmarks share."""
+"""Options that several benchmarks share: of the recipe, of the steps, of the file for the record."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
 
+from bench.provenance import require_committed_code, require_new_file
 from rlhf import recipe
+from rlhf.cli.options import OUTPUT
 from rlhf.recipe import PinnedRecipe, StageName
 
 HW = click.option("--hw", metavar="NAME", default="cpu", show_default=True, help="Hardware: its default recipe.")
@@ -19,6 +21,23 @@ RECIPE = click.option(
 SET = click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key. May be repeated.")
 STEPS = click.option(
     "--steps", "count", default=4, show_default=True, type=click.IntRange(min=2), help="Steps after warm-up."
+)
+
+
+def _record_file(context: click.Context, parameter: click.Parameter, file: Path | None) -> Path | None:
+    """Return the file for a record. Raises UserError before anything is measured if none could be kept there."""
+    if file is not None:
+        require_committed_code()
+        require_new_file(file)
+    return file
+
+
+SAVE = click.option(
+    "--save",
+    type=OUTPUT,
+    callback=_record_file,
+    metavar="FILE",
+    help="Write the record to this new JSON file; needs committed code.",
 )
 
 StagesOption = Callable[[Callable[..., None]], Callable[..., None]]  # what adds the option to a command

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -11,7 +11,16 @@ import click
 from bench import recipe_index
 from bench.clocks import clock_of
 from bench.gpu.record import GpuRecord
-from bench.kinds import Contender, LayersRecord, MemoryRecord, OutsideRecord, PeerRecord, StepsRecord, SupervisedRecord
+from bench.kinds import (
+    AblationRecord,
+    Contender,
+    LayersRecord,
+    MemoryRecord,
+    OutsideRecord,
+    PeerRecord,
+    StepsRecord,
+    SupervisedRecord,
+)
 from bench.paths import RESULTS, ROOT
 from bench.peer.contenders import ALIKE
 from bench.reading import check, read
@@ -118,11 +127,34 @@ def _supervised(content: object, source: str) -> tuple[str, str]:
     mark = r" \*" if str(record["code"]["commit"])[:8] in TOKENS_OF_WARM_UP else ""
     subject = ", ".join([f"steps compared with {peer}", *settings, f"{clock_of(ours.values())} seconds"])
     ratios = (
-        f"{stage} {row['times_faster']:.2f} times TRL's defaults"
-        + (f", {row['times_faster_tuned']:.2f} times tuned" if "times_faster_tuned" in row else "")
+        f"{stage} {_with_range(row['times_faster'], row.get('times_faster_range'))} times TRL's defaults"
+        + (
+            f", {_with_range(row['times_faster_tuned'], row.get('times_faster_tuned_range'))} times tuned"
+            if "times_faster_tuned" in row
+            else ""
+        )
         for stage, row in ours.items()
     )
     return subject, "; ".join(ratios) + mark
+
+
+def _with_range(ratio: float, rounds: Sequence[float] | None) -> str:
+    """Return a ratio, with the range of the ratios within a round where a record has it."""
+    return f"{ratio:.2f}" + (f" ({rounds[0]:.2f} to {rounds[1]:.2f})" if rounds else "")
+
+
+def _ablation(content: object, source: str) -> tuple[str, str]:
+    record = check(content, AblationRecord, source)
+    rows = record["strategies"]
+    none = rows["none"]
+    if none.get("out_of_memory"):
+        return f"ways to save memory in {record['stage']}", "without any it does not fit"
+    factors = (
+        f"{name} x {row['step_seconds']['median'] / none['step_seconds']['median']:.2f}"
+        for name, row in rows.items()
+        if name != "none" and "step_seconds" in row
+    )
+    return f"ways to save memory in {record['stage']}", f"time of a step: {', '.join(factors)}"
 
 
 def _peer(content: object, source: str) -> tuple[str, str]:
@@ -174,6 +206,7 @@ DESCRIBED_BY: dict[str, Callable[[object, str], tuple[str, str]]] = {
     "seeds": _reproduced,
     "stages": _steps,
     "phases": _memory,
+    "strategies": _ablation,
     "stages_beside": _supervised,
     "figures": _peer,
     "gpu_item": _gpu,

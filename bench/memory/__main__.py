@@ -80,7 +80,7 @@ def model_sizes() -> None:
 @options.stages(PREDICTED_STAGES, default="all, on a card those that train there")
 @options.SET
 @click.option("--no-predict", is_flag=True, help="Compare with the recipe's predicted.json and predict nothing.")
-@click.option("--save", type=click.Path(path_type=Path), help="Also write the comparison there, as JSON.")
+@options.SAVE
 def measure(
     hw: str,
     directory: Path | None,
@@ -94,8 +94,6 @@ def measure(
     Predictions are made after everything is measured: they take minutes of a CPU, in which a GPU would wait. Exit code
     1 where a phase is only predicted or only measured.
     """
-    if save:
-        provenance.require_new_file(save)
     loaded = options.load(hw, directory, changes)
     cuda.set_environment(loaded.recipe)
     with quiet_libraries():
@@ -131,6 +129,7 @@ def measure(
 def record_of(loaded: PinnedRecipe, device: Device, rows: list[ComparedPhase], lacking: list[str]) -> MemoryRecord:
     """Return the record of a comparison; `lacking` has a line for each phase that only one side has."""
     return {
+        "date": provenance.today(),
         "code": provenance.code(),
         "device": device,
         "recipe": loaded.name,

@@ -8,6 +8,7 @@ a separate environment, too; it trains all weights, which is different work.
 
 import shutil
 import sys
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from multiprocessing import get_context
@@ -16,15 +17,16 @@ from pathlib import Path
 import click
 import torch
 
+from bench import options
 from bench.clocks import clock_of
 from bench.kinds import PeerProvenance, PeerRecord
 from bench.paths import ROOT, require_own_folder
 from bench.peer.contenders import METHODS
-from bench.peer.environments import TORCHTUNE, TRL, peer_python, torchtune_python
+from bench.peer.environments import TORCHTUNE, TRL, peer_python, torchtune_python, versions
 from bench.peer.figures import contender_figures, phases_table, row_of
 from bench.peer.inputs import BATCH, GROUP, SIZES, make_inputs
 from bench.peer.runs import ContenderRun, attempt, floor, run_ours, run_torchtune, run_trl
-from bench.provenance import code, require_committed_code, require_new_file, today
+from bench.provenance import code, today
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.files import write_json
@@ -64,7 +66,7 @@ from rlhf.terminal.tables import rows_table
     default=ROOT / ".venv-torchtune-0.6",
     help="Environment for torchtune.",
 )
-@click.option("--save", type=click.Path(path_type=Path), help="Write the figures to this JSON file.")
+@options.SAVE
 def main(
     method: str,
     size: str,
@@ -78,9 +80,6 @@ def main(
     save: Path | None,
 ) -> None:
     """Compare one step of PPO, RLOO or GRPO with TRL's, interleaved."""
-    if save:
-        require_committed_code()
-        require_new_file(save)
     require_own_folder(work, "inputs")
     rows, contenders = int(micro), METHODS[method]
     python = peer_python(peer) if method == "ppo" else Path(sys.executable)
@@ -88,20 +87,27 @@ def main(
     shutil.rmtree(work, ignore_errors=True)
     inputs = work / "inputs"
     make_inputs_apart(inputs, size, device, steps)
-    names = (*contenders.theirs, *contenders.torchtune, *contenders.ours)
+    run: dict[str, Callable[[], ContenderRun]] = {}
+    for name, flags in contenders.theirs.items():
+        run[name] = partial(run_trl, method, python, inputs, flags, steps, rows)
+    for name, flags in contenders.torchtune.items():
+        run[name] = partial(run_torchtune, second, inputs, flags, steps, rows)
+    for name, changes in contenders.ours.items():
+        out = work / f"ours-{changes.get('lora.layers', 'all')}"  # their SFT and reward model are the same
+        run[name] = partial(run_ours, method, inputs, out, changes, steps, rows)
+    names = list(run)
     runs: dict[str, list[ContenderRun]] = {name: [] for name in names}
     for repeat in range(repeats):
-        for name, flags in contenders.theirs.items():
-            runs[name].append(attempt(partial(run_trl, method, python, inputs, flags, steps, rows)))
-        for name, flags in contenders.torchtune.items():
-            runs[name].append(attempt(partial(run_torchtune, second, inputs, flags, steps, rows)))
-        for name, changes in contenders.ours.items():
-            out = work / f"ours-{changes.get('lora.layers', 'all')}"  # their SFT and reward model are the same
-            runs[name].append(attempt(partial(run_ours, method, inputs, out, changes, steps, rows)))
+        for name in names if repeat % 2 == 0 else reversed(names):  # no one always runs on a machine that others warmed
+            runs[name].append(attempt(run[name]))
         OUT.print(f"round {repeat + 1} of {repeats} done")
     figures = contender_figures(contenders, runs, "wall" if device == "cuda" else "cpu")
     limit = floor(method, inputs, work / "floor", rows)
     origin = provenance(method, size, device, rows, repeats)
+    if python != Path(sys.executable):
+        origin["peer_packages"] = versions(python)
+    if contenders.torchtune:
+        origin["second_peer_packages"] = versions(second)
     record: PeerRecord = {**origin, "figures": figures, "floor": limit}
     show(method, record)
     if save:

@@ -1,5 +1,6 @@
 """Environments of peers whose packages do not go with ours; they are made when they are needed first."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -24,6 +25,17 @@ def peer_python(folder: Path) -> Path:
 def torchtune_python(folder: Path) -> Path:
     """Return the interpreter of an environment that holds torchtune, and torch and transformers as installed here."""
     return _environment(folder, TORCHTUNE, ("torch", "transformers"))
+
+
+def versions(python: Path) -> dict[str, str]:
+    """Return all packages of an environment with their versions, by name."""
+    list_packages = (
+        "import json; from importlib.metadata import distributions; "
+        "print(json.dumps({package.name: package.version for package in distributions()}))"
+    )
+    answer = subprocess.run([str(python), "-c", list_packages], capture_output=True, text=True, check=True).stdout
+    packages: dict[str, str] = json.loads(answer)
+    return dict(sorted(packages.items()))
 
 
 def _environment(folder: Path, packages: Mapping[str, str], ours: Sequence[str]) -> Path:

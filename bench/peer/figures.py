@@ -34,13 +34,22 @@ def contender_figures(method: Method, runs: Mapping[str, Sequence[ContenderRun]]
             figures[name]["seconds_by_phase"] = {
                 phase: statistics.median(part["phases"][phase] for part in parts) for phase in PHASES
             }
-    for row in figures.values():
-        others = [figures[name] for name in method.theirs]
+    for name, row in figures.items():
+        others = [figures[peer] for peer in method.theirs]
         if row.get("out_of_memory") or any(other.get("out_of_memory") for other in others):
             continue
         row["times_faster"] = [other["seconds_per_step"] / row["seconds_per_step"] for other in others]
+        row["times_faster_range"] = [_range_of_ratios(runs[name], runs[peer], clock) for peer in method.theirs]
         row["memory_ratio"] = [row["peak_over_loaded_bytes"] / other["peak_over_loaded_bytes"] for other in others]
     return figures
+
+
+def _range_of_ratios(ours: Sequence[ContenderRun], theirs: Sequence[ContenderRun], clock: Clock) -> list[float]:
+    """Return the least and the most of the ratios of median steps within a round."""
+    ratios = [
+        statistics.median(peer[clock]) / statistics.median(own[clock]) for own, peer in zip(ours, theirs, strict=True)
+    ]
+    return [min(ratios), max(ratios)]
 
 
 def markdown(record: PeerRecord) -> str:

@@ -21,7 +21,7 @@ import click
 from bench import options, steps
 from bench.clocks import clock_of
 from bench.kinds import SideFigures, StageSteps, SupervisedRecord
-from bench.provenance import code, describe, require_committed_code, require_new_file, today
+from bench.provenance import code, describe, today
 from bench.reading import last_line
 from rlhf.cli import guarded
 from rlhf.errors import UserError
@@ -61,7 +61,7 @@ class Asked(TypedDict):
 @options.stages(STAGES)
 @options.STEPS
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Runs of each, in turn.")
-@click.option("--save", type=click.Path(path_type=Path), help="Write the figures to this JSON file.")
+@options.SAVE
 def main(
     hw: str,
     directory: Path | None,
@@ -72,9 +72,6 @@ def main(
     save: Path | None,
 ) -> None:
     """Compare steps of SFT, reward model and DPO with those of TRL's trainers, at their defaults and tuned."""
-    if save:
-        require_committed_code()
-        require_new_file(save)
     loaded = options.load(hw, directory, changes)
     figures = {stage: compare(loaded, stage, count, repeats) for stage in (stages or STAGES)}
     clock = clock_of(row for sides in figures.values() for row in sides.values())

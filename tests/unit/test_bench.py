@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 
 from bench import __main__ as bench
-from bench import ablation, ceilings, compare, costs, derived, goals, provenance, steps
+from bench import ablation, ceilings, compare, costs, derived, goals, provenance, results, steps
 from bench.kinds import Ceilings, Device, Spread, StageSteps, StepsRecord
 from bench.memory import budgets
 from bench.paths import ROOT
@@ -24,6 +24,7 @@ from rlhf.memory.phases import PredictedPhase, PredictedStage, Work
 from rlhf.memory.strategies import StrategyCost, one_by_one
 from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.recipe import StageName
+from rlhf.run.records import Code
 from tests.helpers import RECIPE, noted
 
 STAGE: StageSteps = {
@@ -389,16 +390,22 @@ def test_the_ablation_shows_flash_attn_beside_torch_s_own_kernel(monkeypatch, tm
         taken.append(1.0 + len(taken))
         if loaded.recipe.model.attention == "flash_attention_2":
             raise UserError("sft: model.attention: flash_attention_2 has kernels for CUDA only")
-        row = {"peak_vram_bytes": 2_000_000_000, "peak_rss_bytes": 1, "step_seconds": {"median": taken[-1]}}
-        return {"sft": row}
+        seconds = {"median": taken[-1], "low": taken[-1], "high": taken[-1], "n": 4}
+        return {"sft": {"peak_vram_bytes": 2_000_000_000, "peak_rss_bytes": 1, "step_seconds": seconds}}
 
     monkeypatch.setattr(steps, "measure", measure)
     monkeypatch.setattr(ablation, "costs_alone", lambda *_: defaultdict(lambda: StrategyCost(3 * 10**9, 1.0)))
+    monkeypatch.setattr(provenance, "code_version", lambda: Code(commit="0" * 40, dirty=False))
+    monkeypatch.setattr("rlhf.process.torch_setup.device_of", lambda _: torch.device("cpu"))
     file = tmp_path / "ablation.json"
     folder = str(RECIPE.parents[1] / "h100-mistral-7b" / "v1")
     result = CliRunner().invoke(ablation.main, ["--recipe", folder, "--save", str(file)])
     assert result.exit_code == 0, result.output
-    record = json.loads(file.read_text())
+    whole = json.loads(file.read_text())
+    assert (whole["stage"], whole["rounds"], whole["device"]["type"]) == ("sft", 3, "cpu")
+    headline = results._ablation(whole, "a record")[1]
+    assert headline.startswith("time of a step: gradient_checkpointing x ") and ablation.PACKAGE not in headline
+    record = whole["strategies"]
     assert "CUDA only" in record[ablation.PACKAGE]["cannot_run"]
     rounds = [record[name]["round_seconds"] for name in one_by_one(recipe.load(Path(folder)), "sft")]
     count = len(rounds)

@@ -3,6 +3,7 @@
 import mmap
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -60,6 +61,8 @@ def test_figures_are_medians_over_all_steps_and_ratios_are_to_both_of_the_peers(
     assert figures[names[0]]["seconds_range"] == [4.0, 9.0]
     assert figures[names[0]]["samples_per_second"] == BATCH / 8
     assert figures[names[2]]["times_faster"] == pytest.approx([5 / 2.25, 10 / 2.25])
+    rounds = [[pytest.approx(low), pytest.approx(high)] for low, high in ((5 / 2.25, 7 / 2.25), (10 / 2.25, 10 / 2.25))]
+    assert figures[names[2]]["times_faster_range"] == rounds, "of the medians of each round"
     assert figures[names[0]]["peak_over_loaded_bytes"] == 400
     assert figures[names[2]]["memory_ratio"] == [0.5, 0.5]
     assert "| 2.25 (2.00 to 2.50) |" in markdown(record(figures))
@@ -149,6 +152,11 @@ def test_the_peers_environment_is_made_once_with_our_versions(tmp_path, monkeypa
     assert len(commands) == 2, "the second time it only looks whether TRL is there"
     assert f"version('trl').partition('+')[0] == '{environments.TRL}'" in commands[1][2]
     assert "version('torch').partition" in commands[1][2], "an upgrade of torch here makes it anew"
+
+
+def test_a_record_names_the_packages_of_the_peer_s_environment():
+    installed = environments.versions(Path(sys.executable))
+    assert installed["torch"] == version("torch") and list(installed) == sorted(installed)
 
 
 def test_torchtune_has_an_environment_of_its_own_and_no_part_in_the_ratios(tmp_path, monkeypatch):

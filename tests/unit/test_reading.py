@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from typing_extensions import TypedDict
 
-from bench import kinds, layers, provenance
+from bench import ablation, kinds, layers, provenance
 from bench.memory import __main__ as memory
 from bench.peer import __main__ as peer
 from bench.peer import supervised
@@ -103,6 +103,7 @@ def test_code_that_is_not_committed_saves_no_record(monkeypatch, dirty, refused)
 @pytest.mark.parametrize(
     ("program", "work"),
     [
+        (ablation.main, "bench.ablation._measure"),
         (layers.main, "bench.layers.run_seed"),
         (peer.main, "bench.peer.__main__.peer_python"),
         (supervised.main, "bench.peer.supervised.compare"),
@@ -117,3 +118,8 @@ def test_a_record_replaces_no_other_and_that_is_said_before_anything_is_measured
     result = CliRunner().invoke(program, ["--save", str(file)])
     assert isinstance(result.exception, UserError) and "exists, and a record replaces no other" in str(result.exception)
     assert file.read_text() == "kept"
+    result = CliRunner().invoke(program, ["--save", str(tmp_path / "none" / "record.json")])
+    assert result.exit_code == 2 and "there is no folder" in result.output
+    monkeypatch.setattr(provenance, "code_version", lambda: Code(commit=None, dirty=None))
+    result = CliRunner().invoke(program, ["--save", str(tmp_path / "new.json")])
+    assert isinstance(result.exception, UserError) and "commit first" in str(result.exception)

@@ -137,6 +137,14 @@ def test_a_headline_beside_trl_s_defaults_has_the_tuned_ratio_and_what_was_chang
     assert "tuned" not in headline("trl-defaults", "d0fceebf"), "it was not measured then"
 
 
+def test_a_headline_beside_trl_s_defaults_has_the_range_of_the_rounds_where_it_is_known():
+    record = json.loads(next(file for file in (ROOT / "results").rglob("*ec2acf72.json")).read_text())
+    for sides in record["stages_beside"].values():
+        sides["ours"] |= {"times_faster_range": [1.5, 2.5], "times_faster_tuned_range": [0.5, 1.25]}
+    text = results._supervised(record, "a record")[1]
+    assert "sft 4.35 (1.50 to 2.50) times TRL's defaults, 1.97 (0.50 to 1.25) times tuned" in text
+
+
 def test_ratios_to_tokens_of_trl_that_include_its_warm_up_are_marked_on_every_page():
     lines = [line for line in results.page().splitlines() if "peers/trl-defaults/" in line]
     old = [any(commit in line for commit in results.TOKENS_OF_WARM_UP) for line in lines]
