@@ -253,7 +253,10 @@ def _prompt(value: object) -> tuple[Message, ...]:
     if isinstance(value, list):
         return _messages(value, "prompt")
     text = _text(value, "prompt")
-    return parse_hh(text)[:-1] if text.rstrip().endswith("\n\nAssistant:") else (Message("user", text),)
+    if not text.startswith("\n\nHuman:") and not text.rstrip().endswith("\n\nAssistant:"):
+        return (Message("user", text),)
+    *turns, last = parse_hh(text)
+    return (*turns, last) if last.content.strip() else tuple(turns)
 
 
 def parse_prompt(value: object, source: str) -> tuple[Message, ...]:

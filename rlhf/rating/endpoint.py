@@ -19,7 +19,7 @@ from rlhf.errors import OptionError, UserError
 from rlhf.terminal import excerpt, harmless
 
 TIMEOUT = 300.0  # seconds for one answer
-RETRIES = 10  # about 45 seconds of waiting, as limits on requests are for a minute
+RETRIES = 10  # 40 to 55 seconds of waiting, as limits on requests are for a minute
 TOKENS = 1024  # of a reply; one letter is asked for, but models that reason first need more
 ANSWER_BYTES = 2**22  # bytes of an answer
 

@@ -1,6 +1,7 @@
 """The section about the data: signs of bad data, and the lengths of the texts."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple, cast
 
 from rlhf.data import formats
@@ -15,7 +16,7 @@ from rlhf.run import reader
 from rlhf.run.finished import data_file
 from rlhf.run.layout import MODEL
 from rlhf.run.outcomes import Quality
-from rlhf.run.provenance import code_version
+from rlhf.run.packages import hash_of_modules
 from rlhf.run.records import DataSettings, Manifest
 from rlhf.terminal.progress import working
 
@@ -82,7 +83,8 @@ def quality_of(run: RunRecords) -> Quality | str | None:
     tokenizer = run.run_directory / "pretrain" / MODEL
     count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer.is_dir() else (spread.words, "words")
     split = {"seed": manifest.seed, "fraction": settings.heldout_fraction}
-    inputs = {"data": facts.sha256, "unit": unit, "code": code_version().commit, **split}
+    code = hash_of_modules(Path(formats.__file__).parent)  # what reads the data and checks it
+    inputs = {"data": facts.sha256, "unit": unit, "code": code, **split}
     stored = reader.read(file, Quality)
     if stored and stored.made_from == inputs:
         return stored

@@ -1,9 +1,9 @@
 """Sections of tables and lists: figures with verdicts, findings, provenance."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rlhf.recipe import published
+from rlhf.recipe import as_yaml, published
 from rlhf.recipe.published import DIFFERS, Figure, Verdict
 from rlhf.report.parts import Cell, Charts, Section, table
 from rlhf.report.runs import RunRecords
@@ -62,7 +62,7 @@ def sections_of_findings(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
     for run in runs:
         for stage in run.manifests:
             for line in reader.read_lines(run.run_directory / stage / FINDINGS, records.FindingLine):
-                remedies = ", ".join(f"{key}={value}" for key, value in line.remedies.items())
+                remedies = " or ".join(_settings(line.remedies))
                 stage_name = f"{run.name}, {stage}" if len(runs) > 1 else stage
                 rows.append(FindingText(f"{stage_name}, step {line.step}: {line.seen}. {line.cause}.", remedies))
     watched = all(summary.findings is not None for run in runs for summary in run.summaries.values())
@@ -78,7 +78,7 @@ def sections_of_provenance(runs: Sequence[RunRecords], charts: Charts) -> list[S
         for stage, manifest in run.manifests.items():
             facts = {
                 "recipe": f"{manifest.recipe} {manifest.version}, sha256 {manifest.recipe_sha256[:12]}",
-                "changed": ", ".join(f"{key}={value}" for key, value in manifest.overrides.items()) or "nothing",
+                "changed": ", ".join(_settings(manifest.overrides)) or "nothing",
                 "seed": manifest.seed,
                 "code": (manifest.code.commit or "no commit known") + " with changes" * bool(manifest.code.dirty),
                 "device": manifest.device.name,
@@ -90,6 +90,11 @@ def sections_of_provenance(runs: Sequence[RunRecords], charts: Charts) -> list[S
             rows.append((run.name, stage, "; ".join(f"{key}: {value}" for key, value in facts.items())))
     provenance_table = table(("run", "stage", "provenance"), rows, len(runs) > 1)
     return [Section("Provenance", "table.html", provenance_table)]
+
+
+def _settings(values: Mapping[str, object]) -> list[str]:
+    """Return keys and values of a recipe as they follow `--set`."""
+    return [f"{key}={as_yaml(value)}" for key, value in values.items()]
 
 
 def _data_text(data: records.DataRead) -> str:

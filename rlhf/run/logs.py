@@ -58,8 +58,8 @@ class Logs:
     def rewind(self, step: int, line_counts: Mapping[str, int] | None) -> None:
         """Drop the lines after `step`, and those beyond `line_counts`: a step may log after its checkpoint."""
         for name, kind in LOGS.items():
-            lines = None if line_counts is None else line_counts.get(name, 0)
-            _keep_lines_until(self.folder / name, kind, step, lines)
+            if (file := self.folder / name).exists():
+                _keep_lines_until(file, kind, step, None if line_counts is None else line_counts.get(name, 0))
 
     def _append(self, name: str, step: int, rows: Iterable[Mapping[str, object]]) -> None:
         if self.writes:

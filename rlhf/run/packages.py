@@ -1,5 +1,6 @@
-"""Installed packages: their versions, those that a setting needs, and the command that installs an optional part."""
+"""Packages: versions of installed ones, those that a setting needs, how to install an extra; a hash of modules."""
 
+import hashlib
 import importlib
 import importlib.metadata
 import re
@@ -45,3 +46,11 @@ def install_command(extra: str) -> str:
         requirements = []
     needed = [line.partition(";")[0].strip() for line in requirements if re.search(rf"extra == .{extra}\b", line)]
     return f"pip install {shlex.join(needed)}" if needed else f"pip install 'rlhf-one-gpu[{extra}]'"
+
+
+def hash_of_modules(package: Path) -> str:
+    """Return the hash of all modules of a package, those of its subpackages included."""
+    code = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        code.update(file.read_bytes())
+    return code.hexdigest()

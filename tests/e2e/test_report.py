@@ -183,6 +183,9 @@ def test_the_data_is_checked_once(evaluated, monkeypatch):
     monkeypatch.setattr("rlhf.data.quality.check.check", None)
     page = report.page([report.load(evaluated)])
     assert "<h2>Data quality</h2>" in page and ">chosen longer</td>" in page
+    monkeypatch.setattr("rlhf.report.data.hash_of_modules", lambda _: "of code that has changed since")
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):  # it is checked again
+        report.page([report.load(evaluated)])
 
 
 def test_data_from_the_hub_is_checked_too(evaluated, tmp_path):
@@ -457,6 +460,21 @@ def test_a_run_counts_as_checked_when_every_stage_was_checked_to_its_end(tmp_pat
     whole = RunRecords("whole", tmp_path, {"sft": MANIFEST}, {"sft": summary_of(findings=[])})
     (section,) = tables.sections_of_findings([whole, run], Charts())
     assert isinstance(section.data, tables.Findings) and section.data.watched is watched
+
+
+def test_remedies_and_changes_are_written_as_a_recipe_takes_them(tmp_path):
+    remedies = {"grpo.resample_groups": 4, "grpo.old_logprobs": "recompute", "sft.gradient_checkpointing": True}
+    finding = {"check": "clipping", "step": 3, "seen": "a", "cause": "b", "remedies": remedies}
+    (tmp_path / "grpo").mkdir()
+    (tmp_path / "grpo" / "findings.jsonl").write_text(json.dumps(finding) + "\n")
+    manifest = manifest_of(overrides={"model.quantization": "none", "data.files": ["a b.jsonl"], "sft.packing": False})
+    run = RunRecords("run", tmp_path, {"grpo": manifest}, {})
+    (section,) = tables.sections_of_findings([run], Charts())
+    assert isinstance(section.data, tables.Findings)
+    expected = "grpo.resample_groups=4 or grpo.old_logprobs=recompute or sft.gradient_checkpointing=true"
+    assert section.data.findings[0].remedies == expected
+    (section,) = tables.sections_of_provenance([run], Charts())
+    assert 'changed: model.quantization=none, data.files=["a b.jsonl"], sft.packing=false;' in str(section.data)
 
 
 def test_provenance_names_changed_code_and_parents_of_another_run(tmp_path):

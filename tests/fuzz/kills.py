@@ -218,10 +218,9 @@ def _differs(stage: Path, reference: Path) -> str | None:
 
 
 def _left_over(stage: Path, reference: Path) -> list[str]:
-    """Files that hold something and that the reference does not have."""
+    """Files that the reference does not have."""
     ours, theirs = (
-        {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file() and f.stat().st_size}
-        for folder in (stage, reference)
+        {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()} for folder in (stage, reference)
     )
     return sorted(ours - theirs)
 

@@ -328,11 +328,16 @@ def test_a_preference_row_of_texts_is_a_pair(write):
     assert pair_of(write, PREFERENCE) == PreferencePair((user("Capital of Peru?"),), "Lima.", "Quito.", "one.jsonl:1")
 
 
-@pytest.mark.parametrize("end", ["", " ", "\n"])
+@pytest.mark.parametrize("end", ["\n\nAssistant:", "\n\nAssistant: ", "\n\nAssistant:\n", ""])
 def test_preference_whose_prompt_is_a_transcript(write, end):
-    prompt = "\n\nHuman: Hi\n\nAssistant: Hello!\n\nHuman: Go\n\nAssistant:" + end
+    prompt = "\n\nHuman: Hi\n\nAssistant: Hello!\n\nHuman: Go" + end
     pair = pair_of(write, {"prompt": prompt, "chosen": " Ok", "rejected": "No"})
     assert pair.prompt == (user("Hi"), assistant("Hello!"), user("Go")) and pair.chosen == "Ok"
+
+
+def test_a_prompt_that_quotes_a_transcript_is_one_message(write):
+    prompt = "Continue:\n\nHuman: Hi\n\nAssistant: Hello!"
+    assert pair_of(write, {"prompt": prompt, "chosen": "Ok", "rejected": "No"}).prompt == (user(prompt),)
 
 
 def test_preference_whose_answers_are_transcripts_with_the_prompt(write):

@@ -296,6 +296,7 @@ def test_resume_continues_and_forgets_what_came_after_the_checkpoint(tmp_path):
     assert again.resumed_from is not None
     assert again.resumed_from.name == "step-000002"
     assert [row["step"] for row in read_intact_lines(again.path / "metrics.jsonl")] == [1, 2]
+    assert not (again.path / "findings.jsonl").exists(), "no log is made that was not there"
 
 
 def test_resume_forgets_what_the_checkpoint_s_own_step_logged_after_it(tmp_path):
