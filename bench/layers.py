@@ -24,7 +24,7 @@ from bench.paths import ROOT
 from bench.provenance import code, today
 from bench.reading import read
 from bench.steps import telemetry
-from rlhf import recipe
+from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.files import write_json
@@ -114,7 +114,7 @@ class _Summary(TypedDict):
 
 def run_stage(stage: str, out: Path, parents: Path, changes: Changes, seed: int) -> StageRun:
     """Run one stage; return its metrics and the CPU seconds of its process, loading and evaluation included."""
-    flags = [part for key, value in changes.items() for part in ("--set", f"{key}={recipe.as_yaml(value)}")]
+    flags = [part for key, value in changes.items() for part in ("--set", f"{key}={recipes.as_yaml(value)}")]
     command = [sys.executable, "-m", "rlhf.cli", "run", stage, "--recipe", str(RECIPE), "--seed", str(seed)]
     command += ["--out", str(out), "--reuse", str(parents), *flags]
     with tempfile.TemporaryFile("w+") as errors:
@@ -226,14 +226,14 @@ def _folder(out: Path, stage: str) -> Path:
 @options.SAVE
 def main(seeds: tuple[int, ...], more: tuple[str, ...], jobs: int, save: Path | None) -> None:
     """Train with adapters in all, the upper half and the upper third of six layers. Takes half an hour of CPU time."""
-    changes = CHANGES | recipe.parse_overrides(more)
+    changes = CHANGES | recipes.parse_overrides(more)
     origin: LayersProvenance = {
         "date": today(),
         "code": code(),
         "device": f"{cpu_model()}, 1 thread",
         "packages": package_versions(),
         "recipe": f"{RECIPE.parent.name} {RECIPE.name}",
-        "recipe_sha256": recipe.load(RECIPE).sha256,
+        "recipe_sha256": recipes.load(RECIPE).sha256,
         "overrides": changes,
         "command": shlex.join(["python", "-m", "bench.layers", *sys.argv[1:]]),
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from bench.provenance import require_committed_code, require_new_file
-from rlhf import recipe
+from rlhf import recipe as recipes
 from rlhf.cli.options import OUTPUT
 from rlhf.recipe import PinnedRecipe, StageName
 
@@ -51,5 +51,5 @@ def stages(choices: Sequence[StageName], default: str = "all") -> StagesOption:
 
 def load(hw: str, directory: Path | None, changes: tuple[str, ...]) -> PinnedRecipe:
     """Return the recipe that the options name. Raises UserError where there is none, or a change does not fit it."""
-    folder = directory or recipe.resolve(hw, recipe.default_root())
-    return recipe.load(folder, recipe.parse_overrides(changes))
+    folder = directory or recipes.resolve(hw, recipes.default_root())
+    return recipes.load(folder, recipes.parse_overrides(changes))

@@ -20,7 +20,7 @@ from rlhf.files import JsonValue
 from rlhf.memory.rehearsal.short_runs import few_steps
 from rlhf.process.children import child_environment
 from rlhf.process.exhaustion import EXHAUSTED
-from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe import GROUPS, PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.run.layout import TELEMETRY
 from rlhf.run.reader import read_lines
@@ -59,7 +59,7 @@ def measure(
     (`data.lengths`).
     """
     changes = few_steps(loaded.recipe, WARM_UP + steps, shape)
-    order = (*STAGES, *recipes.GROUPS)
+    order = (*STAGES, *GROUPS)
     parents = {name for stage in stages for name in recipes.parents(loaded.recipe, recipes.stage_name(stage))}
     needed = [stage for stage in order if stage in stages or stage in parents]
     by_stage: dict[StageName, StageSteps] = {}

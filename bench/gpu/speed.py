@@ -12,7 +12,7 @@ from bench.gpu.measured import SpeedFigures
 from bench.gpu.record import Decision, GpuRecord, decide, speed_of
 from bench.paths import ROOT
 from rlhf import recipe as recipes
-from rlhf.recipe import Changes, StageName
+from rlhf.recipe import ONLINE, Changes, StageName
 from rlhf.recipe.choices import LengthsShape
 
 STEPS = 4  # after the warm-up
@@ -72,7 +72,7 @@ def conclude(record: GpuRecord, root: Path = ROOT / "recipes") -> None:
         for stage, row in measured["stages"].items():
             predicted = predictor.predict(loaded, stage)
             row |= derived_figures(loaded, stage, row, predicted, measured["ceilings"], measured["shape"])
-            if stage in recipes.ONLINE and not row.get("out_of_memory"):
+            if stage in ONLINE and not row.get("out_of_memory"):
                 card = NominalRates(measured["ceilings"]["flops"], measured["ceilings"]["bandwidth"], "measured")
                 medians = {phase: seconds["median"] for phase, seconds in row["phase_seconds"].items()}
                 row["roofline"] = beside(loaded.recipe, stage, medians, card, measured["shape"] == "longest")

@@ -9,7 +9,7 @@ from bench import options, provenance
 from bench.kinds import ComparedPhase, Device, MemoryRecord
 from bench.memory import budgets, chart, sizes
 from bench.paths import ROOT
-from rlhf import recipe
+from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.files import write_json
@@ -40,7 +40,7 @@ def pinned(write: bool, only: Path | None) -> None:
     failed, directories = False, [only.resolve()] if only else budgets.pinned_recipes(ROOT / "recipes")
     with Predictor() as predictor:
         for directory in directories:
-            loaded = recipe.load(directory)
+            loaded = recipes.load(directory)
             peaks = pins.peaks(predictor, loaded)
             step, problems = pins.decoding_step(predictor, loaded)
             needed = pins.needs(predictor, loaded)

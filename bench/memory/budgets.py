@@ -117,7 +117,7 @@ def strategies_table(directory: Path) -> str:
     for name, effect in effects.items():
         peak = effect.peak_bytes
         change = "" if name == "none" else f"{(peak - before) / 1e9:+.1f} GB, {peak / before - 1:+.0%}"
-        factor = f"x {effect.operations:.2f}"
+        factor = f"x {effect.flops:.2f}"
         published = "; ".join(published_figures.of_strategy(loaded, name))
         lines.append(f"| {name} | {peak / 1e9:.1f} | {change} | {factor} | {published} |")
     return "\n".join(lines)

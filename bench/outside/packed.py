@@ -16,7 +16,6 @@ from torch import Tensor
 
 from bench.kinds import PackedRow
 from bench.outside.collect_fms import PackedRun
-from rlhf import recipe as recipes
 from rlhf.memory.card.cards import SMALL_WORKSPACE, Gpu
 from rlhf.memory.card.replay import replay
 from rlhf.memory.phases import DEPTHS, Event, Work
@@ -25,6 +24,7 @@ from rlhf.memory.rehearsal.device import StandIn
 from rlhf.memory.rehearsal.operations import META
 from rlhf.models.nf4 import nf4_config
 from rlhf.models.random_base import LoadingOptions, random_base
+from rlhf.recipe import Model
 
 A100 = Gpu((8, 0), 108)  # NVIDIA A100 data sheet
 LENGTH, STEPS = 4096, 2
@@ -105,7 +105,7 @@ def _rehearse(run: PackedRun, layers: int) -> tuple[list[Event], Work]:
             with torch.profiler.record_function("train"):
                 for _ in range(STEPS):
                     _step(run, model, optimizer)
-        return recorder.events(), recorder.peaks()["train"]
+        return recorder.events(), recorder.peaks()["train"].work
     finally:
         gc.enable()
 
@@ -114,7 +114,7 @@ def _model(run: PackedRun, layers: int) -> Any:
     """Return the model as a run trains it, with checkpointing switched on."""
     four_bit = run["base"] != "bfloat16"
     fields = {**SHAPES[run["model"]], "num_hidden_layers": layers}
-    settings = recipes.Model.model_validate(
+    settings = Model.model_validate(
         {"source": "random", "architecture": fields, "quantization": "nf4" if four_bit else "none", "dtype": "bfloat16"}
     )
     options: LoadingOptions = {"dtype": torch.bfloat16, "attn_implementation": "sdpa"}

@@ -17,7 +17,7 @@ import numpy as np
 
 from bench.kinds import OutsideRow, PackedRow, TimedStep
 from rlhf.memory.card.cards import NominalRates
-from rlhf.memory.projection import CALIBRATED, Rates, step_seconds
+from rlhf.memory.projection import CALIBRATED, TimeFactors, step_seconds
 
 L40S = NominalRates(362.05e12, 864e9, "NVIDIA L40S data sheet (half of the rate with sparsity)")
 A100 = NominalRates(312e12, 2.039e12, "NVIDIA A100 data sheet, 80 GB SXM")
@@ -39,32 +39,32 @@ def timed(rows: Sequence[OutsideRow], packed: Sequence[PackedRow]) -> tuple[list
     return [*ours[::2], *known], [*ours[1::2], *(run for run in theirs if run not in known)]
 
 
-def fit(runs: Sequence[Timed]) -> Rates:
-    """Return the rates with the smallest mean error, as a factor, each card counted equally.
+def fit(runs: Sequence[Timed]) -> TimeFactors:
+    """Return the factors with the smallest mean error, as a ratio, each card counted equally.
 
     Tried are all on a grid on which no part is faster than the card's nominal rates: without that bound these runs,
     which compute and move nearly the same, make bandwidth free.
     """
     axes = np.arange(1.0, 3.001, 0.05), np.arange(1.0, 3.001, 0.05), np.arange(11) * 1e-6
-    rates = np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")])  # (3, combinations)
-    error = np.zeros(rates.shape[1])
+    factors = np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")])  # (3, combinations)
+    error = np.zeros(factors.shape[1])
     for card in {run.card for run in runs}:
         steps = [run.step for run in runs if run.card == card]
         parts = np.array([_nominal(step, card) for step in steps])  # (runs, 3)
         measured = np.array([[step["seconds_measured"]] for step in steps])
-        error += np.abs(np.log(parts @ rates / measured)).mean(0)
-    products, memory, launch = rates[:, error.argmin()].tolist()
-    return Rates(products, memory, launch)
+        error += np.abs(np.log(parts @ factors / measured)).mean(0)
+    products, memory, launch = factors[:, error.argmin()].tolist()
+    return TimeFactors(products, memory, launch)
 
 
 def _nominal(step: TimedStep, card: NominalRates) -> tuple[float, float, float]:
     return step["flops"] / card.flops, step["moved"] / card.bandwidth, step["launched"]
 
 
-def ratio(run: Timed, rates: Rates = CALIBRATED) -> float:
+def ratio(run: Timed, factors: TimeFactors = CALIBRATED) -> float:
     """Return the projected over measured time of a step."""
     step = run.step
-    projected = step_seconds(step["flops"], step["moved"], step["launched"], run.card, rates)
+    projected = step_seconds(step["flops"], step["moved"], step["launched"], run.card, factors)
     return projected / step["seconds_measured"]
 
 

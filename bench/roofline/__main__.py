@@ -19,7 +19,7 @@ from rlhf.errors import UserError
 from rlhf.memory.card.cards import CARDS, NominalRates, rates_of
 from rlhf.memory.projection import row_tokens
 from rlhf.process.libraries import quiet_libraries
-from rlhf.recipe import Changes, OnlineName, PinnedRecipe, Recipe
+from rlhf.recipe import ONLINE, Changes, OnlineName, PinnedRecipe, Recipe
 from rlhf.terminal.screen import OUT
 from rlhf.terminal.tables import rows_table
 
@@ -232,7 +232,7 @@ def _union(tables: Sequence[Mapping[str, object]]) -> list[str]:
 
 @click.command()
 @click.argument("directories", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RECIPE...")
-@click.option("--stage", type=click.Choice(recipes.ONLINE), default="ppo", show_default=True)
+@click.option("--stage", type=click.Choice(ONLINE), default="ppo", show_default=True)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each recipe.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the tables of docs/roofline.md.")

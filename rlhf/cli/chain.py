@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlhf import recipe
+from rlhf import recipe as recipes
 from rlhf.cli.typed import NAMES_RECIPE, typed_options
 from rlhf.memory.predict import Predictor
 from rlhf.memory.preflight import require_fit
@@ -38,10 +38,10 @@ def check_chain(chain: Sequence[StageRun], preflight: bool) -> None:
 
 
 def run_parents(
-    loaded: PinnedRecipe, stage: recipe.StageName, out: Path, reuse: Path | None, more_data: Sequence[str]
+    loaded: PinnedRecipe, stage: StageName, out: Path, reuse: Path | None, more_data: Sequence[str]
 ) -> None:
     """Run the unfinished stages before `stage`, each in a process of its own. Exits if one fails."""
-    before = recipe.stages_before(loaded.recipe, stage)
+    before = recipes.stages_before(loaded.recipe, stage)
     any_ran = False
     for number, parent in enumerate(before, 1):
         unfinished = StageRun(out, loaded, parent, reuse)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
-from rlhf import recipe
+from rlhf import recipe as recipes
 from rlhf.data.hub import hub_hint
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.process import distributed
+from rlhf.recipe import Changes, Data, PinnedRecipe
 from rlhf.terminal import say
 
 RECIPE_ROOT = "rlhf.recipes"  # key of a command's --recipe-root in click's context
@@ -32,32 +33,32 @@ class Choice:
     changes: tuple[str, ...] = ()
     seed: int | None = None
 
-    def load(self, more_data: Sequence[str] = ()) -> recipe.PinnedRecipe:
+    def load(self, more_data: Sequence[str] = ()) -> PinnedRecipe:
         """Return the recipe with its changes; `more_data` are further files to train on.
 
         Raises OptionError if the options name no recipe, missing files or what a recipe cannot have, UsageError if they
         exclude each other, and UserError if the recipe itself is wrong.
         """
         directory, data = self._directory(), (*self.data, *more_data)
-        as_written = recipe.load(directory).recipe  # a mistake in the file is none of the options
+        as_written = recipes.load(directory).recipe  # a mistake in the file is none of the options
         with _of_options():
-            changes = recipe.parse_overrides(self.changes)
+            changes = recipes.parse_overrides(self.changes)
         seed = self._seed(changes)
         self._check_set_once(changes)
         named = self._weights_changes(directory, changes, data) | _data_changes(data, as_written.data)
         with _of_options():
-            loaded = recipe.load(directory, named | changes, seed)
+            loaded = recipes.load(directory, named | changes, seed)
         if self.hw is not None:
             _announce_version(loaded)
         return loaded
 
-    def _check_set_once(self, changes: recipe.Changes) -> None:
+    def _check_set_once(self, changes: Changes) -> None:
         """Raise OptionError if --set changes a key that --data or --weights sets."""
         for option, keys in NAMED_BY.items():
             if getattr(self, option) and (twice := keys & changes.keys()):
                 raise OptionError(f"--set {min(twice)}: --{option} sets this key too; leave one of them out")
 
-    def _weights_changes(self, directory: Path, changes: recipe.Changes, data: Sequence[str]) -> recipe.Changes:
+    def _weights_changes(self, directory: Path, changes: Changes, data: Sequence[str]) -> Changes:
         """Return the changes that --weights stands for. Random weights bring data of their own."""
         if self.weights is None:
             return {}
@@ -65,8 +66,8 @@ class Choice:
             if data:
                 raise click.UsageError("--weights random brings stand-in dialogues of its own: leave out --data")
             with _of_options():
-                changed = recipe.load(directory, changes).recipe
-            return {**recipe.random_weights_changes(changed, RANDOM_PAIRS, "hh")}
+                changed = recipes.load(directory, changes).recipe
+            return {**recipes.random_weights_changes(changed, RANDOM_PAIRS, "hh")}
         folder = str(Path(self.weights).resolve())
         if not Path(folder, "config.json").is_file():
             raise OptionError(f"--weights {self.weights}: no config.json there; name a checkpoint's folder or random")
@@ -80,7 +81,7 @@ class Choice:
             "tokenizer.revision": None,
         }
 
-    def _seed(self, changes: recipe.Changes) -> int | None:
+    def _seed(self, changes: Changes) -> int | None:
         """Take a seed out of the changes, because another seed is none. Raises OptionError if --seed is given too."""
         seed = changes.get("seed")
         if not isinstance(seed, int):
@@ -95,14 +96,14 @@ class Choice:
         if self.directory is not None:
             if self.hw is not None:
                 raise click.UsageError("--hw and --recipe both name a recipe: leave one out")
-            recipe.check_directory(self.directory, recipes_root())
+            recipes.check_directory(self.directory, recipes_root())
             return self.directory
         if self.hw is None:
             raise OptionError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
-        return recipe.resolve(self.hw, recipes_root())
+        return recipes.resolve(self.hw, recipes_root())
 
 
-def _data_changes(data: Sequence[str], own: recipe.Data) -> recipe.Changes:
+def _data_changes(data: Sequence[str], own: Data) -> Changes:
     """Return the changes that training on these files, not the recipe's `own` data, stands for.
 
     Raises OptionError if one is missing.
@@ -113,7 +114,7 @@ def _data_changes(data: Sequence[str], own: recipe.Data) -> recipe.Changes:
     if not data:
         return {}
     files = [str(Path(file).resolve()) for file in data]
-    unused: recipe.Changes = {f"data.{key}": None for key in own.hub_keys()}
+    unused: Changes = {f"data.{key}": None for key in own.hub_keys()}
     return {"data.source": "files", "data.files": files, "data.format": "auto"} | unused
 
 
@@ -129,23 +130,23 @@ def _of_options() -> Iterator[None]:
 def recipes_root() -> Path:
     """Return the folder in which --hw looks: --recipe-root, or the default."""
     context = click.get_current_context(silent=True)
-    return (context.meta.get(RECIPE_ROOT) if context else None) or recipe.default_root()
+    return (context.meta.get(RECIPE_ROOT) if context else None) or recipes.default_root()
 
 
-def _announce_version(chosen: recipe.PinnedRecipe) -> None:
+def _announce_version(chosen: PinnedRecipe) -> None:
     """Print on stderr which version of a recipe `--hw` takes, and what v1 is if a user may expect that.
 
     Nothing is printed if there is only one version, or in a process that a launcher started, whose parent has printed
     it.
     """
-    versions = [d for d in recipe.available(recipes_root()) if d.parent == chosen.directory.parent]
+    versions = [d for d in recipes.available(recipes_root()) if d.parent == chosen.directory.parent]
     if len(versions) == 1 or distributed.launched():
         return
-    first = recipe.load(versions[0])
+    first = recipes.load(versions[0])
     guide = next((figure.guide for figure in first.figures if figure.guide), None)
     about_first = ""
     if chosen.directory != first.directory and guide:
         about_first = f"; {first.version} has the {guide}'s own settings"
-    elif first.recipe.model != recipe.load(chosen.directory).recipe.model:
+    elif first.recipe.model != recipes.load(chosen.directory).recipe.model:
         about_first = f"; {first.version} trains another model"
     say(f"recipe: {chosen.directory} ({chosen.recipe.status}{about_first})")

@@ -6,7 +6,8 @@ from typing import Literal
 
 import click
 
-from rlhf import recipe, terminal
+from rlhf import recipe as recipes
+from rlhf import terminal
 from rlhf.cli import plan_tables as tables
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import PRICE, OneOf, StrictCommand, memory_limit
@@ -19,13 +20,13 @@ from rlhf.memory.fit import fit as fitting
 from rlhf.memory.fit import refuse_less_than_the_base
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.predict import Predictor, predicted_stages
-from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName, shape
+from rlhf.recipe import STAGES, TRAINING_STAGES, PinnedRecipe, StageName, shape
 from rlhf.terminal.progress import working
 
 
 @click.command(cls=StrictCommand)
 @chooses_recipe(changes=CHANGES)
-@click.option("--stage", type=OneOf([s for s in recipe.STAGES if s != "pretrain"]), help="Plan only this stage.")
+@click.option("--stage", type=OneOf([s for s in STAGES if s != "pretrain"]), help="Plan only this stage.")
 @click.option(
     "--fit",
     callback=memory_limit,
@@ -67,7 +68,7 @@ def plan(
         terminal.say(warning)
     stages = predicted_stages(loaded.recipe)
     if stage and stage not in stages:
-        raise UserError(recipe.no_section(stage, loaded))
+        raise UserError(recipes.no_section(stage, loaded))
     planned = [stage] if stage else stages
     if fit is not None or fastest:
         limit = fit if isinstance(fit, int) else planning.card_bytes(loaded)

@@ -10,6 +10,7 @@ from rlhf.errors import UserError
 from rlhf.files import JsonValue
 from rlhf.memory import published_figures
 from rlhf.memory.fit import Fit
+from rlhf.memory.phases import PeakPart
 from rlhf.memory.plan import Plan, PlannedPhase, StageTime
 from rlhf.memory.predict import card_needed_bytes
 from rlhf.memory.published_figures import ComparedFigure
@@ -19,8 +20,19 @@ from rlhf.terminal import screen, wording
 from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import gb
 
-OTHERS = ("quantization", "heads", "buffers", "kernels", "workspace")  # components that the table adds up
-SHOWN = ("base", "adapters", "gradients", "optimizer", "activations", "logits", "kv_cache", "temporaries")
+# Components that the table adds up.
+OTHERS: tuple[PeakPart, ...] = ("quantization", "heads", "buffers", "kernels", "workspace")
+# Those with a column of their own.
+SHOWN: tuple[PeakPart, ...] = (
+    "base",
+    "adapters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "logits",
+    "kv_cache",
+    "temporaries",
+)
 PHASE_COLUMNS = ("stage", "phase", "peak", "base", "adapt", "grads", "optim", "activ", "logits", "KV", "temp", "other")
 FULL_WIDTH = 112  # of a terminal that has room for all columns
 ROOMY = 0.7  # share of a card below which faster settings are worth a look
@@ -216,7 +228,7 @@ def show_strategies(
                     name,
                     gb(cost.peak_bytes),
                     saves,
-                    f"x {cost.operations:.2f}",
+                    f"x {cost.flops:.2f}",
                     published,
                 )
             )

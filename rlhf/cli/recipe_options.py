@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from rlhf import recipe
+from rlhf import recipe as recipes
 from rlhf.cli.choice import RECIPE_ROOT, Choice, recipes_root
 from rlhf.cli.options import SEED, RunsFolder, WholeNumber, existing_root
 
@@ -35,7 +35,7 @@ def _keep(context: click.Context, parameter: click.Parameter, folder: Path | Non
 
 def _hardware_names(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
     """Return the names with which a shell may complete --hw."""
-    names = {recipe.load(directory).recipe.hardware.name for directory in recipe.available(recipes_root())}
+    names = {recipes.load(directory).recipe.hardware.name for directory in recipes.available(recipes_root())}
     return sorted(name for name in names if name.startswith(typed))
 
 

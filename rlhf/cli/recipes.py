@@ -2,7 +2,7 @@
 
 import click
 
-from rlhf import recipe
+from rlhf import recipe as recipes
 from rlhf.cli.choice import Choice, recipes_root
 from rlhf.cli.options import StrictCommand
 from rlhf.cli.recipe_options import CHANGES, RECIPES, chooses_recipe
@@ -19,11 +19,11 @@ def list_recipes() -> None:
     """List the recipes, with their hardware and status."""
     rows = []
     root = recipes_root()
-    if not recipe.available(root):
-        raise OptionError(recipe.no_recipes(root))
-    for directory in recipe.available(root):
-        keys = recipe.load(directory).recipe
-        default = "default" if keys.default and recipe.resolve(keys.hardware.name, root) == directory else ""
+    if not recipes.available(root):
+        raise OptionError(recipes.no_recipes(root))
+    for directory in recipes.available(root):
+        keys = recipes.load(directory).recipe
+        default = "default" if keys.default and recipes.resolve(keys.hardware.name, root) == directory else ""
         rows.append((str(directory), keys.hardware.name, keys.status, default, keys.description))
     rows_table("recipes", ("folder", "hardware", "status", "", "description"), rows)
 

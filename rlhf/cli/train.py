@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from rlhf import recipe, terminal
+from rlhf import recipe as recipes
+from rlhf import terminal
 from rlhf.cli import chain, next_steps
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import PRICE, OneOf, StrictCommand
@@ -15,6 +16,7 @@ from rlhf.cli.summary_tables import summary_table, targets_table
 from rlhf.errors import UserError
 from rlhf.observe import tracking, watch
 from rlhf.process import children, distributed, endings, launching
+from rlhf.recipe import STAGES, StageName
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary
 from rlhf.run.parents import ParentMissing
@@ -34,7 +36,7 @@ DATA_HELP = "Train on this file instead of the recipe's data; more files may fol
 
 
 @click.command(cls=StrictCommand)
-@click.argument("stage", type=OneOf(recipe.STAGES), metavar="STAGE")
+@click.argument("stage", type=OneOf(STAGES), metavar="STAGE")
 @click.argument("more_data", nargs=-1, metavar="")  # further files in `--data a.jsonl b.jsonl`
 @chooses_recipe(**TRAINING_HELP | {"data": DATA_HELP}, seed="Seed to use instead of the recipe's.", out=True)
 @REUSE
@@ -70,7 +72,7 @@ DATA_HELP = "Train on this file instead of the recipe's data; more files may fol
 @PRICE
 def run(
     choice: Choice,
-    stage: recipe.StageName,
+    stage: StageName,
     more_data: tuple[str, ...],
     out: Path,
     reuse: Path | None,
@@ -94,7 +96,7 @@ def run(
         return
 
     if with_parents:
-        stages = (*recipe.stages_before(loaded.recipe, stage), stage)
+        stages = (*recipes.stages_before(loaded.recipe, stage), stage)
         chain.check_chain([StageRun(out, loaded, name, reuse) for name in stages], preflight)
         chain.run_parents(loaded, stage, out, reuse, more_data)
     this_run = StageRun(out, loaded, stage, reuse)
@@ -124,14 +126,14 @@ def run(
         if stage == "pretrain" and choice.data:
             terminal.say(TRIAL_NOTE)
         if not children.part_of_command():
-            finished = [s for name in recipe.STAGES if (s := read_summary(path.parent / name))]
+            finished = [s for name in STAGES if (s := read_summary(path.parent / name))]
             targets_table(finished, price)
             next_steps.show(stage, loaded.recipe, more_data)
 
 
 def _check_files_follow_data(choice: Choice, more_data: Sequence[str]) -> None:
     """Raise UsageError for arguments after STAGE that are no further files of --data."""
-    if more_data and more_data[0] in recipe.STAGES:
+    if more_data and more_data[0] in STAGES:
         raise click.UsageError("one STAGE at a time; --with-parents runs what it builds on")
     if more_data and "=" in more_data[0]:
         raise click.UsageError(f"what is {more_data[0]!r}? Each change of the recipe follows a --set of its own")

@@ -14,14 +14,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
-from rlhf import recipe, stats
+from rlhf import recipe as recipes
+from rlhf import stats
 from rlhf.errors import UserError
+from rlhf.recipe import POLICIES, PolicyLabel
 from rlhf.run import reader
 from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, reward_model_digest, stage_folder
 from rlhf.run.layout import MANIFEST, SAMPLES
 from rlhf.run.outcomes import Answer, Details, SampleLine
 
-COMPARED_POLICIES: tuple[recipe.PolicyLabel, ...] = (*recipe.POLICIES, "sft", "base")
+COMPARED_POLICIES: tuple[PolicyLabel, ...] = (*POLICIES, "sft", "base")
 
 
 class PolicyEvaluation(NamedTuple):
@@ -68,7 +70,7 @@ class PolicyComparison(NamedTuple):
 # ---- reading ----
 
 
-def load(run_directory: Path, stage: recipe.PolicyLabel, scored: Path | None = None) -> PolicyEvaluation:
+def load(run_directory: Path, stage: PolicyLabel, scored: Path | None = None) -> PolicyEvaluation:
     """Return one policy's evaluation from the run directory `<out>/<recipe>/<version>`.
 
     `scored`: what `rlhf score RUN/evaluate/samples.jsonl --to FILE` wrote, whose scores replace the run's own.
@@ -114,7 +116,7 @@ def _lines(file: Path) -> list[SampleLine]:
     return lines
 
 
-def _answers(lines: Sequence[SampleLine], stage: recipe.PolicyLabel, file: Path) -> dict[str, list[Answer]]:
+def _answers(lines: Sequence[SampleLine], stage: PolicyLabel, file: Path) -> dict[str, list[Answer]]:
     """Return a policy's answers by prompt. Raises UserError where a line of `file` has none of that policy."""
     by_prompt: dict[str, list[Answer]] = {}
     for number, line in enumerate(lines, 1):
@@ -157,7 +159,7 @@ def compare_runs(a: PolicyEvaluation, b: PolicyEvaluation) -> PolicyComparison:
         prompts=len(a.answers),
         prompts_sha256=fingerprint(list(a.answers)),
         reward_model=a.reward_model if same_reward_model else None,
-        settings_that_differ=recipe.differences(a.settings, b.settings),
+        settings_that_differ=recipes.differences(a.settings, b.settings),
         rows=rows,
     )
 

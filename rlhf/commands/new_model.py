@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlhf import recipe as recipes
 from rlhf.data import hub
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.files import read_json
+from rlhf.recipe import Architecture, Tokenizer
 from rlhf.recipe.names import is_commit
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def describe(model: ModelFiles, template: str | None) -> ModelFacts:
         tokenizer = AutoTokenizer.from_pretrained(model.folder)
     chosen = _tokenizer(tokenizer, template, _end_ids(config, read_json(model.folder / GENERATION) or {}))
     # Fail here rather than in a stage.
-    tokenize.load(model.folder, recipes.Tokenizer(source="local", name=model.name, **chosen))
+    tokenize.load(model.folder, Tokenizer(source="local", name=model.name, **chosen))
     return ModelFacts(section, count, chosen)
 
 
@@ -147,7 +147,7 @@ def parameters(section: Mapping[str, object]) -> int:
 
     from rlhf.models import architecture, support
 
-    config = architecture.config_of(recipes.Architecture.model_validate(section), pad_token_id=None)
+    config = architecture.config_of(Architecture.model_validate(section), pad_token_id=None)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     support.check_model(model, config.model_type)

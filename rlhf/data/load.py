@@ -14,7 +14,7 @@ from rlhf.data.source import read_source
 from rlhf.data.split import divide, row_key, shuffled
 from rlhf.errors import UserError
 from rlhf.process import distributed
-from rlhf.recipe import Recipe
+from rlhf.recipe import Data, Recipe
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MANIFEST
 from rlhf.run.reader import read
@@ -82,7 +82,7 @@ def _counts(dropped: Mapping[str, int]) -> str:
     return ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
 
 
-def _with_validation(train: list[RowT], heldout: list[RowT], seed: int, data: recipes.Data) -> Split[RowT]:
+def _with_validation(train: list[RowT], heldout: list[RowT], seed: int, data: Data) -> Split[RowT]:
     """Set the validation rows apart from the test rows, where the recipe asks for it."""
     if data.validation_fraction is None:
         return Split(train, heldout)

@@ -9,11 +9,12 @@ from rlhf.data import formats
 from rlhf.data.worlds import lengths, sums, toy, toy_texts
 from rlhf.errors import UserError
 from rlhf.files import sha256, write_json
+from rlhf.recipe import Data, Recipe
 from rlhf.run.reader import advising, read
 from rlhf.run.records import Generated
 
 
-def read_from_hub(data: recipes.Data) -> formats.ParsedRows:
+def read_from_hub(data: Data) -> formats.ParsedRows:
     """Read the pinned rows of the hub that a recipe names. Raises UserError for bad data."""
     assert data.name and data.revision
     return formats.read_hub(
@@ -26,7 +27,7 @@ def read_from_hub(data: recipes.Data) -> formats.ParsedRows:
     )
 
 
-def read_source(recipe: recipes.Recipe, folder: Path) -> formats.ParsedRows:
+def read_source(recipe: Recipe, folder: Path) -> formats.ParsedRows:
     """Read the rows that `data.source` names; generated ones are kept in `folder`. Raises UserError for bad data."""
     data = recipe.data
     if data.source == "hub":

@@ -1,7 +1,6 @@
 """Answers of earlier rehearsals, on disk."""
 
 import functools
-import hashlib
 import os
 from pathlib import Path
 from typing import TypeVar
@@ -13,8 +12,8 @@ from rlhf.files import replacing
 from rlhf.memory.card import cards
 from rlhf.memory.phases import DECODING_STEP, RehearsalName, RehearsedStage, RehearsedStep
 from rlhf.process.cuda import expandable_segments
-from rlhf.recipe import PinnedRecipe
-from rlhf.run.packages import package_version
+from rlhf.recipe import POLICIES, PinnedRecipe
+from rlhf.run.packages import hash_of_modules, package_version
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 # Sections of the recipe that give sizes to a rehearsal beside its own.
@@ -26,7 +25,7 @@ def file_of(loaded: PinnedRecipe, name: RehearsalName) -> Path:
     """Return the file of a rehearsal's answer, named after all that the answer depends on."""
     deciding = {"model", "tokenizer", "data", "lora", "evaluate", name} | SIZES_FROM.get(name, set())
     recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
-    policies = [p for p in recipes.POLICIES if loaded.recipe.section(p) is not None] if name == "evaluate" else []
+    policies = [p for p in POLICIES if loaded.recipe.section(p) is not None] if name == "evaluate" else []
     hardware = loaded.recipe.hardware.model_dump(mode="json", exclude={"name", "memory_gb", "threads"})
     device = loaded.recipe.hardware.device
     card = cards.gpu_of(loaded.recipe.hardware.name) if device == "cuda" else None
@@ -41,14 +40,6 @@ def file_of(loaded: PinnedRecipe, name: RehearsalName) -> Path:
 def _code_hash() -> str:
     """Return the hash of all code of rlhf as it was at the first call."""
     return hash_of_modules(Path(__file__).parents[1])
-
-
-def hash_of_modules(package: Path) -> str:
-    """Return the hash of all modules of a package, those of its subpackages included."""
-    code = hashlib.sha256()
-    for file in sorted(package.rglob("*.py")):
-        code.update(file.read_bytes())
-    return code.hexdigest()
 
 
 def read(file: Path, form: TypeAdapter[Answer]) -> Answer | None:

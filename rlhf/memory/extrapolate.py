@@ -8,7 +8,7 @@ layer's events.
 from collections.abc import Mapping
 from dataclasses import fields
 
-from rlhf.memory.phases import DEPTHS, WHOLE, WORKSPACE, Peak, PredictedPhase, Work
+from rlhf.memory.phases import DEPTHS, WHOLE, WORKSPACE, Parts, Peak, PredictedPhase, Work
 from rlhf.recipe.choices import COMPONENTS
 
 
@@ -18,14 +18,15 @@ def extrapolate(shallow: Peak, deeper: Peak, layers: int, workspace: int) -> Pre
     A line is drawn through the peaks of each operation; the phase's peak is the highest of them at `layers`.
     """
 
+    low, high = DEPTHS
+
     def line(a: int, b: int) -> int:
-        low, high = DEPTHS
         return round(a + (b - a) * (layers - low) / (high - low))
 
     highest, components = -1, {}
-    for operation in {**shallow.operations, **deeper.operations}:
-        a, b = shallow.operations.get(operation), deeper.operations.get(operation)
-        if (a is None and layers < DEPTHS[1]) or (b is None and layers > DEPTHS[0]):
+    for operation in {**shallow.by_operation, **deeper.by_operation}:
+        a, b = shallow.by_operation.get(operation), deeper.by_operation.get(operation)
+        if (a is None and layers < high) or (b is None and layers > low):
             continue  # there at the other depth only
         a, b = a or b or {}, b or a or {}
         total = line(sum(a.values()), sum(b.values()))
@@ -36,11 +37,11 @@ def extrapolate(shallow: Peak, deeper: Peak, layers: int, workspace: int) -> Pre
         sum(components.values()),
         {name: components[name] for name in (*COMPONENTS, WORKSPACE) if components.get(name)},
         line(shallow.paged, deeper.paged),
-        Work(*(line(getattr(shallow, part.name), getattr(deeper, part.name)) for part in fields(Work))),
+        Work(*(line(getattr(shallow.work, part.name), getattr(deeper.work, part.name)) for part in fields(Work))),
     )
 
 
-def _without_negative(components: dict[str, int], total: int) -> dict[str, int]:
+def _without_negative(components: Parts, total: int) -> Parts:
     """Return the components of a peak without negative sizes; they add up to `total`, which is not negative.
 
     A component's line may fall below zero if the peak was made at different moments at the two depths. The surplus of

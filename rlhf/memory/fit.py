@@ -18,6 +18,7 @@ from rlhf.memory.projection import row_tokens
 from rlhf.memory.ranks import layers_bytes
 from rlhf.memory.strategies import divisors, four_bit_changes, global_batch, micro_batch
 from rlhf.recipe import ONLINE, TRAINING_STAGES, Changes, PinnedRecipe, Recipe, StageName, TrainingName, as_yaml
+from rlhf.recipe.choices import Component
 from rlhf.terminal.wording import GB
 
 
@@ -83,7 +84,8 @@ class SettingGroup(NamedTuple):
 # The share of a candidate's rows that fits: 1 or more if all do; below 1 an estimate.
 FractionThatFits = Callable[[Candidate], float]
 SAMPLING: tuple[StageName, ...] = ("sft", "dpo", "evaluate")  # stages that sample with the settings of evaluate
-GROWING = ("activations", "logits", "kv_cache", "buffers", "temporaries", "kernels")  # components that grow with rows
+# Components that grow with rows.
+GROWING: tuple[Component, ...] = ("activations", "logits", "kv_cache", "buffers", "temporaries", "kernels")
 
 
 def fit(

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, with_config
 
 from rlhf.errors import UserError
 from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe.choices import Component
 
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
 DEPTHS = (2, 4)  # layers with which a stage is rehearsed
@@ -18,8 +19,11 @@ RehearsalName = StageName | Literal["decoding step"]  # what is rehearsed: a sta
 ON_HOST: tuple[StageName, ...] = ("merge",)  # stages that leave the card alone
 WHOLE = ""  # the whole stage: the empty path; nested phases are joined by a slash, the outermost first
 
-PAGED = "paged"  # the component in unified memory; no peak has it, for it lies outside torch's allocator
-WORKSPACE = "workspace"  # of cuBLAS: the component that a predicted peak has besides `rlhf.recipe.choices.COMPONENTS`
+PAGED: Literal["paged"] = "paged"  # in unified memory; no peak has it, for it lies outside torch's allocator
+WORKSPACE: Literal["workspace"] = "workspace"  # of cuBLAS; only a predicted peak has it
+StorageKind = Component | Literal["paged"]  # what a storage is part of
+PeakPart = Component | Literal["workspace"]  # of a predicted peak
+Parts = dict[PeakPart, int]  # of a peak, in bytes
 
 
 class PredictionError(UserError):
@@ -37,6 +41,8 @@ class Event(NamedTuple):
     phase: tuple[str, ...]
     name: str
 
+
+new_event = tuple.__new__  # makes an Event in half the time; a deep model has hundreds of thousands
 
 # Marks among the events.
 BEGIN = "begin"  # of a phase
@@ -73,19 +79,20 @@ class Work:
 
 
 @dataclass
-class Peak(Work):
-    """The work of a phase, and the components at the peak of each operation: {operation: {component: bytes}}.
+class Peak:
+    """The components at the peak of each operation of a phase, {operation: {component: bytes}}, and the phase's work.
 
     The peak of each operation is kept, because another one may make the phase's peak in a deeper model.
     """
 
-    operations: dict[str, dict[str, int]] = field(default_factory=dict)
-    paged: int = 0  # bytes in unified memory, not among the others
+    by_operation: dict[str, Parts] = field(default_factory=dict)
+    paged: int = 0  # most bytes in unified memory, not among the others
+    work: Work = field(default_factory=Work)
 
     @property
     def bytes(self) -> int:
         """Return the most that was alive at once."""
-        return max((sum(components.values()) for components in self.operations.values()), default=0)
+        return max((sum(components.values()) for components in self.by_operation.values()), default=0)
 
 
 class Reserved(NamedTuple):
@@ -96,7 +103,18 @@ class Reserved(NamedTuple):
     needed: int  # of the card: what is held when most is allocated, less what the allocator gives back on a full card
 
 
-ONLY_KNOWN_KEYS = ConfigDict(extra="forbid")  # in an answer as JSON, the peaks and roles in it included
+ONLY_KNOWN_KEYS = ConfigDict(extra="forbid")  # in a question or an answer as JSON, the peaks and roles in it included
+
+
+@with_config(ONLY_KNOWN_KEYS)
+@dataclass(frozen=True)
+class Question:
+    """What a rehearsal is asked: which stage, or the decoding step, of which recipe."""
+
+    recipe: str  # its folder
+    overrides: dict[str, Any]  # rlhf.recipe.Changes; pydantic has no form for a recursive alias
+    name: RehearsalName
+    expandable: bool  # whether the allocator's segments are
 
 
 def _of_the_same_phases(depths: list[dict[str, Peak]]) -> list[dict[str, Peak]]:
@@ -135,7 +153,8 @@ class RehearsedStep:
     roles: Annotated[dict[str, RehearsedRole], Field(min_length=1)]
 
 
-# What reads an answer from JSON, checks it and writes it.
+# What reads a question or an answer from JSON, checks it and writes it.
+QUESTION = TypeAdapter(Question)
 STAGE_ANSWER = TypeAdapter(RehearsedStage)
 STEP_ANSWER = TypeAdapter(RehearsedStep)
 
@@ -148,7 +167,7 @@ class PredictedPhase(NamedTuple):
     """
 
     peak_bytes: int
-    components: dict[str, int]
+    components: Parts
     paged_bytes: int  # unified memory of paged optimizers, which is not in `peak_bytes`
     work: Work
     reserved_bytes: int | None = None

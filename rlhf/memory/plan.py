@@ -9,10 +9,11 @@ from rlhf.errors import UserError
 from rlhf.files import JsonObject
 from rlhf.memory import projection, ranks
 from rlhf.memory.card import cards
-from rlhf.memory.phases import ON_HOST, PredictedPhase, PredictedStage, PredictionError, StepOperations
+from rlhf.memory.phases import ON_HOST, Parts, PredictedPhase, PredictedStage, PredictionError, StepOperations
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor, card_needed_bytes, card_reserved_bytes
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName, TrainingName, published
-from rlhf.recipe.published import Figure, verdict_of
+from rlhf.recipe.choices import Device
+from rlhf.recipe.published import Figure, VerdictWord, verdict_of
 from rlhf.terminal.wording import GB
 
 SECONDS_PER_HOUR = 3600
@@ -30,7 +31,7 @@ class PlannedPhase:
     reserved_bytes: int | None
     needed_bytes: int | None
     paged_bytes: int
-    components: dict[str, int]
+    components: Parts
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,13 @@ class PlannedStage:
     phase with most of it, and on a card paged states and the driver's context too. A stage without a card has its peak.
     """
 
-    in_memory_of: Literal["cuda", "cpu", "host"]
+    in_memory_of: Device | Literal["host"]
     peak_bytes: int
     card_reserved_bytes: int
     card_needed_bytes: int
     fits: bool | None  # None without a card
     published_bytes: tuple[int | None, int | None] | None  # published: the lowest and the highest figure
-    verdict: str | None  # on the peak, by the published figures
+    verdict: VerdictWord | None  # on the peak, by the published figures
     phases: dict[str, PlannedPhase]
     time: StageTime | None  # None where rates of the card or the number of rows are not known
     decoding_step: dict[str, StepOperations] | None  # of PPO, by role
@@ -142,7 +143,7 @@ def _stage(
     step: dict[str, StepOperations] | None,
 ) -> PlannedStage:
     hardware = loaded.recipe.hardware
-    place: Literal["cuda", "cpu", "host"] = "host" if stage in ON_HOST else hardware.device
+    place: Device | Literal["host"] = "host" if stage in ON_HOST else hardware.device
     whole, need, card = predicted.whole, card_needed_bytes(predicted.whole), hardware.memory_gb
     return PlannedStage(
         in_memory_of=place,
@@ -206,7 +207,7 @@ def _published(loaded: PinnedRecipe, stage: StageName) -> tuple[int | None, int 
     return round(min(lows) * GB) if lows else None, round(max(highs) * GB) if highs else None
 
 
-def _peak_verdict(loaded: PinnedRecipe, stage: StageName, peak: int) -> str | None:
+def _peak_verdict(loaded: PinnedRecipe, stage: StageName, peak: int) -> VerdictWord | None:
     """Return the most favourable verdict on a predicted peak by the figures of its stage; None if there are none."""
     return published.best(verdict_of(figure, peak / GB).word for figure in _peak_figures(loaded, stage))
 

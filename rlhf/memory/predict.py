@@ -10,7 +10,6 @@ from types import TracebackType
 
 from pydantic import TypeAdapter
 
-from rlhf import recipe as recipes
 from rlhf.files import JsonObject
 from rlhf.memory import cache, ranks
 from rlhf.memory.cache import Answer
@@ -19,19 +18,21 @@ from rlhf.memory.extrapolate import extrapolate, with_inner
 from rlhf.memory.phases import (
     DECODING_STEP,
     ON_HOST,
+    QUESTION,
     STAGE_ANSWER,
     STEP_ANSWER,
     WHOLE,
     PredictedPhase,
     PredictedStage,
     PredictionError,
+    Question,
     RehearsalName,
     Reserved,
     StepOperations,
 )
 from rlhf.process import children
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
-from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName
+from rlhf.recipe import GROUPS, STAGES, TRAINING_STAGES, PinnedRecipe, Recipe, StageName
 from rlhf.terminal import excerpt
 
 PREDICTED_STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
@@ -44,8 +45,8 @@ def predicted_stages(recipe: Recipe) -> list[StageName]:
 
     They are PREDICTED_STAGES, and RLOO and GRPO if the recipe has them.
     """
-    known = {*PREDICTED_STAGES, *(stage for stage in recipes.GROUPS if recipe.section(stage) is not None)}
-    return [stage for stage in recipes.STAGES if stage in known]
+    known = {*PREDICTED_STAGES, *(stage for stage in GROUPS if recipe.section(stage) is not None)}
+    return [stage for stage in STAGES if stage in known]
 
 
 class Predictor:
@@ -115,9 +116,9 @@ class Predictor:
         if self._worker is None:
             self._worker = _start_worker()
         assert self._worker.stdin and self._worker.stdout
-        question = {"recipe": str(loaded.directory.resolve()), "overrides": loaded.overrides, "name": name}
+        question = Question(str(loaded.directory.resolve()), loaded.overrides, name, expandable_segments())
         try:
-            print(json.dumps({**question, "expandable": expandable_segments()}), file=self._worker.stdin, flush=True)
+            print(QUESTION.dump_json(question).decode(), file=self._worker.stdin, flush=True)
             line = self._worker.stdout.readline()
         except BrokenPipeError:
             line = ""

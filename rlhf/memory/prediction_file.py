@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from rlhf.memory.phases import Parts
 from rlhf.memory.predict import Predictor, predicted_stages
 from rlhf.memory.strategies import StrategyCost
 from rlhf.recipe import PinnedRecipe, StageName
@@ -13,7 +14,7 @@ from rlhf.run.records import Record
 
 FILE = "predicted.json"
 
-Peaks = dict[StageName, dict[str, dict[str, int]]]  # stage -> phase -> component -> bytes
+Peaks = dict[StageName, dict[str, Parts]]  # stage -> phase -> component -> bytes
 Needs = dict[StageName, dict[str, int]]  # stage -> phase -> bytes of the allocator that the phase needs
 Step = dict[str, dict[str, int]]  # role -> "per_layer" and "outside" -> operations of a decoding step
 

@@ -19,7 +19,7 @@ from rlhf.memory.phases import MOST_REPEATS, STEPS, PredictedStage
 from rlhf.recipe import TRAINING_STAGES, Dialogues, OnlineOptions, Recipe, StageName, TrainingName
 
 
-class Rates(NamedTuple):
+class TimeFactors(NamedTuple):
     """What multiplies each part of a training step's time at nominal rates; the last is seconds for each launch."""
 
     products: float
@@ -36,7 +36,7 @@ class Shares(NamedTuple):
 
 
 # Fitted to 29 timed runs on an L40S and an A100 (bench/outside/speed.py; a test repeats the fit from the record).
-CALIBRATED = Rates(products=1.35, memory=1.15, launch=5e-6)
+CALIBRATED = TimeFactors(products=1.35, memory=1.15, launch=5e-6)
 # Factors on projected training time. All 34 runs that the fit never saw took 0.87 to 1.37 times what is projected for
 # them (docs/outside.md); this project's own loops and cards were not among them.
 SPREAD = (0.8, 1.5)
@@ -88,9 +88,12 @@ class StageWork(NamedTuple):
         )
 
 
-def step_seconds(flops: float, moved: float, launched: float, card: NominalRates, rates: Rates = CALIBRATED) -> float:
+def step_seconds(
+    flops: float, moved: float, launched: float, card: NominalRates, factors: TimeFactors = CALIBRATED
+) -> float:
     """Return the projected seconds of work that has these counts: the three parts one after another."""
-    return flops / card.flops * rates.products + moved / card.bandwidth * rates.memory + launched * rates.launch
+    products, memory = flops / card.flops, moved / card.bandwidth
+    return products * factors.products + memory * factors.memory + launched * factors.launch
 
 
 def stage_work(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> StageWork | None:

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from rlhf.files import JsonObject
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.plan import Plan, PlannedPhase
 from rlhf.memory.strategies import StrategyCost
 from rlhf.recipe import PinnedRecipe, StageName, published, totals
+from rlhf.recipe.choices import Component
 from rlhf.recipe.published import Figure, Verdict, verdict_of
 from rlhf.terminal import wording
 from rlhf.terminal.wording import GB
@@ -92,7 +93,7 @@ def predicted(
         values = [time.projected_hours if metric == "hours" else time.projected_cost for time in known]
         return _sum(values) if len(known) == len(times) else None
     if metric.startswith("component_gb."):
-        part = metric.removeprefix("component_gb.")
+        part = cast(Component, metric.removeprefix("component_gb."))  # checked when the figure was read
         return _most(stages[stage].phases, part) if stage != "all" and stage in stages else None
     if metric == "adapter_gb":
         return _most(stages["sft"].phases, "adapters")
@@ -109,7 +110,7 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def _most(phases: Mapping[str, PlannedPhase], component: str) -> float:
+def _most(phases: Mapping[str, PlannedPhase], component: Component) -> float:
     return max(phase.components.get(component, 0) for phase in phases.values()) / GB
 
 
@@ -129,6 +130,6 @@ def _unpredicted(figure: Figure, plan: Plan, costs: Mapping[str, StrategyCost]) 
         return Verdict(published.NOT_MEASURED, "projected with --price")
     if metric.startswith("effect."):
         counted = costs.get(metric.split(".")[1])
-        operations = f"; {counted.operations:.2f} times the operations are counted" if counted else ""
+        operations = f"; {counted.flops:.2f} times the operations are counted" if counted else ""
         return Verdict(published.NOT_MEASURED, published.why_not_measured(metric) + operations)
     return Verdict(published.NOT_MEASURED, f"known after {'the chain' if figure.stage == 'all' else figure.stage}")

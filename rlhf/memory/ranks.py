@@ -3,20 +3,29 @@
 import math
 from typing import NamedTuple
 
-from rlhf import recipe as recipes
 from rlhf.memory.phases import PredictedPhase, PredictedStage, PredictionError
-from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName, TrainingName
+from rlhf.recipe import (
+    ONLINE,
+    TRAINING_STAGES,
+    Architecture,
+    Dialogues,
+    PinnedRecipe,
+    Ppo,
+    Recipe,
+    StageName,
+    TrainingName,
+)
 from rlhf.recipe.model_types import LLAMA_LAYERS
 
 # FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it computes.
 # In PPO's other phases it has fetched all of them (rlhf/models/shared_base.py); loading, it has not given any away yet.
 DIVIDED: dict[StageName, tuple[str, ...]] = {
-    **dict.fromkeys(recipes.ONLINE, ("update",)),
+    **dict.fromkeys(ONLINE, ("update",)),
     "sft": ("train", "evaluate"),
     "rm": ("train", "evaluate"),
     "dpo": ("train",),
 }
-FETCHED: dict[StageName, tuple[str, ...]] = dict.fromkeys(recipes.ONLINE, ("rollout", "score", "evaluate"))
+FETCHED: dict[StageName, tuple[str, ...]] = dict.fromkeys(ONLINE, ("rollout", "score", "evaluate"))
 LAYERS_AT_ONCE = 2
 PASSES = 2  # forward and backward each fetch every layer; what checkpointing computes again lies within the backward
 
@@ -29,7 +38,7 @@ def recipe_of_one_rank(loaded: PinnedRecipe, stage: StageName) -> PinnedRecipe:
         return loaded
     options = recipe.training_section(stage)
     share: dict[str, int]
-    if isinstance(options, recipes.Dialogues):
+    if isinstance(options, Dialogues):
         rows, accumulated = options.per_device(count)
         share = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": accumulated}
     else:
@@ -95,7 +104,8 @@ def _with_base(phase: PredictedPhase, more: int) -> PredictedPhase:
 
 def layers_bytes(recipe: Recipe) -> int:
     """Return the bytes of the frozen layers' linear weights, in 4 bits with their scales; norms are left out."""
-    numbers = sum(wide * high for wide, high in _linear(recipe).values()) * _architecture(recipe).num_hidden_layers
+    layer = sum(inputs * outputs for inputs, outputs in _linear(recipe).values())
+    numbers = layer * _architecture(recipe).num_hidden_layers
     if recipe.model.quantization == "nf4":  # a byte for each block of 64, and a float32 for each 256 of those bytes
         return round(numbers * (1 / 2 + 1 / 64 + 4 / (64 * 256)))
     return numbers * {"float32": 4, "bfloat16": 2}[recipe.model.dtype]
@@ -115,15 +125,15 @@ def _linear(recipe: Recipe) -> dict[str, tuple[int, int]]:
     shape = _architecture(recipe)
     if shape.model_type not in LLAMA_LAYERS:
         raise PredictionError(f"the layers of {shape.model_type} models are not known: no shards and no traffic")
-    wide, inner = shape.hidden_size, shape.intermediate_size
+    hidden, inner = shape.hidden_size, shape.intermediate_size
     queries, cached = shape.head_width * shape.num_attention_heads, shape.head_width * shape.num_key_value_heads
     attention = {
-        "q_proj": (wide, queries),
-        "k_proj": (wide, cached),
-        "v_proj": (wide, cached),
-        "o_proj": (queries, wide),
+        "q_proj": (hidden, queries),
+        "k_proj": (hidden, cached),
+        "v_proj": (hidden, cached),
+        "o_proj": (queries, hidden),
     }
-    return attention | {"gate_proj": (wide, inner), "up_proj": (wide, inner), "down_proj": (inner, wide)}
+    return attention | {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
 
 
 class Traffic(NamedTuple):
@@ -142,11 +152,11 @@ def traffic(recipe: Recipe, stage: TrainingName) -> Traffic:
     count = recipe.processes(stage)
     options = recipe.training_section(stage)
     trained = 4 * adapter_parameters(recipe)
-    if isinstance(options, recipes.Dialogues):
+    if isinstance(options, Dialogues):
         reductions, trunks, passes = 1, 1, PASSES * options.per_device(count)[1]
     else:
         reductions = options.passes * options.num_mini_batches
-        trunks = 2 if isinstance(options, recipes.Ppo) and options.value_model == "adapter" else 1
+        trunks = 2 if isinstance(options, Ppo) and options.value_model == "adapter" else 1
         rows = options.batch_size // options.num_mini_batches // count
         passes = PASSES * trunks * reductions * math.ceil(rows / options.per_device_train_batch_size) + 1
     received = (count - 1) / count
@@ -162,6 +172,6 @@ def scaling(computing: float, messages: float) -> tuple[float, float]:
     return computing / (computing + messages), computing / max(computing, messages)
 
 
-def _architecture(recipe: Recipe) -> recipes.Architecture:
+def _architecture(recipe: Recipe) -> Architecture:
     assert recipe.model.architecture is not None  # without one nothing is predicted
     return recipe.model.architecture

@@ -8,19 +8,18 @@ from collections.abc import Callable, Iterable
 from math import inf, isqrt
 from typing import NamedTuple
 
-from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.memory import projection
 from rlhf.memory.phases import Predict, PredictedStage
 from rlhf.memory.predict import card_needed_bytes
-from rlhf.recipe import Changes, PinnedRecipe, StageName, TrainingName
+from rlhf.recipe import GROUPS, ONLINE, TRAINING_STAGES, Changes, Dialogues, PinnedRecipe, StageName, TrainingName
 from rlhf.recipe.choices import StrategyName
 
 LEARNING_PHASE: dict[TrainingName, str] = {
     "sft": "train",
     "rm": "train",
     "dpo": "train",
-    **dict.fromkeys(recipes.ONLINE, "update"),
+    **dict.fromkeys(ONLINE, "update"),
 }
 
 
@@ -86,7 +85,7 @@ class StrategyCost(NamedTuple):
     """A stage's learning phase with one strategy alone."""
 
     peak_bytes: int
-    operations: float  # of a step, relative to those without any strategy
+    flops: float  # of a step, relative to those without any strategy
 
 
 def costs_alone(
@@ -99,18 +98,18 @@ def costs_alone(
 
     `say` gets a line for each.
     """
-    peaks, counts = {}, {}
+    peaks, flops = {}, {}
     for name, changed in one_by_one(loaded, stage).items():
         say(f"rehearsing {stage} with strategies: {name}")
         predicted = predict(changed, stage)
         peaks[name] = predicted.phases[LEARNING_PHASE[stage]].peak_bytes
-        counts[name] = operations(changed, stage, predicted)
-    return {name: StrategyCost(peaks[name], counts[name] / counts["none"]) for name in peaks}
+        flops[name] = flops_beside_decoding(changed, stage, predicted)
+    return {name: StrategyCost(peaks[name], flops[name] / flops["none"]) for name in peaks}
 
 
 def four_bit_changes(stages: Iterable[StageName]) -> Changes:
     """Return the changes to a 4-bit base, with optimizers whose 8-bit states can leave the card."""
-    optimizers: Changes = {f"{s}.optim": "paged_adamw_8bit" for s in stages if s in recipes.TRAINING_STAGES}
+    optimizers: Changes = {f"{s}.optim": "paged_adamw_8bit" for s in stages if s in TRAINING_STAGES}
     return {"model.quantization": "nf4", **optimizers}
 
 
@@ -142,23 +141,23 @@ def effects(predict: Predict, loaded: PinnedRecipe, stage: TrainingName) -> list
     return sorted(rows, key=lambda effect: inf if effect.after is None else effect.after)
 
 
-def operations(loaded: PinnedRecipe, stage: TrainingName, predicted: PredictedStage) -> float:
+def flops_beside_decoding(loaded: PinnedRecipe, stage: TrainingName, predicted: PredictedStage) -> float:
     """Return the floating-point operations of one step of a stage, decoding left out."""
-    per_phase = projection.step_flops(loaded.recipe, stage, predicted)
-    return sum(flops for phase, flops in per_phase.items() if phase != "rollout/decode")
+    by_phase = projection.step_flops(loaded.recipe, stage, predicted)
+    return sum(flops for phase, flops in by_phase.items() if phase != "rollout/decode")
 
 
 def global_batch(loaded: PinnedRecipe, stage: TrainingName) -> int:
     """Return the rows of one optimizer step."""
     options = loaded.recipe.training_section(stage)
-    if isinstance(options, recipes.Dialogues):
+    if isinstance(options, Dialogues):
         return options.per_device_train_batch_size * options.gradient_accumulation_steps
     return options.batch_size // options.num_mini_batches
 
 
 def micro_batch(loaded: PinnedRecipe, stage: TrainingName, micro: int) -> Changes:
     """Return the keys that put `micro` rows on the card at once and keep the rows of an optimizer step."""
-    if stage in recipes.ONLINE:
+    if stage in ONLINE:
         return {f"{stage}.per_device_train_batch_size": micro}
     return {
         f"{stage}.per_device_train_batch_size": micro,
@@ -168,10 +167,10 @@ def micro_batch(loaded: PinnedRecipe, stage: TrainingName, micro: int) -> Change
 
 def _halved(loaded: PinnedRecipe, stage: TrainingName) -> Changes:
     options = loaded.recipe.training_section(stage)
-    if isinstance(options, recipes.Dialogues):
+    if isinstance(options, Dialogues):
         key, length = "max_length", options.max_length
     else:
-        key, length = "max_completion_length" if stage in recipes.GROUPS else "response_length", options.response_length
+        key, length = "max_completion_length" if stage in GROUPS else "response_length", options.response_length
     lengths = {"max_prompt_length": options.max_prompt_length, key: length}
     return {f"{stage}.{key}": max(2, length // 2) for key, length in lengths.items()}
 

@@ -16,7 +16,6 @@ from transformers import (
     PreTrainedModel,
 )
 
-from rlhf import recipe as recipes
 from rlhf.data import hub, tokenize
 from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
@@ -28,7 +27,7 @@ from rlhf.models.lean import limits
 from rlhf.models.nf4 import check_blocks, check_layers, keep_layout, nf4_config
 from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
 from rlhf.models.support import check_lengths, check_model, unsupported
-from rlhf.recipe import shape
+from rlhf.recipe import Architecture, Model, Recipe, Tokenizer, shape
 from rlhf.run import reader
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
@@ -60,7 +59,7 @@ def load_codec(run: StageRun) -> Codec:
     return codec
 
 
-def new_base(architecture: recipes.Architecture, codec: Codec, dtype: str) -> PreTrainedModel:
+def new_base(architecture: Architecture, codec: Codec, dtype: str) -> PreTrainedModel:
     """Return a model with random weights, drawn from torch's generator.
 
     Raises UserError for an architecture that is not supported.
@@ -117,7 +116,7 @@ def load_base(run: StageRun, device: torch.device, head: ModelHead = "lm", quant
     return base
 
 
-def _check_packages(settings: recipes.Model, packed: bool) -> None:
+def _check_packages(settings: Model, packed: bool) -> None:
     """Raise UserError where a package that the settings need is not there."""
     if packed:
         require("bitsandbytes", "model.quantization: nf4", install_command("gpu"))
@@ -127,7 +126,7 @@ def _check_packages(settings: recipes.Model, packed: bool) -> None:
 
 
 def _draw_base(
-    recipe: recipes.Recipe,
+    recipe: Recipe,
     device: torch.device,
     kind: AutoModel,
     nf4: BitsAndBytesConfig | None,
@@ -146,7 +145,7 @@ def _draw_base(
 
 
 def _read_base(
-    settings: recipes.Model,
+    settings: Model,
     name: str,
     device: torch.device,
     kind: AutoModel,
@@ -165,7 +164,7 @@ def _read_base(
     return _from_pretrained(kind, name, device, loading(), quantization_config=nf4, **options, **pinned)
 
 
-def _check_loaded(base: PreTrainedModel, settings: recipes.Model, name: str, whole: bool) -> None:
+def _check_loaded(base: PreTrainedModel, settings: Model, name: str, whole: bool) -> None:
     """Raise UserError for a checkpoint that is not supported, or not of the recipe's shape.
 
     `whole`: it has its language-model head, so that its parts can be compared with it.
@@ -219,7 +218,7 @@ def _from_pretrained(
 
 
 @contextmanager
-def _loading(what: str, name: str, settings: recipes.Model | recipes.Tokenizer) -> Iterator[None]:
+def _loading(what: str, name: str, settings: Model | Tokenizer) -> Iterator[None]:
     """Turn whatever a library raises into a UserError of one line, as `reader.reading` does, also for the hub."""
     try:
         yield
@@ -229,7 +228,7 @@ def _loading(what: str, name: str, settings: recipes.Model | recipes.Tokenizer) 
         raise UserError(f"cannot load {what} {name}: {_reason(error, settings)}") from error
 
 
-def _reason(error: Exception, settings: recipes.Model | recipes.Tokenizer) -> str:
+def _reason(error: Exception, settings: Model | Tokenizer) -> str:
     """Describe why nothing could be loaded, and the way out, in one line."""
     if settings.source != "hub":
         return message_of(error)
@@ -252,7 +251,7 @@ def _check_complete(report: Mapping[str, Any], name: str) -> None:
             )
 
 
-def _check_architecture(config: PreTrainedConfig, architecture: recipes.Architecture, name: str) -> None:
+def _check_architecture(config: PreTrainedConfig, architecture: Architecture, name: str) -> None:
     """Raise UserError unless a loaded model has the shape that the recipe plans with."""
     expected = architecture.config_keys()
     for key, value in shape_differences(architecture, config).items():

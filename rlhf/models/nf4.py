@@ -7,13 +7,13 @@ from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.models.traits import has_fused_experts
+from rlhf.recipe import Architecture, Model
 from rlhf.run.packages import install_command, require
 
 
-def nf4_config(settings: recipes.Model) -> BitsAndBytesConfig:
+def nf4_config(settings: Model) -> BitsAndBytesConfig:
     """Return bitsandbytes' settings for NF4 with double quantization, as QLoRA uses it."""
     return BitsAndBytesConfig(
         load_in_4bit=True,
@@ -23,7 +23,7 @@ def nf4_config(settings: recipes.Model) -> BitsAndBytesConfig:
     )
 
 
-def check_blocks(architecture: recipes.Architecture | None, device: torch.device) -> None:
+def check_blocks(architecture: Architecture | None, device: torch.device) -> None:
     """Raise UserError where bitsandbytes' kernels for a CPU would fail: a row must be whole blocks of 64 weights."""
     for key in ("hidden_size", "intermediate_size"):
         size = getattr(architecture, key, 0)

@@ -13,10 +13,10 @@ from transformers import (
 )
 from transformers.quantizers import AutoHfQuantizer, HfQuantizer
 
-from rlhf import recipe as recipes
 from rlhf.models.architecture import config_of
 from rlhf.models.classifier import add_classifier
 from rlhf.models.nf4 import quantized
+from rlhf.recipe import Model
 
 AutoModel = type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
 
@@ -29,7 +29,7 @@ class LoadingOptions(TypedDict):
 
 
 def random_base(
-    settings: recipes.Model,
+    settings: Model,
     device: torch.device,
     kind: AutoModel,
     nf4: BitsAndBytesConfig | None,

@@ -9,7 +9,7 @@ from datetime import timedelta
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.process import distributed
-from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe import ONLINE, TRAINING_STAGES, PinnedRecipe, Recipe, StageName
 from rlhf.run.provenance import code_version
 from rlhf.terminal import excerpt
 
@@ -58,13 +58,13 @@ def _leave() -> None:
     PartialState().destroy_process_group()
 
 
-def check_world(recipe: recipes.Recipe, stage: StageName) -> None:
+def check_world(recipe: Recipe, stage: StageName) -> None:
     """Raise UserError unless the number of ranks is the number that the recipe has for a stage."""
     expected, started = recipe.processes(stage), distributed.world()
     if started == expected:
         check_engine(recipe, stage)
         return
-    if stage not in recipes.TRAINING_STAGES:
+    if stage not in TRAINING_STAGES:
         raise UserError(f"{stage} runs in one process and {started} were started: start it without a launcher")
     raise UserError(
         f"hardware.count is {expected} and {started} {'process was' if started == 1 else 'processes were'} started: "
@@ -72,12 +72,12 @@ def check_world(recipe: recipes.Recipe, stage: StageName) -> None:
     )
 
 
-def check_engine(recipe: recipes.Recipe, stage: StageName) -> None:
+def check_engine(recipe: Recipe, stage: StageName) -> None:
     """Raise UserError if a stage cannot run under the recipe's engine, or was not started for it."""
     engine = recipe.hardware.engine
     if recipe.processes(stage) == 1 or engine == "ddp":
         return
-    online = stage in recipes.ONLINE
+    online = stage in ONLINE
     if online and engine == "deepspeed":
         raise UserError(
             f"{stage} divides its base by fsdp only: --set hardware.engine=fsdp, or ddp where each device has room"

@@ -2,6 +2,7 @@
 
 from typing import Literal, get_args
 
+Device = Literal["cpu", "cuda"]
 Optimizer = Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]  # of the learning rate
 KeptWeights = Literal["last", "best"]  # of the last step, or of the best checkpoint

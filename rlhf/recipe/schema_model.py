@@ -20,7 +20,7 @@ from rlhf.recipe.bounds import (
     Vocabulary,
     Width,
 )
-from rlhf.recipe.choices import Template
+from rlhf.recipe.choices import Device, Template
 from rlhf.recipe.model_types import TYPES
 from rlhf.recipe.names import is_commit
 from rlhf.recipe.strict import AsTuple, Section
@@ -35,7 +35,7 @@ class Hardware(Section):
     """The device that the recipe is made for, and the processes that train together."""
 
     name: Name  # the name for `--hw`: cpu, 4090, h100
-    device: Literal["cpu", "cuda"]
+    device: Device
     memory_gb: Positive | None = None  # of the card; null on a CPU
     threads: Threads | None = None  # pinned on a CPU: results are bit-equal only at equal thread counts
     count: Devices = 1  # devices, each with a process that works on its part of every batch

@@ -7,7 +7,7 @@ from pathlib import Path
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import sha256
-from rlhf.recipe import PinnedRecipe, PolicyName, StageName
+from rlhf.recipe import POLICIES, PinnedRecipe, PolicyName, StageName
 from rlhf.run import other_settings, records
 from rlhf.run.finished import REMADE, read_manifest, stage_folder, verified
 from rlhf.run.layout import MANIFEST, SUMMARY
@@ -30,12 +30,10 @@ class Parents:
     """The stages that one stage builds on, in its run directory or in `reuse_directory`, another run directory."""
 
     def __init__(self, loaded: PinnedRecipe, stage: StageName, run_directory: Path, reuse_directory: Path | None):
-        self.loaded, self.stage, self.run_directory, self.reuse_directory = (
-            loaded,
-            stage,
-            run_directory,
-            reuse_directory,
-        )
+        self.loaded = loaded
+        self.stage: StageName = stage
+        self.run_directory = run_directory
+        self.reuse_directory = reuse_directory
 
     def folder(self, stage: StageName) -> Path:
         """Return the directory of a stage: in this run directory if it exists there, else in `reuse_directory`."""
@@ -83,8 +81,8 @@ class Parents:
 
     def trained_policies(self) -> list[PolicyName]:
         """Return the finished stages whose policies an evaluation compares with SFT."""
-        finished = [stage for stage in recipes.POLICIES if (self.run_directory / stage / SUMMARY).exists()]
-        return [stage for stage in recipes.POLICIES if stage in finished or self.elsewhere(stage)]
+        finished = [stage for stage in POLICIES if (self.run_directory / stage / SUMMARY).exists()]
+        return [stage for stage in POLICIES if stage in finished or self.elsewhere(stage)]
 
     def elsewhere(self, stage: StageName) -> Path | None:
         """Return the directory in which another run has finished a stage with the same settings, or None."""

@@ -136,4 +136,4 @@ def test_a_repeated_result_is_followed_until_it_is_released(stand_in):
     for event in stand_in.events():
         alive[event.storage] += event.bytes
     assert alive and not any(alive.values())
-    assert stand_in.peaks()[""].launched == 7, "ones, and three times two operations"
+    assert stand_in.peaks()[""].work.launched == 7, "ones, and three times two operations"

@@ -31,7 +31,9 @@ from rlhf.memory.phases import (
     DEPTHS,
     WHOLE,
     Event,
+    Parts,
     Peak,
+    PeakPart,
     PredictedPhase,
     PredictedStage,
     PredictionError,
@@ -64,13 +66,13 @@ NF4 = {
 }
 
 
-def peaks(phases: dict[str, Peak]) -> dict[str, dict[str, int]]:
+def peaks(phases: dict[str, Peak]) -> dict[str, Parts]:
     """Components at the peak of each phase of a rehearsal."""
-    return {name: _highest(peak) for name, peak in phases.items() if peak.operations}
+    return {name: _highest(peak) for name, peak in phases.items() if peak.by_operation}
 
 
-def _highest(peak: Peak) -> dict[str, int]:
-    return max(peak.operations.values(), key=lambda parts: sum(parts.values()))
+def _highest(peak: Peak) -> Parts:
+    return max(peak.by_operation.values(), key=lambda parts: sum(parts.values()))
 
 
 def with_whole(predicted: PredictedStage) -> dict[str, PredictedPhase]:
@@ -78,7 +80,7 @@ def with_whole(predicted: PredictedStage) -> dict[str, PredictedPhase]:
     return {WHOLE: predicted.whole, **predicted.phases}
 
 
-def total(parts: dict[str, int]) -> int:
+def total(parts: Parts) -> int:
     return sum(parts.values())
 
 
@@ -184,7 +186,7 @@ def peak_at(stage: StageName, loaded: PinnedRecipe) -> tuple[int, str, set[str]]
     sizes = {
         (phase, operation): total(parts)
         for phase, peak in phases.items()
-        for operation, parts in peak.operations.items()
+        for operation, parts in peak.by_operation.items()
     }
     most = max(sizes.values())
     phase = max((phase for (phase, _), size in sizes.items() if size == most), key=len)
@@ -239,14 +241,14 @@ def test_a_peak_in_the_rollout():
 
 
 @pytest.fixture(scope="module")
-def two() -> tuple[PinnedRecipe, Rehearsals, dict[str, dict[str, int]]]:
+def two() -> tuple[PinnedRecipe, Rehearsals, dict[str, Parts]]:
     """PPO at two layers, its prompts decoded in two batches; as it is."""
     loaded = tiny(2, ppo__rollout_batch_size=4)
     rehearse = Rehearsals(2)
     return loaded, rehearse, peaks(rehearse(loaded, "ppo"))
 
 
-def risen(before: dict[str, dict[str, int]], after: dict[str, dict[str, int]]) -> dict[str, int]:
+def risen(before: dict[str, Parts], after: dict[str, Parts]) -> dict[str, int]:
     """Phases whose peak changed, and by how much."""
     assert before.keys() == after.keys()
     changes = {phase: total(after[phase]) - total(before[phase]) for phase in before}
@@ -368,7 +370,7 @@ def test_peaks_grow_linearly_with_depth(predictor, eight, stage, monkeypatch):
     predicted, rehearsed = with_whole(predictor.predict(loaded, stage)), rehearse(loaded, stage)
     for phase, parts in peaks(rehearsed).items():
         assert predicted[phase].peak_bytes == pytest.approx(total(parts), rel=0.005), phase
-        assert predicted[phase].work.flops == pytest.approx(rehearsed[phase].flops, rel=0.005), phase
+        assert predicted[phase].work.flops == pytest.approx(rehearsed[phase].work.flops, rel=0.005), phase
         assert predicted[phase].paged_bytes == rehearsed[phase].paged, phase
     assert predicted["update" if stage == "ppo" else "train"].components["quantization"] > 0
 
@@ -452,8 +454,8 @@ def test_a_cache_grows_with_rows_and_tokens(two):
         assert peaks(rehearse(other, "ppo"))["rollout"]["kv_cache"] == factor * CACHE
 
 
-def rehearsed(**operations: dict[str, int]) -> Peak:
-    return Peak(operations=operations)
+def rehearsed(**operations: Parts) -> Peak:
+    return Peak(by_operation=operations)
 
 
 def test_the_line_through_two_depths_by_hand():
@@ -467,7 +469,7 @@ def test_the_line_through_two_depths_by_hand():
 
 
 def test_all_of_the_work_lies_on_the_line_through_two_depths():
-    shallow, deeper = Peak(flops=10, recomputed=2, moved=30, launched=4), Peak(20, 2, 50, 5)
+    shallow, deeper = Peak(work=Work(10, 2, 30, 4)), Peak(work=Work(20, 2, 50, 5))
     assert extrapolate(shallow, deeper, 8, 0).work == Work(flops=40, recomputed=2, moved=90, launched=7)
 
 
@@ -563,7 +565,7 @@ def test_operations_of_a_training_step():
     layer sees labels only, a second time in the backward pass. What enters the first layer needs no gradient.
     """
     loaded = tiny(2, vocab=200, hardware__device="cuda", model__dtype="bfloat16")
-    counted = Rehearsals(None)(loaded, "sft")["train"]
+    counted = Rehearsals(None)(loaded, "sft")["train"].work
     tokens, labels = 2 * 4 * 64, 2 * (4 * 24 - 1)
     matrices = 2 * sum(width * out for width, out in WIDTHS)
     adapters = 2 * RANK * sum(width + out for width, out in WIDTHS)
@@ -585,7 +587,7 @@ def test_the_model_s_operations_do_not_depend_on_checkpointing(on_cuda, stage, p
     """But for one product: peft asks for the gradient of what enters the first layer, so that there is one to trace."""
     changes = {"hardware__device": "cuda", "model__dtype": "bfloat16"}
     plain, again = (
-        on_cuda(tiny(2, vocab=200, **changes, **{f"{stage}__gradient_checkpointing": on}), stage)[phase]
+        on_cuda(tiny(2, vocab=200, **changes, **{f"{stage}__gradient_checkpointing": on}), stage)[phase].work
         for on in (False, True)
     )
     more = again.flops - again.recomputed - (plain.flops - plain.recomputed)
@@ -694,7 +696,7 @@ PEAKS: Peaks = {
 }
 
 
-def changed(stage: StageName, phase: str, part: str, factor: float) -> Peaks:
+def changed(stage: StageName, phase: str, part: PeakPart, factor: float) -> Peaks:
     grown = copy.deepcopy(PEAKS)
     grown[stage][phase][part] = round(grown[stage][phase][part] * factor)
     return grown

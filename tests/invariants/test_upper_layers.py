@@ -161,7 +161,7 @@ def test_the_plan_knows_what_the_trunk_holds():
         for layers, trunk in (("all", "library"), ("all", "lean"), ("upper_half", "lean")):
             loaded = tiny(2, lora__layers=layers, hardware__trunk=trunk)
             peak = Rehearsals(2)(loaded, "ppo")["update"]
-            update[layers, trunk] = max(sum(parts.values()) for parts in peak.operations.values())
+            update[layers, trunk] = max(sum(parts.values()) for parts in peak.by_operation.values())
         assert update["upper_half", "lean"] == pytest.approx(measure(loaded, ["ppo"])["ppo"]["update"], rel=0.01)
     assert update["upper_half", "lean"] < update["all", "lean"] < update["all", "library"]
     with pytest.raises(UserError, match="all and upper_half only"):

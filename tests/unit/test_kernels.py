@@ -140,7 +140,7 @@ def inside(card: Gpu, rows: int, out: int, inner: int) -> int:
     scales = torch.empty(out * inner // 64 // 256, device=META)
     with StandIn("cuda", PHASES, 10**9, card) as stand_in, record_function("decode"):
         torch.ops.bitsandbytes.gemm_4bit.default(x, packed, [out, inner], scales, 64, "nf4", **nested)
-    return max(parts.get("kernels", 0) for parts in stand_in.peaks()["decode"].operations.values())
+    return max(parts.get("kernels", 0) for parts in stand_in.peaks()["decode"].by_operation.values())
 
 
 def test_an_unpacked_weight_takes_its_memory_on_the_card_that_unpacks_it():
@@ -170,7 +170,7 @@ def attention_inside(card: Gpu, heads: int, length: int, size: int) -> int:
     mask = torch.ones(2, 1, length, length, dtype=torch.bool, device=META)
     with StandIn("cuda", PHASES, 10**9, card) as stand_in, record_function("train"):
         F.scaled_dot_product_attention(q, k, v, attn_mask=mask).sum().backward()
-    operations = stand_in.peaks()["train"].operations
+    operations = stand_in.peaks()["train"].by_operation
     (parts,) = (parts for name, parts in operations.items() if "(inside)" in name)
     return parts["kernels"]
 

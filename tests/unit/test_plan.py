@@ -8,7 +8,7 @@ from collections import Counter
 from importlib.metadata import version
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,9 +18,10 @@ from rlhf import recipe
 from rlhf.cli import plan_tables as tables
 from rlhf.errors import UserError
 from rlhf.memory import fit, plan, projection, published_figures, strategies
-from rlhf.memory.cache import file_of, hash_of_modules
+from rlhf.memory.cache import file_of
 from rlhf.memory.card import cards
 from rlhf.memory.phases import (
+    Parts,
     PredictedPhase,
     PredictedStage,
     PredictionError,
@@ -35,6 +36,7 @@ from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, stage_name
 from rlhf.recipe.choices import StrategyName
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.strict import with_overrides
+from rlhf.run.packages import hash_of_modules
 from tests.helpers import RECIPE, grouped, rlhf
 from tests.unit.plans import planned, planned_stage
 
@@ -573,7 +575,8 @@ def test_nothing_is_predicted_where_nothing_can_be_compared(small, narrow):
 
 
 def phase(flops: int, moved: int = 0, launched: int = 0, **components: int) -> PredictedPhase:
-    return PredictedPhase(sum(components.values()), components, 0, Work(flops, moved=moved, launched=launched))
+    work = Work(flops, moved=moved, launched=launched)
+    return PredictedPhase(sum(components.values()), cast(Parts, components), 0, work)
 
 
 def sft_recipe(**changes) -> PinnedRecipe:
@@ -689,7 +692,7 @@ CARD = cards.NominalRates(1000.0, 10.0, "")
 
 
 def test_the_three_parts_of_a_step_add_up():
-    rates = projection.Rates(products=2.0, memory=3.0, launch=0.5)
+    rates = projection.TimeFactors(products=2.0, memory=3.0, launch=0.5)
     assert projection.step_seconds(5000.0, 200.0, 8, CARD, rates) == 2 * 5 + 3 * 20 + 0.5 * 8
 
 
@@ -941,7 +944,7 @@ def computed(predictor: Predictor, loaded: PinnedRecipe, strategy: StrategyName)
     changes = strategies.switched_on(loaded, "sft", strategy)
     assert changes
     changed = loaded.with_changes(changes)
-    after, before = (strategies.operations(r, "sft", predictor.predict(r, "sft")) for r in (changed, loaded))
+    after, before = (strategies.flops_beside_decoding(r, "sft", predictor.predict(r, "sft")) for r in (changed, loaded))
     return after / before
 
 

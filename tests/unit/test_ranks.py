@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf import recipe
 from rlhf.cli.plan_tables import between_rows
 from rlhf.memory import ranks
-from rlhf.memory.phases import PredictedPhase, PredictedStage, PredictionError, Work
+from rlhf.memory.phases import Parts, PredictedPhase, PredictedStage, PredictionError, Work
 from rlhf.memory.plan import RankTraffic, StageTime
 from rlhf.recipe import PinnedRecipe
 from tests.unit.plans import planned, planned_stage
@@ -71,7 +71,7 @@ def test_layers_have_the_bytes_that_are_predicted_for_a_loaded_base(name):
 def test_where_layers_are_divided_a_rank_has_its_part_and_two_layers():
     loaded = load("8xh100-llama2-70b/v1")
     layers = ranks.layers_bytes(loaded.recipe)
-    parts = {"base": layers + 1_000_000_000, "activations": 5_000_000_000}
+    parts: Parts = {"base": layers + 1_000_000_000, "activations": 5_000_000_000}
     undivided = PredictedPhase(sum(parts.values()), parts, 0, Work())
     whole = undivided._replace(work=Work(flops=100), paged_bytes=9)
     predicted = PredictedStage(whole, dict.fromkeys(("load", "rollout", "update"), undivided))

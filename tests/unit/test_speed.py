@@ -11,16 +11,16 @@ from rlhf.memory import projection
 from rlhf.memory.card import cards
 
 CARD = cards.NominalRates(100.0, 10.0, "")
-RATES = projection.Rates(1.5, 1.2, 5e-6)
+RATES = projection.TimeFactors(1.5, 1.2, 5e-6)
 
 
-def timed(name: str, flops: float, moved: float, launched: float, rates: projection.Rates) -> speed.Timed:
+def timed(name: str, flops: float, moved: float, launched: float, rates: projection.TimeFactors) -> speed.Timed:
     seconds = projection.step_seconds(flops, moved, launched, CARD, rates)
     step: TimedStep = {"flops": flops, "moved": moved, "launched": launched, "seconds_measured": seconds}
     return speed.Timed(name, step, CARD)
 
 
-def timed_steps(rates: projection.Rates, count: int = 12) -> list[speed.Timed]:
+def timed_steps(rates: projection.TimeFactors, count: int = 12) -> list[speed.Timed]:
     numbers = np.random.default_rng(0).uniform(1, 100, (count, 3)) * (1, 1, 1e6)
     return [timed(f"{at:02}", a, b, c, rates) for at, (a, b, c) in enumerate(numbers.tolist())]
 
@@ -35,7 +35,7 @@ def test_the_fit_finds_the_rates_that_made_the_times():
 
 
 def test_no_part_is_faster_than_the_card():
-    rates = speed.fit(timed_steps(projection.Rates(1.5, 0.2, 5e-6)))
+    rates = speed.fit(timed_steps(projection.TimeFactors(1.5, 0.2, 5e-6)))
     assert min(rates.products, rates.memory) >= 1
 
 

@@ -16,10 +16,11 @@ import trl.trainer.utils
 from torch import nn
 from torch.profiler import record_function
 
-from rlhf.memory.phases import Peak
+from rlhf.memory.phases import Parts, Peak
 from rlhf.memory.rehearsal.device import KNOWN, StandIn
 from rlhf.memory.rehearsal.operations import META
 from rlhf.models import random_base
+from rlhf.recipe.choices import Device
 from rlhf.rollout import library_decoding
 from rlhf.rollout.cache import CacheLayer
 from tests.helpers import gradient
@@ -305,7 +306,7 @@ def test_real_tensors_are_computed_as_ever(stand_in):
 # -- kernels -----------------------------------------------------------------------------------------------------------
 
 
-def peak_of(device: str, run, vocab_size: int = HUGE) -> Peak:
+def peak_of(device: Device, run, vocab_size: int = HUGE) -> Peak:
     with StandIn(device, PHASES, vocab_size) as stand_in, record_function("train"):
         run()
     return stand_in.peaks()["train"]
@@ -379,7 +380,7 @@ def test_operations_of_attention_by_hand(device):
         q, k, v = heads(100)
         F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
 
-    assert peak_of(device, run).flops == 7 * 4 * 2 * 100 * 64 * 100
+    assert peak_of(device, run).work.flops == 7 * 4 * 2 * 100 * 64 * 100
 
 
 def test_flash_attention_s_backward_pass_takes_memory_inside():
@@ -389,7 +390,7 @@ def test_flash_attention_s_backward_pass_takes_memory_inside():
         q, k, v = heads(256)
         F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
 
-    operations = peak_of("cuda", run).operations
+    operations = peak_of("cuda", run).by_operation
     (inside,) = (parts for name, parts in operations.items() if "(inside)" in name)
     assert inside["kernels"] == 4 * 4 * 256 * 65
 
@@ -512,7 +513,7 @@ def test_autocast_on_the_stand_in_takes_what_it_takes_on_real_tensors():
 def test_paged_states_are_outside_the_allocator():
     bitsandbytes = pytest.importorskip("bitsandbytes")
 
-    def run(kind) -> tuple[Peak, dict[str, int]]:
+    def run(kind) -> tuple[Peak, Parts]:
         with StandIn("cuda", PHASES, HUGE) as stand_in, record_function("train"):
             layer = nn.Linear(512, 512, bias=False, device=META)
             optimizer = kind(layer.parameters())
@@ -521,7 +522,7 @@ def test_paged_states_are_outside_the_allocator():
             with record_function("load"):
                 pass
         peak = stand_in.peaks()["train/load"]
-        return peak, max(peak.operations.values(), key=lambda parts: sum(parts.values()))
+        return peak, max(peak.by_operation.values(), key=lambda parts: sum(parts.values()))
 
     numbers = 512 * 512
     paged, parts = run(bitsandbytes.optim.PagedAdamW32bit)
@@ -539,6 +540,7 @@ def test_a_rehearsal_leaves_torch_as_it_was():
     """torch lists the functions that a device context acts on once; with a stand-in among them, models load wrongly."""
     code = """
 import torch
+from rlhf.recipe.choices import Device
 from rlhf.memory.rehearsal.device import StandIn
 with StandIn("cuda", ["load"], 8), torch.device("meta"):
     torch.empty(1)

@@ -15,7 +15,7 @@ from torch.profiler import record_function
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
-from rlhf.memory.phases import Peak
+from rlhf.memory.phases import Parts, Peak
 from rlhf.memory.rehearsal.tracker import LOGITS_TILE, Tracker
 from tests.helpers import gradient
 
@@ -32,9 +32,9 @@ def kilobytes(size: int) -> torch.Tensor:
     return torch.zeros(size * KB // 4)
 
 
-def parts(peak: Peak) -> dict[str, int]:
+def parts(peak: Peak) -> Parts:
     """Components at the highest of a phase's peaks."""
-    return max(peak.operations.values(), key=lambda components: sum(components.values()))
+    return max(peak.by_operation.values(), key=lambda components: sum(components.values()))
 
 
 @pytest.mark.parametrize(("numbers", "size"), [(1, 512), (128, 512), (129, 1024), (1000, 4096), (0, 0)])
@@ -142,7 +142,7 @@ def test_what_is_alive_when_a_phase_begins_counts_in_it():
         with record_function("train"):
             z = kilobytes(1)
     peaks = found.peaks()
-    assert peaks["decode"].operations == {"begin": {"buffers": 8 * KB}}
+    assert peaks["decode"].by_operation == {"begin": {"buffers": 8 * KB}}
     assert peaks["train"].bytes == 3 * KB
     del y, z
 
@@ -187,7 +187,7 @@ def test_the_peak_of_each_operation_is_kept():
             big = large.repeat(4)
             del big
             first, second = small.sin(), small.sin()
-    operations = {name: sum(c.values()) for name, c in found.peaks()["train"].operations.items()}
+    operations = {name: sum(c.values()) for name, c in found.peaks()["train"].by_operation.items()}
     assert operations["begin"] == 2 * KB
     assert operations["aten.sin.default, 1024 bytes"] == 4 * KB
     assert max(operations, key=operations.__getitem__) == "aten.repeat.default, 4096 bytes"
@@ -437,6 +437,19 @@ def test_paged_memory_does_not_decide_when_the_peak_is():
     del y, z
 
 
+def test_paged_memory_counts_where_nothing_else_has_a_peak():
+    """Made after the phase's peak, and still there in a phase that makes nothing."""
+    with tracker() as found:
+        with record_function("train"):
+            x = kilobytes(4)
+            del x
+            paged = kilobytes(8)
+            found.label(paged, "paged")
+        with record_function("decode"):
+            pass
+    assert {name: peak.paged for name, peak in found.peaks().items()} == dict.fromkeys(("", "train", "decode"), 8 * KB)
+
+
 def test_what_is_made_while_paused_is_not_there():
     with tracker() as found:
         with found.paused():
@@ -471,7 +484,7 @@ def test_memory_inside_a_kernel_comes_on_top_while_it_runs():
     assert asked == [[(32, 8), (8, 16)]]
     assert peaks["train"].bytes == 1024 + 512 + 2048 + 1024
     assert parts(peaks["train"])["kernels"] == 1024
-    assert max(peaks["train"].operations, key=lambda o: sum(peaks["train"].operations[o].values())) == (
+    assert max(peaks["train"].by_operation, key=lambda o: sum(peaks["train"].by_operation[o].values())) == (
         "aten.mm.default (inside), 1024 bytes"
     )
     assert peaks["load"].bytes == 1024 + 512 + 2048
@@ -491,7 +504,7 @@ def test_operations_of_products():
             torch.zeros(3, 5, 7) @ torch.zeros(3, 7, 11)
         with record_function("train"):
             (a @ w).sum().backward()
-    flops = {name: peak.flops for name, peak in found.peaks().items()}
+    flops = {name: peak.work.flops for name, peak in found.peaks().items()}
     one = 2 * 5 * 7 * 11
     assert flops == {
         "load": 2 * one,
@@ -505,7 +518,7 @@ def test_operations_of_products():
 def test_operations_can_be_added_by_hand():
     with tracker() as found, record_function("train"):
         found.count_flops(1000)
-    assert {name: peak.flops for name, peak in found.peaks().items()} == {"": 1000, "train": 1000}
+    assert {name: peak.work.flops for name, peak in found.peaks().items()} == {"": 1000, "train": 1000}
 
 
 # -- afterwards --------------------------------------------------------------------------------------------------------
@@ -633,7 +646,7 @@ def traffic(run) -> tuple[int, int]:
     watch = tracker()
     with watch:
         run()
-    everything = watch.peaks()[""]
+    everything = watch.peaks()[""].work
     return everything.moved, everything.launched
 
 
@@ -665,5 +678,5 @@ def test_traffic_belongs_to_the_phase_it_is_in():
         with record_function(next(iter(PHASES))):
             x * 2
     found = watch.peaks()
-    assert (found[next(iter(PHASES))].moved, found[next(iter(PHASES))].launched) == (2048, 1)
-    assert (found[""].moved, found[""].launched) == (4096, 2)
+    assert (found[next(iter(PHASES))].work.moved, found[next(iter(PHASES))].work.launched) == (2048, 1)
+    assert (found[""].work.moved, found[""].work.launched) == (4096, 2)

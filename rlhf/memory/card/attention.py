@@ -14,13 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlhf.memory.card.cards import UNKNOWN, Gpu
+from rlhf.recipe.choices import Device
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
 Backend = Literal["flash", "efficient", "math"]
 
 
-def attention(stands_for: str, gpu: Gpu = UNKNOWN) -> Callable[..., Tensor]:
+def attention(stands_for: Device, gpu: Gpu = UNKNOWN) -> Callable[..., Tensor]:
     """Return the kernels that torch chooses on the device; on `meta` it would compute attention in plain steps."""
     kernel = partial(_attention_on_cuda, gpu) if stands_for == "cuda" else _attention_on_cpu
 

@@ -28,6 +28,7 @@ from rlhf.models.loading import load_base, load_codec
 from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import PinnedRecipe, Ppo, SharedRole
+from rlhf.recipe.choices import Device
 from rlhf.rollout.library_decoding import LibraryDecoding, fast_layers
 from rlhf.run.directory import StageRun
 from rlhf.stages.online.session import sampling_settings
@@ -128,7 +129,7 @@ def _roles(run: StageRun) -> SharedBase:
 class _Recorder(StandIn):
     """The stand-in device, writing down the operations of a block."""
 
-    def __init__(self, stands_for: str, vocab_size: int):
+    def __init__(self, stands_for: Device, vocab_size: int):
         super().__init__(stands_for, PHASES, vocab_size)
         self._layer: int | None = None
         self._operations_of_block: list[Operation] | None = None

@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlhf.memory.phases import DEPTHS, Event
+from rlhf.memory.phases import DEPTHS, Event, new_event
 
 GAP = 3  # cost of an insertion in the alignment
 OTHER_SIZE = 20  # cost of a pair of one operation's allocations of two sizes: a buffer whose size grows with depth
 OTHER = 100  # cost of a pair that has nothing in common
-_NEW = tuple.__new__  # makes an Event in half the time; a deep model has hundreds of thousands
 
 
 class _Release(NamedTuple):
@@ -144,7 +143,7 @@ class _Builder:
         storage = len(self.bytes)
         alive.append(storage)
         self.bytes.append(size)
-        self.events.append(_NEW(Event, (storage, size, event[2], event[3])))
+        self.events.append(new_event(Event, (storage, size, event[2], event[3])))
 
     def _release(self, event: Event, alive: list[int], place: int) -> None:
         """Release the storage at `place` from the newest, or from the oldest if `place` is negative."""
@@ -153,7 +152,7 @@ class _Builder:
         last = len(alive) - 1
         index = last - place if place >= 0 else -1 - place
         storage = alive.pop(0 if index < 0 else last if index > last else index)
-        self.events.append(_NEW(Event, (storage, -self.bytes[storage], event[2], event[3])))
+        self.events.append(new_event(Event, (storage, -self.bytes[storage], event[2], event[3])))
 
 
 def _between_marks(

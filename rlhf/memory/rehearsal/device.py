@@ -19,6 +19,7 @@ from rlhf.memory.rehearsal.operations import META, tensors_in
 from rlhf.memory.rehearsal.paths import patches
 from rlhf.memory.rehearsal.shapes import Shapes
 from rlhf.memory.rehearsal.tracker import Tracker
+from rlhf.recipe.choices import Device
 
 aten = torch.ops.aten
 KNOWN = 2**18  # elements of a tensor up to which its values are computed beside
@@ -30,7 +31,7 @@ UNASKED = {*RANDOM, "pow"}  # nor does anything ask for the angles of rotary emb
 class StandIn(Tracker):
     """The tracker of a device that is only stood in for: `cuda` or `cpu`; `gpu` is the card, where it is CUDA's."""
 
-    def __init__(self, stands_for: str, phases: Collection[str], vocab_size: int, gpu: Gpu = UNKNOWN):
+    def __init__(self, stands_for: Device, phases: Collection[str], vocab_size: int, gpu: Gpu = UNKNOWN):
         super().__init__("meta", phases, vocab_size, inside(gpu) if stands_for == "cuda" else {})
         self.stands_for, self.gpu = stands_for, gpu
         self._shapes = Shapes()

@@ -11,8 +11,9 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from rlhf.memory.rehearsal.operations import tensors_in
+from rlhf.recipe.choices import Component
 
-Label = Callable[[Tensor | None, str], None]  # gives a tensor's storage a component
+Label = Callable[[Tensor | None, Component], None]  # gives a tensor's storage a component
 
 
 class Holders:
@@ -38,7 +39,7 @@ class Holders:
         adapters = _adapter_layers(modules)
         for module in modules:
             head = isinstance(module, nn.Linear) and module.out_features == 1
-            component = "adapters" if id(module) in adapters else "heads" if head else "base"
+            component: Component = "adapters" if id(module) in adapters else "heads" if head else "base"
             for parameter in module._parameters.values():  # torch's own walks take many times as long
                 if parameter is not None:
                     self._label_parameter(parameter, component, label)
@@ -60,7 +61,7 @@ class Holders:
                 waiting += filter(None, module._modules.values())
         return list(modules.values())
 
-    def _label_parameter(self, parameter: nn.Parameter, component: str, label: Label) -> None:
+    def _label_parameter(self, parameter: nn.Parameter, component: Component, label: Label) -> None:
         label(parameter, component)
         for tensor in _scales(parameter):
             label(tensor, "quantization")

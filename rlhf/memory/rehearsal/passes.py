@@ -94,7 +94,8 @@ class Repeats:
 
     def _repeat(self, done: _Pass) -> Any:
         """Record a remembered pass again. Return its result, in a storage of its own."""
-        numbers = self._tracker.repeat(done.events, done.storages, done.work)
+        kept = done.result.storage if isinstance(done.result, _Made) else None
+        numbers = self._tracker.repeat(done.events, done.storages, done.work, kept)
         if not isinstance(done.result, _Made):
             return copy.copy(done.result)
         with self._tracker.paused():

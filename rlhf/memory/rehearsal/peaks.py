@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlhf.memory.phases import BEGIN, PAGED, WHOLE, Event, Peak
+from rlhf.memory.phases import BEGIN, PAGED, WHOLE, Event, Parts, Peak, StorageKind
 from rlhf.recipe.choices import COMPONENTS
 
 
@@ -15,11 +15,11 @@ class Storage:
     bytes: int
     phase: tuple[str, ...]
     in_backward: bool  # allocated in a backward pass
-    component: str | None = None
+    component: StorageKind | None = None
     freed_in: tuple[str, ...] | None = None
     freed_in_backward: bool = False
 
-    def resolved_component(self) -> str:
+    def resolved_component(self) -> StorageKind:
         """Return the label, or the component that follows from where the storage was allocated and freed."""
         if self.component:
             return self.component
@@ -28,36 +28,41 @@ class Storage:
         return "temporaries" if self.freed_in == self.phase else "buffers"
 
 
-def peaks_of(events: Sequence[Event], component_of: Sequence[str]) -> dict[str, Peak]:
+def peaks_of(events: Sequence[Event], component_of: Sequence[StorageKind]) -> dict[str, Peak]:
     """Return the peak of each phase by its name; WHOLE is the whole program.
 
     Phases are in the order in which they began. `component_of` has the component of each storage by its number.
     Operations are not counted here.
     """
-    most: dict[tuple[tuple[str, ...], str], tuple[int, int]] = {}  # phase, operation -> bytes, event
+    operations_at_peak = _operations_at_peak(events, component_of)
+    live: Counter[StorageKind] = Counter()
+    peaks: dict[str, Peak] = {WHOLE: Peak()}
+    for position, (storage, size, phase, _) in enumerate(events):
+        if storage is not None:
+            live[component_of[storage]] += size
+        if storage is None or component_of[storage] == PAGED:
+            for peak in around(peaks, phase):  # a mark makes phases, in the order in which they begin
+                peak.paged = max(peak.paged, live[PAGED])
+        operation = operations_at_peak.get(position)
+        if operation is None:
+            continue
+        components: Parts = {name: live[name] for name in COMPONENTS if live[name]}
+        for peak in around(peaks, phase):
+            if sum(components.values()) > sum(peak.by_operation.get(operation, {}).values()):
+                peak.by_operation[operation] = components
+    return peaks
+
+
+def _operations_at_peak(events: Sequence[Event], component_of: Sequence[StorageKind]) -> dict[int, str]:
+    """Return the events at which an operation has most bytes in a phase: {position: operation}."""
+    most: dict[tuple[tuple[str, ...], str], tuple[int, int]] = {}  # phase, operation -> bytes, position
     total = 0
-    for position, (index, size, phase, operation) in enumerate(events):
-        if index is not None and component_of[index] != PAGED:
+    for position, (storage, size, phase, operation) in enumerate(events):
+        if storage is not None and component_of[storage] != PAGED:
             total += size
         if (size > 0 or operation == BEGIN) and total > most.get((phase, operation), (0, 0))[0]:
             most[phase, operation] = total, position
-    peak_events = {position: where for where, (_, position) in most.items()}
-    live: Counter[str] = Counter()
-    peaks: dict[str, Peak] = {WHOLE: Peak()}
-    for position, (index, size, phase, _) in enumerate(events):
-        if index is not None:
-            live[component_of[index]] += size
-        else:
-            around(peaks, phase)  # phases in the order in which they begin
-        if position not in peak_events:
-            continue
-        components: dict[str, int] = {name: live[name] for name in COMPONENTS if live[name]}
-        operation = peak_events[position][1]
-        for peak in around(peaks, phase):
-            peak.paged = max(peak.paged, live[PAGED])
-            if sum(components.values()) > sum(peak.operations.get(operation, {}).values()):
-                peak.operations[operation] = components
-    return peaks
+    return {position: operation for (_, operation), (_, position) in most.items()}
 
 
 def around(peaks: dict[str, Peak], phase: tuple[str, ...]) -> list[Peak]:

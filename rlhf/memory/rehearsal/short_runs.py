@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.memory.phases import MOST_REPEATS, STEPS
-from rlhf.recipe import Architecture, Changes, Dialogues, GroupOptions, OnlineOptions, PinnedRecipe, Recipe, StageName
+from rlhf.recipe import (
+    POLICIES,
+    Architecture,
+    Changes,
+    Dialogues,
+    GroupOptions,
+    OnlineOptions,
+    PinnedRecipe,
+    Recipe,
+    StageName,
+)
 from rlhf.recipe.choices import LengthsShape
 from rlhf.recipe.model_types import TESTED
 from rlhf.run.directory import StageRun
@@ -192,7 +202,7 @@ class ShortRuns(ABC, Generic[PeakT]):
         changed = loaded.with_changes(rehearsal_changes(loaded.recipe, self.layers))
         model_hash = recipes.content_hash(changed.recipe.model_dump(mode="json", include={"model", "lora"}))
         folder = Path(self._folder.name) / model_hash[:12]
-        present = [name for name in recipes.POLICIES if changed.recipe.section(name) is not None]
+        present = [name for name in POLICIES if changed.recipe.section(name) is not None]
         policies = present if stage == "evaluate" else []  # it measures all that are there
         needed = dict.fromkeys((*recipes.parents(changed.recipe, recipes.stage_name(stage)), *policies))
         owner = f"{changed.name} {changed.version} {model_hash}"

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf.memory.card.allocator import rounded
 from rlhf.memory.card.kernels import Args, Count, Kwargs, Op
-from rlhf.memory.phases import BEGIN, PAGED, PRODUCT, Event, Peak, Work
+from rlhf.memory.phases import BEGIN, PAGED, PRODUCT, Event, Peak, StorageKind, Work, new_event
 from rlhf.memory.rehearsal.gradient_sums import ADD, GradientSum, called_by_engine, in_backward
 from rlhf.memory.rehearsal.holders import Holders
 from rlhf.memory.rehearsal.operations import OperationCounter, tensors_in
@@ -121,7 +121,7 @@ class Tracker(TorchDispatchMode):
         """Put a mark among the events (rlhf/memory/phases.py)."""
         self._events.append(Event(None, 0, self._phase, name))
 
-    def label(self, tensor: Tensor | None, component: str) -> None:
+    def label(self, tensor: Tensor | None, component: StorageKind) -> None:
         """Label a tensor's storage with a component, at any time while it lives; the first label wins."""
         if tensor is None or not self._on_device(tensor):
             return
@@ -176,17 +176,24 @@ class Tracker(TorchDispatchMode):
             total += work
         return total
 
-    def repeat(self, events: Iterable[Event], storages: Mapping[int, Storage], work: Work) -> dict[int, int]:
-        """Record events and work again, with new storages. Return the new number of each of `storages`."""
+    def repeat(
+        self, events: Iterable[Event], storages: Mapping[int, Storage], work: Work, kept: int | None
+    ) -> dict[int, int]:
+        """Record events and work again, with new storages. Return the new number of each of `storages`.
+
+        All but the storage `kept` are released among the events, so that nothing more will be known about them.
+        """
         numbers: dict[int, int] = {}
         for event in events:
-            if event.storage is None:
+            storage, size, phase, name = event
+            if storage is None:
                 self._events.append(event)
                 continue
-            if event.bytes > 0:
-                numbers[event.storage] = len(self._storages)
-                self._storages.append(copy.copy(storages[event.storage]))
-            self._events.append(event._replace(storage=numbers[event.storage]))
+            if size > 0:
+                numbers[storage] = len(self._storages)
+                again = storages[storage]
+                self._storages.append(copy.copy(again) if storage == kept else again)
+            self._events.append(new_event(Event, (numbers[storage], size, phase, name)))
         self._work_here += work
         return numbers
 
@@ -205,12 +212,12 @@ class Tracker(TorchDispatchMode):
         peaks = peaks_of(self._events, self._components())
         for phase, work in self._work.items():
             for peak in around(peaks, phase):
-                peak += work
+                peak.work += work
         return peaks
 
     # -- details ---------------------------------------------------------------------------------------------------
 
-    def _components(self) -> list[str]:
+    def _components(self) -> list[StorageKind]:
         """Return the component of each storage, by its number."""
         return [storage.resolved_component() for storage in self._storages]
 

@@ -1,10 +1,8 @@
-"""The process that rehearses: it answers requests, one JSON object a line, until there are no more.
+"""The process that rehearses: it answers questions, one JSON object a line, until there are no more.
 
 It is a process of its own, so that patches and stand-ins end with it: `python -m rlhf.memory.rehearsal.worker`. From
-each line of its input it reads {"recipe": DIR, "overrides": {…}, "name": NAME, "expandable": BOOL}. It writes
-{"result": {"depths": [{phase: peak}, …], "reserved": {phase: [bytes, …]}}}, or {"error": MESSAGE}: peaks at each of
-DEPTHS, and for a card what the allocator reserves at the recipe's depth, or null where the events of the two depths
-could not be aligned. For DECODING_STEP it writes {"result": {"roles": {role: operations}}}.
+each line of its input it reads a Question, and it writes {"result": ANSWER} or {"error": MESSAGE}. An answer is a
+RehearsedStage, or a RehearsedStep for DECODING_STEP (all three in rlhf/memory/phases.py).
 """
 
 import gc
@@ -17,7 +15,7 @@ from pathlib import Path
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
-from rlhf.memory.phases import DECODING_STEP, STAGE_ANSWER, STEP_ANSWER, RehearsedRole, RehearsedStep
+from rlhf.memory.phases import DECODING_STEP, QUESTION, STAGE_ANSWER, STEP_ANSWER, RehearsedRole, RehearsedStep
 from rlhf.memory.rehearsal.meta_runs import RehearsalsAtDepths
 from rlhf.memory.rehearsal.seams import shortened
 from rlhf.process.libraries import import_bitsandbytes
@@ -40,7 +38,7 @@ def _operations(loaded: PinnedRecipe) -> RehearsedStep:
 
 
 def main() -> None:
-    """Answer requests, one JSON object a line, until there are no more."""
+    """Answer questions, one JSON object a line, until there are no more."""
     gc.disable()  # collections take a tenth of the time; what is predicted is the same with them
     os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     out = os.fdopen(os.dup(1), "w")
@@ -52,14 +50,14 @@ def main() -> None:
     with quiet_libraries(), shortened():
         rehearse = RehearsalsAtDepths()
         for line in sys.stdin:
-            request = json.loads(line)
+            question = QUESTION.validate_json(line)
             answer: JsonObject
             try:
-                loaded = recipes.load(Path(request["recipe"]), request["overrides"])
-                if request["name"] == DECODING_STEP:
+                loaded = recipes.load(Path(question.recipe), question.overrides)
+                if question.name == DECODING_STEP:
                     result = STEP_ANSWER.dump_python(_operations(loaded))
                 else:
-                    result = STAGE_ANSWER.dump_python(rehearse(loaded, request["name"], request["expandable"]))
+                    result = STAGE_ANSWER.dump_python(rehearse(loaded, question.name, question.expandable))
                 answer = {"result": result}
             except Exception as error:
                 traceback.print_exc()
