@@ -102,7 +102,7 @@ KILLS ?=
 ONLY ?=
 
 STAGES  := pretrain sft rm ppo rloo grpo dpo evaluate merge
-TARGETS := help help-all setup recipes plan fetch chat score serve report ab judge data-check data-show image shell engine test-image $(STAGES) all reproduce bench bench-ablation bench-micro bench-gpu bench-peer bench-peer-supervised bench-memory bench-outside budgets results-index test fuzz lint docs lock clean
+TARGETS := engine $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 export RLHF_VRAM_CAP := $(or $(VRAM_CAP),$(RLHF_VRAM_CAP))
 export PROMPT RESPONSE # the shell of `make score` reads them from there, whatever quotes they hold
@@ -114,87 +114,12 @@ SHELL := bash
 comma := ,
 space := $(subst ,, )
 
-letters  := a b c d e f g h i j k l m n o p q r s t u v w x y z
-capitals := A B C D E F G H I J K L M N O P Q R S T U V W X Y Z
-digits   := 0 1 2 3 4 5 6 7 8 9
-without  = $(if $(1),$(call without,$(wordlist 2,99,$(1)),$(subst $(firstword $(1)),,$(2))),$(2))
-
-# Up to three words of (2) that are spelt like (1), in whatever case.
-spelt_like = $(shell $(PYTHON) -c '$(near_words)' '$(subst ','\'',$(1))' $(2) 2>/dev/null)
-near_words = import difflib, sys; names = {name.lower(): name for name in sys.argv[2:]}; \
-             print(*(names[n] for n in difflib.get_close_matches(sys.argv[1].lower(), names)))
-did_you_mean = $(if $(1),Did you mean $(if $(word 2,$(1)),one of: )$(strip $(1))? )`make help-all` lists them
-
-# make itself would ignore a misspelt variable.
-known := $(shell sed -n 's/^\([A-Z_]*\) ?=.*/\1/p' $(firstword $(MAKEFILE_LIST)))
-given := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
-set_key = A recipe's key is set with SET="ppo.steps=10".
-$(foreach v,$(filter-out $(known),$(given)),$(error there is no variable '$v'. $(set_key) $(call did_you_mean,$(call spelt_like,$v,$(known)))))
-
-# Their values stand between apostrophes in the commands below.
-quoted := BASE DATA FILES FIT HW MODEL ONLY OUT PRICE RECIPE REPORT_TO REUSE SEEDS SET STOP_ON TEMPERATURE URL WEIGHTS
-$(foreach v,$(quoted),$(if $(findstring ',$($v)),$(error $v: an apostrophe cannot pass through make; use `rlhf` itself)))
-one_word := RECIPE RUNTIME STAGE
-$(foreach v,$(one_word),$(if $(word 2,$($v)),$(error $v=$($v): give one word; a folder whose name has spaces goes to `rlhf` itself)))
-
-# make would install before `rlhf` refused these.
-$(foreach t,$(filter data-check data-show,$(MAKECMDGOALS)),$(if $(DATA),,$(error $t needs DATA="file ...")))
-$(if $(filter score,$(MAKECMDGOALS)),$(if $(or $(FILES),$(and $(PROMPT),$(RESPONSE))),,$(error score needs PROMPT="..." and RESPONSE="...", or FILES="file ...")))
-$(if $(filter judge,$(MAKECMDGOALS)),$(if $(and $(URL),$(MODEL)),,$(error judge needs URL=http://HOST:PORT/v1 and MODEL=NAME, the judging model's)))
-
-# A variable that none of the targets reads would change nothing. DATA, WEIGHTS and SEED name a finished run's root.
-trains          := $(STAGES) all
-reads_run       := $(trains) chat score serve report ab judge
-reads_recipe    := setup $(reads_run) reproduce plan fetch bench bench-ablation bench-gpu bench-memory bench-peer-supervised image shell engine
-uses_model      := $(trains) chat score serve reproduce bench bench-ablation bench-gpu bench-memory
-for_HW          := $(reads_recipe)
-for_RECIPE      := $(reads_recipe)
-for_FIT         := plan
-for_TEMPERATURE := chat
-for_STAGE       := chat
-for_SEEDS       := reproduce
-for_PORT        := serve shell
-for_SUMMARY     := ab
-for_URL         := judge
-for_MODEL       := judge
-for_PROMPT      := score
-for_RESPONSE    := score
-for_FILES       := score
-for_SCORE_ARGS  := score
-for_AB_ARGS     := ab judge
-for_CHECK_ARGS  := data-check
-for_SHOW_ARGS   := data-show
-for_CASES       := fuzz
-for_KILLS       := fuzz
-for_ONLY        := fuzz
-for_TEST_ARGS   := test
-for_BENCH_ARGS  := $(filter bench% budgets,$(TARGETS))
-for_VRAM_CAP    := $(uses_model)
-for_RESUME      := $(trains)
-for_STOP_ON     := $(trains)
-for_REPORT_TO   := $(trains) setup
-for_SEED        := $(reads_run) fuzz
-for_DATA        := $(reads_run) reproduce data-check data-show
-for_WEIGHTS     := $(reads_run) reproduce
-for_OUT         := $(reads_run) reproduce shell
-for_REUSE       := $(trains) serve
-for_SET         := $(trains) chat score serve setup reproduce plan fetch bench bench-ablation bench-memory bench-peer-supervised
-for_PRICE       := $(trains) serve report reproduce plan bench
-hint_FIT        := . First `make plan FIT=$(FIT)`, then its SET=
-hint_SEED       := . Several seeds are SEEDS="0 1", for `make reproduce`
-hint_VRAM_CAP   := . For `make plan` the limit is FIT
-$(foreach v,$(given),$(if $(and $(for_$v),$(MAKECMDGOALS)),$(if $(filter $(for_$v),$(MAKECMDGOALS)),,$(error $v changes nothing in `make $(MAKECMDGOALS)`; it is for $(for_$v)$(hint_$v)))))
-
-# make would install, or merge before it served, before `rlhf` refused these values. Such a variable may also stand in the
-# environment, meant for another program: it is checked where a target reads it.
-set_for     = $(if $(filter $(for_$(1)),$(MAKECMDGOALS)),$($(1)))
-as_given    = $(1)=$($(1))$(if $(filter environment,$(origin $(1))), (from the environment))
-not_a_port  = $(if $(1),$(if $(shell awk -v port='$(subst ','\'',$(1))' 'BEGIN {print (port ~ /^[0-9]+$$/ && port >= 1 && port <= 65535) ? "a port" : ""}'),,$(1)))
-$(foreach v,RESUME SUMMARY,$(if $(filter-out 1 yes true 0 no false,$(call set_for,$v)),$(error $(call as_given,$v): write 1 or 0 (yes, true, no and false mean the same))))
-$(if $(filter-out tensorboard trackio wandb none,$(call set_for,REPORT_TO)),$(error $(call as_given,REPORT_TO): tensorboard, trackio or wandb))
-$(if $(filter-out base sft ppo rloo grpo dpo merge,$(call set_for,STAGE)),$(error $(call as_given,STAGE): base, sft, ppo, rloo, grpo, dpo or merge))
-$(if $(word 2,$(call set_for,SEED))$(call without,$(digits),$(call set_for,SEED)),$(error $(call as_given,SEED): one whole number; several are SEEDS="0 1", for `make reproduce`))
-$(if $(and $(filter $(for_PORT),$(MAKECMDGOALS)),$(or $(call not_a_port,$(PORT)),$(if $(PORT),,none))),$(error $(call as_given,PORT): a whole number from 1 to 65535))
+# Checked first: make would ignore a misspelt variable, and install packages before `rlhf` could refuse a value.
+set       = $(filter command environment,$(firstword $(origin $v)))
+variables = $(shell sed -n 's/^\([A-Z_]*\) ?=.*/\1/p' $(firstword $(MAKEFILE_LIST)))
+given     = $(sort $(variables) $(foreach v,$(.VARIABLES),$(if $(filter command,$(set)),$v)))
+problem  := $(shell $(PYTHON) bin/check_make.py $(foreach t,$(MAKECMDGOALS),'$(subst ','\'',$t)') -- $(foreach v,$(given),$(if $(set),'$v:$(set)=$(subst ','\'',$($v))')) 2>/dev/null)
+$(if $(problem),$(error $(problem)))
 
 # The recipe's device decides whether a container and CUDA's packages are needed. HW names the hardware of a recipe: the
 # first recipe.yaml with such a `name:` is read here. `rlhf` itself chooses the recipe's version.
@@ -205,8 +130,9 @@ versions    := $(shell ls -d '$(RECIPE:/=)'/v*/recipe.yaml 2>/dev/null | sort -V
 no_recipe   := RECIPE=$(RECIPE): no recipe.yaml there; name the folder of a version, such as $(patsubst %/recipe.yaml,%,$(or $(lastword $(versions)),recipes/cpu-tiny/v2))
 else
 recipe_dirs := $(or $(RLHF_RECIPES),recipes)
-# Only such names reach the shell below, and its pattern.
-recipe_file := $(if $(call without,$(digits) $(letters) $(capitals) - _,$(HW)),,$(firstword $(shell grep -lE '\bname: *"?$(HW)"? *([,\#}]|$$)' $(recipe_dirs)/*/v*/recipe.yaml 2>/dev/null)))
+# Only a plain name reaches the pattern below.
+plain_name  := $(shell printf '%s\n' '$(subst ','\'',$(HW))' | grep -xE '[A-Za-z0-9_-]+')
+recipe_file := $(if $(plain_name),$(firstword $(shell grep -lE '\bname: *"?$(plain_name)"? *([,\#}]|$$)' $(recipe_dirs)/*/v*/recipe.yaml 2>/dev/null)))
 hardware     = $(sort $(shell sed -nE '/^hardware:/,/^[^ \#h]/ s/^ +name: *"?([^" ]+).*/\1/p' $(wildcard $(recipe_dirs)/*/v*/recipe.yaml)))
 no_recipe    = HW=$(HW): no recipe for such hardware$(if $(hardware),$(comma) only for $(hardware)). `make recipes` lists them
 endif
@@ -227,12 +153,6 @@ stamp      = $(VENV)/.ready-$(EXTRAS)
 newest := $(shell ls -t $(VENV)/.ready-dev,tracking,report,serve* 2>/dev/null | head -n 1)
 no_gpu := $(or $(newest),$(if $(missing),$(VENV)/.ready-$(subst $(comma)gpu,,$(EXTRAS))))
 ready  = $(if $(local),setup,engine $(if $(filter file,$(origin IMAGE)),image))
-
-# A misspelt target is refused also where a folder has that name, which make would call up to date.
-meant_by_train   := $(trains)
-meant_by_install := setup
-meant = $(or $(meant_by_$(t)),$(call spelt_like,$(t),$(filter-out engine,$(TARGETS))))
-$(foreach t,$(filter-out $(TARGETS),$(MAKECMDGOALS)),$(error no target '$(t)'. $(call did_you_mean,$(meant))))
 
 # What `make` alone shows; lines of this file that say what a target or a variable is, all of them or those named.
 MAIN           := help-all setup recipes plan fetch data-check sft rm ppo grpo dpo all evaluate report chat
@@ -295,7 +215,7 @@ serve: $(ready) merge ## merge if needed, and serve the model at an OpenAI-compa
 	@$(rlhf) serve $(strip $(recipe) $(options) $(seed) --port $(PORT) $(if $(local),,--host 0.0.0.0))
 
 # For the commands that are named as next, or as missing: the variables that were set, not their defaults.
-$(STAGES) chat score serve: export RLHF_MAKE = $(foreach v,HW RECIPE DATA OUT REUSE WEIGHTS SET SEED PRICE RUNTIME IMAGE VENV,$(if $(filter command environment,$(firstword $(origin $v))),$v='$($v)'))
+$(STAGES) chat score serve: export RLHF_MAKE = $(foreach v,HW RECIPE DATA OUT REUSE WEIGHTS SET SEED PRICE RUNTIME IMAGE VENV,$(if $(set),$v='$($v)'))
 $(STAGES):
 	@$(rlhf) run $@ --with-parents $(strip $(recipe) $(options) $(reuse) $(seed) $(report_to) $(stop_on) $(resume) $(if_needed) $(price))
 
