@@ -15,7 +15,7 @@ from bench.kinds import StageSteps, StepsRecord
 from bench.paths import RESULTS
 from bench.reading import read
 from rlhf.cli import guarded
-from rlhf.cli.options import OUTPUT, PRICE, StrictCommand
+from rlhf.cli.options import OUTPUT, PRICE
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.memory.predict import Predictor
@@ -27,7 +27,7 @@ from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
 
 
-@click.command(cls=StrictCommand)
+@options.command()
 @options.HW
 @options.RECIPE
 @options.stages(steps.STAGES)

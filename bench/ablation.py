@@ -26,7 +26,7 @@ STAGE: TrainingName = "sft"
 PACKAGE = "flash_attn package"
 
 
-@click.command()
+@options.command()
 @options.HW
 @options.RECIPE
 @options.SET

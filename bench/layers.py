@@ -205,7 +205,7 @@ def _folder(out: Path, stage: str) -> Path:
     return out / RECIPE.parent.name / RECIPE.name / stage
 
 
-@click.command()
+@options.command()
 @click.option(
     "--seed",
     "seeds",

@@ -1,15 +1,17 @@
 """Options that several benchmarks share: of the recipe, of the steps, of the file for the record."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
 
 from bench.provenance import require_committed_code, require_new_file
 from rlhf import recipe as recipes
-from rlhf.cli.options import OUTPUT
+from rlhf.cli.options import HELP, OUTPUT, StrictCommand
 from rlhf.recipe import PinnedRecipe, StageName
 
+command = partial(click.command, cls=StrictCommand, context_settings=HELP)
 HW = click.option("--hw", metavar="NAME", default="cpu", show_default=True, help="Hardware: its default recipe.")
 RECIPE = click.option(
     "--recipe",

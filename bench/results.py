@@ -8,7 +8,7 @@ from statistics import median
 
 import click
 
-from bench import recipe_index
+from bench import options, recipe_index
 from bench.clocks import clock_of
 from bench.gpu.record import GpuRecord
 from bench.kinds import (
@@ -55,7 +55,7 @@ with the lean trunk and adapters in upper layers. This page is made by `make res
 
 
 def page(root: Path = RESULTS) -> str:
-    """Return the page: one line for each record, newest first within its folder."""
+    """Return the page: one line for each record, the last by name first within its folder."""
     files = sorted(root.rglob("*.json"), key=lambda file: (str(file.parent), file.name), reverse=True)
     return HEAD + "".join(_line(file, root) for file in files)
 
@@ -215,7 +215,7 @@ DESCRIBED_BY: dict[str, Callable[[object, str], tuple[str, str]]] = {
 }
 
 
-@click.command()
+@options.command()
 @click.option("--check", is_flag=True, help="Only say whether the pages are up to date.")
 def main(check: bool) -> None:
     """Write results/README.md and recipes/README.md."""

@@ -55,21 +55,21 @@ def measure(
 ) -> dict[StageName, StageSteps]:
     """Run the stages one after another below `out`. Return `stage_steps` of each stage, or {"out_of_memory": True}.
 
-    Parents that are not among `stages` are run for their adapters only. `shape` chooses the lengths of rows
-    (`data.lengths`).
+    A stage whose parent did not fit is out of memory too. Parents that are not among `stages` are run for their
+    adapters only. `shape` chooses the lengths of rows (`data.lengths`).
     """
-    changes = few_steps(loaded.recipe, WARM_UP + steps, shape)
+    overrides = loaded.overrides | few_steps(loaded.recipe, WARM_UP + steps, shape)
     order = (*STAGES, *GROUPS)
-    parents = {name for stage in stages for name in recipes.parents(loaded.recipe, recipes.stage_name(stage))}
-    needed = [stage for stage in order if stage in stages or stage in parents]
+    parents = {stage: {*recipes.parents(loaded.recipe, recipes.stage_name(stage))} for stage in order}
+    needed = [stage for stage in order if stage in stages or any(stage in parents[name] for name in stages)]
     by_stage: dict[StageName, StageSteps] = {}
+    too_large: set[StageName] = set()
     for stage in needed:
-        outcome = _run(loaded, stage, out, loaded.overrides | changes, preflight)
-        folder = out / loaded.name / loaded.version / stage
+        if parents[stage] & too_large or _run(loaded, stage, out, overrides, preflight) == "out of memory":
+            too_large.add(stage)
         if stage in stages:
-            by_stage[stage] = {"out_of_memory": True} if outcome == "out of memory" else stage_steps(folder)
-        if outcome == "out of memory":
-            break  # later stages lack their parent
+            folder = out / loaded.name / loaded.version / stage
+            by_stage[stage] = {"out_of_memory": True} if stage in too_large else stage_steps(folder)
     return by_stage
 
 

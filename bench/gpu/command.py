@@ -10,6 +10,7 @@ from types import FrameType
 
 import click
 
+from bench import options
 from bench.gpu import packages, plan, record, runner, tables
 from bench.gpu.plan import GpuItem
 from bench.gpu.record import GpuRecord
@@ -30,7 +31,7 @@ In this order, the first two without a GPU:
 docs/first-gpu-hour.md says what each item decides, and what to do with the records."""
 
 
-@click.command(epilog=EPILOG)
+@options.command(epilog=EPILOG)
 @click.option(
     "--box",
     default="30m",

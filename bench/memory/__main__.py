@@ -11,6 +11,7 @@ from bench.memory import budgets, chart, sizes
 from bench.paths import ROOT
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
+from rlhf.cli.options import HELP, StrictCommand
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.memory import prediction_file as pins
@@ -23,12 +24,12 @@ from rlhf.terminal.tables import rows_table
 TRAINED: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")  # evaluate samples as PPO does; merge needs no GPU
 
 
-@click.group()
+@click.group(context_settings=HELP)
 def cli() -> None:
     """Compare predicted memory with pinned predictions, or with what real tensors take."""
 
 
-@cli.command()
+@cli.command(cls=StrictCommand)
 @click.option("--write", is_flag=True, help="Pin what is predicted now.")
 @click.option("--recipe", "only", type=click.Path(path_type=Path), help="Only this recipe's folder.")
 def pinned(write: bool, only: Path | None) -> None:
@@ -58,7 +59,7 @@ def pinned(write: bool, only: Path | None) -> None:
     sys.exit(failed)
 
 
-@cli.command()
+@cli.command(cls=StrictCommand)
 def tables() -> None:
     """Print the tables of docs/memory.md from what is pinned."""
     print(budgets.peaks_table(ROOT / "recipes"))
@@ -66,7 +67,7 @@ def tables() -> None:
     print(budgets.strategies_table(ROOT / "recipes" / "h100-mistral-7b" / "v1"))
 
 
-@cli.command("sizes")
+@cli.command("sizes", cls=StrictCommand)
 def model_sizes() -> None:
     """Predict what each stage needs by model size; writes bench/memory/sizes.json and docs/images/memory.svg."""
     predicted = sizes.predict(ROOT / "recipes", lambda line: click.echo(line, err=True))
@@ -74,7 +75,7 @@ def model_sizes() -> None:
     print(sizes.table(predicted))
 
 
-@cli.command()
+@cli.command(cls=StrictCommand)
 @options.HW
 @options.RECIPE
 @options.stages(PREDICTED_STAGES, default="all, on a card those that train there")

@@ -11,6 +11,7 @@ from typing import cast
 
 import click
 
+from bench import options
 from bench.kinds import OutsideRecord, OutsideRow, PackedRow, PackedSource, RunsSource
 from bench.outside import collect, collect_fms, compare, lengths, page, plot, speed
 from bench.paths import RESULTS, ROOT
@@ -24,9 +25,15 @@ FOLDER = RESULTS / "outside" / "peft-metamath"
 PACKAGES = ("torch", "transformers", "peft")
 
 
-@click.command()
+@options.command()
 @click.option("--only", default="", metavar="TEXT", help="Only the runs whose name contains this.")
-@click.option("--jobs", default=os.cpu_count() or 1, show_default="processors", help="Processes side by side.")
+@click.option(
+    "--jobs",
+    default=os.cpu_count() or 1,
+    show_default="processors",
+    type=click.IntRange(min=1),
+    help="Processes side by side.",
+)
 @click.option("--save", is_flag=True, help=f"Keep the comparison in {FOLDER}, and write docs/outside.md from it.")
 def main(only: str, jobs: int, save: bool) -> None:
     """Rehearse runs that others measured, predict their memory, and compare."""

@@ -35,7 +35,7 @@ from rlhf.terminal.screen import OUT
 from rlhf.terminal.tables import rows_table
 
 
-@click.command()
+@options.command()
 @click.option("--method", type=click.Choice(list(METHODS)), default="ppo", show_default=True)
 @click.option("--size", type=click.Choice(list(SIZES)), default="tiny", show_default=True)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)

@@ -54,7 +54,7 @@ class Asked(TypedDict):
     settings: TrlSettings
 
 
-@click.command()
+@options.command()
 @options.HW
 @options.RECIPE
 @options.SET
@@ -109,7 +109,7 @@ def compare(loaded: PinnedRecipe, stage: StageName, count: int, repeats: int) ->
         with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder:
             out = Path(folder)
             ours = steps.measure(loaded, (stage,), out, steps=count, shape="hh", preflight=False)
-            if stage not in ours or ours[stage].get("out_of_memory"):
+            if ours[stage].get("out_of_memory"):
                 raise UserError(f"{stage}: out of memory; what fits can be compared: lower the micro-batch")
             runs["ours"].append(ours[stage])
             for name, settings in zip(PEERS, ({}, TUNED[stage]), strict=True):

@@ -12,6 +12,7 @@ from typing import TypedDict
 
 import click
 
+from bench import options
 from bench.kinds import Bound
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
@@ -230,7 +231,7 @@ def _union(tables: Sequence[Mapping[str, object]]) -> list[str]:
     return list(dict.fromkeys(key for table in sorted(tables, key=len, reverse=True) for key in table))
 
 
-@click.command()
+@options.command()
 @click.argument("directories", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RECIPE...")
 @click.option("--stage", type=click.Choice(ONLINE), default="ppo", show_default=True)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")

@@ -6,10 +6,11 @@ from rlhf import __version__
 from rlhf.cli import chat, compare, new, plan, rate, recipes, report, reproduce, score, serve, train
 from rlhf.cli.data import data_group
 from rlhf.cli.guard import guarded
+from rlhf.cli.options import HELP
 from rlhf.cli.overview import Overview, add_examples
 
 
-@click.group(cls=Overview, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(cls=Overview, context_settings=HELP)
 @click.version_option(__version__)
 def cli() -> None:
     """Reproducible RLHF on one GPU: SFT, reward model, PPO, RLOO, GRPO and DPO from a recipe.

@@ -25,6 +25,9 @@ class InOrderOfUse(click.Group):
         return list(self.commands)
 
 
+HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}  # settings of a command's context
+
+
 class StrictCommand(click.Command):
     """A command that refuses an option given twice, of which click would take the last, and an argument like `4090`."""
 

@@ -25,7 +25,7 @@ def list_recipes() -> None:
         keys = recipes.load(directory).recipe
         default = "default" if keys.default and recipes.resolve(keys.hardware.name, root) == directory else ""
         rows.append((str(directory), keys.hardware.name, keys.status, default, keys.description))
-    rows_table("recipes", ("folder", "hardware", "status", "", "description"), rows)
+    rows_table("recipes", ("folder", "hardware", "status", "for --hw", "description"), rows)
 
 
 @click.command(cls=StrictCommand)

@@ -157,7 +157,9 @@ class Codec:
             counts["prompts_cut"] += len(prompt) > max_prompt_length
             prompt = self._cut_prompt(prompt, max_prompt_length)
             room = min(max_length - len(prompt), max_response_length or max_length)
-            counts["responses_cut"] += 0 < room < len(response) + 1
+            end = response.index(self.eos_id) if self.eos_id in response else None  # the text itself holds the token
+            counts["responses_cut"] += 0 < room < len(response) + 1 or end is not None
+            response = response[:end]
             response = [*response, self.eos_id][: max(room, 0)]
             counts["dropped"] += not response
             encoded.append(Encoded(prompt, response) if response else None)
@@ -205,7 +207,8 @@ class Codec:
         text = chat_text(self.tokenizer, (*messages, Message("assistant", response)))
         if not text.startswith(prompt):
             return response
-        return text[len(prompt) :].split(self.tokenizer.eos_token)[0].rstrip()
+        answer = text[len(prompt) :]
+        return (answer.rpartition(self.tokenizer.eos_token)[0] or answer).rstrip()
 
     def _ids(self, texts: Sequence[str], bos: bool) -> list[list[int]]:  # rlhf/memory/rehearsal/seams.py replaces it
         """Return the ids of each text, with `bos` after a BOS where the tokenizer has one."""

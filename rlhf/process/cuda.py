@@ -69,8 +69,8 @@ def compute_deterministically(warn_only: bool) -> None:
 def cap_memory(device: "torch.device") -> None:
     """Let this process use no more of the card than RLHF_VRAM_CAP (`24GB`, `24GiB`), to try what fits a smaller card.
 
-    torch caps only its own allocator, so its cap is the variable's size minus `CONTEXT_BYTES`. Without the variable
-    there is no cap. Raises UserError if the variable is not a size, or leaves no room beside the context.
+    torch caps only its own allocator, so its cap is the variable's size minus `CONTEXT_BYTES`. Without the variable, or
+    on a CPU, there is no cap. Raises UserError if the variable is not a size, or leaves no room beside the context.
     """
     import torch
 
@@ -82,6 +82,8 @@ def cap_memory(device: "torch.device") -> None:
         raise UserError(f"RLHF_VRAM_CAP={cap}: write a size with its unit, for example 24GB (make: VRAM_CAP=24GB)")
     if size <= CONTEXT_BYTES:
         raise UserError(f"RLHF_VRAM_CAP={cap}: the CUDA context alone takes about {CONTEXT_BYTES / 1e9:.1f} GB")
+    if device.type == "cpu":
+        return
     # torch needs an index here. The recipe's device has none, because transformers compares it.
     index = torch.cuda.current_device() if device.index is None else device.index
     total = torch.cuda.get_device_properties(index).total_memory

@@ -41,7 +41,7 @@ def set_up_torch(recipe: Recipe) -> torch.device:
         cuda.compute_deterministically(warn_only=False)
     else:
         cuda.configure(recipe.hardware.deterministic)
-        cuda.cap_memory(device)
+    cuda.cap_memory(device)
     set_seed(recipe.seed)
     return device
 

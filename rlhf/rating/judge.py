@@ -62,7 +62,7 @@ def letter(reply: str) -> str | None:
     if "<think>" in text:
         return None  # the reply was cut off before its choice
     last_word = r"(.*\b(?:answer|verdict|choice|winner)\b(?:\s+is\b)?)?[\W_]*([ABC]|tie)[\W_]*"
-    letters = set(re.findall(r"^[\W_]*([ABC])[.,:;)\]*]", text, re.I))
+    letters = set(re.findall(r"^[\W_]*([ABC])[.,:;)\]*](?!\s*[ABC]\b)", text, re.I | re.M))
     for line in text.splitlines():
         match = re.fullmatch(last_word, line, re.I)
         before = match[1] or "" if match else ""

@@ -103,9 +103,9 @@ def _figures(votes: Sequence[Vote]) -> Figures:
     length_differences = [float(len(pairs[item].b.split()) - len(pairs[item].a.split())) for item in choices]  # words
     in_both_orders = [rating.said for rating, _ in votes if rating.said and None not in rating.said.values()]
     return Figures(
-        wins=counts["b"],
-        losses=counts["a"],
-        ties=counts["tie"],
+        wins=sum(outcome > 0.5 for outcome in outcomes),
+        losses=sum(outcome < 0.5 for outcome in outcomes),
+        ties=sum(outcome == 0.5 for outcome in outcomes),
         skips=counts["skip"],
         pairs=len(outcomes),
         win_rate=stats.wilson(sum(outcomes), len(outcomes)) if outcomes else None,

@@ -56,7 +56,7 @@ def load(directory: Path, overrides: Mapping[str, JsonValue] | None = None, seed
     directory = directory.parent if directory.name == "recipe.yaml" else directory
     absolute = Path(os.path.abspath(directory))  # `v1`, `.` and `a/../v1` also have a name and a version
     file = directory / "recipe.yaml"
-    if not (re.fullmatch(r"v[0-9]+", absolute.name) and absolute.parent.name):
+    if file.exists() and not (re.fullmatch(r"v[0-9]+", absolute.name) and absolute.parent.name):
         raise UserError(f"{directory}: a recipe lives in <name>/v<N>/recipe.yaml; rename the folder, for example to v1")
     content = read_yaml(file)
     overrides = dict(overrides or {})

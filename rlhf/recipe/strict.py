@@ -25,6 +25,12 @@ class Section(BaseModel):
 Problem = Mapping[str, Any]  # an error that pydantic lists, with its input of any type
 Changes = dict[str, JsonValue]  # of a recipe: dotted key -> new value
 SectionT = TypeVar("SectionT", bound=Section)
+# Names in use elsewhere, and the keys that they mean.
+COMMON_NAMES = {
+    "lr": ("learning_rate",),
+    "epochs": ("num_train_epochs", "num_ppo_epochs"),
+    "batch_size": ("per_device_train_batch_size",),
+}
 MAX_KEY = 200  # characters of a dotted key
 AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # YAML has only lists
 
@@ -107,7 +113,8 @@ def _nearest(kind: type[Section], location: list[str], prefix: str) -> str:
     """
     *section, name = location
     siblings, everywhere = _keys_at(kind, section), _dotted_keys(kind)
-    alike = difflib.get_close_matches(name, siblings, n=3, cutoff=0.7)
+    alike = [key for key in COMMON_NAMES.get(name, ()) if key in siblings]
+    alike = alike or difflib.get_close_matches(name, siblings, n=3, cutoff=0.7)
     begun = difflib.get_close_matches(name, [key for key in siblings if key.startswith(name)], n=3, cutoff=0)
     elsewhere = [key for key in everywhere if key.rpartition(".")[2] == name]
     candidates = (

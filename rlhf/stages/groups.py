@@ -241,12 +241,7 @@ class Learner:
     def update(self, batch: Batch) -> dict[str, float]:
         """Pass `num_iterations` times over the batch in minibatches. Return the mean statistics of those used."""
         with self.state.updating() as update:
-            for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_iterations):
-                stats = self._add_gradients(batch, mini_rows)
-                if update.too_far(stats):  # `max_update_kl`; the end of the block drops these gradients
-                    break
-                update.step(stats)
-        return update.metrics()
+            return update.run(len(batch.rollout.ids), self.options.num_iterations, partial(self._add_gradients, batch))
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics."""

@@ -206,12 +206,7 @@ class Learner:
     def update(self, batch: Batch) -> dict[str, float]:
         """Pass `num_ppo_epochs` times over the batch in minibatches. Return the mean statistics of those used."""
         with self.state.updating() as update:
-            for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_ppo_epochs):
-                stats = self._add_gradients(batch, mini_rows)
-                if update.too_far(stats):  # `max_update_kl`; the end of the block drops these gradients
-                    break
-                update.step(stats)
-        return update.metrics()
+            return update.run(len(batch.rollout.ids), self.options.num_ppo_epochs, partial(self._add_gradients, batch))
 
     def advance(self, batch: Batch) -> None:
         """Go to the next step. The KL coefficient follows `kl_target`, but not while the policy does not learn."""

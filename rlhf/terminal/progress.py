@@ -82,7 +82,7 @@ class _Times(ProgressColumn):
 def working(task: str) -> Iterator[Callable[[str], None]]:
     """Show what is being done, for work of unknown length. Yields a function that changes the text.
 
-    Without a terminal a new text is printed as a line of its own, now and then.
+    Without a terminal the first text is not printed, and a new one is printed as a line of its own now and then.
     """
     if screen.ERR.is_terminal:
         with screen.ERR.status(Text(task)) as status:
@@ -90,10 +90,10 @@ def working(task: str) -> Iterator[Callable[[str], None]]:
         return
     printed = time.monotonic()
 
-    def say(task: str) -> None:
+    def tell(task: str) -> None:
         nonlocal printed
         if time.monotonic() - printed > _WORKING_SECONDS:
             printed = time.monotonic()
             screen.ERR.print(task, soft_wrap=True)
 
-    yield say
+    yield tell

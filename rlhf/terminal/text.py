@@ -21,7 +21,7 @@ def shortened(text: str, longest: int = LONGEST) -> str:
     """Return the text, or its beginning and end with the number of characters between them."""
     if len(text) <= longest:
         return text
-    half = longest // 2 - 20  # leaves room for the words in the middle
+    half = max(longest // 2 - 20, 1)  # leaves room for the words in the middle
     return f"{text[:half]} … ({len(text) - 2 * half:,} more) … {text[-half:]}"
 
 

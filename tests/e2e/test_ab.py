@@ -425,6 +425,7 @@ def test_the_summary_by_hand(root, monkeypatch, capsys):
     assert ann["agrees_with_score"] == {"share": 7 / 8, "of": 8}
     assert ann["alpha"] is None and ann["agrees_with_true_reward"] is None
     assert both["win_rate"]["value"] == pytest.approx(6 / 9), "the third pair is half won"
+    assert [both[key] for key in ("wins", "losses", "ties", "skips", "pairs")] == [5, 2, 2, 1, 9], "each pair once"
     assert both["alpha"] == pytest.approx(1 - 2 / (6 - (5 * 4) / 5))
     code, out, _ = rlhf(monkeypatch, capsys, "ab", "--recipe", RECIPE, "--out", root.parents[1], "--summary")
     assert code == 0 and "72% (40–91)" in out and "88%" in out and "67% (" in out

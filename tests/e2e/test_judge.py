@@ -383,6 +383,7 @@ def test_people_and_judges_are_compared(root, asked, stub):
             ("Answer: A\nB", None),
         ),
         *(("The worse answer is B", None), ("Worse answer: B", None), ("It isn't answer B.", None)),
+        *(("A) wrong.\nB) right.\nSo B is better.", None), ("A, B and C are options; I choose B", None)),
         *(("I prefer answer B.", "B"), ("Neither A nor B", None), ("A: longer.\n\nVerdict: B", None)),
         *(
             ("", None),

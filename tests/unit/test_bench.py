@@ -287,6 +287,23 @@ def test_a_stage_does_not_fit_if_its_exit_code_says_so_and_not_its_words(tmp_pat
         steps.measure(recipe.load(RECIPE), ["sft"], tmp_path, steps=1, shape="hh")
 
 
+def test_a_stage_whose_parent_did_not_fit_does_not_fit_and_others_are_measured(tmp_path, monkeypatch):
+    tried: list[str] = []
+
+    def run(_, stage, *__):
+        return noted(tried, stage, "out of memory" if stage in too_large else "done")
+
+    monkeypatch.setattr(steps, "_run", run)
+    monkeypatch.setattr(steps, "stage_steps", lambda folder: {"hours": 1.0})
+    loaded, lost = recipe.load(RECIPE), {"out_of_memory": True}
+    too_large = {"sft"}
+    assert steps.measure(loaded, ["ppo"], tmp_path, steps=1, shape="hh") == {"ppo": lost}
+    assert tried == ["sft"]
+    too_large = {"ppo"}
+    measured = steps.measure(loaded, ["ppo", "dpo"], tmp_path, steps=1, shape="hh")
+    assert measured == {"ppo": lost, "dpo": {"hours": 1.0}}
+
+
 def test_steps_are_summarised_without_the_warm_up(tmp_path):
     times, tokens = [50.0, 9.0, 1.0, 2.0, 6.0], [7, 7, 100, 200, 600]
     rows = [

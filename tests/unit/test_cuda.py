@@ -155,6 +155,10 @@ def test_a_cap_is_a_share_of_the_card_without_the_context(monkeypatch):
         monkeypatch.setenv("RLHF_VRAM_CAP", cap)
         with pytest.raises(UserError, match=f"RLHF_VRAM_CAP={cap}: .*{message}"):
             cuda.cap_memory(torch.device("cuda"))
+        with pytest.raises(UserError, match=f"RLHF_VRAM_CAP={cap}: .*{message}"):  # on any device
+            cuda.cap_memory(torch.device("cpu"))
+    monkeypatch.setenv("RLHF_VRAM_CAP", "24GB")
+    cuda.cap_memory(torch.device("cpu"))
     monkeypatch.delenv("RLHF_VRAM_CAP")
     cuda.cap_memory(torch.device("cuda"))
     assert len(shares) == 3

@@ -41,6 +41,9 @@ def test_every_recipe_loads(directory):
     ("change", "message"),
     [
         (lambda c: c["ppo"].update(kl_coeff=0.1), "unknown key 'ppo.kl_coeff'; nearest: ppo.kl_coef (docs/recipes.md"),
+        (lambda c: c["ppo"].update(lr=0.1), "unknown key 'ppo.lr'; nearest: ppo.learning_rate (docs/recipes.md"),
+        (lambda c: c["sft"].update(epochs=1), "unknown key 'sft.epochs'; nearest: sft.num_train_epochs (docs"),
+        (lambda c: c["sft"].update(batch_size=1), "nearest: sft.per_device_train_batch_size (docs/recipes.md"),
         (lambda c: c.update(sfft={}), "unknown key 'sfft'; nearest: sft (docs/recipes.md lists all)"),
         (lambda c: c["ppo"].pop("lam"), "key 'ppo.lam' is missing; add it (docs/recipes.md explains it)"),
         (lambda c: c["ppo"].update(lamda=c["ppo"].pop("lam")), "unknown key 'ppo.lamda'; nearest: ppo.lam"),
@@ -268,6 +271,9 @@ def test_yaml_numbers_and_repeated_keys(tmp_path):
 def test_missing_recipe_and_bad_folder_name(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         recipe.load(tmp_path / "mine" / "v1")
+    with pytest.raises(UserError, match="no such file"):
+        recipe.load(tmp_path)
+    shutil.copy(CPU / "recipe.yaml", tmp_path)
     with pytest.raises(UserError, match="lives in <name>/v<N>"):
         recipe.load(tmp_path)
 

@@ -37,6 +37,8 @@ def given(name: str, completion: str, answer: str | None = None) -> float:
         ("exact_answer(extract='####(.*)')", "no mark", "", 1),
         ("numeric_answer", "3 and 4 make 7.", "7", 1),
         ("numeric_answer", "7 = 3 + 4", "7", 0),
+        ("numeric_answer", "The result is \u22127.", "7", 0),
+        ("numeric_answer", "The result is \u22127.", "-7", 1),
         ("numeric_answer", "none", "7", 0),
         ("numeric_answer", "1,234.50", "1234.5", 1),
         ("numeric_answer", "12,345,678", "12345678", 1),

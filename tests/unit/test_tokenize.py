@@ -58,6 +58,17 @@ def test_prompts_lose_their_oldest_tokens_and_keep_bos(codec):
     assert (len(ids[0]), cut) == (20, 1)
 
 
+@pytest.mark.parametrize("template", ["hh", "plain", "chat"])
+def test_a_response_is_cut_at_the_eos_that_its_text_holds_and_that_is_counted(template):
+    tokenizer = tokenize.train(TEXTS, 300)
+    eos = tokenizer.eos_token
+    tokenizer.chat_template = f"{{% for m in messages %}}[{{{{ m['content'] }}}}{eos}\n{{% endfor %}}"
+    codec = Codec(tokenizer, template)
+    (whole, cut), counts = codec.encode([(PROMPT, "a b"), (PROMPT, f"a b{eos} c d{eos}")], 128, 999)
+    assert whole and cut and cut.response == whole.response and cut.response.count(codec.eos_id) == 1
+    assert counts["responses_cut"] == 1
+
+
 def test_a_cut_response_has_no_eos_and_is_counted(codec):
     (whole,), _ = codec.encode([(PROMPT, "The capital is Paris.")], 64, 999)
     limit = len(whole.prompt) + len(whole.response) - 1

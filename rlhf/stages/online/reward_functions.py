@@ -253,7 +253,7 @@ def _plain(text: str) -> str:
 
 
 def _last_number(text: str) -> float | None:
-    numbers = NUMBER.findall(text)
+    numbers = NUMBER.findall(text.replace("\u2212", "-"))  # a typeset minus
     return float(numbers[-1].replace(",", "")) if numbers else None
 
 

@@ -207,6 +207,19 @@ class Update:
         self.state = state
         self.used: list[dict[str, float]] = []  # statistics of the minibatches with which a step was taken
 
+    def run(self, count: int, epochs: int, add_gradients: Callable[[Tensor], dict[str, float]]) -> dict[str, float]:
+        """Take a step with each minibatch of a batch of `count` rows, in `epochs` passes, until one is too far.
+
+        `add_gradients` adds the gradients of a minibatch, given its rows, and returns its statistics. Return the means
+        of those used.
+        """
+        for rows in self.minibatches(count, epochs):
+            stats = add_gradients(rows)
+            if self.too_far(stats):  # `max_update_kl`; the end of `updating` drops these gradients
+                break
+            self.step(stats)
+        return self.metrics()
+
     def minibatches(self, count: int, epochs: int) -> Iterator[Tensor]:
         """Yield the rows of each minibatch of a batch of `count` rows. Each epoch has a random order of its own."""
         options, device = self.state.options, self.state.shared.device
