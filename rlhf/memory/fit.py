@@ -4,7 +4,7 @@ They do not change what is learned, except for 4 bits, which are tried where not
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -17,7 +17,17 @@ from rlhf.memory.predict import card_needed_bytes
 from rlhf.memory.projection import row_tokens
 from rlhf.memory.ranks import layers_bytes
 from rlhf.memory.strategies import divisors, four_bit_changes, global_batch, micro_batch
-from rlhf.recipe import ONLINE, TRAINING_STAGES, Changes, PinnedRecipe, Recipe, StageName, TrainingName, as_yaml
+from rlhf.recipe import (
+    TRAINING_STAGES,
+    Changes,
+    Dialogues,
+    OnlineOptions,
+    PinnedRecipe,
+    Recipe,
+    StageName,
+    TrainingName,
+    as_yaml,
+)
 from rlhf.recipe.choices import Component
 from rlhf.terminal.wording import GB
 
@@ -230,7 +240,7 @@ def _largest_that_fits(
 
 
 def _setting_groups(loaded: PinnedRecipe, stages: Sequence[StageName]) -> list[SettingGroup]:
-    """Return what is searched: prompts decoded together, then checkpointing and micro-batch size of each stage."""
+    """Return what is searched: rows decoded or scored together, then checkpointing and micro-batch of each stage."""
     recipe = loaded.recipe
     groups = []
     sampling = [stage for stage in stages if stage in SAMPLING]
@@ -241,25 +251,42 @@ def _setting_groups(loaded: PinnedRecipe, stages: Sequence[StageName]) -> list[S
         groups.append(SettingGroup(phases, [decoding], smallest))
     for stage, options in recipe.online().items():
         if stage in stages:
-            sizes = [n for n in divisors(options.batch_size) if n % options.samples_per_prompt == 0]
-            decoding = _batch_sizes(f"{stage}.rollout_batch_size", sizes)
-            groups.append(SettingGroup(((stage, "rollout"), (stage, "evaluate")), [decoding], {}))
-    for stage in stages:
-        if stage in TRAINING_STAGES:
-            training = [
-                [
-                    Candidate(
-                        {f"{stage}.gradient_checkpointing": checkpointing, **micro_batch(loaded, stage, n)},
-                        _row_seconds(recipe, stage, checkpointing, n),
-                        n,
-                    )
-                    for n in divisors(global_batch(loaded, stage))
-                ]
-                for checkpointing in (False, True)
-            ]
-            names = ("score", "update") if stage in ONLINE else ("train", "evaluate")
-            groups.append(SettingGroup(tuple((stage, name) for name in names), training, {}))
-    return groups
+            groups += _rollout_groups(stage, options)
+    return groups + [_training_group(loaded, stage) for stage in stages if stage in TRAINING_STAGES]
+
+
+def _rollout_groups(stage: StageName, options: OnlineOptions) -> Iterator[SettingGroup]:
+    """Yield rows decoded together, and rows scored together where that is not the micro-batch."""
+    sizes = [n for n in divisors(options.batch_size) if n % options.samples_per_prompt == 0]
+    decoding = [_batch_sizes(f"{stage}.rollout_batch_size", sizes)]
+    key = f"{stage}.score_batch_size"
+    smallest: Changes = {} if options.score_batch_size is None else {key: 1}
+    yield SettingGroup(((stage, "rollout"), (stage, "evaluate")), decoding, smallest)
+    if options.score_batch_size is not None:
+        scoring = [_batch_sizes(key, divisors(options.batch_size))]
+        yield SettingGroup(((stage, "score"), (stage, "evaluate")), scoring, {})
+
+
+def _training_group(loaded: PinnedRecipe, stage: TrainingName) -> SettingGroup:
+    """Return the micro-batch sizes of a stage, without and with gradient checkpointing."""
+    recipe = loaded.recipe
+    options = recipe.training_section(stage)
+    training = [
+        [
+            Candidate(
+                {f"{stage}.gradient_checkpointing": checkpointing, **micro_batch(loaded, stage, n)},
+                _row_seconds(recipe, stage, checkpointing, n),
+                n,
+            )
+            for n in divisors(global_batch(loaded, stage))
+        ]
+        for checkpointing in (False, True)
+    ]
+    if isinstance(options, Dialogues):
+        names = ["train", "evaluate"]
+    else:
+        names = ["update"] if options.score_batch_size is not None else ["score", "update"]
+    return SettingGroup(tuple((stage, name) for name in names), training, {})
 
 
 def _batch_sizes(key: str, sizes: Sequence[int]) -> list[Candidate]:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from rlhf.data.worlds.lengths import lengths_of_hh
 from rlhf.files import JsonObject
 from rlhf.memory.card.cards import NominalRates
-from rlhf.memory.phases import MOST_REPEATS, STEPS, PredictedStage
-from rlhf.recipe import TRAINING_STAGES, Dialogues, OnlineOptions, Recipe, StageName, TrainingName
+from rlhf.memory.phases import MOST_REPEATS, STEPS, PredictedStage, Work
+from rlhf.recipe import TRAINING_STAGES, Dialogues, Recipe, StageName, TrainingName
 
 
 class TimeFactors(NamedTuple):
@@ -40,6 +40,7 @@ CALIBRATED = TimeFactors(products=1.35, memory=1.15, launch=5e-6)
 # Factors on projected training time. All 34 runs that the fit never saw took 0.87 to 1.37 times what is projected for
 # them (docs/outside.md); this project's own loops and cards were not among them.
 SPREAD = (0.8, 1.5)
+SFT_PROMPTS = 8  # to which SFT samples answers: SAMPLES of rlhf/stages/sft.py, which imports torch
 # Assumed: no timed run decodes as rlhf/rollout/library_decoding.py does, with captured steps.
 DECODING = Shares(least=0.2, usual=0.5, most=0.7)
 
@@ -104,13 +105,9 @@ def stage_work(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> S
     # Of the longest row's tokens, with which the work was rehearsed.
     share = row_tokens(recipe, stage, options.per_device_train_batch_size) / _longest_row(recipe, stage)
     times = {name: n * steps for name, n in _times_a_step(recipe, stage).items() if name != "rollout/decode"}
-    decoded = 0.0
-    if isinstance(options, Dialogues):
-        rehearsed = min(options.max_eval_samples, MOST_REPEATS * options.per_device_train_batch_size)
-        times["evaluate"] = options.max_eval_samples / rehearsed
-    else:
-        decoded = _decoding_steps(options) * decoding_step_bytes(predicted, share)
+    decoded = _decoding_steps(recipe, stage) * decoding_step_bytes(predicted, share)
     repeated = [(predicted.phases[name].work, n) for name, n in times.items() if name in predicted.phases]
+    repeated += _evaluations(recipe, stage, predicted)
     return StageWork(
         share * sum(work.flops * n for work, n in repeated),
         decoded,
@@ -132,13 +129,48 @@ def optimizer_steps(recipe: Recipe, stage: TrainingName) -> int | None:
     return min(steps, most) if most else steps
 
 
-def _decoding_steps(options: OnlineOptions) -> int:
+def _evaluations(recipe: Recipe, stage: TrainingName, predicted: PredictedStage) -> list[tuple[Work, float]]:
+    """Return the work of a rehearsed evaluation beside its decoding, in parts, and how often a stage does each.
+
+    Those of SFT and DPO also sample, after as well as before training. At `eval_steps` of SFT, reward model and DPO a
+    stage evaluates more often, which is not counted.
+    """
+    work = {name: phase.work for name, phase in predicted.phases.items()}
+    if "evaluate" not in work:
+        return []
+    options, sampling = recipe.training_section(stage), recipe.evaluate
+    prefill, decode = (work.get(f"evaluate/{part}", Work()) for part in ("prefill", "decode"))
+    if isinstance(options, Dialogues):
+        rows = min(options.max_eval_samples, MOST_REPEATS * options.per_device_train_batch_size)  # rehearsed
+        prompts = SFT_PROMPTS if stage == "sft" else min(sampling.max_samples, sampling.batch_size)
+        sampled = _sampled_prompts(recipe, stage)
+        return [(work["evaluate"] - prefill - decode, options.max_eval_samples / rows), (prefill, sampled / prompts)]
+    rows = 2 * min(options.max_eval_samples, options.rollout_batch_size)  # rehearsed: before and after two steps
+    count = _online_evaluations(options.steps, options.eval_steps, options.save_steps)
+    return [(work["evaluate"] - decode, count * options.max_eval_samples / rows)]
+
+
+def _decoding_steps(recipe: Recipe, stage: TrainingName) -> int:
     """Return the decoding steps of a whole stage, those of its evaluations included."""
-    every = (range(n, options.steps + 1, n) for n in (options.eval_steps, options.save_steps))
-    evaluations = 1 + len({options.steps}.union(*every))
+    options, sampling = recipe.training_section(stage), recipe.evaluate
+    if isinstance(options, Dialogues):
+        batches = 2 * math.ceil(_sampled_prompts(recipe, stage) / sampling.batch_size)
+        return batches * (sampling.response_length - 1)
+    evaluations = _online_evaluations(options.steps, options.eval_steps, options.save_steps)
     batches = options.steps * math.ceil(options.batch_size / options.rollout_batch_size)
     batches += evaluations * math.ceil(options.max_eval_samples / options.rollout_batch_size)
     return batches * (options.response_length - 1)
+
+
+def _sampled_prompts(recipe: Recipe, stage: TrainingName) -> int:
+    """Return the held-out prompts that SFT or DPO samples answers to, before as well as after training."""
+    return {"sft": SFT_PROMPTS, "dpo": recipe.evaluate.max_samples}.get(stage, 0)
+
+
+def _online_evaluations(steps: int, eval_steps: int, save_steps: int) -> int:
+    """Return the evaluations of a stage: before the first step, after the last, and at each of both intervals."""
+    every = (range(n, steps + 1, n) for n in (eval_steps, save_steps))
+    return 1 + len({steps}.union(*every))
 
 
 # -- one step ---------------------------------------------------------------------------------------------------------
@@ -172,13 +204,14 @@ def _times_a_step(recipe: Recipe, stage: TrainingName) -> dict[str, float]:
 
 
 def decoding_step_bytes(predicted: PredictedStage, share: float = 1.0) -> float:
-    """Return the bytes that a decoding step of a rollout reads at least.
+    """Return the bytes that a decoding step of a rollout, or of an evaluation, reads at least; 0 without one.
 
     They are all weights, a quarter of the adapters, and the keys and values of rows that have `share` of the tokens of
     the longest one. A quarter is one role's adapter if PPO's critic has its own. Elsewhere there are fewer adapters, so
     that it is less than one, and the bytes are a lower bound.
     """
-    parts = predicted.phases["rollout"].components
+    decoding = predicted.phases.get("rollout") or predicted.phases.get("evaluate/decode")
+    parts = decoding.components if decoding else {}
     weights = parts.get("base", 0) + parts.get("quantization", 0) + parts.get("adapters", 0) // 4
     return weights + parts.get("kv_cache", 0) * share
 
@@ -198,7 +231,8 @@ def row_tokens(recipe: Recipe, stage: TrainingName, micro: int) -> float:
     batch = (
         options.per_device_train_batch_size * options.gradient_accumulation_steps if options.group_by_length else None
     )
-    return options.max_length * padded_share(recipe, options.max_length, options.max_prompt_length, micro, batch)
+    share = padded_share(recipe, options.max_length, options.max_prompt_length, micro, batch, pairs=stage != "sft")
+    return options.max_length * share
 
 
 def _longest_row(recipe: Recipe, stage: TrainingName) -> int:
@@ -209,17 +243,20 @@ def _longest_row(recipe: Recipe, stage: TrainingName) -> int:
     return options.max_prompt_length + options.response_length
 
 
-SORTED_BATCHES = 16  # batches that are sorted by length together, as in rlhf/stages/trainer.py
+SORTED_BATCHES = 16  # batches that are sorted by length together, as in rlhf/stages/row_order.py
 
 
-def padded_share(recipe: Recipe, longest: int, longest_prompt: int, micro: int, grouped: int | None) -> float:
+def padded_share(
+    recipe: Recipe, longest: int, longest_prompt: int, micro: int, grouped: int | None, pairs: bool = True
+) -> float:
     """Return the tokens of a micro-batch with its padding, over those of rows that are all as long as the stage admits.
 
-    `grouped`: rows of an optimizer's batch, where rows of similar length share one (rlhf/stages/trainer.py).
+    `grouped`: rows of an optimizer's batch, where rows of similar length share one (rlhf/stages/row_order.py).
+    `pairs`: both answers are padded to the longer one; otherwise rows have the chosen one.
     """
     if not _lengths_are_known(recipe):
         return 1.0
-    table = [min(min(p, longest_prompt) + max(c, r) + 1, longest) for p, c, r in lengths_of_hh()]
+    table = [min(min(p, longest_prompt) + (max(c, r) if pairs else c) + 1, longest) for p, c, r in lengths_of_hh()]
     size = (grouped or micro) * SORTED_BATCHES
     rows = random.Random(0).choices(table, k=16 * size)  # enough for a mean
     windows = [rows[at : at + size] for at in range(0, len(rows), size)]

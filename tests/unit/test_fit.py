@@ -1,4 +1,4 @@
-"""The limit of `rlhf plan --fit`: less than the base alone is refused before a search."""
+"""The search of `rlhf plan --fit`: what is refused before it, and which settings it tries."""
 
 from pathlib import Path
 
@@ -7,8 +7,10 @@ import pytest
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.memory import fit
+from rlhf.memory.phases import PredictedPhase, PredictedStage, Work
 from rlhf.memory.predict import Predictor
 from rlhf.memory.strategies import divisors
+from rlhf.process.cuda import CONTEXT_BYTES
 from tests.helpers import content_of, rlhf
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -38,3 +40,29 @@ def test_the_base_is_not_refused_where_a_prediction_has_room_for_it(pinned):
     for stage in stages.keys() - {"merge"}:
         most = max(phase.get("base", 0) + phase.get("quantization", 0) for phase in stages[stage].values())
         assert 0.85 * most < fit.base_bytes(keys, stage) <= most, stage
+
+
+def test_rows_that_are_scored_together_are_searched_apart_from_the_micro_batch():
+    """A row takes 10 bytes while it is sampled or trained on, and 20 while it is scored; evaluation does both."""
+
+    def phase(size: int) -> PredictedPhase:
+        return PredictedPhase(100 + size, {"base": 100, "activations": size}, 0, Work(), 100 + size, 100 + size)
+
+    def predict(loaded, stage):
+        options = loaded.recipe.ppo
+        sampling, scoring = 10 * options.rollout_batch_size, 20 * options.score_rows
+        sizes = {"rollout": sampling, "score": scoring, "evaluate": max(sampling, scoring)}
+        phases = {
+            name: phase(size) for name, size in (sizes | {"update": 10 * options.per_device_train_batch_size}).items()
+        }
+        return PredictedStage(max(phases.values(), key=lambda phase: phase.peak_bytes), phases)
+
+    loaded = recipe.load(LLAMA)
+    assert loaded.recipe.ppo.score_batch_size == 20 == loaded.recipe.ppo.batch_size
+    found = fit.fit(predict, loaded, ["ppo"], CONTEXT_BYTES + 100 + 210)
+    assert not found.too_large
+    assert found.changes == {
+        "ppo.score_batch_size": 10,
+        "ppo.per_device_train_batch_size": 5,
+        "ppo.gradient_checkpointing": False,
+    }

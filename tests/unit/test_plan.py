@@ -603,7 +603,7 @@ def test_work_of_sft_by_hand():
 def test_padding_lessens_what_is_computed_and_moved_but_no_launches(monkeypatch):
     """10 steps and 4 batches of held-out rows; half of each row's tokens are padding that the longest row lacks."""
     stage = SFT._replace(phases={"train": phase(1600, 320, 40, base=1), "evaluate": phase(80, 16, 4, base=1)})
-    monkeypatch.setattr(projection, "padded_share", lambda *_: 0.5)
+    monkeypatch.setattr(projection, "padded_share", lambda *_, **__: 0.5)
     work = projection.stage_work(sft_recipe().recipe, "sft", stage)
     assert work == ((8000 + 320) / 2, 0, (10 * 160 + 4 * 16) / 2, 10 * 20 + 4 * 4)
 
@@ -655,6 +655,47 @@ def test_work_of_ppo_by_hand():
     assert work.flops == 6 * (10 + 20 + 150)
     # Two batches a step; three evaluations (before, after steps 3 and 6) of two batches each.
     assert work.decoded_bytes == (6 * 2 + 3 * 2) * 9 * (1000 + 400 // 4 + 60)
+
+
+def test_the_evaluations_of_ppo_are_prefilled_and_scored():
+    """Rehearsed: two of 2 rows, 30 operations in all and 10 of them decoding. Run: three of 4 rows."""
+    changes = {"steps": 6, "eval_steps": 3, "save_steps": 3, "max_eval_samples": 4, "response_length": 2}
+    changes |= {"batch_size": 4, "num_mini_batches": 1, "rollout_batch_size": 2}
+    loaded = recipe.load(RECIPE, {f"ppo.{key}": value for key, value in changes.items()})
+    phases = {"evaluate": phase(30), "evaluate/prefill": phase(5), "evaluate/decode": phase(10)}
+    work = projection.stage_work(loaded.recipe, "ppo", PredictedStage(phase(0), phases))
+    assert work and work.flops == (30 - 10) * 3 * 4 / (2 * 2)
+
+
+def test_sft_and_dpo_sample_before_and_after():
+    """80 prompts in batches of 16, of which one batch is rehearsed; each response has nine tokens after the first."""
+    changes: recipe.Changes = {"evaluate.max_samples": 80, "evaluate.batch_size": 16, "evaluate.response_length": 10}
+    changes |= {
+        f"{s}.{key}": n for s in ("sft", "dpo") for key, n in {"max_samples": 8, "max_eval_samples": 64}.items()
+    }
+    changes |= {f"{s}.per_device_train_batch_size": 4 for s in ("sft", "dpo")}
+    loaded = recipe.load(RECIPE, changes)
+    phases = {
+        "evaluate": phase(100),
+        "evaluate/prefill": phase(20),
+        "evaluate/decode": phase(30, base=1000, kv_cache=6),
+    }
+    dpo, sft = (projection.stage_work(loaded.recipe, s, PredictedStage(phase(0), phases)) for s in ("dpo", "sft"))
+    assert dpo and dpo.flops == (100 - 20 - 30) * 64 / 8 + 20 * 80 / 16
+    assert dpo.decoded_bytes == 2 * 5 * 9 * 1006
+    assert sft and sft.flops == (100 - 20 - 30) * 64 / 8 + 20
+    assert sft.decoded_bytes == 2 * 1 * 9 * 1006
+    from rlhf.stages.sft import SAMPLES
+
+    assert SAMPLES == projection.SFT_PROMPTS
+
+
+def test_rows_of_sft_have_no_rejected_answer():
+    tokens = {
+        stage: projection.row_tokens(recipe.load(RECIPE.parents[1] / "4090-llama2-7b/v2").recipe, stage, 1)
+        for stage in ("sft", "rm")
+    }
+    assert tokens["sft"] < 0.95 * tokens["rm"]
 
 
 def test_evaluations_are_those_of_a_run():
