@@ -17,7 +17,7 @@ import torch
 
 from rlhf.memory import predict as predicting
 from rlhf.memory.predict import Predictor
-from rlhf.memory.rehearsal.seams import shortened
+from rlhf.memory.rehearsal.seams import with_seams
 from rlhf.process.libraries import quiet_libraries
 from tests.helpers import run_stages, small
 
@@ -117,7 +117,7 @@ def shared_rehearsal_processes() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def as_in_a_worker() -> Iterator[None]:
     """Rehearsals are as in the predictor's processes: what takes no memory of the device is left out."""
-    with quiet_libraries(), shortened():
+    with quiet_libraries(), with_seams():
         yield
 
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bench.kinds import ComparedPhase
 from bench.memory import budgets
 from rlhf.memory.phases import PHASES, WHOLE
-from rlhf.memory.rehearsal.seams import shortened
+from rlhf.memory.rehearsal.seams import with_seams
 from rlhf.memory.rehearsal.short_runs import ShortRuns, StageFn
 from rlhf.memory.rehearsal.tracker import Tracker
 from rlhf.observe.telemetry import collect_peak, watch_peaks
@@ -129,7 +129,7 @@ def measuring(loaded: PinnedRecipe) -> Iterator[Callable[[StageName], MeasuredPe
     """
     set_up_torch(loaded.recipe)  # attention kernels and memory cap, as in a run
     count = tracked_on_cpu if loaded.recipe.hardware.device == "cpu" else allocated_on_cuda
-    with shortened():
+    with with_seams():
         run_and_measure = RealRuns(count)
         yield lambda stage: run_and_measure(loaded, stage)
 

@@ -30,7 +30,7 @@ def file_of(loaded: PinnedRecipe, name: RehearsalName) -> Path:
     device = loaded.recipe.hardware.device
     card = cards.gpu_of(loaded.recipe.hardware.name) if device == "cuda" else None
     allocator = expandable_segments() if device == "cuda" else None
-    versions = [package_version(name) for name in PACKAGES]
+    versions = [package_version(package) for package in PACKAGES]
     key = recipes.content_hash([recipe, policies, hardware, card, allocator, name, _code_hash(), versions])
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "rlhf" / "predictions" / f"{key[:32]}.json"

@@ -114,7 +114,7 @@ class Question:
     recipe: str  # its folder
     overrides: dict[str, Any]  # rlhf.recipe.Changes; pydantic has no form for a recursive alias
     name: RehearsalName
-    expandable: bool  # whether the allocator's segments are
+    expandable: bool  # whether the allocator has expandable segments
 
 
 def _of_the_same_phases(depths: list[dict[str, Peak]]) -> list[dict[str, Peak]]:

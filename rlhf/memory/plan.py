@@ -36,7 +36,7 @@ class PlannedPhase:
 
 @dataclass(frozen=True)
 class RankTraffic:
-    """What a rank receives in a step, how long that takes at the link's nominal rate, and the speed of n cards."""
+    """What a rank receives in a step, the time that takes at the link's nominal rate, and the share of speed left."""
 
     gradient_bytes_per_step: int
     weight_bytes_per_step: int

@@ -18,7 +18,8 @@ from rlhf.recipe import (
 from rlhf.recipe.model_types import LLAMA_LAYERS
 
 # FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it computes.
-# In PPO's other phases it has fetched all of them (rlhf/models/shared_base.py); loading, it has not given any away yet.
+# In the other phases of online stages it has fetched all of them (rlhf/models/shared_base.py); while it loads, it has
+# not given any away yet.
 DIVIDED: dict[StageName, tuple[str, ...]] = {
     **dict.fromkeys(ONLINE, ("update",)),
     "sft": ("train", "evaluate"),
@@ -144,9 +145,9 @@ class Traffic(NamedTuple):
 
 
 def traffic(recipe: Recipe, stage: TrainingName) -> Traffic:
-    """Return the bytes that cards exchange in one optimizer step, or in one step of PPO.
+    """Return the bytes that cards exchange in one optimizer step, or in one step of PPO, RLOO or GRPO.
 
-    The numbers of a batch that PPO's ranks share are left out: bytes for each token, where adapters and layers have
+    The numbers of a batch that ranks share in these are left out: bytes for each token, where adapters and layers have
     millions.
     """
     count = recipe.processes(stage)

@@ -172,7 +172,7 @@ def _halved(loaded: PinnedRecipe, stage: TrainingName) -> Changes:
     else:
         key, length = "max_completion_length" if stage in GROUPS else "response_length", options.response_length
     lengths = {"max_prompt_length": options.max_prompt_length, key: length}
-    return {f"{stage}.{key}": max(2, length // 2) for key, length in lengths.items()}
+    return {f"{stage}.{name}": max(2, tokens // 2) for name, tokens in lengths.items()}
 
 
 def divisors(n: int) -> list[int]:

@@ -1,8 +1,9 @@
 """The keys of a recipe: one frozen, strictly typed class for each section of recipe.yaml.
 
 Unknown keys, wrong types and impossible combinations are refused in one line that names the file, the key and the way
-out. Keys have the names of TRL and transformers where those exist. Lengths are in tokens, learning rates per optimizer
-step, memory in GB (10^9 bytes). docs/recipes.md explains every key.
+out. So is a pinned revision that nothing would check. Sizes of data or tokenizers that are made here may stay in a
+recipe that takes others instead. Keys have the names of TRL and transformers where those exist. Lengths are in tokens,
+learning rates per optimizer step, memory in GB (10^9 bytes). docs/recipes.md explains every key.
 
 Every whole number among these keys has an upper bound far above what one machine can use. A number beyond it is a
 typing error that would otherwise hang, fill the memory or crash a library. docs/recipes.md lists the bounds.

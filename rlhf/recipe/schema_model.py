@@ -171,6 +171,8 @@ class Tokenizer(Section):
             raise ValueError(f"source: {self.source} needs a name")
         if self.source == "hub" and not is_commit(self.revision):
             raise ValueError("source: hub needs revision: the 40-digit commit")
+        if self.revision is not None and self.source != "hub":
+            raise ValueError(f"revision is set, but source is {self.source}: set source: hub, or remove revision")
         return self
 
     @model_validator(mode="after")

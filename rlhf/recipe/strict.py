@@ -76,21 +76,23 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
     if problem["type"] == "model_type":
         message = f"a section is written {'.'.join(location)}.KEY=VALUE, or with its keys below it"
     if problem["type"] in ("tuple_type", "literal_error"):
-        message = _list_message(kind, problems, location) or message
+        message = _message_of_several_types(kind, problems, location) or message
     given = "null" if problem["input"] is None else repr(problem["input"])
     return f"{source}: {key} = {shortened(given, 200)}: {message}{also_wrong}"
 
 
-def _list_message(kind: type[Section], problems: Sequence[Problem], location: list[str]) -> str | None:
-    """Return the message about what is no list, at a key that takes one; None at any other key.
+def _message_of_several_types(kind: type[Section], problems: Sequence[Problem], location: list[str]) -> str | None:
+    """Return the message about a value at a key that takes words and numbers, or a list; None at any other key.
 
-    If the key takes words too, they are named: whoever misspelt one has no use for a list of it.
+    If a key that takes a list takes words too, they are named: whoever misspelt one has no use for a list of it.
     """
     field = _section_at(kind, location[:-1]).model_fields.get(location[-1])
     tuples = _tuple_types(field.annotation) if field else []
+    problem = next((p for p in problems if p["type"] == "literal_error" and _location(p) == location), None)
+    if not tuples and problem and any(p["type"] == "int_type" and _location(p) == location for p in problems):
+        return f"input should be {problem['ctx']['expected']}, or a whole number"
     if not tuples:
         return None
-    problem = next((p for p in problems if p["type"] == "literal_error" and _location(p) == location), None)
     if problem is None:
         return f"a list is written [{problems[0]['input']}]"
     what = "a list" if Ellipsis in tuples[0] else "a list of two numbers"  # no key takes another number of values

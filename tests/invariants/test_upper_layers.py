@@ -12,7 +12,7 @@ from bench.memory.measure import measure
 from rlhf.data.batch import collate, joined
 from rlhf.errors import UserError
 from rlhf.memory.rehearsal.meta_runs import Rehearsals
-from rlhf.memory.rehearsal.seams import shortened
+from rlhf.memory.rehearsal.seams import with_seams
 from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.weights import adapter_weights
 from rlhf.process import distributed
@@ -157,7 +157,7 @@ def test_a_chain_learns_with_them(upper, tmp_path):
 def test_the_plan_knows_what_the_trunk_holds():
     """Predicted bytes at the peak of an update: those of real tensors, less with the lean trunk, least with a half."""
     update = {}
-    with quiet_libraries(), shortened():
+    with quiet_libraries(), with_seams():
         for layers, trunk in (("all", "library"), ("all", "lean"), ("upper_half", "lean")):
             loaded = tiny(2, lora__layers=layers, hardware__trunk=trunk)
             peak = Rehearsals(2)(loaded, "ppo")["update"]

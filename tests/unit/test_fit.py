@@ -63,6 +63,5 @@ def test_rows_that_are_scored_together_are_searched_apart_from_the_micro_batch()
     assert not found.too_large
     assert found.changes == {
         "ppo.score_batch_size": 10,
-        "ppo.per_device_train_batch_size": 5,
         "ppo.gradient_checkpointing": False,
     }

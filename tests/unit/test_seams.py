@@ -71,6 +71,6 @@ def test_a_function_that_a_rehearsal_replaces_is_where_the_table_says(seam):
 def test_the_functions_are_as_before_after_a_rehearsal():
     table = seams.seams()
     before = [getattr(seam.owner, seam.name) for seam in table]
-    with seams.shortened():
+    with seams.with_seams():
         assert all(getattr(seam.owner, seam.name) is not was for seam, was in zip(table, before, strict=True))
     assert [getattr(seam.owner, seam.name) for seam in table] == before

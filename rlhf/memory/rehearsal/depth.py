@@ -232,13 +232,12 @@ def _align(shallow: Sequence[tuple[str, int]], deeper: Sequence[tuple[str, int]]
     for index, entry in enumerate(shallow):
         cost = cost + penalties[entry][index : index + width]
         lowest = np.minimum.accumulate(cost)
-        # where that lowest cost was reached last
-        first = np.maximum.accumulate(np.where(cost == lowest, insertions, 0))
+        latest = np.maximum.accumulate(np.where(cost == lowest, insertions, 0))  # where the lowest was reached last
         by_gap = np.empty_like(cost)
         by_gap[0], by_gap[1:] = cost[0] + GAP, lowest[:-1] + GAP
         take = by_gap < cost
         take[0] = False
-        source[index + 1] = np.where(take, np.concatenate(([0], first[:-1])), insertions)
+        source[index + 1] = np.where(take, np.concatenate(([0], latest[:-1])), insertions)
         cost = np.where(take, by_gap, cost)
     inserted = width - 1
     indices = []

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlhf.memory.card.cards import UNKNOWN, Gpu
 from rlhf.memory.card.kernels import Args, Kwargs, Op, inside
+from rlhf.memory.rehearsal.known import known_numbers, remember
 from rlhf.memory.rehearsal.operations import META, tensors_in
 from rlhf.memory.rehearsal.paths import patches
 from rlhf.memory.rehearsal.shapes import Shapes
@@ -54,7 +55,7 @@ class StandIn(Tracker):
         if on_device and (answer := _ANSWERS.get(id(func))):
             return answer(*args, **kwargs)
         for x in on_device:
-            if not hasattr(x, "_known"):
+            if known_numbers(x) is None:
                 return self._shapes(func, args, kwargs)
         out = self._shapes(func, args, kwargs) if on_device else func(*args, **kwargs)
         outputs = tensors_in(out)
@@ -70,7 +71,7 @@ class StandIn(Tracker):
                 kwargs["device"] = torch.device("cpu")
             for tensor, value in zip(outputs, tensors_in(func(*args, **kwargs)), strict=True):
                 if tensor.is_meta:
-                    _remember(tensor, value)
+                    remember(tensor, value)
         return out
 
 
@@ -80,7 +81,7 @@ class StandIn(Tracker):
 def _is_known(x: Tensor) -> bool:
     """Return whether a tensor's numbers are known: integers and masks from the host are, floats may be weights."""
     if x.is_meta:
-        return hasattr(x, "_known")
+        return known_numbers(x) is not None
     return not x.is_floating_point() or not x.dim() or _is_mask(x)
 
 
@@ -101,56 +102,54 @@ def _floating(tensors: list[Tensor]) -> bool:
 def _value(x: Any) -> Any:
     """Return the value that is known of an argument on the device; of a list, of each of its entries."""
     if isinstance(x, Tensor):
-        return x._known if x.is_meta else x  # type: ignore[attr-defined]  # set by `_remember`
+        return known_numbers(x) if x.is_meta else x
     return type(x)(map(_value, x)) if type(x) in (list, tuple) else x
-
-
-def _remember(x: Tensor, value: Tensor) -> None:
-    x._known = value  # type: ignore[attr-defined]  # an attribute of this module
 
 
 def _on_device(values: Tensor) -> Tensor:
     x = values.to(META)
-    _remember(x, values)
+    remember(x, values)
     return x
 
 
 def _read(x: Tensor) -> Any:
     """Return `.item()`; 1 in the tensor's type if the number is not known."""
-    if hasattr(x, "_known"):
-        return x._known.item()
+    if (numbers := known_numbers(x)) is not None:
+        return numbers.item()
     return True if x.dtype == torch.bool else 1.0 if x.is_floating_point() else 1
 
 
 def _to_copy(x: Tensor, *, device: Any = None, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    numbers = known_numbers(x)
     if device is None or torch.device(device) == META:
         out: Tensor = aten._to_copy.default(x, device=device, dtype=dtype, **options)
-        if hasattr(x, "_known"):
-            _remember(out, x._known.to(dtype, copy=True))
+        if numbers is not None:
+            remember(out, numbers.to(dtype, copy=True))
         return out
-    if hasattr(x, "_known"):
-        return cast(Tensor, x._known.to(dtype, copy=True))
+    if numbers is not None:
+        return numbers.to(dtype, copy=True)
     return torch.zeros(x.shape, dtype=dtype or x.dtype)
 
 
 def _copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     if target.device != META:
-        return target.copy_(source._known) if hasattr(source, "_known") else target
+        numbers = known_numbers(source)
+        return target if numbers is None else target.copy_(numbers)
     if _is_known(target) and _is_known(source):
         _value(target).copy_(_value(source))
     return cast(Tensor, aten.copy_.default(target, source))
 
 
 def _nonzero(x: Tensor) -> Tensor:
-    values = x._known if hasattr(x, "_known") else torch.ones(x.shape, dtype=torch.bool)
-    return _on_device(values.nonzero())
+    numbers = known_numbers(x)
+    return _on_device((torch.ones(x.shape, dtype=torch.bool) if numbers is None else numbers).nonzero())
 
 
 def _index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
     """Index with masks whose numbers are known; all elements of others count as true, as `meta` cannot count them."""
     out: Tensor = aten.index.Tensor(x, _places(indices))
     if out.numel() <= KNOWN and all(_is_known(i) for i in (x, *indices) if i is not None):
-        _remember(out, aten.index.Tensor(_value(x), [_value(i) for i in indices]))
+        remember(out, aten.index.Tensor(_value(x), [_value(i) for i in indices]))
     return out
 
 

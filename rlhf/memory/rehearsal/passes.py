@@ -1,8 +1,8 @@
 """Forward and backward passes on the stand-in device: they are marked among the events, and equal ones run only once.
 
 A batch is scored and trained on in micro-batches, most of them of one shape. A pass that makes gradients or merges
-weights is run each time. Any other is run once for each role and shape; with the lean trunk, once in each block of a
-role. The events of the rest are copies of its events, with new storages. The predicted memory is the same as if each
+weights is run each time. Any other is run once for each role and shape; with the lean trunk, once each time a role is
+entered. The events of the rest are copies of its events, with new storages. The predicted memory is the same as if each
 was run, because the replay of the allocator gets the events of all.
 """
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlhf.data.batch import Rollout, TrainingBatch
 from rlhf.memory.phases import PASS, Event, Work
+from rlhf.memory.rehearsal.known import known_numbers
 from rlhf.memory.rehearsal.peaks import Storage
 from rlhf.memory.rehearsal.tracker import Tracker
 from rlhf.models.shared_base import SharedBase
@@ -83,7 +84,7 @@ class Repeats:
         if isinstance(result, Tensor):
             storage = result.untyped_storage()
             index = self._tracker.storage_of(result)
-            whole = result.is_contiguous() and result.nbytes == storage.nbytes() and not hasattr(result, "_known")
+            whole = result.is_contiguous() and result.nbytes == storage.nbytes() and known_numbers(result) is None
             if index is None or not whole or result.requires_grad:
                 return None
             left ^= {index}
@@ -184,10 +185,10 @@ def _shape(rollout: Rollout) -> Hashable:
     parts = [rollout.prompt_length, rollout.response_length]
     if rollout.prompt_numbers is not None:
         parts.append(rollout.prompt_numbers)
-    known: list[Any] = [getattr(x, "_known", None) for x in parts]
-    if any(x is None for x in known):
+    known = [numbers for x in parts if (numbers := known_numbers(x)) is not None]
+    if len(known) < len(parts):
         return None
-    prompts, responses, *prompt_numbers = (x.tolist() for x in known)
+    prompts, responses, *prompt_numbers = (numbers.tolist() for numbers in known)
     first: dict[int, int] = {}  # prompts in the order in which they come
     order = [first.setdefault(number, len(first)) for number in prompt_numbers[0]] if prompt_numbers else None
     return tuple(prompts), tuple(responses), None if order is None else tuple(order), rollout.lower_states is None

@@ -60,7 +60,7 @@ def seams() -> list[Seam]:
 
 
 @contextmanager
-def shortened() -> Iterator[None]:
+def with_seams() -> Iterator[None]:
     """Replace the functions of the table inside the block."""
     with ExitStack() as patches:
         for seam in seams():

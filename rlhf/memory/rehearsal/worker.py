@@ -17,7 +17,7 @@ from rlhf.errors import UserError
 from rlhf.files import JsonObject
 from rlhf.memory.phases import DECODING_STEP, QUESTION, STAGE_ANSWER, STEP_ANSWER, RehearsedRole, RehearsedStep
 from rlhf.memory.rehearsal.meta_runs import RehearsalsAtDepths
-from rlhf.memory.rehearsal.seams import shortened
+from rlhf.memory.rehearsal.seams import with_seams
 from rlhf.process.libraries import import_bitsandbytes
 from rlhf.recipe import PinnedRecipe
 
@@ -47,7 +47,7 @@ def main() -> None:
 
     with quiet_libraries():
         import_bitsandbytes()
-    with quiet_libraries(), shortened():
+    with quiet_libraries(), with_seams():
         rehearse = RehearsalsAtDepths()
         for line in sys.stdin:
             question = QUESTION.validate_json(line)
