@@ -61,7 +61,8 @@ def markdown(record: PeerRecord) -> str:
     theirs = [name for name in record["figures"] if name.startswith("TRL, ")]
     like = [at for at, name in enumerate(theirs) if name in {peer for _, peer in ALIKE}]
     headings = [f"{clock} seconds per step (range)", "samples per wall second", "peak above the loaded models"]
-    headings += [f"{what}, times that of {theirs[at]}" for what in ("speed", "memory") for at in like]
+    designs = [theirs[at].removeprefix("TRL, ") for at in like]
+    headings += [f"{what} ÷ TRL ({design})" for what in ("speed", "memory") for design in designs]
     lines = [
         f"On {record['device']}, {record['date']}, commit `{(record['code']['commit'] or 'unknown')[:8]}`; median over "
         f"all measured steps of {record['repeats']} runs each, in turn:",

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.helpers import write_records
+from tests.records import write_records
 
 
 def evaluation(out: Path, rows: list[dict[str, Any]]) -> Path:

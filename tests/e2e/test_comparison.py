@@ -9,7 +9,8 @@ import pytest
 
 from rlhf.commands import compare
 from rlhf.errors import UserError
-from tests.helpers import rlhf, write_records
+from tests.helpers import rlhf
+from tests.records import write_records
 
 Z = 1.959963984540054
 

@@ -24,7 +24,8 @@ from rlhf.report.data import quality_of
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import verified
 from rlhf.run.outcomes import Quality
-from tests.helpers import beside, content_of, one_line_of, run_stages, small, write_records
+from tests.helpers import beside, content_of, one_line_of, run_stages, small
+from tests.records import write_records
 
 ROOT = Path("cpu-tiny/v1")
 WEIGHTS, CONFIG = "adapter/adapter_model.safetensors", "adapter/adapter_config.json"

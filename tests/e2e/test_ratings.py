@@ -12,7 +12,8 @@ from rlhf.errors import UserError
 from rlhf.rating import export, store
 from rlhf.rating.pairs import PairedAnswers, pair_answers
 from tests.e2e.evaluations import evaluation, row
-from tests.helpers import rlhf, write_records
+from tests.helpers import rlhf
+from tests.records import write_records
 
 
 def rate(root, *choices: tuple[str, int, str]) -> PairedAnswers:

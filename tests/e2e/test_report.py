@@ -26,7 +26,8 @@ from rlhf.run import records
 from rlhf.run.records import Summary
 from tests.browser import chromium as chromium
 from tests.browser import complaints, needs_browser, open_page
-from tests.helpers import RECIPE, content_of, manifest_of, not_none, run_stages, small, summary_of, write_records
+from tests.helpers import RECIPE, content_of, not_none, run_stages, small
+from tests.records import manifest_of, summary_of, write_records
 
 pytest.importorskip("plotly", reason="a report needs plotly")
 HOSTILE = [

@@ -26,7 +26,8 @@ from rlhf.observe import tracking
 from rlhf.process import distributed
 from rlhf.recipe import POLICIES
 from rlhf.terminal import wording
-from tests.helpers import RECIPE, SMALL, beside, noted, rlhf, summary_of
+from tests.helpers import RECIPE, SMALL, beside, noted, rlhf
+from tests.records import summary_of
 
 ROW = {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello", "rejected": "\n\nHuman: Hi\n\nAssistant: No"}
 LINE = json.dumps(ROW) + "\n"

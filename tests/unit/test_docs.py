@@ -559,7 +559,7 @@ def test_of_a_merge_the_commit_that_it_brought_in_is_looked_at(tmp_path):
 
 def test_a_release_has_its_part_of_the_changelog_as_notes(tmp_path):
     jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
-    assert jobs["check"]["steps"][-1]["run"] == ".ci/run" and jobs["wheel"]["needs"] == "check"
+    assert ".ci/run" in [step.get("run") for step in jobs["check"]["steps"]] and jobs["wheel"]["needs"] == "check"
     assert jobs["publish"]["needs"] == "wheel" and "--notes-file notes.md" in jobs["publish"]["steps"][-1]["run"]
     runs = [step["run"] for step in jobs["wheel"]["steps"] if "run" in step]
     (notes,) = (run for run in runs if "CHANGELOG.md" in run)

@@ -14,7 +14,8 @@ from rlhf import cli
 from rlhf.cli import next_steps
 from rlhf.cli.choice import Choice
 from rlhf.stages import runner
-from tests.helpers import RECIPE, not_none, rlhf, small, summary_of, write_records
+from tests.helpers import RECIPE, not_none, rlhf, small
+from tests.records import summary_of, write_records
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

@@ -12,7 +12,8 @@ from rlhf.cli.options import StrictCommand, listed
 from rlhf.process.sizes import size_in_bytes
 from rlhf.report import RunRecords
 from rlhf.report.data import quality_of
-from tests.helpers import RECIPE, manifest_of, rlhf
+from tests.helpers import RECIPE, rlhf
+from tests.records import manifest_of
 
 LINE = json.dumps({"prompt": "Hi", "chosen": "yes it is", "rejected": "no"}) + "\n"
 

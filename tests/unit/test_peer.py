@@ -67,7 +67,7 @@ def test_figures_are_medians_over_all_steps_and_ratios_are_to_both_of_the_peers(
     assert figures[names[2]]["memory_ratio"] == [0.5, 0.5]
     assert "| 2.25 (2.00 to 2.50) |" in markdown(record(figures))
     assert "| CPU seconds per step" in markdown(record(figures)).replace("| | ", "| ")
-    heading = " | ".join(f"{what}, times that of TRL, value model through LoRA" for what in ("speed", "memory"))
+    heading = " | ".join(f"{what} ÷ TRL (value model through LoRA)" for what in ("speed", "memory"))
     assert f"| {heading} |\n" in markdown(record(figures)), "to the design that is like one of ours"
     assert f"| {names[2]} | 2.25 (2.00 to 2.50) | {BATCH / 8:.2f} | 0 MiB | 4.44 | 0.50 |" in markdown(record(figures))
     assert "| update | 0.80 | 33% | 1 | 1.00 | 125% |" in phases_table(record(figures))

@@ -8,7 +8,7 @@ from rlhf.recipe import published
 from rlhf.run import records
 from rlhf.terminal import screen
 from rlhf.terminal.progress import Bar, working
-from tests.helpers import summary_of
+from tests.records import summary_of
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from rlhf.recipe.totals import Spent
 from rlhf.run import records
 from rlhf.run.records import Comparison
 from rlhf.stages.runner import import_stage
-from tests.helpers import summary_of
+from tests.records import summary_of
 
 ROOT = Path(__file__).parents[2]
 DIRECTORIES = recipe.available(ROOT / "recipes")

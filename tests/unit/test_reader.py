@@ -11,7 +11,7 @@ from rlhf.errors import UserError
 from rlhf.run import reader
 from rlhf.run.outcomes import SampleLine
 from rlhf.run.records import Comparison, MetricsLine, Summary
-from tests.helpers import summary_of
+from tests.records import summary_of
 
 
 def test_a_record_is_frozen_and_gives_the_content_of_its_file_back(tmp_path):

@@ -13,7 +13,8 @@ from rlhf.process import children
 from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.run import reader
 from rlhf.run.outcomes import Reproduction
-from tests.helpers import RECIPE, noted, write_records
+from tests.helpers import RECIPE, noted
+from tests.records import write_records
 
 LOADED = recipe.load(RECIPE)
 PACKAGES = dict.fromkeys(("torch", "transformers", "trl", "peft"), "1")
