@@ -232,11 +232,8 @@ stop_on   = $(foreach c,$(STOP_ON),--stop-on $(c))
 resume    = $(if $(filter 1 yes true,$(RESUME)),--resume,$(if $(filter 0 no false,$(RESUME)),--restart))
 if_needed = $(if $(filter $@,$(MAKECMDGOALS)),,--if-needed)
 
-hub_name    = $(if $(filter 2,$(words $(subst /, ,$(f)))),$(filter-out /% .% ~% %/ %.jsonl %.json %.gz %.parquet %.csv %.tsv,$(f)))
-looks_at    = $(subst -, ,$(filter data-check data-show,$(MAKECMDGOALS)))
-no_file     = DATA='$(f)': no such file. $(if $(looks_at),,$(if $(hub_name),A data set of the hub is named by its commit: SET="data.source=hub data.name=$(f) data.revision=COMMIT". ))A name with spaces cannot pass through make: use `rlhf $(or $(looks_at),run --data)`
-FILES_FOUND := $(foreach f,$(FILES),$(or $(wildcard $(f)),$(error FILES='$(f)': no such file. A name with spaces cannot pass through make: use `rlhf score`)))
-DATA_FILES := $(foreach f,$(DATA),$(or $(wildcard $(f)),$(error $(no_file))))
+FILES_FOUND := $(wildcard $(FILES))
+DATA_FILES  := $(wildcard $(DATA))
 
 # bin/in-container shows a container the same paths as the caller has.
 engine_name = $(if $(local),docker,$(RUNTIME))

@@ -6,6 +6,8 @@ command line or in the environment. This program needs no package, because none 
 """
 
 import difflib
+import glob
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +23,7 @@ STAGES = ("pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "evaluate", "me
 TRAIN = (*STAGES, "all")
 OF_RUNS = (*TRAIN, "chat", "score", "serve", "report", "ab", "judge")
 ON_DEVICE = (*TRAIN, "chat", "score", "serve", "reproduce", "bench", "bench-ablation", "bench-gpu", "bench-memory")
+IN_CONTAINER = (*ON_DEVICE, "fetch", "image", "shell", "engine")
 BENCHMARKS = ("bench", "bench-ablation", "bench-memory", "bench-peer-supervised")
 OF_RECIPES = ("setup", *OF_RUNS, "reproduce", "plan", "fetch", *BENCHMARKS, "bench-gpu", "image", "shell", "engine")
 
@@ -59,6 +62,8 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "CASES": ("fuzz",),
     "KILLS": ("fuzz",),
     "ONLY": ("fuzz",),
+    "BASE": (*IN_CONTAINER, "test-image"),
+    "FLASH_ATTN": IN_CONTAINER,
 }
 INSTEAD = {
     "FIT": ". First `make plan FIT={value}`, then its SET=",
@@ -70,11 +75,12 @@ QUOTED = (
     *("BASE", "DATA", "FILES", "FIT", "HW", "MODEL", "ONLY", "OUT", "PRICE", "RECIPE", "REPORT_TO", "REUSE", "SEEDS"),
     *("SET", "STOP_ON", "TEMPERATURE", "URL", "WEIGHTS"),
 )
-ONE_WORD = ("RECIPE", "RUNTIME", "STAGE")
+ONE_WORD = ("RECIPE", "RUNTIME", "STAGE", "VENV", "PYTHON")
 SWITCHES = ("1", "yes", "true", "0", "no", "false")
 TRACKERS = ("tensorboard", "trackio", "wandb")
 MODELS = ("base", "sft", "ppo", "rloo", "grpo", "dpo", "merge")  # with which `make chat` talks
 MOST = 6  # targets that a message names
+DATA_FILE = r"\.(jsonl|json|gz|parquet|csv|tsv)$"
 NUMBER = r"(\d+\.?\d*|\.\d+)"
 
 
@@ -91,13 +97,14 @@ class Variable(NamedTuple):
 
 def problems(targets: Sequence[str], given: Mapping[str, Variable]) -> Iterator[str]:
     """Yield what is wrong, what to mend first before the rest."""
+    # In the environment a variable may be meant for another program: its value counts only where a target reads it.
+    read = [variable for variable in given.values() if not {*targets}.isdisjoint(READ_BY.get(variable.name, targets))]
     yield from _unknown_variables(given.values())
-    yield from _values_for_no_shell(given.values())
+    yield from _values_for_no_shell([v for v in given.values() if v.origin == "command" or v in read])
     yield from _missing_variables(targets, given)
     yield from _variables_without_effect(targets, given.values())
-    # In the environment a variable may be meant for another program: its value counts only where a target reads it.
-    read = [variable for variable in given.values() if not {*targets}.isdisjoint(READ_BY.get(variable.name, ()))]
     yield from _wrong_values(read)
+    yield from _missing_files(targets, read)
     yield from _unknown_targets(targets)
 
 
@@ -150,12 +157,30 @@ def _wrong_values(read: Iterable[Variable]) -> Iterator[str]:
             yield f"{variable}: {_or(MODELS)}"
         if name == "SEED" and not re.fullmatch(r"\d*", variable.value):
             yield f'{variable}: one whole number; several are SEEDS="0 1", for `make reproduce`'
+        if name == "FLASH_ATTN" and variable.value not in ("", "0", "1"):
+            yield f"{variable}: write 1 or 0"
         if name == "PORT" and not (re.fullmatch(r"\d{1,5}", variable.value) and 1 <= int(variable.value) <= 65535):
             yield f"{variable}: a whole number from 1 to 65535"
         if name in ("CASES", "KILLS") and not re.fullmatch(r"\d*", variable.value):
             yield f"{variable}: a whole number"
         if name in ("PRICE", "TEMPERATURE") and not re.fullmatch(f"{NUMBER}?", variable.value):
             yield f"{variable}: a number, 0 or more"
+
+
+def _missing_files(targets: Sequence[str], read: Iterable[Variable]) -> Iterator[str]:
+    for name, _, value in (variable for variable in read if variable.name in ("DATA", "FILES")):
+        for word in value.split():
+            if glob.glob(os.path.expanduser(word)):
+                continue
+            looks_at = next((t for t in targets if t in ("data-check", "data-show")), None)
+            command = "score" if name == "FILES" else looks_at.replace("-", " ") if looks_at else "run --data"
+            of_hub = re.fullmatch(r"[^/.~][^/]*/[^/]+", word) and not re.search(DATA_FILE, word)
+            hint = ""
+            if name == "DATA" and of_hub and not looks_at:
+                key = f'SET="data.source=hub data.name={word} data.revision=COMMIT"'
+                hint = f"A data set of the hub is named by its commit: {key}. "
+            hint += f"A name with spaces cannot pass through make: use `rlhf {command}`"
+            yield f"{name}='{word}': no such file. {hint}"
 
 
 def _unknown_targets(targets: Sequence[str]) -> Iterator[str]:

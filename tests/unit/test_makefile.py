@@ -84,6 +84,8 @@ def test_help_all_has_one_line_for_each_target_and_variable(name):
         (("test", "RECIPE=recipes/cpu-tiny/v1"), "RECIPE changes nothing in `make test`"),
         (("report", "REUSE=runs"), "REUSE changes nothing in `make report`; it is for pretrain sft"),
         (("ab", "SET=ppo.steps=1"), "SET changes nothing in `make ab`"),
+        (("plan", "FLASH_ATTN=1"), "FLASH_ATTN changes nothing in `make plan`"),
+        (("setup", "VENV=a b"), "VENV=a b: give one word"),
         (("chat", "PRICE=3"), "PRICE changes nothing in `make chat`"),
         (("ppo", "SEED=1'"), "SEED=1': one whole number"),
         (("ppo", "HW=.*"), "HW=.*: no recipe for such hardware"),
@@ -554,6 +556,7 @@ def test_the_recipe_s_device_decides_and_not_a_folder_s_name(tmp_path):
         ("SEED=x", "SEED=x: one whole number; several are SEEDS="),
         ("PRICE=cheap", "PRICE=cheap: a number, 0 or more"),
         ("chat TEMPERATURE=-1", "TEMPERATURE=-1: a number, 0 or more"),
+        ("image FLASH_ATTN=yes", "FLASH_ATTN=yes: write 1 or 0"),
         ("fuzz KILLS=many", "KILLS=many: a whole number"),
         ("fuzz CASES=1.5", "CASES=1.5: a whole number"),
         ("chat STAGE=rm", "STAGE=rm: base, sft, ppo"),
@@ -592,11 +595,14 @@ def test_a_variable_of_the_environment_counts_only_where_a_target_reads_it():
     """Other programs have names such as STAGE and PORT too."""
 
     def run(target: str) -> str:
-        return make("-n", target, STAGE="prod", PORT="http", KILLS="many").stderr
+        other = {"DATA": "/none", "FILES": "/none", "MODEL": "gpt'4"}
+        return make("-n", target, STAGE="prod", PORT="http", KILLS="many", **other).stderr
 
     assert run("help") == run("test") == ""
     assert "STAGE=prod (from the environment): base, sft" in run("chat")
     assert "KILLS=many (from the environment): a whole number" in run("fuzz")
+    assert "MODEL: an apostrophe" in run("judge")
+    assert "DATA='/none': no such file" in make("-n", "sft", DATA="/none").stderr
 
 
 @pytest.mark.parametrize(("given", "expected"), [((), "24GB"), (("VRAM_CAP=12GB",), "12GB"), (("VRAM_CAP=",), "24GB")])
