@@ -105,7 +105,7 @@ def _show_strategies(loaded: PinnedRecipe, stages: Sequence[StageName], as_json:
 def _show_published(loaded: PinnedRecipe, stage: StageName | None, price: float | None, as_json: bool) -> None:
     """Print the published figures of a stage, or of all, beside their predictions."""
     with Predictor() as predictor, working("rehearsing the stages") as say:
-        made = planning.make(predictor, loaded, predicted_stages(loaded.recipe), price, say)
+        made = planning.make_plan(predictor, loaded, predicted_stages(loaded.recipe), price, say)
         costs = strategies.costs_alone(predictor.predict, loaded, "sft", say)
     rows = published_figures.compare(loaded, made, costs)
     tables.show_published(loaded, [row for row in rows if stage in (None, row.figure.stage)], as_json)
@@ -114,7 +114,7 @@ def _show_published(loaded: PinnedRecipe, stage: StageName | None, price: float 
 def _show_plan(loaded: PinnedRecipe, stages: Sequence[StageName], price: float | None, as_json: bool) -> None:
     """Print the plan. Raises UserError if a stage does not fit the card."""
     with Predictor() as predictor, working("rehearsing the stages") as say:
-        made = planning.make(predictor, loaded, stages, price, say)
+        made = planning.make_plan(predictor, loaded, stages, price, say)
     tables.show(made, as_json)
     if any(planned.fits is False for planned in made.stages.values()):
         options = shlex.join(typed_options(only=NAMES_RECIPE))

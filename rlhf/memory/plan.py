@@ -96,7 +96,7 @@ class Plan:
         return asdict(self)
 
 
-def make(
+def make_plan(
     predictor: Predictor,
     loaded: PinnedRecipe,
     stages: Sequence[StageName] = PREDICTED_STAGES,

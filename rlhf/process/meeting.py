@@ -40,7 +40,8 @@ def joined(loaded: PinnedRecipe, stage: StageName) -> Iterator[None]:
             raise UserError(f"rank {distributed.rank()} did not meet the others: {explain(str(error))}") from error
         try:
             distributed.agree(
-                "recipe", [loaded.sha256, recipes.settings(loaded.recipe, stage), loaded.recipe.hardware.engine]
+                "recipe",
+                [loaded.sha256, recipes.deciding_settings(loaded.recipe, stage), loaded.recipe.hardware.engine],
             )
             distributed.agree("code", code_version().commit)
             yield

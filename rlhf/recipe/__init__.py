@@ -3,7 +3,7 @@
 A recipe states everything that decides a run's outcome; rlhf/recipe/schema.py and its neighbours have its keys.
 """
 
-from rlhf.recipe.chain import comparable, differences, parents, settings, stages_before
+from rlhf.recipe.chain import comparable, deciding_settings, differences, parents, stages_before
 from rlhf.recipe.folders import available, check_directory, default_root, no_recipes, no_section, resolve
 from rlhf.recipe.names import (
     GROUPS,
@@ -90,6 +90,7 @@ __all__ = [
     "check_directory",
     "comparable",
     "content_hash",
+    "deciding_settings",
     "default_root",
     "differences",
     "load",
@@ -99,7 +100,6 @@ __all__ = [
     "parse_overrides",
     "random_weights_changes",
     "resolve",
-    "settings",
     "stage_name",
     "stages_before",
 ]

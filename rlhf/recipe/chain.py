@@ -40,7 +40,7 @@ def stages_before(recipe: Recipe, stage: StageName) -> list[StageName]:
     return [*parents(recipe, stage), *trained[:1]]
 
 
-def settings(recipe: Recipe, stage: StageName) -> JsonObject:
+def deciding_settings(recipe: Recipe, stage: StageName) -> JsonObject:
     """Return the part of a recipe that decides what `stage` and its parents produce.
 
     A run continues, or builds on another, only if these settings agree.
@@ -72,7 +72,7 @@ def comparable(figure: Figure, recipe: Recipe, overrides: Collection[str]) -> bo
     stages = totals.CHAIN if figure.stage == "all" else (figure.stage,)
     if figure.stage == "evaluate":
         stages += POLICIES
-    sections = {section for stage in stages for section in settings(recipe, stage)} - {"hardware", "seed"}
+    sections = {section for stage in stages for section in deciding_settings(recipe, stage)} - {"hardware", "seed"}
     return sections.isdisjoint(key.partition(".")[0] for key in overrides)
 
 

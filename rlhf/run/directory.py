@@ -124,7 +124,7 @@ class StageRun:
             "overrides": self.loaded.overrides,
             "stage": self.stage,
             "seed": self.loaded.recipe.seed,
-            "settings": recipes.settings(self.loaded.recipe, self.stage),
+            "settings": recipes.deciding_settings(self.loaded.recipe, self.stage),
             "parents": self.parents.hashes(),
             "parents_from": self.parents.folders_elsewhere(),
             "code": code_version().plain(),

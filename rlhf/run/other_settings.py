@@ -16,8 +16,8 @@ DATA = ("data.source", "data.files", "data.format")  # keys that --data sets
 def in_words(keys: Sequence[str], made: Mapping[str, object], asked: Mapping[str, object]) -> str:
     """Return the differing keys with both values: `ppo.kl_coef 0.1 (asked for: 0.11)`.
 
-    `made` and `asked` are nested settings, as `rlhf.recipe.settings` returns them. A section that only one of them has
-    comes last, without its values.
+    `made` and `asked` are nested settings, as `rlhf.recipe.deciding_settings` returns them. A section that only one of
+    them has comes last, without its values.
     """
     ordered = sorted(keys, key=lambda key: _is_section(made, key) or _is_section(asked, key))
     differing = [_difference(key, made, asked) for key in ordered[:MOST]]

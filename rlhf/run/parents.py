@@ -104,7 +104,7 @@ class Parents:
 
     def has_our_settings(self, manifest: records.Manifest, stage: StageName) -> bool:
         """Return whether a stage was made with the settings that this recipe has for it."""
-        return not recipes.differences(manifest.settings.plain(), recipes.settings(self.loaded.recipe, stage))
+        return not recipes.differences(manifest.settings.plain(), recipes.deciding_settings(self.loaded.recipe, stage))
 
     def check_same_settings(self, path: Path, stage: StageName) -> records.Manifest:
         """Return the manifest of a stage. Raises UserError if its settings differ from ours."""
@@ -116,7 +116,7 @@ class Parents:
 
     def _differences(self, path: Path, manifest: records.Manifest, stage: StageName) -> tuple[Sequence[str], str]:
         """Return the keys in which a stage was made with other settings than ours, and a sentence about them."""
-        made, expected = manifest.settings.plain(), recipes.settings(self.loaded.recipe, stage)
+        made, expected = manifest.settings.plain(), recipes.deciding_settings(self.loaded.recipe, stage)
         keys = recipes.differences(made, expected)
         return keys, f"{path} was made with {other_settings.in_words(keys, made, expected)}"
 

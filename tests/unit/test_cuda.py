@@ -166,5 +166,7 @@ def test_a_cap_is_a_share_of_the_card_without_the_context(monkeypatch):
 
 def test_determinism_is_no_other_run():
     """It decides rounding only: a run may go on with it, and its parents may have been without."""
-    with_it, without = (recipe.settings(small(hardware__deterministic=on).recipe, "sft") for on in (True, False))
+    with_it, without = (
+        recipe.deciding_settings(small(hardware__deterministic=on).recipe, "sft") for on in (True, False)
+    )
     assert with_it == without

@@ -55,7 +55,7 @@ def test_what_cannot_be_divided_is_refused():
 def test_the_number_of_processes_decides_nothing():
     one, two = small().recipe, small(hardware__count=2, hardware__engine="fsdp").recipe
     for stage in recipe.STAGES:
-        assert recipe.settings(one, stage) == recipe.settings(two, stage)
+        assert recipe.deciding_settings(one, stage) == recipe.deciding_settings(two, stage)
     alone = {"pretrain", "evaluate", "merge"}
     assert [two.processes(stage) for stage in recipe.STAGES] == [1 if s in alone else 2 for s in recipe.STAGES]
 

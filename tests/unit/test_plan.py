@@ -181,7 +181,7 @@ def test_a_recipe_without_an_architecture_cannot_be_planned(command, folder):
 def test_more_memory_than_the_card_has_is_exit_code_1(command, predictor, narrow):
     """Gaps between blocks and the driver count; merging leaves the card alone."""
     loaded = recipe.load(narrow)
-    made = plan.make(predictor, loaded, ("sft", "merge"))
+    made = plan.make_plan(predictor, loaded, ("sft", "merge"))
     row = made.stages["sft"]
     assert made.card_bytes == 2_000_000_000
     sizes = [(phase.peak_bytes, phase.needed_bytes or 0, phase.reserved_bytes or 0) for phase in row.phases.values()]
@@ -204,7 +204,7 @@ def test_what_fits_to_the_byte_fits(predictor, narrow):
     assert need < card_reserved_bytes(predicted.whole), "the cache that is given back on a full card is not needed"
     for size, fits in ((need, True), (need - 1, False)):
         loaded = recipe.load(narrow, {"hardware.memory_gb": size / 1e9})
-        assert plan.make(Known(predicted), loaded, ("sft",)).stages["sft"].fits is fits
+        assert plan.make_plan(Known(predicted), loaded, ("sft",)).stages["sft"].fits is fits
 
 
 def test_the_published_range_of_a_peak_is_read():
@@ -213,7 +213,7 @@ def test_the_published_range_of_a_peak_is_read():
         recipe.Figure(name=n, stage="sft", metric="peak_vram_gb", range=r, unit="GB", source="x")
         for n, r in (("a", (0.5, 1.5)), ("b", (None, 2.0)))
     ]
-    made = plan.make(Known(SFT), loaded._replace(figures=tuple(rows)), ("sft",))
+    made = plan.make_plan(Known(SFT), loaded._replace(figures=tuple(rows)), ("sft",))
     assert made.stages["sft"].published_bytes == (500_000_000, 2_000_000_000)
     assert made.stages["sft"].verdict == "met"  # the second allows it
 
@@ -710,7 +710,7 @@ def test_evaluations_are_those_of_a_run():
 
 
 def projected(price: float | None = None) -> plan.StageTime | None:
-    return plan.make(Known(SFT), sft_recipe(), ("sft",), price).stages["sft"].time
+    return plan.make_plan(Known(SFT), sft_recipe(), ("sft",), price).stages["sft"].time
 
 
 def test_hours_fall_with_the_card_s_rate(monkeypatch):
@@ -759,7 +759,7 @@ def test_two_cards_wait_for_each_other_where_the_layers_of_the_model_are_known()
             "model.architecture.model_type": model_type,
         }
         loaded = recipe.load(RECIPE, sft_recipe().overrides | overrides)
-        return plan.make(Known(SFT), loaded, ("sft",), None).stages["sft"].time
+        return plan.make_plan(Known(SFT), loaded, ("sft",), None).stages["sft"].time
 
     known, unknown = two("llama"), two("phi3")
     assert known and unknown and known.between_ranks and unknown.between_ranks is None
@@ -1020,7 +1020,7 @@ def test_a_strategy_that_cannot_be_predicted_does_not_hide_the_refusal(narrow):
 
 def test_a_plan_says_which_stage_it_rehearses():
     lines: list[str] = []
-    plan.make(Known(SFT), sft_recipe(), ("sft", "merge"), say=lines.append)
+    plan.make_plan(Known(SFT), sft_recipe(), ("sft", "merge"), say=lines.append)
     assert lines == ["rehearsing sft (1 of 2)", "rehearsing merge (2 of 2)"]
 
 

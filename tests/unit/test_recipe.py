@@ -244,7 +244,7 @@ def test_another_seed_is_no_modification_but_another_run():
     loaded = recipe.load(CPU, seed=5)
     assert (loaded.recipe.seed, loaded.modified) == (5, False)
     assert recipe.differences(
-        recipe.settings(loaded.recipe, "sft"), recipe.settings(recipe.load(CPU).recipe, "sft")
+        recipe.deciding_settings(loaded.recipe, "sft"), recipe.deciding_settings(recipe.load(CPU).recipe, "sft")
     ) == ["seed"]
 
 
@@ -325,21 +325,25 @@ def test_layers_with_adapters():
 
 
 def test_keys_that_older_runs_lack_change_nothing_at_their_defaults():
-    settings = recipe.settings(recipe.load(CPU).recipe, "ppo")
+    settings = recipe.deciding_settings(recipe.load(CPU).recipe, "ppo")
     lora, hardware = settings["lora"], settings["hardware"]
     assert isinstance(lora, dict) and "layers" not in lora
     assert isinstance(hardware, dict) and hardware.keys() & {"count", "engine", "deterministic", "trunk"} == set()
-    changed = recipe.settings(recipe.load(CPU, {"lora.layers": "upper_half", "hardware.trunk": "lean"}).recipe, "ppo")
+    changed = recipe.deciding_settings(
+        recipe.load(CPU, {"lora.layers": "upper_half", "hardware.trunk": "lean"}).recipe, "ppo"
+    )
     assert recipe.differences(settings, changed) == ["lora.layers"]
 
 
 def test_only_settings_that_decide_a_stage_count_for_it():
     base = recipe.load(CPU).recipe
     other = recipe.load(CPU, {"ppo.kl_coef": 0.9}).recipe
-    assert recipe.settings(base, "sft") == recipe.settings(other, "sft")
-    assert recipe.differences(recipe.settings(base, "ppo"), recipe.settings(other, "ppo")) == ["ppo.kl_coef"]
+    assert recipe.deciding_settings(base, "sft") == recipe.deciding_settings(other, "sft")
+    assert recipe.differences(recipe.deciding_settings(base, "ppo"), recipe.deciding_settings(other, "ppo")) == [
+        "ppo.kl_coef"
+    ]
     changed_parent = recipe.load(CPU, {"sft.learning_rate": 0.5}).recipe
-    assert recipe.settings(base, "ppo") != recipe.settings(changed_parent, "ppo")
+    assert recipe.deciding_settings(base, "ppo") != recipe.deciding_settings(changed_parent, "ppo")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.data.tokenize import Codec
+from rlhf.memory.card import cards
+from rlhf.memory.card.cards import Gpu
 from rlhf.memory.card.kernels import Args, Kwargs, Op
 from rlhf.memory.phases import PHASES
 from rlhf.memory.rehearsal.adapters import write_adapters
@@ -86,7 +88,8 @@ def decoding_steps(loaded: PinnedRecipe, layers: int = LAYERS) -> dict[str, Deco
     assert architecture and architecture.vocab_size
     with tempfile.TemporaryDirectory(prefix="rlhf-plan-") as folder:
         run = StageRun(Path(folder), changed, "ppo")
-        recorder = _Recorder(changed.recipe.hardware.device, architecture.vocab_size)
+        hardware = changed.recipe.hardware
+        recorder = _Recorder(hardware.device, architecture.vocab_size, cards.gpu_of(hardware.name))
         with recorder:
             shared = _roles(run)
             codec = load_codec(run)
@@ -129,8 +132,8 @@ def _roles(run: StageRun) -> SharedBase:
 class _Recorder(StandIn):
     """The stand-in device, writing down the operations of a block."""
 
-    def __init__(self, stands_for: Device, vocab_size: int):
-        super().__init__(stands_for, PHASES, vocab_size)
+    def __init__(self, stands_for: Device, vocab_size: int, gpu: Gpu):
+        super().__init__(stands_for, PHASES, vocab_size, gpu)
         self._layer: int | None = None
         self._operations_of_block: list[Operation] | None = None
 
