@@ -14,7 +14,6 @@ from rlhf.files import write_json
 from rlhf.memory import published_figures
 from rlhf.memory.predict import Predictor
 from rlhf.memory.strategies import StrategyCost, costs_alone, one_by_one
-from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PinnedRecipe, TrainingName
 from rlhf.run.packages import package_versions
 from rlhf.terminal.progress import working
@@ -56,8 +55,6 @@ def main(hw: str, directory: Path | None, changes: tuple[str, ...], count: int, 
 
 def record_of(loaded: PinnedRecipe, count: int, rounds: int, measured: dict[str, StageSteps]) -> AblationRecord:
     """Return the record of an ablation."""
-    with quiet_libraries():
-        from rlhf.process.torch_setup import device_of
     return {
         "date": provenance.today(),
         "code": provenance.code(),
@@ -65,7 +62,7 @@ def record_of(loaded: PinnedRecipe, count: int, rounds: int, measured: dict[str,
         "version": loaded.version,
         "recipe_sha256": loaded.sha256,
         "overrides": loaded.overrides,
-        "device": provenance.describe(device_of(loaded.recipe)),
+        "device": provenance.describe_for(loaded.recipe),
         "packages": package_versions(),
         "stage": STAGE,
         "steps": count,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from bench.kinds import Code, Device
 from rlhf.errors import UserError
+from rlhf.recipe import Recipe
 from rlhf.run.provenance import code_version
 
 if TYPE_CHECKING:
@@ -37,6 +38,16 @@ def describe(device: "torch.device") -> Device:
     from rlhf.observe.device import device_facts
 
     return cast(Device, device_facts(device))
+
+
+def describe_for(recipe: Recipe) -> Device:
+    """Return the facts about a recipe's device, with the threads of its runs, which are processes of their own."""
+    from rlhf.process.torch_setup import device_of
+
+    facts = describe(device_of(recipe))
+    if facts["type"] == "cpu" and recipe.hardware.threads:
+        facts["threads"] = recipe.hardware.threads
+    return facts
 
 
 def require_committed_code(option: str = "--save") -> None:

@@ -47,7 +47,7 @@ Measured, each with its commit, recipe hash, package versions, device and seeds.
 with the lean trunk and adapters in upper layers. This page is made by `make results-index` and checked by the tests.
 
 \\* These ratios are not exact: TRL's tokens are counted with those of its warm-up, whose seconds are left out
-([speed.md](../docs/speed.md#sft-reward-model-and-dpo)). They were not measured again.
+([speed.md](../docs/speed.md#sft-reward-model-and-dpo)). The newest record of the same comparison is exact.
 
 | record | what | device | date | commit | headline |
 | --- | --- | --- | --- | --- | --- |

@@ -21,14 +21,13 @@ import click
 from bench import options, steps
 from bench.clocks import clock_of
 from bench.kinds import SideFigures, StageSteps, SupervisedRecord
-from bench.provenance import code, describe, today
+from bench.provenance import code, describe_for, today
 from bench.reading import last_line
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.memory.rehearsal.short_runs import few_steps
 from rlhf.process.children import child_environment
-from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import Changes, PinnedRecipe, StageName
 from rlhf.terminal.tables import rows_table
 
@@ -85,8 +84,6 @@ def main(
 
 def record_of(loaded: PinnedRecipe, repeats: int, figures: dict[StageName, dict[str, SideFigures]]) -> SupervisedRecord:
     """Return the record of a comparison."""
-    with quiet_libraries():
-        from rlhf.process.torch_setup import device_of
     return {
         "date": today(),
         "code": code(),
@@ -95,7 +92,7 @@ def record_of(loaded: PinnedRecipe, repeats: int, figures: dict[StageName, dict[
         "version": loaded.version,
         "recipe_sha256": loaded.sha256,
         "overrides": loaded.overrides,
-        "device": describe(device_of(loaded.recipe)),
+        "device": describe_for(loaded.recipe),
         "packages": {name: version(name) for name in ("torch", "transformers", "trl", "peft")},
         "repeats": repeats,
         "stages_beside": figures,

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NotRequired
 
 import pytest
+import torch
 from click.testing import CliRunner
 from typing_extensions import TypedDict
 
@@ -13,8 +14,10 @@ from bench.memory import __main__ as memory
 from bench.peer import __main__ as peer
 from bench.peer import supervised
 from bench.reading import check, last_line, read
+from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.run.records import Code
+from tests.helpers import RECIPE
 
 ROOT = Path(__file__).parents[2]
 KINDS: dict[str, type[object]] = {
@@ -98,6 +101,13 @@ def test_code_that_is_not_committed_saves_no_record(monkeypatch, dirty, refused)
             provenance.require_committed_code()
     else:
         provenance.require_committed_code()
+
+
+def test_a_record_has_the_threads_of_the_recipe_s_runs_and_not_of_the_program_that_starts_them(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    assert provenance.describe_for(recipe.load(RECIPE).recipe)["threads"] == 1
+    changed = recipe.load(RECIPE, {"hardware.threads": None})
+    assert provenance.describe_for(changed.recipe)["threads"] == 7
 
 
 @pytest.mark.parametrize(
