@@ -15,6 +15,11 @@ from rlhf.terminal import say
 from rlhf.terminal.progress import Bar
 
 REPLY_CHARACTERS = 200  # characters of a reply that are stored
+# Words that may stand before the letter that ends a line. Any other, such as "worse" or "not", may deny the choice.
+LEADS = {
+    *("answer", "verdict", "choice", "winner", "is", "the", "my", "final", "better", "best", "correct"),
+    *("i", "prefer", "choose", "pick", "so", "thus", "therefore", "overall"),
+}
 QUESTION = """\
 Two assistants answered the last message of a conversation. Which answer is better? Judge what it says: is it to the \
 point, correct, helpful and harmless. Length, formatting and the order of the answers are no reasons.
@@ -55,20 +60,22 @@ def _question(pair: Pair, order: AnswerOrder) -> str:
 def letter(reply: str) -> str | None:
     """Return the choice of a reply, A, B or C, or None if it names none or several.
 
-    A letter counts before a reason, alone on a line, or at the end of a line after words such as `answer is`. A letter
-    within a sentence does not: `answer B is too long`; nor does one that is denied: `the worse answer is B`.
+    A letter counts where the reply begins with it, as in `A: it says more`, alone on a line, and at the end of a line
+    that holds nothing else but LEADS: `the better answer is A`. Other letters are part of the reasons: `answer B is too
+    long`, `the worse answer is B`.
     """
     text = reply.rpartition("</think>")[2].strip()  # earlier text is reasoning, not the choice
     if "<think>" in text:
         return None  # the reply was cut off before its choice
-    last_word = r"(.*\b(?:answer|verdict|choice|winner)\b(?:\s+is\b)?)?[\W_]*([ABC]|tie)[\W_]*"
-    letters = set(re.findall(r"^[\W_]*([ABC])[.,:;)\]*](?!\s*[ABC]\b)", text, re.I | re.M))
+    begin = r"^[\W_]*([ABC])(?:[.:;)\]*]|,(?!\s*(?-i:[ABC])\b))"  # "A, B and C are options" names no choice
+    begun = {name.upper() for name in re.findall(begin, text, re.I | re.M)}
+    letters = begun if re.match(begin, text, re.I) and len(begun) == 1 else set()  # a list of A and B is no choice
     for line in text.splitlines():
-        match = re.fullmatch(last_word, line, re.I)
-        before = match[1] or "" if match else ""
-        if match and not re.search(r"\b(?:[ABC]|(?i:not|never|neither|worse|worst))\b|(?i:n't)\b", before):
-            letters.add(match[2])
-    letters = {name.upper().replace("TIE", "C") for name in letters}
+        *leads, last = re.findall(r"[^\W_]+", line) or [""]
+        name = last.upper().replace("TIE", "C")
+        goes_on = leads and (last == "a" or line.rstrip(" *").endswith(":"))  # an article; the heading `Answer A:`
+        if name in ("A", "B", "C") and LEADS.issuperset(map(str.lower, leads)) and not goes_on:
+            letters.add(name)
     return letters.pop() if len(letters) == 1 else None
 
 

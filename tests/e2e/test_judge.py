@@ -385,6 +385,12 @@ def test_people_and_judges_are_compared(root, asked, stub):
         *(("The worse answer is B", None), ("Worse answer: B", None), ("It isn't answer B.", None)),
         *(("A) wrong.\nB) right.\nSo B is better.", None), ("A, B and C are options; I choose B", None)),
         *(("I prefer answer B.", "B"), ("Neither A nor B", None), ("A: longer.\n\nVerdict: B", None)),
+        *(("A. A is more helpful.", "A"), ("B: a clear and correct answer.", "B"), ("B, a clear answer", "B")),
+        *(("Answer: B\n\nReasons:\nA: rude\nB: kind", "B"), ("Let me see.\n\nA: This is helpful but", None)),
+        *((f"The {word} answer is B", None) for word in ("wrong", "incorrect", "weaker", "losing", "less helpful")),
+        *(("Overall, I prefer the\nbetter answer: A", "A"), ("The better answer is a\nshort one.", None)),
+        *(("**Answer A:**\nIt is polite, but", None), ("Answer A:\nrude\n\nAnswer B:\nkind\n\nB", "B")),
+        *(("The final verdict is **tie**", "C"), ("So I choose B.", "B"), ("I wouldn't choose B.", None)),
         *(
             ("", None),
             ("D", None),
