@@ -115,11 +115,15 @@ comma := ,
 space := $(subst ,, )
 
 # Checked first: make would ignore a misspelt variable, and install packages before `rlhf` could refuse a value.
-set       = $(filter command environment,$(firstword $(origin $v)))
+set_by    = $(filter command environment,$(firstword $(origin $v)))
 variables = $(shell sed -n 's/^\([A-Z_]*\) ?=.*/\1/p' $(firstword $(MAKEFILE_LIST)))
-given     = $(sort $(variables) $(foreach v,$(.VARIABLES),$(if $(filter command,$(set)),$v)))
-problem  := $(shell $(PYTHON) bin/check_make.py $(foreach t,$(MAKECMDGOALS),'$(subst ','\'',$t)') -- $(foreach v,$(given),$(if $(set),'$v:$(set)=$(subst ','\'',$($v))')) 2>/dev/null)
-$(if $(problem),$(error $(problem)))
+given     = $(sort $(variables) $(foreach v,$(.VARIABLES),$(if $(filter command,$(set_by)),$v)))
+quoted    = '$(subst ','\'',$1)'
+checker  := $(or $(wildcard $(VENV)/bin/python),$(PYTHON)) bin/check_make.py
+problem  := $(shell $(checker) $(foreach t,$(MAKECMDGOALS),$(call quoted,$t)) -- $(foreach v,$(given),$(if $(set_by),$(call quoted,$v:$(set_by)=$($v)))) 2>/dev/null || echo failed)
+unchecked = `$(checker)`, which checks what make is given, does not run: needs Python 3.11, 3.12 or 3.13. Try: make setup PYTHON=python3.12
+$(if $(filter-out failed,$(problem)),$(error $(problem)))
+$(if $(filter-out help help-all clean,$(if $(problem),$(MAKECMDGOALS))),$(error $(unchecked)))
 
 # The recipe's device decides whether a container and CUDA's packages are needed. HW names the hardware of a recipe: the
 # first recipe.yaml with such a `name:` is read here. `rlhf` itself chooses the recipe's version.
@@ -131,7 +135,7 @@ no_recipe   := RECIPE=$(RECIPE): no recipe.yaml there; name the folder of a vers
 else
 recipe_dirs := $(or $(RLHF_RECIPES),recipes)
 # Only a plain name reaches the pattern below.
-plain_name  := $(shell printf '%s\n' '$(subst ','\'',$(HW))' | grep -xE '[A-Za-z0-9_-]+')
+plain_name  := $(shell printf '%s\n' $(call quoted,$(HW)) | grep -xE '[A-Za-z0-9_-]+')
 recipe_file := $(if $(plain_name),$(firstword $(shell grep -lE '\bname: *"?$(plain_name)"? *([,\#}]|$$)' $(recipe_dirs)/*/v*/recipe.yaml 2>/dev/null)))
 hardware     = $(sort $(shell sed -nE '/^hardware:/,/^[^ \#h]/ s/^ +name: *"?([^" ]+).*/\1/p' $(wildcard $(recipe_dirs)/*/v*/recipe.yaml)))
 no_recipe    = HW=$(HW): no recipe for such hardware$(if $(hardware),$(comma) only for $(hardware)). `make recipes` lists them
@@ -215,7 +219,7 @@ serve: $(ready) merge ## merge if needed, and serve the model at an OpenAI-compa
 	@$(rlhf) serve $(strip $(recipe) $(options) $(seed) --port $(PORT) $(if $(local),,--host 0.0.0.0))
 
 # For the commands that are named as next, or as missing: the variables that were set, not their defaults.
-$(STAGES) chat score serve: export RLHF_MAKE = $(foreach v,HW RECIPE DATA OUT REUSE WEIGHTS SET SEED PRICE RUNTIME IMAGE VENV,$(if $(set),$v='$($v)'))
+$(STAGES) chat score serve: export RLHF_MAKE = $(foreach v,HW RECIPE DATA OUT REUSE WEIGHTS SET SEED PRICE RUNTIME IMAGE VENV,$(if $(set_by),$v='$($v)'))
 $(STAGES):
 	@$(rlhf) run $@ --with-parents $(strip $(recipe) $(options) $(reuse) $(seed) $(report_to) $(stop_on) $(resume) $(if_needed) $(price))
 
@@ -232,8 +236,9 @@ stop_on   = $(foreach c,$(STOP_ON),--stop-on $(c))
 resume    = $(if $(filter 1 yes true,$(RESUME)),--resume,$(if $(filter 0 no false,$(RESUME)),--restart))
 if_needed = $(if $(filter $@,$(MAKECMDGOALS)),,--if-needed)
 
-FILES_FOUND := $(wildcard $(FILES))
-DATA_FILES  := $(wildcard $(DATA))
+# A name that is no file stays as it is, for `rlhf` to refuse.
+FILES_FOUND := $(foreach f,$(FILES),$(or $(wildcard $f),$f))
+DATA_FILES  := $(foreach f,$(DATA),$(or $(wildcard $f),$f))
 
 # bin/in-container shows a container the same paths as the caller has.
 engine_name = $(if $(local),docker,$(RUNTIME))
@@ -257,7 +262,7 @@ data_name   = $(basename $(patsubst %.gz,%,$(notdir $(firstword $(DATA_FILES))))
 
 ##@ Container (GPU recipes run in it)
 image: engine ## build the image; stages do it when needed
-	@$(engine_name) build $(if $(BASE),--build-arg BASE='$(BASE)') --build-arg FLASH_ATTN=$(FLASH_ATTN) --build-arg VERSION=$(version) --build-arg COMMIT=$(commit) -t $(IMAGE) .
+	@$(engine_name) build $(if $(BASE),--build-arg BASE='$(BASE)') --build-arg FLASH_ATTN=$(if $(filter 1 yes true,$(FLASH_ATTN)),1,0) --build-arg VERSION=$(version) --build-arg COMMIT=$(commit) -t $(IMAGE) .
 shell: engine $(if $(filter file,$(origin IMAGE)),image) ## open a shell in the container, with the same folders
 	@$(container) --entrypoint bash $(IMAGE)
 engine:

@@ -75,13 +75,20 @@ QUOTED = (
     *("BASE", "DATA", "FILES", "FIT", "HW", "MODEL", "ONLY", "OUT", "PRICE", "RECIPE", "REPORT_TO", "REUSE", "SEEDS"),
     *("SET", "STOP_ON", "TEMPERATURE", "URL", "WEIGHTS"),
 )
-ONE_WORD = ("RECIPE", "RUNTIME", "STAGE", "VENV", "PYTHON")
+ONE_WORD = ("RECIPE", "RUNTIME", "STAGE", "VENV")
 SWITCHES = ("1", "yes", "true", "0", "no", "false")
-TRACKERS = ("tensorboard", "trackio", "wandb")
-MODELS = ("base", "sft", "ppo", "rloo", "grpo", "dpo", "merge")  # with which `make chat` talks
+CHOICES = {
+    "STAGE": ("base", "sft", "ppo", "rloo", "grpo", "dpo", "merge"),
+    "REPORT_TO": ("tensorboard", "trackio", "wandb", "none"),
+    "STOP_ON": (
+        *("nan", "flat_loss", "rising_loss", "flat_reward", "large_updates", "same_scores", "chance", "overconfident"),
+        *("high_kl", "negative_kl", "longer", "fewer_ends", "repetition", "entropy_collapse", "no_signal", "clipping"),
+        *("value_explosion", "all"),
+    ),
+}
 MOST = 6  # targets that a message names
 DATA_FILE = r"\.(jsonl|json|gz|parquet|csv|tsv)$"
-NUMBER = r"(\d+\.?\d*|\.\d+)"
+NUMBER = r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?"
 
 
 class Variable(NamedTuple):
@@ -149,21 +156,19 @@ def _variables_without_effect(targets: Sequence[str], given: Iterable[Variable])
 def _wrong_values(read: Iterable[Variable]) -> Iterator[str]:
     for variable in read:
         name, words = variable.name, variable.value.split()
-        if name in ("RESUME", "SUMMARY") and not {*words} <= {*SWITCHES}:
+        if name in ("RESUME", "SUMMARY", "FLASH_ATTN") and not {*words} <= {*SWITCHES}:
             yield f"{variable}: write 1 or 0 (yes, true, no and false mean the same)"
-        if name == "REPORT_TO" and not {*words} <= {*TRACKERS, "none"}:
-            yield f"{variable}: {_or(TRACKERS)}"
-        if name == "STAGE" and not {*words} <= {*MODELS}:
-            yield f"{variable}: {_or(MODELS)}"
+        if name in CHOICES and not {*words} <= {*CHOICES[name]}:
+            yield f"{variable}: {_or(CHOICES[name])}"
+        if name == "SEEDS" and not re.fullmatch(r"[\d\s,]*\d[\d\s,]*", variable.value):
+            yield f'{variable}: whole numbers, for example "0 1 2"'
         if name == "SEED" and not re.fullmatch(r"\d*", variable.value):
             yield f'{variable}: one whole number; several are SEEDS="0 1", for `make reproduce`'
-        if name == "FLASH_ATTN" and variable.value not in ("", "0", "1"):
-            yield f"{variable}: write 1 or 0"
         if name == "PORT" and not (re.fullmatch(r"\d{1,5}", variable.value) and 1 <= int(variable.value) <= 65535):
             yield f"{variable}: a whole number from 1 to 65535"
         if name in ("CASES", "KILLS") and not re.fullmatch(r"\d*", variable.value):
             yield f"{variable}: a whole number"
-        if name in ("PRICE", "TEMPERATURE") and not re.fullmatch(f"{NUMBER}?", variable.value):
+        if name in ("PRICE", "TEMPERATURE") and not re.fullmatch(f"({NUMBER})?", variable.value, re.I):
             yield f"{variable}: a number, 0 or more"
 
 
