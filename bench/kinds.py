@@ -245,6 +245,7 @@ class SupervisedRecord(OfRecipe):
     date: str  # ISO 8601
     peer: str
     packages: dict[str, str]
+    steps: NotRequired[int]  # of each run; missing in records from before the key
     repeats: int
     stages_beside: dict[StageName, dict[str, SideFigures]]  # ours; trl; trl, tuned
 

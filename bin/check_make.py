@@ -175,7 +175,7 @@ def _wrong_values(read: Iterable[Variable]) -> Iterator[str]:
 def _missing_files(targets: Sequence[str], read: Iterable[Variable]) -> Iterator[str]:
     for name, _, value in (variable for variable in read if variable.name in ("DATA", "FILES")):
         for word in value.split():
-            if glob.glob(os.path.expanduser(word)):
+            if glob.glob(os.path.expanduser(word.replace("[^", "[!"))):
                 continue
             looks_at = next((t for t in targets if t in ("data-check", "data-show")), None)
             command = "score" if name == "FILES" else looks_at.replace("-", " ") if looks_at else "run --data"

@@ -79,10 +79,12 @@ def main(
     rows = [_row(stage, name, row) for stage, sides in figures.items() for name, row in sides.items()]
     rows_table(f"{loaded.name} {loaded.version} compared with trl {version('trl')}", columns, rows)
     if save:
-        write_json(save, record_of(loaded, repeats, figures))
+        write_json(save, record_of(loaded, count, repeats, figures))
 
 
-def record_of(loaded: PinnedRecipe, repeats: int, figures: dict[StageName, dict[str, SideFigures]]) -> SupervisedRecord:
+def record_of(
+    loaded: PinnedRecipe, count: int, repeats: int, figures: dict[StageName, dict[str, SideFigures]]
+) -> SupervisedRecord:
     """Return the record of a comparison."""
     return {
         "date": today(),
@@ -94,6 +96,7 @@ def record_of(loaded: PinnedRecipe, repeats: int, figures: dict[StageName, dict[
         "overrides": loaded.overrides,
         "device": describe_for(loaded.recipe),
         "packages": {name: version(name) for name in ("torch", "transformers", "trl", "peft")},
+        "steps": count,
         "repeats": repeats,
         "stages_beside": figures,
     }

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf  # type: ignore[import-not-found]
 from safetensors.torch import load_file, save_file
 from torch.utils.data import Dataset
 
-from bench.peer.training import Clock, timed
+from bench.peer.training import StepClock, timed
 
 EPOCHS, RESPONSE = 4, 64
 
@@ -156,7 +156,7 @@ def main() -> None:
     cuda = json.loads((options.inputs / "settings.json").read_text())["device"] == "cuda"
     if not cuda:
         torch.set_num_threads(1)
-    clock = Clock()
+    clock = StepClock()
 
     class Timed(recipe_class()):  # type: ignore[misc]
         def cleanup_after_step(self, *arguments: Any, **named: Any) -> None:

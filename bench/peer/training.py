@@ -18,7 +18,7 @@ class Taken(TypedDict):
     peak: int  # bytes
 
 
-class Clock(TrainerCallback):
+class StepClock(TrainerCallback):
     """Wall and CPU seconds at the end of every optimizer step, and the tokens that the trainer has counted by then."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Clock(TrainerCallback):
         self.marks.append((time.monotonic(), time.process_time()))
 
 
-def timed(trainer: Any, clock: Clock, cuda: bool, warm_up: int) -> Taken:
+def timed(trainer: Any, clock: StepClock, cuda: bool, warm_up: int) -> Taken:
     """Train; return wall and CPU seconds of each step after the first `warm_up`, and by how much memory grew, in bytes.
 
     Growth is the peak less what was held before the first step: of resident pages on a CPU, of torch's allocator on a

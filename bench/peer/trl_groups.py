@@ -18,7 +18,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from bench.peer.training import Clock, timed
+from bench.peer.training import StepClock, timed
 from rlhf.stages.online.reward_functions import find
 
 BETA = {"rloo": 0.05, "grpo": 0.0}  # TRL's defaults
@@ -73,7 +73,7 @@ def main() -> None:
     rows = [json.loads(line) for line in (options.inputs / "pairs.jsonl").read_text().splitlines()]
     prompts = [f"{tokenizer.bos_token} {row['prompt']}" for row in rows]  # as ours begin
     config, trainer = {"rloo": (RLOOConfig, RLOOTrainer), "grpo": (GRPOConfig, GRPOTrainer)}[options.method]
-    clock = Clock()
+    clock = StepClock()
     built = trainer(
         model=model,
         args=configuration(config, options, settings),

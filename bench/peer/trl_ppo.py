@@ -21,7 +21,7 @@ from trl.experimental.ppo import (  # type: ignore[import-not-found]  # in TRL 1
     PPOTrainer,
 )
 
-from bench.peer.training import Clock, timed
+from bench.peer.training import StepClock, timed
 
 
 def configuration(options: argparse.Namespace, settings: Mapping[str, Any]) -> Any:
@@ -74,7 +74,7 @@ def main() -> None:
         names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
         value = get_peft_model(value, LoraConfig(task_type="SEQ_CLS", **{**lora, "target_modules": names}))
     prompts = json.loads((options.inputs / "prompts.json").read_text())
-    clock = Clock()
+    clock = StepClock()
     trainer = PPOTrainer(
         args=configuration(options, settings),
         processing_class=tokenizer,

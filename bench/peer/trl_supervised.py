@@ -13,7 +13,7 @@ from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, S
 
 from bench.kinds import StageSteps
 from bench.peer.supervised import Asked
-from bench.peer.training import Clock, timed
+from bench.peer.training import StepClock, timed
 from bench.steps import WARM_UP, spread
 from rlhf import recipe as recipes
 from rlhf.data import formats
@@ -62,7 +62,7 @@ def main() -> None:
         **asked["settings"],
     )
     cuda = device.type == "cuda"
-    clock = Clock()
+    clock = StepClock()
     task = "SEQ_CLS" if stage == "rm" else "CAUSAL_LM"
     base = load_base(run, device, head="score" if stage == "rm" else "lm")
     base.config.pad_token_id = codec.pad_id

@@ -303,6 +303,7 @@ def _messages(values: list[object], key: str) -> tuple[Message, ...]:
         location = f"{key}[{number}]"
         if not isinstance(value, dict):
             raise Malformed(f"'{location}' is {_type_name(value)}; a message is an object with role and content")
+        value = {name: content for name, content in value.items() if content is not None}  # Parquet fills nulls in
         name = value.get("role", value.get("from"))
         role = _ROLES.get(name) if isinstance(name, str) else None
         if role is None:

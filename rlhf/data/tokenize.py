@@ -116,10 +116,10 @@ class Codec:
     ) -> tuple[list[Encoded | None], Counter[str]]:
         """Return the ids of each (prompt messages, response), and counts of what was cut.
 
-        A row whose whole response was cut away gives None. A response with its EOS gets the tokens that the prompt
-        leaves of `max_length`, and at most `max_response_length`. The response is the part of the whole text's ids that
-        follows the prompt, so that training sees exactly what sampling continues. Where tokens merge across that
-        border, prompt and response are encoded apart.
+        A row whose whole response was cut away, or that has none before its EOS, gives None. A response with its EOS
+        gets the tokens that the prompt leaves of `max_length`, and at most `max_response_length`. The response is the
+        part of the whole text's ids that follows the prompt, so that training sees exactly what sampling continues.
+        Where tokens merge across that border, prompt and response are encoded apart.
         """
         texts = [self.prompt_text(prompt) for prompt, _ in rows]
         answers = [self._answer_text(*row, text) for row, text in zip(rows, texts, strict=True)]
@@ -157,10 +157,11 @@ class Codec:
             counts["prompts_cut"] += len(prompt) > max_prompt_length
             prompt = self._cut_prompt(prompt, max_prompt_length)
             room = min(max_length - len(prompt), max_response_length or max_length)
-            end = response.index(self.eos_id) if self.eos_id in response else None  # the text itself holds the token
-            counts["responses_cut"] += 0 < room < len(response) + 1 or end is not None
-            response = response[:end]
-            response = [*response, self.eos_id][: max(room, 0)]
+            end = response.index(self.eos_id) if self.eos_id in response else len(response)  # the text may hold it
+            lost = len(response) > end + 1
+            room = max(room, 0) if end else 0  # nothing before its end: no response
+            counts["responses_cut"] += room > 0 and (lost or room < end + 1)
+            response = [*response[:end], self.eos_id][:room]
             counts["dropped"] += not response
             encoded.append(Encoded(prompt, response) if response else None)
         return encoded, counts

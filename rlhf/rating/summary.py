@@ -17,7 +17,7 @@ Vote = tuple[Rating, Pair]
 
 
 class Agreement(NamedTuple):
-    """The share of `of` decided pairs whose preferred answer also has the higher value."""
+    """Of `of` ratings that prefer an answer, the share whose preferred answer also has the higher value."""
 
     share: float
     of: int

@@ -39,8 +39,8 @@ class _Size(NamedTuple):
 class Yaml(yaml.SafeLoader):
     """A loader of YAML 1.1 with four changes.
 
-    1e-4 is a number; a date is text; keys are text and may not repeat; 1:30 and 010 are refused, since YAML 1.1 reads
-    them as 90 and 8.
+    1e-4 and -.5 are numbers; a date is text; keys are text and may not repeat; 1:30 and 010 are refused, since YAML
+    1.1 reads them as 90 and 8.
     """
 
     def __init__(self, text: str):
@@ -132,7 +132,8 @@ def _number(kind: str) -> Callable[[Yaml, yaml.ScalarNode], float]:
     def bounded(loader: Yaml, node: yaml.ScalarNode) -> float:
         if len(node.value) > MAX_DIGITS:
             raise _problem(f"a number of {len(node.value):,} characters; write it with {MAX_DIGITS} at most", node)
-        if ":" in node.value or re.match(r"[-+]?0[0-9_]", node.value):  # YAML 1.1 reads 1:30 as 90 and 010 as 8
+        # YAML 1.1 reads 1:30 as 90 and 010 as 8.
+        if ":" in node.value or (kind == "int" and re.match(r"[-+]?0[0-9_]", node.value)):
             base_60 = "a number to base 60; write a number without the colon"
             meaning = base_60 if ":" in node.value else "an octal number; write a number without the leading 0"
             raise _problem(f"{node.value} would be {meaning}, or put a text in quotes", node)
@@ -153,7 +154,8 @@ Yaml.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in patterns if tag != _TAG + "timestamp"]
     for first, patterns in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-Yaml.add_implicit_resolver(_TAG + "float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
+_FURTHER_FLOATS = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+|\.[0-9]+([eE][-+]?[0-9]+)?)$")  # 1e-4, -.5, .5e3
+Yaml.add_implicit_resolver(_TAG + "float", _FURTHER_FLOATS, list("-+.0123456789"))
 
 
 def parse(text: str, source: str, lines: bool = True) -> JsonValue:

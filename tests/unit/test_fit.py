@@ -42,6 +42,25 @@ def test_the_base_is_not_refused_where_a_prediction_has_room_for_it(pinned):
         assert 0.85 * most < fit.base_bytes(keys, stage) <= most, stage
 
 
+@pytest.mark.parametrize("largest_first", [False, True])
+@pytest.mark.parametrize("misled", [0.01, 0.99])
+@pytest.mark.parametrize("fitting", range(9))
+def test_the_largest_that_fits_is_found_wherever_the_first_try_points_to(
+    fitting: int, misled: float, largest_first: bool
+):
+    """Of eight candidates, the first `fitting` fit; the fractions that are found are no measure of how many."""
+    tries: list[int] = []
+
+    def fraction(candidate: fit.Candidate) -> float:
+        tries.append(candidate.rows)
+        return 1.0 / misled if candidate.rows <= fitting else misled
+
+    candidates = [fit.Candidate({}, 1.0, rows) for rows in range(1, 9)]
+    found = fit._largest_that_fits(candidates, fraction, largest_first)
+    assert found == (candidates[fitting - 1] if fitting else None)
+    assert len(tries) == len(set(tries)) <= 5
+
+
 def test_rows_that_are_scored_together_are_searched_apart_from_the_micro_batch():
     """A row takes 10 bytes while it is sampled or trained on, and 20 while it is scored; evaluation does both."""
 

@@ -177,6 +177,7 @@ SHAREGPT = {"conversations": [{"from": "human", "value": "Capital of Peru?"}, {"
         {"prompt": MESSAGES["messages"][:1], "completion": MESSAGES["messages"][1:]},
         {"prompt": "\n\nHuman: Capital of Peru?\n\nAssistant:", "completion": " Lima."},
         MESSAGES,
+        {"conversations": [{"role": None, "content": None, **turn} for turn in SHAREGPT["conversations"]]},
         {**MESSAGES, "prompt": "Capital of Peru?", "prompt_id": "7"},
         SHAREGPT,
     ],

@@ -195,7 +195,7 @@ def test_both_sides_of_a_method_without_a_critic_have_the_same_settings(method, 
 
 def test_steps_after_the_warm_up_and_the_growth_of_memory_are_counted(monkeypatch):
     """Three steps of 1, 2 and 3 s; a block of 64 MiB that is freed before training ends is in the peak."""
-    clock, now = training.Clock(), iter([0.0, 1.0, 3.0, 6.0])
+    clock, now = training.StepClock(), iter([0.0, 1.0, 3.0, 6.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
 
     class Trainer:

@@ -69,6 +69,14 @@ def test_a_response_is_cut_at_the_eos_that_its_text_holds_and_that_is_counted(te
     assert counts["responses_cut"] == 1
 
 
+def test_an_eos_with_nothing_behind_or_before_it_cuts_no_response(codec):
+    eos = codec.tokenizer.eos_token
+    codec = Codec(codec.tokenizer, "plain")
+    (whole, same, none), counts = codec.encode([(PROMPT, "a b"), (PROMPT, f"a b{eos}"), (PROMPT, f"{eos}a")], 128, 999)
+    assert whole and same == whole and none is None
+    assert (counts["responses_cut"], counts["dropped"]) == (0, 1)
+
+
 def test_a_cut_response_has_no_eos_and_is_counted(codec):
     (whole,), _ = codec.encode([(PROMPT, "The capital is Paris.")], 64, 999)
     limit = len(whole.prompt) + len(whole.response) - 1
