@@ -27,6 +27,7 @@ from bench.reading import check, read
 from bench.records import Origin
 from rlhf.cli import guarded
 from rlhf.errors import UserError
+from rlhf.recipe import as_yaml
 from rlhf.recipe.published import MET, MISSED, NOT_COMPARABLE, NOT_MEASURED, count
 from rlhf.run import reader
 from rlhf.run.finished import totals
@@ -123,7 +124,7 @@ def _supervised(content: object, source: str) -> tuple[str, str]:
     record = check(content, SupervisedRecord, source)
     ours = {stage: sides["ours"] for stage, sides in record["stages_beside"].items()}
     peer = record["peer"].partition(" at ")[0]
-    settings = [f"{key}={value}" for key, value in record.get("overrides", {}).items()]
+    settings = [f"{key}={as_yaml(value)}" for key, value in record.get("overrides", {}).items()]
     mark = r" \*" if str(record["code"]["commit"])[:8] in TOKENS_OF_WARM_UP else ""
     subject = ", ".join([f"steps compared with {peer}", *settings, f"{clock_of(ours.values())} seconds"])
     ratios = (
