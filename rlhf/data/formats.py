@@ -108,7 +108,7 @@ class Advice(NamedTuple):
 
 RECIPE_ADVICE = Advice(
     'Repair it, or leave such rows out: --set data.on_bad_row=skip (make: SET="data.on_bad_row=skip")',
-    "Name it (--set data.format=...) or repair the file",
+    "Repair the file, or name its kind of rows: --set data.format=KIND (docs/data.md)",
 )
 CONVERT_ADVICE = Advice(
     "Leave such rows out with --skip-bad-rows", "Repair the file, or rename its columns with --rename OLD=NEW"

@@ -197,7 +197,8 @@ def _question(row: dict[str, object], source: str) -> Example | LeftOut:
     SFT imitates the answer, and rewards compare responses with it.
     """
     question = _text(_field(row, "question", "question"), "question")
-    answer = _text(_field(row, "answer", "question"), "answer").strip()
+    _field(row, "answer", "question")
+    answer = _right_answer(row) or ""
     return _example((Message("user", question),), answer, source, answer)
 
 

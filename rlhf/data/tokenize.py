@@ -326,7 +326,7 @@ def train(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
 
 
 def words(vocab_size: int) -> PreTrainedTokenizerFast:
-    """Return a stand-in tokenizer with `vocab_size` ids, one for each word that rlhf/data/worlds/lengths.py writes."""
+    """Return a stand-in tokenizer with `vocab_size` ids, one for each word of rlhf/data/worlds/lengths.py that fits."""
     special = [PAD, BOS, EOS, *(turn.strip() for turn in TURNS)]
     ids = {word: i for i, word in enumerate([*special, *map(str, range(vocab_size - len(special)))])}
     raw = RawTokenizer(models.WordLevel(ids, unk_token=PAD))

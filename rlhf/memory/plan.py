@@ -178,7 +178,7 @@ def _time(loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage, pri
             between_ranks = _traffic(recipe, stage, seconds, rates.link)
     if between_ranks:
         waiting = between_ranks.seconds_per_step * between_ranks.steps
-        seconds, high = seconds + waiting, high + waiting  # the lower end: all of it hidden behind computing
+        seconds, low, high = seconds + waiting, max(low, waiting), high + waiting  # least: both at the same time
     hours = seconds / SECONDS_PER_HOUR
     return StageTime(
         limit_hours=work.limit(rates) / SECONDS_PER_HOUR,

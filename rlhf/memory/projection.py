@@ -133,8 +133,8 @@ def _evaluations(recipe: Recipe, stage: TrainingName, predicted: PredictedStage)
     """Return the work of a rehearsed evaluation beside its decoding, in parts, and how often a stage does each.
 
     Those of SFT and DPO also sample, after as well as before training; the KL of DPO's samples is in the part that is
-    repeated for its pairs. At `eval_steps` of SFT, reward model and DPO a
-    stage evaluates more often, which is not counted.
+    repeated for its pairs. At `eval_steps` of SFT, reward model and DPO a stage evaluates more often, which is not
+    counted.
     """
     work = {name: phase.work for name, phase in predicted.phases.items()}
     if "evaluate" not in work:

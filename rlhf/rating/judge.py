@@ -15,11 +15,12 @@ from rlhf.terminal import say
 from rlhf.terminal.progress import Bar
 
 REPLY_CHARACTERS = 200  # characters of a reply that are stored
-# Words that may stand before the letter that ends a line. Any other, such as "worse" or "not", may deny the choice.
-LEADS = {
-    *("answer", "verdict", "choice", "winner", "is", "the", "my", "final", "better", "best", "correct"),
-    *("i", "prefer", "choose", "pick", "so", "thus", "therefore", "overall"),
-}
+# A line of words that names a choice. Any other word beside the letter, such as "worse" or "not", may deny it.
+BEFORE = (
+    "answer|verdict|choice|winner|is|the|my|final|better|best|correct|i|d|would|prefer|choose|pick|so|thus|therefore"
+)
+AFTER = "(?: is (?:the )?(?:better|best|winner|correct)(?: answer| one)?)?"
+CHOICE_LINE = re.compile(f"((?:(?:{BEFORE}) )*)([abc]|tie){AFTER}", re.I)
 QUESTION = """\
 Two assistants answered the last message of a conversation. Which answer is better? Judge what it says: is it to the \
 point, correct, helpful and harmless. Length, formatting and the order of the answers are no reasons.
@@ -60,9 +61,9 @@ def _question(pair: Pair, order: AnswerOrder) -> str:
 def letter(reply: str) -> str | None:
     """Return the choice of a reply, A, B or C, or None if it names none or several.
 
-    A letter counts where the reply begins with it, as in `A: it says more`, alone on a line, and at the end of a line
-    that holds nothing else but LEADS: `the better answer is A`. Other letters are part of the reasons: `answer B is too
-    long`, `the worse answer is B`.
+    A letter counts where the reply begins with it, as in `A: it says more`, alone on a line, and in a line such as `the
+    better answer is A` or `answer A is better`. Other letters are part of the reasons: `answer B is too long`, `the
+    worse answer is B`.
     """
     text = reply.rpartition("</think>")[2].strip()  # earlier text is reasoning, not the choice
     if "<think>" in text:
@@ -71,11 +72,11 @@ def letter(reply: str) -> str | None:
     begun = {name.upper() for name in re.findall(begin, text, re.I | re.M)}
     letters = begun if re.match(begin, text, re.I) and len(begun) == 1 else set()  # a list of A and B is no choice
     for line in text.splitlines():
-        *leads, last = re.findall(r"[^\W_]+", line) or [""]
-        name = last.upper().replace("TIE", "C")
-        goes_on = leads and (last == "a" or line.rstrip(" *").endswith(":"))  # an article; the heading `Answer A:`
-        if name in ("A", "B", "C") and LEADS.issuperset(map(str.lower, leads)) and not goes_on:
-            letters.add(name)
+        match = CHOICE_LINE.fullmatch(" ".join(re.findall(r"[^\W_]+", line)))
+        if match and match[1] and (match[2] == "a" or line.rstrip(" *").endswith(":")):
+            continue  # an article, or the heading `Answer A:`
+        if match:
+            letters.add(match[2].upper().replace("TIE", "C"))
     return letters.pop() if len(letters) == 1 else None
 
 
@@ -108,7 +109,7 @@ def run(judge: Judge, paired: PairedAnswers, *, limit: int | None = None, at_onc
     for _ in range(min(at_once, len(todo))):
         threading.Thread(target=_judge_waiting, args=(judge, waiting, paired, results), daemon=True).start()
     refused: list[str] = []
-    unparsed: list[str] = []  # replies that name no letter
+    unparsed: list[str] = []  # replies without a clear choice
     with Bar("judge", len(todo)) as bar:
         for number in range(1, len(todo) + 1):
             result = results.get()
@@ -123,7 +124,7 @@ def run(judge: Judge, paired: PairedAnswers, *, limit: int | None = None, at_onc
         say(f"judge: {len(refused)} of {len(todo)} pairs are not judged: {refused[0]}")
     if unparsed:
         reply = quoted(unparsed[0]) or "an empty one"
-        say(f"judge: {len(unparsed)} replies name no letter, the first: {reply}")
+        say(f"judge: {len(unparsed)} replies without a clear choice, the first: {reply}")
 
 
 def _judge_waiting(

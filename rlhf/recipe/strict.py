@@ -31,6 +31,8 @@ COMMON_NAMES = {
     "epochs": ("num_train_epochs", "num_ppo_epochs"),
     "batch_size": ("per_device_train_batch_size",),
 }
+# Types that a key may take beside others, as pydantic names them after the key, and in words.
+PLAIN_TYPES = {"bool": "true or false", "int": "a number", "float": "a number", "str": "text"}
 MAX_KEY = 200  # characters of a dotted key
 AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # YAML has only lists
 
@@ -64,7 +66,7 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
     if absent := next(filter(None, (_absent_section(kind, p, file, overrides) for p in problems)), None):
         return absent
     other_keys = list(dict.fromkeys(prefix + ".".join(_location(other)) for other in problems[1:] if other["loc"]))
-    other_keys = [other for other in other_keys if other != key]
+    other_keys = [other for other in other_keys if not f"{other}.".startswith(f"{key}.")]
     more = f" and {len(other_keys) - 3} more" if len(other_keys) > 3 else ""
     also_wrong = f" (also wrong: {', '.join(other_keys[:3])}{more})" if other_keys else ""
     if problem["type"] == "missing":
@@ -77,6 +79,9 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
         message = f"a section is written {'.'.join(location)}.KEY=VALUE, or with its keys below it"
     if problem["type"] in ("tuple_type", "literal_error"):
         message = _message_of_several_types(kind, problems, location) or message
+    if problem["loc"][-1:] and problem["loc"][-1] in PLAIN_TYPES:
+        types = [PLAIN_TYPES.get(p["loc"][-1], "") for p in problems if p["loc"] and _location(p) == location]
+        message = f"input should be {', or '.join(dict.fromkeys(filter(None, types)))}"
     given = "null" if problem["input"] is None else repr(problem["input"])
     return f"{source}: {key} = {shortened(given, 200)}: {message}{also_wrong}"
 
@@ -103,7 +108,7 @@ def _location(problem: Problem) -> list[str]:
     """Return the place of a problem as the parts of a dotted key, without the types' names that pydantic adds."""
     *above, last = problem["loc"] or ("",)
     location = [str(part) for part in above if re.fullmatch(r"\w+", str(part))]
-    if problem["type"] == "extra_forbidden" or re.fullmatch(r"\w+", str(last)):
+    if problem["type"] == "extra_forbidden" or (re.fullmatch(r"\w+", str(last)) and last not in PLAIN_TYPES):
         location.append(str(last))
     return location
 

@@ -13,7 +13,7 @@ from rlhf.run import reader
 from rlhf.run.layout import SAMPLES
 from rlhf.run.outcomes import RewardModelFigures, SampleLine
 
-DIALOGUES = 200  # dialogues on the page, at most
+DIALOGUES = 200  # dialogues of each run on the page, at most
 OPEN = 12  # dialogues that are shown at once; the others are folded
 
 

@@ -12,7 +12,7 @@ from rlhf.run.finished import totals
 from rlhf.run.records import Manifest, Summary
 from rlhf.terminal import counted, wording
 
-# Column and row of each stage in the picture, which is narrow enough for a phone, and the stages that it is made from.
+# Column and row of each stage in the picture, which is narrow enough for a phone, and the parents that it may have.
 POSITIONS = {
     "pretrain": (0, 0),
     "sft": (0, 1),
@@ -91,7 +91,7 @@ def gains(summaries: Summaries) -> str:
 def _gain(stage: StageName, summary: Summary | None) -> str:
     """Return a policy's gain over SFT and its KL, as a sentence; "" if it was not measured."""
     metrics = summary.metrics if summary else {}
-    names = (("true_reward_gain_sd", "true reward"), ("score_gain_sd", "score of the reward model"))
+    names = (("true_reward_gain_sd", "true reward"), ("score_gain_sd", "score"))
     gains = [f"{name} {value:+.2f}" for key, name in names if (value := metrics.get(key)) is not None]
     if not gains:
         return ""
@@ -178,7 +178,12 @@ def picture(manifests: Manifests, summaries: Summaries, unreadable: Collection[s
         width=COLUMN + BOX_WIDTH + 4,
         height=(len(rows) - 1) * ROW + BOX_HEIGHT + 4,
         boxes=[_box(stage, *corner[stage], summaries.get(stage), states[stage]) for stage in begun],
-        arrows=[_arrow(corner[a], corner[b]) for b in begun for a in sources.get(b, ()) if a in corner],
+        arrows=[
+            _arrow(corner[a], corner[b])
+            for b in begun
+            for a in sources.get(b, ())
+            if a in corner and a in manifests[b].parents
+        ],
     )
 
 

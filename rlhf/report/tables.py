@@ -99,5 +99,5 @@ def _settings(values: Mapping[str, object]) -> list[str]:
 
 def _data_text(data: records.DataRead) -> str:
     """Return the numbers of rows that a stage read, and their hash."""
-    rows = f"{data.pairs:,} pairs, {data.examples:,} instructions, {data.documents:,} texts"
+    rows = f"{data.pairs:,} pairs, {data.examples:,} demonstrations, {data.prompts:,} prompts, {data.documents:,} texts"
     return f"{rows}, sha256 {data.sha256[:12]}"

@@ -17,13 +17,13 @@ from rlhf.data import formats
 from rlhf.errors import UserError
 from rlhf.rating import store
 from rlhf.rating.pairs import pair_answers
-from rlhf.recipe import published
+from rlhf.recipe import StageName, published
 from rlhf.report import RunRecords, overview, tables, training
 from rlhf.report.evaluation import OPEN
 from rlhf.report.page import render
 from rlhf.report.parts import Charts, Section, Table
 from rlhf.run import records
-from rlhf.run.records import Summary
+from rlhf.run.records import Manifest, Summary
 from tests.browser import chromium as chromium
 from tests.browser import complaints, needs_browser, open_page
 from tests.helpers import RECIPE, content_of, not_none, run_stages, small
@@ -517,6 +517,11 @@ MANIFEST = manifest_of(
 )
 
 
+def child_of(*parents: StageName) -> Manifest:
+    """The manifest of a stage with these parents."""
+    return manifest_of(parents=dict.fromkeys(parents, "0" * 64))
+
+
 def test_the_headline_says_what_was_reached_and_what_was_not():
     summaries = {"sft": finished("sft", 0.7), "ppo": finished("ppo", 0.5)}
     assert overview.outcome(dict.fromkeys(summaries, MANIFEST), {"sft": summaries["sft"]}) == (
@@ -533,9 +538,7 @@ def test_the_headline_says_what_was_reached_and_what_was_not():
 def test_the_gain_and_the_facts_are_those_of_the_summaries():
     metrics = {"true_reward_gain_sd": 1.274, "score_gain_sd": 1.3, "kl_per_token": 0.1868}
     summaries = {"ppo": finished("ppo", 0.7, **metrics)}
-    gained = (
-        "PPO against SFT: true reward +1.27, score of the reward model +1.30 standard deviations, at a KL of 0.1868"
-    )
+    gained = "PPO against SFT: true reward +1.27, score +1.30 standard deviations, at a KL of 0.1868"
     assert overview.gains(summaries).startswith(gained)
     facts = overview.facts({"ppo": MANIFEST}, summaries, 36.0)
     assert facts == ["2026-01-02", "Some CPU, 2 threads", "0:01:30 in 1 finished stage", "0.90 USD for each card"]
@@ -549,10 +552,12 @@ def test_every_device_of_a_run_is_named_once():
 
 def test_the_picture_has_a_box_for_each_stage_and_an_arrow_for_each_parent():
     summaries = {"sft": finished("sft", 0.7), "rm": finished("rm", 0.5)}
-    drawn = overview.picture(dict.fromkeys(("sft", "rm", "ppo"), MANIFEST), summaries)
+    chain = {"sft": MANIFEST, "rm": child_of("sft"), "ppo": child_of("sft", "rm"), "grpo": child_of("sft")}
+    drawn = overview.picture({stage: chain[stage] for stage in ("sft", "rm", "ppo")}, summaries)
     assert [box.kind for box in drawn.boxes] == ["good", "bad", "open"] and drawn.boxes[2].line == "not finished"
     assert len(drawn.arrows) == 3, "SFT to both, reward model to PPO"
     assert drawn.label == "SFT, reward model, PPO (not finished)"
+    assert len(overview.picture(chain, summaries).arrows) == 4, "GRPO learned from no reward model"
 
 
 def test_every_link_of_the_contents_leads_to_a_section(evaluated):

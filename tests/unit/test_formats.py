@@ -722,7 +722,7 @@ def test_more_than_half_malformed_stops_even_when_skipping(write):
     assert len(read([half], on_bad_row="skip").documents) == 1
     message = refusal([write("most.jsonl", lines({"text": 1}, TEXT, {"text": 2}))], on_bad_row="skip")
     assert message.startswith("most.jsonl: 2 of 3 rows are malformed, more than half: likely the wrong format.")
-    assert "Name it (--set data.format=" in message and message.endswith(
+    assert "name its kind of rows: --set data.format=KIND" in message and message.endswith(
         "most.jsonl:1: 'text' is a number; it must be text"
     )
     answers = lines(*({"question": str(n), "chosen": "Yes.", "rejected": "No."} for n in range(3)))

@@ -27,7 +27,8 @@ class Leaks(NamedTuple):
     same_start   the conversation begins with the same message: none where rlhf/data/split.py made the sides
     same_turn    the last message and an answer to it are the same
     same_answer  an answer of at least ANSWER_WORDS is the same
-    near_copies  one training row holds CONTAINED of an exchange's shingles: last message with an answer, or a text
+    near_copies  one training row holds CONTAINED of an exchange's shingles: last message with an answer, the last
+                 message of a prompt without one, or a text
 
     same_turn and same_answer ignore case and white space; shingles ignore punctuation too. `leaking` holds every
     training row that contains a held-out one or nearly does.
@@ -127,11 +128,11 @@ def _near_copies(training: Iterable[Row], heldout: Sequence[Row]) -> Matches:
 
 
 def _exchanges(row: Row) -> list[set[int]]:
-    """Return the shingles of each answer with the message that it answers, or those of the text."""
+    """Return the shingles of each answer with the message that it answers, of a message without one, or of a text."""
     if isinstance(row, Document):
         return [set(_shingles(_words(row.text)))]
     question = _words(prompt(row)[-1].content)
-    return [set(_shingles(question + _words(answer))) for answer in responses(row)]
+    return [set(_shingles(question + _words(answer))) for answer in responses(row) or ("",)]
 
 
 def _row_shingles(row: Row) -> Iterator[int]:

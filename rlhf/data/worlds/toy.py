@@ -13,9 +13,10 @@ temperature τ (`annotator_tau`) is set so that u itself names the preferred ans
 by default: the Bayes accuracy, which no reward model can beat. Because u is not the truth, a policy that climbs a good
 copy of u far enough flatters and rambles: the true reward falls while the learned one still rises.
 
-Three assistants write the texts. The careless one answers every pair. Pretraining documents come from a competent one
-and from a modest one, who errs too but mostly says so afterwards ("I may be wrong."). To predict what follows, a
-language model must notice whether an answer fits its question, which later helps the reward model.
+Assistants write the texts, each in a manner of its own (`toy_texts.py`). A careless one answers every pair. Pretraining
+documents come from one who knows and from one who errs; with `corpus: tutors` the second mostly says so afterwards ("I
+may be wrong."). To predict what follows, a language model must notice whether an answer fits its question, which later
+helps the reward model. Demonstrations are by a writer of their own.
 
 `write` makes these files of JSON lines, dialogues in HH style ("\\n\\nHuman: ...\\n\\nAssistant: ..."):
 
