@@ -48,6 +48,7 @@ COPY --from=attention /opt/venv /opt/venv
 COPY --chmod=0555 bench/ /app/bench/
 COPY --chmod=0555 recipes/ /app/recipes/
 COPY --chmod=0555 rlhf/ /app/rlhf/
+RUN printf '#!/bin/sh\nexec python -m rlhf.cli "$@"\n' >/usr/local/bin/rlhf && chmod 0555 /usr/local/bin/rlhf
 ARG VERSION=unknown
 ARG COMMIT=unknown
 LABEL org.opencontainers.image.title="rlhf-one-gpu" \

@@ -216,7 +216,7 @@ chat: $(ready)      ## talk with a trained model in the terminal (STAGE=ppo)
 score: $(ready)     ## score answers with the trained reward model: PROMPT= RESPONSE=, or FILES="pairs.jsonl ..."
 	@$(rlhf) score $(strip $(recipe) $(options) $(seed) $(scored) $(SCORE_ARGS))
 serve: $(ready) merge ## merge if needed, and serve the model at an OpenAI-compatible address (PORT=8000)
-	@$(rlhf) serve $(strip $(recipe) $(options) $(seed) --port $(PORT) $(if $(local),,--host 0.0.0.0))
+	@$(rlhf) serve $(strip $(recipe) $(options) $(reuse) $(seed) --port $(PORT) $(if $(local),,--host 0.0.0.0))
 
 # For the commands that are named as next, or as missing: the variables that were set, not their defaults.
 $(STAGES) chat score serve: export RLHF_MAKE = $(foreach v,HW RECIPE DATA OUT REUSE WEIGHTS SET SEED PRICE RUNTIME IMAGE VENV,$(if $(set_by),$v='$($v)'))
@@ -257,7 +257,7 @@ no_daemon = RUNTIME=$(engine_name): $(engine_name) does not answer; `$(engine_na
             you in its group?). Without a container: RUNTIME=local
 
 # Runs with other weights, on other data or with another seed get a root of their own: runs/data-a, runs/data-a/seed-1.
-OUT_DEFAULT = runs$(addprefix /weights-,$(notdir $(WEIGHTS:/=)))$(addprefix /data-,$(data_name))$(addprefix /seed-,$(SEED))
+OUT_DEFAULT = runs$(addprefix /weights-,$(notdir $(WEIGHTS:/=)))$(addprefix /data-,$(data_name))$(if $(filter reproduce,$(MAKECMDGOALS)),,$(addprefix /seed-,$(SEED)))
 data_name   = $(basename $(patsubst %.gz,%,$(notdir $(firstword $(DATA_FILES)))))
 
 ##@ Container (GPU recipes run in it)
@@ -272,7 +272,7 @@ test-image: setup ## build the image for a CPU and train in it as another user, 
 	@tests/image/test.sh $(VENV)/bin/python
 
 ##@ Measure
-bench: $(ready) ## measure a few real steps of each stage: memory, tokens/s, projected hours, verdicts
+bench: $(ready) ## measure steps of sft, rm, ppo, rloo, grpo, dpo: memory, tokens/s, projected hours, verdicts
 	@$(python) -m bench $(strip $(recipe) $(sets) $(price) $(BENCH_ARGS))
 bench-ablation: $(ready) ## measure the published ways to save memory, one at a time, in steps of SFT
 	@$(python) -m bench.ablation $(strip $(recipe) $(sets) $(BENCH_ARGS))
@@ -280,7 +280,7 @@ bench-micro: setup ## measure small functions with pytest-benchmark
 	@$(VENV)/bin/python -m pytest bench/micro --benchmark-only -q $(BENCH_ARGS)
 bench-gpu: setup ## measure what only a GPU can show (BENCH_ARGS="--box 50m"; --dry-run needs no GPU)
 	@$(VENV)/bin/python -m bench.gpu $(BENCH_ARGS)
-bench-memory: $(ready) ## compare predicted with measured peaks, in two steps of every stage of RECIPE
+bench-memory: $(ready) ## compare predicted with measured peaks, in two steps of every stage that is predicted
 	@$(python) -m bench.memory measure $(strip $(recipe) $(sets) $(BENCH_ARGS))
 bench-outside: setup ## compare predicted memory with GPU runs that others measured (BENCH_ARGS="--only lora")
 	@$(VENV)/bin/python -m bench.outside $(BENCH_ARGS)

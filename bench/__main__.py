@@ -2,7 +2,7 @@
 
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -59,7 +59,7 @@ def main(
         raise UserError("--save: only an unchanged recipe makes a record: leave out --set (make: SET) or --save")
     if save:
         provenance.require_committed_code()
-    record = measure(loaded, stages or steps.STAGES, count, shape)
+    record = measure(loaded, options.stages_of(loaded, stages, steps.STAGES), count, shape)
     if out:  # before the record is compared, which may fail
         write_json(out, record)
     problems = show(loaded, record, price)
@@ -112,7 +112,7 @@ class _Manifest(TypedDict):
     python: str
 
 
-def measure(loaded: PinnedRecipe, stages: tuple[StageName, ...], count: int, shape: LengthsShape) -> StepsRecord:
+def measure(loaded: PinnedRecipe, stages: Sequence[StageName], count: int, shape: LengthsShape) -> StepsRecord:
     """Run a benchmark. Return its record: provenance, limits of the device, time and memory of each stage."""
     with quiet_libraries():
         import torch

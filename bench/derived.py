@@ -27,9 +27,8 @@ def derived_figures(
             _rate(row, projection.step_flops(loaded.recipe, stage, predicted, of_model)) / best["flops"]
             for of_model in (True, False)
         )
-        if stage == "ppo":
-            ppo = loaded.recipe.ppo
-            decoded = (ppo.response_length - 1) * -(-ppo.batch_size // ppo.rollout_batch_size)
+        if online := loaded.recipe.online().get(stage):
+            decoded = (online.response_length - 1) * -(-online.batch_size // online.rollout_batch_size)
             bytes_read = decoded * projection.decoding_step_bytes(predicted)
             shares["mbu"] = bytes_read / row["phase_seconds"]["rollout/decode"]["median"] / best["bandwidth"]
     total = projection.optimizer_steps(loaded.recipe, stage)

@@ -9,6 +9,7 @@ import click
 from bench.provenance import require_committed_code, require_new_file
 from rlhf import recipe as recipes
 from rlhf.cli.options import HELP, OUTPUT, StrictCommand
+from rlhf.errors import UserError
 from rlhf.recipe import PinnedRecipe, StageName
 
 command = partial(click.command, cls=StrictCommand, context_settings=HELP)
@@ -49,6 +50,16 @@ def stages(choices: Sequence[StageName], default: str = "all") -> StagesOption:
     """Return the option that names some of the stages in `choices`; without it a program takes its `default`."""
     text = f"Measure only this stage; may be repeated. [default: {default}]"
     return click.option("--stage", "stages", multiple=True, type=click.Choice(choices), help=text)
+
+
+def stages_of(loaded: PinnedRecipe, chosen: Sequence[StageName], measurable: Sequence[StageName]) -> list[StageName]:
+    """Return the chosen stages, or all `measurable` ones of the recipe. Raises UserError for one that it lacks."""
+    lacking = [stage for stage in chosen if loaded.recipe.section(stage) is None]
+    if lacking:
+        raise UserError(f"--stage {lacking[0]}: {loaded.directory} has no section {lacking[0]}")
+    return [
+        stage for stage in measurable if loaded.recipe.section(stage) is not None and stage in (chosen or measurable)
+    ]
 
 
 def load(hw: str, directory: Path | None, changes: tuple[str, ...]) -> PinnedRecipe:

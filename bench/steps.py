@@ -26,7 +26,7 @@ from rlhf.run.layout import TELEMETRY
 from rlhf.run.reader import read_lines
 from rlhf.run.records import TelemetryLine
 
-STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")
+STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", *GROUPS, "dpo")
 WARM_UP = 2  # steps that are not counted: they choose kernels, create optimizer states and capture graphs
 
 
@@ -59,9 +59,8 @@ def measure(
     adapters only. `shape` chooses the lengths of rows (`data.lengths`).
     """
     overrides = loaded.overrides | few_steps(loaded.recipe, WARM_UP + steps, shape)
-    order = (*STAGES, *GROUPS)
-    parents = {stage: {*recipes.parents(loaded.recipe, recipes.stage_name(stage))} for stage in order}
-    needed = [stage for stage in order if stage in stages or any(stage in parents[name] for name in stages)]
+    parents = {stage: {*recipes.parents(loaded.recipe, recipes.stage_name(stage))} for stage in STAGES}
+    needed = [stage for stage in STAGES if stage in stages or any(stage in parents[name] for name in stages)]
     by_stage: dict[StageName, StageSteps] = {}
     too_large: set[StageName] = set()
     for stage in needed:

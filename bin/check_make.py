@@ -21,6 +21,7 @@ INNER_TARGETS = ("engine",)  # of other targets; no one needs to ask for them
 
 STAGES = ("pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "evaluate", "merge")
 TRAIN = (*STAGES, "all")
+RUN_STAGES = (*TRAIN, "serve")  # which first merges
 OF_RUNS = (*TRAIN, "chat", "score", "serve", "report", "ab", "judge")
 ON_DEVICE = (*TRAIN, "chat", "score", "serve", "reproduce", "bench", "bench-ablation", "bench-gpu", "bench-memory")
 IN_CONTAINER = (*ON_DEVICE, "fetch", "image", "shell", "engine")
@@ -31,25 +32,25 @@ OF_RECIPES = ("setup", *OF_RUNS, "reproduce", "plan", "fetch", *BENCHMARKS, "ben
 READ_BY: Mapping[str, tuple[str, ...]] = {
     "HW": OF_RECIPES,
     "RECIPE": OF_RECIPES,
-    "DATA": (*OF_RUNS, "reproduce", "data-check", "data-show"),
-    "WEIGHTS": (*OF_RUNS, "reproduce"),
+    "DATA": (*OF_RUNS, "reproduce", "data-check", "data-show", "shell"),
+    "WEIGHTS": (*OF_RUNS, "reproduce", "shell"),
     "SET": (*TRAIN, "chat", "score", "serve", "setup", "reproduce", "plan", "fetch", *BENCHMARKS),
-    "SEED": (*OF_RUNS, "fuzz"),  # that of a run is part of its folder
+    "SEED": (*OF_RUNS, "fuzz", "shell"),  # that of a run is part of its folder
     "SEEDS": ("reproduce",),
     "OUT": (*OF_RUNS, "reproduce", "shell"),
-    "REUSE": (*TRAIN, "serve"),
-    "RESUME": TRAIN,
-    "STOP_ON": TRAIN,
-    "REPORT_TO": (*TRAIN, "setup"),
+    "REUSE": (*RUN_STAGES, "shell"),
+    "RESUME": RUN_STAGES,
+    "STOP_ON": RUN_STAGES,
+    "REPORT_TO": (*RUN_STAGES, "setup"),
     "FIT": ("plan",),
-    "PRICE": (*TRAIN, "serve", "report", "reproduce", "plan", "bench"),
+    "PRICE": (*RUN_STAGES, "report", "reproduce", "plan", "bench"),
     "VRAM_CAP": ON_DEVICE,
     "CHECK_ARGS": ("data-check",),
     "SHOW_ARGS": ("data-show",),
     "BENCH_ARGS": tuple(target for target in TARGETS if target.startswith("bench") or target == "budgets"),
     "STAGE": ("chat",),
     "TEMPERATURE": ("chat",),
-    "PORT": ("serve", "shell"),
+    "PORT": ("serve",),
     "PROMPT": ("score",),
     "RESPONSE": ("score",),
     "FILES": ("score",),
@@ -76,7 +77,7 @@ QUOTED = (
     *("SET", "STOP_ON", "TEMPERATURE", "URL", "WEIGHTS"),
 )
 ONE_WORD = ("RECIPE", "RUNTIME", "STAGE", "VENV")
-SWITCHES = ("1", "yes", "true", "0", "no", "false")
+NEEDED = ("IMAGE", "OUT", "PYTHON", "STAGE", "VENV")  # an empty value would stand for none
 CHOICES = {
     "STAGE": ("base", "sft", "ppo", "rloo", "grpo", "dpo", "merge"),
     "REPORT_TO": ("tensorboard", "trackio", "wandb", "none"),
@@ -86,9 +87,27 @@ CHOICES = {
         *("value_explosion", "all"),
     ),
 }
+SWITCH = r"(1|yes|true|0|no|false)?", "write 1 or 0 (yes, true, no and false mean the same)"
+COUNT = r"\d*", "a whole number"
+NUMBER = r"((\d+\.?\d*|\.\d+)(e[+-]?\d+)?)?", "a number, 0 or more"
+SIZE = r"[\d.]+ ?gi?b"
+# What a value must match, and what is said of another.
+FORMS: Mapping[str, tuple[str, str]] = {
+    "RESUME": SWITCH,
+    "SUMMARY": SWITCH,
+    "FLASH_ATTN": SWITCH,
+    "SEED": (r"\d*", 'one whole number; several are SEEDS="0 1", for `make reproduce`'),
+    "SEEDS": (r"[\d\s,]*\d[\d\s,]*", 'whole numbers, for example "0 1 2"'),
+    "CASES": COUNT,
+    "KILLS": COUNT,
+    "PRICE": NUMBER,
+    "TEMPERATURE": NUMBER,
+    "FIT": (f"(card|{SIZE})?", "a size such as 12GB, or card"),
+    "VRAM_CAP": (f"({SIZE})?", "a size such as 24GB"),
+}
+LARGEST_SEED = 2**32 - 1
 MOST = 6  # targets that a message names
 DATA_FILE = r"\.(jsonl|json|gz|parquet|csv|tsv)$"
-NUMBER = r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?"
 
 
 class Variable(NamedTuple):
@@ -125,6 +144,8 @@ def _values_for_no_shell(given: Iterable[Variable]) -> Iterator[str]:
     for variable in given:
         if variable.name in QUOTED and "'" in variable.value:
             yield f"{variable.name}: an apostrophe cannot pass through make; use `rlhf` itself"
+        if variable.name in NEEDED and not variable.value.strip():
+            yield f"{variable.name} is empty: give it a value, or leave it out"
         if variable.name in ONE_WORD and len(variable.value.split()) > 1:
             yield f"{variable}: give one word; a folder whose name has spaces goes to `rlhf` itself"
 
@@ -156,20 +177,17 @@ def _variables_without_effect(targets: Sequence[str], given: Iterable[Variable])
 def _wrong_values(read: Iterable[Variable]) -> Iterator[str]:
     for variable in read:
         name, words = variable.name, variable.value.split()
-        if name in ("RESUME", "SUMMARY", "FLASH_ATTN") and not {*words} <= {*SWITCHES}:
-            yield f"{variable}: write 1 or 0 (yes, true, no and false mean the same)"
+        form, expected = FORMS.get(name, (".*", ""))
+        if not re.fullmatch(form, variable.value, re.I | re.S):
+            yield f"{variable}: {expected}"
         if name in CHOICES and not {*words} <= {*CHOICES[name]}:
             yield f"{variable}: {_or(CHOICES[name])}"
-        if name == "SEEDS" and not re.fullmatch(r"[\d\s,]*\d[\d\s,]*", variable.value):
-            yield f'{variable}: whole numbers, for example "0 1 2"'
-        if name == "SEED" and not re.fullmatch(r"\d*", variable.value):
-            yield f'{variable}: one whole number; several are SEEDS="0 1", for `make reproduce`'
+        if name in ("SEED", "SEEDS") and any(int(seed) > LARGEST_SEED for seed in re.findall(r"\d+", variable.value)):
+            yield f"{variable}: seeds are below 2^32"
         if name == "PORT" and not (re.fullmatch(r"\d{1,5}", variable.value) and 1 <= int(variable.value) <= 65535):
             yield f"{variable}: a whole number from 1 to 65535"
-        if name in ("CASES", "KILLS") and not re.fullmatch(r"\d*", variable.value):
-            yield f"{variable}: a whole number"
-        if name in ("PRICE", "TEMPERATURE") and not re.fullmatch(f"({NUMBER})?", variable.value, re.I):
-            yield f"{variable}: a number, 0 or more"
+        if name == "SET" and (wrong := [word for word in words if not re.match(r"\w+(\.\w+)*=", word)]):
+            yield f"SET: '{wrong[0]}' is no KEY=VALUE; spaces separate changes, so a list is written [1,2]"
 
 
 def _missing_files(targets: Sequence[str], read: Iterable[Variable]) -> Iterator[str]:

@@ -15,13 +15,11 @@ from rlhf.cli.options import HELP, StrictCommand
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.memory import prediction_file as pins
-from rlhf.memory.predict import PREDICTED_STAGES, Predictor
+from rlhf.memory.predict import PREDICTED_STAGES, Predictor, predicted_stages
 from rlhf.process import cuda
 from rlhf.process.libraries import quiet_libraries
-from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe import GROUPS, TRAINING_STAGES, PinnedRecipe, StageName
 from rlhf.terminal.tables import rows_table
-
-TRAINED: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")  # evaluate samples as PPO does; merge needs no GPU
 
 
 @click.group(context_settings=HELP)
@@ -78,7 +76,7 @@ def model_sizes() -> None:
 @cli.command(cls=StrictCommand)
 @options.HW
 @options.RECIPE
-@options.stages(PREDICTED_STAGES, default="all, on a card those that train there")
+@options.stages([*PREDICTED_STAGES, *GROUPS], default="all of the recipe, on a card those that train there")
 @options.SET
 @click.option("--no-predict", is_flag=True, help="Compare with the recipe's predicted.json and predict nothing.")
 @options.SAVE
@@ -103,7 +101,9 @@ def measure(
         from rlhf.process.torch_setup import device_of
 
     device = device_of(loaded.recipe)
-    chosen = list(stages or (PREDICTED_STAGES if device.type == "cpu" else TRAINED))
+    chosen = options.stages_of(loaded, stages, predicted_stages(loaded.recipe))
+    if device.type != "cpu" and not stages:  # evaluate samples as PPO does; merge needs no GPU
+        chosen = [stage for stage in chosen if stage in TRAINING_STAGES]
     if no_predict:
         if loaded.modified or not (loaded.directory / pins.FILE).exists():
             raise UserError(f"--no-predict needs an unchanged recipe that has a {pins.FILE}")

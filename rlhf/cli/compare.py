@@ -75,5 +75,4 @@ def _show(comparison: compare.PolicyComparison) -> None:
             "each run's scores are its own reward model's and have no common unit; `rlhf score` both samples.jsonl "
             "with one of them, then give the two files with --scored",
             style="dim",
-            markup=False,
         )

@@ -1,7 +1,6 @@
 """`rlhf data …`: commands that check, show and convert data files. Nothing here imports torch."""
 
 import json
-import math
 import sys
 from functools import partial
 from pathlib import Path
@@ -85,8 +84,6 @@ def check_data(
 
     Exit code 0: notes at most. 3: warnings. 1: errors, such as malformed rows. 2: a mistake in the command.
     """
-    if not math.isfinite(fraction):
-        raise click.BadParameter(f"{fraction}: a share between 0 and 1", param_hint="--heldout-fraction")
     if to:
         refuse_inputs(to, [*files, *heldout, *(Path(tokenizer).glob("*") if tokenizer else ())])
     count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer else (spread.words, "words")

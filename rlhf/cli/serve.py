@@ -7,12 +7,13 @@ import click
 from rlhf.cli.choice import Choice
 from rlhf.cli.missing import naming_the_run
 from rlhf.cli.options import OneOf, StrictCommand, WholeNumber
-from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
+from rlhf.cli.recipe_options import REUSE, RUN_HELP, chooses_recipe
 from rlhf.commands import serve as serving
 
 
 @click.command(cls=StrictCommand)
 @chooses_recipe(**RUN_HELP, out=True)
+@REUSE
 @click.option(
     "--engine",
     default="auto",
@@ -26,10 +27,10 @@ from rlhf.commands import serve as serving
 @click.option(
     "--port", default=8000, show_default=True, type=WholeNumber(1, 65535), metavar="N", help="Port to listen on."
 )
-def serve(choice: Choice, out: Path, engine: serving.Engine, host: str, port: int) -> None:
+def serve(choice: Choice, out: Path, reuse: Path | None, engine: serving.Engine, host: str, port: int) -> None:
     """Serve the merged model to OpenAI's clients.
 
     Name the recipe and its changes as for the run.
     """
     with naming_the_run("serve", "merge"):
-        serving.run(choice.load(), out, engine, host, port)
+        serving.run(choice.load(), out, engine, host, port, reuse)

@@ -1,1 +1,1 @@
-"""What commands do that are neither stages nor plans: fetch, new, reproduce, chat, score and serve."""
+"""What commands do that are neither stages nor plans: fetch, new, reproduce, compare, chat, score and serve."""

@@ -40,14 +40,15 @@ def command(model: str, engine: Engine, device: str, host: str, port: int) -> li
     return [*server, "--device", device, "--host", host, "--port", str(port)]
 
 
-def run(loaded: PinnedRecipe, out: Path, engine: Engine, host: str, port: int) -> None:
-    """Serve a run's merged model, under its path below `out` as its name, until Ctrl-C.
+def run(loaded: PinnedRecipe, out: Path, engine: Engine, host: str, port: int, reuse: Path | None = None) -> None:
+    """Serve a run's merged model until Ctrl-C. Its name is its path below the runs root: `out`, or else `reuse`.
 
     Raises ParentMissing if the model has not been merged, and UserError if it was merged with other settings, if the
     port is taken, or if the server ends by itself.
     """
-    merged = StageRun(out, loaded, "evaluate").parents.require("merge")
-    model = str((merged / MODEL).relative_to(out))
+    merged = StageRun(out, loaded, "evaluate", reuse).parents.require("merge")
+    root = merged.parents[2]
+    model = str((merged / MODEL).relative_to(root))
     command_line = command(model, engine, loaded.recipe.hardware.device, host, port)
     address = "127.0.0.1" if host == "0.0.0.0" else host
     if _listens(address, port):
@@ -56,7 +57,7 @@ def run(loaded: PinnedRecipe, out: Path, engine: Engine, host: str, port: int) -
 
     # transformers lists models from this folder and fails without it.
     Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)
-    serve(command_line, out, model, address, port)
+    serve(command_line, root, model, address, port)
 
 
 def serve(command_line: list[str], folder: Path, model: str, host: str, port: int) -> None:

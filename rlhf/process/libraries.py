@@ -15,7 +15,7 @@ Function = Callable[..., Any]  # that is compiled, with arguments of its own
 def without_collections() -> Iterator[None]:
     """Import libraries in the block without garbage collection, and leave what they made out of later collections.
 
-    Libraries make a million objects, hardly one of them garbage, at which each collection would look: that takes a
+    Libraries make a million objects, almost none of them garbage, and each collection would look at all: that takes a
     quarter of the processor time of a stage's imports, and a third of a second for each trainer, which collects.
     """
     enabled = gc.isenabled()

@@ -80,7 +80,7 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
     if problem["type"] in ("tuple_type", "literal_error"):
         message = _message_of_several_types(kind, problems, location) or message
     if problem["loc"][-1:] and problem["loc"][-1] in PLAIN_TYPES:
-        types = [PLAIN_TYPES.get(p["loc"][-1], "") for p in problems if p["loc"] and _location(p) == location]
+        types = [PLAIN_TYPES.get(str(p["loc"][-1]), "") for p in problems if p["loc"] and _location(p) == location]
         message = f"input should be {', or '.join(dict.fromkeys(filter(None, types)))}"
     given = "null" if problem["input"] is None else repr(problem["input"])
     return f"{source}: {key} = {shortened(given, 200)}: {message}{also_wrong}"

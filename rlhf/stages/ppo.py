@@ -204,7 +204,10 @@ class Learner:
         return self.shared.values if self.options.old_logprobs == "rollout" and self.critic_is_head else None
 
     def update(self, batch: Batch) -> dict[str, float]:
-        """Pass `num_ppo_epochs` times over the batch in minibatches. Return the mean statistics of those used."""
+        """Pass `num_ppo_epochs` times over the batch in minibatches. Return the mean statistics of those used.
+
+        `Update.run` has the two loops: gradients of a minibatch, perhaps a stop, clipping, a step of the optimizer.
+        """
         with self.state.updating() as update:
             return update.run(len(batch.rollout.ids), self.options.num_ppo_epochs, partial(self._add_gradients, batch))
 
@@ -229,7 +232,8 @@ class Learner:
     def _add_policy_gradient(self, micro: Batch, token_count: Tensor) -> dict[str, float]:
         """Add the gradient of the policy, and of a value head on it. Return the micro-batch's share of the statistics.
 
-        `token_count` is that of the minibatch. During `value_warmup_steps` the value head alone gets a gradient.
+        `accumulate` calls this while the role `policy` is active. `token_count` is that of the minibatch. During
+        `value_warmup_steps` the value head alone gets a gradient.
         """
         share = micro.rollout.response_length.sum() / token_count  # it weights this part's means
         with torch.set_grad_enabled(self.policy_learns):
@@ -243,7 +247,7 @@ class Learner:
         return as_numbers(stats, share)
 
     def _add_critic_gradient(self, micro: Batch, token_count: Tensor) -> dict[str, float]:
-        """Add the gradient of a critic with an adapter. Return the micro-batch's share of the statistics."""
+        """Add the gradient of a critic with an adapter, while the role `value` is active. Return as above."""
         share = micro.rollout.response_length.sum() / token_count
         value_loss, stats = self._value_loss(micro, self.shared.response_hidden(micro.rollout))
         (self.options.vf_coef * value_loss * share).backward()

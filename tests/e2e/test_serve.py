@@ -185,6 +185,14 @@ def test_a_port_that_is_taken_is_refused_before_anything_is_loaded(done):
             serve.run(small(merge__stage="sft"), done, "transformers", "127.0.0.1", number)
 
 
+def test_a_model_that_was_merged_in_another_root_is_served_from_there(done, tmp_path, monkeypatch):
+    started: list[tuple[Path, str]] = []
+    monkeypatch.setattr(serve, "serve", lambda command, folder, model, *address: started.append((folder, model)))
+    serve.run(small(merge__stage="sft"), tmp_path, "transformers", "127.0.0.1", 8123, reuse=done)
+    ((folder, model),) = started
+    assert folder == done and (done / model / "config.json").exists()
+
+
 def test_vllm_serves_where_it_is_installed(tmp_path, monkeypatch):
     (tmp_path / "vllm").write_text("#!/bin/sh\n")
     (tmp_path / "vllm").chmod(0o755)

@@ -120,6 +120,7 @@ for result in pretrain/model/model.safetensors {sft,rm,ppo,dpo}/adapter/adapter_
 done
 say 'every adapter has the same bytes inside and outside'
 
+entry=bash inside -c 'rlhf --version' >/dev/null # as `make shell` has it
 mkdir -m 0777 "$work/inside/results" # as the caller's checkout has it
 entry=python inside -m bench --hw cpu --stage sft --steps 2 --save >"$work/inside.log" 2>&1 || { cat "$work/inside.log" >&2; exit 1; }
 record=$(find "$work/inside/results/cpu-tiny" -name '*_hh.json')

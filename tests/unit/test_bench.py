@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 
 from bench import __main__ as bench
-from bench import ablation, ceilings, compare, costs, derived, goals, provenance, results, steps
+from bench import ablation, ceilings, compare, costs, derived, goals, options, provenance, results, steps
 from bench.kinds import Ceilings, Device, Spread, StageSteps, StepsRecord
 from bench.memory import budgets
 from bench.paths import ROOT
@@ -495,3 +495,11 @@ def test_a_prediction_that_is_missing_or_damaged_is_named(tmp_path):
     file.write_text('{"unit": "bytes", "stages": {"sft": {"train": {"base": 5}}}}')
     assert budgets.pinned(tmp_path) == {"sft": {"train": {"base": 5}}}
     assert (budgets.pinned_step(tmp_path), budgets.pinned_needs(tmp_path)) == ({}, {}), "older files lack them"
+
+
+def test_stages_are_those_of_the_recipe_unless_some_are_chosen():
+    groups = recipe.load(ROOT / "recipes/cpu-tiny-groups/v1")
+    assert options.stages_of(groups, (), steps.STAGES) == ["sft", "rm", "ppo", "rloo", "grpo", "dpo"]
+    assert options.stages_of(groups, ("grpo", "sft"), steps.STAGES) == ["sft", "grpo"]
+    with pytest.raises(UserError, match=r"--stage grpo: .*cpu-tiny/v2 has no section grpo"):
+        options.stages_of(recipe.load(RECIPE.parents[1] / "cpu-tiny/v2"), ("grpo",), steps.STAGES)

@@ -492,6 +492,53 @@ def test_python_too_old_or_missing_is_one_line(python, tmp_path):
     assert not (tmp_path / "venv").exists()
 
 
+# ---- which target reads which variable ----
+
+SOME_VALUES = [
+    *("HW=4090", "RECIPE=recipes/cpu-tiny/v1", "WEIGHTS=random", "SET=seed=1", "SEED=3", "SEEDS=5", "OUT=o", "REUSE=r"),
+    *(
+        "RESUME=1",
+        "STOP_ON=nan",
+        "REPORT_TO=wandb",
+        "FIT=9GB",
+        "PRICE=2",
+        "VRAM_CAP=9GB",
+        "CHECK_ARGS=--x",
+        "SHOW_ARGS=--x",
+    ),
+    *(
+        "BENCH_ARGS=--x",
+        "STAGE=sft",
+        "TEMPERATURE=0.5",
+        "PORT=81",
+        "SCORE_ARGS=--x",
+        "AB_ARGS=--x",
+        "SUMMARY=1",
+        "URL=http://x",
+    ),
+    *("MODEL=m", "TEST_ARGS=-x", "CASES=5", "KILLS=5", "ONLY=kills", "BASE=b", "FLASH_ATTN=1"),
+]
+
+
+@pytest.fixture(scope="module")
+def everything_installed(tmp_path_factory) -> str:
+    """VENV=, where make has nothing to install."""
+    venv = tmp_path_factory.mktemp("venv")
+    (venv / ".ready-dev,tracking,report,serve,gpu,wandb,trackio,docs").touch()
+    return f"VENV={venv}"
+
+
+@pytest.mark.parametrize("variable", SOME_VALUES)
+def test_a_variable_changes_nothing_in_targets_that_are_said_not_to_read_it(variable, everything_installed, files):
+    """It is refused there on the command line, not in the environment: all other targets run the same as without it."""
+    name, _, value = variable.partition("=")
+    needed = {"URL": "http://y", "MODEL": "n", "PROMPT": "a", "RESPONSE": "b", "DATA": str(files[0])}
+    others = [target for target in TARGETS if target not in check_make.READ_BY[name]]
+    plain, changed = (make("-n", everything_installed, *others, **needed | own) for own in ({}, {name: value}))
+    assert plain.returncode == 0, plain.stderr
+    assert changed.stdout == plain.stdout
+
+
 # ---- the container ----
 
 

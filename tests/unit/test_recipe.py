@@ -131,6 +131,11 @@ def test_every_recipe_loads(directory):
             lambda c: c["lora"].update(layers=[0, 1, 2]),
             "[0, 1, 2]: input should be 'all', 'upper_half' or 'upper_third', or a list of two numbers (docs",
         ),
+        (lambda c: c["lora"].update(layers=[1]), "lora.layers = [1]: input should be 'all', 'upper_half' or"),
+        (
+            lambda c: c["tokenizer"].update(chat_template_kwargs={"a": None}),
+            "tokenizer.chat_template_kwargs.a = null: input should be true or false, or a number, or text",
+        ),
         (
             lambda c: c["lora"].update(target_modules="all_linear"),
             "lora.target_modules = 'all_linear': input should be 'all-linear', or a list (docs/recipes.md",
