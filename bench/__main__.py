@@ -15,7 +15,7 @@ from bench.kinds import StageSteps, StepsRecord
 from bench.paths import RESULTS
 from bench.reading import read
 from rlhf.cli import guarded
-from rlhf.cli.options import OUTPUT, PRICE
+from rlhf.cli.options import OUTPUT, PRICE, OneOf, WholeNumber
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.memory.predict import Predictor
@@ -32,8 +32,8 @@ from rlhf.terminal.tables import rows_table
 @options.RECIPE
 @options.stages(steps.STAGES)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key; such a record is not saved.")
-@click.option("--steps", "count", default=8, show_default=True, type=click.IntRange(min=2), help="Steps after warm-up.")
-@click.option("--shape", default="hh", show_default=True, type=click.Choice(["hh", "longest"]), help="Length of rows.")
+@click.option("--steps", "count", default=8, show_default=True, type=WholeNumber(min=2), help="Steps after warm-up.")
+@click.option("--shape", default="hh", show_default=True, type=OneOf(["hh", "longest"]), help="Length of rows.")
 @click.option("--out", type=OUTPUT, metavar="FILE", help="Also write the record there, as JSON.")
 @click.option(
     "--save", is_flag=True, help="Put the record into results/; needs committed code and an unchanged recipe."

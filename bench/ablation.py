@@ -9,6 +9,7 @@ import click
 from bench import options, provenance, steps
 from bench.kinds import AblationRecord, StageSteps
 from rlhf.cli import guarded
+from rlhf.cli.options import WholeNumber
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.memory import published_figures
@@ -30,7 +31,7 @@ PACKAGE = "flash_attn package"
 @options.RECIPE
 @options.SET
 @options.STEPS
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="Times to measure each.")
+@click.option("--rounds", default=3, show_default=True, type=WholeNumber(min=1), help="Times to measure each.")
 @options.SAVE
 def main(hw: str, directory: Path | None, changes: tuple[str, ...], count: int, rounds: int, save: Path | None) -> None:
     """Measure the effect of each strategy on memory and time, in turn. Running out of memory is a result."""

@@ -26,6 +26,7 @@ from bench.reading import read
 from bench.steps import telemetry
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
+from rlhf.cli.options import WholeNumber
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.observe.device import cpu_model
@@ -220,7 +221,7 @@ def _folder(out: Path, stage: str) -> Path:
     "--jobs",
     default=1,
     show_default=True,
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     help="Seeds to run side by side, each on one core.",
 )
 @options.SAVE

@@ -5,10 +5,11 @@ from functools import partial
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from bench.provenance import require_committed_code, require_new_file
 from rlhf import recipe as recipes
-from rlhf.cli.options import HELP, OUTPUT, StrictCommand
+from rlhf.cli.options import HELP, OUTPUT, OneOf, StrictCommand, WholeNumber
 from rlhf.errors import UserError
 from rlhf.recipe import PinnedRecipe, StageName
 
@@ -23,7 +24,7 @@ RECIPE = click.option(
 )
 SET = click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key. May be repeated.")
 STEPS = click.option(
-    "--steps", "count", default=4, show_default=True, type=click.IntRange(min=2), help="Steps after warm-up."
+    "--steps", "count", default=4, show_default=True, type=WholeNumber(min=2), help="Steps after warm-up."
 )
 
 
@@ -49,7 +50,7 @@ StagesOption = Callable[[Callable[..., None]], Callable[..., None]]  # what adds
 def stages(choices: Sequence[StageName], default: str = "all") -> StagesOption:
     """Return the option that names some of the stages in `choices`; without it a program takes its `default`."""
     text = f"Measure only this stage; may be repeated. [default: {default}]"
-    return click.option("--stage", "stages", multiple=True, type=click.Choice(choices), help=text)
+    return click.option("--stage", "stages", multiple=True, type=OneOf(choices), help=text)
 
 
 def stages_of(loaded: PinnedRecipe, chosen: Sequence[StageName], measurable: Sequence[StageName]) -> list[StageName]:
@@ -63,6 +64,12 @@ def stages_of(loaded: PinnedRecipe, chosen: Sequence[StageName], measurable: Seq
 
 
 def load(hw: str, directory: Path | None, changes: tuple[str, ...]) -> PinnedRecipe:
-    """Return the recipe that the options name. Raises UserError where there is none, or a change does not fit it."""
+    """Return the recipe that the options name. Raises UserError where there is none, or a change does not fit it.
+
+    Raises UsageError if both name one.
+    """
+    context = click.get_current_context()
+    if directory and context.get_parameter_source("hw") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--hw and --recipe both name a recipe: leave one out")
     folder = directory or recipes.resolve(hw, recipes.default_root())
     return recipes.load(folder, recipes.parse_overrides(changes))

@@ -17,6 +17,7 @@ from bench.outside import collect, collect_fms, compare, lengths, page, plot, sp
 from bench.paths import RESULTS, ROOT
 from bench.provenance import code, in_file_name, now, require_committed_code
 from rlhf.cli import guarded
+from rlhf.cli.options import WholeNumber
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.terminal.tables import rows_table
@@ -31,7 +32,7 @@ PACKAGES = ("torch", "transformers", "peft")
     "--jobs",
     default=os.cpu_count() or 1,
     show_default="processors",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     help="Processes side by side.",
 )
 @click.option("--save", is_flag=True, help=f"Keep the comparison in {FOLDER}, and write docs/outside.md from it.")

@@ -28,6 +28,7 @@ from bench.peer.inputs import BATCH, GROUP, SIZES, make_inputs
 from bench.peer.runs import ContenderRun, attempt, floor, run_ours, run_torchtune, run_trl
 from bench.provenance import code, today
 from rlhf.cli import guarded
+from rlhf.cli.options import OneOf, WholeNumber
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.observe.device import cpu_model
@@ -36,24 +37,24 @@ from rlhf.terminal.tables import rows_table
 
 
 @options.command()
-@click.option("--method", type=click.Choice(list(METHODS)), default="ppo", show_default=True)
-@click.option("--size", type=click.Choice(list(SIZES)), default="tiny", show_default=True)
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--method", type=OneOf(list(METHODS)), default="ppo", show_default=True)
+@click.option("--size", type=OneOf(list(SIZES)), default="tiny", show_default=True)
+@click.option("--device", type=OneOf(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option(
-    "--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Runs of each contender, in turn."
+    "--repeats", default=3, show_default=True, type=WholeNumber(min=1), help="Runs of each contender, in turn."
 )
 @click.option(
     "--steps",
     default=3,
     show_default=True,
-    type=click.IntRange(min=2),
+    type=WholeNumber(min=2),
     help="Steps of a run; the first is not measured.",
 )
 @click.option(
     "--micro",
     default="8",
     show_default=True,
-    type=click.Choice([str(n) for n in range(1, BATCH + 1) if BATCH % n == 0]),
+    type=OneOf([str(n) for n in range(1, BATCH + 1) if BATCH % n == 0]),
     help="Rows of a micro-batch, on both sides.",
 )
 @click.option("--work", type=click.Path(path_type=Path), default=ROOT / ".bench" / "peer", help="Scratch folder.")

@@ -24,6 +24,7 @@ from bench.kinds import SideFigures, StageSteps, SupervisedRecord
 from bench.provenance import code, describe_for, today
 from bench.reading import last_line
 from rlhf.cli import guarded
+from rlhf.cli.options import WholeNumber
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.memory.rehearsal.short_runs import few_steps
@@ -59,7 +60,7 @@ class Asked(TypedDict):
 @options.SET
 @options.stages(STAGES)
 @options.STEPS
-@click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Runs of each, in turn.")
+@click.option("--repeats", default=3, show_default=True, type=WholeNumber(min=1), help="Runs of each, in turn.")
 @options.SAVE
 def main(
     hw: str,

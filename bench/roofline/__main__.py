@@ -16,6 +16,7 @@ from bench import options
 from bench.kinds import Bound
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
+from rlhf.cli.options import OneOf
 from rlhf.errors import UserError
 from rlhf.memory.card.cards import CARDS, NominalRates, rates_of
 from rlhf.memory.projection import row_tokens
@@ -233,7 +234,7 @@ def _union(tables: Sequence[Mapping[str, object]]) -> list[str]:
 
 @options.command()
 @click.argument("directories", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RECIPE...")
-@click.option("--stage", type=click.Choice(ONLINE), default="ppo", show_default=True)
+@click.option("--stage", type=OneOf(ONLINE), default="ppo", show_default=True)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each recipe.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the tables of docs/roofline.md.")

@@ -48,8 +48,7 @@ from rlhf.terminal.wording import GB
     "--max-length",
     type=WholeNumber(min=8),
     metavar="N",
-    show_default="1024 for a chat model, otherwise 512",
-    help="Longest prompt and response together, in tokens.",
+    help="Longest prompt and response together, in tokens. [default: 1024 for a chat model, otherwise 512]",
 )
 @click.option("--name", metavar="NAME", help="Name of the recipe. [default: <card>-<model>]")
 @click.option(

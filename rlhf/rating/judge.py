@@ -14,6 +14,11 @@ from rlhf.rating.pairs import AnswerOrder, Pair, PairedAnswers
 from rlhf.terminal import say
 from rlhf.terminal.progress import Bar
 
+# What a letter chooses, by the order of the answers.
+CHOICES: dict[AnswerOrder, dict[str, store.Choice]] = {
+    "ab": {"A": "a", "B": "b", "C": "tie"},
+    "ba": {"A": "b", "B": "a", "C": "tie"},
+}
 REPLY_CHARACTERS = 200  # characters of a reply that are stored
 # A line of words that names a choice. Any other word beside the letter, such as "worse" or "not", may deny it.
 BEFORE = (
@@ -84,9 +89,9 @@ def judge_pair(judge: Judge, pair: Pair) -> store.RatingLine:
     """Return the rating of a pair, with the judge's choice and the reply in each order."""
     orders: tuple[AnswerOrder, ...] = get_args(AnswerOrder)
     replies = {order: judge.reply(pair, order) for order in orders}
-    choices = {o: {"A": o[0], "B": o[1], "C": "tie"}.get(letter(reply) or "") for o, reply in replies.items()}
+    choices = {order: CHOICES[order].get(letter(reply) or "") for order, reply in replies.items()}
     first, second = choices.values()
-    choice = "skip" if first is None or second is None else first if first == second else "tie"
+    choice: store.Choice = "skip" if first is None or second is None else first if first == second else "tie"
     excerpts = {order: reply[:REPLY_CHARACTERS] for order, reply in replies.items()}
     return store.new_line(pair, f"{store.JUDGE}{judge.model}", choice, "ab", said=choices, replies=excerpts)
 

@@ -21,14 +21,18 @@ from rlhf.errors import UserError
 from rlhf.files import JsonObject
 from rlhf.process.endings import Stopped
 from rlhf.rating.pairs import AnswerOrder, Pair, PairedAnswers
-from rlhf.rating.store import append, current_ratings, new_line
+from rlhf.rating.store import Choice, append, current_ratings, new_line
 from rlhf.terminal import screen
 
 PAGE = Path(__file__).with_name("page.html")
 PORT = 8808
 BODY = 4096  # bytes of a request, at most
 RATER = re.compile(r"[A-Za-z0-9._-]{1,40}")  # no colon, so that no person can pass for a judge
-CHOICES = ("first", "second", "tie", "skip")
+# What a rater chooses on the page, and how it is stored, by the order of the answers there.
+CHOICES: dict[AnswerOrder, dict[str, Choice]] = {
+    "ab": {"first": "a", "second": "b", "tie": "tie", "skip": "skip"},
+    "ba": {"first": "b", "second": "a", "tie": "tie", "skip": "skip"},
+}
 
 
 class Server(ThreadingHTTPServer):
@@ -81,10 +85,9 @@ class Server(ThreadingHTTPServer):
         return progress | {"item": pair.item, "turns": pair.turns, "first": first, "second": second}
 
     def rate(self, rater: str, pair: Pair, choice: str) -> None:
-        """Store a rater's choice, one of CHOICES."""
+        """Store a rater's choice, a key of CHOICES."""
         order = self.order(rater, pair)
-        stored = {"first": order[0], "second": order[1]}.get(choice, choice)
-        append(self.file, new_line(pair, rater, stored, order))
+        append(self.file, new_line(pair, rater, CHOICES[order][choice], order))
 
     def undo(self, rater: str) -> None:
         """Take back the rater's last rating."""
@@ -160,8 +163,8 @@ class Handler(BaseHTTPRequestHandler):
     def _rating_in(self, request: dict[str, Any]) -> tuple[Pair, str]:
         """Return the pair and the choice that a request names. Raises KeyError, TypeError or ValueError for others."""
         pair, choice = self.server.pairs[request["item"]], request["choice"]
-        if choice not in CHOICES:
-            raise ValueError(f"{choice!r} is none of {', '.join(CHOICES)}")
+        if choice not in CHOICES["ab"]:
+            raise ValueError(f"{choice!r} is none of {', '.join(CHOICES['ab'])}")
         return pair, choice
 
     def _refuse(self, status: int, why: str) -> None:

@@ -20,6 +20,7 @@ from rlhf.run import reader
 from rlhf.run.records import Record
 
 JUDGE = "judge:"  # begins the name of a model that rates
+Choice = Literal["a", "b", "tie", "skip", "undo"]
 WIN_OF_B = {"a": 0.0, "b": 1.0, "tie": 0.5}  # by choice
 
 
@@ -32,7 +33,7 @@ class Rating(Record):
     item: int
     sha256: str
     rater: str
-    choice: Literal["a", "b", "tie", "skip", "undo"] = Field(
+    choice: Choice = Field(
         validation_alias=AliasChoices("choice", "verdict")  # the latter in files before 0.2.0
     )
     shown: AnswerOrder
@@ -47,7 +48,7 @@ class Rating(Record):
 class Reasons(TypedDict, total=False):
     """What a judge said about a pair, in each order of the answers."""
 
-    said: dict[AnswerOrder, str | None]  # its choice; None for a reply without one
+    said: dict[AnswerOrder, Choice | None]  # its choice; None for a reply without one
     replies: dict[AnswerOrder, str]
 
 
@@ -57,12 +58,12 @@ class RatingLine(Reasons):
     item: int
     sha256: str
     rater: str
-    choice: str
+    choice: Choice
     shown: AnswerOrder
     time: str  # UTC, ISO 8601
 
 
-def new_line(pair: Pair, rater: str, choice: str, shown: AnswerOrder, **reasons: Unpack[Reasons]) -> RatingLine:
+def new_line(pair: Pair, rater: str, choice: Choice, shown: AnswerOrder, **reasons: Unpack[Reasons]) -> RatingLine:
     """Return a line to append to the file, with the present time. `reasons` are added to it."""
     return {
         "item": pair.item,

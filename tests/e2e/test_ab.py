@@ -412,7 +412,8 @@ def test_the_summary_by_hand(root, monkeypatch, capsys):
     """Ten pairs: ann finds ppo better in 6 of 8, ties 1; ben agrees on the first two and not on the third."""
     evaluation(root.parents[1], [row(i, scores=(0.0, 1.0 if i < 5 else -1.0)) for i in range(10)])
     answers = pair_answers(root)
-    given = {"ann": ["b"] * 6 + ["a", "a", "tie", "skip"], "ben": ["b", "b", "a"]}
+    better: list[store.Choice] = ["b"]
+    given: dict[str, list[store.Choice]] = {"ann": [*better * 6, "a", "a", "tie", "skip"], "ben": ["b", "b", "a"]}
     for rater, votes in given.items():
         for pair, choice in zip(answers.pairs, votes, strict=False):
             store.append(answers.file, store.new_line(pair, rater, choice, "ba"))

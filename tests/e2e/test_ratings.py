@@ -16,7 +16,7 @@ from tests.helpers import rlhf
 from tests.records import write_records
 
 
-def rate(root, *choices: tuple[str, int, str]) -> PairedAnswers:
+def rate(root, *choices: tuple[str, int, store.Choice]) -> PairedAnswers:
     """Append (rater, item, choice) in turn."""
     answers = pair_answers(root)
     pairs = {pair.item: pair for pair in answers.pairs}

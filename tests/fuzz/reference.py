@@ -161,9 +161,10 @@ def _rate(root: Path) -> None:
 
     found = pair_answers(root)
     found.file.parent.mkdir(exist_ok=True)
+    by_rater: dict[str, list[store.Choice]] = {"anna": ["a", "b", "tie", "skip"], "judge:m": ["b", "b", "a", "tie"]}
     rows = [
         store.new_line(pair, rater, choice, "ab")
-        for rater, choices in (("anna", ("a", "b", "tie", "skip")), ("judge:m", ("b", "b", "a", "tie")))
+        for rater, choices in by_rater.items()
         for pair, choice in zip(found.pairs, choices, strict=False)
     ]
     found.file.write_text("".join(json.dumps(row) + "\n" for row in rows))
