@@ -119,7 +119,7 @@ set_by    = $(filter command environment,$(firstword $(origin $v)))
 variables = $(shell sed -n 's/^\([A-Z_]*\) ?=.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 given     = $(sort $(variables) $(foreach v,$(.VARIABLES),$(if $(filter command,$(set_by)),$v)))
 quoted    = '$(subst ','\'',$1)'
-checker  := $(or $(wildcard $(VENV)/bin/python),$(PYTHON)) bin/check_make.py
+checker  := $(or $(shell test -x $(VENV)/bin/python && echo $(VENV)/bin/python),$(PYTHON)) bin/check_make.py
 problem  := $(shell $(checker) $(foreach t,$(MAKECMDGOALS),$(call quoted,$t)) -- $(foreach v,$(given),$(if $(set_by),$(call quoted,$v:$(set_by)=$($v)))) 2>/dev/null || echo failed)
 unchecked = `$(checker)`, which checks what make is given, does not run: needs Python 3.11, 3.12 or 3.13. Try: make setup PYTHON=python3.12
 $(if $(filter-out failed,$(problem)),$(error $(problem)))
@@ -145,6 +145,8 @@ device_of_recipe := $(shell sed -nE '/^[^\#]*\bdevice: *"?(cpu|cuda)/ {s/.*\bdev
 device_in_set    := $(patsubst hardware.device=%,%,$(filter hardware.device=%,$(SET)))
 on_cpu           := $(filter cpu,$(lastword $(device_of_recipe) $(device_in_set)))
 local  = $(filter local,$(RUNTIME))
+of_no_use = $(strip $(foreach v,IMAGE BASE FLASH_ATTN,$(if $(filter command,$(set_by)),$v)))
+$(if $(and $(local),$(of_no_use)),$(if $(filter image shell engine test-image,$(MAKECMDGOALS)),,$(error $(firstword $(of_no_use)) changes nothing without a container (RUNTIME=local))))
 $(if $(filter docker podman local,$(RUNTIME)),,$(error RUNTIME=$(RUNTIME): docker, podman or local))
 $(if $(word 2,$(RUNTIME)$(if $(local),,$(OUT))),$(error OUT=$(OUT): no spaces, which cannot pass into a container))
 # Extras that stamps newer than the pins say are installed; a target that needs no others installs nothing.
@@ -247,7 +249,7 @@ python    = $(if $(local),$(VENV)/bin/python,$(container) --entrypoint python $(
 container = bin/in-container --engine $(engine_name)$(if $(on_cpu),, --gpu)$(if $(filter serve,$(MAKECMDGOALS)), --port $(PORT))$(foreach d,$(read_only), --read '$(d)')$(foreach d,$(written), --write '$(d)')
 # Folders that the recipe or SET names: a checkpoint, an encoder.
 named     = $(wildcard $(shell sed -nE 's|.*[ :"](/[^] "#,}]+).*|\1|p' $(recipe_file)) $(foreach s,$(SET),$(filter /% ./% ../%,$(lastword $(subst =, ,$s)))))
-read_only = $(abspath $(DATA_FILES) $(named) $(FILES_FOUND) $(filter-out recipes/%,$(RECIPE)) $(filter-out random,$(WEIGHTS)) $(REUSE) $(RLHF_RECIPES))
+read_only = $(abspath $(wildcard $(DATA)) $(named) $(wildcard $(FILES)) $(filter-out recipes/%,$(RECIPE)) $(filter-out random,$(WEIGHTS)) $(REUSE) $(RLHF_RECIPES))
 written   = $(abspath $(OUT) results)
 version   = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rlhf/__init__.py)
 commit    = $(shell git rev-parse HEAD 2>/dev/null || echo unknown)$(if $(shell git status --porcelain -- rlhf bench recipes requirements Dockerfile 2>/dev/null),-dirty)
@@ -258,7 +260,7 @@ no_daemon = RUNTIME=$(engine_name): $(engine_name) does not answer; `$(engine_na
 
 # Runs with other weights, on other data or with another seed get a root of their own: runs/data-a, runs/data-a/seed-1.
 OUT_DEFAULT = runs$(addprefix /weights-,$(notdir $(WEIGHTS:/=)))$(addprefix /data-,$(data_name))$(if $(filter reproduce,$(MAKECMDGOALS)),,$(addprefix /seed-,$(SEED)))
-data_name   = $(basename $(patsubst %.gz,%,$(notdir $(firstword $(DATA_FILES)))))
+data_name   = $(basename $(patsubst %.gz,%,$(notdir $(firstword $(wildcard $(DATA))))))
 
 ##@ Container (GPU recipes run in it)
 image: engine ## build the image; stages do it when needed

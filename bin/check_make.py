@@ -89,15 +89,15 @@ CHOICES = {
 }
 SWITCH = r"(1|yes|true|0|no|false)?", "write 1 or 0 (yes, true, no and false mean the same)"
 COUNT = r"\d*", "a whole number"
-NUMBER = r"((\d+\.?\d*|\.\d+)(e[+-]?\d+)?)?", "a number, 0 or more"
-SIZE = r"[\d.]+ ?gi?b"
+NUMBER = r"((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?)?", "a number, 0 or more"
+SIZE = r"\d{1,9}(\.\d{1,9})? ?(?i:gi?b)"
 # What a value must match, and what is said of another.
 FORMS: Mapping[str, tuple[str, str]] = {
     "RESUME": SWITCH,
     "SUMMARY": SWITCH,
     "FLASH_ATTN": SWITCH,
-    "SEED": (r"\d*", 'one whole number; several are SEEDS="0 1", for `make reproduce`'),
-    "SEEDS": (r"[\d\s,]*\d[\d\s,]*", 'whole numbers, for example "0 1 2"'),
+    "SEED": (r"\d{0,10}", 'one whole number; several are SEEDS="0 1", for `make reproduce`'),
+    "SEEDS": (r"[\s,]*\d{1,10}([\s,]+\d{1,10})*[\s,]*", 'whole numbers, for example "0 1 2"'),
     "CASES": COUNT,
     "KILLS": COUNT,
     "PRICE": NUMBER,
@@ -144,7 +144,7 @@ def _values_for_no_shell(given: Iterable[Variable]) -> Iterator[str]:
     for variable in given:
         if variable.name in QUOTED and "'" in variable.value:
             yield f"{variable.name}: an apostrophe cannot pass through make; use `rlhf` itself"
-        if variable.name in NEEDED and not variable.value.strip():
+        if variable.name in NEEDED and variable.origin == "command" and not variable.value.strip():
             yield f"{variable.name} is empty: give it a value, or leave it out"
         if variable.name in ONE_WORD and len(variable.value.split()) > 1:
             yield f"{variable}: give one word; a folder whose name has spaces goes to `rlhf` itself"
@@ -178,7 +178,7 @@ def _wrong_values(read: Iterable[Variable]) -> Iterator[str]:
     for variable in read:
         name, words = variable.name, variable.value.split()
         form, expected = FORMS.get(name, (".*", ""))
-        if not re.fullmatch(form, variable.value, re.I | re.S):
+        if not re.fullmatch(form, variable.value, re.S):
             yield f"{variable}: {expected}"
         if name in CHOICES and not {*words} <= {*CHOICES[name]}:
             yield f"{variable}: {_or(CHOICES[name])}"
@@ -190,10 +190,16 @@ def _wrong_values(read: Iterable[Variable]) -> Iterator[str]:
             yield f"SET: '{wrong[0]}' is no KEY=VALUE; spaces separate changes, so a list is written [1,2]"
 
 
-def _missing_files(targets: Sequence[str], read: Iterable[Variable]) -> Iterator[str]:
+def _missing_files(targets: Sequence[str], read: Sequence[Variable]) -> Iterator[str]:
+    for variable in read:
+        folder = variable.value if variable.name == "WEIGHTS" else ""
+        if folder not in ("", "random") and not os.path.isdir(os.path.expanduser(folder)):
+            yield f"{variable}: no such folder; a checkpoint's folder, or random"
     for name, _, value in (variable for variable in read if variable.name in ("DATA", "FILES")):
         for word in value.split():
-            if glob.glob(os.path.expanduser(word.replace("[^", "[!"))):
+            if found := glob.glob(os.path.expanduser(word.replace("[^", "[!"))):
+                if any(map(os.path.isdir, found)):
+                    yield f"{name}='{word}' is a folder; name its files, for example '{word}/*.jsonl'"
                 continue
             looks_at = next((t for t in targets if t in ("data-check", "data-show")), None)
             command = "score" if name == "FILES" else looks_at.replace("-", " ") if looks_at else "run --data"

@@ -37,11 +37,18 @@ def check_chain(chain: Sequence[StageRun], preflight: bool) -> None:
             predict_peak(run.loaded, run.stage)
 
 
+def stages_before(loaded: PinnedRecipe, stage: StageName, out: Path, reuse: Path | None) -> list[StageName]:
+    """Return the stages to run before `stage`; before an evaluation no policy where one is trained already."""
+    if stage == "evaluate" and StageRun(out, loaded, stage, reuse).parents.trained_policies():
+        return recipes.parents(loaded.recipe, stage)
+    return recipes.stages_before(loaded.recipe, stage)
+
+
 def run_parents(
     loaded: PinnedRecipe, stage: StageName, out: Path, reuse: Path | None, more_data: Sequence[str]
 ) -> None:
     """Run the unfinished stages before `stage`, each in a process of its own. Exits if one fails."""
-    before = recipes.stages_before(loaded.recipe, stage)
+    before = stages_before(loaded, stage, out, reuse)
     any_ran = False
     for number, parent in enumerate(before, 1):
         unfinished = StageRun(out, loaded, parent, reuse)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from rlhf import recipe as recipes
 from rlhf import terminal
 from rlhf.cli import chain, next_steps
 from rlhf.cli.choice import Choice
@@ -96,7 +95,7 @@ def run(
         return
 
     if with_parents:
-        stages = (*recipes.stages_before(loaded.recipe, stage), stage)
+        stages = (*chain.stages_before(loaded, stage, out, reuse), stage)
         chain.check_chain([StageRun(out, loaded, name, reuse) for name in stages], preflight)
         chain.run_parents(loaded, stage, out, reuse, more_data)
     this_run = StageRun(out, loaded, stage, reuse)

@@ -116,7 +116,7 @@ class Codec:
     ) -> tuple[list[Encoded | None], Counter[str]]:
         """Return the ids of each (prompt messages, response), and counts of what was cut.
 
-        A row whose whole response was cut away, or that has none before its EOS, gives None. A response with its EOS
+        A row whose whole response was cut away, or that begins with EOS, gives None. A response with its EOS
         gets the tokens that the prompt leaves of `max_length`, and at most `max_response_length`. The response is the
         part of the whole text's ids that follows the prompt, so that training sees exactly what sampling continues.
         Where tokens merge across that border, prompt and response are encoded apart.
@@ -159,7 +159,7 @@ class Codec:
             room = min(max_length - len(prompt), max_response_length or max_length)
             end = response.index(self.eos_id) if self.eos_id in response else len(response)  # the text may hold it
             lost = len(response) > end + 1
-            room = max(room, 0) if end else 0  # nothing before its end: no response
+            room = 0 if response and not end else max(room, 0)  # one that begins with its end is none
             counts["responses_cut"] += room > 0 and (lost or room < end + 1)
             response = [*response[:end], self.eos_id][:room]
             counts["dropped"] += not response

@@ -22,7 +22,8 @@ CHOICES: dict[AnswerOrder, dict[str, store.Choice]] = {
 REPLY_CHARACTERS = 200  # characters of a reply that are stored
 # A line of words that names a choice. Any other word beside the letter, such as "worse" or "not", may deny it.
 BEFORE = (
-    "answer|verdict|choice|winner|is|the|my|final|better|best|correct|i|d|would|prefer|choose|pick|so|thus|therefore"
+    "answer|assistant|option|response|one|verdict|choice|winner|conclusion|is|the|my|in|final|better|best|correct|preferred|chosen|"
+    "selected|i|d|would|say|prefer|choose|pick|go|with|so|thus|therefore|overall|boxed"
 )
 AFTER = "(?: is (?:the )?(?:better|best|winner|correct)(?: answer| one)?)?"
 CHOICE_LINE = re.compile(f"((?:(?:{BEFORE}) )*)([abc]|tie){AFTER}", re.I)
@@ -73,7 +74,8 @@ def letter(reply: str) -> str | None:
     text = reply.rpartition("</think>")[2].strip()  # earlier text is reasoning, not the choice
     if "<think>" in text:
         return None  # the reply was cut off before its choice
-    begin = r"^[\W_]*([ABC])(?:[.:;)\]*]|,(?!\s*(?-i:[ABC])\b))"  # "A, B and C are options" names no choice
+    # "A: B" and "A, B and C are options" name no choice.
+    begin = r"^(?:_|[^\w\n])*([ABC])(?:[.:;)\]*](?!\s*[ABC][\W_]*$)|,(?!\s*(?-i:[ABC])\b))"
     begun = {name.upper() for name in re.findall(begin, text, re.I | re.M)}
     letters = begun if re.match(begin, text, re.I) and len(begun) == 1 else set()  # a list of A and B is no choice
     for line in text.splitlines():

@@ -66,7 +66,7 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
     if absent := next(filter(None, (_absent_section(kind, p, file, overrides) for p in problems)), None):
         return absent
     other_keys = list(dict.fromkeys(prefix + ".".join(_location(other)) for other in problems[1:] if other["loc"]))
-    other_keys = [other for other in other_keys if not f"{other}.".startswith(f"{key}.")]
+    other_keys = [o for o in other_keys if not f"{o}.".startswith(f"{key}.") and not f"{key}.".startswith(f"{o}.")]
     more = f" and {len(other_keys) - 3} more" if len(other_keys) > 3 else ""
     also_wrong = f" (also wrong: {', '.join(other_keys[:3])}{more})" if other_keys else ""
     if problem["type"] == "missing":

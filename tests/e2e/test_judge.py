@@ -392,6 +392,12 @@ def test_people_and_judges_are_compared(root, asked, stub):
         *(("**Answer A:**\nIt is polite, but", None), ("Answer A:\nrude\n\nAnswer B:\nkind\n\nB", "B")),
         *(("Answer A is better.", "A"), ("B is the better answer", "B"), ("I'd choose **A**.", "A")),
         *(("A better answer", None), ("B is better, but A is polite.", None), ("A is not better", None)),
+        *(("A: B", None), ("A;B", None), ("A. B.", None), ("x" + "\n" * 20_000 + "x", None)),
+        *(
+            (f"{words} B", "B")
+            for words in ("Overall, the answer is", "**Conclusion:** the better one is", "I'd go with")
+        ),
+        *(("Preferred answer: A", "A"), ("Option B", "B"), ("\\boxed{B}", "B"), ("Response A:\nIt says", None)),
         *(("The final verdict is **tie**", "C"), ("So I choose B.", "B"), ("I wouldn't choose B.", None)),
         *(
             ("", None),

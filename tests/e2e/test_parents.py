@@ -120,6 +120,16 @@ def test_stages_before_the_one_asked_for_are_taken_or_made(trained, tmp_path, mo
     assert not (tmp_path / ROOT).exists()
 
 
+def test_an_evaluation_trains_no_policy_where_one_is_trained(tmp_path, experiment):
+    before = ["pretrain", "sft", "rm"]
+    assert chain.stages_before(small(), "evaluate", tmp_path, None) == [*before, "ppo"]
+    (tmp_path / ROOT / "dpo").mkdir(parents=True)
+    (tmp_path / ROOT / "dpo" / "summary.json").write_text("{}")
+    assert chain.stages_before(small(), "evaluate", tmp_path, None) == before
+    elsewhere = tmp_path / "elsewhere"
+    assert chain.stages_before(small(ppo__kl_coef=0.05), "evaluate", elsewhere, experiment / "runs/less-kl") == before
+
+
 def test_other_settings_are_refused_before_a_stage_runs_that_they_need(trained, tmp_path, monkeypatch, capsys):
     beside(trained, tmp_path, "pretrain", "rm")
     other = [*SETS, "--set", "rm.learning_rate=0.5"]

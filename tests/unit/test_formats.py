@@ -122,6 +122,8 @@ def test_a_question_with_a_worked_answer_is_a_demonstration_that_rewards_can_che
 
 
 def test_a_question_about_a_passage_is_not_taken_for_a_question_alone(write):
+    (number,) = read([write("n.jsonl", lines({"question": "Half of 48?", "answer": 24}))]).examples
+    assert (number.response, number.right_answer) == ("24", "24")
     file = write("a.jsonl", lines({"question": "Who?", "answer": "Ann.", "passage": "Ann left."}))
     assert "unknown columns: 'question', 'answer', 'passage'" in refusal([file])
     assert len(read([file], kind="question").examples) == 1

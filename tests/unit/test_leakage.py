@@ -5,7 +5,7 @@ import random
 import pytest
 
 from rlhf.data.quality.leakage import leaks
-from rlhf.data.rows import Document, Example, Message, PreferencePair, Row
+from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row
 
 
 def prose(words: int, seed: int) -> str:
@@ -123,6 +123,13 @@ def test_shingles_run_from_the_question_into_its_answer():
     assert counted(
         [dialogue_pair(" ".join(["x", *asked.split()[1:]]), "no", answer)], [dialogue_pair(asked, answer)]
     ) == {"near_copies": 1}
+
+
+def test_a_prompt_without_an_answer_is_a_near_copy_by_its_last_message():
+    asked = prose(15, 500)
+    one, other = (PromptOnly((Message("user", text),), "a:1") for text in (f"Say: {asked}", asked))
+    assert counted([one], [other]) == {"near_copies": 1}
+    assert counted([PromptOnly((Message("user", prose(15, 501)),), "a:1")], [other]) == {}
 
 
 def test_a_shingle_may_end_with_the_first_word_of_an_answer():
