@@ -148,7 +148,8 @@ class Corpus:
             earlier = first_rows.setdefault(row.prompt, row)
             if earlier.right_answer != row.right_answer:
                 raise UserError(
-                    f"{row.source} and {earlier.source} have different right answers to one prompt: keep one of them"
+                    f"{row.source} and {earlier.source} have different right answers to one prompt: keep one of them, "
+                    "or leave out all but the first with --set data.drop=[further_answers]"
                 )
         return {prompt: row.right_answer for prompt, row in first_rows.items() if row.right_answer is not None}
 

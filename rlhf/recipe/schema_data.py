@@ -44,6 +44,7 @@ Flaw = Literal[
     "near_identical",
     "contradictory",
     "duplicates",
+    "further_answers",
     "one_word",
     "unfinished",
     "other_script",

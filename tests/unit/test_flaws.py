@@ -54,6 +54,9 @@ def test_a_repeat_is_a_duplicate_and_opposite_labels_contradict():
     question = (Message("user", "2 + 2?"),)
     answers = [Example(question, "4", "a", right_answer=right) for right in ("4", "5", "4")]
     assert FLAWS["duplicates"](answers) == answers[2:], "another right answer is another row"
+    assert FLAWS["further_answers"]([*clean(), *answers]) == answers[1:2]
+    parsed = ParsedRows((), tuple(answers), (), ReadReport((), (), {}))
+    assert [row.right_answer for row in flaws.drop(parsed, ["further_answers"])[0].examples] == ["4", "4"]
 
 
 def test_every_flaw_is_counted_in_the_report_and_can_be_dropped():

@@ -8,7 +8,7 @@ from rapidfuzz.distance import Indel
 
 from rlhf.data.formats import ParsedRows
 from rlhf.data.quality.oddities import ODDITIES, script, unfinished
-from rlhf.data.rows import Document, Example, Message, PreferencePair, Row
+from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row
 
 NEAR_IDENTICAL = 0.95  # least share of words, in order, that two answers have in common
 
@@ -58,6 +58,18 @@ def duplicates(rows: Sequence[Row]) -> list[Row]:
     return repeated
 
 
+def further_answers(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with another right answer than an earlier row that has the same prompt."""
+    first: dict[Hashable, str] = {}
+    return [
+        row
+        for row in rows
+        if isinstance(row, Example | PromptOnly)
+        and row.right_answer is not None
+        and first.setdefault(row.prompt, row.right_answer) != row.right_answer
+    ]
+
+
 def one_word(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with a response of at most one word."""
     return [row for row in rows if any(len(answer.split()) <= 1 for answer in responses(row))]
@@ -90,6 +102,7 @@ FLAWS: dict[str, Finder] = {
     "near_identical": near_identical,
     "contradictory": contradictory,
     "duplicates": duplicates,
+    "further_answers": further_answers,
     "one_word": one_word,
     "unfinished": cut_off,
     "other_script": other_script,

@@ -99,6 +99,7 @@ class QualityReport:
     near_identical: int
     contradictory: int
     duplicates: int
+    further_answers: int
     one_word: int
     unfinished: int
     other_script: int
@@ -199,6 +200,9 @@ class QualityReport:
         short_hint = "Read some: often answers cut off or missing."
         unfinished_hint = "Answers stop in the middle; a model that learns from them will too. Drop or complete them."
         lines = [self._flaw("duplicates", prompted + self.documents, "Copies weigh more; keep one of each.")]
+        if self.further_answers:
+            answers_hint = "RLOO and GRPO refuse two right answers to one prompt. data.drop leaves these rows out."
+            lines.append(self._flaw("further_answers", self.examples + self.prompts, answers_hint, below="note"))
         if answered:
             lines.append(self._flaw("one_word", answered, short_hint, above="note"))
             lines.append(self._flaw("unfinished", answered, unfinished_hint, SOME))
