@@ -160,6 +160,7 @@ def test_a_judge_that_looks_at_the_order_decides_nothing(root, asked, stub):
     assert {r["choice"] for r in rows(root)} == {"tie"}
     figures = summarize(pair_answers(root)).raters["judge:some/model"]
     assert figures.order_decided == 1 and not_none(figures.win_rate).value == 0.5
+    assert figures.length_controlled_win_rate is None, "ties alone have no residuals, and so no interval"
 
 
 def test_a_pair_that_was_judged_in_one_order_only_says_nothing_about_the_order(root, asked, stub):
