@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from rlhf.recipe import ONLINE, POLICIES, STAGES, StageName, published
+from rlhf.recipe import GROUPS, ONLINE, POLICIES, STAGES, StageName, published
 from rlhf.recipe.published import Verdict
 from rlhf.report.parts import STAGE_TITLES, Charts, Section
 from rlhf.report.runs import RunRecords
@@ -91,7 +91,8 @@ def gains(summaries: Summaries) -> str:
 def _gain(stage: StageName, summary: Summary | None) -> str:
     """Return a policy's gain over SFT and its KL, as a sentence; "" if it was not measured."""
     metrics = summary.metrics if summary else {}
-    names = (("true_reward_gain_sd", "true reward"), ("score_gain_sd", "score"))
+    score = "score" if stage in GROUPS else "score of the reward model"  # theirs may be a sum of rewards
+    names = (("true_reward_gain_sd", "true reward"), ("score_gain_sd", score))
     gains = [f"{name} {value:+.2f}" for key, name in names if (value := metrics.get(key)) is not None]
     if not gains:
         return ""

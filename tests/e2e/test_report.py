@@ -538,8 +538,11 @@ def test_the_headline_says_what_was_reached_and_what_was_not():
 def test_the_gain_and_the_facts_are_those_of_the_summaries():
     metrics = {"true_reward_gain_sd": 1.274, "score_gain_sd": 1.3, "kl_per_token": 0.1868}
     summaries = {"ppo": finished("ppo", 0.7, **metrics)}
-    gained = "PPO against SFT: true reward +1.27, score +1.30 standard deviations, at a KL of 0.1868"
+    gained = (
+        "PPO against SFT: true reward +1.27, score of the reward model +1.30 standard deviations, at a KL of 0.1868"
+    )
     assert overview.gains(summaries).startswith(gained)
+    assert ", score +1.30 standard" in overview.gains({"grpo": finished("grpo", 0.7, **metrics)})
     facts = overview.facts({"ppo": MANIFEST}, summaries, 36.0)
     assert facts == ["2026-01-02", "Some CPU, 2 threads", "0:01:30 in 1 finished stage", "0.90 USD for each card"]
 
