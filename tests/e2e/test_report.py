@@ -6,7 +6,7 @@ import re
 import shutil
 from collections import Counter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from jinja2 import UndefinedError
@@ -506,7 +506,7 @@ def test_several_runs_share_the_charts(run):
 # ---- the top of the page ----
 
 
-def finished(stage: Literal["sft", "rm", "ppo"], measured: float, **metrics: float) -> Summary:
+def finished(stage: StageName, measured: float, **metrics: float) -> Summary:
     """A summary of a stage with one target: at least 0.6."""
     figure = published.Figure(name="gain", stage=stage, metric="gain", range=(0.6, None), unit="sd", source="ours")
     return summary_of(targets=[records.compared(figure, measured)], wall_seconds=90.4, metrics=metrics)
