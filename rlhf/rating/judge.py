@@ -22,8 +22,8 @@ CHOICES: dict[AnswerOrder, dict[str, store.Choice]] = {
 REPLY_CHARACTERS = 200  # characters of a reply that are stored
 # A line of words that names a choice. Any other word beside the letter, such as "worse" or "not", may deny it.
 BEFORE = (
-    "answer|assistant|option|response|one|verdict|choice|winner|conclusion|is|the|my|in|final|better|best|correct|preferred|chosen|"
-    "selected|i|d|would|say|prefer|choose|pick|go|with|so|thus|therefore|overall|boxed"
+    "answer|assistant|option|response|one|verdict|choice|winner|conclusion|is|the|my|in|final|better|best|correct|"
+    "preferred|chosen|selected|i|d|would|say|prefer|choose|pick|go|with|so|thus|therefore|overall|boxed"
 )
 AFTER = "(?: is (?:the )?(?:better|best|winner|correct)(?: answer| one)?)?"
 CHOICE_LINE = re.compile(f"((?:(?:{BEFORE}) )*)([abc]|tie){AFTER}", re.I)
@@ -80,9 +80,8 @@ def letter(reply: str) -> str | None:
     letters = begun if re.match(begin, text, re.I) and len(begun) == 1 else set()  # a list of A and B is no choice
     for line in text.splitlines():
         match = CHOICE_LINE.fullmatch(" ".join(re.findall(r"[^\W_]+", line)))
-        if match and match[1] and (match[2] == "a" or line.rstrip(" *").endswith(":")):
-            continue  # an article, or the heading `Answer A:`
-        if match:
+        goes_on = match and match[1] and (match[2] == "a" or line.rstrip(" *").endswith(":"))  # `Answer A:`; an article
+        if match and not goes_on:
             letters.add(match[2].upper().replace("TIE", "C"))
     return letters.pop() if len(letters) == 1 else None
 
