@@ -3,8 +3,9 @@
 # /tmp read-only, and without network. The adapters must have the bytes of those that PYTHON trains outside.
 #
 #   tests/image/test.sh PYTHON      docker, podman or buildah, whichever works here; buildah needs root
-#   TWICE=1                         also build a second time from nothing and compare every installed file
+#   TWICE=1                         also build a second time from nothing and compare every installed file (buildah)
 #   BASE=debian:bookworm            another base; its Python must be PYTHON's for the bytes to agree
+#   PIP_ARGS=...                    more arguments for pip inside, for example the index of torch without CUDA
 #   PIP_FIND_LINKS=DIR              a folder of wheels to install from (buildah)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -28,6 +29,8 @@ fi
 containers=()
 cleanup() {
     for container in "${containers[@]}"; do buildah rm "$container" >/dev/null || true; done
+    # Files of the container's user; with buildah the caller is root, who may remove them.
+    if [ "$engine" != buildah ]; then entry="find" inside /work -mindepth 1 -delete >/dev/null 2>&1 || true; fi
     rm -rf "$work"
 }
 trap cleanup EXIT
@@ -48,17 +51,18 @@ base() { # without a registry: Debian's packages make one
 }
 
 build() { # build EXTRA...
-    local arguments=(--build-arg BASE="$(base)" --build-arg COMMIT="$(git rev-parse HEAD 2>/dev/null || echo unknown)"
-        --build-arg PIP_INSTALL='-c requirements/cpu.txt -r requirements/direct.txt' -t "$tag" "$@")
-    if [ "$engine" = buildah ]; then
-        arguments+=(--network host -v /etc/ssl/certs:/etc/ssl/certs:ro)
+    local command=("$engine" build) pip_args=${PIP_ARGS:-}
+    if [ "$engine" = buildah ]; then # which, unlike the others, keeps no layers unless it is told to
+        command=(buildah bud --layers --network host -v /etc/ssl/certs:/etc/ssl/certs:ro)
         if [ -n "${PIP_FIND_LINKS:-}" ]; then
-            arguments+=(-v "$PIP_FIND_LINKS:$PIP_FIND_LINKS:ro" --build-arg PIP_ARGS="--find-links $PIP_FIND_LINKS")
+            command+=(-v "$PIP_FIND_LINKS:$PIP_FIND_LINKS:ro")
+            pip_args+=" --find-links $PIP_FIND_LINKS"
         fi
-        buildah bud "${arguments[@]}" . >"$work/build.log" 2>&1 || { tail -30 "$work/build.log" >&2; return 1; }
-    else
-        $engine build "${arguments[@]}" . >"$work/build.log" 2>&1 || { tail -30 "$work/build.log" >&2; return 1; }
     fi
+    command+=(--build-arg BASE="$(base)" --build-arg COMMIT="$(git rev-parse HEAD 2>/dev/null || echo unknown)"
+        --build-arg PIP_INSTALL='-c requirements/cpu.txt -r requirements/direct.txt' --build-arg PIP_ARGS="$pip_args"
+        -t "$tag" "$@" .)
+    "${command[@]}" >"$work/build.log" 2>&1 || { tail -30 "$work/build.log" >&2; return 1; }
 }
 
 root_of() { # a directory with the image's files (buildah)
@@ -97,7 +101,7 @@ files() { # path, mode and hash of what was installed
 
 say "building with $engine"
 began=$SECONDS
-build --layers
+build
 say "built in $((SECONDS - began)) s"
 root=
 if [ "$engine" = buildah ]; then

@@ -753,10 +753,12 @@ def test_a_container_sees_reward_functions_of_the_user_s_own(tmp_path):
     (root / "bin").mkdir(parents=True)
     (root / "recipes").mkdir()
     shutil.copy(ROOT / "bin/in-container", root / "bin")
-    (root / "my_rewards.py").write_text("")
+    for module in ("my_rewards.py", "setup.py"):
+        (root / module).write_text("")
     command = [root / "bin/in-container", "--print", "image", "run", "grpo"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert f"{root}/my_rewards.py:{root}/my_rewards.py:ro" in printed and "RLHF_DEBUG" in printed
+    assert "setup.py" not in printed
     refused = subprocess.run([root / "bin/in-container", "--engine"], capture_output=True, text=True)
     assert (refused.returncode, refused.stderr) == (2, "error: bin/in-container: --engine needs a value\n")
 
@@ -786,19 +788,51 @@ def test_an_image_of_one_s_own_is_not_built():
     assert "docker build" not in result.stdout and "somewhere/rlhf@sha256:0 run sft" in result.stdout
 
 
-def test_a_container_is_started_with_the_image_s_identity_and_folders_that_exist(tmp_path):
-    docker = tmp_path / "docker"
-    docker.write_text('#!/bin/bash\nif [ "$1" = image ]; then echo sha256:1; else printf "%s\\n" "$@"; fi\n')
-    docker.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
-    command = [ROOT / "bin/in-container", "--write", tmp_path / "a b", "an-image", "run", "sft", "--set", "x=1 2"]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+# Stands for docker: it has the image `here`, any other once it is pulled, and prints the words of what it is to run.
+ENGINE = """#!/bin/bash
+cd "${BASH_SOURCE%/*}"
+case $1 in
+    image) [ "$3" = here ] || [ "$5" = here ] || [ -e pulled ] || exit 1; echo sha256:1 ;;
+    pull) touch pulled; echo "pulling $2" ;;
+    *) printf "%s\\n" "$@" ;;
+esac
+"""
+
+
+def start_container(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run bin/in-container in `folder`, which has the stand-in for docker and is the user's home."""
+    (folder / "docker").write_text(ENGINE)
+    (folder / "docker").chmod(0o755)
+    return subprocess.run(
+        [ROOT / "bin/in-container", *words],
+        env={"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder)},
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
     )
+
+
+def test_a_container_is_started_with_the_image_s_identity_and_folders_that_exist(tmp_path):
+    done = start_container(tmp_path, "--write", tmp_path / "a b", "here", "run", "sft", "--set", "x=1 2")
     words = done.stdout.splitlines()
-    assert words[words.index("an-image") + 1 :] == ["run", "sft", "--set", "x=1 2"]
+    assert words[words.index("here") + 1 :] == ["run", "sft", "--set", "x=1 2"]
     assert "RLHF_IMAGE=sha256:1" in words and f"{tmp_path}/a b:{tmp_path}/a b" in words and "-it" not in words
     assert (tmp_path / "a b").is_dir() and (tmp_path / ".cache/huggingface").is_dir()
+    assert not (tmp_path / "pulled").exists()
+
+
+def test_an_image_that_is_not_here_is_pulled_before_its_identity_is_read(tmp_path):
+    done = start_container(tmp_path, "--entrypoint", "bash", "elsewhere")
+    assert "RLHF_IMAGE=sha256:1" in done.stdout.splitlines()
+    assert done.stderr == "pulling elsewhere\n" and "pulling" not in done.stdout, "stdout is the command's"
+
+
+def test_relative_paths_are_no_names_of_volumes(tmp_path):
+    words = start_container(tmp_path, "--read", "pairs.jsonl", "--write", "runs/../out", "here").stdout.splitlines()
+    assert f"{tmp_path}/pairs.jsonl:{tmp_path}/pairs.jsonl:ro" in words and f"{tmp_path}/out:{tmp_path}/out" in words
+    assert (tmp_path / "out").is_dir()
 
 
 @pytest.mark.parametrize("words", [("--gpus", "all", "an-image"), ()])
