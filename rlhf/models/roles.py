@@ -31,7 +31,7 @@ class Roles:
     """One adapter on `base` for each of `folders` (role -> its folder); the role `base` has none.
 
     Only `trainable` roles get gradients. `peft` is the library's model of the base with all adapters; `active` is the
-    role that a forward pass uses, None before the first.
+    role that a forward pass uses, None outside of every block.
     """
 
     def __init__(self, base: PreTrainedModel, folders: Mapping[Role, Path], trainable: tuple[Role, ...] = ()):
@@ -87,13 +87,15 @@ class Roles:
 
     @contextmanager
     def using(self, role: Role) -> Iterator[None]:
-        """Make a role the active one inside a block; the role that was active before, if any, is restored after it."""
+        """Make a role the active one inside a block; after it, the one that was active before, or none."""
         before = self.active
         self.activate(role)
         try:
             yield
         finally:
-            if before is not None:
+            if before is None:
+                self.active = None  # a pass outside of every block is refused
+            else:
                 self.activate(before)
 
     def guard_backward(self, states: Tensor, role: Role) -> None:

@@ -131,6 +131,16 @@ def test_after_a_block_the_role_before_it_is_active_again(shared):
     assert shared.roles.active == "reference"
 
 
+def test_after_the_outermost_block_a_pass_is_refused(shared):
+    """And not run with the adapter of that block."""
+    with shared.role("policy"):
+        expected = shared.hidden(IDS)
+    with pytest.raises(RuntimeError, match="no role is active"):
+        shared.hidden(IDS)
+    with shared.role("policy"):
+        assert torch.equal(shared.hidden(IDS), expected)
+
+
 def test_scoring_leaves_the_active_role_as_it_was(shared):
     for role in ("policy", "reward", "base"):
         shared.roles.activate(role)
