@@ -1,6 +1,7 @@
 """Preference pairs as token ids."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import Codec, Encoded
@@ -9,9 +10,20 @@ from rlhf.recipe import Dpo, Rm
 from rlhf.terminal.progress import working
 
 
+class EncodedPair(NamedTuple):
+    """Both responses to one prompt."""
+
+    chosen: Encoded
+    rejected: Encoded
+
+    def longest(self) -> int:
+        """Return the tokens of the longer sequence, to which both are padded."""
+        return len(self.chosen.prompt) + max(len(self.chosen.response), len(self.rejected.response))
+
+
 def encode_pairs(
     codec: Codec, pairs: Sequence[PreferencePair], options: Rm | Dpo
-) -> tuple[list[tuple[Encoded, Encoded]], dict[str, int], list[PreferencePair]]:
+) -> tuple[list[EncodedPair], dict[str, int], list[PreferencePair]]:
     """Return both sides of each pair as token ids, counts of what was cut, and the pairs that are left.
 
     A pair is dropped, and counted, when either side loses its whole response. Raises UserError when none is left.
@@ -21,7 +33,7 @@ def encode_pairs(
     with working("encoding pairs"):
         chosen, cut_chosen = codec.encode([(p.prompt, p.chosen) for p in pairs], *limits)
         rejected, cut_rejected = codec.encode([(p.prompt, p.rejected) for p in pairs], *limits)
-    encoded = [(c, r) for c, r in zip(chosen, rejected, strict=True) if c and r]
+    encoded = [EncodedPair(c, r) for c, r in zip(chosen, rejected, strict=True) if c and r]
     if not encoded:
         raise UserError("no pair's responses fit below max_length; raise it or lower max_prompt_length")
     counts = {
@@ -30,8 +42,3 @@ def encode_pairs(
         "pairs_dropped": len(pairs) - len(encoded),
     }
     return encoded, counts, [p for p, c, r in zip(pairs, chosen, rejected, strict=True) if c and r]
-
-
-def longest(chosen: Encoded, rejected: Encoded) -> int:
-    """Return the tokens of a pair's longer sequence, to which both are padded."""
-    return len(chosen.prompt) + max(len(chosen.response), len(rejected.response))

@@ -14,6 +14,7 @@ from trl import DPOConfig, DPOTrainer
 
 from rlhf.data.batch import collate
 from rlhf.data.load import load_corpus
+from rlhf.data.pairs import EncodedPair
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.evaluation.likelihood import sequence_logprobs
 from rlhf.evaluation.policies import gains_over_sft, heldout_sampling, measure, sample_of
@@ -31,7 +32,7 @@ from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
 from rlhf.stages.supervised import arguments, best_step_metric, free_memory, rows_to_dataset, train
 from rlhf.stages.trainer import RunTrainer
-from rlhf.stages.training_pairs import EncodedPair, StagePairs, stage_pairs
+from rlhf.stages.training_pairs import StagePairs, stage_pairs
 
 SAMPLES = 8  # held-out prompts whose answers are logged before and after
 
@@ -83,7 +84,7 @@ def _fit(run: StageRun, codec: Codec, pairs: StagePairs, device: torch.device, t
     trainer = _Trainer(
         model=model,
         args=arguments(DPOConfig, run, recipe.dpo, max_length=None, beta=recipe.dpo.beta),
-        train_dataset=rows_to_dataset([_training_row(chosen, rejected) for chosen, rejected in pairs.training]),
+        train_dataset=rows_to_dataset([_training_row(pair) for pair in pairs.training]),
         processing_class=codec.tokenizer,
     )
     evaluate = None
@@ -102,11 +103,12 @@ class _Validation:
     """
 
     def __init__(self, model: PeftModel, pairs: Sequence[EncodedPair], pad_id: int, options: Dpo):
-        self.model, self.pairs, self.pad_id, self.options = model, pairs, pad_id, options
-        self.reference = self._logprobs()
+        self.model, self.pad_id, self.options = model, pad_id, options
+        self.chosen, self.rejected = [pair.chosen for pair in pairs], [pair.rejected for pair in pairs]
+        self.reference = self._logprobs(self.chosen), self._logprobs(self.rejected)
 
     def __call__(self) -> dict[str, float]:
-        beta, (chosen, rejected) = self.options.beta, self._logprobs()
+        beta, chosen, rejected = self.options.beta, self._logprobs(self.chosen), self._logprobs(self.rejected)
         margins = beta * ((chosen - self.reference[0]) - (rejected - self.reference[1]))
         return {
             "loss": dpo_loss(chosen, rejected, *self.reference, beta).item(),
@@ -114,32 +116,30 @@ class _Validation:
             "margin": margins.mean().item(),
         }
 
-    def _logprobs(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the log-probabilities (N,) of the chosen and of the rejected responses."""
-        batch_size = 2 * self.options.per_device_train_batch_size
-        sides = ([(pair[i].prompt + pair[i].response, len(pair[i].prompt)) for pair in self.pairs] for i in (0, 1))
-        chosen, rejected = (sequence_logprobs(self.model, side, self.pad_id, batch_size) for side in sides)
-        return chosen, rejected
+    def _logprobs(self, sequences: Sequence[Encoded]) -> torch.Tensor:
+        """Return the log-probabilities (N,) of responses."""
+        texts = [(sequence.prompt + sequence.response, len(sequence.prompt)) for sequence in sequences]
+        return sequence_logprobs(self.model, texts, self.pad_id, 2 * self.options.per_device_train_batch_size)
 
 
 @torch.no_grad()
 def preference_accuracy(shared: SharedBase, codec: Codec, pairs: Sequence[EncodedPair], batch_size: int) -> float:
     """Return the share of pairs whose chosen response gained more log-probability over the reference than the other."""
-    gains = []
-    for side in (0, 1):
-        sequences = [pair[side] for pair in pairs]
+
+    def gains(sequences: Sequence[Encoded]) -> torch.Tensor:
         prompts, responses = [s.prompt for s in sequences], [s.response for s in sequences]
-        rollout = collate(prompts, responses, codec.pad_id, codec.eos_id, shared.device)
-        gain = torch.empty(len(pairs))
-        for index in rollout.by_length(batch_size):
-            micro_batch = rollout.rows(index)
+        batch = collate(prompts, responses, codec.pad_id, codec.eos_id, shared.device)
+        result = torch.empty(len(sequences))
+        for rows in batch.by_length(batch_size):
+            micro_batch = batch.rows(rows)
             logp = {}
             for role in ("policy", "reference"):
                 with shared.role(role):
                     logp[role] = shared.logprobs(shared.response_hidden(micro_batch), micro_batch, 1.0).sum(1)
-            gain[index.cpu()] = (logp["policy"] - logp["reference"]).float().cpu()
-        gains.append(gain)
-    return accuracy(gains[0] - gains[1])
+            result[rows.cpu()] = (logp["policy"] - logp["reference"]).float().cpu()
+        return result
+
+    return accuracy(gains([pair.chosen for pair in pairs]) - gains([pair.rejected for pair in pairs]))
 
 
 class _Trainer(RunTrainer, DPOTrainer):
@@ -149,5 +149,6 @@ class _Trainer(RunTrainer, DPOTrainer):
         return dataset
 
 
-def _training_row(chosen: Encoded, rejected: Encoded) -> dict[str, list[int]]:
+def _training_row(pair: EncodedPair) -> dict[str, list[int]]:
+    chosen, rejected = pair
     return {"prompt_ids": chosen.prompt, "chosen_ids": chosen.response, "rejected_ids": rejected.response}

@@ -56,17 +56,15 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
         overlap = Overlap(answers(corpus, prompts, options.num_samples), options.bertscore_model, device)
     with telemetry.phase("evaluate"):
         labels: list[PolicyLabel] = ["base", "sft", *trained]
-        samples, perplexities = _measure_policies(
-            shared, labels, codec, prompts, demonstrations, recipe, _reward_fn(reward_sums) if reward_sums else None
-        )
+        reward_fn = _reward_fn(reward_sums) if reward_sums else None
+        samples, perplexities = _measure_policies(shared, labels, codec, prompts, demonstrations, recipe, reward_fn)
         batch_size = 2 * recipe.rm.per_device_train_batch_size
-        chosen, rejected = (
-            scores_of([p[side] for p in encoded], shared.scores_at, codec.pad_id, batch_size) for side in (0, 1)
-        )
+        chosen = scores_of([pair.chosen for pair in encoded], shared.scores_at, codec.pad_id, batch_size)
+        rejected = scores_of([pair.rejected for pair in encoded], shared.scores_at, codec.pad_id, batch_size)
 
     metrics = _policy_metrics(samples, perplexities, overlap, telemetry)
     histograms = score_histograms({name: policy.scores for name, policy in samples.items()})
-    length_differences = [len(c.response) - len(r.response) for c, r in encoded]
+    length_differences = [len(pair.chosen.response) - len(pair.rejected.response) for pair in encoded]
     rm_metrics, curves = reward_model_figures(chosen.tolist(), rejected.tolist(), length_differences)
     metrics |= {f"rm/{key}": value for key, value in rm_metrics.items()}
     details = {
@@ -131,8 +129,8 @@ def _measure_policies(
             samples_per_prompt=options.num_samples,
             reward_fn=reward_fn,
         )
-        shared.roles.activate(role)
-        perplexities[label] = perplexity(shared.base, demonstrations, codec.pad_id, options.batch_size)
+        with shared.roles.using(role):
+            perplexities[label] = perplexity(shared.base, demonstrations, codec.pad_id, options.batch_size)
     return samples, perplexities
 
 

@@ -5,16 +5,16 @@ option: max(0, margin - (r_c - r_r)), the ranking loss of torch.nn.MarginRanking
 """
 
 import itertools
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from trl import RewardConfig, RewardTrainer
 
 from rlhf.data.load import load_corpus
+from rlhf.data.pairs import EncodedPair
 from rlhf.data.rows import PreferencePair
-from rlhf.data.tokenize import Codec, Encoded
+from rlhf.data.tokenize import Codec
 from rlhf.data.worlds import toy
 from rlhf.evaluation.reward_model import accuracy, scores_of
 from rlhf.files import JsonObject
@@ -29,7 +29,7 @@ from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
 from rlhf.stages.supervised import arguments, best_step_metric, rows_to_dataset, train
 from rlhf.stages.trainer import RunTrainer
-from rlhf.stages.training_pairs import EncodedPair, StagePairs, stage_pairs
+from rlhf.stages.training_pairs import StagePairs, stage_pairs
 from rlhf.terminal.progress import working
 
 SAMPLES = 8  # held-out pairs whose scores are kept
@@ -95,8 +95,8 @@ def _new_trainer(run: StageRun, model: Model, codec: Codec, pairs: Sequence[Enco
     options = run.loaded.recipe.rm
     ranking = options.loss_type == "margin_ranking"
     margin = {"margin": options.margin} if options.margin and not ranking else {}
-    new_trainer: Callable[..., _Trainer] = partial(_MarginRankingTrainer, options.margin) if ranking else _Trainer
-    return new_trainer(
+    return _Trainer(
+        ranking_margin=options.margin if ranking else None,
         model=model,
         args=arguments(
             RewardConfig,
@@ -105,7 +105,7 @@ def _new_trainer(run: StageRun, model: Model, codec: Codec, pairs: Sequence[Enco
             max_length=None,  # TRL would drop longer pairs silently; they are cut and counted already
             center_rewards_coefficient=options.center_rewards_coefficient or None,
         ),
-        train_dataset=rows_to_dataset([_training_row(chosen, rejected) | margin for chosen, rejected in pairs]),
+        train_dataset=rows_to_dataset([_training_row(pair) | margin for pair in pairs]),
         processing_class=codec.tokenizer,
     )
 
@@ -121,7 +121,8 @@ def _scores(model: Model, codec: Codec, pairs: Sequence[EncodedPair], options: R
         return scores.squeeze(-1)
 
     batch_size = 2 * options.per_device_train_batch_size
-    chosen, rejected = (scores_of([pair[side] for pair in pairs], score, codec.pad_id, batch_size) for side in (0, 1))
+    chosen = scores_of([pair.chosen for pair in pairs], score, codec.pad_id, batch_size)
+    rejected = scores_of([pair.rejected for pair in pairs], score, codec.pad_id, batch_size)
     return chosen, rejected
 
 
@@ -133,27 +134,27 @@ def pair_loss(chosen: torch.Tensor, rejected: torch.Tensor, options: Rm) -> floa
 
 
 class _Trainer(RunTrainer, RewardTrainer):
-    """TRL's trainer with the changes of a run."""
+    """TRL's trainer with the changes of a run.
 
+    With a `ranking_margin` the loss is the margin ranking loss and not TRL's; the metrics stay TRL's.
+    """
 
-class _MarginRankingTrainer(_Trainer):
-    """The same with the margin ranking loss in place of TRL's; the metrics stay TRL's."""
-
-    def __init__(self, margin: float, **options: Any):
+    def __init__(self, ranking_margin: float | None, **options: Any):
         super().__init__(**options)
-        self.margin = margin
+        self.ranking_margin = ranking_margin
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        _, outputs = super().compute_loss(model, inputs, return_outputs=True)
-        chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
-        loss = margin_ranking_loss(chosen, rejected, self.margin)
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
+        if self.ranking_margin is not None:
+            chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
+            loss = margin_ranking_loss(chosen, rejected, self.ranking_margin)
         return (loss, outputs) if return_outputs else loss
 
 
-def _training_row(chosen: Encoded, rejected: Encoded) -> dict[str, object]:
-    chosen_ids, rejected_ids = chosen.prompt + chosen.response, rejected.prompt + rejected.response
+def _training_row(pair: EncodedPair) -> dict[str, object]:
+    chosen_ids, rejected_ids = (side.prompt + side.response for side in pair)
     return {"chosen_ids": chosen_ids, "rejected_ids": rejected_ids}
 
 

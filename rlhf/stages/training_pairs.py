@@ -4,13 +4,11 @@ from typing import NamedTuple
 
 from rlhf.data import amount
 from rlhf.data.corpus import Split
-from rlhf.data.pairs import encode_pairs, longest
+from rlhf.data.pairs import EncodedPair, encode_pairs
 from rlhf.data.rows import PreferencePair
-from rlhf.data.tokenize import Codec, Encoded
+from rlhf.data.tokenize import Codec
 from rlhf.recipe import Dpo, Rm
 from rlhf.run.directory import StageRun
-
-EncodedPair = tuple[Encoded, Encoded]  # chosen, rejected
 
 
 class StagePairs(NamedTuple):
@@ -24,7 +22,7 @@ class StagePairs(NamedTuple):
 
     def lengths(self) -> list[int]:
         """Return the tokens of each training pair's longer sequence."""
-        return [longest(chosen, rejected) for chosen, rejected in self.training]
+        return [pair.longest() for pair in self.training]
 
 
 def stage_pairs(run: StageRun, codec: Codec, pairs: Split[PreferencePair], options: Rm | Dpo) -> StagePairs:
