@@ -5,7 +5,7 @@ from typing import Literal, get_args
 KlEstimator = Literal["k1", "k2", "k3"]  # kl.estimate_kl
 Scale = Literal["group", "batch", "none"]  # whose standard deviation divides: groups.group_relative
 TokenLevel = Literal["token", "sequence"]
-Level = Literal[TokenLevel, "sequence_sum"]  # of the importance ratio: groups.log_ratios
+Level = Literal[TokenLevel, "sequence_sum"]  # of the importance ratio: groups.pool_log_ratios
 LossType = Literal["grpo", "dapo", "dr_grpo"]  # how tokens are weighted: groups.token_weights
 
 KL_ESTIMATORS: tuple[KlEstimator, ...] = get_args(KlEstimator)

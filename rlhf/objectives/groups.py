@@ -88,26 +88,35 @@ def overlong_penalty(lengths: Tensor, max_length: int, buffer: int) -> Tensor:
     return ((lengths.float() - (max_length - buffer)) / buffer).clamp(0.0, 1.0)
 
 
-def log_ratios(logp: Tensor, old_logp: Tensor, mask: Tensor, level: Level) -> Tensor:
+def log_ratios(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
+    """Return the logarithm of each token's importance ratio, logp - old_logp.
+
+    Shapes: logp, old_logp, mask (B, R); mask bool, True on real tokens. Returns (B, R), 0 where mask is False. Raises
+    ValueError when shapes differ.
+    """
+    check_mask(mask, logp=logp, old_logp=old_logp)
+    return zero_pads(logp, mask) - zero_pads(old_logp, mask)
+
+
+def pool_log_ratios(log_ratio: Tensor, mask: Tensor, level: Level) -> Tensor:
     """Return the logarithm of the importance ratio that each token's loss is multiplied with.
 
-    With d = logp - old_logp:
+    With d = `log_ratio`, the tokens' own:
         token         d_t                    of each token (PPO, GRPO)
         sequence      mean_t d_t             of the response, to the power 1/length (GSPO, arXiv 2507.18071, eq. 7)
         sequence_sum  sum_t d_t              of the response (RLOO)
 
-    Shapes: logp, old_logp, mask (B, R); mask bool, True on real tokens. Returns (B, R), 0 where mask is False; at the
+    Shapes: log_ratio, mask (B, R); log_ratio 0 where mask is False. Returns (B, R), 0 where mask is False; at the
     levels of a sequence all real tokens of a row hold the same number. Raises ValueError when shapes differ or level is
     unknown.
     """
-    check_mask(mask, logp=logp, old_logp=old_logp)
-    d = zero_pads(logp, mask) - zero_pads(old_logp, mask)
+    check_mask(mask, log_ratio=log_ratio)
     if level == "token":
-        return d
+        return log_ratio
     if level == "sequence":
-        return zero_pads(masked_mean(d, mask, dim=1).unsqueeze(1).expand_as(d), mask)
+        return zero_pads(masked_mean(log_ratio, mask, dim=1).unsqueeze(1).expand_as(mask), mask)
     if level == "sequence_sum":
-        return zero_pads(d.sum(1, keepdim=True).expand_as(d), mask)
+        return zero_pads(log_ratio.sum(1, keepdim=True).expand_as(mask), mask)
     raise ValueError(f"unknown level {level!r}: choose one of {', '.join(LEVELS)}")
 
 

@@ -31,17 +31,17 @@ MODEL_REWARD = "model"  # in reward_funcs: the reward model
 class OnlineBase(Section):
     """The keys of all stages that learn from their own samples.
 
-    One step is one batch of rollouts and the updates on it.
+    One step is one batch of responses and the update on it.
     """
 
     steps: Steps
-    batch_size: Annotated[int, Field(gt=1, le=65_536)]  # rollouts per step
+    batch_size: Annotated[int, Field(gt=1, le=65_536)]  # responses per step
     num_mini_batches: BatchRows  # optimizer steps per epoch
     per_device_train_batch_size: BatchRows  # micro-batch: decides memory; the result changes by rounding only
     rollout_batch_size: BatchRows  # responses decoded together
     rollout_weights: Literal["adapter", "merged"] = "adapter"  # merged: sample with weights that include the adapter
     rollout_4bit: FourBit = "library"  # products with 4-bit weights: docs/speed-internals.md
-    score_batch_size: BatchRows | None = None  # rollouts scored together; null: per_device_train_batch_size
+    score_batch_size: BatchRows | None = None  # responses scored together; null: per_device_train_batch_size
     vllm_url: Name | None = None  # address of a vLLM server that samples (rlhf/rollout/vllm.py)
     learning_rate: Rate
     lr_scheduler_type: Schedule
@@ -77,7 +77,7 @@ class OnlineBase(Section):
 
     @property
     def score_rows(self) -> int:
-        """Return the number of rollouts that are scored together."""
+        """Return the number of responses that are scored together."""
         return self.score_batch_size or self.per_device_train_batch_size
 
     @property
@@ -127,9 +127,9 @@ class OnlineBase(Section):
 
 
 class Ppo(OnlineBase):
-    """PPO; keys are named as in TRL's PPOConfig."""
+    """PPO; keys are named as in the PPOConfig of TRL 1.12."""
 
-    num_ppo_epochs: Passes  # passes over a batch of rollouts
+    num_ppo_epochs: Passes  # passes over a batch of responses
     value_learning_rate: Rate
     response_length: Tokens
     kl_coef: NonNegative
@@ -165,7 +165,7 @@ class GroupBase(OnlineBase):
 
     documented_in: ClassVar[str] = "docs/groups.md"
     num_generations: Annotated[int, Field(ge=2, le=65_536)]  # responses to a prompt; batch_size is a multiple of it
-    num_iterations: Passes = 1  # passes over a batch of rollouts
+    num_iterations: Passes = 1  # passes over a batch of responses
     max_completion_length: Tokens
     beta: NonNegative  # weight of the KL; 0: the reference is not computed in training
     epsilon: ClipRange = 0.2  # clip of the ratio; the lower clip if epsilon_high is set
@@ -253,7 +253,7 @@ class Grpo(GroupBase):
     kl_penalty: Literal["reward", "loss"] = "loss"
     scale_rewards: Scale = "group"  # whose standard deviation divides; none: Dr. GRPO
     loss_type: LossType = "dapo"  # how tokens are weighted: docs/groups.md
-    importance_sampling_level: TokenLevel = "token"  # sequence: GSPO
+    importance_sampling_level: TokenLevel = "token"  # sequence: GSPO's, whose loss is grpo's
     use_bias_correction_kl: bool = True  # multiplies the KL in the loss by the token's ratio
 
     @property

@@ -1,8 +1,8 @@
 """RLOO and GRPO: the policy gradient without a critic. Each step:
 
     1 sample     num_generations responses to each prompt, from the policy
-    2 score      the weighted sum of the rewards, of the reward model or of functions, minus penalties
-    3 reward     log-probabilities under policy and reference; with `kl_penalty: reward`, the score minus beta * KL
+    2 score      the weighted sum of the rewards, of the reward model or of functions; minus penalties, it is shaped
+    3 reward     log-probabilities under policy and reference; with `kl_penalty: reward`, shaped score minus beta * KL
     4 advantage  each reward against those of the other responses to the same prompt
     5 update     clipped policy loss, with `kl_penalty: loss` plus beta * KL, in minibatches
 
@@ -30,6 +30,7 @@ from rlhf.objectives.groups import (
     leave_one_out,
     log_ratios,
     overlong_penalty,
+    pool_log_ratios,
     standardize,
     token_weights,
 )
@@ -43,7 +44,7 @@ from rlhf.stages.online import role_passes
 from rlhf.stages.online.reward_sum import ByName, RewardSum
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.session import Session
-from rlhf.stages.online.train_state import TrainedParameters, TrainState, as_numbers
+from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState, as_numbers
 from rlhf.stages.result import Result
 from rlhf.terminal.progress import Bar
 
@@ -92,7 +93,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     """Train the policy adapter with RLOO or GRPO, and measure it against SFT on held-out prompts."""
     options = run.loaded.recipe.online()[run.stage]
     assert isinstance(options, GroupOptions)
-    # Keep this order: each line draws from torch's generator, and released results depend on it.
+    # Keep this order: Session and score_norm draw from torch's generator, and released results depend on it.
     session = Session(run, device, options)
     reference_samples = session.measure_reference()
     score_norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
@@ -147,7 +148,7 @@ def sample_and_score(session: Session, learner: "Learner", step: int) -> ScoredR
 def score_responses(session: Session, learner: "Learner", rollout: Rollout, prompt_indices: list[int]) -> ScoredRollout:
     """Return responses to training prompts with their scores, raw and shaped."""
     options, codec, shared = learner.options, session.codec, session.shared
-    shared.base.eval()
+    shared.base.eval()  # the update before has set train mode
     assert session.reward_sum is not None
     rollout = role_passes.with_lower_states(shared, rollout, options.score_rows)
     model_scores = (
@@ -180,7 +181,6 @@ def _shaped_scores(reward_sum: RewardSum, learner: "Learner", rollout: Rollout, 
 def make_batch(learner: "Learner", scored: ScoredRollout) -> Batch:
     """Do steps 3 and 4: log-probabilities, rewards with the KL, advantages."""
     shared, options = learner.shared, learner.options
-    shared.base.eval()
     # computed only if joining replacements has dropped them
     rollout = role_passes.with_lower_states(shared, scored.rollout, options.score_rows)
     old_logp = role_passes.policy_logprobs(shared, rollout, options)
@@ -241,7 +241,12 @@ class Learner:
     def update(self, batch: Batch) -> dict[str, float]:
         """Pass `num_iterations` times over the batch in minibatches. Return the mean statistics of those used."""
         with self.state.updating() as update:
-            return update.run(len(batch.rollout.ids), self.options.num_iterations, partial(self._add_gradients, batch))
+            for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_iterations):
+                stats = self._add_gradients(batch, mini_rows)
+                if update.too_far(stats):  # `max_update_kl`; the end of `updating` drops these gradients
+                    break
+                update.step(stats)
+            return update.metrics()
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics."""
@@ -266,26 +271,26 @@ class Learner:
         logp, entropy = self.shared.logprobs_and_entropies(
             hidden, micro.rollout, options.temperature, differentiable=options.entropy_coef > 0
         )
-        log_ratio = log_ratios(logp, micro.old_logp, mask, options.importance_sampling_level)
+        token_log_ratio = log_ratios(logp, micro.old_logp, mask)
+        log_ratio = pool_log_ratios(token_log_ratio, mask, options.importance_sampling_level)
         weights = token_weights(
             mask, options.loss_type, minibatch.responses, minibatch.tokens, options.max_completion_length
         )
         loss, sums = clipped_loss(log_ratio, micro.advantages, weights, mask, options.epsilon, options.upper_epsilon)
         per_token = 1 / minibatch.tokens.clamp(min=1)  # sums over tokens times this add up to means over the minibatch
         entropy_part = zero_pads(entropy, mask).sum() * per_token
-        half_squares = (zero_pads(logp.detach() - micro.old_logp, mask) ** 2).sum() / 2
+        half_squares = (token_log_ratio.detach() ** 2).sum() / 2
         stats = {
             "loss/policy_avg": loss,
             "policy/entropy_avg": entropy_part,
             "policy/clipfrac_avg": sums.clipped * per_token,
-            "policy/approxkl_avg": half_squares * per_token,
+            APPROX_KL: half_squares * per_token,
             "val/ratio": sums.ratio * per_token,
         }
         if options.kl_penalty == "loss" and micro.ref_logp is not None:
             kl = zero_pads(estimate_kl(logp, micro.ref_logp, options.kl_estimator), mask)
             if options.corrects_kl:  # with the token's ratio: a sequence's would divide the correction by its length
-                of_tokens = options.importance_sampling_level == "token"
-                kl = kl * (log_ratio if of_tokens else log_ratios(logp, micro.old_logp, mask, "token")).exp()
+                kl = kl * token_log_ratio.exp()
             kl_part = (weights * kl).sum()
             stats["loss/kl_avg"] = kl_part
             loss = loss + self.state.kl_coef * kl_part

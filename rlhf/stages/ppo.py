@@ -9,8 +9,9 @@
 Policy, reference and reward model are adapters on one frozen base (rlhf/models/shared_base.py). The critic is a fourth,
 which starts as the reward model's, or a head on the policy's hidden states (`value_model`). A micro-batch's loss is a
 mean over its response tokens, times its share of the minibatch's tokens: the micro-batch size and the number of
-ranks change the result by rounding only. `TrainState` and its `Update` (rlhf/stages/online/train_state.py) draw the
-minibatches, clip the gradients, take the optimizer's steps and stop early.
+ranks change the result by rounding only. (RLOO and GRPO sum weighted tokens. The same sums here would round otherwise
+than released results did.) `TrainState` and its `Update` (rlhf/stages/online/train_state.py) draw the minibatches, clip
+the gradients and step the optimizer.
 
 Shapes: B prompts, R response slots; slot t holds the t-th generated token. docs/ppo.md numbers the details, with their
 sources and what each is worth; docs/metrics.md explains every logged key; tests/oracle/test_ppo_step.py computes a
@@ -37,7 +38,7 @@ from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.session import Session
-from rlhf.stages.online.train_state import TrainedParameters, TrainedRole, TrainState, as_numbers
+from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainedRole, TrainState, as_numbers
 from rlhf.stages.result import Result
 from rlhf.terminal.progress import Bar
 
@@ -48,7 +49,7 @@ SIGMOID_TANGENT = ScoreNorm(mean=-2.0, sd=4.0)
 
 @dataclass(kw_only=True)
 class Batch(TrainingBatch):
-    """Rollouts of one step and their tensors: (B, R) unless noted, with 0 after the end of a response."""
+    """Responses of one step and their tensors: (B, R) unless noted, with 0 after the end of a response."""
 
     old_logp: Tensor  # in nats, under the policy that sampled
     ref_logp: Tensor  # under the reference
@@ -72,7 +73,7 @@ class Batch(TrainingBatch):
 def run_stage(run: StageRun, device: torch.device) -> Result:
     """Train the policy adapter, and measure it against SFT on held-out prompts."""
     options = run.loaded.recipe.ppo
-    # Keep this order: each line draws from torch's generator, and released results depend on it.
+    # Keep this order: Session, score_norm and Learner draw from torch's generator, and released results depend on it.
     session = Session(run, device, options)
     reference_samples = session.measure_reference()
     score_norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
@@ -100,7 +101,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
 def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
     """Do steps 2 to 4. Every (B, R) tensor of the result is 0 after the end of a response."""
     shared, options, mask = learner.shared, learner.options, rollout.mask
-    shared.base.eval()
+    shared.base.eval()  # the update before has set train mode
 
     # 2 score. Layers below the first adapter give all roles the same states; the lean trunk computes these once.
     rollout = role_passes.with_lower_states(shared, rollout, options.score_rows)
@@ -144,28 +145,26 @@ def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
 def policy_logprobs_and_values(learner: "Learner", rollout: Rollout) -> tuple[Tensor, Tensor]:
     """Return log-probabilities under the policy that sampled and the critic's values, each (B, R).
 
-    Where they come from:
-
-        value_model    old_logprobs: recompute               old_logprobs: rollout
-        head           both from one pass of the policy      both from sampling
-        adapter        one pass of the policy, one of the    log-probabilities from sampling,
-                       critic                                values from a pass of the critic
+    With `old_logprobs: rollout` the log-probabilities, and the values of a head on the policy, are those that sampling
+    noted. Otherwise they are computed here, those of policy and head in one pass.
     """
     shared, options = learner.shared, learner.options
-    if learner.critic_is_head and options.old_logprobs == "recompute":
-        return role_passes.logprobs_and_values(shared, rollout, options)
-    old_logp = role_passes.policy_logprobs(shared, rollout, options)
     if not learner.critic_is_head:
-        return old_logp, role_passes.values(shared, rollout, options)
-    assert rollout.values is not None  # `sampling_value_fn` has computed them
-    return old_logp, zero_pads(rollout.values, rollout.mask)
+        return role_passes.policy_logprobs(shared, rollout, options), role_passes.values(shared, rollout, options)
+    if options.old_logprobs == "recompute":
+        return role_passes.logprobs_and_values(shared, rollout, options)
+    assert rollout.values is not None  # from `sampling_value_fn`
+    return role_passes.policy_logprobs(shared, rollout, options), zero_pads(rollout.values, rollout.mask)
 
 
 # -- 5 update ----------------------------------------------------------------------------------------------------------
 
 
 class Learner:
-    """Policy and critic, their losses, and the state of their training. The critic is the trained role `value`."""
+    """Policy and critic, their losses, and the state of their training.
+
+    `TrainState` has the critic's parameters under the name `value`, be it an adapter or a head on the policy.
+    """
 
     def __init__(self, shared: SharedBase, rm_dir: Path, options: Ppo, score_norm: ScoreNorm):
         self.shared, self.options = shared, options
@@ -188,7 +187,7 @@ class Learner:
     @property
     def critic_is_head(self) -> bool:
         """Return whether the critic is a head on the policy's hidden states, and not an adapter of its own."""
-        return self.shared.value_role == "policy"
+        return self.options.value_model == "head"
 
     @property
     def policy_learns(self) -> bool:
@@ -201,15 +200,17 @@ class Learner:
 
         With `old_logprobs: rollout` a critic that is a head on the policy computes its values while sampling.
         """
-        return self.shared.values if self.options.old_logprobs == "rollout" and self.critic_is_head else None
+        return self.shared.values if self.critic_is_head and self.options.old_logprobs == "rollout" else None
 
     def update(self, batch: Batch) -> dict[str, float]:
-        """Pass `num_ppo_epochs` times over the batch in minibatches. Return the mean statistics of those used.
-
-        `Update.run` has the two loops: gradients of a minibatch, perhaps a stop, clipping, a step of the optimizer.
-        """
+        """Pass `num_ppo_epochs` times over the batch in minibatches. Return the mean statistics of those used."""
         with self.state.updating() as update:
-            return update.run(len(batch.rollout.ids), self.options.num_ppo_epochs, partial(self._add_gradients, batch))
+            for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_ppo_epochs):
+                stats = self._add_gradients(batch, mini_rows)
+                if update.too_far(stats):  # `max_update_kl`; the end of `updating` drops these gradients
+                    break
+                update.step(stats)
+            return update.metrics()
 
     def advance(self, batch: Batch) -> None:
         """Go to the next step. The KL coefficient follows `kl_target`, but not while the policy does not learn."""
@@ -242,7 +243,7 @@ class Learner:
         if self.critic_is_head:
             value_loss, value_stats = self._value_loss(micro, hidden)
             loss, stats = loss + self.options.vf_coef * value_loss, stats | value_stats
-        if loss.requires_grad:  # not while a critic with an adapter warms up
+        if self.policy_learns or self.critic_is_head:
             (loss * share).backward()
         return as_numbers(stats, share)
 
@@ -265,7 +266,7 @@ class Learner:
             "loss/policy_avg": loss,
             "policy/entropy_avg": mean_entropy,
             "policy/clipfrac_avg": clipping.clipfrac,
-            "policy/approxkl_avg": clipping.approxkl,
+            APPROX_KL: clipping.approxkl,
             "val/ratio": clipping.ratio,  # the policy's, under the name that TRL's PPO gave it
         }
         if options.kl_penalty == "loss":

@@ -20,6 +20,7 @@ from rlhf.objectives.groups import (
     leave_one_out,
     log_ratios,
     overlong_penalty,
+    pool_log_ratios,
     standardize,
     token_weights,
 )
@@ -27,6 +28,10 @@ from rlhf.objectives.groups import (
 FEW = settings(max_examples=50, deadline=None, derandomize=True)
 GARBAGE = [1e9, math.inf, -math.inf, math.nan]
 number = st.floats(-3, 3, allow_subnormal=False)
+
+
+def pooled(logp, old_logp, mask, level):
+    return pool_log_ratios(log_ratios(logp, old_logp, mask), mask, level)
 
 
 def f64(*values):
@@ -102,7 +107,7 @@ def test_a_ratio_that_would_overflow_has_no_gradient(advantage):
     """Of 100 tokens that each moved by 0.9 nats, exp(90) for the whole response."""
     logp = torch.full((1, 100), -1.0, requires_grad=True)
     mask = torch.ones(1, 100, dtype=torch.bool)
-    log_ratio = log_ratios(logp, logp.detach() - 0.9, mask, "sequence_sum")
+    log_ratio = pooled(logp, logp.detach() - 0.9, mask, "sequence_sum")
     loss, sums = clipped_loss(log_ratio, torch.tensor([advantage]), mask / 100, mask, 0.2, 0.2)
     loss.backward()
     assert loss.item() == pytest.approx(-1.2 * advantage) and logp.grad is not None and not logp.grad.any()
@@ -153,7 +158,7 @@ def test_losses_are_those_of_loops_and_parts_add_up(batch, level, loss_type):
 
     def part(rows):
         weights = token_weights(mask[rows], loss_type, len(mask), mask.sum(), 10)
-        ratios = log_ratios(logp[rows], old[rows], mask[rows], level)
+        ratios = pooled(logp[rows], old[rows], mask[rows], level)
         return clipped_loss(ratios, advantages[rows], weights, mask[rows], 0.2, 0.28)[0].item()
 
     expected = loops(batch, level, loss_type)
@@ -166,7 +171,7 @@ def test_pads_get_no_gradient(batch, level):
     logp, old, _, advantages, mask = batch
     logp = logp.clone().requires_grad_()
     weights = token_weights(mask, "grpo", 3, mask.sum(), 10)
-    clipped_loss(log_ratios(logp, old, mask, level), advantages, weights, mask, 9.0, 9.0)[0].backward()
+    clipped_loss(pooled(logp, old, mask, level), advantages, weights, mask, 9.0, 9.0)[0].backward()
     assert logp.grad[~mask].abs().max() == 0
     assert logp.grad.isfinite().all() and (logp.grad[mask] != 0).all()
 
@@ -183,7 +188,7 @@ def test_at_the_old_policy_the_gradient_is_that_of_reinforce(batch):
     for level, scale in scales.items():
         new = logp.clone().requires_grad_()
         weights = token_weights(mask, "grpo", 3, mask.sum(), 10)
-        clipped_loss(log_ratios(new, logp, mask, level), advantages, weights, mask, 0.2, 0.2)[0].backward()
+        clipped_loss(pooled(new, logp, mask, level), advantages, weights, mask, 0.2, 0.2)[0].backward()
         expected = (-advantages[:, None] / 3 * scale).expand(mask.shape).where(mask, 0.0)
         assert torch.allclose(new.grad, expected, atol=1e-6), level
 
@@ -195,7 +200,7 @@ def test_wrong_shapes_and_names_are_refused(batch):
     with pytest.raises(ValueError, match="unknown scale 'std'"):
         group_relative(f64([1.0, 2.0]), "std")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="unknown level 'word'"):
-        log_ratios(logp, old, mask, "word")  # type: ignore[arg-type]
+        pooled(logp, old, mask, "word")
     with pytest.raises(ValueError, match="unknown loss type 'ppo'"):
         token_weights(mask, "ppo", 3, 7, 10)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="one advantage per row"):
@@ -249,7 +254,7 @@ def test_losses_are_those_of_trl_s_grpo_trainer(batch, level, loss_type, beta, b
 
     ours = logp.detach().clone().requires_grad_()
     weights = token_weights(mask, loss_type, 3, mask.sum(), 10)
-    ratios = log_ratios(ours, old, mask, level)
+    ratios = pooled(ours, old, mask, level)
     loss, _ = clipped_loss(ratios, advantages, weights, mask, 0.2, 0.28)
     kl = kls.estimate_kl(ours.where(mask, 0.0), ref.where(mask, 0.0), "k3") * (ratios.exp() if bias else 1.0)
     loss = loss + beta * (weights * kl).sum()
@@ -268,7 +273,7 @@ def test_the_loss_is_that_of_trl_s_rloo_trainer(batch):
     expected = trl.RLOOTrainer._compute_loss(given, SimpleNamespace(training=True), inputs)
     expected.backward()
     ours = logp.detach().clone().requires_grad_()
-    ratios = log_ratios(ours, old, mask, "sequence_sum")
+    ratios = pooled(ours, old, mask, "sequence_sum")
     loss, _ = clipped_loss(ratios, advantages, token_weights(mask, "grpo", 3, mask.sum(), 10), mask, 0.2, 0.28)
     loss.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)

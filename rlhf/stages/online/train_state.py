@@ -37,6 +37,7 @@ GRAD_NORM_KEYS: dict[TrainedRole, str] = {
     "policy": "policy/grad_norm",
     "value": "val/grad_norm",
 }  # names of the logged gradient norms
+APPROX_KL = "policy/approxkl_avg"  # the statistic of a minibatch that `max_update_kl` limits
 
 
 class TrainedParameters(NamedTuple):
@@ -207,21 +208,8 @@ class Update:
         self.state = state
         self.used: list[dict[str, float]] = []  # statistics of the minibatches with which a step was taken
 
-    def run(self, count: int, epochs: int, add_gradients: Callable[[Tensor], dict[str, float]]) -> dict[str, float]:
-        """Take a step with each minibatch of a batch of `count` rows, in `epochs` passes, until one is too far.
-
-        `add_gradients` adds the gradients of a minibatch, given its rows, and returns its statistics. Return the means
-        of those used.
-        """
-        for rows in self.minibatches(count, epochs):
-            stats = add_gradients(rows)
-            if self.too_far(stats):  # `max_update_kl`; the end of `updating` drops these gradients
-                break
-            self.step(stats)
-        return self.metrics()
-
     def minibatches(self, count: int, epochs: int) -> Iterator[Tensor]:
-        """Yield the rows of each minibatch of a batch of `count` rows. Each epoch has a random order of its own."""
+        """Yield the rows of each minibatch of a batch of `count` rows, epoch by epoch, each in a new random order."""
         options, device = self.state.options, self.state.shared.device
         for _ in range(epochs):
             yield from torch.randperm(count).to(device).chunk(options.num_mini_batches)
@@ -232,7 +220,7 @@ class Update:
         Always False before the first step of an update.
         """
         limit = self.state.options.max_update_kl
-        return bool(self.used) and limit is not None and stats["policy/approxkl_avg"] > limit
+        return bool(self.used) and limit is not None and stats[APPROX_KL] > limit
 
     def step(self, stats: dict[str, float]) -> None:
         """Clip the gradients of a minibatch, take a step and clear them. Keep its statistics for `metrics`."""
