@@ -11,10 +11,13 @@ FEW = 5  # logged rows that a mean is taken over, and that a check waits for
 
 
 class History:
-    """The values that a stage has logged, by key, oldest first, and the responses sampled last."""
+    """The values that a stage has logged, by key, oldest first, and the responses sampled last.
 
-    def __init__(self, recipe: Recipe, stage: StageName):
-        self.recipe, self.stage = recipe, stage
+    `total_steps` is that of the run; 0 as long as it is not known.
+    """
+
+    def __init__(self, recipe: Recipe, stage: StageName, total_steps: int = 0):
+        self.recipe, self.stage, self.total_steps = recipe, stage, total_steps
         self.newest: Mapping[str, float | None] = {}  # the row that was logged last
         self.responses: list[str] = []
         self._values: dict[str, list[float]] = defaultdict(list)  # finite ones, by key

@@ -12,9 +12,11 @@ import statistics
 from collections.abc import Sequence
 
 from rlhf.observe.history import FEW, History
+from rlhf.recipe import Optimization
 from rlhf.stats import sigmoid
 
-MANY = 20  # rows before a trend is judged
+MANY = 20  # rows before a trend is judged, at least
+TREND_SHARE = 0.25  # of the run that a trend is judged from, after warm-up
 KL_LIMIT = 5 * math.log(2)  # nats per token: the guide's 5 bits
 
 
@@ -26,9 +28,9 @@ def find_nan(h: History) -> str | None:
 
 
 def find_flat_loss(h: History) -> str | None:
-    """Report a loss that falls by at most twice its noise, from the first quarter of at least 20 rows to the last."""
+    """Report a loss that falls by at most twice its noise, from the first quarter of `trend_rows` to the last."""
     losses = h.values("loss")
-    if len(losses) < MANY:
+    if len(losses) < trend_rows(h):
         return None
     quarter = len(losses) // 4
     first, last = losses[:quarter], losses[-quarter:]
@@ -40,12 +42,22 @@ def find_flat_loss(h: History) -> str | None:
 
 
 def find_rising_loss(h: History) -> str | None:
-    """Report a loss more than 20 % above the best so far: the first row, or the least mean of five earlier rows."""
+    """Report a loss more than 20 % above the best so far, and further than noise brings a steady loss.
+
+    The best is the first row, or the least mean of five earlier rows. In n rows it is the least of many, looked at many
+    times: of n^2 differences between steady means the largest is about 2 sqrt(ln n) times the noise of one. The limit
+    is two times that noise above it.
+    """
     last, losses = h.last("loss"), h.values("loss")
     if last is None or len(losses) < 2 * FEW:
         return None
     best = min(losses[0], h.least_mean("loss"))
-    return f"the loss has risen from {best:.3g} to {last:.3g}" if last > 1.2 * best else None
+    if last <= 1.2 * best:
+        return None
+    noise = noise_of_difference(losses, FEW) * 2 * (math.sqrt(math.log(len(losses))) + 1)
+    if last <= best + noise:
+        return None
+    return f"the loss has risen from {best:.3g} to {last:.3g}"
 
 
 def find_large_updates(h: History) -> str | None:
@@ -65,9 +77,9 @@ def find_same_scores(h: History) -> str | None:
 
 
 def find_chance(h: History) -> str | None:
-    """Report an accuracy less than two standard errors above 0.5, in the later half of at least 20 rows."""
+    """Report an accuracy less than two standard errors above 0.5, in the later half of at least `trend_rows`."""
     accuracies = h.values("accuracy")
-    if len(accuracies) < MANY:
+    if len(accuracies) < trend_rows(h):
         return None
     late = accuracies[len(accuracies) // 2 :]
     pairs = len(late) * h.options.logging_steps * h.supervised.per_device_train_batch_size
@@ -164,14 +176,13 @@ def find_value_explosion(h: History) -> str | None:
 
 
 def find_flat_reward(h: History) -> str | None:
-    """Report a score that rises by at most twice its noise, from the first quarter of the rows to the last.
+    """Report a score that rises by at most twice its noise, from the first quarter of `trend_rows` to the last.
 
-    The check waits for 20 rows and for a quarter of the run. The score is the one before KL and penalties. Steps in
-    which only the critic learns do not count.
+    The score is the one before KL and penalties. Steps in which only the critic learns do not count.
     """
     only_critic = h.recipe.ppo.value_warmup_steps if h.stage == "ppo" else 0
     scores = h.values("objective/scores")[only_critic // h.options.logging_steps :]
-    if len(scores) < max(MANY, h.online.steps // h.options.logging_steps // 4):
+    if len(scores) < trend_rows(h):
         return None
     quarter = len(scores) // 4
     first, last = statistics.fmean(scores[:quarter]), statistics.fmean(scores[-quarter:])
@@ -179,6 +190,13 @@ def find_flat_reward(h: History) -> str | None:
     if last - first > 2 * noise:
         return None
     return f"the score went from {first:.3g} to {last:.3g} in {len(scores)} rows: no rise beyond the noise, {noise:.2g}"
+
+
+def trend_rows(h: History) -> int:
+    """Return the number of rows from which a trend is judged: 20, or those of warm-up and a quarter of the run."""
+    options = h.options
+    warmup = options.warmup_ratio if isinstance(options, Optimization) else 0.0
+    return max(MANY, int((TREND_SHARE + warmup) * h.total_steps) // options.logging_steps)
 
 
 def noise_of_difference(values: Sequence[float], count: int) -> float:

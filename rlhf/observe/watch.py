@@ -171,6 +171,7 @@ class LiveChecks:
 
     def on_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Check a logged row. Raises UserError for a finding on which the run shall stop."""
+        self.history.total_steps = self.run.total_steps
         self.history.add(values)
         for finding in findings(self.history, step):
             if finding.check not in self.reported:

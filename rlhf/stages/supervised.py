@@ -137,6 +137,7 @@ class _RunCallback(TrainerCallback):
             with with_resume_advice(self.run.resumed_from):
                 stored.check_optimizer(optimizer, str(self.run.resumed_from / "optimizer.pt"))
         page_states(optimizer)  # a resumed run has just loaded its states
+        self.run.total_steps = state.max_steps
         self.tokens = state.num_input_tokens_seen  # a resumed run starts above 0
 
     def on_log(

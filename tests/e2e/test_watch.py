@@ -185,7 +185,7 @@ def test_a_flat_reward_is_told_from_a_rising_one(gain, steps, seen):
     verdicts = set()
     for seed in range(10):
         rng = random.Random(seed)
-        history = History(small(ppo__steps=steps, ppo__logging_steps=1).recipe, "ppo")
+        history = History(small(ppo__logging_steps=1).recipe, "ppo", total_steps=steps)
         for i in range(40):
             history.add({"objective/scores": gain * i + rng.gauss(0, 0.1)})
         verdicts.add(signs.find_flat_reward(history) is not None)

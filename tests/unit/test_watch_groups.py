@@ -1,5 +1,6 @@
 """What the live checks see in the logs of RLOO and GRPO, how often they look, and which remedies recipes accept."""
 
+import itertools
 import math
 import random
 import statistics
@@ -91,8 +92,12 @@ def test_the_best_loss_so_far_is_that_of_all_earlier_rows(seed):
         if rng.random() < 0.7:
             means = [statistics.fmean(losses[i : i + FEW]) for i in range(len(losses) - 2 * FEW + 1)]
             assert history.least_mean("loss") == min([math.inf, *means])
-            rising = len(losses) >= 2 * FEW and statistics.fmean(losses[-FEW:]) > 1.2 * min(losses[0], *means)
-            assert (signs.find_rising_loss(history) is not None) == rising
+            if len(losses) >= 2 * FEW:
+                last, best = statistics.fmean(losses[-FEW:]), min(losses[0], *means)
+                squares = [(b - a) ** 2 for a, b in itertools.pairwise(losses)]
+                noise = math.sqrt(statistics.fmean(squares) / FEW) * 2 * (math.sqrt(math.log(len(losses))) + 1)
+                rising = last > 1.2 * best and last > best + noise
+                assert (signs.find_rising_loss(history) is not None) == rising
 
 
 @pytest.mark.parametrize("directory", recipe.available(RECIPE.parents[1]), ids=lambda d: f"{d.parent.name}-{d.name}")

@@ -47,6 +47,7 @@ class Session:
 
     def __init__(self, run: StageRun, device: torch.device, options: OnlineOptions):
         self.run, self.device, self.recipe, self.options = run, device, run.loaded.recipe, options
+        run.total_steps = options.steps
         self.telemetry = Telemetry(device)
         self.rm_dir = run.parents.folder("rm")
         self.sampling = sampling_settings(options)

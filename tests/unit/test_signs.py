@@ -1,0 +1,72 @@
+"""Signs that are told from noise: how many healthy runs a check reports, and how many that go wrong it misses."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from rlhf.observe import signs
+from rlhf.observe.history import History
+from tests.helpers import small
+
+RUNS = 40
+Sign = Callable[[History], str | None]
+Curve = Callable[[float], float]  # share of the run -> loss without noise
+
+
+def reported(sign: Sign, rows: int, curve: Curve, noise: float, **changes: float) -> int:
+    """Return in how many of RUNS runs of `rows` rows a sign is seen. `noise` of a row is a share of the loss."""
+    loaded = small(dpo__logging_steps=1, **changes)
+    count = 0
+    for seed in range(RUNS):
+        rng, history = random.Random(seed), History(loaded.recipe, "dpo", total_steps=rows)
+        for row in range(rows):
+            history.add({"loss": curve(row / rows) * rng.gauss(1, noise)})
+            if sign(history) is not None:
+                count += 1
+                break
+    return count
+
+
+def falling(share: float) -> float:
+    return 0.69 - 0.3 * share
+
+
+def steady(_: float) -> float:
+    return 0.6
+
+
+@pytest.mark.parametrize(("noise", "rows"), [(0.05, 375), (0.1, 190), (0.15, 40), (0.15, 375)])
+@pytest.mark.parametrize("curve", [falling, steady])
+def test_noise_is_no_rising_loss(noise, rows, curve):
+    assert reported(signs.find_rising_loss, rows, curve, noise) <= 0.05 * RUNS
+
+
+@pytest.mark.parametrize(("noise", "rows"), [(0.05, 40), (0.1, 40), (0.15, 375)])
+@pytest.mark.parametrize(
+    "curve",
+    [lambda x: 0.6 if x < 0.5 else 0.9, lambda x: 0.6 * max(1.0, 2 * x)],
+    ids=["in one step", "slowly, to twice as much"],
+)
+def test_a_loss_that_rises_is_seen(noise, rows, curve):
+    assert reported(signs.find_rising_loss, rows, curve, noise) >= 0.95 * RUNS
+
+
+def test_a_slow_fall_is_not_flat():
+    """From 0.69 to 0.39 in 375 rows: in the first 20 of them the loss falls by less than its noise."""
+    assert reported(signs.find_flat_loss, 375, falling, 0.05) <= 0.05 * RUNS
+
+
+def test_a_fall_that_begins_after_warm_up_is_not_flat():
+    """The rate rises over the first 40 % of the run, and the loss stays until then."""
+
+    def late(share: float) -> float:
+        return 0.69 - 0.5 * max(0.0, share - 0.3)
+
+    assert reported(signs.find_flat_loss, 375, late, 0.02, dpo__warmup_ratio=0.4) == 0
+    assert reported(signs.find_flat_loss, 375, late, 0.02) == RUNS
+
+
+@pytest.mark.parametrize("rows", [40, 375])
+def test_a_loss_that_stays_is_flat(rows):
+    assert reported(signs.find_flat_loss, rows, steady, 0.05) >= 0.95 * RUNS
