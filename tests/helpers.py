@@ -57,6 +57,8 @@ SMALL: dict[str, Any] = {
     "evaluate.batch_size": 8,
     "evaluate.response_length": 12,
 }
+# The supervised stages in two steps each, where a test is about what a chain reads and writes.
+TWO_STEPS: dict[str, Any] = {f"{stage}__max_samples": 16 for stage in ("sft", "rm", "dpo")}
 # A section of RLOO or GRPO at test size, whose learning rate shows within a few steps.
 GROUP: dict[str, Any] = {
     "steps": 4,

@@ -13,7 +13,7 @@ from rlhf.models.loading import load_base, load_merged
 from rlhf.models.weights import attach_adapter
 from rlhf.run.directory import StageRun
 from tests import models
-from tests.helpers import content_of, run_stages
+from tests.helpers import TWO_STEPS, content_of, run_stages
 from tests.lines import read_intact_lines
 
 STAGES = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
@@ -23,7 +23,8 @@ QUESTION = [Message("user", "Which word is the opposite of full?")]
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", models.KINDS)
 def test_every_stage_runs(trained, tmp_path, kind):
-    loaded = models.recipe_for(models.checkpoint(tmp_path / "model", kind), trained, merge__stage="ppo")
+    checkpoint = models.checkpoint(tmp_path / "model", kind)
+    loaded = models.recipe_for(checkpoint, trained, merge__stage="ppo", **TWO_STEPS)
     out = tmp_path / "runs"
     run_stages(loaded, out, *STAGES)
     folder = out / "cpu-tiny/v1"

@@ -12,7 +12,7 @@ from rlhf.data.corpus import Corpus, Split
 from rlhf.data.load import load_corpus
 from rlhf.errors import UserError
 from rlhf.run.directory import StageRun
-from tests.helpers import content_of, run_stages, small
+from tests.helpers import TWO_STEPS, content_of, run_stages, small
 
 WORDS = ["red", "green", "blue", "warm", "cold", "salt", "sugar", "stone", "river", "cloud", "small", "large"]
 QUESTIONS = [f"What do you know about the {a} {b}?" for a in WORDS for b in WORDS if a != b][:80]
@@ -69,7 +69,7 @@ def conversations(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("make", [hh, instructions_and_preferences, conversations])
 def test_own_files_run_through_the_whole_chain(tmp_path, make):
-    loaded = small(data__source="files", data__files=make(tmp_path), data__heldout_fraction=0.2)
+    loaded = small(data__source="files", data__files=make(tmp_path), data__heldout_fraction=0.2, **TWO_STEPS)
     summary = run_stages(loaded, tmp_path / "runs", "pretrain", "sft", "rm", "ppo", "dpo", "evaluate")
     assert summary["modified"]
     assert {"ppo/score", "dpo/kl_per_token"} <= set(summary["metrics"])
