@@ -14,17 +14,19 @@ import pytest
 from rlhf import recipe
 from rlhf.cli.summary_tables import targets_table
 from rlhf.errors import UserError
-from rlhf.files import read_json, write_json
+from rlhf.files import read_json, sha256, write_json
 from rlhf.rating.store import current_ratings
 from rlhf.recipe import published
 from rlhf.run import other_settings, provenance, reader, records
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import StageRun
+from rlhf.run.finished import verified
 from rlhf.run.lock import locked
 from rlhf.run.parents import ParentMissing
 from rlhf.run.records import Code, Costs, LogLine, Summary
 from tests.helpers import RECIPE, SMALL, content_of, one_line_of, rlhf, small
 from tests.lines import read_intact_lines
+from tests.records import write_records
 
 ROOT = Path(__file__).parents[2]
 DEVICE = {"name": "cpu", "type": "cpu"}
@@ -210,6 +212,23 @@ def test_a_missing_parent_is_named(tmp_path):
     started(tmp_path)
     with pytest.raises(ParentMissing, match="rm needs sft, which did not finish"):
         StageRun(tmp_path, small(), "rm").parents.require("sft")
+
+
+def test_a_result_is_hashed_once(tmp_path, monkeypatch):
+    """It may have many gigabytes."""
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / "sft/adapter").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sft/adapter" / name).write_text("{}")
+    write_records(tmp_path / "sft")
+    hashed = []
+
+    def counted(file: Path) -> str:
+        hashed.append(file.name)
+        return sha256(file)
+
+    monkeypatch.setattr("rlhf.run.finished.sha256", counted)
+    verified(tmp_path, "sft")
+    assert hashed == ["adapter_model.safetensors"]
 
 
 def test_an_unfinished_run_is_set_aside_and_one_without_a_checkpoint_is_replaced(tmp_path, capsys):
