@@ -15,6 +15,7 @@ from rlhf import recipe
 from rlhf.cli.summary_tables import targets_table
 from rlhf.errors import UserError
 from rlhf.files import read_json, sha256, write_json
+from rlhf.observe.watch import LiveChecks
 from rlhf.rating.store import current_ratings
 from rlhf.recipe import published
 from rlhf.run import other_settings, provenance, reader, records
@@ -245,6 +246,20 @@ def test_an_unfinished_run_is_set_aside_and_one_without_a_checkpoint_is_replaced
     (command,) = re.findall(r"To continue it instead: stop this run, `(.*)`, then --resume \(make: RESUME=1\)", err)
     subprocess.run(command, shell=True, check=True)
     assert StageRun(tmp_path, small(), "sft").checkpoints.steps() == [1]
+
+
+def test_a_stage_that_stopped_on_a_finding_says_how_to_go_on_and_its_findings_are_kept(tmp_path):
+    """Without a checkpoint there is nothing to resume."""
+    run = started(tmp_path)
+    with pytest.raises(UserError, match=r"sft/findings.jsonl .* or begin anew without --stop-on") as stopped:
+        LiveChecks(run, ["nan"]).on_metrics(1, {"loss": math.nan})
+    assert "--resume" not in str(stopped.value)
+    again = started(tmp_path, resume=True)
+    (kept,) = read_intact_lines(tmp_path / "cpu-tiny/v1/sft.before-1/findings.jsonl")
+    assert kept["check"] == "nan"
+    checkpoint(again, 1)
+    with pytest.raises(UserError, match="or continue from the checkpoint with --resume and without --stop-on"):
+        LiveChecks(again, ["nan"]).on_metrics(2, {"loss": math.nan})
 
 
 @pytest.mark.parametrize("content", [None, "{"])
