@@ -90,6 +90,12 @@ def test_a_reward_model_judged_by_hand():
     assert sum(row.pairs for row in curves.calibration) == 4
 
 
+def test_few_scores_have_quantiles_among_themselves():
+    logits = [math.log(p / (1 - p)) for p in (0.9, 0.02)]
+    figures, _ = reward_model_figures(logits[:1], logits[1:], [0])
+    assert (figures["sigmoid_p5"], figures["sigmoid_p95"]) == pytest.approx((0.064, 0.856))
+
+
 def test_the_curves_are_read_as_they_are_written(tmp_path):
     _, curves = reward_model_figures([3.0, -1.0, 0.0, 0.5], [0.0, 2.0, 0.0, 0.0], [4, -2, 1, -1])
     scores = not_none(score_histograms({"base": torch.tensor([0.0, 1.0]), "ppo": torch.tensor([2.0, 3.0])}))
