@@ -384,6 +384,20 @@ def test_other_keys_are_ignored_and_the_more_specific_kind_wins(write):
     assert len(read([write("a.jsonl", lines(row))]).examples) == 1
 
 
+@pytest.mark.parametrize("absent", ["text", "messages", "instruction"])
+@pytest.mark.parametrize("row", [{"question": "2+2?", "answer": "4"}, {"prompt": "2+2?", "answer": "4"}])
+def test_questions_and_prompts_may_have_columns_filled_with_null(write, row, absent):
+    rows = read([write("a.jsonl", lines({**row, absent: None}))])
+    answered: list[Example | PromptOnly] = [*rows.examples, *rows.bare_prompts]
+    assert [row.right_answer for row in answered] == ["4"]
+
+
+@pytest.mark.parametrize("answers", [("completion",), ("response",), ("chosen", "rejected")])
+def test_a_prompt_whose_answers_are_null_is_no_bare_prompt(write, answers):
+    file = write("a.jsonl", lines({"prompt": "2+2?", **dict.fromkeys(answers)}))
+    assert refusal([file]).startswith(("a.jsonl:1: no 'completion' key", f"a.jsonl:1: '{answers[0]}' is null"))
+
+
 def test_columns_filled_with_null_count_as_absent(write):
     assert (
         read([write("a.jsonl", lines({**TEXT, "instruction": None, "chosen": None}))]).documents[0].text
