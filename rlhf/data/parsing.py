@@ -48,7 +48,6 @@ KEYS: dict[RowKind, tuple[str, ...]] = {
     "prompt": ("prompt",),
 }
 ANSWERS = ("chosen", "rejected", "completion", "response")
-PAIRING = "`rlhf data convert FILE --to pairs.jsonl` pairs good and bad answers to the same prompt"
 METADATA_COLUMNS = re.compile(
     r"(.*_)?(id|uid|uuid|idx|index|hash|source|split|category|task|type|lang|language|topic|tags?)"
 )
@@ -190,7 +189,8 @@ def _completion(row: dict[str, object], source: str) -> Example | LeftOut:
     """Return the example of a prompt and its response, or why it is left out. Raises Malformed."""
     if label_of(row) is not None:
         raise LabelledAnswer(
-            f"an answer that is labelled good or bad by itself (KTO), and no pair of answers; {PAIRING}"
+            "an answer that is labelled good or bad by itself (KTO), and no pair of answers; `rlhf data convert FILE "
+            "--to pairs.jsonl` pairs good and bad answers to the same prompt"
         )
     row_prompt = _prompt(_field(row, "prompt", "completion"))
     key = "response" if row.get("response") is not None and row.get("completion") is None else "completion"

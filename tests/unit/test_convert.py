@@ -108,6 +108,14 @@ def test_labelled_answers_may_be_named_response(tmp_path, others):
     assert (pair.chosen, pair.rejected) == ("a1", "b1"), "as in rows without labels"
 
 
+def test_an_answer_without_a_label_may_come_before_labelled_ones(tmp_path):
+    rows = [{"prompt": "A?", "completion": text, "label": text == "a"} for text in ("a", "b")]
+    file = write(tmp_path / "kto.jsonl", ROWS["completion"], *rows)
+    found = convert.convert([file], {}, "skip").rows
+    assert [(pair.chosen, pair.rejected) for pair in found.pairs] == [("a", "b")]
+    assert [source for source, _ in found.report.malformed] == [f"{file}:1"]
+
+
 @pytest.mark.parametrize("wrong", [{"label": None}, {"prompt": 5}, {"completion": None}, {"completion": ["x"]}])
 @pytest.mark.parametrize("place", [0, 2])
 def test_a_wrong_row_among_labelled_answers_is_named_wherever_it_stands(tmp_path, wrong, place):
