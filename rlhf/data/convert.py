@@ -11,6 +11,7 @@ the first bad answer to a prompt, then the second ones.
 
 import dataclasses
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -22,7 +23,7 @@ from rlhf.data.parsing import is_labelled, kind_of, label_of, parse_row, quoted_
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, PromptOnly, Row
 from rlhf.errors import OptionError, UserError
-from rlhf.files import sha256
+from rlhf.files import replacing, sha256
 from rlhf.recipe.choices import OnBadRow
 from rlhf.terminal import counted
 
@@ -72,11 +73,10 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
 def write(rows: formats.ParsedRows, file: Path) -> int:
     """Write rows as JSON lines to a new file. Return their number. Raises UserError where there is a file already."""
     converted = rows.all
-    try:
-        with file.open("x", encoding="utf-8") as out:
-            out.writelines(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in converted)
-    except FileExistsError:
-        raise UserError(f"{file}: is there already and is not overwritten; choose another --to") from None
+    if os.path.lexists(file):
+        raise UserError(f"{file}: is there already and is not overwritten; choose another --to")
+    with replacing(file) as temporary, temporary.open("w", encoding="utf-8") as out:
+        out.writelines(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in converted)
     return len(converted)
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -169,6 +170,15 @@ def test_a_file_that_is_there_is_not_overwritten(tmp_path):
     with pytest.raises(UserError, match="is there already and is not overwritten"):
         convert.write(convert.convert([file], {}).rows, file)
     assert file.read_text()
+
+
+def test_a_file_that_cannot_be_written_to_its_end_leaves_nothing_in_the_way_of_the_next_try(tmp_path, monkeypatch):
+    rows = convert.convert([write(tmp_path / "a.jsonl", ROWS["text"], ROWS["text"])], {}).rows
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+        patch.setattr(convert, "_plain", Mock(side_effect=[ROWS["text"], OSError("no space")]))
+        convert.write(rows, tmp_path / "b.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+    assert convert.write(rows, tmp_path / "b.jsonl") == 2
 
 
 def test_the_command_writes_and_says_what_it_left_out(tmp_path, monkeypatch, capsys):
