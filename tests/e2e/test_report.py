@@ -186,9 +186,10 @@ def test_the_data_is_checked_once(evaluated, monkeypatch):
     monkeypatch.setattr("rlhf.data.quality.check.check", None)
     page = report.page([report.load(evaluated)])
     assert "<h2>Data quality</h2>" in page and ">chosen longer</td>" in page
-    monkeypatch.setattr("rlhf.report.data.hash_of_modules", lambda _: "of code that has changed since")
-    with pytest.raises(TypeError, match="'NoneType' object is not callable"):  # it is checked again
-        report.page([report.load(evaluated)])
+    for function in ("hash_of_modules", "sha256"):
+        with monkeypatch.context() as patch, pytest.raises(TypeError, match="'NoneType' object is not callable"):
+            patch.setattr(f"rlhf.report.data.{function}", lambda _: "of code that has changed since")
+            report.page([report.load(evaluated)])  # it is checked again
 
 
 def test_data_from_the_hub_is_checked_too(evaluated, tmp_path):
