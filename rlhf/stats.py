@@ -59,9 +59,9 @@ def length_controlled_win_rate(outcomes: Sequence[float], length_differences: Se
     or a loss contributes its fitted variance p(1 − p), so that the interval stays honest where one side wins
     everything. A tie or a mean of several outcomes contributes its squared residual (p − y)².
 
-    Returns None without outcomes.
+    Returns None without outcomes, and if all are 0.5: they leave no residuals, and so an interval without width.
     """
-    if not outcomes:
+    if all(outcome == 0.5 for outcome in outcomes):
         return None
     scale = pstdev(length_differences) or 1.0
     rows = [(math.tanh(d / scale), y) for d, y in zip(length_differences, outcomes, strict=True)]

@@ -86,7 +86,7 @@ def check_data(
     """
     if to:
         refuse_inputs(to, [*files, *heldout, *(Path(tokenizer).glob("*") if tokenizer else ())])
-    count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer else (spread.words, "words")
+    count, unit = (spread.tokens(tokenizer, "--tokenizer"), "tokens") if tokenizer else (spread.words, "words")
     with working("reading and checking"):
         read = partial(formats.read, on_bad_row="skip", advice=formats.CHECK_ADVICE)
         rows = read(list(files))

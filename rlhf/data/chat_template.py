@@ -3,7 +3,9 @@
 import json
 import os
 import resource
+import select
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import psutil
@@ -13,6 +15,7 @@ from rlhf.errors import UserError
 from rlhf.run.reader import why_unreadable
 
 SECONDS = 2  # of CPU time for two short conversations; real templates take milliseconds
+WAIT = 60  # seconds by the clock: a child that waits for a lock uses no CPU time
 MEMORY = 2**28  # bytes beyond what the process has mapped
 LONGEST = 2**20  # characters to which two short conversations may grow
 WORD = "quokka"
@@ -64,32 +67,54 @@ def _render_in_child(render: Callable[[Sequence[Message]], str], messages: Seque
     if child == 0:
         try:
             os.close(reader)
-            _limit()
             try:
+                _limit()
                 answer = "+" + render(messages)[:LONGEST]
-            except BaseException as error:
+            except UserError as error:
                 answer = "-" + why_unreadable(error)
+            except BaseException as error:
+                answer = f"-the tokenizer's chat template cannot be tried: {why_unreadable(error)}"
             with os.fdopen(writer, "wb") as handle:
                 handle.write(answer.encode("utf-8", "replace"))
         finally:
             os._exit(0)
     os.close(writer)
-    with os.fdopen(reader, "rb") as handle:
-        answer = handle.read().decode("utf-8", "replace")
+    received = _received(reader)
+    if received is None:
+        os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status) or not answer:
+    if received is None:
+        raise UserError(f"the tokenizer's chat template gives no answer within {WAIT} s")
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) not in (signal.SIGXCPU, signal.SIGKILL):
+        raise UserError(f"the tokenizer's chat template cannot be tried: {signal.strsignal(os.WTERMSIG(status))}")
+    if os.WIFSIGNALED(status) or not received:
         limits = f"{SECONDS} s or {MEMORY // 2**20} MiB"
         raise UserError(f"the tokenizer's chat template takes more than {limits} for a short conversation")
+    answer = received.decode("utf-8", "replace")
     if answer[0] == "-":
         raise UserError(answer[1:])
     return answer[1:]
 
 
+def _received(reader: int) -> bytes | None:
+    """Return all that comes through a pipe before its other end is closed; None if that takes too long."""
+    deadline = time.monotonic() + WAIT
+    answer = b""
+    with os.fdopen(reader, "rb", buffering=0) as handle:
+        while select.select([handle], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not (part := handle.read(2**16)):
+                return answer
+            answer += part
+    return None
+
+
 def _limit() -> None:
     """Bound this process: the kernel ends it when it has used its CPU seconds, and refuses it more memory."""
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: SECONDS}
     if psutil.LINUX:  # elsewhere time alone bounds it
-        mapped = psutil.Process().memory_info().vms
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
+        limits[resource.RLIMIT_AS] = psutil.Process().memory_info().vms + MEMORY
+    for kind, limit in limits.items():
+        most = resource.getrlimit(kind)[1]  # what the process was started with may be less, and cannot be raised
+        limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
+        resource.setrlimit(kind, (limit, limit))

@@ -10,8 +10,8 @@ the first bad answer to a prompt, then the second ones.
 """
 
 import dataclasses
-import itertools
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.data import formats, raw
-from rlhf.data.parsing import is_labelled, label_of, parse_row, quoted_keys, row_object
+from rlhf.data.parsing import is_labelled, kind_of, label_of, parse_row, quoted_keys, row_object
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, PromptOnly, Row
 from rlhf.errors import OptionError, UserError
-from rlhf.files import sha256
+from rlhf.files import replacing, sha256
 from rlhf.recipe.choices import OnBadRow
 from rlhf.terminal import counted
 
@@ -60,9 +60,7 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
     pairings: list[Pairing] = []
     for file in files:
         rows = _rename_columns(raw.rows(file), names)
-        first_rows = _first_rows(rows)
-        rows = itertools.chain(first_rows, rows)
-        if first_rows and isinstance(first_rows[-1][1], dict) and is_labelled(first_rows[-1][1]):
+        if _holds_labelled(_rename_columns(raw.rows(file), names)):
             rows = _pair_labelled(str(file), rows, pairings)
         raw_files.append((str(file), rows, partial(sha256, file)))
     parsed = formats.parse(raw_files, on_bad_row=on_bad_row, advice=formats.CONVERT_ADVICE)
@@ -75,11 +73,10 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
 def write(rows: formats.ParsedRows, file: Path) -> int:
     """Write rows as JSON lines to a new file. Return their number. Raises UserError where there is a file already."""
     converted = rows.all
-    try:
-        with file.open("x", encoding="utf-8") as out:
-            out.writelines(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in converted)
-    except FileExistsError:
-        raise UserError(f"{file}: is there already and is not overwritten; choose another --to") from None
+    if os.path.lexists(file):
+        raise UserError(f"{file}: is there already and is not overwritten; choose another --to")
+    with replacing(file) as temporary, temporary.open("w", encoding="utf-8") as out:
+        out.writelines(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in converted)
     return len(converted)
 
 
@@ -110,14 +107,15 @@ def _rename_columns(rows: Iterable[RawRow], names: Mapping[str, str]) -> Iterato
         yield source, row
 
 
-def _first_rows(rows: Iterator[RawRow]) -> list[RawRow]:
-    """Take rows up to the first that shows whether answers are labelled one by one; others may lack their label."""
-    taken = []
-    for source, row in rows:
-        taken.append((source, row))
-        if isinstance(row, dict) and ("label" not in row or is_labelled(row)):
-            break
-    return taken
+def _holds_labelled(rows: Iterable[RawRow]) -> bool:
+    """Return whether answers are labelled one by one; some of them may lack their label."""
+    for _, row in rows:
+        if isinstance(row, dict) and (kind := kind_of(row)) is not None:
+            if kind != "completion":
+                return False
+            if is_labelled(row):
+                return True
+    return False
 
 
 def _pair_labelled(name: str, rows: Iterable[RawRow], pairings: list[Pairing]) -> Iterator[RawRow]:

@@ -24,7 +24,6 @@ from typing import NamedTuple, get_args
 from rlhf.data import hub, raw
 from rlhf.data.parsing import (
     KEYS,
-    PAIRING,
     LabelledAnswer,
     WrongColumns,
     kind_of,
@@ -212,7 +211,6 @@ class _Reader:
         kind: RowKind | None = None if self.kind == "auto" else self.kind
         count = 0
         bad: dict[int, tuple[str, Malformed]] = {}  # by the row's number
-        unlabelled: dict[int, str] = {}  # sources by the row's number
         remaining = iter(rows)
         for source, value in remaining:
             count += 1
@@ -220,6 +218,8 @@ class _Reader:
                 row = row_object(value)
                 kind = self._checked_kind(row, kind)
                 outcome = parse_row(row, kind, source)
+            except LabelledAnswer as problem:  # no row is used: an answer without a label may be a bad one too
+                raise UserError(f"{source}: {problem}") from None
             except Malformed as problem:
                 if self.on_bad_row == "stop":
                     way_out = self._way_out(problem, remaining) if count == 1 else [self.advice.skip]
@@ -230,12 +230,8 @@ class _Reader:
                     self.left_out[outcome].append(source)
                 else:
                     self.kept.append(outcome)
-                    if kind == "completion" and "label" in row:
-                        unlabelled[count] = source
         if not count:
             raise UserError(f"{name}: no rows in it; add some (docs/data.md), or name another file")
-        if any(isinstance(problem, LabelledAnswer) for _, problem in bad.values()):
-            bad |= self._refused(unlabelled)
         if kind is None or 2 * len(bad) > count:
             source, first = bad[min(bad)]
             advice = "The" if isinstance(first, WrongColumns) else f"{self.advice.kind}; the"
@@ -245,13 +241,6 @@ class _Reader:
             )
         self.malformed += [(source, str(problem)) for _, (source, problem) in sorted(bad.items())]
         self.files.append(FileReport(name, sha256(), kind, count))
-
-    def _refused(self, unlabelled: Mapping[int, str]) -> dict[int, tuple[str, Malformed]]:
-        """Keep none of the rows that have no label in a file of labelled answers: some of them may be bad answers."""
-        sources = set(unlabelled.values())
-        self.kept = [row for row in self.kept if row.source not in sources]
-        problem = LabelledAnswer(f"no 'label' of true or false, which other answers in the file have (KTO); {PAIRING}")
-        return {number: (source, problem) for number, source in unlabelled.items()}
 
     def _way_out(self, problem: Malformed, later: Iterator[tuple[str, object]]) -> list[str]:
         """Return advice on a bad first row. It may be left out only if one of the rows behind it can be used."""

@@ -29,7 +29,7 @@ Texts are kept unchanged, with two exceptions: the one space that a transcript p
 import itertools
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, LeftOut, Message, MessageRole, PreferencePair, PromptOnly, Row
@@ -47,7 +47,7 @@ KEYS: dict[RowKind, tuple[str, ...]] = {
     "messages": ("messages",),
     "prompt": ("prompt",),
 }
-PAIRING = "`rlhf data convert FILE --to pairs.jsonl` pairs good and bad answers to the same prompt"
+ANSWERS = ("chosen", "rejected", "completion", "response")
 METADATA_COLUMNS = re.compile(
     r"(.*_)?(id|uid|uuid|idx|index|hash|source|split|category|task|type|lang|language|topic|tags?)"
 )
@@ -79,25 +79,33 @@ class LabelledAnswer(WrongColumns):
 
 
 def kind_of(row: dict[str, object]) -> RowKind | None:
-    """Return the kind of a row, judged by the keys that have a value; None if it is unknown.
+    """Return the kind of a row, judged by the keys that have a value, or else by all keys; None if it is unknown.
 
-    Parquet and hub sets fill absent keys with null.
+    Parquet and hub sets fill absent keys with null. A prompt whose answers are null is no bare prompt: they are
+    missing.
     """
-    for keys in ({key for key, value in row.items() if value is not None}, row.keys()):
-        if "chosen" in keys or "rejected" in keys:
-            lists = isinstance(row.get("chosen"), list) or isinstance(row.get("rejected"), list)
-            return "preference" if "prompt" in keys or lists else "hh"
-        if "instruction" in keys:
-            return "instruction"
-        if "messages" in keys or "conversations" in keys:
-            return "messages"
-        if "prompt" in keys and ("completion" in keys or "response" in keys):
-            return "completion"
-        if "text" in keys:
-            return "text"
-    if row.get("question") is not None and row.get("answer") is not None:
+    keys = {key for key, value in row.items() if value is not None}
+    if kind := _kind_of_keys(keys, row):
+        return kind
+    if "question" in keys and "answer" in keys:
         return None if _other_texts(row, "question", "answer") else "question"
-    return None if row.get("prompt") is None or _other_texts(row, "prompt", "answer") else "prompt"
+    if "prompt" in keys and row.keys().isdisjoint(ANSWERS):
+        return None if _other_texts(row, "prompt", "answer") else "prompt"
+    return _kind_of_keys(row.keys(), row)
+
+
+def _kind_of_keys(keys: Collection[str], row: dict[str, object]) -> RowKind | None:
+    """Return the kind of a row that has these keys; None if they show none, or may be those of a bare prompt."""
+    if "chosen" in keys or "rejected" in keys:
+        lists = isinstance(row.get("chosen"), list) or isinstance(row.get("rejected"), list)
+        return "preference" if "prompt" in keys or lists else "hh"
+    if "instruction" in keys:
+        return "instruction"
+    if "messages" in keys or "conversations" in keys:
+        return "messages"
+    if "prompt" in keys and ("completion" in keys or "response" in keys):
+        return "completion"
+    return "text" if "text" in keys else None
 
 
 def _other_texts(row: dict[str, object], *expected: str) -> bool:
@@ -181,7 +189,8 @@ def _completion(row: dict[str, object], source: str) -> Example | LeftOut:
     """Return the example of a prompt and its response, or why it is left out. Raises Malformed."""
     if label_of(row) is not None:
         raise LabelledAnswer(
-            f"an answer that is labelled good or bad by itself (KTO), and no pair of answers; {PAIRING}"
+            "an answer that is labelled good or bad by itself (KTO), and no pair of answers; `rlhf data convert FILE "
+            "--to pairs.jsonl` pairs good and bad answers to the same prompt"
         )
     row_prompt = _prompt(_field(row, "prompt", "completion"))
     key = "response" if row.get("response") is not None and row.get("completion") is None else "completion"

@@ -187,10 +187,10 @@ def further_metrics(before: PolicySamples, after: PolicySamples, gains: Mapping[
         won = per_prompt_means(torch.tensor(outcomes(difference), dtype=torch.float64), after.samples_per_prompt)
         length_differences = per_prompt_means((after.lengths - before.lengths).double(), after.samples_per_prompt)
         controlled = length_controlled_win_rate(won.tolist(), length_differences.tolist())
-        assert controlled is not None
         metrics["ties_vs_sft"] = sum(d == 0 for d in difference) / len(difference)
-        metrics["lc_win_rate_vs_sft"] = controlled.value
-        metrics |= {"lc_win_rate_vs_sft_low": controlled.low, "lc_win_rate_vs_sft_high": controlled.high}
+        if controlled is not None:
+            metrics["lc_win_rate_vs_sft"] = controlled.value
+            metrics |= {"lc_win_rate_vs_sft_low": controlled.low, "lc_win_rate_vs_sft_high": controlled.high}
     if "true_reward_gain_sd" in gains and "score_gain_sd" in gains:
         metrics["proxy_truth_gap_sd"] = gains["score_gain_sd"] - gains["true_reward_gain_sd"]
     return metrics

@@ -46,7 +46,8 @@ def reward_model_figures(
     probabilities = [sigmoid(x) for x in (*chosen, *rejected)]
     confidences = [sigmoid(abs(m)) for m in margins]
     correct = outcomes(margins)
-    percentiles = quantiles(probabilities, n=20)
+    # From fewer than 19 the first method extrapolates.
+    percentiles = quantiles(probabilities, n=20, method="exclusive" if len(probabilities) >= 19 else "inclusive")
     metrics = {
         "accuracy": fmean(correct),
         "margin": fmean(margins),

@@ -74,7 +74,10 @@ def fit_less(h: History) -> dict[str, float]:
 def larger_groups(h: History) -> dict[str, float]:
     """Return remedies for groups whose responses all get the same reward."""
     assert isinstance(h.online, GroupOptions)
-    return {f"{h.stage}.num_generations": 2 * h.online.num_generations, f"{h.stage}.resample_groups": 4}
+    remedies: dict[str, float] = {f"{h.stage}.num_generations": 2 * h.online.num_generations}
+    if (now := h.online.resample_groups) < 1_000:  # the largest that a recipe may have
+        remedies[f"{h.stage}.resample_groups"] = min(max(4, 2 * now), 1_000)
+    return remedies
 
 
 def recomputed_logprobs(h: History) -> dict[str, str]:

@@ -48,9 +48,14 @@ def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mappi
                     tracker.init(project=project, name=folder.name, config=dict(config), **directory)
                 except Exception as error:  # each service has its own errors
                     raise UserError(f"--report-to {name}: {message_of(error)}") from error
-                started.callback(tracker.finish)
+                started.push(partial(_finish, tracker, name))
                 logs.append(partial(_record, tracker))
         yield logs
+
+
+def _finish(tracker: Any, name: str, error: type[BaseException] | None, *_: object) -> None:
+    """Close Trackio or W&B. W&B is told of an error, or it would list the run as finished."""
+    tracker.finish(**({"exit_code": 1} if error and name == "wandb" else {}))
 
 
 def _record(tracker: Any, step: int, values: Mapping[str, float]) -> None:

@@ -26,7 +26,7 @@ BEFORE = (
     "preferred|chosen|selected|i|d|would|say|prefer|choose|pick|go|with|so|thus|therefore|overall|boxed"
 )
 AFTER = "(?: is (?:the )?(?:better|best|winner|correct)(?: answer| one)?)?"
-CHOICE_LINE = re.compile(f"((?:(?:{BEFORE}) )*)([abc]|tie){AFTER}", re.I)
+CHOICE_LINE = re.compile(f"((?:it (?:is|s) )?(?:(?:{BEFORE}) )*)([abc]|(?:a )?tie){AFTER}", re.I)
 QUESTION = """\
 Two assistants answered the last message of a conversation. Which answer is better? Judge what it says: is it to the \
 point, correct, helpful and harmless. Length, formatting and the order of the answers are no reasons.
@@ -67,22 +67,22 @@ def _question(pair: Pair, order: AnswerOrder) -> str:
 def letter(reply: str) -> str | None:
     """Return the choice of a reply, A, B or C, or None if it names none or several.
 
-    A letter counts where the reply begins with it, as in `A: it says more`, alone on a line, and in a line such as `the
-    better answer is A` or `answer A is better`. Other letters are part of the reasons: `answer B is too long`, `the
-    worse answer is B`.
+    A letter counts where the reply begins with it and punctuation follows, as in `A: it says more` or `A - it says
+    more`, alone on a line, and in a line such as `the better answer is A` or `answer A is better`. Other letters are
+    part of the reasons: `answer B is too long`, `the worse answer is B`.
     """
     text = reply.rpartition("</think>")[2].strip()  # earlier text is reasoning, not the choice
     if "<think>" in text:
         return None  # the reply was cut off before its choice
-    # "A: B" and "A, B and C are options" name no choice.
-    begin = r"^(?:_|[^\w\n])*([ABC])(?:[.:;)\]*](?!\s*[ABC][\W_]*$)|,(?!\s*(?-i:[ABC])\b))"
+    # "A: B", "A, B and C are options", "A - B" and "A-level" name no choice.
+    begin = r"^(?:_|[^\w\n])*([ABC])(?:[.:;)\]*](?!\s*[ABC][\W_]*$)|(?:,| ?[-–—](?!\w))(?!\s*(?-i:[ABC])\b))"
     begun = {name.upper() for name in re.findall(begin, text, re.I | re.M)}
     letters = begun if re.match(begin, text, re.I) and len(begun) == 1 else set()  # a list of A and B is no choice
     for line in text.splitlines():
         match = CHOICE_LINE.fullmatch(" ".join(re.findall(r"[^\W_]+", line)))
         goes_on = match and match[1] and (match[2] == "a" or line.rstrip(" *").endswith(":"))  # `Answer A:`; an article
         if match and not goes_on:
-            letters.add(match[2].upper().replace("TIE", "C"))
+            letters.add("C" if match[2].lower().endswith("tie") else match[2].upper())
     return letters.pop() if len(letters) == 1 else None
 
 

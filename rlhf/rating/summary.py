@@ -24,7 +24,7 @@ class Agreement(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Statistics of one rater, or of several who have one vote on each pair: the mean of theirs.
+    """Statistics of one rater, or of several raters, whose votes on a pair are averaged and count once.
 
     Wins are those of policy b. `order_decided` is the share of pairs on which the order of the answers changed a
     judge's choice.
@@ -101,7 +101,6 @@ def _figures(votes: Sequence[Vote]) -> Figures:
     pairs = {pair.item: pair for _, pair in votes}
     outcomes = [fmean(WIN_OF_B[choice] for choice in pair_choices) for pair_choices in choices.values()]
     length_differences = [float(len(pairs[item].b.split()) - len(pairs[item].a.split())) for item in choices]  # words
-    decided = any(outcome != 0.5 for outcome in outcomes)
     in_both_orders = [rating.said for rating, _ in votes if rating.said and None not in rating.said.values()]
     return Figures(
         wins=sum(outcome > 0.5 for outcome in outcomes),
@@ -110,8 +109,7 @@ def _figures(votes: Sequence[Vote]) -> Figures:
         skips=counts["skip"],
         pairs=len(outcomes),
         win_rate=stats.wilson(sum(outcomes), len(outcomes)) if outcomes else None,
-        # Ties alone leave no residuals, and so an interval without width.
-        length_controlled_win_rate=stats.length_controlled_win_rate(outcomes, length_differences) if decided else None,
+        length_controlled_win_rate=stats.length_controlled_win_rate(outcomes, length_differences),
         agrees_with_score=_agreement(votes, "score"),
         agrees_with_true_reward=_agreement(votes, "true_reward"),
         alpha=stats.krippendorff_alpha(list(choices.values())),

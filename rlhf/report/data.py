@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
+from rlhf import stats
 from rlhf.data import formats
 from rlhf.data.quality import check as quality
 from rlhf.data.quality import spread
 from rlhf.errors import UserError
-from rlhf.files import write_json
+from rlhf.files import sha256, write_json
 from rlhf.recipe.choices import DataFormat
 from rlhf.report.parts import Cell, Chart, Charts, Section, Table, table
 from rlhf.report.runs import RunRecords, suffix
@@ -83,8 +84,9 @@ def quality_of(run: RunRecords) -> Quality | str | None:
     tokenizer = run.run_directory / "pretrain" / MODEL
     count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer.is_dir() else (spread.words, "words")
     split = {"seed": manifest.seed, "fraction": settings.heldout_fraction}
-    code = hash_of_modules(Path(formats.__file__).parent)  # what reads the data and checks it
-    inputs = {"data": facts.sha256, "unit": unit, "code": code, **split}
+    # What reads the data and checks it.
+    code = {"code": hash_of_modules(Path(formats.__file__).parent), "statistics": sha256(Path(stats.__file__))}
+    inputs = {"data": facts.sha256, "unit": unit, **code, **split}
     stored = reader.read(file, Quality)
     if stored and stored.made_from == inputs:
         return stored

@@ -14,7 +14,7 @@ from rlhf.run.layout import SAMPLES
 from rlhf.run.outcomes import RewardModelFigures, SampleLine
 
 DIALOGUES = 200  # dialogues of each run on the page, at most
-OPEN = 12  # dialogues that are shown at once; the others are folded
+OPEN = 12  # dialogues of each run that are shown at once; the others are folded
 
 
 class Policies(NamedTuple):
@@ -110,7 +110,8 @@ def sections_of_reward_model(runs: Sequence[RunRecords], charts: Charts) -> list
             continue
         model_charts += _reward_model_charts(record.reward_model, suffix(run, runs), charts)
         for pair in record.contradicted:
-            turns = [*dialogue(pair.prompt), Turn("chosen", pair.chosen), Turn("rejected", pair.rejected)]
+            sides = (Turn("chosen", pair.chosen), Turn("rejected", pair.rejected))
+            turns = [*_run_named(run, runs), *dialogue(pair.prompt), *sides]
             contradicted.append(ContradictedPair(turns, f"{pair.margin:.2f}"))
     if not model_charts:
         return []
@@ -147,14 +148,27 @@ class Samples(NamedTuple):
 
 
 def sections_of_samples(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Return held-out prompts with every policy's answer; without an evaluation, a policy's last samples."""
-    dialogues, total = [], 0
+    """Return held-out prompts with every policy's answer; without an evaluation, a policy's last samples.
+
+    The first dialogues of each run are shown at once.
+    """
+    shown: list[list[Turn]] = []
+    folded: list[list[Turn]] = []
+    total = 0
     for run in runs:
         files = [run.run_directory / stage / SAMPLES for stage in ("evaluate", *ONLINE)]
         rows = next((rows for file in files if (rows := reader.read_lines(file, SampleLine))), [])
         total += len(rows)
-        dialogues += [[*dialogue(row.prompt, row.messages), *_answers(row)] for row in rows[-DIALOGUES:]]
-    return [Section("Samples", "samples.html", Samples(dialogues[:OPEN], dialogues[OPEN:], total))] if dialogues else []
+        dialogues = [
+            [*_run_named(run, runs), *dialogue(row.prompt, row.messages), *_answers(row)] for row in rows[-DIALOGUES:]
+        ]
+        shown, folded = shown + dialogues[:OPEN], folded + dialogues[OPEN:]
+    return [Section("Samples", "samples.html", Samples(shown, folded, total))] if shown else []
+
+
+def _run_named(run: RunRecords, runs: Sequence[RunRecords]) -> list[Turn]:
+    """Return what names the run above a dialogue, if there are several."""
+    return [Turn("run", run.name, "said prompt")] if len(runs) > 1 else []
 
 
 def _answers(row: SampleLine) -> list[Turn]:

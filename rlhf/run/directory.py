@@ -219,8 +219,8 @@ class StageRun:
         return read_summary(self.path)
 
     def set_aside(self) -> None:
-        """Rename the directory; delete it instead if it holds no work."""
-        if _holds_no_work(self.path, LOGS):
+        """Rename the directory; delete it instead if it holds no work. Findings are kept, for a message names them."""
+        if _holds_no_work(self.path, LOGS.keys() - {FINDINGS}):
             shutil.rmtree(self.path)
             return
         aside = free_name(self.path.with_name(f"{self.stage}.before"))

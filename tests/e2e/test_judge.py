@@ -393,6 +393,12 @@ def test_people_and_judges_are_compared(root, asked, stub):
         *(("**Answer A:**\nIt is polite, but", None), ("Answer A:\nrude\n\nAnswer B:\nkind\n\nB", "B")),
         *(("Answer A is better.", "A"), ("B is the better answer", "B"), ("I'd choose **A**.", "A")),
         *(("A better answer", None), ("B is better, but A is polite.", None), ("A is not better", None)),
+        *((f"{letter} {dash} it is right", letter) for letter in "ABC" for dash in "-–—"),
+        *(("C - tie", "C"), ("**A** – it says more", "A"), ("B- short", "B"), ("A - good\nB - bad", None)),
+        *(("A - B", None), ("A – B and C are options", None), ("A-level answers both", None), ("B-", "B")),
+        *(("A - C is wrong", None), ("A more helpful answer - B", None)),
+        *(("It's a tie.", "C"), ("It is a tie", "C"), ("A tie.", "C"), ("The verdict is a tie.", "C")),
+        *(("It's not a tie.", None), ("It’s B.", "B"), ("Is it A?", None), ("It is a", None)),
         *(("A: B", None), ("A;B", None), ("A. B.", None), ("x" + "\n" * 20_000 + "x", None)),
         *(
             (f"{words} B", "B")

@@ -15,13 +15,15 @@ from markupsafe import escape
 from rlhf import recipe, report
 from rlhf.data import formats
 from rlhf.errors import UserError
+from rlhf.evaluation.reward_model import reward_model_figures
+from rlhf.files import write_json
 from rlhf.rating import store
 from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import StageName, published
 from rlhf.report import RunRecords, overview, tables, training
-from rlhf.report.evaluation import OPEN
+from rlhf.report.evaluation import OPEN, sections_of_reward_model, sections_of_samples
 from rlhf.report.page import render
-from rlhf.report.parts import Charts, Section, Table
+from rlhf.report.parts import Charts, Section, Table, Turn
 from rlhf.run import records
 from rlhf.run.records import Manifest, Summary
 from tests.browser import chromium as chromium
@@ -184,9 +186,10 @@ def test_the_data_is_checked_once(evaluated, monkeypatch):
     monkeypatch.setattr("rlhf.data.quality.check.check", None)
     page = report.page([report.load(evaluated)])
     assert "<h2>Data quality</h2>" in page and ">chosen longer</td>" in page
-    monkeypatch.setattr("rlhf.report.data.hash_of_modules", lambda _: "of code that has changed since")
-    with pytest.raises(TypeError, match="'NoneType' object is not callable"):  # it is checked again
-        report.page([report.load(evaluated)])
+    for function in ("hash_of_modules", "sha256"):
+        with monkeypatch.context() as patch, pytest.raises(TypeError, match="'NoneType' object is not callable"):
+            patch.setattr(f"rlhf.report.data.{function}", lambda _: "of code that has changed since")
+            report.page([report.load(evaluated)])  # it is checked again
 
 
 def test_data_from_the_hub_is_checked_too(evaluated, tmp_path):
@@ -584,6 +587,29 @@ def test_many_samples_are_folded(run, tmp_path):
     assert page.count('<div class="sample">') == 30
     assert page.partition('<details id="more">')[0].count('<div class="sample">') == OPEN
     assert "<summary>18 more</summary>" in page
+
+
+def test_of_several_runs_each_dialogue_names_its_own(tmp_path):
+    row = {"step": 0, "prompt": "Yes?", "sft": {"response": "yes"}}
+    _, figures = reward_model_figures([0.0, 1.0], [1.0, 0.0], [0, 0])
+    pair = {"margin": -1.0, "prompt": "Why?", "chosen": "So.", "rejected": "No.", "source": "a.jsonl:1"}
+    runs = [RunRecords(name, tmp_path / name, {}, {}) for name in ("one", "two")]
+    for run in runs:
+        folder = run.run_directory / "evaluate"
+        folder.mkdir(parents=True)
+        (folder / "samples.jsonl").write_text((json.dumps(row) + "\n") * (OPEN + 1))
+        write_json(folder / "details.json", {"reward_model": figures.plain(), "contradicted": [pair]})
+
+    def named(turns: list[Turn]) -> str:
+        return turns[0].text if turns[0].speaker == "run" else ""
+
+    for some in (runs, runs[:1]):
+        expected = ["one", "two"] if some == runs else [""]
+        samples: Any = sections_of_samples(some, Charts())[0].data
+        assert [named(turns) for turns in samples.open] == [name for name in expected for _ in range(OPEN)]
+        assert [named(turns) for turns in samples.folded] == expected
+        model: Any = sections_of_reward_model(some, Charts())[0].data
+        assert [named(pair.turns) for pair in model.contradicted] == expected
 
 
 @needs_browser

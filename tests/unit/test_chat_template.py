@@ -1,9 +1,17 @@
 """A tokenizer's chat template is tried in a child with little time and memory before it is used."""
 
+import os
+import signal
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Sequence
 
+import psutil
 import pytest
 
+from rlhf.data import chat_template
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import Codec, train
 from rlhf.errors import UserError
@@ -43,6 +51,45 @@ def test_a_template_that_cannot_be_used_is_one_line(template, message):
         codec(template)
     assert "chat template" in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 400
     assert time.monotonic() - start < 60
+
+
+def test_a_child_that_waits_for_a_lock_is_ended(monkeypatch):
+    """A fork copies locks that threads hold, and not the threads. Waiting takes no CPU time."""
+    monkeypatch.setattr(chat_template, "WAIT", 0.3)
+    lock = threading.Lock()
+    lock.acquire()
+    with pytest.raises(UserError, match=r"gives no answer within 0\.3 s; use tokenizer\.template: hh"):
+        chat_template.check(lambda messages: str(lock.acquire()))
+
+
+def test_other_failures_say_what_they_are(monkeypatch):
+    def crash(messages: Sequence[Message]) -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return ""
+
+    with pytest.raises(UserError, match="cannot be tried: Terminated; use tokenizer"):
+        chat_template.check(crash)
+
+    def fail() -> None:
+        raise ValueError("no such limit")
+
+    monkeypatch.setattr(chat_template, "_limit", fail)
+    with pytest.raises(UserError, match="cannot be tried: no such limit; use tokenizer"):
+        chat_template.check(lambda messages: messages[-1].content)
+
+
+UNDER_A_LIMIT = """
+import psutil, resource
+from rlhf.data import chat_template
+most = psutil.Process().memory_info().vms + chat_template.MEMORY // 2
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+chat_template.check(lambda messages: messages[-1].content)
+"""
+
+
+@pytest.mark.skipif(not psutil.LINUX, reason="memory is bounded on Linux only")
+def test_a_lower_limit_of_the_process_itself_is_kept():
+    subprocess.run([sys.executable, "-c", UNDER_A_LIMIT], check=True)
 
 
 def test_a_template_that_refuses_a_conversation_says_so():

@@ -443,7 +443,7 @@ def test_a_tracker_is_closed_when_another_does_not_start_or_close(tmp_path, monk
 
     closed = []
     module = types.SimpleNamespace
-    monkeypatch.setitem(sys.modules, "wandb", module(init=dict, finish=lambda: closed.append("wandb")))
+    monkeypatch.setitem(sys.modules, "wandb", module(init=dict, finish=lambda exit_code: closed.append(exit_code)))
     monkeypatch.setitem(sys.modules, "trackio", module(init=fail, finish=fail))
     with (
         pytest.raises(UserError, match="trackio: no network"),
@@ -453,7 +453,21 @@ def test_a_tracker_is_closed_when_another_does_not_start_or_close(tmp_path, monk
     monkeypatch.setitem(sys.modules, "trackio", module(init=dict, finish=fail))
     with pytest.raises(OSError), tracking.trackers(["wandb", "trackio"], tmp_path / "sft", "cpu-tiny-v1", {}):
         pass
-    assert closed == ["wandb", "wandb"]
+    assert closed == [1, 1]
+
+
+def test_only_wandb_is_told_that_a_stage_has_failed(tmp_path, monkeypatch):
+    """It would list the run as finished. Trackio's function takes nothing."""
+    closed = []
+    wandb = types.SimpleNamespace(init=dict, finish=lambda exit_code=0: closed.append(exit_code))
+    trackio = types.SimpleNamespace(init=dict, finish=lambda: closed.append("trackio"))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setitem(sys.modules, "trackio", trackio)
+    with pytest.raises(MemoryError), tracking.trackers(["wandb", "trackio"], tmp_path / "sft", "cpu-tiny-v1", {}):
+        raise MemoryError
+    with tracking.trackers(["wandb"], tmp_path / "sft", "cpu-tiny-v1", {}):
+        pass
+    assert closed == ["trackio", 1, 0]
 
 
 def test_an_output_folder_that_cannot_be_written_is_named(command, tmp_path):

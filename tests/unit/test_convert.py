@@ -3,6 +3,7 @@
 import json
 import re
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -108,6 +109,14 @@ def test_labelled_answers_may_be_named_response(tmp_path, others):
     assert (pair.chosen, pair.rejected) == ("a1", "b1"), "as in rows without labels"
 
 
+def test_an_answer_without_a_label_may_come_before_labelled_ones(tmp_path):
+    rows = [{"prompt": "A?", "completion": text, "label": text == "a"} for text in ("a", "b")]
+    file = write(tmp_path / "kto.jsonl", ROWS["completion"], *rows)
+    found = convert.convert([file], {}, "skip").rows
+    assert [(pair.chosen, pair.rejected) for pair in found.pairs] == [("a", "b")]
+    assert [source for source, _ in found.report.malformed] == [f"{file}:1"]
+
+
 @pytest.mark.parametrize("wrong", [{"label": None}, {"prompt": 5}, {"completion": None}, {"completion": ["x"]}])
 @pytest.mark.parametrize("place", [0, 2])
 def test_a_wrong_row_among_labelled_answers_is_named_wherever_it_stands(tmp_path, wrong, place):
@@ -161,6 +170,15 @@ def test_a_file_that_is_there_is_not_overwritten(tmp_path):
     with pytest.raises(UserError, match="is there already and is not overwritten"):
         convert.write(convert.convert([file], {}).rows, file)
     assert file.read_text()
+
+
+def test_a_file_that_cannot_be_written_to_its_end_leaves_nothing_in_the_way_of_the_next_try(tmp_path, monkeypatch):
+    rows = convert.convert([write(tmp_path / "a.jsonl", ROWS["text"], ROWS["text"])], {}).rows
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+        patch.setattr(convert, "_plain", Mock(side_effect=[ROWS["text"], OSError("no space")]))
+        convert.write(rows, tmp_path / "b.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+    assert convert.write(rows, tmp_path / "b.jsonl") == 2
 
 
 def test_the_command_writes_and_says_what_it_left_out(tmp_path, monkeypatch, capsys):

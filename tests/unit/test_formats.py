@@ -211,21 +211,14 @@ def test_labelled_answers_are_refused_with_the_way_to_pair_them(write, label):
     assert "rlhf data convert FILE --to pairs.jsonl" in message
 
 
-@pytest.mark.parametrize("missing", [None, "", float("nan")])
-def test_an_answer_without_a_label_among_labelled_ones_is_no_demonstration(write, missing):
-    unlabelled, labelled = ({**COMPLETION, "label": label} for label in (missing, False))
-    file = write("kto.jsonl", lines(unlabelled, unlabelled, labelled, COMPLETION, COMPLETION, COMPLETION, COMPLETION))
-    assert refusal([file]).startswith("kto.jsonl:3: an answer that is labelled good or bad by itself (KTO)")
-    rows = read([file], on_bad_row="skip")
-    assert [row.source for row in rows.examples] == [f"kto.jsonl:{number}" for number in (4, 5, 6, 7)]
-    assert [(source, reason[:10]) for source, reason in rows.report.malformed] == [
-        ("kto.jsonl:1", "no 'label'"),
-        ("kto.jsonl:2", "no 'label'"),
-        ("kto.jsonl:3", "an answer "),
-    ]
-    table = write("kto.csv", b"prompt,completion,label\nA?,a,\nA?,b,\nA?,c,true\n")
-    message = refusal([table], on_bad_row="skip")
-    assert message.startswith("kto.csv: 3 of 3 rows are malformed") and "`rlhf data convert FILE" in message
+@pytest.mark.parametrize("missing", [{"label": None}, {"label": ""}, {"label": float("nan")}, {}])
+@pytest.mark.parametrize("on_bad_row", ["stop", "skip"])
+def test_answers_without_a_label_among_labelled_ones_are_no_demonstrations(write, missing, on_bad_row):
+    """A table cannot tell a label that is null from one that is not there."""
+    unlabelled, labelled = COMPLETION | missing, COMPLETION | {"label": False}
+    message = refusal([write("kto.jsonl", lines(*[unlabelled] * 6, *[labelled] * 4))], on_bad_row=on_bad_row)
+    assert message.startswith("kto.jsonl:7: an answer that is labelled good or bad by itself (KTO)")
+    assert message.endswith("pairs good and bad answers to the same prompt"), "to leave out bad rows would not help"
     assert len(read([write("none.jsonl", lines(unlabelled, unlabelled))]).examples) == 2, "nobody has labelled these"
 
 
@@ -382,6 +375,20 @@ def test_text_prompt_with_whole_conversations(write):
 def test_other_keys_are_ignored_and_the_more_specific_kind_wins(write):
     row = {**INSTRUCTION, "text": "Below is an instruction ...", "id": 3}
     assert len(read([write("a.jsonl", lines(row))]).examples) == 1
+
+
+@pytest.mark.parametrize("absent", ["text", "messages", "instruction"])
+@pytest.mark.parametrize("row", [{"question": "2+2?", "answer": "4"}, {"prompt": "2+2?", "answer": "4"}])
+def test_questions_and_prompts_may_have_columns_filled_with_null(write, row, absent):
+    rows = read([write("a.jsonl", lines({**row, absent: None}))])
+    answered: list[Example | PromptOnly] = [*rows.examples, *rows.bare_prompts]
+    assert [row.right_answer for row in answered] == ["4"]
+
+
+@pytest.mark.parametrize("answers", [("completion",), ("response",), ("chosen", "rejected")])
+def test_a_prompt_whose_answers_are_null_is_no_bare_prompt(write, answers):
+    file = write("a.jsonl", lines({"prompt": "2+2?", **dict.fromkeys(answers)}))
+    assert refusal([file]).startswith(("a.jsonl:1: no 'completion' key", f"a.jsonl:1: '{answers[0]}' is null"))
 
 
 def test_columns_filled_with_null_count_as_absent(write):

@@ -59,6 +59,12 @@ def test_a_policy_that_only_writes_more_loses_its_win_rate():
     assert metrics["lc_win_rate_vs_sft_low"] < 0.5 < metrics["lc_win_rate_vs_sft_high"]
 
 
+def test_a_policy_that_only_ties_has_no_win_rate_at_equal_length():
+    """An interval without width around 0.5 would be certainty from no evidence."""
+    before, after = measured([1.0, 2.0, 3.0], [3, 4, 5]), measured([1.0, 2.0, 3.0], [5, 3, 9])
+    assert further_metrics(before, after, {}).keys() == {"distinct_1", "distinct_2", "ties_vs_sft"}
+
+
 def test_gap_between_proxy_and_truth_ties_and_variety():
     before = measured([0.0, 2.0], [3, 3], [0.0, 2.0], texts=["a b c", "a b c"])
     after = measured([0.0, 6.0], [3, 3], [0.0, 0.0], texts=["a a a a", "b"])
@@ -82,6 +88,12 @@ def test_a_reward_model_judged_by_hand():
     assert figures["sigmoid_in_range"] == 5 / 8
     assert sum(curves.margins.counts) == 4 and sum(curves.sigmoid_scores.counts) == 8
     assert sum(row.pairs for row in curves.calibration) == 4
+
+
+def test_few_scores_have_quantiles_among_themselves():
+    logits = [math.log(p / (1 - p)) for p in (0.9, 0.02)]
+    figures, _ = reward_model_figures(logits[:1], logits[1:], [0])
+    assert (figures["sigmoid_p5"], figures["sigmoid_p95"]) == pytest.approx((0.064, 0.856))
 
 
 def test_the_curves_are_read_as_they_are_written(tmp_path):

@@ -804,7 +804,7 @@ def start_container(folder: Path, *words: str | Path) -> subprocess.CompletedPro
     (folder / "docker").write_text(ENGINE)
     (folder / "docker").chmod(0o755)
     return subprocess.run(
-        [ROOT / "bin/in-container", *words],
+        [ROOT / "bin/in-container", *map(str, words)],
         env={"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder)},
         cwd=folder,
         stdin=subprocess.DEVNULL,

@@ -14,17 +14,20 @@ import pytest
 from rlhf import recipe
 from rlhf.cli.summary_tables import targets_table
 from rlhf.errors import UserError
-from rlhf.files import read_json, write_json
+from rlhf.files import read_json, sha256, write_json
+from rlhf.observe.watch import LiveChecks
 from rlhf.rating.store import current_ratings
 from rlhf.recipe import published
 from rlhf.run import other_settings, provenance, reader, records
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import StageRun
+from rlhf.run.finished import verified
 from rlhf.run.lock import locked
 from rlhf.run.parents import ParentMissing
 from rlhf.run.records import Code, Costs, LogLine, Summary
 from tests.helpers import RECIPE, SMALL, content_of, one_line_of, rlhf, small
 from tests.lines import read_intact_lines
+from tests.records import write_records
 
 ROOT = Path(__file__).parents[2]
 DEVICE = {"name": "cpu", "type": "cpu"}
@@ -212,6 +215,23 @@ def test_a_missing_parent_is_named(tmp_path):
         StageRun(tmp_path, small(), "rm").parents.require("sft")
 
 
+def test_a_result_is_hashed_once(tmp_path, monkeypatch):
+    """It may have many gigabytes."""
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / "sft/adapter").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sft/adapter" / name).write_text("{}")
+    write_records(tmp_path / "sft")
+    hashed = []
+
+    def counted(file: Path) -> str:
+        hashed.append(file.name)
+        return sha256(file)
+
+    monkeypatch.setattr("rlhf.run.finished.sha256", counted)
+    verified(tmp_path, "sft")
+    assert hashed == ["adapter_model.safetensors"]
+
+
 def test_an_unfinished_run_is_set_aside_and_one_without_a_checkpoint_is_replaced(tmp_path, capsys):
     first = started(tmp_path)
     first.logs.metrics(1, {"loss": 1.0})
@@ -226,6 +246,20 @@ def test_an_unfinished_run_is_set_aside_and_one_without_a_checkpoint_is_replaced
     (command,) = re.findall(r"To continue it instead: stop this run, `(.*)`, then --resume \(make: RESUME=1\)", err)
     subprocess.run(command, shell=True, check=True)
     assert StageRun(tmp_path, small(), "sft").checkpoints.steps() == [1]
+
+
+def test_a_stage_that_stopped_on_a_finding_says_how_to_go_on_and_its_findings_are_kept(tmp_path):
+    """Without a checkpoint there is nothing to resume."""
+    run = started(tmp_path)
+    with pytest.raises(UserError, match=r"sft/findings.jsonl .* or begin anew without --stop-on") as stopped:
+        LiveChecks(run, ["nan"]).on_metrics(1, {"loss": math.nan})
+    assert "--resume" not in str(stopped.value)
+    again = started(tmp_path, resume=True)
+    (kept,) = read_intact_lines(tmp_path / "cpu-tiny/v1/sft.before-1/findings.jsonl")
+    assert kept["check"] == "nan"
+    checkpoint(again, 1)
+    with pytest.raises(UserError, match="or continue from the checkpoint with --resume and without --stop-on"):
+        LiveChecks(again, ["nan"]).on_metrics(2, {"loss": math.nan})
 
 
 @pytest.mark.parametrize("content", [None, "{"])

@@ -40,6 +40,7 @@ def test_no_tokenizer_is_one_clear_line(tmp_path):
         (tmp_path, "no tokenizer could be read there"),
         (tmp_path / "empty", "no tokenizer could be read there"),
     ):
-        with pytest.raises(UserError, match=message) as error:
-            spread.tokens(folder)
-        assert "\n" not in str(error.value) and str(folder) in str(error.value)
+        for option, named in (("", f"{folder}"), ("--tokenizer", f"--tokenizer {folder}")):
+            with pytest.raises(UserError, match=message) as error:
+                spread.tokens(folder, option)
+            assert "\n" not in str(error.value) and named == str(error.value)[: len(named)]

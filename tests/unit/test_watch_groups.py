@@ -9,7 +9,7 @@ from collections import UserDict
 import pytest
 
 from rlhf import recipe
-from rlhf.observe import signs, watch
+from rlhf.observe import remedies, signs, watch
 from rlhf.observe.history import FEW, History
 from tests.helpers import RECIPE, grouped, small
 
@@ -59,6 +59,12 @@ def test_a_check_sees_what_is_planted_and_names_keys_of_the_stage(stage, check, 
 
     assert set(seen(planted)[check].remedies) == {f"{stage}.{key}" for key in remedies}
     assert check not in seen(healthy)
+
+
+@pytest.mark.parametrize(("now", "more"), [(0, 4), (3, 6), (10, 20), (600, 1_000), (1_000, None)])
+def test_prompts_without_signal_are_replaced_more_often_than_now_within_the_bound(now, more):
+    history = History(grouped("grpo", {"resample_groups": now}).recipe, "grpo")
+    assert remedies.larger_groups(history).get("grpo.resample_groups") == more
 
 
 class CountedRow(UserDict[str, float | None]):

@@ -57,14 +57,15 @@ def words(texts: Sequence[str]) -> list[int]:
     return [len(text.split()) for text in texts]
 
 
-def tokens(folder: str | Path) -> LengthFn:
+def tokens(folder: str | Path, option: str = "") -> LengthFn:
     """Return a function that counts a local tokenizer's tokens, without special tokens and the markers of turns.
 
-    Raises OptionError without such a folder, and UserError when no tokenizer in it can be read.
+    `option` is the one that names the folder, for messages. Raises OptionError without such a folder, and UserError
+    when no tokenizer in it can be read.
     """
-    folder = Path(folder)
+    folder, named = Path(folder), f"{option} {folder}".lstrip()
     if not folder.is_dir():
-        raise OptionError(no_such("folder", f"--tokenizer {folder}", "name one that holds a tokenizer.json"))
+        raise OptionError(no_such("folder", named, "name one that holds a tokenizer.json"))
     try:
         if (folder / "tokenizer.json").is_file():  # this avoids torch and is faster
             from tokenizers import Tokenizer
@@ -77,5 +78,5 @@ def tokens(folder: str | Path) -> LengthFn:
 
         loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the libraries raise many types, plain Exception among them
-        raise UserError(f"--tokenizer {folder}: no tokenizer could be read there: {message_of(error)}") from error
+        raise UserError(f"{named}: no tokenizer could be read there: {message_of(error)}") from error
     return lambda texts: [len(ids) for ids in loaded(list(texts), add_special_tokens=False).input_ids]
