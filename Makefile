@@ -104,6 +104,13 @@ ONLY ?=
 STAGES  := pretrain sft rm ppo rloo grpo dpo evaluate merge
 TARGETS := engine $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
+# What was given on the command line or in the environment is taken as it is: to make, a `$` in it would begin a name.
+variables := $(shell sed -n 's/^\([A-Z_]*\) ?=.*/\1/p' $(firstword $(MAKEFILE_LIST)))
+from       = $(foreach v,$2,$(if $(filter $1,$(firstword $(origin $v))),$v))
+typed     := $(sort $(call from,command,$(.VARIABLES)))
+inherited := $(call from,environment,$(variables))
+$(foreach v,$(filter $(typed) $(inherited),$(variables)),$(eval override $v := $$(value $v)))
+
 export RLHF_VRAM_CAP := $(or $(VRAM_CAP),$(RLHF_VRAM_CAP))
 export PROMPT RESPONSE # the shell of `make score` reads them from there, whatever quotes they hold
 .PHONY: $(TARGETS)
@@ -115,12 +122,10 @@ comma := ,
 space := $(subst ,, )
 
 # Checked first: make would ignore a misspelt variable, and install packages before `rlhf` could refuse a value.
-set_by    = $(filter command environment,$(firstword $(origin $v)))
-variables = $(shell sed -n 's/^\([A-Z_]*\) ?=.*/\1/p' $(firstword $(MAKEFILE_LIST)))
-given     = $(sort $(variables) $(foreach v,$(.VARIABLES),$(if $(filter command,$(set_by)),$v)))
-quoted    = '$(subst ','\'',$1)'
-checker  := $(or $(shell test -x $(VENV)/bin/python && echo $(VENV)/bin/python),$(PYTHON)) bin/check_make.py
-problem  := $(shell $(checker) $(foreach t,$(MAKECMDGOALS),$(call quoted,$t)) -- $(foreach v,$(given),$(if $(set_by),$(call quoted,$v:$(set_by)=$($v)))) 2>/dev/null || echo failed)
+quoted     = '$(subst ','\'',$1)'
+checker   := $(or $(shell test -x $(VENV)/bin/python && echo $(VENV)/bin/python),$(PYTHON)) bin/check_make.py
+given     := $(foreach v,$(typed),$(call quoted,$v:command=$(value $v))) $(foreach v,$(inherited),$(call quoted,$v:environment=$(value $v)))
+problem   := $(shell $(checker) $(foreach t,$(MAKECMDGOALS),$(call quoted,$t)) -- $(given) 2>/dev/null || echo failed)
 unchecked = `$(checker)`, which checks what make is given, does not run: needs Python 3.11, 3.12 or 3.13. Try: make setup PYTHON=python3.12
 $(if $(filter-out failed,$(problem)),$(error $(problem)))
 $(if $(filter-out help help-all clean,$(if $(problem),$(MAKECMDGOALS))),$(error $(unchecked)))
@@ -128,7 +133,7 @@ $(if $(filter-out help help-all clean,$(if $(problem),$(MAKECMDGOALS))),$(error 
 # The recipe's device decides whether a container and CUDA's packages are needed. HW names the hardware of a recipe: the
 # first recipe.yaml with such a `name:` is read here. `rlhf` itself chooses the recipe's version.
 ifneq ($(RECIPE),)
-$(if $(filter command,$(firstword $(origin HW))),$(error HW=$(HW) and RECIPE=$(RECIPE) both choose a recipe; leave one of them out))
+$(if $(filter HW,$(typed)),$(error HW=$(HW) and RECIPE=$(RECIPE) both choose a recipe; leave one of them out))
 recipe_file := $(wildcard $(patsubst %/recipe.yaml,%,$(RECIPE:/=))/recipe.yaml)
 versions    := $(shell ls -d '$(RECIPE:/=)'/v*/recipe.yaml 2>/dev/null | sort -V)
 no_recipe   := RECIPE=$(RECIPE): no recipe.yaml there; name the folder of a version, such as $(patsubst %/recipe.yaml,%,$(or $(lastword $(versions)),recipes/cpu-tiny/v2))
@@ -145,7 +150,7 @@ device_of_recipe := $(shell sed -nE '/^[^\#]*\bdevice: *"?(cpu|cuda)/ {s/.*\bdev
 device_in_set    := $(patsubst hardware.device=%,%,$(filter hardware.device=%,$(SET)))
 on_cpu           := $(filter cpu,$(lastword $(device_of_recipe) $(device_in_set)))
 local  = $(filter local,$(RUNTIME))
-of_no_use = $(strip $(foreach v,IMAGE BASE FLASH_ATTN,$(if $(filter command,$(set_by)),$v)))
+of_no_use = $(filter IMAGE BASE FLASH_ATTN,$(typed))
 $(if $(and $(local),$(of_no_use)),$(if $(filter image shell engine test-image,$(MAKECMDGOALS)),,$(error $(firstword $(of_no_use)) changes nothing without a container (RUNTIME=local))))
 $(if $(filter docker podman local,$(RUNTIME)),,$(error RUNTIME=$(RUNTIME): docker, podman or local))
 $(if $(word 2,$(RUNTIME)$(if $(local),,$(OUT))),$(error OUT=$(OUT): no spaces, which cannot pass into a container))
@@ -221,7 +226,7 @@ serve: $(ready) merge ## merge if needed, and serve the model at an OpenAI-compa
 	@$(rlhf) serve $(strip $(recipe) $(options) $(reuse) $(seed) --port $(PORT) $(if $(local),,--host 0.0.0.0))
 
 # For the commands that are named as next, or as missing: the variables that were set, not their defaults.
-$(STAGES) chat score serve: export RLHF_MAKE = $(foreach v,HW RECIPE DATA OUT REUSE WEIGHTS SET SEED PRICE RUNTIME IMAGE VENV,$(if $(set_by),$v='$($v)'))
+$(STAGES) chat score serve: export RLHF_MAKE = $(foreach v,HW RECIPE DATA OUT REUSE WEIGHTS SET SEED PRICE RUNTIME IMAGE VENV,$(if $(filter $v,$(typed) $(inherited)),$v='$($v)'))
 $(STAGES):
 	@$(rlhf) run $@ --with-parents $(strip $(recipe) $(options) $(reuse) $(seed) $(report_to) $(stop_on) $(resume) $(if_needed) $(price))
 

@@ -91,7 +91,7 @@ def test_help_all_has_one_line_for_each_target_and_variable(name):
         (("chat", "PRICE=3"), "PRICE changes nothing in `make chat`"),
         (("ppo", "SEED=1'"), "SEED=1': one whole number"),
         (("ppo", "HW=.*"), "HW=.*: no recipe for such hardware"),
-        (("ppo", "HW=$$(touch x)"), "no recipe for such hardware"),
+        (("ppo", "HW=$(touch x)"), "HW=$(touch x): no recipe for such hardware"),
     ],
 )
 def test_a_variable_without_effect_is_refused(arguments, message):
@@ -313,10 +313,15 @@ def test_score_takes_a_prompt_with_any_quotes_or_files(files, tmp_path):
     program.parent.mkdir()
     program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     program.chmod(0o755)
-    said = ['PROMPT=Why, "it" isn\'t?', "RESPONSE=It's 2 + `2`."]
-    result = make("score", "HW=cpu", *said, f"VENV={tmp_path}", "-o", "setup")
-    expected = ["--prompt", 'Why, "it" isn\'t?', "--response", "It's 2 + `2`."]
-    assert result.stdout.splitlines()[-4:] == expected, result.stderr
+    prompt, response = 'Why, "it" isn\'t $5, $HOME or $(x)?', "It's 2 + `2`, $$."
+    result = make("score", "HW=cpu", f"PROMPT={prompt}", f"VENV={tmp_path}", "-o", "setup", RESPONSE=response)
+    assert result.stdout.splitlines()[-4:] == ["--prompt", prompt, "--response", response], result.stderr
+
+
+def test_a_dollar_is_no_name_of_make():
+    for value in ("data.name=$x", "data.name=$(HW)$$"):
+        assert option(calls("sft", f"SET={value}")[-1], "--set") == [value]
+    assert option(calls("sft", "OUT=$HOME/x")[-1], "--out") == ["$HOME/x"]
 
 
 def test_data_check_fails_where_the_check_does(files, tmp_path):

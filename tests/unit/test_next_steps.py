@@ -106,12 +106,13 @@ def test_a_copied_line_of_make_has_the_variables_of_the_first(tmp_path):
         words, variables = json.loads(seen.read_text())
         return words, variables
 
-    typed = ["HW=4090", f"DATA={data}", "SET=ppo.steps=10 ppo.betas=[0.9,$$x]", "OUT=my runs", "RESUME=1"]
+    typed = ["HW=4090", f"DATA={data}", "SET=ppo.steps=10 ppo.betas=[0.9,$x]", "OUT=my runs", "RESUME=1"]
     words, variables = called(["make", "ppo", *typed, "RUNTIME=local"], VENV=str(tmp_path))
     line = next_steps.make_line(("chat", "--stage", "ppo"), shlex.split(not_none(variables)))
     assert line.startswith(f"make chat HW=4090 DATA={data} OUT='my runs' SET='ppo.steps=10 ") and "RESUME" not in line
     chat, of_chat = called(shlex.split(line))
     assert shlex.split(not_none(of_chat))[:2] == ["HW=4090", f"DATA={data}"], "for a run that it may lack"
+    assert "ppo.betas=[0.9,$x]" in words
     assert words[:3] == ["run", "ppo", "--with-parents"] and words[-1] == "--resume"
     assert chat == ["chat", *words[3:-1], "--stage", "ppo"]
 
