@@ -112,7 +112,7 @@ inherited := $(call from,environment,$(variables))
 $(foreach v,$(filter $(typed) $(inherited),$(variables)),$(eval override $v := $$(value $v)))
 
 export RLHF_VRAM_CAP := $(or $(VRAM_CAP),$(RLHF_VRAM_CAP))
-export PROMPT RESPONSE # the shell of `make score` reads them from there, whatever quotes they hold
+export PROMPT RESPONSE PIP_ARGS # commands read them from there, whatever quotes they hold
 .PHONY: $(TARGETS)
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # one GPU: stages never run side by side, whatever -j says
@@ -248,7 +248,7 @@ data_name   = $(basename $(patsubst %.gz,%,$(notdir $(firstword $(wildcard $(DAT
 
 ##@ Container (GPU recipes run in it)
 image: engine ## build the image; stages do it when needed
-	@$(engine_name) build $(if $(BASE),--build-arg BASE='$(BASE)') --build-arg FLASH_ATTN=$(if $(filter 1 yes true,$(FLASH_ATTN)),1,0) --build-arg VERSION=$(version) --build-arg COMMIT=$(commit) -t $(IMAGE) .
+	@$(engine_name) build $(if $(BASE),--build-arg BASE='$(BASE)') --build-arg FLASH_ATTN=$(if $(filter 1 yes true,$(FLASH_ATTN)),1,0) --build-arg PIP_ARGS --build-arg VERSION=$(version) --build-arg COMMIT=$(commit) -t $(IMAGE) .
 shell: engine $(if $(filter file,$(origin IMAGE)),image) ## open a shell in the container, with the same folders
 	@$(container) --entrypoint bash $(IMAGE)
 engine:
@@ -277,7 +277,7 @@ results-index: setup ## write results/README.md from the records, and recipes/RE
 bench-peer-supervised: setup ## compare steps of SFT, reward model and DPO with TRL's, at its defaults and tuned
 	@$(VENV)/bin/python -m bench.peer.supervised $(strip $(recipe) $(sets) $(BENCH_ARGS))
 bench-peer: setup ## compare a step of PPO, RLOO or GRPO with TRL's (BENCH_ARGS="--method grpo")
-	@PIP_ARGS='$(PIP_ARGS)' $(VENV)/bin/python -m bench.peer $(BENCH_ARGS)
+	@$(VENV)/bin/python -m bench.peer $(BENCH_ARGS)
 
 ##@ Develop
 test: setup ## run the tests, files side by side on all cores

@@ -842,6 +842,14 @@ def test_an_image_of_one_s_own_is_not_built():
     assert "docker build" not in result.stdout and "somewhere/rlhf@sha256:0 run sft" in result.stdout
 
 
+@pytest.mark.parametrize("given", ["--find-links 'a b' $x", ""])
+def test_arguments_for_pip_reach_the_image(given, tmp_path):
+    (tmp_path / "docker").write_text('#!/bin/bash\n[ "$1" = info ] || echo "$PIP_ARGS: $*"\n')
+    (tmp_path / "docker").chmod(0o755)
+    result = make("image", f"PIP_ARGS={given}", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert result.stdout.startswith(f"{given}: build ") and " --build-arg PIP_ARGS " in result.stdout, result.stderr
+
+
 # Stands for docker: it has the image `here`, any other once it is pulled, and prints the words of what it is to run.
 ENGINE = """#!/bin/bash
 cd "${BASH_SOURCE%/*}"
