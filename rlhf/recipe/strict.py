@@ -213,10 +213,10 @@ def parse_overrides(items: Iterable[str]) -> Changes:
 
 
 def as_yaml(value: object) -> str:
-    """Return a value as it is written after `--set KEY=`."""
+    """Return a value as it is written after `--set KEY=`; lists have no spaces, which separate the changes in SET."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z/][\w./-]*", value) and parse(value, "") == value:
         return value
-    return json.dumps(value, ensure_ascii=False)  # what YAML can hold reads back from JSON
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # what YAML can hold reads back from JSON
 
 
 def with_overrides(content: JsonObject, overrides: Mapping[str, JsonValue]) -> JsonObject:

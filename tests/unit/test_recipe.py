@@ -232,11 +232,16 @@ def test_a_section_that_the_recipe_has_in_part_lacks_its_other_keys(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "value", ["true", "null", "yes", "on", "sft", "a/b", "1e3", "12", "", "a b", "#", True, None, 2]
+    "value",
+    [
+        *("true", "null", "yes", "on", "sft", "a/b", "1e3", "12", "", "a b", "#"),
+        *(True, None, 2, ["a, b", 1], {"a": [1, "b: c"]}),
+    ],
 )
 def test_what_is_written_after_set_is_read_back_as_it_was(value):
     assert recipe.parse_overrides([f"a={recipe.as_yaml(value)}"]) == {"a": value}
     assert recipe.as_yaml("sft") == "sft", "a plain word needs no quotes"
+    assert recipe.as_yaml(["b, c", 1]) == '["b, c",1]', "a space would begin another change in make's SET"
 
 
 @pytest.mark.parametrize("item", ["ppo.kl_coef", "=3", "ppo.steps=[1"])
