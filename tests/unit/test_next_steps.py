@@ -117,6 +117,23 @@ def test_a_copied_line_of_make_has_the_variables_of_the_first(tmp_path):
     assert chat == ["chat", *words[3:-1], "--stage", "ppo"]
 
 
+@pytest.mark.parametrize(
+    ("typed", "ending"),
+    [
+        ("--hw 2xcpu", "`rlhf run ppo --hw 2xcpu --with-parents` (make: ppo HW=2xcpu)"),
+        ("--hw 2xcpu --seed 3", "`rlhf run ppo --hw 2xcpu --seed 3 --with-parents`"),
+        (f"--recipe {RECIPE}", f"`rlhf run ppo --recipe {RECIPE} --with-parents`"),
+    ],
+)
+def test_of_a_missing_stage_make_s_command_is_named_where_it_trains_the_same(
+    tmp_path, monkeypatch, capsys, typed, ending
+):
+    monkeypatch.delenv(next_steps.MAKE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    code, _, err = rlhf(monkeypatch, capsys, "chat", *typed.split())
+    assert code == 1 and err.endswith(f": first {ending}\n")
+
+
 @pytest.mark.parametrize("command", ["ratings export {run} --to rows.jsonl", "compare {run} {run}", "ab {recipe}"])
 def test_a_missing_evaluation_is_named_with_the_options_of_the_run(tmp_path, monkeypatch, capsys, command):
     run = tmp_path / "my runs/cpu-tiny/v1"
