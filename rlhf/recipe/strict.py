@@ -53,9 +53,13 @@ def validate(
 def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides: Collection[str], prefix: str) -> str:
     """Describe the first problem in one line.
 
-    An unknown key comes before any other problem: a misspelt key is also reported as missing.
+    An unknown key comes before any other problem: a misspelt key is also reported as missing. What is wrong with a
+    number comes before the words that its key takes too.
     """
-    problems = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    problems = sorted(
+        error.errors(),
+        key=lambda e: (e["type"] != "extra_forbidden", e["type"] == "literal_error" and type(e["input"]) is int),
+    )
     problem = problems[0]
     location = _location(problem)
     key = (prefix + ".".join(location)).rstrip(".")  # of the whole object: the prefix alone

@@ -63,7 +63,7 @@ def test_every_recipe_loads(directory):
         (lambda c: c["ppo"].update(rollout_4bit="row_groups"), "ppo.rollout_4bit: row_groups needs model.quantization"),
         (lambda c: c["ppo"].update(score_batch_size=0), "ppo.score_batch_size = 0: input should be greater than 0"),
         (lambda c: c["ppo"].update(value_warmup_steps=40), "ppo: value_warmup_steps must be below steps"),
-        (lambda c: c["ppo"].update(keep_checkpoints=0), "ppo: keep_checkpoints must be 'all' or a number above 0"),
+        (lambda c: c["ppo"].update(keep_checkpoints=0), "ppo.keep_checkpoints = 0: input should be greater than 0"),
         (lambda c: c["ppo"].update(score_clip=float("inf")), "ppo.score_clip = inf: input should be a finite number"),
         (lambda c: c["sft"].update(weight_decay=float("nan")), "sft.weight_decay = nan: input should be"),
         (lambda c: c["ppo"].update(vllm_url="localhost:8000"), "ppo: vllm_url: localhost:8000 must begin with http://"),
