@@ -861,7 +861,7 @@ esac
 """
 
 
-def start_container(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+def start_container(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     """Run bin/in-container in `folder`, which has the stand-in for docker and is the user's home."""
     (folder / "docker").write_text(ENGINE)
     (folder / "docker").chmod(0o755)
