@@ -1,8 +1,8 @@
 # The environment of a run on an NVIDIA card: CUDA base, Python, locked packages, code. `make image` builds it.
 #
-# BASE is pinned by digest. The digest was taken from public files and could not be asked of a registry here; the tag
-# beside it is what it stands for. torch's wheel brings the CUDA libraries itself: the base adds the driver's settings.
-# For a CPU, and for the tests, any Debian or Ubuntu will do:
+# BASE is pinned by a digest, which stands for the tag beside it; it comes from public files and was not compared with a
+# registry's. torch's wheel brings the CUDA libraries itself: the base adds the driver's settings. For a CPU, and for
+# the tests, any Debian or Ubuntu whose Python is 3.11, 3.12 or 3.13 will do:
 #
 #   --build-arg BASE=debian:bookworm --build-arg PIP_INSTALL="-c requirements/cpu.txt -r requirements/direct.txt"
 ARG BASE=nvidia/cuda:13.0.2-base-ubuntu24.04@sha256:2ab6381d970b211fb93853796dc6707eb8a72575a375c422b17cf4d8b2641701

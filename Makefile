@@ -102,10 +102,17 @@ KILLS ?=
 ONLY ?=
 
 STAGES  := pretrain sft rm ppo rloo grpo dpo evaluate merge
-TARGETS := engine $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' $(firstword $(MAKEFILE_LIST)))
+TARGETS := engine $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' Makefile)
+
+# What was given on the command line or in the environment is taken as it is: to make, a `$` in it would begin a name.
+variables := $(shell sed -n 's/^\([A-Z_]*\) ?=.*/\1/p' Makefile)
+from       = $(foreach v,$2,$(if $(filter $1,$(firstword $(origin $v))),$v))
+typed     := $(sort $(call from,command,$(.VARIABLES)))
+inherited := $(call from,environment,$(variables))
+$(foreach v,$(filter $(typed) $(inherited),$(variables)),$(eval override $v := $$(value $v)))
 
 export RLHF_VRAM_CAP := $(or $(VRAM_CAP),$(RLHF_VRAM_CAP))
-export PROMPT RESPONSE # the shell of `make score` reads them from there, whatever quotes they hold
+export PROMPT RESPONSE PIP_ARGS # commands read them from there, whatever quotes they hold
 .PHONY: $(TARGETS)
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # one GPU: stages never run side by side, whatever -j says
@@ -115,40 +122,19 @@ comma := ,
 space := $(subst ,, )
 
 # Checked first: make would ignore a misspelt variable, and install packages before `rlhf` could refuse a value.
-set_by    = $(filter command environment,$(firstword $(origin $v)))
-variables = $(shell sed -n 's/^\([A-Z_]*\) ?=.*/\1/p' $(firstword $(MAKEFILE_LIST)))
-given     = $(sort $(variables) $(foreach v,$(.VARIABLES),$(if $(filter command,$(set_by)),$v)))
-quoted    = '$(subst ','\'',$1)'
-checker  := $(or $(shell test -x $(VENV)/bin/python && echo $(VENV)/bin/python),$(PYTHON)) bin/check_make.py
-problem  := $(shell $(checker) $(foreach t,$(MAKECMDGOALS),$(call quoted,$t)) -- $(foreach v,$(given),$(if $(set_by),$(call quoted,$v:$(set_by)=$($v)))) 2>/dev/null || echo failed)
-unchecked = `$(checker)`, which checks what make is given, does not run: needs Python 3.11, 3.12 or 3.13. Try: make setup PYTHON=python3.12
-$(if $(filter-out failed,$(problem)),$(error $(problem)))
-$(if $(filter-out help help-all clean,$(if $(problem),$(MAKECMDGOALS))),$(error $(unchecked)))
+quoted     = '$(subst ','\'',$1)'
+checker   := $(or $(shell test -x $(VENV)/bin/python && echo $(VENV)/bin/python),$(PYTHON)) bin/check_make.py
+given     := $(foreach v,$(typed),$(call quoted,$v:command=$(value $v))) $(foreach v,$(inherited),$(call quoted,$v:environment=$(value $v)))
+checked   := $(shell $(checker) $(foreach t,$(MAKECMDGOALS),$(call quoted,$t)) -- $(given) 2>/dev/null)
+unchecked  = `$(checker)`, which checks what make is given, does not run: needs Python 3.11, 3.12 or 3.13. Try: make setup PYTHON=python3.12
+needs     := $(if $(filter ok,$(firstword $(checked))),$(wordlist 2,$(words $(checked)),$(checked)))
+$(if $(needs),,$(if $(checked),$(error $(checked)),$(if $(filter-out help help-all clean,$(MAKECMDGOALS)),$(error $(unchecked)))))
 
-# The recipe's device decides whether a container and CUDA's packages are needed. HW names the hardware of a recipe: the
-# first recipe.yaml with such a `name:` is read here. `rlhf` itself chooses the recipe's version.
-ifneq ($(RECIPE),)
-$(if $(filter command,$(firstword $(origin HW))),$(error HW=$(HW) and RECIPE=$(RECIPE) both choose a recipe; leave one of them out))
-recipe_file := $(wildcard $(patsubst %/recipe.yaml,%,$(RECIPE:/=))/recipe.yaml)
-versions    := $(shell ls -d '$(RECIPE:/=)'/v*/recipe.yaml 2>/dev/null | sort -V)
-no_recipe   := RECIPE=$(RECIPE): no recipe.yaml there; name the folder of a version, such as $(patsubst %/recipe.yaml,%,$(or $(lastword $(versions)),recipes/cpu-tiny/v2))
-else
-recipe_dirs := $(or $(RLHF_RECIPES),recipes)
-# Only a plain name reaches the pattern below.
-plain_name  := $(shell printf '%s\n' $(call quoted,$(HW)) | grep -xE '[A-Za-z0-9_-]+')
-recipe_file := $(if $(plain_name),$(firstword $(shell grep -lE '\bname: *"?$(plain_name)"? *([,\#}]|$$)' $(recipe_dirs)/*/v*/recipe.yaml 2>/dev/null)))
-hardware     = $(sort $(shell sed -nE '/^hardware:/,/^[^ \#h]/ s/^ +name: *"?([^" ]+).*/\1/p' $(wildcard $(recipe_dirs)/*/v*/recipe.yaml)))
-no_recipe    = HW=$(HW): no recipe for such hardware$(if $(hardware),$(comma) only for $(hardware)). `make recipes` lists them
-endif
-$(if $(recipe_file),,$(error $(no_recipe)))
-device_of_recipe := $(shell sed -nE '/^[^\#]*\bdevice: *"?(cpu|cuda)/ {s/.*\bdevice: *"?(cpu|cuda).*/\1/p; q}' $(recipe_file))
-device_in_set    := $(patsubst hardware.device=%,%,$(filter hardware.device=%,$(SET)))
-on_cpu           := $(filter cpu,$(lastword $(device_of_recipe) $(device_in_set)))
-local  = $(filter local,$(RUNTIME))
-of_no_use = $(strip $(foreach v,IMAGE BASE FLASH_ATTN,$(if $(filter command,$(set_by)),$v)))
-$(if $(and $(local),$(of_no_use)),$(if $(filter image shell engine test-image,$(MAKECMDGOALS)),,$(error $(firstword $(of_no_use)) changes nothing without a container (RUNTIME=local))))
-$(if $(filter docker podman local,$(RUNTIME)),,$(error RUNTIME=$(RUNTIME): docker, podman or local))
-$(if $(word 2,$(RUNTIME)$(if $(local),,$(OUT))),$(error OUT=$(OUT): no spaces, which cannot pass into a container))
+# The recipe's device decides whether a container and CUDA's packages are needed; a container sees the paths it names.
+on_cpu := $(filter cpu,$(firstword $(needs)))
+named   = $(wordlist 2,$(words $(needs)),$(needs))
+local   = $(filter local,$(RUNTIME))
+
 # Extras that stamps newer than the pins say are installed; a target that needs no others installs nothing.
 stamps    := $(shell find $(VENV) -maxdepth 1 -name '.ready-*' -newer pyproject.toml -newer requirements/cpu.txt 2>/dev/null)
 installed := $(subst $(comma),$(space),$(patsubst $(VENV)/.ready-%,%,$(stamps)))
@@ -221,7 +207,7 @@ serve: $(ready) merge ## merge if needed, and serve the model at an OpenAI-compa
 	@$(rlhf) serve $(strip $(recipe) $(options) $(reuse) $(seed) --port $(PORT) $(if $(local),,--host 0.0.0.0))
 
 # For the commands that are named as next, or as missing: the variables that were set, not their defaults.
-$(STAGES) chat score serve: export RLHF_MAKE = $(foreach v,HW RECIPE DATA OUT REUSE WEIGHTS SET SEED PRICE RUNTIME IMAGE VENV,$(if $(set_by),$v='$($v)'))
+$(STAGES) chat score serve: export RLHF_MAKE = $(foreach v,HW RECIPE DATA OUT REUSE WEIGHTS SET SEED PRICE RUNTIME IMAGE VENV,$(if $(filter $v,$(typed) $(inherited)),$v='$($v)'))
 $(STAGES):
 	@$(rlhf) run $@ --with-parents $(strip $(recipe) $(options) $(reuse) $(seed) $(report_to) $(stop_on) $(resume) $(if_needed) $(price))
 
@@ -247,8 +233,6 @@ engine_name = $(if $(local),docker,$(RUNTIME))
 rlhf      = $(if $(local),$(VENV)/bin/rlhf,$(container) $(IMAGE))
 python    = $(if $(local),$(VENV)/bin/python,$(container) --entrypoint python $(IMAGE))
 container = bin/in-container --engine $(engine_name)$(if $(on_cpu),, --gpu)$(if $(filter serve,$(MAKECMDGOALS)), --port $(PORT))$(foreach d,$(read_only), --read '$(d)')$(foreach d,$(written), --write '$(d)')
-# Folders that the recipe or SET names: a checkpoint, an encoder.
-named     = $(wildcard $(shell sed -nE 's|.*[ :"](/[^] "#,}]+).*|\1|p' $(recipe_file)) $(foreach s,$(SET),$(filter /% ./% ../%,$(lastword $(subst =, ,$s)))))
 read_only = $(abspath $(wildcard $(DATA)) $(named) $(wildcard $(FILES)) $(filter-out recipes/%,$(RECIPE)) $(filter-out random,$(WEIGHTS)) $(REUSE) $(RLHF_RECIPES))
 written   = $(abspath $(OUT) results)
 version   = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rlhf/__init__.py)
@@ -264,7 +248,7 @@ data_name   = $(basename $(patsubst %.gz,%,$(notdir $(firstword $(wildcard $(DAT
 
 ##@ Container (GPU recipes run in it)
 image: engine ## build the image; stages do it when needed
-	@$(engine_name) build $(if $(BASE),--build-arg BASE='$(BASE)') --build-arg FLASH_ATTN=$(if $(filter 1 yes true,$(FLASH_ATTN)),1,0) --build-arg VERSION=$(version) --build-arg COMMIT=$(commit) -t $(IMAGE) .
+	@$(engine_name) build $(if $(BASE),--build-arg BASE='$(BASE)') --build-arg FLASH_ATTN=$(if $(filter 1 yes true,$(FLASH_ATTN)),1,0) --build-arg PIP_ARGS --build-arg VERSION=$(version) --build-arg COMMIT=$(commit) -t $(IMAGE) .
 shell: engine $(if $(filter file,$(origin IMAGE)),image) ## open a shell in the container, with the same folders
 	@$(container) --entrypoint bash $(IMAGE)
 engine:
@@ -293,7 +277,7 @@ results-index: setup ## write results/README.md from the records, and recipes/RE
 bench-peer-supervised: setup ## compare steps of SFT, reward model and DPO with TRL's, at its defaults and tuned
 	@$(VENV)/bin/python -m bench.peer.supervised $(strip $(recipe) $(sets) $(BENCH_ARGS))
 bench-peer: setup ## compare a step of PPO, RLOO or GRPO with TRL's (BENCH_ARGS="--method grpo")
-	@PIP_ARGS='$(PIP_ARGS)' $(VENV)/bin/python -m bench.peer $(BENCH_ARGS)
+	@$(VENV)/bin/python -m bench.peer $(BENCH_ARGS)
 
 ##@ Develop
 test: setup ## run the tests, files side by side on all cores

@@ -1,11 +1,13 @@
-"""Prints what is wrong with the targets and variables that `make` was given, in one line; nothing if all is well.
+"""Prints what is wrong with the targets and variables that `make` was given, or what make needs to know of the recipe.
 
 make ignores a misspelt variable, and it installs packages before `rlhf` could refuse a value. The Makefile therefore
 runs `python bin/check_make.py TARGET ... -- NAME:ORIGIN=VALUE ...` first, with the variables that were set on its
-command line or in the environment. This program needs no package, because none may be installed yet.
+command line or in the environment. It prints one line: a problem, or `ok`, the device that the recipe trains on (cpu or
+cuda) and the paths that the recipe names. This program needs no package, because none may be installed yet.
 """
 
 import difflib
+import functools
 import glob
 import os
 import re
@@ -15,7 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 TEXT = (Path(__file__).parents[1] / "Makefile").read_text(encoding="utf-8")
-VARIABLES = re.findall(r"^([A-Z_]+) \?=", TEXT, re.M)
+DEFAULTS = dict(re.findall(r"^([A-Z_]+) \?= ?(.*)", TEXT, re.M))
+VARIABLES = list(DEFAULTS)
 TARGETS = re.findall(r"^([a-z-]+):.*## ", TEXT, re.M)
 INNER_TARGETS = ("engine",)  # of other targets; no one needs to ask for them
 
@@ -23,7 +26,7 @@ STAGES = ("pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "evaluate", "me
 TRAIN = (*STAGES, "all")
 RUN_STAGES = (*TRAIN, "serve")  # which first merges
 OF_RUNS = (*TRAIN, "chat", "score", "serve", "report", "ab", "judge")
-ON_DEVICE = (*TRAIN, "chat", "score", "serve", "reproduce", "bench", "bench-ablation", "bench-gpu", "bench-memory")
+ON_DEVICE = (*TRAIN, "chat", "score", "serve", "reproduce", "bench", "bench-ablation", "bench-memory")
 IN_CONTAINER = (*ON_DEVICE, "fetch", "image", "shell", "engine")
 BENCHMARKS = ("bench", "bench-ablation", "bench-memory", "bench-peer-supervised")
 OF_RECIPES = ("setup", *OF_RUNS, "reproduce", "plan", "fetch", *BENCHMARKS, "bench-gpu", "image", "shell", "engine")
@@ -44,7 +47,7 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "REPORT_TO": (*RUN_STAGES, "setup"),
     "FIT": ("plan",),
     "PRICE": (*RUN_STAGES, "report", "reproduce", "plan", "bench"),
-    "VRAM_CAP": ON_DEVICE,
+    "VRAM_CAP": (*ON_DEVICE, "bench-gpu"),
     "CHECK_ARGS": ("data-check",),
     "SHOW_ARGS": ("data-show",),
     "BENCH_ARGS": tuple(target for target in TARGETS if target.startswith("bench") or target == "budgets"),
@@ -63,9 +66,11 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "CASES": ("fuzz",),
     "KILLS": ("fuzz",),
     "ONLY": ("fuzz",),
+    "RUNTIME": IN_CONTAINER,
     "BASE": (*IN_CONTAINER, "test-image"),
     "FLASH_ATTN": IN_CONTAINER,
 }
+ANYWHERE = ("RUNTIME",)  # may be typed for any target
 INSTEAD = {
     "FIT": ". First `make plan FIT={value}`, then its SET=",
     "SEED": '. Several seeds are SEEDS="0 1", for `make reproduce`',
@@ -76,7 +81,7 @@ QUOTED = (
     *("BASE", "DATA", "FILES", "FIT", "HW", "MODEL", "ONLY", "OUT", "PRICE", "RECIPE", "REPORT_TO", "REUSE", "SEEDS"),
     *("SET", "STOP_ON", "TEMPERATURE", "URL", "WEIGHTS"),
 )
-ONE_WORD = ("RECIPE", "RUNTIME", "STAGE", "VENV")
+ONE_WORD = ("RECIPE", "RUNTIME", "STAGE", "VENV", "WEIGHTS")
 NEEDED = ("IMAGE", "OUT", "PYTHON", "STAGE", "VENV")  # an empty value would stand for none
 CHOICES = {
     "STAGE": ("base", "sft", "ppo", "rloo", "grpo", "dpo", "merge"),
@@ -95,6 +100,7 @@ SIZE = r"\d{1,9}(\.\d{1,9})? ?(?i:gi?b)"
 FORMS: Mapping[str, tuple[str, str]] = {
     "RESUME": SWITCH,
     "SUMMARY": SWITCH,
+    "RUNTIME": ("docker|podman|local", "docker, podman or local"),
     "FLASH_ATTN": SWITCH,
     "SEED": (r"\d{0,10}", 'one whole number; several are SEEDS="0 1", for `make reproduce`'),
     "SEEDS": (r"[\s,]*\d{1,10}([\s,]+\d{1,10})*[\s,]*", 'whole numbers, for example "0 1 2"'),
@@ -121,17 +127,84 @@ class Variable(NamedTuple):
         return f"{self.name}={self.value}" + " (from the environment)" * (self.origin == "environment")
 
 
+class Recipe(NamedTuple):
+    """What is read of a recipe.yaml without a library for YAML, which may not be installed yet."""
+
+    hardware: str | None
+    device: str
+    rank: tuple[bool, bool, int]  # default, released, version: of those for one hardware `rlhf --hw` takes the highest
+    paths: tuple[str, ...]  # folders and files that it names: a checkpoint, an encoder
+
+
 def problems(targets: Sequence[str], given: Mapping[str, Variable]) -> Iterator[str]:
     """Yield what is wrong, what to mend first before the rest."""
-    # In the environment a variable may be meant for another program: its value counts only where a target reads it.
-    read = [variable for variable in given.values() if not {*targets}.isdisjoint(READ_BY.get(variable.name, targets))]
+    read = that_count(targets, given)
     yield from _unknown_variables(given.values())
-    yield from _values_for_no_shell([v for v in given.values() if v.origin == "command" or v in read])
+    yield from _values_for_no_shell(read.values())
     yield from _missing_variables(targets, given)
     yield from _variables_without_effect(targets, given.values())
-    yield from _wrong_values(read)
-    yield from _missing_files(targets, read)
+    yield from _wrong_values(read.values())
+    yield from _missing_files(targets, [*read.values()])
     yield from _unknown_targets(targets)
+    yield from _wrong_recipe(targets, read)
+    yield from _wrong_with_containers(targets, read)
+
+
+def that_count(targets: Sequence[str], given: Mapping[str, Variable]) -> dict[str, Variable]:
+    """Return the variables that were typed, and those of the environment that a target reads.
+
+    In the environment a variable may be meant for another program.
+    """
+    reads = {name: not {*targets}.isdisjoint(READ_BY.get(name, targets)) for name in given}
+    return {name: variable for name, variable in given.items() if variable.origin == "command" or reads[name]}
+
+
+def needs(targets: Sequence[str], read: Mapping[str, Variable]) -> list[str]:
+    """Return the device that the targets' recipe trains on, and the paths that the recipe or SET names."""
+    recipe, changes = _recipe(targets, read), _of(read, "SET").value
+    of_changes = re.findall(r"(?:^|\s)hardware\.device=(\w+)", changes)
+    device = [recipe.device if recipe else "cpu", *of_changes][-1]
+    return [device, *(recipe.paths if recipe else ()), *_paths(changes)]
+
+
+def _recipe(targets: Sequence[str], read: Mapping[str, Variable]) -> Recipe | None:
+    """Return the recipe that RECIPE or HW names; None if there is none, or if no target needs it."""
+    if {*targets}.isdisjoint(OF_RECIPES):
+        return None
+    if folder := _of(read, "RECIPE").value:
+        file = Path(os.path.expanduser(folder.removesuffix("/recipe.yaml")), "recipe.yaml")
+        return _recipe_in(file) if file.is_file() else None
+    for_hardware = (recipe for recipe in _recipes() if recipe.hardware == _of(read, "HW").value)
+    return max(for_hardware, key=lambda recipe: recipe.rank, default=None)
+
+
+@functools.cache
+def _recipes() -> list[Recipe]:
+    root = Path(os.environ.get("RLHF_RECIPES") or "recipes")
+    return [_recipe_in(file) for file in root.glob("*/v*/recipe.yaml") if file.is_file()]
+
+
+def _recipe_in(file: Path) -> Recipe:
+    text = re.sub(r"(^|\s)#.*", "", file.read_text(encoding="utf-8", errors="replace"), flags=re.M)
+    section = re.search(r"^hardware:(.*(\n([ \t].*)?)*)", text, re.M)
+    hardware = dict(re.findall(r"\b(name|device): *[\"']?([\w.-]+)", section[1] if section else ""))
+    rank = bool(re.search(r"^default: *true\b", text, re.M)), bool(re.search(r"^status: *released\b", text, re.M))
+    return Recipe(hardware.get("name"), hardware.get("device", "cuda"), (*rank, _version(file)), _paths(text))
+
+
+def _version(file: Path) -> int:
+    version = re.fullmatch(r"v(\d+)", file.parent.name)
+    return int(version[1]) if version else -1
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    """Return the folders and files that a text names and that exist."""
+    named = re.findall(r"(?<![\w.~/-])(\.{0,2}/[^]\s\"'#,}]+)", text)
+    return tuple(path for path in dict.fromkeys(named) if os.path.exists(path))
+
+
+def _of(read: Mapping[str, Variable], name: str) -> Variable:
+    return read.get(name) or Variable(name, "default", DEFAULTS[name])
 
 
 def _unknown_variables(given: Iterable[Variable]) -> Iterator[str]:
@@ -168,7 +241,7 @@ def _missing_variables(targets: Sequence[str], given: Mapping[str, Variable]) ->
 def _variables_without_effect(targets: Sequence[str], given: Iterable[Variable]) -> Iterator[str]:
     for name, origin, value in given:
         read_by = READ_BY.get(name)
-        if targets and read_by and origin == "command" and {*targets}.isdisjoint(read_by):
+        if targets and read_by and origin == "command" and name not in ANYWHERE and {*targets}.isdisjoint(read_by):
             instead = INSTEAD.get(name, "").format(value=value)
             some = read_by if len(read_by) <= MOST else (*read_by[:3], f"and {len(read_by) - 3} more targets")
             yield f"{name} changes nothing in `make {' '.join(targets)}`; it is for {' '.join(some)}{instead}"
@@ -212,6 +285,35 @@ def _missing_files(targets: Sequence[str], read: Sequence[Variable]) -> Iterator
             yield f"{name}='{word}': no such file. {hint}"
 
 
+def _wrong_recipe(targets: Sequence[str], read: Mapping[str, Variable]) -> Iterator[str]:
+    folder, hardware = _of(read, "RECIPE"), _of(read, "HW")
+    if folder.value and hardware.origin == "command":
+        yield f"{hardware} and {folder} both choose a recipe; leave one of them out"
+    if {*targets}.isdisjoint(OF_RECIPES) or _recipe(targets, read):
+        return
+    if folder.value:
+        versions = sorted(Path(folder.value).glob("v*/recipe.yaml"), key=_version)
+        such_as = versions[-1].parent if versions else "recipes/cpu-tiny/v2"
+        yield f"{folder}: no recipe.yaml there; name the folder of a version, such as {such_as}"
+    else:
+        others = sorted({recipe.hardware for recipe in _recipes() if recipe.hardware})
+        only = f", only for {' '.join(others)}" * bool(others)
+        yield f"{hardware}: no recipe for such hardware{only}. `make recipes` lists them"
+
+
+def _wrong_with_containers(targets: Sequence[str], read: Mapping[str, Variable]) -> Iterator[str]:
+    """Yield what cannot pass into a container, or changes nothing without one."""
+    default = "local" if needs(targets, read)[0] == "cpu" else "docker"
+    if read.get("RUNTIME", Variable("RUNTIME", "default", default)).value != "local":
+        for variable in (_of(read, name) for name in ("OUT", "REUSE") if not {*targets}.isdisjoint(IN_CONTAINER)):
+            if variable.origin != "default" and len(variable.value.split()) > 1:
+                yield f"{variable}: no spaces, which cannot pass into a container"
+    elif {*targets}.isdisjoint(("image", "shell", "engine", "test-image")):
+        for name in ("IMAGE", "BASE", "FLASH_ATTN"):
+            if _of(read, name).origin == "command":
+                yield f"{name} changes nothing without a container (RUNTIME=local)"
+
+
 def _unknown_targets(targets: Sequence[str]) -> Iterator[str]:
     """Yield a line for each misspelt target, also where a folder has that name, which make would call up to date."""
     meant = {"train": TRAIN, "install": ("setup",)}
@@ -236,13 +338,14 @@ def _or(words: Sequence[str]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the first problem, if there is one."""
+    """Print the first problem, or what make needs."""
     at = arguments.index("--")
     given = {}
     for argument in arguments[at + 1 :]:
         name, origin, value = re.fullmatch(r"(.*?):(.*?)=(.*)", argument, re.S).groups()  # type: ignore[union-attr]
         given[name] = Variable(name, origin, value)
-    print(next(problems(arguments[:at], given), ""))
+    targets = arguments[:at]
+    print(next(problems(targets, given), "") or " ".join(["ok", *needs(targets, that_count(targets, given))]))
 
 
 if __name__ == "__main__":

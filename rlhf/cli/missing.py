@@ -27,13 +27,17 @@ def naming_the_run(command: str, stage: StageName) -> Iterator[None]:
 
 
 def _run(stage: StageName, begun: bool) -> str:
-    """Return the command that runs a stage and all that it builds on: make's if make started this one."""
+    """Return the command that runs a stage and all that it builds on: make's if make started this one.
+
+    Otherwise make's follows where it is as short: where hardware alone was typed.
+    """
     options, variable = (["--resume"], " RESUME=1") if begun else ([], "")
     variables = os.environ.get(next_steps.MAKE)
     if variables is not None:
         return f"`{next_steps.make_line(('run', stage), shlex.split(variables))}{variable}`"
     typed = typed_options(only=("hw", "directory", "out", *RUN_HELP))
-    return f"`{shlex.join(['rlhf', 'run', stage, *typed, '--with-parents', *options])}` (make: {stage}{variable})"
+    of_make = f" (make: {stage} HW={shlex.quote(typed[1])}{variable})" if typed[:-1] == ["--hw"] else ""
+    return f"`{shlex.join(['rlhf', 'run', stage, *typed, '--with-parents', *options])}`{of_make}"
 
 
 @contextmanager

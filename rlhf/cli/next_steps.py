@@ -59,7 +59,7 @@ def make_line(words: Sequence[str], variables: Sequence[str]) -> str:
     stage = [f"STAGE={options[1]}"] if options else []
     pairs = (assignment.partition("=") for assignment in variables)
     refused = NOT_FOR.get(target, ())
-    assignments = [f"{name}={shlex.quote(value.replace('$', '$$'))}" for name, _, value in pairs if name not in refused]
+    assignments = [f"{name}={shlex.quote(value)}" for name, _, value in pairs if name not in refused]
     return " ".join(["make", target, *assignments, *stage])
 
 

@@ -1,6 +1,7 @@
 """Tables of a plan on the console, or the plan as JSON."""
 
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -279,10 +280,11 @@ def show_fits(loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool) ->
 
 
 def _assignments(changes: Mapping[str, JsonValue]) -> str:
-    """Return changes as they are written for make and for rlhf."""
-    pairs = [f"{key}={as_yaml(value).replace(', ', ',')}" for key, value in changes.items()]
+    """Return changes as they are written for make, unless one of them cannot pass through make, and for rlhf."""
+    pairs = [f"{key}={as_yaml(value)}" for key, value in changes.items()]
     options = " ".join(f"--set {shlex.quote(pair)}" for pair in pairs)
-    return f"  make: SET='{' '.join(pairs)}'\n  rlhf: {options}"
+    of_make = "" if re.search(r"[\s']", "".join(pairs)) else f"  make: SET='{' '.join(pairs)}'\n"
+    return f"{of_make}  rlhf: {options}"
 
 
 def show_published(loaded: PinnedRecipe, rows: Sequence[ComparedFigure], as_json: bool) -> None:

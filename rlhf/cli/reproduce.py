@@ -10,8 +10,8 @@ from rlhf.cli.options import LARGEST_SEED, PRICE, StrictCommand, existing_file, 
 from rlhf.cli.recipe_options import TRAINING_HELP, chooses_recipe
 from rlhf.cli.typed import typed_options
 from rlhf.commands import reproduce as reproducing
-from rlhf.errors import UserError
-from rlhf.recipe import StageName, stage_name
+from rlhf.errors import OptionError, UserError
+from rlhf.recipe import StageName, parse_overrides, stage_name
 from rlhf.run.reader import advising
 
 
@@ -32,6 +32,8 @@ def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: f
     """
     numbers, stages = _seeds(seeds), _stages(until)
     loaded = choice.load()
+    if "seed" in parse_overrides(choice.changes):
+        raise OptionError("--set seed: the seeds of this command are --seeds (make: SEEDS)")
     chain = reproducing.chain(loaded, stages or reproducing.final_stages(loaded))
     options = ["--recipe", str(loaded.directory), *typed_options(only=TRAINING_HELP)]
     reproducing.run_seeds(chain, numbers, out, options)

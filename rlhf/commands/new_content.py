@@ -1,7 +1,7 @@
 """What a new recipe says: the options of `rlhf new`, what follows from them and the model, and the filled templates."""
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -177,7 +177,7 @@ def initial_content(options: NewOptions, model: ModelFiles, facts: ModelFacts) -
 
     return Content(
         title=f"{model_name} on {data_name}, for {options.card.words}",
-        description=f"{model_name} on {data_name}, {' and '.join(options.stages)}, for {options.card.words}",
+        description=f"{model_name} on {data_name}, {_listed(options.stages)}, for {options.card.words}",
         model_name=model_name,
         wanted=options.stages,
         model=model,
@@ -229,8 +229,15 @@ def render(template: str, content: Content, **more: object) -> str:
     )
     environment.filters["value"] = recipes.as_yaml
     environment.filters["quoted"] = "`{}`".format
+    environment.filters["listed"] = _listed
     environment.filters["entry"] = _entry
     return environment.get_template(f"{template}.jinja").render(content._asdict() | more)
+
+
+def _listed(words: Iterable[str]) -> str:
+    """Return words as a list in a sentence: `ppo, dpo and grpo`."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _entry(item: tuple[str, object]) -> str:

@@ -11,7 +11,7 @@ from typing import Literal
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.process import children
-from rlhf.recipe import POLICIES, STAGES, PinnedRecipe, StageName, parents, published
+from rlhf.recipe import POLICIES, STAGES, PinnedRecipe, StageName, no_section, parents, published
 from rlhf.recipe.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, verdict_of
 from rlhf.run import reader
 from rlhf.run.finished import read_manifest, read_summary, totals
@@ -22,7 +22,9 @@ from rlhf.terminal.tables import rows_table
 
 
 def chain(loaded: PinnedRecipe, until: Sequence[StageName]) -> list[StageName]:
-    """Return the stages of a recipe that lead to `until`, in order."""
+    """Return the stages of a recipe that lead to `until`, in order. Raises UserError for one that it does not have."""
+    if absent := next((stage for stage in until if loaded.recipe.section(stage) is None), None):
+        raise UserError(no_section(absent, loaded))
     needed = {*until, *(parent for stage in until for parent in parents(loaded.recipe, stage))}
     return [stage for stage in STAGES if stage in needed]
 

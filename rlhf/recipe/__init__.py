@@ -1,6 +1,7 @@
 """Recipes: `recipes/<name>/v<N>/recipe.yaml`, read into frozen, strictly typed objects.
 
-A recipe states everything that decides a run's outcome; rlhf/recipe/schema.py and its neighbours have its keys.
+A recipe decides a run's outcome together with the defaults of keys that it leaves out, which never change.
+rlhf/recipe/schema.py and its neighbours have the keys.
 """
 
 from rlhf.recipe.chain import comparable, deciding_settings, differences, parents, stages_before

@@ -245,7 +245,9 @@ def best(words: Iterable[VerdictWord]) -> VerdictWord | None:
 
 
 def count(verdicts: Iterable[Verdict], noun: str = "") -> str:
-    """Return verdicts in words: "2 of 3 met", "2 of 3 targets met", "2 of 3 reproduces, 1 of 3 better"."""
+    """Return verdicts in words: "2 of 3 met", "2 of 3 targets met", "2 of 3 reproduced, 1 of 3 better"."""
     words = [verdict.word for verdict in verdicts]
     kinds: list[VerdictWord] = [MET] if MET in words or MISSED in words else list(dict.fromkeys(words))
-    return ", ".join(" ".join(f"{words.count(kind)} of {len(words)} {noun} {kind}".split()) for kind in kinds)
+    of_several = {REPRODUCES: "reproduced", DIFFERS: "different"}
+    counted = ((words.count(kind), of_several.get(kind, kind)) for kind in kinds)
+    return ", ".join(" ".join(f"{number} of {len(words)} {noun} {kind}".split()) for number, kind in counted)

@@ -1,5 +1,6 @@
 """The keys of a recipe about the machine and the model: hardware, base, tokenizer and adapters."""
 
+import difflib
 import math
 from typing import Annotated, Any, Literal, Self
 
@@ -64,6 +65,16 @@ class Architecture(Section):
     num_key_value_heads: Heads
     max_position_embeddings: Annotated[int, Field(gt=0, le=2**24)]
     tie_word_embeddings: bool
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_spelling(cls, content: object) -> object:
+        """Raise ValueError for a key that is almost one of those above; no decoder of transformers has one so alike."""
+        for key in content if isinstance(content, dict) else ():
+            alike = difflib.get_close_matches(str(key), cls.model_fields, 1, 0.9)
+            if alike and str(key) not in alike and abs(len(str(key)) - len(alike[0])) < 2:
+                raise ValueError(f"unknown key '{key}'; nearest: {alike[0]}")
+        return content
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:

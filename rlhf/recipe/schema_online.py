@@ -71,7 +71,7 @@ class OnlineBase(Section):
     save_steps: Steps
     eval_steps: Steps  # steps between evaluations on held-out prompts; also at every checkpoint
     max_eval_samples: RowCount
-    keep_checkpoints: Literal["all"] | StepsOrZero = "all"  # a number: as many of the newest, and the best
+    keep_checkpoints: Literal["all"] | Steps = "all"  # a number: as many of the newest, and the best
     best_kl_limit: Positive | None = None  # most KL of the best checkpoint (highest score), nats per token
     adapter: KeptWeights = "last"  # the weights that are kept
 
@@ -121,8 +121,6 @@ class OnlineBase(Section):
             raise ValueError("vllm_url needs old_logprobs: recompute: its kernels are not those that train")
         if self.rollout_weights == "merged" and (self.old_logprobs == "rollout" or self.rollout_4bit != "library"):
             raise ValueError("rollout_weights: merged needs old_logprobs: recompute and rollout_4bit: library")
-        if self.keep_checkpoints != "all" and self.keep_checkpoints < 1:
-            raise ValueError("keep_checkpoints must be 'all' or a number above 0")
         return self
 
 

@@ -53,9 +53,13 @@ def validate(
 def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides: Collection[str], prefix: str) -> str:
     """Describe the first problem in one line.
 
-    An unknown key comes before any other problem: a misspelt key is also reported as missing.
+    An unknown key comes before any other problem: a misspelt key is also reported as missing. What is wrong with a
+    number comes before the words that its key takes too.
     """
-    problems = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    problems = sorted(
+        error.errors(),
+        key=lambda e: (e["type"] != "extra_forbidden", e["type"] == "literal_error" and type(e["input"]) is int),
+    )
     problem = problems[0]
     location = _location(problem)
     key = (prefix + ".".join(location)).rstrip(".")  # of the whole object: the prefix alone
@@ -213,10 +217,10 @@ def parse_overrides(items: Iterable[str]) -> Changes:
 
 
 def as_yaml(value: object) -> str:
-    """Return a value as it is written after `--set KEY=`."""
+    """Return a value as it is written after `--set KEY=`; lists have no spaces, which separate the changes in SET."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z/][\w./-]*", value) and parse(value, "") == value:
         return value
-    return json.dumps(value, ensure_ascii=False)  # what YAML can hold reads back from JSON
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # what YAML can hold reads back from JSON
 
 
 def with_overrides(content: JsonObject, overrides: Mapping[str, JsonValue]) -> JsonObject:

@@ -110,6 +110,11 @@ def test_the_stages_that_are_named_fit_and_one_of_them_is_merged(checkpoints, tm
     assert written.merge.stage == stages.split(",")[0]
     assert (written.grpo is not None) == ("grpo" in stages) and written.rloo is None
     assert set(made.stages) == {"sft", "rm", "evaluate", *stages.split(",")}
+    readme = (made.folder / "README.md").read_text()
+    explained = {stage for stage in recipe.POLICIES if f"- **{stage.upper()}**" in readme}
+    assert explained == {*stages.split(",")} and "\n\n\n" not in readme
+    listed = {"grpo": "GRPO", "dpo": "DPO", "ppo,dpo,grpo": "PPO, DPO and GRPO"}[stages]
+    assert f"**Problem.** {listed} for Tiny_llama" in readme and f", {listed.lower()}, for" in written.description
     assert all(
         Predictor().predict(made.loaded, stage).whole.peak_bytes + CONTEXT_BYTES <= 3e9
         for stage in ("sft", "rm", "ppo", "dpo")

@@ -3,7 +3,7 @@
 # /tmp read-only, and without network. The adapters must have the bytes of those that PYTHON trains outside.
 #
 #   tests/image/test.sh PYTHON      docker, podman or buildah, whichever works here; buildah needs root
-#   TWICE=1                         also build a second time from nothing and compare every installed file (buildah)
+#   TWICE=1                         also build a second time from nothing and compare every installed file; needs buildah
 #   BASE=debian:bookworm            another base; its Python must be PYTHON's for the bytes to agree
 #   PIP_ARGS=...                    more arguments for pip inside, for example the index of torch without CUDA
 #   PIP_FIND_LINKS=DIR              a folder of wheels to install from (buildah)
@@ -11,21 +11,23 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=$(realpath -s "${1:?usage: tests/image/test.sh PYTHON}")
 tag=localhost/rlhf-test:image
-work=$(mktemp -d)
-mkdir "$work/inside" "$work/outside"
-chmod 0777 "$work" "$work/inside"
 
 say() { echo "test-image: $*" >&2; }
 
+engines=(docker podman buildah)
+if [ -n "${TWICE:-}" ]; then engines=(buildah); fi # the only one whose images' files are looked at
 engine=
-for name in docker podman buildah; do
-    if command -v $name >/dev/null && $name info >/dev/null 2>&1; then engine=$name && break; fi
+for name in "${engines[@]}"; do
+    if command -v "$name" >/dev/null && "$name" info >/dev/null 2>&1; then engine=$name && break; fi
 done
-[ -n "$engine" ] || { say 'neither docker nor podman nor buildah works here: install one of them'; exit 1; }
+[ -n "$engine" ] || { say "none works here: ${engines[*]}; install one${TWICE:+, or leave out TWICE}"; exit 1; }
 if [ "$engine" = buildah ]; then
     export STORAGE_DRIVER="${STORAGE_DRIVER:-vfs}" BUILDAH_ISOLATION="${BUILDAH_ISOLATION:-chroot}"
 fi
 
+work=$(mktemp -d)
+mkdir "$work/inside" "$work/outside"
+chmod 0777 "$work" "$work/inside"
 containers=()
 cleanup() {
     for container in "${containers[@]}"; do buildah rm "$container" >/dev/null || true; done
@@ -139,7 +141,7 @@ said=$(inside run pretrain --hw cpu --out /app/runs 2>&1) && { say 'the code cou
 [[ $said == *'/app/runs'* && $said != *Traceback* ]] || { say "read-only folder: $said"; exit 1; }
 say 'without a GPU, and with a folder that cannot be written, it says so'
 
-if [ -n "${TWICE:-}" ] && [ "$engine" = buildah ]; then
+if [ -n "${TWICE:-}" ]; then
     files "$root" >"$work/first"
     say 'building again, from nothing'
     build --no-cache

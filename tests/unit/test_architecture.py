@@ -55,8 +55,8 @@ def test_older_names_of_keys_are_read():
 
 
 def test_a_key_that_the_type_does_not_have_is_named():
-    with pytest.raises(UserError, match=r"model\.architecture\.sliding_windows: MistralConfig of transformers has no"):
-        config_of(of("mistral", sliding_windows=5))
+    with pytest.raises(UserError, match=r"model\.architecture\.window: MistralConfig of transformers has no"):
+        config_of(of("mistral", window=5))
     with pytest.raises(UserError, match=r"model\.architecture\.model_type: transformers knows no lama"):
         config_of(Architecture.model_validate(models.architecture("llama") | {"model_type": "lama"}))
 

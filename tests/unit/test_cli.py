@@ -51,6 +51,19 @@ def test_reproduce_refuses_what_is_no_seed_or_stage(command, options):
     assert options[0] in err
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--set", "seed=5"], "--set seed: the seeds of this command are --seeds (make: SEEDS)"),
+        (["--until", "sft,grpo"], f"grpo: {RECIPE} has no such stage; add a section grpo (docs/groups.md)"),
+    ],
+)
+def test_reproduce_refuses_what_no_seed_can_run_before_the_first(command, monkeypatch, tmp_path, options, message):
+    monkeypatch.setattr(reproduce, "run_seeds", lambda *_: pytest.fail("a seed was run"))
+    code, out, err = command("reproduce", "--recipe", RECIPE, "--out", tmp_path, *options)
+    assert code and message in err and not out
+
+
 def test_reproduce_evaluates_where_a_target_asks_for_it():
     plain = recipe.load(RECIPE)
     asks = plain._replace(figures=(plain.figures[0].model_copy(update={"stage": "evaluate"}),))

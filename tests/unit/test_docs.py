@@ -515,50 +515,26 @@ def test_a_hook_refuses_long_subjects(length, code, tmp_path):
     assert ("the subject has 73 characters" in done.stdout) == bool(code)
 
 
-def newest_commit(folder: Path) -> str | None:
-    """The commit at HEAD; of a merge, the commit that it brought in. None without git, or where that is absent."""
-    try:
-        commit = _git(folder, "cat-file", "commit", "HEAD")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    parents = re.findall(r"^parent (\w+)$", commit.partition("\n\n")[0], re.M)
-    try:
-        return _git(folder, "cat-file", "commit", parents[1]) if len(parents) > 1 else commit
-    except subprocess.CalledProcessError:
-        return None
-
-
-def _git(folder: Path, *arguments: str) -> str:
+@pytest.mark.parametrize(("length", "code"), [(72, 0), (73, 1)])
+def test_a_pull_request_with_a_long_subject_is_refused(length, code, tmp_path):
+    """Of its own commits: one of the branch that it is for may be longer, and so may a merge."""
+    steps = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["subjects"]["steps"]
+    git = ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@example.org"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # as a hook has it
-    command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    subprocess.run([*git, "init", "--quiet"], env=environment, check=True)
+    for subject in ("b" * 80, "é" * length, "short"):
+        commit = [*git, "commit", "--quiet", "--allow-empty", "--message", subject]
+        subprocess.run(commit, env=environment, check=True)
+    environment |= {"BASE": "HEAD~2", "HEAD": "HEAD"}
+    done = subprocess.run(["bash", "-e", "-c", steps[-1]["run"]], cwd=tmp_path, env=environment, capture_output=True)
+    assert done.returncode == code
 
 
-def _subject(commit: str) -> str:
-    return commit.partition("\n\n")[2].partition("\n")[0]
-
-
-def test_the_subject_of_the_newest_commit_is_short():
-    commit = newest_commit(ROOT) if (ROOT / ".git").exists() else None
-    if commit is None:
-        pytest.skip("no git repository, or a merge in a shallow clone")
-    assert len(_subject(commit)) <= 72
-
-
-def test_of_a_merge_the_commit_that_it_brought_in_is_looked_at(tmp_path):
-    author = "-c", "user.name=a", "-c", "user.email=a@example.org"
-    _git(tmp_path, "init", "--quiet", "--initial-branch=main")
-    _git(tmp_path, *author, "commit", "--quiet", "--allow-empty", "--message", "first")
-    for branch, subject in (("topic", "brought in"), ("main", "meanwhile")):
-        _git(tmp_path, "checkout", "--quiet", *(["-b"] if branch == "topic" else []), branch)
-        _git(tmp_path, *author, "commit", "--quiet", "--allow-empty", "--message", subject)
-    assert _subject(newest_commit(tmp_path) or "") == "meanwhile"
-    _git(tmp_path, *author, "merge", "--quiet", "--no-ff", "--message", "Merge a into b", "topic")
-    assert _subject(newest_commit(tmp_path) or "") == "brought in"
-    clone = tmp_path / "clone"
-    _git(tmp_path, "clone", "--quiet", "--depth=1", f"file://{tmp_path}", str(clone))
-    assert newest_commit(clone) is None
-    assert newest_commit(tmp_path / "nowhere") is None
+@pytest.mark.parametrize("name", ["ci", "release"])
+def test_the_forge_s_jobs_keep_no_token_in_the_checkout(name):
+    jobs = yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())["jobs"]
+    checkouts = [step for job in jobs.values() for step in job["steps"] if "checkout" in step.get("uses", "")]
+    assert checkouts and all(step["with"]["persist-credentials"] is False for step in checkouts)
 
 
 def test_a_release_has_its_part_of_the_changelog_as_notes(tmp_path):

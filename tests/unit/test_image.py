@@ -2,6 +2,9 @@
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -35,6 +38,19 @@ def test_only_what_is_needed_goes_into_the_build():
     assert lines[0] == "*"
     taken = {line[1:].rstrip("/") for line in lines if line.startswith("!")}
     assert taken == {"requirements", "rlhf", "recipes", "bench"}
+
+
+def test_a_second_build_is_refused_at_once_where_its_files_cannot_be_compared(tmp_path):
+    for name in ("bash", "dirname", "realpath"):
+        (tmp_path / name).symlink_to(shutil.which(name) or name)
+    (tmp_path / "docker").write_text("#!/bin/bash\nexit 0\n")
+    (tmp_path / "docker").chmod(0o755)
+    environment = {"PATH": str(tmp_path), "TWICE": "1"}
+    done = subprocess.run(
+        ["bash", ROOT / "tests/image/test.sh", sys.executable], env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "test-image: none works here: buildah; install one, or leave out TWICE\n"
 
 
 def pins(text: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import get_args
@@ -89,9 +90,11 @@ def test_help_all_has_one_line_for_each_target_and_variable(name):
         (("plan", "FLASH_ATTN=1"), "FLASH_ATTN changes nothing in `make plan`"),
         (("setup", "VENV=a b"), "VENV=a b: give one word"),
         (("chat", "PRICE=3"), "PRICE changes nothing in `make chat`"),
+        (("bench-gpu", "HW=4090", "FLASH_ATTN=1"), "FLASH_ATTN changes nothing in `make bench-gpu`"),
+        (("bench-gpu", "HW=4090", "BASE=debian"), "BASE changes nothing in `make bench-gpu`"),
         (("ppo", "SEED=1'"), "SEED=1': one whole number"),
         (("ppo", "HW=.*"), "HW=.*: no recipe for such hardware"),
-        (("ppo", "HW=$$(touch x)"), "no recipe for such hardware"),
+        (("ppo", "HW=$(touch x)"), "HW=$(touch x): no recipe for such hardware"),
     ],
 )
 def test_a_variable_without_effect_is_refused(arguments, message):
@@ -313,10 +316,15 @@ def test_score_takes_a_prompt_with_any_quotes_or_files(files, tmp_path):
     program.parent.mkdir()
     program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     program.chmod(0o755)
-    said = ['PROMPT=Why, "it" isn\'t?', "RESPONSE=It's 2 + `2`."]
-    result = make("score", "HW=cpu", *said, f"VENV={tmp_path}", "-o", "setup")
-    expected = ["--prompt", 'Why, "it" isn\'t?', "--response", "It's 2 + `2`."]
-    assert result.stdout.splitlines()[-4:] == expected, result.stderr
+    prompt, response = 'Why, "it" isn\'t $5, $HOME or $(x)?', "It's 2 + `2`, $$."
+    result = make("score", "HW=cpu", f"PROMPT={prompt}", f"VENV={tmp_path}", "-o", "setup", RESPONSE=response)
+    assert result.stdout.splitlines()[-4:] == ["--prompt", prompt, "--response", response], result.stderr
+
+
+def test_a_dollar_is_no_name_of_make():
+    for value in ("data.name=$x", "data.name=$(HW)$$"):
+        assert option(calls("sft", f"SET={value}")[-1], "--set") == [value]
+    assert option(calls("sft", "OUT=$HOME/x")[-1], "--out") == ["$HOME/x"]
 
 
 def test_data_check_fails_where_the_check_does(files, tmp_path):
@@ -385,6 +393,7 @@ def fake(tmp_path):
         f'echo "$(basename "$0") $*" >>{tmp_path}/log\n'
         'case "$*" in\n'
         "--version) echo Python 3.12.1 ;;\n"
+        f'"bin/check_make.py "*) exec {sys.executable} "$@" ;;\n'
         '"-m venv "*) mkdir -p "$3/bin" && for name in pip python rlhf; do cp "$0" "$3/bin/$name"; done ;;\n'
         '"run rm "*) exit 3 ;;\n'
         "esac\n"
@@ -516,7 +525,7 @@ SOME_VALUES = [
         "SUMMARY=1",
         "URL=http://x",
     ),
-    *("MODEL=m", "TEST_ARGS=-x", "CASES=5", "KILLS=5", "ONLY=kills", "BASE=b", "FLASH_ATTN=1"),
+    *("MODEL=m", "TEST_ARGS=-x", "CASES=5", "KILLS=5", "ONLY=kills", "BASE=b", "FLASH_ATTN=1", "RUNTIME=podman"),
 ]
 
 
@@ -642,6 +651,9 @@ def test_what_make_would_ignore_is_refused_before_anything_is_built(variable, ex
         (("ppo", "SET=a='b'"), "SET: an apostrophe"),
         (("chat", "STAGE=sft dpo"), "STAGE=sft dpo: give one word"),
         (("ppo", "RUNTIME=local docker"), "RUNTIME=local docker: give one word"),
+        (("ppo", "WEIGHTS=/x/my model"), "WEIGHTS=/x/my model: give one word"),
+        (("sft", "HW=4090", "OUT=my runs"), "OUT=my runs: no spaces, which cannot pass into a container"),
+        (("sft", "HW=4090", "REUSE=my runs"), "REUSE=my runs: no spaces, which cannot pass into a container"),
         (("ppo", "RECIPE=my recipes/v1"), "a folder whose name has spaces goes to `rlhf` itself"),
         (("score", "FILES=no file"), "FILES='no': no such file. A name with spaces cannot pass through make"),
         (("ppo", "SEED=1 2"), "SEED=1 2: one whole number"),
@@ -665,6 +677,21 @@ def test_a_variable_of_the_environment_counts_only_where_a_target_reads_it():
     assert "KILLS=many (from the environment): a whole number" in run("fuzz")
     assert "MODEL: an apostrophe" in run("judge")
     assert "DATA='/none': no such file" in make("-n", "sft", DATA="/none").stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"HW": "foo"}, "HW=foo (from the environment): no recipe for such hardware, only for 12gb"),
+        ({"RECIPE": "nowhere"}, "RECIPE=nowhere (from the environment): no recipe.yaml there"),
+        ({"RUNTIME": "prod"}, "RUNTIME=prod (from the environment): docker, podman or local"),
+        ({"RLHF_RECIPES": "docs"}, "HW=cpu: no recipe for such hardware. `make recipes` lists them"),
+    ],
+)
+def test_a_recipe_or_a_runtime_that_is_not_there_stops_what_needs_it_and_nothing_else(given, message):
+    result = make("-n", "help", "help-all", "recipes", "lint", "test", "clean", **given)
+    assert result.returncode == 0, result.stderr
+    assert message in make("-n", "ppo", **given).stderr
 
 
 @pytest.mark.parametrize(("given", "expected"), [((), "24GB"), (("VRAM_CAP=12GB",), "12GB"), (("VRAM_CAP=",), "24GB")])
@@ -745,6 +772,33 @@ def test_a_container_sees_the_folders_that_a_recipe_names(tmp_path):
     mounts = option(words, "-v")
     assert f"{tmp_path}/encoder:{tmp_path}/encoder:ro" in mounts and f"{tmp_path}/own:{tmp_path}/own:ro" in mounts
     assert not any("absent" in mount for mount in mounts)
+    (words,) = containers("sft", "HW=4090", f"SET=data.files=[{tmp_path}/encoder,{tmp_path}/own]")[-1:]
+    assert {f"{tmp_path}/{name}:{tmp_path}/{name}:ro" for name in ("encoder", "own")} <= {*option(words, "-v")}
+
+
+def test_a_container_sees_the_folders_of_the_recipe_that_rlhf_takes(tmp_path, monkeypatch):
+    """Neither those of other recipes for the hardware nor those of a newer draft."""
+    text = (ROOT / "recipes/cpu-tiny/v2/recipe.yaml").read_text()
+    for name, version, line in (("a", 1, "default: false"), ("b", 9, ""), ("b", 10, ""), ("b", 11, "status: draft")):
+        folder, encoder = tmp_path / "recipes" / name / f"v{version}", tmp_path / f"encoder-{name}{version}"
+        folder.mkdir(parents=True)
+        encoder.mkdir()
+        changed = re.sub(rf"^{line.split()[0]}.*", line, text, flags=re.M) if line else text
+        changed = changed.replace("\nevaluate:\n", f"\nevaluate:\n  bertscore_model: {encoder}\n")
+        (folder / "recipe.yaml").write_text(changed)
+    assert recipe.resolve("cpu", tmp_path / "recipes") == tmp_path / "recipes/b/v10"
+    monkeypatch.setenv("RLHF_RECIPES", str(tmp_path / "recipes"))
+    mounts = option(containers("sft", "HW=cpu", "RUNTIME=docker")[-1], "-v")
+    seen = f"{tmp_path}/encoder-b10"
+    assert [mount for mount in mounts if "encoder" in mount] == [f"{seen}:{seen}:ro"]
+
+
+def test_the_device_is_that_of_the_recipe_that_rlhf_takes():
+    root = ROOT / "recipes"
+    for hardware in {recipe.load(folder).recipe.hardware.name for folder in recipe.available(root)}:
+        device = recipe.load(recipe.resolve(hardware, root)).recipe.hardware.device
+        typed = {"HW": check_make.Variable("HW", "command", hardware)}
+        assert check_make.needs(["ppo"], typed) == [device], hardware
 
 
 def test_a_container_sees_reward_functions_of_the_user_s_own(tmp_path):
@@ -786,6 +840,14 @@ def test_an_image_of_one_s_own_is_not_built():
     assert "docker build" in make("-n", "sft", "HW=4090").stdout
     result = make("-n", "sft", "HW=4090", "IMAGE=somewhere/rlhf@sha256:0")
     assert "docker build" not in result.stdout and "somewhere/rlhf@sha256:0 run sft" in result.stdout
+
+
+@pytest.mark.parametrize("given", ["--find-links 'a b' $x", ""])
+def test_arguments_for_pip_reach_the_image(given, tmp_path):
+    (tmp_path / "docker").write_text('#!/bin/bash\n[ "$1" = info ] || echo "$PIP_ARGS: $*"\n')
+    (tmp_path / "docker").chmod(0o755)
+    result = make("image", f"PIP_ARGS={given}", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert result.stdout.startswith(f"{given}: build ") and " --build-arg PIP_ARGS " in result.stdout, result.stderr
 
 
 # Stands for docker: it has the image `here`, any other once it is pulled, and prints the words of what it is to run.

@@ -106,14 +106,32 @@ def test_a_copied_line_of_make_has_the_variables_of_the_first(tmp_path):
         words, variables = json.loads(seen.read_text())
         return words, variables
 
-    typed = ["HW=4090", f"DATA={data}", "SET=ppo.steps=10 ppo.betas=[0.9,$$x]", "OUT=my runs", "RESUME=1"]
+    typed = ["HW=4090", f"DATA={data}", "SET=ppo.steps=10 ppo.betas=[0.9,$x]", "OUT=my runs", "RESUME=1"]
     words, variables = called(["make", "ppo", *typed, "RUNTIME=local"], VENV=str(tmp_path))
     line = next_steps.make_line(("chat", "--stage", "ppo"), shlex.split(not_none(variables)))
     assert line.startswith(f"make chat HW=4090 DATA={data} OUT='my runs' SET='ppo.steps=10 ") and "RESUME" not in line
     chat, of_chat = called(shlex.split(line))
     assert shlex.split(not_none(of_chat))[:2] == ["HW=4090", f"DATA={data}"], "for a run that it may lack"
+    assert "ppo.betas=[0.9,$x]" in words
     assert words[:3] == ["run", "ppo", "--with-parents"] and words[-1] == "--resume"
     assert chat == ["chat", *words[3:-1], "--stage", "ppo"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "ending"),
+    [
+        ("--hw 2xcpu", "`rlhf run ppo --hw 2xcpu --with-parents` (make: ppo HW=2xcpu)"),
+        ("--hw 2xcpu --seed 3", "`rlhf run ppo --hw 2xcpu --seed 3 --with-parents`"),
+        (f"--recipe {RECIPE}", f"`rlhf run ppo --recipe {RECIPE} --with-parents`"),
+    ],
+)
+def test_of_a_missing_stage_make_s_command_is_named_where_it_trains_the_same(
+    tmp_path, monkeypatch, capsys, typed, ending
+):
+    monkeypatch.delenv(next_steps.MAKE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    code, _, err = rlhf(monkeypatch, capsys, "chat", *typed.split())
+    assert code == 1 and err.endswith(f": first {ending}\n")
 
 
 @pytest.mark.parametrize("command", ["ratings export {run} --to rows.jsonl", "compare {run} {run}", "ab {recipe}"])

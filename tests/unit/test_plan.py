@@ -414,6 +414,15 @@ def test_what_was_given_is_part_of_the_settings_that_are_printed(command, predic
     assert words == [word for key in keys for word in ("--set", key)]
 
 
+def test_settings_that_cannot_pass_through_make_are_printed_for_rlhf_alone():
+    changes: dict[str, Any] = {"lora.target_modules": ["q_proj", "v_proj"], "tokenizer.system_prompt": "Be kind, brief"}
+    (line,) = tables._assignments(changes).splitlines()
+    words = shlex.split(line.removeprefix("  rlhf: "))
+    assert recipe.parse_overrides(words[1::2]) == changes and words[::2] == ["--set", "--set"]
+    del changes["tokenizer.system_prompt"]
+    assert tables._assignments(changes).splitlines()[0] == """  make: SET='lora.target_modules=["q_proj","v_proj"]'"""
+
+
 def test_faster_means_fewer_passes_unless_weights_are_read_more_often():
     """By hand, for an RTX 4090 and bfloat16, with rows of 100 tokens: 2 x 100 / 165.2e12 and 2 / (n x 1.008e12)."""
     lengths = {"sft.max_length": 100, "sft.max_prompt_length": 50}

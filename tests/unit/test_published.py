@@ -503,6 +503,13 @@ def test_the_most_favourable_of_several_figures_counts():
     assert published.best([]) is None
 
 
+def test_verdicts_are_counted_in_words():
+    words: list[published.VerdictWord] = ["reproduces", "differs", "reproduces"]
+    verdicts = [published.Verdict(word) for word in words]
+    assert published.count(verdicts) == "2 of 3 reproduced, 1 of 3 different"
+    assert published.count([published.Verdict("met"), published.Verdict("missed")], "targets") == "1 of 2 targets met"
+
+
 # -- records ---------------------------------------------------------------------------------------------------------
 
 
@@ -542,12 +549,12 @@ def test_reproduce_compares_each_seed_their_mean_and_all_stages_together():
     rows = {(row[0], row[1]): row[2:] for row in reproduce.rows(seeds)}
     assert rows["stage", "metric"][0] == "published"
     after = rows["sft", "perplexity after (Training Metrics Timeline)"]
-    assert after[-1] == "1 of 2 reproduces, 1 of 2 worse, mean worse (+1.7 %)"
-    assert rows["sft", "held-out perplexity (Step 1, SFT Training)"][-1] == "2 of 2 reproduces, mean reproduces"
+    assert after[-1] == "1 of 2 reproduced, 1 of 2 worse, mean worse (+1.7 %)"
+    assert rows["sft", "held-out perplexity (Step 1, SFT Training)"][-1] == "2 of 2 reproduced, mean reproduces"
     assert rows["rm", "held-out accuracy (Step 2, Reward Model)"][0] == "≥ 0.7"
-    assert rows["sft", "peak memory (Step 1, SFT Training)"][-1] == "1 of 2 reproduces, 1 of 2 worse, mean reproduces"
+    assert rows["sft", "peak memory (Step 1, SFT Training)"][-1] == "1 of 2 reproduced, 1 of 2 worse, mean reproduces"
     assert rows["ppo", "first KL (Training Metrics Timeline)"][-1].startswith("not comparable: 0 by construction")
-    assert rows["all", "peak memory (Memory Usage Breakdown)"][-1] == "2 of 2 reproduces, mean reproduces"
+    assert rows["all", "peak memory (Memory Usage Breakdown)"][-1] == "2 of 2 reproduced, mean reproduces"
     on_timeline = rows["all", "time on the timeline (Training Metrics Timeline)"]
     assert on_timeline[:3] == ("22 hours", "18", "18") and on_timeline[-1] == "2 of 2 better, mean better (-18.2 %)"
 

@@ -13,7 +13,7 @@ from rlhf.errors import UserError
 from rlhf.recipe import plain_yaml
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.schema_model import SMALLEST_TRAINED
-from tests.helpers import rlhf
+from tests.helpers import RECIPE, rlhf
 
 ROOT = Path(__file__).parents[2] / "recipes"
 CPU = ROOT / "cpu-tiny" / "v1"
@@ -63,7 +63,7 @@ def test_every_recipe_loads(directory):
         (lambda c: c["ppo"].update(rollout_4bit="row_groups"), "ppo.rollout_4bit: row_groups needs model.quantization"),
         (lambda c: c["ppo"].update(score_batch_size=0), "ppo.score_batch_size = 0: input should be greater than 0"),
         (lambda c: c["ppo"].update(value_warmup_steps=40), "ppo: value_warmup_steps must be below steps"),
-        (lambda c: c["ppo"].update(keep_checkpoints=0), "ppo: keep_checkpoints must be 'all' or a number above 0"),
+        (lambda c: c["ppo"].update(keep_checkpoints=0), "ppo.keep_checkpoints = 0: input should be greater than 0"),
         (lambda c: c["ppo"].update(score_clip=float("inf")), "ppo.score_clip = inf: input should be a finite number"),
         (lambda c: c["sft"].update(weight_decay=float("nan")), "sft.weight_decay = nan: input should be"),
         (lambda c: c["ppo"].update(vllm_url="localhost:8000"), "ppo: vllm_url: localhost:8000 must begin with http://"),
@@ -147,6 +147,10 @@ def test_every_recipe_loads(directory):
         (
             lambda c: c["model"]["architecture"].update(head_dim="foo"),
             "head_dim: 'foo' must be a whole number from 1 to 1,048,576",
+        ),
+        (
+            lambda c: c["model"]["architecture"].update(hidden_sise=c["model"]["architecture"].pop("hidden_size")),
+            "model.architecture: unknown key 'hidden_sise'; nearest: hidden_size",
         ),
         (lambda c: c["model"]["architecture"].update(head_dim=0), "model.architecture: head_dim: 0 must be a whole"),
         (lambda c: c["model"]["architecture"].update(head_dim=-4), "model.architecture: head_dim: -4 must be a whole"),
@@ -232,11 +236,25 @@ def test_a_section_that_the_recipe_has_in_part_lacks_its_other_keys(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "value", ["true", "null", "yes", "on", "sft", "a/b", "1e3", "12", "", "a b", "#", True, None, 2]
+    "value",
+    [
+        *("true", "null", "yes", "on", "sft", "a/b", "1e3", "12", "", "a b", "#"),
+        *(True, None, 2, ["a, b", 1], {"a": [1, "b: c"]}),
+    ],
 )
 def test_what_is_written_after_set_is_read_back_as_it_was(value):
     assert recipe.parse_overrides([f"a={recipe.as_yaml(value)}"]) == {"a": value}
     assert recipe.as_yaml("sft") == "sft", "a plain word needs no quotes"
+    assert recipe.as_yaml(["b, c", 1]) == '["b, c",1]', "a space would begin another change in make's SET"
+
+
+def test_a_misspelt_key_of_the_architecture_is_refused_before_anything_is_predicted(monkeypatch, capsys):
+    command = ("plan", "--recipe", RECIPE, "--set")
+    code, out, err = rlhf(monkeypatch, capsys, *command, "model.architecture.hidden_sise=3")
+    assert (code, out) == (2, "")
+    assert err.endswith("with --set: model.architecture: unknown key 'hidden_sise'; nearest: hidden_size\n")
+    known = {"moe_intermediate_size": 8, "use_sliding_window": False, "attention_bias": True}  # of some types
+    assert recipe.load(RECIPE, {f"model.architecture.{key}": value for key, value in known.items()})
 
 
 @pytest.mark.parametrize("item", ["ppo.kl_coef", "=3", "ppo.steps=[1"])

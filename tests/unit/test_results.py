@@ -28,6 +28,22 @@ def test_every_record_is_of_committed_code_and_of_a_recipe_that_has_not_changed_
     assert records.problems(json.loads(file.read_text()), place, ROOT / "recipes") == []
 
 
+# Hashes of all values of the released recipes, those of keys that a file leaves out too.
+RESOLVED = {
+    "cpu-tiny/v1": "548dd5a2284087d9",
+    "cpu-tiny/v2": "1c2e8368b4466cfe",
+    "cpu-tiny-groups/v1": "3a016b657bc6d5d8",
+    "cpu-tiny-sums/v1": "3654dc34c3831f87",
+}
+
+
+def test_the_defaults_of_released_recipes_never_change():
+    """A new key changes hashes too, unless it is null: pin them anew if its default leaves every outcome as it was."""
+    loaded = [recipe.load(directory) for directory in RELEASED]
+    values = {f"{one.name}/{one.version}": one.recipe.model_dump(mode="json", exclude_none=True) for one in loaded}
+    assert {name: recipe.content_hash(value)[:16] for name, value in values.items()} == RESOLVED
+
+
 def first(key: str) -> Path:
     """The first stored record with this key."""
     return next(file for file in RECORDS if key in json.loads(file.read_text()))
