@@ -17,10 +17,11 @@ import yaml
 from rlhf import recipe
 from rlhf.cli import plan_tables as tables
 from rlhf.errors import UserError
-from rlhf.memory import fit, plan, projection, published_figures, strategies
+from rlhf.memory import cache, fit, plan, projection, published_figures, strategies
 from rlhf.memory.cache import file_of
 from rlhf.memory.card import cards
 from rlhf.memory.phases import (
+    STAGE_ANSWER,
     Parts,
     PredictedPhase,
     PredictedStage,
@@ -98,7 +99,7 @@ def narrow(folder) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
+def cache_folder(tmp_path_factory):
     """Predictions of this module: what one test has predicted, another one reads."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
@@ -117,7 +118,7 @@ class Known(Predictor):
 
 
 @pytest.fixture
-def predictor(cache):
+def predictor(cache_folder):
     """Each test has a predictor of its own, so that the commands of the next one find its process idle."""
     with Predictor() as made:
         yield made
@@ -927,7 +928,8 @@ def test_a_damaged_cache_is_predicted_anew(predictor, small):
         json.dumps(answer | {"depths": answer["depths"][:1]}),
     ):
         file.write_text(damage)
-        assert predictor.predict(loaded, "sft") == before
+        assert cache.read(file, STAGE_ANSWER) is None, damage
+    assert predictor.predict(loaded, "sft") == before
 
 
 def test_seed_and_size_of_the_card_are_no_new_prediction(small):
