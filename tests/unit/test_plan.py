@@ -365,6 +365,30 @@ def test_the_search_finds_what_trying_everything_finds_with_fewer_predictions(ra
             assert count <= 4, "the largest candidate is tried first"
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("stage", ["sft", "rm", "dpo"])
+def test_the_search_finds_what_trying_all_micro_batches_of_a_recipe_finds(stage, grouped):
+    """Where rows of any length share a micro-batch, padding makes large ones slow: the fastest is not the largest."""
+    directory = RECIPE.parents[1] / "4090-llama2-7b" / "v1"
+    loaded = recipe.load(directory, {f"{stage}.group_by_length": grouped})
+    ways = [(checkpointing, n) for checkpointing in (False, True) for n in (1, 2, 4, 8, 16)]
+    seconds = {way: fit._row_seconds(loaded.recipe, stage, *way) for way in ways}
+    assert grouped == (min(seconds, key=seconds.__getitem__) == (False, 16))
+    group = fit._training_group(loaded, stage)
+    for limit in (19, 20, 40, 79, 80, 100, 150, 200, 320, 400, 800, 1600):  # of 100 a row, or 20 with checkpointing
+
+        def need(checkpointing: bool, n: int) -> int:
+            return (20 if checkpointing else 100) * n
+
+        def fraction(candidate: fit.Candidate, limit: int = limit) -> float:
+            return limit / need(bool(candidate.changes[f"{stage}.gradient_checkpointing"]), candidate.rows)
+
+        fastest = fit._fastest(group, fraction)
+        fitting = [way for way in ways if need(*way) <= limit] or [(True, 1)]
+        found = (fastest.changes[f"{stage}.gradient_checkpointing"], fastest.rows)
+        assert found == min(fitting, key=seconds.__getitem__), limit
+
+
 def test_the_fraction_of_its_rows_with_which_a_phase_fits_by_hand():
     """400 bytes that stay and 600 that grow with the rows, beside the driver's context."""
     grown = phase(0, base=400, activations=500, logits=100)
