@@ -100,7 +100,7 @@ def show(loaded: PinnedRecipe, record: StepsRecord, price: float | None) -> list
 NOTE = (
     "step: median after the warm-up. CPU s: of all threads of the process. tokens: real ones. MFU: operations of the "
     "longest rows, without those that checkpointing repeats, over the rate of a measured product (HFU, in the record: "
-    "with them); MBU: what decoding must read over a measured copy's (both with --shape longest). hours: the mean "
+    "with them); MBU: what decoding moves over a measured copy's (both with --shape longest). hours: the mean "
     "step times the recipe's steps, projected."
 )
 

@@ -29,7 +29,8 @@ def derived_figures(
         )
         if online := loaded.recipe.online().get(stage):
             decoded = (online.response_length - 1) * -(-online.batch_size // online.rollout_batch_size)
-            bytes_read = decoded * projection.decoding_step_bytes(predicted)
+            step = projection.decoding_step_bytes(loaded.recipe, stage, online.max_prompt_length, predicted)
+            bytes_read = decoded * step
             shares["mbu"] = bytes_read / row["phase_seconds"]["rollout/decode"]["median"] / best["bandwidth"]
     total = projection.optimizer_steps(loaded.recipe, stage)
     if total is not None:

@@ -15,8 +15,8 @@ from rlhf.memory.card.cards import RATES_4090, rates_of
 from rlhf.memory.phases import Predict, PredictedPhase, PredictedStage, PredictionError
 from rlhf.memory.predict import card_needed_bytes
 from rlhf.memory.projection import row_tokens
-from rlhf.memory.ranks import layers_bytes
 from rlhf.memory.strategies import divisors, four_bit_changes, global_batch, micro_batch
+from rlhf.memory.weights import NUMBER_BYTES, layers_bytes
 from rlhf.recipe import (
     TRAINING_STAGES,
     Changes,
@@ -42,7 +42,7 @@ def base_bytes(recipe: Recipe, stage: StageName) -> int:
         raise PredictionError("the base's size is computed from model.architecture, which this recipe does not have")
     tables = 1 if shape.tie_word_embeddings or stage == "rm" else 2
     numbers = tables * (shape.vocab_size or 0) * shape.hidden_size
-    return layers_bytes(recipe) + numbers * {"float32": 4, "bfloat16": 2}[recipe.model.dtype]
+    return layers_bytes(recipe) + numbers * NUMBER_BYTES[recipe.model.dtype]
 
 
 def refuse_less_than_the_base(loaded: PinnedRecipe, stages: Sequence[StageName], limit: int) -> None:

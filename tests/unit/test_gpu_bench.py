@@ -61,6 +61,7 @@ from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.memory.predict import FRAGMENTATION
+from rlhf.memory.projection import decoding_step_bytes
 from rlhf.rollout import library_decoding
 from rlhf.rollout.decoding import Sampling
 from tests.decoding_models import adapted
@@ -316,10 +317,10 @@ def decoding_has_every_variant(measured: dict[str, Any]) -> None:
     gone = {name: row for name, row in table["variants"].items() if isinstance(row, str)}
     assert not gone, "a switch in bench/gpu/variants.py is gone"
     # 2 layers of 32 wide, 261 words, tied; LoRA of rank 4; keys and values of 12 + 6 tokens in 4 rows; 4 bytes each
-    layer = 2 * 32 * 32 + 2 * 16 * 32 + 3 * 64 * 32 + 2 * 32
+    layer = 2 * 32 * 32 + 2 * 16 * 32 + 3 * 64 * 32
     lora = 4 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (64 + 32))
     cache = 2 * 2 * 2 * 8 * 4 * 18
-    whole = 4 * (2 * layer + 32 + 261 * 32 + 2 * lora + cache)
+    whole = 4 * (2 * layer + 261 * 32 + 2 * lora + cache)
     without = dict.fromkeys(("no adapters", "merged weights"), whole - 4 * 2 * lora)
     read = {name: row["bytes_read"] for name, row in table["variants"].items()}
     assert read == dict.fromkeys(read, whole) | without, "nothing is credited with what it does not read"
@@ -637,6 +638,23 @@ def test_a_step_reads_a_copy_in_full_where_a_rollout_makes_one_of_4_bit_weights(
     assert read(four_bit="row_groups") == usual
     assert read(four_bit="unpacked") == usual + 2 * 1.5 * (2 * query + 2 * keys + 3 * inner)
     assert read(merged=True) == usual + 2 * 1.5 * (query + inner) - lora
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_step_of_16_bits_reads_the_bytes_that_are_projected_for_it(merged):
+    """2 rows, prompts of 8 tokens and responses of 8: 12 tokens are there in a mean step."""
+    model = adapted(torch.bfloat16).get_base_model()
+    policy = [parameter for name, parameter in model.named_parameters() if ".policy." in name]
+    shared: Any = SimpleNamespace(base=model, roles=SimpleNamespace(parameters=lambda role: policy))
+    keys = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"]
+    keys += ["num_attention_heads", "num_key_value_heads", "tie_word_embeddings"]
+    changes: recipes.Changes = {f"model.architecture.{key}": getattr(model.config, key) for key in keys}
+    changes |= {"lora.r": 4, "lora.target_modules": "all-linear", "ppo.response_length": 8}
+    loaded = recipes.load(ROOT / "recipes/h100-mistral-7b/v2", changes).recipe
+    size = {"batch_size": 2, "rollout_batch_size": 2, "rollout_weights": "merged" if merged else "adapter"}
+    loaded = loaded.model_copy(update={"ppo": loaded.ppo.model_copy(update=size)})
+    read = decoding.bytes_per_step(shared, Sampling(8, 8, 1.0, 2, merged=merged), 8 + 8 / 2)
+    assert read == decoding_step_bytes(loaded, "ppo", 8)
 
 
 def test_the_first_rollout_is_not_counted_and_the_spread_of_the_others_is_kept():
