@@ -101,7 +101,7 @@ NOTE = (
     "step: median after the warm-up. CPU s: of all threads of the process. tokens: real ones. MFU: operations of the "
     "longest rows, without those that checkpointing repeats, over the rate of a measured product (HFU, in the record: "
     "with them); MBU: what decoding moves over a measured copy's (both with --shape longest). hours: the mean "
-    "step times the recipe's steps, projected."
+    "step times the recipe's steps, projected (with --shape hh)."
 )
 
 

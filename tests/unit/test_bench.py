@@ -376,10 +376,13 @@ def test_hours_are_those_of_the_mean_step_and_mbu_counts_every_batch_of_a_rollou
     row |= {"tokens_per_step": 250.0, "tokens_per_second": 100.0}
     predicted = PredictedStage(PredictedPhase(1, {"base": 1}, 0, Work()), {})
     best: Ceilings = {"flops": 1.0, "bandwidth": 1.0}
-    figures = derived.derived_figures(loaded, "ppo", row, predicted, best, "longest")
+    figures, usual = (
+        derived.derived_figures(loaded, "ppo", row, predicted, best, shape) for shape in ("longest", "hh")
+    )
     assert figures["mbu"] == 2 * (loaded.recipe.ppo.response_length - 1) * 1000 / 2.0, "48 rows, then the other 16"
     total = projection.optimizer_steps(loaded.recipe, "ppo")
-    assert total is not None and figures["hours"] == total * 2.5 / 3600, "a total is of means"
+    assert total is not None and usual["hours"] == total * 2.5 / 3600, "a total is of means"
+    assert figures["hours"] is None and usual["mbu"] is None, "a stage's rows are not all of the longest"
 
 
 def test_the_ablation_changes_one_thing_at_a_time():

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench import records, results
+from bench import goals, records, results
 from bench.gpu import (
     attention,
     command,
@@ -450,9 +450,11 @@ def test_memory_does_not_hold_where_a_phase_is_missing_on_one_side():
 
 
 def test_speed_is_decided_by_the_goals_of_its_recipe():
-    def measured(mfu: float | None, mbu: float | None, shape: str = "longest") -> SpeedFigures:
+    def measured(
+        mfu: float | None, mbu: float | None, shape: str = "longest", hours: float | None = None
+    ) -> SpeedFigures:
         spread: Spread = {"median": 1.0, "low": 1.0, "high": 1.0, "n": 4}
-        row: StageSteps = {"step_seconds": spread, "peak_vram_bytes": 5, "hours": 1.0, "mfu": mfu}
+        row: StageSteps = {"step_seconds": spread, "peak_vram_bytes": 5, "hours": hours, "mfu": mfu}
         return {"shape": shape, "stages": {"sft": row, "rm": row, "dpo": row, "ppo": {**row, "mbu": mbu}}}
 
     assert speed.decision(measured(0.5, 0.7), "h100-mistral-7b").holds is True
@@ -463,6 +465,20 @@ def test_speed_is_decided_by_the_goals_of_its_recipe():
     lost: SpeedFigures = {"shape": "longest", "stages": {"sft": {"out_of_memory": True}}}
     assert speed.decision(lost, "h100-mistral-7b").holds is False
     assert speed.decision(measured(0.5, 0.5, shape="hh"), "4090-llama2-7b").holds is True
+    assert speed.decision(measured(0.5, 0.7, hours=9.0), "h100-mistral-7b").holds is True, "not of the longest rows"
+    for hours, holds in ((1.3, True), (1.4, False), (None, None)):
+        assert speed.decision(measured(None, None, "hh", hours), "h100-mistral-7b").holds is holds, hours
+
+
+def test_hours_are_measured_on_rows_of_usual_length():
+    """For each recipe with a goal in hours an item of the plan measures its stages as a run has them."""
+    for name, wanted in goals.GOALS.items():
+        for stages in (goal.stages for goal in wanted if goal.key == "hours"):
+            assert [
+                item
+                for item in ITEMS
+                if (item.recipe or "").startswith(f"{name}/") and item.options == {"shape": "hh", "stages": [*stages]}
+            ], name
 
 
 def test_a_speed_record_that_was_cut_off_does_not_hold(monkeypatch):
