@@ -21,17 +21,19 @@ from rlhf.memory import cache, fit, plan, projection, published_figures, strateg
 from rlhf.memory.cache import file_of
 from rlhf.memory.card import cards
 from rlhf.memory.phases import (
+    DECODING_STEP,
     STAGE_ANSWER,
     Parts,
     PredictedPhase,
     PredictedStage,
     PredictionError,
+    RehearsalName,
     StepOperations,
     Work,
 )
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor, card_needed_bytes, card_reserved_bytes
 from rlhf.memory.preflight import require_fit
-from rlhf.process.cuda import CONTEXT_BYTES
+from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
 from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, stage_name
 from rlhf.recipe.choices import StrategyName
@@ -922,6 +924,57 @@ def test_another_version_of_a_package_is_predicted_anew(small, monkeypatch, pack
     assert file_of(recipe.load(small), "sft") == before
     monkeypatch.setattr("rlhf.memory.cache.package_version", lambda name: "0" if name == package else version(name))
     assert file_of(recipe.load(small), "sft") != before
+
+
+SECTIONS: dict[str, recipe.Changes] = {  # a change in each section
+    "model": {"model.architecture.hidden_size": 32},
+    "tokenizer": {"tokenizer.vocab_size": 700},
+    "data": {"data.heldout_fraction": 0.2},
+    "lora": {"lora.r": 3},
+    "evaluate": {"evaluate.response_length": 9},
+    "pretrain": {"pretrain.learning_rate": 1e-4},
+    "sft": {"sft.max_eval_samples": 63},
+    "rm": {"rm.max_eval_samples": 63},
+    "ppo": {"ppo.response_length": 9},
+    "dpo": {"dpo.max_eval_samples": 63},
+    "merge": {"merge.stage": "sft"},
+    "hardware": {"hardware.trunk": "lean"},
+}
+EVERYWHERE = {"model", "tokenizer", "data", "lora", "evaluate", "hardware"}
+OWN: dict[RehearsalName, set[str]] = {
+    **{stage: {stage} for stage in ("sft", "rm", "ppo", "dpo")},
+    "merge": {"merge", "sft"},
+    "evaluate": {"rm"},
+    DECODING_STEP: {"ppo"},
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_section_that_a_rehearsal_depends_on_is_predicted_anew_and_no_other(section, name):
+    before, after = recipe.load(RECIPE), recipe.load(RECIPE, SECTIONS[section])
+    assert before.recipe != after.recipe
+    same = file_of(after, name) == file_of(before, name)
+    assert same != (section in EVERYWHERE | OWN[name])
+
+
+@pytest.mark.parametrize("key", ["hardware.name", "allocator"])
+def test_card_and_allocator_decide_on_a_gpu_only(small, monkeypatch, key):
+    cpu, cuda = recipe.load(small), recipe.load(small, {"hardware.device": "cuda"})
+    before = [file_of(loaded, "sft") for loaded in (cpu, cuda)]
+    if key == "allocator":
+        monkeypatch.setattr("rlhf.memory.cache.expandable_segments", lambda: not expandable_segments())
+        changed = [file_of(loaded, "sft") for loaded in (cpu, cuda)]
+    else:
+        named: recipe.Changes = {"hardware.name": "4090"}
+        cpu, cuda = recipe.load(small, named), recipe.load(small, named | {"hardware.device": "cuda"})
+        changed = [file_of(loaded, "sft") for loaded in (cpu, cuda)]
+    assert [old == new for old, new in zip(before, changed, strict=True)] == [True, False]
+
+
+def test_rehearsals_have_files_of_their_own(small):
+    loaded = recipe.load(small)
+    assert len({file_of(loaded, name) for name in OWN}) == len(OWN)
 
 
 def test_another_code_of_any_module_is_predicted_anew(small, monkeypatch, tmp_path):
