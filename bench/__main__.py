@@ -68,8 +68,8 @@ def main(
         problems += [f"since {previous['date']}: {line}" for line in compare.losses(previous, record)]
     elif not loaded.modified:
         print(
-            f"no record of this machine ({compare.machine(record)}) in {folder_of(record)}: nothing was compared with "
-            "an earlier benchmark; --save (make: BENCH_ARGS=--save) stores this one",
+            f"no record in {folder_of(record)} can be compared with this one of {compare.machine(record)}: nothing was "
+            "compared with an earlier benchmark; --save (make: BENCH_ARGS=--save) stores this one",
             file=sys.stderr,
         )
     if save:
@@ -203,12 +203,12 @@ def new_file(record: StepsRecord) -> Path:
 
 
 def newest(loaded: PinnedRecipe, record: StepsRecord) -> StepsRecord | None:
-    """Return the last stored record of the same machine, recipe and shape. None for a changed recipe."""
+    """Return the last stored record with which a new one can be compared. None for a changed recipe."""
     if loaded.modified:
         return None
     for file in sorted(folder_of(record).glob(f"*_{record['shape']}.json"), reverse=True):
         stored = read(file, StepsRecord)
-        if stored["recipe_sha256"] == record["recipe_sha256"] and compare.machine(stored) == compare.machine(record):
+        if compare.difference(stored, record) is None:
             return stored
     return None
 

@@ -112,6 +112,16 @@ def test_records_of_other_devices_are_not_compared():
         list(compare.losses(RECORD, other))
 
 
+def test_times_of_other_threads_or_by_another_clock_are_not_compared():
+    """More threads take more seconds of the process's clock, and fewer of the wall's."""
+    device: Device = {"type": "cpu", "name": "cpu", "model": "Processor A", "threads": 1}
+    one: StepsRecord = {**RECORD, "device": device}
+    with pytest.raises(ValueError, match="records of 1 and 16 threads cannot be compared"):
+        list(compare.losses(one, {**one, "device": {**device, "threads": 16}}))
+    with pytest.raises(ValueError, match="seconds of the wall and the CPU clock cannot be compared"):
+        list(compare.losses(one, changed(clock="cpu") | {"device": device}))
+
+
 def loaded_of(name: str):
     return recipe.load(RECIPE.parents[1] / name / "v1")
 
@@ -151,6 +161,9 @@ def test_only_records_of_the_same_processor_are_compared(tmp_path, monkeypatch):
     newest = bench.newest(loaded, now)
     assert newest is not None and newest["date"] == "mine"
     assert bench.newest(loaded, now | {"recipe_sha256": "f" * 64}) is None, "a draft that was edited"
+    assert bench.newest(loaded, now | {"device": {**here, "threads": 16}}) is None, "other threads"
+    seconds: dict[StageName, StageSteps] = {"sft": {**STAGE, "clock": "cpu"}}
+    assert bench.newest(loaded, now | {"stages": seconds}) is None, "another clock"
 
 
 def test_of_two_records_of_one_day_the_later_is_the_newest(tmp_path, monkeypatch):
