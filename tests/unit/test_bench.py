@@ -448,6 +448,11 @@ def test_the_ablation_shows_flash_attn_beside_torch_s_own_kernel(monkeypatch, tm
     assert record["none"]["step_seconds"]["median"] == record["none"]["round_seconds"][1], "the median round"
 
 
+def test_an_ablation_has_a_median_round():
+    result = CliRunner().invoke(ablation.main, ["--rounds", "2"])
+    assert (result.exit_code, "2 is even" in result.output) == (2, True)
+
+
 def test_goals_are_ratios_that_are_reached_at_one():
     stages: dict[StageName, StageSteps] = {
         "sft": {"mfu": 0.21, "hours": 1.0},
