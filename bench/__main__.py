@@ -134,6 +134,7 @@ def measure(loaded: PinnedRecipe, stages: Sequence[StageName], count: int, shape
         "version": loaded.version,
         "recipe_sha256": loaded.sha256,
         "modified": loaded.modified,
+        "overrides": loaded.overrides,
         "date": provenance.today(),
         "shape": shape,
         "steps": count,
