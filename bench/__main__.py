@@ -68,8 +68,8 @@ def main(
         problems += [f"since {previous['date']}: {line}" for line in compare.losses(previous, record)]
     elif not loaded.modified:
         print(
-            f"no record of this machine ({compare.machine(record)}) in {folder_of(record)}: nothing was compared with "
-            "an earlier benchmark; --save (make: BENCH_ARGS=--save) stores this one",
+            f"no record in {folder_of(record)} can be compared with this one of {compare.machine(record)}: nothing was "
+            "compared with an earlier benchmark; --save (make: BENCH_ARGS=--save) stores this one",
             file=sys.stderr,
         )
     if save:
@@ -100,8 +100,8 @@ def show(loaded: PinnedRecipe, record: StepsRecord, price: float | None) -> list
 NOTE = (
     "step: median after the warm-up. CPU s: of all threads of the process. tokens: real ones. MFU: operations of the "
     "longest rows, without those that checkpointing repeats, over the rate of a measured product (HFU, in the record: "
-    "with them); MBU: what decoding must read over a measured copy's (both with --shape longest). hours: the mean "
-    "step times the recipe's steps, projected."
+    "with them); MBU: what decoding moves over a measured copy's (both with --shape longest). hours: the mean "
+    "step times the recipe's steps, projected (with --shape hh)."
 )
 
 
@@ -134,6 +134,7 @@ def measure(loaded: PinnedRecipe, stages: Sequence[StageName], count: int, shape
         "version": loaded.version,
         "recipe_sha256": loaded.sha256,
         "modified": loaded.modified,
+        "overrides": loaded.overrides,
         "date": provenance.today(),
         "shape": shape,
         "steps": count,
@@ -203,12 +204,12 @@ def new_file(record: StepsRecord) -> Path:
 
 
 def newest(loaded: PinnedRecipe, record: StepsRecord) -> StepsRecord | None:
-    """Return the last stored record of the same machine, recipe and shape. None for a changed recipe."""
+    """Return the last stored record with which a new one can be compared. None for a changed recipe."""
     if loaded.modified:
         return None
     for file in sorted(folder_of(record).glob(f"*_{record['shape']}.json"), reverse=True):
         stored = read(file, StepsRecord)
-        if stored["recipe_sha256"] == record["recipe_sha256"] and compare.machine(stored) == compare.machine(record):
+        if compare.difference(stored, record) is None:
             return stored
     return None
 

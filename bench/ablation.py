@@ -26,12 +26,21 @@ STAGE: TrainingName = "sft"
 PACKAGE = "flash_attn package"
 
 
+def _odd(context: click.Context, parameter: click.Parameter, rounds: int) -> int:
+    """Return an odd number of rounds. Raises a usage error for an even one, of which no round is the median."""
+    if rounds % 2 == 0:
+        raise click.BadParameter(f"{rounds} is even: of an odd number of rounds one is the median")
+    return rounds
+
+
 @options.command()
 @options.HW
 @options.RECIPE
 @options.SET
 @options.STEPS
-@click.option("--rounds", default=3, show_default=True, type=WholeNumber(min=1), help="Times to measure each.")
+@click.option(
+    "--rounds", default=3, show_default=True, type=WholeNumber(min=1), callback=_odd, help="Times to measure each; odd."
+)
 @options.SAVE
 def main(hw: str, directory: Path | None, changes: tuple[str, ...], count: int, rounds: int, save: Path | None) -> None:
     """Measure the effect of each strategy on memory and time, in turn. Running out of memory is a result."""

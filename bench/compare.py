@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from bench.clocks import clock_of
 from bench.kinds import Spread, StageSteps, StepsRecord
 from rlhf.recipe import StageName
 
@@ -12,14 +13,10 @@ def losses(before: StepsRecord, after: StepsRecord) -> Iterator[str]:
     """Yield a line for each stage and phase of two records that needs more memory or time than before.
 
     Memory is compared as it is. A time is a loss when its median is more than SPEED above the old one and the two
-    ranges from quartile to quartile do not overlap. Records of other machines or recipes are not compared (ValueError).
+    ranges from quartile to quartile do not overlap. Records that differ in more are not compared (ValueError).
     """
-    for key in ("recipe", "version", "recipe_sha256", "shape"):
-        old_value, new_value = before.get(key), after.get(key)
-        if old_value != new_value:
-            raise ValueError(f"records of another {key} cannot be compared: {old_value} and {new_value}")
-    if machine(before) != machine(after):
-        raise ValueError(f"records of {machine(before)} and {machine(after)} cannot be compared")
+    if reason := difference(before, after):
+        raise ValueError(reason)
     for stage, new in after["stages"].items():
         old = before["stages"].get(stage)
         if old is None or old.get("out_of_memory"):
@@ -31,6 +28,26 @@ def losses(before: StepsRecord, after: StepsRecord) -> Iterator[str]:
         for phase, seconds in new["phase_seconds"].items():
             if phase in old["phase_seconds"]:
                 yield from _time(f"{stage}/{phase}", old["phase_seconds"][phase], seconds)
+
+
+def difference(before: StepsRecord, after: StepsRecord) -> str | None:
+    """Return why two records cannot be compared: another recipe, shape, machine, number of threads, or clock."""
+    for key in ("recipe", "version", "recipe_sha256", "shape"):
+        old, new = before.get(key), after.get(key)
+        if old != new:
+            return f"records of another {key} cannot be compared: {old} and {new}"
+    if machine(before) != machine(after):
+        return f"records of {machine(before)} and {machine(after)} cannot be compared"
+    if threads(before) != threads(after):
+        return f"records of {threads(before)} and {threads(after)} threads cannot be compared"
+    one, other = (clock_of(record["stages"].values()) for record in (before, after))
+    return None if one == other else f"seconds of the {one} and the {other} clock cannot be compared"
+
+
+def threads(record: StepsRecord) -> int | None:
+    """Return the threads with which a CPU measured; None of a GPU, and where a record does not say."""
+    device = record["device"]
+    return None if isinstance(device, str) else device.get("threads")
 
 
 def machine(record: StepsRecord) -> str:

@@ -16,7 +16,10 @@ def derived_figures(
     best: Ceilings,
     shape: str,
 ) -> StageSteps:
-    """Return MFU, HFU, MBU, predicted peak and projected hours of a stage's steps; None for what is unknown."""
+    """Return MFU, HFU, MBU, predicted peak and projected hours of a stage's steps; None for what is unknown.
+
+    Rows have one `shape`: shares are of the longest ones, hours of rows as long as HH-RLHF's.
+    """
     shares: StageSteps = {"mfu": None, "hfu": None, "mbu": None, "hours": None}
     shares["predicted_peak_bytes"] = predicted.whole.peak_bytes
     if row.get("out_of_memory"):
@@ -29,8 +32,10 @@ def derived_figures(
         )
         if online := loaded.recipe.online().get(stage):
             decoded = (online.response_length - 1) * -(-online.batch_size // online.rollout_batch_size)
-            bytes_read = decoded * projection.decoding_step_bytes(predicted)
+            step = projection.decoding_step_bytes(loaded.recipe, stage, online.max_prompt_length, predicted)
+            bytes_read = decoded * step
             shares["mbu"] = bytes_read / row["phase_seconds"]["rollout/decode"]["median"] / best["bandwidth"]
+        return shares  # the steps of a whole stage are not of the longest rows
     total = projection.optimizer_steps(loaded.recipe, stage)
     if total is not None:
         shares["hours"] = total * row["tokens_per_step"] / row["tokens_per_second"] / 3600  # by the mean step

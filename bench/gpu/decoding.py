@@ -117,11 +117,13 @@ def bytes_per_step(shared: SharedBase, sampling: Sampling, slots: float, adapter
     """Return the bytes that a decoding step must read: weights, active adapter, keys and values.
 
     `slots` is the number of tokens of a row whose keys and values are read. Embeddings are looked up and do not count,
-    unless they are the output layer, too. Merged weights hold the adapter. Row groups count their packed weight once.
+    unless they are the output layer, too; norms are left out. Merged weights hold the adapter. In 16 bits these are the
+    bytes of `rlhf.memory.projection.decoding_step_bytes`. A packed weight counts once, as it lies, even where a step
+    unpacks it or reads it for several groups of rows: that is not what it must read.
     """
     config = shared.base.config
     embeddings, head = shared.base.get_input_embeddings().weight, shared.base.get_output_embeddings().weight
-    base = [p for name, p in shared.base.named_parameters() if "lora_" not in name]
+    base = [p for name, p in shared.base.named_parameters() if "lora_" not in name and p.dim() > 1]
     weights = sum(_size(p) for p in base if p is not embeddings or p is head)
     for layer in copied_layers(shared, sampling):
         weights += layer.in_features * layer.out_features * head.element_size() - _size(layer.weight)

@@ -38,15 +38,16 @@ def decision(measured: SpeedFigures, recipe: str) -> Decision:
     if too_large := [stage for stage, row in stages.items() if row.get("out_of_memory")]:
         return Decision(False, f"out of memory in {', '.join(too_large)}")
     step_times = ", ".join(f"{stage} {row['step_seconds']['median']:.3g} s" for stage, row in stages.items())
-    if measured["shape"] != "longest":  # goals are about the longest rows
+    usual = measured["shape"] == "hh"  # hours are of these, the other goals of the longest rows
+    ratios = {r: r.ratio for r in goals.measured(recipe, stages) if (r.goal.key == "hours") == usual}
+    if usual and not ratios:
         peak = max((row["peak_vram_bytes"] or 0 for row in stages.values()), default=0)
         return Decision(
             True if peak else None, f"{step_times} a step" + (f", peak {peak / 1e9:.1f} GB" if peak else "")
         )
-    ratios = {result: result.ratio for result in goals.measured(recipe, stages)}
     known = {result: ratio for result, ratio in ratios.items() if ratio is not None}
     if not known:
-        return Decision(None, f"{step_times} a step; MFU and MBU need predictions: --conclude")
+        return Decision(None, f"{step_times} a step; MFU, MBU and hours come with --conclude")
     return Decision(
         all(ratio >= 1 for ratio in known.values()),
         f"{step_times} a step; " + ", ".join(f"{result.goal.name} {result.value:.3g}" for result in known),

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from math import log
 from pathlib import Path
 
-from bench.memory.sizes import CARDS, FILE, GB, SIZES, STAGES, Sizes
+from bench.memory.sizes import CARDS, FILE, SIZES, STAGES, Sizes
 from rlhf.recipe import StageName
+from rlhf.terminal.wording import GB
 
 WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 58, 78, 16, 62
 SMALLEST, LARGEST = 1.0, 80.0  # billions of parameters

@@ -16,12 +16,12 @@ from rlhf import recipe as recipes
 from rlhf.commands.new_content import USED
 from rlhf.memory.predict import Predictor, card_needed_bytes
 from rlhf.recipe import Changes, StageName
+from rlhf.terminal.wording import GB
 
 FILE = Path(__file__).with_suffix(".json")
 BASED_ON = "4090-llama2-7b/v2"
 STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")
 ROWS, AT_ONCE, DECODED = 16, 2, 8  # rows of an optimizer step, in a micro-batch, decoded together
-GB = 1e9
 
 
 class Size(NamedTuple):

@@ -15,7 +15,7 @@ from bench.outside import collect, lengths
 from bench.outside.collect import PeftRun
 from bench.outside.collect_fms import PackedRun, packed_runs
 from rlhf.memory.phases import DEPTHS
-from rlhf.memory.rehearsal.depth import deepen
+from rlhf.memory.rehearsal.depth import NotAligned, deepen
 
 if TYPE_CHECKING:
     from bench.outside.steps import Recorded
@@ -100,7 +100,7 @@ def _recorded(run: PeftRun, virtual: int) -> tuple["Recorded", int, np.ndarray]:
         recording = steps.recorded(deepen(few.events, more.events, loop.LAYERS), RECORDED, virtual)
         trainable = few.trainable + repeats * (more.trainable - few.trainable)
         return recording, trainable, few.work + repeats * (more.work - few.work)
-    except ValueError:
+    except (NotAligned, ValueError):  # of the two depths, and of the steps
         whole = loop.rehearse(run, loop.LAYERS, RECORDED)
         return steps.recorded(whole.events, RECORDED, virtual), whole.trainable, whole.work
 

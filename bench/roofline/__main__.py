@@ -163,7 +163,7 @@ def gains(recipe: Recipe, stage: OnlineName, prompt: float, card: NominalRates) 
     changes: dict[str, Change] = {}
     for name, keys in CHANGES.items():
         keys = {key.format(stage=stage): value for key, value in keys.items()}
-        if "rollout_4bit" in "".join(keys) and recipe.model.quantization == "none":
+        if any(key.endswith(".rollout_4bit") for key in keys) and recipe.model.quantization == "none":
             continue
         least = seconds(phases(changed(recipe, keys), stage, prompt), card)
         changes[name] = {"seconds": least, "factor": now / least}

@@ -9,25 +9,19 @@ pass tensors through the card's memory; one that fuses two products may take les
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
-
-import torch
+from typing import Any, NamedTuple
 
 from rlhf.errors import UserError
 from rlhf.memory.card import cards
 from rlhf.memory.card.cards import NominalRates
-from rlhf.memory.card.kernels import unpacks_4bit
+from rlhf.memory.projection import decoding_step_bytes
+from rlhf.memory.weights import ADAPTER_BYTES, NF4_BYTES, NUMBER_BYTES, Form, bytes_of_product, llama_layer
 from rlhf.recipe import OnlineName, OnlineOptions, Ppo, Recipe
 
-# Bytes of a weight in NF4: 4 bits, for each 64 weights a scale of 8 bits, for each 256 scales one of 32 bits.
-NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-ADAPTER_BYTES = 4  # float32
 # Bytes that AdamW moves for a weight: weight and two moments read and written, gradient read; moments of 8 or 32 bits.
 OPTIMIZER_BYTES = {"adamw_8bit": 16, "paged_adamw_8bit": 16}
 ADAMW_BYTES = 28
 INPUTS = ("q_proj", "k_proj", "v_proj")  # the products that read a layer's input
-
-Form = Literal["library", "row_groups", "copy"]  # how packed weights are multiplied with; copy: they lie in 16 bits
 
 
 @dataclass(frozen=True)
@@ -108,7 +102,7 @@ class Decoder:
             vocab,
             rank=recipe.lora.r,
             adapted=range(numbers[0], numbers[-1] + 1),
-            size={"float32": 4, "bfloat16": 2}[recipe.model.dtype],
+            size=NUMBER_BYTES[recipe.model.dtype],
             packed=recipe.model.quantization == "nf4",
         )
         targets = recipe.lora.target_modules
@@ -117,9 +111,8 @@ class Decoder:
     @property
     def linear(self) -> dict[str, tuple[int, int]]:
         """Return the inputs and outputs of a layer's weights."""
-        h, i, q, kv = self.hidden, self.intermediate, self.heads * self.head_dim, self.kv_heads * self.head_dim
-        attention = {"q_proj": (h, q), "k_proj": (h, kv), "v_proj": (h, kv), "o_proj": (q, h)}
-        return attention | {"gate_proj": (h, i), "up_proj": (h, i), "down_proj": (i, h)}
+        width = self.head_dim
+        return llama_layer(self.hidden, self.intermediate, self.heads * width, self.kv_heads * width)
 
     def rank_of(self, number: int, name: str) -> int:
         """Return the rank of the adapter of a product in layer `number`, 0 without one."""
@@ -156,22 +149,15 @@ class Decoder:
         numbers += (rows.wanted if narrow else rows.tokens) * (self.hidden + 2 * q + 2 * self.intermediate)
         return 2 * self.size * numbers
 
-    def weight_bytes(self, number: int, tokens: float, card: cards.Gpu, form: Form, adapter: bool = True) -> float:
-        """Return the bytes of a layer's weights for one pass over `tokens`.
+    def weight_bytes(self, number: int, tokens: float, card: cards.Gpu, form: Form, merged: bool = False) -> float:
+        """Return the bytes of a layer's weights and adapters for one pass over `tokens`.
 
-        A packed weight is read packed; where bitsandbytes unpacks it, it is also written and read in full. In row
-        groups it is read once for each group.
+        `merged`: a weight with an adapter is multiplied with as a copy that holds it.
         """
-        total, count = float(self.adapter_weights(number) * ADAPTER_BYTES * adapter), math.ceil(tokens)
-        for a, b in self.linear.values():
-            if not self.packed or form == "copy":
-                total += a * b * self.size
-            elif not unpacks_4bit(card, torch.bfloat16, count, b, a):
-                total += a * b * NF4_BYTES
-            elif form == "row_groups" and (most := _fused_rows(card, count, b, a)):
-                total += a * b * NF4_BYTES * math.ceil(count / most)
-            else:
-                total += a * b * (NF4_BYTES + 2 * self.size)
+        total = 0.0 if merged else float(self.adapter_weights(number) * ADAPTER_BYTES)
+        for name, (a, b) in self.linear.items():
+            own: Form = "copy" if merged and self.rank_of(number, name) else form
+            total += bytes_of_product(a, b, math.ceil(tokens), self.size, self.packed, own, card)
         return total
 
     def head(self, tokens: float, passes: float, products: int = 1) -> LeastWork:
@@ -183,12 +169,6 @@ class Decoder:
 
     def _tokens(self, name: str, rows: RowSizes, narrow: bool) -> float:
         return rows.wanted if narrow and name not in ("k_proj", "v_proj") else rows.tokens
-
-
-def _fused_rows(card: cards.Gpu, rows: int, out: int, inner: int) -> int:
-    """Return up to how many rows bitsandbytes multiplies with a packed weight in one kernel."""
-    fused = (count for count in range(rows, 0, -1) if not unpacks_4bit(card, torch.bfloat16, count, out, inner))
-    return next(fused, 0)
 
 
 @dataclass(frozen=True)
@@ -240,7 +220,7 @@ def phases(recipe: Recipe, stage: OnlineName, prompt: float, share_prompts: bool
         copies = min(options.samples_per_prompt, micro) if passes.lean and share_prompts else 1
         return RowSizes.of(options.batch_size, prompt, options.response_length, copies, last_only)
 
-    work = {f"rollout/{name}": part for name, part in _rollout(decoder, card, options, prompt).items()}
+    work = {f"rollout/{name}": part for name, part in _rollout(decoder, card, recipe, stage, prompt).items()}
     ends = rows(options.score_rows, last_only=True)
     work |= {f"score/{name}": part for name, part in _score(passes, options, rows(options.score_rows), ends).items()}
     trained = rows(options.per_device_train_batch_size)
@@ -292,36 +272,37 @@ def _update(passes: LayerPasses, options: Any, batch: RowSizes) -> dict[str, Lea
     return work
 
 
-def _rollout(decoder: Decoder, card: cards.Gpu, options: OnlineOptions, prompt: float) -> dict[str, LeastWork]:
+def _rollout(
+    decoder: Decoder, card: cards.Gpu, recipe: Recipe, stage: OnlineName, prompt: float
+) -> dict[str, LeastWork]:
     """Return the work of sampling: a copy of the weights where the recipe asks for one, prefill and decoding."""
+    options: Any = getattr(recipe, stage)
     merged = options.rollout_weights == "merged"
-    copied = merged or (decoder.packed and options.rollout_4bit == "unpacked")
-    at_once: Form = "copy" if copied else "library"
-    by_token: Form = "row_groups" if options.rollout_4bit == "row_groups" else at_once
+    unpacked = decoder.packed and options.rollout_4bit == "unpacked"
     batches = math.ceil(options.batch_size / options.rollout_batch_size)
     count = options.batch_size / batches
+    read = NF4_BYTES if decoder.packed else decoder.size
     work: dict[str, LeastWork] = {}
-    if copied:
-        read = NF4_BYTES if decoder.packed else decoder.size
-        for number in range(decoder.layers):
-            for name, (a, b) in decoder.linear.items():
-                product = 2.0 * decoder.rank_of(number, name) * a * b * merged
-                work["copy"] = work.get("copy", LeastWork()) + LeastWork(product, a * b * (read + decoder.size)).times(
-                    batches
-                )
+    for number in range(decoder.layers):
+        for name, (a, b) in decoder.linear.items():
+            rank = decoder.rank_of(number, name) * merged
+            if unpacked or rank:
+                copy = LeastWork(2.0 * rank * a * b, a * b * (read + decoder.size))
+                work["copy"] = work.get("copy", LeastWork()) + copy.times(batches)
 
-    def sampled(rows: RowSizes, drawn: float, form: Form) -> LeastWork:
-        total = decoder.head(drawn, 1)
-        for number in range(decoder.layers):
-            moved = decoder.weight_bytes(number, rows.tokens, card, form, not merged) + decoder.between_products(rows)
-            total += LeastWork(decoder.forward_flops(number, rows, adapter=not merged), moved)
-        return total
+    def forward(rows: RowSizes) -> LeastWork:
+        """Return the work of the layers without the bytes of their weights."""
+        flops = sum(decoder.forward_flops(number, rows, adapter=not merged) for number in range(decoder.layers))
+        return LeastWork(flops, decoder.layers * decoder.between_products(rows))
 
     prompts = count / options.samples_per_prompt
-    work["prefill"] = sampled(RowSizes.of(prompts, prompt, 0), prompts, at_once).times(batches)
+    filled = RowSizes.of(prompts, prompt, 0)
+    form: Form = "copy" if unpacked else "library"
+    weights = sum(decoder.weight_bytes(n, filled.tokens, card, form, merged) for n in range(decoder.layers))
+    work["prefill"] = (forward(filled) + LeastWork(moved=weights) + decoder.head(prompts, 1)).times(batches)
     steps = options.response_length - 1  # the prefill gives the first token
-    keys = prompt + (steps + 1) / 2  # of a query in a mean step
-    cached = decoder.layers * 2 * decoder.kv_heads * decoder.head_dim * decoder.size * count * keys
-    step = sampled(RowSizes(count, count * keys, count, count * keys), count, by_token) + LeastWork(moved=cached)
+    keys = prompt + options.response_length / 2  # of a query in a mean step
+    step = forward(RowSizes(count, count * keys, count, count * keys)) + decoder.head(count, passes=0)
+    step += LeastWork(moved=decoding_step_bytes(recipe, stage, prompt))  # the output matrix among them
     work["decode"] = step.times(steps * batches)
     return work

@@ -4,7 +4,7 @@ They do not change what is learned, except for 4 bits, which are tried where not
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -15,8 +15,8 @@ from rlhf.memory.card.cards import RATES_4090, rates_of
 from rlhf.memory.phases import Predict, PredictedPhase, PredictedStage, PredictionError
 from rlhf.memory.predict import card_needed_bytes
 from rlhf.memory.projection import row_tokens
-from rlhf.memory.ranks import layers_bytes
 from rlhf.memory.strategies import divisors, four_bit_changes, global_batch, micro_batch
+from rlhf.memory.weights import NUMBER_BYTES, layers_bytes
 from rlhf.recipe import (
     TRAINING_STAGES,
     Changes,
@@ -42,7 +42,7 @@ def base_bytes(recipe: Recipe, stage: StageName) -> int:
         raise PredictionError("the base's size is computed from model.architecture, which this recipe does not have")
     tables = 1 if shape.tie_word_embeddings or stage == "rm" else 2
     numbers = tables * (shape.vocab_size or 0) * shape.hidden_size
-    return layers_bytes(recipe) + numbers * {"float32": 4, "bfloat16": 2}[recipe.model.dtype]
+    return layers_bytes(recipe) + numbers * NUMBER_BYTES[recipe.model.dtype]
 
 
 def refuse_less_than_the_base(loaded: PinnedRecipe, stages: Sequence[StageName], limit: int) -> None:
@@ -83,7 +83,7 @@ class SettingGroup(NamedTuple):
     """Settings that are chosen together and apart from all others, with the values to try.
 
     `candidates` has one list, or one without and one with gradient checkpointing. Within a list memory grows and time
-    falls; the last list needs least memory for the same number of rows.
+    falls (`_faster_with_more_rows`); the last list needs least memory for the same number of rows.
     """
 
     phases: tuple[tuple[StageName, str], ...]  # (stage, phase) whose memory they decide
@@ -272,14 +272,14 @@ def _training_group(loaded: PinnedRecipe, stage: TrainingName) -> SettingGroup:
     recipe = loaded.recipe
     options = recipe.training_section(stage)
     training = [
-        [
+        _faster_with_more_rows(
             Candidate(
                 {f"{stage}.gradient_checkpointing": checkpointing, **micro_batch(loaded, stage, n)},
                 _row_seconds(recipe, stage, checkpointing, n),
                 n,
             )
             for n in divisors(global_batch(loaded, stage))
-        ]
+        )
         for checkpointing in (False, True)
     ]
     if isinstance(options, Dialogues):
@@ -287,6 +287,18 @@ def _training_group(loaded: PinnedRecipe, stage: TrainingName) -> SettingGroup:
     else:
         names = ["update"] if options.score_batch_size is not None else ["score", "update"]
     return SettingGroup(tuple((stage, name) for name in names), training, {})
+
+
+def _faster_with_more_rows(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return the candidates that are faster than all with fewer rows, which come first; the others need more for less.
+
+    Where rows of any length share a micro-batch, more rows have more padding.
+    """
+    kept: list[Candidate] = []
+    for candidate in candidates:
+        if not kept or candidate.seconds < kept[-1].seconds:
+            kept.append(candidate)
+    return kept
 
 
 def _batch_sizes(key: str, sizes: Sequence[int]) -> list[Candidate]:

@@ -9,13 +9,24 @@ length.
 
 import math
 import random
-from collections.abc import Sequence
+from statistics import mean
 from typing import NamedTuple
 
 from rlhf.data.worlds.lengths import lengths_of_hh
 from rlhf.files import JsonObject
+from rlhf.memory.card import cards
 from rlhf.memory.card.cards import NominalRates
-from rlhf.memory.phases import MOST_REPEATS, STEPS, PredictedStage, Work
+from rlhf.memory.phases import MOST_REPEATS, STEPS, PredictedStage, PredictionError, Work
+from rlhf.memory.weights import (
+    ADAPTER_BYTES,
+    NUMBER_BYTES,
+    Form,
+    adapted_layers,
+    adapter_parameters,
+    bytes_of_product,
+    linear_layers,
+    shape_of,
+)
 from rlhf.recipe import TRAINING_STAGES, Dialogues, Recipe, StageName, TrainingName
 
 
@@ -105,7 +116,11 @@ def stage_work(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> S
     # Of the longest row's tokens, with which the work was rehearsed.
     share = row_tokens(recipe, stage, options.per_device_train_batch_size) / _longest_row(recipe, stage)
     times = {name: n * steps for name, n in _times_a_step(recipe, stage).items() if name != "rollout/decode"}
-    decoded = _decoding_steps(recipe, stage) * decoding_step_bytes(predicted, share)
+    decoded = 0.0
+    if any(name.endswith("decode") for name in predicted.phases):
+        longest = (recipe.evaluate if isinstance(options, Dialogues) else options).max_prompt_length
+        step = decoding_step_bytes(recipe, stage, _mean_prompt(recipe, longest), predicted)
+        decoded = _decoding_steps(recipe, stage) * step
     repeated = [(predicted.phases[name].work, n) for name, n in times.items() if name in predicted.phases]
     repeated += _evaluations(recipe, stage, predicted)
     return StageWork(
@@ -204,17 +219,65 @@ def _times_a_step(recipe: Recipe, stage: TrainingName) -> dict[str, float]:
     return {name: n / STEPS for name, n in times.items()}
 
 
-def decoding_step_bytes(predicted: PredictedStage, share: float = 1.0) -> float:
-    """Return the bytes that a decoding step of a rollout, or of an evaluation, reads at least; 0 without one.
+def decoding_step_bytes(
+    recipe: Recipe, stage: TrainingName, prompt: float, predicted: PredictedStage | None = None
+) -> float:
+    """Return the bytes that a mean decoding step of a stage moves: weights, active adapters, keys and values.
 
-    They are all weights, a quarter of the adapters, and the keys and values of rows that have `share` of the tokens of
-    the longest one. A quarter is one role's adapter if PPO's critic has its own. Elsewhere there are fewer adapters, so
-    that it is less than one, and the bytes are a lower bound.
+    `prompt` is the mean of a prompt's tokens; half of a response follows it in a mean step. Weights count in the form
+    in which they are multiplied with (`bytes_of_product`). Rows of the embedding table are looked up, and do not count.
+    Of layers that are not known, the weights count as they were found in a rehearsal, `predicted`, and no adapters;
+    without one this raises PredictionError.
     """
-    decoding = predicted.phases.get("rollout") or predicted.phases.get("evaluate/decode")
-    parts = decoding.components if decoding else {}
-    weights = parts.get("base", 0) + parts.get("quantization", 0) + parts.get("adapters", 0) // 4
-    return weights + parts.get("kv_cache", 0) * share
+    shape, size = shape_of(recipe), NUMBER_BYTES[recipe.model.dtype]
+    sampled = _sampled(recipe, stage)
+    slots = sampled.rows * (prompt + sampled.response_length / 2)
+    cached = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_width * slots * size
+    matrix = (shape.vocab_size or recipe.tokenizer.vocab_size or 0) * shape.hidden_size * size
+    try:
+        return _layers_of_a_step(recipe, sampled) + matrix + cached
+    except PredictionError:
+        if predicted is None:
+            raise
+    decoding = predicted.phases.get("rollout") or predicted.phases["evaluate/decode"]
+    held = decoding.components.get("base", 0) + decoding.components.get("quantization", 0)
+    return held - (0 if shape.tie_word_embeddings else matrix) + cached
+
+
+class _Sampled(NamedTuple):
+    """How a stage decodes."""
+
+    rows: float  # at once, in a mean batch
+    response_length: int
+    merged: bool = False  # adapters are part of a copy of the weights
+    form: Form = "library"
+
+
+def _sampled(recipe: Recipe, stage: TrainingName) -> _Sampled:
+    options, sampling = recipe.training_section(stage), recipe.evaluate
+    if isinstance(options, Dialogues):
+        rows = _mean_batch(_sampled_prompts(recipe, stage), sampling.batch_size)
+        return _Sampled(rows, sampling.response_length)
+    rows = _mean_batch(options.batch_size, options.rollout_batch_size)
+    form: Form = "copy" if options.rollout_4bit == "unpacked" else options.rollout_4bit
+    return _Sampled(rows, options.response_length, options.rollout_weights == "merged", form)
+
+
+def _mean_batch(rows: int, most: int) -> float:
+    return rows / math.ceil(rows / most)
+
+
+def _layers_of_a_step(recipe: Recipe, sampled: _Sampled) -> float:
+    """Return the bytes of the layers' weights and of one adapter. Raises PredictionError for layers not known."""
+    adapted, layers = adapted_layers(recipe), shape_of(recipe).num_hidden_layers
+    size, packed = NUMBER_BYTES[recipe.model.dtype], recipe.model.quantization == "nf4"
+    gpu, rows = cards.gpu_of(recipe.hardware.name), math.ceil(sampled.rows)
+    total = 0.0 if sampled.merged else float(ADAPTER_BYTES * adapter_parameters(recipe))
+    for name, (inputs, outputs) in linear_layers(recipe).items():
+        copied = len(adapted.get(name, ())) if sampled.merged else 0
+        product = bytes_of_product(inputs, outputs, rows, size, packed, sampled.form, gpu)
+        total += copied * inputs * outputs * size + (layers - copied) * product
+    return total
 
 
 # -- the tokens of rows -----------------------------------------------------------------------------------------------
@@ -227,8 +290,7 @@ def row_tokens(recipe: Recipe, stage: TrainingName, micro: int) -> float:
     """
     options = recipe.training_section(stage)
     if not isinstance(options, Dialogues):
-        prompts = _prompt_lengths(recipe, options.max_prompt_length)
-        return sum(prompts) / len(prompts) + options.response_length
+        return _mean_prompt(recipe, options.max_prompt_length) + options.response_length
     batch = (
         options.per_device_train_batch_size * options.gradient_accumulation_steps if options.group_by_length else None
     )
@@ -266,8 +328,10 @@ def padded_share(
     return padded / (len(rows) * longest)
 
 
-def _prompt_lengths(recipe: Recipe, longest: int) -> Sequence[int]:
-    return [min(p, longest) for p, _, _ in lengths_of_hh()] if _lengths_are_known(recipe) else [longest]
+def _mean_prompt(recipe: Recipe, longest: int) -> float:
+    if not _lengths_are_known(recipe):
+        return longest
+    return mean(min(prompt, longest) for prompt, _, _ in lengths_of_hh())
 
 
 def _lengths_are_known(recipe: Recipe) -> bool:

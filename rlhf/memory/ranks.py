@@ -3,11 +3,11 @@
 import math
 from typing import NamedTuple
 
-from rlhf.memory.phases import PredictedPhase, PredictedStage, PredictionError
+from rlhf.memory.phases import PredictedPhase, PredictedStage
+from rlhf.memory.weights import ADAPTER_BYTES, adapter_parameters, layers_bytes, shape_of
 from rlhf.recipe import (
     ONLINE,
     TRAINING_STAGES,
-    Architecture,
     Dialogues,
     PinnedRecipe,
     Ppo,
@@ -15,7 +15,6 @@ from rlhf.recipe import (
     StageName,
     TrainingName,
 )
-from rlhf.recipe.model_types import LLAMA_LAYERS
 
 # FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it computes.
 # In the other phases of online stages it has fetched all of them (rlhf/models/shared_base.py); while it loads, it has
@@ -62,7 +61,7 @@ def divide(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> Predi
         return predicted
     layers = layers_bytes(recipe)
     part = layers // recipe.hardware.count
-    fetched = LAYERS_AT_ONCE * layers // _architecture(recipe).num_hidden_layers
+    fetched = LAYERS_AT_ONCE * layers // shape_of(recipe).num_hidden_layers
 
     def of_rank(name: str, phase: PredictedPhase) -> PredictedPhase:
         """Return a phase with the layers that a rank holds in it."""
@@ -103,40 +102,6 @@ def _with_base(phase: PredictedPhase, more: int) -> PredictedPhase:
     )
 
 
-def layers_bytes(recipe: Recipe) -> int:
-    """Return the bytes of the frozen layers' linear weights, in 4 bits with their scales; norms are left out."""
-    layer = sum(inputs * outputs for inputs, outputs in _linear(recipe).values())
-    numbers = layer * _architecture(recipe).num_hidden_layers
-    if recipe.model.quantization == "nf4":  # a byte for each block of 64, and a float32 for each 256 of those bytes
-        return round(numbers * (1 / 2 + 1 / 64 + 4 / (64 * 256)))
-    return numbers * {"float32": 4, "bfloat16": 2}[recipe.model.dtype]
-
-
-def adapter_parameters(recipe: Recipe) -> int:
-    """Return the numbers of one LoRA adapter: r · (in + out) for each linear layer that has one."""
-    linear, targets = _linear(recipe), recipe.lora.target_modules
-    names = linear if targets == "all-linear" else [name.split(".")[-1] for name in targets]
-    layers = _architecture(recipe).num_hidden_layers
-    adapted = recipe.lora.layer_numbers(layers)
-    return recipe.lora.r * sum(sum(linear[name]) for name in names) * (layers if adapted is None else len(adapted))
-
-
-def _linear(recipe: Recipe) -> dict[str, tuple[int, int]]:
-    """Return the linear layers of one decoder layer: (in, out). Raises PredictionError for a type with other layers."""
-    shape = _architecture(recipe)
-    if shape.model_type not in LLAMA_LAYERS:
-        raise PredictionError(f"the layers of {shape.model_type} models are not known: no shards and no traffic")
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    queries, cached = shape.head_width * shape.num_attention_heads, shape.head_width * shape.num_key_value_heads
-    attention = {
-        "q_proj": (hidden, queries),
-        "k_proj": (hidden, cached),
-        "v_proj": (hidden, cached),
-        "o_proj": (queries, hidden),
-    }
-    return attention | {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
-
-
 class Traffic(NamedTuple):
     """Bytes that each rank receives in one step, as the algorithms that need least of them do it."""
 
@@ -152,7 +117,7 @@ def traffic(recipe: Recipe, stage: TrainingName) -> Traffic:
     """
     count = recipe.processes(stage)
     options = recipe.training_section(stage)
-    trained = 4 * adapter_parameters(recipe)
+    trained = ADAPTER_BYTES * adapter_parameters(recipe)
     if isinstance(options, Dialogues):
         reductions, trunks, passes = 1, 1, PASSES * options.per_device(count)[1]
     else:
@@ -171,8 +136,3 @@ def scaling(computing: float, messages: float) -> tuple[float, float]:
     Arguments are seconds in a step. The lower bound hides no messages behind computing, the upper one all that it can.
     """
     return computing / (computing + messages), computing / max(computing, messages)
-
-
-def _architecture(recipe: Recipe) -> Architecture:
-    assert recipe.model.architecture is not None  # without one nothing is predicted
-    return recipe.model.architecture

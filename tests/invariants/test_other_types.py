@@ -8,8 +8,9 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.memory.rehearsal.short_runs import check_equal_layers
+from rlhf.memory.rehearsal.short_runs import check_equal_layers, check_windows, rehearsal_changes
 from rlhf.models.adapters import _targets
 from rlhf.models.architecture import config_of
 from rlhf.models.support import check_lengths, check_model, unsupported
@@ -17,6 +18,7 @@ from rlhf.recipe import Architecture
 from rlhf.recipe.model_types import TESTED
 from rlhf.rollout.probe import check_sampling
 from tests import models
+from tests.helpers import RECIPE
 
 VOCABULARY = 64
 SIZES: dict[str, Any] = models.SIZES | {
@@ -129,3 +131,46 @@ def test_layers_that_differ_are_not_taken_for_the_first_ones():
     check_equal_layers(other("deepseek_v3", **OTHERS["deepseek_v3"]).config)  # one dense layer before the others
     with pytest.raises(UserError, match=r"deepseek_v3 models is not predicted where layers differ \(1 and 3\)"):
         check_equal_layers(other("deepseek_v3", **OTHERS["deepseek_v3"] | {"first_k_dense_replace": 3}).config)
+
+
+S, F = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "predicted"),
+    [
+        ([S] * 12, True),
+        ([F] * 12, True),
+        ([S, F] * 6, True),
+        (([S] * 5 + [F]) * 4, True),
+        (([S] * 3 + [F]) * 16, True),
+        (([F] + [S] * 3) * 16, True),
+        (([S] + [F] * 3) * 3, True),
+        ([F] * 4 + [S] * 8, False),
+        ([S] * 4 + [F] * 8, False),
+        ([F] * 11 + [S], False),  # its mask is in no rehearsal
+        (([F] * 3 + [S]) * 3, False),  # its mask is in the deeper rehearsal alone
+        ([F] * 3 + [S], True),  # all of it is rehearsed
+    ],
+)
+def test_sliding_layers_that_come_late_are_not_predicted_from_the_first_ones(kinds, predicted):
+    """Rows within the window are attended to alike in every layer."""
+    config = AutoConfig.for_model("olmo3", num_hidden_layers=len(kinds), layer_types=kinds, sliding_window=128)
+    check_windows(config, 128)
+    if predicted:
+        check_windows(config, 1024)
+    else:
+        with pytest.raises(UserError, match=r"do not stand for all .* rows of at most 128 tokens.* which admit 1024"):
+            check_windows(config, 1024)
+
+
+def test_a_recipe_is_refused_for_the_layers_that_its_type_makes():
+    """Of a Qwen2 with `max_window_layers` those after the first 4 slide; no pinned recipe is refused."""
+    keys: dict[str, Any] = {"model_type": "qwen2", "num_hidden_layers": 12, "sliding_window": 128}
+    keys |= {"use_sliding_window": True, "max_window_layers": 4, "vocab_size": 900}
+    loaded = recipe.load(RECIPE, {f"model.architecture.{key}": value for key, value in keys.items()})
+    assert loaded.recipe.longest() > 128
+    with pytest.raises(UserError, match=r"all 12, of which 8 have a sliding window"):
+        rehearsal_changes(loaded.recipe, 2)
+    pinned = [file.parent for file in RECIPE.parents[1].glob("*/*/predicted.json")]
+    assert pinned and all(rehearsal_changes(recipe.load(folder).recipe, 2) for folder in pinned)

@@ -5,11 +5,9 @@ stages on real tensors, and the profiler every allocation that torch's CPU alloc
 """
 
 import collections
-import copy
 import functools
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +15,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from trl.trainer import dpo_trainer, reward_trainer, sft_trainer
 
-from bench.memory import budgets
 from bench.memory.measure import RealRuns, measure
 from rlhf import recipe
 from rlhf.data.batch import Rollout
 from rlhf.evaluation import policies as evaluation
-from rlhf.memory import prediction_file as pins
 from rlhf.memory.card import cards
 from rlhf.memory.card.allocator import LARGE_SEGMENT
 from rlhf.memory.card.replay import replay
@@ -33,7 +29,6 @@ from rlhf.memory.phases import (
     Event,
     Parts,
     Peak,
-    PeakPart,
     PredictedPhase,
     PredictedStage,
     PredictionError,
@@ -42,7 +37,6 @@ from rlhf.memory.phases import (
     Work,
 )
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
-from rlhf.memory.prediction_file import Needs, Peaks
 from rlhf.memory.rehearsal.meta_runs import Rehearsals, reserved_at_depth
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.rollout.engine import sample
@@ -684,85 +678,6 @@ def test_a_peak_may_move_from_one_moment_to_another(predictor):
     assert min(min(peak.components.values()) for peak in predicted.values()) >= 0
 
 
-# -- growth beyond what is pinned --------------------------------------------------------------------------------------
-
-STEP = {"policy": {"per_layer": 50, "outside": 40}, "base": {"per_layer": 30, "outside": 40}}
-PEAKS: Peaks = {
-    **{stage: {"load": {"base": 1_000}} for stage in PREDICTED_STAGES},
-    "ppo": {
-        "rollout": {"base": 10_000_000_000, "kv_cache": 500_000_000_000},
-        "update": {"base": 10_000_000_000, "activations": 400_000_000_000, "logits": 2_000_000_000},
-    },
-}
-
-
-def changed(stage: StageName, phase: str, part: PeakPart, factor: float) -> Peaks:
-    grown = copy.deepcopy(PEAKS)
-    grown[stage][phase][part] = round(grown[stage][phase][part] * factor)
-    return grown
-
-
-def test_growth_names_stage_phase_and_component():
-    """4 % of 400 GB of activations are 16 GB, 3.9 % of the phase; 2 % are below what is allowed."""
-    (line,) = budgets.growth(PEAKS, changed("ppo", "update", "activations", 1.04))
-    assert line == "ppo/update grew by 3.9% to 428.00 GB: activations +16.00 GB"
-    assert not [*budgets.growth(PEAKS, changed("ppo", "update", "activations", 1.02))]
-    assert not [*budgets.growth(PEAKS, PEAKS)]
-    assert not [*budgets.growth(PEAKS, changed("ppo", "rollout", "kv_cache", 0.5))]
-
-
-def test_growth_is_that_of_the_whole_phase():
-    """Half as much again of a component that is small stays; a new component counts from nothing."""
-    assert not [*budgets.growth(PEAKS, changed("ppo", "update", "logits", 1.5))]
-    after = copy.deepcopy(PEAKS)
-    after["ppo"]["update"]["buffers"] = 20_000_000_000
-    after["ppo"]["update"]["activations"] -= 1_000_000_000
-    (line,) = budgets.growth(PEAKS, after)
-    assert line == "ppo/update grew by 4.6% to 431.00 GB: buffers +20.00 GB"
-
-
-def test_phases_that_come_and_go_are_reported():
-    after = copy.deepcopy(PEAKS)
-    after["ppo"]["score"] = after["ppo"].pop("rollout")
-    assert [*budgets.growth(PEAKS, after)] == ["ppo/rollout is gone", "ppo/score is new"]
-
-
-def test_growth_of_a_stage_that_only_some_recipes_have_is_named():
-    """GRPO is no stage of most recipes; it may grow, come and go as the others."""
-    grpo: Peaks = {"grpo": {"update": {"base": 100}}}
-    (line,) = budgets.growth(PEAKS | grpo, PEAKS | {"grpo": {"update": {"base": 110}}})
-    assert line.startswith("grpo/update grew by 10.0%")
-    assert [*budgets.growth(PEAKS, PEAKS | grpo)] == ["grpo/update is new"]
-    assert [*budgets.growth(PEAKS | grpo, PEAKS)] == ["grpo/update is gone"]
-
-
-def test_a_phase_whose_need_is_gone_is_named():
-    before: Needs = {"ppo": {"update": 1000, "score": 500}}
-    (line,) = budgets.more_needed(before, {"ppo": {"update": 1000}})
-    assert line == "ppo/score: what it needs of the card is pinned and no longer predicted"
-    assert len([*budgets.more_needed(before, {})]) == 2
-
-
-def test_a_phase_that_needs_more_of_the_card_is_named():
-    before: Needs = {"ppo": {"update": 1000, "score": 500}}
-    assert [*budgets.more_needed(before, {"ppo": {"update": 1030, "score": 400}})] == []
-    (line,) = budgets.more_needed(before, {"ppo": {"update": 1031, "score": 500}})
-    assert line == "ppo/update needs 3.1% more of the card: 0.00 GB"
-    assert [*budgets.more_needed({}, before)] == [], "nothing was pinned"
-
-
-def test_more_operations_than_are_pinned_are_named():
-    more = {"policy": {"per_layer": 51, "outside": 40}, "base": {"per_layer": 30, "outside": 42}}
-    assert list(budgets.more_operations(STEP, more)) == [
-        "decoding step of policy: 51 operations in a layer, where 50 are pinned",
-        "decoding step of base: 42 operations outside the layers, where 40 are pinned",
-    ]
-    assert not list(budgets.more_operations(more, STEP))
-    assert list(budgets.more_operations({}, {"base": {"outside": 42}})) == [
-        "decoding step of base: 42 operations outside the layers, and none pinned"
-    ]
-
-
 def test_operations_of_a_decoding_step_are_those_of_every_layer(predictor, monkeypatch):
     """Counted once, in a worker, for the recipe's number of layers; on a CPU nothing is captured."""
     assert predictor.decoding_step(tiny(4)) is None
@@ -783,14 +698,6 @@ def test_a_rehearsal_that_fails_leaves_no_answer_behind(predictor):
         predictor.predict(tiny(4, sft__per_device_train_batch_size=8192), "sft")  # more rows than are made
     predicted = predictor.predict(tiny(4, vocab=300), "merge")
     assert "merge" in predicted.phases
-
-
-def test_pinned_peaks_are_read_as_they_were_written(tmp_path: Path):
-    needed: Needs = {"ppo": {"update": 1000}}
-    pins.pin(tmp_path, PEAKS, STEP, None, needed)
-    assert budgets.pinned_needs(tmp_path) == needed
-    assert budgets.pinned(tmp_path) == PEAKS
-    assert budgets.pinned_step(tmp_path) == STEP
 
 
 def test_a_rehearsal_that_was_killed_is_started_again(tmp_path, monkeypatch):

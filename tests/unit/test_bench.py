@@ -112,6 +112,16 @@ def test_records_of_other_devices_are_not_compared():
         list(compare.losses(RECORD, other))
 
 
+def test_times_of_other_threads_or_by_another_clock_are_not_compared():
+    """More threads take more seconds of the process's clock, and fewer of the wall's."""
+    device: Device = {"type": "cpu", "name": "cpu", "model": "Processor A", "threads": 1}
+    one: StepsRecord = {**RECORD, "device": device}
+    with pytest.raises(ValueError, match="records of 1 and 16 threads cannot be compared"):
+        list(compare.losses(one, {**one, "device": {**device, "threads": 16}}))
+    with pytest.raises(ValueError, match="seconds of the wall and the CPU clock cannot be compared"):
+        list(compare.losses(one, changed(clock="cpu") | {"device": device}))
+
+
 def loaded_of(name: str):
     return recipe.load(RECIPE.parents[1] / name / "v1")
 
@@ -151,6 +161,9 @@ def test_only_records_of_the_same_processor_are_compared(tmp_path, monkeypatch):
     newest = bench.newest(loaded, now)
     assert newest is not None and newest["date"] == "mine"
     assert bench.newest(loaded, now | {"recipe_sha256": "f" * 64}) is None, "a draft that was edited"
+    assert bench.newest(loaded, now | {"device": {**here, "threads": 16}}) is None, "other threads"
+    seconds: dict[StageName, StageSteps] = {"sft": {**STAGE, "clock": "cpu"}}
+    assert bench.newest(loaded, now | {"stages": seconds}) is None, "another clock"
 
 
 def test_of_two_records_of_one_day_the_later_is_the_newest(tmp_path, monkeypatch):
@@ -376,10 +389,13 @@ def test_hours_are_those_of_the_mean_step_and_mbu_counts_every_batch_of_a_rollou
     row |= {"tokens_per_step": 250.0, "tokens_per_second": 100.0}
     predicted = PredictedStage(PredictedPhase(1, {"base": 1}, 0, Work()), {})
     best: Ceilings = {"flops": 1.0, "bandwidth": 1.0}
-    figures = derived.derived_figures(loaded, "ppo", row, predicted, best, "longest")
+    figures, usual = (
+        derived.derived_figures(loaded, "ppo", row, predicted, best, shape) for shape in ("longest", "hh")
+    )
     assert figures["mbu"] == 2 * (loaded.recipe.ppo.response_length - 1) * 1000 / 2.0, "48 rows, then the other 16"
     total = projection.optimizer_steps(loaded.recipe, "ppo")
-    assert total is not None and figures["hours"] == total * 2.5 / 3600, "a total is of means"
+    assert total is not None and usual["hours"] == total * 2.5 / 3600, "a total is of means"
+    assert figures["hours"] is None and usual["mbu"] is None, "a stage's rows are not all of the longest"
 
 
 def test_the_ablation_changes_one_thing_at_a_time():
@@ -430,6 +446,11 @@ def test_the_ablation_shows_flash_attn_beside_torch_s_own_kernel(monkeypatch, tm
     later = len(rounds) + 1  # the package cannot run, and is not tried again
     assert [second for _, second, _ in rounds] == [1.0 + later + at for at in range(count)]
     assert record["none"]["step_seconds"]["median"] == record["none"]["round_seconds"][1], "the median round"
+
+
+def test_an_ablation_has_a_median_round():
+    result = CliRunner().invoke(ablation.main, ["--rounds", "2"])
+    assert (result.exit_code, "2 is even" in result.output) == (2, True)
 
 
 def test_goals_are_ratios_that_are_reached_at_one():

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench import records, results
+from bench import goals, records, results
 from bench.gpu import (
     attention,
     command,
@@ -61,6 +61,7 @@ from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.memory.predict import FRAGMENTATION
+from rlhf.memory.projection import decoding_step_bytes
 from rlhf.rollout import library_decoding
 from rlhf.rollout.decoding import Sampling
 from tests.decoding_models import adapted
@@ -316,10 +317,10 @@ def decoding_has_every_variant(measured: dict[str, Any]) -> None:
     gone = {name: row for name, row in table["variants"].items() if isinstance(row, str)}
     assert not gone, "a switch in bench/gpu/variants.py is gone"
     # 2 layers of 32 wide, 261 words, tied; LoRA of rank 4; keys and values of 12 + 6 tokens in 4 rows; 4 bytes each
-    layer = 2 * 32 * 32 + 2 * 16 * 32 + 3 * 64 * 32 + 2 * 32
+    layer = 2 * 32 * 32 + 2 * 16 * 32 + 3 * 64 * 32
     lora = 4 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (64 + 32))
     cache = 2 * 2 * 2 * 8 * 4 * 18
-    whole = 4 * (2 * layer + 32 + 261 * 32 + 2 * lora + cache)
+    whole = 4 * (2 * layer + 261 * 32 + 2 * lora + cache)
     without = dict.fromkeys(("no adapters", "merged weights"), whole - 4 * 2 * lora)
     read = {name: row["bytes_read"] for name, row in table["variants"].items()}
     assert read == dict.fromkeys(read, whole) | without, "nothing is credited with what it does not read"
@@ -449,9 +450,11 @@ def test_memory_does_not_hold_where_a_phase_is_missing_on_one_side():
 
 
 def test_speed_is_decided_by_the_goals_of_its_recipe():
-    def measured(mfu: float | None, mbu: float | None, shape: str = "longest") -> SpeedFigures:
+    def measured(
+        mfu: float | None, mbu: float | None, shape: str = "longest", hours: float | None = None
+    ) -> SpeedFigures:
         spread: Spread = {"median": 1.0, "low": 1.0, "high": 1.0, "n": 4}
-        row: StageSteps = {"step_seconds": spread, "peak_vram_bytes": 5, "hours": 1.0, "mfu": mfu}
+        row: StageSteps = {"step_seconds": spread, "peak_vram_bytes": 5, "hours": hours, "mfu": mfu}
         return {"shape": shape, "stages": {"sft": row, "rm": row, "dpo": row, "ppo": {**row, "mbu": mbu}}}
 
     assert speed.decision(measured(0.5, 0.7), "h100-mistral-7b").holds is True
@@ -462,6 +465,20 @@ def test_speed_is_decided_by_the_goals_of_its_recipe():
     lost: SpeedFigures = {"shape": "longest", "stages": {"sft": {"out_of_memory": True}}}
     assert speed.decision(lost, "h100-mistral-7b").holds is False
     assert speed.decision(measured(0.5, 0.5, shape="hh"), "4090-llama2-7b").holds is True
+    assert speed.decision(measured(0.5, 0.7, hours=9.0), "h100-mistral-7b").holds is True, "not of the longest rows"
+    for hours, holds in ((1.3, True), (1.4, False), (None, None)):
+        assert speed.decision(measured(None, None, "hh", hours), "h100-mistral-7b").holds is holds, hours
+
+
+def test_hours_are_measured_on_rows_of_usual_length():
+    """For each recipe with a goal in hours an item of the plan measures its stages as a run has them."""
+    for name, wanted in goals.GOALS.items():
+        for stages in (goal.stages for goal in wanted if goal.key == "hours"):
+            assert [
+                item
+                for item in ITEMS
+                if (item.recipe or "").startswith(f"{name}/") and item.options == {"shape": "hh", "stages": [*stages]}
+            ], name
 
 
 def test_a_speed_record_that_was_cut_off_does_not_hold(monkeypatch):
@@ -637,6 +654,23 @@ def test_a_step_reads_a_copy_in_full_where_a_rollout_makes_one_of_4_bit_weights(
     assert read(four_bit="row_groups") == usual
     assert read(four_bit="unpacked") == usual + 2 * 1.5 * (2 * query + 2 * keys + 3 * inner)
     assert read(merged=True) == usual + 2 * 1.5 * (query + inner) - lora
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_step_of_16_bits_reads_the_bytes_that_are_projected_for_it(merged):
+    """2 rows, prompts of 8 tokens and responses of 8: 12 tokens are there in a mean step."""
+    model = adapted(torch.bfloat16).get_base_model()
+    policy = [parameter for name, parameter in model.named_parameters() if ".policy." in name]
+    shared: Any = SimpleNamespace(base=model, roles=SimpleNamespace(parameters=lambda role: policy))
+    keys = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"]
+    keys += ["num_attention_heads", "num_key_value_heads", "tie_word_embeddings"]
+    changes: recipes.Changes = {f"model.architecture.{key}": getattr(model.config, key) for key in keys}
+    changes |= {"lora.r": 4, "lora.target_modules": "all-linear", "ppo.response_length": 8}
+    loaded = recipes.load(ROOT / "recipes/h100-mistral-7b/v2", changes).recipe
+    size = {"batch_size": 2, "rollout_batch_size": 2, "rollout_weights": "merged" if merged else "adapter"}
+    loaded = loaded.model_copy(update={"ppo": loaded.ppo.model_copy(update=size)})
+    read = decoding.bytes_per_step(shared, Sampling(8, 8, 1.0, 2, merged=merged), 8 + 8 / 2)
+    assert read == decoding_step_bytes(loaded, "ppo", 8)
 
 
 def test_the_first_rollout_is_not_counted_and_the_spread_of_the_others_is_kept():

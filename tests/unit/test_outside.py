@@ -1,20 +1,39 @@
 """The comparison with runs that others measured: its data, its lengths, and the page that is made from the record."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bench.kinds import OutsideRecord
-from bench.outside import collect, collect_fms, compare, lengths, page, plot, steps
+from bench.outside import collect, collect_fms, compare, lengths, loop, page, plot, steps
 from bench.outside.loop import STEP
 from bench.reading import read
 from rlhf.memory.card.cards import SMALL_WORKSPACE
 from rlhf.memory.phases import PRODUCT, Event
+from rlhf.memory.rehearsal.depth import NotAligned, deepen
 
 ROOT = Path(__file__).parents[2]
 RECORDS = sorted((ROOT / "results" / "outside" / "peft-metamath").glob("*.json"))
 MIB = 1 << 20
+
+
+def test_a_run_whose_two_depths_do_not_match_is_rehearsed_whole(monkeypatch):
+    """More events with fewer layers cannot be aligned."""
+
+    def rehearse(run, layers: int, tokens) -> SimpleNamespace:
+        events = [Event(number, 1, (), "mm") for number in range(10 - layers if layers < 5 else layers)]
+        return SimpleNamespace(events=events, trainable=layers, work=np.array([layers]))
+
+    with pytest.raises(NotAligned):
+        deepen(rehearse(None, 2, ()).events, rehearse(None, 4, ()).events, loop.LAYERS)
+    monkeypatch.setattr(loop, "rehearse", rehearse)
+    monkeypatch.setattr(steps, "recorded", lambda events, *_: len(events))
+    run: Any = {}
+    found: Any = compare._recorded(run, 0)
+    assert found == (loop.LAYERS, loop.LAYERS, np.array([loop.LAYERS]))
 
 
 def test_the_measured_figures_say_where_they_are_from():

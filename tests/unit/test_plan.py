@@ -17,20 +17,23 @@ import yaml
 from rlhf import recipe
 from rlhf.cli import plan_tables as tables
 from rlhf.errors import UserError
-from rlhf.memory import fit, plan, projection, published_figures, strategies
+from rlhf.memory import cache, fit, plan, projection, published_figures, strategies
 from rlhf.memory.cache import file_of
 from rlhf.memory.card import cards
 from rlhf.memory.phases import (
+    DECODING_STEP,
+    STAGE_ANSWER,
     Parts,
     PredictedPhase,
     PredictedStage,
     PredictionError,
+    RehearsalName,
     StepOperations,
     Work,
 )
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor, card_needed_bytes, card_reserved_bytes
 from rlhf.memory.preflight import require_fit
-from rlhf.process.cuda import CONTEXT_BYTES
+from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
 from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, stage_name
 from rlhf.recipe.choices import StrategyName
@@ -98,7 +101,7 @@ def narrow(folder) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
+def cache_folder(tmp_path_factory):
     """Predictions of this module: what one test has predicted, another one reads."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
@@ -117,7 +120,7 @@ class Known(Predictor):
 
 
 @pytest.fixture
-def predictor(cache):
+def predictor(cache_folder):
     """Each test has a predictor of its own, so that the commands of the next one find its process idle."""
     with Predictor() as made:
         yield made
@@ -362,6 +365,30 @@ def test_the_search_finds_what_trying_everything_finds_with_fewer_predictions(ra
         assert count <= most
         if fitting and fastest == ways[1][-1]:
             assert count <= 4, "the largest candidate is tried first"
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("stage", ["sft", "rm", "dpo"])
+def test_the_search_finds_what_trying_all_micro_batches_of_a_recipe_finds(stage, grouped):
+    """Where rows of any length share a micro-batch, padding makes large ones slow: the fastest is not the largest."""
+    directory = RECIPE.parents[1] / "4090-llama2-7b" / "v1"
+    loaded = recipe.load(directory, {f"{stage}.group_by_length": grouped})
+    ways = [(checkpointing, n) for checkpointing in (False, True) for n in (1, 2, 4, 8, 16)]
+    seconds = {way: fit._row_seconds(loaded.recipe, stage, *way) for way in ways}
+    assert grouped == (min(seconds, key=seconds.__getitem__) == (False, 16))
+    group = fit._training_group(loaded, stage)
+    for limit in (19, 20, 40, 79, 80, 100, 150, 200, 320, 400, 800, 1600):  # of 100 a row, or 20 with checkpointing
+
+        def need(checkpointing: bool, n: int) -> int:
+            return (20 if checkpointing else 100) * n
+
+        def fraction(candidate: fit.Candidate, limit: int = limit) -> float:
+            return limit / need(bool(candidate.changes[f"{stage}.gradient_checkpointing"]), candidate.rows)
+
+        fastest = fit._fastest(group, fraction)
+        fitting = [way for way in ways if need(*way) <= limit] or [(True, 1)]
+        found = (fastest.changes[f"{stage}.gradient_checkpointing"], fastest.rows)
+        assert found == min(fitting, key=seconds.__getitem__), limit
 
 
 def test_the_fraction_of_its_rows_with_which_a_phase_fits_by_hand():
@@ -633,8 +660,9 @@ def test_training_work_doubles_with_the_rows():
     assert projection.stage_work(sft_recipe().recipe, "merge", SFT) is None
 
 
-def test_work_of_ppo_by_hand():
-    """4 rows a step in two batches of 2, 10 tokens answered: nine decoding steps a batch read weights and cache."""
+def test_work_of_ppo_by_hand(monkeypatch):
+    """4 rows a step in two batches of 2, 10 tokens answered: nine decoding steps a batch."""
+    monkeypatch.setattr(projection, "decoding_step_bytes", lambda *_: 1160)
     loaded = recipe.load(
         RECIPE,
         {
@@ -652,7 +680,7 @@ def test_work_of_ppo_by_hand():
         },
     )
     phases = {
-        "rollout": phase(9999, base=1000, adapters=400, kv_cache=60, temporaries=5),
+        "rollout": phase(9999, base=1000),
         "rollout/prefill": phase(20),
         "rollout/decode": phase(9979),
         "score": phase(40),
@@ -663,7 +691,7 @@ def test_work_of_ppo_by_hand():
     # Two rehearsed steps: 10 + 20 a step, and two of six minibatches: 50 x 3.
     assert work.flops == 6 * (10 + 20 + 150)
     # Two batches a step; three evaluations (before, after steps 3 and 6) of two batches each.
-    assert work.decoded_bytes == (6 * 2 + 3 * 2) * 9 * (1000 + 400 // 4 + 60)
+    assert work.decoded_bytes == (6 * 2 + 3 * 2) * 9 * 1160
 
 
 def test_the_evaluations_of_ppo_are_prefilled_and_scored():
@@ -677,8 +705,13 @@ def test_the_evaluations_of_ppo_are_prefilled_and_scored():
 
 
 def test_sft_and_dpo_sample_before_and_after():
-    """80 prompts in batches of 16, of which one batch is rehearsed; each response has nine tokens after the first."""
+    """80 prompts in batches of 16, of which one batch is rehearsed; each response has nine tokens after the first.
+
+    In float32: 3 layers of 4 x 128² and 3 x 128 x 384 weights with LoRA of rank 8, an output layer of 800 x 128; keys
+    and values of 20 tokens of a prompt and 5 of a response, in the mean, for 8 rows of SFT and 16 of DPO.
+    """
     changes: recipe.Changes = {"evaluate.max_samples": 80, "evaluate.batch_size": 16, "evaluate.response_length": 10}
+    changes["evaluate.max_prompt_length"] = 20
     changes |= {
         f"{s}.{key}": n for s in ("sft", "dpo") for key, n in {"max_samples": 8, "max_eval_samples": 64}.items()
     }
@@ -687,13 +720,15 @@ def test_sft_and_dpo_sample_before_and_after():
     phases = {
         "evaluate": phase(100),
         "evaluate/prefill": phase(20),
-        "evaluate/decode": phase(30, base=1000, kv_cache=6),
+        "evaluate/decode": phase(30),
     }
+    weights = 4 * (3 * (4 * 128 * 128 + 3 * 128 * 384) + 3 * 8 * (4 * 256 + 3 * 512) + 800 * 128)
+    row = 4 * 2 * 3 * 128 * 25
     dpo, sft = (projection.stage_work(loaded.recipe, s, PredictedStage(phase(0), phases)) for s in ("dpo", "sft"))
     assert dpo and dpo.flops == (100 - 20 - 30) * 64 / 8 + 20 * 80 / 16
-    assert dpo.decoded_bytes == 2 * 5 * 9 * 1006
+    assert dpo.decoded_bytes == 2 * 5 * 9 * (weights + 16 * row)
     assert sft and sft.flops == (100 - 20 - 30) * 64 / 8 + 20
-    assert sft.decoded_bytes == 2 * 1 * 9 * 1006
+    assert sft.decoded_bytes == 2 * 1 * 9 * (weights + 8 * row)
     from rlhf.stages.sft import SAMPLES
 
     assert SAMPLES == projection.SFT_PROMPTS
@@ -707,11 +742,12 @@ def test_rows_of_sft_have_no_rejected_answer():
     assert tokens["sft"] < 0.95 * tokens["rm"]
 
 
-def test_evaluations_are_those_of_a_run():
+def test_evaluations_are_those_of_a_run(monkeypatch):
     """Before the first step, and after steps 20, 30, 40 and 60: five of one batch each, one token after the first."""
     changes = {"steps": 60, "eval_steps": 20, "save_steps": 30, "max_eval_samples": 2, "response_length": 2}
     changes |= {"batch_size": 2, "num_mini_batches": 1, "rollout_batch_size": 2}
     loaded = recipe.load(RECIPE, {f"ppo.{key}": value for key, value in changes.items()})
+    monkeypatch.setattr(projection, "decoding_step_bytes", lambda *_: 1)
     names = ("rollout", "rollout/prefill", "rollout/decode", "score", "update")
     stage = PredictedStage(phase(0, base=1), dict.fromkeys(names, phase(0, base=1)))
     work = projection.stage_work(loaded.recipe, "ppo", stage)
@@ -899,6 +935,57 @@ def test_another_version_of_a_package_is_predicted_anew(small, monkeypatch, pack
     assert file_of(recipe.load(small), "sft") != before
 
 
+SECTIONS: dict[str, recipe.Changes] = {  # a change in each section
+    "model": {"model.architecture.hidden_size": 32},
+    "tokenizer": {"tokenizer.vocab_size": 700},
+    "data": {"data.heldout_fraction": 0.2},
+    "lora": {"lora.r": 3},
+    "evaluate": {"evaluate.response_length": 9},
+    "pretrain": {"pretrain.learning_rate": 1e-4},
+    "sft": {"sft.max_eval_samples": 63},
+    "rm": {"rm.max_eval_samples": 63},
+    "ppo": {"ppo.response_length": 9},
+    "dpo": {"dpo.max_eval_samples": 63},
+    "merge": {"merge.stage": "sft"},
+    "hardware": {"hardware.trunk": "lean"},
+}
+EVERYWHERE = {"model", "tokenizer", "data", "lora", "evaluate", "hardware"}
+OWN: dict[RehearsalName, set[str]] = {
+    **{stage: {stage} for stage in ("sft", "rm", "ppo", "dpo")},
+    "merge": {"merge", "sft"},
+    "evaluate": {"rm"},
+    DECODING_STEP: {"ppo"},
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_section_that_a_rehearsal_depends_on_is_predicted_anew_and_no_other(section, name):
+    before, after = recipe.load(RECIPE), recipe.load(RECIPE, SECTIONS[section])
+    assert before.recipe != after.recipe
+    same = file_of(after, name) == file_of(before, name)
+    assert same != (section in EVERYWHERE | OWN[name])
+
+
+@pytest.mark.parametrize("key", ["hardware.name", "allocator"])
+def test_card_and_allocator_decide_on_a_gpu_only(small, monkeypatch, key):
+    cpu, cuda = recipe.load(small), recipe.load(small, {"hardware.device": "cuda"})
+    before = [file_of(loaded, "sft") for loaded in (cpu, cuda)]
+    if key == "allocator":
+        monkeypatch.setattr("rlhf.memory.cache.expandable_segments", lambda: not expandable_segments())
+        changed = [file_of(loaded, "sft") for loaded in (cpu, cuda)]
+    else:
+        named: recipe.Changes = {"hardware.name": "4090"}
+        cpu, cuda = recipe.load(small, named), recipe.load(small, named | {"hardware.device": "cuda"})
+        changed = [file_of(loaded, "sft") for loaded in (cpu, cuda)]
+    assert [old == new for old, new in zip(before, changed, strict=True)] == [True, False]
+
+
+def test_rehearsals_have_files_of_their_own(small):
+    loaded = recipe.load(small)
+    assert len({file_of(loaded, name) for name in OWN}) == len(OWN)
+
+
 def test_another_code_of_any_module_is_predicted_anew(small, monkeypatch, tmp_path):
     package = Path(plan.__file__).parents[1]
     copied = shutil.copytree(package, tmp_path / "rlhf", ignore=shutil.ignore_patterns("__pycache__"))
@@ -936,7 +1023,8 @@ def test_a_damaged_cache_is_predicted_anew(predictor, small):
         json.dumps(answer | {"depths": answer["depths"][:1]}),
     ):
         file.write_text(damage)
-        assert predictor.predict(loaded, "sft") == before
+        assert cache.read(file, STAGE_ANSWER) is None, damage
+    assert predictor.predict(loaded, "sft") == before
 
 
 def test_seed_and_size_of_the_card_are_no_new_prediction(small):
@@ -988,8 +1076,10 @@ def test_half_the_micro_batch_is_twice_the_accumulation():
 
 def test_an_odd_micro_batch_keeps_its_global_batch():
     loaded = recipe.load(RECIPE, {"sft.per_device_train_batch_size": 5, "sft.gradient_accumulation_steps": 1})
-    changes = strategies.switched_on(loaded, "sft", "batch_size")
-    assert changes is None or global_batch(loaded.with_changes(changes), "sft") == 5
+    assert strategies.switched_on(loaded, "sft", "batch_size") == {
+        "sft.per_device_train_batch_size": 1,
+        "sft.gradient_accumulation_steps": 5,
+    }
 
 
 def computed(predictor: Predictor, loaded: PinnedRecipe, strategy: StrategyName) -> float:

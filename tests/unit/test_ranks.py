@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf import recipe
 from rlhf.cli.plan_tables import between_rows
-from rlhf.memory import ranks
+from rlhf.memory import ranks, weights
 from rlhf.memory.phases import Parts, PredictedPhase, PredictedStage, PredictionError, Work
 from rlhf.memory.plan import RankTraffic, StageTime
 from rlhf.recipe import PinnedRecipe
@@ -52,7 +52,7 @@ def test_adapters_are_counted_as_peft_makes_them():
         names = targets if isinstance(targets, str) else list(targets)
         model = get_peft_model(LlamaForCausalLM(config), LoraConfig(r=lora.r, target_modules=names))
         made = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
-        assert ranks.adapter_parameters(changed.model_copy(update={"lora": lora})) == made
+        assert weights.adapter_parameters(changed.model_copy(update={"lora": lora})) == made
 
 
 @pytest.mark.parametrize("name", ["8xh100-llama2-70b/v1", "2x4090-llama2-13b/v1", "h100-mistral-7b/v1"])
@@ -63,14 +63,14 @@ def test_layers_have_the_bytes_that_are_predicted_for_a_loaded_base(name):
     parts = json.loads((RECIPES / name / "predicted.json").read_text())["stages"]["ppo"]["load"]
     assert shape and shape.vocab_size
     outside = 2 * shape.vocab_size * shape.hidden_size * 2
-    assert ranks.layers_bytes(loaded.recipe) == pytest.approx(
+    assert weights.layers_bytes(loaded.recipe) == pytest.approx(
         parts["base"] + parts.get("quantization", 0) - outside, rel=0.005
     )
 
 
 def test_where_layers_are_divided_a_rank_has_its_part_and_two_layers():
     loaded = load("8xh100-llama2-70b/v1")
-    layers = ranks.layers_bytes(loaded.recipe)
+    layers = weights.layers_bytes(loaded.recipe)
     parts: Parts = {"base": layers + 1_000_000_000, "activations": 5_000_000_000}
     undivided = PredictedPhase(sum(parts.values()), parts, 0, Work())
     whole = undivided._replace(work=Work(flops=100), paged_bytes=9)
@@ -88,22 +88,22 @@ def test_where_layers_are_divided_a_rank_has_its_part_and_two_layers():
 def test_what_ranks_tell_each_other_by_hand():
     """Two cards: a ring's all-reduce moves one times the gradients, a fetched layer half of itself."""
     ddp = load("2x4090-llama2-13b/v1").recipe
-    gradients = 4 * ranks.adapter_parameters(ddp)
+    gradients = 4 * weights.adapter_parameters(ddp)
     assert ranks.traffic(ddp, "sft") == (gradients, 0)
     assert ranks.traffic(ddp, "ppo") == (2 * 4 * 2 * gradients, 0), "epochs, minibatches, policy and critic"
     fsdp = load("2x4090-llama2-13b/v1", hardware__engine="fsdp").recipe
     accumulated = fsdp.sft.per_device(2)[1]
-    assert ranks.traffic(fsdp, "sft").weights == accumulated * ranks.layers_bytes(fsdp)
+    assert ranks.traffic(fsdp, "sft").weights == accumulated * weights.layers_bytes(fsdp)
     micro = 32 // 4 // 2 // fsdp.ppo.per_device_train_batch_size
     passes = 2 * 2 * (2 * 4) * micro + 1
-    assert ranks.traffic(fsdp, "ppo").weights == passes * ranks.layers_bytes(fsdp) / 2
+    assert ranks.traffic(fsdp, "ppo").weights == passes * weights.layers_bytes(fsdp) / 2
 
 
 def test_layers_that_are_not_known_are_neither_divided_nor_counted():
     unknown = load("2x4090-llama2-13b/v1", model__architecture__model_type="phi3", hardware__engine="fsdp").recipe
     stage = PredictedStage(PredictedPhase(1, {"base": 1}, 0, Work()), {})
     for refused in (lambda: ranks.divide(unknown, "sft", stage), lambda: ranks.traffic(unknown, "sft")):
-        with pytest.raises(PredictionError, match="the layers of phi3 models are not known: no shards and no traffic"):
+        with pytest.raises(PredictionError, match="the linear layers of phi3 models are not known"):
             refused()
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,14 +11,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from bench import derived
+from bench.kinds import Spread
 from bench.paths import ROOT
 from bench.roofline import __main__ as roofline
-from bench.roofline import counts
-from bench.roofline.counts import NF4_BYTES, Decoder, LayerPasses, LeastWork, RowSizes, phases
+from bench.roofline.counts import Decoder, LayerPasses, LeastWork, RowSizes, phases
 from rlhf import recipe
 from rlhf.errors import UserError
+from rlhf.memory import projection, weights
 from rlhf.memory.card import cards
 from rlhf.memory.card.cards import NominalRates
+from rlhf.memory.phases import PredictedPhase, PredictedStage, PredictionError, Work
+from rlhf.memory.weights import NF4_BYTES
 from rlhf.models import matmul
 from rlhf.models.lean.trunk import LeanTrunk
 
@@ -90,7 +95,7 @@ def test_the_lean_trunk_has_the_operations_that_torch_counts(monkeypatch):
 
 def test_weights_by_hand(monkeypatch):
     """Packed weights are unpacked above 4 rows here; 10 rows are 3 groups."""
-    monkeypatch.setattr(counts, "unpacks_4bit", lambda card, dtype, rows, out, inner: rows > 4)
+    monkeypatch.setattr(weights, "_unpacked", lambda card, rows, out, inner: rows > 4)
     packed = replace(HAND, packed=True)
     assert HAND.weight_bytes(0, 10, CARD, "library") == 144 * 2
     assert packed.weight_bytes(0, 4, CARD, "library") == pytest.approx(144 * NF4_BYTES)
@@ -99,7 +104,10 @@ def test_weights_by_hand(monkeypatch):
     assert packed.weight_bytes(0, 10, CARD, "copy") == 144 * 2
     adapted = replace(HAND, rank=5, targets=frozenset({"down_proj"}), adapted=range(1, 2))
     assert adapted.weight_bytes(1, 10, CARD, "library") == 144 * 2 + 60 * 4
-    assert adapted.weight_bytes(1, 10, CARD, "library", adapter=False) == 144 * 2
+    assert adapted.weight_bytes(1, 10, CARD, "library", merged=True) == 144 * 2
+    packed = replace(adapted, packed=True)
+    merged = 32 * 2 + 112 * NF4_BYTES
+    assert packed.weight_bytes(1, 4, CARD, "library", merged=True) == pytest.approx(merged), "a copy of what is merged"
 
 
 def test_decoding_reads_the_published_weights_of_mistral_7b():
@@ -114,6 +122,62 @@ def test_decoding_reads_the_published_weights_of_mistral_7b():
 
 
 BETWEEN = 2 * 2 * (4096 + 4096 + 2 * 1024 + 4096 + 4096 + 2 * 14336)  # bytes between the products of a layer
+
+
+@pytest.mark.parametrize(
+    ("folder", "stage", "keys"),
+    [
+        ("h100-mistral-7b/v2", "ppo", {}),
+        ("h100-mistral-7b/v2", "ppo", {"ppo.rollout_weights": "merged"}),
+        ("h100-llama31-8b-gsm8k/v1", "rloo", {}),
+        ("4090-llama2-7b/v2", "ppo", {}),
+        ("4090-llama2-7b/v2", "ppo", {"ppo.rollout_4bit": "row_groups"}),
+        ("4090-llama2-7b/v2", "ppo", {"ppo.rollout_4bit": "unpacked"}),
+        ("4090-mistral-7b/v1", "ppo", {"ppo.rollout_weights": "merged"}),
+    ],
+)
+def test_hours_mbu_and_roofline_count_the_same_bytes_of_a_decoding_step(monkeypatch, folder, stage, keys):
+    """The roofline adds the tensors between products; the weights are counted here as those of its passes."""
+    loaded = recipe.load(RECIPES / folder)
+    loaded = loaded._replace(recipe=roofline.changed(loaded.recipe, keys))
+    options, decoder = getattr(loaded.recipe, stage), Decoder.of(loaded.recipe)
+    rows, steps, longest = options.rollout_batch_size, options.response_length - 1, options.max_prompt_length
+    batches = options.batch_size // rows
+    assert options.batch_size == batches * rows
+    form: weights.Form = "copy" if options.rollout_4bit == "unpacked" else options.rollout_4bit
+    merged, gpu = options.rollout_weights == "merged", cards.gpu_of(loaded.recipe.hardware.name)
+    layers = sum([decoder.weight_bytes(number, rows, gpu, form, merged) for number in range(decoder.layers)])
+    slots = rows * (longest + options.response_length / 2)
+    cached = 2 * decoder.layers * decoder.kv_heads * decoder.head_dim * 2 * slots
+    expected = layers + 2 * decoder.vocab * decoder.hidden + cached
+
+    between = decoder.layers * decoder.between_products(RowSizes(rows, 0, 0, 0)._replace(wanted=rows))
+    least = phases(loaded.recipe, stage, longest)["rollout/decode"].moved / steps / batches
+    assert least - between - 2 * rows * decoder.hidden == pytest.approx(expected, rel=1e-12)
+
+    predicted = PredictedStage(
+        PredictedPhase(1, {"base": 1}, 0, Work()), {"rollout/decode": PredictedPhase(1, {}, 0, Work())}
+    )
+    monkeypatch.setattr(projection, "_mean_prompt", lambda recipe, most: most)
+    whole = projection.stage_work(loaded.recipe, stage, predicted)
+    assert whole and whole.decoded_bytes / projection._decoding_steps(loaded.recipe, stage) == pytest.approx(expected)
+
+    second: Spread = {"median": 1.0, "low": 1.0, "high": 1.0, "n": 4}
+    row: Any = {"phase_seconds": dict.fromkeys(("rollout/decode", "update"), second)}
+    row |= {"tokens_per_step": 1.0, "tokens_per_second": 1.0}
+    monkeypatch.setattr(projection, "step_flops", lambda *_: {"update": 1.0})
+    figures = derived.derived_figures(loaded, stage, row, predicted, {"flops": 1.0, "bandwidth": 1.0}, "longest")
+    assert figures["mbu"] == pytest.approx(batches * steps * expected)
+
+
+def test_a_step_of_layers_that_are_not_known_reads_what_a_rehearsal_found():
+    loaded = recipe.load(RECIPES / "h100-mistral-7b/v2", {"model.architecture.model_type": "phi3"}).recipe
+    with pytest.raises(PredictionError, match="the linear layers of phi3 models are not known"):
+        projection.decoding_step_bytes(loaded, "ppo", 200)
+    table = 2 * 32_000 * 4096
+    found = PredictedPhase(1, {"base": table + 500, "adapters": 7, "kv_cache": 9}, 0, Work())
+    predicted = PredictedStage(found, {"rollout": found})
+    assert projection.decoding_step_bytes(loaded, "ppo", 200, predicted) == 500 + 16 * 131_072 * (200 + 64)
 
 
 def test_changes_remove_what_they_are_about():

@@ -9,11 +9,12 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.memory.phases import MOST_REPEATS, STEPS
+from rlhf.memory.phases import DEPTHS, MOST_REPEATS, STEPS
 from rlhf.recipe import (
     POLICIES,
     Architecture,
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 MOST_ROWS = 8192  # of dialogues that are made for a few steps
+# Most difference of the share of sliding layers between the layers that are repeated and those that they stand for;
+# one sliding layer in 4 or in 6, or one full, has at most this.
+MOST_UNLIKE = 0.25
 
 PeakT = TypeVar("PeakT")
 StageFn = Callable[["torch.device"], object]
@@ -51,7 +55,7 @@ def rehearsal_changes(recipe: Recipe, layers: int | None) -> Changes:
     assert architecture
     if recipe.lora.layers not in ("all", "upper_half"):  # of 2 and 4 layers, only a half grows with the depth
         raise UserError("memory is predicted for lora.layers: all and upper_half only")
-    _check_depth(architecture)
+    _check_depth(recipe)
     changes = few_steps(recipe, STEPS, "longest") | {
         "model.attention": "sdpa" if recipe.model.attention == "flash_attention_2" else recipe.model.attention,
         **_shallow(architecture, layers or architecture.num_hidden_layers),
@@ -65,12 +69,37 @@ def rehearsal_changes(recipe: Recipe, layers: int | None) -> Changes:
     return changes
 
 
-def _check_depth(architecture: Architecture) -> None:
-    """Raise UserError if the first layers differ from the others. Types that are tested have equal layers."""
+def _check_depth(recipe: Recipe) -> None:
+    """Raise UserError if the first layers do not stand for the others. Tested types have the same weights in all."""
     from rlhf.models.architecture import config_of
 
+    architecture = recipe.model.architecture
+    assert architecture
+    config = config_of(architecture)
     if architecture.model_type not in TESTED or "mlp_only_layers" in architecture.others():
-        check_equal_layers(config_of(architecture))
+        check_equal_layers(config)
+    check_windows(config, recipe.longest())
+
+
+def check_windows(config: "PreTrainedConfig", longest: int) -> None:
+    """Raise UserError where sliding layers come so irregularly that the first ones do not stand for all.
+
+    Only if rows, of up to `longest` tokens, exceed the window. Then a sliding layer takes other memory than a full one,
+    in proportion to their number, and all of them share one mask, which must be there at both depths.
+    """
+    window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None) or []
+    low, high = DEPTHS
+    sliding = [kind == "sliding_attention" for kind in kinds]
+    if window is None or longest <= window or len(kinds) <= high or not any(sliding):
+        return
+    difference = abs(mean(sliding[low:high]) - mean(sliding[low:]))
+    if difference > MOST_UNLIKE or not any(sliding[:low]):
+        raise UserError(
+            f"memory is predicted from the first {high} layers, and here they do not stand for all {len(kinds)}, of "
+            f"which {sum(sliding)} have a sliding window. With rows of at most {window} tokens, the window, layers are "
+            f"alike: lower max_length, max_prompt_length or response_length, which admit {longest}; or run the stages "
+            "without a prediction"
+        )
 
 
 def check_equal_layers(config: "PreTrainedConfig") -> None:

@@ -1,0 +1,95 @@
+"""Growth of predicted peaks, needs and operations beyond what is pinned in a recipe's predicted.json."""
+
+import copy
+from pathlib import Path
+
+from bench.memory import budgets
+from rlhf.memory import prediction_file as pins
+from rlhf.memory.phases import PeakPart
+from rlhf.memory.predict import PREDICTED_STAGES
+from rlhf.memory.prediction_file import Needs, Peaks
+from rlhf.recipe import StageName
+
+STEP = {"policy": {"per_layer": 50, "outside": 40}, "base": {"per_layer": 30, "outside": 40}}
+PEAKS: Peaks = {
+    **{stage: {"load": {"base": 1_000}} for stage in PREDICTED_STAGES},
+    "ppo": {
+        "rollout": {"base": 10_000_000_000, "kv_cache": 500_000_000_000},
+        "update": {"base": 10_000_000_000, "activations": 400_000_000_000, "logits": 2_000_000_000},
+    },
+}
+
+
+def changed(stage: StageName, phase: str, part: PeakPart, factor: float) -> Peaks:
+    grown = copy.deepcopy(PEAKS)
+    grown[stage][phase][part] = round(grown[stage][phase][part] * factor)
+    return grown
+
+
+def test_growth_names_stage_phase_and_component():
+    """4 % of 400 GB of activations are 16 GB, 3.9 % of the phase; 2 % are below what is allowed."""
+    (line,) = budgets.growth(PEAKS, changed("ppo", "update", "activations", 1.04))
+    assert line == "ppo/update grew by 3.9% to 428.00 GB: activations +16.00 GB"
+    assert not [*budgets.growth(PEAKS, changed("ppo", "update", "activations", 1.02))]
+    assert not [*budgets.growth(PEAKS, PEAKS)]
+    assert not [*budgets.growth(PEAKS, changed("ppo", "rollout", "kv_cache", 0.5))]
+
+
+def test_growth_is_that_of_the_whole_phase():
+    """Half as much again of a component that is small stays; a new component counts from nothing."""
+    assert not [*budgets.growth(PEAKS, changed("ppo", "update", "logits", 1.5))]
+    after = copy.deepcopy(PEAKS)
+    after["ppo"]["update"]["buffers"] = 20_000_000_000
+    after["ppo"]["update"]["activations"] -= 1_000_000_000
+    (line,) = budgets.growth(PEAKS, after)
+    assert line == "ppo/update grew by 4.6% to 431.00 GB: buffers +20.00 GB"
+
+
+def test_phases_that_come_and_go_are_reported():
+    after = copy.deepcopy(PEAKS)
+    after["ppo"]["score"] = after["ppo"].pop("rollout")
+    assert [*budgets.growth(PEAKS, after)] == ["ppo/rollout is gone", "ppo/score is new"]
+
+
+def test_growth_of_a_stage_that_only_some_recipes_have_is_named():
+    """GRPO is no stage of most recipes; it may grow, come and go as the others."""
+    grpo: Peaks = {"grpo": {"update": {"base": 100}}}
+    (line,) = budgets.growth(PEAKS | grpo, PEAKS | {"grpo": {"update": {"base": 110}}})
+    assert line.startswith("grpo/update grew by 10.0%")
+    assert [*budgets.growth(PEAKS, PEAKS | grpo)] == ["grpo/update is new"]
+    assert [*budgets.growth(PEAKS | grpo, PEAKS)] == ["grpo/update is gone"]
+
+
+def test_a_phase_whose_need_is_gone_is_named():
+    before: Needs = {"ppo": {"update": 1000, "score": 500}}
+    (line,) = budgets.more_needed(before, {"ppo": {"update": 1000}})
+    assert line == "ppo/score: what it needs of the card is pinned and no longer predicted"
+    assert len([*budgets.more_needed(before, {})]) == 2
+
+
+def test_a_phase_that_needs_more_of_the_card_is_named():
+    before: Needs = {"ppo": {"update": 1000, "score": 500}}
+    assert [*budgets.more_needed(before, {"ppo": {"update": 1030, "score": 400}})] == []
+    (line,) = budgets.more_needed(before, {"ppo": {"update": 1031, "score": 500}})
+    assert line == "ppo/update needs 3.1% more of the card: 0.00 GB"
+    assert [*budgets.more_needed({}, before)] == [], "nothing was pinned"
+
+
+def test_more_operations_than_are_pinned_are_named():
+    more = {"policy": {"per_layer": 51, "outside": 40}, "base": {"per_layer": 30, "outside": 42}}
+    assert list(budgets.more_operations(STEP, more)) == [
+        "decoding step of policy: 51 operations in a layer, where 50 are pinned",
+        "decoding step of base: 42 operations outside the layers, where 40 are pinned",
+    ]
+    assert not list(budgets.more_operations(more, STEP))
+    assert list(budgets.more_operations({}, {"base": {"outside": 42}})) == [
+        "decoding step of base: 42 operations outside the layers, and none pinned"
+    ]
+
+
+def test_pinned_peaks_are_read_as_they_were_written(tmp_path: Path):
+    needed: Needs = {"ppo": {"update": 1000}}
+    pins.pin(tmp_path, PEAKS, STEP, None, needed)
+    assert budgets.pinned_needs(tmp_path) == needed
+    assert budgets.pinned(tmp_path) == PEAKS
+    assert budgets.pinned_step(tmp_path) == STEP
