@@ -264,7 +264,7 @@ bench-ablation: $(ready) ## measure the published ways to save memory, one at a 
 	@$(python) -m bench.ablation $(strip $(recipe) $(sets) $(BENCH_ARGS))
 bench-micro: setup ## measure small functions with pytest-benchmark
 	@$(VENV)/bin/python -m pytest bench/micro --benchmark-only -q $(BENCH_ARGS)
-bench-gpu: setup ## measure what only a GPU can show (BENCH_ARGS="--box 50m"; --dry-run needs no GPU)
+bench-gpu: setup ## measure what only a GPU can show (BENCH_ARGS="--box 55m"; --dry-run needs no GPU)
 	@$(VENV)/bin/python -m bench.gpu $(BENCH_ARGS)
 bench-memory: $(ready) ## compare predicted with measured peaks, in two steps of every stage that is predicted
 	@$(python) -m bench.memory measure $(strip $(recipe) $(sets) $(BENCH_ARGS))
