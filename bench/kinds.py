@@ -42,14 +42,14 @@ class Device(TypedDict):
 
 
 class Traced(TypedDict):
-    """What every kind of record has: the code that made it, and the device; some kinds have its name alone."""
+    """Fields of every record: the code that made it, and the device, of which some kinds have the name only."""
 
     code: Code
     device: Device | str
 
 
 class OfRecipe(Traced):
-    """What a record about a recipe has, too."""
+    """Further fields of records about a recipe."""
 
     recipe: str  # its name; of bench.layers name and version
     recipe_sha256: str

@@ -152,7 +152,7 @@ def _packed(run: PackedRun) -> PackedRow:
 
 
 def _quiet() -> None:
-    """Send what libraries print to nowhere: they warn of what a meta tensor lacks."""
+    """Silence the libraries, which warn about what meta tensors lack."""
     import warnings
 
     warnings.simplefilter("ignore")
@@ -160,7 +160,7 @@ def _quiet() -> None:
 
 
 class _limited:
-    """A block that may take so many seconds of the processor; TimeoutError is raised in it after that."""
+    """Raise TimeoutError in the block after this many CPU seconds."""
 
     def __init__(self, seconds: float):
         self.seconds = seconds

@@ -20,7 +20,7 @@ Step = dict[str, dict[str, int]]  # role -> "per_layer" and "outside" -> operati
 
 
 class Pinned(Record):
-    """The content of predicted.json. Files from before a key lack it."""
+    """The content of predicted.json. Older files lack newer keys."""
 
     unit: str
     stages: Peaks

@@ -1,4 +1,4 @@
-"""The exchange of modules' forward passes for a time."""
+"""Temporary replacement of modules' forward passes."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -31,7 +31,7 @@ class Roles:
     """One adapter on `base` for each of `folders` (role -> its folder); the role `base` has none.
 
     Only `trainable` roles get gradients. `peft` is the library's model of the base with all adapters; `active` is the
-    role that a forward pass uses, None outside of every block.
+    role that a forward pass uses, None outside any block.
     """
 
     def __init__(self, base: PreTrainedModel, folders: Mapping[Role, Path], trainable: tuple[Role, ...] = ()):
@@ -123,6 +123,7 @@ class Roles:
                     if half and role not in self.trainable:
                         linear.to(torch.bfloat16)  # as autocast would round them in each forward pass
         self.active = None
+        self.peft.eval()  # but for the time of an update, which may need train mode for checkpointing
         for module in self.peft.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0  # it would make the ratio of new to old probabilities noise from the first update on

@@ -6,7 +6,8 @@
     value      trainable: either a head on the policy's hidden states, or a separate adapter that starts as the
                reward model, so that the critic begins by knowing what the score will be
 
-With the library's layers a backward pass under another role than its forward pass is refused (rlhf/models/roles.py).
+With the library's layers, a backward pass raises if the active role is not that of its forward pass
+(rlhf/models/roles.py).
 The lean trunk is told the role in each pass, and recomputes with the same one.
 """
 

@@ -106,17 +106,17 @@ def pool_log_ratios(log_ratio: Tensor, mask: Tensor, level: Level) -> Tensor:
         sequence      mean_t d_t             of the response, to the power 1/length (GSPO, arXiv 2507.18071, eq. 7)
         sequence_sum  sum_t d_t              of the response (RLOO)
 
-    Shapes: log_ratio, mask (B, R); log_ratio 0 where mask is False. Returns (B, R), 0 where mask is False; at the
-    levels of a sequence all real tokens of a row hold the same number. Raises ValueError when shapes differ or level is
-    unknown.
+    Shapes: log_ratio, mask (B, R). Returns (B, R), 0 where mask is False; at the levels of a sequence all real tokens
+    of a row hold the same number. Raises ValueError when shapes differ or level is unknown.
     """
     check_mask(mask, log_ratio=log_ratio)
+    d = zero_pads(log_ratio, mask)
     if level == "token":
-        return log_ratio
+        return d
     if level == "sequence":
-        return zero_pads(masked_mean(log_ratio, mask, dim=1).unsqueeze(1).expand_as(mask), mask)
+        return zero_pads(masked_mean(d, mask, dim=1).unsqueeze(1).expand_as(d), mask)
     if level == "sequence_sum":
-        return zero_pads(log_ratio.sum(1, keepdim=True).expand_as(mask), mask)
+        return zero_pads(d.sum(1, keepdim=True).expand_as(d), mask)
     raise ValueError(f"unknown level {level!r}: choose one of {', '.join(LEVELS)}")
 
 

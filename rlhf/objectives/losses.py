@@ -66,7 +66,8 @@ def ppo_value_loss(
 
     The critic cannot gain by moving further than `clip` from those.
 
-    loss = mean(max((V - R)^2, (clamp(V, V_old - clip, V_old + clip) - R)^2)) / 2;   clip None: mean((V - R)^2) / 2
+    loss = mean(max((V - G)^2, (clamp(V, V_old - clip, V_old + clip) - G)^2)) / 2;   clip None: mean((V - G)^2) / 2
+    with the returns G.
     (openai/baselines ppo2; kept in arXiv 1909.08593's code.)
 
     Shapes: values, old_values, returns, mask (B, R); mask bool, True on real tokens. Returns a 0-dim loss, and the

@@ -55,7 +55,7 @@ def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
     """Rescale the real tokens to standard deviation 1: (x - mean) / sqrt(var + 1e-8), var unbiased.
 
     shift_mean True leaves them with mean 0; False adds the original mean back, so that only the spread changes.
-    The 1e-8 bounds what rounding of the mean leaves of constant input: 1e4 times that rounding. Input whose own
+    For constant input the 1e-8 limits how much the rounding of the mean is amplified: 1e4 times. Input whose own
     deviation is near 1e-4 or below ends with less than 1 because of it.
 
     Shapes: x, mask equal; returns that shape, 0 where mask is False. Raises ValueError below two real tokens.

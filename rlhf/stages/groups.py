@@ -1,9 +1,10 @@
 """RLOO and GRPO: the policy gradient without a critic. Each step:
 
     1 sample     num_generations responses to each prompt, from the policy
-    2 score      the weighted sum of the rewards, of the reward model or of functions; minus penalties, it is shaped
+    2 score      weighted sum of the rewards, of the reward model or of functions. Shaped: minus penalties, and the
+                 reward model's part normalised and clipped
     3 reward     log-probabilities under policy and reference; with `kl_penalty: reward`, shaped score minus beta * KL
-    4 advantage  each reward against those of the other responses to the same prompt
+    4 advantage  compare each reward with those of the prompt's other responses
     5 update     clipped policy loss, with `kl_penalty: loss` plus beta * KL, in minibatches
 
 The two methods differ in steps 4 and 5 and in their defaults: rlhf/objectives/groups.py has the formulas and their
@@ -148,7 +149,6 @@ def sample_and_score(session: Session, learner: "Learner", step: int) -> ScoredR
 def score_responses(session: Session, learner: "Learner", rollout: Rollout, prompt_indices: list[int]) -> ScoredRollout:
     """Return responses to training prompts with their scores, raw and shaped."""
     options, codec, shared = learner.options, session.codec, session.shared
-    shared.base.eval()  # the update before has set train mode
     assert session.reward_sum is not None
     rollout = role_passes.with_lower_states(shared, rollout, options.score_rows)
     model_scores = (
@@ -245,7 +245,7 @@ class Learner:
                 stats = self._add_gradients(batch, mini_rows)
                 if update.too_far(stats):  # `max_update_kl`; the end of `updating` drops these gradients
                     break
-                update.step(stats)
+                update.take_step(stats)
             return update.metrics()
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:

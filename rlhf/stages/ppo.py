@@ -9,9 +9,8 @@
 Policy, reference and reward model are adapters on one frozen base (rlhf/models/shared_base.py). The critic is a fourth,
 which starts as the reward model's, or a head on the policy's hidden states (`value_model`). A micro-batch's loss is a
 mean over its response tokens, times its share of the minibatch's tokens: the micro-batch size and the number of
-ranks change the result by rounding only. (RLOO and GRPO sum weighted tokens. The same sums here would round otherwise
-than released results did.) `TrainState` and its `Update` (rlhf/stages/online/train_state.py) draw the minibatches, clip
-the gradients and step the optimizer.
+ranks change the result by rounding only. `TrainState` and its `Update` (rlhf/stages/online/train_state.py) draw the
+minibatches, clip the gradients and step the optimizer.
 
 Shapes: B prompts, R response slots; slot t holds the t-th generated token. docs/ppo.md numbers the details, with their
 sources and what each is worth; docs/metrics.md explains every logged key; tests/oracle/test_ppo_step.py computes a
@@ -41,10 +40,6 @@ from rlhf.stages.online.session import Session
 from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainedRole, TrainState, as_numbers
 from rlhf.stages.result import Result
 from rlhf.terminal.progress import Bar
-
-# With `sigmoid_scores` a critic starts as the tangent of the sigmoid at 0: sigmoid(s) is about (s + 2) / 4 there, which
-# is (s - mean) / sd with these numbers. Scores are not normalised then; recipes refuse both together.
-SIGMOID_TANGENT = ScoreNorm(mean=-2.0, sd=4.0)
 
 
 @dataclass(kw_only=True)
@@ -101,7 +96,6 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
 def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
     """Do steps 2 to 4. Every (B, R) tensor of the result is 0 after the end of a response."""
     shared, options, mask = learner.shared, learner.options, rollout.mask
-    shared.base.eval()  # the update before has set train mode
 
     # 2 score. Layers below the first adapter give all roles the same states; the lean trunk computes these once.
     rollout = role_passes.with_lower_states(shared, rollout, options.score_rows)
@@ -145,8 +139,8 @@ def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
 def policy_logprobs_and_values(learner: "Learner", rollout: Rollout) -> tuple[Tensor, Tensor]:
     """Return log-probabilities under the policy that sampled and the critic's values, each (B, R).
 
-    With `old_logprobs: rollout` the log-probabilities, and the values of a head on the policy, are those that sampling
-    noted. Otherwise they are computed here, those of policy and head in one pass.
+    With `old_logprobs: rollout` the log-probabilities, and the values of a head on the policy, were recorded while
+    sampling. Otherwise they are computed here, those of policy and head in one pass.
     """
     shared, options = learner.shared, learner.options
     if not learner.critic_is_head:
@@ -171,8 +165,10 @@ class Learner:
         if options.value_model == "head":
             shared.add_value_head()
         else:
-            critic_start = SIGMOID_TANGENT if options.sigmoid_scores else score_norm
-            shared.add_value_adapter(rm_dir, critic_start.mean, critic_start.sd)
+            mean, sd = score_norm  # the critic starts as the shaped score, (s - mean) / sd
+            if options.sigmoid_scores:  # or as the tangent of the sigmoid at 0, (s + 2) / 4
+                mean, sd = -2.0, 4.0
+            shared.add_value_adapter(rm_dir, mean, sd)
         assert shared.value_head is not None
         self.policy_parameters = shared.roles.parameters("policy")
         self.critic_parameters = list(shared.value_head.parameters())
@@ -209,7 +205,7 @@ class Learner:
                 stats = self._add_gradients(batch, mini_rows)
                 if update.too_far(stats):  # `max_update_kl`; the end of `updating` drops these gradients
                     break
-                update.step(stats)
+                update.take_step(stats)
             return update.metrics()
 
     def advance(self, batch: Batch) -> None:
@@ -243,7 +239,7 @@ class Learner:
         if self.critic_is_head:
             value_loss, value_stats = self._value_loss(micro, hidden)
             loss, stats = loss + self.options.vf_coef * value_loss, stats | value_stats
-        if self.policy_learns or self.critic_is_head:
+        if self.policy_learns or self.critic_is_head:  # else the statistics alone, of a policy that stays as it is
             (loss * share).backward()
         return as_numbers(stats, share)
 

@@ -1,7 +1,8 @@
 """Reward model: the SFT adapter continued under a scalar head, trained on preference pairs with TRL's RewardTrainer.
 
-The score of a dialogue is the head's output at its last token (EOS). Default loss: Bradley-Terry, -log σ(r_c - r_r);
-option: max(0, margin - (r_c - r_r)), the ranking loss of torch.nn.MarginRankingLoss.
+The score of a dialogue is the head's output at its last real token, which is EOS unless the response was cut. Default
+loss: Bradley-Terry, -log σ(r_c - r_r); option: max(0, margin - (r_c - r_r)), the ranking loss of
+torch.nn.MarginRankingLoss.
 """
 
 import itertools

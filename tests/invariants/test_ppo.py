@@ -29,7 +29,7 @@ from rlhf.stages.online.prompts import prompt_order
 from rlhf.stages.online.role_passes import ScoreNorm, measure_score_norm
 from rlhf.stages.online.session import sampling_settings
 from rlhf.stages.online.train_state import Update, read_state
-from rlhf.stages.ppo import SIGMOID_TANGENT, Batch, Learner, batch_metrics, make_batch
+from rlhf.stages.ppo import Batch, Learner, batch_metrics, make_batch
 from tests.helpers import not_none, noted, small
 from tests.invariants.ppo_learner import CPU, NORM, PROMPTS, assert_close, new_learner, options, roles, updated
 from tests.rollouts import made_up_rollout, mean_entropy
@@ -244,7 +244,7 @@ def test_the_first_minibatch_is_always_used(run, rollout):
     with learner.state.updating() as update:
         stats = learner._add_gradients(batch, torch.arange(8)) | {"policy/approxkl_avg": 1.0}
         assert not update.too_far(stats)
-        update.step(stats)
+        update.take_step(stats)
         assert update.too_far(stats)
     assert update.metrics()["update/optimizer_steps"] == 1
 
@@ -332,13 +332,16 @@ def test_metrics_of_a_batch_row_by_row(run, rollout, kl_penalty):
     )
 
 
+TANGENT = ScoreNorm(mean=-2.0, sd=4.0)  # of the sigmoid at 0, as (s - mean) / sd
+
+
 def test_a_critic_of_squashed_scores_starts_as_the_sigmoid_s_tangent():
     for score in (-0.1, 0.0, 0.1):
-        start = (score - SIGMOID_TANGENT.mean) / SIGMOID_TANGENT.sd
+        start = (score - TANGENT.mean) / TANGENT.sd
         assert start == pytest.approx(1 / (1 + math.exp(-score)), abs=1e-4)
 
 
-@pytest.mark.parametrize(("squashed", "norm"), [(False, NORM), (True, SIGMOID_TANGENT)])
+@pytest.mark.parametrize(("squashed", "norm"), [(False, NORM), (True, TANGENT)])
 def test_a_critic_with_an_adapter_starts_as_the_normalised_reward_model(run, squashed, norm):
     shared = new_learner(run, "adapter", sigmoid_scores=squashed, normalize_scores=not squashed).shared
     score, value = not_none(shared.score_head), not_none(shared.value_head)

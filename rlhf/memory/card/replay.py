@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from rlhf.memory.card.allocator import Allocator, Block
 from rlhf.memory.phases import BEGIN, CAPTURE, CAPTURED, DROPPED, PRODUCT, Event, Reserved
 
-# On a full card blocks lie otherwise than on one with room: stages of 4090-llama2-7b v2, replayed on cards of just that
-# size, needed up to 1.2 % more than what was held at the peak.
+# On a full card blocks are placed differently than on one with room: stages of 4090-llama2-7b v2, replayed on cards of
+# just the size that they need, needed up to 1.2 % more than what was held at the peak.
 TIGHT = 0.02
 
 Name = tuple[str, ...]

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 MOST_ROWS = 8192  # of dialogues that are made for a few steps
-# Most difference of the share of sliding layers between the layers that are repeated and those that they stand for;
-# one sliding layer in 4 or in 6, or one full, has at most this.
+# Largest allowed difference in the share of sliding layers between the layers that are repeated and those that they
+# stand for. Patterns with one sliding or one full layer in 4 or in 6 have at most this.
 MOST_UNLIKE = 0.25
 
 PeakT = TypeVar("PeakT")
@@ -209,8 +209,7 @@ class ShortRun(StageRun):
 class ShortRuns(ABC, Generic[PeakT]):
     """Runs stages at one depth (None: the recipe's), each for STEPS steps, in a temporary folder.
 
-    A subclass says on which device a stage runs and how its peaks are counted, and how the adapters come about that the
-    stage builds on.
+    A subclass says on which device a stage runs, how its peaks are counted, and how its parents' adapters are made.
     """
 
     def __init__(self, layers: int | None):

@@ -6,7 +6,7 @@ from rlhf.data.corpus import Prompt, Split
 from rlhf.data.tokenize import Codec
 from rlhf.recipe import OnlineOptions
 
-REPLACEMENT_SEED_OFFSET = 1_000_003  # added to the seed for prompts that replace others: an order of their own
+REPLACEMENT_SEED_OFFSET = 1_000_003  # gives prompts that replace others an order of their own
 
 
 class OnlinePrompts:

@@ -126,7 +126,7 @@ def measure_score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout]
     parts = []
     for step in range(math.ceil(options.norm_responses / options.batch_size)):
         rollout = sample_step(step)
-        # in the order in which they were scored, on which the last bits of released results depend
+        # keep the order of scoring: another would change the last bits of released results
         by_length = torch.cat(rollout.by_length(options.rollout_batch_size))
         parts.append(reward_scores(shared, rollout, options.rollout_batch_size)[by_length])
     scores = torch.cat(parts)

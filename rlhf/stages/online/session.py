@@ -60,7 +60,7 @@ class Session:
             self.shared = self._load_models()
         self.telemetry.loaded()
         self._saved = self._read_checkpoint()
-        self._policy_samples: PolicySamples | None = None  # at its last evaluation; None while there was none
+        self._policy_samples: PolicySamples | None = None  # of the last evaluation; None before the first
 
     def _read_prompts(self) -> tuple[OnlinePrompts, RewardSum | None]:
         """Return the prompts, and the rewards of RLOO and GRPO."""

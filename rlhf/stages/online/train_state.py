@@ -109,6 +109,7 @@ class TrainState:
             yield Update(self)
         finally:
             self.optimizer.zero_grad()
+            self.shared.base.eval()
         self.shared.gather()  # not after an error, when other ranks would not take part
 
     def micro_batch_rows(self, rollout: Rollout, mini_rows: Tensor) -> list[Tensor]:
@@ -215,14 +216,14 @@ class Update:
             yield from torch.randperm(count).to(device).chunk(options.num_mini_batches)
 
     def too_far(self, stats: Mapping[str, float]) -> bool:
-        """Return whether the policy is, on this minibatch, further than `max_update_kl` from the one that sampled.
+        """Return whether this minibatch's KL from the policy that sampled exceeds `max_update_kl`.
 
         Always False before the first step of an update.
         """
         limit = self.state.options.max_update_kl
         return bool(self.used) and limit is not None and stats[APPROX_KL] > limit
 
-    def step(self, stats: dict[str, float]) -> None:
+    def take_step(self, stats: dict[str, float]) -> None:
         """Clip the gradients of a minibatch, take a step and clear them. Keep its statistics for `metrics`."""
         self.used.append(stats | self.state.step_optimizer())
 
