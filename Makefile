@@ -110,9 +110,11 @@ from       = $(foreach v,$2,$(if $(filter $1,$(firstword $(origin $v))),$v))
 typed     := $(sort $(call from,command,$(.VARIABLES)))
 inherited := $(call from,environment,$(variables))
 $(foreach v,$(filter $(typed) $(inherited),$(variables)),$(eval override $v := $$(value $v)))
+# Not every shell expands the `~` of `OUT=~/runs`.
+$(foreach v,$(filter $(typed) $(inherited),RECIPE DATA WEIGHTS OUT REUSE FILES VENV),$(eval override $v := $$(patsubst ~/%,$$(HOME)/%,$$($v))))
 
 export RLHF_VRAM_CAP := $(or $(VRAM_CAP),$(RLHF_VRAM_CAP))
-export PROMPT RESPONSE PIP_ARGS # commands read them from there, whatever quotes they hold
+export PROMPT RESPONSE PIP_ARGS BASE # commands read them from there, whatever quotes they hold
 .PHONY: $(TARGETS)
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # one GPU: stages never run side by side, whatever -j says
@@ -188,7 +190,7 @@ grpo: $(ready)      ## train GRPO: advantages relative to the group, for recipes
 dpo: $(ready)       ## train DPO: the policy on the pairs themselves
 evaluate: $(ready)  ## compare the trained policies on held-out prompts
 merge: $(ready)     ## merge the trained adapter into its base model (SET=merge.stage=dpo: DPO's)
-all: $(ready) ppo rloo grpo dpo evaluate merge ## run every stage that the recipe has a section for
+all: $(ready) ppo rloo grpo dpo evaluate merge ## run every stage of the recipe; its data must suffice for each
 reproduce: $(ready) ## run the recipe once for each of SEEDS and compare with its targets and published figures
 	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options) $(price))
 

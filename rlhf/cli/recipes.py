@@ -7,7 +7,7 @@ from rlhf.cli.choice import Choice, recipes_root
 from rlhf.cli.options import StrictCommand
 from rlhf.cli.recipe_options import CHANGES, RECIPES, chooses_recipe
 from rlhf.commands import fetch as fetching
-from rlhf.errors import OptionError
+from rlhf.errors import OptionError, UserError
 from rlhf.process.libraries import quiet_libraries
 from rlhf.terminal import screen
 from rlhf.terminal.tables import rows_table
@@ -17,14 +17,17 @@ from rlhf.terminal.tables import rows_table
 @RECIPES
 def list_recipes() -> None:
     """List the recipes, with their hardware and status."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     root = recipes_root()
     if not recipes.available(root):
         raise OptionError(recipes.no_recipes(root))
     for directory in recipes.available(root):
-        keys = recipes.load(directory).recipe
-        default = "default" if keys.default and recipes.resolve(keys.hardware.name, root) == directory else ""
-        rows.append((str(directory), keys.hardware.name, keys.status, default, keys.description))
+        try:
+            keys = recipes.load(directory).recipe
+            default = "default" if keys.default and recipes.resolve(keys.hardware.name, root) == directory else ""
+            rows.append((str(directory), keys.hardware.name, keys.status, default, keys.description))
+        except UserError as error:  # a mistake in one recipe does not hide the others
+            rows.append((str(directory), "", "wrong", "", str(error)))
     rows_table("recipes", ("folder", "hardware", "status", "for --hw", "description"), rows)
 
 

@@ -72,6 +72,14 @@ def _hardware_name(directory: Path) -> str:
     return name if isinstance(name, str) else ""
 
 
+def _has_section(directory: Path, stage: StageName) -> bool:
+    """Return whether a recipe has a stage; one that cannot be read has none."""
+    try:
+        return load(directory).recipe.section(stage) is not None
+    except UserError:
+        return False
+
+
 def check_directory(directory: Path, root: Path) -> None:
     """Raise OptionError if `directory` is no recipe; it names the versions in it, or similar recipes of `root`."""
     if directory.name == "recipe.yaml" or os.path.lexists(directory / "recipe.yaml"):
@@ -92,11 +100,12 @@ def no_recipes(root: Path) -> str:
 
 
 def no_section(stage: StageName, loaded: PinnedRecipe) -> str:
-    """Return the message for a stage that a recipe does not have."""
+    """Return the message for a stage that a recipe does not have. It names the recipes beside this one that have it."""
     if stage not in GROUPS:
         origin = loaded.recipe.model.name or "random weights"
         return f"{stage}: {loaded.directory} has no such stage; it starts from {origin}"
-    root = default_root()
-    alternatives = [str(folder) for folder in available(root) if load(folder).recipe.section(stage) is not None]
+    above = loaded.directory.parents
+    root = above[1] if len(above) > 1 else default_root()
+    alternatives = [str(folder) for folder in available(root) if _has_section(folder, stage)]
     hint = f", or use --recipe {' or '.join(alternatives)} (make: RECIPE=…)" if alternatives else ""
     return f"{stage}: {loaded.directory} has no such stage; add a section {stage} (docs/groups.md){hint}"

@@ -212,6 +212,9 @@ def parse_overrides(items: Iterable[str]) -> Changes:
             raise UserError(f"--set {item}: write it as key=value, for example ppo.kl_coef=0.1")
         if key in overrides:
             raise UserError(f"--set {item}: {key} is given twice; leave one of them out")
+        for other in overrides:
+            if key.startswith(f"{other}.") or other.startswith(f"{key}."):
+                raise UserError(f"--set {item}: {other} is given too, and one is part of the other; leave one out")
         overrides[key] = parse(value, f"--set {item}", lines=False)
     return overrides
 

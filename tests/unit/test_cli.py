@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -92,6 +93,18 @@ def test_recipes_are_listed(command):
     code, out, _ = command("recipes")
     assert code == 0
     assert "cpu-tiny" in out
+
+
+def test_a_wrong_recipe_hides_no_other_one(command, tmp_path):
+    """In the list, and where other recipes are named that have a stage."""
+    for name in ("good", "bad"):
+        shutil.copytree(RECIPE, tmp_path / name / "v1")
+    shutil.copytree(RECIPE.parents[1] / "cpu-tiny-groups/v1", tmp_path / "groups/v1")
+    (tmp_path / "bad/v1/recipe.yaml").write_text("seed: x\n")
+    code, out, _ = command("recipes", "--recipe-root", tmp_path)
+    assert code == 0 and "good/v1" in out and "bad/v1" in out and "wrong" in out
+    code, _, err = command("run", "grpo", "--recipe", tmp_path / "good/v1", "--out", tmp_path / "runs")
+    assert code and f"or use --recipe {tmp_path}/groups/v1 (make: RECIPE=…)" in err
 
 
 def test_the_version_that_hw_takes_is_said_once_on_stderr_where_there_are_several(command, tmp_path):

@@ -309,6 +309,28 @@ def test_data_show(files):
     assert "needs DATA=" in make("-n", "data-show").stderr
 
 
+def test_a_path_in_the_home_folder_is_expanded_whatever_the_shell():
+    """`make OUT=~/runs` in bash, in dash and in quotes."""
+    (words,) = calls("pretrain", "HW=cpu", "OUT=~/runs", "REUSE=~/others")
+    home = os.environ["HOME"]
+    assert option(words, "--out") == [f"{home}/runs"] and option(words, "--reuse") == [f"{home}/others"]
+
+
+def test_the_image_s_test_has_its_base_and_what_pip_is_told(tmp_path):
+    """It reads both from its environment; in a copy of the Makefile with another script in its place."""
+    for name in ("Makefile", "pyproject.toml", "bin/check_make.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    script = tmp_path / "tests/image/test.sh"
+    script.parent.mkdir(parents=True)
+    script.write_text('#!/bin/bash\necho "base $BASE, pip $PIP_ARGS"\n')
+    script.chmod(0o755)
+    command = ["make", "-o", "setup", "test-image", "BASE=debian:trixie", "PIP_ARGS=--index-url 'x y'"]
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert "base debian:trixie, pip --index-url 'x y'" in done.stdout.splitlines(), done.stderr
+
+
 def test_score_takes_a_prompt_with_any_quotes_or_files(files, tmp_path):
     (words,) = calls("score", "HW=cpu", f"FILES={files[0]} {files[1]}", "SCORE_ARGS=--to s.jsonl")
     assert words == ["score", "--hw", "cpu", "--out", "runs", *map(str, files[:2]), "--to", "s.jsonl"]

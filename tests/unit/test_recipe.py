@@ -263,6 +263,13 @@ def test_a_malformed_override_is_refused(item):
         recipe.parse_overrides([item])
 
 
+@pytest.mark.parametrize("items", [["a.b=1", "a={b: 2}"], ["a={b: {c: 2}}", "a.b.c=1"], ["a=1", "a=2"]])
+def test_a_value_that_two_overrides_give_is_refused(items):
+    with pytest.raises(UserError, match=r"^--set a.*leave one"):
+        recipe.parse_overrides(items)
+    assert recipe.parse_overrides(["a.b=1", "a.bc=2", "ab=3"]) == {"a.b": 1, "a.bc": 2, "ab": 3}
+
+
 def test_another_seed_is_no_modification_but_another_run():
     loaded = recipe.load(CPU, seed=5)
     assert (loaded.recipe.seed, loaded.modified) == (5, False)

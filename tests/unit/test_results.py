@@ -14,6 +14,7 @@ from bench.reading import read
 from rlhf import recipe
 from rlhf.commands import reproduce
 from rlhf.errors import UserError
+from rlhf.files import sha256
 from tests.helpers import rlhf
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +43,20 @@ def test_the_defaults_of_released_recipes_never_change():
     loaded = [recipe.load(directory) for directory in RELEASED]
     values = {f"{one.name}/{one.version}": one.recipe.model_dump(mode="json", exclude_none=True) for one in loaded}
     assert {name: recipe.content_hash(value)[:16] for name, value in values.items()} == RESOLVED
+
+
+# Hashes of the released recipes' targets: they were set before the record, and are not moved after it.
+TARGETS = {
+    "cpu-tiny/v1": "3a75f2b9ab7be481",
+    "cpu-tiny/v2": "bda85cb920d28a9c",
+    "cpu-tiny-groups/v1": "f2a2c283b20c53b7",
+    "cpu-tiny-sums/v1": "d526f9597a6e94b5",
+}
+
+
+def test_the_targets_of_released_recipes_never_change():
+    files = {f"{d.parent.name}/{d.name}": d / "published.yaml" for d in RELEASED}
+    assert {name: sha256(file)[:16] for name, file in files.items()} == TARGETS
 
 
 def first(key: str) -> Path:
