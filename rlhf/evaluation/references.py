@@ -17,6 +17,9 @@ from transformers import AutoModel, AutoTokenizer
 
 from rlhf.data.corpus import Corpus, Prompt
 from rlhf.models.folders import check_encoder
+from rlhf.models.loading import check_complete
+from rlhf.models.weights import check_base
+from rlhf.run.reader import reading
 from rlhf.terminal import say
 
 
@@ -92,9 +95,16 @@ class _Encoder:
     """A BERT-like model, whose last layer gives the vectors of tokens."""
 
     def __init__(self, folder: Path, device: torch.device):
+        """Load the encoder. Raises UserError where it cannot be read, or lacks weights, or has some that are NaN."""
         check_encoder(folder)
-        self._tokenizer = AutoTokenizer.from_pretrained(folder)
-        self._model = AutoModel.from_pretrained(folder).to(device).eval()
+        with reading(folder):
+            self._tokenizer = AutoTokenizer.from_pretrained(folder)
+            model, report = AutoModel.from_pretrained(
+                folder, output_loading_info=True, ignore_mismatched_sizes=True, use_safetensors=True
+            )
+        check_complete(report, str(folder), unneeded="pooler.")  # which many encoders lack
+        check_base(model, str(folder))
+        self._model = model.to(device).eval()
         room = self._model.config.max_position_embeddings - 2  # RoBERTa's positions begin at 2
         self._longest = min(room, self._tokenizer.model_max_length)
 
