@@ -8,6 +8,7 @@ lower case and without stemming. BERTScore is thirty lines here: its package (be
 would add pandas, matplotlib and requests.
 """
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,6 +65,7 @@ class Overlap:
         from sacrebleu import corpus_bleu
 
         metrics: dict[str, float] = {}
+        embed = functools.cache(self._encoder.embed) if self._encoder is not None else None
         for suffix, rows in self._rows.items():
             if not rows:
                 continue
@@ -72,8 +74,8 @@ class Overlap:
             metrics[f"bleu{suffix}"] = corpus_bleu(responses, [references]).score
             rouge = [self._rouge.score(b, a)["rougeL"].fmeasure for a, b in pairs]
             metrics[f"rouge_l{suffix}"] = sum(rouge) / len(rouge)
-            if self._encoder is not None:
-                scores = [bertscore(self._encoder.embed(a), self._embedded[b]) for a, b in pairs]
+            if embed is not None:
+                scores = [bertscore(embed(a), self._embedded[b]) for a, b in pairs]
                 metrics[f"bertscore{suffix}"] = sum(scores) / len(scores)
         return metrics
 

@@ -16,6 +16,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Roberta
 from rlhf.data.corpus import Corpus, Split
 from rlhf.data.rows import Example, Message, PreferencePair
 from rlhf.errors import UserError
+from rlhf.evaluation import references
 from rlhf.evaluation.policies import (
     PolicySamples,
     further_metrics,
@@ -26,7 +27,7 @@ from rlhf.evaluation.reward_model import reward_model_figures, score_histograms
 from rlhf.files import write_json
 from rlhf.run import reader
 from rlhf.run.outcomes import Details
-from tests.helpers import not_none
+from tests.helpers import not_none, noted
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 16,
@@ -188,6 +189,15 @@ def test_bertscore_against_its_formula(encoder):
     best_b = sum(max((x @ y).item() for x in a) for y in b) / 5
     assert metrics["bertscore"] == pytest.approx(2 * best_a * best_b / (best_a + best_b), abs=1e-5)
     assert overlap.metrics([""])["bertscore"] == 0
+
+
+def test_an_answer_is_embedded_once(encoder, monkeypatch):
+    overlap = Overlap([("w1", "w2"), ("w3", "w4")], str(encoder), torch.device("cpu"))
+    texts: list[str] = []
+    embed = references._Encoder.embed
+    monkeypatch.setattr(references._Encoder, "embed", lambda self, text: noted(texts, text, embed(self, text)))
+    overlap.metrics(["w5 w1", "w6"])
+    assert texts == ["w5 w1", "w6"]
 
 
 def test_texts_without_any_similarity_have_the_bertscore_0():
