@@ -19,16 +19,17 @@ from rlhf.evaluation.reward_model import reward_model_figures
 from rlhf.files import write_json
 from rlhf.rating import store
 from rlhf.rating.pairs import pair_answers
-from rlhf.recipe import StageName, published
+from rlhf.recipe import ONLINE, StageName, published
 from rlhf.report import RunRecords, overview, tables, training
 from rlhf.report.evaluation import OPEN, sections_of_reward_model, sections_of_samples
 from rlhf.report.page import render
 from rlhf.report.parts import Charts, Section, Table, Turn
+from rlhf.report.runs import metrics
 from rlhf.run import records
 from rlhf.run.records import Manifest, Summary
 from tests.browser import chromium as chromium
 from tests.browser import complaints, needs_browser, open_page
-from tests.helpers import RECIPE, content_of, not_none, run_stages, small
+from tests.helpers import RECIPE, content_of, not_none, noted, run_stages, small
 from tests.records import manifest_of, summary_of, write_records
 
 pytest.importorskip("plotly", reason="a report needs plotly")
@@ -112,6 +113,17 @@ def test_the_page_of_a_run_has_its_sections_its_curves_and_its_findings(run):
     rows = [json.loads(line) for line in (run / "ppo" / "metrics.jsonl").read_text().splitlines()]
     assert curve["data"][0]["y"] == [row["objective/kl_per_token"] for row in rows]
     assert "&lt;b&gt;bold&lt;/b&gt;" in page and "ppo.kl_coef=0.1" in page
+
+
+def test_a_log_is_read_once_for_all_its_curves(run, monkeypatch):
+    read: list[StageName] = []
+    once = metrics
+    monkeypatch.setattr(training, "metrics", lambda run, stage: noted(read, stage, once(run, stage)))
+    training.sections_of_curves([report.load(run)], Charts())
+    assert sorted(read) == sorted(training.CURVES)
+    read.clear()
+    training.sections_of_frontier([report.load(run)], Charts())
+    assert read == [*ONLINE]
 
 
 def test_what_a_model_says_is_text(run):
