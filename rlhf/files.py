@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,14 @@ def read_json(file: Path) -> dict[str, Any] | None:
 def replacing(file: Path) -> Iterator[Path]:
     """Yield the path of a new file beside `file`, which replaces `file` at the end of the block.
 
-    A reader sees either the old content or the new. After an error `file` is as before, and the new file is deleted.
-    Neither is flushed to disk.
+    A reader sees either the old content or the new, with the old permissions. After an error `file` is as before, and
+    the new file is deleted. Neither is flushed to disk.
     """
     temporary = file.with_name(f".{file.name[:40]}.{os.getpid()}.tmp")  # not too long a name, whatever the file's is
     try:
         yield temporary
+        with suppress(FileNotFoundError):
+            shutil.copymode(file, temporary)
         os.replace(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)

@@ -5,6 +5,8 @@
     preference pairs   {"prompt": [messages], "chosen": text, "rejected": text}
     prompts            {"prompt": [messages], "answer"?: text}
 
+A completion or an answer of a pair that begins like a transcript, or with a space, is a list of one message.
+
 Answers that are labelled good or bad one by one (KTO: `prompt`, `completion`, `label`) become pairs: the first good and
 the first bad answer to a prompt, then the second ones.
 """
@@ -86,9 +88,14 @@ def _plain(row: Row) -> dict[str, object]:
         return {"text": row.text}
     prompt = [dataclasses.asdict(message) for message in row.prompt]
     if isinstance(row, Example | PromptOnly):
-        response = {"completion": row.response} if isinstance(row, Example) else {}
+        response = {"completion": _answer(row.response)} if isinstance(row, Example) else {}
         return {"prompt": prompt, **response, **({} if row.right_answer is None else {"answer": row.right_answer})}
-    return {"prompt": prompt, "chosen": row.chosen, "rejected": row.rejected}
+    return {"prompt": prompt, "chosen": _answer(row.chosen), "rejected": _answer(row.rejected)}
+
+
+def _answer(text: str) -> object:
+    """Return an answer as text, or as a list of one message where the reader would change or split the text."""
+    return [{"role": "assistant", "content": text}] if text.startswith((" ", "\n\nHuman:")) else text
 
 
 def _rename_columns(rows: Iterable[RawRow], names: Mapping[str, str]) -> Iterator[RawRow]:

@@ -43,10 +43,11 @@ def render(row: Row) -> RenderableType:
     if isinstance(row, Document):
         return Group(*parts, visible(row.text))
     parts.append(_named_texts((message.role, visible(message.content.strip())) for message in row.prompt))
-    if isinstance(row, Example):
-        return Group(*parts, _named_texts([("response", visible(row.response))]))
-    if isinstance(row, PromptOnly):
-        return Group(*parts)
+    if isinstance(row, Example | PromptOnly):
+        texts = [("response", row.response)] if isinstance(row, Example) else []
+        if row.right_answer is not None and ("response", row.right_answer) not in texts:  # a worked answer is both
+            texts.append(("right answer", row.right_answer))
+        return Group(*parts, _named_texts((name, visible(text)) for name, text in texts))
     table = Table(expand=True)
     for side in ("chosen", "rejected"):
         table.add_column(side, ratio=1, overflow="fold")

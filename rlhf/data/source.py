@@ -10,6 +10,7 @@ from rlhf.data.worlds import lengths, sums, toy, toy_texts
 from rlhf.errors import UserError
 from rlhf.files import sha256, write_json
 from rlhf.recipe import Data, Recipe
+from rlhf.run.lock import waited_for
 from rlhf.run.reader import advising, read
 from rlhf.run.records import Generated
 
@@ -71,17 +72,18 @@ def _generated_folder(folder: Path, kind: str, options: Mapping[str, object], *m
 def _generate_once(folder: Path, names: Sequence[str], write: Callable[[], None]) -> list[Path]:
     """Return the files that `write` makes in `folder`, and make them only once; made.json has their hashes.
 
-    Without made.json the files may be cut off and are made again. Raises UserError for one that has changed since, and
-    for a made.json that cannot be read.
+    Processes that need them at once wait for the first. Without made.json the files may be cut off and are made again.
+    Raises UserError for one that has changed since, and for a made.json that cannot be read.
     """
     files, record = [folder / name for name in names], folder / "made.json"
-    with advising(f"move {folder} away: the data are made again"):
-        hashes = read(record, Generated)
-    if hashes is None or not all(file.is_file() for file in files):
-        write()
-        write_json(record, {"sha256": {file.name: sha256(file) for file in files}})
+    with waited_for(folder / ".lock"):
+        with advising(f"move {folder} away: the data are made again"):
+            hashes = read(record, Generated)
+        if hashes is None or not all(file.is_file() for file in files):
+            write()
+            write_json(record, {"sha256": {file.name: sha256(file) for file in files}})
+            return files
+        changed = [file for file in files if sha256(file) != hashes.sha256.get(file.name)]
+        if changed:
+            raise UserError(f"{changed[0]} has changed since it was made here; delete {folder}, and it is made again")
         return files
-    changed = [file for file in files if sha256(file) != hashes.sha256.get(file.name)]
-    if changed:
-        raise UserError(f"{changed[0]} has changed since it was made here; delete {folder}, and it is made again")
-    return files

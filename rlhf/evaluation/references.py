@@ -8,6 +8,7 @@ lower case and without stemming. BERTScore is thirty lines here: its package (be
 would add pandas, matplotlib and requests.
 """
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from transformers import AutoModel, AutoTokenizer
 
 from rlhf.data.corpus import Corpus, Prompt
 from rlhf.models.folders import check_encoder
+from rlhf.models.loading import check_complete
+from rlhf.models.weights import check_base
+from rlhf.run.reader import reading
 from rlhf.terminal import say
 
 
@@ -61,6 +65,7 @@ class Overlap:
         from sacrebleu import corpus_bleu
 
         metrics: dict[str, float] = {}
+        embed = functools.cache(self._encoder.embed) if self._encoder is not None else None
         for suffix, rows in self._rows.items():
             if not rows:
                 continue
@@ -69,8 +74,8 @@ class Overlap:
             metrics[f"bleu{suffix}"] = corpus_bleu(responses, [references]).score
             rouge = [self._rouge.score(b, a)["rougeL"].fmeasure for a, b in pairs]
             metrics[f"rouge_l{suffix}"] = sum(rouge) / len(rouge)
-            if self._encoder is not None:
-                scores = [bertscore(self._encoder.embed(a), self._embedded[b]) for a, b in pairs]
+            if embed is not None:
+                scores = [bertscore(embed(a), self._embedded[b]) for a, b in pairs]
                 metrics[f"bertscore{suffix}"] = sum(scores) / len(scores)
         return metrics
 
@@ -92,9 +97,16 @@ class _Encoder:
     """A BERT-like model, whose last layer gives the vectors of tokens."""
 
     def __init__(self, folder: Path, device: torch.device):
+        """Load the encoder. Raises UserError where it cannot be read, or lacks weights, or has some that are NaN."""
         check_encoder(folder)
-        self._tokenizer = AutoTokenizer.from_pretrained(folder)
-        self._model = AutoModel.from_pretrained(folder).to(device).eval()
+        with reading(folder):
+            self._tokenizer = AutoTokenizer.from_pretrained(folder)
+            model, report = AutoModel.from_pretrained(
+                folder, output_loading_info=True, ignore_mismatched_sizes=True, use_safetensors=True
+            )
+        check_complete(report, str(folder), unneeded="pooler.")  # which many encoders lack
+        check_base(model, str(folder))
+        self._model = model.to(device).eval()
         room = self._model.config.max_position_embeddings - 2  # RoBERTa's positions begin at 2
         self._longest = min(room, self._tokenizer.model_max_length)
 

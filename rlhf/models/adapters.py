@@ -136,6 +136,6 @@ def save_adapter(
     model.peft_config[adapter].save_pretrained(str(folder))
     tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
     save_file(tensors, folder / ADAPTER_FILE, {"format": "pt"})
-    config = json.loads((folder / ADAPTER_CONFIG).read_text())
+    config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     config.update(base_model_name_or_path=base, revision=revision, inference_mode=True)
-    (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -24,9 +24,10 @@ def check(folder: Path) -> None:
 
 
 def check_encoder(folder: Path) -> None:
-    """Raise UserError if there is no model for BERTScore."""
+    """Raise UserError if there is no model for BERTScore, or one without safetensors."""
     if not (folder / "config.json").is_file():
         raise UserError(f"evaluate.bertscore_model: {folder} is not a folder with a model (it has no config.json)")
+    _weight_files(folder)
 
 
 def check_full(config: Mapping[str, object], name: str) -> None:
@@ -42,8 +43,8 @@ def check_full(config: Mapping[str, object], name: str) -> None:
             )
 
 
-def _check_weights(folder: Path, config: records.ModelConfig) -> None:
-    """Raise UserError for weights as pickles, files that are missing, and a configuration of a far larger model."""
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files of the weights. Raises UserError for weights as pickles, and for files that are missing."""
     index = reader.read(folder / INDEX, records.WeightsIndex)
     files = sorted(folder / name for name in {*index.weight_map.values()}) if index else [folder / "model.safetensors"]
     missing = next((file for file in files if not file.is_file()), None)
@@ -51,7 +52,12 @@ def _check_weights(folder: Path, config: records.ModelConfig) -> None:
         pickled = any(file for pattern in PICKLES for file in folder.glob(pattern))
         why = "; its weights are pickles, which are not read: convert them to safetensors" if pickled else ""
         raise UserError(f"{missing} is missing{why}")
-    held = sum(_held(file) for file in files)
+    return files
+
+
+def _check_weights(folder: Path, config: records.ModelConfig) -> None:
+    """Raise UserError for files of weights that cannot be used, and for a configuration of a far larger model."""
+    held = sum(_held(file) for file in _weight_files(folder))
     vocabulary, width, layers = (
         size or 0 for size in (config.vocab_size, config.hidden_size, config.num_hidden_layers)
     )

@@ -212,7 +212,7 @@ def _from_pretrained(
         folders.check_full(base.config.to_dict(), name)
     else:
         keep_layout(base)
-    _check_complete(report, name)
+    check_complete(report, name)
     stored.check_base(base, name)
     return base
 
@@ -236,12 +236,12 @@ def _reason(error: Exception, settings: Model | Tokenizer) -> str:
     return hub.reason(error, f"https://huggingface.co/{settings.name}", settings.revision, way_out)
 
 
-def _check_complete(report: Mapping[str, Any], name: str) -> None:
+def check_complete(report: Mapping[str, Any], name: str, unneeded: str = SCORE) -> None:
     """Raise UserError where a checkpoint lacks weights, which transformers would draw at random.
 
-    A new scalar head is not missing.
+    Those whose names begin with `unneeded` may be missing: a new scalar head, or a part that is not used.
     """
-    missing = sorted(key for key in report["missing_keys"] if key != SCORE)
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith(unneeded))
     mismatched = sorted(str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"])
     for keys, problem in ((missing, "lacks"), (mismatched, "has another shape of")):
         if keys:

@@ -5,11 +5,13 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
+from pathlib import Path
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.process import distributed
 from rlhf.recipe import ONLINE, TRAINING_STAGES, PinnedRecipe, Recipe, StageName
+from rlhf.run.packages import hash_of_modules
 from rlhf.run.provenance import code_version
 from rlhf.terminal import excerpt
 
@@ -43,7 +45,7 @@ def joined(loaded: PinnedRecipe, stage: StageName) -> Iterator[None]:
                 "recipe",
                 [loaded.sha256, recipes.deciding_settings(loaded.recipe, stage), loaded.recipe.hardware.engine],
             )
-            distributed.agree("code", code_version().commit)
+            distributed.agree("code", [code_version().commit, hash_of_modules(Path(__file__).parents[1])])
             yield
         except distributed.Disagreement:  # every rank raises it, so all can leave
             _leave()

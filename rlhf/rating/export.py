@@ -107,5 +107,7 @@ def _prompt(line: SampleLine, template: str, samples: Path) -> list[object] | st
     if line.messages:
         return line.messages
     if template != "hh" or not parse_hh(line.prompt)[:-1]:
-        raise UserError(f"{samples}: its prompts are written in a chat template; evaluate again, which keeps messages")
+        raise UserError(
+            f"{samples}: prompts of template: {template} cannot be read back; evaluate again to keep messages"
+        )
     return line.prompt

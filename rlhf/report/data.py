@@ -1,6 +1,7 @@
 """The section about the data: signs of bad data, and the lengths of the texts."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -87,7 +88,9 @@ def quality_of(run: RunRecords) -> Quality | str | None:
     # What reads the data and checks it.
     code = {"code": hash_of_modules(Path(formats.__file__).parent), "statistics": sha256(Path(stats.__file__))}
     inputs = {"data": facts.sha256, "unit": unit, **code, **split}
-    stored = reader.read(file, Quality)
+    stored = None
+    with suppress(UserError):  # a damaged result, or one of another version, is replaced
+        stored = reader.read(file, Quality)
     if stored and stored.made_from == inputs:
         return stored
     with working(f"{run.name}: checking its data"):

@@ -70,10 +70,11 @@ def sections_of_curves(runs: Sequence[RunRecords], charts: Charts) -> list[Secti
 def _curves(stage: StageName, runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the section of a stage's curves; none if it has logged nothing."""
     stage_charts = []
+    rows_of_runs = [metrics(run, stage) for run in runs]
     for key, title in CURVES[stage]:
         lines = []
-        for number, run in enumerate(runs):
-            points = [(row.step, row.values[key]) for row in metrics(run, stage) if row.values.get(key) is not None]
+        for number, (run, rows) in enumerate(zip(runs, rows_of_runs, strict=True)):
+            points = [(row.step, row.values[key]) for row in rows if row.values.get(key) is not None]
             if points:
                 steps, values = map(list, zip(*points, strict=True))
                 lines.append(line(run.name, steps, values, number, len(runs)))
@@ -120,10 +121,10 @@ def sections_of_frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
     """Return score against KL for the evaluations of PPO, RLOO and GRPO; the chosen checkpoint is marked."""
     scores: list[Trace] = []
     gains: list[Trace] = []
-    trained = [(run, stage) for run in runs for stage in ONLINE if metrics(run, stage)]
-    several = len({stage for _, stage in trained}) > 1
-    for number, (run, stage) in enumerate(trained):
-        rows = [row for row in metrics(run, stage) if row.values.get("eval/score") is not None]
+    trained = [(run, stage, rows) for run in runs for stage in ONLINE if (rows := metrics(run, stage))]
+    several = len({stage for _, stage, _ in trained}) > 1
+    for number, (run, stage, all_rows) in enumerate(trained):
+        rows = [row for row in all_rows if row.values.get("eval/score") is not None]
         if rows:
             method = f", {STAGE_TITLES[stage]}" if several else ""
             colour = COLOURS[number % len(COLOURS)]
@@ -133,7 +134,7 @@ def sections_of_frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
         return []
     kl_axis = {"title": {"text": "KL to SFT, nats per token"}}
     axes: Trace = {"xaxis": kl_axis, "yaxis": {"title": {"text": "score, held out"}}}
-    methods = " and ".join(dict.fromkeys(STAGE_TITLES[stage] for _, stage in trained))
+    methods = " and ".join(dict.fromkeys(STAGE_TITLES[stage] for _, stage, _ in trained))
     frontier_charts = [charts.add(f"{methods}'s evaluations, in order", scores, tall=True, **axes)]
     if gains:
         gain = axes | {"yaxis": {"title": {"text": "gain over SFT, standard deviations"}}}

@@ -118,14 +118,14 @@ class Client:
 
     def _call(self, path: str, content: dict[str, Any] | None = None) -> Any:
         data = None if content is None else json.dumps(content).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
         try:
+            request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
             with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
                 body = response.read()
         except urllib.error.HTTPError as error:
             reason = excerpt(error.read().decode(errors="replace"))
             raise UserError(f"vLLM at {self.url} refused {path} ({error.code}): {reason}; {START_HINT}") from error
-        except (OSError, http.client.HTTPException) as error:  # the latter: it ended in the middle of an answer
+        except (OSError, ValueError, http.client.HTTPException) as error:  # the last two: no address, or half an answer
             raise UserError(f"no vLLM server answers at {self.url} ({error}); {START_HINT}") from error
         try:
             return json.loads(body)

@@ -1,4 +1,4 @@
-"""The lock of a stage's directory."""
+"""The lock of a stage's directory, and a lock that is waited for."""
 
 import errno
 import fcntl
@@ -28,6 +28,14 @@ def locked(path: Path) -> Iterator[None]:
         if not os.path.lexists(path):
             _remove(lock, new_folders)
         os.close(number)
+
+
+@contextmanager
+def waited_for(lock: Path) -> Iterator[None]:
+    """Hold the file `lock`, and wait before that while another process holds it."""
+    with lock.open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def make_run_directory(run_directory: Path) -> None:

@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 from rlhf.errors import UserError
+from rlhf.files import sha256
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "numpy")
 
@@ -49,8 +50,8 @@ def install_command(extra: str) -> str:
 
 
 def hash_of_modules(package: Path) -> str:
-    """Return the hash of all modules of a package, those of its subpackages included."""
+    """Return the hash of all modules of a package, their names and those of its subpackages included."""
     code = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
-        code.update(file.read_bytes())
+        code.update(f"{file.relative_to(package).as_posix()} {sha256(file)}\n".encode())
     return code.hexdigest()

@@ -47,6 +47,11 @@ class Record(BaseModel):
             record._content = content
         return record
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        copy = super().model_copy(update=update, deep=deep)
+        copy._content = {**copy._content, **(update or {})}
+        return copy
+
     def plain(self) -> dict[str, Any]:
         """Return the object as it was read: its keys in their order, without defaults."""
         return self._content

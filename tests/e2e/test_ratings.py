@@ -113,15 +113,16 @@ def test_held_out_prompts_stay_held_out_with_the_seed_that_held_them_out():
     assert len(heldout) > 100 and sum(is_heldout(key, 6, 0.1) for key in heldout) < len(heldout) / 3
 
 
-def test_prompts_in_a_chat_template_need_their_messages(tmp_path):
+@pytest.mark.parametrize("template", ["chat", "plain"])
+def test_prompts_in_another_template_need_their_messages(tmp_path, template):
     root = evaluation(tmp_path, [row(0) | {"prompt": "<s>[INST] One? [/INST]"}])
     answers = rate(root, ("ann", 0, "b"))
     samples = root / "evaluate" / "samples.jsonl"
-    with pytest.raises(UserError, match="its prompts are written in a chat template; evaluate again"):
-        export.export(answers, samples, "chat")
+    with pytest.raises(UserError, match=f"prompts of template: {template} cannot be read back; evaluate again"):
+        export.export(answers, samples, template)
     messages = [{"role": "user", "content": "One?"}]
     evaluation(tmp_path, [row(0) | {"prompt": "<s>[INST] One? [/INST]", "messages": messages}])
-    assert export.export(pair_answers(root), samples, "chat").rows[0]["prompt"] == messages
+    assert export.export(pair_answers(root), samples, template).rows[0]["prompt"] == messages
 
 
 @pytest.mark.parametrize(

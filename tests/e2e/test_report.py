@@ -19,16 +19,17 @@ from rlhf.evaluation.reward_model import reward_model_figures
 from rlhf.files import write_json
 from rlhf.rating import store
 from rlhf.rating.pairs import pair_answers
-from rlhf.recipe import StageName, published
+from rlhf.recipe import ONLINE, StageName, published
 from rlhf.report import RunRecords, overview, tables, training
 from rlhf.report.evaluation import OPEN, sections_of_reward_model, sections_of_samples
 from rlhf.report.page import render
 from rlhf.report.parts import Charts, Section, Table, Turn
+from rlhf.report.runs import metrics
 from rlhf.run import records
 from rlhf.run.records import Manifest, Summary
 from tests.browser import chromium as chromium
 from tests.browser import complaints, needs_browser, open_page
-from tests.helpers import RECIPE, content_of, not_none, run_stages, small
+from tests.helpers import RECIPE, content_of, not_none, noted, run_stages, small
 from tests.records import manifest_of, summary_of, write_records
 
 pytest.importorskip("plotly", reason="a report needs plotly")
@@ -114,6 +115,17 @@ def test_the_page_of_a_run_has_its_sections_its_curves_and_its_findings(run):
     assert "&lt;b&gt;bold&lt;/b&gt;" in page and "ppo.kl_coef=0.1" in page
 
 
+def test_a_log_is_read_once_for_all_its_curves(run, monkeypatch):
+    read: list[StageName] = []
+    once = metrics
+    monkeypatch.setattr(training, "metrics", lambda run, stage: noted(read, stage, once(run, stage)))
+    training.sections_of_curves([report.load(run)], Charts())
+    assert sorted(read) == sorted(training.CURVES)
+    read.clear()
+    training.sections_of_frontier([report.load(run)], Charts())
+    assert read == [*ONLINE]
+
+
 def test_what_a_model_says_is_text(run):
     page = text_of(run)
     body = page.partition('id="charts"')[0]
@@ -192,6 +204,14 @@ def test_the_data_is_checked_once(evaluated, monkeypatch):
             report.page([report.load(evaluated)])  # it is checked again
 
 
+def test_a_damaged_check_of_the_data_is_made_again(evaluated):
+    page, file = report.page([report.load(evaluated)]), evaluated / "data" / "quality.json"
+    pairs, made_from = content_of(file)["pairs"], content_of(file)["made_from"]
+    for damaged in ("{", json.dumps({"made_from": made_from})):
+        file.write_text(damaged)
+        assert report.page([report.load(evaluated)]) == page and content_of(file)["pairs"] == pairs
+
+
 def test_data_from_the_hub_is_checked_too(evaluated, tmp_path):
     """A folder stands for the pinned files of the hub's data set."""
     pairs = pairs_of(evaluated)
@@ -240,17 +260,13 @@ def test_data_that_is_not_what_was_trained_on_is_not_checked(evaluated):
     [
         ("evaluate/details.json", '{"scores": 3}', ["policies", "reward model"]),
         ("evaluate/details.json", '{"reward_model": {"x": 1}}', ["policies", "reward model"]),
-        ("data/quality.json", "MADE_FROM", ["data"]),
         ("ppo/metrics.jsonl", '{"objective/scores": 1}\n', ["ppo curves", "frontier"]),
         ("sft/metrics.jsonl", '{"loss": 1}\n', ["sft curves"]),
         ("evaluate/samples.jsonl", '{"prompt": 5, "sft": {"response": "a", "score": "b"}}\n', ["samples"]),
     ],
 )
 def test_a_damaged_file_takes_its_part_of_the_page_only(evaluated, file, content, lost):
-    report.page([report.load(evaluated)])  # the data has been checked
     before = (evaluated / file).read_text()
-    if content == "MADE_FROM":
-        content = json.dumps({"made_from": json.loads(before)["made_from"]})
     (evaluated / file).write_text(content)
     page = report.page([report.load(evaluated)])
     (evaluated / file).write_text(before)

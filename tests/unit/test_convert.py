@@ -8,6 +8,8 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from rlhf.data import convert, formats
 from rlhf.errors import OptionError, UserError
@@ -39,6 +41,28 @@ def content(rows: formats.ParsedRows) -> list[Any]:
 def test_a_converted_file_holds_the_same_rows(tmp_path, kind):
     before = convert.convert([write(tmp_path / "a.jsonl", ROWS[kind], ROWS[kind])], {}).rows
     assert convert.write(before, tmp_path / "b.jsonl") == 2
+    assert content(formats.read([tmp_path / "b.jsonl"])) == content(before)
+
+
+def message(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": text}
+
+
+TEXTS = st.tuples(st.sampled_from(["", " ", "    ", "\n\nHuman:", "\n\nAssistant: ", "\n"]), st.text()).map("".join)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(asked=TEXTS, good=TEXTS, bad=TEXTS, right=TEXTS, kind=st.sampled_from(["pair", "example", "prompt"]))
+def test_any_text_is_kept(tmp_path, asked, good, bad, right, kind):
+    row: dict[str, Any] = {"prompt": [message("system", right), message("user", f"{asked}?")]}
+    if kind == "pair":
+        row |= {"chosen": [message("assistant", f"{good}+")], "rejected": [message("assistant", f"{bad}-")]}
+    else:
+        row |= {"answer": right} | ({"completion": [message("assistant", f"{good}+")]} if kind == "example" else {})
+    before = convert.convert([write(tmp_path / "a.jsonl", row)], {}).rows
+    assert len(before.all) == 1
+    (tmp_path / "b.jsonl").unlink(missing_ok=True)
+    convert.write(before, tmp_path / "b.jsonl")
     assert content(formats.read([tmp_path / "b.jsonl"])) == content(before)
 
 

@@ -1,8 +1,10 @@
 """Shares of batches, who may start, how processes are started, and what is said when one ends."""
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -131,6 +133,17 @@ def test_the_recipe_for_two_processes_is_the_one_for_one():
     keys = recipe.differences(one, two)
     assert keys == ["description", *(f"hardware.{key}" for key in ("count", "engine", "name")), "status"]
     assert recipe.resolve("2xcpu", RECIPES) == RECIPES / "2xcpu-tiny/v1"
+
+
+def test_ranks_compare_code_that_no_commit_has(monkeypatch):
+    agreed: dict[str, list[Any]] = {}
+    monkeypatch.setattr("accelerate.PartialState", Mock())
+    monkeypatch.setattr(distributed, "agree", agreed.__setitem__)
+    be(monkeypatch, 0, 1)
+    for code in ("ours", "edited"):
+        monkeypatch.setattr(meeting, "hash_of_modules", {Path(recipe.__file__).parents[1]: code}.__getitem__)
+        with meeting.joined(small(), "sft"):
+            assert code in agreed["code"]
 
 
 def failure(code: int, time: int = 5, file: str = "<N/A>", message: str = "") -> SimpleNamespace:

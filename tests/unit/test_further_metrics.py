@@ -3,16 +3,20 @@
 import math
 import random
 import shutil
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
 from rlhf.data.corpus import Corpus, Split
 from rlhf.data.rows import Example, Message, PreferencePair
 from rlhf.errors import UserError
+from rlhf.evaluation import references
 from rlhf.evaluation.policies import (
     PolicySamples,
     further_metrics,
@@ -23,7 +27,7 @@ from rlhf.evaluation.reward_model import reward_model_figures, score_histograms
 from rlhf.files import write_json
 from rlhf.run import reader
 from rlhf.run.outcomes import Details
-from tests.helpers import not_none
+from tests.helpers import not_none, noted
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 16,
@@ -187,6 +191,15 @@ def test_bertscore_against_its_formula(encoder):
     assert overlap.metrics([""])["bertscore"] == 0
 
 
+def test_an_answer_is_embedded_once(encoder, monkeypatch):
+    overlap = Overlap([("w1", "w2"), ("w3", "w4")], str(encoder), torch.device("cpu"))
+    texts: list[str] = []
+    embed = references._Encoder.embed
+    monkeypatch.setattr(references._Encoder, "embed", lambda self, text: noted(texts, text, embed(self, text)))
+    overlap.metrics(["w5 w1", "w6"])
+    assert texts == ["w5 w1", "w6"]
+
+
 def test_texts_without_any_similarity_have_the_bertscore_0():
     one, other = torch.eye(4).split(2)
     assert bertscore(one, other) == 0.0
@@ -207,3 +220,48 @@ def test_bertscore_of_texts_that_are_longer_than_the_encoder_reads(encoder, tmp_
 def test_an_encoder_that_is_not_there(tmp_path):
     with pytest.raises(UserError, match=r"evaluate.bertscore_model: .* is not a folder with a model"):
         Overlap([("a", None)], str(tmp_path / "none"), torch.device("cpu"))
+
+
+def as_pickle(weights: Path) -> None:
+    torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
+    weights.unlink()
+
+
+def changed(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def write(weights: Path) -> None:
+        tensors = load_file(weights)
+        change(tensors)
+        save_file(tensors, weights, {"format": "pt"})
+
+    return write
+
+
+QUERY = "encoder.layer.0.attention.self.query.weight"
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (Path.unlink, r"model.safetensors is missing$"),
+        (as_pickle, r"model.safetensors is missing; its weights are pickles, which are not read: convert them"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-100]), r"encoder: cannot be read"),
+        (changed(lambda tensors: tensors.pop(QUERY)), f"encoder lacks {QUERY}: it is damaged"),
+        (changed(lambda tensors: tensors.update({QUERY: torch.zeros(3, 3)})), f"has another shape of {QUERY}"),
+        (changed(lambda tensors: tensors[QUERY].fill_(torch.nan)), f"{QUERY} holds NaN or infinity"),
+    ],
+    ids=["none", "pickle", "truncated", "incomplete", "shape", "NaN"],
+)
+def test_an_encoder_whose_weights_cannot_be_used_is_refused(encoder, tmp_path, damage, reason):
+    folder = shutil.copytree(encoder, tmp_path / "encoder")
+    damage(folder / "model.safetensors")
+    with pytest.raises(UserError, match=reason):
+        Overlap([("a", None)], str(folder), torch.device("cpu"))
+
+
+def test_an_encoder_needs_no_pooler(encoder, tmp_path):
+    folder = shutil.copytree(encoder, tmp_path / "encoder")
+    changed(lambda tensors: [tensors.pop(f"pooler.dense.{name}") for name in ("weight", "bias")])(
+        folder / "model.safetensors"
+    )
+    scores = [Overlap([("w1 w2", None)], str(at), torch.device("cpu")).metrics(["w2 w3"]) for at in (encoder, folder)]
+    assert scores[0] == scores[1]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 
 import click
 import pytest
@@ -162,9 +163,11 @@ def test_an_empty_root_of_runs_is_refused(command, words):
 
 def test_an_earlier_output_is_replaced_as_a_whole_or_kept(tmp_path):
     (tmp_path / "page.html").write_text("old")
+    (tmp_path / "page.html").chmod(0o600)
     (tmp_path / "link.html").symlink_to("page.html")
     files.write_output(tmp_path / "link.html", "new")
     assert (tmp_path / "page.html").read_text() == "new" and (tmp_path / "link.html").is_symlink()
+    assert stat.S_IMODE((tmp_path / "page.html").stat().st_mode) == 0o600, "private as before"
     with pytest.raises(UnicodeEncodeError):
         files.write_output(tmp_path / "page.html", "half a character \ud800")
     assert (tmp_path / "page.html").read_text() == "new"

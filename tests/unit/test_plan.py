@@ -998,6 +998,8 @@ def test_another_code_of_any_module_is_predicted_anew(small, monkeypatch, tmp_pa
         module.write_text(f"{text}\n")
         assert hash_of_modules(copied) != before, module
         module.write_text(text)
+    modules[0].rename(modules[0].with_name(f"_{modules[0].name}"))
+    assert hash_of_modules(copied) != before, "the same content in the same order, under another name"
     file = file_of(recipe.load(small), "sft")
     monkeypatch.setattr("rlhf.memory.cache._code_hash", lambda: "of other code")
     assert file_of(recipe.load(small), "sft") != file

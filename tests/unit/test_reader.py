@@ -26,6 +26,12 @@ def test_a_record_is_frozen_and_gives_the_content_of_its_file_back(tmp_path):
         summary.seed = 1
 
 
+def test_the_content_of_a_copy_has_its_changes():
+    row = reader.check({"step": 1, "loss": 0.5}, MetricsLine, "here")
+    assert row.model_copy(update={"step": 2}).plain() == {"step": 2, "loss": 0.5}
+    assert row.model_copy().plain() == row.plain() == {"step": 1, "loss": 0.5}
+
+
 def test_numbers_keep_their_kind_and_missing_values_are_none(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1, "count": 3, "loss": 0.5, "ratio": NaN}\n{"step": 2, "count": 4}\n{"step": 3, "co')

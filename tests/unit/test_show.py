@@ -1,6 +1,7 @@
 """`rlhf data show`: what a person reads at 80 columns, and what cannot reach the terminal."""
 
 import json
+import re
 
 import pytest
 from rich.cells import cell_len
@@ -75,7 +76,22 @@ def file(tmp_path):
 
 
 def test_a_prompt_without_an_answer_is_shown():
-    assert "Which one?" in rendered(PromptOnly(ASKED, "prompts.jsonl:1"))
+    text = rendered(PromptOnly(ASKED, "prompts.jsonl:1"))
+    assert "Which one?" in text and "answer" not in text
+
+
+@pytest.mark.parametrize(
+    "row", [Example(ASKED, "The left.", "f:1", "left, west"), PromptOnly(ASKED, "f:1", "left, west")]
+)
+def test_the_right_answer_is_shown(row):
+    text = rendered(row)
+    assert re.search(r"^right answer +left, west *$", text, re.M)
+    assert ("The left." in text) == isinstance(row, Example)
+
+
+def test_a_worked_answer_is_shown_once():
+    text = rendered(Example(ASKED, "So it is 24.", "f:1", "So it is 24."))
+    assert text.count("So it is 24.") == 1
 
 
 def test_the_choice_follows_the_seed_and_keeps_the_order_of_the_file(file):

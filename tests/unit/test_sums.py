@@ -3,12 +3,16 @@
 import json
 import random
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlhf.data.corpus import Corpus
 from rlhf.data.load import divide_rows
+from rlhf.data.source import read_source
 from rlhf.data.worlds import sums
 from rlhf.errors import UserError
 from rlhf.stages.online.reward_functions import find
@@ -47,6 +51,23 @@ def test_files_repeat_and_do_not_depend_on_each_other(tmp_path):
     assert (c / "pairs.jsonl").read_bytes() == (a / "pairs.jsonl").read_bytes()
     assert (d / "documents.jsonl").read_bytes() != (a / "documents.jsonl").read_bytes()
     assert len(read_all_lines(a / "prompts.jsonl")) == len(sums.questions(9))
+
+
+def test_rows_that_several_stages_need_at_once_are_made_once(tmp_path, monkeypatch):
+    made: list[Path] = []
+    write = sums.write
+
+    def slowly(directory: Path, **options: Any) -> None:
+        made.append(directory)
+        (directory / "documents.jsonl").write_text("the beginning")
+        time.sleep(0.2)
+        write(directory, **options)
+
+    monkeypatch.setattr(sums, "write", slowly)
+    recipe = small(data__source="sums", data__sums=SIZES).recipe
+    with ThreadPoolExecutor(4) as pool:
+        rows = list(pool.map(lambda _: len(read_source(recipe, tmp_path).documents), range(4)))
+    assert rows == [400] * 4 and len(made) == 1
 
 
 def test_no_question_is_on_both_sides(tmp_path):

@@ -1,6 +1,7 @@
 """The vLLM client against a server of the same endpoints, whose model is one of ours."""
 
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -182,6 +183,12 @@ def test_a_server_that_is_not_there_or_refuses_is_one_line(fake, tmp_path):
         Client("http://127.0.0.1:9")
     with pytest.raises(UserError, match=r"refused /v1/load_lora_adapter \(404\): .*No adapter found"):
         with_nothing(Client(fake.url), tmp_path)
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://localhost/é", "http://localhost:port", "http://", "http://a b"])
+def test_an_address_that_is_none_is_one_line(url):
+    with pytest.raises(UserError, match=f"no vLLM server answers at {re.escape(url.rstrip('/'))} .*vllm serve BASE"):
+        Client(url)
 
 
 def test_sampled_log_probabilities_of_other_kernels_are_not_taken_for_those_of_training():
