@@ -37,7 +37,7 @@ from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.session import Session
-from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainedRole, TrainState, as_numbers
+from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState, as_numbers
 from rlhf.stages.result import Result
 from rlhf.terminal.progress import Bar
 
@@ -174,11 +174,9 @@ class Learner:
         self.critic_parameters = list(shared.value_head.parameters())
         if not self.critic_is_head:
             self.critic_parameters += shared.roles.parameters("value")
-        trained: dict[TrainedRole, TrainedParameters] = {
-            "policy": TrainedParameters(self.policy_parameters, options.learning_rate),
-            "value": TrainedParameters(self.critic_parameters, options.value_learning_rate),
-        }
-        self.state = TrainState("ppo", shared, options, score_norm, trained)
+        policy = TrainedParameters(self.policy_parameters, options.learning_rate)
+        critic = TrainedParameters(self.critic_parameters, options.value_learning_rate)
+        self.state = TrainState("ppo", shared, options, score_norm, {"policy": policy, "value": critic})
 
     @property
     def critic_is_head(self) -> bool:
