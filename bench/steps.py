@@ -58,7 +58,7 @@ def measure(
     A stage whose parent did not fit is out of memory too. Parents that are not among `stages` are run for their
     adapters only. `shape` chooses the lengths of rows (`data.lengths`).
     """
-    overrides = loaded.overrides | few_steps(loaded.recipe, WARM_UP + steps, shape)
+    overrides = loaded.with_changes(few_steps(loaded.recipe, WARM_UP + steps, shape)).overrides
     parents = {stage: {*recipes.parents(loaded.recipe, recipes.stage_name(stage))} for stage in STAGES}
     needed = [stage for stage in STAGES if stage in stages or any(stage in parents[name] for name in stages)]
     by_stage: dict[StageName, StageSteps] = {}

@@ -120,7 +120,7 @@ def load(item: GpuItem, dry_run: bool) -> PinnedRecipe | None:
 def with_random_weights(loaded: PinnedRecipe, changes: Mapping[str, JsonValue] | None = None) -> PinnedRecipe:
     """Return the recipe with random weights and no downloads."""
     random = recipes.random_weights_changes(loaded.recipe, 64, "longest")
-    return recipes.load(loaded.directory, loaded.overrides | random | dict(changes or {}))
+    return loaded.with_changes(random | dict(changes or {}))
 
 
 @click.command()

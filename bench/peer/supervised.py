@@ -163,7 +163,7 @@ def _peak(part: StageSteps) -> int | None:
 
 def _trl(loaded: PinnedRecipe, stage: StageName, out: Path, count: int, settings: TrlSettings) -> StageSteps:
     """Run TRL's trainer once. Return the same keys as `bench.steps` has for ours."""
-    overrides = loaded.overrides | few_steps(loaded.recipe, steps.WARM_UP + count, "hh")
+    overrides = loaded.with_changes(few_steps(loaded.recipe, steps.WARM_UP + count, "hh")).overrides
     asked: Asked = {
         "recipe": str(loaded.directory),
         "overrides": overrides,

@@ -270,7 +270,7 @@ def show_fits(loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool) ->
         )
     if as_json:
         return
-    changes = loaded.overrides | settings.changes
+    changes = loaded.with_changes(settings.changes).overrides
     if not changes:
         screen.OUT.print("these are the recipe's own settings: nothing is to be changed")
         return

@@ -13,7 +13,7 @@ from rlhf.files import JsonValue
 from rlhf.recipe.plain_yaml import read_yaml
 from rlhf.recipe.published import Figure
 from rlhf.recipe.schema import Recipe
-from rlhf.recipe.strict import Changes, validate, with_overrides
+from rlhf.recipe.strict import Changes, validate, with_overrides, without_overlap
 
 
 class PinnedRecipe(NamedTuple):
@@ -59,7 +59,7 @@ def load(directory: Path, overrides: Mapping[str, JsonValue] | None = None, seed
     if file.exists() and not (re.fullmatch(r"v[0-9]+", absolute.name) and absolute.parent.name):
         raise UserError(f"{directory}: a recipe lives in <name>/v<N>/recipe.yaml; rename the folder, for example to v1")
     content = read_yaml(file)
-    overrides = dict(overrides or {})
+    overrides = without_overlap(overrides or {})
     changes = overrides if seed is None else {**overrides, "seed": seed}
     recipe = validate(Recipe, with_overrides(content, changes), file, changes)
     figures = _figures(directory / "published.yaml")

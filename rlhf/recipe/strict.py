@@ -226,6 +226,24 @@ def as_yaml(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # what YAML can hold reads back from JSON
 
 
+def without_overlap(overrides: Mapping[str, JsonValue]) -> Changes:
+    """Return overrides of the same effect, none of which is part of another.
+
+    `--set` refuses two that overlap, because their order would decide; here the later one wins. Code that adds to a
+    user's overrides needs this: it may replace a section in which the user changed a key.
+    """
+    apart: Changes = {}
+    for key, value in overrides.items():
+        outer = next((other for other in apart if key.startswith(f"{other}.")), None)
+        if outer is None:
+            apart = {other: old for other, old in apart.items() if not other.startswith(f"{key}.")} | {key: value}
+        else:
+            section = apart[outer]
+            inner_key = key.removeprefix(f"{outer}.")
+            apart[outer] = with_overrides(section if isinstance(section, dict) else {}, {inner_key: value})
+    return apart
+
+
 def with_overrides(content: JsonObject, overrides: Mapping[str, JsonValue]) -> JsonObject:
     """Return a copy of parsed YAML in which each dotted key of `overrides` has its value."""
     copy: JsonObject = json.loads(json.dumps(content))

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from rlhf.recipe import PinnedRecipe, as_yaml, random_weights_changes
 from rlhf.stages import runner
-from tests.helpers import GROUP, RECIPE, SMALL, beside, content_of, run_stages, small
+from tests.helpers import GROUP, RECIPE, beside, content_of, run_stages, small
 from tests.lines import read_intact_lines
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ def sizes(changes: Mapping[str, object]) -> PinnedRecipe:
 
 
 def command(stage: str, out: Path, changes: Mapping[str, object], recipe: Path = RECIPE) -> list[str]:
-    flags = [part for key, value in {**SMALL, **changes}.items() for part in ("--set", f"{key}={as_yaml(value)}")]
+    flags = [part for key, value in sizes(changes).overrides.items() for part in ("--set", f"{key}={as_yaml(value)}")]
     return ["rlhf.cli", "run", stage, "--recipe", str(recipe), "--out", str(out), *flags]
 
 

@@ -93,7 +93,7 @@ def test_both_kinds_of_stages_page_what_they_load(monkeypatch, tmp_path):
     unused: Any = None
     run: Any = SimpleNamespace(resumed_from=None, is_main=False)
     callback = _RunCallback(run, unused, unused)
-    callback.on_train_begin(None, SimpleNamespace(num_input_tokens_seen=0), None, optimizer="theirs")
+    callback.on_train_begin(None, SimpleNamespace(num_input_tokens_seen=0, max_steps=1), None, optimizer="theirs")
     assert asked == ["theirs"]
 
     shared: Any = SimpleNamespace(peft=None)

@@ -270,6 +270,19 @@ def test_a_value_that_two_overrides_give_is_refused(items):
     assert recipe.parse_overrides(["a.b=1", "a.bc=2", "ab=3"]) == {"a.b": 1, "a.bc": 2, "ab": 3}
 
 
+def test_further_changes_win_over_what_they_overlap_and_can_be_given_on_a_command_line():
+    """The benchmark changes a recipe further that its user changed already, and passes everything on with --set."""
+    loaded = recipe.load(CPU, {"tokenizer.vocab_size": 700, "pretrain.max_steps": 7, "seed": 5})
+    changed = loaded.with_changes(recipe.random_weights_changes(loaded.recipe, 8, "hh"))
+    assert (changed.recipe.tokenizer.source, changed.recipe.tokenizer.vocab_size) == ("words", 700)
+    assert changed.recipe.pretrain is None and changed.recipe.seed == 5
+    again = changed.with_changes({"tokenizer.vocab_size": 900, "model.architecture.vocab_size": 900})
+    assert (again.recipe.tokenizer.source, again.recipe.tokenizer.vocab_size) == ("words", 900)
+    items = [f"{key}={recipe.as_yaml(value)}" for key, value in again.overrides.items()]
+    assert recipe.parse_overrides(items) == again.overrides
+    assert recipe.load(CPU, again.overrides).recipe == again.recipe
+
+
 def test_another_seed_is_no_modification_but_another_run():
     loaded = recipe.load(CPU, seed=5)
     assert (loaded.recipe.seed, loaded.modified) == (5, False)
