@@ -18,6 +18,7 @@ from rlhf.cli import guarded
 from rlhf.cli.options import OUTPUT, PRICE, OneOf, WholeNumber
 from rlhf.errors import UserError
 from rlhf.files import write_json
+from rlhf.memory.phases import Predict, PredictedStage, PredictionError
 from rlhf.memory.predict import Predictor
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PinnedRecipe, StageName
@@ -147,8 +148,17 @@ def measure(loaded: PinnedRecipe, stages: Sequence[StageName], count: int, shape
     }
     with Predictor() as predictor:
         for stage, row in measured.items():
-            row |= derived_figures(loaded, stage, row, predictor.predict(loaded, stage), best, shape)
+            row |= derived_figures(loaded, stage, row, predicted_or_none(predictor.predict, loaded, stage), best, shape)
     return record
+
+
+def predicted_or_none(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> PredictedStage | None:
+    """Return the prediction of a stage. If there is none, say why and return None: what was measured is kept."""
+    try:
+        return predict(loaded, stage)
+    except PredictionError as error:
+        print(f"{error}; going on without", file=sys.stderr)
+        return None
 
 
 def stage_columns(stages: Mapping[StageName, StageSteps]) -> tuple[str, ...]:
@@ -161,7 +171,8 @@ def stage_rows(stages: Mapping[StageName, StageSteps]) -> list[tuple[str, ...]]:
     """Return a table row for each stage."""
     rows = []
     for stage, row in stages.items():
-        predicted = f"{row['predicted_peak_bytes'] / 1e9:.2f}"
+        peak = row["predicted_peak_bytes"]
+        predicted = "-" if peak is None else f"{peak / 1e9:.2f}"
         if row.get("out_of_memory"):
             rows.append((stage, *["-"] * 4, "OUT OF MEMORY", predicted, "-"))
             continue

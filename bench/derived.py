@@ -12,20 +12,23 @@ def derived_figures(
     loaded: PinnedRecipe,
     stage: StageName,
     row: StageSteps,
-    predicted: PredictedStage,
+    predicted: PredictedStage | None,
     best: Ceilings,
     shape: str,
 ) -> StageSteps:
     """Return MFU, HFU, MBU, predicted peak and projected hours of a stage's steps; None for what is unknown.
 
-    Rows have one `shape`: shares are of the longest ones, hours of rows as long as HH-RLHF's.
+    Rows have one `shape`: shares are of the longest ones, hours of rows as long as HH-RLHF's. `predicted` is None for a
+    stage that cannot be predicted.
     """
     shares: StageSteps = {"mfu": None, "hfu": None, "mbu": None, "hours": None}
-    shares["predicted_peak_bytes"] = predicted.whole.peak_bytes
+    shares["predicted_peak_bytes"] = predicted.whole.peak_bytes if predicted else None
     if row.get("out_of_memory"):
         return shares
     assert stage in TRAINING_STAGES  # as every stage with measured steps
-    if shape == "longest":  # operations are known for the longest rows
+    if shape == "longest":  # the steps of a whole stage are not of the longest rows, whose operations are known
+        if predicted is None:
+            return shares
         shares["mfu"], shares["hfu"] = (
             _rate(row, projection.step_flops(loaded.recipe, stage, predicted, of_model)) / best["flops"]
             for of_model in (True, False)
@@ -35,7 +38,7 @@ def derived_figures(
             step = projection.decoding_step_bytes(loaded.recipe, stage, online.max_prompt_length, predicted)
             bytes_read = decoded * step
             shares["mbu"] = bytes_read / row["phase_seconds"]["rollout/decode"]["median"] / best["bandwidth"]
-        return shares  # the steps of a whole stage are not of the longest rows
+        return shares
     total = projection.optimizer_steps(loaded.recipe, stage)
     if total is not None:
         shares["hours"] = total * row["tokens_per_step"] / row["tokens_per_second"] / 3600  # by the mean step

@@ -115,7 +115,7 @@ class StageSteps(TypedDict, total=False):
     hfu: float | None  # the same with them
     mbu: float | None  # of decoding: share of the rate of a large copy, 0 to 1
     hours: float | None  # of all steps by the mean one and its clock, projected; once by the median
-    predicted_peak_bytes: int
+    predicted_peak_bytes: int | None
     roofline: dict[str, Bound]  # by phase, in records of the GPU benchmark
 
 

@@ -60,7 +60,7 @@ def conclude(record: GpuRecord, root: Path = ROOT / "recipes") -> None:
     The roofline is at the rates that were measured on the same card.
     """
     from bench.derived import derived_figures
-    from bench.roofline.__main__ import beside
+    from bench.roofline.times import beside
     from rlhf.memory.card.cards import NominalRates
     from rlhf.memory.predict import Predictor
 

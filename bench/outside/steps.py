@@ -12,7 +12,6 @@ from rlhf.memory.card.cards import SMALL_WORKSPACE
 from rlhf.memory.phases import PRODUCT, Event
 
 HISTORY = 3  # steps back to which a step may release something
-Polynomial = tuple[float, ...]  # factors of `_terms`
 
 
 class RecordedStep(NamedTuple):

@@ -13,7 +13,6 @@ from typing import TypedDict
 import click
 
 from bench import options
-from bench.kinds import Bound
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.cli.options import OneOf
@@ -26,7 +25,8 @@ from rlhf.terminal.screen import OUT
 from rlhf.terminal.tables import rows_table
 
 with quiet_libraries():
-    from bench.roofline.counts import LeastWork, phases
+    from bench.roofline.counts import phases
+    from bench.roofline.times import bound, seconds
 
 LEAN: Changes = {"hardware.trunk": "lean", "lora.lora_dropout": 0.0}
 KEPT: Changes = {"{stage}.gradient_checkpointing": False}
@@ -81,43 +81,6 @@ class Roofline(TypedDict):
     phases: dict[str, PhaseWork]
     seconds: float
     changes: dict[str, Change]
-
-
-def seconds(work: Mapping[str, LeastWork], card: NominalRates) -> float:
-    """Return the least seconds of a step, its phases one after another."""
-    return sum(part.seconds(card) for part in work.values())
-
-
-def bound(work: LeastWork, card: NominalRates) -> str:
-    """Return what bounds a phase on a card, compute or memory."""
-    return "compute" if work.flops / card.flops >= work.moved / card.bandwidth else "memory"
-
-
-def by_phase(recipe: Recipe, stage: OnlineName, prompt: float, card: NominalRates) -> dict[str, float]:
-    """Return the least seconds of the phases whose time a run measures: those of the rollout, score and update."""
-    sums: dict[str, float] = {}
-    for name, part in phases(recipe, stage, prompt).items():
-        detail = [name] if name in ("rollout/prefill", "rollout/decode") else []
-        for phase in (name.split("/")[0], *detail):
-            sums[phase] = sums.get(phase, 0.0) + part.seconds(card)
-    return sums
-
-
-def beside(
-    recipe: Recipe, stage: OnlineName, measured: Mapping[str, float], card: NominalRates, longest: bool
-) -> dict[str, Bound]:
-    """Return the least seconds of each measured phase, and their share of the seconds measured.
-
-    longest: prompts are as long as the stage admits, and not of the mean length of those in the recipe's data.
-    """
-    options = getattr(recipe, stage)
-    prompt = options.max_prompt_length if longest else row_tokens(recipe, stage, 1) - options.response_length
-    least = by_phase(recipe, stage, prompt, card)
-    return {
-        phase: {"least_seconds": shortest, "seconds": measured[phase], "reached": shortest / measured[phase]}
-        for phase, shortest in least.items()
-        if phase in measured
-    }
 
 
 def predict(loaded: PinnedRecipe, stage: OnlineName) -> Roofline:

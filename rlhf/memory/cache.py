@@ -22,7 +22,10 @@ Answer = TypeVar("Answer", RehearsedStage, RehearsedStep)
 
 
 def file_of(loaded: PinnedRecipe, name: RehearsalName) -> Path:
-    """Return the file of a rehearsal's answer, named after all that the answer depends on."""
+    """Return the file of a rehearsal's answer, named after all that the answer depends on.
+
+    Whether a recipe can be rehearsed may also depend on the other stages; a refusal is not stored.
+    """
     deciding = {"model", "tokenizer", "data", "lora", "evaluate", name} | SIZES_FROM.get(name, set())
     recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
     policies = [p for p in POLICIES if loaded.recipe.section(p) is not None] if name == "evaluate" else []

@@ -259,12 +259,10 @@ def _rollout_groups(stage: StageName, options: OnlineOptions) -> Iterator[Settin
     """Yield rows decoded together, and rows scored together where that is not the micro-batch."""
     sizes = [n for n in divisors(options.batch_size) if n % options.samples_per_prompt == 0]
     decoding = [_batch_sizes(f"{stage}.rollout_batch_size", sizes)]
-    key = f"{stage}.score_batch_size"
-    smallest: Changes = {} if options.score_batch_size is None else {key: 1}
-    yield SettingGroup(((stage, "rollout"), (stage, "evaluate")), decoding, smallest)
+    yield SettingGroup(((stage, "rollout"), (stage, "evaluate")), decoding, {})
     if options.score_batch_size is not None:
-        scoring = [_batch_sizes(key, divisors(options.batch_size))]
-        yield SettingGroup(((stage, "score"), (stage, "evaluate")), scoring, {})
+        scoring = [_batch_sizes(f"{stage}.score_batch_size", divisors(options.batch_size))]
+        yield SettingGroup(((stage, "score"),), scoring, {})
 
 
 def _training_group(loaded: PinnedRecipe, stage: TrainingName) -> SettingGroup:

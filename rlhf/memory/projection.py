@@ -27,7 +27,7 @@ from rlhf.memory.weights import (
     linear_layers,
     shape_of,
 )
-from rlhf.recipe import TRAINING_STAGES, Dialogues, Recipe, StageName, TrainingName
+from rlhf.recipe import TRAINING_STAGES, Dialogues, OnlineOptions, Recipe, StageName, TrainingName
 
 
 class TimeFactors(NamedTuple):
@@ -149,7 +149,7 @@ def _evaluations(recipe: Recipe, stage: TrainingName, predicted: PredictedStage)
 
     Those of SFT and DPO also sample, after as well as before training; the KL of DPO's samples is in the part that is
     repeated for its pairs. At `eval_steps` of SFT, reward model and DPO a stage evaluates more often, which is not
-    counted.
+    counted. In PPO, RLOO and GRPO a response that score normalisation samples counts as one of an evaluation.
     """
     work = {name: phase.work for name, phase in predicted.phases.items()}
     if "evaluate" not in work:
@@ -161,9 +161,14 @@ def _evaluations(recipe: Recipe, stage: TrainingName, predicted: PredictedStage)
         prompts = SFT_PROMPTS if stage == "sft" else min(sampling.max_samples, sampling.batch_size)
         sampled = _sampled_prompts(recipe, stage)
         return [(work["evaluate"] - prefill - decode, options.max_eval_samples / rows), (prefill, sampled / prompts)]
-    rows = 2 * min(options.max_eval_samples, options.rollout_batch_size)  # rehearsed: before and after two steps
-    count = _online_evaluations(options.steps, options.eval_steps, options.save_steps)
-    return [(work["evaluate"] - decode, count * options.max_eval_samples / rows)]
+    few, norm, batch = (
+        min(options.max_eval_samples, options.rollout_batch_size),
+        _norm_batches(options),
+        options.batch_size,
+    )
+    rehearsed = _online_evaluations(recipe, STEPS, STEPS, STEPS) * few + min(norm, 1) * batch
+    count = _online_evaluations(recipe, options.steps, options.eval_steps, options.save_steps)
+    return [(work["evaluate"] - decode, (count * options.max_eval_samples + norm * batch) / rehearsed)]
 
 
 def _decoding_steps(recipe: Recipe, stage: TrainingName) -> int:
@@ -172,8 +177,8 @@ def _decoding_steps(recipe: Recipe, stage: TrainingName) -> int:
     if isinstance(options, Dialogues):
         batches = 2 * math.ceil(_sampled_prompts(recipe, stage) / sampling.batch_size)
         return batches * (sampling.response_length - 1)
-    evaluations = _online_evaluations(options.steps, options.eval_steps, options.save_steps)
-    batches = options.steps * math.ceil(options.batch_size / options.rollout_batch_size)
+    evaluations = _online_evaluations(recipe, options.steps, options.eval_steps, options.save_steps)
+    batches = (options.steps + _norm_batches(options)) * math.ceil(options.batch_size / options.rollout_batch_size)
     batches += evaluations * math.ceil(options.max_eval_samples / options.rollout_batch_size)
     return batches * (options.response_length - 1)
 
@@ -183,10 +188,19 @@ def _sampled_prompts(recipe: Recipe, stage: TrainingName) -> int:
     return {"sft": SFT_PROMPTS, "dpo": recipe.evaluate.max_samples}.get(stage, 0)
 
 
-def _online_evaluations(steps: int, eval_steps: int, save_steps: int) -> int:
-    """Return the evaluations of a stage: before the first step, after the last, and at each of both intervals."""
+def _online_evaluations(recipe: Recipe, steps: int, eval_steps: int, save_steps: int) -> int:
+    """Return the evaluations of a stage: before the first step, after the last, and at each of both intervals.
+
+    Where validation is set apart, reference and policy are evaluated once more, on the prompts for reporting.
+    """
     every = (range(n, steps + 1, n) for n in (eval_steps, save_steps))
-    return 1 + len({steps}.union(*every))
+    reported = 2 if recipe.data.validation_fraction is not None else 0
+    return 1 + len({steps}.union(*every)) + reported
+
+
+def _norm_batches(options: OnlineOptions) -> int:
+    """Return the batches of rollouts by which score normalisation is measured; a rehearsal has one of them."""
+    return math.ceil(options.norm_responses / options.batch_size) if options.normalize_scores else 0
 
 
 # -- one step ---------------------------------------------------------------------------------------------------------

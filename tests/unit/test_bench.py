@@ -20,7 +20,7 @@ from bench.paths import ROOT
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.memory import projection, published_figures
-from rlhf.memory.phases import PredictedPhase, PredictedStage, Work
+from rlhf.memory.phases import PredictedPhase, PredictedStage, PredictionError, Work
 from rlhf.memory.strategies import StrategyCost, one_by_one
 from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.recipe import StageName
@@ -396,6 +396,21 @@ def test_hours_are_those_of_the_mean_step_and_mbu_counts_every_batch_of_a_rollou
     total = projection.optimizer_steps(loaded.recipe, "ppo")
     assert total is not None and usual["hours"] == total * 2.5 / 3600, "a total is of means"
     assert figures["hours"] is None and usual["mbu"] is None, "a stage's rows are not all of the longest"
+
+
+def test_what_was_measured_is_kept_where_nothing_is_predicted(capsys):
+    def fails(*_: object) -> PredictedStage:
+        raise PredictionError("memory of sft cannot be predicted: its process ended")
+
+    loaded = recipe.load(RECIPE)
+    predicted = bench.predicted_or_none(fails, loaded, "sft")
+    assert predicted is None and capsys.readouterr().err.startswith("memory of sft cannot be predicted")
+    best: Ceilings = {"flops": 1.0, "bandwidth": 1.0}
+    figures, usual = (derived.derived_figures(loaded, "sft", STAGE, None, best, shape) for shape in ("longest", "hh"))
+    total = projection.optimizer_steps(loaded.recipe, "sft")
+    assert total is not None and usual["hours"] == total / 3600
+    assert figures["mfu"] is figures["mbu"] is figures["predicted_peak_bytes"] is usual["predicted_peak_bytes"] is None
+    assert bench.stage_rows({"sft": STAGE | figures})[0][5:] == ("10.00", "-", "-")
 
 
 def test_the_ablation_changes_one_thing_at_a_time():

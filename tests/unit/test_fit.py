@@ -62,7 +62,7 @@ def test_the_largest_that_fits_is_found_wherever_the_first_try_points_to(
 
 
 def test_rows_that_are_scored_together_are_searched_apart_from_the_micro_batch():
-    """A row takes 10 bytes while it is sampled or trained on, and 20 while it is scored; evaluation does both."""
+    """A row takes 10 bytes while it is sampled, evaluated or trained on, and 20 while it is scored."""
 
     def phase(size: int) -> PredictedPhase:
         return PredictedPhase(100 + size, {"base": 100, "activations": size}, 0, Work(), 100 + size, 100 + size)
@@ -70,7 +70,7 @@ def test_rows_that_are_scored_together_are_searched_apart_from_the_micro_batch()
     def predict(loaded, stage):
         options = loaded.recipe.ppo
         sampling, scoring = 10 * options.rollout_batch_size, 20 * options.score_rows
-        sizes = {"rollout": sampling, "score": scoring, "evaluate": max(sampling, scoring)}
+        sizes = {"rollout": sampling, "score": scoring, "evaluate": sampling}
         phases = {
             name: phase(size) for name, size in (sizes | {"update": 10 * options.per_device_train_batch_size}).items()
         }

@@ -677,6 +677,7 @@ def test_work_of_ppo_by_hand(monkeypatch):
             "ppo.save_steps": 3,
             "ppo.max_eval_samples": 4,
             "ppo.warmup_steps": 0,
+            "ppo.normalize_scores": False,
         },
     )
     phases = {
@@ -697,7 +698,7 @@ def test_work_of_ppo_by_hand(monkeypatch):
 def test_the_evaluations_of_ppo_are_prefilled_and_scored():
     """Rehearsed: two of 2 rows, 30 operations in all and 10 of them decoding. Run: three of 4 rows."""
     changes = {"steps": 6, "eval_steps": 3, "save_steps": 3, "max_eval_samples": 4, "response_length": 2}
-    changes |= {"batch_size": 4, "num_mini_batches": 1, "rollout_batch_size": 2}
+    changes |= {"batch_size": 4, "num_mini_batches": 1, "rollout_batch_size": 2, "normalize_scores": False}
     loaded = recipe.load(RECIPE, {f"ppo.{key}": value for key, value in changes.items()})
     phases = {"evaluate": phase(30), "evaluate/prefill": phase(5), "evaluate/decode": phase(10)}
     work = projection.stage_work(loaded.recipe, "ppo", PredictedStage(phase(0), phases))
@@ -742,16 +743,25 @@ def test_rows_of_sft_have_no_rejected_answer():
     assert tokens["sft"] < 0.95 * tokens["rm"]
 
 
-def test_evaluations_are_those_of_a_run(monkeypatch):
-    """Before the first step, and after steps 20, 30, 40 and 60: five of one batch each, one token after the first."""
-    changes = {"steps": 60, "eval_steps": 20, "save_steps": 30, "max_eval_samples": 2, "response_length": 2}
+@pytest.mark.parametrize(("version", "reported"), [("v1", 0), ("v2", 2)])
+@pytest.mark.parametrize("normalised", [False, True])
+def test_evaluations_are_those_of_a_run(monkeypatch, version: str, reported: int, normalised: bool):
+    """Before the first step, and after steps 20, 30, 40 and 60: five of three batches each, one token after the first.
+
+    Where validation is set apart, reference and policy are evaluated once more. Scores are normalised by three batches
+    of two responses; a rehearsal has one of them, and evaluations of one batch before and after its two steps.
+    """
+    changes = {"steps": 60, "eval_steps": 20, "save_steps": 30, "max_eval_samples": 6, "response_length": 2}
     changes |= {"batch_size": 2, "num_mini_batches": 1, "rollout_batch_size": 2}
-    loaded = recipe.load(RECIPE, {f"ppo.{key}": value for key, value in changes.items()})
+    changes |= {"normalize_scores": normalised, "norm_responses": 5}
+    loaded = recipe.load(RECIPE.parent / version, {f"ppo.{key}": value for key, value in changes.items()})
     monkeypatch.setattr(projection, "decoding_step_bytes", lambda *_: 1)
     names = ("rollout", "rollout/prefill", "rollout/decode", "score", "update")
-    stage = PredictedStage(phase(0, base=1), dict.fromkeys(names, phase(0, base=1)))
-    work = projection.stage_work(loaded.recipe, "ppo", stage)
-    assert work and work.decoded_bytes == 60 + 5
+    phases = dict.fromkeys(names, phase(0, base=1)) | {"evaluate": phase(100), "evaluate/decode": phase(0)}
+    work = projection.stage_work(loaded.recipe, "ppo", PredictedStage(phase(0, base=1), phases))
+    norm = 3 if normalised else 0
+    assert work and work.decoded_bytes == 60 + norm + 3 * (5 + reported)
+    assert work.flops == pytest.approx(100 * (6 * (5 + reported) + 2 * norm) / (2 * (2 + reported) + 2 * (norm > 0)))
 
 
 def projected(price: float | None = None) -> plan.StageTime | None:

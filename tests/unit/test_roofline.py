@@ -15,6 +15,7 @@ from bench import derived
 from bench.kinds import Spread
 from bench.paths import ROOT
 from bench.roofline import __main__ as roofline
+from bench.roofline import times
 from bench.roofline.counts import Decoder, LayerPasses, LeastWork, RowSizes, phases
 from rlhf import recipe
 from rlhf.errors import UserError
@@ -222,8 +223,8 @@ def test_the_lean_trunk_computes_a_prompt_once_for_the_responses_in_a_micro_batc
 
 def test_a_bound_is_the_larger_quotient():
     card = NominalRates(flops=10.0, bandwidth=2.0, source="made up")
-    assert (LeastWork(100, 2).seconds(card), roofline.bound(LeastWork(100, 2), card)) == (10, "compute")
-    assert (LeastWork(100, 40).seconds(card), roofline.bound(LeastWork(100, 40), card)) == (20, "memory")
+    assert (LeastWork(100, 2).seconds(card), times.bound(LeastWork(100, 2), card)) == (10, "compute")
+    assert (LeastWork(100, 40).seconds(card), times.bound(LeastWork(100, 40), card)) == (20, "memory")
 
 
 def test_the_command_prints_json_of_every_recipe_of_one_card(capsys, monkeypatch):

@@ -395,6 +395,18 @@ def test_flash_attention_s_backward_pass_takes_memory_inside():
     assert inside["kernels"] == 4 * 4 * 256 * 65
 
 
+def test_flash_attention_keeps_gradients_for_every_query_head_where_keys_have_fewer():
+    """1 head of keys and values for 4 of queries: on top, gradients of 256 x 64 bfloat16 keys and values for each."""
+
+    def run() -> None:
+        q, k, v = heads(256)
+        F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], is_causal=True, enable_gqa=True).sum().backward()
+
+    operations = peak_of("cuda", run).by_operation
+    (inside,) = (parts for name, parts in operations.items() if "(inside)" in name)
+    assert inside["kernels"] == 4 * 4 * 256 * 65 + 2 * 4 * 256 * 64 * 2
+
+
 def test_dropout_keeps_a_byte_for_each_number_on_cuda():
     """4,096 bfloat16 numbers: the result, and a mask of one byte each; on a CPU the mask is of the input's type."""
 

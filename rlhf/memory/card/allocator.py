@@ -186,7 +186,7 @@ class Allocator:
         if not self._reserve(segment):
             return None
         block = Block(self._next_address, segment, pool)
-        self._next_address += segment + SMALL_SEGMENT  # a gap: segments are never neighbours
+        self._next_address += segment
         return block
 
     def _reserve(self, size: int) -> bool:

@@ -302,5 +302,3 @@ class Tracker(TorchDispatchMode):
         """Let a sum live in its first summand, as if it had not been allocated."""
         self._events.pop()
         self._live[made.key] = made.first, self._live[made.key][1]
-        storage = self._storages[made.first]
-        storage.component = storage.component or self._storages[made.total].component
