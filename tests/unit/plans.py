@@ -1,10 +1,14 @@
-"""Plans made by hand, for tests of what is shown of them."""
+"""Plans and predictions made by hand, for tests of what is done with them."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
+from rlhf import recipe
+from rlhf.memory.phases import Parts, PredictedPhase, PredictedStage, Work
 from rlhf.memory.plan import Plan, PlannedStage
-from rlhf.recipe import StageName
+from rlhf.memory.predict import Predictor
+from rlhf.recipe import PinnedRecipe, StageName
+from tests.helpers import RECIPE
 
 
 def planned_stage(**changes: Any) -> PlannedStage:
@@ -29,3 +33,43 @@ def planned(
 ) -> Plan:
     """The plan of these stages on one card."""
     return Plan("r", "v1", False, "4090", card_bytes, 1, price, {}, dict(stages))
+
+
+class Known(Predictor):
+    """Predicts the same for every stage, without a rehearsal."""
+
+    def __init__(self, predicted: PredictedStage):
+        super().__init__()
+        self.predicted = predicted
+
+    def predict(self, loaded: PinnedRecipe, stage: str) -> PredictedStage:
+        return self.predicted
+
+
+def global_batch(loaded: PinnedRecipe, stage: str) -> int:
+    options = loaded.recipe.section(recipe.stage_name(stage))
+    if isinstance(options, recipe.OnlineBase):
+        return options.batch_size // options.num_mini_batches
+    assert isinstance(options, recipe.Optimization)
+    return options.per_device_train_batch_size * options.gradient_accumulation_steps
+
+
+def phase(flops: int, moved: int = 0, launched: int = 0, **components: int) -> PredictedPhase:
+    work = Work(flops, moved=moved, launched=launched)
+    return PredictedPhase(sum(components.values()), cast(Parts, components), 0, work)
+
+
+def sft_recipe(**changes) -> PinnedRecipe:
+    """Toy data, whose lengths are not known: every row counts as the longest."""
+    base: recipe.Changes = {
+        "sft.max_samples": 80,
+        "sft.num_train_epochs": 1,
+        "sft.per_device_train_batch_size": 4,
+        "sft.gradient_accumulation_steps": 2,
+        "sft.max_eval_samples": 32,
+        "hardware.name": "4090",
+    }
+    return recipe.load(RECIPE, base | {f"sft.{key}": value for key, value in changes.items()})
+
+
+SFT = PredictedStage(phase(0, base=1), {"train": phase(1600, base=1), "evaluate": phase(80, base=1)})

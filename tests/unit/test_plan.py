@@ -1,14 +1,10 @@
-"""`rlhf plan` and the preflight: what they print, what they refuse, and the arithmetic behind hours and settings."""
+"""`rlhf plan` and the preflight: what they print, and what they refuse."""
 
 import json
 import re
 import shlex
-import shutil
-from collections import Counter
-from importlib.metadata import version
-from math import inf
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -17,31 +13,19 @@ import yaml
 from rlhf import recipe
 from rlhf.cli import plan_tables as tables
 from rlhf.errors import UserError
-from rlhf.memory import cache, fit, plan, projection, published_figures, strategies
+from rlhf.memory import cache, fit, plan, published_figures, strategies
 from rlhf.memory.cache import file_of
-from rlhf.memory.card import cards
-from rlhf.memory.phases import (
-    DECODING_STEP,
-    STAGE_ANSWER,
-    Parts,
-    PredictedPhase,
-    PredictedStage,
-    PredictionError,
-    RehearsalName,
-    StepOperations,
-    Work,
-)
+from rlhf.memory.phases import STAGE_ANSWER, PredictedStage, PredictionError, StepOperations
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor, card_needed_bytes, card_reserved_bytes
 from rlhf.memory.preflight import require_fit
-from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
+from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.process.sizes import size_in_bytes
-from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, stage_name
+from rlhf.recipe import PinnedRecipe
 from rlhf.recipe.choices import StrategyName
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.strict import with_overrides
-from rlhf.run.packages import hash_of_modules
 from tests.helpers import RECIPE, grouped, rlhf
-from tests.unit.plans import planned, planned_stage
+from tests.unit.plans import SFT, Known, global_batch, phase, planned, planned_stage, sft_recipe
 
 LENGTHS = {"max_length": 64, "max_prompt_length": 40, "max_eval_samples": 4, "max_samples": 64, "logging_steps": 1}
 SIZES = {
@@ -108,17 +92,6 @@ def cache_folder(tmp_path_factory):
         yield
 
 
-class Known(Predictor):
-    """Predicts the same for every stage, without a rehearsal."""
-
-    def __init__(self, predicted: PredictedStage):
-        super().__init__()
-        self.predicted = predicted
-
-    def predict(self, loaded: PinnedRecipe, stage: str) -> PredictedStage:
-        return self.predicted
-
-
 @pytest.fixture
 def predictor(cache_folder):
     """Each test has a predictor of its own, so that the commands of the next one find its process idle."""
@@ -150,11 +123,11 @@ def test_a_plan_as_json(command, predictor, small, tmp_path):
         assert named | {"phases"} <= set(row)
         assert not {"reserved_bytes", "needed_bytes"} & set(row), "these are a phase's, of the allocator alone"
         assert (row["fits"], row["published_bytes"]) == (None, None)
-        assert row["peak_bytes"] == max(phase["peak_bytes"] for phase in row["phases"].values())
-        for name, phase in row["phases"].items():
-            assert sum(phase["components"].values()) == phase["peak_bytes"] > 0, f"{stage}/{name}"
+        assert row["peak_bytes"] == max(part["peak_bytes"] for part in row["phases"].values())
+        for name, part in row["phases"].items():
+            assert sum(part["components"].values()) == part["peak_bytes"] > 0, f"{stage}/{name}"
             outer = row["phases"].get(name.rpartition("/")[0])
-            assert outer is None or outer["peak_bytes"] >= phase["peak_bytes"]
+            assert outer is None or outer["peak_bytes"] >= part["peak_bytes"]
     assert "train" in made["stages"]["sft"]["phases"]
     assert {"rollout", "rollout/prefill", "score", "update"} <= set(made["stages"]["ppo"]["phases"])
     assert not [*tmp_path.iterdir()], "nothing is written"
@@ -242,14 +215,6 @@ def test_without_bitsandbytes_four_bits_are_refused_by_name(command, folder, tmp
 # -- settings that fit -------------------------------------------------------------------------------------------------
 
 
-def global_batch(loaded: PinnedRecipe, stage: str) -> int:
-    options = loaded.recipe.section(recipe.stage_name(stage))
-    if isinstance(options, recipe.OnlineBase):
-        return options.batch_size // options.num_mini_batches
-    assert isinstance(options, recipe.Optimization)
-    return options.per_device_train_batch_size * options.gradient_accumulation_steps
-
-
 @pytest.mark.parametrize(("stage", "share"), [("sft", 1.0), ("sft", 0.6), ("ppo", 1.0)])
 def test_settings_that_fit_do_fit_and_change_no_batch(command, predictor, small, stage, share):
     before = recipe.load(small)
@@ -272,164 +237,6 @@ def test_with_all_memory_the_fastest_settings_are_chosen(predictor, small):
     assert fitting.changes == {"sft.per_device_train_batch_size": 8, "sft.gradient_accumulation_steps": 1}
 
 
-def formula(loaded: PinnedRecipe, stage: str) -> PredictedStage:
-    """A stage's memory as a sum that can be worked out by hand."""
-    recipe = loaded.recipe
-    base = {"none": 1000, "nf4": 400}[recipe.model.quantization]
-    sampling = base + 10 * recipe.evaluate.batch_size * (3 if stage == "dpo" else 1)
-    phases = {"load": phase(0, base=base), "evaluate": phase(0, base=sampling)}
-    if stage in TRAINING_STAGES:
-        options = getattr(recipe, stage)
-        row = 20 if options.gradient_checkpointing else 100
-        optimizer = 0 if options.optim == "paged_adamw_8bit" else 50
-        phases["train"] = phase(0, base=base + optimizer + row * options.per_device_train_batch_size)
-    return PredictedStage(max(phases.values(), key=lambda p: p.peak_bytes), phases)
-
-
-def test_a_chain_gets_one_set_of_settings_with_which_every_stage_fits():
-    """By hand: SFT alone could decode 24 together, DPO only 8; so all do. Global batches stay 8, 8 and 8."""
-    lengths = {"max_length": 64, "max_prompt_length": 40, "per_device_train_batch_size": 4}
-    batches = {f"{stage}.{key}": value for stage in ("sft", "rm", "dpo") for key, value in lengths.items()}
-    batches |= {f"{stage}.gradient_accumulation_steps": 2 for stage in ("sft", "rm", "dpo")}
-    loaded = recipe.load(RECIPE, batches | {"evaluate.batch_size": 24})
-    together = fit.fit(formula, loaded, ("sft", "rm", "dpo", "evaluate"), 1250)
-    # 1000 + 10 * 3 * 8 = 1240 and 1000 + 50 + 100 * 2 = 1250, or 1000 + 50 + 20 * 8 = 1210.
-    assert not together.too_large
-    changed = recipe.load(RECIPE, batches | {"evaluate.batch_size": 24} | together.changes)
-    assert changed.recipe.evaluate.batch_size == 8
-    for stage in ("sft", "rm", "dpo"):
-        assert global_batch(changed, stage) == 8
-        options = getattr(changed.recipe, stage)
-        way = (options.gradient_checkpointing, options.per_device_train_batch_size)
-        assert way == min([(False, 2), (True, 8)], key=lambda w: fit._row_seconds(loaded.recipe, stage, *w))
-    alone = fit.fit(formula, loaded, ("sft", "evaluate"), 1250)
-    assert "evaluate.batch_size" not in alone.changes
-    assert together.stages["dpo"].whole.peak_bytes == formula(changed, "dpo").whole.peak_bytes <= 1250
-
-
-def test_progress_names_each_candidate_of_the_search_and_each_strategy():
-    loaded = recipe.load(RECIPE)
-    lines: list[str] = []
-    fit.fit(formula, loaded, ("sft", "evaluate"), 1250, lines.append)
-    tried = {re.sub(r"\d+", "N", line) for line in lines}
-    settings = "per_device_train_batch_size N, gradient_accumulation_steps N, evaluate.batch_size N"
-    assert tried >= {
-        f"looking for settings that fit: sft with gradient_checkpointing true, {settings}",
-        f"looking for settings that fit: sft with gradient_checkpointing false, {settings}",
-        "looking for settings that fit: evaluate with batch_size N",
-    }
-    lines.clear()
-    fit.fit(formula, loaded, ("sft", "rm", "evaluate"), 999, lines.append)
-    assert len(set(lines)) == len(lines) and any("a base in 4 bits, sft with" in line for line in lines)
-    lines.clear()
-    effects = strategies.costs_alone(Known(SFT).predict, loaded, "sft", lines.append)
-    assert lines == [f"rehearsing sft with strategies: {name}" for name in effects]
-
-
-def test_a_smaller_base_is_the_last_resort_of_all_stages_alike():
-    loaded = recipe.load(RECIPE)
-    fitting = fit.fit(formula, loaded, ("sft", "rm", "dpo"), 999)
-    assert not fitting.too_large
-    assert fitting.changes["model.quantization"] == "nf4"
-    assert {key for key in fitting.changes if key.endswith("optim")} == {"sft.optim", "rm.optim", "dpo.optim"}
-    assert "model.quantization" not in fit.fit(formula, loaded, ("sft", "rm", "dpo"), 1500).changes
-    assert set(fit.fit(formula, loaded, ("sft", "rm", "dpo"), 415).too_large) == {"sft", "rm", "dpo"}
-    assert set(fit.fit(formula, loaded, ("sft", "rm", "dpo"), 425).too_large) == {"dpo"}, "3 x 10 for a prompt"
-
-
-@pytest.mark.parametrize(
-    ("blur", "most"), [(lambda fraction: fraction, 5), (lambda fraction: inf if fraction >= 1 else 0.0, 8)]
-)
-@pytest.mark.parametrize("ratio", [0.01, 0.3, 1.0, 3.0, 30.0])
-def test_the_search_finds_what_trying_everything_finds_with_fewer_predictions(ratio, blur, most):
-    """Needs of 100 a row, or 20 with checkpointing, above 1000; `ratio`: reading the weights over computing a row.
-
-    Fractions are estimates: where they point nowhere (`blur`), the search takes more predictions and finds the same.
-    """
-    sizes = (1, 2, 4, 8, 16)
-    ways = [[fit.Candidate({"sft.n": n, "c": c}, (2 + c) * (1 + ratio / n), n) for n in sizes] for c in (False, True)]
-    group = fit.SettingGroup((("sft", "train"),), ways, {})
-    for limit in range(900, 2800, 10):
-        tried: list[fit.Candidate] = []
-
-        def fraction(candidate: fit.Candidate, limit: int = limit, tried: list[fit.Candidate] = tried) -> float:
-            tried.append(candidate)
-            growing = (20 if candidate.changes["c"] else 100) * candidate.rows
-            estimate: float = blur(max(0.0, (limit - 1000) / growing))
-            return estimate
-
-        fastest = fit._fastest(group, fraction)
-        count = len({id(candidate) for candidate in tried})
-        fitting = [candidate for way in ways for candidate in way if fraction(candidate) >= 1]
-        assert fastest == min(fitting, key=lambda candidate: candidate.seconds, default=ways[-1][0])
-        assert count <= most
-        if fitting and fastest == ways[1][-1]:
-            assert count <= 4, "the largest candidate is tried first"
-
-
-@pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("stage", ["sft", "rm", "dpo"])
-def test_the_search_finds_what_trying_all_micro_batches_of_a_recipe_finds(stage, grouped):
-    """Where rows of any length share a micro-batch, padding makes large ones slow: the fastest is not the largest."""
-    directory = RECIPE.parents[1] / "4090-llama2-7b" / "v1"
-    loaded = recipe.load(directory, {f"{stage}.group_by_length": grouped})
-    ways = [(checkpointing, n) for checkpointing in (False, True) for n in (1, 2, 4, 8, 16)]
-    seconds = {way: fit._row_seconds(loaded.recipe, stage, *way) for way in ways}
-    assert grouped == (min(seconds, key=seconds.__getitem__) == (False, 16))
-    group = fit._training_group(loaded, stage)
-    for limit in (19, 20, 40, 79, 80, 100, 150, 200, 320, 400, 800, 1600):  # of 100 a row, or 20 with checkpointing
-
-        def need(checkpointing: bool, n: int) -> int:
-            return (20 if checkpointing else 100) * n
-
-        def fraction(candidate: fit.Candidate, limit: int = limit) -> float:
-            return limit / need(bool(candidate.changes[f"{stage}.gradient_checkpointing"]), candidate.rows)
-
-        fastest = fit._fastest(group, fraction)
-        fitting = [way for way in ways if need(*way) <= limit] or [(True, 1)]
-        found = (fastest.changes[f"{stage}.gradient_checkpointing"], fastest.rows)
-        assert found == min(fitting, key=seconds.__getitem__), limit
-
-
-def test_the_fraction_of_its_rows_with_which_a_phase_fits_by_hand():
-    """400 bytes that stay and 600 that grow with the rows, beside the driver's context."""
-    grown = phase(0, base=400, activations=500, logits=100)
-    held = card_needed_bytes(grown) - 1000
-    assert fit._fraction_of_rows(grown, held + 1000) == 1
-    assert fit._fraction_of_rows(grown, held + 700) == 0.5
-    assert fit._fraction_of_rows(grown, held + 1600) == 2
-    assert fit._fraction_of_rows(grown, held + 999) < 1
-    assert fit._fraction_of_rows(grown, held) == 0
-    assert [fit._fraction_of_rows(phase(0, base=1000), held + limit) for limit in (999, 1000)] == [0, inf]
-
-
-def test_one_rehearsal_answers_for_all_settings_of_a_stage():
-    """There is memory for all: the settings that are tried first are those that are chosen."""
-    asked = set()
-
-    def noted(changed: PinnedRecipe, stage: str) -> PredictedStage:
-        asked.add((stage, repr(changed.recipe.section(stage_name(stage))), changed.recipe.evaluate.batch_size))
-        return formula(changed, stage)
-
-    loaded = recipe.load(RECIPE, {"model.architecture.num_hidden_layers": 4})
-    fitting = fit.fit(noted, loaded, ("sft", "dpo", "evaluate"), 10**6)
-    assert not fitting.too_large
-    assert Counter(stage for stage, *_ in asked) == {"sft": 3, "dpo": 3, "evaluate": 1}, (
-        "two of them without checkpointing"
-    )
-
-
-def test_loading_must_fit_too():
-    loaded = recipe.load(RECIPE)
-
-    def heavy(changed: PinnedRecipe, stage: str) -> PredictedStage:
-        largest = phase(0, base=9000)
-        return PredictedStage(largest, formula(changed, stage).phases | {"load": largest})
-
-    assert fit.fit(heavy, loaded, ("sft",), 8999).too_large == ("sft",)
-    assert not fit.fit(heavy, loaded, ("sft",), 9000).too_large
-
-
 def test_what_was_given_is_part_of_the_settings_that_are_printed(command, predictor, small):
     loaded = recipe.load(small)
     code, out, _ = command("plan", "--recipe", small, "--stage", "rm", "--set", "rm.max_steps=3", "--fit", "9GB")
@@ -448,21 +255,6 @@ def test_settings_that_cannot_pass_through_make_are_printed_for_rlhf_alone():
     assert recipe.parse_overrides(words[1::2]) == changes and words[::2] == ["--set", "--set"]
     del changes["tokenizer.system_prompt"]
     assert tables._assignments(changes).splitlines()[0] == """  make: SET='lora.target_modules=["q_proj","v_proj"]'"""
-
-
-def test_faster_means_fewer_passes_unless_weights_are_read_more_often():
-    """By hand, for an RTX 4090 and bfloat16, with rows of 100 tokens: 2 x 100 / 165.2e12 and 2 / (n x 1.008e12)."""
-    lengths = {"sft.max_length": 100, "sft.max_prompt_length": 50}
-    loaded = recipe.load(RECIPE, {"hardware.name": "4090", "model.dtype": "bfloat16", **lengths})
-    seconds = {
-        (checkpointing, n): fit._row_seconds(loaded.recipe, "sft", checkpointing, n)
-        for checkpointing in (False, True)
-        for n in (1, 2, 32)
-    }
-    assert seconds[False, 1] == pytest.approx(2 * (200 / 165.2e12 + 2 / 1.008e12))
-    assert seconds[True, 32] == pytest.approx(3 * (200 / 165.2e12 + 2 / (32 * 1.008e12)))
-    order = sorted(seconds, key=seconds.__getitem__)
-    assert order == [(False, 32), (True, 32), (False, 2), (False, 1), (True, 2), (True, 1)]
 
 
 def test_where_nothing_fits_the_answer_is_one_line_with_the_least_that_was_tried(command, predictor, small):
@@ -607,274 +399,6 @@ def test_nothing_is_predicted_where_nothing_can_be_compared(small, narrow):
     assert require_fit(fail, recipe.load(narrow), "pretrain") is None
 
 
-# -- hours and dollars -------------------------------------------------------------------------------------------------
-
-
-def phase(flops: int, moved: int = 0, launched: int = 0, **components: int) -> PredictedPhase:
-    work = Work(flops, moved=moved, launched=launched)
-    return PredictedPhase(sum(components.values()), cast(Parts, components), 0, work)
-
-
-def sft_recipe(**changes) -> PinnedRecipe:
-    """Toy data, whose lengths are not known: every row counts as the longest."""
-    base: recipe.Changes = {
-        "sft.max_samples": 80,
-        "sft.num_train_epochs": 1,
-        "sft.per_device_train_batch_size": 4,
-        "sft.gradient_accumulation_steps": 2,
-        "sft.max_eval_samples": 32,
-        "hardware.name": "4090",
-    }
-    return recipe.load(RECIPE, base | {f"sft.{key}": value for key, value in changes.items()})
-
-
-SFT = PredictedStage(phase(0, base=1), {"train": phase(1600, base=1), "evaluate": phase(80, base=1)})
-
-
-def test_work_of_sft_by_hand():
-    """Rehearsed: 2 steps of 2 micro-batches of 4, 100 operations a row. 80 rows, and 32 held-out ones of 10 each."""
-    assert projection.stage_work(sft_recipe().recipe, "sft", SFT) == (80 * 100 + 32 * 10, 0, 0, 0)
-
-
-def test_padding_lessens_what_is_computed_and_moved_but_no_launches(monkeypatch):
-    """10 steps and 4 batches of held-out rows; half of each row's tokens are padding that the longest row lacks."""
-    stage = SFT._replace(phases={"train": phase(1600, 320, 40, base=1), "evaluate": phase(80, 16, 4, base=1)})
-    monkeypatch.setattr(projection, "padded_share", lambda *_, **__: 0.5)
-    work = projection.stage_work(sft_recipe().recipe, "sft", stage)
-    assert work == ((8000 + 320) / 2, 0, (10 * 160 + 4 * 16) / 2, 10 * 20 + 4 * 4)
-
-
-def test_training_work_doubles_with_the_rows():
-    def flops(**changes) -> float:
-        work = projection.stage_work(sft_recipe(**changes).recipe, "sft", SFT)
-        assert work
-        return work.flops
-
-    held_out = 320
-    assert flops(max_samples=160) - held_out == 2 * (flops() - held_out)
-    assert flops(num_train_epochs=2) == flops(max_samples=160)
-    assert flops(max_samples=160, max_steps=10) == flops()
-    assert flops(max_samples=None, max_steps=10) == flops()
-    assert flops(max_samples=81) == flops(max_samples=88), "a last step that is begun counts"
-    assert projection.stage_work(sft_recipe(max_samples=None).recipe, "sft", SFT) is None
-    assert projection.stage_work(sft_recipe().recipe, "merge", SFT) is None
-
-
-def test_work_of_ppo_by_hand(monkeypatch):
-    """4 rows a step in two batches of 2, 10 tokens answered: nine decoding steps a batch."""
-    monkeypatch.setattr(projection, "decoding_step_bytes", lambda *_: 1160)
-    loaded = recipe.load(
-        RECIPE,
-        {
-            "hardware.name": "4090",
-            "ppo.steps": 6,
-            "ppo.batch_size": 4,
-            "ppo.num_mini_batches": 2,
-            "ppo.num_ppo_epochs": 3,
-            "ppo.rollout_batch_size": 2,
-            "ppo.response_length": 10,
-            "ppo.eval_steps": 3,
-            "ppo.save_steps": 3,
-            "ppo.max_eval_samples": 4,
-            "ppo.warmup_steps": 0,
-            "ppo.normalize_scores": False,
-        },
-    )
-    phases = {
-        "rollout": phase(9999, base=1000),
-        "rollout/prefill": phase(20),
-        "rollout/decode": phase(9979),
-        "score": phase(40),
-        "update": phase(100),
-    }
-    work = projection.stage_work(loaded.recipe, "ppo", PredictedStage(phases["rollout"], phases))
-    assert work
-    # Two rehearsed steps: 10 + 20 a step, and two of six minibatches: 50 x 3.
-    assert work.flops == 6 * (10 + 20 + 150)
-    # Two batches a step; three evaluations (before, after steps 3 and 6) of two batches each.
-    assert work.decoded_bytes == (6 * 2 + 3 * 2) * 9 * 1160
-
-
-def test_the_evaluations_of_ppo_are_prefilled_and_scored():
-    """Rehearsed: two of 2 rows, 30 operations in all and 10 of them decoding. Run: three of 4 rows."""
-    changes = {"steps": 6, "eval_steps": 3, "save_steps": 3, "max_eval_samples": 4, "response_length": 2}
-    changes |= {"batch_size": 4, "num_mini_batches": 1, "rollout_batch_size": 2, "normalize_scores": False}
-    loaded = recipe.load(RECIPE, {f"ppo.{key}": value for key, value in changes.items()})
-    phases = {"evaluate": phase(30), "evaluate/prefill": phase(5), "evaluate/decode": phase(10)}
-    work = projection.stage_work(loaded.recipe, "ppo", PredictedStage(phase(0), phases))
-    assert work and work.flops == (30 - 10) * 3 * 4 / (2 * 2)
-
-
-def test_sft_and_dpo_sample_before_and_after():
-    """80 prompts in batches of 16, of which one batch is rehearsed; each response has nine tokens after the first.
-
-    In float32: 3 layers of 4 x 128² and 3 x 128 x 384 weights with LoRA of rank 8, an output layer of 800 x 128; keys
-    and values of 20 tokens of a prompt and 5 of a response, in the mean, for 8 rows of SFT and 16 of DPO.
-    """
-    changes: recipe.Changes = {"evaluate.max_samples": 80, "evaluate.batch_size": 16, "evaluate.response_length": 10}
-    changes["evaluate.max_prompt_length"] = 20
-    changes |= {
-        f"{s}.{key}": n for s in ("sft", "dpo") for key, n in {"max_samples": 8, "max_eval_samples": 64}.items()
-    }
-    changes |= {f"{s}.per_device_train_batch_size": 4 for s in ("sft", "dpo")}
-    loaded = recipe.load(RECIPE, changes)
-    phases = {
-        "evaluate": phase(100),
-        "evaluate/prefill": phase(20),
-        "evaluate/decode": phase(30),
-    }
-    weights = 4 * (3 * (4 * 128 * 128 + 3 * 128 * 384) + 3 * 8 * (4 * 256 + 3 * 512) + 800 * 128)
-    row = 4 * 2 * 3 * 128 * 25
-    dpo, sft = (projection.stage_work(loaded.recipe, s, PredictedStage(phase(0), phases)) for s in ("dpo", "sft"))
-    assert dpo and dpo.flops == (100 - 20 - 30) * 64 / 8 + 20 * 80 / 16
-    assert dpo.decoded_bytes == 2 * 5 * 9 * (weights + 16 * row)
-    assert sft and sft.flops == (100 - 20 - 30) * 64 / 8 + 20
-    assert sft.decoded_bytes == 2 * 1 * 9 * (weights + 8 * row)
-    from rlhf.stages.sft import SAMPLES
-
-    assert SAMPLES == projection.SFT_PROMPTS
-
-
-def test_rows_of_sft_have_no_rejected_answer():
-    tokens = {
-        stage: projection.row_tokens(recipe.load(RECIPE.parents[1] / "4090-llama2-7b/v2").recipe, stage, 1)
-        for stage in ("sft", "rm")
-    }
-    assert tokens["sft"] < 0.95 * tokens["rm"]
-
-
-@pytest.mark.parametrize(("version", "reported"), [("v1", 0), ("v2", 2)])
-@pytest.mark.parametrize("normalised", [False, True])
-def test_evaluations_are_those_of_a_run(monkeypatch, version: str, reported: int, normalised: bool):
-    """Before the first step, and after steps 20, 30, 40 and 60: five of three batches each, one token after the first.
-
-    Where validation is set apart, reference and policy are evaluated once more. Scores are normalised by three batches
-    of two responses; a rehearsal has one of them, and evaluations of one batch before and after its two steps.
-    """
-    changes = {"steps": 60, "eval_steps": 20, "save_steps": 30, "max_eval_samples": 6, "response_length": 2}
-    changes |= {"batch_size": 2, "num_mini_batches": 1, "rollout_batch_size": 2}
-    changes |= {"normalize_scores": normalised, "norm_responses": 5}
-    loaded = recipe.load(RECIPE.parent / version, {f"ppo.{key}": value for key, value in changes.items()})
-    monkeypatch.setattr(projection, "decoding_step_bytes", lambda *_: 1)
-    names = ("rollout", "rollout/prefill", "rollout/decode", "score", "update")
-    phases = dict.fromkeys(names, phase(0, base=1)) | {"evaluate": phase(100), "evaluate/decode": phase(0)}
-    work = projection.stage_work(loaded.recipe, "ppo", PredictedStage(phase(0, base=1), phases))
-    norm = 3 if normalised else 0
-    assert work and work.decoded_bytes == 60 + norm + 3 * (5 + reported)
-    assert work.flops == pytest.approx(100 * (6 * (5 + reported) + 2 * norm) / (2 * (2 + reported) + 2 * (norm > 0)))
-
-
-def projected(price: float | None = None) -> plan.StageTime | None:
-    return plan.make_plan(Known(SFT), sft_recipe(), ("sft",), price).stages["sft"].time
-
-
-def test_hours_fall_with_the_card_s_rate(monkeypatch):
-    card = cards.CARDS["4090"]
-    rates = card.rates
-    assert rates
-    once = projected()
-    monkeypatch.setitem(cards.CARDS, "4090", card._replace(rates=rates._replace(flops=rates.flops / 4)))
-    slower = projected()
-    assert once and slower
-    assert slower.limit_hours == pytest.approx(4 * once.limit_hours)
-    assert slower.projected_hours == pytest.approx(4 * once.projected_hours)
-    assert once.limit_hours == pytest.approx(8320 / rates.flops / 3600)
-    assert once.projected_hours == pytest.approx(once.limit_hours * projection.CALIBRATED.products)
-    monkeypatch.setitem(cards.CARDS, "4090", card._replace(rates=None))
-    assert projected(1.0) is None
-
-
-CARD = cards.NominalRates(1000.0, 10.0, "")
-
-
-def test_the_three_parts_of_a_step_add_up():
-    rates = projection.TimeFactors(products=2.0, memory=3.0, launch=0.5)
-    assert projection.step_seconds(5000.0, 200.0, 8, CARD, rates) == 2 * 5 + 3 * 20 + 0.5 * 8
-
-
-def test_decoding_is_limited_by_bandwidth():
-    work = projection.StageWork(0.0, 200.0)
-    assert work.limit(CARD) == 20
-    shares = projection.DECODING
-    assert work.projected(CARD) == (20 / shares.usual, 20 / shares.most, 20 / shares.least)
-
-
-def test_an_interval_holds_what_is_projected_and_no_less_than_the_limit():
-    interval = projection.StageWork(5000.0, 200.0, 100.0, 4.0).projected(CARD)
-    assert 25 <= interval.low < interval.seconds < interval.high
-
-
-def test_two_cards_wait_for_each_other_where_the_layers_of_the_model_are_known():
-    """Memory of a rank is predicted for any model; what ranks send each other only for layers like a Llama's."""
-
-    def two(model_type: str) -> plan.StageTime | None:
-        overrides: recipe.Changes = {
-            "hardware.name": "2x4090",
-            "hardware.count": 2,
-            "model.architecture.model_type": model_type,
-        }
-        loaded = recipe.load(RECIPE, sft_recipe().overrides | overrides)
-        return plan.make_plan(Known(SFT), loaded, ("sft",), None).stages["sft"].time
-
-    known, unknown = two("llama"), two("phi3")
-    assert known and unknown and known.between_ranks and unknown.between_ranks is None
-    waiting = known.between_ranks.seconds_per_step * known.between_ranks.steps / 3600
-    assert known.projected_hours - unknown.projected_hours == pytest.approx(waiting)
-    (low, high), (low_alone, high_alone) = known.projected_hours_range, unknown.projected_hours_range
-    assert low == pytest.approx(max(low_alone, waiting)), "the lower end hides one behind the other"
-    assert high - high_alone == pytest.approx(waiting)
-
-
-def test_cost_is_hours_times_the_price():
-    priced, unpriced = projected(1.5), projected()
-    assert priced and unpriced
-    assert priced.projected_cost == pytest.approx(1.5 * priced.projected_hours)
-    assert unpriced.projected_cost is None
-
-
-def test_hours_and_cost_of_the_chain_are_added_up():
-    stage = planned_stage(time=plan.StageTime(0.5, 2.0, (1.5, 3.0), 4.0, None))
-    *_, total = tables.stage_rows(planned({"sft": stage, "rm": stage, "ppo": stage, "dpo": stage}))
-    assert total == ("sft, rm, ppo", "", "", "", "", "", "1.5", "6.0 (4.5-9.0)", "$12.00")
-    *_, last = tables.stage_rows(planned({"sft": stage}))
-    assert last[0] == "sft"
-
-
-HH = {"tokenizer.source": "words", "pretrain": None, "model.source": "random", "model.architecture.vocab_size": 800}
-
-
-def hh(**more) -> recipe.Recipe:
-    """Rows as long as HH-RLHF's."""
-    return recipe.load(
-        RECIPE, HH | {"data.source": "lengths", "data.lengths": {"pairs": 9, "shape": "hh"}} | more
-    ).recipe
-
-
-@pytest.mark.parametrize("batch", [1, 4, 16])
-@pytest.mark.parametrize("longest", [128, 512, 2048])
-def test_padding_is_less_where_rows_are_grouped(batch, longest):
-    grouped, mixed = (projection.padded_share(hh(), longest, longest - 32, batch, way) for way in (batch, None))
-    assert 0 < grouped <= mixed <= 1
-    assert (grouped == mixed) == (batch == 1)
-
-
-def test_padding_of_rows_whose_length_is_not_known():
-    toy = recipe.load(RECIPE).recipe
-    longest = recipe.load(RECIPE, HH | {"data.source": "lengths", "data.lengths": {"pairs": 9, "shape": "longest"}})
-    unused = recipe.load(RECIPE, {"data.lengths": {"pairs": 9, "shape": "hh"}})
-    for unknown in (toy, longest.recipe, unused.recipe):
-        assert projection.padded_share(unknown, 512, 384, 8, 16) == 1.0
-        assert projection.padded_share(unknown, 512, 384, 8, None) == 1.0
-
-
-def test_padding_by_hand(monkeypatch):
-    """Rows of 3 + 4 + 1 = 8 and 3 + 8 + 1 = 12 tokens, in equal numbers; nothing is longer than 10."""
-    monkeypatch.setattr(projection, "lengths_of_hh", lambda: [(5, 4, 2), (3, 1, 8)])
-    assert projection.padded_share(hh(), 10, 3, 1, None) == pytest.approx(0.9, abs=0.06)
-    assert projection.padded_share(hh(), 8, 3, 4, None) == 1.0
-    assert projection.padded_share(hh(), 10, 3, 64, None) == 1.0, "every batch has a long row"
-
-
 # -- questions that do not go together ---------------------------------------------------------------------------------
 
 
@@ -931,90 +455,6 @@ def test_a_narrow_terminal_gets_fewer_columns(command, small, monkeypatch):
 # -- what is kept ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "package",
-    [
-        *("torch", "transformers", "trl", "peft"),
-        "bitsandbytes",
-    ],
-)
-def test_another_version_of_a_package_is_predicted_anew(small, monkeypatch, package):
-    before = file_of(recipe.load(small), "sft")
-    assert file_of(recipe.load(small), "sft") == before
-    monkeypatch.setattr("rlhf.memory.cache.package_version", lambda name: "0" if name == package else version(name))
-    assert file_of(recipe.load(small), "sft") != before
-
-
-SECTIONS: dict[str, recipe.Changes] = {  # a change in each section
-    "model": {"model.architecture.hidden_size": 32},
-    "tokenizer": {"tokenizer.vocab_size": 700},
-    "data": {"data.heldout_fraction": 0.2},
-    "lora": {"lora.r": 3},
-    "evaluate": {"evaluate.response_length": 9},
-    "pretrain": {"pretrain.learning_rate": 1e-4},
-    "sft": {"sft.max_eval_samples": 63},
-    "rm": {"rm.max_eval_samples": 63},
-    "ppo": {"ppo.response_length": 9},
-    "dpo": {"dpo.max_eval_samples": 63},
-    "merge": {"merge.stage": "sft"},
-    "hardware": {"hardware.trunk": "lean"},
-}
-EVERYWHERE = {"model", "tokenizer", "data", "lora", "evaluate", "hardware"}
-OWN: dict[RehearsalName, set[str]] = {
-    **{stage: {stage} for stage in ("sft", "rm", "ppo", "dpo")},
-    "merge": {"merge", "sft"},
-    "evaluate": {"rm"},
-    DECODING_STEP: {"ppo"},
-}
-
-
-@pytest.mark.parametrize("name", OWN)
-@pytest.mark.parametrize("section", SECTIONS)
-def test_a_section_that_a_rehearsal_depends_on_is_predicted_anew_and_no_other(section, name):
-    before, after = recipe.load(RECIPE), recipe.load(RECIPE, SECTIONS[section])
-    assert before.recipe != after.recipe
-    same = file_of(after, name) == file_of(before, name)
-    assert same != (section in EVERYWHERE | OWN[name])
-
-
-@pytest.mark.parametrize("key", ["hardware.name", "allocator"])
-def test_card_and_allocator_decide_on_a_gpu_only(small, monkeypatch, key):
-    cpu, cuda = recipe.load(small), recipe.load(small, {"hardware.device": "cuda"})
-    before = [file_of(loaded, "sft") for loaded in (cpu, cuda)]
-    if key == "allocator":
-        monkeypatch.setattr("rlhf.memory.cache.expandable_segments", lambda: not expandable_segments())
-        changed = [file_of(loaded, "sft") for loaded in (cpu, cuda)]
-    else:
-        named: recipe.Changes = {"hardware.name": "4090"}
-        cpu, cuda = recipe.load(small, named), recipe.load(small, named | {"hardware.device": "cuda"})
-        changed = [file_of(loaded, "sft") for loaded in (cpu, cuda)]
-    assert [old == new for old, new in zip(before, changed, strict=True)] == [True, False]
-
-
-def test_rehearsals_have_files_of_their_own(small):
-    loaded = recipe.load(small)
-    assert len({file_of(loaded, name) for name in OWN}) == len(OWN)
-
-
-def test_another_code_of_any_module_is_predicted_anew(small, monkeypatch, tmp_path):
-    package = Path(plan.__file__).parents[1]
-    copied = shutil.copytree(package, tmp_path / "rlhf", ignore=shutil.ignore_patterns("__pycache__"))
-    before = hash_of_modules(package)
-    assert hash_of_modules(copied) == before
-    modules = sorted((copied / "memory").rglob("*.py"))
-    assert {"memory", "rehearsal", "card"} == {module.parent.name for module in modules}
-    for module in modules:
-        text = module.read_text()
-        module.write_text(f"{text}\n")
-        assert hash_of_modules(copied) != before, module
-        module.write_text(text)
-    modules[0].rename(modules[0].with_name(f"_{modules[0].name}"))
-    assert hash_of_modules(copied) != before, "the same content in the same order, under another name"
-    file = file_of(recipe.load(small), "sft")
-    monkeypatch.setattr("rlhf.memory.cache._code_hash", lambda: "of other code")
-    assert file_of(recipe.load(small), "sft") != file
-
-
 def test_a_damaged_cache_is_predicted_anew(predictor, small):
     loaded = recipe.load(small)
     before = predictor.predict(loaded, "sft")
@@ -1039,59 +479,7 @@ def test_a_damaged_cache_is_predicted_anew(predictor, small):
     assert predictor.predict(loaded, "sft") == before
 
 
-def test_seed_and_size_of_the_card_are_no_new_prediction(small):
-    file = file_of(recipe.load(small), "sft")
-    assert file_of(recipe.load(small, {"hardware.memory_gb": 9.0}, seed=5), "sft") == file
-    assert file_of(recipe.load(small, {"hardware.device": "cuda"}), "sft") != file
-
-
 # -- strategies --------------------------------------------------------------------------------------------------------
-
-RECIPES = recipe.available(RECIPE.parents[1])
-
-
-@pytest.mark.parametrize("directory", RECIPES, ids=lambda d: f"{d.parent.name}-{d.name}")
-def test_a_strategy_is_switched_on_once_and_changes_no_batch(directory):
-    """And with none of them, the batches are as before."""
-    loaded = recipe.load(directory)
-    for stage in (name for name in TRAINING_STAGES if getattr(loaded.recipe, name) is not None):
-        off = loaded.with_changes(strategies.switched_off(loaded, stage))
-        for start in (loaded, off):
-            assert global_batch(start, stage) == global_batch(loaded, stage)
-            for strategy in strategies.STRATEGIES:
-                changes = strategies.switched_on(start, stage, strategy.name)
-                if changes is None:
-                    continue
-                after = start.with_changes(changes)
-                assert after.recipe != start.recipe, strategy.name
-                assert global_batch(after, stage) == global_batch(loaded, stage), strategy.name
-                if strategy.name not in ("batch_size", "context_length"):
-                    assert strategies.switched_on(after, stage, strategy.name) is None
-
-
-def test_what_is_on_already_is_not_switched_on():
-    loaded = recipe.load(RECIPE, {"sft.gradient_checkpointing": True, "sft.per_device_train_batch_size": 1})
-    names = {s.name for s in strategies.STRATEGIES if strategies.switched_on(loaded, "sft", s.name) is not None}
-    assert names == {"quantization", "context_length"}
-    eager = loaded.with_changes(strategies.switched_off(loaded, "sft"))
-    assert strategies.switched_on(eager, "sft", "flash_attention") == {"model.attention": "auto"}
-    assert strategies.switched_on(eager, "sft", "distributed") is None
-
-
-def test_half_the_micro_batch_is_twice_the_accumulation():
-    loaded = recipe.load(RECIPE, {"sft.per_device_train_batch_size": 8, "sft.gradient_accumulation_steps": 3})
-    assert strategies.switched_on(loaded, "sft", "batch_size") == {
-        "sft.per_device_train_batch_size": 4,
-        "sft.gradient_accumulation_steps": 6,
-    }
-
-
-def test_an_odd_micro_batch_keeps_its_global_batch():
-    loaded = recipe.load(RECIPE, {"sft.per_device_train_batch_size": 5, "sft.gradient_accumulation_steps": 1})
-    assert strategies.switched_on(loaded, "sft", "batch_size") == {
-        "sft.per_device_train_batch_size": 1,
-        "sft.gradient_accumulation_steps": 5,
-    }
 
 
 def computed(predictor: Predictor, loaded: PinnedRecipe, strategy: StrategyName) -> float:
@@ -1154,14 +542,6 @@ def test_half_the_micro_batch_computes_as_much(predictor, small):
     """4 rows twice, or 2 rows four times."""
     loaded = recipe.load(small, {"sft.gradient_checkpointing": True})
     assert computed(predictor, loaded, "batch_size") == pytest.approx(1.0, rel=0.01)
-
-
-def test_an_evaluation_of_other_policies_is_another_prediction():
-    """It loads an adapter of each."""
-    groups = RECIPE.parents[1] / "cpu-tiny-groups" / "v1"
-    fewer = recipe.load(groups, {"grpo": None, "merge.stage": "ppo"})
-    assert file_of(recipe.load(groups), "evaluate") != file_of(fewer, "evaluate")
-    assert file_of(recipe.load(groups), "sft") == file_of(fewer, "sft")
 
 
 def test_a_figure_of_a_stage_that_is_not_planned_has_no_prediction():

@@ -1,0 +1,115 @@
+"""What the answer of a rehearsal is kept under: all that it depends on, and nothing else."""
+
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from rlhf import recipe
+from rlhf.memory import plan
+from rlhf.memory.cache import file_of
+from rlhf.memory.phases import DECODING_STEP, RehearsalName
+from rlhf.process.cuda import expandable_segments
+from rlhf.run.packages import hash_of_modules
+from tests.helpers import RECIPE
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        *("torch", "transformers", "trl", "peft"),
+        "bitsandbytes",
+    ],
+)
+def test_another_version_of_a_package_is_predicted_anew(monkeypatch, package):
+    before = file_of(recipe.load(RECIPE), "sft")
+    assert file_of(recipe.load(RECIPE), "sft") == before
+    monkeypatch.setattr("rlhf.memory.cache.package_version", lambda name: "0" if name == package else version(name))
+    assert file_of(recipe.load(RECIPE), "sft") != before
+
+
+SECTIONS: dict[str, recipe.Changes] = {  # a change in each section
+    "model": {"model.architecture.hidden_size": 32},
+    "tokenizer": {"tokenizer.vocab_size": 700},
+    "data": {"data.heldout_fraction": 0.2},
+    "lora": {"lora.r": 3},
+    "evaluate": {"evaluate.response_length": 9},
+    "pretrain": {"pretrain.learning_rate": 1e-4},
+    "sft": {"sft.max_eval_samples": 63},
+    "rm": {"rm.max_eval_samples": 63},
+    "ppo": {"ppo.response_length": 9},
+    "dpo": {"dpo.max_eval_samples": 63},
+    "merge": {"merge.stage": "sft"},
+    "hardware": {"hardware.trunk": "lean"},
+}
+
+EVERYWHERE = {"model", "tokenizer", "data", "lora", "evaluate", "hardware"}
+
+OWN: dict[RehearsalName, set[str]] = {
+    **{stage: {stage} for stage in ("sft", "rm", "ppo", "dpo")},
+    "merge": {"merge", "sft"},
+    "evaluate": {"rm"},
+    DECODING_STEP: {"ppo"},
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_section_that_a_rehearsal_depends_on_is_predicted_anew_and_no_other(section, name):
+    before, after = recipe.load(RECIPE), recipe.load(RECIPE, SECTIONS[section])
+    assert before.recipe != after.recipe
+    same = file_of(after, name) == file_of(before, name)
+    assert same != (section in EVERYWHERE | OWN[name])
+
+
+@pytest.mark.parametrize("key", ["hardware.name", "allocator"])
+def test_card_and_allocator_decide_on_a_gpu_only(monkeypatch, key):
+    cpu, cuda = recipe.load(RECIPE), recipe.load(RECIPE, {"hardware.device": "cuda"})
+    before = [file_of(loaded, "sft") for loaded in (cpu, cuda)]
+    if key == "allocator":
+        monkeypatch.setattr("rlhf.memory.cache.expandable_segments", lambda: not expandable_segments())
+        changed = [file_of(loaded, "sft") for loaded in (cpu, cuda)]
+    else:
+        named: recipe.Changes = {"hardware.name": "4090"}
+        cpu, cuda = recipe.load(RECIPE, named), recipe.load(RECIPE, named | {"hardware.device": "cuda"})
+        changed = [file_of(loaded, "sft") for loaded in (cpu, cuda)]
+    assert [old == new for old, new in zip(before, changed, strict=True)] == [True, False]
+
+
+def test_rehearsals_have_files_of_their_own():
+    loaded = recipe.load(RECIPE)
+    assert len({file_of(loaded, name) for name in OWN}) == len(OWN)
+
+
+def test_another_code_of_any_module_is_predicted_anew(monkeypatch, tmp_path):
+    package = Path(plan.__file__).parents[1]
+    copied = shutil.copytree(package, tmp_path / "rlhf", ignore=shutil.ignore_patterns("__pycache__"))
+    before = hash_of_modules(package)
+    assert hash_of_modules(copied) == before
+    modules = sorted((copied / "memory").rglob("*.py"))
+    assert {"memory", "rehearsal", "card"} == {module.parent.name for module in modules}
+    for module in modules:
+        text = module.read_text()
+        module.write_text(f"{text}\n")
+        assert hash_of_modules(copied) != before, module
+        module.write_text(text)
+    modules[0].rename(modules[0].with_name(f"_{modules[0].name}"))
+    assert hash_of_modules(copied) != before, "the same content in the same order, under another name"
+    file = file_of(recipe.load(RECIPE), "sft")
+    monkeypatch.setattr("rlhf.memory.cache._code_hash", lambda: "of other code")
+    assert file_of(recipe.load(RECIPE), "sft") != file
+
+
+def test_seed_and_size_of_the_card_are_no_new_prediction():
+    file = file_of(recipe.load(RECIPE), "sft")
+    assert file_of(recipe.load(RECIPE, {"hardware.memory_gb": 9.0}, seed=5), "sft") == file
+    assert file_of(recipe.load(RECIPE, {"hardware.device": "cuda"}), "sft") != file
+
+
+def test_an_evaluation_of_other_policies_is_another_prediction():
+    """It loads an adapter of each."""
+    groups = RECIPE.parents[1] / "cpu-tiny-groups" / "v1"
+    fewer = recipe.load(groups, {"grpo": None, "merge.stage": "ppo"})
+    assert file_of(recipe.load(groups), "evaluate") != file_of(fewer, "evaluate")
+    assert file_of(recipe.load(groups), "sft") == file_of(fewer, "sft")

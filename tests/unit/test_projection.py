@@ -1,0 +1,255 @@
+"""The arithmetic behind projected hours and dollars: the work of a whole stage, padding, evaluations and rates."""
+
+import pytest
+
+from rlhf import recipe
+from rlhf.cli import plan_tables as tables
+from rlhf.memory import plan, projection
+from rlhf.memory.card import cards
+from rlhf.memory.phases import PredictedStage
+from tests.helpers import RECIPE
+from tests.unit.plans import SFT, Known, phase, planned, planned_stage, sft_recipe
+
+
+def test_work_of_sft_by_hand():
+    """Rehearsed: 2 steps of 2 micro-batches of 4, 100 operations a row. 80 rows, and 32 held-out ones of 10 each."""
+    assert projection.stage_work(sft_recipe().recipe, "sft", SFT) == (80 * 100 + 32 * 10, 0, 0, 0)
+
+
+def test_padding_lessens_what_is_computed_and_moved_but_no_launches(monkeypatch):
+    """10 steps and 4 batches of held-out rows; half of each row's tokens are padding that the longest row lacks."""
+    stage = SFT._replace(phases={"train": phase(1600, 320, 40, base=1), "evaluate": phase(80, 16, 4, base=1)})
+    monkeypatch.setattr(projection, "padded_share", lambda *_, **__: 0.5)
+    work = projection.stage_work(sft_recipe().recipe, "sft", stage)
+    assert work == ((8000 + 320) / 2, 0, (10 * 160 + 4 * 16) / 2, 10 * 20 + 4 * 4)
+
+
+def test_training_work_doubles_with_the_rows():
+    def flops(**changes) -> float:
+        work = projection.stage_work(sft_recipe(**changes).recipe, "sft", SFT)
+        assert work
+        return work.flops
+
+    held_out = 320
+    assert flops(max_samples=160) - held_out == 2 * (flops() - held_out)
+    assert flops(num_train_epochs=2) == flops(max_samples=160)
+    assert flops(max_samples=160, max_steps=10) == flops()
+    assert flops(max_samples=None, max_steps=10) == flops()
+    assert flops(max_samples=81) == flops(max_samples=88), "a last step that is begun counts"
+    assert projection.stage_work(sft_recipe(max_samples=None).recipe, "sft", SFT) is None
+    assert projection.stage_work(sft_recipe().recipe, "merge", SFT) is None
+
+
+def test_work_of_ppo_by_hand(monkeypatch):
+    """4 rows a step in two batches of 2, 10 tokens answered: nine decoding steps a batch."""
+    monkeypatch.setattr(projection, "decoding_step_bytes", lambda *_: 1160)
+    loaded = recipe.load(
+        RECIPE,
+        {
+            "hardware.name": "4090",
+            "ppo.steps": 6,
+            "ppo.batch_size": 4,
+            "ppo.num_mini_batches": 2,
+            "ppo.num_ppo_epochs": 3,
+            "ppo.rollout_batch_size": 2,
+            "ppo.response_length": 10,
+            "ppo.eval_steps": 3,
+            "ppo.save_steps": 3,
+            "ppo.max_eval_samples": 4,
+            "ppo.warmup_steps": 0,
+            "ppo.normalize_scores": False,
+        },
+    )
+    phases = {
+        "rollout": phase(9999, base=1000),
+        "rollout/prefill": phase(20),
+        "rollout/decode": phase(9979),
+        "score": phase(40),
+        "update": phase(100),
+    }
+    work = projection.stage_work(loaded.recipe, "ppo", PredictedStage(phases["rollout"], phases))
+    assert work
+    # Two rehearsed steps: 10 + 20 a step, and two of six minibatches: 50 x 3.
+    assert work.flops == 6 * (10 + 20 + 150)
+    # Two batches a step; three evaluations (before, after steps 3 and 6) of two batches each.
+    assert work.decoded_bytes == (6 * 2 + 3 * 2) * 9 * 1160
+
+
+def test_the_evaluations_of_ppo_are_prefilled_and_scored():
+    """Rehearsed: two of 2 rows, 30 operations in all and 10 of them decoding. Run: three of 4 rows."""
+    changes = {"steps": 6, "eval_steps": 3, "save_steps": 3, "max_eval_samples": 4, "response_length": 2}
+    changes |= {"batch_size": 4, "num_mini_batches": 1, "rollout_batch_size": 2, "normalize_scores": False}
+    loaded = recipe.load(RECIPE, {f"ppo.{key}": value for key, value in changes.items()})
+    phases = {"evaluate": phase(30), "evaluate/prefill": phase(5), "evaluate/decode": phase(10)}
+    work = projection.stage_work(loaded.recipe, "ppo", PredictedStage(phase(0), phases))
+    assert work and work.flops == (30 - 10) * 3 * 4 / (2 * 2)
+
+
+def test_sft_and_dpo_sample_before_and_after():
+    """80 prompts in batches of 16, of which one batch is rehearsed; each response has nine tokens after the first.
+
+    In float32: 3 layers of 4 x 128² and 3 x 128 x 384 weights with LoRA of rank 8, an output layer of 800 x 128; keys
+    and values of 20 tokens of a prompt and 5 of a response, in the mean, for 8 rows of SFT and 16 of DPO.
+    """
+    changes: recipe.Changes = {"evaluate.max_samples": 80, "evaluate.batch_size": 16, "evaluate.response_length": 10}
+    changes["evaluate.max_prompt_length"] = 20
+    changes |= {
+        f"{s}.{key}": n for s in ("sft", "dpo") for key, n in {"max_samples": 8, "max_eval_samples": 64}.items()
+    }
+    changes |= {f"{s}.per_device_train_batch_size": 4 for s in ("sft", "dpo")}
+    loaded = recipe.load(RECIPE, changes)
+    phases = {
+        "evaluate": phase(100),
+        "evaluate/prefill": phase(20),
+        "evaluate/decode": phase(30),
+    }
+    weights = 4 * (3 * (4 * 128 * 128 + 3 * 128 * 384) + 3 * 8 * (4 * 256 + 3 * 512) + 800 * 128)
+    row = 4 * 2 * 3 * 128 * 25
+    dpo, sft = (projection.stage_work(loaded.recipe, s, PredictedStage(phase(0), phases)) for s in ("dpo", "sft"))
+    assert dpo and dpo.flops == (100 - 20 - 30) * 64 / 8 + 20 * 80 / 16
+    assert dpo.decoded_bytes == 2 * 5 * 9 * (weights + 16 * row)
+    assert sft and sft.flops == (100 - 20 - 30) * 64 / 8 + 20
+    assert sft.decoded_bytes == 2 * 1 * 9 * (weights + 8 * row)
+    from rlhf.stages.sft import SAMPLES
+
+    assert SAMPLES == projection.SFT_PROMPTS
+
+
+def test_rows_of_sft_have_no_rejected_answer():
+    tokens = {
+        stage: projection.row_tokens(recipe.load(RECIPE.parents[1] / "4090-llama2-7b/v2").recipe, stage, 1)
+        for stage in ("sft", "rm")
+    }
+    assert tokens["sft"] < 0.95 * tokens["rm"]
+
+
+@pytest.mark.parametrize(("version", "reported"), [("v1", 0), ("v2", 2)])
+@pytest.mark.parametrize("normalised", [False, True])
+def test_evaluations_are_those_of_a_run(monkeypatch, version: str, reported: int, normalised: bool):
+    """Before the first step, and after steps 20, 30, 40 and 60: five of three batches each, one token after the first.
+
+    Where validation is set apart, reference and policy are evaluated once more. Scores are normalised by three batches
+    of two responses; a rehearsal has one of them, and evaluations of one batch before and after its two steps.
+    """
+    changes = {"steps": 60, "eval_steps": 20, "save_steps": 30, "max_eval_samples": 6, "response_length": 2}
+    changes |= {"batch_size": 2, "num_mini_batches": 1, "rollout_batch_size": 2}
+    changes |= {"normalize_scores": normalised, "norm_responses": 5}
+    loaded = recipe.load(RECIPE.parent / version, {f"ppo.{key}": value for key, value in changes.items()})
+    monkeypatch.setattr(projection, "decoding_step_bytes", lambda *_: 1)
+    names = ("rollout", "rollout/prefill", "rollout/decode", "score", "update")
+    phases = dict.fromkeys(names, phase(0, base=1)) | {"evaluate": phase(100), "evaluate/decode": phase(0)}
+    work = projection.stage_work(loaded.recipe, "ppo", PredictedStage(phase(0, base=1), phases))
+    norm = 3 if normalised else 0
+    assert work and work.decoded_bytes == 60 + norm + 3 * (5 + reported)
+    assert work.flops == pytest.approx(100 * (6 * (5 + reported) + 2 * norm) / (2 * (2 + reported) + 2 * (norm > 0)))
+
+
+def projected(price: float | None = None) -> plan.StageTime | None:
+    return plan.make_plan(Known(SFT), sft_recipe(), ("sft",), price).stages["sft"].time
+
+
+def test_hours_fall_with_the_card_s_rate(monkeypatch):
+    card = cards.CARDS["4090"]
+    rates = card.rates
+    assert rates
+    once = projected()
+    monkeypatch.setitem(cards.CARDS, "4090", card._replace(rates=rates._replace(flops=rates.flops / 4)))
+    slower = projected()
+    assert once and slower
+    assert slower.limit_hours == pytest.approx(4 * once.limit_hours)
+    assert slower.projected_hours == pytest.approx(4 * once.projected_hours)
+    assert once.limit_hours == pytest.approx(8320 / rates.flops / 3600)
+    assert once.projected_hours == pytest.approx(once.limit_hours * projection.CALIBRATED.products)
+    monkeypatch.setitem(cards.CARDS, "4090", card._replace(rates=None))
+    assert projected(1.0) is None
+
+
+CARD = cards.NominalRates(1000.0, 10.0, "")
+
+
+def test_the_three_parts_of_a_step_add_up():
+    rates = projection.TimeFactors(products=2.0, memory=3.0, launch=0.5)
+    assert projection.step_seconds(5000.0, 200.0, 8, CARD, rates) == 2 * 5 + 3 * 20 + 0.5 * 8
+
+
+def test_decoding_is_limited_by_bandwidth():
+    work = projection.StageWork(0.0, 200.0)
+    assert work.limit(CARD) == 20
+    shares = projection.DECODING
+    assert work.projected(CARD) == (20 / shares.usual, 20 / shares.most, 20 / shares.least)
+
+
+def test_an_interval_holds_what_is_projected_and_no_less_than_the_limit():
+    interval = projection.StageWork(5000.0, 200.0, 100.0, 4.0).projected(CARD)
+    assert 25 <= interval.low < interval.seconds < interval.high
+
+
+def test_two_cards_wait_for_each_other_where_the_layers_of_the_model_are_known():
+    """Memory of a rank is predicted for any model; what ranks send each other only for layers like a Llama's."""
+
+    def two(model_type: str) -> plan.StageTime | None:
+        overrides: recipe.Changes = {
+            "hardware.name": "2x4090",
+            "hardware.count": 2,
+            "model.architecture.model_type": model_type,
+        }
+        loaded = recipe.load(RECIPE, sft_recipe().overrides | overrides)
+        return plan.make_plan(Known(SFT), loaded, ("sft",), None).stages["sft"].time
+
+    known, unknown = two("llama"), two("phi3")
+    assert known and unknown and known.between_ranks and unknown.between_ranks is None
+    waiting = known.between_ranks.seconds_per_step * known.between_ranks.steps / 3600
+    assert known.projected_hours - unknown.projected_hours == pytest.approx(waiting)
+    (low, high), (low_alone, high_alone) = known.projected_hours_range, unknown.projected_hours_range
+    assert low == pytest.approx(max(low_alone, waiting)), "the lower end hides one behind the other"
+    assert high - high_alone == pytest.approx(waiting)
+
+
+def test_cost_is_hours_times_the_price():
+    priced, unpriced = projected(1.5), projected()
+    assert priced and unpriced
+    assert priced.projected_cost == pytest.approx(1.5 * priced.projected_hours)
+    assert unpriced.projected_cost is None
+
+
+def test_hours_and_cost_of_the_chain_are_added_up():
+    stage = planned_stage(time=plan.StageTime(0.5, 2.0, (1.5, 3.0), 4.0, None))
+    *_, total = tables.stage_rows(planned({"sft": stage, "rm": stage, "ppo": stage, "dpo": stage}))
+    assert total == ("sft, rm, ppo", "", "", "", "", "", "1.5", "6.0 (4.5-9.0)", "$12.00")
+    *_, last = tables.stage_rows(planned({"sft": stage}))
+    assert last[0] == "sft"
+
+
+HH = {"tokenizer.source": "words", "pretrain": None, "model.source": "random", "model.architecture.vocab_size": 800}
+
+
+def hh(**more) -> recipe.Recipe:
+    """Rows as long as HH-RLHF's."""
+    return recipe.load(
+        RECIPE, HH | {"data.source": "lengths", "data.lengths": {"pairs": 9, "shape": "hh"}} | more
+    ).recipe
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("longest", [128, 512, 2048])
+def test_padding_is_less_where_rows_are_grouped(batch, longest):
+    grouped, mixed = (projection.padded_share(hh(), longest, longest - 32, batch, way) for way in (batch, None))
+    assert 0 < grouped <= mixed <= 1
+    assert (grouped == mixed) == (batch == 1)
+
+
+def test_padding_of_rows_whose_length_is_not_known():
+    toy = recipe.load(RECIPE).recipe
+    longest = recipe.load(RECIPE, HH | {"data.source": "lengths", "data.lengths": {"pairs": 9, "shape": "longest"}})
+    unused = recipe.load(RECIPE, {"data.lengths": {"pairs": 9, "shape": "hh"}})
+    for unknown in (toy, longest.recipe, unused.recipe):
+        assert projection.padded_share(unknown, 512, 384, 8, 16) == 1.0
+        assert projection.padded_share(unknown, 512, 384, 8, None) == 1.0
+
+
+def test_padding_by_hand(monkeypatch):
+    """Rows of 3 + 4 + 1 = 8 and 3 + 8 + 1 = 12 tokens, in equal numbers; nothing is longer than 10."""
+    monkeypatch.setattr(projection, "lengths_of_hh", lambda: [(5, 4, 2), (3, 1, 8)])
+    assert projection.padded_share(hh(), 10, 3, 1, None) == pytest.approx(0.9, abs=0.06)
+    assert projection.padded_share(hh(), 8, 3, 4, None) == 1.0
+    assert projection.padded_share(hh(), 10, 3, 64, None) == 1.0, "every batch has a long row"
