@@ -136,7 +136,7 @@ def _stacked_if_both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 @dataclass(kw_only=True)
 class TrainingBatch:
-    """Rollouts and what an update needs of them: fields of a subclass are tensors (B,) or (B, R), or None."""
+    """A rollout and what an update needs of it: fields of a subclass are tensors (B,) or (B, R), or None."""
 
     rollout: Rollout
 

@@ -31,8 +31,8 @@ def response_statistics(
     and multiplies with `rlhf.models.matmul`.
     Raises UserError for an output layer with a bias or an adapter.
     """
-    head = base.get_output_embeddings()
-    if getattr(head, "bias", None) is not None or isinstance(head, BaseTunerLayer):
+    output_layer = base.get_output_embeddings()
+    if getattr(output_layer, "bias", None) is not None or isinstance(output_layer, BaseTunerLayer):
         raise UserError("an output layer with a bias or an adapter is not supported")
     mask = rollout.mask
     states, tokens = hidden[mask], rollout.tokens[mask]
@@ -41,10 +41,10 @@ def response_statistics(
         states, tokens = F.pad(states, (0, 0, 0, extra)), F.pad(tokens, (0, extra))
     statistics = linear_token_logprobs(
         states,
-        head.weight,
+        output_layer.weight,
         tokens,
         temperature / logit_scale(base.config),
-        max(1, LOGITS // len(head.weight)),
+        max(1, LOGITS // len(output_layer.weight)),
         entropy,
         matmul if few_sizes else torch.mm,
         likeliest,

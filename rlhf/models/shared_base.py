@@ -1,4 +1,4 @@
-"""One frozen base model, and a small adapter for each role: in PPO four of them.
+"""One frozen base model, and a small adapter for each role: in PPO three or four of them.
 
     policy     trainable, starts as a copy of SFT
     reference  frozen copy of SFT
@@ -28,7 +28,7 @@ from rlhf.models.sharding import keep_layers_whole, shard_layers
 from rlhf.models.traits import logit_scale
 from rlhf.models.weights import reward_weights
 from rlhf.objectives.logprobs import EntropyMode, TokenStatistics
-from rlhf.recipe import Role, SharedRole
+from rlhf.recipe import Role
 from rlhf.run.layout import ADAPTER
 
 
@@ -67,12 +67,16 @@ class SharedBase:
         self.roles.add("reward", rm_dir / ADAPTER, weights)
         self.score_head = _head(head).to(self.device).requires_grad_(False)
 
-    def add_value_head(self) -> None:
-        """Add a critic that is a head on the policy's hidden states; it starts at zero."""
+    def add_value_head(self) -> nn.Linear:
+        """Add a critic that is a head on the policy's hidden states. Return the head, which starts at zero."""
         self.value_head = _zero_head(self.base.config.hidden_size).to(self.device)
+        return self.value_head
 
-    def add_value_adapter(self, rm_dir: Path, mean: float, sd: float) -> None:
-        """Add a critic with an adapter of its own, role `value`; it starts as the score, (score - `mean`) / `sd`."""
+    def add_value_adapter(self, rm_dir: Path, mean: float, sd: float) -> nn.Linear:
+        """Add a critic with an adapter of its own, role `value`, and a head. Return the head.
+
+        The critic starts as the normalised score, (score - `mean`) / `sd`.
+        """
         head = _zero_head(self.base.config.hidden_size)  # before the role, which draws from torch's generator too
         weights, reward_head = reward_weights(rm_dir, self.base.config.hidden_size)
         self.roles.add("value", rm_dir / ADAPTER, weights, trainable=True)
@@ -80,17 +84,13 @@ class SharedBase:
             head.weight.copy_(reward_head.float() / sd)
             head.bias.fill_(-mean / sd)
         self.value_head = head.to(self.device)
+        return self.value_head
 
     @property
     def role_trunk(self) -> RoleTrunk | None:
         """Return the lean trunk with the active role; None without a lean trunk or an active role."""
         trunk, role = self.lean_trunk, self.roles.active
         return None if trunk is None or role is None else RoleTrunk(trunk, role)
-
-    @property
-    def value_role(self) -> SharedRole:
-        """Return the role whose hidden states the value head reads."""
-        return "value" if "value" in self.roles.trainable else "policy"
 
     def shard(self) -> None:
         """Divide the frozen layers among ranks for updates; each rank keeps whole embeddings, adapters and heads."""

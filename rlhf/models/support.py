@@ -62,18 +62,18 @@ def check_model(model: PreTrainedModel, name: str) -> None:
     Raises UserError where the output layer has a bias, attention has sinks, a token changes what comes before it, or
     the logits are not the scaled product of hidden states and output matrix. Nothing is computed on the device meta.
     """
-    head = model.get_output_embeddings()
-    if getattr(head, "bias", None) is not None:
+    output_layer = model.get_output_embeddings()
+    if getattr(output_layer, "bias", None) is not None:
         raise UserError(f"{name}: an output layer with a bias is not supported")
     if any(key.endswith(".sinks") for key, _ in model.named_parameters()):
         raise UserError(f"{name}: attention with sinks is not supported")
     if model.device.type == "meta":
         return
-    ids = torch.arange(1, 9, device=model.device)[None] % int(head.weight.shape[0])
+    ids = torch.arange(1, 9, device=model.device)[None] % int(output_layer.weight.shape[0])
     logits = model(input_ids=ids, use_cache=False).logits
     logits_type, logits = logits.dtype, logits.float()
     hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-    product = head(hidden).float() * logit_scale(model.config)
+    product = output_layer(hidden).float() * logit_scale(model.config)
     shorter = model(input_ids=ids[:, :4], use_cache=False).logits.float()
     # far above rounding, far below another formula
     bound = (1e-3 if logits_type == torch.float32 else 0.05) * float(logits.abs().max()) + 1e-4

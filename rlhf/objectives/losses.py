@@ -21,7 +21,7 @@ class Clipping(NamedTuple):
 
     clipfrac: Tensor  # share of tokens whose clipped term is the smaller, so that they give no gradient
     approxkl: Tensor  # mean((logp - old_logp)^2) / 2, the k2 estimate of how far this update has moved
-    ratio: Tensor  # mean(ratio), 1 in expectation
+    ratio: Tensor  # mean(ratio), 1 in expectation; infinite where the loss, which is bounded, is not
 
 
 def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
@@ -66,9 +66,8 @@ def ppo_value_loss(
 
     The critic cannot gain by moving further than `clip` from those.
 
-    loss = mean(max((V - G)^2, (clamp(V, V_old - clip, V_old + clip) - G)^2)) / 2;   clip None: mean((V - G)^2) / 2
-    with the returns G.
-    (openai/baselines ppo2; kept in arXiv 1909.08593's code.)
+    loss = mean(max((V_t - R_t)^2, (clamp(V_t, V_old - clip, V_old + clip) - R_t)^2)) / 2, with the returns R_t;
+    clip None: mean((V_t - R_t)^2) / 2   (openai/baselines ppo2; kept in arXiv 1909.08593's code)
 
     Shapes: values, old_values, returns, mask (B, R); mask bool, True on real tokens. Returns a 0-dim loss, and the
     share of real tokens whose clipped error is the larger (they give no gradient); both 0 without real tokens.

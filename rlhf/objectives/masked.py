@@ -66,9 +66,10 @@ def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
-    """Return the share of the returns' variance that the critic predicts: 1 - Var[R - V] / Var[R] over real tokens.
+    """Return the share of the returns' variance that the critic predicts: 1 - Var[R_t - V_t] / Var[R_t].
 
-    1 is a perfect critic (up to a constant), 0 no better than a constant, below 0 worse; NaN when all R are equal.
+    Variances are over real tokens. 1 is a perfect critic (up to a constant), 0 no better than a constant, below 0
+    worse; NaN when all R_t are equal.
     Shapes: values, returns, mask equal; returns a detached 0-dim tensor. Raises ValueError without real tokens.
     """
     check_mask(mask, values=values, returns=returns)
@@ -76,5 +77,5 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
         raise ValueError("mask has no real token")
     v, r = zero_pads(values.detach(), mask), zero_pads(returns.detach(), mask)
     ev = 1 - masked_var(r - v, mask, unbiased=False) / masked_var(r, mask, unbiased=False)
-    constant = r[mask].min() == r[mask].max()  # tested on R itself: the variance of equal numbers may round above 0
+    constant = r[mask].min() == r[mask].max()  # tested on the returns: the variance of equal numbers may round above 0
     return torch.where(constant, torch.nan, ev)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.files import finite, free_name, sha256, sync_tree, write_json
+from rlhf.files import JsonObject, finite, free_name, sha256, sync_tree, write_json
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run import reader, records
 from rlhf.run.checkpoints import Checkpoints, checkpoint_step
@@ -137,13 +137,16 @@ class StageRun:
             "started": self._manifest.get("started") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "resumed_from": self.resumed_from.name if self.resumed_from else None,
         }
-        self.describe()
+        self._write_manifest()
         if checkpoint is not None:
             self._rewind(checkpoint)
 
-    def describe(self, **facts: object) -> None:
-        """Add facts to manifest.json, such as the data's fingerprint: keys of records.Manifest."""
-        self._manifest.update(facts)
+    def describe(self, *, data: JsonObject | None = None, cuts: JsonObject | None = None) -> None:
+        """Add to manifest.json which data was read, or how many rows or prompts were cut to the recipe's lengths."""
+        self._manifest |= {key: facts for key, facts in (("data", data), ("cuts", cuts)) if facts is not None}
+        self._write_manifest()
+
+    def _write_manifest(self) -> None:
         if self.is_main:
             write_json(self.path / MANIFEST, records.Manifest.model_validate(self._manifest).plain())
 

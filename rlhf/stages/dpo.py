@@ -12,7 +12,7 @@ from datasets import Dataset
 from peft import PeftModel
 from trl import DPOConfig, DPOTrainer
 
-from rlhf.data.batch import collate
+from rlhf.data.batch import Rollout, collate
 from rlhf.data.load import load_corpus
 from rlhf.data.pairs import EncodedPair
 from rlhf.data.tokenize import Codec, Encoded
@@ -25,7 +25,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.losses import dpo_loss
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import Dpo, Role
+from rlhf.recipe import Dpo, Role, SharedRole
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
@@ -129,14 +129,16 @@ def preference_accuracy(shared: SharedBase, codec: Codec, pairs: Sequence[Encode
     def gains(sequences: Sequence[Encoded]) -> torch.Tensor:
         prompts, responses = [s.prompt for s in sequences], [s.response for s in sequences]
         batch = collate(prompts, responses, codec.pad_id, codec.eos_id, shared.device)
-        result = torch.empty(len(sequences))
-        for rows in batch.by_length(batch_size):
-            micro_batch = batch.rows(rows)
-            logp = {}
-            for role in ("policy", "reference"):
-                with shared.role(role):
-                    logp[role] = shared.logprobs(shared.response_hidden(micro_batch), micro_batch, 1.0).sum(1)
-            result[rows.cpu()] = (logp["policy"] - logp["reference"]).float().cpu()
+        policy, reference = (logprobs(role, batch) for role in ("policy", "reference"))
+        return policy - reference
+
+    def logprobs(role: SharedRole, batch: Rollout) -> torch.Tensor:
+        result = torch.empty(len(batch.ids))
+        with shared.role(role):
+            for rows in batch.by_length(batch_size):
+                micro_batch = batch.rows(rows)
+                logp = shared.logprobs(shared.response_hidden(micro_batch), micro_batch, 1.0)
+                result[rows.cpu()] = logp.sum(1).float().cpu()
         return result
 
     return accuracy(gains([pair.chosen for pair in pairs]) - gains([pair.rejected for pair in pairs]))

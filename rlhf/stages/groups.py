@@ -45,7 +45,7 @@ from rlhf.stages.online import role_passes
 from rlhf.stages.online.reward_sum import ByName, RewardSum
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.session import Session
-from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState, as_numbers
+from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState, weighted_numbers
 from rlhf.stages.result import Result
 from rlhf.terminal.progress import Bar
 
@@ -96,7 +96,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     assert isinstance(options, GroupOptions)
     # Keep this order: Session and score_norm draw from torch's generator, and released results depend on it.
     session = Session(run, device, options)
-    reference_samples = session.measure_reference()
+    session.measure_reference()
     score_norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
     learner = Learner(run.stage, session.shared, options, score_norm)
     session.restore(learner.state)  # does nothing in a new run
@@ -110,8 +110,8 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
             with session.phase("update"):
                 metrics |= learner.update(batch)  # 5
             learner.state.advance(batch.kl_per_token)
-            session.end_step(learner.state, batch.rollout, metrics, reference_samples, bar)
-    return session.finish(learner.state, reference_samples)
+            session.end_step(learner.state, batch.rollout, metrics, bar)
+    return session.finish(learner.state)
 
 
 # -- 1 sample, 2 score, 3 reward, 4 advantage --------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def make_batch(learner: "Learner", scored: ScoredRollout) -> Batch:
     shared, options = learner.shared, learner.options
     # computed only if joining replacements has dropped them
     rollout = role_passes.with_lower_states(shared, scored.rollout, options.score_rows)
-    old_logp = role_passes.policy_logprobs(shared, rollout, options)
+    old_logp = role_passes.old_logprobs(shared, rollout, options)
     ref_logp, kl = None, None
     rewards = scored.shaped_scores.to(shared.device)
     if options.beta:
@@ -216,8 +216,7 @@ class Learner:
 
     def __init__(self, stage: StageName, shared: SharedBase, options: GroupOptions, score_norm: ScoreNorm):
         self.shared, self.options = shared, options
-        self.policy_parameters = shared.roles.parameters("policy")
-        trained = TrainedParameters(self.policy_parameters, options.learning_rate)
+        trained = TrainedParameters(shared.roles.parameters("policy"), options.learning_rate)
         self.state = TrainState(stage, shared, options, score_norm, {"policy": trained})
 
     def grouped(self, x: Tensor) -> Tensor:
@@ -250,17 +249,17 @@ class Learner:
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics."""
-        micro_rows = self.state.micro_batch_rows(batch.rollout, mini_rows)
+        micro_batches = self.state.micro_batches_of(batch.rollout, mini_rows)
         minibatch = MinibatchSize(len(mini_rows), batch.token_counts[mini_rows].sum())
         add_gradient = partial(self._add_gradient, minibatch=minibatch)
-        return self.state.sum_of(self.state.accumulate("policy", batch, micro_rows, add_gradient))
+        return self.state.sum_of(self.state.accumulate("policy", batch, micro_batches, add_gradient))
 
     def _add_gradient(self, micro: Batch, minibatch: MinibatchSize) -> dict[str, float]:
         """Add the gradient of one micro-batch. Return its part of the minibatch's statistics."""
         hidden = self.shared.response_hidden(micro.rollout)
         loss, stats = self._policy_loss(micro, hidden, minibatch)
         loss.backward()
-        return as_numbers(stats)
+        return weighted_numbers(stats)
 
     def _policy_loss(self, micro: Batch, hidden: Tensor, minibatch: MinibatchSize) -> tuple[Tensor, Stats]:
         """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them.

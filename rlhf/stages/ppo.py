@@ -37,7 +37,7 @@ from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.session import Session
-from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState, as_numbers
+from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState, weighted_numbers
 from rlhf.stages.result import Result
 from rlhf.terminal.progress import Bar
 
@@ -70,7 +70,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     options = run.loaded.recipe.ppo
     # Keep this order: Session, score_norm and Learner draw from torch's generator, and released results depend on it.
     session = Session(run, device, options)
-    reference_samples = session.measure_reference()
+    session.measure_reference()
     score_norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
     learner = Learner(session.shared, session.rm_dir, options, score_norm)
     session.restore(learner.state)  # does nothing in a new run
@@ -85,8 +85,8 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
             with session.phase("update"):
                 metrics |= learner.update(batch)  # 5
             learner.advance(batch)
-            session.end_step(learner.state, rollout, metrics, reference_samples, bar)
-    return session.finish(learner.state, reference_samples)
+            session.end_step(learner.state, rollout, metrics, bar)
+    return session.finish(learner.state)
 
 
 # -- 2 score, 3 reward, 4 advantage ------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
 
     # 2 score. Layers below the first adapter give all roles the same states; the lean trunk computes these once.
     rollout = role_passes.with_lower_states(shared, rollout, options.score_rows)
-    old_logp, values = policy_logprobs_and_values(learner, rollout)
+    old_logp, values = old_logprobs_and_values(learner, rollout)
     ref_logp = role_passes.logprobs(shared, "reference", rollout, options)
     scores = role_passes.reward_scores(shared, rollout, options.score_rows)
 
@@ -136,7 +136,7 @@ def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
     )
 
 
-def policy_logprobs_and_values(learner: "Learner", rollout: Rollout) -> tuple[Tensor, Tensor]:
+def old_logprobs_and_values(learner: "Learner", rollout: Rollout) -> tuple[Tensor, Tensor]:
     """Return log-probabilities under the policy that sampled and the critic's values, each (B, R).
 
     With `old_logprobs: rollout` the log-probabilities, and the values of a head on the policy, were recorded while
@@ -144,11 +144,11 @@ def policy_logprobs_and_values(learner: "Learner", rollout: Rollout) -> tuple[Te
     """
     shared, options = learner.shared, learner.options
     if not learner.critic_is_head:
-        return role_passes.policy_logprobs(shared, rollout, options), role_passes.values(shared, rollout, options)
+        return role_passes.old_logprobs(shared, rollout, options), role_passes.values(shared, rollout, options)
     if options.old_logprobs == "recompute":
         return role_passes.logprobs_and_values(shared, rollout, options)
     assert rollout.values is not None  # from `sampling_value_fn`
-    return role_passes.policy_logprobs(shared, rollout, options), zero_pads(rollout.values, rollout.mask)
+    return role_passes.old_logprobs(shared, rollout, options), zero_pads(rollout.values, rollout.mask)
 
 
 # -- 5 update ----------------------------------------------------------------------------------------------------------
@@ -163,19 +163,15 @@ class Learner:
     def __init__(self, shared: SharedBase, rm_dir: Path, options: Ppo, score_norm: ScoreNorm):
         self.shared, self.options = shared, options
         if options.value_model == "head":
-            shared.add_value_head()
+            critic_parameters = list(shared.add_value_head().parameters())
         else:
             mean, sd = score_norm  # the critic starts as the shaped score, (s - mean) / sd
-            if options.sigmoid_scores:  # or as the tangent of the sigmoid at 0, (s + 2) / 4
+            if options.sigmoid_scores:  # never normalised; the critic starts as the sigmoid's tangent at 0, (s + 2) / 4
                 mean, sd = -2.0, 4.0
-            shared.add_value_adapter(rm_dir, mean, sd)
-        assert shared.value_head is not None
-        self.policy_parameters = shared.roles.parameters("policy")
-        self.critic_parameters = list(shared.value_head.parameters())
-        if not self.critic_is_head:
-            self.critic_parameters += shared.roles.parameters("value")
-        policy = TrainedParameters(self.policy_parameters, options.learning_rate)
-        critic = TrainedParameters(self.critic_parameters, options.value_learning_rate)
+            head = shared.add_value_adapter(rm_dir, mean, sd)
+            critic_parameters = [*head.parameters(), *shared.roles.parameters("value")]
+        policy = TrainedParameters(shared.roles.parameters("policy"), options.learning_rate)
+        critic = TrainedParameters(critic_parameters, options.value_learning_rate)
         self.state = TrainState("ppo", shared, options, score_norm, {"policy": policy, "value": critic})
 
     @property
@@ -215,13 +211,13 @@ class Learner:
 
         All of the policy's micro-batches come first, then the critic's: switching roles in each would be slow.
         """
-        micro_rows = self.state.micro_batch_rows(batch.rollout, mini_rows)
+        micro_batches = self.state.micro_batches_of(batch.rollout, mini_rows)
         token_count = batch.rollout.response_length[mini_rows].sum()
         add_policy = partial(self._add_policy_gradient, token_count=token_count)
-        parts = self.state.accumulate("policy", batch, micro_rows, add_policy)
+        parts = self.state.accumulate("policy", batch, micro_batches, add_policy)
         if not self.critic_is_head:
             add_critic = partial(self._add_critic_gradient, token_count=token_count)
-            parts += self.state.accumulate("value", batch, micro_rows, add_critic)
+            parts += self.state.accumulate("value", batch, micro_batches, add_critic)
         return self.state.sum_of(parts)
 
     def _add_policy_gradient(self, micro: Batch, token_count: Tensor) -> dict[str, float]:
@@ -239,17 +235,17 @@ class Learner:
             loss, stats = loss + self.options.vf_coef * value_loss, stats | value_stats
         if self.policy_learns or self.critic_is_head:  # else the statistics alone, of a policy that stays as it is
             (loss * share).backward()
-        return as_numbers(stats, share)
+        return weighted_numbers(stats, share)
 
     def _add_critic_gradient(self, micro: Batch, token_count: Tensor) -> dict[str, float]:
-        """Add the gradient of a critic with an adapter, while the role `value` is active. Return as above."""
+        """Add the gradient of a critic with an adapter, while the role `value` is active. Return its share likewise."""
         share = micro.rollout.response_length.sum() / token_count
         value_loss, stats = self._value_loss(micro, self.shared.response_hidden(micro.rollout))
         (self.options.vf_coef * value_loss * share).backward()
-        return as_numbers(stats, share)
+        return weighted_numbers(stats, share)
 
     def _policy_loss(self, micro: Batch, hidden: Tensor) -> tuple[Tensor, Stats]:
-        """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them."""
+        """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them, and statistics."""
         options, mask = self.options, micro.rollout.mask
         logp, entropy = self.shared.logprobs_and_entropies(
             hidden, micro.rollout, options.temperature, differentiable=options.entropy_coef > 0
@@ -272,7 +268,7 @@ class Learner:
         return loss, stats
 
     def _value_loss(self, micro: Batch, hidden: Tensor) -> tuple[Tensor, Stats]:
-        """Return the clipped loss of the critic's values."""
+        """Return the clipped loss of the critic's values, and statistics."""
         values = self.shared.values(hidden)
         loss, clipfrac = ppo_value_loss(
             values, micro.values, micro.returns, micro.rollout.mask, self.options.cliprange_value

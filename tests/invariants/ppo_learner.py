@@ -63,7 +63,9 @@ def updated(
     torch.manual_seed(1)
     stats = learner.update(batch)
     return (
-        torch.cat([p.detach().flatten() for p in (*learner.policy_parameters, *learner.critic_parameters)]),
+        torch.cat(
+            [p.detach().flatten() for p in (*learner.state.parameters("policy"), *learner.state.parameters("value"))]
+        ),
         stats,
         batch,
     )

@@ -53,7 +53,7 @@ def updated(learner: Learner, responses: ScoredRollout) -> tuple[Tensor, dict[st
     batch = make_batch(learner, responses)
     torch.manual_seed(1)
     stats = learner.update(batch)
-    return torch.cat([p.detach().flatten() for p in learner.policy_parameters]), stats, batch
+    return torch.cat([p.detach().flatten() for p in learner.state.parameters("policy")]), stats, batch
 
 
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])
@@ -104,7 +104,7 @@ VARIANTS = [
 
 @pytest.mark.parametrize(("stage", "changes"), VARIANTS)
 def test_the_micro_batch_decides_memory_and_not_the_result(run, rollout, stage, changes):
-    start = torch.cat([p.detach().flatten() for p in new_learner(run, stage).policy_parameters])
+    start = torch.cat([p.detach().flatten() for p in new_learner(run, stage).state.parameters("policy")])
     whole, stats, _ = updated(new_learner(run, stage, per_device_train_batch_size=8, **changes), scored(rollout))
     split, split_stats, _ = updated(new_learner(run, stage, per_device_train_batch_size=1, **changes), scored(rollout))
     assert (whole - start).abs().mean() > 1e-4
@@ -168,7 +168,7 @@ def test_the_move_of_the_policy_is_that_of_a_loop(run, rollout, masked):
     learner = new_learner(run, "grpo", num_iterations=1, num_mini_batches=1, mask_truncated_completions=masked)
     batch = make_batch(learner, scored(rollout))
     with torch.no_grad():
-        for weight in learner.policy_parameters:
+        for weight in learner.state.parameters("policy"):
             weight.add_(0.02 * torch.randn(weight.shape))
     moved = make_batch(learner, scored(rollout))
     rows = zip(moved.old_logp.tolist(), batch.old_logp.tolist(), rollout.response_length, rollout.ended, strict=True)
@@ -179,9 +179,9 @@ def test_the_move_of_the_policy_is_that_of_a_loop(run, rollout, masked):
 
 def test_a_minibatch_of_truncated_responses_alone_moves_nothing(run, rollout):
     learner = new_learner(run, "grpo", mask_truncated_completions=True, beta=0.0, entropy_coef=0.1)
-    before = [p.detach().clone() for p in learner.policy_parameters]
+    before = [p.detach().clone() for p in learner.state.parameters("policy")]
     _, stats, _ = updated(learner, scored(replace(rollout, ended=torch.zeros_like(rollout.ended))))
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.policy_parameters, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.state.parameters("policy"), strict=True))
     assert stats["policy/entropy_avg"] == stats["loss/policy_avg"] == 0
 
 
@@ -205,7 +205,9 @@ def test_an_update_stops_where_the_policy_has_moved_too_far(run, rollout, stage)
     assert stats["update/optimizer_steps"] == 1 and not torch.equal(tight, every)
     learner = new_learner(run, stage, **passes, max_update_kl=1e-9)
     learner.update(make_batch(learner, scored(rollout)))
-    assert all(weight.grad is None for weight in learner.policy_parameters), "those of the minibatch that was not used"
+    assert all(weight.grad is None for weight in learner.state.parameters("policy")), (
+        "those of the minibatch that was not used"
+    )
 
 
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])
@@ -243,7 +245,10 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
     assert (again.state.step, again.state.score_norm) == (1, ScoreNorm(0.1, 0.7))
     assert drawn == (random.random(), np.random.rand())
     again.update(make_batch(again, scored(rollout)))
-    assert all(torch.equal(a, b) for a, b in zip(learner.policy_parameters, again.policy_parameters, strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(learner.state.parameters("policy"), again.state.parameters("policy"), strict=True)
+    )
 
 
 # -- sampling ----------------------------------------------------------------------------------------------------------

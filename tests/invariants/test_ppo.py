@@ -178,15 +178,16 @@ def test_no_tensor_holds_the_logits_of_more_than_a_chunk(run, rollout, monkeypat
 def test_while_the_critic_warms_up_the_policy_stays(run, rollout, kind):
     learner = new_learner(run, kind, value_warmup_steps=1)
     policy, value = (
-        [p.detach().clone() for p in group] for group in (learner.policy_parameters, learner.critic_parameters)
+        [p.detach().clone() for p in group]
+        for group in (learner.state.parameters("policy"), learner.state.parameters("value"))
     )
     stats = learner.update(make_batch(learner, rollout))
-    assert all(torch.equal(a, b) for a, b in zip(policy, learner.policy_parameters, strict=True))
-    assert not any(torch.equal(a, b) for a, b in zip(value[:2], learner.critic_parameters[:2], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(policy, learner.state.parameters("policy"), strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(value[:2], learner.state.parameters("value")[:2], strict=True))
     assert stats["policy/grad_norm"] == 0 < stats["val/grad_norm"]
     learner.state.advance(0.0)
     learner.update(make_batch(learner, rollout))
-    assert not all(torch.equal(a, b) for a, b in zip(policy, learner.policy_parameters, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(policy, learner.state.parameters("policy"), strict=True))
 
 
 def test_an_update_stops_where_the_policy_has_moved_too_far(run, rollout):
@@ -201,7 +202,7 @@ def test_an_update_stops_where_the_policy_has_moved_too_far(run, rollout):
     assert stats["policy/approxkl_avg"] < 1e-9  # of the minibatch that was used
     learner = new_learner(run, num_ppo_epochs=2, num_mini_batches=2, max_update_kl=1e-9)
     learner.update(make_batch(learner, rollout))
-    parameters = (*learner.policy_parameters, *learner.critic_parameters)
+    parameters = (*learner.state.parameters("policy"), *learner.state.parameters("value"))
     assert all(parameter.grad is None for parameter in parameters), "those of the minibatch that was not used"
 
 
@@ -251,17 +252,17 @@ def test_the_first_minibatch_is_always_used(run, rollout):
 
 def test_a_gradient_that_is_not_finite_ends_the_stage(run):
     learner = new_learner(run)
-    for parameter in learner.policy_parameters:
+    for parameter in learner.state.parameters("policy"):
         parameter.grad = torch.full_like(parameter, math.nan)
-    before = [parameter.detach().clone() for parameter in learner.policy_parameters]
+    before = [parameter.detach().clone() for parameter in learner.state.parameters("policy")]
     with pytest.raises(UserError, match=r"ppo: the gradient is not finite in step 1; lower ppo\.learning_rate"):
         learner.state.step_optimizer()
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.policy_parameters, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.state.parameters("policy"), strict=True))
 
 
 def test_the_rate_that_is_named_is_that_of_the_role_whose_gradient_is_not_finite(run):
     learner = new_learner(run)
-    for parameter in learner.critic_parameters:
+    for parameter in learner.state.parameters("value"):
         parameter.grad = torch.full_like(parameter, math.inf)
     with pytest.raises(UserError, match=r"in step 1; lower ppo\.value_learning_rate$"):
         learner.state.step_optimizer()
@@ -291,7 +292,7 @@ def test_metrics_of_a_batch_row_by_row(run, rollout, kl_penalty):
         run, kl_penalty=kl_penalty, kl_estimator="k2", kl_coef=0.3, num_ppo_epochs=1, num_mini_batches=1
     )
     with torch.no_grad():
-        for weight in learner.policy_parameters:
+        for weight in learner.state.parameters("policy"):
             weight.add_(0.05 * torch.randn_like(weight))
     batch = make_batch(learner, rollout)
     metrics = batch_metrics(batch, learner)
@@ -353,7 +354,7 @@ def test_a_critic_with_an_adapter_starts_as_the_normalised_reward_model(run, squ
 def test_log_probabilities_and_values_may_come_from_the_rollout(run, codec, kind):
     learner = new_learner(run, kind, old_logprobs="rollout", response_length=8, temperature=0.7)
     with torch.no_grad():
-        for weight in learner.policy_parameters:
+        for weight in learner.state.parameters("policy"):
             weight.add_(0.05 * torch.randn_like(weight))
     learner.shared.roles.activate("policy")
     rollout = sample(learner.shared.base, PROMPTS, codec, Sampling(64, 8, 0.7, 4), learner.sampling_value_fn)
@@ -363,8 +364,8 @@ def test_log_probabilities_and_values_may_come_from_the_rollout(run, codec, kind
     assert torch.equal(taken.old_logp[rollout.mask], rollout.logprobs[rollout.mask])
     again = new_learner(run, kind, response_length=8, temperature=0.7)
     for mine, theirs in zip(
-        (*again.policy_parameters, *again.critic_parameters),
-        (*learner.policy_parameters, *learner.critic_parameters),
+        (*again.state.parameters("policy"), *again.state.parameters("value")),
+        (*learner.state.parameters("policy"), *learner.state.parameters("value")),
         strict=True,
     ):
         mine.data.copy_(theirs)
@@ -512,8 +513,8 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
     assert drawn == (random.random(), np.random.rand())
     again.update(make_batch(again, rollout))
     for a, b in zip(
-        (*learner.policy_parameters, *learner.critic_parameters),
-        (*again.policy_parameters, *again.critic_parameters),
+        (*learner.state.parameters("policy"), *learner.state.parameters("value")),
+        (*again.state.parameters("policy"), *again.state.parameters("value")),
         strict=True,
     ):
         assert torch.equal(a, b)

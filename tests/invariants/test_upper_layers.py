@@ -110,7 +110,7 @@ def test_groups_share_the_lower_layers_too(upper, rollout, counted, stage):
         )
         torch.manual_seed(1)
         made.update(batch)
-        weights.append(torch.cat([p.detach().flatten() for p in made.policy_parameters]))
+        weights.append(torch.cat([p.detach().flatten() for p in made.state.parameters("policy")]))
     assert_same(*weights)
     assert counted[0] == 2 < counted[1]
 

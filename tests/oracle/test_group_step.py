@@ -150,8 +150,8 @@ def test_a_step_is_what_the_papers_write(run, rollout, stage, changes):
         options, state = learner.options, learner.state
         assert options.num_mini_batches == 2
         state.kl_coef = 0.3  # as after steps with `kl_target`
-        before = torch.cat([p.detach().flatten() for p in learner.policy_parameters])
-        sgd = torch.optim.SGD(learner.policy_parameters, lr=20.0 if options.max_grad_norm < 1 else 0.1)
+        before = torch.cat([p.detach().flatten() for p in learner.state.parameters("policy")])
+        sgd = torch.optim.SGD(learner.state.parameters("policy"), lr=20.0 if options.max_grad_norm < 1 else 0.1)
         if independent:
             torch.manual_seed(1)
             share_clipped = reference_step(learner.shared, rollout, options, state.kl_coef, sgd)
@@ -163,7 +163,7 @@ def test_a_step_is_what_the_papers_write(run, rollout, stage, changes):
             state.optimizer = sgd
             torch.manual_seed(1)
             stats = learner.update(batch)
-        moved.append(torch.cat([p.detach().flatten() for p in learner.policy_parameters]) - before)
+        moved.append(torch.cat([p.detach().flatten() for p in learner.state.parameters("policy")]) - before)
     ours, theirs = moved
     assert stats["policy/clipfrac_avg"] == pytest.approx(share_clipped, rel=1e-3) and share_clipped > 0
     assert (stats["policy/grad_norm"] > options.max_grad_norm) == (options.max_grad_norm < 1)

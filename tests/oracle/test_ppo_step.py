@@ -77,7 +77,8 @@ def reference_step(
 
     def value(i: int) -> Tensor:
         p, n = spans[i]
-        values: Tensor = not_none(shared.value_head)(states(i, shared.value_role)[p - 1 : p + n - 1])
+        role: SharedRole = "value" if "value" in shared.roles.trainable else "policy"
+        values: Tensor = not_none(shared.value_head)(states(i, role)[p - 1 : p + n - 1])
         return values[:, 0]
 
     old, ref, before, shaped, advantages = [], [], [], [], []
@@ -186,10 +187,14 @@ def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, 
     moved = []
     for independent in (False, True):
         learner = moved_learner(trained, settings)
-        before = torch.cat([p.detach().flatten() for p in (*learner.policy_parameters, *learner.critic_parameters)])
+        before = torch.cat(
+            [p.detach().flatten() for p in (*learner.state.parameters("policy"), *learner.state.parameters("value"))]
+        )
         groups = [
             {"params": p, "lr": lr}
-            for p, lr in zip((learner.policy_parameters, learner.critic_parameters), rates, strict=True)
+            for p, lr in zip(
+                (learner.state.parameters("policy"), learner.state.parameters("value")), rates, strict=True
+            )
         ]
         learner.state.kl_coef = 1.2 * settings.kl_coef  # as after steps with `kl_target`
         torch.manual_seed(1)
@@ -202,13 +207,19 @@ def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, 
             torch.manual_seed(1)
             stats = learner.update(batch)
         moved.append(
-            torch.cat([p.detach().flatten() for p in (*learner.policy_parameters, *learner.critic_parameters)]) - before
+            torch.cat(
+                [
+                    p.detach().flatten()
+                    for p in (*learner.state.parameters("policy"), *learner.state.parameters("value"))
+                ]
+            )
+            - before
         )
     assert stats["policy/clipfrac_avg"] > 0
     assert {name: stats[name] for name in measured} == pytest.approx(measured, rel=1e-2)
     assert (stats["val/clipfrac_avg"] > 0) == (settings.cliprange_value is not None)
     assert (stats["policy/grad_norm"] > max_grad_norm) == (max_grad_norm < 1)
-    policy = sum(p.numel() for p in learner.policy_parameters)
+    policy = sum(p.numel() for p in learner.state.parameters("policy"))
     for part in (slice(None, policy), slice(policy, None)):
         ours, theirs = moved[0][part], moved[1][part]
         assert theirs.abs().max() > 1e-3

@@ -14,7 +14,7 @@ import pytest
 from rlhf import recipe
 from rlhf.cli.summary_tables import targets_table
 from rlhf.errors import UserError
-from rlhf.files import read_json, sha256, write_json
+from rlhf.files import JsonObject, read_json, sha256, write_json
 from rlhf.observe.watch import LiveChecks
 from rlhf.rating.store import current_ratings
 from rlhf.recipe import published
@@ -762,7 +762,7 @@ def test_the_size_of_the_base_is_what_merging_loaded(tmp_path):
 
 def test_the_manifest_says_what_ran(tmp_path):
     run = started(tmp_path)
-    data = {"sha256": "0" * 64, "files": [], "pairs": 3}
+    data: JsonObject = {"sha256": "0" * 64, "files": [], "pairs": 3}
     run.describe(data=data)
     manifest = json.loads((run.path / "manifest.json").read_text())
     assert manifest["recipe_sha256"] == run.loaded.sha256

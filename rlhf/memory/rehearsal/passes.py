@@ -165,7 +165,7 @@ def _accumulating(
         self: TrainState,
         role: TrainedRole,
         batch: TrainingBatch,
-        micro_rows: Sequence[Tensor],
+        micro_batches: Sequence[Tensor],
         add_gradient: Callable[[TrainingBatch], dict[str, float]],
     ) -> list[dict[str, float]]:
         def add_or_repeat(micro: TrainingBatch) -> dict[str, float]:
@@ -175,7 +175,7 @@ def _accumulating(
             without = tuple(p.grad is None for part in self.by_role.values() for p in part.parameters)
             return repeats(("update", role, shape, without), lambda: add_gradient(micro))
 
-        return run(self, role, batch, micro_rows, add_or_repeat)
+        return run(self, role, batch, micro_batches, add_or_repeat)
 
     return accumulate
 

@@ -201,9 +201,8 @@ class ShortRun(StageRun):
     def seal_checkpoint(self, step: int, folder: Path) -> None:
         """Keep no checkpoint."""
 
-    def describe(self, **facts: object) -> None:
-        """Keep the facts in memory only."""
-        self._manifest.update(facts)
+    def _write_manifest(self) -> None:
+        """Keep the manifest in memory only."""
 
 
 class ShortRuns(ABC, Generic[PeakT]):

@@ -202,8 +202,10 @@ class LinearGroup(NamedTuple):
                 columns.add_(part.layer.bias)
         return y
 
-    def backward(self, dy: Tensor, z: Tensor, needs_input: bool, adapters: bool) -> tuple[Tensor | None, list[Tensor]]:
-        """Return dz (N, in), and the gradients of A and B of each part that has them, if `adapters`."""
+    def backward(
+        self, dy: Tensor, z: Tensor, needs_input: bool, needs_adapters: bool
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """Return dz (N, in), and the gradients of A and B of each part that has them, if `needs_adapters`."""
         columns = dy.split(self.sizes, 1)
         adapted = [(part, d) for part, d in zip(self.parts, columns, strict=True) if part.adapter]
         # (r, N) each: s B^T dy^T. On a CPU the product with few rows is 2 to 4 times as fast as that with few columns.
@@ -218,7 +220,7 @@ class LinearGroup(NamedTuple):
             for (part, _), low_gradient in zip(adapted, low_gradients, strict=True):
                 dz.addmm_(low_gradient.t(), part.adapter[0].to(low_gradient.dtype))
         gradients: list[Tensor] = []
-        if adapters:
+        if needs_adapters:
             to_a = torch.mm(torch.cat(low_gradients), z).split([len(x) for x in low_gradients])
             for (part, d), low, da in zip(adapted, self._low(z), to_a, strict=True):
                 a, b = part.adapter

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from rlhf.data.batch import Rollout
 
-# Whether a key that several heads share is copied for each where there is a mask. On a card, fused kernels take either
-# a mask or shared keys: with both, torch would form all scores.
+# With a mask, whether keys that several heads share are copied for each head. On a card, fused kernels take either a
+# mask or shared keys: with both, torch would form all scores.
 COPIES_HEADS_BY_DEVICE = {"cpu": False, "cuda": True}
 
 

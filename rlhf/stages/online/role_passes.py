@@ -1,4 +1,4 @@
-"""Role passes over a batch of rollouts: log-probabilities, values, scores and their metrics."""
+"""Role passes over a rollout: log-probabilities, values, scores and their metrics."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class ScoreNorm(NamedTuple):
     sd: float = 1.0
 
 
-def policy_logprobs(shared: SharedBase, rollout: Rollout, options: OnlineOptions) -> Tensor:
+def old_logprobs(shared: SharedBase, rollout: Rollout, options: OnlineOptions) -> Tensor:
     """Return the log-probabilities (B, R) under the policy that sampled, in nats.
 
     With `old_logprobs: rollout` they are those of sampling, otherwise those of a pass.
@@ -120,7 +120,7 @@ def reward_scores(shared: SharedBase, rollout: Rollout, rows_at_once: int) -> Te
 def measure_score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout], options: OnlineOptions) -> ScoreNorm:
     """Return mean and standard deviation of the reward model's scores of SFT's responses to training prompts.
 
-    At least `norm_responses` responses are scored, in whole batches of rollouts.
+    At least `norm_responses` responses are scored, in whole rollouts.
     Raises UserError when the scores are not finite, or do not differ: such a reward model has nothing to teach.
     """
     parts = []

@@ -60,6 +60,7 @@ class Session:
             self.shared = self._load_models()
         self.telemetry.loaded()
         self._saved = self._read_checkpoint()
+        self._reference_samples: PolicySamples  # of `measure_reference`
         self._policy_samples: PolicySamples | None = None  # of the last evaluation; None before the first
 
     def _read_prompts(self) -> tuple[OnlinePrompts, RewardSum | None]:
@@ -94,9 +95,9 @@ class Session:
         with with_resume_advice(checkpoint):
             return read_state(checkpoint)
 
-    def measure_reference(self) -> PolicySamples:
+    def measure_reference(self) -> None:
         """Measure the reference on held-out prompts: the policy's gains are in its standard deviations."""
-        return self.evaluate("reference")
+        self._reference_samples = self.evaluate("reference")
 
     def score_norm(self) -> ScoreNorm:
         """Return the mean and sd by which scores are normalised: measured, or those of the checkpoint of a resumed run.
@@ -170,9 +171,7 @@ class Session:
         if self.recipe.hardware.engine == "fsdp" and distributed.world() > 1:
             self.shared.shard()
 
-    def end_step(
-        self, state: TrainState, rollout: Rollout, metrics: dict[str, float], reference_samples: PolicySamples, bar: Bar
-    ) -> None:
+    def end_step(self, state: TrainState, rollout: Rollout, metrics: dict[str, float], bar: Bar) -> None:
         """Evaluate, log and save after a step, as often as the recipe says."""
         run, options, done = self.run, self.options, state.step
         last = done == options.steps
@@ -180,7 +179,7 @@ class Session:
         tokens = int((rollout.prompt_length + rollout.response_length).sum())
         self.telemetry.count(tokens)
         if save or done % options.eval_steps == 0:
-            metrics = metrics | self._evaluate_policy(done, reference_samples)
+            metrics = metrics | self._evaluate_policy(done)
         if last or done % options.logging_steps == 0:
             run.logs.metrics(done, metrics)
             costs = {**self.telemetry.since_last_call(), "tokens": tokens, "memory_bytes": self.telemetry.memory()}
@@ -191,25 +190,25 @@ class Session:
         kl = metrics.get("objective/kl_per_token")
         bar.update(done, f"score {metrics['objective/scores']:.3f}" + ("" if kl is None else f"  KL/token {kl:.3f}"))
 
-    def _evaluate_policy(self, done: int, reference_samples: PolicySamples) -> dict[str, float]:
+    def _evaluate_policy(self, done: int) -> dict[str, float]:
         """Measure the policy after a step, and log some of its responses. Return the metrics."""
         self._policy_samples = self.evaluate("policy")
         rows = zip(self.prompts.validation[:LOGGED_PROMPTS], self._policy_samples.texts, strict=False)
         self.run.logs.samples(done, [{"prompt": self.codec.prompt_text(p), "response": text} for p, text in rows])
-        gains = gains_over_sft(reference_samples, self._policy_samples)
+        gains = gains_over_sft(self._reference_samples, self._policy_samples)
         return {f"eval/{name}": value for name, value in gains.items()}
 
-    def finish(self, state: TrainState, reference_samples: PolicySamples) -> Result:
+    def finish(self, state: TrainState) -> Result:
         """Write the resulting adapter, last or best, and measure it on the prompts for reporting.
 
-        Where validation is set apart, `reference_samples` are of other prompts and taken again.
+        Where validation is set apart, the reference was measured on other prompts, and is measured again.
         """
         run = self.run
         if distributed.world() == 1:
             self.telemetry.note_components(self.shared.peft, state.optimizer)
         best = self._choose_policy(state)
         save_adapter(self.shared.peft, run, run.path / ADAPTER, adapter="policy")
-        test, before, after = self.prompts.test, reference_samples, self._policy_samples
+        test, before, after = self.prompts.test, self._reference_samples, self._policy_samples
         if self.prompts.has_validation:
             before, after = self.evaluate("reference", test), self.evaluate("policy", test)
         elif after is None:  # also the case when a resumed run had already taken its last step

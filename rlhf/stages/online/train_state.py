@@ -1,7 +1,8 @@
-"""Training state of online stages, saved in checkpoints: trainable parameters, optimizer, schedule, random state."""
+"""The training of online stages: trained parameters, optimizer and schedule, an update's minibatches, checkpoints."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -95,6 +96,10 @@ class TrainState:
         self.kl_coef = options.kl_coef
         self.step = 0
 
+    def parameters(self, role: TrainedRole) -> Sequence[nn.Parameter]:
+        """Return the trained parameters of a role."""
+        return self.by_role[role].parameters
+
     @property
     def reward_kl_coef(self) -> float:
         """Return the weight of the KL in the rewards; 0 if the recipe puts the KL into the loss instead."""
@@ -112,16 +117,17 @@ class TrainState:
             self.shared.base.eval()
         self.shared.gather()  # not after an error, when other ranks would not take part
 
-    def micro_batch_rows(self, rollout: Rollout, mini_rows: Tensor) -> list[Tensor]:
+    def micro_batches_of(self, rollout: Rollout, mini_rows: Tensor) -> list[Tensor]:
         """Return this rank's micro-batches of a minibatch, each as rows of the batch."""
         size = self.options.per_device_train_batch_size
-        return [mini_rows[index] for index in rollout.rows(mini_rows).sharded_by_length(size)]
+        minibatch = replace(rollout, lower_states=None).rows(mini_rows)  # lengths are enough; states would be copied
+        return [mini_rows[index] for index in minibatch.sharded_by_length(size)]
 
     def accumulate(
         self,
         role: TrainedRole,
         batch: BatchT,
-        micro_rows: Sequence[Tensor],
+        micro_batches: Sequence[Tensor],
         add_gradient: Callable[[BatchT], dict[str, float]],
     ) -> list[dict[str, float]]:
         """Let `add_gradient` add the gradient of each micro-batch while `role` is active. Return their statistics.
@@ -130,7 +136,7 @@ class TrainState:
         micro-batches.
         """
         with self.shared.role(role):
-            return [add_gradient(batch.rows(rows)) for rows in micro_rows]
+            return [add_gradient(batch.rows(rows)) for rows in micro_batches]
 
     def sum_of(self, parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """Return the sums of the statistics of micro-batches, over all ranks."""
@@ -199,7 +205,7 @@ class TrainState:
     def take_policy(self, folder: Path) -> None:
         """Load the policy of another checkpoint of this run. Raises UserError when that is damaged."""
         require_usable(folder, self.stage)
-        _copy(self.by_role["policy"].parameters, read_state(folder).policy, f"{folder}/state.pt: policy")
+        _copy(self.parameters("policy"), read_state(folder).policy, f"{folder}/state.pt: policy")
 
 
 class Update:
@@ -233,7 +239,7 @@ class Update:
         return means | {"update/optimizer_steps": len(self.used), "lr": self.state.schedule.get_last_lr()[0]}
 
 
-def as_numbers(stats: Stats, weight: Tensor | float = 1.0) -> dict[str, float]:
+def weighted_numbers(stats: Stats, weight: Tensor | float = 1.0) -> dict[str, float]:
     """Return the statistics of a micro-batch times `weight` as numbers, with one wait for the device."""
     weighted = torch.stack([x.detach() for x in stats.values()]) * weight
     return dict(zip(stats, weighted.tolist(), strict=True))
