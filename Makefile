@@ -197,9 +197,9 @@ reproduce: $(ready) ## run the recipe once for each of SEEDS and compare with it
 ##@ Use (after training)
 report: $(no_gpu)   ## write one page about a run: figures, curves, samples, provenance
 	@$(VENV)/bin/rlhf report $(strip $(recipe) --out '$(OUT)' $(price))
-ab: setup           ## rate answers of SFT and PPO (or others: AB_ARGS) blind, on a local page; SUMMARY=1 counts
+ab: $(no_gpu)       ## rate answers of SFT and PPO (or others: AB_ARGS) blind, on a local page; SUMMARY=1 counts
 	@$(VENV)/bin/rlhf ab $(strip $(recipe) --out '$(OUT)' $(if $(filter 1 yes true,$(SUMMARY)),--summary) $(AB_ARGS))
-judge: setup        ## let a model rate the same pairs: URL=http://127.0.0.1:8000/v1 MODEL=NAME
+judge: $(no_gpu)    ## let a model rate the same pairs: URL=http://127.0.0.1:8000/v1 MODEL=NAME
 	@$(VENV)/bin/rlhf judge $(strip $(recipe) --out '$(OUT)' --url '$(URL)' --model '$(MODEL)' $(AB_ARGS))
 chat: $(ready)      ## talk with a trained model in the terminal (STAGE=ppo)
 	@$(rlhf) chat $(strip $(recipe) $(options) $(seed) --stage $(STAGE) $(if $(TEMPERATURE),--temperature '$(TEMPERATURE)'))
@@ -209,7 +209,7 @@ serve: $(ready) merge ## merge if needed, and serve the model at an OpenAI-compa
 	@$(rlhf) serve $(strip $(recipe) $(options) $(reuse) $(seed) --port $(PORT) $(if $(local),,--host 0.0.0.0))
 
 # For the commands that are named as next, or as missing: the variables that were set, not their defaults.
-$(STAGES) chat score serve: export RLHF_MAKE = $(foreach v,HW RECIPE DATA OUT REUSE WEIGHTS SET SEED PRICE RUNTIME IMAGE VENV,$(if $(filter $v,$(typed) $(inherited)),$v='$($v)'))
+$(STAGES) chat score serve ab judge: export RLHF_MAKE = $(foreach v,HW RECIPE DATA OUT REUSE WEIGHTS SET SEED PRICE RUNTIME IMAGE VENV,$(if $(filter $v,$(typed) $(inherited)),$v='$($v)'))
 $(STAGES):
 	@$(rlhf) run $@ --with-parents $(strip $(recipe) $(options) $(reuse) $(seed) $(report_to) $(stop_on) $(resume) $(if_needed) $(price))
 
@@ -266,7 +266,7 @@ bench-ablation: $(ready) ## measure the published ways to save memory, one at a 
 	@$(python) -m bench.ablation $(strip $(recipe) $(sets) $(BENCH_ARGS))
 bench-micro: setup ## measure small functions with pytest-benchmark
 	@$(VENV)/bin/python -m pytest bench/micro --benchmark-only -q $(BENCH_ARGS)
-bench-gpu: setup ## measure what only a GPU can show (BENCH_ARGS="--box 55m"; --dry-run needs no GPU)
+bench-gpu: setup ## measure what only a GPU can show (BENCH_ARGS="--box 55m"; --dry-run needs none)
 	@$(VENV)/bin/python -m bench.gpu $(BENCH_ARGS)
 bench-memory: $(ready) ## compare predicted with measured peaks, in two steps of every stage that is predicted
 	@$(python) -m bench.memory measure $(strip $(recipe) $(sets) $(BENCH_ARGS))

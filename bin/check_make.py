@@ -123,8 +123,13 @@ class Variable(NamedTuple):
     origin: str  # "command" (line), or "environment"
     value: str
 
+    @property
+    def source(self) -> str:
+        """Return what tells a value that nobody typed; "" for one of the command line."""
+        return " (from the environment)" * (self.origin == "environment")
+
     def __str__(self) -> str:
-        return f"{self.name}={self.value}" + " (from the environment)" * (self.origin == "environment")
+        return f"{self.name}={self.value}{self.source}"
 
 
 class Recipe(NamedTuple):
@@ -174,14 +179,16 @@ def _recipe(targets: Sequence[str], read: Mapping[str, Variable]) -> Recipe | No
     if folder := _of(read, "RECIPE").value:
         file = Path(os.path.expanduser(folder.removesuffix("/recipe.yaml")), "recipe.yaml")
         return _recipe_in(file) if file.is_file() else None
-    for_hardware = (recipe for recipe in _recipes() if recipe.hardware == _of(read, "HW").value)
+    for_hardware = (recipe for recipe in _default_recipes() if recipe.hardware == _of(read, "HW").value)
     return max(for_hardware, key=lambda recipe: recipe.rank, default=None)
 
 
 @functools.cache
-def _recipes() -> list[Recipe]:
+def _default_recipes() -> list[Recipe]:
+    """Return the recipes that HW may choose, by the rule of rlhf/recipe/folders.py."""
     root = Path(os.environ.get("RLHF_RECIPES") or "recipes")
-    return [_recipe_in(file) for file in root.glob("*/v*/recipe.yaml") if file.is_file()]
+    files = (file for file in root.glob("*/v*/recipe.yaml") if file.is_file() and _version(file) >= 0)
+    return [recipe for recipe in map(_recipe_in, files) if recipe.rank[0]]
 
 
 def _recipe_in(file: Path) -> Recipe:
@@ -260,7 +267,7 @@ def _wrong_values(read: Iterable[Variable]) -> Iterator[str]:
         if name == "PORT" and not (re.fullmatch(r"\d{1,5}", variable.value) and 1 <= int(variable.value) <= 65535):
             yield f"{variable}: a whole number from 1 to 65535"
         if name == "SET" and (wrong := [word for word in words if not re.match(r"\w+(\.\w+)*=", word)]):
-            yield f"SET: '{wrong[0]}' is no KEY=VALUE; spaces separate changes, so a list is written [1,2]"
+            yield f"SET{variable.source}: '{wrong[0]}' is no KEY=VALUE; spaces separate changes: write lists as [1,2]"
 
 
 def _missing_files(targets: Sequence[str], read: Sequence[Variable]) -> Iterator[str]:
@@ -268,11 +275,12 @@ def _missing_files(targets: Sequence[str], read: Sequence[Variable]) -> Iterator
         folder = variable.value if variable.name == "WEIGHTS" else ""
         if folder not in ("", "random") and not os.path.isdir(os.path.expanduser(folder)):
             yield f"{variable}: no such folder; a checkpoint's folder, or random"
-    for name, _, value in (variable for variable in read if variable.name in ("DATA", "FILES")):
-        for word in value.split():
+    for variable in (variable for variable in read if variable.name in ("DATA", "FILES")):
+        name = variable.name
+        for word in variable.value.split():
             if found := glob.glob(os.path.expanduser(word.replace("[^", "[!"))):
                 if any(map(os.path.isdir, found)):
-                    yield f"{name}='{word}' is a folder; name its files, for example '{word}/*.jsonl'"
+                    yield f"{name}='{word}'{variable.source} is a folder; name its files, for example '{word}/*.jsonl'"
                 continue
             looks_at = next((t for t in targets if t in ("data-check", "data-show")), None)
             command = "score" if name == "FILES" else looks_at.replace("-", " ") if looks_at else "run --data"
@@ -282,7 +290,7 @@ def _missing_files(targets: Sequence[str], read: Sequence[Variable]) -> Iterator
                 key = f'SET="data.source=hub data.name={word} data.revision=COMMIT"'
                 hint = f"A data set of the hub is named by its commit: {key}. "
             hint += f"A name with spaces cannot pass through make: use `rlhf {command}`"
-            yield f"{name}='{word}': no such file. {hint}"
+            yield f"{name}='{word}'{variable.source}: no such file. {hint}"
 
 
 def _wrong_recipe(targets: Sequence[str], read: Mapping[str, Variable]) -> Iterator[str]:
@@ -296,7 +304,7 @@ def _wrong_recipe(targets: Sequence[str], read: Mapping[str, Variable]) -> Itera
         such_as = versions[-1].parent if versions else "recipes/cpu-tiny/v2"
         yield f"{folder}: no recipe.yaml there; name the folder of a version, such as {such_as}"
     else:
-        others = sorted({recipe.hardware for recipe in _recipes() if recipe.hardware})
+        others = sorted({recipe.hardware for recipe in _default_recipes() if recipe.hardware})
         only = f", only for {' '.join(others)}" * bool(others)
         yield f"{hardware}: no recipe for such hardware{only}. `make recipes` lists them"
 
@@ -345,7 +353,10 @@ def main(arguments: Sequence[str]) -> None:
         name, origin, value = re.fullmatch(r"(.*?):(.*?)=(.*)", argument, re.S).groups()  # type: ignore[union-attr]
         given[name] = Variable(name, origin, value)
     targets = arguments[:at]
-    print(next(problems(targets, given), "") or " ".join(["ok", *needs(targets, that_count(targets, given))]))
+    try:
+        print(next(problems(targets, given), "") or " ".join(["ok", *needs(targets, that_count(targets, given))]))
+    except OSError as error:  # otherwise make would blame Python
+        print(f"{error.filename} cannot be read: {error.strerror}")
 
 
 if __name__ == "__main__":

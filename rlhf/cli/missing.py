@@ -42,8 +42,10 @@ def _run(stage: StageName, begun: bool) -> str:
 
 @contextmanager
 def naming_the_evaluation() -> Iterator[None]:
-    """Let EvaluationMissing name the recipe as it was typed for the running command."""
+    """Let EvaluationMissing name the recipe as it was typed for the running command, and make's command if make did."""
     try:
         yield
     except EvaluationMissing as error:
-        raise EvaluationMissing(error.run_directory, typed_options(only=("hw", "directory", "out"))) from error
+        variables = os.environ.get(next_steps.MAKE)
+        line = None if variables is None else next_steps.make_line(("run", "evaluate"), shlex.split(variables))
+        raise EvaluationMissing(error.run_directory, typed_options(only=("hw", "directory", "out")), line) from error

@@ -74,7 +74,7 @@ def chooses_recipe(
             "--hw",
             metavar="NAME",
             shell_complete=_hardware_names,
-            help="Hardware. Takes its default recipe: the newest released version, or else a draft.",
+            help="Hardware, whose default recipe is taken; `rlhf recipes` lists both. This or --recipe must be given.",
         ),
         RECIPES,
         click.option(

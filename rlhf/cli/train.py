@@ -31,7 +31,7 @@ TRIAL_NOTE = (
 )
 
 
-DATA_HELP = "Train on this file instead of the recipe's data; more files may follow it. May be repeated."
+DATA_HELP = "Train on this file instead of the recipe's data; after STAGE, more files may follow it. May be repeated."
 
 
 @click.command(cls=StrictCommand)

@@ -58,10 +58,11 @@ def resolve(hardware: str, root: Path) -> Path:
             raise unreadable[0]
         if not names:
             raise OptionError(no_recipes(root))
+        if hardware in names:
+            raise OptionError(f"--hw {hardware}: no default recipe in {root}; name the folder of one with --recipe")
         nearest = difflib.get_close_matches(hardware.lower(), names, 3, 0.4)
         hint = f"nearest: {', '.join(nearest)}" if nearest else f"hardware there: {', '.join(sorted(names))}"
-        what = "no default recipe" if hardware in names else "no recipe for such hardware"
-        raise OptionError(f"--hw {hardware or repr('')}: {what} in {root}; {hint}")
+        raise OptionError(f"--hw {hardware or repr('')}: no recipe for such hardware in {root}; {hint}")
     return by_status.get("released") or by_status["draft"]
 
 

@@ -131,7 +131,7 @@ def _nearest(kind: type[Section], location: list[str], prefix: str) -> str:
     candidates = (
         [".".join([*section, key]) for key in alike or begun]
         or elsewhere
-        or difflib.get_close_matches(".".join(location), everywhere, n=1, cutoff=0.8)
+        or difflib.get_close_matches(".".join(location), {*everywhere} - {".".join(section)}, n=1, cutoff=0.8)
     )
     if not candidates:
         return f"{kind.documented_in} lists the keys"

@@ -79,12 +79,13 @@ def verified(run_directory: Path, stage: StageName) -> records.Summary:
 class EvaluationMissing(UserError):
     """A run has no finished evaluation. The message has the command that makes it.
 
-    `named` are the options that name the run's recipe and root. Without them the run directory names both.
+    `named` are the options that name the run's recipe and root. Without them the run directory names both. `make_line`
+    is make's command, and is named instead.
     """
 
-    def __init__(self, run_directory: Path, named: Sequence[str] = ()):
+    def __init__(self, run_directory: Path, named: Sequence[str] = (), make_line: str | None = None):
         self.run_directory = run_directory
-        line = _evaluation_command(run_directory, named)
+        line = f"`{make_line}`" if make_line else _evaluation_command(run_directory, named)
         super().__init__(f"{run_directory / 'evaluate'}: no finished evaluation; first {line}")
 
 
@@ -103,7 +104,7 @@ def _evaluation_command(run_directory: Path, named: Sequence[str]) -> str:
     folder = default_root() / run_directory.parent.name / run_directory.name
     if not named:
         if not (folder / "recipe.yaml").is_file():
-            return "`rlhf run evaluate --with-parents` with the options of the run (make: evaluate)"
+            return "`rlhf run evaluate --with-parents` with the options of the run"
         named = ("--recipe", str(folder), "--out", str(run_directory.parents[1]))
     words = ["rlhf", "run", "evaluate", "--with-parents", *named]
     stages = [run_directory / stage for stage in STAGES if (run_directory / stage / MANIFEST).is_file()]
@@ -111,7 +112,7 @@ def _evaluation_command(run_directory: Path, named: Sequence[str]) -> str:
     if newest is not None:
         words += ["--seed", str(newest.seed)]
         words += [word for key, value in newest.overrides.items() for word in ("--set", f"{key}={as_yaml(value)}")]
-    return f"`{shlex.join(words)}` (make: evaluate)"
+    return f"`{shlex.join(words)}`"
 
 
 def check_result(path: Path, summary: records.Summary, largest: int | None = None) -> None:

@@ -18,6 +18,7 @@ from bin.check_make import TARGETS, VARIABLES
 from rlhf import __version__, recipe
 from rlhf.cli import next_steps
 from rlhf.commands.chat import CHAT_STAGES
+from rlhf.errors import UserError
 from rlhf.observe import tracking, watch
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -472,10 +473,11 @@ def test_what_was_installed_at_several_times_counts_together(fake):
     assert "pip install -c requirements/cpu.txt -e .[dev,tracking,report,serve,trackio]" in log(fake)
 
 
-@pytest.mark.parametrize("target", ["plan", "recipes", "report", "data-check", "data-show"])
+@pytest.mark.parametrize("target", ["plan", "recipes", "report", "ab", "judge", "data-check", "data-show"])
 def test_commands_without_a_gpu_use_the_environment_that_is_there(target, fake, files):
     data = [] if target in ("plan", "recipes") else [f"DATA={files[0]}"]
-    hardware = ["HW=4090"] if target in ("plan", "report") else []
+    data += ["URL=http://127.0.0.1:9/v1", "MODEL=m"] if target == "judge" else []
+    hardware = ["HW=4090"] if target in ("plan", "report", "ab", "judge") else []
     variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv", *hardware, *data]
     assert make(target, *variables).returncode == 0
     assert "pip install -c requirements/cpu.txt -e .[dev,tracking,report,serve]" in log(fake)
@@ -698,7 +700,7 @@ def test_a_variable_of_the_environment_counts_only_where_a_target_reads_it():
     assert "STAGE=prod (from the environment): base, sft" in run("chat")
     assert "KILLS=many (from the environment): a whole number" in run("fuzz")
     assert "MODEL: an apostrophe" in run("judge")
-    assert "DATA='/none': no such file" in make("-n", "sft", DATA="/none").stderr
+    assert "DATA='/none' (from the environment): no such file" in make("-n", "sft", DATA="/none").stderr
 
 
 @pytest.mark.parametrize(
@@ -821,6 +823,21 @@ def test_the_device_is_that_of_the_recipe_that_rlhf_takes():
         device = recipe.load(recipe.resolve(hardware, root)).recipe.hardware.device
         typed = {"HW": check_make.Variable("HW", "command", hardware)}
         assert check_make.needs(["ppo"], typed) == [device], hardware
+
+
+def test_hardware_is_that_of_recipes_that_rlhf_takes(tmp_path, monkeypatch, capsys):
+    """Not of one that is no default, nor of a folder that is no version; and a file that cannot be read is named."""
+    text = (ROOT / "recipes/cpu-tiny/v2/recipe.yaml").read_text().replace("name: cpu", "name: mine")
+    for folder, default in (("a/v1", "false"), ("b/vb", "true")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "recipe.yaml").write_text(re.sub("^default:.*", f"default: {default}", text, flags=re.M))
+    monkeypatch.setenv("RLHF_RECIPES", str(tmp_path))
+    assert "HW=mine: no recipe for such hardware. `make recipes` lists them" in make("-n", "plan", "HW=mine").stderr
+    with pytest.raises(UserError, match="--hw mine: no default recipe in"):
+        recipe.resolve("mine", tmp_path)
+    monkeypatch.setattr(check_make, "problems", lambda *_: (tmp_path / "absent").read_text())
+    check_make.main(["plan", "--"])
+    assert capsys.readouterr().out == f"{tmp_path}/absent cannot be read: No such file or directory\n"
 
 
 def test_a_container_sees_reward_functions_of_the_user_s_own(tmp_path):

@@ -144,7 +144,7 @@ def test_a_missing_evaluation_is_named_with_the_options_of_the_run(tmp_path, mon
     named = f"--recipe {RECIPE} --out '{tmp_path}/my runs'"
     code, _, err = rlhf(monkeypatch, capsys, *shlex.split(command.format(run=f"'{run}'", recipe=named)))
     assert code == 1 and err.startswith(f"error: {run}/evaluate: no finished evaluation; first `rlhf run evaluate ")
-    assert err.endswith("` (make: evaluate)\n")
+    assert err.endswith("`\n")
     values = options_of(err.split("`")[1])
     assert values["with_parents"] and values["stage"] == "evaluate" and values["out"] == tmp_path / "my runs"
     loaded = Choice(directory=values["directory"], changes=values["changes"], seed=values["seed"]).load()
@@ -164,10 +164,13 @@ def test_a_missing_evaluation_repeats_the_recipe_as_it_was_typed(tmp_path, monke
     out = tmp_path / "my runs"
     code, _, err = rlhf(monkeypatch, capsys, *command.split(), "--hw", "cpu", "--out", out)
     assert code == 1
-    assert f"first `rlhf run evaluate --with-parents --hw cpu --out '{out}'` (make: evaluate)" in err
+    assert f"first `rlhf run evaluate --with-parents --hw cpu --out '{out}'`" in err
     own = shutil.copytree(RECIPE, tmp_path / "own" / "v1")
     code, _, err = rlhf(monkeypatch, capsys, *command.split(), "--recipe", own)
-    assert code == 1 and f"first `rlhf run evaluate --with-parents --recipe {own}` (make: evaluate)" in err
+    assert code == 1 and f"first `rlhf run evaluate --with-parents --recipe {own}`\n" in err
+    monkeypatch.setenv(next_steps.MAKE, f"HW='cpu' OUT='{out}' SEED='3'")
+    code, _, err = rlhf(monkeypatch, capsys, *command.split(), "--hw", "cpu", "--out", out)
+    assert code == 1 and err.endswith(f"first `make evaluate HW=cpu OUT='{out}' SEED=3`\n")
 
 
 def test_the_container_gets_the_variables_by_name():
