@@ -199,10 +199,12 @@ def show(plan: Plan, as_json: bool) -> None:
     for line in step_lines(plan):
         screen.OUT.print(line)
     shown, stages = stage_table(plan, wide)
-    rows_table(f"{name}: predicted memory in GB, time{card}", shown, stages, whole=True)
-    for column in (column for column in shown if column in EXPLAINED):
+    timed = ", time" if any(column.startswith("hours") for column in shown) else ""
+    rows_table(f"{name}: predicted memory in GB{timed}{card}", shown, stages, whole=True)
+    on_card = any(planned.in_memory_of == "cuda" for planned in plan.stages.values())
+    for column in (column for column in shown if column in EXPLAINED and (on_card or column != "verdict")):
         screen.OUT.print(f"{column}: {EXPLAINED[column]}", style="dim")
-    if any(planned.in_memory_of == "cuda" for planned in plan.stages.values()):
+    if on_card:
         screen.OUT.print("No GPU of ours has measured any of these figures yet.", style="dim")
     for line in hints(plan):  # the verdict is the last line, where a terminal stands
         screen.OUT.print(line)
