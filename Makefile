@@ -272,7 +272,7 @@ bench-memory: $(ready) ## compare predicted with measured peaks, in two steps of
 	@$(python) -m bench.memory measure $(strip $(recipe) $(sets) $(BENCH_ARGS))
 bench-outside: setup ## compare predicted memory with GPU runs that others measured (BENCH_ARGS="--only lora")
 	@$(VENV)/bin/python -m bench.outside $(BENCH_ARGS)
-budgets: setup ## fail if a recipe is predicted to need 3 % more than is pinned (BENCH_ARGS=--write: pin anew)
+budgets: setup ## fail if a predicted peak is not as pinned, by +3 % or -1 % (BENCH_ARGS=--write: pin anew)
 	@$(VENV)/bin/python -m bench.memory pinned $(BENCH_ARGS)
 results-index: setup ## write results/README.md from the records, and recipes/README.md from the recipes
 	@$(VENV)/bin/python -m bench.results

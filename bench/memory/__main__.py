@@ -47,8 +47,8 @@ def pinned(write: bool, only: Path | None) -> None:
             if write:
                 pins.pin(directory, peaks, step, budgets.strategies(predictor, loaded), needed)
             else:
-                problems += budgets.growth(budgets.pinned(directory), peaks)
-                problems += budgets.more_needed(budgets.pinned_needs(directory), needed)
+                problems += budgets.changed_peaks(budgets.pinned(directory), peaks)
+                problems += budgets.changed_needs(budgets.pinned_needs(directory), needed)
                 problems += budgets.more_operations(budgets.pinned_step(directory), step)
             for line in problems:
                 failed = True

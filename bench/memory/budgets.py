@@ -1,4 +1,8 @@
-"""Predicted peaks of every recipe, pinned beside it in predicted.json, so that a change that adds memory is noticed."""
+"""Predicted peaks of every recipe, pinned beside it in predicted.json, so that a change of them is noticed.
+
+More memory may not fit the card. Less is either a gain or an error of the prediction, which would let a stage start
+that runs out of memory; who changes it says which, and pins it anew.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +17,8 @@ from rlhf.memory.strategies import StrategyCost, costs_alone
 from rlhf.recipe import GROUPS, PinnedRecipe
 from rlhf.run import reader
 
-ALLOWED = 0.03  # growth of a phase's peak over what is pinned
+MORE = 0.03  # by which a phase's peak or need may exceed what is pinned
+LESS = 0.01  # by which it may fall below
 
 
 def pinned_recipes(root: Path) -> list[Path]:
@@ -51,15 +56,16 @@ def pinned_needs(directory: Path) -> Needs:
     return content(directory).needed
 
 
-def more_needed(before: Needs, now: Needs) -> Iterator[str]:
-    """Yield one line for each pinned phase that is gone, or needs more than `ALLOWED` above what is pinned."""
+def changed_needs(before: Needs, now: Needs) -> Iterator[str]:
+    """Yield one line for each pinned phase that is gone, or whose need is not within `MORE` and `LESS`."""
     for stage, phases in before.items():
         for phase, old in phases.items():
             new = now.get(stage, {}).get(phase)
             if new is None:
                 yield f"{stage}/{phase}: what it needs of the card is pinned and no longer predicted"
-            elif new > round(old * (1 + ALLOWED)):
-                yield f"{stage}/{phase} needs {new / old - 1:.1%} more of the card: {new / 1e9:.2f} GB"
+            elif not round(old * (1 - LESS)) <= new <= round(old * (1 + MORE)):
+                direction = "more" if new > old else "less"
+                yield f"{stage}/{phase} needs {abs(new / old - 1):.1%} {direction} of the card: {new / 1e9:.2f} GB"
 
 
 def more_operations(before: Step, now: Step) -> Iterator[str]:
@@ -74,8 +80,8 @@ def more_operations(before: Step, now: Step) -> Iterator[str]:
                 yield f"decoding step of {role}: {count} operations {place}, where {old} are pinned"
 
 
-def growth(before: Peaks, now: Peaks) -> Iterator[str]:
-    """Yield one line for each phase that is missing, new, or grown by more than `ALLOWED`, with what grew most."""
+def changed_peaks(before: Peaks, now: Peaks) -> Iterator[str]:
+    """Yield one line for each phase that is missing, new, or not within `MORE` and `LESS`, with what changed most."""
     for stage in {**before, **now}:
         were, are = before.get(stage, {}), now.get(stage, {})
         for phase in {**were, **are}:
@@ -84,12 +90,13 @@ def growth(before: Peaks, now: Peaks) -> Iterator[str]:
                 continue
             old, new = were[phase], are[phase]
             more = sum(new.values()) / sum(old.values()) - 1
-            if more > ALLOWED:
-                grown = max(new, key=lambda part: new[part] - old.get(part, 0))
-                change = (new[grown] - old.get(grown, 0)) / 1e9
+            if not -LESS <= more <= MORE:
+                changes = {part: new.get(part, 0) - old.get(part, 0) for part in {**old, **new}}
+                most = (max if more > 0 else min)(changes, key=changes.__getitem__)
+                verb = "grew" if more > 0 else "shrank"
                 yield (
-                    f"{stage}/{phase} grew by {more:.1%} to {sum(new.values()) / 1e9:.2f} GB: "
-                    f"{grown} {'+' if change >= 0 else ''}{change:.2f} GB"
+                    f"{stage}/{phase} {verb} by {abs(more):.1%} to {sum(new.values()) / 1e9:.2f} GB: "
+                    f"{most} {changes[most] / 1e9:+.2f} GB"
                 )
 
 

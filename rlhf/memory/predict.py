@@ -122,7 +122,8 @@ class Predictor:
             line = self._worker.stdout.readline()
         except BrokenPipeError:
             line = ""
-        if not line:
+        if not line.endswith("\n"):  # it died, before its answer or in the middle
+            line = ""
             self._worker.kill()
             self._worker.wait()
             self._worker = None  # the next prediction starts another

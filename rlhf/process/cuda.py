@@ -48,7 +48,8 @@ def configure(deterministic: bool = False) -> None:
     rounding to bfloat16.
 
     With `deterministic`, torch's deterministic kernels are used where they exist, and torch warns once about each
-    operation that has none (docs/reproducibility.md).
+    operation that has none. Flash attention's backward pass has one, which torch takes only where such an operation
+    would end the program instead (docs/reproducibility.md).
     """
     import torch
 

@@ -32,5 +32,5 @@ def test_no_phase_of_a_recipe_has_grown(predictor, directory):
     if loaded.recipe.model.quantization == "nf4" or any("8bit" in name or "paged" in name for name in optimizers):
         pytest.importorskip("bitsandbytes")
     now = pins.peaks(predictor, loaded)
-    assert list(budgets.growth(budgets.pinned(directory), now)) == []
-    assert list(budgets.more_needed(budgets.pinned_needs(directory), pins.needs(predictor, loaded))) == []
+    assert list(budgets.changed_peaks(budgets.pinned(directory), now)) == []
+    assert list(budgets.changed_needs(budgets.pinned_needs(directory), pins.needs(predictor, loaded))) == []

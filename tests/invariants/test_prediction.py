@@ -201,10 +201,9 @@ def test_a_peak_in_the_loss(predictor):
 
 
 def test_a_peak_inside_a_layer_s_backward_pass(predictor):
-    """No logits, checkpointing: what one layer holds when it is recomputed. The profiler's peak is not above it.
+    """No logits, checkpointing: what one layer holds when it is recomputed, as the profiler measures it.
 
-    A dispatch mode keeps autograd from adding gradients in place, so that the tracker may err on the large side. On a
-    CPU the next batch's ids and mask stand beside, which belong to the host on any other device.
+    On a CPU the next batch's ids and mask stand beside, which belong to the host on any other device.
     """
     rows, length = 16, 64
     loaded = tiny(4, vocab=200, rm__gradient_checkpointing=True, rm__per_device_train_batch_size=rows)
@@ -218,7 +217,7 @@ def test_a_peak_inside_a_layer_s_backward_pass(predictor):
     assert 3 <= parts["activations"] / (4 * tokens * HIDDEN) < 4.5, "one state for each layer that is still to come"
     assert predicted.whole.peak_bytes == most
     real = profiled("rm", loaded)
-    assert real - 2 * 8 * tokens <= most <= 1.12 * real
+    assert real - 2 * 8 * tokens <= most <= 1.01 * real
 
 
 def test_a_peak_in_the_rollout():

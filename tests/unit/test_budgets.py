@@ -28,51 +28,62 @@ def changed(stage: StageName, phase: str, part: PeakPart, factor: float) -> Peak
 
 def test_growth_names_stage_phase_and_component():
     """4 % of 400 GB of activations are 16 GB, 3.9 % of the phase; 2 % are below what is allowed."""
-    (line,) = budgets.growth(PEAKS, changed("ppo", "update", "activations", 1.04))
+    (line,) = budgets.changed_peaks(PEAKS, changed("ppo", "update", "activations", 1.04))
     assert line == "ppo/update grew by 3.9% to 428.00 GB: activations +16.00 GB"
-    assert not [*budgets.growth(PEAKS, changed("ppo", "update", "activations", 1.02))]
-    assert not [*budgets.growth(PEAKS, PEAKS)]
-    assert not [*budgets.growth(PEAKS, changed("ppo", "rollout", "kv_cache", 0.5))]
+    assert not [*budgets.changed_peaks(PEAKS, changed("ppo", "update", "activations", 1.02))]
+    assert not [*budgets.changed_peaks(PEAKS, PEAKS)]
 
 
 def test_growth_is_that_of_the_whole_phase():
     """Half as much again of a component that is small stays; a new component counts from nothing."""
-    assert not [*budgets.growth(PEAKS, changed("ppo", "update", "logits", 1.5))]
+    assert not [*budgets.changed_peaks(PEAKS, changed("ppo", "update", "logits", 1.5))]
     after = copy.deepcopy(PEAKS)
     after["ppo"]["update"]["buffers"] = 20_000_000_000
     after["ppo"]["update"]["activations"] -= 1_000_000_000
-    (line,) = budgets.growth(PEAKS, after)
+    (line,) = budgets.changed_peaks(PEAKS, after)
     assert line == "ppo/update grew by 4.6% to 431.00 GB: buffers +20.00 GB"
 
 
 def test_phases_that_come_and_go_are_reported():
     after = copy.deepcopy(PEAKS)
     after["ppo"]["score"] = after["ppo"].pop("rollout")
-    assert [*budgets.growth(PEAKS, after)] == ["ppo/rollout is gone", "ppo/score is new"]
+    assert [*budgets.changed_peaks(PEAKS, after)] == ["ppo/rollout is gone", "ppo/score is new"]
 
 
 def test_growth_of_a_stage_that_only_some_recipes_have_is_named():
     """GRPO is no stage of most recipes; it may grow, come and go as the others."""
     grpo: Peaks = {"grpo": {"update": {"base": 100}}}
-    (line,) = budgets.growth(PEAKS | grpo, PEAKS | {"grpo": {"update": {"base": 110}}})
+    (line,) = budgets.changed_peaks(PEAKS | grpo, PEAKS | {"grpo": {"update": {"base": 110}}})
     assert line.startswith("grpo/update grew by 10.0%")
-    assert [*budgets.growth(PEAKS, PEAKS | grpo)] == ["grpo/update is new"]
-    assert [*budgets.growth(PEAKS | grpo, PEAKS)] == ["grpo/update is gone"]
+    assert [*budgets.changed_peaks(PEAKS, PEAKS | grpo)] == ["grpo/update is new"]
+    assert [*budgets.changed_peaks(PEAKS | grpo, PEAKS)] == ["grpo/update is gone"]
+
+
+def test_a_phase_that_shrinks_is_named_too():
+    """Too low a prediction lets a stage start that runs out of memory."""
+    (line,) = budgets.changed_peaks(PEAKS, changed("ppo", "update", "activations", 0.5))
+    assert line.startswith("ppo/update shrank by ") and line.endswith(" GB") and ": activations -" in line
+    assert not [*budgets.changed_peaks(PEAKS, changed("ppo", "update", "activations", 0.995))]
+    needs: Needs = {"ppo": {"update": 1000}}
+    assert [*budgets.changed_needs(needs, {"ppo": {"update": 990}})] == []
+    assert [*budgets.changed_needs(needs, {"ppo": {"update": 989}})] == [
+        "ppo/update needs 1.1% less of the card: 0.00 GB"
+    ]
 
 
 def test_a_phase_whose_need_is_gone_is_named():
     before: Needs = {"ppo": {"update": 1000, "score": 500}}
-    (line,) = budgets.more_needed(before, {"ppo": {"update": 1000}})
+    (line,) = budgets.changed_needs(before, {"ppo": {"update": 1000}})
     assert line == "ppo/score: what it needs of the card is pinned and no longer predicted"
-    assert len([*budgets.more_needed(before, {})]) == 2
+    assert len([*budgets.changed_needs(before, {})]) == 2
 
 
 def test_a_phase_that_needs_more_of_the_card_is_named():
     before: Needs = {"ppo": {"update": 1000, "score": 500}}
-    assert [*budgets.more_needed(before, {"ppo": {"update": 1030, "score": 400}})] == []
-    (line,) = budgets.more_needed(before, {"ppo": {"update": 1031, "score": 500}})
+    assert [*budgets.changed_needs(before, {"ppo": {"update": 1030, "score": 495}})] == []
+    (line,) = budgets.changed_needs(before, {"ppo": {"update": 1031, "score": 500}})
     assert line == "ppo/update needs 3.1% more of the card: 0.00 GB"
-    assert [*budgets.more_needed({}, before)] == [], "nothing was pinned"
+    assert [*budgets.changed_needs({}, before)] == [], "nothing was pinned"
 
 
 def test_more_operations_than_are_pinned_are_named():

@@ -59,6 +59,20 @@ def test_phases_and_what_each_leaves_in_the_cache():
         replay(events.recorded, expandable=True, capacity=59 * MIB)
 
 
+def test_a_phase_s_reserved_peak_may_come_after_its_allocated_peak():
+    """80 MiB in four blocks, of which the first and the third go: 30 more, in one piece, fit in neither gap."""
+    events = Events()
+    events.mark(BEGIN, "train")
+    first, _, third, _ = [events.make(20 * MIB) for _ in range(4)]
+    events.release(first)
+    events.release(third)
+    events.make(30 * MIB)
+    events.mark(BEGIN, "evaluate")
+    events.make(MIB)
+    train = replay(events.recorded, expandable=True)["train"]
+    assert (train.allocated, train.reserved) == (80 * MIB, 120 * MIB), "in pages of 20"
+
+
 def test_free_pages_are_not_needed():
     events = Events()
     events.mark(BEGIN, "load")

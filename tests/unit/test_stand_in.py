@@ -395,6 +395,18 @@ def test_flash_attention_s_backward_pass_takes_memory_inside():
     assert inside["kernels"] == 4 * 4 * 256 * 65
 
 
+def test_flash_attention_s_backward_pass_rounds_rows_to_128_and_sizes_to_32():
+    """130 rows are 256, heads of 40 numbers are 64."""
+
+    def run() -> None:
+        q, k, v = (torch.randn(1, 4, 130, 40, dtype=torch.bfloat16, device=META, requires_grad=True) for _ in range(3))
+        F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+
+    operations = peak_of("cuda", run).by_operation
+    (inside,) = (parts for name, parts in operations.items() if "(inside)" in name)
+    assert inside["kernels"] == 4 * 4 * 256 * 65
+
+
 def test_flash_attention_keeps_gradients_for_every_query_head_where_keys_have_fewer():
     """1 head of keys and values for 4 of queries: on top, gradients of 256 x 64 bfloat16 keys and values for each."""
 

@@ -65,7 +65,8 @@ def backend(
         and not (needs_gradients and _no_flash_backward(q.shape[-1], dropout, gpu))
     ):
         return "flash"
-    whole = q.shape[-1] == k.shape[-1] and not (q.shape[-1] % 4 or v.shape[-1] % 4)
+    alignment = 8 if q.dtype in HALF else 4  # minimum_gemm_alignment, from compute capability 8.0 on
+    whole = q.shape[-1] == k.shape[-1] and not (q.shape[-1] % alignment or v.shape[-1] % alignment)
     fitting_mask = mask is None or mask.dtype in (torch.bool, q.dtype)
     if equal_heads and whole and fitting_mask and q.dtype in (*HALF, torch.float32):
         return "efficient"

@@ -37,7 +37,7 @@ class Card(NamedTuple):
 
 
 _H100_PCIE, _H100_SXM = Gpu((9, 0), 114), Gpu((9, 0), 132)
-UNKNOWN = _H100_SXM  # takes the most memory: largest workspaces, and 4-bit weights are unpacked soonest
+UNKNOWN = _H100_SXM  # with the largest workspaces, and where 4-bit weights are unpacked soonest
 _ADA_4090 = Gpu((8, 9), 128)
 _PAPER_4090 = "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090"
 RATES_4090 = NominalRates(165.2e12, 1.008e12, _PAPER_4090)
