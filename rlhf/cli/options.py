@@ -92,6 +92,8 @@ class Number(click.FloatRange):
     name = "number"
 
     def _describe_range(self) -> str:
+        if self.min_open and self.max_open:
+            return f"above {self.min:g} and below {self.max:g}"
         return _bounds(self.min, self.max)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:

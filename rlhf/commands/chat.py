@@ -13,7 +13,7 @@ from rlhf.process import cuda
 from rlhf.recipe import POLICIES, PinnedRecipe, PolicyName
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
-from rlhf.terminal import harmless, message_of
+from rlhf.terminal import harmless, message_of, say
 
 ChatStage = Literal["base", "sft", PolicyName, "merge"]
 CHAT_STAGES: tuple[ChatStage, ...] = ("base", "sft", *POLICIES, "merge")
@@ -43,6 +43,7 @@ class Speaker:
         from rlhf.process.torch_setup import set_up_torch
 
         self.options = recipe.evaluate
+        self.cut = False  # whether a conversation was cut, and this was said
         device = set_up_torch(recipe)
         self.codec = load_codec(run)
         if folder is not None and stage == "merge":
@@ -60,7 +61,10 @@ class Speaker:
         import torch
         from transformers import TextIteratorStreamer
 
-        (prompt,), _ = self.codec.encode_prompts([messages], self.options.max_prompt_length)
+        (prompt,), cut = self.codec.encode_prompts([messages], self.options.max_prompt_length)
+        if cut and not self.cut:
+            self.cut = True
+            say(f"the conversation is longer than {self.options.max_prompt_length} tokens: its beginning is left out")
         ids = torch.tensor([prompt], device=self.model.device)
         streamer = TextIteratorStreamer(self.codec.tokenizer, skip_prompt=True, skip_special_tokens=True)
         sampling = (

@@ -31,6 +31,8 @@ from rlhf.terminal import counted
 
 RawRow = tuple[str, object]  # source and row
 
+OTHER_SUFFIXES = (".parquet", ".csv", ".tsv", ".gz", ".bz2", ".xz", ".zst", ".zip")  # of files that are not JSON lines
+
 
 class Pairing(NamedTuple):
     """The numbers of a file's labelled answers, and of the pairs that were made of them."""
@@ -73,10 +75,17 @@ def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRo
 
 
 def write(rows: formats.ParsedRows, file: Path) -> int:
-    """Write rows as JSON lines to a new file. Return their number. Raises UserError where there is a file already."""
+    """Write rows as JSON lines to a new file. Return their number.
+
+    Raises UserError where there is a file already, for a name of another kind of file, and without rows.
+    """
     converted = rows.all
     if os.path.lexists(file):
         raise UserError(f"{file}: is there already and is not overwritten; choose another --to")
+    if file.suffix.lower() in OTHER_SUFFIXES:
+        raise UserError(f"{file}: JSON lines are written, and no {file.suffix[1:]}; give it a name that ends in .jsonl")
+    if not converted:
+        raise UserError(f"{file}: no row is left to write; `rlhf data check` says why")
     with replacing(file) as temporary, temporary.open("w", encoding="utf-8") as out:
         out.writelines(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in converted)
     return len(converted)

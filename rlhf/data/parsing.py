@@ -18,9 +18,10 @@ Eight kinds of rows are known. The first row of a file decides its kind, unless 
                   text or a number, is what a reward compares responses with
                                                             -> PromptOnly
 
-Other keys are ignored. There is one exception: if another text stands beside a prompt or a question, it may be an
-answer under an unknown name or a passage to read, so the caller must name the kind. Each parsed row carries its source:
-`file:line`, or `file:row N` where rows are not lines.
+A text under `system` is the system message of a row that has no other. Other keys are ignored, with two exceptions. A
+row with a text under a name of CONTEXT is refused, because its answer may depend on it. If another text stands beside a
+bare prompt or a question, it may be an answer under an unknown name or a passage to read, so the caller must name the
+kind. Each parsed row carries its source: `file:line`, or `file:row N` where rows are not lines.
 
 Texts are kept unchanged, with two exceptions: the one space that a transcript puts after `Human:` or `Assistant:`
 (and some sets put before a response of plain text) is dropped, and so is white space at the end of a response.
@@ -30,6 +31,7 @@ import itertools
 import math
 import re
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, LeftOut, Message, MessageRole, PreferencePair, PromptOnly, Row
@@ -48,6 +50,7 @@ KEYS: dict[RowKind, tuple[str, ...]] = {
     "prompt": ("prompt",),
 }
 ANSWERS = ("chosen", "rejected", "completion", "response")
+CONTEXT = ("history", "context", "passage")  # keys of what a prompt continues or is about
 METADATA_COLUMNS = re.compile(
     r"(.*_)?(id|uid|uuid|idx|index|hash|source|split|category|task|type|lang|language|topic|tags?)"
 )
@@ -118,6 +121,20 @@ def _other_texts(row: dict[str, object], *expected: str) -> bool:
 
 def parse_row(row: dict[str, object], kind: RowKind, source: str) -> Row | LeftOut:
     """Return a row of the kind, or the reason why it is left out. Raises Malformed if it is not of that kind."""
+    if kind in ("question", "prompt"):  # `_other_texts` looks at what stands beside these
+        return _parse_row(row, kind, source)
+    context = next((key for key in CONTEXT if kind != "text" and row.get(key)), None)
+    if context is not None and (not isinstance(row[context], str) or str(row[context]).strip()):
+        raise Malformed(f"'{context}' would be lost; put it into the prompt, or take the column out")
+    parsed, system = _parse_row(row, kind, source), row.get("system")
+    if isinstance(parsed, Document | str) or not isinstance(system, str) or not system.strip():
+        return parsed
+    if any(message.role == "system" for message in parsed.prompt):
+        return parsed
+    return replace(parsed, prompt=(Message("system", system), *parsed.prompt))
+
+
+def _parse_row(row: dict[str, object], kind: RowKind, source: str) -> Row | LeftOut:
     if kind == "text":
         text = _text(_field(row, "text", kind), "text")
         if not text.strip():
@@ -263,7 +280,7 @@ def _prompt(value: object) -> tuple[Message, ...]:
     if isinstance(value, list):
         return _messages(value, "prompt")
     text = _text(value, "prompt")
-    if not text.startswith("\n\nHuman:") and not text.rstrip().endswith("\n\nAssistant:"):
+    if not text.lstrip("\n").startswith("Human:") and not text.rstrip().endswith("\n\nAssistant:"):
         return (Message("user", text),)
     *turns, last = parse_hh(text)
     return (*turns, last) if last.content.strip() else tuple(turns)

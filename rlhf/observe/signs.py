@@ -125,9 +125,15 @@ def find_longer(h: History) -> str | None:
 
 
 def find_fewer_ends(h: History) -> str | None:
-    """Report a fall of the share of responses that end by at least 20 points."""
-    first, last = h.first("response/eos_rate"), h.last("response/eos_rate")
+    """Report a fall of the share of responses that end by at least 20 points, and further than noise brings it.
+
+    In n rows the newest mean is compared n times; the largest such difference is about sqrt(2 ln n) times the noise of
+    one.
+    """
+    first, last, rates = h.first("response/eos_rate"), h.last("response/eos_rate"), h.values("response/eos_rate")
     if first is None or last is None or last > first - 0.2:
+        return None
+    if last > first - noise_of_difference(rates, FEW) * (math.sqrt(2 * math.log(len(rates))) + 1):
         return None
     return f"{last:.0%} of the responses end, {first:.0%} did at first"
 

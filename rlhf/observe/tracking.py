@@ -49,18 +49,32 @@ def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mappi
                 except Exception as error:  # each service has its own errors
                     raise UserError(f"--report-to {name}: {message_of(error)}") from error
                 started.push(partial(_finish, tracker, name))
-                logs.append(partial(_record, tracker))
+                logs.append(_Sender(tracker, name))
         yield logs
 
 
 def _finish(tracker: Any, name: str, error: type[BaseException] | None, *_: object) -> None:
     """Close Trackio or W&B. W&B is told of an error, or it would list the run as finished."""
-    tracker.finish(**({"exit_code": 1} if error and name == "wandb" else {}))
+    try:
+        tracker.finish(**({"exit_code": 1} if error and name == "wandb" else {}))
+    except Exception as problem:  # the stage's own files are complete
+        say(f"{name} could not be closed: {message_of(problem)}")
 
 
-def _record(tracker: Any, step: int, values: Mapping[str, float]) -> None:
-    """Send a row to Trackio or W&B."""
-    tracker.log(dict(values), step=step)
+class _Sender:
+    """Sends rows to Trackio or W&B. After an error it sends no more: a tracker must not end a run."""
+
+    def __init__(self, tracker: Any, name: str):
+        self.tracker, self.name, self.failed = tracker, name, False
+
+    def __call__(self, step: int, values: Mapping[str, float]) -> None:
+        if self.failed:
+            return
+        try:
+            self.tracker.log(dict(values), step=step)
+        except Exception as problem:  # each service has its own errors
+            self.failed = True
+            say(f"{self.name} gets no more metrics: {message_of(problem)}")
 
 
 def _scalars(writer: Any, step: int, values: Mapping[str, float]) -> None:

@@ -19,13 +19,13 @@ CHOICES: dict[AnswerOrder, dict[str, store.Choice]] = {
     "ab": {"A": "a", "B": "b", "C": "tie"},
     "ba": {"A": "b", "B": "a", "C": "tie"},
 }
-REPLY_CHARACTERS = 200  # characters of a reply that are stored
+REPLY_CHARACTERS = 200  # characters of a reply that are stored, from its beginning and its end
 # A line of words that names a choice. Any other word beside the letter, such as "worse" or "not", may deny it.
 BEFORE = (
     "answer|assistant|option|response|one|verdict|choice|winner|conclusion|is|the|my|in|final|better|best|correct|"
-    "preferred|chosen|selected|i|d|would|say|prefer|choose|pick|go|with|so|thus|therefore|overall|boxed"
+    "preferred|chosen|selected|i|d|would|say|think|prefer|choose|pick|go|with|so|thus|therefore|overall|boxed"
 )
-AFTER = "(?: is (?:the )?(?:better|best|winner|correct)(?: answer| one)?)?"
+AFTER = "(?: is (?:the )?(?:better|best|winner|correct)(?: answer| one)?)?(?: (?:because|since) .*)?"
 CHOICE_LINE = re.compile(f"((?:it (?:is|s) )?(?:(?:{BEFORE}) )*)([abc]|(?:a )?tie){AFTER}", re.I)
 QUESTION = """\
 Two assistants answered the last message of a conversation. Which answer is better? Judge what it says: is it to the \
@@ -93,8 +93,15 @@ def judge_pair(judge: Judge, pair: Pair) -> store.RatingLine:
     choices = {order: CHOICES[order].get(letter(reply) or "") for order, reply in replies.items()}
     first, second = choices.values()
     choice: store.Choice = "skip" if first is None or second is None else first if first == second else "tie"
-    excerpts = {order: reply[:REPLY_CHARACTERS] for order, reply in replies.items()}
+    excerpts = {order: _excerpt(reply) for order, reply in replies.items()}
     return store.new_line(pair, f"{store.JUDGE}{judge.model}", choice, "ab", said=choices, replies=excerpts)
+
+
+def _excerpt(reply: str) -> str:
+    """Return a reply without its middle: a choice stands at the beginning, or after the reasons."""
+    gap = " […] "
+    half = (REPLY_CHARACTERS - len(gap)) // 2
+    return reply if len(reply) <= REPLY_CHARACTERS else f"{reply[:half]}{gap}{reply[-half:]}"
 
 
 def run(judge: Judge, paired: PairedAnswers, *, limit: int | None = None, at_once: int = 4) -> None:

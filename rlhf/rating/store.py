@@ -82,18 +82,31 @@ def append(file: Path, row: Mapping[str, object]) -> None:
     with open(file, "ab+") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         handle.seek(0)
-        complete = handle.read().rfind(b"\n") + 1
-        handle.truncate(complete)  # a crash cut off the rest, which was never acknowledged
+        content = handle.read()
+        *_, rest = content.split(b"\n")
+        if _is_rating(rest):  # somebody edited the file and left out the last line's end
+            handle.write(b"\n")
+        else:
+            handle.truncate(len(content) - len(rest))  # a crash cut it off; it was never acknowledged
         handle.write(json.dumps(row).encode() + b"\n")
         handle.flush()
         os.fsync(handle.fileno())
+
+
+def _is_rating(line: bytes) -> bool:
+    try:
+        reader.check(json.loads(line), Rating, "")
+    except (UserError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def current_ratings(file: Path) -> list[Rating]:
     """Return the ratings that count, oldest first. Raises UserError for a line that is not a rating."""
     ratings: dict[tuple[str, int, str], Rating] = {}
     with reader.reading(file):
-        lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+        *lines, rest = file.read_bytes().split(b"\n") if file.exists() else [b""]
+    lines += [rest] if _is_rating(rest) else []  # or a line that a crash cut off
     for number, line in enumerate(lines, 1):
         try:
             row = reader.check(json.loads(line), Rating, f"{file}:{number}")

@@ -59,6 +59,8 @@ def outcome(
     without_summary = [stage for stage in manifests if stage not in summaries]
     damaged = [STAGE_TITLES[stage] for stage in without_summary if stage in unreadable]
     unfinished = [STAGE_TITLES[stage] for stage in without_summary if stage not in unreadable]
+    if without_summary and kind == "good":
+        kind = ""
     if damaged:
         sentences.append(f"summary.json cannot be read: {', '.join(damaged)}.")
     if unfinished:

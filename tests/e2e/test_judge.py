@@ -391,6 +391,8 @@ def test_people_and_judges_are_compared(root, asked, stub):
         *((f"The {word} answer is B", None) for word in ("wrong", "incorrect", "weaker", "losing", "less helpful")),
         *(("Overall, I prefer the\nbetter answer: A", "A"), ("The better answer is a\nshort one.", None)),
         *(("**Answer A:**\nIt is polite, but", None), ("Answer A:\nrude\n\nAnswer B:\nkind\n\nB", "B")),
+        *(("A is better because it is right.", "A"), ("The answer is B since A is not", "B"), ("I think B.", "B")),
+        *(("Because A is better", None), ("A because B", "A"), ("I do not think B is better because of A", None)),
         *(("Answer A is better.", "A"), ("B is the better answer", "B"), ("I'd choose **A**.", "A")),
         *(("A better answer", None), ("B is better, but A is polite.", None), ("A is not better", None)),
         *((f"{letter} {dash} it is right", letter) for letter in "ABC" for dash in "-–—"),
@@ -417,3 +419,11 @@ def test_people_and_judges_are_compared(root, asked, stub):
 )
 def test_letters_are_found_where_there_is_just_one(reply, letter):
     assert judge.letter(reply) == letter
+
+
+def test_what_is_stored_of_a_long_reply_holds_its_beginning_and_its_choice(root, asked, stub):
+    reply = "<think>" + "x" * 1000 + "</think>\n\nA, because it is short"
+    asked(stub(lambda question, times: reply).url)
+    (stored,) = {text for rating in rows(root) for text in rating["replies"].values()}
+    assert len(stored) <= judge.REPLY_CHARACTERS
+    assert stored.startswith("<think>xx") and stored.endswith("</think>\n\nA, because it is short")

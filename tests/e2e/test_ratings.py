@@ -134,3 +134,18 @@ def test_nothing_to_export_is_one_line(root, monkeypatch, capsys, choices, messa
     to = root.parents[1] / "rated.jsonl"
     code, _, err = rlhf(monkeypatch, capsys, "ratings", "export", root, "--to", to)
     assert code == 1 and message in err and len(err.splitlines()) == 1 and not to.exists()
+
+
+def test_a_last_rating_without_its_line_s_end_is_kept_and_a_cut_one_is_not(root):
+    """An editor may leave it out, where a line was taken out by hand; a crash cuts a line off in the middle."""
+    answers = rate(root, ("ann", 0, "a"), ("ann", 1, "b"), ("ann", 2, "a"))
+    whole = answers.file.read_bytes()
+    answers.file.write_bytes(whole.rstrip(b"\n"))
+    assert len(store.current_ratings(answers.file)) == 3
+    again = store.new_line(answers.pairs[3], "ann", "b", "ab")
+    store.append(answers.file, again)
+    assert [rating.choice for rating in store.current_ratings(answers.file)] == ["a", "b", "a", "b"]
+    answers.file.write_bytes(whole[:-9])
+    assert len(store.current_ratings(answers.file)) == 2
+    store.append(answers.file, again)
+    assert [rating.choice for rating in store.current_ratings(answers.file)] == ["a", "b", "b"]

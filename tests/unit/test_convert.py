@@ -196,6 +196,17 @@ def test_a_file_that_is_there_is_not_overwritten(tmp_path):
     assert file.read_text()
 
 
+def test_a_name_of_another_kind_of_file_and_nothing_to_write_are_refused(tmp_path):
+    rows = convert.convert([write(tmp_path / "a.jsonl", ROWS["text"])], {}).rows
+    for name, kind in (("b.parquet", "parquet"), ("b.jsonl.gz", "gz"), ("b.CSV", "CSV")):
+        with pytest.raises(UserError, match=f"JSON lines are written, and no {kind}; give it a name"):
+            convert.write(rows, tmp_path / name)
+    empty = write(tmp_path / "c.jsonl", ROWS["instruction"] | {"output": ""})
+    with pytest.raises(UserError, match="no row is left to write"):
+        convert.write(convert.convert([empty], {}).rows, tmp_path / "d.jsonl")
+    assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "c.jsonl"}
+
+
 def test_a_file_that_cannot_be_written_to_its_end_leaves_nothing_in_the_way_of_the_next_try(tmp_path, monkeypatch):
     rows = convert.convert([write(tmp_path / "a.jsonl", ROWS["text"], ROWS["text"])], {}).rows
     with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):

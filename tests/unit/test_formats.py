@@ -197,6 +197,35 @@ def test_earlier_turns_and_a_system_message_belong_to_the_prompt(write):
     assert example.response == "Ciao"
 
 
+SYSTEM = Message("system", "Be brief.")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Capital of Peru?", "completion": "Lima."},
+        {"instruction": "Capital of Peru?", "output": "Lima."},
+        {"conversations": [{"from": "human", "value": "Capital of Peru?"}, {"from": "gpt", "value": "Lima."}]},
+        {"prompt": "Capital of Peru?", "chosen": "Lima.", "rejected": "Quito."},
+    ],
+)
+def test_texts_beside_a_prompt_are_its_system_message_or_refused(write, row):
+    """What a row says elsewhere must not be lost: the answer may depend on it."""
+    beside = {"system": "Be brief.", "history": [], "context": " "}
+    (parsed,) = read([write("one.jsonl", lines(row | beside))]).all
+    assert not isinstance(parsed, Document) and parsed.prompt == (SYSTEM, Message("user", "Capital of Peru?"))
+    for key, value in (("history", [["Hi", "Hello"]]), ("context", "Peru's capital is Lima."), ("passage", "Lima.")):
+        message = refusal([write("one.jsonl", lines(row | {key: value}))])
+        assert message.startswith(f"one.jsonl:1: '{key}' would be lost; put it into the prompt, or take the column out")
+
+
+def test_a_system_message_of_the_conversation_is_the_only_one(write):
+    own = [{"role": "system", "content": "Be kind."}, *({"role": r, "content": r} for r in ("user", "assistant"))]
+    (parsed,) = read([write("one.jsonl", lines({"messages": own, "system": "Be brief."}))]).all
+    assert not isinstance(parsed, Document)
+    assert [m.content for m in parsed.prompt] == ["Be kind.", "user"]
+
+
 def test_a_completion_that_brings_another_conversation_is_refused(write):
     row = {"prompt": "Capital of Peru?", "completion": "\n\nHuman: Hi\n\nAssistant: Hello"}
     message = refusal([write("one.jsonl", lines(row))])

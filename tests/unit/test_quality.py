@@ -277,10 +277,12 @@ def test_leakage_within_the_split_and_into_another_file():
     answer = "this very answer is long enough that nobody would write it twice by chance alone"
     pairs = [pair_of_one_turn(f"question {n}", f"{n} it is", f"{n} it is not", n) for n in range(200)]
     assert check(parsed(pairs=pairs)).leaked == 0
-    copied = [pair_of_one_turn(f"question {n}", answer, f"{n} it is not", n) for n in range(40)]
-    report = check(parsed(pairs=[*copied, *pairs[40:]]))
-    assert 0 < report.leaked == report.leakage.same_answer < 40
-    assert report.leakage.training_rows == 40 - report.leaked and severities(report)["leaked"] == "warning"
+    canned = [pair_of_one_turn(f"question {n}", answer, f"{n} it is not", n) for n in range(40)]
+    assert check(parsed(pairs=[*canned, *pairs[40:]])).leaked == 0, "an answer of so many rows is a phrase, not a copy"
+    copied = [pair_of_one_turn(f"question {n}", answer, f"{n} it is not", n) for n in range(30, 40)]
+    report = check(parsed(pairs=[*pairs[:30], *copied, *pairs[40:]]))
+    assert 0 < report.leaked == report.leakage.same_answer < 10
+    assert report.leakage.training_rows == 10 - report.leaked and severities(report)["leaked"] == "warning"
     apart = check(parsed(pairs=pairs[40:]), heldout=parsed(pairs=[*pairs[:40], pairs[50]]))
     assert (apart.leakage.training, apart.leakage.heldout, apart.leaked) == (160, 41, 1)
     assert (apart.leakage.same_start, apart.leakage.same_turn) == (1, 1)

@@ -70,3 +70,27 @@ def test_a_fall_that_begins_after_warm_up_is_not_flat():
 @pytest.mark.parametrize("rows", [40, 375])
 def test_a_loss_that_stays_is_flat(rows):
     assert reported(signs.find_flat_loss, rows, steady, 0.05) >= 0.95 * RUNS
+
+
+def ends(rows: int, last: float) -> int:
+    """Return in how many of RUNS runs `fewer_ends` is seen: of 20 responses a row, half end, later `last`."""
+    count = 0
+    for seed in range(RUNS):
+        rng, history = random.Random(seed), History(small().recipe, "ppo", total_steps=rows)
+        for row in range(rows):
+            rate = 0.5 if row < rows / 2 else last
+            history.add({"response/eos_rate": sum(rng.random() < rate for _ in range(20)) / 20})
+            if signs.find_fewer_ends(history) is not None:
+                count += 1
+                break
+    return count
+
+
+@pytest.mark.parametrize("rows", [150, 500])
+def test_a_share_that_stays_has_not_fallen(rows):
+    assert ends(rows, 0.5) <= 0.05 * RUNS
+
+
+@pytest.mark.parametrize("rows", [40, 500])
+def test_a_share_that_falls_is_seen(rows):
+    assert ends(rows, 0.1) >= 0.95 * RUNS

@@ -16,7 +16,7 @@ from rlhf.data.split import row_key
 ANSWER_WORDS = 13  # shorter answers fit many questions: I’m sorry, I don’t know how to do that.
 SHINGLE = 13  # words in a row, as GPT-3's authors counted overlap (arXiv 2005.14165, appendix C)
 CONTAINED = 0.8  # least share of the shingles of a held-out exchange that one training row holds
-BOILERPLATE = 10  # a shingle of more rows than that, on both sides, belongs to a template and proves nothing
+BOILERPLATE = 10  # a shingle or an answer of more rows than that belongs to a template and proves nothing
 
 _WORD = re.compile(r"\w+")
 
@@ -26,7 +26,7 @@ class Leaks(NamedTuple):
 
     same_start   the conversation begins with the same message: none where rlhf/data/split.py made the sides
     same_turn    the last message and an answer to it are the same
-    same_answer  an answer of at least ANSWER_WORDS is the same
+    same_answer  an answer of at least ANSWER_WORDS is the same, and at most BOILERPLATE rows have it
     near_copies  one training row holds CONTAINED of an exchange's shingles: last message with an answer, the last
                  message of a prompt without one, or a text
 
@@ -47,7 +47,12 @@ def leaks(training: Sequence[Row], heldout: Sequence[Row]) -> Leaks:
     """Look for held-out rows in the training side. This takes a few seconds for 50,000 dialogues."""
     pairs: dict[str, list[tuple[Row, Row]]] = {}
     leaking: dict[int, Row] = {}
-    for name, keys in (("same_start", _starts), ("same_turn", _turns), ("same_answer", _answers)):
+    rows_with = Counter(answer for row in (*training, *heldout) for answer in {*_answers(row)})
+
+    def own_answers(row: Row) -> list[Hashable]:
+        return [answer for answer in _answers(row) if rows_with[answer] <= BOILERPLATE]
+
+    for name, keys in (("same_start", _starts), ("same_turn", _turns), ("same_answer", own_answers)):
         pairs[name], rows = _same(training, heldout, keys)
         leaking |= rows
     pairs["near_copies"], rows = _near_copies(training, heldout)

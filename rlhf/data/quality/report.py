@@ -289,7 +289,7 @@ def _percent(value: float | None, low: float | None, high: float | None) -> str:
 def _noise_line(noise: LabelNoise) -> Line:
     """Return the line on wrong labels."""
     if noise.low is None:
-        hint = "evaluating a reward model bounds it"
+        hint = "evaluating a calibrated reward model bounds it"
         return Line("label noise", f"nothing is labelled twice, so the file alone cannot tell; {hint}")
     twice = noise.disagreement.total
     if twice < TWICE:
