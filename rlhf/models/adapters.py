@@ -17,7 +17,6 @@ from rlhf.models import weights as stored
 from rlhf.models.loading import base_name
 from rlhf.models.precision import computes_in_bfloat16
 from rlhf.models.traits import has_fused_experts
-from rlhf.models.weights import adapter_weights
 from rlhf.recipe import Lora
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
@@ -92,7 +91,7 @@ def reward_from_sft(base: PreTrainedModel, lora: Lora, sft_dir: Path) -> PeftMod
     those of a fresh classification adapter of the same shape.
     """
     model = without_input_casts(get_peft_model(base, lora_config(lora, base, "SEQ_CLS")))
-    start, sft = get_peft_model_state_dict(model), adapter_weights(sft_dir)
+    start, sft = get_peft_model_state_dict(model), stored.adapter_weights(sft_dir)
     fresh = {key: weight for key, weight in start.items() if "lora_" in key}
     stored.check_shapes(sft, fresh, str(sft_dir / ADAPTER / ADAPTER_FILE))
     stored.set_adapter_state(model, {**start, **sft})
