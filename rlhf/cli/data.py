@@ -4,6 +4,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import click
 
@@ -24,6 +25,7 @@ from rlhf.data.quality import flaws, spread
 from rlhf.data.quality.report import SEVERITIES, QualityReport
 from rlhf.errors import UserError
 from rlhf.files import write_output
+from rlhf.recipe.choices import DataFormat
 from rlhf.terminal import counted, screen
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
@@ -32,6 +34,16 @@ NAMED = 3  # malformed rows in the message that ends `data check`
 REPAIR = (
     "Repair it; a run leaves such rows out with `rlhf run … --set data.on_bad_row=skip` "
     '(make: SET="data.on_bad_row=skip")'
+)
+
+
+FORMAT = click.option(
+    "--format",
+    "kind",
+    type=OneOf(get_args(DataFormat)),
+    default="auto",
+    show_default=True,
+    help="Kind of rows, as data.format of a recipe; auto: as the first row shows.",
 )
 
 
@@ -66,6 +78,7 @@ def data_group() -> None:
     show_default=True,
     help="Share of held-out conversations, as data.heldout_fraction of a recipe.",
 )
+@FORMAT
 @click.option(
     "--tokenizer", metavar="DIR", help="Folder of a tokenizer. Lengths are counted in its tokens, instead of in words."
 )
@@ -76,6 +89,7 @@ def check_data(
     heldout: tuple[str, ...],
     seed: int,
     fraction: float,
+    kind: DataFormat,
     tokenizer: str | None,
     as_json: bool,
     to: Path | None,
@@ -88,7 +102,7 @@ def check_data(
         refuse_inputs(to, [*files, *heldout, *(Path(tokenizer).glob("*") if tokenizer else ())])
     count, unit = (spread.tokens(tokenizer, "--tokenizer"), "tokens") if tokenizer else (spread.words, "words")
     with working("reading and checking"):
-        read = partial(formats.read, on_bad_row="skip", advice=formats.CHECK_ADVICE)
+        read = partial(formats.read, on_bad_row="skip", kind=kind, advice=formats.CHECK_ADVICE)
         rows = read(list(files))
         heldout_rows = read(list(heldout)) if heldout else None
         report = quality.check(rows, heldout=heldout_rows, seed=seed, fraction=fraction, count=count, unit=unit)
@@ -156,12 +170,13 @@ def flaws_line(report: QualityReport) -> str:
     type=OneOf(list(flaws.FLAWS)),
     help="Show only rows with this flaw, as `rlhf data check` counts it.",
 )
-def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: str | None) -> None:
+@FORMAT
+def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: str | None, kind: DataFormat) -> None:
     """Show rows of FILES: the chosen answer beside the rejected one.
 
     Words that differ are bold. Control characters are written as escapes.
     """
-    rows = formats.read(list(files), on_bad_row="skip", advice=formats.CHECK_ADVICE)
+    rows = formats.read(list(files), on_bad_row="skip", kind=kind, advice=formats.CHECK_ADVICE)
     chosen, total, searched = show.choose(rows, count, seed=None if first else seed, only=only)
     for row in chosen:
         screen.OUT.print(show.render(row))
@@ -180,14 +195,17 @@ def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: 
     metavar="OLD=NEW",
     help="Rename a column first, for example question=prompt. May be repeated.",
 )
+@FORMAT
 @click.option("--skip-bad-rows", is_flag=True, help="Leave malformed rows out, instead of stopping at the first one.")
 @click.option("--to", type=OUTPUT, required=True, metavar="FILE", help="JSON lines file to write.")
-def convert_data(files: tuple[Path, ...], rename: tuple[str, ...], skip_bad_rows: bool, to: Path) -> None:
+def convert_data(
+    files: tuple[Path, ...], rename: tuple[str, ...], kind: DataFormat, skip_bad_rows: bool, to: Path
+) -> None:
     """Rewrite FILES of any known kind as JSON lines in one plain form.
 
     Answers that are labelled good or bad one by one (prompt, completion, label) become preference pairs.
     """
-    converted = convert.convert(files, convert.parse_names(rename), "skip" if skip_bad_rows else "stop")
+    converted = convert.convert(files, convert.parse_names(rename), "skip" if skip_bad_rows else "stop", kind)
     count = convert.write(converted.rows, to)
     for pairing in converted.pairings:
         screen.OUT.print(pairing.in_words())

@@ -26,7 +26,7 @@ from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, PromptOnly, Row
 from rlhf.errors import OptionError, UserError
 from rlhf.files import replacing, sha256
-from rlhf.recipe.choices import OnBadRow
+from rlhf.recipe.choices import DataFormat, OnBadRow
 from rlhf.terminal import counted
 
 RawRow = tuple[str, object]  # source and row
@@ -56,18 +56,20 @@ class Converted(NamedTuple):
     pairings: list[Pairing]
 
 
-def convert(files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRow = "stop") -> Converted:
-    """Read files and rename their columns (`names`: old -> new). Raises UserError as `formats.read` does."""
+def convert(
+    files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRow = "stop", kind: DataFormat = "auto"
+) -> Converted:
+    """Read files of a kind and rename their columns (`names`: old -> new). Raises UserError as `formats.read` does."""
     if len({*names.values()}) < len(names):
         raise OptionError("--rename gives two columns the same name; give each another name")
     raw_files = []
     pairings: list[Pairing] = []
     for file in files:
         rows = _rename_columns(raw.rows(file), names)
-        if _holds_labelled(_rename_columns(raw.rows(file), names)):
+        if kind == "auto" and _holds_labelled(_rename_columns(raw.rows(file), names)):
             rows = _pair_labelled(str(file), rows, pairings)
         raw_files.append((str(file), rows, partial(sha256, file)))
-    parsed = formats.parse(raw_files, on_bad_row=on_bad_row, advice=formats.CONVERT_ADVICE)
+    parsed = formats.parse(raw_files, on_bad_row=on_bad_row, kind=kind, advice=formats.CONVERT_ADVICE)
     kinds = {type(row): row.source for row in parsed.all}
     if len(kinds) > 1:
         raise UserError(f"rows of different kinds: {', '.join(kinds.values())}; convert them into a file for each kind")

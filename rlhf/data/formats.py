@@ -112,7 +112,7 @@ RECIPE_ADVICE = Advice(
 CONVERT_ADVICE = Advice(
     "Leave such rows out with --skip-bad-rows", "Repair the file, or rename its columns with --rename OLD=NEW"
 )
-CHECK_ADVICE = Advice("Repair the row", "Repair the file")
+CHECK_ADVICE = Advice("Repair the row", "Repair the file, or name its kind of rows with --format KIND")
 
 
 def read(
@@ -265,7 +265,11 @@ class _Reader:
         if kind is None:
             if row_kind is None:
                 kinds = "; ".join(f"{name} ({', '.join(keys)})" for name, keys in KEYS.items())
-                hint = " Prompts without answers: data.format: prompt ignores other columns" if "prompt" in row else ""
+                hint = (
+                    " Prompts without answers: data.format: prompt (--format prompt) ignores other columns"
+                    if "prompt" in row
+                    else ""
+                )
                 raise WrongColumns(
                     f"unknown columns: {quoted_keys(row)}. Rename them to those of a known kind: {kinds}. "
                     f"`rlhf data convert FILE --rename problem=prompt --to new.jsonl` does that.{hint}"
@@ -275,12 +279,12 @@ class _Reader:
         if label:
             raise Malformed(
                 f"the label {label[:40]!r} is neither true nor false: write one of them if it judges the answer (KTO), "
-                "or rename the column, or name the kind in data.format"
+                "or rename the column, or name the kind in data.format (--format)"
             )
         if self.kind == "auto" and row_kind not in (None, kind):
             raise Malformed(
                 f"one {row_kind} row among {kind} rows, which have {', '.join(KEYS[kind])}; "
-                f"this one has {quoted_keys(row)}. Keep one kind in a file, or name it in data.format"
+                f"this one has {quoted_keys(row)}. Keep one kind in a file, or name it in data.format (--format)"
             )
         return kind
 

@@ -196,6 +196,19 @@ def test_a_file_that_is_there_is_not_overwritten(tmp_path):
     assert file.read_text()
 
 
+@pytest.mark.parametrize("command", ["check", "show", "convert --to out.jsonl"])
+def test_a_kind_may_be_named_for_every_command_as_for_a_run(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.jsonl", *({"prompt": f"Capital of country {n}?", "reply": "Lima."} for n in range(3)))
+    name, *options = command.split()
+    code, _, err = rlhf(monkeypatch, capsys, "data", name, "a.jsonl", *options)
+    assert code == 1 and "unknown columns: 'prompt', 'reply'" in err
+    code, out, err = rlhf(monkeypatch, capsys, "data", name, "a.jsonl", *options, "--format", "prompt")
+    assert code in (0, 3) and "3" in out, err
+    code, _, err = rlhf(monkeypatch, capsys, "data", name, "a.jsonl", *options, "--format", "prompts")
+    assert code == 2 and "prompt" in err
+
+
 def test_a_name_of_another_kind_of_file_and_nothing_to_write_are_refused(tmp_path):
     rows = convert.convert([write(tmp_path / "a.jsonl", ROWS["text"])], {}).rows
     for name, kind in (("b.parquet", "parquet"), ("b.jsonl.gz", "gz"), ("b.CSV", "CSV")):

@@ -108,7 +108,7 @@ def test_a_prompt_beside_an_unknown_text_is_not_taken_for_a_prompt_alone(write):
     """The other text may be its answer."""
     file = write("a.jsonl", lines({"prompt": "Capital of Peru?", "reply": "Lima."}))
     assert "unknown columns: 'prompt', 'reply'" in refusal([file])
-    assert "Prompts without answers: data.format: prompt ignores other columns" in refusal([file])
+    assert "Prompts without answers: data.format: prompt (--format prompt) ignores" in refusal([file])
     assert len(read([file], kind="prompt").bare_prompts) == 1
 
 
