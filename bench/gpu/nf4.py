@@ -137,9 +137,10 @@ def products_decision(measured: ProductFigures, dry_run: bool) -> Decision:
         choices = {choice: us for choice, us in row.items() if isinstance(us, float) and choice != "bfloat16 weight"}
         if "as dispatched" not in choices:
             return Decision(False, f"{name}: {row['as dispatched']}")
-        if len(choices) == 1:
-            return Decision(None, f"{name}: no other kernel could be chosen to compare with")
-        slower[name] = choices["as dispatched"] / min(choices.values())
+        if len(choices) > 1:
+            slower[name] = choices["as dispatched"] / min(choices.values())
+    if not slower:
+        return Decision(None, "no other kernel ran that the dispatched ones could be compared with")
     worst = max(slower, key=slower.__getitem__)
     count = sum(ratio > AS_FAST for ratio in slower.values())
     why = f"{count} of {len(slower)} products could be faster; {worst}: by a factor of {slower[worst]:.2f}"

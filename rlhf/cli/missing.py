@@ -1,6 +1,5 @@
 """A command that lacks a stage names the command line that runs it, with the options that were typed."""
 
-import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,9 +31,8 @@ def _run(stage: StageName, begun: bool) -> str:
     Otherwise make's follows where it is as short: where hardware alone was typed.
     """
     options, variable = (["--resume"], " RESUME=1") if begun else ([], "")
-    variables = os.environ.get(next_steps.MAKE)
-    if variables is not None:
-        return f"`{next_steps.make_line(('run', stage), shlex.split(variables))}{variable}`"
+    if line := next_steps.typed_make_line(("run", stage)):
+        return f"`{line}{variable}`"
     typed = typed_options(only=("hw", "directory", "out", *RUN_HELP))
     of_make = f" (make: {stage} HW={shlex.quote(typed[1])}{variable})" if typed[:-1] == ["--hw"] else ""
     return f"`{shlex.join(['rlhf', 'run', stage, *typed, '--with-parents', *options])}`{of_make}"
@@ -46,6 +44,5 @@ def naming_the_evaluation() -> Iterator[None]:
     try:
         yield
     except EvaluationMissing as error:
-        variables = os.environ.get(next_steps.MAKE)
-        line = None if variables is None else next_steps.make_line(("run", "evaluate"), shlex.split(variables))
+        line = next_steps.typed_make_line(("run", "evaluate"))
         raise EvaluationMissing(error.run_directory, typed_options(only=("hw", "directory", "out")), line) from error

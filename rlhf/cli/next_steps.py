@@ -39,15 +39,19 @@ def show(stage: StageName, recipe: Recipe, more_data: Sequence[str] = ()) -> Non
 
     The lines are make's if make started this command. `more_data` are further files in `--data a.jsonl b.jsonl`.
     """
-    variables = os.environ.get(MAKE)
     lines = [
-        (_rlhf_line(words, more_data) if variables is None else make_line(words, shlex.split(variables)), purpose)
-        for words, purpose in steps(stage, recipe)
+        (typed_make_line(words) or _rlhf_line(words, more_data), purpose) for words, purpose in steps(stage, recipe)
     ]
     width = max((len(line) for line, _ in lines if len(line) <= ALIGNED), default=0)
     screen.OUT.print("next:", style="dim")
     for line, purpose in lines:
         screen.OUT.print(f"  {line:<{width}}  # {purpose}", style="dim", soft_wrap=True)
+
+
+def typed_make_line(words: Sequence[str]) -> str | None:
+    """Return `make_line` with the variables that make was given; None if make did not start this command."""
+    variables = os.environ.get(MAKE)
+    return None if variables is None else make_line(words, shlex.split(variables))
 
 
 def make_line(words: Sequence[str], variables: Sequence[str]) -> str:

@@ -161,14 +161,13 @@ def _evaluations(recipe: Recipe, stage: TrainingName, predicted: PredictedStage)
         prompts = SFT_PROMPTS if stage == "sft" else min(sampling.max_samples, sampling.batch_size)
         sampled = _sampled_prompts(recipe, stage)
         return [(work["evaluate"] - prefill - decode, options.max_eval_samples / rows), (prefill, sampled / prompts)]
-    few, norm, batch = (
-        min(options.max_eval_samples, options.rollout_batch_size),
-        _norm_batches(options),
-        options.batch_size,
-    )
-    rehearsed = _online_evaluations(recipe, STEPS, STEPS, STEPS) * few + min(norm, 1) * batch
     count = _online_evaluations(recipe, options.steps, options.eval_steps, options.save_steps)
-    return [(work["evaluate"] - decode, (count * options.max_eval_samples + norm * batch) / rehearsed)]
+    rows = count * options.max_eval_samples + _norm_batches(options) * options.batch_size
+    rehearsed = _online_evaluations(recipe, STEPS, STEPS, STEPS) * min(
+        options.max_eval_samples, options.rollout_batch_size
+    )
+    rehearsed += min(_norm_batches(options), 1) * options.batch_size
+    return [(work["evaluate"] - decode, rows / rehearsed)]
 
 
 def _decoding_steps(recipe: Recipe, stage: TrainingName) -> int:

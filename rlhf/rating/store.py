@@ -84,7 +84,7 @@ def append(file: Path, row: Mapping[str, object]) -> None:
         handle.seek(0)
         content = handle.read()
         *_, rest = content.split(b"\n")
-        if _is_rating(rest):  # somebody edited the file and left out the last line's end
+        if _rating(rest):  # somebody edited the file and left out the last line's end
             handle.write(b"\n")
         else:
             handle.truncate(len(content) - len(rest))  # a crash cut it off; it was never acknowledged
@@ -93,12 +93,12 @@ def append(file: Path, row: Mapping[str, object]) -> None:
         os.fsync(handle.fileno())
 
 
-def _is_rating(line: bytes) -> bool:
+def _rating(line: bytes) -> Rating | None:
+    """Return the rating in a line; None if it holds none."""
     try:
-        reader.check(json.loads(line), Rating, "")
+        return reader.check(json.loads(line), Rating, "")
     except (UserError, ValueError, RecursionError):
-        return False
-    return True
+        return None
 
 
 def current_ratings(file: Path) -> list[Rating]:
@@ -106,12 +106,11 @@ def current_ratings(file: Path) -> list[Rating]:
     ratings: dict[tuple[str, int, str], Rating] = {}
     with reader.reading(file):
         *lines, rest = file.read_bytes().split(b"\n") if file.exists() else [b""]
-    lines += [rest] if _is_rating(rest) else []  # or a line that a crash cut off
+    lines += [rest] if _rating(rest) else []  # or a line that a crash cut off
     for number, line in enumerate(lines, 1):
-        try:
-            row = reader.check(json.loads(line), Rating, f"{file}:{number}")
-        except (UserError, ValueError, RecursionError):
-            raise UserError(f"{file}:{number}: not a rating; take that line out") from None
+        row = _rating(line)
+        if row is None:
+            raise UserError(f"{file}:{number}: not a rating; take that line out")
         key = (row.rater, row.item, row.sha256)
         ratings.pop(key, None)
         if row.choice != "undo":

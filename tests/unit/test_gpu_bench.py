@@ -552,6 +552,14 @@ def test_the_dispatch_holds_where_nothing_is_much_faster():
     assert nf4.products_decision(measured, False) == (False, "q, 32 rows: RuntimeError: no kernel")
 
 
+def test_products_that_nothing_can_be_compared_with_decide_nothing():
+    alone: ProductFigures = {"q, 32 rows": {"as dispatched": 5.0, "row groups": "RuntimeError: no kernel"}}
+    assert nf4.products_decision(alone, False).holds is None
+    slow: ProductFigures = {"k, 32 rows": {"as dispatched": 9.0, "row groups": 5.0}}
+    decision = nf4.products_decision(alone | slow, False)
+    assert decision.holds is False and decision.why.startswith("1 of 1 products could be faster; k, 32 rows")
+
+
 def test_two_optimizers_are_given_the_same_weights_and_gradients():
     """Or a paged one could differ from the other for a reason of ours."""
     shapes, cpu = [(4, 6), (6, 4)], torch.device("cpu")

@@ -383,40 +383,33 @@ def test_operations_of_attention_by_hand(device):
     assert peak_of(device, run).work.flops == 7 * 4 * 2 * 100 * 64 * 100
 
 
-def test_flash_attention_s_backward_pass_takes_memory_inside():
-    """softmax_d and dq_accum in float32: 4 heads x 256 rows x (1 + 64) numbers."""
+def inside_flash_backward(length: int, size: int = 64, kv: int = 4) -> int:
+    """Bytes that the backward pass takes inside, with 4 heads of queries and `kv` of keys and values."""
 
     def run() -> None:
-        q, k, v = heads(256)
-        F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+        q, k, v = (
+            torch.randn(1, n, length, size, dtype=torch.bfloat16, device=META, requires_grad=True) for n in (4, kv, kv)
+        )
+        F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=kv < 4).sum().backward()
 
     operations = peak_of("cuda", run).by_operation
     (inside,) = (parts for name, parts in operations.items() if "(inside)" in name)
-    assert inside["kernels"] == 4 * 4 * 256 * 65
+    return inside["kernels"]
+
+
+def test_flash_attention_s_backward_pass_takes_memory_inside():
+    """softmax_d and dq_accum in float32: 4 heads x 256 rows x (1 + 64) numbers."""
+    assert inside_flash_backward(256) == 4 * 4 * 256 * 65
 
 
 def test_flash_attention_s_backward_pass_rounds_rows_to_128_and_sizes_to_32():
     """130 rows are 256, heads of 40 numbers are 64."""
-
-    def run() -> None:
-        q, k, v = (torch.randn(1, 4, 130, 40, dtype=torch.bfloat16, device=META, requires_grad=True) for _ in range(3))
-        F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
-
-    operations = peak_of("cuda", run).by_operation
-    (inside,) = (parts for name, parts in operations.items() if "(inside)" in name)
-    assert inside["kernels"] == 4 * 4 * 256 * 65
+    assert inside_flash_backward(130, size=40) == 4 * 4 * 256 * 65
 
 
 def test_flash_attention_keeps_gradients_for_every_query_head_where_keys_have_fewer():
     """1 head of keys and values for 4 of queries: on top, gradients of 256 x 64 bfloat16 keys and values for each."""
-
-    def run() -> None:
-        q, k, v = heads(256)
-        F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], is_causal=True, enable_gqa=True).sum().backward()
-
-    operations = peak_of("cuda", run).by_operation
-    (inside,) = (parts for name, parts in operations.items() if "(inside)" in name)
-    assert inside["kernels"] == 4 * 4 * 256 * 65 + 2 * 4 * 256 * 64 * 2
+    assert inside_flash_backward(256, kv=1) == 4 * 4 * 256 * 65 + 2 * 4 * 256 * 64 * 2
 
 
 def test_dropout_keeps_a_byte_for_each_number_on_cuda():
