@@ -48,8 +48,8 @@ SHOW_ARGS ?=
 BENCH_ARGS ?=
 
 ##@ Variables [default]: use a finished run
-## STAGE      whose model `make chat` loads: base, sft, ppo, rloo, grpo, dpo or merge [ppo]
-STAGE ?= ppo
+## STAGE      whose model `make chat` loads: base, sft, ppo, rloo, grpo, dpo or merge [the recipe's first policy]
+STAGE ?=
 ## TEMPERATURE temperature of `make chat`; 0: always the likeliest token [the recipe's]
 TEMPERATURE ?=
 ## PORT       port of `make serve` [8000]
@@ -201,8 +201,8 @@ ab: $(no_gpu)       ## rate answers of SFT and PPO (or others: AB_ARGS) blind, o
 	@$(VENV)/bin/rlhf ab $(strip $(recipe) --out '$(OUT)' $(if $(filter 1 yes true,$(SUMMARY)),--summary) $(AB_ARGS))
 judge: $(no_gpu)    ## let a model rate the same pairs: URL=http://127.0.0.1:8000/v1 MODEL=NAME
 	@$(VENV)/bin/rlhf judge $(strip $(recipe) --out '$(OUT)' --url '$(URL)' --model '$(MODEL)' $(AB_ARGS))
-chat: $(ready)      ## talk with a trained model in the terminal (STAGE=ppo)
-	@$(rlhf) chat $(strip $(recipe) $(options) $(seed) --stage $(STAGE) $(if $(TEMPERATURE),--temperature '$(TEMPERATURE)'))
+chat: $(ready)      ## talk with a trained model in the terminal (STAGE=dpo: DPO's)
+	@$(rlhf) chat $(strip $(recipe) $(options) $(seed) $(if $(STAGE),--stage $(STAGE)) $(if $(TEMPERATURE),--temperature '$(TEMPERATURE)'))
 score: $(ready)     ## score answers with the trained reward model: PROMPT= RESPONSE=, or FILES="pairs.jsonl ..."
 	@$(rlhf) score $(strip $(recipe) $(options) $(seed) $(scored) $(SCORE_ARGS))
 serve: $(ready) merge ## merge if needed, and serve the model at an OpenAI-compatible address (PORT=8000)

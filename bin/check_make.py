@@ -82,7 +82,7 @@ QUOTED = (
     *("SET", "STOP_ON", "TEMPERATURE", "URL", "WEIGHTS"),
 )
 ONE_WORD = ("RECIPE", "RUNTIME", "STAGE", "VENV", "WEIGHTS")
-NEEDED = ("IMAGE", "OUT", "PYTHON", "STAGE", "VENV")  # an empty value would stand for none
+NEEDED = ("IMAGE", "OUT", "PYTHON", "VENV")  # an empty value would stand for none
 CHOICES = {
     "STAGE": ("base", "sft", "ppo", "rloo", "grpo", "dpo", "merge"),
     "REPORT_TO": ("tensorboard", "trackio", "wandb", "none"),

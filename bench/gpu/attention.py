@@ -17,7 +17,7 @@ from bench.gpu.variants import AS_IT_IS, cudnn_attention, synchronize
 from rlhf.data.tokenize import Codec
 from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import PinnedRecipe, Recipe
+from rlhf.recipe import PinnedRecipe, Ppo, Recipe
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 
@@ -98,7 +98,7 @@ def note_training(recipe: Recipe, shared: SharedBase, note: Note) -> None:
 
 def note_rollout(recipe: Recipe, shared: SharedBase, codec: Codec, note: Note) -> None:
     """Note the attention calls of prefill and decoding in PPO's rollout."""
-    options = recipe.ppo
+    options = recipe.options(Ppo)
     prompts = [[3] * (options.max_prompt_length - row % 3) for row in range(options.rollout_batch_size)]
     sampling = Sampling(options.max_prompt_length, options.response_length, 1.0, options.rollout_batch_size)
 

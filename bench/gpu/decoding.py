@@ -21,6 +21,7 @@ from bench.steps import spread
 from rlhf.data.tokenize import Codec
 from rlhf.models.nf4 import four_bit_layers
 from rlhf.models.shared_base import SharedBase
+from rlhf.recipe import Ppo
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 
@@ -31,7 +32,7 @@ def measure(context: Context[DecodingFigures], rows: list[int]) -> Decision:
     """Time every variant for every number of rows. The first number is the recipe's and decides."""
     loaded = with_random_weights(context.recipe)
     rows = [4] if context.dry_run else rows
-    options = loaded.recipe.ppo
+    options = loaded.recipe.options(Ppo)
     measured = context.measured
     measured["bandwidth"] = ceilings(context.device, torch.bfloat16)["bandwidth"]
     shared, codec = shared_base(loaded, context.device, context.scratch)

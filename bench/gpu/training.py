@@ -19,6 +19,7 @@ from bench.gpu.variants import AS_IT_IS, TRAINING, Variant, synchronize
 from bench.steps import spread
 from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase
+from rlhf.recipe import Ppo
 
 HOST = 0.8  # share of a micro-batch's time that the host may need and still be ahead of the GPU
 SWITCH_MS = 5.0
@@ -34,9 +35,10 @@ def measure(context: Context[TrainingFigures]) -> Decision:
     measured = context.measured
     measured["flops"] = ceilings(context.device, torch.bfloat16)["flops"]
     shared, _ = shared_base(loaded, context.device, context.scratch)
+    ppo = recipe.options(Ppo)
     sizes = {
         "sft": (recipe.sft.per_device_train_batch_size, recipe.sft.max_length),
-        "ppo": (recipe.ppo.per_device_train_batch_size, recipe.ppo.max_prompt_length + recipe.ppo.response_length),
+        "ppo": (ppo.per_device_train_batch_size, ppo.max_prompt_length + ppo.response_length),
     }
     measured["switch_ms"] = switch_ms(shared)
     measured["micro_batches"] = {}

@@ -19,7 +19,7 @@ from rlhf.memory import prediction_file as pins
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor, predicted_stages
 from rlhf.process import cuda
 from rlhf.process.libraries import quiet_libraries
-from rlhf.recipe import GROUPS, TRAINING_STAGES, PinnedRecipe, StageName
+from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName
 from rlhf.terminal.tables import rows_table
 
 
@@ -77,7 +77,7 @@ def model_sizes() -> None:
 @cli.command(cls=StrictCommand)
 @options.HW
 @options.RECIPE
-@options.stages([*PREDICTED_STAGES, *GROUPS], default="all of the recipe, on a card those that train there")
+@options.stages(PREDICTED_STAGES, default="all of the recipe, on a card those that train there")
 @options.SET
 @click.option("--no-predict", is_flag=True, help="Compare with the recipe's predicted.json and predict nothing.")
 @options.SAVE

@@ -14,7 +14,7 @@ from rlhf.memory.phases import ON_HOST
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
 from rlhf.memory.prediction_file import FILE, Needs, Peaks, Pinned, Step
 from rlhf.memory.strategies import StrategyCost, costs_alone
-from rlhf.recipe import GROUPS, PinnedRecipe
+from rlhf.recipe import PinnedRecipe
 from rlhf.run import reader
 
 MORE = 0.03  # by which a phase's peak or need may exceed what is pinned
@@ -104,7 +104,6 @@ def peaks_table(root: Path) -> str:
     """Return the pinned peaks of every recipe as Markdown, in GB; "–" where the recipe has no such stage."""
     recipes_stages = {f"{d.parent.name} {d.name}": pinned(d) for d in pinned_recipes(root)}
     shown = [stage for stage in PREDICTED_STAGES if stage not in ON_HOST]
-    shown += [stage for stage in GROUPS if any(stage in stages for stages in recipes_stages.values())]
     lines = ["| recipe | " + " | ".join(shown) + " |", "| --- |" + " ---: |" * len(shown)]
     for name, stages in recipes_stages.items():
         cells = " | ".join(

@@ -20,8 +20,7 @@ from rlhf.terminal.progress import working
 @chooses_recipe(**RUN_HELP, out=True)
 @click.option(
     "--stage",
-    default="ppo",
-    show_default=True,
+    show_default="the recipe's first policy",
     type=OneOf(chatting.CHAT_STAGES),
     help="Stage whose model to load.",
 )
@@ -39,7 +38,9 @@ from rlhf.terminal.progress import working
     show_default="the recipe's",
     help="Longest answer, in tokens.",
 )
-def chat(choice: Choice, out: Path, stage: chatting.ChatStage, temperature: float | None, tokens: int | None) -> None:
+def chat(
+    choice: Choice, out: Path, stage: chatting.ChatStage | None, temperature: float | None, tokens: int | None
+) -> None:
     """Talk with a trained model in the terminal.
 
     Name the recipe and its changes as for the run.
@@ -47,6 +48,7 @@ def chat(choice: Choice, out: Path, stage: chatting.ChatStage, temperature: floa
     if temperature is not None and 0 < temperature < 0.01:
         raise click.BadParameter(f"{temperature}: 0, or from 0.01 to 100", param_hint="--temperature")
     loaded = choice.load()
+    stage = stage or chatting.first_policy(loaded.recipe)
     options = loaded.recipe.evaluate
     run = StageRun(out, loaded, "evaluate")  # sampling is that of evaluation
     with naming_the_run("chat", "pretrain" if stage == "base" else stage):

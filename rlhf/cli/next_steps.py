@@ -2,12 +2,12 @@
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import click
 
 from rlhf.cli.typed import typed_options
-from rlhf.recipe import ONLINE, POLICIES, Recipe, StageName
+from rlhf.recipe import POLICIES, TRAINING_STAGES, Recipe, StageName, parents
 from rlhf.terminal import screen
 
 MAKE = "RLHF_MAKE"  # environment: the variables that make was given, as shell words; the Makefile's stages set it
@@ -26,11 +26,12 @@ def steps(stage: StageName, recipe: Recipe) -> list[Step]:
     if stage in POLICIES:
         return [(("chat", "--stage", stage), "talk with it"), (("run", "evaluate"), "compare policies"), report]
     if stage == "evaluate":
-        return [report, (("ab",), "rate answers blind"), (("run", "merge"), "one checkpoint")]
+        merge: list[Step] = [(("run", "merge"), "one checkpoint")] if recipe.merge else []
+        return [report, (("ab",), "rate answers blind"), *merge]
     if stage == "merge":
         return [(("serve",), "an OpenAI-compatible address"), (("chat", "--stage", stage), "talk with it")]
-    after: Mapping[StageName, tuple[StageName, ...]] = {"pretrain": ("sft",), "sft": ("rm", "dpo"), "rm": ONLINE}
-    following = [name for name in after[stage] if recipe.section(name) is not None]
+    present = [name for name in TRAINING_STAGES if recipe.section(name) is not None]
+    following = [name for name in present if parents(recipe, name)[-1:] == [stage]]
     return [*((("run", name), f"train {name}") for name in following), report]
 
 

@@ -155,8 +155,8 @@ def between_rows(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def step_lines(plan: Plan) -> list[str]:
-    """Return lines on what a decoding step of PPO launches, and what of it no graph can hold."""
-    roles = plan.stages["ppo"].decoding_step if "ppo" in plan.stages else None
+    """Return lines on what a decoding step of a rollout launches, and what of it no graph can hold."""
+    roles = next((planned.decoding_step for planned in plan.stages.values() if planned.decoding_step), None)
     if not roles:
         return []
     counts = ", ".join(f"{role} {n.total:,} ({n.per_layer} a layer)" for role, n in roles.items())

@@ -81,12 +81,10 @@ def _side_by_side(metrics: Mapping[str, float | None]) -> None:
     policies = [column for column in columns if column != "rm"]
     rows = [(_words(name), *(number(metrics.get(f"{policy}/{name}")) for policy in policies)) for name in measures]
     rows_table("on held-out prompts", ("", *policies), rows, numbers=True)
-    rows_table(
-        "reward model on held-out pairs",
-        ("", "rm"),
-        [(_words(name.partition("/")[2]), number(value)) for name, value in metrics.items() if name.startswith("rm/")],
-        numbers=True,
-    )
+    of_rm = {name.removeprefix("rm/"): value for name, value in metrics.items() if name.startswith("rm/")}
+    if of_rm:
+        body = [(_words(name), number(value)) for name, value in of_rm.items()]
+        rows_table("reward model on held-out pairs", ("", "rm"), body, numbers=True)
 
 
 def _figures_heading(targets: Iterable[Comparison]) -> str:

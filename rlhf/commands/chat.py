@@ -10,7 +10,7 @@ from typing import Any, Literal
 from rlhf.data.rows import Message
 from rlhf.errors import UserError
 from rlhf.process import cuda
-from rlhf.recipe import POLICIES, PinnedRecipe, PolicyName
+from rlhf.recipe import POLICIES, PinnedRecipe, PolicyName, Recipe
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
 from rlhf.terminal import harmless, message_of, say
@@ -18,6 +18,11 @@ from rlhf.terminal import harmless, message_of, say
 ChatStage = Literal["base", "sft", PolicyName, "merge"]
 CHAT_STAGES: tuple[ChatStage, ...] = ("base", "sft", *POLICIES, "merge")
 HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says this again"
+
+
+def first_policy(recipe: Recipe) -> ChatStage:
+    """Return the first policy that a recipe trains; SFT's if there is no other."""
+    return next(iter(recipe.policies()), "sft")
 
 
 def trained_stage(run: StageRun, stage: ChatStage) -> Path | None:

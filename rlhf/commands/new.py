@@ -153,12 +153,7 @@ def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Say
         draft.mkdir(parents=True)
         loaded = _write_recipe(draft, content)
         fitted = search(predictor, loaded, facts.parameters, stages, options.card.limit, say)
-        required: tuple[StageName, ...] = ("ppo", "dpo")  # sections of every recipe; untrained ones are kept small
-        untrained = [stage for stage in required if stage not in stages]
-        untrained_changes = least_memory(loaded, untrained)
-        if fitted.changes.get("model.quantization") == "nf4":
-            untrained_changes |= four_bit_changes(untrained)
-        content = content.with_changed_keys(untrained_changes | fitted.changes)
+        content = content.with_changed_keys(fitted.changes)
         loaded = _write_recipe(draft, content)
         readme = render("README.md", content, recipe_name=target.parent.name, folder=target)
         (draft / "README.md").write_text(readme, encoding="utf-8")

@@ -11,7 +11,7 @@ from typing import Literal
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.process import children
-from rlhf.recipe import POLICIES, STAGES, PinnedRecipe, StageName, no_section, parents, published
+from rlhf.recipe import STAGES, TRAINING_STAGES, PinnedRecipe, StageName, no_section, parents, published
 from rlhf.recipe.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, verdict_of
 from rlhf.run import reader
 from rlhf.run.finished import read_manifest, read_summary, totals
@@ -30,8 +30,8 @@ def chain(loaded: PinnedRecipe, until: Sequence[StageName]) -> list[StageName]:
 
 
 def final_stages(loaded: PinnedRecipe) -> list[StageName]:
-    """Return the stages that train a policy, and evaluate if one of the recipe's figures is about it."""
-    stages: list[StageName] = [stage for stage in POLICIES if loaded.recipe.section(stage) is not None]
+    """Return the stages that train, and evaluate if one of the recipe's figures is about it."""
+    stages: list[StageName] = [stage for stage in TRAINING_STAGES if loaded.recipe.section(stage) is not None]
     if any(figure.stage == "evaluate" for figure in loaded.figures):
         stages.append("evaluate")
     return stages

@@ -13,7 +13,7 @@ from rlhf.data.rows import Message
 from rlhf.data.transcripts import parse_hh
 from rlhf.files import JsonObject, write_output
 from rlhf.process import cuda
-from rlhf.recipe import PinnedRecipe
+from rlhf.recipe import PinnedRecipe, Rm
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary, reward_model_digest
 from rlhf.terminal import counted, excerpt, harmless, screen, wording
@@ -79,7 +79,7 @@ class RewardModel:
         from rlhf.models.shared_base import SharedBase
         from rlhf.process.torch_setup import set_up_torch
 
-        self.options = recipe.rm
+        self.options = recipe.options(Rm)
         summary = read_summary(stages.rm)
         digest = reward_model_digest(summary) if summary else None
         assert digest  # `finished_stages` has checked it

@@ -12,12 +12,12 @@ from rlhf.files import replacing
 from rlhf.memory.card import cards
 from rlhf.memory.phases import DECODING_STEP, RehearsalName, RehearsedStage, RehearsedStep
 from rlhf.process.cuda import expandable_segments
-from rlhf.recipe import POLICIES, PinnedRecipe
+from rlhf.recipe import ONLINE, PinnedRecipe
 from rlhf.run.packages import hash_of_modules, package_version
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 # Sections of the recipe that give sizes to a rehearsal beside its own.
-SIZES_FROM: dict[RehearsalName, set[str]] = {"merge": {"sft"}, "evaluate": {"rm"}, DECODING_STEP: {"ppo"}}
+SIZES_FROM: dict[RehearsalName, set[str]] = {"merge": {"sft"}, "evaluate": {"rm"}, DECODING_STEP: {*ONLINE}}
 Answer = TypeVar("Answer", RehearsedStage, RehearsedStep)
 
 
@@ -28,7 +28,7 @@ def file_of(loaded: PinnedRecipe, name: RehearsalName) -> Path:
     """
     deciding = {"model", "tokenizer", "data", "lora", "evaluate", name} | SIZES_FROM.get(name, set())
     recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
-    policies = [p for p in POLICIES if loaded.recipe.section(p) is not None] if name == "evaluate" else []
+    policies = loaded.recipe.policies() if name == "evaluate" else []
     hardware = loaded.recipe.hardware.model_dump(mode="json", exclude={"name", "memory_gb", "threads"})
     device = loaded.recipe.hardware.device
     card = cards.gpu_of(loaded.recipe.hardware.name) if device == "cuda" else None

@@ -10,7 +10,7 @@ from rlhf.files import JsonObject
 from rlhf.memory import projection, ranks
 from rlhf.memory.card import cards
 from rlhf.memory.phases import ON_HOST, Parts, PredictedPhase, PredictedStage, PredictionError, StepOperations
-from rlhf.memory.predict import PREDICTED_STAGES, Predictor, card_needed_bytes, card_reserved_bytes
+from rlhf.memory.predict import Predictor, card_needed_bytes, card_reserved_bytes
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName, TrainingName, published
 from rlhf.recipe.choices import Device
 from rlhf.recipe.published import Figure, VerdictWord, verdict_of
@@ -74,7 +74,7 @@ class PlannedStage:
     verdict: VerdictWord | None  # on the peak, by the published figures
     phases: dict[str, PlannedPhase]
     time: StageTime | None  # None where rates of the card or the number of rows are not known
-    decoding_step: dict[str, StepOperations] | None  # of PPO, by role
+    decoding_step: dict[str, StepOperations] | None  # of a rollout, by role
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Plan:
 def make_plan(
     predictor: Predictor,
     loaded: PinnedRecipe,
-    stages: Sequence[StageName] = PREDICTED_STAGES,
+    stages: Sequence[StageName],
     price: float | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Plan:
@@ -111,7 +111,7 @@ def make_plan(
     for number, stage in enumerate(stages, 1):
         say(f"rehearsing {stage} ({number} of {len(stages)})")
         predicted = predictor.predict(loaded, stage)
-        step = predictor.decoding_step(loaded) if stage == "ppo" else None
+        step = predictor.decoding_step(loaded) if stage == loaded.recipe.rollout_stage() else None
         planned[stage] = _stage(loaded, stage, predicted, price, step)
     hardware = loaded.recipe.hardware
     return Plan(

@@ -32,21 +32,17 @@ from rlhf.memory.phases import (
 )
 from rlhf.process import children
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
-from rlhf.recipe import GROUPS, STAGES, TRAINING_STAGES, PinnedRecipe, Recipe, StageName
+from rlhf.recipe import STAGES, TRAINING_STAGES, PinnedRecipe, Recipe, StageName
 from rlhf.terminal import excerpt
 
-PREDICTED_STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
+PREDICTED_STAGES: tuple[StageName, ...] = tuple(stage for stage in STAGES if stage != "pretrain")
 
 FRAGMENTATION = 0.15  # reserved over allocated where nothing can be replayed; the recipes' stages have at most 0.12
 
 
 def predicted_stages(recipe: Recipe) -> list[StageName]:
-    """Return the stages of a recipe whose memory is predicted.
-
-    They are PREDICTED_STAGES, and RLOO and GRPO if the recipe has them.
-    """
-    known = {*PREDICTED_STAGES, *(stage for stage in GROUPS if recipe.section(stage) is not None)}
-    return [stage for stage in STAGES if stage in known]
+    """Return the stages of a recipe whose memory is predicted."""
+    return [stage for stage in recipe.sections() if stage in PREDICTED_STAGES]
 
 
 class Predictor:
@@ -89,14 +85,15 @@ class Predictor:
         return ranks.divide(loaded.recipe, stage, PredictedStage(whole, phases))
 
     def decoding_step(self, loaded: PinnedRecipe) -> dict[str, StepOperations] | None:
-        """Return the operations of a decoding step of PPO's rollout by role; None if none is captured as a graph.
+        """Return the operations of a decoding step of a rollout by role; None if none is captured as a graph.
 
         Raises PredictionError when the recipe has no architecture, or the step cannot be rehearsed.
         """
-        if loaded.recipe.hardware.device != "cuda":
+        stage = loaded.recipe.rollout_stage()
+        if loaded.recipe.hardware.device != "cuda" or stage is None:
             return None
         layers = _layers(loaded)
-        rehearsed = self._rehearsed(ranks.recipe_of_one_rank(loaded, "ppo"), DECODING_STEP, STEP_ANSWER)
+        rehearsed = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), DECODING_STEP, STEP_ANSWER)
         return {
             role: StepOperations(n.per_layer, n.outside, n.outside + layers * n.per_layer, n.unsafe)
             for role, n in rehearsed.roles.items()

@@ -4,7 +4,7 @@ Several keys are in the order in which to try them. "The guide" is the published
 """
 
 from rlhf.observe.history import History
-from rlhf.recipe import GroupOptions
+from rlhf.recipe import GroupOptions, Ppo, Rm
 
 
 def half_rate(h: History) -> dict[str, float]:
@@ -59,12 +59,13 @@ def more_entropy(h: History) -> dict[str, float]:
 
 def fit_more(h: History) -> dict[str, float]:
     """Return remedies for a reward model that has learned too little."""
-    return {"rm.num_train_epochs": 2 * h.recipe.rm.num_train_epochs, "rm.learning_rate": 2 * h.recipe.rm.learning_rate}
+    rm = h.recipe.options(Rm)
+    return {"rm.num_train_epochs": 2 * rm.num_train_epochs, "rm.learning_rate": 2 * rm.learning_rate}
 
 
 def fit_less(h: History) -> dict[str, float]:
     """Return remedies for a reward model that has learned its pairs by heart."""
-    rm = h.recipe.rm
+    rm = h.recipe.options(Rm)
     fewer_epochs = {"rm.num_train_epochs": rm.num_train_epochs / 2}
     if rm.loss_type != "bradley_terry":  # the other loss refuses centred rewards
         return fewer_epochs
@@ -87,4 +88,4 @@ def recomputed_logprobs(h: History) -> dict[str, str]:
 
 def slower_critic(h: History) -> dict[str, float]:
     """Return a quarter of the critic's learning rate."""
-    return {"ppo.value_learning_rate": h.recipe.ppo.value_learning_rate / 4}
+    return {"ppo.value_learning_rate": h.recipe.options(Ppo).value_learning_rate / 4}

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 
 from rlhf.observe.history import FEW, History
-from rlhf.recipe import Optimization
+from rlhf.recipe import Optimization, Ppo
 from rlhf.stats import sigmoid
 
 MANY = 20  # rows before a trend is judged, at least
@@ -186,7 +186,7 @@ def find_flat_reward(h: History) -> str | None:
 
     The score is the one before KL and penalties. Steps in which only the critic learns do not count.
     """
-    only_critic = h.recipe.ppo.value_warmup_steps if h.stage == "ppo" else 0
+    only_critic = h.options.value_warmup_steps if isinstance(h.options, Ppo) else 0
     scores = h.values("objective/scores")[only_critic // h.options.logging_steps :]
     if len(scores) < trend_rows(h):
         return None

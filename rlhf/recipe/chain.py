@@ -15,7 +15,7 @@ _PARENTS: dict[StageName, tuple[StageName, ...]] = {
     "rm": ("pretrain", "sft"),
     **dict.fromkeys(ONLINE, ("pretrain", "sft", "rm")),  # without the reward model where it scores nothing
     "dpo": ("pretrain", "sft"),
-    "evaluate": ("pretrain", "sft", "rm"),  # and every trained policy that exists
+    "evaluate": ("pretrain", "sft", "rm"),  # a recipe may lack rm; and every trained policy that exists
     "merge": ("pretrain", "sft"),  # and the stage whose adapter is merged
 }
 
@@ -23,7 +23,7 @@ _PARENTS: dict[StageName, tuple[StageName, ...]] = {
 def parents(recipe: Recipe, stage: StageName) -> list[StageName]:
     """Return the stages that must be finished before `stage`, in order."""
     needed = {*_PARENTS[stage]}
-    if stage == "merge":
+    if stage == "merge" and recipe.merge is not None:
         needed |= {recipe.merge.stage, *parents(recipe, recipe.merge.stage)}
     section = recipe.section(stage)
     if isinstance(section, GroupOptions) and not section.model_scores:
@@ -36,8 +36,8 @@ def stages_before(recipe: Recipe, stage: StageName) -> list[StageName]:
 
     These are its parents; before an evaluation also one policy: PPO's, or the first that the recipe has.
     """
-    trained = [name for name in POLICIES if recipe.section(name) is not None] if stage == "evaluate" else []
-    return [*parents(recipe, stage), *trained[:1]]
+    policies = recipe.policies() if stage == "evaluate" else []
+    return [*parents(recipe, stage), *policies[:1]]
 
 
 def deciding_settings(recipe: Recipe, stage: StageName) -> JsonObject:

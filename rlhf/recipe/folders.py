@@ -10,6 +10,8 @@ from rlhf.recipe.names import GROUPS, StageName
 from rlhf.recipe.pinned import PinnedRecipe, load
 from rlhf.recipe.plain_yaml import read_yaml
 
+MOST_NAMED = 4  # recipes that have a stage, in the message about one that has it not
+
 
 def default_root() -> Path:
     """Return the folder of recipes.
@@ -102,11 +104,14 @@ def no_recipes(root: Path) -> str:
 
 def no_section(stage: StageName, loaded: PinnedRecipe) -> str:
     """Return the message for a stage that a recipe does not have. It names the recipes beside this one that have it."""
-    if stage not in GROUPS:
+    if stage == "pretrain":
         origin = loaded.recipe.model.name or "random weights"
         return f"{stage}: {loaded.directory} has no such stage; it starts from {origin}"
+    page = "docs/groups.md" if stage in GROUPS else "docs/recipes.md"
     above = loaded.directory.parents
     root = above[1] if len(above) > 1 else default_root()
     alternatives = [str(folder) for folder in available(root) if _has_section(folder, stage)]
-    hint = f", or use --recipe {' or '.join(alternatives)} (make: RECIPE=…)" if alternatives else ""
-    return f"{stage}: {loaded.directory} has no such stage; add a section {stage} (docs/groups.md){hint}"
+    more = f" or {len(alternatives) - MOST_NAMED} others" if len(alternatives) > MOST_NAMED else ""
+    named = " or ".join(alternatives[:MOST_NAMED])
+    hint = f", or use --recipe {named}{more} (make: RECIPE=…)" if alternatives else ""
+    return f"{stage}: {loaded.directory} has no such stage; add a section {stage} ({page}){hint}"

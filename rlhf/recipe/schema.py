@@ -10,10 +10,11 @@ typing error that would otherwise hang, fill the memory or crash a library. docs
 """
 
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
+from rlhf.errors import UserError
 from rlhf.recipe.bounds import (
     BatchRows,
     Decay,
@@ -31,10 +32,10 @@ from rlhf.recipe.bounds import (
 )
 from rlhf.recipe.choices import KeptWeights, Optimizer, Schedule
 from rlhf.recipe.model_types import LEAN_TYPES
-from rlhf.recipe.names import GROUPS, ONLINE, TRAINING_STAGES, PolicyName, StageName, TrainingName
+from rlhf.recipe.names import POLICIES, TRAINING_STAGES, PolicyName, StageName, TrainingName
 from rlhf.recipe.schema_data import Data
 from rlhf.recipe.schema_model import Hardware, Lora, Model, Tokenizer
-from rlhf.recipe.schema_online import Grpo, OnlineOptions, Ppo, Rloo
+from rlhf.recipe.schema_online import GroupOptions, Grpo, OnlineOptions, Ppo, Rloo
 from rlhf.recipe.strict import Section
 
 
@@ -164,10 +165,11 @@ class Merge(Section):
 
 
 StageOptions = Pretrain | Sft | Rm | OnlineOptions | Dpo | Evaluate | Merge  # a section of one stage
+OptionsT = TypeVar("OptionsT", bound=Section)
 
 
 class Recipe(Section):
-    """All settings of a chain of stages."""
+    """All settings of a chain of stages. A recipe has SFT and evaluation, and of the others those with a section."""
 
     status: Literal["draft", "released"]
     default: bool  # true: `--hw` picks this one of the recipes of its hardware
@@ -180,13 +182,13 @@ class Recipe(Section):
     lora: Lora
     pretrain: Pretrain | None = None
     sft: Sft
-    rm: Rm
-    ppo: Ppo
+    rm: Rm | None = None
+    ppo: Ppo | None = None
     rloo: Rloo | None = None
     grpo: Grpo | None = None
-    dpo: Dpo
-    evaluate: Evaluate
-    merge: Merge
+    dpo: Dpo | None = None
+    evaluate: Evaluate  # SFT and DPO sample with its keys too
+    merge: Merge | None = None
 
     @model_validator(mode="after")
     def _check_all(self) -> Self:
@@ -230,7 +232,7 @@ class Recipe(Section):
 
     def _check_supervised(self) -> None:
         """Raise ValueError for a supervised stage that `hardware.count` processes cannot share."""
-        for stage, options in (("sft", self.sft), ("rm", self.rm), ("dpo", self.dpo)):
+        for stage, options in self.dialogues().items():
             try:
                 options.per_device(self.hardware.count)
             except ValueError as error:
@@ -256,8 +258,10 @@ class Recipe(Section):
             )
 
     def _check_online(self) -> None:
-        """Raise ValueError for a stage with samples of its own that does not suit the hardware or the weights."""
+        """Raise ValueError for a stage with samples of its own that does not suit hardware or other sections."""
         for stage, options in self.online().items():
+            if options.model_scores and self.rm is None:
+                raise ValueError(f"{stage} needs a section rm: the reward model scores its responses")
             rows = options.batch_size // options.num_mini_batches
             if rows % self.hardware.count:
                 raise ValueError(
@@ -275,7 +279,9 @@ class Recipe(Section):
 
     def _check_merge(self) -> None:
         """Raise ValueError for an adapter or a base that this recipe does not have."""
-        if self.merge.stage in GROUPS and self.section(self.merge.stage) is None:
+        if self.merge is None:
+            return
+        if self.section(self.merge.stage) is None:
             raise ValueError(f"merge.stage: {self.merge.stage} needs a section {self.merge.stage}")
         if self.merge.base == "dequantized" and self.model.quantization == "none":
             raise ValueError("merge.base: dequantized needs model.quantization: nf4")
@@ -288,9 +294,9 @@ class Recipe(Section):
                 if length > limit:
                     raise ValueError(f"{stage}: {length} tokens do not fit max_position_embeddings: {limit}")
 
-    def section(self, stage: StageName) -> StageOptions | None:
-        """Return the section of a stage, None where the recipe has none. Raises KeyError for what is not a stage."""
-        sections: dict[str, StageOptions | None] = {
+    def sections(self) -> dict[StageName, StageOptions]:
+        """Return the sections of all stages that the recipe has."""
+        sections: dict[StageName, StageOptions | None] = {
             "pretrain": self.pretrain,
             "sft": self.sft,
             "rm": self.rm,
@@ -301,19 +307,38 @@ class Recipe(Section):
             "evaluate": self.evaluate,
             "merge": self.merge,
         }
-        return sections[stage]
-
-    def online(self) -> "dict[StageName, OnlineOptions]":
-        """Return the sections of the stages that learn from their own samples and that the recipe has."""
-        sections: dict[StageName, OnlineOptions | None] = {"ppo": self.ppo, "rloo": self.rloo, "grpo": self.grpo}
         return {stage: options for stage, options in sections.items() if options is not None}
+
+    def section(self, stage: StageName) -> StageOptions | None:
+        """Return the section of a stage, None where the recipe has none."""
+        return self.sections().get(stage)
+
+    def options(self, kind: type[OptionsT]) -> OptionsT:
+        """Return the section of a kind, for code of the stage that it belongs to. Raises UserError if there is none."""
+        section = next((options for options in self.sections().values() if isinstance(options, kind)), None)
+        if section is None:
+            raise UserError(f"this needs a recipe with a section {kind.__name__.lower()}")
+        return section
+
+    def dialogues(self) -> dict[StageName, Dialogues]:
+        """Return the sections of SFT, reward model and DPO, as far as the recipe has them."""
+        return {stage: options for stage, options in self.sections().items() if isinstance(options, Dialogues)}
+
+    def online(self) -> dict[StageName, OnlineOptions]:
+        """Return the sections of the stages that learn from their own samples, as far as the recipe has them."""
+        return {stage: options for stage, options in self.sections().items() if isinstance(options, OnlineOptions)}
+
+    def policies(self) -> list[PolicyName]:
+        """Return the stages of the recipe that train a policy."""
+        return [stage for stage in POLICIES if self.section(stage) is not None]
+
+    def rollout_stage(self) -> StageName | None:
+        """Return the first stage that learns from its own samples; its decoding steps stand for those of the others."""
+        return next(iter(self.online()), None)
 
     def training_section(self, stage: TrainingName) -> Dialogues | OnlineOptions:
         """Return the section of a stage that trains an adapter. Raises KeyError if the recipe has none."""
-        if stage in ONLINE:
-            return self.online()[stage]
-        supervised: dict[TrainingName, Dialogues] = {"sft": self.sft, "rm": self.rm, "dpo": self.dpo}
-        return supervised[stage]
+        return (self.dialogues() | self.online())[stage]
 
     def processes(self, stage: StageName) -> int:
         """Return the number of processes that work on a stage."""
@@ -321,20 +346,15 @@ class Recipe(Section):
 
     def lengths(self) -> dict[str, int]:
         """Return the length in tokens of each stage's longest sequence, by the keys that set it."""
-        return {
-            "pretrain.max_length": self.pretrain.max_length if self.pretrain else 0,
-            "sft.max_length": self.sft.max_length,
-            "rm.max_length": self.rm.max_length,
-            "dpo.max_length": self.dpo.max_length,
-            "ppo.max_prompt_length + ppo.response_length": self.ppo.max_prompt_length + self.ppo.response_length,
-            **{
-                f"{stage}.max_prompt_length + {stage}.max_completion_length": o.max_prompt_length + o.response_length
-                for stage, o in self.online().items()
-                if stage in GROUPS
-            },
-            "evaluate.max_prompt_length + evaluate.response_length": self.evaluate.max_prompt_length
-            + self.evaluate.response_length,
-        }
+        lengths = {}
+        for stage, options in self.sections().items():
+            if isinstance(options, Optimization):
+                lengths[f"{stage}.max_length"] = options.max_length
+            elif not isinstance(options, Merge):
+                response = "max_completion_length" if isinstance(options, GroupOptions) else "response_length"
+                keys = f"{stage}.max_prompt_length + {stage}.{response}"
+                lengths[keys] = options.max_prompt_length + options.response_length
+        return lengths
 
     def longest(self) -> int:
         """Return the length in tokens of the longest sequence that any stage admits."""

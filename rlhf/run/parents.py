@@ -44,8 +44,10 @@ class Parents:
     def require(self, stage: StageName) -> Path:
         """Return the verified directory of an earlier stage. Raises ParentMissing or UserError.
 
-        The stage must be finished, and its settings must agree with ours.
+        The recipe must have the stage, it must be finished, and its settings must agree with ours.
         """
+        if self.loaded.recipe.section(stage) is None:
+            raise UserError(recipes.no_section(stage, self.loaded))
         path = self.folder(stage)
         if not (path / SUMMARY).exists():
             raise ParentMissing(self.stage, stage, path, (path / MANIFEST).exists())

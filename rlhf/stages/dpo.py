@@ -40,7 +40,7 @@ SAMPLES = 8  # held-out prompts whose answers are logged before and after
 def run_stage(run: StageRun, device: torch.device) -> Result:
     """Train the DPO adapter, and measure the policy against SFT on held-out prompts and pairs."""
     recipe = run.loaded.recipe
-    options = recipe.dpo
+    options = recipe.options(Dpo)
     telemetry = Telemetry(device)
 
     corpus = load_corpus(run)
@@ -78,19 +78,20 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
 def _fit(run: StageRun, codec: Codec, pairs: StagePairs, device: torch.device, telemetry: Telemetry) -> None:
     """Train and write the adapter. Only this function holds the model, so that `free_memory` can free it afterwards."""
     recipe = run.loaded.recipe
+    options = recipe.options(Dpo)
     torch.manual_seed(recipe.seed)
     with telemetry.phase("load"):
         model = trainable_adapter(load_base(run, device), run.parents.folder("sft"))
     trainer = _Trainer(
         model=model,
-        args=arguments(DPOConfig, run, recipe.dpo, max_length=None, beta=recipe.dpo.beta),
+        args=arguments(DPOConfig, run, options, max_length=None, beta=options.beta),
         train_dataset=rows_to_dataset([_training_row(pair) for pair in pairs.training]),
         processing_class=codec.tokenizer,
     )
     evaluate = None
     if pairs.validation:
         with telemetry.phase("evaluate"):
-            evaluate = _Validation(model, pairs.validation, codec.pad_id, recipe.dpo)
+            evaluate = _Validation(model, pairs.validation, codec.pad_id, options)
     weights = train(trainer, run, telemetry, pairs.lengths(), evaluate, pairs=True)
     save_adapter(model, run, run.path / ADAPTER, weights=weights)
     distributed.barrier()  # every rank reads the adapter

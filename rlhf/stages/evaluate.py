@@ -1,4 +1,4 @@
-"""Evaluation of every policy of a run on the same held-out prompts, and of the reward model on held-out pairs."""
+"""Evaluation of every policy of a run on the same held-out prompts, and of a reward model on held-out pairs."""
 
 import itertools
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from rlhf.files import JsonObject, write_json
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe import Evaluate, GroupOptions, PolicyLabel, PolicyName, Recipe, Role, StageName
+from rlhf.recipe import Evaluate, GroupOptions, PolicyLabel, PolicyName, Recipe, Rm, Role, StageName
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
 from rlhf.stages.online.reward_sum import ByName, RewardSum
@@ -38,7 +38,7 @@ CONTRADICTED = 10  # pairs that are listed
 
 
 def run_stage(run: StageRun, device: torch.device) -> Result:
-    """Sample every policy of the run on the same held-out prompts, and judge the reward model on held-out pairs."""
+    """Sample every policy of the run on the same held-out prompts, and judge a reward model on held-out pairs."""
     recipe = run.loaded.recipe
     options = recipe.evaluate
     telemetry = Telemetry(device)
@@ -48,7 +48,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     trained = run.parents.trained_policies()
     prompts, reward_sums = _prompts_and_rewards(run, corpus, codec, trained)
     demonstrations = _demonstrations(codec, corpus, options)
-    encoded, _, pairs = encode_pairs(codec, corpus.pairs.test[: recipe.rm.max_eval_samples], recipe.rm)
+    pairs = None if recipe.rm is None else _HeldoutPairs(codec, corpus, recipe.rm)
 
     with telemetry.phase("load"):
         shared = _load_roles(run, device, trained)
@@ -58,21 +58,11 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
         labels: list[PolicyLabel] = ["base", "sft", *trained]
         reward_fn = _reward_fn(reward_sums) if reward_sums else None
         samples, perplexities = _measure_policies(shared, labels, codec, prompts, demonstrations, recipe, reward_fn)
-        batch_size = 2 * recipe.rm.per_device_train_batch_size
-        chosen = scores_of([pair.chosen for pair in encoded], shared.scores_at, codec.pad_id, batch_size)
-        rejected = scores_of([pair.rejected for pair in encoded], shared.scores_at, codec.pad_id, batch_size)
+        rm_metrics, rm_details = pairs.judged(shared) if pairs else ({}, {})
 
-    metrics = _policy_metrics(samples, perplexities, overlap, telemetry)
+    metrics = _policy_metrics(samples, perplexities, overlap, telemetry) | rm_metrics
     histograms = score_histograms({name: policy.scores for name, policy in samples.items()})
-    length_differences = [len(pair.chosen.response) - len(pair.rejected.response) for pair in encoded]
-    rm_metrics, curves = reward_model_figures(chosen.tolist(), rejected.tolist(), length_differences)
-    metrics |= {f"rm/{key}": value for key, value in rm_metrics.items()}
-    details = {
-        "scores": histograms.plain() if histograms else None,
-        "reward_model": curves.plain(),
-        "contradicted": contradicted(codec, pairs, (chosen - rejected).tolist()),
-    }
-    write_json(run.path / "details.json", details)
+    write_json(run.path / "details.json", {"scores": histograms.plain() if histograms else None, **rm_details})
     run.logs.samples(0, _rows(codec, prompts, samples, options.num_samples))
     texts = {name: policy.texts[0] for name, policy in samples.items()}
     return Result(metrics, telemetry.costs(), (codec.prompt_text(prompts[0]), texts))
@@ -95,12 +85,32 @@ def _prompts_and_rewards(
 
 
 def _load_roles(run: StageRun, device: torch.device, trained: Sequence[PolicyName]) -> SharedBase:
-    """Return the base with SFT as `reference`, each trained policy under its stage's name, and the reward model."""
+    """Return the base with SFT as `reference`, each trained policy under its stage's name, and any reward model."""
     stages: dict[Role, StageName] = {"reference": "sft", **{stage: stage for stage in trained}}
     folders = {role: run.parents.folder(stage) for role, stage in stages.items()}
     shared = SharedBase(load_base(run, device), folders, lean=run.loaded.recipe.hardware.trunk == "lean")
-    shared.add_reward(run.parents.folder("rm"))
+    if run.loaded.recipe.rm is not None:
+        shared.add_reward(run.parents.folder("rm"))
     return shared
+
+
+class _HeldoutPairs:
+    """Held-out pairs, which the reward model is to judge. Raises UserError if none can be used."""
+
+    def __init__(self, codec: Codec, corpus: Corpus, options: Rm):
+        self.codec, self.batch_size = codec, 2 * options.per_device_train_batch_size
+        self.encoded, _, self.pairs = encode_pairs(codec, corpus.pairs.test[: options.max_eval_samples], options)
+
+    def judged(self, shared: SharedBase) -> tuple[dict[str, float], JsonObject]:
+        """Return metrics of the reward model, and what details.json has about it."""
+        pad_id = self.codec.pad_id
+        chosen = scores_of([pair.chosen for pair in self.encoded], shared.scores_at, pad_id, self.batch_size)
+        rejected = scores_of([pair.rejected for pair in self.encoded], shared.scores_at, pad_id, self.batch_size)
+        length_differences = [len(pair.chosen.response) - len(pair.rejected.response) for pair in self.encoded]
+        metrics, curves = reward_model_figures(chosen.tolist(), rejected.tolist(), length_differences)
+        worst = contradicted(self.codec, self.pairs, (chosen - rejected).tolist())
+        details: JsonObject = {"reward_model": curves.plain(), "contradicted": worst}
+        return {f"rm/{key}": value for key, value in metrics.items()}, details
 
 
 def _measure_policies(

@@ -15,7 +15,7 @@ from rlhf.models.nf4 import round_to_nf4
 from rlhf.models.precision import Model, mixed_precision
 from rlhf.models.weights import attach_adapter
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe import Sft
+from rlhf.recipe import Merge, Sft
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
 from rlhf.stages.result import Result
@@ -28,6 +28,7 @@ ROUNDING = {"float32": 1e-6, "bfloat16": 1e-2}  # nats per token that rounding t
 def run_stage(run: StageRun, device: torch.device) -> Result:
     """Merge an adapter into its base and compare the two. Raises UserError if the merged model lost the adapter."""
     recipe = run.loaded.recipe
+    options = recipe.options(Merge)
     if device.type == "cuda":
         device = torch.device("cpu")  # in full precision the base may not fit the card; a CPU is fast enough
     telemetry = Telemetry(device)
@@ -37,11 +38,11 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     with telemetry.phase("merge"):
         # Merging into 4-bit weights would round the adapter away, so 16-bit ones are merged.
         base = load_base(run, device, quantize=False)
-        if recipe.merge.base == "dequantized":
+        if options.base == "dequantized":
             round_to_nf4(base)
         base_bytes = sum(p.numel() * p.element_size() for p in base.parameters())  # merging changes none of the sizes
         base_logprobs = _logprobs(base, texts)
-        model = attach_adapter(base, run.parents.folder(recipe.merge.stage))
+        model = attach_adapter(base, run.parents.folder(options.stage))
         expected = _logprobs(model, texts)
         merged = model.merge_and_unload()
         merged_logprobs = _logprobs(merged, texts)

@@ -67,7 +67,7 @@ class Batch(TrainingBatch):
 
 def run_stage(run: StageRun, device: torch.device) -> Result:
     """Train the policy adapter, and measure it against SFT on held-out prompts."""
-    options = run.loaded.recipe.ppo
+    options = run.loaded.recipe.options(Ppo)
     # Keep this order: Session, score_norm and Learner draw from torch's generator, and released results depend on it.
     session = Session(run, device, options)
     session.measure_reference()

@@ -39,7 +39,7 @@ SAMPLES = 8  # held-out pairs whose scores are kept
 def run_stage(run: StageRun, device: torch.device) -> Result:
     """Train the reward model, and measure its accuracy on held-out pairs."""
     recipe = run.loaded.recipe
-    options = recipe.rm
+    options = recipe.options(Rm)
     telemetry = Telemetry(device)
 
     split = load_corpus(run).preferences("rm")
@@ -93,7 +93,7 @@ def _metrics(
 
 def _new_trainer(run: StageRun, model: Model, codec: Codec, pairs: Sequence[EncodedPair]) -> "_Trainer":
     """Return TRL's trainer with the recipe's loss, for the training pairs."""
-    options = run.loaded.recipe.rm
+    options = run.loaded.recipe.options(Rm)
     ranking = options.loss_type == "margin_ranking"
     margin = {"margin": options.margin} if options.margin and not ranking else {}
     return _Trainer(

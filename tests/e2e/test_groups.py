@@ -53,6 +53,24 @@ def test_what_a_run_leaves(done):
     assert sorted(p.name for p in (folder / "checkpoints").glob("step-*"))[-1] == "step-000004"
 
 
+def test_a_recipe_without_a_reward_model_runs_from_sft_to_the_report(trained, tmp_path):
+    """It has SFT, GRPO with a function's rewards, and the evaluation."""
+    checked = {"reward_funcs": ["length(most=3)"], "normalize_scores": False}
+    loaded = grouped("grpo", checked, rm=None, ppo=None, dpo=None, merge=None)
+    out = beside(trained, tmp_path, "pretrain", "sft")
+    metrics = run_stages(loaded, out, "grpo", "evaluate")["metrics"]
+    assert {"sft/reward_length", "grpo/reward_length_gain", "grpo/kl_per_token"} <= metrics.keys()
+    assert not [name for name in metrics if name.startswith("rm/")]
+    folder = out / ROOT / "evaluate"
+    assert {*content_of(folder / "details.json")} == {"scores"} and len(
+        read_intact_lines(folder / "samples.jsonl")
+    ) == 8
+    assert {*content_of(folder / "manifest.json")["parents"]} == {"pretrain", "sft", "grpo"}
+    report.write([out / ROOT], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "reward model on held-out pairs" not in page
+
+
 def test_normalised_scores_are_clipped(trained, tmp_path):
     out = beside(trained, tmp_path, *PARENTS)
     clipped = {"steps": 1, "score_clip": 1e-3, "missing_eos_penalty": 0.0}

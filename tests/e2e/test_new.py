@@ -107,18 +107,15 @@ def test_a_card_that_is_too_small_is_refused_with_one_that_would_do(checkpoints,
 def test_the_stages_that_are_named_fit_and_one_of_them_is_merged(checkpoints, tmp_path, stages):
     made = make(tmp_path, str(checkpoints / "Tiny_llama"), "3GB", stages=new.stages_of(stages.split(",")))
     written = made.loaded.recipe
-    assert written.merge.stage == stages.split(",")[0]
-    assert (written.grpo is not None) == ("grpo" in stages) and written.rloo is None
+    assert written.options(recipe.Merge).stage == stages.split(",")[0]
+    assert {*written.sections()} == {"sft", "rm", *stages.split(","), "evaluate", "merge"}
     assert set(made.stages) == {"sft", "rm", "evaluate", *stages.split(",")}
     readme = (made.folder / "README.md").read_text()
     explained = {stage for stage in recipe.POLICIES if f"- **{stage.upper()}**" in readme}
     assert explained == {*stages.split(",")} and "\n\n\n" not in readme
     listed = {"grpo": "GRPO", "dpo": "DPO", "ppo,dpo,grpo": "PPO, DPO and GRPO"}[stages]
     assert f"**Problem.** {listed} for Tiny_llama" in readme and f", {listed.lower()}, for" in written.description
-    assert all(
-        Predictor().predict(made.loaded, stage).whole.peak_bytes + CONTEXT_BYTES <= 3e9
-        for stage in ("sft", "rm", "ppo", "dpo")
-    )
+    assert all(Predictor().predict(made.loaded, stage).whole.peak_bytes + CONTEXT_BYTES <= 3e9 for stage in made.stages)
 
 
 def test_what_the_search_finds_is_what_is_written(checkpoints, tmp_path):

@@ -9,7 +9,7 @@ from rlhf.commands import score, score_items
 from rlhf.data.batch import collate
 from rlhf.data.load import divide_rows
 from rlhf.data.source import read_source
-from rlhf.recipe import as_yaml
+from rlhf.recipe import Rm, as_yaml
 from tests.helpers import RECIPE, SMALL, content_of, rlhf, small
 from tests.lines import read_intact_lines
 
@@ -23,7 +23,7 @@ def heldout(trained, tmp_path_factory):
     """The pairs that the reward model was judged on, as a file of preference rows; and the rows."""
     loaded = small()
     corpus, _ = divide_rows(read_source(loaded.recipe, trained / "cpu-tiny/v1/data"), loaded.recipe)
-    pairs = corpus.pairs.test[: loaded.recipe.rm.max_eval_samples]
+    pairs = corpus.pairs.test[: loaded.recipe.options(Rm).max_eval_samples]
     file = tmp_path_factory.mktemp("score") / "pairs.jsonl"
     rows = [{"prompt": told(p.prompt), "chosen": p.chosen, "rejected": p.rejected} for p in pairs]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

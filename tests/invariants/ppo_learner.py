@@ -29,7 +29,7 @@ PROMPTS = [
 
 def options(**changes) -> Ppo:
     changes = {"value_model": "head", "vf_coef": 0.1} | changes
-    return small(**{f"ppo__{key}": value for key, value in changes.items()}).recipe.ppo
+    return small(**{f"ppo__{key}": value for key, value in changes.items()}).recipe.options(Ppo)
 
 
 def roles(run: StageRun, lean: bool = False) -> SharedBase:

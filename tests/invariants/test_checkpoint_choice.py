@@ -13,6 +13,7 @@ from rlhf.data.pairs import encode_pairs
 from rlhf.errors import UserError
 from rlhf.evaluation import policies
 from rlhf.evaluation.policies import measure
+from rlhf.recipe import Rm
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
 from rlhf.stages import dpo, rm, training_pairs
@@ -86,10 +87,10 @@ def test_what_is_logged_at_the_last_step_is_what_the_stage_reports(done):
 
 def test_the_validation_loss_of_the_reward_model_has_the_margin():
     chosen, rejected = torch.tensor([1.0, -0.5]), torch.tensor([0.2, 0.1])
-    plain = small(rm__margin=0.3, rm__center_rewards_coefficient=0.0).recipe.rm
+    plain = small(rm__margin=0.3, rm__center_rewards_coefficient=0.0).recipe.options(Rm)
     gaps = [0.8 - 0.3, -0.6 - 0.3]
     assert rm.pair_loss(chosen, rejected, plain) == pytest.approx(sum(math.log1p(math.exp(-g)) for g in gaps) / 2)
-    ranking = small(rm__margin=0.3, rm__loss_type="margin_ranking").recipe.rm
+    ranking = small(rm__margin=0.3, rm__loss_type="margin_ranking").recipe.options(Rm)
     assert rm.pair_loss(chosen, rejected, ranking) == pytest.approx((0 + 0.9) / 2)
 
 

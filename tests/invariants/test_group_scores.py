@@ -13,6 +13,7 @@ from rlhf.data.corpus import Prompt, Split
 from rlhf.data.rows import Message
 from rlhf.models.loading import load_codec
 from rlhf.objectives.kl import adapt
+from rlhf.recipe import Ppo
 from rlhf.run.directory import StageRun
 from rlhf.stages.groups import Learner, sample_and_score, score_responses
 from rlhf.stages.online import role_passes
@@ -170,4 +171,4 @@ def test_a_run_adapts_its_kl_coefficient_only_once_the_policy_learns(trained, tm
     loaded = small(**{f"ppo__{key}": value for key, value in changes.items()}, ppo__value_warmup_steps=2)
     run_stages(loaded, beside(trained, tmp_path, "pretrain", "sft", "rm"), "ppo")
     rows = read_intact_lines(tmp_path / "cpu-tiny/v1/ppo/metrics.jsonl")
-    assert [row["objective/kl_coef"] for row in rows] == [loaded.recipe.ppo.kl_coef] * 3
+    assert [row["objective/kl_coef"] for row in rows] == [loaded.recipe.options(Ppo).kl_coef] * 3

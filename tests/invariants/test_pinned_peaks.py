@@ -28,7 +28,7 @@ def test_every_recipe_for_a_card_has_its_peaks_pinned():
 @pytest.mark.parametrize("directory", WATCHED, ids=lambda d: f"{d.parent.name}-{d.name}")
 def test_no_phase_of_a_recipe_has_grown(predictor, directory):
     loaded = recipe.load(directory)
-    optimizers = {getattr(loaded.recipe, stage).optim for stage in ("sft", "rm", "ppo", "dpo")}
+    optimizers = {section.optim for section in (loaded.recipe.dialogues() | loaded.recipe.online()).values()}
     if loaded.recipe.model.quantization == "nf4" or any("8bit" in name or "paged" in name for name in optimizers):
         pytest.importorskip("bitsandbytes")
     now = pins.peaks(predictor, loaded)

@@ -36,7 +36,7 @@ from rlhf.memory.phases import (
     Reserved,
     Work,
 )
-from rlhf.memory.predict import PREDICTED_STAGES, Predictor
+from rlhf.memory.predict import Predictor
 from rlhf.memory.rehearsal.meta_runs import Rehearsals, reserved_at_depth
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.rollout.engine import sample
@@ -50,6 +50,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),
     pytest.mark.usefixtures("as_in_a_worker"),
 ]
+
+STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")  # of the tiny recipe
 
 NF4 = {
     "hardware.device": "cuda",
@@ -85,11 +87,11 @@ def total(parts: Parts) -> int:
 def six(predictor) -> tuple[dict[StageName, PredictedStage], dict[str, dict[str, int]]]:
     """Every stage at six layers: predicted from two and four, and counted on real tensors."""
     loaded = tiny(6)
-    predicted = {stage: predictor.predict(loaded, stage) for stage in PREDICTED_STAGES}
-    return predicted, measure(loaded, list(PREDICTED_STAGES))
+    predicted = {stage: predictor.predict(loaded, stage) for stage in STAGES}
+    return predicted, measure(loaded, STAGES)
 
 
-@pytest.mark.parametrize("stage", PREDICTED_STAGES)
+@pytest.mark.parametrize("stage", STAGES)
 def test_prediction_is_what_real_tensors_take(six, stage):
     """Every phase within 1 %; `load` and `merge` within 5 %.
 

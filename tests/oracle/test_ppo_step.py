@@ -181,7 +181,7 @@ def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, 
                 **more,
             }.items()
         }
-    ).recipe.ppo
+    ).recipe.options(Ppo)
     assert (settings.num_ppo_epochs, settings.num_mini_batches) == (2, 2)
 
     moved = []
@@ -230,7 +230,7 @@ def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, 
 def test_the_optimizer_has_a_rate_for_each_role_and_steps_once_per_minibatch(trained, rollout):
     settings = small(
         ppo__value_model="adapter", ppo__num_ppo_epochs=3, ppo__num_mini_batches=4, ppo__learning_rate=0.25
-    ).recipe.ppo
+    ).recipe.options(Ppo)
     learner = moved_learner(trained, settings)
     shared = learner.shared
     policy, value = learner.state.optimizer.param_groups
@@ -247,7 +247,7 @@ def test_the_optimizer_has_a_rate_for_each_role_and_steps_once_per_minibatch(tra
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_whitened_advantages_have_mean_0_and_sd_1_over_real_tokens(trained, rollout, wanted):
-    settings = small(ppo__whiten_advantages=wanted).recipe.ppo
+    settings = small(ppo__whiten_advantages=wanted).recipe.options(Ppo)
     batch = ppo.make_batch(moved_learner(trained, settings), rollout)
     real = torch.cat([row[:n] for row, n in zip(batch.advantages, LENGTHS, strict=True)])
     assert len(real) == sum(LENGTHS)
@@ -259,7 +259,7 @@ def test_whitened_advantages_have_mean_0_and_sd_1_over_real_tokens(trained, roll
 
 
 def test_scores_are_normalised_by_mean_and_sd_of_sft_responses(trained, rollout: Rollout):
-    options = small(ppo__batch_size=128, ppo__rollout_batch_size=2, ppo__norm_responses=256).recipe.ppo
+    options = small(ppo__batch_size=128, ppo__rollout_batch_size=2, ppo__norm_responses=256).recipe.options(Ppo)
     shared = moved_learner(trained, options).shared
     scores = []
     shared.roles.activate("reward")

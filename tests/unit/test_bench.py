@@ -23,7 +23,7 @@ from rlhf.memory import projection, published_figures
 from rlhf.memory.phases import PredictedPhase, PredictedStage, PredictionError, Work
 from rlhf.memory.strategies import StrategyCost, one_by_one
 from rlhf.process.exhaustion import EXHAUSTED
-from rlhf.recipe import StageName
+from rlhf.recipe import Ppo, StageName
 from rlhf.run.records import Code
 from tests.helpers import RECIPE, noted
 
@@ -392,7 +392,9 @@ def test_hours_are_those_of_the_mean_step_and_mbu_counts_every_batch_of_a_rollou
     figures, usual = (
         derived.derived_figures(loaded, "ppo", row, predicted, best, shape) for shape in ("longest", "hh")
     )
-    assert figures["mbu"] == 2 * (loaded.recipe.ppo.response_length - 1) * 1000 / 2.0, "48 rows, then the other 16"
+    assert figures["mbu"] == 2 * (loaded.recipe.options(Ppo).response_length - 1) * 1000 / 2.0, (
+        "48 rows, then the other 16"
+    )
     total = projection.optimizer_steps(loaded.recipe, "ppo")
     assert total is not None and usual["hours"] == total * 2.5 / 3600, "a total is of means"
     assert figures["hours"] is None and usual["mbu"] is None, "a stage's rows are not all of the longest"

@@ -68,8 +68,8 @@ def test_reproduce_refuses_what_no_seed_can_run_before_the_first(command, monkey
 def test_reproduce_evaluates_where_a_target_asks_for_it():
     plain = recipe.load(RECIPE)
     asks = plain._replace(figures=(plain.figures[0].model_copy(update={"stage": "evaluate"}),))
-    assert reproduce.final_stages(plain) == ["ppo", "dpo"]
-    assert reproduce.final_stages(asks) == ["ppo", "dpo", "evaluate"]
+    assert reproduce.final_stages(plain) == ["sft", "rm", "ppo", "dpo"]
+    assert reproduce.final_stages(asks) == ["sft", "rm", "ppo", "dpo", "evaluate"]
 
 
 def test_several_files_may_follow_data(command, tmp_path):

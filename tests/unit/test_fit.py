@@ -14,7 +14,7 @@ from rlhf.memory.phases import PredictedPhase, PredictedStage, Work
 from rlhf.memory.predict import Predictor, card_needed_bytes
 from rlhf.memory.strategies import divisors
 from rlhf.process.cuda import CONTEXT_BYTES
-from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, stage_name
+from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Ppo, stage_name
 from tests.helpers import RECIPE, content_of, rlhf
 from tests.unit.plans import SFT, Known, global_batch, phase
 
@@ -73,7 +73,7 @@ def test_rows_that_are_scored_together_are_searched_apart_from_the_micro_batch()
         return PredictedPhase(100 + size, {"base": 100, "activations": size}, 0, Work(), 100 + size, 100 + size)
 
     def predict(loaded, stage):
-        options = loaded.recipe.ppo
+        options = loaded.recipe.options(Ppo)
         sampling, scoring = 10 * options.rollout_batch_size, 20 * options.score_rows
         sizes = {"rollout": sampling, "score": scoring, "evaluate": sampling}
         phases = {
@@ -82,7 +82,8 @@ def test_rows_that_are_scored_together_are_searched_apart_from_the_micro_batch()
         return PredictedStage(max(phases.values(), key=lambda phase: phase.peak_bytes), phases)
 
     loaded = recipe.load(LLAMA)
-    assert loaded.recipe.ppo.score_batch_size == 20 == loaded.recipe.ppo.batch_size
+    ppo = loaded.recipe.options(Ppo)
+    assert ppo.score_batch_size == 20 == ppo.batch_size
     found = fit.fit(predict, loaded, ["ppo"], CONTEXT_BYTES + 100 + 210)
     assert not found.too_large
     assert found.changes == {

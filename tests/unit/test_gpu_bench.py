@@ -518,7 +518,7 @@ def test_a_speed_record_has_the_bounds_of_its_phases(monkeypatch, capsys):
     bounds = record.speed_of(row)["stages"]["ppo"]["roofline"]
     assert set(bounds) == {"rollout/decode", "update"}
     recipe = recipes.load(ROOT / "recipes/h100-mistral-7b/v2").recipe
-    decoding = phases(recipe, "ppo", recipe.ppo.max_prompt_length)["rollout/decode"]
+    decoding = phases(recipe, "ppo", recipe.options(recipes.Ppo).max_prompt_length)["rollout/decode"]
     assert bounds["rollout/decode"] == {
         "least_seconds": decoding.moved / 1e12,
         "seconds": 4.0,
@@ -679,7 +679,7 @@ def test_a_step_of_16_bits_reads_the_bytes_that_are_projected_for_it(merged):
     changes |= {"lora.r": 4, "lora.target_modules": "all-linear", "ppo.response_length": 8}
     loaded = recipes.load(ROOT / "recipes/h100-mistral-7b/v2", changes).recipe
     size = {"batch_size": 2, "rollout_batch_size": 2, "rollout_weights": "merged" if merged else "adapter"}
-    loaded = loaded.model_copy(update={"ppo": loaded.ppo.model_copy(update=size)})
+    loaded = loaded.model_copy(update={"ppo": loaded.options(recipes.Ppo).model_copy(update=size)})
     read = decoding.bytes_per_step(shared, Sampling(8, 8, 1.0, 2, merged=merged), 8 + 8 / 2)
     assert read == decoding_step_bytes(loaded, "ppo", 8)
 

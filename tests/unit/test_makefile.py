@@ -648,7 +648,7 @@ def test_the_recipe_s_device_decides_and_not_a_folder_s_name(tmp_path):
         ("it's=x", "there is no variable 'it's'"),
         ("RESUME=TRUE", "RESUME=TRUE: write 1 or 0"),
         ("plan FIT=1.2.3GB", "FIT=1.2.3GB: a size such as 12GB, or card"),
-        ("chat STAGE=", "STAGE is empty: give it a value"),
+        ("report OUT=", "OUT is empty: give it a value"),
         ("SET=[1,", "SET: '[1,' is no KEY=VALUE"),
         ("SEED=4294967296", "SEED=4294967296: seeds are below 2^32"),
         ("WEIGHTS=none", "WEIGHTS=none: no such folder; a checkpoint's folder, or random"),

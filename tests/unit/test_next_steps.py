@@ -14,7 +14,7 @@ from rlhf import cli
 from rlhf.cli import next_steps
 from rlhf.cli.choice import Choice
 from rlhf.stages import runner
-from tests.helpers import RECIPE, not_none, rlhf, small
+from tests.helpers import RECIPE, grouped, not_none, rlhf, small
 from tests.records import summary_of, write_records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,6 +85,14 @@ def test_a_seed_of_a_run_is_not_the_order_of_a_rating(printed):
 def test_under_make_they_are_its_targets(printed, monkeypatch, stage, expected):
     monkeypatch.setenv(next_steps.MAKE, "")
     assert [line.partition("#")[0].strip() for line in printed(stage, "--recipe", RECIPE)] == expected
+
+
+def test_they_are_stages_that_the_recipe_has():
+    """Without a reward model GRPO follows SFT, and without a section no merge is named."""
+    checked = {"reward_funcs": ["exact_answer"], "normalize_scores": False}
+    loaded = grouped("grpo", checked, rm=None, ppo=None, dpo=None, merge=None).recipe
+    assert [words for words, _ in next_steps.steps("sft", loaded)] == [("run", "grpo"), ("report",)]
+    assert [words for words, _ in next_steps.steps("evaluate", loaded)] == [("report",), ("ab",)]
 
 
 @needs_make

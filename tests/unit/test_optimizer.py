@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.models.optimizer import new_optimizer, page_states
+from rlhf.recipe import Ppo
 from rlhf.recipe.choices import Optimizer
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.train_state import SavedState, TrainedParameters, TrainState
@@ -98,7 +99,7 @@ def test_both_kinds_of_stages_page_what_they_load(monkeypatch, tmp_path):
 
     shared: Any = SimpleNamespace(peft=None)
     state = TrainState(
-        "ppo", shared, small().recipe.ppo, ScoreNorm(), {"policy": TrainedParameters(parameters(), 1e-4)}
+        "ppo", shared, small().recipe.options(Ppo), ScoreNorm(), {"policy": TrainedParameters(parameters(), 1e-4)}
     )
     state.save(run, tmp_path)
     load = state.optimizer.load_state_dict

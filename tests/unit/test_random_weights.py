@@ -19,7 +19,7 @@ from rlhf.data.worlds import lengths
 from rlhf.errors import UserError
 from rlhf.models import loading
 from rlhf.models.loading import load_base, load_codec
-from rlhf.recipe import PinnedRecipe
+from rlhf.recipe import Dpo, PinnedRecipe, Ppo, Rm
 from rlhf.recipe.choices import LengthsShape
 from rlhf.run.directory import StageRun
 from tests.helpers import RECIPE, SMALL, run_stages
@@ -361,17 +361,16 @@ def test_the_longest_dialogues_fill_every_stage_s_limits(tmp_path):
         ppo__max_prompt_length=90,
         ppo__response_length=20,
     )
-    options = loaded.recipe
     codec = load_codec(StageRun(tmp_path, loaded, "sft"))
-    pairs = written(tmp_path, shape="longest", longest=options.longest(), pairs=9)
-    for stage in (options.rm, options.dpo):
+    pairs = written(tmp_path, shape="longest", longest=loaded.recipe.longest(), pairs=9)
+    for stage in (loaded.recipe.options(Rm), loaded.recipe.options(Dpo)):
         for both in encode_pairs(codec, pairs, stage)[0]:
             for side in both:
                 assert len(side.prompt) == stage.max_prompt_length
                 assert len(side.prompt + side.response) == stage.max_length
     rows, _ = codec.encode([(p.prompt, p.chosen) for p in pairs], 60, 100)
     assert {(len(row.prompt), len(row.prompt + row.response)) for row in rows if row} == {(60, 100)}
-    prompts, cut = codec.encode_prompts([p.prompt for p in pairs], options.ppo.max_prompt_length)
+    prompts, cut = codec.encode_prompts([p.prompt for p in pairs], loaded.recipe.options(Ppo).max_prompt_length)
     assert ({len(ids) for ids in prompts}, cut) == ({90}, 9)
 
 

@@ -13,7 +13,7 @@ from rlhf.cli.plan_tables import between_rows
 from rlhf.memory import ranks, weights
 from rlhf.memory.phases import Parts, PredictedPhase, PredictedStage, PredictionError, Work
 from rlhf.memory.plan import RankTraffic, StageTime
-from rlhf.recipe import PinnedRecipe
+from rlhf.recipe import PinnedRecipe, Ppo
 from tests.unit.plans import planned, planned_stage
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -28,7 +28,7 @@ def test_one_rank_takes_its_share_of_the_rows_and_all_of_the_steps():
     sft = ranks.recipe_of_one_rank(whole, "sft").recipe.sft
     assert sft.per_device_train_batch_size * sft.gradient_accumulation_steps * 8 == 8 * 8
     assert sft.max_samples == 2500 and ranks.recipe_of_one_rank(whole, "sft").recipe.hardware.count == 1
-    ppo = ranks.recipe_of_one_rank(whole, "ppo").recipe.ppo
+    ppo = ranks.recipe_of_one_rank(whole, "ppo").recipe.options(Ppo)
     assert (ppo.batch_size, ppo.rollout_batch_size, ppo.max_eval_samples, ppo.steps) == (16, 16, 16, 156)
     assert ppo.per_device_train_batch_size == 8 == 128 // 2 // 8
     assert ranks.recipe_of_one_rank(whole, "evaluate") is whole, "which one process does"
@@ -94,7 +94,7 @@ def test_what_ranks_tell_each_other_by_hand():
     fsdp = load("2x4090-llama2-13b/v1", hardware__engine="fsdp").recipe
     accumulated = fsdp.sft.per_device(2)[1]
     assert ranks.traffic(fsdp, "sft").weights == accumulated * weights.layers_bytes(fsdp)
-    micro = 32 // 4 // 2 // fsdp.ppo.per_device_train_batch_size
+    micro = 32 // 4 // 2 // fsdp.options(Ppo).per_device_train_batch_size
     passes = 2 * 2 * (2 * 4) * micro + 1
     assert ranks.traffic(fsdp, "ppo").weights == passes * weights.layers_bytes(fsdp) / 2
 

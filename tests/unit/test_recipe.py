@@ -10,10 +10,11 @@ import yaml
 from rlhf import recipe
 from rlhf.data.tokenize import train
 from rlhf.errors import UserError
-from rlhf.recipe import plain_yaml
+from rlhf.memory.predict import predicted_stages
+from rlhf.recipe import Ppo, Sft, plain_yaml
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.schema_model import SMALLEST_TRAINED
-from tests.helpers import RECIPE, rlhf
+from tests.helpers import GROUP, RECIPE, rlhf
 
 ROOT = Path(__file__).parents[2] / "recipes"
 CPU = ROOT / "cpu-tiny" / "v1"
@@ -188,9 +189,9 @@ def test_files_of_all_recipes_are_parsed_once():
 def test_overrides_are_typed_and_mark_the_run_modified():
     overrides = recipe.parse_overrides(["ppo.kl_coef=1e-1", "lora.target_modules=[q_proj, v_proj]", "ppo.steps=7"])
     loaded = recipe.load(CPU, overrides)
-    assert loaded.recipe.ppo.kl_coef == 0.1
+    assert loaded.recipe.options(Ppo).kl_coef == 0.1
     assert loaded.recipe.lora.target_modules == ("q_proj", "v_proj")
-    assert loaded.recipe.ppo.steps == 7
+    assert loaded.recipe.options(Ppo).steps == 7
     assert loaded.modified
     assert loaded.sha256 == recipe.load(CPU).sha256
 
@@ -494,9 +495,47 @@ def test_weights_that_leave_no_reward_are_refused(weights, message):
         recipe.load(ROOT / "cpu-tiny-groups/v1", {"grpo.reward_weights": weights})
 
 
+WITHOUT = {"rm": None, "ppo": None, "dpo": None, "merge": None}
+
+
+def test_a_recipe_has_the_stages_whose_sections_it_has():
+    loaded = recipe.load(CPU, WITHOUT).recipe
+    assert [*loaded.sections()] == ["pretrain", "sft", "evaluate"]
+    assert recipe.parents(loaded, "evaluate") == recipe.stages_before(loaded, "evaluate") == ["pretrain", "sft"]
+    assert (loaded.policies(), loaded.rollout_stage()) == ([], None)
+    assert {key.partition(".")[0] for key in loaded.lengths()} == {"pretrain", "sft", "evaluate"}
+    assert "rm" not in recipe.deciding_settings(loaded, "evaluate")
+    assert predicted_stages(loaded) == ["sft", "evaluate"]
+    assert loaded.options(Sft) is loaded.sft
+    with pytest.raises(UserError, match="this needs a recipe with a section ppo"):
+        loaded.options(Ppo)
+
+
+@pytest.mark.parametrize(
+    ("absent", "message"),
+    [
+        ({"rm": None}, "ppo needs a section rm: the reward model scores its responses"),
+        ({"ppo": None}, "merge.stage: ppo needs a section ppo"),
+        ({"rm": None, "ppo": None, "grpo": GROUP, "merge.stage": "grpo"}, "grpo needs a section rm: the reward model"),
+    ],
+)
+def test_a_section_that_another_needs_is_named(absent, message):
+    with pytest.raises(UserError, match=message):
+        recipe.load(CPU, absent)
+
+
+@pytest.mark.parametrize(("stage", "page"), [("rm", "docs/recipes.md"), ("grpo", "docs/groups.md")])
+def test_an_absent_stage_is_refused_with_a_few_recipes_that_have_it(stage, page):
+    message = recipe.no_section(stage, recipe.load(CPU, WITHOUT))
+    assert message.startswith(f"{stage}: {CPU} has no such stage; add a section {stage} ({page}), or use --recipe ")
+    having = [folder for folder in recipe.available(CPU.parents[1]) if recipe.load(folder).recipe.section(stage)]
+    assert len(having) > 3 and message.count(" or /") == 3
+    assert (f" or {len(having) - 4} others (make: RECIPE=…)" in message) == (len(having) > 4)
+
+
 def test_a_section_that_is_none_is_refused_in_our_words():
-    with pytest.raises(UserError, match=r"ppo = null: a section is written ppo\.KEY=VALUE"):
-        recipe.load(CPU, {"ppo": None})
+    with pytest.raises(UserError, match=r"sft = null: a section is written sft\.KEY=VALUE"):
+        recipe.load(CPU, {"sft": None})
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,8 @@ def test_changes_remove_what_they_are_about():
 def test_moments_of_eight_bits_move_less_by_hand():
     """Per weight and step: 4 bytes each to read it, write it and read its gradient; two moments read and written."""
     plain = recipe.load(RECIPES / "h100-mistral-7b/v2").recipe
-    steps = plain.ppo.num_ppo_epochs * plain.ppo.num_mini_batches
+    ppo = plain.options(recipe.Ppo)
+    steps = ppo.num_ppo_epochs * ppo.num_mini_batches
     for optim, moments in (("adamw_torch_fused", 4 * 4), ("adamw_8bit", 4 * 1), ("paged_adamw_8bit", 4 * 1)):
         work = phases(roofline.changed(plain, {"ppo.optim": optim}), "ppo", 200)
         assert work["update/optimizer"].moved == 2 * 41_943_040 * steps * (12 + moments)

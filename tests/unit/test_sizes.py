@@ -7,7 +7,7 @@ import pytest
 from bench.memory import chart, sizes
 from rlhf import recipe
 from rlhf.memory.predict import Predictor, card_needed_bytes
-from rlhf.recipe import StageName
+from rlhf.recipe import Ppo, StageName
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,9 +30,10 @@ def test_the_page_and_the_chart_are_made_from_the_file():
 @pytest.mark.parametrize("size", sizes.SIZES, ids=lambda size: size.name)
 def test_every_size_is_trained_with_one_batch(size):
     trained = recipe.load(ROOT / "recipes" / sizes.BASED_ON, sizes.changes(size)).recipe
-    assert trained.model.quantization == "nf4" and trained.ppo.value_model == "adapter", "four roles on one 4-bit base"
-    assert trained.ppo.batch_size == 16 and trained.ppo.max_prompt_length + trained.ppo.response_length == 512
-    for stage in (trained.sft, trained.rm, trained.dpo):
+    ppo = trained.options(Ppo)
+    assert trained.model.quantization == "nf4" and ppo.value_model == "adapter", "four roles on one 4-bit base"
+    assert ppo.batch_size == 16 and ppo.max_prompt_length + ppo.response_length == 512
+    for stage in trained.dialogues().values():
         assert stage.per_device_train_batch_size * stage.gradient_accumulation_steps == 16 and stage.max_length == 512
     shape = trained.model.architecture
     assert shape and shape.vocab_size

@@ -29,7 +29,7 @@ from rlhf.memory.rehearsal.short_runs import rehearsal_changes
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import PinnedRecipe, Ppo, SharedRole
+from rlhf.recipe import OnlineOptions, PinnedRecipe, Ppo, SharedRole
 from rlhf.recipe.choices import Device
 from rlhf.rollout.library_decoding import LibraryDecoding, fast_layers
 from rlhf.run.directory import StageRun
@@ -79,32 +79,34 @@ class DecodingStep:
 
 
 def decoding_steps(loaded: PinnedRecipe, layers: int = LAYERS) -> dict[str, DecodingStep]:
-    """Return one step of a PPO rollout for each of `ROLES`, on a model of the recipe's shape with `layers` layers.
+    """Return one step of a rollout for each of `ROLES`, on a model of the recipe's shape with `layers` layers.
 
-    Raises UserError when the recipe has no model.architecture.
+    The rollout is that of the recipe's `rollout_stage`, which there must be.
     """
     changed = loaded.with_changes(rehearsal_changes(loaded.recipe, layers))
     architecture = changed.recipe.model.architecture
+    stage, options = next(iter(changed.recipe.online().items()))
     assert architecture and architecture.vocab_size
     with tempfile.TemporaryDirectory(prefix="rlhf-plan-") as folder:
-        run = StageRun(Path(folder), changed, "ppo")
+        run = StageRun(Path(folder), changed, stage)
         hardware = changed.recipe.hardware
         recorder = _Recorder(hardware.device, architecture.vocab_size, cards.gpu_of(hardware.name))
         with recorder:
-            shared = _roles(run)
+            shared = _roles(run, options)
             codec = load_codec(run)
-            return {role: step(recorder, shared, role, codec, changed.recipe.ppo) for role in ROLES}
+            return {role: step(recorder, shared, role, codec, options) for role in ROLES}
 
 
-def step(recorder: "_Recorder", shared: SharedBase, role: SharedRole, codec: Codec, options: Ppo) -> DecodingStep:
+def step(
+    recorder: "_Recorder", shared: SharedBase, role: SharedRole, codec: Codec, options: OnlineOptions
+) -> DecodingStep:
     """Return the second decoding step of a rollout of `role`: the first one sets up what later ones find ready."""
     settings = sampling_settings(options)
     lengths = [settings.max_prompt_length] * settings.batch_size
     lengths[0] = max(1, settings.max_prompt_length // 2)  # a padded row, so that there is a mask
     prompts = [[codec.eos_id] * length for length in lengths]
     uniforms = torch.empty(settings.batch_size, settings.response_length, device=META)
-    on_policy = options.value_model == "head" and options.old_logprobs == "rollout"
-    observe = shared.values if on_policy else None
+    observe = shared.values if shared.value_head is not None and options.old_logprobs == "rollout" else None
     shared.roles.activate(role)
     shared.base.eval()
     with torch.no_grad(), mixed_precision(shared.base), fast_layers(shared.base, settings):
@@ -116,16 +118,13 @@ def step(recorder: "_Recorder", shared: SharedBase, role: SharedRole, codec: Cod
     return DecodingStep(tuple(operations))
 
 
-def _roles(run: StageRun) -> SharedBase:
-    """Return the roles of PPO over one base on the stand-in device, from new adapters."""
-    policy, reward = run.run_directory / "sft", run.run_directory / "rm"
-    write_adapters(run, ("sft", "rm"))
+def _roles(run: StageRun, options: OnlineOptions) -> SharedBase:
+    """Return the roles that sample, over one base on the stand-in device, from new adapters; with any head on them."""
+    policy = run.run_directory / "sft"
+    write_adapters(run, ("sft",))
     shared = SharedBase(load_base(run, META), {"policy": policy, "reference": policy}, trainable=("policy",))
-    shared.add_reward(reward)
-    if run.loaded.recipe.ppo.value_model == "head":
+    if isinstance(options, Ppo) and options.value_model == "head":
         shared.add_value_head()
-    else:
-        shared.add_value_adapter(reward, 0.0, 1.0)
     return shared
 
 

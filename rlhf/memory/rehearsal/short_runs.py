@@ -16,7 +16,6 @@ from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.memory.phases import DEPTHS, MOST_REPEATS, STEPS
 from rlhf.recipe import (
-    POLICIES,
     Architecture,
     Changes,
     Dialogues,
@@ -64,7 +63,7 @@ def rehearsal_changes(recipe: Recipe, layers: int | None) -> Changes:
         changes[f"{stage}.{'num_ppo_epochs' if stage == 'ppo' else 'num_iterations'}"] = 1
         changes[f"{stage}.normalize_scores"] = options.normalize_scores
         changes[f"{stage}.norm_responses"] = 2  # one batch of rollouts
-    for stage, supervised in (("sft", recipe.sft), ("rm", recipe.rm), ("dpo", recipe.dpo)):
+    for stage, supervised in recipe.dialogues().items():
         changes[f"{stage}.gradient_accumulation_steps"] = min(MOST_REPEATS, supervised.gradient_accumulation_steps)
     return changes
 
@@ -145,7 +144,7 @@ def few_steps(recipe: Recipe, steps: int, shape: LengthsShape) -> Changes:
     for stage, options in recipe.online().items():
         changes |= _few_online_steps(stage, options, steps)
         rows += [options.batch_size, _evaluated(options)]
-    for stage, supervised in (("sft", recipe.sft), ("rm", recipe.rm), ("dpo", recipe.dpo)):
+    for stage, supervised in recipe.dialogues().items():
         changes |= _few_supervised_steps(stage, supervised, steps)
         rows.append(steps * supervised.per_device_train_batch_size * supervised.gradient_accumulation_steps)
     most = max(rows)
@@ -229,8 +228,7 @@ class ShortRuns(ABC, Generic[PeakT]):
         changed = loaded.with_changes(rehearsal_changes(loaded.recipe, self.layers))
         model_hash = recipes.content_hash(changed.recipe.model_dump(mode="json", include={"model", "lora"}))
         folder = Path(self._folder.name) / model_hash[:12]
-        present = [name for name in POLICIES if changed.recipe.section(name) is not None]
-        policies = present if stage == "evaluate" else []  # it measures all that are there
+        policies = changed.recipe.policies() if stage == "evaluate" else []  # it measures all that are there
         needed = dict.fromkeys((*recipes.parents(changed.recipe, recipes.stage_name(stage)), *policies))
         owner = f"{changed.name} {changed.version} {model_hash}"
         missing = [name for name in needed if (name, owner) not in self._finished]
