@@ -58,7 +58,7 @@ class Telemetry:
         self._board = Board(device)
         self.seconds: dict[str, float] = defaultdict(float)
         self.cpu_seconds: dict[str, float] = defaultdict(float)
-        self.tokens = 0
+        self.tokens = self._tokens_at_last_call = 0
         self._last_call = {"total": time.monotonic(), "cpu/total": time.process_time()}
         self._open: list[str] = []
         self._loaded: int | None = None
@@ -99,15 +99,17 @@ class Telemetry:
             self._loaded = _forget_peak_rss()
 
     def since_last_call(self) -> dict[str, float]:
-        """Return the wall seconds of each phase since the last call, and its CPU seconds as `cpu/<phase>`.
+        """Return what the steps since the last call cost: a row of telemetry.jsonl.
 
-        `total` is all time that has passed.
+        It has the wall seconds of each phase, its CPU seconds as `cpu/<phase>`, and all time that has passed as
+        `total`; the tokens; and as `memory_bytes` what `memory` returns.
         """
         cpu = {**self.cpu_seconds, "total": time.process_time()}
         totals = {**self.seconds, "total": time.monotonic(), **{f"cpu/{name}": value for name, value in cpu.items()}}
         spent = {name: round(total - self._last_call.get(name, 0.0), 4) for name, total in totals.items()}
-        self._last_call = totals
-        return spent
+        tokens = self.tokens - self._tokens_at_last_call
+        self._last_call, self._tokens_at_last_call = totals, self.tokens
+        return {**spent, "tokens": tokens, "memory_bytes": self.memory()}
 
     def memory(self) -> int:
         """Return bytes: on CUDA the peak since the last call, elsewhere what the process holds now."""

@@ -16,7 +16,6 @@ Shapes: P prompts, k responses to each, B = P * k rows, R response slots.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -94,10 +93,10 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     """Train the policy adapter with RLOO or GRPO, and measure it against SFT on held-out prompts."""
     options = run.loaded.recipe.online()[run.stage]
     assert isinstance(options, GroupOptions)
-    # Keep this order: Session and score_norm draw from torch's generator, and released results depend on it.
+    # Keep this order: two of these calls draw from torch's generator, and released results depend on it.
     session = Session(run, device, options)
     session.measure_reference()
-    score_norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
+    score_norm = session.measure_score_norm()  # measured in a new run, read from the checkpoint of a resumed one
     learner = Learner(run.stage, session.shared, options, score_norm)
     session.restore(learner.state)  # does nothing in a new run
     session.shard()  # several GPUs may divide the frozen layers
@@ -249,10 +248,12 @@ class Learner:
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics."""
-        micro_batches = self.state.micro_batches_of(batch.rollout, mini_rows)
         minibatch = MinibatchSize(len(mini_rows), batch.token_counts[mini_rows].sum())
-        add_gradient = partial(self._add_gradient, minibatch=minibatch)
-        return self.state.sum_of(self.state.accumulate("policy", batch, micro_batches, add_gradient))
+        parts = []
+        with self.shared.role("policy"):
+            for rows in self.state.micro_batches(batch.rollout, mini_rows):
+                parts.append(self._add_gradient(batch.rows(rows), minibatch))
+        return self.state.sums_of(parts)
 
     def _add_gradient(self, micro: Batch, minibatch: MinibatchSize) -> dict[str, float]:
         """Add the gradient of one micro-batch. Return its part of the minibatch's statistics."""

@@ -18,7 +18,6 @@ whole step independently.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,7 +28,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.gae import gae
 from rlhf.objectives.kl import estimate_kl
 from rlhf.objectives.losses import Stats, ppo_policy_loss, ppo_value_loss
-from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero_pads
+from rlhf.objectives.masked import explained_variance, masked_mean, whiten
 from rlhf.objectives.rewards import shape_rewards, shape_scores
 from rlhf.recipe import Ppo
 from rlhf.rollout.decoding import ValueFn
@@ -40,6 +39,8 @@ from rlhf.stages.online.session import Session
 from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState, weighted_numbers
 from rlhf.stages.result import Result
 from rlhf.terminal.progress import Bar
+
+SIGMOID_TANGENT = ScoreNorm(mean=-2.0, sd=4.0)  # σ(s) is about (s + 2) / 4 near 0
 
 
 @dataclass(kw_only=True)
@@ -57,9 +58,9 @@ class Batch(TrainingBatch):
     returns: Tensor
 
     @property
-    def kl_per_token(self) -> float:
+    def kl_per_token(self) -> Tensor:
         """Return the mean KL from the reference in nats per token, which `kl_target` is compared with."""
-        return masked_mean(self.kl, self.rollout.mask).item()
+        return masked_mean(self.kl, self.rollout.mask)
 
 
 # -- the loop ----------------------------------------------------------------------------------------------------------
@@ -68,10 +69,10 @@ class Batch(TrainingBatch):
 def run_stage(run: StageRun, device: torch.device) -> Result:
     """Train the policy adapter, and measure it against SFT on held-out prompts."""
     options = run.loaded.recipe.options(Ppo)
-    # Keep this order: Session, score_norm and Learner draw from torch's generator, and released results depend on it.
+    # Keep this order: three of these calls draw from torch's generator, and released results depend on it.
     session = Session(run, device, options)
     session.measure_reference()
-    score_norm = session.score_norm()  # measured in a new run, read from the checkpoint of a resumed one
+    score_norm = session.measure_score_norm()  # measured in a new run, read from the checkpoint of a resumed one
     learner = Learner(session.shared, session.rm_dir, options, score_norm)
     session.restore(learner.state)  # does nothing in a new run
     session.shard()  # several GPUs may divide the frozen layers, now that all adapters are there
@@ -99,7 +100,7 @@ def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
 
     # 2 score. Layers below the first adapter give all roles the same states; the lean trunk computes these once.
     rollout = role_passes.with_lower_states(shared, rollout, options.score_rows)
-    old_logp, values = old_logprobs_and_values(learner, rollout)
+    old_logp, values = role_passes.old_logprobs_and_values(shared, rollout, options)
     ref_logp = role_passes.logprobs(shared, "reference", rollout, options)
     scores = role_passes.reward_scores(shared, rollout, options.score_rows)
 
@@ -136,21 +137,6 @@ def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
     )
 
 
-def old_logprobs_and_values(learner: "Learner", rollout: Rollout) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities under the policy that sampled and the critic's values, each (B, R).
-
-    With `old_logprobs: rollout` the log-probabilities, and the values of a head on the policy, were recorded while
-    sampling. Otherwise they are computed here, those of policy and head in one pass.
-    """
-    shared, options = learner.shared, learner.options
-    if not learner.critic_is_head:
-        return role_passes.old_logprobs(shared, rollout, options), role_passes.values(shared, rollout, options)
-    if options.old_logprobs == "recompute":
-        return role_passes.logprobs_and_values(shared, rollout, options)
-    assert rollout.values is not None  # from `sampling_value_fn`
-    return role_passes.old_logprobs(shared, rollout, options), zero_pads(rollout.values, rollout.mask)
-
-
 # -- 5 update ----------------------------------------------------------------------------------------------------------
 
 
@@ -165,10 +151,9 @@ class Learner:
         if options.value_model == "head":
             critic_parameters = list(shared.add_value_head().parameters())
         else:
-            mean, sd = score_norm  # the critic starts as the shaped score, (s - mean) / sd
-            if options.sigmoid_scores:  # never normalised; the critic starts as the sigmoid's tangent at 0, (s + 2) / 4
-                mean, sd = -2.0, 4.0
-            head = shared.add_value_adapter(rm_dir, mean, sd)
+            # The critic starts as the shaped score, (s - mean) / sd.
+            start = SIGMOID_TANGENT if options.sigmoid_scores else score_norm
+            head = shared.add_value_adapter(rm_dir, start.mean, start.sd)
             critic_parameters = [*head.parameters(), *shared.roles.parameters("value")]
         policy = TrainedParameters(shared.roles.parameters("policy"), options.learning_rate)
         critic = TrainedParameters(critic_parameters, options.value_learning_rate)
@@ -204,29 +189,31 @@ class Learner:
 
     def advance(self, batch: Batch) -> None:
         """Go to the next step. The KL coefficient follows `kl_target`, but not while the policy does not learn."""
-        self.state.advance(batch.kl_per_token if self.policy_learns else None)
+        self.state.advance(batch.kl_per_token.item() if self.policy_learns else None)
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics.
 
         All of the policy's micro-batches come first, then the critic's: switching roles in each would be slow.
         """
-        micro_batches = self.state.micro_batches_of(batch.rollout, mini_rows)
         token_count = batch.rollout.response_length[mini_rows].sum()
-        add_policy = partial(self._add_policy_gradient, token_count=token_count)
-        parts = self.state.accumulate("policy", batch, micro_batches, add_policy)
+        parts = []
+        with self.shared.role("policy"):
+            for rows in self.state.micro_batches(batch.rollout, mini_rows):
+                parts.append(self._add_policy_gradient(batch.rows(rows), token_count))
         if not self.critic_is_head:
-            add_critic = partial(self._add_critic_gradient, token_count=token_count)
-            parts += self.state.accumulate("value", batch, micro_batches, add_critic)
-        return self.state.sum_of(parts)
+            with self.shared.role("value"):
+                for rows in self.state.micro_batches(batch.rollout, mini_rows):
+                    parts.append(self._add_critic_gradient(batch.rows(rows), token_count))
+        return self.state.sums_of(parts)
 
     def _add_policy_gradient(self, micro: Batch, token_count: Tensor) -> dict[str, float]:
-        """Add the gradient of the policy, and of a value head on it. Return the micro-batch's share of the statistics.
+        """Add the gradient of the policy, and of a value head on it, while the role `policy` is active.
 
-        `accumulate` calls this while the role `policy` is active. `token_count` is that of the minibatch. During
-        `value_warmup_steps` the value head alone gets a gradient.
+        `token_count` is that of the minibatch. Return the statistics, which are means over the tokens of the
+        micro-batch, times its share of these tokens. During `value_warmup_steps` the value head alone gets a gradient.
         """
-        share = micro.rollout.response_length.sum() / token_count  # it weights this part's means
+        share = micro.rollout.response_length.sum() / token_count
         with torch.set_grad_enabled(self.policy_learns):
             hidden = self.shared.response_hidden(micro.rollout)
             loss, stats = self._policy_loss(micro, hidden)
@@ -238,7 +225,10 @@ class Learner:
         return weighted_numbers(stats, share)
 
     def _add_critic_gradient(self, micro: Batch, token_count: Tensor) -> dict[str, float]:
-        """Add the gradient of a critic with an adapter, while the role `value` is active. Return its share likewise."""
+        """Add the gradient of a critic with an adapter, while the role `value` is active.
+
+        Return the statistics, weighted as those of the policy.
+        """
         share = micro.rollout.response_length.sum() / token_count
         value_loss, stats = self._value_loss(micro, self.shared.response_hidden(micro.rollout))
         (self.options.vf_coef * value_loss * share).backward()
@@ -285,7 +275,7 @@ def batch_metrics(batch: Batch, learner: Learner) -> dict[str, float]:
     kl_per_response = batch.kl.sum(1)
     metrics = {
         "objective/kl": kl_per_response.mean(),
-        "objective/kl_per_token": masked_mean(batch.kl, mask),
+        "objective/kl_per_token": batch.kl_per_token,
         "objective/scores": batch.scores.mean(),
         "objective/scores_shaped": batch.shaped_scores.mean(),
         "objective/non_score_reward": -learner.state.reward_kl_coef * kl_per_response.mean(),

@@ -7,22 +7,23 @@ was run, because the replay of the allocator gets the events of all.
 """
 
 import copy
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-from rlhf.data.batch import Rollout, TrainingBatch
+from rlhf.data.batch import Rollout
 from rlhf.memory.phases import PASS, Event, Work
 from rlhf.memory.rehearsal.known import known_numbers
 from rlhf.memory.rehearsal.peaks import Storage
 from rlhf.memory.rehearsal.tracker import Tracker
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Role
-from rlhf.stages.online.train_state import TrainedRole, TrainState
+from rlhf.stages.online.train_state import TrainState
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -70,10 +71,31 @@ class Repeats:
             return result
         start, before = self._tracker.position(), self._tracker.work()
         result = run()
+        self._remember(key, start, before, result)
+        return result
+
+    def differing(self, items: Iterable[T], key_of: Callable[[T], Hashable | None]) -> Iterator[T]:
+        """Yield the items for a loop, whose body is run and remembered as a pass. Of items with equal keys yield one.
+
+        An item without a key is yielded too.
+        """
+        for item in items:
+            if (name := key_of(item)) is None:
+                yield item
+                continue
+            key = (name, self._tracker.phase)
+            if key in self._known:
+                self._repeat(self._known[key])
+                continue
+            start, before = self._tracker.position(), self._tracker.work()
+            yield item
+            self._remember(key, start, before, None)
+
+    def _remember(self, key: Hashable, start: int, before: Work, result: object) -> None:
+        """Remember the pass that began at a position of the tracker, unless it cannot be repeated."""
         done = self._pass(self._tracker.events_since(start), before, result)
         if done is not None:
             self._known[key] = done
-        return result
 
     def _pass(self, events: list[Event], before: Work, result: object) -> _Pass | None:
         """Return what is remembered of a pass; None if it cannot be repeated."""
@@ -113,7 +135,7 @@ def patches(tracker: Tracker) -> Iterator[Patch]:
     yield patch(SharedBase, "response_hidden", _states(repeats, _marked(tracker, SharedBase.response_hidden)))
     yield patch(SharedBase, "scores_at", _scores(repeats, _marked(tracker, SharedBase.scores_at)))
     yield patch(SharedBase, "role", _forgetting(repeats, SharedBase.role))
-    yield patch(TrainState, "accumulate", _accumulating(repeats, TrainState.accumulate))
+    yield patch(TrainState, "micro_batches", _differing(repeats, TrainState.micro_batches))
 
 
 def _marked(tracker: Tracker, run: Callable[P, T]) -> Callable[P, T]:
@@ -156,28 +178,22 @@ def _forgetting(repeats: Repeats, run: Callable[[SharedBase, Role], Patch]) -> C
     return role
 
 
-def _accumulating(
-    repeats: Repeats, run: Callable[..., list[dict[str, float]]]
-) -> Callable[..., list[dict[str, float]]]:
-    """Return the method that adds gradients of micro-batches, which runs only one of equal ones."""
+def _differing(repeats: Repeats, run: Callable[..., Iterator[Tensor]]) -> Callable[..., Iterator[Tensor]]:
+    """Return the method that yields micro-batches, which yields only some of equal ones.
 
-    def accumulate(
-        self: TrainState,
-        role: TrainedRole,
-        batch: TrainingBatch,
-        micro_batches: Sequence[Tensor],
-        add_gradient: Callable[[TrainingBatch], dict[str, float]],
-    ) -> list[dict[str, float]]:
-        def add_or_repeat(micro: TrainingBatch) -> dict[str, float]:
-            shape = _shape(micro.rollout)
-            if shape is None:
-                return add_gradient(micro)
-            without = tuple(p.grad is None for part in self.by_role.values() for p in part.parameters)
-            return repeats(("update", role, shape, without), lambda: add_gradient(micro))
+    The first of a minibatch is always among them: the statistics of a step need one.
+    """
 
-        return run(self, role, batch, micro_batches, add_or_repeat)
+    def micro_batches(self: TrainState, rollout: Rollout, mini_rows: Tensor) -> Iterator[Tensor]:
+        lengths, minibatch = replace(rollout, lower_states=None), object()
 
-    return accumulate
+        def key(rows: Tensor) -> Hashable | None:
+            shape = _shape(lengths.rows(rows))
+            return None if shape is None else ("update", minibatch, shape)
+
+        return repeats.differing(run(self, rollout, mini_rows), key)
+
+    return micro_batches
 
 
 def _shape(rollout: Rollout) -> Hashable:

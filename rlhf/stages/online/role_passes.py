@@ -14,7 +14,7 @@ from rlhf.models.precision import dtype_of
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.process import distributed
-from rlhf.recipe import OnlineOptions, SharedRole
+from rlhf.recipe import OnlineOptions, Ppo, SharedRole
 
 # (b rows of a rollout, their hidden states (b, r, H)) -> (b, r), 0 after the end of a response
 TokenFn = Callable[[Rollout, Tensor], Tensor]
@@ -25,6 +25,20 @@ class ScoreNorm(NamedTuple):
 
     mean: float = 0.0
     sd: float = 1.0
+
+
+def old_logprobs_and_values(shared: SharedBase, rollout: Rollout, options: Ppo) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities under the policy that sampled and the critic's values, each (B, R).
+
+    With `old_logprobs: rollout` the log-probabilities, and the values of a head on the policy, were recorded while
+    sampling. Otherwise they are computed here, those of policy and head in one pass.
+    """
+    if options.value_model == "adapter":
+        return old_logprobs(shared, rollout, options), values(shared, rollout, options)
+    if options.old_logprobs == "recompute":
+        return logprobs_and_values(shared, rollout, options)
+    assert rollout.values is not None  # the head was applied while sampling
+    return old_logprobs(shared, rollout, options), zero_pads(rollout.values, rollout.mask)
 
 
 def old_logprobs(shared: SharedBase, rollout: Rollout, options: OnlineOptions) -> Tensor:

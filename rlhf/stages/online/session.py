@@ -99,7 +99,7 @@ class Session:
         """Measure the reference on held-out prompts: the policy's gains are in its standard deviations."""
         self._reference_samples = self.evaluate("reference")
 
-    def score_norm(self) -> ScoreNorm:
+    def measure_score_norm(self) -> ScoreNorm:
         """Return the mean and sd by which scores are normalised: measured, or those of the checkpoint of a resumed run.
 
         Raises UserError for a damaged checkpoint, and for scores that do not differ.
@@ -176,14 +176,12 @@ class Session:
         run, options, done = self.run, self.options, state.step
         last = done == options.steps
         save = last or done % options.save_steps == 0
-        tokens = int((rollout.prompt_length + rollout.response_length).sum())
-        self.telemetry.count(tokens)
+        self.telemetry.count(int((rollout.prompt_length + rollout.response_length).sum()))
         if save or done % options.eval_steps == 0:
             metrics = metrics | self._evaluate_policy(done)
         if last or done % options.logging_steps == 0:
             run.logs.metrics(done, metrics)
-            costs = {**self.telemetry.since_last_call(), "tokens": tokens, "memory_bytes": self.telemetry.memory()}
-            run.logs.telemetry(done, costs)
+            run.logs.telemetry(done, self.telemetry.since_last_call())
         if save:
             run.save_checkpoint(done, lambda folder: state.save(run, folder))
             distributed.from_main(lambda: update_checkpoints(run, options))

@@ -1,17 +1,17 @@
 """The training of online stages: trained parameters, optimizer and schedule, an update's minibatches, checkpoints."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 from transformers import get_scheduler
 
-from rlhf.data.batch import Rollout, TrainingBatch
+from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
 from rlhf.models.adapters import save_adapter
 from rlhf.models.optimizer import new_optimizer, page_states
@@ -31,7 +31,6 @@ from rlhf.run.reader import reading
 from rlhf.run.records import Amount, Count, Number, Record
 from rlhf.stages.online.role_passes import ScoreNorm
 
-BatchT = TypeVar("BatchT", bound=TrainingBatch)
 TrainedRole = Literal["policy", "value"]  # also the keys of their parameters in state.pt
 RATE_KEYS: dict[TrainedRole, str] = {"policy": "learning_rate", "value": "value_learning_rate"}  # keys of the recipe
 GRAD_NORM_KEYS: dict[TrainedRole, str] = {
@@ -117,28 +116,17 @@ class TrainState:
             self.shared.base.eval()
         self.shared.gather()  # not after an error, when other ranks would not take part
 
-    def micro_batches_of(self, rollout: Rollout, mini_rows: Tensor) -> list[Tensor]:
-        """Return this rank's micro-batches of a minibatch, each as rows of the batch."""
+    def micro_batches(self, rollout: Rollout, mini_rows: Tensor) -> Iterator[Tensor]:
+        """Yield this rank's micro-batches of a minibatch, each as rows of the batch.
+
+        The rehearsal of memory (rlhf/memory/rehearsal/passes.py) yields one of several equal ones.
+        """
         size = self.options.per_device_train_batch_size
         minibatch = replace(rollout, lower_states=None).rows(mini_rows)  # lengths are enough; states would be copied
-        return [mini_rows[index] for index in minibatch.sharded_by_length(size)]
+        for index in minibatch.sharded_by_length(size):
+            yield mini_rows[index]
 
-    def accumulate(
-        self,
-        role: TrainedRole,
-        batch: BatchT,
-        micro_batches: Sequence[Tensor],
-        add_gradient: Callable[[BatchT], dict[str, float]],
-    ) -> list[dict[str, float]]:
-        """Let `add_gradient` add the gradient of each micro-batch while `role` is active. Return their statistics.
-
-        It is a callback because the rehearsal of memory (rlhf/memory/rehearsal/passes.py) calls it once for equal
-        micro-batches.
-        """
-        with self.shared.role(role):
-            return [add_gradient(batch.rows(rows)) for rows in micro_batches]
-
-    def sum_of(self, parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    def sums_of(self, parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """Return the sums of the statistics of micro-batches, over all ranks."""
         names = list(dict.fromkeys(name for part in parts for name in part))
         sums = {name: sum(part.get(name, 0.0) for part in parts) for name in names}
