@@ -128,7 +128,8 @@ quoted     = '$(subst ','\'',$1)'
 checker   := $(or $(shell test -x $(VENV)/bin/python && echo $(VENV)/bin/python),$(PYTHON)) bin/check_make.py
 given     := $(foreach v,$(typed),$(call quoted,$v:command=$(value $v))) $(foreach v,$(inherited),$(call quoted,$v:environment=$(value $v)))
 checked   := $(shell $(checker) $(foreach t,$(MAKECMDGOALS),$(call quoted,$t)) -- $(given) 2>/dev/null)
-unchecked  = `$(checker)`, which checks what make is given, does not run: needs Python 3.11, 3.12 or 3.13. Try: make setup PYTHON=python3.12
+unchecked  = `$(checker)`, which checks what make is given, does not run: $(shell $(checker) -- 2>&1 | tail -n 1). \
+             It needs Python 3.11, 3.12 or 3.13 (make setup PYTHON=python3.12), and make the folder of this Makefile
 needs     := $(if $(filter ok,$(firstword $(checked))),$(wordlist 2,$(words $(checked)),$(checked)))
 $(if $(needs),,$(if $(checked),$(error $(checked)),$(if $(filter-out help help-all clean,$(MAKECMDGOALS)),$(error $(unchecked)))))
 
@@ -313,6 +314,7 @@ $(VENV)/bin/pip:
 
 $(VENV)/.ready-%: pyproject.toml requirements/cpu.txt | $(VENV)/bin/pip
 	@echo 'setup: installing rlhf[$*] at the versions in requirements/cpu.txt; the first time takes minutes'
+	@$(if $(and $(on_cpu),$(if $(PIP_ARGS),,1)),echo 'setup: $(cuda_too)')
 	@$(VENV)/bin/pip install $(PIP_ARGS) -c requirements/cpu.txt -e '.[$*]' | sed -nu '$(progress)'
 	@$(VENV)/bin/python -c '$(summary)'
 	@echo 'setup: `source $(VENV)/bin/activate` puts rlhf on your path'
@@ -321,6 +323,7 @@ $(VENV)/.ready-%: pyproject.toml requirements/cpu.txt | $(VENV)/bin/pip
 right_python = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 other_python = setup: needs Python 3.11, 3.12 or 3.13, which $(PYTHON) is not. Try: make setup PYTHON=python3.12
 no_venv      = setup: $(PYTHON) lacks the venv module (on Debian and Ubuntu: apt install python3-venv)
+cuda_too     = PIP_ARGS is empty, so torch may bring CUDA: gigabytes that a CPU has no use for. README.md has the index without
 progress     = s/^ *\(Downloading .* MB)\).*/  \1/p; s/^Installing collected.*/  Unpacking/p
 summary      = import torch; gpu = torch.cuda.is_available() and torch.cuda.get_device_name(); \
                print(f"setup: done, torch {torch.__version__}, GPU: {gpu or None}")

@@ -186,9 +186,13 @@ def _recipe(targets: Sequence[str], read: Mapping[str, Variable]) -> Recipe | No
 @functools.cache
 def _default_recipes() -> list[Recipe]:
     """Return the recipes that HW may choose, by the rule of rlhf/recipe/folders.py."""
-    root = Path(os.environ.get("RLHF_RECIPES") or "recipes")
-    files = (file for file in root.glob("*/v*/recipe.yaml") if file.is_file() and _version(file) >= 0)
+    files = (file for file in _recipes_root().glob("*/v*/recipe.yaml") if file.is_file() and _version(file) >= 0)
     return [recipe for recipe in map(_recipe_in, files) if recipe.rank[0]]
+
+
+def _recipes_root() -> Path:
+    """Return the folder of recipes."""
+    return Path(os.environ.get("RLHF_RECIPES") or "recipes")
 
 
 def _recipe_in(file: Path) -> Recipe:
@@ -301,12 +305,15 @@ def _wrong_recipe(targets: Sequence[str], read: Mapping[str, Variable]) -> Itera
         return
     if folder.value:
         versions = sorted(Path(folder.value).glob("v*/recipe.yaml"), key=_version)
-        such_as = versions[-1].parent if versions else "recipes/cpu-tiny/v2"
+        everywhere = [str(file.parent) for file in _recipes_root().glob("*/v*/recipe.yaml")]
+        alike = difflib.get_close_matches(folder.value.rstrip("/"), everywhere, 3)
+        such_as = str(versions[-1].parent) if versions else " or ".join(alike) or "recipes/cpu-tiny/v2"
         yield f"{folder}: no recipe.yaml there; name the folder of a version, such as {such_as}"
+    elif not (others := sorted({recipe.hardware for recipe in _default_recipes() if recipe.hardware})):
+        yield f"{_recipes_root()}: no recipes there. RLHF_RECIPES names their folder; without it this is recipes/"
     else:
-        others = sorted({recipe.hardware for recipe in _default_recipes() if recipe.hardware})
-        only = f", only for {' '.join(others)}" * bool(others)
-        yield f"{hardware}: no recipe for such hardware{only}. `make recipes` lists them"
+        only = ", ".join(others)
+        yield f"{hardware}: no recipe for such hardware, only for {only}. `make recipes` lists them"
 
 
 def _wrong_with_containers(targets: Sequence[str], read: Mapping[str, Variable]) -> Iterator[str]:

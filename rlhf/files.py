@@ -30,7 +30,7 @@ def replacing(file: Path) -> Iterator[Path]:
     A reader sees either the old content or the new, with the old permissions. After an error `file` is as before, and
     the new file is deleted. Neither is flushed to disk.
     """
-    temporary = file.with_name(f".{file.name[:40]}.{os.getpid()}.tmp")  # not too long a name, whatever the file's is
+    temporary = file.with_name(f".{file.name[:40]}.{os.getpid()}.tmp")  # also of a long name
     try:
         yield temporary
         with suppress(FileNotFoundError):

@@ -7,7 +7,7 @@ import click
 
 from rlhf.cli.choice import Choice
 from rlhf.cli.missing import naming_the_run
-from rlhf.cli.options import Number, OneOf, StrictCommand, WholeNumber
+from rlhf.cli.options import OneOf, StrictCommand, WholeNumber, ZeroOrMore
 from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
 from rlhf.commands import chat as chatting
 from rlhf.process.libraries import quiet_libraries
@@ -26,10 +26,10 @@ from rlhf.terminal.progress import working
 )
 @click.option(
     "--temperature",
-    type=Number(min=0, max=100),
+    type=ZeroOrMore(min=0.01, max=100),
     metavar="T",
     show_default="the recipe's",
-    help="Temperature of sampling: from 0.01, or 0 for the likeliest token.",
+    help="Temperature of sampling; 0 takes the likeliest token.",
 )
 @click.option(
     "--tokens",
@@ -45,8 +45,6 @@ def chat(
 
     Name the recipe and its changes as for the run.
     """
-    if temperature is not None and 0 < temperature < 0.01:
-        raise click.BadParameter(f"{temperature}: 0, or from 0.01 to 100", param_hint="--temperature")
     loaded = choice.load()
     stage = stage or chatting.first_policy(loaded.recipe)
     options = loaded.recipe.evaluate

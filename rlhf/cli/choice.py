@@ -40,7 +40,7 @@ class Choice:
         exclude each other, and UserError if the recipe itself is wrong.
         """
         directory, data = self._directory(), (*self.data, *more_data)
-        as_written = recipes.load(directory).recipe  # a mistake in the file is none of the options
+        as_written = recipes.load(directory).recipe  # without options, whose mistakes come below
         with _of_options():
             changes = recipes.parse_overrides(self.changes)
         seed = self._seed(changes)

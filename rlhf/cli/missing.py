@@ -22,7 +22,8 @@ def naming_the_run(command: str, stage: StageName) -> Iterator[None]:
     try:
         yield
     except ParentMissing as error:
-        raise UserError(f"{command} {error.needs}: first {_run(stage, error.begun)}") from error
+        option = "--reuse runs, make: REUSE=runs" if command == "serve" else "--out runs, make: OUT=runs"
+        raise UserError(f"{command} {error.needs(option)}: first {_run(stage, error.begun)}") from error
 
 
 def _run(stage: StageName, begun: bool) -> str:

@@ -26,8 +26,9 @@ def steps(stage: StageName, recipe: Recipe) -> list[Step]:
     if stage in POLICIES:
         return [(("chat", "--stage", stage), "talk with it"), (("run", "evaluate"), "compare policies"), report]
     if stage == "evaluate":
+        ab: list[Step] = [(("ab",), "rate answers blind")] if recipe.policies() else []
         merge: list[Step] = [(("run", "merge"), "one checkpoint")] if recipe.merge else []
-        return [report, (("ab",), "rate answers blind"), *merge]
+        return [report, *ab, *merge]
     if stage == "merge":
         return [(("serve",), "an OpenAI-compatible address"), (("chat", "--stage", stage), "talk with it")]
     present = [name for name in TRAINING_STAGES if recipe.section(name) is not None]

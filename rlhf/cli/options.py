@@ -58,7 +58,7 @@ class StrictCommand(click.Command):
             option = "--recipe" if os.path.isdir(unread[0]) else "--hw"
             chosen = any({"--hw", "--recipe"} & set(parameter.opts) for parameter in parameters)
             hint = "Leave it out, or name its option." if chosen else f"Did you mean {option} {unread[0]}?"
-            raise click.UsageError(f"what is {unread[0]!r}? {hint}", ctx)
+            raise click.UsageError(f"unexpected argument {unread[0]!r}: {hint[0].lower()}{hint[1:]}", ctx)
         return [parameter for parameter in parameters if isinstance(parameter, click.Option)]
 
 
@@ -101,6 +101,17 @@ class Number(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number", param, ctx)
         return number
+
+
+class ZeroOrMore(Number):
+    """An option for 0 or a number within bounds."""
+
+    def _describe_range(self) -> str:
+        return f"0, or {super()._describe_range()}"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        zero = str(value).strip() in ("0", "0.0")
+        return 0.0 if zero else super().convert(value, param, ctx)
 
 
 SEED = WholeNumber(0, LARGEST_SEED)

@@ -33,7 +33,7 @@ from rlhf.terminal.progress import working
     metavar="12GB|card",
     help="Search for the fastest settings that need at most this memory, or the memory of the recipe's card.",
 )
-@click.option("--fastest", is_flag=True, help="Search as with --fit card.")
+@click.option("--fastest", is_flag=True, help="The same as --fit card.")
 @click.option(
     "--strategies",
     "by_strategy",
@@ -57,6 +57,8 @@ def plan(
 
     Nothing is started. The exit code is 1 if the recipe does not fit its card.
     """
+    if fastest and fit is not None:
+        raise click.UsageError("--fastest is --fit card: give one of the two")
     modes = {"--fit": fit is not None, "--fastest": fastest, "--strategies": by_strategy, "--published": published}
     chosen = [name for name, is_chosen in modes.items() if is_chosen]
     if len(chosen) > 1:

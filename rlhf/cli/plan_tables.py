@@ -92,7 +92,7 @@ CARD_ONLY = ("needs", "reserved")  # on a CPU both would be the peak
 EXPLAINED = {
     "peak": "what torch allocates",
     "needs": "what the card must have: peak, gaps, paged states and the driver",
-    "reserved": "what nvidia-smi shows for the process",
+    "reserved": "what nvidia-smi shows for the process, on a card with room to spare",
     "verdict": "fits the card or not; better or worse than the published peak",
     "hours at limit": "at the card's nominal rates",
     "hours projected": "(from-to) rates of others; sampling assumed (docs/memory.md)",

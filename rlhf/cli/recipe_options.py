@@ -11,8 +11,11 @@ import click
 from rlhf import recipe as recipes
 from rlhf.cli.choice import RECIPE_ROOT, Choice, recipes_root
 from rlhf.cli.options import SEED, RunsFolder, WholeNumber, existing_root
+from rlhf.recipe import Recipe
+from rlhf.recipe.strict import dotted_keys
 
 Command = Callable[..., None]
+HARDWARE = "Hardware, whose default recipe is taken; `rlhf recipes` lists both. This or --recipe must be given."
 CHANGES = "Change a key of the recipe. May be repeated."
 TRAINING_HELP = {
     "data": "Train on this file instead of the recipe's data. May be repeated.",
@@ -39,6 +42,11 @@ def _hardware_names(context: click.Context, parameter: click.Parameter, typed: s
     return sorted(name for name in names if name.startswith(typed))
 
 
+def _recipe_keys(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
+    """Return the keys with which a shell may complete --set."""
+    return [f"{key}=" for key in dotted_keys(Recipe) if key.startswith(typed)]
+
+
 RECIPES = click.option(
     "--recipe-root",
     metavar="DIR",
@@ -62,21 +70,21 @@ def chooses_recipe(
     weights: str | None = None,
     changes: str | None = None,
     seed: str | None = None,
+    hw: str = HARDWARE,
     out: bool = False,
 ) -> Callable[[Command], Command]:
     """Return a decorator that adds the options naming a recipe; the command gets them as one argument, `choice`.
 
-    The arguments are the help texts of --data, --weights, --set and --seed; an option without a text is left out. `out`
-    adds --out, which the command gets as an argument of its own.
+    The arguments are the help texts of --data, --weights, --set, --seed and --hw; an option without a text is left out.
+    `out` adds --out, which the command gets as an argument of its own.
     """
     options: list[Callable[[Command], Command]] = [
         click.option(
             "--hw",
             metavar="NAME",
             shell_complete=_hardware_names,
-            help="Hardware, whose default recipe is taken; `rlhf recipes` lists both. This or --recipe must be given.",
+            help=hw,
         ),
-        RECIPES,
         click.option(
             "--recipe",
             "directory",
@@ -93,9 +101,14 @@ def chooses_recipe(
         root = RunsFolder(path_type=Path)
         options.append(click.option("--out", default="runs", type=root, show_default=True, help="Root of all runs."))
     if changes:
-        options.append(click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help=changes))
+        options.append(
+            click.option(
+                "--set", "changes", multiple=True, metavar="KEY=VALUE", shell_complete=_recipe_keys, help=changes
+            )
+        )
     if seed:
         options.append(click.option("--seed", type=SEED, metavar="N", help=seed))
+    options.append(RECIPES)
     texts = {"data": data, "weights": weights, "changes": changes, "seed": seed}
     names = [field.name for field in fields(Choice) if texts.get(field.name, True)]
 

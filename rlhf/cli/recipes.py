@@ -24,7 +24,7 @@ def list_recipes() -> None:
     for directory in recipes.available(root):
         try:
             keys = recipes.load(directory).recipe
-            default = "default" if keys.default and recipes.resolve(keys.hardware.name, root) == directory else ""
+            default = "default" if recipes.is_default(directory, root) else ""
             rows.append((str(directory), keys.hardware.name, keys.status, default, keys.description))
         except UserError as error:  # a mistake in one recipe does not hide the others
             rows.append((str(directory), "", "wrong", "", str(error)))

@@ -17,7 +17,7 @@ from rlhf.terminal import screen
 
 @click.command(cls=StrictCommand)
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path), callback=run_directories)
-@chooses_recipe(out=True)
+@chooses_recipe(out=True, hw="Hardware; the run is that of its default recipe below --out.")
 @PRICE
 @click.option("--to", type=OUTPUT, metavar="FILE", help="HTML file to write. [default: report.html in the first run]")
 def report(choice: Choice, runs: Sequence[Path], out: Path, to: Path | None, price: float | None) -> None:

@@ -38,6 +38,9 @@ DATA_HELP = "Train on this file instead of the recipe's data; after STAGE, more 
 @click.argument("stage", type=OneOf(STAGES), metavar="STAGE")
 @click.argument("more_data", nargs=-1, metavar="")  # further files in `--data a.jsonl b.jsonl`
 @chooses_recipe(**TRAINING_HELP | {"data": DATA_HELP}, seed="Seed to use instead of the recipe's.", out=True)
+@click.option(
+    "--with-parents", is_flag=True, help="First run the stages that this one builds on, unless they are finished."
+)
 @REUSE
 @click.option(
     "--resume/--restart",
@@ -49,9 +52,6 @@ DATA_HELP = "Train on this file instead of the recipe's data; after STAGE, more 
     multiple=True,
     type=OneOf(tracking.TRACKERS),
     help="Also send the metrics to this tracker. May be repeated.",
-)
-@click.option(
-    "--with-parents", is_flag=True, help="First run the stages that this one builds on, unless they are finished."
 )
 @click.option(
     "--if-needed", is_flag=True, help="Do nothing, and succeed, if the stage is finished or not part of the recipe."
@@ -135,9 +135,9 @@ def _check_files_follow_data(choice: Choice, more_data: Sequence[str]) -> None:
     if more_data and more_data[0] in STAGES:
         raise click.UsageError("one STAGE at a time; --with-parents runs what it builds on")
     if more_data and "=" in more_data[0]:
-        raise click.UsageError(f"what is {more_data[0]!r}? Each change of the recipe follows a --set of its own")
+        raise click.UsageError(f"unexpected argument {more_data[0]!r}: each change of a recipe has a --set of its own")
     if more_data and not choice.data:
-        raise click.UsageError(f"what is {more_data[0]!r}? Files to train on follow --data, and hardware --hw")
+        raise click.UsageError(f"unexpected argument {more_data[0]!r}: files follow --data, and hardware --hw")
 
 
 def _show_outcome(summary: Summary, result: Result | None, path: Path, *, restart: bool) -> None:

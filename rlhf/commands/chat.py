@@ -31,9 +31,10 @@ def trained_stage(run: StageRun, stage: ChatStage) -> Path | None:
     Raises ParentMissing if it is not done, and UserError if it was done with other settings. No library is imported
     before.
     """
+    folder = None if stage == "base" else run.parents.require(stage)
     if run.loaded.recipe.pretrain:
         run.parents.require("pretrain")
-    return None if stage == "base" else run.parents.require(stage)
+    return folder
 
 
 class Speaker:
@@ -43,6 +44,8 @@ class Speaker:
         """Load the model of a stage in the directory that `trained_stage` has found."""
         recipe = run.loaded.recipe
         cuda.set_environment(recipe)
+        from transformers import GenerationConfig
+
         from rlhf.models.loading import load_base, load_codec, load_merged
         from rlhf.models.weights import attach_adapter
         from rlhf.process.torch_setup import set_up_torch
@@ -57,6 +60,7 @@ class Speaker:
             self.model = load_base(run, device)
             if folder is not None:
                 self.model = attach_adapter(self.model, folder)
+        self.model.generation_config = GenerationConfig()  # a hub model may bring a penalty, with which none trained
         self.model.eval()
 
     def answer(self, messages: list[Message], temperature: float, tokens: int) -> Iterator[str]:

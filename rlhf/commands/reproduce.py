@@ -63,8 +63,8 @@ def run_seeds(stages: Sequence[StageName], seeds: Sequence[int], out: Path, opti
             if code:
                 command_line = shlex.join(["rlhf", *arguments, *options])
                 say(
-                    f"error: seed {seed} stopped in {stage}; solve the problem and repeat this command, which goes on "
-                    f"from the last checkpoint (that stage alone: {command_line})"
+                    f"error: seed {seed} stopped in {stage}; solve the problem and repeat this command, which "
+                    f"continues from the last checkpoint (that stage alone: {command_line})"
                 )
                 sys.exit(code)
 
@@ -74,8 +74,8 @@ def write_record(
 ) -> Reproduction:
     """Return the record of a reproduction: every seed's summaries with the code and device that they come from.
 
-    It is written to `<out>/<recipe>-<version>.json`. `price` is in dollars per hour of one
-    card. Raises UserError if not all stages were run by the same code, packages and device.
+    It is written to `<out>/<recipe>-<version>.json`. `price` is in dollars per hour of one card. Raises UserError if
+    not all stages were run by the same code, packages and device.
     """
     folders = {seed: runs_root(out, seed) / loaded.name / loaded.version for seed in seeds}
     manifests = [read_manifest(folder / stage) for folder in folders.values() for stage in stages]

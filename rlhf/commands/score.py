@@ -53,9 +53,10 @@ def finished_stages(loaded: PinnedRecipe, out: Path) -> Stages:
     Raises ParentMissing if one is not done, and UserError if it was done with other settings.
     """
     run = StageRun(out, loaded, "evaluate")
+    rm, sft = run.parents.require("rm"), run.parents.require("sft")
     if loaded.recipe.pretrain:
         run.parents.require("pretrain")
-    return Stages(run, run.parents.require("sft"), run.parents.require("rm"))
+    return Stages(run, sft, rm)
 
 
 def run(stages: Stages, items: Sequence[Item], to: Path | None) -> None:

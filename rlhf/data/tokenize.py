@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RawTokenizer
+from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rlhf.data import chat_template
@@ -176,6 +177,10 @@ class Codec:
         text = self.tokenizer.decode([i for i in ids if i != self.pad_id], skip_special_tokens=True)
         assert isinstance(text, str)
         return text.strip()
+
+    def decode_rows(self, tokens: Tensor, mask: Tensor) -> list[str]:
+        """Return the text of each row of response ids (B, R), of the slots in `mask`."""
+        return [self.decode(row[real].tolist()) for row, real in zip(tokens, mask, strict=True)]
 
     def write_chat_template(self) -> bool:
         """Give the tokenizer a chat template that renders a conversation to the same ids as training did.

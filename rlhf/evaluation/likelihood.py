@@ -1,13 +1,18 @@
 """Likelihood of given texts under a model: perplexity, and log-probabilities of whole sequences."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from rlhf.data.tokenize import pad_right
+from rlhf.data.tokenize import Encoded, pad_right
 from rlhf.models.precision import Model, mixed_precision
 
 ScoredText = tuple[list[int], int]  # ids, and how many of them at the start are not scored: those of a prompt
+
+
+def scored_texts(rows: Iterable[Encoded]) -> list[ScoredText]:
+    """Return rows as texts of which the responses are scored."""
+    return [(prompt + response, len(prompt)) for prompt, response in rows]
 
 
 @torch.no_grad()

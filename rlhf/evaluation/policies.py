@@ -96,7 +96,7 @@ def measure(
         torch.manual_seed(seed + EVALUATION_SEED_OFFSET)
         with shared.role(role):
             rollout = sample(shared.base, ids, codec, sampling, trunk=shared.role_trunk)
-        texts = [codec.decode(r[m].tolist()) for r, m in zip(rollout.tokens, rollout.mask, strict=True)]
+        texts = codec.decode_rows(rollout.tokens, rollout.mask)
         scores = torch.zeros(len(ids), device=shared.device)
         divergence = torch.zeros((), dtype=torch.float64, device=shared.device)
         for index in rollout.sharded_by_length(sampling.batch_size):

@@ -27,9 +27,8 @@ def response_statistics(
     """Return statistics (B, R) of the response tokens given the hidden states (B, R, H) that predict them.
 
     `entropy` and `likeliest` as in `linear_token_logprobs`. All are 0 in masked slots. Logits are computed for real
-    response tokens only, a chunk at a time. `few_sizes` rounds the number of tokens up to one of few,
-    and multiplies with `rlhf.models.matmul`.
-    Raises UserError for an output layer with a bias or an adapter.
+    response tokens only, a chunk at a time. `few_sizes` rounds the number of tokens up to one of few, and multiplies
+    with `rlhf.models.matmul`. Raises UserError for an output layer with a bias or an adapter.
     """
     output_layer = base.get_output_embeddings()
     if getattr(output_layer, "bias", None) is not None or isinstance(output_layer, BaseTunerLayer):

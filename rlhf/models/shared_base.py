@@ -7,8 +7,7 @@
                reward model, so that the critic begins by knowing what the score will be
 
 With the library's layers, a backward pass raises if the active role is not that of its forward pass
-(rlhf/models/roles.py).
-The lean trunk is told the role in each pass, and recomputes with the same one.
+(rlhf/models/roles.py). The lean trunk is told the role in each pass, and recomputes with the same one.
 """
 
 from collections.abc import Iterator, Mapping

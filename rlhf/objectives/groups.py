@@ -19,7 +19,9 @@ from rlhf.objectives.choices import LEVELS, LOSS_TYPES, SCALES, Level, LossType,
 from rlhf.objectives.losses import clipped_surrogate
 from rlhf.objectives.masked import at_least_float32, check_mask, masked_mean, zero_pads
 
-EPS = 1e-4  # added to a standard deviation before dividing by it, as TRL does
+EPS = (
+    1e-4  # added to a standard deviation before dividing by it, as TRL does; `masked.whiten` adds 1e-8 to the variance
+)
 
 
 def leave_one_out(rewards: Tensor) -> Tensor:

@@ -116,6 +116,8 @@ def dpo_loss(
 ) -> Tensor:
     """Return the loss of direct preference optimisation (arXiv 2305.18290, eq. 7).
 
+    It measures the loss on validation pairs; TRL's trainer, which trains, computes its own.
+
     loss = mean(-log sigmoid(beta ((pi_c - ref_c) - (pi_r - ref_r))))
 
     Shapes: all (B,), the log-probability of each whole response in nats, summed over its tokens; returns a 0-dim

@@ -56,7 +56,7 @@ def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
 
     shift_mean True leaves them with mean 0; False adds the original mean back, so that only the spread changes.
     For constant input the 1e-8 limits how much the rounding of the mean is amplified: 1e4 times. Input whose own
-    deviation is near 1e-4 or below ends with less than 1 because of it.
+    deviation is near 1e-4 or below ends with less than 1 because of it. `groups.standardize` has TRL's 1e-4 instead.
 
     Shapes: x, mask equal; returns that shape, 0 where mask is False. Raises ValueError below two real tokens.
     """

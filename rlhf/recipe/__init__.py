@@ -5,7 +5,7 @@ rlhf/recipe/schema.py and its neighbours have the keys.
 """
 
 from rlhf.recipe.chain import comparable, deciding_settings, differences, parents, stages_before
-from rlhf.recipe.folders import available, check_directory, default_root, no_recipes, no_section, resolve
+from rlhf.recipe.folders import available, check_directory, default_root, is_default, no_recipes, no_section, resolve
 from rlhf.recipe.names import (
     GROUPS,
     ONLINE,
@@ -94,6 +94,7 @@ __all__ = [
     "deciding_settings",
     "default_root",
     "differences",
+    "is_default",
     "load",
     "no_recipes",
     "no_section",

@@ -3,6 +3,8 @@
 import difflib
 import os
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from rlhf.errors import OptionError, UserError
@@ -10,7 +12,7 @@ from rlhf.recipe.names import GROUPS, StageName
 from rlhf.recipe.pinned import PinnedRecipe, load
 from rlhf.recipe.plain_yaml import read_yaml
 
-MOST_NAMED = 4  # recipes that have a stage, in the message about one that has it not
+MOST_NAMED = 4  # recipes that have a stage, in the message about one that lacks it
 
 
 def default_root() -> Path:
@@ -35,8 +37,8 @@ def available(root: Path) -> list[Path]:
 def resolve(hardware: str, root: Path) -> Path:
     """Return the newest released version of the default recipe of `hardware`; its newest draft if none is released.
 
-    A mistake in a recipe for other hardware is none here. Raises OptionError if there is no default recipe, and
-    UserError if there is more than one or if a recipe for `hardware` is wrong.
+    Mistakes in other recipes do not count. Raises OptionError if there is no default recipe, and UserError if there is
+    more than one or if a default one is wrong.
     """
     names: set[str] = set()
     defaults: set[str] = set()
@@ -44,13 +46,14 @@ def resolve(hardware: str, root: Path) -> Path:
     unreadable: list[UserError] = []
     for directory in available(root):
         try:
-            name = _hardware_name(directory)
+            content = read_yaml(directory / "recipe.yaml")
         except UserError as error:
             unreadable.append(error)
             continue
+        name = _hardware_name(content)
         names |= {name} - {""}
-        if name == hardware and (recipe := load(directory).recipe).default:
-            by_status[recipe.status] = directory  # available() puts the newest version last
+        if name == hardware and content.get("default") is True:
+            by_status[load(directory).recipe.status] = directory  # available() puts the newest version last
             defaults.add(directory.parent.name)
     if len(defaults) > 1:
         listing = " and ".join(sorted(defaults))
@@ -68,19 +71,30 @@ def resolve(hardware: str, root: Path) -> Path:
     return by_status.get("released") or by_status["draft"]
 
 
-def _hardware_name(directory: Path) -> str:
-    """Return the hardware that a recipe's file names, "" for none; the recipe is not checked. Raises UserError."""
-    section = read_yaml(directory / "recipe.yaml").get("hardware")
+def is_default(directory: Path, root: Path) -> bool:
+    """Return whether `resolve` takes a recipe for its hardware."""
+    try:
+        return resolve(load(directory).recipe.hardware.name, root) == directory
+    except UserError:
+        return False
+
+
+def _hardware_name(content: Mapping[str, object]) -> str:
+    """Return the hardware that a recipe's file names, "" for none; the recipe is not checked."""
+    section = content.get("hardware")
     name = section.get("name") if isinstance(section, dict) else None
     return name if isinstance(name, str) else ""
 
 
-def _has_section(directory: Path, stage: StageName) -> bool:
-    """Return whether a recipe has a stage; one that cannot be read has none."""
-    try:
-        return load(directory).recipe.section(stage) is not None
-    except UserError:
-        return False
+def _with_stage(stage: StageName, root: Path, hardware: str) -> list[str]:
+    """Return the folders of the recipes that have a stage, those for `hardware` first; wrong recipes are left out."""
+    folders: dict[bool, list[str]] = {True: [], False: []}
+    for directory in available(root):
+        with suppress(UserError):
+            recipe = load(directory).recipe
+            if recipe.section(stage) is not None:
+                folders[recipe.hardware.name == hardware].append(str(directory))
+    return folders[True] + folders[False]
 
 
 def check_directory(directory: Path, root: Path) -> None:
@@ -110,7 +124,7 @@ def no_section(stage: StageName, loaded: PinnedRecipe) -> str:
     page = "docs/groups.md" if stage in GROUPS else "docs/recipes.md"
     above = loaded.directory.parents
     root = above[1] if len(above) > 1 else default_root()
-    alternatives = [str(folder) for folder in available(root) if _has_section(folder, stage)]
+    alternatives = _with_stage(stage, root, loaded.recipe.hardware.name)
     more = f" or {len(alternatives) - MOST_NAMED} others" if len(alternatives) > MOST_NAMED else ""
     named = " or ".join(alternatives[:MOST_NAMED])
     hint = f", or use --recipe {named}{more} (make: RECIPE=…)" if alternatives else ""

@@ -12,7 +12,7 @@ import copy
 import functools
 import re
 import stat
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -197,5 +197,27 @@ def read_yaml(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from None
     if not isinstance(content, dict):
-        raise UserError(f"{file}: holds no keys; restore the file, or copy another recipe's")
+        held = "a list" if isinstance(content, list) else "no keys" if content is None else "a single value"
+        raise UserError(f"{file}: holds {held} and not keys with values; restore the file, or copy another recipe's")
     return content
+
+
+def line_of(file: Path, path: Sequence[str]) -> int | None:
+    """Return the line of a YAML file with the key, or the place in a list, at `path`; None if there is none."""
+    if not file.is_file():
+        return None
+    loader = Yaml(file.read_text(encoding="utf-8"))
+    node: yaml.Node | None = loader.get_single_node()
+    loader.dispose()
+    line = None
+    for part in path:
+        if isinstance(node, yaml.MappingNode):
+            key, node = next(((k, v) for k, v in node.value if k.value == part), (None, None))
+        elif isinstance(node, yaml.SequenceNode) and part.isdigit() and int(part) < len(node.value):
+            key = node = node.value[int(part)]
+        else:
+            return None
+        if key is None:
+            return None
+        line = key.start_mark.line + 1
+    return line

@@ -282,7 +282,8 @@ class Recipe(Section):
         if self.merge is None:
             return
         if self.section(self.merge.stage) is None:
-            raise ValueError(f"merge.stage: {self.merge.stage} needs a section {self.merge.stage}")
+            others = "name another stage, or leave out merge"
+            raise ValueError(f"merge.stage: {self.merge.stage} needs a section {self.merge.stage}; {others}")
         if self.merge.base == "dequantized" and self.model.quantization == "none":
             raise ValueError("merge.base: dequantized needs model.quantization: nf4")
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, JsonValue
-from rlhf.recipe.plain_yaml import parse
+from rlhf.recipe.plain_yaml import line_of, parse
 from rlhf.terminal import shortened
 
 
@@ -64,9 +64,13 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
     location = _location(problem)
     key = (prefix + ".".join(location)).rstrip(".")  # of the whole object: the prefix alone
     overridden = any(f"{o}.".startswith(f"{key}.") or f"{key}.".startswith(f"{o}.") for o in overrides)
-    source = f"{file} with --set" if overrides and (overridden or not key) else str(file)
+    line = None if overridden or not key else line_of(file, key.split("."))
+    place = str(file) if line is None else f"{file}:{line}"
+    source = f"{file} with --set" if overrides and (overridden or not key) else place
     if problem["type"] == "extra_forbidden":
-        return f"{source}: unknown key '{key}'; {_nearest(kind, location, prefix)}"
+        others = [prefix + ".".join(_location(p)) for p in problems[1:] if p["type"] == "extra_forbidden"]
+        also_unknown = f" (also unknown: {', '.join(others[:3])})" if others else ""
+        return f"{source}: unknown key '{key}'{also_unknown}; {_nearest(kind, location, prefix)}"
     if absent := next(filter(None, (_absent_section(kind, p, file, overrides) for p in problems)), None):
         return absent
     other_keys = list(dict.fromkeys(prefix + ".".join(_location(other)) for other in problems[1:] if other["loc"]))
@@ -123,9 +127,9 @@ def _nearest(kind: type[Section], location: list[str], prefix: str) -> str:
     They are siblings that are spelt alike or begin alike; else keys of other sections with the same or a similar name.
     """
     *section, name = location
-    siblings, everywhere = _keys_at(kind, section), _dotted_keys(kind)
+    siblings, everywhere = _keys_at(kind, section), dotted_keys(kind)
     alike = [key for key in COMMON_NAMES.get(name, ()) if key in siblings]
-    alike = alike or difflib.get_close_matches(name, siblings, n=3, cutoff=0.7)
+    alike = alike or difflib.get_close_matches(name, siblings, n=3, cutoff=0.6)
     begun = difflib.get_close_matches(name, [key for key in siblings if key.startswith(name)], n=3, cutoff=0)
     elsewhere = [key for key in everywhere if key.rpartition(".")[2] == name]
     candidates = (
@@ -138,13 +142,13 @@ def _nearest(kind: type[Section], location: list[str], prefix: str) -> str:
     return f"nearest: {', '.join(prefix + key for key in candidates)} ({kind.documented_in} lists all)"
 
 
-def _dotted_keys(kind: type[Section], prefix: str = "") -> list[str]:
+def dotted_keys(kind: type[Section], prefix: str = "") -> list[str]:
     """Return every key of a section and of the sections in it, as dotted names."""
     keys = []
     for name, field in kind.model_fields.items():
         keys.append(prefix + name)
         for inner in _section_types(field.annotation)[:1]:
-            keys += _dotted_keys(inner, f"{prefix}{name}.")
+            keys += dotted_keys(inner, f"{prefix}{name}.")
     return keys
 
 

@@ -125,7 +125,7 @@ class Client:
         except urllib.error.HTTPError as error:
             reason = excerpt(error.read().decode(errors="replace"))
             raise UserError(f"vLLM at {self.url} refused {path} ({error.code}): {reason}; {START_HINT}") from error
-        except (OSError, ValueError, http.client.HTTPException) as error:  # the last two: no address, or half an answer
+        except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a bad address
             raise UserError(f"no vLLM server answers at {self.url} ({error}); {START_HINT}") from error
         try:
             return json.loads(body)

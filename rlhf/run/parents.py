@@ -17,13 +17,16 @@ class ParentMissing(UserError):
     """An earlier stage has to be run first."""
 
     def __init__(self, stage: StageName, parent: StageName, path: Path, begun: bool):
-        state = "did not finish" if begun else "has not been run"
-        default = Path("runs", *path.parts[-3:])
-        is_there = default != path and (default / SUMMARY).exists()
-        hint = "; there is one in runs: --reuse runs, make: REUSE=runs" if is_there else ""
-        self.needs = f"needs {parent}, which {state} ({path}{hint})"
-        super().__init__(f"{stage} {self.needs}")
-        self.parent, self.begun = parent, begun
+        self.parent, self.path, self.begun = parent, path, begun
+        super().__init__(f"{stage} {self.needs('--reuse runs, make: REUSE=runs')}")
+
+    def needs(self, option: str) -> str:
+        """Return what is missing, in words; `option` is how the command takes it from `runs`, where that has it."""
+        state = "did not finish" if self.begun else "has not been run"
+        default = Path("runs", *self.path.parts[-3:])
+        is_there = default != self.path and (default / SUMMARY).exists()
+        hint = f"; there is one in runs: {option}" if is_there else ""
+        return f"needs {self.parent}, which {state} ({self.path}{hint})"
 
 
 class Parents:

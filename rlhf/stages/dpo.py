@@ -16,7 +16,7 @@ from rlhf.data.batch import Rollout, collate
 from rlhf.data.load import load_corpus
 from rlhf.data.pairs import EncodedPair
 from rlhf.data.tokenize import Codec, Encoded
-from rlhf.evaluation.likelihood import sequence_logprobs
+from rlhf.evaluation.likelihood import scored_texts, sequence_logprobs
 from rlhf.evaluation.policies import gains_over_sft, heldout_sampling, measure, sample_of
 from rlhf.evaluation.reward_model import accuracy
 from rlhf.models.adapters import save_adapter, trainable_adapter
@@ -119,8 +119,8 @@ class _Validation:
 
     def _logprobs(self, sequences: Sequence[Encoded]) -> torch.Tensor:
         """Return the log-probabilities (N,) of responses."""
-        texts = [(sequence.prompt + sequence.response, len(sequence.prompt)) for sequence in sequences]
-        return sequence_logprobs(self.model, texts, self.pad_id, 2 * self.options.per_device_train_batch_size)
+        batch_size = 2 * self.options.per_device_train_batch_size
+        return sequence_logprobs(self.model, scored_texts(sequences), self.pad_id, batch_size)
 
 
 @torch.no_grad()

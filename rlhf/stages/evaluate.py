@@ -11,7 +11,7 @@ from rlhf.data.load import load_corpus
 from rlhf.data.pairs import encode_pairs
 from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import Codec
-from rlhf.evaluation.likelihood import ScoredText, perplexity
+from rlhf.evaluation.likelihood import ScoredText, perplexity, scored_texts
 from rlhf.evaluation.policies import (
     EvaluationRewards,
     PolicySamples,
@@ -173,7 +173,7 @@ def _demonstrations(codec: Codec, corpus: Corpus, options: Evaluate) -> list[Sco
         options.max_prompt_length,
         options.max_prompt_length + options.response_length,
     )
-    return [(row.prompt + row.response, len(row.prompt)) for row in rows if row]
+    return scored_texts(row for row in rows if row)
 
 
 def _policy_metrics(

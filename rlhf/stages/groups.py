@@ -154,7 +154,7 @@ def score_responses(session: Session, learner: "Learner", rollout: Rollout, prom
         role_passes.reward_scores(shared, rollout, options.score_rows).cpu() if options.model_scores else None
     )
     prompts = [session.prompts.train[i] for i in prompt_indices for _ in range(options.num_generations)]
-    texts = [codec.decode(tokens[mask].tolist()) for tokens, mask in zip(rollout.tokens, rollout.mask, strict=True)]
+    texts = codec.decode_rows(rollout.tokens, rollout.mask)
     by_name = session.reward_sum.per_response(prompts, texts, model_scores)
     scores = session.reward_sum.total(by_name)
     shaped_scores = _shaped_scores(session.reward_sum, learner, rollout, by_name)
@@ -241,7 +241,7 @@ class Learner:
         with self.state.updating() as update:
             for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_iterations):
                 stats = self._add_gradients(batch, mini_rows)
-                if update.too_far(stats):  # `max_update_kl`; the end of `updating` drops these gradients
+                if update.exceeds_kl_limit(stats):  # `max_update_kl`; the end of `updating` drops these gradients
                     break
                 update.take_step(stats)
             return update.metrics()

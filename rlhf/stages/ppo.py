@@ -182,7 +182,7 @@ class Learner:
         with self.state.updating() as update:
             for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_ppo_epochs):
                 stats = self._add_gradients(batch, mini_rows)
-                if update.too_far(stats):  # `max_update_kl`; the end of `updating` drops these gradients
+                if update.exceeds_kl_limit(stats):  # `max_update_kl`; the end of `updating` drops these gradients
                     break
                 update.take_step(stats)
             return update.metrics()

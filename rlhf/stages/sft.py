@@ -12,7 +12,7 @@ from rlhf.data.load import load_corpus
 from rlhf.data.rows import Example
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.errors import UserError
-from rlhf.evaluation.likelihood import ScoredText, perplexity
+from rlhf.evaluation.likelihood import ScoredText, perplexity, scored_texts
 from rlhf.evaluation.policies import heldout_sampling
 from rlhf.models.adapters import new_adapter, save_adapter
 from rlhf.models.loading import load_base, load_codec
@@ -106,7 +106,7 @@ def _encoded_rows(run: StageRun, codec: Codec, demonstrations: Split[Example]) -
     validation: list[Encoded] = []
     if options.eval_steps:
         validation, _ = _encode(codec, demonstrations.validation[: options.max_eval_samples], options)
-    return _Rows(training, cuts, _scored_texts(validation), _scored_texts(heldout))
+    return _Rows(training, cuts, scored_texts(validation), scored_texts(heldout))
 
 
 def _answers(model: PeftModel, codec: Codec, prompts: list[Prompt], run: StageRun) -> list[str]:
@@ -117,7 +117,7 @@ def _answers(model: PeftModel, codec: Codec, prompts: list[Prompt], run: StageRu
         rollout = sample(
             model, codec.encode_prompts(prompts, settings.max_prompt_length)[0], codec, settings, replicate=True
         )
-    return [codec.decode(row[real].tolist()) for row, real in zip(rollout.tokens, rollout.mask, strict=True)]
+    return codec.decode_rows(rollout.tokens, rollout.mask)
 
 
 def _encode(codec: Codec, rows: list[Example], options: Sft) -> tuple[list[Encoded], dict[str, int]]:
@@ -127,11 +127,6 @@ def _encode(codec: Codec, rows: list[Example], options: Sft) -> tuple[list[Encod
     if not complete:
         raise UserError("sft: no response fits below sft.max_length; raise it or lower sft.max_prompt_length")
     return complete, dict(counts)
-
-
-def _scored_texts(rows: list[Encoded]) -> list[ScoredText]:
-    """Return rows as texts of which the responses are scored."""
-    return [(prompt + response, len(prompt)) for prompt, response in rows]
 
 
 def _training_row(row: Encoded) -> dict[str, object]:

@@ -214,7 +214,7 @@ def test_an_update_stops_where_the_policy_has_moved_too_far(run, rollout, stage)
 def test_an_update_that_stopped_takes_no_later_minibatch(run, rollout, stage, monkeypatch):
     """Not even one that finds the policy near enough."""
     answers = iter([False, True, False, False])
-    monkeypatch.setattr(Update, "too_far", lambda *_: next(answers))
+    monkeypatch.setattr(Update, "exceeds_kl_limit", lambda *_: next(answers))
     learner = new_learner(run, stage, num_iterations=2, num_mini_batches=2)
     assert learner.update(make_batch(learner, scored(rollout)))["update/optimizer_steps"] == 1
 

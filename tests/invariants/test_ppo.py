@@ -209,7 +209,7 @@ def test_an_update_stops_where_the_policy_has_moved_too_far(run, rollout):
 def test_an_update_that_stopped_takes_no_later_minibatch(run, rollout, monkeypatch):
     """Not even one that finds the policy near enough."""
     answers = iter([False, True, False, False])
-    monkeypatch.setattr(Update, "too_far", lambda *_: next(answers))
+    monkeypatch.setattr(Update, "exceeds_kl_limit", lambda *_: next(answers))
     _, stats, _ = updated(run, rollout, num_ppo_epochs=2, num_mini_batches=2)
     assert stats["update/optimizer_steps"] == 1
 
@@ -244,9 +244,9 @@ def test_the_first_minibatch_is_always_used(run, rollout):
     batch = make_batch(learner, rollout)
     with learner.state.updating() as update:
         stats = learner._add_gradients(batch, torch.arange(8)) | {"policy/approxkl_avg": 1.0}
-        assert not update.too_far(stats)
+        assert not update.exceeds_kl_limit(stats)
         update.take_step(stats)
-        assert update.too_far(stats)
+        assert update.exceeds_kl_limit(stats)
     assert update.metrics()["update/optimizer_steps"] == 1
 
 

@@ -2,10 +2,10 @@
 
 Policy, reference, reward model and critic differ only in their adapters. A layer consists of four products
 (fused_linear.py) and one attention. The last layer is computed at the positions that are asked for, with five products:
-one for the queries, and one for keys and values. Layers below the first adapter are the same for all roles:
-their result can be computed once and handed in (`LeanTrunk.lower_states`). layouts.py says which tokens attend to
-which: whole sequences, a prompt that is computed once for several responses, or one token at a time of each response
-while responses are sampled.
+one for the queries, and one for keys and values. Layers below the first adapter are the same for all roles: their
+result can be computed once and handed in (`LeanTrunk.lower_states`). layouts.py says which tokens attend to which:
+whole sequences, a prompt that is computed once for several responses, or one token at a time of each response while
+responses are sampled.
 """
 
 from collections.abc import Iterator, Sequence

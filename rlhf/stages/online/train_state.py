@@ -209,7 +209,7 @@ class Update:
         for _ in range(epochs):
             yield from torch.randperm(count).to(device).chunk(options.num_mini_batches)
 
-    def too_far(self, stats: Mapping[str, float]) -> bool:
+    def exceeds_kl_limit(self, stats: Mapping[str, float]) -> bool:
         """Return whether this minibatch's KL from the policy that sampled exceeds `max_update_kl`.
 
         Always False before the first step of an update.
