@@ -15,7 +15,7 @@ import torch
 from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.recipe.choices import FourBit
 from rlhf.rollout import library_decoding
-from rlhf.stages.training_forward import as_decoder, without_mask
+from rlhf.stages.supervised.forward import as_decoder, without_mask
 
 T = TypeVar("T")
 

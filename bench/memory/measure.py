@@ -17,7 +17,7 @@ from rlhf.memory.rehearsal.tracker import Tracker
 from rlhf.observe.telemetry import collect_peak, watch_peaks
 from rlhf.process.torch_setup import set_up_torch
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
-from rlhf.stages.supervised import free_memory
+from rlhf.stages.supervised.training import free_memory
 
 CUDA = torch.device("cuda")
 

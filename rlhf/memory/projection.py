@@ -319,7 +319,7 @@ def _longest_row(recipe: Recipe, stage: TrainingName) -> int:
     return options.max_prompt_length + options.response_length
 
 
-SORTED_BATCHES = 16  # batches that are sorted by length together, as in rlhf/stages/row_order.py
+SORTED_BATCHES = 16  # batches that are sorted by length together, as in rlhf/stages/supervised/row_order.py
 
 
 def padded_share(
@@ -327,7 +327,7 @@ def padded_share(
 ) -> float:
     """Return the tokens of a micro-batch with its padding, over those of rows that are all as long as the stage admits.
 
-    `grouped`: rows of an optimizer's batch, where rows of similar length share one (rlhf/stages/row_order.py).
+    `grouped`: rows of an optimizer's batch, where rows of similar length share one, as in row_order.py.
     `pairs`: both answers are padded to the longer one; otherwise rows have the chosen one.
     """
     if not _lengths_are_known(recipe):

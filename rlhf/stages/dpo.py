@@ -30,9 +30,9 @@ from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
-from rlhf.stages.supervised import arguments, best_step_metric, free_memory, rows_to_dataset, train
-from rlhf.stages.trainer import RunTrainer
-from rlhf.stages.training_pairs import StagePairs, stage_pairs
+from rlhf.stages.supervised.pairs import StagePairs, stage_pairs
+from rlhf.stages.supervised.trainer import RunTrainer
+from rlhf.stages.supervised.training import arguments, best_step_metric, free_memory, rows_to_dataset, train
 
 SAMPLES = 8  # held-out prompts whose answers are logged before and after
 

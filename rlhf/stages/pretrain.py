@@ -16,8 +16,8 @@ from rlhf.observe.telemetry import Telemetry
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
 from rlhf.stages.result import Result
-from rlhf.stages.supervised import arguments, rows_to_dataset, train
-from rlhf.stages.trainer import RunTrainer
+from rlhf.stages.supervised.trainer import RunTrainer
+from rlhf.stages.supervised.training import arguments, rows_to_dataset, train
 from rlhf.terminal.progress import working
 
 

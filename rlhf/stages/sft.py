@@ -23,9 +23,9 @@ from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
-from rlhf.stages.supervised import arguments, best_step_metric, rows_to_dataset, train
-from rlhf.stages.trainer import RunTrainer
-from rlhf.stages.training_forward import IGNORED
+from rlhf.stages.supervised.forward import IGNORED
+from rlhf.stages.supervised.trainer import RunTrainer
+from rlhf.stages.supervised.training import arguments, best_step_metric, rows_to_dataset, train
 
 SAMPLES = 8  # held-out prompts whose answers are logged before and after
 

@@ -16,10 +16,11 @@ from rlhf.evaluation.policies import measure
 from rlhf.recipe import Rm
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
-from rlhf.stages import dpo, rm, training_pairs
-from rlhf.stages import supervised as trainer
+from rlhf.stages import dpo, rm
 from rlhf.stages.online import session
 from rlhf.stages.online.checkpoints import best_step
+from rlhf.stages.supervised import pairs as training_pairs
+from rlhf.stages.supervised import training as trainer
 from tests.helpers import Crash, beside, content_of, crash, noted, run_stages, small
 from tests.lines import read_intact_lines
 

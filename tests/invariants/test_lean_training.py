@@ -19,7 +19,7 @@ from rlhf.rollout.trunk_decoding import TrunkDecoding
 from rlhf.run.directory import StageRun
 from rlhf.run.reader import read_lines
 from rlhf.run.records import MetricsLine
-from rlhf.stages.training_forward import IGNORED, LabelStatistics
+from rlhf.stages.supervised.forward import IGNORED, LabelStatistics
 from tests.helpers import beside, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")

@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.process import children, distributed, exhaustion, launching, meeting
-from rlhf.stages.row_order import LengthBuckets, ShardedBatches
+from rlhf.stages.supervised.row_order import LengthBuckets, ShardedBatches
 from tests.helpers import RECIPE, small
 
 RECIPES = RECIPE.parents[1]

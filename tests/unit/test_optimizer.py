@@ -12,7 +12,7 @@ from rlhf.recipe import Ppo
 from rlhf.recipe.choices import Optimizer
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.train_state import SavedState, TrainedParameters, TrainState
-from rlhf.stages.supervised import _RunCallback
+from rlhf.stages.supervised.training import _RunCallback
 from tests.helpers import noted, small
 
 bnb = pytest.importorskip("bitsandbytes.optim.optimizer")
@@ -90,7 +90,7 @@ def test_other_optimizers_are_left_alone(paged, name):
 def test_both_kinds_of_stages_page_what_they_load(monkeypatch, tmp_path):
     """transformers' Trainer calls back after it has loaded its checkpoint, PPO loads its own."""
     asked: list[object] = []
-    monkeypatch.setattr("rlhf.stages.supervised.page_states", asked.append)
+    monkeypatch.setattr("rlhf.stages.supervised.training.page_states", asked.append)
     unused: Any = None
     run: Any = SimpleNamespace(resumed_from=None, is_main=False)
     callback = _RunCallback(run, unused, unused)

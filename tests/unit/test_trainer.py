@@ -5,7 +5,7 @@ import itertools
 import torch
 from safetensors.torch import load_file
 
-from rlhf.stages.row_order import LengthBuckets
+from rlhf.stages.supervised.row_order import LengthBuckets
 from tests.helpers import beside, run_stages, small
 
 

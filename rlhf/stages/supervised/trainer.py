@@ -19,9 +19,9 @@ from rlhf.models.precision import Model
 from rlhf.process import distributed
 from rlhf.run.checkpoints import with_resume_advice
 from rlhf.run.reader import reading
-from rlhf.stages.row_order import LengthBuckets, ShardedBatches
-from rlhf.stages.trainer_checkpoint import check_parts, check_step
-from rlhf.stages.training_forward import LeanSteps, padded_on_the_right, without_mask
+from rlhf.stages.supervised.checkpoint import check_parts, check_step
+from rlhf.stages.supervised.forward import LeanSteps, padded_on_the_right, without_mask
+from rlhf.stages.supervised.row_order import LengthBuckets, ShardedBatches
 
 
 class RunTrainer(Trainer):

@@ -23,7 +23,7 @@ from rlhf.run import reader, records
 from rlhf.run.checkpoints import require_usable, with_resume_advice
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER_FILE, METRICS
-from rlhf.stages.trainer import RunTrainer
+from rlhf.stages.supervised.trainer import RunTrainer
 from rlhf.terminal.progress import Bar
 
 ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
