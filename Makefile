@@ -128,7 +128,7 @@ quoted     = '$(subst ','\'',$1)'
 checker   := $(or $(shell test -x $(VENV)/bin/python && echo $(VENV)/bin/python),$(PYTHON)) bin/check_make.py
 given     := $(foreach v,$(typed),$(call quoted,$v:command=$(value $v))) $(foreach v,$(inherited),$(call quoted,$v:environment=$(value $v)))
 checked   := $(shell $(checker) $(foreach t,$(MAKECMDGOALS),$(call quoted,$t)) -- $(given) 2>/dev/null)
-unchecked  = `$(checker)`, which checks what make is given, does not run: $(shell $(checker) -- 2>&1 | tail -n 1). \
+unchecked  = `$(checker)`, which checks what make is given, does not run: $(shell { $(checker) --; } 2>&1 | tail -n 1 || true). \
              It needs Python 3.11, 3.12 or 3.13 (make setup PYTHON=python3.12), and make the folder of this Makefile
 needs     := $(if $(filter ok,$(firstword $(checked))),$(wordlist 2,$(words $(checked)),$(checked)))
 $(if $(needs),,$(if $(checked),$(error $(checked)),$(if $(filter-out help help-all clean,$(MAKECMDGOALS)),$(error $(unchecked)))))

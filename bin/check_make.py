@@ -309,11 +309,12 @@ def _wrong_recipe(targets: Sequence[str], read: Mapping[str, Variable]) -> Itera
         alike = difflib.get_close_matches(folder.value.rstrip("/"), everywhere, 3)
         such_as = str(versions[-1].parent) if versions else " or ".join(alike) or "recipes/cpu-tiny/v2"
         yield f"{folder}: no recipe.yaml there; name the folder of a version, such as {such_as}"
-    elif not (others := sorted({recipe.hardware for recipe in _default_recipes() if recipe.hardware})):
+    elif not any(_recipes_root().glob("*/v*/recipe.yaml")):
         yield f"{_recipes_root()}: no recipes there. RLHF_RECIPES names their folder; without it this is recipes/"
     else:
-        only = ", ".join(others)
-        yield f"{hardware}: no recipe for such hardware, only for {only}. `make recipes` lists them"
+        others = sorted({recipe.hardware for recipe in _default_recipes() if recipe.hardware})
+        only = f", only for {', '.join(others)}" * bool(others)
+        yield f"{hardware}: no recipe for such hardware{only}. `make recipes` lists them"
 
 
 def _wrong_with_containers(targets: Sequence[str], read: Mapping[str, Variable]) -> Iterator[str]:

@@ -58,7 +58,7 @@ class StrictCommand(click.Command):
             option = "--recipe" if os.path.isdir(unread[0]) else "--hw"
             chosen = any({"--hw", "--recipe"} & set(parameter.opts) for parameter in parameters)
             hint = "Leave it out, or name its option." if chosen else f"Did you mean {option} {unread[0]}?"
-            raise click.UsageError(f"unexpected argument {unread[0]!r}: {hint[0].lower()}{hint[1:]}", ctx)
+            raise click.UsageError(f"unexpected argument {unread[0]!r}. {hint}", ctx)
         return [parameter for parameter in parameters if isinstance(parameter, click.Option)]
 
 

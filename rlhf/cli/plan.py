@@ -33,7 +33,7 @@ from rlhf.terminal.progress import working
     metavar="12GB|card",
     help="Search for the fastest settings that need at most this memory, or the memory of the recipe's card.",
 )
-@click.option("--fastest", is_flag=True, help="The same as --fit card.")
+@click.option("--fastest", is_flag=True, help="Search as --fit card does.")
 @click.option(
     "--strategies",
     "by_strategy",

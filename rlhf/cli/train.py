@@ -134,10 +134,10 @@ def _check_files_follow_data(choice: Choice, more_data: Sequence[str]) -> None:
     """Raise UsageError for arguments after STAGE that are no further files of --data."""
     if more_data and more_data[0] in STAGES:
         raise click.UsageError("one STAGE at a time; --with-parents runs what it builds on")
-    if more_data and "=" in more_data[0]:
-        raise click.UsageError(f"unexpected argument {more_data[0]!r}: each change of a recipe has a --set of its own")
-    if more_data and not choice.data:
-        raise click.UsageError(f"unexpected argument {more_data[0]!r}: files follow --data, and hardware --hw")
+    if more_data and ("=" in more_data[0] or not choice.data):
+        change = "Each change of the recipe follows a --set of its own"
+        hint = change if "=" in more_data[0] else "Files to train on follow --data, and hardware --hw"
+        raise click.UsageError(f"unexpected argument {more_data[0]!r}. {hint}")
 
 
 def _show_outcome(summary: Summary, result: Result | None, path: Path, *, restart: bool) -> None:

@@ -4,7 +4,7 @@ A recipe decides a run's outcome together with the defaults of keys that it leav
 rlhf/recipe/schema.py and its neighbours have the keys.
 """
 
-from rlhf.recipe.chain import comparable, deciding_settings, differences, parents, stages_before
+from rlhf.recipe.chain import changed_settings, comparable, deciding_settings, differences, parents, stages_before
 from rlhf.recipe.folders import available, check_directory, default_root, is_default, no_recipes, no_section, resolve
 from rlhf.recipe.names import (
     GROUPS,
@@ -88,6 +88,7 @@ __all__ = [
     "TrainingName",
     "as_yaml",
     "available",
+    "changed_settings",
     "check_directory",
     "comparable",
     "content_hash",

@@ -62,6 +62,14 @@ def deciding_settings(recipe: Recipe, stage: StageName) -> JsonObject:
     return relevant
 
 
+def changed_settings(made: object, recipe: Recipe, stage: StageName) -> list[str]:
+    """Return the dotted keys of the deciding settings in which a stage was made with other values than the recipe's.
+
+    `made` are such settings, of a manifest. The memory of the card, which reports read there, does not count.
+    """
+    return [key for key in differences(made, deciding_settings(recipe, stage)) if key != "hardware.memory_gb"]
+
+
 def comparable(figure: Figure, recipe: Recipe, overrides: Collection[str]) -> bool:
     """Return whether a run of `recipe` with changes of the keys `overrides` can be compared with a figure of it.
 

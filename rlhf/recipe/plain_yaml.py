@@ -197,8 +197,8 @@ def read_yaml(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from None
     if not isinstance(content, dict):
-        held = "a list" if isinstance(content, list) else "no keys" if content is None else "a single value"
-        raise UserError(f"{file}: holds {held} and not keys with values; restore the file, or copy another recipe's")
+        held = "a list" if isinstance(content, list) else "nothing" if content is None else "a single value"
+        raise UserError(f"{file}: holds {held} instead of keys with values; restore the file, or copy another recipe's")
     return content
 
 

@@ -129,7 +129,8 @@ def _nearest(kind: type[Section], location: list[str], prefix: str) -> str:
     *section, name = location
     siblings, everywhere = _keys_at(kind, section), dotted_keys(kind)
     alike = [key for key in COMMON_NAMES.get(name, ()) if key in siblings]
-    alike = alike or difflib.get_close_matches(name, siblings, n=3, cutoff=0.6)
+    alike = alike or difflib.get_close_matches(name, siblings, n=3, cutoff=0.7)
+    alike = alike or difflib.get_close_matches(name, siblings, n=1, cutoff=0.6)  # `pop` for `ppo`
     begun = difflib.get_close_matches(name, [key for key in siblings if key.startswith(name)], n=3, cutoff=0)
     elsewhere = [key for key in everywhere if key.rpartition(".")[2] == name]
     candidates = (

@@ -2,6 +2,7 @@
 
 import io
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -54,6 +55,33 @@ def test_the_likeliest_answer_is_the_one_that_evaluation_would_sample(done, monk
     )
     assert code == 0, err
     assert out.strip() == expected.strip()
+
+
+def test_sampling_settings_that_come_with_a_base_do_not_count(done, monkeypatch, capsys):
+    def with_penalty(*arguments: Any, **options: Any) -> Any:
+        base = load_base(*arguments, **options)
+        base.generation_config.repetition_penalty = 50.0
+        return base
+
+    line = ("--stage", "sft", "--temperature", "0", "--tokens", "12")
+    _, plain, _ = said(done, monkeypatch, capsys, "hello there\n", *line)
+    monkeypatch.setattr("rlhf.models.loading.load_base", with_penalty)
+    assert said(done, monkeypatch, capsys, "hello there\n", *line)[1] == plain
+
+
+def test_without_a_stage_the_first_policy_of_the_recipe_answers():
+    assert chat.first_policy(small().recipe) == "ppo"
+    assert chat.first_policy(small(rm=None, ppo=None, merge__stage="dpo").recipe) == "dpo"
+    assert chat.first_policy(small(rm=None, ppo=None, dpo=None, merge=None).recipe) == "sft"
+
+
+@pytest.mark.parametrize(
+    ("temperature", "code"), [("0", 0), ("0.005", 2), ("-1", 2), ("101", 2), ("nan", 2), ("0.01", 0)]
+)
+def test_a_temperature_is_0_or_within_bounds(done, monkeypatch, capsys, temperature, code):
+    outcome = said(done, monkeypatch, capsys, "", "--stage", "sft", "--temperature", temperature)
+    assert outcome[0] == code
+    assert code == 0 or "0, or from 0.01 to 100" in outcome[2] or "not a finite number" in outcome[2]
 
 
 def test_a_conversation_is_remembered_until_it_is_not(done, monkeypatch):

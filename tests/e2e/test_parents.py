@@ -112,6 +112,34 @@ def test_without_parents_the_message_names_both_ways(trained, tmp_path, monkeypa
     assert "there is one in runs: --reuse runs, make: REUSE=runs" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        (("chat", "--stage", "sft"), "--out runs, make: OUT=runs"),
+        (("score", "--prompt", "a", "--response", "b"), "--out runs, make: OUT=runs"),
+        (("serve",), "--reuse runs, make: REUSE=runs"),
+    ],
+)
+def test_a_command_names_the_option_that_it_has(trained, tmp_path, monkeypatch, capsys, words, way):
+    monkeypatch.chdir(tmp_path)
+    beside(trained, Path("runs"), "pretrain", "sft", "rm", "merge")
+    (tmp_path / "runs" / ROOT / "merge").unlink()
+    (tmp_path / "runs" / ROOT / "merge").mkdir()
+    (tmp_path / "runs" / ROOT / "merge/summary.json").write_text("{}")
+    code, _, err = rlhf(monkeypatch, capsys, *words, "--recipe", str(RECIPE), "--out", "runs/new", *SETS)
+    assert code == 1 and f"there is one in runs: {way})" in err
+
+
+@pytest.mark.parametrize(("words", "absent"), [(("chat", "--stage", "ppo"), "ppo"), (("score", "--prompt", "a"), "rm")])
+def test_a_stage_that_the_recipe_lacks_is_named_before_any_other_problem(tmp_path, monkeypatch, capsys, words, absent):
+    monkeypatch.chdir(tmp_path)
+    sections = ("rm=null", "ppo=null", "merge=null")
+    without = [word for section in sections for word in ("--set", section)]
+    words = (*words, "--response", "b") if words[0] == "score" else words
+    code, _, err = rlhf(monkeypatch, capsys, *words, "--recipe", str(RECIPE), *without)
+    assert code == 1 and err.startswith(f"error: {absent}: {RECIPE} has no such stage; ")
+
+
 def test_stages_before_the_one_asked_for_are_taken_or_made(trained, tmp_path, monkeypatch, capsys):
     """What `make ppo REUSE=runs` relies on: `--if-needed` is content with a stage of the other root."""
     command = ["--recipe", str(RECIPE), "--out", str(tmp_path), "--reuse", str(trained), *SETS, "--if-needed"]

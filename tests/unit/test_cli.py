@@ -100,9 +100,11 @@ def test_a_wrong_recipe_hides_no_other_one(command, tmp_path):
     for name in ("good", "bad"):
         shutil.copytree(RECIPE, tmp_path / name / "v1")
     shutil.copytree(RECIPE.parents[1] / "cpu-tiny-groups/v1", tmp_path / "groups/v1")
-    (tmp_path / "bad/v1/recipe.yaml").write_text("seed: x\n")
+    text = (RECIPE / "recipe.yaml").read_text()
+    (tmp_path / "bad/v1/recipe.yaml").write_text(text.replace("\nppo:", "\npop:"))
     code, out, _ = command("recipes", "--recipe-root", tmp_path)
-    assert code == 0 and "good/v1" in out and "bad/v1" in out and "wrong" in out
+    assert code == 0 and "good/v1" in out and "bad/v1" in out and out.count(" wrong ") == 1
+    assert "unknown key 'pop'; nearest: ppo" in " ".join(out.replace("│", "").split())
     code, _, err = command("run", "grpo", "--recipe", tmp_path / "good/v1", "--out", tmp_path / "runs")
     assert code and f"or use --recipe {tmp_path}/groups/v1 (make: RECIPE=…)" in err
 
@@ -131,6 +133,7 @@ def test_a_shell_completes_hardware_and_stages():
 
     assert completed("plan", "--hw", "h") == ["h100"]
     assert completed("run", "pp") == ["ppo"]
+    assert completed("plan", "--set", "ppo.kl_c") == ["ppo.kl_coef="]
 
 
 def test_a_rank_does_not_repeat_it(command, tmp_path, monkeypatch):

@@ -627,8 +627,13 @@ def test_the_recipe_s_device_decides_and_not_a_folder_s_name(tmp_path):
             "x=1",
             "there is no variable 'x'. A recipe's key is set with SET=\"ppo.steps=10\". `make help-all` lists them",
         ),
-        ("HW=4091", "HW=4091: no recipe for such hardware, only for 12gb 2x4090 2xcpu 4090 8gb 8xh100 cpu h100. `make"),
+        (
+            "HW=4091",
+            "HW=4091: no recipe for such hardware, only for 12gb, 2x4090, 2xcpu, 4090, 8gb, 8xh100, cpu, h100. `make",
+        ),
         ("RECIPE=cpu-tiny", "RECIPE=cpu-tiny: no recipe.yaml there"),
+        ("RECIPE=recipes/cpu-tyni/v2", "name the folder of a version, such as recipes/cpu-tiny/v2 or "),
+        ("RECIPE=recipes/cpu-tiny", "name the folder of a version, such as recipes/cpu-tiny/v2."),
         ("HW=cpu RECIPE=recipes/cpu-tiny/v1", "both choose a recipe; leave one of them out"),
         ("RESUME=y", "RESUME=y: write 1 or 0"),
         ("ab SUMMARY=on", "SUMMARY=on: write 1 or 0"),
@@ -709,7 +714,7 @@ def test_a_variable_of_the_environment_counts_only_where_a_target_reads_it():
         ({"HW": "foo"}, "HW=foo (from the environment): no recipe for such hardware, only for 12gb"),
         ({"RECIPE": "nowhere"}, "RECIPE=nowhere (from the environment): no recipe.yaml there"),
         ({"RUNTIME": "prod"}, "RUNTIME=prod (from the environment): docker, podman or local"),
-        ({"RLHF_RECIPES": "docs"}, "HW=cpu: no recipe for such hardware. `make recipes` lists them"),
+        ({"RLHF_RECIPES": "docs"}, "docs: no recipes there. RLHF_RECIPES names their folder"),
     ],
 )
 def test_a_recipe_or_a_runtime_that_is_not_there_stops_what_needs_it_and_nothing_else(given, message):

@@ -405,7 +405,7 @@ def test_nothing_is_predicted_where_nothing_can_be_compared(small, narrow):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--fit", "1GB", "--fastest"], "--fit and --fastest answer different questions"),
+        (["--fit", "1GB", "--fastest"], "--fastest is --fit card: give one of the two"),
         (["--strategies", "--published"], "--strategies and --published answer different questions"),
         (["--fit", "1GB", "--price", "1"], "--price goes with the plan itself, not with --fit"),
         (["--price", "nan"], "'nan' is not a finite number"),

@@ -3,6 +3,7 @@
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -171,9 +172,31 @@ def test_a_bad_recipe_is_one_line_with_file_and_key(tmp_path, change, message):
     directory = copy(tmp_path, change)
     with pytest.raises(UserError) as caught:
         recipe.load(directory)
-    assert str(caught.value).startswith(f"{directory / 'recipe.yaml'}: ")
+    assert re.match(rf"{directory / 'recipe.yaml'}:([0-9]+:)? ", str(caught.value))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_value_is_named_with_its_line(tmp_path):
+    text = (CPU / "recipe.yaml").read_text()
+    directory = tmp_path / "mine/v1"
+    directory.mkdir(parents=True)
+    file = directory / "recipe.yaml"
+    file.write_text(text.replace("\nppo:\n", "\nppo:\n  foo: 1\n  bar: 2\n"))
+    line = text.splitlines().index("ppo:") + 2
+    with pytest.raises(UserError, match=rf"recipe\.yaml:{line}: unknown key 'ppo\.foo' \(also unknown: ppo\.bar\); "):
+        recipe.load(directory)
+    file.write_text(text.replace("cliprange: 0.2\n", "cliprange: wide\n"))
+    line = next(i for i, row in enumerate(file.read_text().splitlines(), 1) if "cliprange: wide" in row)
+    with pytest.raises(UserError, match=rf"recipe\.yaml:{line}: ppo\.cliprange = 'wide': "):
+        recipe.load(directory)
+    with pytest.raises(UserError, match=r"recipe\.yaml with --set: ppo\.cliprange = 'wider': "):
+        recipe.load(directory, {"ppo.cliprange": "wider"})
+    file.write_text(text.replace("\n  cliprange: 0.2\n", "\n"))
+    line = text.splitlines().index("ppo:") + 1
+    with pytest.raises(UserError, match=r"recipe\.yaml: key 'ppo\.cliprange' is missing"):
+        recipe.load(directory)
+    assert plain_yaml.line_of(file, ["ppo"]) == line and plain_yaml.line_of(file, ["ppo", "cliprange"]) is None
 
 
 def test_files_of_all_recipes_are_parsed_once():
@@ -284,6 +307,13 @@ def test_further_changes_win_over_what_they_overlap_and_can_be_given_on_a_comman
     assert recipe.load(CPU, again.overrides).recipe == again.recipe
 
 
+def test_the_memory_of_the_card_makes_no_other_run():
+    made: dict[str, Any] = recipe.deciding_settings(recipe.load(CPU).recipe, "sft")
+    other = recipe.load(CPU, {"hardware.memory_gb": 24.0, "sft.max_samples": 8}).recipe
+    assert recipe.changed_settings(made, other, "sft") == ["sft.max_samples"]
+    assert made["hardware"]["memory_gb"] is None, "reports read it"
+
+
 def test_another_seed_is_no_modification_but_another_run():
     loaded = recipe.load(CPU, seed=5)
     assert (loaded.recipe.seed, loaded.modified) == (5, False)
@@ -341,8 +371,15 @@ def test_hw_resolves_to_the_newest_released_default(tmp_path):
 
 
 def test_a_recipe_that_is_wrong_stands_in_the_way_of_its_own_hardware_only(tmp_path):
+    """And that only as its default."""
     shutil.copytree(CPU, tmp_path / "mine/v1")
-    broken = {"of-4090": "hardware: {name: '4090'}\n", "of-none": "hardware: 3\n", "unreadable": "hardware: [1\n"}
+    text = (CPU / "recipe.yaml").read_text()
+    broken = {
+        "of-4090": "hardware: {name: '4090'}\ndefault: true\n",
+        "of-none": "hardware: 3\n",
+        "unreadable": "hardware: [1\n",
+        "of-cpu": text.replace("\nppo:", "\npop:").replace("default: true", "default: false"),
+    }
     for name, text in broken.items():
         (tmp_path / name / "v1").mkdir(parents=True)
         (tmp_path / name / "v1/recipe.yaml").write_text(text)
@@ -540,7 +577,11 @@ def test_a_section_that_is_none_is_refused_in_our_words():
 
 @pytest.mark.parametrize(
     ("folder", "content", "way_out"),
-    [("a/final", "seed: 0\n", "rename the folder, for example to v1"), ("a/v1", "", "holds no keys; restore the file")],
+    [
+        ("a/final", "seed: 0\n", "rename the folder, for example to v1"),
+        ("a/v1", "", "holds nothing instead of keys with values; restore the file"),
+        ("a/v1", "- 1\n", "holds a list instead of keys with values"),
+    ],
 )
 def test_a_folder_that_is_no_recipe_is_refused_with_the_way_out(tmp_path, folder, content, way_out):
     (tmp_path / folder).mkdir(parents=True)

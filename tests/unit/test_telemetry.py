@@ -156,3 +156,13 @@ def test_evaluation_inside_training_is_no_training_time(monkeypatch):
     costs = telemetry.costs()
     assert costs["phase_seconds"] == {"train/evaluate": 3.0, "train": 5.0}
     assert costs["tokens_per_second"] == 50.0
+
+
+def test_a_row_has_the_tokens_of_all_steps_since_the_last_one():
+    telemetry = Telemetry(torch.device("cpu"))
+    for tokens in (5, 7):
+        telemetry.count(tokens)
+    assert telemetry.since_last_call()["tokens"] == 12
+    telemetry.count(3)
+    row = telemetry.since_last_call()
+    assert row["tokens"] == 3 and telemetry.tokens == 15 and row["memory_bytes"] > 0
