@@ -545,7 +545,7 @@ def test_the_forge_s_jobs_keep_no_token_in_the_checkout(name):
 def test_a_release_has_its_part_of_the_changelog_as_notes(tmp_path):
     jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
     assert ".ci/run" in [step.get("run") for step in jobs["check"]["steps"]] and jobs["wheel"]["needs"] == "check"
-    assert jobs["publish"]["needs"] == "wheel" and "--notes-file notes.md" in jobs["publish"]["steps"][-1]["run"]
+    assert jobs["publish"]["needs"] == ["wheel", "image"] and "--notes-file notes.md" in jobs["publish"]["steps"][-1]["run"]
     runs = [step["run"] for step in jobs["wheel"]["steps"] if "run" in step]
     (notes,) = (run for run in runs if "CHANGELOG.md" in run)
     ours = (ROOT / "CHANGELOG.md").read_text()
@@ -563,7 +563,8 @@ def test_of_a_release_s_jobs_the_one_that_publishes_may_write_and_runs_no_code_o
     workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
     allowed = {name: job["permissions"] for name, job in workflow["jobs"].items()}
     assert workflow["permissions"] == {}
-    assert allowed == {"check": {"contents": "read"}, "wheel": {"contents": "read"}, "publish": {"contents": "write"}}
+    assert allowed.pop("publish") == {"contents": "write"}
+    assert allowed.keys() == {"check", "wheel", "image"} and all(v == {"contents": "read"} for v in allowed.values())
     assert not [step for step in workflow["jobs"]["publish"]["steps"] if "checkout" in step.get("uses", "")]
 
 

@@ -62,10 +62,7 @@ class SavedState(Record):
 
 
 class TrainState:
-    """The trained parameters of each role, their optimizer and schedule, the step and the KL coefficient.
-
-    `score_norm` is that of the reward model's scores.
-    """
+    """What a checkpoint keeps: trained parameters, optimizer, schedule, step, KL coefficient, norm of the scores."""
 
     def __init__(
         self,
