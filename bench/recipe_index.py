@@ -3,8 +3,13 @@
 from itertools import groupby
 from pathlib import Path
 
+from bench.memory import budgets
 from rlhf import recipe as recipes
+from rlhf.memory import prediction_file
 from rlhf.recipe import STAGES, Recipe
+from rlhf.terminal.wording import GB
+
+GATED = ("meta-llama/",)
 
 HEAD = """# Recipes
 
@@ -15,8 +20,12 @@ by their folder, such as `RECIPE=recipes/h100-mistral-7b/v1`. Each link leads to
 after the versions describe the one in bold, or the newest where none is. [docs/recipes.md](../docs/recipes.md) explains
 the keys of a recipe. This page is made by `make results-index` and checked by the tests.
 
-| folder | versions | hardware | model | stages | what |
-| --- | --- | --- | --- | --- | --- |
+*Needs* is predicted: the GB of the card that the stage in brackets needs, which is the stage that needs most. It is
+without the paged states of the optimizer ([docs/memory.md](../docs/memory.md#what-the-numbers-mean)). *Gated* weights
+are downloaded after you accept the licence on the model's page and set `HF_TOKEN`. Mistral's page may ask for the same.
+
+| folder | versions | hardware | needs, GB | model | data | stages | what |
+| --- | --- | --- | --- | --- | --- | --- | --- |
 """
 
 
@@ -29,12 +38,15 @@ def page(root: Path) -> str:
 def _line(folder: Path, versions: list[Path]) -> str:
     """Return the line of a folder. All but the versions is that of the one that HW= takes, or else of the newest."""
     taken = [version for version in versions if _is_taken(version)]
-    shown = recipes.load((taken or versions)[-1]).recipe
+    directory = (taken or versions)[-1]
+    shown = recipes.load(directory).recipe
     cells = (
         folder.name,
         ", ".join(_version(version, version in taken) for version in versions),
         shown.hardware.name,
+        _needs(directory, shown.hardware.memory_gb),
         _model(shown),
+        _data(shown),
         ", ".join(stage for stage in STAGES if shown.section(stage) is not None),
         shown.description,
     )
@@ -53,8 +65,23 @@ def _version(directory: Path, taken: bool) -> str:
     return f"{f'**{link}**' if taken else link} ({recipes.load(directory).recipe.status})"
 
 
+def _needs(directory: Path, card_gb: float | None) -> str:
+    """Return what the recipe needs of its card by predicted.json, and the stage that needs it; "–" without a card."""
+    if card_gb is None:
+        return "–"
+    needs = prediction_file.card_needs(budgets.pinned_needs(directory))
+    most = max(needs, key=needs.__getitem__)
+    return f"{needs[most] / GB:.1f} of {card_gb:g} ({most})"
+
+
 def _model(keys: Recipe) -> str:
-    """Return the base's name on the hub and the type of its weights."""
+    """Return the base's name on the hub, the type of its weights and whether they are gated."""
     if keys.model.name is None:
         return "trained from scratch by `pretrain`"
-    return f"{keys.model.name}, {'NF4' if keys.model.quantization == 'nf4' else keys.model.dtype}"
+    weights = "NF4" if keys.model.quantization == "nf4" else keys.model.dtype
+    return f"{keys.model.name}, {weights}{', gated' if keys.model.name.startswith(GATED) else ''}"
+
+
+def _data(keys: Recipe) -> str:
+    """Return the name of the data on the hub, or of the generated data."""
+    return keys.data.name or f"generated: {keys.data.source}"

@@ -41,12 +41,13 @@ TOKENS_OF_WARM_UP = ("d0fceebf", "fc82bc4d", "ec2acf72")
 
 HEAD = """# Results
 
-Measured, each with its commit. Records of the chain also have recipe hash, package versions, device and seeds; the
-oldest do not name the processor. Predictions stand next to the recipes (`predicted.json`); only records that compare
-them with measurements have predictions too. In comparisons with TRL, "times" means how many times as fast ours is. For
-PPO, RLOO and GRPO both sides have the same design in the headline; [speed.md](../docs/speed.md#compared-with-trl) and
-[groups.md](../docs/groups.md#compared-with-trl) show the others, with the lean trunk and adapters in upper layers. This
-page is made by `make results-index` and checked by the tests.
+This page lists every measurement that is kept, with its commit. Records of the chain also have recipe hash, package
+versions, device and seeds; the oldest do not name the processor. Predictions stand next to the recipes
+(`predicted.json`); only records that compare them with measurements have predictions too. In comparisons with TRL,
+"1.10 times" means that ours is 1.10 times as fast. For PPO, RLOO and GRPO both sides have the same design in the
+headline; [speed.md](../docs/speed.md#compared-with-trl) and [groups.md](../docs/groups.md#compared-with-trl) show the
+others, with the lean trunk and adapters in upper layers. This page is made by `make results-index` and checked by the
+tests.
 
 \\* These ratios are not exact: TRL's tokens are counted with those of its warm-up, whose seconds are left out
 ([speed.md](../docs/speed.md#sft-reward-model-and-dpo)). The newest record of the same comparison is exact.

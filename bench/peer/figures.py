@@ -65,7 +65,7 @@ def markdown(record: PeerRecord) -> str:
     headings += [f"{what} ÷ TRL ({design})" for what in ("speed", "memory") for design in designs]
     lines = [
         f"On {record['device']}, {record['date']}, commit `{(record['code']['commit'] or 'unknown')[:8]}`; median over "
-        f"all measured steps of {record['repeats']} runs each, in turn:",
+        f"all measured steps of {record['repeats']} runs each, alternately:",
         "",
         f"| | {' | '.join(headings)} |",
         "|---" * (1 + len(headings)) + "|",

@@ -164,7 +164,7 @@ def show(row: Roofline) -> None:
     ]
     lines.append(("all", "", "", "", f"{total:.2f}", ""))
     columns = ("phase", "TFLOP", "GB", "bound by", "s", "share")
-    rows_table(f"{row['recipe']}, a step of {row['stage']}, predicted least seconds at {rates}", columns, lines)
+    rows_table(f"{row['recipe']}, a step of {row['stage']}, predicted roofline seconds at {rates}", columns, lines)
     rows = [(name, f"{change['seconds']:.2f}", f"x {change['factor']:.2f}") for name, change in row["changes"].items()]
     rows_table("predicted, each change alone", ("change", "s", "as fast"), rows)
 
@@ -204,7 +204,7 @@ def _union(tables: Sequence[Mapping[str, object]]) -> list[str]:
 def main(
     directories: Sequence[Path], stage: OnlineName, changes: tuple[str, ...], as_json: bool, as_markdown: bool
 ) -> None:
-    """Print the least time of a step on a recipe's card, by phase, and what changes would gain. Needs no GPU."""
+    """Estimate the time of a step on a recipe's card by phase, and what changes would gain. Needs no GPU."""
     rows = [predict(recipes.load(folder, recipes.parse_overrides(changes)), stage) for folder in directories]
     if as_markdown:
         print(markdown(rows))

@@ -155,13 +155,13 @@ def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Say
         fitted = search(predictor, loaded, facts.parameters, stages, options.card.limit, say)
         content = content.with_changed_keys(fitted.changes)
         loaded = _write_recipe(draft, content)
-        readme = render("README.md", content, recipe_name=target.parent.name, folder=target)
-        (draft / "README.md").write_text(readme, encoding="utf-8")
         say("predicting the whole chain")
+        needs = prediction_file.needs(predictor, loaded)
+        table = prediction_file.needs_table(needs, options.card.memory_gb)
+        readme = render("README.md", content, recipe_name=target.parent.name, folder=target, needs_table=table)
+        (draft / "README.md").write_text(readme, encoding="utf-8")
         step, _ = prediction_file.decoding_step(predictor, loaded)
-        prediction_file.pin(
-            draft, prediction_file.peaks(predictor, loaded), step, None, prediction_file.needs(predictor, loaded)
-        )
+        prediction_file.pin(draft, prediction_file.peaks(predictor, loaded), step, None, needs)
         _place(draft, target)
     return NewRecipe(target, recipes.load(target), stages, fitted)
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 from pydantic import Field
 
-from rlhf.memory.phases import Parts
+from rlhf.memory.phases import ON_HOST, Parts
 from rlhf.memory.predict import Predictor, predicted_stages
 from rlhf.memory.strategies import StrategyCost
+from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run.records import Record
+from rlhf.terminal.wording import GB
 
 FILE = "predicted.json"
 
@@ -44,6 +46,22 @@ def needs(predictor: Predictor, loaded: PinnedRecipe) -> Needs:
         phases = {name: phase.needed_bytes for name, phase in predictor.predict(loaded, stage).phases.items()}
         needed[stage] = {name: size for name, size in phases.items() if size is not None}
     return {stage: phases for stage, phases in needed.items() if phases}
+
+
+def card_needs(needed: Needs) -> dict[StageName, int]:
+    """Return the bytes that each stage needs of the card: with the driver's context, without paged states."""
+    return {stage: max(phases.values()) + CONTEXT_BYTES for stage, phases in needed.items() if stage not in ON_HOST}
+
+
+def needs_table(needed: Needs, card_gb: float) -> str:
+    """Return the needs of `card_needs` as Markdown, in GB, beside the memory of the card."""
+    needs = card_needs(needed)
+    rows = (
+        ["predicted, not measured", *needs],
+        ["---", *("---:" for _ in needs)],
+        [f"needs, GB of {card_gb:g}", *(f"{size / GB:.1f}" for size in needs.values())],
+    )
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def decoding_step(predictor: Predictor, loaded: PinnedRecipe) -> tuple[Step, list[str]]:

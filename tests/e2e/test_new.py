@@ -56,7 +56,12 @@ def test_a_checkpoint_in_a_folder_becomes_a_recipe(checkpoints, tmp_path, kind):
     assert (written.tokenizer.template, written.tokenizer.pad_token) == ("chat", "<pad>")
     assert written.data.name == "HuggingFaceH4/ultrafeedback_binarized" and written.data.split == "train_prefs"
     assert written.sft.max_length == 512, "the model's own limit"
-    assert json.loads((made.folder / "predicted.json").read_text())["stages"].keys() >= {"sft", "rm", "ppo", "dpo"}
+    pinned = json.loads((made.folder / "predicted.json").read_text())
+    assert pinned["stages"].keys() >= {"sft", "rm", "ppo", "dpo"}
+    needs = [f"{(max(pinned['needed'][stage].values()) + CONTEXT_BYTES) / 1e9:.1f}" for stage in made.stages]
+    page = (made.folder / "README.md").read_text()
+    assert f"| predicted, not measured | {' | '.join(made.stages)} |" in page
+    assert f"| needs, GB of 24 | {' | '.join(needs)} |" in page
 
 
 def test_the_recipe_trains(checkpoints, trained, tmp_path):

@@ -34,7 +34,7 @@ GROUPS = {
     "records": 3,
 }
 NEEDED: list[tuple[float, int]] = []  # CPU seconds and bytes of each case
-COLUMNS = ("cases", "refused", "accepted", "tracebacks", "hangs", "wrong")
+COLUMNS = ("cases", "refused", "accepted", "tracebacks", "hangs", "other failures")
 FAILURES = Path(".fuzz")
 
 
@@ -104,7 +104,7 @@ def run_group(group: str, indices: Iterable[int], seed: int, folder: Path, refer
         counts["accepted" if verdict.accepted else "refused"] += 1
         counts["tracebacks"] += "traceback" in verdict.flaws
         counts["hangs"] += bool({"hang", "memory"} & set(verdict.flaws))
-        counts["wrong"] += bool({"wrong", "lost", "message"} & set(verdict.flaws))
+        counts["other failures"] += bool({"wrong", "lost", "message"} & set(verdict.flaws))
         counts["flaws"] += bool(verdict.flaws)
         NEEDED.append((outcome.cpu, outcome.peak))
         if verdict.flaws:

@@ -30,8 +30,8 @@ COLUMNS = (
     "failed writes",
     "finished runs",
     "other bytes",
-    "left over",
-    "wrong words",
+    "extra files",
+    "bad message",
 )
 
 
@@ -105,11 +105,11 @@ def _series(
             row.counts["SIGTERM" if kind == "SIGTERM" else "failed writes"] += 1
             lines = [line for line in text.splitlines() if line.startswith(("error: ", "stopped"))]
             if outcome.code < 0 or "Traceback" in text or len(lines) != 1 or CONTROL.search(text):
-                row.flaw("wrong words", f"{kind}, exit {outcome.code}: {text[-300:]}", replay)
+                row.flaw("bad message", f"{kind}, exit {outcome.code}: {text[-300:]}", replay)
             if kind != "SIGTERM" and not outcome.err:
-                row.flaw("wrong words", f"{kind}: it ended with {outcome.code} and no word", replay)
+                row.flaw("bad message", f"{kind}: it ended with {outcome.code} and no word", replay)
         if outcome.stopped:
-            row.flaw("wrong words", f"{kind}: it did not end", replay)
+            row.flaw("bad message", f"{kind}: it did not end", replay)
         if (stage / "summary.json").exists() and _differs(stage, reference.root / row.stage):
             row.flaw("other bytes", f"{kind}: a summary stands beside an unfinished result", replay)
     last = _life(row.stage, place, reference, at=0, act=lambda: None)
@@ -119,7 +119,7 @@ def _series(
     elif what := _differs(stage, reference.root / row.stage):
         row.flaw("other bytes", f"after {did}: {what}", replay)
     elif more := _left_over(stage, reference.root / row.stage):
-        row.flaw("left over", f"after {did}: {', '.join(more)}", replay)
+        row.flaw("extra files", f"after {did}: {', '.join(more)}", replay)
     shutil.rmtree(place)
     return max(1, interrupted)
 

@@ -21,6 +21,7 @@ from bench.gpu.command import command as bench_gpu
 from bench.gpu.plan import ITEMS, choose, seconds
 from bench.memory import budgets
 from rlhf import cli, recipe
+from rlhf.memory import prediction_file
 from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import plain_yaml, schema_model
 
@@ -196,6 +197,27 @@ def test_the_predicted_peaks_of_the_readme_are_those_that_are_pinned():
         assert without_paged_states - 0.05 <= float(number) <= without_paged_states + 0.15, name
 
 
+def test_the_needs_of_the_readme_s_two_models_are_those_that_are_pinned():
+    rows = [row for row in _rows((ROOT / "README.md").read_text()) if re.search(r"`(HW|RECIPE)=", row[1])]
+    assert [row[1] for row in rows] == ["`HW=4090`", "`RECIPE=recipes/4090-qwen3-8b/v1`"]
+    for row, folder in zip(rows, ("4090-llama2-7b/v2", "4090-qwen3-8b/v1"), strict=True):
+        needs = prediction_file.card_needs(budgets.pinned_needs(ROOT / "recipes" / folder))
+        without_paged_states = needs["ppo"] / 1e9
+        assert row[2].endswith(" (ppo)") and max(needs, key=needs.__getitem__) == "ppo"
+        assert without_paged_states - 0.05 <= float(row[2].split()[0]) <= without_paged_states + 0.15
+        assert re.fullmatch(r"[0-9.]+ \([0-9.]+ to [0-9.]+\)", row[3])
+
+
+def test_the_ppo_step_of_the_readme_is_that_of_the_newest_record():
+    record = json.loads(max((ROOT / "results/peers/trl-1.12-ppo").glob("*.json")).read_text())["figures"]
+    names = ("ours, critic with an adapter", "TRL, value model through LoRA")
+    ours, theirs, lean = (record[name]["seconds_per_step"] for name in (*names, f"{names[0]}, lean trunk"))
+    page = " ".join((ROOT / "README.md").read_text().split())
+    assert f"takes {ours:.1f} s of CPU time on one core, TRL 1.12's takes {theirs:.1f} s" in page
+    assert f"This is {theirs / ours:.2f} times as fast, and the ranges overlap." in page
+    assert f"the step takes {lean:.1f} s, {theirs / lean:.2f} times as fast" in page
+
+
 def test_the_predicted_peaks_beside_the_speed_are_those_that_are_pinned():
     page = (ROOT / "docs/speed.md").read_text()
     (whole,) = (row for row in _rows(page) if row[0].startswith("h100-mistral-7b v2") and row[1] == "library")
@@ -217,6 +239,11 @@ def test_the_predicted_peaks_beside_the_advice_are_those_that_are_pinned():
     shown = {name: peaks for name, *peaks in _rows(page) if re.search(r" v\d$", name)}
     assert len(shown) >= 2
     assert shown == {name: pinned_peaks(name, "rm", "ppo", "dpo") for name in shown}
+    phases = budgets.pinned(ROOT / "recipes/4090-llama2-7b/v2")["ppo"]
+    rows = {row[0]: row[1] for row in _rows(page) if len(row) == 3}
+    for name, phase in (("rollout", "rollout"), ("evaluation", "evaluate"), ("update", "update")):
+        most = max(sum(parts.values()) for key, parts in phases.items() if key.partition("/")[0] == phase)
+        assert rows[name] == f"{most / 1e9:.1f}"
 
 
 def pinned_peaks(name: str, *stages: str) -> list[str]:

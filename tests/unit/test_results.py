@@ -9,12 +9,14 @@ import pytest
 
 from bench import recipe_index, records, results
 from bench.kinds import PeerRecord
+from bench.memory import budgets
 from bench.peer import contenders, figures
 from bench.reading import read
 from rlhf import recipe
 from rlhf.commands import reproduce
 from rlhf.errors import UserError
 from rlhf.files import sha256
+from rlhf.memory import prediction_file
 from tests.helpers import rlhf
 
 ROOT = Path(__file__).parents[2]
@@ -125,6 +127,28 @@ def headline(folder: str, commit: str) -> str:
 
 def test_the_index_of_recipes_is_made_from_the_recipes():
     assert (ROOT / "recipes/README.md").read_text() == recipe_index.page(ROOT / "recipes"), "`make results-index`"
+
+
+@pytest.mark.parametrize("directory", budgets.pinned_recipes(ROOT / "recipes"), ids=str)
+def test_the_page_of_a_recipe_for_a_card_has_what_its_stages_are_predicted_to_need(directory):
+    card_gb = recipe.load(directory).recipe.hardware.memory_gb
+    assert card_gb is not None
+    table = prediction_file.needs_table(budgets.pinned_needs(directory), card_gb)
+    assert f"\n\n{table}\n\n" in (directory / "README.md").read_text(), f"it should have\n{table}"
+
+
+def test_the_index_of_recipes_names_the_largest_need_and_gated_weights():
+    folders = {row[0]: row for row in map(cells, recipe_index.page(ROOT / "recipes").splitlines()) if len(row) == 8}
+    needs = prediction_file.card_needs(budgets.pinned_needs(ROOT / "recipes/4090-qwen3-8b/v1"))
+    assert max(needs, key=needs.__getitem__) == "ppo"
+    assert folders["4090-qwen3-8b"][3] == f"{needs['ppo'] / 1e9:.1f} of 25.7 (ppo)"
+    assert folders["cpu-tiny"][3] == "–" and folders["cpu-tiny"][5] == "generated: toy"
+    for folder, row in folders.items():
+        pages = "".join(file.read_text() for file in (ROOT / "recipes" / folder).glob("v*/README.md"))
+        if "(Apache-2.0, not gated)" in pages:
+            assert "gated" not in row[4]
+        elif re.search(r"weights are gated|License, gated|License;\naccept it", pages):
+            assert row[4].endswith(", gated")
 
 
 def test_the_index_of_recipes_has_every_version_and_marks_the_one_that_hw_takes():

@@ -236,7 +236,7 @@ def test_the_command_prints_json_of_every_recipe_of_one_card(capsys, monkeypatch
         packed = name.startswith("4090")
         assert ("4-bit products in row groups" in row["changes"]) == packed
     roofline.main([str(RECIPES / "4090-mistral-7b/v1")], standalone_mode=False)
-    assert "predicted least seconds" in capsys.readouterr().out
+    assert "predicted roofline seconds" in capsys.readouterr().out
 
 
 def test_the_page_shows_the_tables_of_the_command():
