@@ -155,5 +155,5 @@ def test_what_cannot_be_scored_is_one_line(command, heldout, tmp_path, arguments
 
 def test_a_reward_model_that_is_not_there_is_named(command, heldout, tmp_path):
     code, _, err = command(heldout[0], out=tmp_path)
-    assert code == 1 and err.startswith("error: score needs pretrain, which has not been run")
+    assert code == 1 and err.startswith("error: score needs rm, which has not been run")
     assert "first `rlhf run rm --recipe" in err and err.endswith("--with-parents`\n")

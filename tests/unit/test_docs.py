@@ -572,16 +572,20 @@ def test_the_forge_s_jobs_keep_no_token_in_the_checkout(name):
 def test_a_release_has_its_part_of_the_changelog_as_notes(tmp_path):
     jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
     assert ".ci/run" in [step.get("run") for step in jobs["check"]["steps"]] and jobs["wheel"]["needs"] == "check"
-    assert jobs["publish"]["needs"] == ["wheel", "image"] and "--notes-file notes.md" in jobs["publish"]["steps"][-1]["run"]
+    assert jobs["publish"]["needs"] == ["wheel", "image"]
+    assert "--notes-file notes.md" in jobs["publish"]["steps"][-1]["run"]
     runs = [step["run"] for step in jobs["wheel"]["steps"] if "run" in step]
     (notes,) = (run for run in runs if "CHANGELOG.md" in run)
-    ours = (ROOT / "CHANGELOG.md").read_text()
+    unreleased = (ROOT / "CHANGELOG.md").read_text()
+    ours = re.sub(rf"(?m)^(## {re.escape(rlhf.__version__)}) \(.*\)$", r"\1 (2026-12-01)", unreleased)
     older = "\n## 0.1.0 (2026-01-01)\n\nOlder.\n"
     (tmp_path / "CHANGELOG.md").write_text(ours.replace("\n## ", "\n## Unreleased\n- New.\n\n## ", 1) + older)
     environment = os.environ | {"GITHUB_REF_NAME": f"v{rlhf.__version__}"}
     subprocess.run(["bash", "-e", "-c", notes], cwd=tmp_path, env=environment, check=True)
     expected = ours.partition(f"\n## {rlhf.__version__} (")[2].partition("\n")[2].partition("\n## ")[0]
     assert (tmp_path / "notes.md").read_text().strip() == expected.strip() != ""
+    (tmp_path / "CHANGELOG.md").write_text(ours.replace("(2026-12-01)", "(unreleased)"))
+    assert subprocess.run(["bash", "-e", "-c", notes], cwd=tmp_path, env=environment).returncode == 1
     environment["GITHUB_REF_NAME"] = "v9.9"
     assert subprocess.run(["bash", "-e", "-c", notes], cwd=tmp_path, env=environment).returncode == 1
 
