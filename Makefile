@@ -1,9 +1,9 @@
-# The usual commands of the project. `make` prints the main ones, `make help-all` all; `make -n ppo` prints commands and runs
-# nothing.
+# The usual commands of the project. `make` prints the main ones, `make help-all` all; `make -n ppo` prints commands and
+# runs nothing.
 #
-# Each stage target calls `rlhf run STAGE --with-parents`, which first runs the stages that it builds on. Finished stages
-# are skipped, so a second `make ppo` takes seconds. Text behind `##` is what `make help-all` prints: one line for each
-# target and variable, below the heading behind `##@`.
+# Each stage target calls `rlhf run STAGE --with-parents`, which first runs the stages that it builds on. Finished
+# stages are skipped, so a second `make ppo` takes seconds. Text behind `##` is what `make help-all` prints: one line
+# for each target and variable, below the heading behind `##@`.
 
 ##@ Variables [default]: what to run
 ## HW         hardware the recipe is made for (see `make recipes`) [cpu]
@@ -87,7 +87,8 @@ PYTHON ?= python3
 ## VENV       folder of the installed packages [.venv]
 VENV ?= .venv
 ## EXTRAS     extras of pyproject.toml to install [dev,tracking,report,serve; gpu, wandb, trackio, docs when needed]
-EXTRAS ?= $(subst $(space),$(comma),$(strip dev tracking report serve $(if $(on_cpu),,gpu) $(filter wandb trackio,$(REPORT_TO)) $(filter docs,$(MAKECMDGOALS))))
+EXTRAS ?= $(subst $(space),$(comma),$(strip dev tracking report serve $(if $(on_cpu),,gpu) \
+          $(filter wandb trackio,$(REPORT_TO)) $(filter docs,$(MAKECMDGOALS))))
 ## PIP_ARGS   more arguments for pip, for example "--extra-index-url URL" (for torch without CUDA, see README.md)
 PIP_ARGS ?=
 
@@ -111,7 +112,8 @@ typed     := $(sort $(call from,command,$(.VARIABLES)))
 inherited := $(call from,environment,$(variables))
 $(foreach v,$(filter $(typed) $(inherited),$(variables)),$(eval override $v := $$(value $v)))
 # Not every shell expands the `~` of `OUT=~/runs`.
-$(foreach v,$(filter $(typed) $(inherited),RECIPE DATA WEIGHTS OUT REUSE FILES VENV),$(eval override $v := $$(patsubst ~/%,$$(HOME)/%,$$($v))))
+paths     := $(filter $(typed) $(inherited),RECIPE DATA WEIGHTS OUT REUSE FILES VENV)
+$(foreach v,$(paths),$(eval override $v := $$(patsubst ~/%,$$(HOME)/%,$$($v))))
 
 export RLHF_VRAM_CAP := $(or $(VRAM_CAP),$(RLHF_VRAM_CAP))
 export PROMPT RESPONSE PIP_ARGS BASE # commands read them from there, whatever quotes they hold
@@ -126,12 +128,16 @@ space := $(subst ,, )
 # Checked first: make would ignore a misspelt variable, and install packages before `rlhf` could refuse a value.
 quoted     = '$(subst ','\'',$1)'
 checker   := $(or $(shell test -x $(VENV)/bin/python && echo $(VENV)/bin/python),$(PYTHON)) bin/check_make.py
-given     := $(foreach v,$(typed),$(call quoted,$v:command=$(value $v))) $(foreach v,$(inherited),$(call quoted,$v:environment=$(value $v)))
+given     := $(foreach v,$(typed),$(call quoted,$v:command=$(value $v))) \
+             $(foreach v,$(inherited),$(call quoted,$v:environment=$(value $v)))
 checked   := $(shell $(checker) $(foreach t,$(MAKECMDGOALS),$(call quoted,$t)) -- $(given) 2>/dev/null)
-unchecked  = `$(checker)`, which checks what make is given, does not run: $(shell { $(checker) --; } 2>&1 | tail -n 1 || true). \
+why_not    = $(shell { $(checker) --; } 2>&1 | tail -n 1 || true)
+unchecked  = `$(checker)`, which checks what make is given, does not run: $(why_not). \
              It needs Python 3.11, 3.12 or 3.13 (make setup PYTHON=python3.12), and make the folder of this Makefile
 needs     := $(if $(filter ok,$(firstword $(checked))),$(wordlist 2,$(words $(checked)),$(checked)))
-$(if $(needs),,$(if $(checked),$(error $(checked)),$(if $(filter-out help help-all clean,$(MAKECMDGOALS)),$(error $(unchecked)))))
+# These targets work without the check.
+risky     := $(filter-out help help-all clean,$(MAKECMDGOALS))
+$(if $(needs),,$(if $(checked),$(error $(checked)),$(if $(risky),$(error $(unchecked)))))
 
 # The recipe's device decides whether a container and CUDA's packages are needed; a container sees the paths it names.
 on_cpu := $(filter cpu,$(firstword $(needs)))
@@ -139,10 +145,12 @@ named   = $(wordlist 2,$(words $(needs)),$(needs))
 local   = $(filter local,$(RUNTIME))
 
 # Extras that stamps newer than the pins say are installed; a target that needs no others installs nothing.
-stamps    := $(shell find $(VENV) -maxdepth 1 -name '.ready-*' -newer pyproject.toml -newer requirements/cpu.txt 2>/dev/null)
+pins      := pyproject.toml requirements/cpu.txt
+stamps    := $(shell find $(VENV) -maxdepth 1 -name '.ready-*' $(addprefix -newer ,$(pins)) 2>/dev/null)
 installed := $(subst $(comma),$(space),$(patsubst $(VENV)/.ready-%,%,$(stamps)))
 missing    = $(filter-out $(installed),$(subst $(comma),$(space),$(EXTRAS)))
 stamp      = $(VENV)/.ready-$(EXTRAS)
+lacking    = $(if $(missing)$(filter $(stamp),$(stamps)),$(stamp))
 # Commands that need no GPU take the newest environment that has at least a CPU's extras, or install those: HW=4090 does
 # not install the extra `gpu` for them.
 newest := $(shell ls -t $(VENV)/.ready-dev,tracking,report,serve* 2>/dev/null | head -n 1)
@@ -154,10 +162,12 @@ MAIN           := help-all setup recipes plan fetch data-check sft rm ppo grpo d
 MAIN_VARIABLES := HW RECIPE DATA OUT WEIGHTS SET SEED RESUME RUNTIME FIT PRICE PIP_ARGS
 usage           = Usage: make TARGET [VARIABLE=value ...]     for example: make ppo HW=cpu
 list_targets    = awk -F ':.*\#\# ' -v only=' $(1) ' '/^\#\#@ / {group = "\n" substr($$0, 5) "\n"} \
-                  /^[a-z-]+:.*\#\# / && (only == "  " || index(only, " " $$1 " ")) {printf "%s  %-22s %s\n", group, $$1, $$2; group = ""}' Makefile
+                  /^[a-z-]+:.*\#\# / && (only == "  " || index(only, " " $$1 " ")) \
+                  {printf "%s  %-22s %s\n", group, $$1, $$2; group = ""}' Makefile
 list_variables  = awk -v only=' $(1) ' '/^\#\#@ / {group = only == "  " ? "\n" substr($$0, 5) "\n" : ""} \
                   /^\#\# / {name = $$2; sub(/^\#\# [A-Z_]+ +/, ""); \
-                  if (only == "  " || index(only, " " name " ")) {printf "%s  %-12s %s\n", group, name, $$0; group = ""}}' Makefile
+                  if (only == "  " || index(only, " " name " ")) \
+                  {printf "%s  %-12s %s\n", group, name, $$0; group = ""}}' Makefile
 
 ##@ Start
 help: ## list the targets and variables that people use most
@@ -169,7 +179,7 @@ help-all: ## list all targets and variables
 	@echo '$(usage)'
 	@$(call list_targets,)
 	@$(call list_variables,)
-setup: $(if $(missing)$(filter $(stamp),$(stamps)),$(stamp)) ## create .venv with the pinned packages; other targets do it when needed
+setup: $(lacking) ## make .venv with the pinned packages; others do it when needed
 recipes: $(no_gpu) ## list the recipes
 	@$(VENV)/bin/rlhf recipes
 fetch: $(ready) ## download the pinned model and data of a recipe and check them; afterwards stages run offline
@@ -203,16 +213,18 @@ ab: $(no_gpu)       ## rate answers of SFT and PPO (or others: AB_ARGS) blind, o
 judge: $(no_gpu)    ## let a model rate the same pairs: URL=http://127.0.0.1:8000/v1 MODEL=NAME
 	@$(VENV)/bin/rlhf judge $(strip $(recipe) --out '$(OUT)' --url '$(URL)' --model '$(MODEL)' $(AB_ARGS))
 chat: $(ready)      ## talk with a trained model in the terminal (STAGE=dpo: DPO's)
-	@$(rlhf) chat $(strip $(recipe) $(options) $(seed) $(if $(STAGE),--stage $(STAGE)) $(if $(TEMPERATURE),--temperature '$(TEMPERATURE)'))
+	@$(rlhf) chat $(strip $(recipe) $(options) $(seed) $(stage) $(heat))
 score: $(ready)     ## score answers with the trained reward model: PROMPT= RESPONSE=, or FILES="pairs.jsonl ..."
 	@$(rlhf) score $(strip $(recipe) $(options) $(seed) $(scored) $(SCORE_ARGS))
 serve: $(ready) merge ## merge if needed, and serve the model at an OpenAI-compatible address (PORT=8000)
 	@$(rlhf) serve $(strip $(recipe) $(options) $(reuse) $(seed) --port $(PORT) $(if $(local),,--host 0.0.0.0))
 
 # For the commands that are named as next, or as missing: the variables that were set, not their defaults.
-$(STAGES) chat score serve ab judge: export RLHF_MAKE = $(foreach v,HW RECIPE DATA OUT REUSE WEIGHTS SET SEED PRICE RUNTIME IMAGE VENV,$(if $(filter $v,$(typed) $(inherited)),$v='$($v)'))
+of_runs := HW RECIPE DATA OUT REUSE WEIGHTS SET SEED PRICE RUNTIME IMAGE VENV
+named_next = $(foreach v,$(filter $(typed) $(inherited),$(of_runs)),$v='$($v)')
+$(STAGES) chat score serve ab judge: export RLHF_MAKE = $(named_next)
 $(STAGES):
-	@$(rlhf) run $@ --with-parents $(strip $(recipe) $(options) $(reuse) $(seed) $(report_to) $(stop_on) $(resume) $(if_needed) $(price))
+	@$(rlhf) run $@ --with-parents $(strip $(recipe) $(options) $(reuse) $(seed) $(watching) $(restart) $(price))
 
 scored    = $(if $(FILES),$(foreach f,$(FILES_FOUND),'$(f)'),--prompt "$$PROMPT" --response "$$RESPONSE")
 recipe    = $(if $(RECIPE),--recipe '$(RECIPE)',--hw $(HW))
@@ -221,9 +233,11 @@ reuse     = $(if $(REUSE),--reuse '$(REUSE)')
 sets      = $(foreach s,$(SET),--set '$(s)')
 fit       = $(if $(FIT),--fit '$(FIT)')
 seed      = $(if $(SEED),--seed $(SEED))
+stage     = $(if $(STAGE),--stage $(STAGE))
+heat      = $(if $(TEMPERATURE),--temperature '$(TEMPERATURE)')
 price     = $(if $(PRICE),--price '$(PRICE)')
-report_to = $(foreach t,$(filter-out none,$(REPORT_TO)),--report-to $(t))
-stop_on   = $(foreach c,$(STOP_ON),--stop-on $(c))
+watching  = $(foreach t,$(filter-out none,$(REPORT_TO)),--report-to $(t)) $(foreach c,$(STOP_ON),--stop-on $(c))
+restart   = $(resume) $(if_needed)
 resume    = $(if $(filter 1 yes true,$(RESUME)),--resume,$(if $(filter 0 no false,$(RESUME)),--restart))
 if_needed = $(if $(filter $@,$(MAKECMDGOALS)),,--if-needed)
 
@@ -235,23 +249,30 @@ DATA_FILES  := $(foreach f,$(DATA),$(or $(wildcard $f),$f))
 engine_name = $(if $(local),docker,$(RUNTIME))
 rlhf      = $(if $(local),$(VENV)/bin/rlhf,$(container) $(IMAGE))
 python    = $(if $(local),$(VENV)/bin/python,$(container) --entrypoint python $(IMAGE))
-container = bin/in-container --engine $(engine_name)$(if $(on_cpu),, --gpu)$(if $(filter serve,$(MAKECMDGOALS)), --port $(PORT))$(foreach d,$(read_only), --read '$(d)')$(foreach d,$(written), --write '$(d)')
-read_only = $(abspath $(wildcard $(DATA)) $(named) $(wildcard $(FILES)) $(filter-out recipes/%,$(RECIPE)) $(filter-out random,$(WEIGHTS)) $(REUSE) $(RLHF_RECIPES))
+container = bin/in-container --engine $(strip $(engine_name) $(if $(on_cpu),,--gpu) \
+            $(if $(filter serve,$(MAKECMDGOALS)),--port $(PORT)) \
+            $(foreach d,$(read_only),--read '$(d)') $(foreach d,$(written),--write '$(d)'))
+read_only = $(abspath $(wildcard $(DATA) $(FILES)) $(named) $(filter-out recipes/%,$(RECIPE)) \
+            $(filter-out random,$(WEIGHTS)) $(REUSE) $(RLHF_RECIPES))
 written   = $(abspath $(OUT) results)
+build_args = FLASH_ATTN=$(if $(filter 1 yes true,$(FLASH_ATTN)),1,0) PIP_ARGS VERSION=$(version) COMMIT=$(commit)
 version   = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rlhf/__init__.py)
-commit    = $(shell git rev-parse HEAD 2>/dev/null || echo unknown)$(if $(shell git status --porcelain -- rlhf bench recipes requirements Dockerfile 2>/dev/null),-dirty)
+in_image  = rlhf bench recipes requirements Dockerfile
+dirty     = $(if $(shell git status --porcelain -- $(in_image) 2>/dev/null),-dirty)
+commit    = $(shell git rev-parse HEAD 2>/dev/null || echo unknown)$(dirty)
 no_engine = RUNTIME=$(engine_name): there is no $(engine_name) on this machine. Install it (and for a GPU the NVIDIA \
             container toolkit), or run without a container: RUNTIME=local
-no_daemon = RUNTIME=$(engine_name): $(engine_name) does not answer; `$(engine_name) info` says why (is its service up, are \
-            you in its group?). Without a container: RUNTIME=local
+no_daemon = RUNTIME=$(engine_name): $(engine_name) does not answer; `$(engine_name) info` says why (is its service up, \
+            are you in its group?). Without a container: RUNTIME=local
 
 # Runs with other weights, on other data or with another seed get a root of their own: runs/data-a, runs/data-a/seed-1.
-OUT_DEFAULT = runs$(addprefix /weights-,$(notdir $(WEIGHTS:/=)))$(addprefix /data-,$(data_name))$(if $(filter reproduce,$(MAKECMDGOALS)),,$(addprefix /seed-,$(SEED)))
+OUT_DEFAULT = runs$(addprefix /weights-,$(notdir $(WEIGHTS:/=)))$(addprefix /data-,$(data_name))$(one_seed)
+one_seed    = $(if $(filter reproduce,$(MAKECMDGOALS)),,$(addprefix /seed-,$(SEED)))
 data_name   = $(basename $(patsubst %.gz,%,$(notdir $(firstword $(wildcard $(DATA))))))
 
 ##@ Container (GPU recipes run in it)
 image: engine ## build the image; stages do it when needed
-	@$(engine_name) build $(if $(BASE),--build-arg BASE='$(BASE)') --build-arg FLASH_ATTN=$(if $(filter 1 yes true,$(FLASH_ATTN)),1,0) --build-arg PIP_ARGS --build-arg VERSION=$(version) --build-arg COMMIT=$(commit) -t $(IMAGE) .
+	@$(engine_name) build $(if $(BASE),--build-arg BASE='$(BASE)') $(addprefix --build-arg ,$(build_args)) -t $(IMAGE) .
 shell: engine $(if $(filter file,$(origin IMAGE)),image) ## open a shell in the container, with the same folders
 	@$(container) --entrypoint bash $(IMAGE)
 engine:
@@ -286,8 +307,9 @@ bench-peer: setup ## compare a step of PPO, RLOO or GRPO with TRL's (BENCH_ARGS=
 test: setup ## run the tests, files side by side on all cores
 	@$(VENV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 fuzz: setup ## try malformed inputs and kills, generated from SEED; failures go to .fuzz (CASES= KILLS= ONLY=)
-	@$(VENV)/bin/python -m tests.fuzz $(strip $(seed) $(if $(CASES),--cases $(CASES)) $(if $(KILLS),--kills $(KILLS)) $(if $(ONLY),--only '$(ONLY)'))
+	@$(VENV)/bin/python -m tests.fuzz $(strip $(seed) $(fuzzed))
 	@$(if $(ONLY),,FUZZ_EXAMPLES=1000 $(VENV)/bin/python -m pytest -q tests/fuzz/test_readers.py)
+fuzzed = $(if $(CASES),--cases $(CASES)) $(if $(KILLS),--kills $(KILLS)) $(if $(ONLY),--only '$(ONLY)')
 lint: setup ## run ruff, mypy, hadolint and shellcheck
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
@@ -312,7 +334,7 @@ $(VENV)/bin/pip:
 	@echo "setup: making $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.ready-%: pyproject.toml requirements/cpu.txt | $(VENV)/bin/pip
+$(VENV)/.ready-%: $(pins) | $(VENV)/bin/pip
 	@echo 'setup: installing rlhf[$*] at the versions in requirements/cpu.txt; the first time takes minutes'
 	@$(if $(and $(on_cpu),$(if $(PIP_ARGS),,1)),echo 'setup: $(cuda_too)')
 	@$(VENV)/bin/pip install $(PIP_ARGS) -c requirements/cpu.txt -e '.[$*]' | sed -nu '$(progress)'
@@ -323,7 +345,7 @@ $(VENV)/.ready-%: pyproject.toml requirements/cpu.txt | $(VENV)/bin/pip
 right_python = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 other_python = setup: needs Python 3.11, 3.12 or 3.13, which $(PYTHON) is not. Try: make setup PYTHON=python3.12
 no_venv      = setup: $(PYTHON) lacks the venv module (on Debian and Ubuntu: apt install python3-venv)
-cuda_too     = PIP_ARGS is empty, so torch may bring CUDA: gigabytes that a CPU has no use for. README.md has the index without
+cuda_too     = PIP_ARGS is empty, so torch may bring CUDA, gigabytes that a CPU has no use for (README.md, A first run)
 progress     = s/^ *\(Downloading .* MB)\).*/  \1/p; s/^Installing collected.*/  Unpacking/p
 summary      = import torch; gpu = torch.cuda.is_available() and torch.cuda.get_device_name(); \
                print(f"setup: done, torch {torch.__version__}, GPU: {gpu or None}")
