@@ -110,8 +110,6 @@ def _print_traceback(error: Exception) -> None:
 def _stopped(error: BaseException) -> int:
     """Print that a signal ended the command. Returns the exit code of a shell: 128 plus the signal's number."""
     line = str(error) if isinstance(error, endings.Stopped) else "stopped"
-    if sys.argv[1:2] == ["reproduce"]:
-        line += "; the same command continues: finished stages are kept, the interrupted one is resumed"
     _print_stopped(line)
     return 128 + error.number if isinstance(error, endings.Stopped) else 130
 

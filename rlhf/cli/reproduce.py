@@ -11,8 +11,11 @@ from rlhf.cli.recipe_options import TRAINING_HELP, chooses_recipe
 from rlhf.cli.typed import typed_options
 from rlhf.commands import reproduce as reproducing
 from rlhf.errors import OptionError, UserError
+from rlhf.process import endings
 from rlhf.recipe import StageName, parse_overrides, stage_name
 from rlhf.run.reader import advising
+
+CONTINUES = "the same command continues: finished stages are kept, the interrupted one is resumed"
 
 
 @click.command(cls=StrictCommand)
@@ -21,7 +24,7 @@ from rlhf.run.reader import advising
 @click.option(
     "--until",
     metavar="LIST",
-    show_default="all policies, and evaluate if a target needs it",
+    show_default="all that train, and evaluate if a target needs it",
     help="Stages to end with, separated by commas.",
 )
 @PRICE
@@ -36,7 +39,8 @@ def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: f
         raise OptionError("--set seed: the seeds of this command are --seeds (make: SEEDS)")
     chain = reproducing.chain(loaded, stages or reproducing.final_stages(loaded))
     options = ["--recipe", str(loaded.directory), *typed_options(only=TRAINING_HELP)]
-    reproducing.run_seeds(chain, numbers, out, options)
+    with endings.reporting_progress(lambda: CONTINUES):
+        reproducing.run_seeds(chain, numbers, out, options)
     reproducing.show(reproducing.write_record(loaded, chain, numbers, out, price), out)
 
 
