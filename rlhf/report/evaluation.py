@@ -8,19 +8,21 @@ from rlhf.rating.pairs import pair_answers
 from rlhf.rating.summary import summarize
 from rlhf.recipe import ONLINE
 from rlhf.report.parts import COLOURS, Chart, Charts, Section, Table, Trace, Turn, dialogue, line, middles, table
-from rlhf.report.runs import RunRecords, details, suffix, with_interval
+from rlhf.report.runs import RunRecords, check_evaluation, details, suffix
 from rlhf.run import reader
 from rlhf.run.layout import SAMPLES
 from rlhf.run.outcomes import RewardModelFigures, SampleLine
+from rlhf.terminal.wording import estimate, without_ends
 
 DIALOGUES = 200  # dialogues of each run on the page, at most
 OPEN = 12  # dialogues of each run that are shown at once; the others are folded
 
 
 class Policies(NamedTuple):
-    """The metrics of a run's policies side by side, and the distributions of their scores."""
+    """The metrics of a run's policies side by side, some with `intervals`, and the distributions of their scores."""
 
     metrics: Table | None
+    intervals: bool
     scores: Chart | None
 
 
@@ -28,27 +30,22 @@ def sections_of_policies(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
     """Return the metrics of every policy on the same held-out prompts."""
     blocks = []
     for run in runs:
+        check_evaluation(run)
         metrics = run.summaries["evaluate"].metrics if "evaluate" in run.summaries else {}
         names = [name.split("/", 1) for name in metrics if "/" in name and not name.startswith("rm/")]
         if not names:
             continue
         policies = list(dict.fromkeys(policy for policy, _ in names))
         keys = list(dict.fromkeys(metric for _, metric in names))
+        shown = without_ends(keys)
         rows = [
-            (run.name, key.replace("_", " "), *(with_interval(metrics, policy, key) for policy in policies))
-            for key in keys
-            if not _ends_interval(key, keys)
+            (run.name, key.replace("_", " "), *(estimate(metrics, f"{policy}/{key}") for policy in policies))
+            for key in shown
         ]
         columns = ("run", "metric", *policies)
         side_by_side = table(columns, rows, len(runs) > 1, numbers=tuple(range(2, len(columns))))
-        blocks.append(Policies(side_by_side, _scores(run, runs, charts)))
+        blocks.append(Policies(side_by_side, len(shown) < len(keys), _scores(run, runs, charts)))
     return [Section("The policies on held-out prompts", "policies.html", blocks)] if blocks else []
-
-
-def _ends_interval(key: str, keys: Sequence[str]) -> bool:
-    """Return whether `key` is an end of another metric's interval, which is shown in that metric's row."""
-    metric, _, end = key.rpartition("_")
-    return end in ("low", "high") and metric in keys
 
 
 def _scores(run: RunRecords, runs: Sequence[RunRecords], charts: Charts) -> Chart | None:
@@ -105,6 +102,7 @@ def sections_of_reward_model(runs: Sequence[RunRecords], charts: Charts) -> list
     model_charts: list[Chart] = []
     contradicted = []
     for run in runs:
+        check_evaluation(run)
         record = details(run)
         if record.reward_model is None:
             continue
@@ -156,6 +154,7 @@ def sections_of_samples(runs: Sequence[RunRecords], charts: Charts) -> list[Sect
     folded: list[list[Turn]] = []
     total = 0
     for run in runs:
+        check_evaluation(run)
         files = [run.run_directory / stage / SAMPLES for stage in ("evaluate", *ONLINE)]
         rows = next((rows for file in files if (rows := reader.read_lines(file, SampleLine))), [])
         total += len(rows)
@@ -175,7 +174,7 @@ def _answers(row: SampleLine) -> list[Turn]:
     """Return each policy's answer in a line of samples, with its score and true reward if they are known."""
     turns = []
     for policy, answer in row.answers.items():
-        values = (("score", answer.score), ("true reward", answer.true_reward))
+        values = (("score", answer.score), ("true reward", answer.true_reward), *answer.rewards.items())
         scores = "".join(f", {name} {value:.3f}" for name, value in values if value is not None)
         turns.append(Turn(policy + scores, answer.response))
     return turns
