@@ -522,10 +522,32 @@ def test_a_run_counts_as_checked_when_every_stage_was_checked_to_its_end(tmp_pat
     summaries = {stage: summary_of(stage=stage, findings=lines) for stage, lines in checked.items()}
     run = RunRecords("run", tmp_path, {"sft": MANIFEST, "rm": MANIFEST}, summaries)
     (section,) = tables.sections_of_findings([run], Charts())
-    assert section.data == tables.Findings([], watched)
+    assert isinstance(section.data, tables.Findings)
+    assert (section.data.findings, section.data.watched) == ([], watched)
     whole = RunRecords("whole", tmp_path, {"sft": MANIFEST}, {"sft": summary_of(findings=[])})
     (section,) = tables.sections_of_findings([whole, run], Charts())
     assert isinstance(section.data, tables.Findings) and section.data.watched is watched
+
+
+def test_a_stage_that_was_too_short_for_some_checks_is_named(evaluated, tmp_path):
+    """Rows of a validation alone do not count."""
+    (section,) = tables.sections_of_findings([report.load(evaluated)], Charts())
+    assert isinstance(section.data, tables.Findings)
+    short = dict(line.split(": too few logged rows for ") for line in section.data.short)
+    assert short.keys() == {"pretrain", "sft", "rm", "ppo"} and "flat_reward" in short["ppo"]
+    assert short["sft"] == "2 checks (flat_loss, rising_loss)"
+    assert "sft: too few logged rows for 2 checks" in render("findings.html", section=section)
+    (tmp_path / "sft").mkdir()
+    rows = [{"step": i, "loss": 1.0} for i in range(19)]
+    for more, unused in (
+        ({"eval/loss": 1.0}, ["sft: too few logged rows for 1 check (flat_loss)"]),
+        ({"loss": 1.0}, []),
+    ):
+        text = "".join(json.dumps(row) + "\n" for row in [*rows, {"step": 19} | more])
+        (tmp_path / "sft" / "metrics.jsonl").write_text(text)
+        run = RunRecords("run", tmp_path, {"sft": MANIFEST}, {"sft": summary_of(findings=[])})
+        (section,) = tables.sections_of_findings([run], Charts())
+        assert isinstance(section.data, tables.Findings) and section.data.short == unused
 
 
 def test_remedies_and_changes_are_written_as_a_recipe_takes_them(tmp_path):
