@@ -91,21 +91,26 @@ class ContradictedPair(NamedTuple):
 
 
 class RewardModel(NamedTuple):
-    """The charts of a reward model, and the pairs on which it contradicts the labels most."""
+    """The metrics and charts of a reward model, and the pairs on which it contradicts the labels most."""
 
+    metrics: Table | None
     charts: list[Chart]
     contradicted: list[ContradictedPair]
 
 
 def sections_of_reward_model(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Return calibration, margins and scores of the reward model, and the pairs that it contradicts."""
+    """Return metrics, calibration, margins and scores of the reward model, and the pairs that it contradicts."""
     model_charts: list[Chart] = []
+    rows: list[tuple[object, ...]] = []
     contradicted = []
     for run in runs:
         check_evaluation(run)
         record = details(run)
         if record.reward_model is None:
             continue
+        metrics = run.summaries["evaluate"].metrics if "evaluate" in run.summaries else {}
+        keys = without_ends(name for name in metrics if name.startswith("rm/"))
+        rows += [(run.name, key.removeprefix("rm/").replace("_", " "), estimate(metrics, key)) for key in keys]
         model_charts += _reward_model_charts(record.reward_model, suffix(run, runs), charts)
         for pair in record.contradicted:
             sides = (Turn("chosen", pair.chosen), Turn("rejected", pair.rejected))
@@ -113,7 +118,9 @@ def sections_of_reward_model(runs: Sequence[RunRecords], charts: Charts) -> list
             contradicted.append(ContradictedPair(turns, f"{pair.margin:.2f}"))
     if not model_charts:
         return []
-    return [Section("The reward model on held-out pairs", "reward_model.html", RewardModel(model_charts, contradicted))]
+    side_by_side = table(("run", "metric", "value (brackets: 95 %)"), rows, len(runs) > 1, numbers=(2,))
+    shown = RewardModel(side_by_side, model_charts, contradicted)
+    return [Section("The reward model on held-out pairs", "reward_model.html", shown)]
 
 
 def _reward_model_charts(figures: RewardModelFigures, ending: str, charts: Charts) -> list[Chart]:

@@ -171,7 +171,8 @@ def test_the_evaluation_is_shown_side_by_side(evaluated):
         low, value, high = (metrics[f"ppo/{key}{end}"] for end in ("_low", "", "_high"))
         assert low < value < high and not any(f"base/{key}{end}" not in metrics for end in ("_low", "_high"))
         assert f"{number(value)} ({number(low)} to {number(high)})" in page
-    assert metrics["rm/accuracy_low"] < metrics["rm/accuracy"] < metrics["rm/accuracy_high"]
+    low, value, high = (metrics[f"rm/accuracy{end}"] for end in ("_low", "", "_high"))
+    assert low < value < high and f">{number(value)} ({number(low)} to {number(high)})</td>" in page
     charts = charts_of(page)
     assert {"calibration (dotted: perfect)", "margin, chosen less rejected", "score after a sigmoid"} <= charts.keys()
     scores = charts["scores of every policy's answers"]["data"]
