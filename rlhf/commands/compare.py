@@ -206,7 +206,8 @@ def _paired(
 ) -> list[FigureRow]:
     """Return the means of a value that every answer has, and how often B's answer has more.
 
-    Only the means are returned if the values are not `comparable`, and nothing if an answer has no such value.
+    Only the means are returned if the values are not `comparable`, and nothing if an answer has no such value. If all
+    values are 0 or 1, wins are left out: their rate would say the same as the difference, with a wider interval.
     """
     of_a, of_b = (_values(side, a.answers, value_of) for side in (a, b))
     if of_a is None or of_b is None:
@@ -217,6 +218,11 @@ def _paired(
     if not comparable:
         return [row]
     gain = stats.mean_interval([y - x for x, y in zip(*means, strict=True)])
+    row = row._replace(
+        difference=fmean(means[1]) - fmean(means[0]), interval=None if gain is None else _scaled_interval(gain)
+    )
+    if all(value in (0, 1) for side in sides for values in side for value in values):
+        return [row]
     won = [
         fmean(stats.outcomes([y - x for x, y in itertools.product(values_a, values_b)]))
         for values_a, values_b in zip(*sides, strict=True)
@@ -224,9 +230,6 @@ def _paired(
     rate = stats.wilson(sum(won), len(won))
     wins = FigureRow(
         f"win_rate_by_{key}", 1 - rate.value, rate.value, 2 * rate.value - 1, _scaled_interval(rate, 2, -1)
-    )
-    row = row._replace(
-        difference=fmean(means[1]) - fmean(means[0]), interval=None if gain is None else _scaled_interval(gain)
     )
     return [row, wins]
 

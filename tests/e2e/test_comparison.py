@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,10 @@ def test_rewards_of_functions_are_compared_by_prompt(tmp_path, monkeypatch, caps
     assert (row["a"], row["b"], row["difference"]) == (3 / 8, 5 / 8, 1 / 4)
     half = Z * math.sqrt((3 * 0.75**2 + 4 * 0.25**2 + 1.25**2) / 7 / 8)
     assert row["interval"] == pytest.approx((1 / 4 - half, 1 / 4 + half))
-    assert rows["win_rate_by_reward_numeric_answer"]["b"] == 5 / 8  # three won, four tied
+    assert "win_rate_by_reward_numeric_answer" not in rows, "three won and one lost of eight: the same difference"
     assert "score" not in rows
+    for root in (a, b):
+        shutil.rmtree(root / "rm")
     code, out, _ = rlhf(monkeypatch, capsys, "compare", a, b)
     assert code == 0 and "common unit" not in out, "there are no scores of reward models"
 
@@ -111,9 +114,23 @@ def test_rewards_of_functions_are_compared_by_prompt(tmp_path, monkeypatch, caps
     c = a_run(tmp_path / "c", [(f"p{i}", [checked(1.0)]) for i in range(8)], details=other)
     rows = compared(a, c)
     assert rows["reward_numeric_answer"]["difference"] is None, "another function of that name"
-    assert "win_rate_by_reward_numeric_answer" not in rows
     older = a_run(tmp_path / "d", [(f"p{i}", [{"response": "x"}]) for i in range(8)])
     assert not [name for name in (row["name"] for row in compared(a, older)["rows"]) if "reward" in name]
+
+
+def test_rewards_that_are_no_shares_have_wins(tmp_path):
+    functions = {"reward_functions": {"length": "length(most=3)"}}
+    a, b = (
+        a_run(
+            tmp_path / name,
+            [(f"p{i}", [{"response": "x", "rewards": {"length": r}}]) for i, r in enumerate(of)],
+            details=functions,
+        )
+        for name, of in (("a", (0.5, 0.5, 0.5)), ("b", (0.25, 1.0, 0.5)))
+    )
+    rows = compared(a, b)
+    assert rows["reward_length"]["difference"] == pytest.approx(1 / 12)
+    assert rows["win_rate_by_reward_length"]["b"] == 0.5
 
 
 def test_equal_answers_differ_by_nothing_without_an_interval(tmp_path):
