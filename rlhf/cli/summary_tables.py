@@ -77,10 +77,12 @@ def _side_by_side(metrics: Mapping[str, float | None]) -> None:
     Those of the reward model get a table of their own. Brackets are 95 % intervals.
     """
     columns = list(dict.fromkeys(name.partition("/")[0] for name in metrics))
-    measures = without_ends(dict.fromkeys(name.partition("/")[2] for name in metrics if not name.startswith("rm/")))
+    every = dict.fromkeys(name.partition("/")[2] for name in metrics if not name.startswith("rm/"))
+    measures = without_ends(every)
     policies = [column for column in columns if column != "rm"]
     rows = [(_words(name), *(estimate(metrics, f"{policy}/{name}") for policy in policies)) for name in measures]
-    rows_table("on held-out prompts (brackets: 95 %)", ("", *policies), rows, numbers=True)
+    title = "on held-out prompts" + (" (brackets: 95 %)" if len(measures) < len(every) else "")
+    rows_table(title, ("", *policies), rows, numbers=True)
     of_rm = {name.removeprefix("rm/"): value for name, value in metrics.items() if name.startswith("rm/")}
     if of_rm:
         body = [(_words(name), estimate(of_rm, name)) for name in without_ends(of_rm)]
