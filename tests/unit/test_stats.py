@@ -79,10 +79,10 @@ def test_the_interval_of_a_mean_with_and_without_clusters_by_hand():
 
 
 def test_a_gain_in_standard_deviations_by_hand():
-    """Before 0 and 2 (sd √2), after 1 and 5: the gain is √2, and its terms are 1/√2 + √2/4 and 3/√2 + √2/4."""
-    value, low, high = not_none(stats.gain_in_sd([0.0, 2.0], [1.0, 5.0]))
-    assert value == pytest.approx(math.sqrt(2)) and value - low == pytest.approx(high - value)
-    assert high - value == pytest.approx(stats.Z95 * 1 / math.sqrt(2))
+    """Before 0, 0 and 3 (sd √3), after 2, 1 and 6: the gain is 2/√3, and √3 times its terms are 8/3, 5/3 and 8/3."""
+    half = stats.Z95 * (1 / 3) / math.sqrt(3)
+    gain = 2 / math.sqrt(3)
+    assert stats.gain_in_sd([0.0, 0.0, 3.0], [2.0, 1.0, 6.0]) == pytest.approx((gain, gain - half, gain + half))
     assert stats.gain_in_sd([1.0, 1.0], [1.0, 2.0]) is None and stats.gain_in_sd([0.0], [1.0]) is None
     assert stats.gain_in_sd([0.0, 1.0], [2.0, 3.0], "aa") is None
 
