@@ -4,7 +4,7 @@ Each is a few lines. Libraries would be three more dependencies: statsmodels, kr
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from statistics import NormalDist, fmean, pstdev, stdev
 from typing import NamedTuple
@@ -20,10 +20,11 @@ class Estimate(NamedTuple):
     high: float
 
 
-def wilson(count: float, total: int) -> Estimate:
+def wilson(count: float, total: float) -> Estimate:
     """Return a share with its Wilson interval (Wilson 1927): (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n).
 
-    Half counts (ties) are allowed; the interval is then too wide rather than too narrow. Raises ValueError for total 0.
+    Half counts (ties) are allowed; the interval is then too wide rather than too narrow. `total` may be an effective
+    number of observations. Raises ValueError for a total below 1.
     """
     if total < 1:
         raise ValueError("a share of nothing")
@@ -33,12 +34,72 @@ def wilson(count: float, total: int) -> Estimate:
     return Estimate(p, max(0.0, middle - half_width), min(1.0, middle + half_width))
 
 
-def mean_interval(values: Sequence[float]) -> Estimate | None:
-    """Return the mean of independent values with its normal interval, mean ± z·sd/√n; None for fewer than two."""
-    if len(values) < 2:
+def clustered_share(outcomes: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
+    """Return the mean of `outcomes` (1, 0, or 0.5 for a tie) with a Wilson interval that allows for `clusters`.
+
+    `clusters` names for each outcome what it has in common with others, such as its prompt; outcomes of one cluster may
+    depend on each other. The interval is that of the effective number of outcomes, n / max(1, d). The design effect d
+    is the cluster-robust variance of the mean over that of independent outcomes, p(1 − p)/(n − 1). If all outcomes are
+    0 or all are 1, or share one cluster, d cannot be estimated, and each cluster counts as one outcome. With a cluster
+    of its own for each outcome it is Wilson's interval. Raises ValueError without outcomes.
+    """
+    n, groups = len(outcomes), len(set(clusters))
+    p = fmean(outcomes) if n else 0.0
+    variance, independent = _variance_of_mean(outcomes, clusters), p * (1 - p)
+    if variance is None or independent == 0:
+        return wilson(p * groups, groups)
+    effective = n / max(1.0, variance * (n - 1) / independent)
+    return wilson(p * effective, effective)
+
+
+def mean_interval(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Estimate | None:
+    """Return the mean of values with its normal interval, mean ± z·sd/√n for independent values.
+
+    Values with the same entry in `clusters` may depend on each other; the interval is then cluster-robust. Returns None
+    for fewer than two clusters, and where nothing varies: that would be an interval without width.
+    """
+    variance = _variance_of_mean(values, range(len(values)) if clusters is None else clusters)
+    if not variance or len(set(values)) == 1:
         return None
-    middle, half_width = fmean(values), Z95 * stdev(values) / math.sqrt(len(values))
+    middle, half_width = fmean(values), Z95 * math.sqrt(variance)
     return Estimate(middle, middle - half_width, middle + half_width)
+
+
+def gain_in_sd(
+    before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable] | None = None
+) -> Estimate | None:
+    """Return the gain (mean of `after` − mean of `before`) / sd of `before`, with its 95 % interval.
+
+    before[i] and after[i] belong to each other, such as two answers to one prompt. The interval is that of the mean of
+    (after − before)/sd − gain/2 · ((before − mean)²/sd² − 1), by the delta method: the second term is the error of the
+    estimated sd. `clusters` are those of `mean_interval`. Returns None for fewer than two clusters, and if all of
+    `before` or all of these terms are equal.
+    """
+    if len(set(before)) < 2:
+        return None
+    middle, sd = fmean(before), stdev(before)
+    gain = (fmean(after) - middle) / sd
+    terms = [(y - x) / sd - gain / 2 * (((x - middle) / sd) ** 2 - 1) for x, y in zip(before, after, strict=True)]
+    interval = mean_interval(terms, clusters)
+    if interval is None:
+        return None
+    half_width = interval.high - interval.value
+    return Estimate(gain, gain - half_width, gain + half_width)
+
+
+def _variance_of_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> float | None:
+    """Return the cluster-robust variance of a mean, G/(G − 1) · Σ_g (Σ_{i∈g} (x_i − mean))² / n².
+
+    G is the number of clusters. With a cluster of its own for each value it is sd²/n. None for fewer than two clusters.
+    """
+    residuals: defaultdict[Hashable, float] = defaultdict(float)
+    middle = fmean(values) if values else 0.0
+    for value, cluster in zip(values, clusters, strict=True):
+        residuals[cluster] += value - middle
+    groups = len(residuals)
+    if groups < 2:
+        return None
+    return groups / (groups - 1) * math.fsum(r * r for r in residuals.values()) / len(values) ** 2
 
 
 def outcomes(differences: Sequence[float]) -> list[float]:

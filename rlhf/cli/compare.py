@@ -20,10 +20,8 @@ KEYS_SHOWN = 6  # different settings that are printed
 @click.argument("b", type=click.Path(path_type=Path), callback=run_directory)
 @click.option(
     "--stage",
-    default="ppo",
-    show_default=True,
     type=OneOf(COMPARED_POLICIES),
-    help="Policy to compare: of A, and of B too unless --stage-b is given.",
+    help="Policy to compare: of A, and of B too unless --stage-b is given. [default: the first trained one of A]",
 )
 @click.option("--stage-b", type=OneOf(COMPARED_POLICIES), help="Policy of B to compare. [default: that of --stage]")
 @click.option(
@@ -38,7 +36,7 @@ KEYS_SHOWN = 6  # different settings that are printed
 def compare_runs(
     a: Path,
     b: Path,
-    stage: PolicyLabel,
+    stage: PolicyLabel | None,
     stage_b: PolicyLabel | None,
     scored: tuple[Path, ...],
     as_json: bool,
@@ -50,7 +48,8 @@ def compare_runs(
     if len(scored) not in (0, 2):
         raise click.BadParameter("give it twice, first for A and then for B", param_hint="--scored")
     files = scored or (None, None)
-    result = compare.compare_runs(compare.load(a, stage, files[0]), compare.load(b, stage_b or stage, files[1]))
+    first = compare.load(a, stage, files[0])
+    result = compare.compare_runs(first, compare.load(b, stage_b or first.policy, files[1]))
     if as_json:
         click.echo(json.dumps(result.as_json(), indent=2))
     else:
@@ -70,7 +69,7 @@ def _show(comparison: compare.PolicyComparison) -> None:
     more = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""
     message = f"settings that differ: {', '.join(keys[:KEYS_SHOWN])}{more}" if keys else "the settings are the same"
     screen.OUT.print(message, style="dim")
-    if comparison.reward_model is None:
+    if any(row.name == "score" and row.difference is None for row in comparison.rows):
         screen.OUT.print(
             "each run's scores are its own reward model's and have no common unit; `rlhf score` both samples.jsonl "
             "with one of them, then give the two files with --scored",

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -30,7 +31,7 @@ from rlhf.terminal import counted, screen
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
 
-NAMED = 3  # malformed rows in the message that ends `data check`
+NAMED = 3  # malformed rows that a message names
 REPAIR = (
     "Repair it; a run leaves such rows out with `rlhf run … --set data.on_bad_row=skip` "
     '(make: SET="data.on_bad_row=skip")'
@@ -115,9 +116,7 @@ def check_data(
         _print_check(report)
     malformed = [*rows.report.malformed, *(heldout_rows.report.malformed if heldout_rows else ())]
     if malformed:
-        named = "; ".join(f"{source}: {reason}" for source, reason in malformed[:NAMED])
-        more = f"; and {len(malformed) - NAMED:,} more" if len(malformed) > NAMED else ""
-        raise UserError(f"{named}{more}. {REPAIR}")
+        raise UserError(f"{_named(malformed)}. {REPAIR}")
     if report.severity == "error":
         worst = next(line for line in report.findings() if line.severity == "error")
         raise UserError(f"{', '.join(files)}: {worst.name} {worst.value}: {worst.hint}")
@@ -185,6 +184,14 @@ def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: 
     flaw = f" with {only} among {counted(searched, 'row')}" if only else ""
     message = f"{shown}{flaw}" + (f", {order}" if len(chosen) < total else "")
     screen.OUT.print(f"{message}; {rows.report.summary()}", style="dim")
+    if rows.report.malformed:
+        screen.OUT.print(f"malformed: {_named(rows.report.malformed)}", style="dim")
+
+
+def _named(malformed: Sequence[tuple[str, str]]) -> str:
+    """Return where the first malformed rows are and why they are, and how many more there are."""
+    named = "; ".join(f"{source}: {reason}" for source, reason in malformed[:NAMED])
+    return f"{named}; and {len(malformed) - NAMED:,} more" if len(malformed) > NAMED else named
 
 
 @data_group.command("convert", cls=StrictCommand)

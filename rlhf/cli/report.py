@@ -12,7 +12,7 @@ from rlhf.cli.recipe_options import chooses_recipe
 from rlhf.cli.typed import NAMES_RECIPE, typed_options
 from rlhf.errors import OptionError, UserError
 from rlhf.run.packages import install_command
-from rlhf.terminal import screen
+from rlhf.terminal import counted, say, screen
 
 
 @click.command(cls=StrictCommand)
@@ -35,7 +35,9 @@ def report(choice: Choice, runs: Sequence[Path], out: Path, to: Path | None, pri
     file = to or runs[0] / "report.html"
     try:
         refuse_inputs(file, reporting.data_files(runs))
-        reporting.write(runs, file, price)
+        left_out = reporting.write(runs, file, price)
     except ModuleNotFoundError as error:
         raise UserError(f"a report needs {error.name}: {install_command('report')}") from None
     screen.OUT.print(f"written to {file}")
+    if left_out:
+        say(f"{counted(len(left_out), 'part')} left out of the page, which names the reasons; the first: {left_out[0]}")

@@ -12,7 +12,7 @@ from rlhf.run.finished import totals
 from rlhf.run.records import Comparison, Summary
 from rlhf.terminal import screen
 from rlhf.terminal.tables import rows_table
-from rlhf.terminal.wording import number
+from rlhf.terminal.wording import estimate, number, without_ends
 
 
 def summary_table(summary: Summary) -> None:
@@ -74,16 +74,18 @@ def targets_table(summaries: Sequence[Summary], price: float | None = None) -> N
 def _side_by_side(metrics: Mapping[str, float | None]) -> None:
     """Print metrics named `<policy>/<metric>`: a column for each policy and a row for each metric.
 
-    Those of the reward model get a table of their own.
+    Those of the reward model get a table of their own. Brackets are 95 % intervals.
     """
     columns = list(dict.fromkeys(name.partition("/")[0] for name in metrics))
-    measures = list(dict.fromkeys(name.partition("/")[2] for name in metrics if not name.startswith("rm/")))
+    every = dict.fromkeys(name.partition("/")[2] for name in metrics if not name.startswith("rm/"))
+    measures = without_ends(every)
     policies = [column for column in columns if column != "rm"]
-    rows = [(_words(name), *(number(metrics.get(f"{policy}/{name}")) for policy in policies)) for name in measures]
-    rows_table("on held-out prompts", ("", *policies), rows, numbers=True)
+    rows = [(_words(name), *(estimate(metrics, f"{policy}/{name}") for policy in policies)) for name in measures]
+    title = "on held-out prompts" + (" (brackets: 95 %)" if len(measures) < len(every) else "")
+    rows_table(title, ("", *policies), rows, numbers=True)
     of_rm = {name.removeprefix("rm/"): value for name, value in metrics.items() if name.startswith("rm/")}
     if of_rm:
-        body = [(_words(name), number(value)) for name, value in of_rm.items()]
+        body = [(_words(name), estimate(of_rm, name)) for name in without_ends(of_rm)]
         rows_table("reward model on held-out pairs", ("", "rm"), body, numbers=True)
 
 

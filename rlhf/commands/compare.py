@@ -8,11 +8,11 @@ choice of prompts and not another seed.
 import hashlib
 import itertools
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf import stats
@@ -29,16 +29,17 @@ COMPARED_POLICIES: tuple[PolicyLabel, ...] = (*POLICIES, "sft", "base")
 class PolicyEvaluation(NamedTuple):
     """Evaluation of one policy of a run.
 
-    `answers`: for each prompt its answers, each a response, with score and true_reward if there are any.
+    `answers`: for each prompt its answers, each a response, with score, true_reward and rewards if there are any.
     """
 
     name: str
+    policy: PolicyLabel
     answers: dict[str, list[Answer]]
     reward_model: str | None  # hash of the weights whose scores the answers have
     own_reward_model: str | None  # the run's own, whose scores are behind `metrics`
     metrics: Mapping[str, float | None]
     settings: Mapping[str, object]
-    rm_pairs: int  # held-out pairs behind rm/accuracy
+    details: Details
 
 
 class FigureRow(NamedTuple):
@@ -70,31 +71,37 @@ class PolicyComparison(NamedTuple):
 # ---- reading ----
 
 
-def load(run_directory: Path, stage: PolicyLabel, scored: Path | None = None) -> PolicyEvaluation:
+def load(run_directory: Path, stage: PolicyLabel | None = None, scored: Path | None = None) -> PolicyEvaluation:
     """Return one policy's evaluation from the run directory `<out>/<recipe>/<version>`.
 
-    `scored`: what `rlhf score RUN/evaluate/samples.jsonl --to FILE` wrote, whose scores replace the run's own.
-    Raises UserError without a finished evaluation of that policy, and for scores of other answers.
+    `stage` None is the first of POLICIES that was evaluated. `scored`: what `rlhf score RUN/evaluate/samples.jsonl
+    --to FILE` wrote, whose scores replace the run's own. Raises UserError without a finished evaluation of that policy,
+    and for scores of other answers.
     """
     folder = run_directory / "evaluate"
     summary, manifest = finished_evaluation(run_directory), read_manifest(folder)
-    answers = _answers(_lines(folder / SAMPLES), stage, folder / SAMPLES)
+    samples = _lines(folder / SAMPLES)
+    stage = stage or _first_policy(samples, folder / SAMPLES)
+    answers = _answers(samples, stage, folder / SAMPLES)
     rm_summary = read_summary(stage_folder(run_directory, "rm"))
     reward_model = own_reward_model = reward_model_digest(rm_summary) if rm_summary else None
     if scored is not None:
         lines = _lines(scored)
-        original, answers = answers, _answers(lines, stage, scored)
+        with reader.advising("or swap the two --scored"):
+            original, answers = answers, _answers(lines, stage, scored)
         if _texts(original) != _texts(answers):
-            raise UserError(f"{scored}: not the answers of {folder / SAMPLES}; `rlhf score` that file again")
+            raise UserError(
+                f"{scored}: not the answers of {folder / SAMPLES}; `rlhf score` that file again, or swap the two "
+                "--scored"
+            )
         reward_model = lines[0].reward_model
         if reward_model is None:
             raise UserError(f"{scored}: not written by `rlhf score`, which names the reward model")
     policy = run_directory / stage if stage == "base" else stage_folder(run_directory, stage)
     policy_settings = read_manifest(policy).settings.plain() if (policy / MANIFEST).is_file() else {}
-    details = reader.read(folder / "details.json", Details)
-    bins = details.reward_model.calibration if details and details.reward_model else []
     return PolicyEvaluation(
         name=f"{run_directory}: {stage}",
+        policy=stage,
         answers=answers,
         reward_model=reward_model,
         own_reward_model=own_reward_model,
@@ -104,7 +111,7 @@ def load(run_directory: Path, stage: PolicyLabel, scored: Path | None = None) ->
             if key.startswith((f"{stage}/", "rm/"))
         },
         settings=manifest.settings.plain() | ({stage: policy_settings[stage]} if stage in policy_settings else {}),
-        rm_pairs=sum(bin.pairs for bin in bins),
+        details=reader.read(folder / "details.json", Details) or Details(),
     )
 
 
@@ -114,6 +121,15 @@ def _lines(file: Path) -> list[SampleLine]:
     if not lines:
         raise UserError(f"{file}: no samples there")
     return lines
+
+
+def _first_policy(lines: Sequence[SampleLine], file: Path) -> PolicyLabel:
+    """Return the first of POLICIES that has answers in `file`. Raises UserError without one."""
+    names = lines[0].answers
+    for policy in POLICIES:
+        if policy in names:
+            return policy
+    raise UserError(f"{file}: no answer of a trained policy; choose --stage from: {', '.join(names) or 'none there'}")
 
 
 def _answers(lines: Sequence[SampleLine], stage: PolicyLabel, file: Path) -> dict[str, list[Answer]]:
@@ -144,15 +160,17 @@ def compare_runs(a: PolicyEvaluation, b: PolicyEvaluation) -> PolicyComparison:
     if fingerprint(list(a.answers)) != fingerprint(list(b.answers)):
         common = len(a.answers.keys() & b.answers.keys())
         raise UserError(
-            f"{a.name} and {b.name} answered other prompts: {len(a.answers)} and {len(b.answers)}, {common} of them in "
-            "common; compare runs with the same data, seed, template and evaluate.max_samples"
+            f"{a.name} and {b.name} answered different prompts: {len(a.answers)} and {len(b.answers)}, {common} of "
+            "them in common; compare runs with the same data, seed, template and evaluate.max_samples"
         )
     same_reward_model = a.reward_model is not None and a.reward_model == b.reward_model
-    rows = [
-        *_paired(a, b, "true_reward", comparable=True),
-        *_paired(a, b, "score", comparable=same_reward_model),
-        *_overall(a, b),
-    ]
+    rows = _paired(a, b, "true_reward", lambda answer: answer.true_reward, comparable=True)
+    functions_of_b = b.details.reward_functions
+    for name, function in a.details.reward_functions.items():
+        same_function = function == functions_of_b.get(name)
+        rows += _paired(a, b, f"reward_{name}", partial(_reward, name), comparable=same_function)
+    rows += _paired(a, b, "score", lambda answer: answer.score, comparable=same_reward_model)
+    rows += _overall(a, b)
     return PolicyComparison(
         a=a.name,
         b=b.name,
@@ -164,23 +182,47 @@ def compare_runs(a: PolicyEvaluation, b: PolicyEvaluation) -> PolicyComparison:
     )
 
 
+def _reward(name: str, answer: Answer) -> float | None:
+    """Return what a reward function has given an answer; None without it."""
+    return answer.rewards.get(name)
+
+
+def _values(
+    evaluation: PolicyEvaluation, prompts: Iterable[str], value_of: Callable[[Answer], float | None]
+) -> list[list[float]] | None:
+    """Return a value of every answer by prompt, in the order of `prompts`; None if an answer lacks it."""
+    by_prompt = [[value_of(answer) for answer in evaluation.answers[prompt]] for prompt in prompts]
+    known = [[value for value in values if value is not None] for values in by_prompt]
+    return known if [*map(len, known)] == [*map(len, by_prompt)] else None
+
+
 def _paired(
-    a: PolicyEvaluation, b: PolicyEvaluation, key: Literal["score", "true_reward"], *, comparable: bool
+    a: PolicyEvaluation,
+    b: PolicyEvaluation,
+    key: str,
+    value_of: Callable[[Answer], float | None],
+    *,
+    comparable: bool,
 ) -> list[FigureRow]:
     """Return the means of a value that every answer has, and how often B's answer has more.
 
-    Only the means are returned if the values are not `comparable`.
+    Only the means are returned if the values are not `comparable`, and nothing if an answer has no such value. If all
+    values are 0 or 1, wins are left out: their rate would say the same as the difference, with a wider interval.
     """
-    if any(getattr(answer, key) is None for side in (a, b) for answers in side.answers.values() for answer in answers):
+    of_a, of_b = (_values(side, a.answers, value_of) for side in (a, b))
+    if of_a is None or of_b is None:
         return []
-    sides = [
-        [[float(getattr(answer, key)) for answer in side.answers[prompt]] for prompt in a.answers] for side in (a, b)
-    ]
+    sides = (of_a, of_b)
     means = [[fmean(values) for values in side] for side in sides]
     row = FigureRow(key, fmean(means[0]), fmean(means[1]))
     if not comparable:
         return [row]
     gain = stats.mean_interval([y - x for x, y in zip(*means, strict=True)])
+    row = row._replace(
+        difference=fmean(means[1]) - fmean(means[0]), interval=None if gain is None else _scaled_interval(gain)
+    )
+    if all(value in (0, 1) for side in sides for values in side for value in values):
+        return [row]
     won = [
         fmean(stats.outcomes([y - x for x, y in itertools.product(values_a, values_b)]))
         for values_a, values_b in zip(*sides, strict=True)
@@ -189,8 +231,6 @@ def _paired(
     wins = FigureRow(
         f"win_rate_by_{key}", 1 - rate.value, rate.value, 2 * rate.value - 1, _scaled_interval(rate, 2, -1)
     )
-    if gain is not None:
-        row = row._replace(difference=gain.value, interval=_scaled_interval(gain))
     return [row, wins]
 
 
@@ -199,11 +239,7 @@ def _scaled_interval(estimate: stats.Estimate, factor: float = 1.0, offset: floa
 
 
 def _overall(a: PolicyEvaluation, b: PolicyEvaluation) -> list[FigureRow]:
-    """Return the figures of all answers together: B − A, with an interval only for the reward models' accuracy.
-
-    Both were measured on the same held-out pairs, so the interval for independent ones is too wide rather than too
-    narrow.
-    """
+    """Return the figures of all answers together: B − A, with an interval only for the reward models' accuracy."""
     rows = []
     for key in ("score_gain_sd", "true_reward_gain_sd", "win_rate_vs_sft", "kl_per_token", "perplexity"):
         comparable = key != "perplexity" or a.settings.get("tokenizer") == b.settings.get("tokenizer")
@@ -211,13 +247,22 @@ def _overall(a: PolicyEvaluation, b: PolicyEvaluation) -> list[FigureRow]:
             comparable = a.own_reward_model is not None and a.own_reward_model == b.own_reward_model
         rows += _figure(a, b, key, comparable=comparable)
     rows += [row for key in ("response_length", "eos_rate") for row in _figure(a, b, key)]
-    for row in _figure(a, b, "rm/accuracy"):
-        if row.difference is not None and a.rm_pairs and b.rm_pairs:
-            shares = ((row.a, a.rm_pairs), (row.b, b.rm_pairs))
-            half_width = stats.Z95 * math.sqrt(sum(p * (1 - p) / n for p, n in shares if p is not None))
-            row = row._replace(interval=(row.difference - half_width, row.difference + half_width))
-        rows.append(row)
-    return rows
+    return rows + [row._replace(interval=_accuracy_interval(a, b)) for row in _figure(a, b, "rm/accuracy")]
+
+
+def _accuracy_interval(a: PolicyEvaluation, b: PolicyEvaluation) -> tuple[float, float] | None:
+    """Return the interval of the difference of two reward models' accuracies, with pairs of one prompt as a cluster.
+
+    There is none for one reward model against itself, and unless both runs list the same held-out pairs.
+    """
+    pairs_a, pairs_b = a.details.heldout_pairs, b.details.heldout_pairs
+    same_pairs = [pair.pair for pair in pairs_a] == [pair.pair for pair in pairs_b]
+    if not same_pairs or (a.own_reward_model is not None and a.own_reward_model == b.own_reward_model):
+        return None
+    right_a, right_b = (stats.outcomes([pair.margin for pair in pairs]) for pairs in (pairs_a, pairs_b))
+    differences = [y - x for x, y in zip(right_a, right_b, strict=True)]
+    interval = stats.mean_interval(differences, [pair.prompt for pair in pairs_a])
+    return None if interval is None else _scaled_interval(interval)
 
 
 def _figure(a: PolicyEvaluation, b: PolicyEvaluation, key: str, *, comparable: bool = True) -> list[FigureRow]:

@@ -140,7 +140,7 @@ class ScoreSummary(NamedTuple):
     """Statistics of scores: of all pairs the accuracy (a tie counts half) and mean margin, and those of each answer."""
 
     pairs: int
-    accuracy: stats.Estimate | None  # with its 95 % interval
+    accuracy: stats.Estimate | None  # with its 95 % interval, in which pairs of one prompt may depend on each other
     margin: float | None
     scores: dict[str, ScoreFigures]  # by the answer's name
     not_scored: int
@@ -149,7 +149,7 @@ class ScoreSummary(NamedTuple):
 def summary(scored: Sequence[ScoredItem]) -> ScoreSummary:
     """Return statistics of the scores."""
     margins = [row.margin for row in scored if row.margin is not None]
-    right = stats.outcomes(margins)
+    prompts = [row.prompt for row in scored if row.margin is not None]
     values = defaultdict(list)
     for row in scored:
         for name, score in row.scores.items():
@@ -157,7 +157,7 @@ def summary(scored: Sequence[ScoredItem]) -> ScoreSummary:
                 values[name].append(score)
     return ScoreSummary(
         pairs=len(margins),
-        accuracy=stats.wilson(sum(right), len(right)) if right else None,
+        accuracy=stats.clustered_share(stats.outcomes(margins), prompts) if margins else None,
         margin=fmean(margins) if margins else None,
         scores={name: ScoreFigures(len(v), fmean(v), pstdev(v), min(v), max(v)) for name, v in values.items()},
         not_scored=sum(score is None for row in scored for score in row.scores.values()),

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.data import formats, raw
-from rlhf.data.parsing import is_labelled, kind_of, label_of, parse_row, quoted_keys, row_object
+from rlhf.data.parsing import OtherKind, is_labelled, kind_of, label_of, parse_row, quoted_keys, row_object
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, PromptOnly, Row
 from rlhf.errors import OptionError, UserError
@@ -119,7 +119,7 @@ def _rename_columns(rows: Iterable[RawRow], names: Mapping[str, str]) -> Iterato
                 problem = (
                     f"no column {missing[0]!r} to rename" if missing else f"{existing[0]!r} is another column's name"
                 )
-                yield source, Malformed(f"{problem} (--rename); the row has {quoted_keys(row)}")
+                yield source, OtherKind(f"{problem} (--rename); the row has {quoted_keys(row)}")
                 continue
             row = {names.get(key, key): value for key, value in row.items()}
         yield source, row

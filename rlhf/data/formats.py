@@ -25,6 +25,7 @@ from rlhf.data import hub, raw
 from rlhf.data.parsing import (
     KEYS,
     LabelledAnswer,
+    OtherKind,
     WrongColumns,
     kind_of,
     parse_row,
@@ -38,6 +39,7 @@ from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.recipe.choices import DataFormat, OnBadRow, RowKind
 from rlhf.recipe.names import is_commit
+from rlhf.terminal import counted
 
 PEEKED = 1000  # rows behind a bad one that are looked at for the advice
 
@@ -74,10 +76,10 @@ class ReadReport:
 
     def summary(self) -> str:
         """Return one line: how many rows were kept of which files, and how many were left out for which reason."""
-        kept = self.rows - sum(self.counts().values())
+        kept, rows = self.rows - sum(self.counts().values()), counted(self.rows, "row")
         reasons = (f"{LEFT_OUT[reason]} {len(sources):,}" for reason, sources in self.left_out.items())
         return (
-            f"{kept:,} of {self.rows:,} rows kept from {', '.join(file.name for file in self.files)}; "
+            f"{kept:,} of {rows} kept from {', '.join(file.name for file in self.files)}; "
             f"left out: {', '.join((f'malformed {len(self.malformed):,}', *reasons))}"
         )
 
@@ -99,7 +101,10 @@ class ParsedRows:
 
 
 class Advice(NamedTuple):
-    """Ways out that an error about malformed rows names; they depend on who reads the rows."""
+    """Ways out that an error about malformed rows names; they depend on who reads the rows.
+
+    `kind` is that for rows of another kind.
+    """
 
     skip: str
     kind: str
@@ -107,12 +112,10 @@ class Advice(NamedTuple):
 
 RECIPE_ADVICE = Advice(
     'Repair it, or leave such rows out: --set data.on_bad_row=skip (make: SET="data.on_bad_row=skip")',
-    "Repair the file, or name its kind of rows: --set data.format=KIND (docs/data.md)",
+    "name its kind of rows: --set data.format=KIND (docs/data.md)",
 )
-CONVERT_ADVICE = Advice(
-    "Leave such rows out with --skip-bad-rows", "Repair the file, or rename its columns with --rename OLD=NEW"
-)
-CHECK_ADVICE = Advice("Repair the row", "Repair the file, or name its kind of rows with --format KIND")
+CONVERT_ADVICE = Advice("Leave such rows out with --skip-bad-rows", "rename its columns with --rename OLD=NEW")
+CHECK_ADVICE = Advice("Repair the row", "name its kind of rows with --format KIND")
 
 
 def read(
@@ -223,7 +226,7 @@ class _Reader:
             except Malformed as problem:
                 if self.on_bad_row == "stop":
                     way_out = self._way_out(problem, remaining) if count == 1 else [self.advice.skip]
-                    raise UserError(". ".join((f"{source}: {str(problem).removesuffix('.')}", *way_out))) from None
+                    raise UserError(_with_advice(source, problem, way_out)) from None
                 bad[count] = source, problem
             else:
                 if isinstance(outcome, str):
@@ -234,10 +237,13 @@ class _Reader:
             raise UserError(f"{name}: no rows in it; add some (docs/data.md), or name another file")
         if kind is None or 2 * len(bad) > count:
             source, first = bad[min(bad)]
-            advice = "The" if isinstance(first, WrongColumns) else f"{self.advice.kind}; the"
+            if count == 1:
+                raise UserError(_with_advice(source, first, self._repair(first)))
+            likely = ": likely the wrong format" if isinstance(first, WrongColumns | OtherKind) else ""
+            advice = "".join(f"{way_out}; the" for way_out in self._repair(first)) or "The"
             raise UserError(
-                f"{name}: {len(bad):,} of {count:,} rows are malformed, more than half: likely the wrong format. "
-                f"{advice} first is {source}: {first}"
+                f"{name}: {len(bad):,} of {count:,} rows are malformed, more than half{likely}. {advice} first is "
+                f"{source}: {first}"
             )
         self.malformed += [(source, str(problem)) for _, (source, problem) in sorted(bad.items())]
         self.files.append(FileReport(name, sha256(), kind, count))
@@ -248,7 +254,13 @@ class _Reader:
         if any(self._usable(value) for _, value in peeked):
             return [self.advice.skip]
         same = [f"The next {len(peeked):,} rows are malformed too"] if len(peeked) > 1 else []
-        return same if isinstance(problem, WrongColumns) else [*same, self.advice.kind]
+        return [*same, *self._repair(problem)]
+
+    def _repair(self, problem: Malformed) -> list[str]:
+        """Return advice on a file whose rows have this problem; none where the problem says what to do."""
+        if isinstance(problem, WrongColumns):
+            return []
+        return [f"Repair the file, or {self.advice.kind}" if isinstance(problem, OtherKind) else "Repair the file"]
 
     def _usable(self, value: object) -> bool:
         """Return whether a row can be read."""
@@ -260,29 +272,17 @@ class _Reader:
         return True
 
     def _checked_kind(self, row: dict[str, object], kind: RowKind | None) -> RowKind:
-        """Return the file's kind, which its first row of any known kind decides."""
+        """Return the file's kind, which its first row of any known kind decides. Raises Malformed for other rows."""
+        if self.kind != "auto":
+            return self.kind
         row_kind = kind_of(row)
+        kind = kind or row_kind
         if kind is None:
-            if row_kind is None:
-                kinds = "; ".join(f"{name} ({', '.join(keys)})" for name, keys in KEYS.items())
-                hint = (
-                    " Prompts without answers: data.format: prompt (--format prompt) ignores other columns"
-                    if "prompt" in row
-                    else ""
-                )
-                raise WrongColumns(
-                    f"unknown columns: {quoted_keys(row)}. Rename them to those of a known kind: {kinds}. "
-                    f"`rlhf data convert FILE --rename problem=prompt --to new.jsonl` does that.{hint}"
-                )
-            kind = row_kind
-        label = unclear_label(row) if self.kind == "auto" and row_kind == "completion" else ""
-        if label:
-            raise Malformed(
-                f"the label {label[:40]!r} is neither true nor false: write one of them if it judges the answer (KTO), "
-                "or rename the column, or name the kind in data.format (--format)"
-            )
-        if self.kind == "auto" and row_kind not in (None, kind):
-            raise Malformed(
+            raise _unknown_columns(row)
+        if row_kind == "completion" and (label := unclear_label(row)):
+            raise _unclear(label)
+        if row_kind not in (None, kind):
+            raise OtherKind(
                 f"one {row_kind} row among {kind} rows, which have {', '.join(KEYS[kind])}; "
                 f"this one has {quoted_keys(row)}. Keep one kind in a file, or name it in data.format (--format)"
             )
@@ -299,3 +299,27 @@ class _Reader:
             report,
             tuple(row for row in self.kept if isinstance(row, PromptOnly)),
         )
+
+
+def _with_advice(source: str, problem: Malformed, advice: Sequence[str]) -> str:
+    """Return one line: where a row stands, what is wrong with it, and what to do."""
+    return ". ".join((f"{source}: {str(problem).removesuffix('.')}", *advice))
+
+
+def _unknown_columns(row: dict[str, object]) -> WrongColumns:
+    """Return the error for the first row of a file if its columns show no kind."""
+    kinds = "; ".join(f"{name} ({', '.join(keys)})" for name, keys in KEYS.items())
+    prompts = " Prompts without answers: data.format: prompt (--format prompt) ignores other columns"
+    return WrongColumns(
+        f"unknown columns: {quoted_keys(row)}. Rename them to those of a known kind: {kinds}. "
+        "`rlhf data convert FILE --rename problem=prompt --to new.jsonl` does that."
+        + (prompts if "prompt" in row else "")
+    )
+
+
+def _unclear(label: str) -> WrongColumns:
+    """Return the error for an answer whose label may mean good or bad and says neither."""
+    return WrongColumns(
+        f"the label {label[:40]!r} is neither true nor false: write one of them if it judges the answer (KTO), or "
+        "rename the column, or name the kind in data.format (--format)"
+    )

@@ -30,7 +30,7 @@ Texts are kept unchanged, with two exceptions: the one space that a transcript p
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rlhf.data.raw import Malformed
@@ -75,6 +75,10 @@ _TYPES = {
 
 class WrongColumns(Malformed):
     """A row whose columns are not those of a known kind. The message says how to convert the file."""
+
+
+class OtherKind(Malformed):
+    """A row that is not of the kind that it was read as. Naming the kind may help."""
 
 
 class LabelledAnswer(WrongColumns):
@@ -342,9 +346,9 @@ def _messages(values: list[object], key: str) -> tuple[Message, ...]:
 
 
 def _field(row: dict[str, object], key: str, kind: RowKind) -> object:
-    """Return the value of a key that a row of the kind needs. Raises Malformed without the key."""
+    """Return the value of a key that a row of the kind needs. Raises OtherKind without the key."""
     if key not in row:
-        raise Malformed(f"no '{key}' key; each {kind} row needs {', '.join(KEYS[kind])}")
+        raise OtherKind(f"no '{key}' key; each {kind} row needs {', '.join(KEYS[kind])}")
     return row[key]
 
 
@@ -372,9 +376,40 @@ def quoted_keys(keys: Iterable[str]) -> str:
 
 
 def row_object(value: object) -> dict[str, object]:
-    """Return a raw row that is a JSON object. Raises Malformed for any other, and for one that could not be read."""
+    """Return a raw row that is a JSON object.
+
+    Raises Malformed for any other, for one that could not be read, and for an object that holds rows or whole columns.
+    """
     if isinstance(value, Malformed):
         raise value
     if not isinstance(value, dict):
         raise Malformed(f"a row must be a JSON object; this one is {_type_name(value)}")
+    lists = {key: cells for key, column in value.items() if isinstance(cells := _cells(column), list)}
+    if lists and len(lists) == len(value):
+        if _are_columns(lists):
+            raise WrongColumns(
+                "whole columns in one object; write one object for each row, as `to_json(FILE, orient='records', "
+                "lines=True)` of pandas and `to_json(FILE)` of datasets do"
+            )
+        if kind_of(value) is None and all(isinstance(cell, dict) for cells in lists.values() for cell in cells):
+            advice = "that list" if len(value) == 1 else "one of these lists"
+            raise WrongColumns(f"the rows are under {quoted_keys(value)}; write {advice} alone, or a row on each line")
     return value
+
+
+def _cells(column: object) -> object:
+    """Return the values of an object whose keys are numbers, as pandas writes a column; anything else unchanged."""
+    if isinstance(column, dict) and column and all(str(key).isdecimal() for key in column):
+        return [*column.values()]
+    return column
+
+
+def _are_columns(lists: Mapping[str, Sequence[object]]) -> bool:
+    """Return whether lists are the columns of a table: equally long, with texts or lists of messages as their cells.
+
+    A list that is the value of one row under a known key has messages as its cells, which are objects.
+    """
+    known = [lists[key] for key in {*itertools.chain(*KEYS.values()), *ANSWERS, "conversations"} if key in lists]
+    rows = {len(cells) for cells in lists.values()}
+    texts = all(isinstance(cell, str | list | None) for cells in known for cell in cells)
+    return len(rows) == 1 and 0 not in rows and bool(known) and texts

@@ -14,6 +14,7 @@ import itertools
 import json
 import re
 import stat
+import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -118,12 +119,16 @@ def _decode_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, str
         offset += len(line)
         if number == 1:
             text = text.removeprefix("\ufeff")
+            if "\0" in text:
+                raise UserError(f"{path}: zero bytes in its first line: UTF-16, or no text; convert the file to UTF-8")
         yield number, text
 
 
 def _json_lines(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, object]]:
     """Yield (source, row) for each line that is not blank."""
     for number, line in lines:
+        if line.strip() == "{":
+            raise UserError(f"{path}:{number}: an object over several lines; write one object on each line")
         try:
             yield f"{path}:{number}", _parse_json(line.strip())
         except _RepeatedKey as error:
@@ -153,7 +158,9 @@ def _reason(error: Exception) -> str:
     """Return why a text is not JSON, with the column where the parser names one."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg.removesuffix(' at')} at column {error.colno}"
-    return str(error)
+    if isinstance(error, RecursionError):
+        return "lists or objects nested too deeply"
+    return f"a whole number of more than {sys.get_int_max_str_digits():,} digits"
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -167,7 +174,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _is_one_document(path: Path, first_line: str, is_only_line: bool) -> bool:
-    """Return whether all lines together are one JSON value: an array, {"data": [...]}, or something unfinished.
+    """Return whether all lines together are one JSON value: an array, an object that goes on, or something unfinished.
 
     The first line decides. A whole object in it is a row if more lines follow, even if it has a list `data`.
     """
@@ -181,7 +188,10 @@ def _is_one_document(path: Path, first_line: str, is_only_line: bool) -> bool:
 
 
 def _document_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, object]]:
-    """Yield the rows of an array or of {"data": [...]}; the file is held in memory as a whole."""
+    """Yield the rows of an array or of {"data": [...]}, or another value as the only row.
+
+    The file is held in memory as a whole.
+    """
     numbers, texts, size = [], [], 0
     for number, text in lines:
         numbers.append(number)
@@ -207,11 +217,9 @@ def _document_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tup
             f"{path}:{number}: invalid JSON ({_reason(error)}): repair it there; if it ends early, download it again"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: invalid JSON ({error}); write it again") from None
+        raise UserError(f"{path}: invalid JSON ({_reason(error)}); write it again") from None
     values = content.get("data") if isinstance(content, dict) else content
-    if not isinstance(values, list):
-        raise UserError(f'{path}: neither an array of rows nor {{"data": [...]}}; or put one object on each line')
-    for number, row in enumerate(values, 1):
+    for number, row in enumerate(values if isinstance(values, list) else [content], 1):
         yield f"{path}:row {number}", row
 
 

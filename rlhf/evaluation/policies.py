@@ -16,7 +16,15 @@ from rlhf.process import distributed
 from rlhf.recipe import Evaluate, Role, StageName
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
-from rlhf.stats import distinct, length_controlled_win_rate, outcomes
+from rlhf.stats import (
+    Estimate,
+    clustered_share,
+    distinct,
+    gain_in_sd,
+    length_controlled_win_rate,
+    mean_interval,
+    outcomes,
+)
 from rlhf.terminal.progress import working
 
 KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time, at most
@@ -43,6 +51,11 @@ class PolicySamples:
     true_rewards: Tensor | None
     samples_per_prompt: int = 1
     rewards: dict[str, Tensor] = field(default_factory=dict)  # of reward functions, by name
+
+    @property
+    def prompt_indices(self) -> list[int]:
+        """Return for each of the N responses the index of its prompt."""
+        return [index // self.samples_per_prompt for index in range(len(self.texts))]
 
     def metrics(self) -> dict[str, float]:
         """Return the means over all responses; docs/metrics.md has their units."""
@@ -194,6 +207,39 @@ def further_metrics(before: PolicySamples, after: PolicySamples, gains: Mapping[
     if "true_reward_gain_sd" in gains and "score_gain_sd" in gains:
         metrics["proxy_truth_gap_sd"] = gains["score_gain_sd"] - gains["true_reward_gain_sd"]
     return metrics
+
+
+def interval_ends(before: PolicySamples, after: PolicySamples) -> dict[str, float]:
+    """Return the ends of 95 % intervals, as `<metric>_low` and `<metric>_high` of metrics of `gains_over_sft`.
+
+    These are the win rate, the gains, and the means of reward functions. Responses to one prompt may depend on each
+    other. A metric is left out if its interval cannot be estimated.
+    """
+    prompts = after.prompt_indices
+    estimates = {f"reward_{name}": _mean_reward(numbers.tolist(), prompts) for name, numbers in after.rewards.items()}
+    if before is not after:
+        for name, numbers in after.rewards.items():
+            estimates[f"reward_{name}_gain"] = mean_interval((numbers - before.rewards[name]).tolist(), prompts)
+        for name, old, new in (
+            ("score", before.scores, after.scores),
+            ("true_reward", before.true_rewards, after.true_rewards),
+        ):
+            if old is not None and new is not None:
+                estimates[f"{name}_gain_sd"] = gain_in_sd(old.tolist(), new.tolist(), prompts)
+        if before.scores is not None and after.scores is not None:
+            won = outcomes((after.scores - before.scores).tolist())
+            estimates["win_rate_vs_sft"] = clustered_share(won, prompts)
+    return {
+        f"{metric}_{end}": value
+        for metric, estimate in estimates.items()
+        if estimate is not None
+        for end, value in (("low", estimate.low), ("high", estimate.high))
+    }
+
+
+def _mean_reward(rewards: Sequence[float], prompts: Sequence[int]) -> Estimate | None:
+    """Return the mean of rewards with its interval; rewards that are all 0 or 1 are a share of right answers."""
+    return clustered_share(rewards, prompts) if set(rewards) <= {0.0, 1.0} else mean_interval(rewards, prompts)
 
 
 def per_prompt_means(values: Tensor, samples_per_prompt: int) -> Tensor:

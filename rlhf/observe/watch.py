@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rlhf.errors import UserError
 from rlhf.observe import remedies, signs
-from rlhf.observe.history import History
+from rlhf.observe.history import FEW, History
 from rlhf.recipe import GROUPS, ONLINE, StageName, as_yaml
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import FINDINGS, METRICS
@@ -22,13 +22,17 @@ SUPERVISED: tuple[StageName, ...] = ("pretrain", "sft", "rm", "dpo")
 
 
 class Check(NamedTuple):
-    """A check: its name, the stages it applies to, what it sees, the usual cause and remedies."""
+    """A check: its name, the stages it applies to, what it sees, the usual cause and remedies.
+
+    It sees nothing before `rows` rows are logged; a check of a trend may wait longer in a long run.
+    """
 
     name: str
     stages: tuple[StageName, ...]
     seen: Callable[[History], str | None]
     cause: str
     remedies: Callable[[History], Mapping[str, float | str]]
+    rows: int
 
 
 CHECKS = (
@@ -38,6 +42,7 @@ CHECKS = (
         signs.find_nan,
         "Numbers overflow, mostly after steps that are too large",
         remedies.half_rate,
+        1,
     ),
     Check(
         "flat_loss",
@@ -45,18 +50,34 @@ CHECKS = (
         signs.find_flat_loss,
         "The learning rate is too low, or the data teach nothing",
         remedies.double_rate_and_epochs,
+        signs.MANY,
     ),
-    Check("rising_loss", SUPERVISED, signs.find_rising_loss, "The learning rate is too high", remedies.half_rate),
+    Check(
+        "rising_loss", SUPERVISED, signs.find_rising_loss, "The learning rate is too high", remedies.half_rate, 2 * FEW
+    ),
     Check(
         "flat_reward",
         ONLINE,
         signs.find_flat_reward,
         "The learning rate is too low, or the reward model scores what the policy cannot change",
         remedies.double_rate,
+        signs.MANY,
     ),
-    Check("large_updates", ONLINE, signs.find_large_updates, "The learning rate is too high", remedies.smaller_updates),
     Check(
-        "same_scores", ("rm",), signs.find_same_scores, "The reward model tells nothing apart yet", remedies.fit_more
+        "large_updates",
+        ONLINE,
+        signs.find_large_updates,
+        "The learning rate is too high",
+        remedies.smaller_updates,
+        FEW,
+    ),
+    Check(
+        "same_scores",
+        ("rm",),
+        signs.find_same_scores,
+        "The reward model tells nothing apart yet",
+        remedies.fit_more,
+        FEW,
     ),
     Check(
         "chance",
@@ -64,6 +85,7 @@ CHECKS = (
         signs.find_chance,
         "The pairs carry no preference, or labels are wrong: look at them",
         remedies.double_rate_and_epochs,
+        signs.MANY,
     ),
     Check(
         "overconfident",
@@ -71,6 +93,7 @@ CHECKS = (
         signs.find_overconfident,
         "The reward model has learned its pairs by heart",
         remedies.fit_less,
+        FEW,
     ),
     Check(
         "high_kl",
@@ -78,6 +101,7 @@ CHECKS = (
         signs.find_high_kl,
         "The policy leaves what the reward model knows",
         remedies.stay_near_reference,
+        3,
     ),
     Check(
         "negative_kl",
@@ -85,6 +109,7 @@ CHECKS = (
         signs.find_negative_kl,
         "Responses are not sampled from the policy that is scored: look at temperature, top-p and the sampler",
         remedies.recomputed_logprobs,
+        3,
     ),
     Check(
         "longer",
@@ -92,14 +117,23 @@ CHECKS = (
         signs.find_longer,
         "The reward model likes length, and the policy has found out",
         remedies.stay_near_reference,
+        2 * FEW,
     ),
-    Check("fewer_ends", ONLINE, signs.find_fewer_ends, "Running on pays more than ending", remedies.ending_penalty),
+    Check(
+        "fewer_ends",
+        ONLINE,
+        signs.find_fewer_ends,
+        "Running on pays more than ending",
+        remedies.ending_penalty,
+        2 * FEW,
+    ),
     Check(
         "repetition",
         ONLINE,
         signs.find_repetition,
         "The policy repeats what the reward model likes",
         remedies.stay_near_reference,
+        1,
     ),
     Check(
         "entropy_collapse",
@@ -107,6 +141,7 @@ CHECKS = (
         signs.find_entropy_collapse,
         "The policy has settled on few answers",
         remedies.more_entropy,
+        2 * FEW,
     ),
     Check(
         "no_signal",
@@ -114,6 +149,7 @@ CHECKS = (
         signs.find_no_signal,
         "The responses to a prompt get the same reward: the task is too easy, too hard, or sampling too narrow",
         remedies.larger_groups,
+        FEW,
     ),
     Check(
         "clipping",
@@ -121,6 +157,7 @@ CHECKS = (
         signs.find_clipping,
         "Updates are too large for one batch of rollouts",
         remedies.smaller_updates,
+        FEW,
     ),
     Check(
         "value_explosion",
@@ -128,9 +165,15 @@ CHECKS = (
         signs.find_value_explosion,
         "The critic diverges, and advantages with it",
         remedies.slower_critic,
+        2 * FEW,
     ),
 )
 CHECK_NAMES = tuple(check.name for check in CHECKS)
+
+
+def unused_checks(stage: StageName, rows: int) -> list[str]:
+    """Return the checks of a stage that could see nothing in `rows` logged rows."""
+    return [check.name for check in CHECKS if stage in check.stages and rows < check.rows]
 
 
 class Finding(NamedTuple):

@@ -134,10 +134,8 @@ COLUMNS: Mapping[str, Callable[[Figures], str]] = {
     "skipped": lambda figures: str(figures.skips),
     "win rate": lambda figures: _interval(figures.win_rate),
     "at equal length": lambda figures: _interval(figures.length_controlled_win_rate),
-    "agrees with score": lambda figures: _percent(figures.agrees_with_score and figures.agrees_with_score.share),
-    "with true reward": lambda figures: _percent(
-        figures.agrees_with_true_reward and figures.agrees_with_true_reward.share
-    ),
+    "agrees with score": lambda figures: _agreement_text(figures.agrees_with_score),
+    "with true reward": lambda figures: _agreement_text(figures.agrees_with_true_reward),
     "order decided": lambda figures: _percent(figures.order_decided),
     "alpha": lambda figures: "" if figures.alpha is None else f"{figures.alpha:.2f}",
 }
@@ -163,6 +161,10 @@ def show_summary(summary: RatingSummary, file: Path) -> None:
 def _interval(rate: stats.Estimate | None) -> str:
     """Return a rate and its interval in percent."""
     return f"{rate.value:.0%} ({100 * rate.low:.0f}–{100 * rate.high:.0f})" if rate else ""
+
+
+def _agreement_text(agreement: Agreement | None) -> str:
+    return f"{agreement.share:.0%} of {agreement.of}" if agreement else ""
 
 
 def _percent(share: float | None) -> str:

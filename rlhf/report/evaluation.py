@@ -8,19 +8,21 @@ from rlhf.rating.pairs import pair_answers
 from rlhf.rating.summary import summarize
 from rlhf.recipe import ONLINE
 from rlhf.report.parts import COLOURS, Chart, Charts, Section, Table, Trace, Turn, dialogue, line, middles, table
-from rlhf.report.runs import RunRecords, details, suffix, with_interval
+from rlhf.report.runs import RunRecords, check_evaluation, details, suffix
 from rlhf.run import reader
 from rlhf.run.layout import SAMPLES
 from rlhf.run.outcomes import RewardModelFigures, SampleLine
+from rlhf.terminal.wording import estimate, without_ends
 
 DIALOGUES = 200  # dialogues of each run on the page, at most
 OPEN = 12  # dialogues of each run that are shown at once; the others are folded
 
 
 class Policies(NamedTuple):
-    """The metrics of a run's policies side by side, and the distributions of their scores."""
+    """The metrics of a run's policies side by side, some with `intervals`, and the distributions of their scores."""
 
     metrics: Table | None
+    intervals: bool
     scores: Chart | None
 
 
@@ -28,27 +30,22 @@ def sections_of_policies(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
     """Return the metrics of every policy on the same held-out prompts."""
     blocks = []
     for run in runs:
+        check_evaluation(run)
         metrics = run.summaries["evaluate"].metrics if "evaluate" in run.summaries else {}
         names = [name.split("/", 1) for name in metrics if "/" in name and not name.startswith("rm/")]
         if not names:
             continue
         policies = list(dict.fromkeys(policy for policy, _ in names))
         keys = list(dict.fromkeys(metric for _, metric in names))
+        shown = without_ends(keys)
         rows = [
-            (run.name, key.replace("_", " "), *(with_interval(metrics, policy, key) for policy in policies))
-            for key in keys
-            if not _ends_interval(key, keys)
+            (run.name, key.replace("_", " "), *(estimate(metrics, f"{policy}/{key}") for policy in policies))
+            for key in shown
         ]
         columns = ("run", "metric", *policies)
         side_by_side = table(columns, rows, len(runs) > 1, numbers=tuple(range(2, len(columns))))
-        blocks.append(Policies(side_by_side, _scores(run, runs, charts)))
+        blocks.append(Policies(side_by_side, len(shown) < len(keys), _scores(run, runs, charts)))
     return [Section("The policies on held-out prompts", "policies.html", blocks)] if blocks else []
-
-
-def _ends_interval(key: str, keys: Sequence[str]) -> bool:
-    """Return whether `key` is an end of another metric's interval, which is shown in that metric's row."""
-    metric, _, end = key.rpartition("_")
-    return end in ("low", "high") and metric in keys
 
 
 def _scores(run: RunRecords, runs: Sequence[RunRecords], charts: Charts) -> Chart | None:
@@ -94,20 +91,26 @@ class ContradictedPair(NamedTuple):
 
 
 class RewardModel(NamedTuple):
-    """The charts of a reward model, and the pairs on which it contradicts the labels most."""
+    """The metrics and charts of a reward model, and the pairs on which it contradicts the labels most."""
 
+    metrics: Table | None
     charts: list[Chart]
     contradicted: list[ContradictedPair]
 
 
 def sections_of_reward_model(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Return calibration, margins and scores of the reward model, and the pairs that it contradicts."""
+    """Return metrics, calibration, margins and scores of the reward model, and the pairs that it contradicts."""
     model_charts: list[Chart] = []
+    rows: list[tuple[object, ...]] = []
     contradicted = []
     for run in runs:
+        check_evaluation(run)
         record = details(run)
         if record.reward_model is None:
             continue
+        metrics = run.summaries["evaluate"].metrics if "evaluate" in run.summaries else {}
+        keys = without_ends(name for name in metrics if name.startswith("rm/"))
+        rows += [(run.name, key.removeprefix("rm/").replace("_", " "), estimate(metrics, key)) for key in keys]
         model_charts += _reward_model_charts(record.reward_model, suffix(run, runs), charts)
         for pair in record.contradicted:
             sides = (Turn("chosen", pair.chosen), Turn("rejected", pair.rejected))
@@ -115,7 +118,9 @@ def sections_of_reward_model(runs: Sequence[RunRecords], charts: Charts) -> list
             contradicted.append(ContradictedPair(turns, f"{pair.margin:.2f}"))
     if not model_charts:
         return []
-    return [Section("The reward model on held-out pairs", "reward_model.html", RewardModel(model_charts, contradicted))]
+    side_by_side = table(("run", "metric", "value (brackets: 95 %)"), rows, len(runs) > 1, numbers=(2,))
+    shown = RewardModel(side_by_side, model_charts, contradicted)
+    return [Section("The reward model on held-out pairs", "reward_model.html", shown)]
 
 
 def _reward_model_charts(figures: RewardModelFigures, ending: str, charts: Charts) -> list[Chart]:
@@ -156,6 +161,7 @@ def sections_of_samples(runs: Sequence[RunRecords], charts: Charts) -> list[Sect
     folded: list[list[Turn]] = []
     total = 0
     for run in runs:
+        check_evaluation(run)
         files = [run.run_directory / stage / SAMPLES for stage in ("evaluate", *ONLINE)]
         rows = next((rows for file in files if (rows := reader.read_lines(file, SampleLine))), [])
         total += len(rows)
@@ -175,7 +181,7 @@ def _answers(row: SampleLine) -> list[Turn]:
     """Return each policy's answer in a line of samples, with its score and true reward if they are known."""
     turns = []
     for policy, answer in row.answers.items():
-        values = (("score", answer.score), ("true reward", answer.true_reward))
+        values = (("score", answer.score), ("true reward", answer.true_reward), *answer.rewards.items())
         scores = "".join(f", {name} {value:.3f}" for name, value in values if value is not None)
         turns.append(Turn(policy + scores, answer.response))
     return turns

@@ -91,16 +91,30 @@ def gains(summaries: Summaries) -> str:
 
 
 def _gain(stage: StageName, summary: Summary | None) -> str:
-    """Return a policy's gain over SFT and its KL, as a sentence; "" if it was not measured."""
+    """Return a policy's gains over SFT and its KL, as a sentence; "" if they were not measured.
+
+    The rewards of functions come first, such as the share of right answers: what RLOO and GRPO are to raise.
+    """
     metrics = summary.metrics if summary else {}
     score = "score" if stage in GROUPS else "score of the reward model"  # theirs may be a sum of rewards
     names = (("true_reward_gain_sd", "true reward"), ("score_gain_sd", score))
-    gains = [f"{name} {value:+.2f}" for key, name in names if (value := metrics.get(key)) is not None]
-    if not gains:
+    in_sd = [f"{name} {value:+.2f}" for key, name in names if (value := metrics.get(key)) is not None]
+    texts = [text for key in metrics if (text := _reward_gain(key, metrics))]
+    texts += [f"{', '.join(in_sd)} standard deviations"] if in_sd else []
+    if not texts:
         return ""
     kl = metrics.get("kl_per_token")
     kl_text = f", at a KL of {wording.number(kl)} nats per token" if kl is not None else ""
-    return f"{STAGE_TITLES[stage]} against SFT: {', '.join(gains)} standard deviations{kl_text}."
+    return f"{STAGE_TITLES[stage]} against SFT: {'; '.join(texts)}{kl_text}."
+
+
+def _reward_gain(key: str, metrics: Mapping[str, float | None]) -> str:
+    """Return the mean of a reward function and its gain, from the metric `reward_NAME_gain`; "" for other metrics."""
+    name = key.removeprefix("reward_").removesuffix("_gain")
+    mean, gain = metrics.get(f"reward_{name}"), metrics.get(f"reward_{name}_gain")
+    if key != f"reward_{name}_gain" or mean is None or gain is None:
+        return ""
+    return f"{name.replace('_', ' ')} {wording.number(mean)} ({gain:+.3g})"
 
 
 def facts(manifests: Manifests, summaries: Summaries, price: float | None = None) -> list[str]:

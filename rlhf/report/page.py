@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -41,15 +42,24 @@ SECTIONS: tuple[Builder, ...] = (
 )
 
 
-def write(run_directories: Sequence[Path], file: Path, price: float | None = None) -> None:
-    """Write the page of the run directories `<out>/<recipe>/<version>`. Raises UserError if one holds no run.
+class Page(NamedTuple):
+    """A page as HTML, and a reason for each part that it leaves out because a file is damaged or has changed."""
 
-    `price` is in dollars per hour of one card.
+    html: str
+    left_out: list[str]
+
+
+def write(run_directories: Sequence[Path], file: Path, price: float | None = None) -> list[str]:
+    """Write the page of the run directories `<out>/<recipe>/<version>`, and return the reasons for what it leaves out.
+
+    `price` is in dollars per hour of one card. Raises UserError if a directory holds no run.
     """
     runs = [load(run_directory)._replace(price=price) for run_directory in run_directories]
     if len({run.name for run in runs}) < len(runs):
         runs = [run._replace(name=str(run.run_directory)) for run in runs]
-    write_output(file, page(runs))
+    made = page(runs)
+    write_output(file, made.html)
+    return made.left_out
 
 
 def data_files(run_directories: Sequence[Path]) -> list[Path]:
@@ -63,24 +73,26 @@ def data_files(run_directories: Sequence[Path]) -> list[Path]:
     ]
 
 
-def page(runs: Sequence[RunRecords]) -> str:
-    """Return the page as HTML. Several runs share its charts."""
+def page(runs: Sequence[RunRecords]) -> Page:
+    """Return the page of the runs, which share its charts."""
     charts = Charts()
     overviews = _sections(sections_of_overview, runs, charts)
     sections = [section for build in SECTIONS for section in _sections(build, runs, charts)]
     first = next(iter(runs[0].manifests.values()))
     from plotly.offline import get_plotlyjs  # megabytes; only a report needs it
 
-    return render(
+    problems = [problem for run in runs for problem in run.problems]
+    html = render(
         "page.html",
         title=f"{first.recipe} {first.version}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else ""),
         top=overviews,
-        problems=[problem for run in runs for problem in run.problems],
+        problems=problems,
         sections=sections,
         charts=charts.all,
         colours=COLOURS,
         library=Markup(get_plotlyjs()),
     )
+    return Page(html, problems + [section.problem for section in (*overviews, *sections) if section.problem])
 
 
 def _sections(build: Builder, runs: Sequence[RunRecords], charts: Charts) -> list[Section]:

@@ -1,16 +1,16 @@
 """The records of runs that a report is made from."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from rlhf.errors import UserError
 from rlhf.recipe import STAGES, StageName
 from rlhf.run import reader
+from rlhf.run.finished import finished_evaluation
 from rlhf.run.layout import MANIFEST, METRICS, SUMMARY
 from rlhf.run.outcomes import Details
 from rlhf.run.records import Manifest, MetricsLine, Record, Summary
-from rlhf.terminal import wording
 
 RecordT = TypeVar("RecordT", bound=Record)
 
@@ -75,6 +75,15 @@ def metrics(run: RunRecords, stage: StageName) -> list[MetricsLine]:
     return reader.read_lines(run.run_directory / stage / METRICS, MetricsLine)
 
 
+def check_evaluation(run: RunRecords) -> None:
+    """Raise UserError if a finished evaluation, or a stage that it was made from, has changed since.
+
+    An evaluation that is not finished is not checked: nothing says what belongs to it.
+    """
+    if "evaluate" in run.summaries:
+        finished_evaluation(run.run_directory)
+
+
 def details(run: RunRecords) -> Details:
     """Return the evaluation's details.json, without content if there is none."""
     return reader.read(run.run_directory / "evaluate" / "details.json", Details) or Details()
@@ -83,10 +92,3 @@ def details(run: RunRecords) -> Details:
 def suffix(run: RunRecords, runs: Sequence[RunRecords]) -> str:
     """Return the end of a title that names the run, if there are several."""
     return f": {run.name}" if len(runs) > 1 else ""
-
-
-def with_interval(metrics: Mapping[str, float | None], policy: str, metric: str) -> str:
-    """Return a policy's metric as text, with its interval if there is one; "" without such a metric."""
-    value, low, high = (metrics.get(f"{policy}/{metric}{end}") for end in ("", "_low", "_high"))
-    interval = "" if low is None or high is None else f" ({wording.number(low)} to {wording.number(high)})"
-    return "" if value is None else wording.number(value) + interval

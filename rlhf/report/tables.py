@@ -3,14 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rlhf.recipe import as_yaml, published
+from rlhf.errors import UserError
+from rlhf.observe import watch
+from rlhf.recipe import STAGES, StageName, as_yaml, published
 from rlhf.recipe.published import DIFFERS, Figure, Verdict
 from rlhf.report.parts import Cell, Charts, Section, table
-from rlhf.report.runs import RunRecords
+from rlhf.report.runs import RunRecords, metrics
 from rlhf.run import reader, records
 from rlhf.run.finished import totals
 from rlhf.run.layout import FINDINGS
-from rlhf.terminal import wording
+from rlhf.terminal import counted, wording
 from rlhf.terminal.wording import GB
 
 
@@ -50,25 +52,43 @@ class FindingText(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """All findings; `watched` if every stage was checked to its end."""
+    """All findings; `watched` if every stage was checked to its end.
+
+    `short` says of each finished stage which checks it was too short for.
+    """
 
     findings: list[FindingText]
     watched: bool
+    short: list[str]
 
 
 def sections_of_findings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the findings of the checks while the stages trained."""
-    rows = []
+    rows, short = [], []
     for run in runs:
-        for stage in run.manifests:
+        for stage in (stage for stage in STAGES if stage in run.manifests):
+            stage_name = f"{run.name}, {stage}" if len(runs) > 1 else stage
+            if stage in run.summaries and (unused := _unused_checks(run, stage)):
+                short.append(
+                    f"{stage_name}: too few logged rows for {counted(len(unused), 'check')} ({', '.join(unused)})"
+                )
             for line in reader.read_lines(run.run_directory / stage / FINDINGS, records.FindingLine):
                 remedies = " or ".join(_settings(line.remedies))
-                stage_name = f"{run.name}, {stage}" if len(runs) > 1 else stage
                 rows.append(FindingText(f"{stage_name}, step {line.step}: {line.seen}. {line.cause}.", remedies))
     watched = all(summary.findings is not None for run in runs for summary in run.summaries.values())
     finished = all(run.summaries.keys() == run.manifests.keys() for run in runs)
     title = "Findings during training"
-    return [Section(title, "findings.html", Findings(rows, watched and finished))]
+    return [Section(title, "findings.html", Findings(rows, watched and finished, short))]
+
+
+def _unused_checks(run: RunRecords, stage: StageName) -> list[str]:
+    """Return the checks that a stage has logged too few rows for; none if its log cannot be read, which is said."""
+    try:
+        lines = metrics(run, stage)
+    except UserError:
+        return []
+    trained = [line for line in lines if any(not key.startswith("eval/") for key in line.values)]
+    return watch.unused_checks(stage, len(trained))
 
 
 def sections_of_provenance(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:

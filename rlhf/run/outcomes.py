@@ -14,6 +14,7 @@ class Answer(Record):
     response: str
     score: Number | None = None
     true_reward: Number | None = None
+    rewards: dict[str, Number] = Field(default_factory=dict)  # of reward functions, by name
 
 
 class SampleLine(Record):
@@ -83,12 +84,22 @@ class Contradiction(Record):
     rejected: str
 
 
+class HeldoutPair(Record):
+    """A held-out pair: hashes of its prompt and of the whole pair, and its margin, chosen less rejected."""
+
+    prompt: str
+    pair: str
+    margin: Number
+
+
 class Details(Record):
-    """The content of evaluate/details.json."""
+    """The content of evaluate/details.json. Older ones lack `heldout_pairs` and `reward_functions`."""
 
     scores: Histograms | None = None
+    reward_functions: dict[str, str] = Field(default_factory=dict)  # as the recipe writes them, by name
     reward_model: RewardModelFigures | None = None
     contradicted: list[Contradiction] = Field(default_factory=list)
+    heldout_pairs: list[HeldoutPair] = Field(default_factory=list)
 
 
 class QualityLine(Record):

@@ -1,6 +1,8 @@
 """Evaluation of every policy of a run on the same held-out prompts, and of a reward model on held-out pairs."""
 
+import hashlib
 import itertools
+import json
 from collections.abc import Sequence
 
 import torch
@@ -19,6 +21,7 @@ from rlhf.evaluation.policies import (
     gains_over_base,
     gains_over_sft,
     heldout_sampling,
+    interval_ends,
     measure,
 )
 from rlhf.evaluation.references import Overlap, answers
@@ -32,6 +35,7 @@ from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
 from rlhf.stages.online.reward_sum import ByName, RewardSum
 from rlhf.stages.result import Result
+from rlhf.stats import clustered_share, outcomes
 
 REPEATED = {"response_length_sft", "score_sft", "true_reward_sft"}  # they are logged under sft/ already
 CONTRADICTED = 10  # pairs that are listed
@@ -62,7 +66,10 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
 
     metrics = _policy_metrics(samples, perplexities, overlap, telemetry) | rm_metrics
     histograms = score_histograms({name: policy.scores for name, policy in samples.items()})
-    write_json(run.path / "details.json", {"scores": histograms.plain() if histograms else None, **rm_details})
+    details: JsonObject = {"scores": histograms.plain() if histograms else None}
+    if functions := _reward_functions(reward_sums):
+        details["reward_functions"] = functions
+    write_json(run.path / "details.json", details | rm_details)
     run.logs.samples(0, _rows(codec, prompts, samples, options.num_samples))
     texts = {name: policy.texts[0] for name, policy in samples.items()}
     return Result(metrics, telemetry.costs(), (codec.prompt_text(prompts[0]), texts))
@@ -108,8 +115,14 @@ class _HeldoutPairs:
         rejected = scores_of([pair.rejected for pair in self.encoded], shared.scores_at, pad_id, self.batch_size)
         length_differences = [len(pair.chosen.response) - len(pair.rejected.response) for pair in self.encoded]
         metrics, curves = reward_model_figures(chosen.tolist(), rejected.tolist(), length_differences)
-        worst = contradicted(self.codec, self.pairs, (chosen - rejected).tolist())
-        details: JsonObject = {"reward_model": curves.plain(), "contradicted": worst}
+        margins = (chosen - rejected).tolist()
+        accuracy = clustered_share(outcomes(margins), [pair.prompt for pair in self.pairs])
+        metrics |= {"accuracy_low": accuracy.low, "accuracy_high": accuracy.high}
+        details: JsonObject = {
+            "reward_model": curves.plain(),
+            "contradicted": contradicted(self.codec, self.pairs, margins),
+            "heldout_pairs": heldout_pairs(self.pairs, margins),
+        }
         return {f"rm/{key}": value for key, value in metrics.items()}, details
 
 
@@ -144,23 +157,44 @@ def _measure_policies(
     return samples, perplexities
 
 
-def _reward_fn(reward_sums: Sequence[RewardSum]) -> EvaluationRewards:
-    """Return the function that gives every reward of RLOO and GRPO by name.
+def _reward_names(reward_sums: Sequence[RewardSum]) -> dict[tuple[StageName, str], str]:
+    """Return the name of every reward function by stage and label.
 
-    Where two stages give one name to different functions, the name begins with the stage.
+    It is the label. Where two stages give one label to different functions, the name begins with the stage.
     """
     functions_by_label: dict[str, set[str]] = {}  # as the recipe writes them
     for reward_sum in reward_sums:
         for label, function in reward_sum.functions.items():
             if function:
                 functions_by_label.setdefault(label, set()).add(function.name)
+    return {
+        (reward_sum.stage, label): label if len(functions_by_label[label]) == 1 else f"{reward_sum.stage}.{label}"
+        for reward_sum in reward_sums
+        for label, function in reward_sum.functions.items()
+        if function
+    }
+
+
+def _reward_functions(reward_sums: Sequence[RewardSum]) -> dict[str, str]:
+    """Return every reward function by name, as the recipe writes it."""
+    names = _reward_names(reward_sums)
+    return {
+        names[reward_sum.stage, label]: function.name
+        for reward_sum in reward_sums
+        for label, function in reward_sum.functions.items()
+        if function
+    }
+
+
+def _reward_fn(reward_sums: Sequence[RewardSum]) -> EvaluationRewards:
+    """Return the function that gives every reward of RLOO and GRPO by name."""
+    names = _reward_names(reward_sums)
 
     def rewards(prompts: Sequence[Prompt], texts: Sequence[str], scores: Tensor | None) -> tuple[ByName, Tensor | None]:
         by_name: ByName = {}
         for reward_sum in reward_sums:
             for label, numbers in reward_sum.for_evaluation(prompts, texts, scores)[0].items():
-                unique = len(functions_by_label[label]) == 1
-                by_name[label if unique else f"{reward_sum.stage}.{label}"] = numbers
+                by_name[names[reward_sum.stage, label]] = numbers
         return by_name, scores
 
     return rewards
@@ -187,6 +221,7 @@ def _policy_metrics(
         if name != "base":
             values |= gains_over_base(samples["base"], policy)
         values |= {"perplexity": perplexities[name]} | further_metrics(sft, policy, values)
+        values |= interval_ends(sft, policy)
         with telemetry.phase("references"):
             values |= overlap.metrics(policy.texts)
         metrics |= {f"{name}/{key}": value for key, value in values.items() if not _repeated(key)}
@@ -214,6 +249,22 @@ def contradicted(codec: Codec, pairs: list[PreferencePair], margins: list[float]
     ]
 
 
+def heldout_pairs(pairs: Sequence[PreferencePair], margins: Sequence[float]) -> list[JsonObject]:
+    """Return for details.json the hashes of each pair's prompt and of the whole pair, and its margin.
+
+    They do not depend on the template, so that pairs of two runs can be recognised.
+    """
+    rows: list[JsonObject] = []
+    for pair, margin in zip(pairs, margins, strict=True):
+        prompt = [(message.role, message.content) for message in pair.prompt]
+        rows.append({"prompt": _hash(prompt), "pair": _hash([prompt, pair.chosen, pair.rejected]), "margin": margin})
+    return rows
+
+
+def _hash(content: object) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
 def _rows(
     codec: Codec, prompts: Sequence[Prompt], samples: dict[str, PolicySamples], samples_per_prompt: int
 ) -> list[JsonObject]:
@@ -231,6 +282,8 @@ def _rows(
                 answer["score"] = policy.scores[i].item()
             if policy.true_rewards is not None:
                 answer["true_reward"] = policy.true_rewards[i].item()
+            if policy.rewards:
+                answer["rewards"] = {reward: numbers[i].item() for reward, numbers in policy.rewards.items()}
             row[name] = answer
         rows.append(row)
     return rows

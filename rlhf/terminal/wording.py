@@ -1,6 +1,7 @@
 """Numbers and ranges as text, the same in tables, reports and messages."""
 
 import math
+from collections.abc import Iterable, Mapping
 
 GB = 1e9  # bytes
 
@@ -14,6 +15,20 @@ def number(value: object) -> str:
     if isinstance(value, int) or (math.isfinite(value) and abs(value) >= 1000 and value == int(value)):
         return f"{int(value):,}"
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
+
+
+def estimate(metrics: Mapping[str, float | None], key: str) -> str:
+    """Return a metric as text, with its interval if `metrics` has `<key>_low` and `<key>_high`; "" without it."""
+    value, low, high = (metrics.get(f"{key}{end}") for end in ("", "_low", "_high"))
+    interval = "" if low is None or high is None else f" ({number(low)} to {number(high)})"
+    return "" if value is None else number(value) + interval
+
+
+def without_ends(keys: Iterable[str]) -> list[str]:
+    """Return the keys of metrics without the ends and half-widths of intervals that `estimate` shows beside them."""
+    every = list(keys)
+    shown = {key for key in every if {f"{key}_low", f"{key}_high"} <= set(every)}
+    return [key for key in every if not any(key == f"{of}{end}" for of in shown for end in ("_low", "_high", "_ci95"))]
 
 
 def span(low: float | None, high: float | None) -> str:

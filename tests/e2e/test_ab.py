@@ -429,7 +429,7 @@ def test_the_summary_by_hand(root, monkeypatch, capsys):
     assert [both[key] for key in ("wins", "losses", "ties", "skips", "pairs")] == [5, 2, 2, 1, 9], "each pair once"
     assert both["alpha"] == pytest.approx(1 - 2 / (6 - (5 * 4) / 5))
     code, out, _ = rlhf(monkeypatch, capsys, "ab", "--recipe", RECIPE, "--out", root.parents[1], "--summary")
-    assert code == 0 and "72% (40–91)" in out and "88%" in out and "67% (" in out
+    assert code == 0 and "72% (40–91)" in out and "88% of 8" in out and "67% (" in out
     assert "true reward" not in out and "order decided" not in out
 
 

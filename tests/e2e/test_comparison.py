@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,7 @@ def a_run(root: Path, answers: list[tuple[str, list[dict[str, Any]]]], reward_mo
     (root / "evaluate/samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     metrics = {"ppo/kl_per_token": 0.1, "ppo/perplexity": 3.0, "rm/accuracy": 0.7} | more.get("metrics", {})
     settings = {"model": {"quantization": "none"}, "tokenizer": {"name": "t"}} | more.get("settings", {})
-    empty = {"edges": [0, 1], "counts": [0]}
-    bins = [{"confidence": 0.7, "accuracy": 0.7, "pairs": pairs} for pairs in (300, 100)]
-    figures = {"calibration": bins, "margins": empty, "sigmoid_scores": empty}
-    (root / "evaluate/details.json").write_text(json.dumps({"reward_model": figures}))
+    (root / "evaluate/details.json").write_text(json.dumps(more.get("details", {})))
     write_records(root / "evaluate", {"settings": settings}, {"metrics": metrics})
     weights = {"adapter/adapter_model.safetensors": reward_model}
     write_records(root / "rm", summary={"result_sha256": weights})
@@ -57,9 +55,109 @@ def test_the_difference_of_two_runs_has_the_interval_and_the_wins_worked_by_hand
     middle = (p + Z**2 / (2 * n)) / (1 + Z**2 / n)
     around = Z * math.sqrt(p * (1 - p) / n + Z**2 / (4 * n * n)) / (1 + Z**2 / n)
     assert wins["interval"] == pytest.approx((2 * (middle - around) - 1, 2 * (middle + around) - 1))
-    accuracy = rows["rm/accuracy"]
-    assert accuracy["interval"][1] == pytest.approx(Z * math.sqrt(2 * 0.7 * 0.3 / 400))
     assert "true_reward" not in rows
+
+
+def heldout(*margins: float, prompts: str = "aabbc", pairs: str = "12345") -> dict[str, Any]:
+    """Details of an evaluation with these margins of a reward model on held-out pairs."""
+    rows = zip(prompts, pairs, margins, strict=True)
+    return {"heldout_pairs": [{"prompt": prompt, "pair": pair, "margin": margin} for prompt, pair, margin in rows]}
+
+
+def test_accuracies_of_two_reward_models_are_paired_by_held_out_pair(tmp_path):
+    """B is right where A is wrong on both pairs of prompt a, and half a pair worse on c: residuals by hand."""
+    answers = [("p", [says(0)])]
+    a = a_run(tmp_path / "a", answers, details=heldout(-1, -1, 1, -1, 2), metrics={"rm/accuracy": 0.4})
+    b = a_run(tmp_path / "b", answers, "b" * 64, details=heldout(3, 1, 1, -2, 0), metrics={"rm/accuracy": 0.7})
+    accuracy = compared(a, b)["rm/accuracy"]
+    assert accuracy["difference"] == pytest.approx(0.3)  # of the differences 1, 1, 0, 0 and −½
+    half = Z * math.sqrt(3 / 2 * (1.4**2 + 0.6**2 + 0.8**2) / 25)
+    assert accuracy["interval"] == pytest.approx((0.3 - half, 0.3 + half))
+
+
+def test_an_accuracy_has_no_interval_against_itself_nor_on_other_pairs(tmp_path):
+    answers = [("p", [says(0)])]
+    a = a_run(tmp_path / "a", answers, details=heldout(-1, -1, 1, -1, 2))
+    same_model = a_run(tmp_path / "b", answers, details=heldout(3, 1, 1, -2, 0))
+    other_pairs = a_run(tmp_path / "c", answers, "c" * 64, details=heldout(3, 1, 1, -2, 0, pairs="12346"))
+    older = a_run(tmp_path / "d", answers, "d" * 64)
+    for b in (same_model, other_pairs, older):
+        accuracy = compared(a, b)["rm/accuracy"]
+        assert (accuracy["difference"], accuracy["interval"]) == (0, None), b
+
+
+def checked(right: float) -> dict[str, Any]:
+    return {"response": "an answer", "rewards": {"numeric_answer": right}}
+
+
+def test_rewards_of_functions_are_compared_by_prompt(tmp_path, monkeypatch, capsys):
+    """B has three more of eight right and one fewer: a mean of 1/4, and residuals of 3/4, −1/4 and −1 1/4."""
+    functions = {"reward_functions": {"numeric_answer": "numeric_answer"}}
+    rights = ([0, 0, 0, 1, 1, 0, 1, 0], [1, 1, 1, 0, 1, 0, 1, 0])
+    a, b = (
+        a_run(tmp_path / name, [(f"p{i}", [checked(float(x))]) for i, x in enumerate(right)], details=functions)
+        for name, right in zip("ab", rights, strict=True)
+    )
+    rows = compared(a, b)
+    row = rows["reward_numeric_answer"]
+    assert (row["a"], row["b"], row["difference"]) == (3 / 8, 5 / 8, 1 / 4)
+    half = Z * math.sqrt((3 * 0.75**2 + 4 * 0.25**2 + 1.25**2) / 7 / 8)
+    assert row["interval"] == pytest.approx((1 / 4 - half, 1 / 4 + half))
+    assert "win_rate_by_reward_numeric_answer" not in rows, "three won and one lost of eight: the same difference"
+    assert "score" not in rows
+    for root in (a, b):
+        shutil.rmtree(root / "rm")
+    code, out, _ = rlhf(monkeypatch, capsys, "compare", a, b)
+    assert code == 0 and "common unit" not in out, "there are no scores of reward models"
+
+    other = {"reward_functions": {"numeric_answer": "numeric_answer(tolerance=1)"}}
+    c = a_run(tmp_path / "c", [(f"p{i}", [checked(1.0)]) for i in range(8)], details=other)
+    rows = compared(a, c)
+    assert rows["reward_numeric_answer"]["difference"] is None, "another function of that name"
+    older = a_run(tmp_path / "d", [(f"p{i}", [{"response": "x"}]) for i in range(8)])
+    assert not [name for name in (row["name"] for row in compared(a, older)["rows"]) if "reward" in name]
+
+
+def test_rewards_that_are_no_shares_have_wins(tmp_path):
+    functions = {"reward_functions": {"length": "length(most=3)"}}
+    a, b = (
+        a_run(
+            tmp_path / name,
+            [(f"p{i}", [{"response": "x", "rewards": {"length": r}}]) for i, r in enumerate(of)],
+            details=functions,
+        )
+        for name, of in (("a", (0.5, 0.5, 0.5)), ("b", (0.25, 1.0, 0.5)))
+    )
+    rows = compared(a, b)
+    assert rows["reward_length"]["difference"] == pytest.approx(1 / 12)
+    assert rows["win_rate_by_reward_length"]["b"] == 0.5
+
+
+def test_equal_answers_differ_by_nothing_without_an_interval(tmp_path):
+    a, b = (a_run(tmp_path / name, [(f"p{i}", [says(i)]) for i in range(4)]) for name in "ab")
+    score = compared(a, b)["score"]
+    assert (score["difference"], score["interval"]) == (0, None)
+
+
+def test_without_a_stage_the_first_trained_policy_of_a_is_compared(tmp_path, monkeypatch, capsys):
+    answers = [(f"p{i}", [says(i)]) for i in range(3)]
+    a, b = (a_run(tmp_path / name, answers) for name in "ab")
+    for root, policies in ((a, ("sft", "dpo", "grpo")), (b, ("grpo",))):
+        rows = [{"step": 0, "prompt": p} | dict.fromkeys(policies, answer) for p, (answer,) in answers]
+        (root / "evaluate/samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_records(root / "evaluate")
+    code, out, err = rlhf(monkeypatch, capsys, "compare", a, b)
+    assert code == 0 and "a: grpo" in out and "b: grpo" in out, err
+    code, out, _ = rlhf(monkeypatch, capsys, "compare", a, b, "--stage", "dpo", "--stage-b", "grpo")
+    assert code == 0 and "a: dpo" in out
+    untrained = a_run(tmp_path / "c", [])
+    rows = [{"step": 0, "prompt": "p", "sft": says(0), "base": says(0)}]
+    (untrained / "evaluate/samples.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    write_records(untrained / "evaluate")
+    with pytest.raises(
+        UserError, match=r"samples.jsonl: no answer of a trained policy; choose --stage from: sft, base$"
+    ):
+        compare.load(untrained)
 
 
 def test_pairing_takes_away_what_the_prompts_have_in_common(tmp_path):
@@ -86,7 +184,7 @@ def test_other_prompts_are_refused_in_one_line(tmp_path, monkeypatch, capsys):
     b = a_run(tmp_path / "b", [(f"p{i}", [says(0)]) for i in range(1, 4)])
     code, out, err = rlhf(monkeypatch, capsys, "compare", a, b)
     assert code == 1 and out == "" and len(err.splitlines()) == 1
-    assert "answered other prompts: 4 and 3, 3 of them in common" in err
+    assert "answered different prompts: 4 and 3, 3 of them in common" in err
 
 
 def test_scores_of_two_reward_models_have_no_difference(tmp_path, monkeypatch, capsys):
@@ -115,6 +213,19 @@ def test_scores_of_two_reward_models_have_no_difference(tmp_path, monkeypatch, c
     by_name = {row["name"]: row for row in json.loads(out)["rows"]}
     assert by_name["score"]["difference"] == 1.0 and by_name["win_rate_by_score"]["b"] == 1.0
     assert rlhf(monkeypatch, capsys, "compare", a, b, *scored[:2])[0] == 2
+
+
+def test_swapped_files_of_scores_are_recognised(tmp_path, monkeypatch, capsys):
+    a, b = (a_run(tmp_path / name, [("p", [says(0, text=name)])]) for name in "ab")
+    for name, policy in (("a", "ppo"), ("b", "dpo")):
+        line = {"step": 0, "prompt": "p", "reward_model": "t" * 16, policy: says(0, text=name)}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
+    scored = ("--scored", tmp_path / "b.jsonl", "--scored", tmp_path / "a.jsonl")
+    code, _, err = rlhf(monkeypatch, capsys, "compare", a, b, *scored)
+    assert code == 1 and "b.jsonl:1: no answer of ppo; " in err and err.endswith("or swap the two --scored\n")
+    (tmp_path / "b.jsonl").write_text((tmp_path / "b.jsonl").read_text().replace('"dpo"', '"ppo"'))
+    code, _, err = rlhf(monkeypatch, capsys, "compare", a, b, *scored)
+    assert code == 1 and "not the answers of" in err and err.endswith("or swap the two --scored\n")
 
 
 def test_perplexity_of_another_tokenizer_has_no_difference(tmp_path):

@@ -62,9 +62,17 @@ def test_a_recipe_without_a_reward_model_runs_from_sft_to_the_report(trained, tm
     assert {"sft/reward_length", "grpo/reward_length_gain", "grpo/kl_per_token"} <= metrics.keys()
     assert not [name for name in metrics if name.startswith("rm/")]
     folder = out / ROOT / "evaluate"
-    assert {*content_of(folder / "details.json")} == {"scores"} and len(
-        read_intact_lines(folder / "samples.jsonl")
-    ) == 8
+    assert content_of(folder / "details.json") == {"scores": None, "reward_functions": {"length": "length(most=3)"}}
+    rows = read_intact_lines(folder / "samples.jsonl")
+    assert len(rows) == 8
+    for policy in ("base", "sft", "grpo"):
+        given = [row[policy]["rewards"]["length"] for row in rows]
+        assert sum(given) / 8 == pytest.approx(metrics[f"{policy}/reward_length"])
+        assert rows[0][policy].keys() == {"response", "true_reward", "rewards"}
+    assert metrics["grpo/reward_length_low"] <= metrics["grpo/reward_length"] <= metrics["grpo/reward_length_high"]
+    compared = compare.compare_runs(compare.load(out / ROOT, "sft"), compare.load(out / ROOT))
+    (gain,) = (row for row in compared.rows if row.name == "reward_length")
+    assert gain.difference == pytest.approx(metrics["grpo/reward_length_gain"])
     assert {*content_of(folder / "manifest.json")["parents"]} == {"pretrain", "sft", "grpo"}
     report.write([out / ROOT], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
@@ -143,7 +151,15 @@ def test_evaluation_chat_comparison_report_and_merge_know_the_stage(done, tmp_pa
         ("grpo/reward_length" in summary["metrics"]) == ("sft/reward_length" in summary["metrics"]) == (stage == "grpo")
     )
     assert {f"{stage}/score", f"{stage}/kl_per_token", f"{stage}/true_reward_gain_sd"} <= summary["metrics"].keys()
-    assert compare.load(out / ROOT, stage).name
+    assert compare.load(out / ROOT).policy == stage
+    answers = read_intact_lines(out / ROOT / "evaluate" / "samples.jsonl")
+    assert all(("rewards" in row[stage]) == (stage == "grpo") for row in answers)
+    details = content_of(out / ROOT / "evaluate" / "details.json")
+    pairs = details["heldout_pairs"]
+    assert sum((pair["margin"] > 0) + (pair["margin"] == 0) / 2 for pair in pairs) / len(pairs) == pytest.approx(
+        summary["metrics"]["rm/accuracy"]
+    )
+    assert len({pair["pair"] for pair in pairs}) == len(pairs)
     assert pair_answers(out / ROOT).b == stage
     report.write([out / ROOT], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()

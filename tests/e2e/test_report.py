@@ -21,15 +21,16 @@ from rlhf.rating import store
 from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import ONLINE, StageName, published
 from rlhf.report import RunRecords, overview, tables, training
-from rlhf.report.evaluation import OPEN, sections_of_reward_model, sections_of_samples
+from rlhf.report.evaluation import OPEN, sections_of_policies, sections_of_reward_model, sections_of_samples
 from rlhf.report.page import render
 from rlhf.report.parts import Charts, Section, Table, Turn
 from rlhf.report.runs import metrics
 from rlhf.run import records
 from rlhf.run.records import Manifest, Summary
+from rlhf.terminal.wording import number
 from tests.browser import chromium as chromium
 from tests.browser import complaints, needs_browser, open_page
-from tests.helpers import RECIPE, content_of, not_none, noted, run_stages, small
+from tests.helpers import RECIPE, content_of, not_none, noted, rlhf, run_stages, small
 from tests.records import manifest_of, summary_of, write_records
 
 pytest.importorskip("plotly", reason="a report needs plotly")
@@ -157,7 +158,7 @@ def test_in_a_browser_samples_are_filtered(run, chromium):
 
 
 def test_the_evaluation_is_shown_side_by_side(evaluated):
-    page = report.page([report.load(evaluated)])
+    page = report.page([report.load(evaluated)]).html
     summary = json.loads((evaluated / "evaluate" / "summary.json").read_text())
     row = not_none(re.search(r'<tr><td data-label="metric">lc win rate vs sft</td>(.*?)</tr>', page))[1]
     cells = re.findall(r'<td class="number" [^>]*>(.*?)</td>', row)
@@ -165,7 +166,13 @@ def test_the_evaluation_is_shown_side_by_side(evaluated):
     wanted = [metrics[f"{who}/lc_win_rate_vs_sft{end}"] for who in ("base", "ppo") for end in ("", "_low", "_high")]
     numbers = [float(number) for cell in cells for number in re.findall(r"[0-9.]+", cell)]
     assert numbers == pytest.approx(wanted, rel=1e-3) and cells[1] == ""
-    assert "lc win rate vs sft low" not in page
+    assert "lc win rate vs sft low" not in page and "ci95" not in page
+    for key in ("win_rate_vs_sft", "score_gain_sd"):
+        low, value, high = (metrics[f"ppo/{key}{end}"] for end in ("_low", "", "_high"))
+        assert low < value < high and not any(f"base/{key}{end}" not in metrics for end in ("_low", "_high"))
+        assert f"{number(value)} ({number(low)} to {number(high)})" in page
+    low, value, high = (metrics[f"rm/accuracy{end}"] for end in ("_low", "", "_high"))
+    assert low < value < high and f">{number(value)} ({number(low)} to {number(high)})</td>" in page
     charts = charts_of(page)
     assert {"calibration (dotted: perfect)", "margin, chosen less rejected", "score after a sigmoid"} <= charts.keys()
     scores = charts["scores of every policy's answers"]["data"]
@@ -183,20 +190,20 @@ def test_ratings_are_counted(evaluated):
     for pair in answers.pairs[:3]:
         store.append(answers.file, store.new_line(pair, "<b>ann</b>", "b", "ab"))
     (answers.file.parent / "sft-vs-dpo.jsonl").write_text("")  # of an evaluation that had DPO
-    page = report.page([report.load(evaluated)])
+    page = report.page([report.load(evaluated)]).html
     assert "not counted:" in page and "no answers of &#39;dpo&#39;" in page
     assert "<h2>Rated blind</h2>" in page and "ppo against sft" in page
     assert re.search(r'&lt;b&gt;ann&lt;/b&gt;</td><td class="number" [^>]*>3</td><td class="number" [^>]*>100% ', page)
 
 
 def test_the_data_is_checked_once(evaluated, monkeypatch):
-    charts = charts_of(report.page([report.load(evaluated)]))
+    charts = charts_of(report.page([report.load(evaluated)]).html)
     quality = json.loads((evaluated / "data" / "quality.json").read_text())
     manifest = json.loads((evaluated / "rm" / "manifest.json").read_text())
     assert (quality["pairs"], quality["made_from"]["data"]) == (manifest["data"]["pairs"], manifest["data"]["sha256"])
     assert charts["tokens per chosen"]["data"][0]["y"] == quality["lengths"]["chosen"]["counts"]
     monkeypatch.setattr("rlhf.data.quality.check.check", None)
-    page = report.page([report.load(evaluated)])
+    page = report.page([report.load(evaluated)]).html
     assert "<h2>Data quality</h2>" in page and ">chosen longer</td>" in page
     for function in ("hash_of_modules", "sha256"):
         with monkeypatch.context() as patch, pytest.raises(TypeError, match="'NoneType' object is not callable"):
@@ -205,11 +212,11 @@ def test_the_data_is_checked_once(evaluated, monkeypatch):
 
 
 def test_a_damaged_check_of_the_data_is_made_again(evaluated):
-    page, file = report.page([report.load(evaluated)]), evaluated / "data" / "quality.json"
+    page, file = report.page([report.load(evaluated)]).html, evaluated / "data" / "quality.json"
     pairs, made_from = content_of(file)["pairs"], content_of(file)["made_from"]
     for damaged in ("{", json.dumps({"made_from": made_from})):
         file.write_text(damaged)
-        assert report.page([report.load(evaluated)]) == page and content_of(file)["pairs"] == pairs
+        assert report.page([report.load(evaluated)]).html == page and content_of(file)["pairs"] == pairs
 
 
 def test_data_from_the_hub_is_checked_too(evaluated, tmp_path):
@@ -223,7 +230,7 @@ def test_data_from_the_hub_is_checked_too(evaluated, tmp_path):
     manifest["settings"]["data"] |= {"source": "hub", "name": str(tmp_path), "revision": "0" * 40}
     manifest["data"]["files"] = [{"name": f.name, "sha256": f.sha256} for f in rows.report.files]
     (root / "rm" / "manifest.json").write_text(json.dumps(manifest))
-    assert "words per chosen" in charts_of(report.page([report.load(root)]))
+    assert "words per chosen" in charts_of(report.page([report.load(root)]).html)
 
 
 def test_dropped_rows_are_those_of_the_stage_whose_data_is_checked(evaluated, tmp_path):
@@ -234,7 +241,7 @@ def test_dropped_rows_are_those_of_the_stage_whose_data_is_checked(evaluated, tm
     pretrain.write_text(json.dumps(content_of(pretrain) | {"data": None}))
     data = content_of(sft)["data"] | {"dropped": {"one_word": 2}}
     sft.write_text(json.dumps(content_of(sft) | {"data": data}))
-    assert "Left out before training (data.drop): one word 2." in report.page([report.load(root)])
+    assert "Left out before training (data.drop): one word 2." in report.page([report.load(root)]).html
 
 
 def test_data_that_is_not_what_was_trained_on_is_not_checked(evaluated):
@@ -248,33 +255,73 @@ def test_data_that_is_not_what_was_trained_on_is_not_checked(evaluated):
     for named in (evaluated / "pretrain", evaluated / "rm"):
         text = (named / "manifest.json").read_text()
         (named / "manifest.json").write_text(re.sub(r'"/[^"]*?/cpu-tiny/v1/data', f'"{evaluated}/data', text))
-    page = report.page([report.load(evaluated)])
+    page = report.page([report.load(evaluated)]).html
     assert "its data has changed since" in page and not (evaluated / "data" / "quality.json").exists()
     pairs.unlink()
-    assert "its data cannot be checked any more" in report.page([report.load(evaluated)])
+    assert "its data cannot be checked any more" in report.page([report.load(evaluated)]).html
     pairs.write_text(before)
+
+
+EVALUATION = ["policies", "reward model", "samples"]  # the parts of the page that read it
 
 
 @pytest.mark.parametrize(
     ("file", "content", "lost"),
     [
-        ("evaluate/details.json", '{"scores": 3}', ["policies", "reward model"]),
-        ("evaluate/details.json", '{"reward_model": {"x": 1}}', ["policies", "reward model"]),
+        ("evaluate/details.json", '{"scores": 3}', EVALUATION),
+        ("evaluate/details.json", None, EVALUATION),
         ("ppo/metrics.jsonl", '{"objective/scores": 1}\n', ["ppo curves", "frontier"]),
         ("sft/metrics.jsonl", '{"loss": 1}\n', ["sft curves"]),
-        ("evaluate/samples.jsonl", '{"prompt": 5, "sft": {"response": "a", "score": "b"}}\n', ["samples"]),
+        ("evaluate/samples.jsonl", '{"prompt": 5, "sft": {"response": "a", "score": "b"}}\n', EVALUATION),
+        ("evaluate/samples.jsonl", "", EVALUATION),
     ],
 )
 def test_a_damaged_file_takes_its_part_of_the_page_only(evaluated, file, content, lost):
     before = (evaluated / file).read_text()
-    (evaluated / file).write_text(content)
-    page = report.page([report.load(evaluated)])
+    (evaluated / file).unlink()
+    if content is not None:
+        (evaluated / file).write_text(content)
+    page, left_out = report.page([report.load(evaluated)])
     (evaluated / file).write_text(before)
+    assert [reason.partition(":")[0] for reason in left_out] == lost
     assert re.findall(r'<p class="warn">Left out: ([\w ]+):', page) == lost
     assert ("<h2>sft: curves</h2>" in page) == ("sft curves" not in lost)
     ids = re.findall(r'"id": "(chart-[0-9]+)"', page.partition('id="charts">')[2])
     assert sorted(ids) == sorted(re.findall(r'id="(chart-[0-9]+)"', page)), "a chart without a place ends the script"
     assert "<h2>Provenance</h2>" in page
+
+
+def test_an_evaluation_that_has_changed_is_left_out(evaluated, tmp_path, monkeypatch, capsys):
+    """A cut file and a renamed key are valid, and `rlhf compare` refuses them."""
+    root = tmp_path / "cpu-tiny" / "v1"
+    shutil.copytree(evaluated, root)
+    samples = root / "evaluate" / "samples.jsonl"
+    whole = samples.read_text()
+    for text in (whole.replace('"score"', '"scores"', 1), "".join(whole.splitlines(keepends=True)[:-1])):
+        samples.write_text(text)
+        html, left_out = report.page([report.load(root)])
+        assert [reason.partition(":")[0] for reason in left_out] == EVALUATION
+        assert f"{samples} has changed since evaluate was done; move" in html and 'class="sample"' not in html
+    code, out, err = rlhf(monkeypatch, capsys, "report", root, "--to", tmp_path / "page.html")
+    assert code == 0 and "written to" in out and err.count("\n") == 1
+    assert err.startswith(f"3 parts left out of the page, which names the reasons; the first: policies: {samples} has")
+    samples.write_text(whole)
+    code, _, err = rlhf(monkeypatch, capsys, "report", root, "--to", tmp_path / "page.html")
+    assert (code, err) == (0, "")
+
+
+def test_brackets_are_explained_where_there_are_some(tmp_path):
+    def told(**metrics: float) -> str:
+        summary = summary_of(stage="evaluate", metrics={f"ppo/{key}": value for key, value in metrics.items()})
+        write_records(tmp_path / "evaluate")
+        (section,) = sections_of_policies([RunRecords("run", tmp_path, {}, {"evaluate": summary})], Charts())
+        return render(section.template, section=section)
+
+    older = told(win_rate_vs_sft=0.75, win_rate_vs_sft_ci95=0.05)
+    assert "Brackets" not in older and ">win rate vs sft ci95<" in older
+    ends = {"win_rate_vs_sft_low": 0.7, "win_rate_vs_sft_high": 0.8}
+    newer = told(win_rate_vs_sft=0.75, win_rate_vs_sft_ci95=0.05, **ends)
+    assert "Brackets: a 95 % interval." in newer and "ci95" not in newer and ">0.75 (0.7 to 0.8)<" in newer
 
 
 def test_nan_in_a_log_is_a_missing_value(evaluated, tmp_path):
@@ -287,7 +334,7 @@ def test_nan_in_a_log_is_a_missing_value(evaluated, tmp_path):
         rows[0][key] = float("nan")
         rows[-1][key] = float("inf")
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    page = report.page([report.load(root)])
+    page = report.page([report.load(root)]).html
     assert "Left out" not in page
     charts = charts_of(page)
     rows = [json.loads(line) for line in (evaluated / "ppo" / "metrics.jsonl").read_text().splitlines()]
@@ -351,7 +398,7 @@ def test_no_value_in_a_record_makes_a_traceback(evaluated, tmp_path, monkeypatch
             changed = with_value(content, at, rng.choice(REPLACEMENTS))
             file.write_text(json.dumps(changed) + "\n" + "".join(others))
             try:
-                outcomes["left out" if "Left out" in report.page([report.load(root)]) else "whole"] += 1
+                outcomes["left out" if "Left out" in report.page([report.load(root)]).html else "whole"] += 1
             except UserError as error:
                 assert "\n" not in str(error)
                 outcomes["refused"] += 1
@@ -381,7 +428,7 @@ def test_a_damaged_record_of_one_stage_leaves_the_others(evaluated, tmp_path):
     shutil.copytree(evaluated, root)
     (root / "rm" / "manifest.json").write_text("{")
     (root / "sft" / "summary.json").write_text('{"schema": 99}')
-    page = report.page([report.load(root)])
+    page = report.page([report.load(root)]).html
     assert "rm/manifest.json: cannot be read" in page and "sft/summary.json: " in page and ">ppo</td>" in page
     assert "summary.json cannot be read: SFT." in page and ">summary unreadable</text>" in page
     assert "state: summary.json cannot be read" in page and "not finished" not in page.lower()
@@ -403,7 +450,7 @@ def test_a_published_course_is_a_band_and_predicted_memory_lies_in_order(tmp_pat
     write_records(root, manifest, {"targets": targets, "phase_seconds": {"train": 1.0}})
     (root / "metrics.jsonl").write_text('{"step": 10, "loss": 0.5}\n{"step": 50, "loss": 0.4}\n')
     (root / "telemetry.jsonl").write_text('{"step": 10, "memory_bytes": 5000000000}\n')
-    charts = charts_of(report.page([report.load(root.parent)]))
+    charts = charts_of(report.page([report.load(root.parent)]).html)
     band, line = charts["loss"]["data"]
     assert (band["x"], band["y"]) == ([0, 50, 50, 0], [0.6, 0.3, 0.4, 0.7]) and line["y"] == [0.5, 0.4]
     assert charts["peak of the GPU's memory, measured, GB"]["layout"]["shapes"][0]["y0"] == 24
@@ -476,10 +523,32 @@ def test_a_run_counts_as_checked_when_every_stage_was_checked_to_its_end(tmp_pat
     summaries = {stage: summary_of(stage=stage, findings=lines) for stage, lines in checked.items()}
     run = RunRecords("run", tmp_path, {"sft": MANIFEST, "rm": MANIFEST}, summaries)
     (section,) = tables.sections_of_findings([run], Charts())
-    assert section.data == tables.Findings([], watched)
+    assert isinstance(section.data, tables.Findings)
+    assert (section.data.findings, section.data.watched) == ([], watched)
     whole = RunRecords("whole", tmp_path, {"sft": MANIFEST}, {"sft": summary_of(findings=[])})
     (section,) = tables.sections_of_findings([whole, run], Charts())
     assert isinstance(section.data, tables.Findings) and section.data.watched is watched
+
+
+def test_a_stage_that_was_too_short_for_some_checks_is_named(evaluated, tmp_path):
+    """Rows of a validation alone do not count."""
+    (section,) = tables.sections_of_findings([report.load(evaluated)], Charts())
+    assert isinstance(section.data, tables.Findings)
+    short = dict(line.split(": too few logged rows for ") for line in section.data.short)
+    assert short.keys() == {"pretrain", "sft", "rm", "ppo"} and "flat_reward" in short["ppo"]
+    assert short["sft"] == "2 checks (flat_loss, rising_loss)"
+    assert "sft: too few logged rows for 2 checks" in render("findings.html", section=section)
+    (tmp_path / "sft").mkdir()
+    rows = [{"step": i, "loss": 1.0} for i in range(19)]
+    for more, unused in (
+        ({"eval/loss": 1.0}, ["sft: too few logged rows for 1 check (flat_loss)"]),
+        ({"loss": 1.0}, []),
+    ):
+        text = "".join(json.dumps(row) + "\n" for row in [*rows, {"step": 19} | more])
+        (tmp_path / "sft" / "metrics.jsonl").write_text(text)
+        run = RunRecords("run", tmp_path, {"sft": MANIFEST}, {"sft": summary_of(findings=[])})
+        (section,) = tables.sections_of_findings([run], Charts())
+        assert isinstance(section.data, tables.Findings) and section.data.short == unused
 
 
 def test_remedies_and_changes_are_written_as_a_recipe_takes_them(tmp_path):
@@ -514,7 +583,7 @@ def test_provenance_names_changed_code_and_parents_of_another_run(tmp_path):
 
 
 def test_several_runs_share_the_charts(run):
-    page = report.page([report.load(run), report.load(run)])
+    page = report.page([report.load(run), report.load(run)]).html
     charts = json.loads(not_none(re.search(r'id="charts">(.*?)</script>', page, re.S))[1])
     assert all(len(chart["data"]) == 2 for chart in charts if chart["layout"]["title"]["text"] == "score")
     assert any("picked: step" in line["name"] for chart in charts for line in chart["data"])
@@ -562,6 +631,14 @@ def test_the_gain_and_the_facts_are_those_of_the_summaries():
     )
     assert overview.gains(summaries).startswith(gained)
     assert ", score +1.30 standard" in overview.gains({"grpo": finished("grpo", 0.7, **metrics)})
+    right = {"reward_numeric_answer": 0.5625, "reward_numeric_answer_sft": 0.25, "reward_numeric_answer_gain": 0.3125}
+    assert overview.gains({"rloo": finished("rloo", 0.7, score_gain_sd=0.13, kl_per_token=0.2, **right)}) == (
+        "RLOO against SFT: numeric answer 0.5625 (+0.312); score +0.13 standard deviations, at a KL of 0.2 nats per "
+        "token."
+    )
+    assert (
+        overview.gains({"rloo": finished("rloo", 0.7, **right)}) == "RLOO against SFT: numeric answer 0.5625 (+0.312)."
+    )
     facts = overview.facts({"ppo": MANIFEST}, summaries, 36.0)
     assert facts == ["2026-01-02", "Some CPU, 2 threads", "0:01:30 in 1 finished stage", "0.90 USD for each card"]
 
@@ -583,13 +660,13 @@ def test_the_picture_has_a_box_for_each_stage_and_an_arrow_for_each_parent():
 
 
 def test_every_link_of_the_contents_leads_to_a_section(evaluated):
-    page = report.page([report.load(evaluated)])
+    page = report.page([report.load(evaluated)]).html
     links = re.findall(r'<a href="#([^"]+)">', page)
     assert len(links) >= 12 and links == re.findall(r'<section id="([^"]+)">', page)
 
 
 def test_samples_show_the_truth_and_a_dialogue(evaluated):
-    page = report.page([report.load(evaluated)])
+    page = report.page([report.load(evaluated)]).html
     assert re.search(r'<div class="who">ppo, score -?[0-9.]+, true reward -?[0-9.]+</div>', page)
     assert '<div class="who">Person</div>' in page and "Human:" not in page.partition('id="samples"')[2][:2000]
 
@@ -599,7 +676,7 @@ def test_many_samples_are_folded(run, tmp_path):
     shutil.copytree(run, root)
     rows = [{"step": 0, "prompt": f"prompt {i}", "sft": {"response": "yes"}} for i in range(30)]
     (root / "evaluate" / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    page = report.page([report.load(root)])
+    page = report.page([report.load(root)]).html
     assert page.count('<div class="sample">') == 30
     assert page.partition('<details id="more">')[0].count('<div class="sample">') == OPEN
     assert "<summary>18 more</summary>" in page

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
+from rlhf import stats
 from rlhf.commands import score, score_items
 from rlhf.data.batch import collate
 from rlhf.data.load import divide_rows
 from rlhf.data.source import read_source
 from rlhf.recipe import Rm, as_yaml
-from tests.helpers import RECIPE, SMALL, content_of, rlhf, small
+from tests.helpers import RECIPE, SMALL, content_of, not_none, rlhf, small
 from tests.lines import read_intact_lines
 
 
@@ -60,6 +61,24 @@ def test_pairs_have_the_scores_and_the_accuracy_of_the_stage(trained, heldout, c
     assert {row["reward_model"] for row in rows} == {
         content_of(rm / "summary.json")["result_sha256"]["adapter/adapter_model.safetensors"][:16]
     }
+
+
+def test_pairs_that_share_a_prompt_are_no_independent_evidence():
+    """Two prompts with three pairs each; a file of one pair for each prompt keeps Wilson's interval."""
+    pair = {"chosen": "yes", "rejected": "no"}
+
+    def accuracy(margins: list[float], prompts: str) -> tuple[float, ...]:
+        rows = zip(margins, prompts, strict=True)
+        scored = [
+            score.ScoredItem(score_items.Item("x:1", p, pair, {}), p, {"chosen": m, "rejected": 0.0}) for m, p in rows
+        ]
+        return not_none(score.summary(scored).accuracy)
+
+    margins = [1.0, 1.0, 1.0, 1.0, -1.0, -1.0]
+    assert accuracy(margins, "aaabbb") == pytest.approx(stats.clustered_share([1, 1, 1, 1, 0, 0], "aaabbb"))
+    assert accuracy(margins, "abcdef") == pytest.approx(stats.wilson(4, 6))
+    (_, low, high), (_, low_6, high_6) = accuracy(margins, "aaabbb"), accuracy(margins, "abcdef")
+    assert high - low > high_6 - low_6 + 0.1
 
 
 def test_every_way_to_name_an_answer_gives_the_same_score(trained, heldout, command, tmp_path):

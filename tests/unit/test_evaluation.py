@@ -11,12 +11,22 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from rlhf import stats
 from rlhf.data.batch import Rollout, collate
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import Codec
 from rlhf.evaluation import policies
 from rlhf.evaluation.likelihood import perplexity, sequence_logprobs
-from rlhf.evaluation.policies import PolicySamples, exact_kl, further_metrics, gains_over_base, gains_over_sft, win_rate
+from rlhf.evaluation.policies import (
+    PolicySamples,
+    exact_kl,
+    further_metrics,
+    gains_over_base,
+    gains_over_sft,
+    interval_ends,
+    win_rate,
+)
+from tests.helpers import not_none
 
 PAD, EOS = 0, 2
 
@@ -215,6 +225,41 @@ def test_several_answers_to_a_prompt_are_one_observation():
     spread = math.sqrt(((1 - mean) ** 2 + (0.25 - mean) ** 2 + (0.5 - mean) ** 2) / 2)
     assert metrics["win_rate_vs_sft"] == pytest.approx(mean)
     assert metrics["win_rate_vs_sft_ci95"] == pytest.approx(1.96 * spread / math.sqrt(3))
+
+
+def test_the_ends_of_intervals_are_those_of_the_statistics():
+    """Two answers to each of two prompts; the wins 1, ½, 0 and 1 are those of the two prompts."""
+    right = {"right": torch.tensor([0.0, 1.0, 0.0, 0.0]), "length": torch.tensor([1.0, 2.0, 3.0, 4.0])}
+    before = replace(measured([-2.0, 0.0, 2.0, 4.0], [1.0, 1.0, 1.0, 5.0]), samples_per_prompt=2, rewards=right)
+    more = {"right": torch.ones(4), "length": torch.tensor([2.0, 2.0, 5.0, 4.0])}
+    after = replace(measured([8.0, 0.0, 1.0, 5.0], [0.0, 1.0, 1.0, 2.0]), samples_per_prompt=2, rewards=more)
+    prompts = [0, 0, 1, 1]
+    expected = {
+        "reward_right": stats.clustered_share([1.0] * 4, prompts),
+        "reward_right_gain": stats.mean_interval([1.0, 0.0, 1.0, 1.0], prompts),
+        "reward_length": stats.mean_interval([2.0, 2.0, 5.0, 4.0], prompts),
+        "reward_length_gain": stats.mean_interval([1.0, 0.0, 2.0, 0.0], prompts),
+        "score_gain_sd": stats.gain_in_sd([-2.0, 0.0, 2.0, 4.0], [8.0, 0.0, 1.0, 5.0], prompts),
+        "true_reward_gain_sd": stats.gain_in_sd([1.0, 1.0, 1.0, 5.0], [0.0, 1.0, 1.0, 2.0], prompts),
+        "win_rate_vs_sft": stats.clustered_share([1.0, 0.5, 0.0, 1.0], prompts),
+    }
+    ends = interval_ends(before, after)
+    values = gains_over_sft(before, after)
+    assert ends.keys() == {f"{name}_{end}" for name in expected for end in ("low", "high")}
+    for name, estimate in expected.items():
+        low, value, high = ends[f"{name}_low"], values[name], ends[f"{name}_high"]
+        assert (value, low, high) == pytest.approx(not_none(estimate)) and low < high, name
+    assert interval_ends(before, before).keys() == {
+        f"reward_{name}_{end}" for name in right for end in ("low", "high")
+    }, "SFT has no gain over itself"
+
+
+def test_winning_everything_leaves_doubt():
+    before, after = measured([0.0, 0.0, 0.0, 0.0]), measured([1.0, 2.0, 3.0, 4.0])
+    ends = interval_ends(before, after)
+    assert win_rate(torch.ones(4))["win_rate_vs_sft_ci95"] == 0
+    assert (ends["win_rate_vs_sft_low"], ends["win_rate_vs_sft_high"]) == pytest.approx(stats.wilson(4, 4)[1:])
+    assert "score_gain_sd_low" not in ends, "the scores of SFT do not vary"
 
 
 def repeated(one: PolicySamples, times: int) -> PolicySamples:

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.data import formats, raw
-from rlhf.data.formats import read, read_hub
+from rlhf.data.formats import CHECK_ADVICE, CONVERT_ADVICE, RECIPE_ADVICE, read, read_hub
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
 from rlhf.data.transcripts import parse_hh, render_hh
 from rlhf.errors import UserError
@@ -46,6 +46,12 @@ ROWS = {
     "messages": MESSAGES,
     "prompt": {"prompt": "Capital of Peru?"},
 }
+
+
+COLUMNS = (  # the refusal of a table that is written as one object
+    "whole columns in one object; write one object for each row, as `to_json(FILE, orient='records', lines=True)` of "
+    "pandas and `to_json(FILE)` of datasets do"
+)
 
 
 def user(text: str) -> Message:
@@ -609,7 +615,16 @@ def test_files_are_read_in_the_order_given(write):
         ("zstd.jsonl", b"\x28\xb5\x2f\xfd\x04", "zstd.jsonl: an archive, or compressed other", "unpack it first"),
         ("a.jsonl.bz2", bz2.compress(lines(TEXT)), "a.jsonl.bz2: an archive, or compressed other", "unpack it first"),
         ("a.jsonl.xz", lzma.compress(lines(TEXT)), "a.jsonl.xz: an archive, or compressed other", "unpack it first"),
-        ("odd.json", b'{\n"rows": []\n}', 'odd.json: neither an array of rows nor {"data": [...]}', "on each line"),
+        ("odd.json", b'{\n"rows": []\n}', "odd.json:row 1: the rows are under 'rows'", "on each line"),
+        ("number.json", b"[]\n[]", "number.json:2: a second JSON value", "on each line, or"),
+        (
+            "two.jsonl",
+            b'{\n"text": "a"\n}\n{\n"text": "b"\n}\n',
+            "two.jsonl:1: an object over several lines",
+            "on each",
+        ),
+        ("le.jsonl", '{"text": "a"}\n'.encode("utf-16-le"), "le.jsonl: zero bytes in its first line", "to UTF-8"),
+        ("be.csv", "text,id\na,1\n".encode("utf-16-be"), "be.csv: zero bytes in its first line", "to UTF-8"),
         ("html.parquet", b"<!DOCTYPE html>", "html.parquet: not a Parquet file", "download it again"),
         (
             "cut.parquet",
@@ -655,8 +670,8 @@ def test_missing_file_directory_and_no_files(write, tmp_path):
     ("good", "bad", "reason"),
     [
         (TEXT, b'{"text": }', "invalid JSON (Expecting value at column 10)"),
-        (TEXT, b'{"text": ' + b"9" * 5000 + b"}", "invalid JSON (Exceeds the limit"),
-        (TEXT, b"[" * 100_000, "invalid JSON (maximum recursion depth"),
+        (TEXT, b'{"text": ' + b"9" * 5000 + b"}", "invalid JSON (a whole number of more than 4,300 digits)"),
+        (TEXT, b"[" * 100_000, "invalid JSON (lists or objects nested too deeply)"),
         (TEXT, [1, 2], "a row must be a JSON object; this one is a list"),
         (TEXT, None, "a row must be a JSON object; this one is null"),
         (TEXT, {"body": "x"}, "no 'text' key; each text row needs text"),
@@ -750,6 +765,11 @@ def test_the_first_row_that_is_of_a_kind_decides(write):
     assert len(rows.documents) == 2 and rows.report.malformed[0][0] == "a.jsonl:1"
 
 
+def test_one_row_is_counted_in_the_singular(write):
+    assert read([write("a.jsonl", lines(TEXT))]).report.summary().startswith("1 of 1 row kept from a.jsonl")
+    assert read([write("a.jsonl", lines(TEXT, TEXT))]).report.summary().startswith("2 of 2 rows kept from a.jsonl")
+
+
 def test_rows_of_arrays_are_counted_not_lines(write):
     message = refusal([write("a.json", json.dumps([TEXT, {"text": 1}]).encode())])
     assert message.startswith("a.json:row 2: 'text' is a number")
@@ -759,15 +779,76 @@ def test_more_than_half_malformed_stops_even_when_skipping(write):
     half = write("half.jsonl", lines(TEXT, {"text": 1}))
     assert len(read([half], on_bad_row="skip").documents) == 1
     message = refusal([write("most.jsonl", lines({"text": 1}, TEXT, {"text": 2}))], on_bad_row="skip")
-    assert message.startswith("most.jsonl: 2 of 3 rows are malformed, more than half: likely the wrong format.")
-    assert "name its kind of rows: --set data.format=KIND" in message and message.endswith(
-        "most.jsonl:1: 'text' is a number; it must be text"
+    assert message == (
+        "most.jsonl: 2 of 3 rows are malformed, more than half. Repair the file; the first is most.jsonl:1: 'text' is "
+        "a number; it must be text"
+    )
+    other = write("other.jsonl", lines(TEXT, {"body": "x"}, {"body": "y"}))
+    message = refusal([other], on_bad_row="skip")
+    assert (
+        "or name its kind of rows: --set data.format=KIND (docs/data.md); the first is other.jsonl:2: no 'te" in message
     )
     answers = lines(*({"question": str(n), "chosen": "Yes.", "rejected": "No."} for n in range(3)))
     for on_bad_row in ("stop", "skip"):  # naming the kind would not help
         message = refusal([write("answers.jsonl", answers)], on_bad_row=on_bad_row)
         assert "--rename OLD=prompt" in message and "data.format" not in message
-    assert "1 of 1 rows" in refusal([write("unknown.jsonl", lines({"id": 1}))], on_bad_row="skip")
+    for row, start in (
+        ({"id": 1}, "one.jsonl:1: unknown columns: 'id'"),
+        ({"text": 1}, "one.jsonl:1: 'text' is a num"),
+    ):
+        message = refusal([write("one.jsonl", lines(row))], on_bad_row="skip")
+        assert message.startswith(start) and "1 of 1" not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", b'{"text": }\n'),
+        ("a.csv", b"prompt,chosen,rejected\na,b,c,d\n"),
+        ("a.jsonl", lines({"prompt": "a", "answer": float("inf")})),
+        ("a.jsonl", lines({**PREFERENCE, "context": "a passage"})),
+        ("a.parquet", parquet([{"prompt": b"a", "chosen": "b", "rejected": "c"}])),
+        ("a.jsonl", lines([1, 2])),
+    ],
+)
+def test_where_no_kind_would_help_none_is_advised(write, name, content):
+    for advice in (RECIPE_ADVICE, CONVERT_ADVICE, CHECK_ADVICE):
+        message = refusal([write(name, content)], advice=advice)
+        assert message.endswith(". Repair the file") and advice.kind not in message
+
+
+def test_where_a_kind_may_help_it_is_advised(write):
+    for kind, row in (("preference", {"chosen": "x", "rejected": "y"}), ("auto", {"prompt": "x", "chosen": "y"})):
+        message = refusal([write("a.jsonl", lines(row))], kind=kind, advice=CHECK_ADVICE)
+        assert message.endswith(". Repair the file, or name its kind of rows with --format KIND")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"train": [TEXT, TEXT]}, "the rows are under 'train'; write that list alone, or a row on each line"),
+        (
+            {"train": [PREFERENCE], "test": [PREFERENCE, PREFERENCE]},
+            "the rows are under 'train', 'test'; write one of these lists alone, or a row on each line",
+        ),
+        ({"prompt": ["a", "b"], "chosen": ["c", "d"], "rejected": ["e", "f"]}, COLUMNS),
+        ({"prompt": {"0": "a", "1": "b"}, "completion": {"0": "c", "1": None}, "id": {"0": 1, "1": 2}}, COLUMNS),
+        ({"messages": [MESSAGES["messages"]]}, COLUMNS),
+        ({"text": ["a"]}, COLUMNS),
+    ],
+)
+def test_an_object_that_holds_all_rows_is_recognised(write, content, message):
+    for name, indent, place in (("a.jsonl", None, 1), ("a.json", None, 1), ("b.json", 2, "row 1")):
+        text = json.dumps(content, indent=indent).encode() + b"\n"
+        for policy in ("stop", "skip"):
+            assert refusal([write(name, text)], on_bad_row=policy) == f"{name}:{place}: {message}"
+
+
+@pytest.mark.parametrize("row", [PREFERENCE, TEXT, {**MESSAGES, "tags": ["a", "b"]}])
+def test_a_file_of_one_object_is_one_row_on_one_line_or_on_several(write, row):
+    (one,) = read([write("a.json", json.dumps(row).encode())]).all
+    (other,) = read([write("b.json", json.dumps(row, indent=2).encode())]).all
+    assert replace(one, source="") == replace(other, source="") and other.source == "b.json:row 1"
 
 
 @pytest.mark.parametrize("option", [{"on_bad_row": "ignore"}, {"kind": "csv"}])

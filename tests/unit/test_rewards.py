@@ -10,7 +10,7 @@ from rlhf.data.rows import Message
 from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
 from rlhf.recipe import GroupOptions, stage_name
-from rlhf.stages.evaluate import _reward_fn
+from rlhf.stages.evaluate import _reward_fn, _reward_functions
 from rlhf.stages.online import reward_functions as rewards
 from rlhf.stages.online.reward_sum import RewardSum
 from tests.helpers import grouped
@@ -205,3 +205,8 @@ def test_an_evaluation_keeps_functions_of_one_name_apart():
     by_name, _ = _reward_fn(sections)([prompt], ["a b c d e"], None)
     assert by_name.keys() == {"rloo.length", "grpo.length", "exact_answer"}
     assert by_name["rloo.length"] != by_name["grpo.length"]
+    assert _reward_functions(sections) == {
+        "rloo.length": "length(most=3)",
+        "grpo.length": "length(most=60)",
+        "exact_answer": "exact_answer",
+    }

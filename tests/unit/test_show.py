@@ -116,3 +116,15 @@ def test_the_command_shows_the_rows_that_were_asked_for(monkeypatch, capsys, fil
     code, _, err = rlhf(monkeypatch, capsys, "data", "show", file.with_name("none.jsonl"))
     assert code == 2 and err.startswith("error: ") and "no such file" in err
     assert rlhf(monkeypatch, capsys, "data", "show", file, "--only", "dull")[0] == 2
+
+
+def test_malformed_rows_are_named_with_their_reasons(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "a.jsonl"
+    good = [json.dumps({"text": f"text {i}"}) for i in range(5)]
+    file.write_text("\n".join([*good, '{"text": 1}', "{\x1b", '{"body": "x"}', '{"text": ""}']) + "\n")
+    code, out, _ = rlhf(monkeypatch, capsys, "data", "show", file)
+    told = " ".join(out.split()).replace(f"{tmp_path}/", "")
+    assert code == 0 and "malformed: a.jsonl:6: 'text' is a number; it must be text; a.jsonl:7: invalid JSON" in told
+    assert "; a.jsonl:8: no 'text' key; each text row needs text; and 1 more" in told and "\x1b" not in out
+    file.write_text("\n".join(good) + "\n")
+    assert "malformed:" not in rlhf(monkeypatch, capsys, "data", "show", file)[1]

@@ -115,3 +115,49 @@ def test_every_recipe_accepts_every_remedy(directory):
                 for key, value in check.remedies(History(loaded.recipe, stage)).items():
                     changed = recipe.load(directory, {key: value})
                     assert changed.recipe != loaded.recipe, f"{check.name} of {stage}: {key} is {value} already"
+
+
+Row = dict[str, float | None]
+
+
+def rows_until(early: Row, late: Row, rows: int) -> list[Row]:
+    return [early] * (rows - rows // 2) + [late] * (rows // 2)
+
+
+AT_ONCE: dict[str, tuple[Row, Row]] = {  # rows that a check reports as soon as it can: the first half, and the second
+    "nan": ({"loss": math.nan}, {}),
+    "flat_loss": ({"loss": 1.0}, {"loss": 1.0}),
+    "rising_loss": ({"loss": 1.0}, {"loss": 100.0}),
+    "flat_reward": ({"objective/scores": 1.0}, {"objective/scores": 1.0}),
+    "large_updates": ({"policy/approxkl_avg": 9.0}, {"policy/approxkl_avg": 9.0}),
+    "same_scores": ({"min_reward": 0.0, "max_reward": 0.0}, {"min_reward": 0.0, "max_reward": 0.0}),
+    "chance": ({"accuracy": 0.5}, {"accuracy": 0.5}),
+    "overconfident": ({"min_reward": -9.0, "max_reward": 9.0}, {"min_reward": -9.0, "max_reward": 9.0}),
+    "high_kl": ({"objective/kl_per_token": 9.0}, {"objective/kl_per_token": 9.0}),
+    "negative_kl": ({"objective/kl_per_token": -9.0}, {"objective/kl_per_token": -9.0}),
+    "longer": (
+        {"response/length": 1.0, "objective/scores": 0.0},
+        {"response/length": 9.0, "objective/scores": 9.0},
+    ),
+    "fewer_ends": ({"response/eos_rate": 1.0}, {"response/eos_rate": 0.0}),
+    "repetition": ({}, {}),
+    "entropy_collapse": ({"policy/entropy_avg": 9.0}, {"policy/entropy_avg": 0.0}),
+    "no_signal": ({"groups/no_signal": 1.0}, {"groups/no_signal": 1.0}),
+    "clipping": ({"policy/clipfrac_avg": 1.0}, {"policy/clipfrac_avg": 1.0}),
+    "value_explosion": ({"loss/value_avg": 1.0}, {"loss/value_avg": 9999.0}),
+}
+
+
+@pytest.mark.parametrize("check", watch.CHECKS, ids=lambda check: check.name)
+def test_a_check_sees_something_from_its_number_of_rows_on(check):
+    """With one row fewer, rows as bad as can be are not reported, and the check counts as unused."""
+    stage = check.stages[0]
+    recipe_ = grouped(stage, {}).recipe if stage in recipe.GROUPS else small(ppo__kl_estimator="k1").recipe
+    history = History(recipe_, stage)
+    history.responses = ["again and again " * 20]
+    for row in rows_until(*AT_ONCE[check.name], check.rows):
+        assert check.seen(history) is None or check.name == "repetition"
+        history.add(row)
+    assert check.seen(history) is not None
+    assert check.name in watch.unused_checks(stage, check.rows - 1)
+    assert check.name not in watch.unused_checks(stage, check.rows)

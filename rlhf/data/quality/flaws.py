@@ -50,7 +50,7 @@ def duplicates(rows: Sequence[Row]) -> list[Row]:
     seen: set[Hashable] = set()
     repeated = []
     for row in rows:
-        answer = getattr(row, "right_answer", None)
+        answer = row.right_answer if isinstance(row, Example | PromptOnly) else None
         content = row.text if isinstance(row, Document) else (row.prompt, responses(row), answer)
         if content in seen:
             repeated.append(row)

@@ -18,7 +18,6 @@ NOISY, TWICE = 0.25, 30  # rate of wrong labels that is worth a warning, from so
 
 Severity = Literal["", "note", "warning", "error"]  # "": nothing looks wrong
 SEVERITIES: tuple[Severity, ...] = ("", "note", "warning", "error")
-LEAK_KINDS = ("same_start", "same_turn", "same_answer", "near_copies")
 
 
 class Line(NamedTuple):
@@ -151,11 +150,19 @@ class QualityReport:
         repair = "Left out; repair them or take them out of the file."
         return [
             Line("rows read", f"{self.rows:,}"),
-            self._flaw("malformed", self.rows, repair, below="error", above="error"),
+            self._flaw("malformed", self.malformed, self.rows, repair, below="error", above="error"),
             *(Line("", problem) for problem in self.listed["malformed"]),
-            self._flaw("prompts_differ", self.rows, "Left out; their answers cannot be compared.", below="note"),
-            self._flaw("identical", self.rows, "Left out; equal answers carry no preference.", below="note"),
-            self._flaw("empty", self.rows, "Left out; an answer is missing.", below="note"),
+            self._flaw(
+                "prompts_differ",
+                self.prompts_differ,
+                self.rows,
+                "Left out; their answers cannot be compared.",
+                below="note",
+            ),
+            self._flaw(
+                "identical", self.identical, self.rows, "Left out; equal answers carry no preference.", below="note"
+            ),
+            self._flaw("empty", self.empty, self.rows, "Left out; an answer is missing.", below="note"),
         ]
 
     def _row_counts(self) -> list[Line]:
@@ -186,8 +193,8 @@ class QualityReport:
         near_hint = "Hardly any preference signal in these; drop them or collect answers that differ more."
         contradictory_hint = "The same answers are labelled both ways; keep the majority's label or drop them."
         return [
-            self._flaw("near_identical", self.pairs, near_hint),
-            self._flaw("contradictory", self.pairs, contradictory_hint, below="note"),
+            self._flaw("near_identical", self.near_identical, self.pairs, near_hint),
+            self._flaw("contradictory", self.contradictory, self.pairs, contradictory_hint, below="note"),
             _noise_line(self.label_noise),
             _length_line(self.chosen_longer),
         ]
@@ -199,15 +206,23 @@ class QualityReport:
         prompts_hint = "Few distinct prompts; PPO samples from them, and more variety generalises better."
         short_hint = "Read some: often answers cut off or missing."
         unfinished_hint = "Answers stop in the middle; a model that learns from them will too. Drop or complete them."
-        lines = [self._flaw("duplicates", prompted + self.documents, "Copies weigh more; keep one of each.")]
+        lines = [
+            self._flaw("duplicates", self.duplicates, prompted + self.documents, "Copies weigh more; keep one of each.")
+        ]
         if self.further_answers:
             answers_hint = "RLOO and GRPO refuse two right answers to one prompt. data.drop leaves these rows out."
-            lines.append(self._flaw("further_answers", self.examples + self.prompts, answers_hint, below="note"))
+            lines.append(
+                self._flaw(
+                    "further_answers", self.further_answers, self.examples + self.prompts, answers_hint, below="note"
+                )
+            )
         if answered:
-            lines.append(self._flaw("one_word", answered, short_hint, above="note"))
-            lines.append(self._flaw("unfinished", answered, unfinished_hint, SOME))
+            lines.append(self._flaw("one_word", self.one_word, answered, short_hint, above="note"))
+            lines.append(self._flaw("unfinished", self.unfinished, answered, unfinished_hint, SOME))
         if prompted:
-            lines.append(self._flaw("repeated_prompts", prompted, prompts_hint, MANY, above="note"))
+            lines.append(
+                self._flaw("repeated_prompts", self.repeated_prompts, prompted, prompts_hint, MANY, above="note")
+            )
         return lines
 
     def _characters(self) -> list[Line]:
@@ -219,12 +234,14 @@ class QualityReport:
         scripts = sum(self.scripts.values())
         shares = ", ".join(f"{name} {100 * n / scripts:.1f} %" for name, n in self.scripts.items())
         return [
-            self._flaw("replaced", total, lost_hint, below="note"),
-            self._flaw("mojibake", total, misread_hint, below="note"),
-            self._flaw("control", total, "Control characters; take them out.", below="note"),
-            self._flaw("invisible", total, "Zero-width or direction characters; take them out.", below="note"),
-            self._flaw("html", total, "HTML tags or entities; fine where code was asked for.", above="note"),
-            self._flaw("other_script", total, script_hint, above="note"),
+            self._flaw("replaced", self.replaced, total, lost_hint, below="note"),
+            self._flaw("mojibake", self.mojibake, total, misread_hint, below="note"),
+            self._flaw("control", self.control, total, "Control characters; take them out.", below="note"),
+            self._flaw(
+                "invisible", self.invisible, total, "Zero-width or direction characters; take them out.", below="note"
+            ),
+            self._flaw("html", self.html, total, "HTML tags or entities; fine where code was asked for.", above="note"),
+            self._flaw("other_script", self.other_script, total, script_hint, above="note"),
             Line("scripts", shares or "no letters"),
         ]
 
@@ -239,10 +256,15 @@ class QualityReport:
             "Held-out rows that are also in training make results look better. data.drop: [leaked] leaves those "
             "training rows out."
         )
-        line = self._flaw("leaked", leakage.heldout, hint, below="note")
-        kinds = [kind for kind in LEAK_KINDS if getattr(leakage, kind)]
-        counts = ", ".join(f"{kind.replace('_', ' ')} {getattr(leakage, kind):,}" for kind in kinds)
-        return [line, Line("", f"{counts}; {leakage.training_rows:,} training rows like them")] if kinds else [line]
+        line = self._flaw("leaked", self.leaked, leakage.heldout, hint, below="note")
+        by_kind = {
+            "same start": leakage.same_start,
+            "same turn": leakage.same_turn,
+            "same answer": leakage.same_answer,
+            "near copies": leakage.near_copies,
+        }
+        counts = ", ".join(f"{kind} {count:,}" for kind, count in by_kind.items() if count)
+        return [line, Line("", f"{counts}; {leakage.training_rows:,} training rows like them")] if counts else [line]
 
     def _length_lines(self) -> list[Line]:
         """Return the lengths of each part of a row, and the number of messages."""
@@ -263,14 +285,15 @@ class QualityReport:
     def _flaw(
         self,
         field: str,
+        count: int,
         total: int,
         hint: str,
         tolerated: float = RARE,
         below: Severity = "",
         above: Severity = "warning",
     ) -> Line:
-        """Return a line on one count. Its severity is `above` over the tolerated share, `below` up to it."""
-        name, count = field.replace("_", " "), getattr(self, field)
+        """Return a line on a count. Its severity is `above` over the tolerated share, `below` up to it."""
+        name = field.replace("_", " ")
         if not count:
             return Line(name, "0")
         listed = self.listed.get(field, ())[:SHOWN] if field != "malformed" else ()
