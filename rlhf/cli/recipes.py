@@ -43,4 +43,20 @@ def fetch(choice: Choice) -> None:
         screen.OUT.print(f"{loaded.name} {loaded.version} takes nothing from the hub: there is nothing to fetch")
         return
     with quiet_libraries():
-        fetching.show(list(fetching.fetch(loaded.recipe)))
+        _show(list(fetching.fetch(loaded.recipe)))
+
+
+def _show(downloads: list[fetching.Download]) -> None:
+    """Print what was downloaded."""
+    rows = [
+        (
+            download.repository.kind,
+            download.repository.name + (f"/{download.repository.data_dir}" if download.repository.data_dir else ""),
+            download.repository.revision[:12],
+            f"{download.files} files, {download.bytes / 1e9:.2f} GB"
+            + (f", {download.rows:,} rows" if download.rows is not None else ""),
+            download.licence + (", gated" if download.gated else ""),
+        )
+        for download in downloads
+    ]
+    rows_table("fetched and checked", ("", "name", "revision", "size", "licence"), rows)

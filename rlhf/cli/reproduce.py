@@ -13,7 +13,10 @@ from rlhf.commands import reproduce as reproducing
 from rlhf.errors import OptionError, UserError
 from rlhf.process import endings
 from rlhf.recipe import StageName, parse_overrides, stage_name
+from rlhf.run.outcomes import Reproduction
 from rlhf.run.reader import advising
+from rlhf.terminal import screen
+from rlhf.terminal.tables import rows_table
 
 CONTINUES = "the same command continues: finished stages are kept, the interrupted one is resumed"
 
@@ -41,7 +44,16 @@ def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: f
     options = ["--recipe", str(loaded.directory), *typed_options(only=TRAINING_HELP)]
     with endings.reporting_progress(lambda: CONTINUES):
         reproducing.run_seeds(chain, numbers, out, options)
-    reproducing.show(reproducing.write_record(loaded, chain, numbers, out, price), out)
+    _show(reproducing.write_record(loaded, chain, numbers, out, price), out)
+
+
+def _show(reproduction: Reproduction, out: Path) -> None:
+    """Print the table of a reproduction, and its record's place below `out`."""
+    title = f"{reproduction.recipe} {reproduction.version}, seeds {' '.join(reproduction.seeds)}"
+    columns, *body = reproducing.rows(reproduction.seeds, reproduction.price_per_hour)
+    rows_table(title, columns, body)
+    file = out / f"{reproduction.recipe}-{reproduction.version}.json"
+    screen.OUT.print(f"written to {file}", style="dim")
 
 
 def _seeds(text: str) -> list[int]:

@@ -1,5 +1,6 @@
 """`rlhf score`: score answers with a run's reward model."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -10,7 +11,14 @@ from rlhf.cli.options import OUTPUT, StrictCommand, existing_files, refuse_input
 from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
 from rlhf.commands import score as scoring
 from rlhf.commands import score_items
+from rlhf.data.transcripts import parse_hh
 from rlhf.process.libraries import quiet_libraries
+from rlhf.terminal import counted, excerpt, harmless, screen, wording
+from rlhf.terminal.progress import working
+from rlhf.terminal.tables import rows_table
+
+TABLE_ROWS = 20  # rows of the table
+EXCERPT = 60  # characters of a text in the table
 
 
 @click.command(cls=StrictCommand)
@@ -36,4 +44,47 @@ def score(
     with naming_the_run("score", "rm"):
         stages = scoring.finished_stages(choice.load(), out)
     with quiet_libraries():
-        scoring.run(stages, items, to)
+        with working("scoring"):
+            model = scoring.RewardModel(stages)
+            scored, cut = model.score(items)
+        _show(scored, cut)
+        if to:
+            scoring.write(scored, model.digest, to)
+
+
+def _show(scored: Sequence[scoring.ScoredItem], cut: dict[str, int]) -> None:
+    """Print the first rows and the summary as tables."""
+    names = list(dict.fromkeys(name for row in scored for name in row.scores))
+    paired = any(row.margin is not None for row in scored)
+    single = names == ["response"]
+    columns = ["prompt", *(["answer"] if single else []), *(["score"] if single else names)]
+    rows = []
+    for row in scored[:TABLE_ROWS]:
+        cells = [_excerpt(row.prompt), *([_excerpt(row.item.answers["response"])] if single else [])]
+        cells += [wording.number(row.scores.get(name)) for name in names]
+        rows.append([*cells, *([wording.number(row.margin)] if paired else [])])
+    title = f"scores of {counted(len(scored), 'row')}" + (
+        f", the first {TABLE_ROWS}" if len(scored) > TABLE_ROWS else ""
+    )
+    rows_table(title, [*columns, *(["margin"] if paired else [])], rows)
+    totals = scoring.summary(scored)
+    if len(scored) > 1:
+        table = [(name, *map(wording.number, figures)) for name, figures in totals.scores.items()]
+        rows_table("all scores", ("", "answers", "mean", "sd", "lowest", "highest"), table, numbers=True)
+    if totals.accuracy is not None:
+        value, low, high = totals.accuracy
+        screen.OUT.print(
+            f"the chosen answer scores higher in {value:.1%} of {totals.pairs:,} pairs (95 %: {100 * low:.1f} to "
+            f"{100 * high:.1f}), by {totals.margin:.4g} on average"
+        )
+    notes = {"prompts were cut": cut["prompts_cut"], "responses were cut": cut["responses_cut"]}
+    notes["answers were cut away whole and have no score"] = totals.not_scored
+    for description, count in notes.items():
+        if count:
+            screen.OUT.print(f"{count:,} {description} (rm.max_prompt_length, rm.max_length)")
+
+
+def _excerpt(text: str) -> str:
+    """Return one line: the beginning of an answer, or of the last message of a prompt."""
+    messages = parse_hh(text)[:-1] if text.endswith("\n\nAssistant:") else ()
+    return excerpt(harmless(messages[-1].content if messages else text), EXCERPT)

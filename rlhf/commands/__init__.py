@@ -1,1 +1,1 @@
-"""What commands do that are neither stages nor plans: fetch, new, reproduce, compare, chat, score and serve."""
+"""The work behind the commands fetch, new, reproduce, compare, chat, score and serve; rlhf/cli prints the results."""

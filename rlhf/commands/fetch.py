@@ -14,7 +14,6 @@ from rlhf.data.source import read_from_hub
 from rlhf.errors import UserError
 from rlhf.recipe import Recipe
 from rlhf.terminal.progress import working
-from rlhf.terminal.tables import rows_table
 
 DUPLICATES = ("consolidated*", "original/*")  # the same weights in the layout of other programs
 
@@ -143,19 +142,3 @@ def _patterns(repository: HubRepository, files: list[str]) -> Patterns:
             f"{repository.name} has no weights as *.safetensors; pickled weights are not read: name another model"
         )
     return {"allow_patterns": [*SMALL_FILES, "*.safetensors"], "ignore_patterns": list(DUPLICATES)}
-
-
-def show(downloads: list[Download]) -> None:
-    """Print what was downloaded."""
-    rows = [
-        (
-            download.repository.kind,
-            download.repository.name + (f"/{download.repository.data_dir}" if download.repository.data_dir else ""),
-            download.repository.revision[:12],
-            f"{download.files} files, {download.bytes / 1e9:.2f} GB"
-            + (f", {download.rows:,} rows" if download.rows is not None else ""),
-            download.licence + (", gated" if download.gated else ""),
-        )
-        for download in downloads
-    ]
-    rows_table("fetched and checked", ("", "name", "revision", "size", "licence"), rows)

@@ -17,8 +17,7 @@ from rlhf.run import reader
 from rlhf.run.finished import read_manifest, read_summary, totals
 from rlhf.run.outcomes import Reproduction
 from rlhf.run.records import Summary
-from rlhf.terminal import say, screen, wording
-from rlhf.terminal.tables import rows_table
+from rlhf.terminal import say, wording
 
 
 def chain(loaded: PinnedRecipe, until: Sequence[StageName]) -> list[StageName]:
@@ -103,15 +102,6 @@ def _summary(folder: Path) -> Summary:
     if summary is None:
         raise UserError(f"{folder}: {folder.name} is not done")
     return summary
-
-
-def show(reproduction: Reproduction, out: Path) -> None:
-    """Print the table of a reproduction, and its record's place below `out`."""
-    title = f"{reproduction.recipe} {reproduction.version}, seeds {' '.join(reproduction.seeds)}"
-    columns, *body = rows(reproduction.seeds, reproduction.price_per_hour)
-    rows_table(title, columns, body)
-    file = out / f"{reproduction.recipe}-{reproduction.version}.json"
-    screen.OUT.print(f"written to {file}", style="dim")
 
 
 def table_of(file: Path) -> str:

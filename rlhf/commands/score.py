@@ -1,4 +1,4 @@
-"""Scores of items by a run's reward model: the model, the statistics of its scores, and their table and file."""
+"""Scores of items by a run's reward model: the model, the statistics of its scores, and their file."""
 
 import json
 from collections import defaultdict
@@ -10,19 +10,13 @@ from typing import NamedTuple
 from rlhf import stats
 from rlhf.commands.score_items import Item
 from rlhf.data.rows import Message
-from rlhf.data.transcripts import parse_hh
 from rlhf.files import JsonObject, write_output
 from rlhf.process import cuda
 from rlhf.recipe import PinnedRecipe, Rm
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary, reward_model_digest
-from rlhf.terminal import counted, excerpt, harmless, screen, wording
-from rlhf.terminal.progress import working
-from rlhf.terminal.tables import rows_table
 
 PAIR = ("chosen", "rejected")
-TABLE_ROWS = 20  # rows of the table
-EXCERPT = 60  # characters of a text in the table
 
 
 class ScoredItem(NamedTuple):
@@ -57,16 +51,6 @@ def finished_stages(loaded: PinnedRecipe, out: Path) -> Stages:
     if loaded.recipe.pretrain:
         run.parents.require("pretrain")
     return Stages(run, sft, rm)
-
-
-def run(stages: Stages, items: Sequence[Item], to: Path | None) -> None:
-    """Score the items, print a table and, with `to`, write the scores to that file."""
-    with working("scoring"):
-        model = RewardModel(stages)
-        scored, cut = model.score(items)
-    show(scored, cut)
-    if to:
-        write(scored, model.digest, to)
 
 
 class RewardModel:
@@ -164,38 +148,6 @@ def summary(scored: Sequence[ScoredItem]) -> ScoreSummary:
     )
 
 
-def show(scored: Sequence[ScoredItem], cut: dict[str, int]) -> None:
-    """Print the first rows and the summary as tables."""
-    names = list(dict.fromkeys(name for row in scored for name in row.scores))
-    paired = any(row.margin is not None for row in scored)
-    single = names == ["response"]
-    columns = ["prompt", *(["answer"] if single else []), *(["score"] if single else names)]
-    rows = []
-    for row in scored[:TABLE_ROWS]:
-        cells = [_excerpt(row.prompt), *([_excerpt(row.item.answers["response"])] if single else [])]
-        cells += [wording.number(row.scores.get(name)) for name in names]
-        rows.append([*cells, *([wording.number(row.margin)] if paired else [])])
-    title = f"scores of {counted(len(scored), 'row')}" + (
-        f", the first {TABLE_ROWS}" if len(scored) > TABLE_ROWS else ""
-    )
-    rows_table(title, [*columns, *(["margin"] if paired else [])], rows)
-    totals = summary(scored)
-    if len(scored) > 1:
-        table = [(name, *map(wording.number, figures)) for name, figures in totals.scores.items()]
-        rows_table("all scores", ("", "answers", "mean", "sd", "lowest", "highest"), table, numbers=True)
-    if totals.accuracy is not None:
-        value, low, high = totals.accuracy
-        screen.OUT.print(
-            f"the chosen answer scores higher in {value:.1%} of {totals.pairs:,} pairs (95 %: {100 * low:.1f} to "
-            f"{100 * high:.1f}), by {totals.margin:.4g} on average"
-        )
-    notes = {"prompts were cut": cut["prompts_cut"], "responses were cut": cut["responses_cut"]}
-    notes["answers were cut away whole and have no score"] = totals.not_scored
-    for description, count in notes.items():
-        if count:
-            screen.OUT.print(f"{count:,} {description} (rm.max_prompt_length, rm.max_length)")
-
-
 def write(scored: Sequence[ScoredItem], reward_model: str, file: Path) -> None:
     """Write lines in the layout of a run's samples.jsonl, each with the hash of the reward model's weights."""
     write_output(file, "".join(json.dumps(_line(row, reward_model), ensure_ascii=False) + "\n" for row in scored))
@@ -210,9 +162,3 @@ def _line(row: ScoredItem, reward_model: str) -> JsonObject:
         kept: JsonObject = previous if isinstance(previous, dict) else {}
         line[name] = {**kept, "response": row.item.answers[name], "score": score}
     return line | ({"margin": row.margin} if row.margin is not None else {})
-
-
-def _excerpt(text: str) -> str:
-    """Return one line: the beginning of an answer, or of the last message of a prompt."""
-    messages = parse_hh(text)[:-1] if text.endswith("\n\nAssistant:") else ()
-    return excerpt(harmless(messages[-1].content if messages else text), EXCERPT)
