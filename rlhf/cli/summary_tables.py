@@ -80,7 +80,7 @@ def _side_by_side(metrics: Mapping[str, float | None]) -> None:
     every = dict.fromkeys(name.partition("/")[2] for name in metrics if not name.startswith("rm/"))
     measures = without_ends(every)
     policies = [column for column in columns if column != "rm"]
-    rows = [(_words(name), *(estimate(metrics, f"{policy}/{name}") for policy in policies)) for name in measures]
+    rows = [(_words(name), *(estimate(metrics, f"{policy}/{name}", "\n") for policy in policies)) for name in measures]
     title = "on held-out prompts" + (" (brackets: 95 %)" if len(measures) < len(every) else "")
     rows_table(title, ("", *policies), rows, numbers=True)
     of_rm = {name.removeprefix("rm/"): value for name, value in metrics.items() if name.startswith("rm/")}

@@ -17,10 +17,13 @@ def number(value: object) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
-def estimate(metrics: Mapping[str, float | None], key: str) -> str:
-    """Return a metric as text, with its interval if `metrics` has `<key>_low` and `<key>_high`; "" without it."""
+def estimate(metrics: Mapping[str, float | None], key: str, between: str = " ") -> str:
+    """Return a metric as text; "" without it.
+
+    If `metrics` has `<key>_low` and `<key>_high`, `between` and this interval follow.
+    """
     value, low, high = (metrics.get(f"{key}{end}") for end in ("", "_low", "_high"))
-    interval = "" if low is None or high is None else f" ({number(low)} to {number(high)})"
+    interval = "" if low is None or high is None else f"{between}({number(low)} to {number(high)})"
     return "" if value is None else number(value) + interval
 
 
