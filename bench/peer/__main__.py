@@ -87,7 +87,7 @@ def main(
     second = torchtune_python(torchtune) if contenders.torchtune else python
     shutil.rmtree(work, ignore_errors=True)
     inputs = work / "inputs"
-    make_inputs_apart(inputs, size, device, steps)
+    make_inputs_apart(inputs, size, method, device, steps)
     run: dict[str, Callable[[], ContenderRun]] = {}
     for name, flags in contenders.theirs.items():
         run[name] = partial(run_trl, method, python, inputs, flags, steps, rows)
@@ -116,10 +116,10 @@ def main(
         OUT.print(f"written to {save}")
 
 
-def make_inputs_apart(inputs: Path, size: str, device: str, steps: int) -> None:
+def make_inputs_apart(inputs: Path, size: str, method: str, device: str, steps: int) -> None:
     """Write the inputs of both sides in a separate process, which gives the GPU back when it ends."""
     inputs.mkdir(parents=True)
-    maker = get_context("spawn").Process(target=make_inputs, args=(inputs, size, device, steps))
+    maker = get_context("spawn").Process(target=make_inputs, args=(inputs, size, method, device, steps))
     maker.start()
     maker.join()
     if maker.exitcode:

@@ -1,19 +1,24 @@
 """The comparison with the peer: medians, ratios, contenders that do not fit, and the peer's environment."""
 
+import argparse
+import importlib
+import json
 import mmap
 import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
+from transformers import LlamaConfig
 
 from bench.kinds import Contender, PeerRecord, Spread, StageSteps
 from bench.peer import __main__ as peer
-from bench.peer import contenders, environments, runs, supervised, training, trl_groups
+from bench.peer import contenders, environments, inputs, runs, supervised, training, trl_groups
 from bench.peer.figures import contender_figures, markdown, phases_table
 from bench.peer.inputs import BATCH, GROUP
 from rlhf import recipe
@@ -176,21 +181,55 @@ def test_torchtune_has_an_environment_of_its_own_and_no_part_in_the_ratios(tmp_p
 
 @pytest.mark.parametrize("method", ["rloo", "grpo"])
 def test_both_sides_of_a_method_without_a_critic_have_the_same_settings(method, tmp_path, monkeypatch):
-    """Ours are those of the recipe; TRL's script gets the method, and the group's size with the inputs."""
+    """Ours are those of the recipe, and so are the values with which TRL's trainer is configured."""
     compared = contenders.METHODS[method]
     for changes in compared.ours.values():
         assert all(key.startswith((f"{method}.", "hardware.trunk", "lora.layers")) for key in changes)
         overrides = recipe.parse_overrides([f"{key}={value}" for key, value in changes.items()])
-        options = getattr(recipe.load(runs.RECIPE, overrides).recipe, method)
+        options = getattr(recipe.load(inputs.RECIPE, overrides).recipe, method)
         assert (options.batch_size, options.num_generations) == (BATCH, GROUP)
         assert options.num_iterations * options.num_mini_batches == compared.epochs
-        assert options.beta == trl_groups.BETA[method]
+        said = argparse.Namespace(micro=8, steps=3, checkpointing=options.gradient_checkpointing)
+        theirs = trl_groups.configuration(SimpleNamespace, said, inputs.settings_of(method, "cpu"))
+        for name in ("num_generations", "num_iterations", "max_completion_length", "temperature", "beta"):
+            assert getattr(theirs, name) == getattr(options, name), name
+        assert (theirs.learning_rate, theirs.lr_scheduler_type) == (options.learning_rate, options.lr_scheduler_type)
+        assert theirs.per_device_train_batch_size * theirs.gradient_accumulation_steps == BATCH
+        assert theirs.gradient_checkpointing == options.gradient_checkpointing
     commands: list[list[str]] = []
     monkeypatch.setattr(runs, "_call", lambda command: noted(commands, command, '{"cpu": [1.0]}'))
     for flags in compared.theirs.values():
         assert runs.run_trl(method, Path("python"), tmp_path, flags, 3, 8) == {"cpu": [1.0]}
     assert all(command[1].endswith("trl_groups.py") and method in command for command in commands)
     assert [("--checkpointing" in command) for command in commands] == [False, True]
+
+
+def test_both_peers_of_ppo_have_the_settings_of_the_recipe(tmp_path, monkeypatch):
+    """The scripts import what their environments have; here a stand-in takes the values."""
+    known = SimpleNamespace(PPOConfig=SimpleNamespace, PPOTrainer=None, OmegaConf=SimpleNamespace(create=dict))
+    for name in ("trl.experimental.ppo", "torchtune", "omegaconf"):
+        monkeypatch.setitem(sys.modules, name, known)
+    trl_ppo, torchtune_ppo = (importlib.import_module(f"bench.peer.{name}") for name in ("trl_ppo", "torchtune_ppo"))
+    ours = recipe.load(inputs.RECIPE).recipe
+    options, settings = ours.options(recipe.Ppo), inputs.settings_of("ppo", "cpu")
+    assert options.batch_size == BATCH and options.num_ppo_epochs == contenders.METHODS["ppo"].epochs
+    assert settings["lora"] == {"r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "target_modules": "all-linear"}
+    theirs = trl_ppo.configuration(8, 3, settings)
+    for key in ("num_ppo_epochs", "num_mini_batches", "response_length", "temperature", "kl_coef", "gamma", "lam"):
+        assert getattr(theirs, key) == getattr(options, key), key
+    for key in ("cliprange", "cliprange_value", "vf_coef", "learning_rate", "gradient_checkpointing"):
+        assert getattr(theirs, key) == getattr(options, key), key
+    assert (theirs.total_episodes, theirs.gradient_accumulation_steps) == (3 * BATCH, BATCH // 8)
+    (tmp_path / "base").mkdir()
+    (tmp_path / inputs.SETTINGS).write_text(json.dumps(settings))
+    sizes: dict[str, Any] = {**inputs.SIZES["tiny"]}
+    (tmp_path / "base/config.json").write_text(LlamaConfig(**sizes).to_json_string(use_diff=False))
+    second = torchtune_ppo.configuration(tmp_path, tmp_path, 3, 8)
+    assert (second["num_steps"], second["batch_size"], second["gradient_accumulation_steps"]) == (3 * BATCH, BATCH, 4)
+    assert (second["ppo_epochs"], second["max_generated_tokens"]) == (options.num_ppo_epochs, options.response_length)
+    assert (second["gamma"], second["lmbda"], second["kl_coeff"]) == (options.gamma, options.lam, options.kl_coef)
+    assert second["optimizer"]["lr"] == options.learning_rate
+    assert (second["loss"]["epsilon"], second["loss"]["value_coeff"]) == (options.cliprange, options.vf_coef)
 
 
 def test_steps_after_the_warm_up_and_the_growth_of_memory_are_counted(monkeypatch):
