@@ -97,7 +97,7 @@ def _recorded(run: PeftRun, virtual: int) -> tuple["Recorded", int, np.ndarray]:
     few, more = (loop.rehearse(run, n, RECORDED) for n in DEPTHS)
     repeats = (loop.LAYERS - DEPTHS[0]) // (DEPTHS[1] - DEPTHS[0])
     try:
-        recording = steps.recorded(deepen(few.events, more.events, loop.LAYERS), RECORDED, virtual)
+        recording = steps.recorded(deepen(few.events, more.events, loop.LAYERS).events, RECORDED, virtual)
         trainable = few.trainable + repeats * (more.trainable - few.trainable)
         return recording, trainable, few.work + repeats * (more.work - few.work)
     except (NotAligned, ValueError):  # of the two depths, and of the steps

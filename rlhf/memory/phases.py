@@ -90,9 +90,14 @@ class Peak:
     work: Work = field(default_factory=Work)
 
     @property
+    def highest(self) -> Parts:
+        """Return the components when most was alive at once."""
+        return max(self.by_operation.values(), key=lambda parts: sum(parts.values()), default={})
+
+    @property
     def bytes(self) -> int:
         """Return the most that was alive at once."""
-        return max((sum(components.values()) for components in self.by_operation.values()), default=0)
+        return sum(self.highest.values())
 
 
 class Reserved(NamedTuple):
@@ -129,11 +134,12 @@ def _of_the_same_phases(depths: list[dict[str, Peak]]) -> list[dict[str, Peak]]:
 class RehearsedStage:
     """The answer of a rehearsal about a stage.
 
-    `depths` has the peaks of the phases by name at each of DEPTHS; `reserved` is about the recipe's own depth.
+    `depths` has the peaks of the phases by name at each of DEPTHS; the others are about the recipe's own depth.
     """
 
     depths: Annotated[list[dict[str, Peak]], AfterValidator(_of_the_same_phases)]
     reserved: dict[str, Reserved] | None  # None if the events of the two depths could not be aligned
+    highest: dict[str, Parts] = field(default_factory=dict)  # at each phase's peak; of the phases that were repeated
 
 
 @dataclass(frozen=True)
