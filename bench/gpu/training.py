@@ -14,6 +14,7 @@ from bench.gpu import variants
 from bench.gpu.item import Context, with_random_weights
 from bench.gpu.measured import MicroBatch, MicroBatchTime, TrainingFigures
 from bench.gpu.model import shared_base
+from bench.gpu.plan import SWITCH_MS
 from bench.gpu.record import Decision
 from bench.gpu.variants import AS_IT_IS, TRAINING, Variant, synchronize
 from bench.steps import spread
@@ -22,7 +23,6 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Ppo
 
 HOST = 0.8  # share of a micro-batch's time that the host may need and still be ahead of the GPU
-SWITCH_MS = 5.0
 ROUNDS = 3  # over the variants
 REPEATS = 2  # of a micro-batch in a round, after one that is not counted
 SWITCHES = 5

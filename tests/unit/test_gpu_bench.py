@@ -429,16 +429,27 @@ def figures(**changes) -> MemoryFigures:
 
 def test_memory_is_decided_by_the_worst_phase():
     far = NEAR | {"stage": "ppo", "phase": "update", "error": -0.2}
-    assert memory.decision(figures()).holds is True
-    decision = memory.decision(figures(phases=[NEAR, far]))
+    assert memory.decision(figures(), "h100-mistral-7b").holds is True
+    decision = memory.decision(figures(phases=[NEAR, far]), "h100-mistral-7b")
     assert decision.holds is False and "ppo/update -20.0%" in decision.why and "+10%" in decision.why
-    assert memory.decision(figures(out_of_memory=[{"stage": "dpo", "error": ""}])).holds is False
-    assert memory.decision(figures(phases=[])).holds is None
+    assert memory.decision(figures(out_of_memory=[{"stage": "dpo", "error": ""}]), "").holds is False
+    assert memory.decision(figures(phases=[]), "").holds is None
 
 
 @pytest.mark.parametrize(("error", "holds"), [(0.05, True), (-0.05, True), (0.0501, False), (-0.0501, False)])
 def test_memory_holds_within_5_percent_on_both_sides(error, holds):
-    assert memory.decision(figures(phases=[NEAR | {"error": error}])).holds is holds
+    assert memory.decision(figures(phases=[NEAR | {"error": error}]), "h100-mistral-7b").holds is holds
+
+
+@pytest.mark.parametrize(("peak", "holds"), [(12.0, True), (12.01, False)])
+def test_a_recipe_s_goals_for_peaks_are_decided_where_memory_is_measured(peak, holds):
+    """The highest phase of a stage counts; each has the bytes that were predicted."""
+    phases = [
+        NEAR | {"stage": "ppo", "phase": name, "measured_bytes": size} for name, size in (("", peak * 1e9), ("load", 9))
+    ]
+    decision = memory.decision(figures(phases=[NEAR, *phases]), "4090-llama2-7b")
+    assert decision.holds is holds and ("ppo: peak memory 12.01 GB" in decision.why) is not holds
+    assert memory.decision(figures(phases=phases), "h100-mistral-7b").holds is True, "which has no such goal"
 
 
 def test_memory_does_not_hold_where_a_phase_is_missing_on_one_side():
@@ -448,7 +459,7 @@ def test_memory_does_not_hold_where_a_phase_is_missing_on_one_side():
     ):
         assert len(beside("ppo", predicted, measured)) == 1
         lines = unmatched("ppo", predicted, measured)
-        assert memory.decision(figures(unmatched=lines)) == (False, line)
+        assert memory.decision(figures(unmatched=lines), "") == (False, line)
     assert unmatched("ppo", {"update": 1}, {"": 3, "update": 1}) == []
 
 
@@ -465,6 +476,12 @@ def test_speed_is_decided_by_the_goals_of_its_recipe():
     almost = speed.decision(measured(0.4199, 0.7), "h100-mistral-7b")
     assert almost.holds is False, "99.98 % of a goal is not all of it, though it is printed as 0.42"
     assert speed.decision(measured(None, None), "cpu-tiny").holds is None
+    spread: Spread = {"median": 1.0, "low": 0.9, "high": 1.1, "n": 4}
+    for mfu, holds in ((0.4201, None), (0.4199, None), (0.47, True), (0.37, False)):
+        near = measured(0.5, 0.7)
+        near["stages"]["sft"] = {**near["stages"]["sft"], "mfu": mfu, "step_seconds": spread}
+        decided = speed.decision(near, "h100-mistral-7b")
+        assert decided.holds is holds and ("within its spread" in decided.why) is (holds is None), mfu
     lost: SpeedFigures = {"shape": "longest", "stages": {"sft": {"out_of_memory": True}}}
     assert speed.decision(lost, "h100-mistral-7b").holds is False
     assert speed.decision(measured(0.5, 0.5, shape="hh"), "4090-llama2-7b").holds is True
@@ -691,6 +708,8 @@ def test_the_first_rollout_is_not_counted_and_the_spread_of_the_others_is_kept()
     assert row["first_step_seconds"] == 9.0 and row["mbu"] == 0.3
     assert row["step_seconds"] == {"median": 1.0, "low": 0.75, "high": 1.5, "n": 3}
     assert decoding.decision(row, 16, False).holds is False
+    for mbu, holds in ((0.61, None), (0.59, None), (0.95, True)):  # the quartiles are 0.67 and 1.33 times as fast
+        assert decoding.decision({**row, "mbu": mbu}, 16, False).holds is holds, mbu
     assert decoding.decision(decoding.figures(runs[:1], 11, 300, 1000.0), 16, False).holds is None
 
 
