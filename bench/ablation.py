@@ -8,6 +8,7 @@ import click
 
 from bench import options, provenance, steps
 from bench.kinds import AblationRecord, StageSteps
+from bench.rounds import in_order
 from rlhf.cli import guarded
 from rlhf.cli.options import WholeNumber
 from rlhf.errors import UserError
@@ -51,8 +52,8 @@ def main(hw: str, directory: Path | None, changes: tuple[str, ...], count: int, 
     if loaded.recipe.hardware.device == "cuda":
         variants[PACKAGE] = variants["none"].with_changes({"model.attention": "flash_attention_2"})
     runs: dict[str, list[StageSteps]] = {name: [] for name in variants}
-    for _ in range(rounds):  # in turn, so that a drift of the clocks falls on all of them
-        for name, variant in variants.items():
+    for number in range(rounds):  # in turn, so that a drift of the clocks falls on all of them
+        for name, variant in in_order(variants.items(), number):
             if not runs[name] or "step_seconds" in runs[name][-1]:
                 runs[name].append(_measure(name, variant, count))
     measured = {name: middle(rows) for name, rows in runs.items()}

@@ -1,12 +1,24 @@
-"""Comparison of a benchmark's record with the one before it: stages that need more time or memory."""
+"""Comparison of a benchmark's record with those before it: stages that need more time or memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bench.clocks import clock_of
 from bench.kinds import Spread, StageSteps, StepsRecord
 from rlhf.recipe import StageName
 
 MEMORY, SPEED = 0.03, 0.10  # more than these shares is a loss
+
+
+def losses_since(earlier: Sequence[StepsRecord], after: StepsRecord) -> list[str]:
+    """Return a line for each stage and phase that needs more than in an earlier record, with the newest such record.
+
+    `earlier` has the newest first. All count, because several losses that are small each time can be large together.
+    """
+    lines: dict[str, str] = {}  # by stage or phase
+    for before in earlier:
+        for line in losses(before, after):
+            lines.setdefault(line.partition(":")[0], f"since {before['date']}: {line}")
+    return list(lines.values())
 
 
 def losses(before: StepsRecord, after: StepsRecord) -> Iterator[str]:

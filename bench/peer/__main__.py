@@ -27,6 +27,7 @@ from bench.peer.figures import contender_figures, phases_table, row_of
 from bench.peer.inputs import BATCH, GROUP, SIZES, make_inputs
 from bench.peer.runs import ContenderRun, attempt, floor, run_ours, run_torchtune, run_trl
 from bench.provenance import code, today
+from bench.rounds import in_order
 from rlhf.cli import guarded
 from rlhf.cli.options import OneOf, WholeNumber
 from rlhf.errors import UserError
@@ -99,7 +100,7 @@ def main(
     names = list(run)
     runs: dict[str, list[ContenderRun]] = {name: [] for name in names}
     for repeat in range(repeats):
-        for name in names if repeat % 2 == 0 else reversed(names):  # no one always runs on a machine that others warmed
+        for name in in_order(names, repeat):
             runs[name].append(attempt(run[name]))
         OUT.print(f"round {repeat + 1} of {repeats} done")
     figures = contender_figures(contenders, runs, "wall" if device == "cuda" else "cpu")

@@ -660,7 +660,7 @@ def test_variants_take_turns_and_one_that_fails_is_left_out():
         return lambda number: noted(done, (name, number), float(number))
 
     results = dict(variants.in_rounds({"a": work("a"), "bad": fail, "b": work("b")}, 2))
-    assert done == [("a", 0), ("bad", 0), ("b", 0), ("a", 1), ("b", 1)]
+    assert done == [("a", 0), ("bad", 0), ("b", 0), ("b", 1), ("a", 1)], "in reverse the second time"
     assert results == {"a": [0.0, 1.0], "bad": "RuntimeError: no kernel", "b": [0.0, 1.0]}
 
 

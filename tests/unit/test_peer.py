@@ -7,6 +7,7 @@ import mmap
 import sys
 import time
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from bench.peer.figures import contender_figures, markdown, phases_table
 from bench.peer.inputs import BATCH, GROUP
 from rlhf import recipe
 from rlhf.errors import UserError
+from rlhf.recipe import StageName
 from tests.helpers import noted
 
 PARTS: list[runs.ContenderRun] = [
@@ -100,6 +102,54 @@ def test_a_supervised_ratio_is_of_tokens_per_second_with_the_range_over_the_roun
     assert ours["times_faster_tuned_range"] == [0.8, 1.2]
     assert (ours["step_seconds"], ours["step_seconds_range"], ours["memory_ratio"]) == (2.0, [1.0, 3.0], 2.0)
     assert "1.00 (0.80 to 1.20)" in supervised._row("sft", "ours", ours)
+
+
+def test_contenders_take_turns_in_both_orders(monkeypatch, tmp_path):
+    done: list[str] = []
+
+    def ran(name: str):
+        return lambda *said: noted(done, name, {"cpu": [1.0], "wall": [1.0], "growth": 1})
+
+    method: Any = contenders.Method(ours={"a": {}, "b": {}}, theirs={"c": []}, epochs=1)
+    monkeypatch.setitem(contenders.METHODS, "grpo", method)
+    monkeypatch.setattr(peer, "run_trl", ran("c"))
+    monkeypatch.setattr(peer, "run_ours", lambda method, inputs, out, changes, *said: ran("ours")())
+    for name in ("make_inputs_apart", "floor", "show"):
+        monkeypatch.setattr(peer, name, lambda *_: None)
+    said = ["--method", "grpo", "--repeats", "3", "--work", str(tmp_path / "work")]
+    assert CliRunner().invoke(peer.main, said).exit_code == 0
+    assert done == ["c", "ours", "ours", "ours", "ours", "c", "c", "ours", "ours"]
+
+
+def test_ours_takes_a_step_more_which_evaluates(monkeypatch, tmp_path):
+    (tmp_path / inputs.SETTINGS).write_text(json.dumps(inputs.settings_of("grpo", "cpu")))
+    commands: list[list[str]] = []
+    monkeypatch.setattr(runs, "_call", lambda command: noted(commands, command, ""))
+    last = runs.prepare_ours("grpo", tmp_path, tmp_path / "out", {"hardware.trunk": "lean"}, 3, 8)
+    assert [command[3:5] for command in commands] == [["run", "sft"]] and last[:2] == ["run", "grpo"]
+    sets = {text for flag, text in pairwise(last) if flag == "--set"}
+    assert {"grpo.steps=4", "grpo.per_device_train_batch_size=8", "hardware.trunk=lean"} <= sets
+
+
+def test_no_contender_is_always_the_first(monkeypatch):
+    """TRL's trainers have the rows of our first run, which therefore begins."""
+    done: list[tuple[str, str]] = []
+
+    def measured(loaded: object, stages: tuple[StageName], out: Path, **_: object) -> dict[StageName, StageSteps]:
+        done.append(("ours", out.name))
+        return {stage: {"tokens_per_second": 1.0} for stage in stages}
+
+    def trl(loaded: object, stage: StageName, out: Path, count: int, settings: object) -> StageSteps:
+        done.append(("tuned" if settings else "trl", out.name))
+        return {"tokens_per_second": 1.0}
+
+    monkeypatch.setattr("bench.steps.measure", measured)
+    monkeypatch.setattr(supervised, "_trl", trl)
+    monkeypatch.setattr(supervised, "side_by_side", dict)
+    found = supervised.compare(recipe.load(inputs.RECIPE), "sft", 2, 3)
+    assert {name: len(rows) for name, rows in found.items()} == {"ours": 3, "trl": 3, "trl, tuned": 3}
+    there, back = [("trl", "0"), ("tuned", "0")], [("tuned", "0"), ("trl", "0")]
+    assert done == [("ours", "0"), *there, *back, ("ours", "1"), ("ours", "2"), *there]
 
 
 def test_a_contender_that_does_not_fit_is_a_row():
