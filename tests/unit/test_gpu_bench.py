@@ -1,6 +1,8 @@
 """The GPU benchmark without a GPU: its plan, its processes, its records, and every item on a stand-in."""
 
+import contextlib
 import importlib
+import itertools
 import json
 import os
 import re
@@ -33,7 +35,7 @@ from bench.gpu import (
     training,
     variants,
 )
-from bench.gpu.item import Context, load
+from bench.gpu.item import Context, load, with_random_weights
 from bench.gpu.measured import (
     FIGURES,
     AllocatorPeaks,
@@ -50,6 +52,7 @@ from bench.gpu.measured import (
     SuiteFigures,
     TrainingFigures,
 )
+from bench.gpu.model import shared_base
 from bench.gpu.plan import ITEMS, RTX4090
 from bench.gpu.record import Decision, GpuRecord
 from bench.kinds import Spread, StageSteps
@@ -577,6 +580,25 @@ def test_products_that_nothing_can_be_compared_with_decide_nothing():
     assert decision.holds is False and decision.why.startswith("1 of 1 products could be faster; k, 32 rows")
 
 
+def test_a_product_s_time_is_that_of_a_ring_over_its_weights(monkeypatch):
+    """A second for each ring of replays; of a GPU Python's calls are captured and not timed."""
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    monkeypatch.setattr(bitsandbytes, "matmul_4bit", lambda x, weight, quant_state: x)
+    clock = itertools.count()
+    monkeypatch.setattr("bench.gpu.nf4.time.perf_counter", lambda: float(next(clock)))
+    x, weight = torch.ones(10, 4), torch.ones(4, 4)
+    rings = nf4.Rings([(weight, None)] * 5, [weight] * 2)
+    for choice, count in (("as dispatched", 5), ("bfloat16 weight", 2)):
+        assert nf4._microseconds(choice, x, rings) == pytest.approx(1e6 / (nf4.REPLAYS * count)), choice
+    done: list[str] = []
+    graph = SimpleNamespace(replay=lambda: done.append("replayed"))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **_: noted(done, "captures", contextlib.nullcontext()))
+    replay = nf4._captured(lambda: done.append("worked"), torch.device("cuda"))
+    replay()
+    assert done == ["worked", "captures", "worked", "replayed"]
+
+
 def test_two_optimizers_are_given_the_same_weights_and_gradients():
     """Or a paged one could differ from the other for a reason of ours."""
     shapes, cpu = [(4, 6), (6, 4)], torch.device("cpu")
@@ -620,6 +642,25 @@ def test_training_holds_where_the_host_is_ahead_and_roles_switch_fast(host, swit
     assert training.decision(measured, True).holds is None
     table["variants"][variants.AS_IT_IS] = "RuntimeError: no kernel"
     assert training.decision(measured, False) == (False, "ppo: RuntimeError: no kernel")
+
+
+def test_a_micro_batch_is_trained_and_scored_as_stages_do_and_the_host_is_timed_on_few_tokens(tmp_path, monkeypatch):
+    """Passes with gradients are in training mode. What the host needs, it does not wait for on a whole micro-batch."""
+    tiny = load(BY_NAME["training"], True)
+    assert tiny
+    loaded = with_random_weights(tiny)
+    shared, _ = shared_base(loaded, torch.device("cpu"), tmp_path)
+    passes: list[tuple[bool, bool, tuple[int, ...]]] = []
+
+    def note(module: Any, args: object, keywords: dict[str, Any]) -> None:
+        passes.append((torch.is_grad_enabled(), module.training, tuple(keywords["input_ids"].shape)))
+
+    shared.base.get_decoder().register_forward_pre_hook(note, with_kwargs=True)
+    monkeypatch.setattr(training, "timed", lambda work: (work(), ([2.0], [1.0]))[1])
+    times = training._passes(shared, 2, 16, padded=True)
+    few = (1, training.FEW_TOKENS)
+    assert passes == [(True, True, (2, 16))] * 2 + [(True, True, few)] * 2 + [(False, False, (2, 16))] * 2
+    assert (times.seconds, times.host_seconds, times.scoring_seconds) == ([2.0], [1.0], [2.0])
 
 
 def test_the_allocator_holds_up_to_the_waste_that_predictions_assume():
