@@ -26,6 +26,7 @@ from rlhf.recipe.choices import LengthsShape
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
+from rlhf.terminal.wording import gb
 
 
 @options.command()
@@ -171,7 +172,7 @@ def stage_rows(stages: Mapping[StageName, StageSteps]) -> list[tuple[str, ...]]:
     rows = []
     for stage, row in stages.items():
         peak = row["predicted_peak_bytes"]
-        predicted = "-" if peak is None else f"{peak / 1e9:.2f}"
+        predicted = gb(peak or 0)
         if row.get("out_of_memory"):
             rows.append((stage, *["-"] * 4, "OUT OF MEMORY", predicted, "-"))
             continue
@@ -183,7 +184,7 @@ def stage_rows(stages: Mapping[StageName, StageSteps]) -> list[tuple[str, ...]]:
                 f"{row['tokens_per_second']:,.0f}",
                 share(row["mfu"]),
                 share(row["mbu"]),
-                f"{vram / 1e9:.2f}" if vram else f"{row['peak_rss_bytes'] / 1e9:.2f} (process)",
+                gb(vram) if vram else f"{gb(row['peak_rss_bytes'])} (process)",
                 predicted,
                 f"{row['hours']:.2f}" if row["hours"] is not None else "-",
             )

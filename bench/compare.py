@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from bench.clocks import clock_of
 from bench.kinds import Spread, StageSteps, StepsRecord
 from rlhf.recipe import StageName
+from rlhf.terminal.wording import gb
 
 MEMORY, SPEED = 0.03, 0.10  # more than these shares is a loss
 
@@ -79,7 +80,7 @@ def _memory(stage: StageName, old: StageSteps, new: StageSteps) -> Iterator[str]
     }
     for name, (a, b) in {stage: (before, after), **phases}.items():
         if a and b and b / a - 1 > MEMORY:
-            yield f"{name}: peak memory {b / a - 1:+.1%}, {a / 1e9:.2f} to {b / 1e9:.2f} GB"
+            yield f"{name}: peak memory {b / a - 1:+.1%}, {gb(a)} to {gb(b)} GB"
 
 
 def _time(name: str, old: Spread, new: Spread) -> Iterator[str]:

@@ -32,6 +32,7 @@ from rlhf.memory.rehearsal.short_runs import few_steps
 from rlhf.process.children import child_environment
 from rlhf.recipe import Changes, PinnedRecipe, StageName
 from rlhf.terminal.tables import rows_table
+from rlhf.terminal.wording import gb
 
 STAGES: tuple[StageName, ...] = ("sft", "rm", "dpo")
 PEERS = ("trl", "trl, tuned")
@@ -196,7 +197,7 @@ def _row(stage: StageName, name: str, row: SideFigures) -> tuple[str, ...]:
         _ratio(row.get("times_faster_tuned"), row.get("times_faster_tuned_range")),
         _ratio(row.get("memory_ratio"), None),
     )
-    peak = f"{row['peak_bytes'] / 1e9:.2f}" if row["peak_bytes"] else "-"
+    peak = gb(row["peak_bytes"] or 0)
     shown = f"{row['step_seconds']:.3g}", f"{row['tokens_per_second']:,.0f}", peak
     return (stage if name == "ours" else "", name, *shown, *ratios)
 

@@ -101,7 +101,7 @@ class Peak:
 
 
 class Reserved(NamedTuple):
-    """Bytes of one phase."""
+    """Bytes of torch's allocator in one phase. Paged states and the driver's context are not among them."""
 
     allocated: int  # peak of allocated blocks: torch.cuda.max_memory_allocated
     reserved: int  # peak of what the allocator holds, on a card that is never full: torch.cuda.max_memory_reserved
@@ -168,8 +168,8 @@ STEP_ANSWER = TypeAdapter(RehearsedStep)
 class PredictedPhase(NamedTuple):
     """Bytes at the peak of one phase, and what they are; `work` is that of the whole phase.
 
-    `reserved_bytes` and `needed_bytes`: see `Reserved`, without paged states and the driver's context. They are guessed
-    from the peak where the events could not be aligned, and None where no card is used.
+    `reserved_bytes` and `needed_bytes` are those of `Reserved`, guessed from the peak where the events could not be
+    aligned, and None where no card is used.
     """
 
     peak_bytes: int

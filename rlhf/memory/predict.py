@@ -192,13 +192,14 @@ def _exit_code(worker: "subprocess.Popen[str]") -> int:
 def card_reserved_bytes(phase: PredictedPhase) -> int:
     """Return the bytes that a phase takes of a card with room to spare, as nvidia-smi shows them for the process.
 
-    They are what torch's allocator reserves, paged states and the driver's context.
+    They are what torch's allocator reserves (`Reserved`), paged states and the driver's context; without a card the
+    peak.
     """
     return phase.peak_bytes if phase.reserved_bytes is None else _with_context(phase.reserved_bytes, phase)
 
 
 def card_needed_bytes(phase: PredictedPhase) -> int:
-    """Return the least bytes of the card that a phase needs: what it takes, less what the allocator can give back."""
+    """Return the least bytes of the card that a phase needs: those of `card_reserved_bytes`, with `Reserved.needed`."""
     return phase.peak_bytes if phase.needed_bytes is None else _with_context(phase.needed_bytes, phase)
 
 
