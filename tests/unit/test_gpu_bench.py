@@ -68,7 +68,7 @@ from rlhf.memory.projection import decoding_step_bytes
 from rlhf.rollout import library_decoding
 from rlhf.rollout.decoding import Sampling
 from tests.decoding_models import adapted
-from tests.helpers import noted
+from tests.helpers import called, noted, wait_until
 
 ROOT = Path(__file__).parents[2]
 BY_NAME = {item.name: item for item in ITEMS}
@@ -77,14 +77,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 def gpu_bench(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of `python -m bench.gpu <arguments>`, in this process."""
-    monkeypatch.setattr(sys, "argv", ["bench.gpu", *arguments])
-    code = 0
-    try:
-        guarded(command.command)
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 1
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+    return called(monkeypatch, capsys, lambda: guarded(command.command), "bench.gpu", *arguments)
 
 
 def good_record(name: str = "memory-4090", **changes) -> GpuRecord:
@@ -213,10 +206,7 @@ def alive(pid: int) -> bool:
 
 
 def pid_in(file: Path) -> int:
-    end = time.monotonic() + 20
-    while not (file.exists() and file.read_text().strip()):
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_until(lambda: file.exists() and bool(file.read_text().strip()), f"nothing in {file}", 20)
     return int(file.read_text())
 
 
@@ -229,7 +219,8 @@ def pid_in(file: Path) -> int:
     ],
 )
 def test_no_process_of_an_item_is_left(tmp_path, monkeypatch, script, limit, code):
-    monkeypatch.setattr(runner, "end_group", lambda leader: end(leader, grace=0.5))
+    end_group = runner.end_group
+    monkeypatch.setattr(runner, "end_group", lambda leader: end_group(leader, grace=0.5))
     file = tmp_path / "pid"
     begun = time.monotonic()
     with open(tmp_path / "log", "w") as log:
@@ -237,13 +228,7 @@ def test_no_process_of_an_item_is_left(tmp_path, monkeypatch, script, limit, cod
     assert exit_code == code
     assert time.monotonic() - begun < 30
     grandchild = pid_in(file)
-    until = time.monotonic() + 5
-    while alive(grandchild) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert not alive(grandchild)
-
-
-end = runner.end_group
+    wait_until(lambda: not alive(grandchild), "a process of the item is left", 5)
 
 
 def test_an_item_that_is_cut_off_keeps_what_it_had_measured(tmp_path, monkeypatch):
@@ -869,9 +854,7 @@ def test_an_interruption_ends_the_item_and_keeps_every_record(tmp_path):
         if line.startswith("decoding: at most"):
             break
     started = tmp_path / "unfinished" / "decoding.json"
-    until = time.monotonic() + 60
-    while not started.exists() and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_until(started.exists, "the item did not start", 60)
     child.send_signal(signal.SIGHUP)
     rest, _ = child.communicate(timeout=60)
     assert child.returncode == command.INTERRUPTED, rest
