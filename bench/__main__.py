@@ -1,4 +1,4 @@
-"""`python -m bench`: time and memory of each stage of a recipe, compared with published figures and the last record."""
+"""`python -m bench`: time and memory of each stage of a recipe, compared with published figures and earlier records."""
 
 import sys
 import tempfile
@@ -26,6 +26,7 @@ from rlhf.recipe.choices import LengthsShape
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
+from rlhf.terminal.wording import gb
 
 
 @options.command()
@@ -53,7 +54,7 @@ def main(
 ) -> None:
     """Take a few real steps of each stage on random weights and compare what they cost with what is published.
 
-    Exit code 1: a cost is worse than every figure that is published for it, or has grown since the last record.
+    Exit code 1: a cost is worse than every figure that is published for it, or has grown since an earlier record.
     """
     loaded = options.load(hw, directory, changes)
     if save and loaded.modified:
@@ -64,10 +65,9 @@ def main(
     if out:  # before the record is compared, which may fail
         write_json(out, record)
     problems = show(loaded, record, price)
-    previous = newest(loaded, record)
-    if previous is not None:
-        problems += [f"since {previous['date']}: {line}" for line in compare.losses(previous, record)]
-    elif not loaded.modified:
+    earlier = comparable(loaded, record)
+    problems += compare.losses_since(earlier, record)
+    if not earlier and not loaded.modified:
         print(
             f"no record in {folder_of(record)} can be compared with this one of {compare.machine(record)}: nothing was "
             "compared with an earlier benchmark; --save (make: BENCH_ARGS=--save) stores this one",
@@ -172,7 +172,7 @@ def stage_rows(stages: Mapping[StageName, StageSteps]) -> list[tuple[str, ...]]:
     rows = []
     for stage, row in stages.items():
         peak = row["predicted_peak_bytes"]
-        predicted = "-" if peak is None else f"{peak / 1e9:.2f}"
+        predicted = gb(peak or 0)
         if row.get("out_of_memory"):
             rows.append((stage, *["-"] * 4, "OUT OF MEMORY", predicted, "-"))
             continue
@@ -184,7 +184,7 @@ def stage_rows(stages: Mapping[StageName, StageSteps]) -> list[tuple[str, ...]]:
                 f"{row['tokens_per_second']:,.0f}",
                 share(row["mfu"]),
                 share(row["mbu"]),
-                f"{vram / 1e9:.2f}" if vram else f"{row['peak_rss_bytes'] / 1e9:.2f} (process)",
+                gb(vram) if vram else f"{gb(row['peak_rss_bytes'])} (process)",
                 predicted,
                 f"{row['hours']:.2f}" if row["hours"] is not None else "-",
             )
@@ -214,15 +214,13 @@ def new_file(record: StepsRecord) -> Path:
     return folder_of(record) / f"{provenance.in_file_name(provenance.now())}_{commit}_{record['shape']}.json"
 
 
-def newest(loaded: PinnedRecipe, record: StepsRecord) -> StepsRecord | None:
-    """Return the last stored record with which a new one can be compared. None for a changed recipe."""
+def comparable(loaded: PinnedRecipe, record: StepsRecord) -> list[StepsRecord]:
+    """Return the stored records with which a new one can be compared, the newest first; none for a changed recipe."""
     if loaded.modified:
-        return None
-    for file in sorted(folder_of(record).glob(f"*_{record['shape']}.json"), reverse=True):
-        stored = read(file, StepsRecord)
-        if compare.difference(stored, record) is None:
-            return stored
-    return None
+        return []
+    files = sorted(folder_of(record).glob(f"*_{record['shape']}.json"), reverse=True)
+    stored = [read(file, StepsRecord) for file in files]
+    return [earlier for earlier in stored if compare.difference(earlier, record) is None]
 
 
 if __name__ == "__main__":

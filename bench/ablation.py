@@ -8,6 +8,7 @@ import click
 
 from bench import options, provenance, steps
 from bench.kinds import AblationRecord, StageSteps
+from bench.rounds import in_order
 from rlhf.cli import guarded
 from rlhf.cli.options import WholeNumber
 from rlhf.errors import UserError
@@ -19,7 +20,7 @@ from rlhf.recipe import PinnedRecipe, TrainingName
 from rlhf.run.packages import package_versions
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
-from rlhf.terminal.wording import GB
+from rlhf.terminal.wording import GB, gb
 
 STAGE: TrainingName = "sft"
 # The strategy "flash_attention" is torch's own kernel; the flash-attn package stands beside it in a row of its own.
@@ -51,8 +52,8 @@ def main(hw: str, directory: Path | None, changes: tuple[str, ...], count: int, 
     if loaded.recipe.hardware.device == "cuda":
         variants[PACKAGE] = variants["none"].with_changes({"model.attention": "flash_attention_2"})
     runs: dict[str, list[StageSteps]] = {name: [] for name in variants}
-    for _ in range(rounds):  # in turn, so that a drift of the clocks falls on all of them
-        for name, variant in variants.items():
+    for number in range(rounds):  # in turn, so that a drift of the clocks falls on all of them
+        for name, variant in in_order(variants.items(), number):
             if not runs[name] or "step_seconds" in runs[name][-1]:
                 runs[name].append(_measure(name, variant, count))
     measured = {name: middle(rows) for name, rows in runs.items()}
@@ -104,13 +105,13 @@ def middle(rows: Sequence[StageSteps]) -> StageSteps:
 def _row(
     name: str, row: StageSteps, none: StageSteps, predicted: Mapping[str, StrategyCost], loaded: PinnedRecipe
 ) -> tuple[str, ...]:
-    expected = f"{predicted[name].peak_bytes / 1e9:.2f}" if name in predicted else ""
+    expected = gb(predicted[name].peak_bytes) if name in predicted else ""
     if "cannot_run" in row:
         return (name, "-", "cannot run", "-", expected, row["cannot_run"])
     if row.get("out_of_memory"):
         return (name, "-", "out of memory", "-", expected, "; ".join(published_figures.of_strategy(loaded, name)))
     peak = row["peak_vram_bytes"] or row["peak_rss_bytes"]
-    peak_text = f"{peak / 1e9:.2f}" if row["peak_vram_bytes"] else f"{peak / 1e9:.2f} (process)"
+    peak_text = gb(peak) + ("" if row["peak_vram_bytes"] else " (process)")
     if name == "none" or none.get("out_of_memory"):
         return (name, peak_text, "", "", expected, "; ".join(published_figures.of_strategy(loaded, name)))
     changed = effect(row, none)

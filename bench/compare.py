@@ -1,12 +1,25 @@
-"""Comparison of a benchmark's record with the one before it: stages that need more time or memory."""
+"""Comparison of a benchmark's record with those before it: stages that need more time or memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bench.clocks import clock_of
 from bench.kinds import Spread, StageSteps, StepsRecord
 from rlhf.recipe import StageName
+from rlhf.terminal.wording import gb
 
 MEMORY, SPEED = 0.03, 0.10  # more than these shares is a loss
+
+
+def losses_since(earlier: Sequence[StepsRecord], after: StepsRecord) -> list[str]:
+    """Return a line for each stage and phase that needs more than in an earlier record, with the newest such record.
+
+    `earlier` has the newest first. All count, because several losses that are small each time can be large together.
+    """
+    lines: dict[str, str] = {}  # by stage or phase
+    for before in earlier:
+        for line in losses(before, after):
+            lines.setdefault(line.partition(":")[0], f"since {before['date']}: {line}")
+    return list(lines.values())
 
 
 def losses(before: StepsRecord, after: StepsRecord) -> Iterator[str]:
@@ -67,7 +80,7 @@ def _memory(stage: StageName, old: StageSteps, new: StageSteps) -> Iterator[str]
     }
     for name, (a, b) in {stage: (before, after), **phases}.items():
         if a and b and b / a - 1 > MEMORY:
-            yield f"{name}: peak memory {b / a - 1:+.1%}, {a / 1e9:.2f} to {b / 1e9:.2f} GB"
+            yield f"{name}: peak memory {b / a - 1:+.1%}, {gb(a)} to {gb(b)} GB"
 
 
 def _time(name: str, old: Spread, new: Spread) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from bench.kinds import StageSteps
+from bench.kinds import Spread, StageSteps
 from rlhf.recipe import StageName
 from rlhf.recipe.totals import CHAIN
 
@@ -20,16 +20,18 @@ class Goal(NamedTuple):
 
 
 DECODING_MBU = 0.60  # share of the bandwidth of a large copy, for a decoding step alone and in whole steps of PPO
-# 42 %: of the rate of a large product measured on the same card; the best published figure for a LoRA of this size is
-# NeMo-Automodel's 42.8 % of the nominal rate. 4 hours and 12 GB: the guides have 12 to 36 hours, 18 to 24 GB.
+# Of the rate of a large product measured on the same card; the best published figure for a LoRA of this size is
+# NeMo-Automodel's 42.8 % of the nominal rate.
+MFU = 0.42
+HOURS, PEAK = 4.0, 12e9  # the guides have 12 to 36 hours, 18 to 24 GB
 GOALS = {
     "h100-mistral-7b": (
-        *(Goal(f"{stage}: MFU", (stage,), "mfu", 0.42, False, "") for stage in ("sft", "dpo")),
+        *(Goal(f"{stage}: MFU", (stage,), "mfu", MFU, False, "") for stage in ("sft", "dpo")),
         Goal("ppo: MBU of decoding", ("ppo",), "mbu", DECODING_MBU, False, ""),
-        Goal("sft, rm and ppo: hours", CHAIN, "hours", 4.0, True, "h"),
+        Goal("sft, rm and ppo: hours", CHAIN, "hours", HOURS, True, "h"),
     ),
     "4090-llama2-7b": tuple(
-        Goal(f"{stage}: peak memory", (stage,), "peak_vram_bytes", 12e9, True, "bytes")
+        Goal(f"{stage}: peak memory", (stage,), "peak_vram_bytes", PEAK, True, "bytes")
         for stage in ("sft", "rm", "ppo", "dpo")
     ),
 }
@@ -40,6 +42,7 @@ class Measured(NamedTuple):
 
     goal: Goal
     value: float | None
+    ends: tuple[float, float] | None  # the same at both quartiles of the seconds that it follows from
 
     @property
     def ratio(self) -> float | None:
@@ -48,6 +51,22 @@ class Measured(NamedTuple):
             return None
         return self.goal.value / self.value if self.goal.at_most else self.value / self.goal.value
 
+    @property
+    def reached(self) -> bool | None:
+        """Return whether the goal is reached; None if it lies between both ends, or nothing was measured."""
+        return None if self.ends is None else reached(self.ends, self.goal.value, self.goal.at_most)
+
+
+def reached(ends: tuple[float, float], limit: float, at_most: bool = False) -> bool | None:
+    """Return whether a figure with these ends is at least (at most) a limit; None if it lies between them."""
+    low, high = (end <= limit if at_most else end >= limit for end in ends)
+    return low if low == high else None
+
+
+def rate_ends(rate: float, seconds: Spread) -> tuple[float, float]:
+    """Return a rate by the median of `seconds` as it is by both quartiles, in its unit."""
+    return rate * seconds["median"] / seconds["high"], rate * seconds["median"] / seconds["low"]
+
 
 def measured(recipe: str, stages: Mapping[StageName, StageSteps]) -> list[Measured]:
     """Return what was measured for each goal of a recipe; None where a stage of it was not."""
@@ -55,8 +74,23 @@ def measured(recipe: str, stages: Mapping[StageName, StageSteps]) -> list[Measur
     for goal in GOALS.get(recipe, ()):
         values = [stages[stage].get(goal.key) if stage in stages else None for stage in goal.stages]
         known = [value for value in values if value is not None]
-        results.append(Measured(goal, sum(known) if len(known) == len(values) else None))
+        if len(known) < len(values):
+            results.append(Measured(goal, None, None))
+            continue
+        ends = [_ends(goal.key, value, stages[stage]) for stage, value in zip(goal.stages, known, strict=True)]
+        low, high = map(sum, zip(*ends, strict=True))
+        results.append(Measured(goal, sum(known), (low, high)))
     return results
+
+
+def _ends(key: str, value: float, row: StageSteps) -> tuple[float, float]:
+    """Return a stage's figure at both quartiles of its seconds; a size has no seconds."""
+    seconds = row.get("phase_seconds", {}).get("rollout/decode") if key == "mbu" else row.get("step_seconds")
+    if key == "peak_vram_bytes" or seconds is None:
+        return value, value
+    if key == "hours":
+        return value * seconds["low"] / seconds["median"], value * seconds["high"] / seconds["median"]
+    return rate_ends(value, seconds)
 
 
 def rows(recipe: str, stages: Mapping[StageName, StageSteps]) -> list[tuple[str, ...]]:

@@ -110,10 +110,15 @@ def run_stages(loaded: PinnedRecipe, out: Path, *names: str, **options: Any) -> 
 
 def rlhf(monkeypatch, capsys, *arguments: object) -> tuple[int, str, str]:
     """Exit code, stdout, stderr of `rlhf <arguments>`."""
-    monkeypatch.setattr(sys, "argv", ["rlhf", *map(str, arguments)])
+    return called(monkeypatch, capsys, cli.main, "rlhf", *arguments)
+
+
+def called(monkeypatch, capsys, program: Callable[[], object], *words: object) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr of a program in this process; `words` are its name and its arguments."""
+    monkeypatch.setattr(sys, "argv", [*map(str, words)])
     code = 0
     try:
-        cli.main()
+        program()
     except SystemExit as stop:
         code = 1 if isinstance(stop.code, str) else int(stop.code or 0)
     captured = capsys.readouterr()
@@ -170,12 +175,12 @@ def not_none(x: T | None) -> T:
     return x
 
 
-def wait_until(true: Callable[[], bool], otherwise: str, seconds: float = 10) -> None:
-    """Return once `true()` holds; fail with `otherwise` if it does not within some seconds."""
+def wait_until(true: Callable[[], bool], otherwise: str, seconds: float = 10, pause: float = 0.01) -> None:
+    """Return once `true()` holds; fail with `otherwise` if it does not within some seconds. It looks every `pause`."""
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, otherwise
-        time.sleep(0.01)
+        time.sleep(pause)
 
 
 def gradient(x: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 
 from bench.ceilings import ceilings
-from bench.goals import DECODING_MBU
+from bench.goals import DECODING_MBU, rate_ends, reached
 from bench.gpu import variants
 from bench.gpu.item import Context, with_random_weights
 from bench.gpu.measured import DecodingFigures, DecodingRows, DecodingTime
@@ -67,13 +67,13 @@ def choices(quantization: str) -> Iterator[tuple[str, Variant, SamplingFields]]:
 
 
 def decision(row: DecodingTime | str, count: int, dry_run: bool) -> Decision:
-    """Return whether a step as the stages run it reaches the goal."""
+    """Return whether a step as the stages run it reaches the goal; None if that lies between its quartiles."""
     if isinstance(row, str):
         return Decision(False, row)
     if "mbu" not in row:
         return Decision(None, "only the first rollout was timed, which does not count")
     why = f"{1e3 * row['step_seconds']['median']:.2f} ms a step of {count} rows, MBU {row['mbu']:.0%}"
-    return Decision(None if dry_run else row["mbu"] >= DECODING_MBU, why)
+    return Decision(None if dry_run else reached(rate_ends(row["mbu"], row["step_seconds"]), DECODING_MBU), why)
 
 
 def rollout_seconds(

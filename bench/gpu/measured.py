@@ -104,7 +104,7 @@ class MicroBatchTime(TypedDict):
     """Seconds of a micro-batch over all rounds."""
 
     seconds: Spread  # forward and backward pass, until the device is done
-    host_seconds: Spread  # until the host has queued them
+    host_seconds: Spread  # until the host has queued the same passes of one row of a few tokens
     scoring_seconds: Spread  # a forward pass without gradients
     operations: int  # floating-point, without 4-bit products
     peak_bytes: int | None

@@ -2,16 +2,19 @@
 
 import torch
 
+from bench import goals
 from bench.gpu.item import Context
 from bench.gpu.measured import MemoryFigures, PhasePeaks
+from bench.gpu.plan import CLOSE
 from bench.gpu.record import Decision
+from bench.kinds import StageSteps
 from bench.memory.measure import beside, measuring, pinned_peaks, unmatched
 from rlhf.memory import prediction_file as pins
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import StageName
+from rlhf.terminal.wording import gb
 
 STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")  # merge runs on the CPU; evaluate samples as these do
-CLOSE = 0.05  # share of the measured peak by which a prediction may miss it
 
 
 def measure(context: Context[MemoryFigures]) -> Decision:
@@ -45,11 +48,14 @@ def measure(context: Context[MemoryFigures]) -> Decision:
                     row["error"] = compared[phase]["error"]
                 measured["phases"].append(row)
             context.save()
-    return decision(measured)
+    return decision(measured, loaded.name)
 
 
-def decision(measured: MemoryFigures) -> Decision:
-    """Return whether all phases are close to their predictions and fit; None without predictions."""
+def decision(measured: MemoryFigures, recipe: str) -> Decision:
+    """Return whether all phases are close to their predictions, fit, and reach the recipe's goals for peaks.
+
+    Nothing is decided without predictions.
+    """
     if measured["out_of_memory"]:
         return Decision(False, f"out of memory in {', '.join(row['stage'] for row in measured['out_of_memory'])}")
     if measured["unmatched"]:
@@ -61,4 +67,15 @@ def decision(measured: MemoryFigures) -> Decision:
     ratios = [row["reserved_bytes"] / row["measured_bytes"] for row in rows if row["reserved_bytes"]]
     reserved = f"; reserved at most {max(ratios) - 1:+.0%} above allocated" if ratios else ""
     why = f"worst of {len(rows)}: {worst['stage']}/{worst['phase']} {worst['error']:+.1%}{reserved}"
-    return Decision(abs(worst["error"]) <= CLOSE, why)
+    results = [result for result in goals.measured(recipe, _peaks(measured)) if result.goal.key == "peak_vram_bytes"]
+    missed = [f"{result.goal.name} {gb(result.value or 0)} GB" for result in results if result.reached is False]
+    return Decision(abs(worst["error"]) <= CLOSE and not missed, "; ".join((why, *missed)))
+
+
+def _peaks(measured: MemoryFigures) -> dict[StageName, StageSteps]:
+    """Return the highest peak of each stage in bytes, as a row of its steps."""
+    peaks: dict[StageName, StageSteps] = {}
+    for row in measured["phases"]:
+        before = peaks.get(row["stage"], {}).get("peak_vram_bytes") or 0
+        peaks[row["stage"]] = {"peak_vram_bytes": max(before, row["measured_bytes"])}
+    return peaks

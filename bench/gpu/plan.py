@@ -6,8 +6,18 @@ from typing import NamedTuple
 
 import click
 
+from bench.goals import DECODING_MBU, HOURS, MFU, PEAK
+from rlhf.memory.predict import FRAGMENTATION
+from rlhf.terminal.wording import GB
+
+CLOSE = 0.05  # share of a phase's measured peak by which its prediction may miss it
+SWITCH_MS = 5.0  # milliseconds that a switch between roles may take
 H100, RTX4090 = "h100-mistral-7b/v2", "4090-llama2-7b/v2"
 SMALL_CARD = {"RLHF_VRAM_CAP": "24GB"}  # a larger card is held to the memory of an RTX 4090
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:g} %"
 
 
 class GpuItem(NamedTuple):
@@ -49,7 +59,7 @@ ITEMS = (
     GpuItem(
         "allocator",
         1,
-        "With expandable segments the allocator reserves at most 15 % more than it allocates.",
+        f"With expandable segments the allocator reserves at most {_percent(FRAGMENTATION)} more than it allocates.",
         "machine:allocator",
     ),
     GpuItem(
@@ -71,7 +81,7 @@ ITEMS = (
     GpuItem(
         "decoding",
         5,
-        "A decoding step of 16 rows reads at 60 % of the bandwidth of a large copy.",
+        f"A decoding step of 16 rows reads at {_percent(DECODING_MBU)} of the bandwidth of a large copy.",
         "decoding:measure",
         H100,
         {"rows": [16, 8, 32]},
@@ -79,21 +89,22 @@ ITEMS = (
     GpuItem(
         "training",
         3,
-        "A micro-batch is bound by the GPU and not by its host, and switching roles takes less than 5 ms.",
+        f"A micro-batch is bound by the GPU and not by its host, and switching roles takes at most {SWITCH_MS:g} ms.",
         "training:measure",
         H100,
     ),
     GpuItem(
         "memory-h100",
         4,
-        "The peak of every phase is within 5 % of what predicted.json has.",
+        f"The peak of every phase is within {_percent(CLOSE)} of what predicted.json has.",
         "memory:measure",
         H100,
     ),
     GpuItem(
         "memory-4090",
         4,
-        "The peak of every phase is within 5 % of what predicted.json has, and every stage fits 24 GB.",
+        f"The peak of every phase is within {_percent(CLOSE)} of what predicted.json has, every stage fits 24 GB, and "
+        f"none allocates more than {PEAK / GB:g} GB.",
         "memory:measure",
         RTX4090,
         modules=("bitsandbytes",),
@@ -102,7 +113,8 @@ ITEMS = (
     GpuItem(
         "speed-h100",
         6,
-        "SFT and DPO reach 42 % of the rate of a large product; PPO decodes at 60 % of the bandwidth of a large copy.",
+        f"SFT and DPO reach {_percent(MFU)} of the rate of a large product; PPO decodes at {_percent(DECODING_MBU)} of "
+        "the bandwidth of a large copy.",
         "speed:measure",
         H100,
         {"shape": "longest", "stages": ["sft", "rm", "ppo", "dpo"]},
@@ -110,7 +122,8 @@ ITEMS = (
     GpuItem(
         "hours-h100",
         4,
-        "By their mean step on rows as long as HH-RLHF's, SFT, reward model and PPO take 4 hours together.",
+        "By their mean step on rows as long as HH-RLHF's, SFT, reward model and PPO take at most "
+        f"{HOURS:g} hours together.",
         "speed:measure",
         H100,
         {"shape": "hh", "stages": ["sft", "rm", "ppo"]},
@@ -136,7 +149,8 @@ ITEMS = (
     GpuItem(
         "decoding-nf4",
         3,
-        "A decoding step on a 4-bit base reads its packed weights at 60 % of the bandwidth of a large copy.",
+        f"A decoding step on a 4-bit base reads its packed weights at {_percent(DECODING_MBU)} of the bandwidth of a "
+        "large copy.",
         "decoding:measure",
         RTX4090,
         {"rows": [20, 8]},

@@ -14,6 +14,7 @@ from bench.paths import ROOT
 from rlhf import recipe as recipes
 from rlhf.recipe import ONLINE, Changes, StageName
 from rlhf.recipe.choices import LengthsShape
+from rlhf.terminal.wording import gb
 
 STEPS = 4  # after the warm-up
 
@@ -33,25 +34,32 @@ def measure(context: Context[SpeedFigures], shape: LengthsShape, stages: list[St
 
 
 def decision(measured: SpeedFigures, recipe: str) -> Decision:
-    """Return whether every stage ran and every measured goal of the recipe is reached."""
+    """Return whether every stage ran and every measured goal of the recipe is reached.
+
+    Nothing is decided where a goal lies between the quartiles of what was measured for it.
+    """
     stages = measured["stages"]
     if too_large := [stage for stage, row in stages.items() if row.get("out_of_memory")]:
         return Decision(False, f"out of memory in {', '.join(too_large)}")
     step_times = ", ".join(f"{stage} {row['step_seconds']['median']:.3g} s" for stage, row in stages.items())
     usual = measured["shape"] == "hh"  # hours are of these, the other goals of the longest rows
-    ratios = {r: r.ratio for r in goals.measured(recipe, stages) if (r.goal.key == "hours") == usual}
-    if usual and not ratios:
+    wanted = [result for result in goals.measured(recipe, stages) if (result.goal.key == "hours") == usual]
+    if usual and not wanted:
         peak = max((row["peak_vram_bytes"] or 0 for row in stages.values()), default=0)
-        return Decision(
-            True if peak else None, f"{step_times} a step" + (f", peak {peak / 1e9:.1f} GB" if peak else "")
-        )
-    known = {result: ratio for result, ratio in ratios.items() if ratio is not None}
+        return Decision(True if peak else None, f"{step_times} a step" + (f", peak {gb(peak, 1)} GB" if peak else ""))
+    known = [result for result in wanted if result.value is not None]
     if not known:
         return Decision(None, f"{step_times} a step; MFU, MBU and hours come with --conclude")
+    verdicts = {result.reached for result in known}
     return Decision(
-        all(ratio >= 1 for ratio in known.values()),
-        f"{step_times} a step; " + ", ".join(f"{result.goal.name} {result.value:.3g}" for result in known),
+        False if False in verdicts else None if None in verdicts else True,
+        f"{step_times} a step; " + ", ".join(map(_said, known)),
     )
+
+
+def _said(result: goals.Measured) -> str:
+    between = " (the goal is within its spread)" if result.reached is None else ""
+    return f"{result.goal.name} {result.value:.3g}{between}"
 
 
 def conclude(record: GpuRecord, root: Path = ROOT / "recipes") -> None:

@@ -14,6 +14,7 @@ from bench.gpu import variants
 from bench.gpu.item import Context, with_random_weights
 from bench.gpu.measured import MicroBatch, MicroBatchTime, TrainingFigures
 from bench.gpu.model import shared_base
+from bench.gpu.plan import SWITCH_MS
 from bench.gpu.record import Decision
 from bench.gpu.variants import AS_IT_IS, TRAINING, Variant, synchronize
 from bench.steps import spread
@@ -22,7 +23,9 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Ppo
 
 HOST = 0.8  # share of a micro-batch's time that the host may need and still be ahead of the GPU
-SWITCH_MS = 5.0
+# A stream takes about a thousand operations that wait. Of a whole micro-batch with more of them the host is stopped by
+# the GPU; on so few tokens the GPU never is behind.
+FEW_TOKENS = 8
 ROUNDS = 3  # over the variants
 REPEATS = 2  # of a micro-batch in a round, after one that is not counted
 SWITCHES = 5
@@ -77,7 +80,7 @@ class RoundTimes(NamedTuple):
     """What the passes of a micro-batch took in one round."""
 
     seconds: list[float]  # of forward and backward pass, until the device is done
-    host_seconds: list[float]  # until the host has queued them
+    host_seconds: list[float]  # until the host has queued the same passes of a row of FEW_TOKENS
     scoring_seconds: list[float]  # of a forward pass without gradients
     operations: int  # of products and attention, as torch counts them, without 4-bit products
     peak_bytes: int | None
@@ -94,36 +97,48 @@ def micro_batch(shared: SharedBase, variant: Variant, rows: int, length: int, pa
 
 def _passes(shared: SharedBase, rows: int, length: int, padded: bool) -> RoundTimes:
     device = shared.device
-    ids = torch.randint(3, 40, (rows, length), device=device)
-    mask = torch.ones_like(ids) if padded else None
-    if mask is not None:
-        mask[-1, length // 2 :] = 0
+    whole, few = _batch(rows, length, padded, device), _batch(1, FEW_TOKENS, padded, device)
 
-    def forward() -> torch.Tensor:
+    def forward(ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         with mixed_precision(shared.base):
             decoder = shared.base.get_decoder()
             hidden: torch.Tensor = decoder(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
             return hidden.float().sum()
 
     def both() -> None:
-        forward().backward()
+        forward(*whole).backward()
+
+    def queued() -> None:
+        forward(*few).backward()
 
     def scoring() -> None:
         with torch.no_grad():
-            forward()
+            forward(*whole)
 
     shared.base.train()
     with FlopCounterMode(display=False) as counter:  # also the warm-up
         both()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    seconds, host = timed(both)
+    seconds, _ = timed(both)
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
+    queued()
+    _, host = timed(queued)
     shared.base.eval()
     scoring()
     scoring_seconds, _ = timed(scoring)
     shared.base.zero_grad(set_to_none=True)
     return RoundTimes(seconds, host, scoring_seconds, counter.get_total_flops(), peak)
+
+
+def _batch(rows: int, length: int, padded: bool, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return tokens of shape (rows, length), and a mask of that shape if half of the last row is padding."""
+    ids = torch.randint(3, 40, (rows, length), device=device)
+    if not padded:
+        return ids, None
+    mask = torch.ones_like(ids)
+    mask[-1, length // 2 :] = 0
+    return ids, mask
 
 
 def figures(runs: Sequence[RoundTimes], flops: float) -> MicroBatchTime:

@@ -12,6 +12,7 @@ from typing import Any, TypedDict, TypeVar
 
 import torch
 
+from bench.rounds import in_order
 from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.recipe.choices import FourBit
 from rlhf.rollout import library_decoding
@@ -174,13 +175,14 @@ def in_turn(variant: Variant, shared: Any) -> Iterator[None]:
 def in_rounds(work: Mapping[str, Callable[[int], T]], rounds: int) -> Iterator[tuple[str, list[T] | str]]:
     """Do every piece of work once in each round, so that a drift of the card's clocks falls on all of them.
 
+    Every second round has the reverse order.
     Work is called with the number of its round. After each piece its name and its results so far are yielded; instead
     of the results an error as text, after which this piece is left out.
     """
     results: dict[str, list[T]] = {name: [] for name in work}
     failed = set()
     for number in range(rounds):
-        for name, do in work.items():
+        for name, do in in_order(work.items(), number):
             if name in failed:
                 continue
             try:

@@ -21,6 +21,7 @@ from rlhf.process import cuda
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName
 from rlhf.terminal.tables import rows_table
+from rlhf.terminal.wording import gb
 
 
 @click.group(context_settings=HELP)
@@ -145,7 +146,7 @@ def record_of(loaded: PinnedRecipe, device: Device, rows: list[ComparedPhase], l
 
 def cells(row: ComparedPhase) -> tuple[str, ...]:
     """Return the table row of a phase, in GB."""
-    peaks = f"{row['predicted_bytes'] / 1e9:.3f}", f"{row['measured_bytes'] / 1e9:.3f}"
+    peaks = gb(row["predicted_bytes"], 3), gb(row["measured_bytes"], 3)
     return row["stage"], row["phase"], *peaks, f"{row['error']:+.1%}"
 
 

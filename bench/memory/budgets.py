@@ -16,6 +16,7 @@ from rlhf.memory.prediction_file import FILE, Needs, Peaks, Pinned, Step
 from rlhf.memory.strategies import StrategyCost, costs_alone
 from rlhf.recipe import PinnedRecipe
 from rlhf.run import reader
+from rlhf.terminal.wording import GB, gb
 
 MORE = 0.03  # by which a phase's peak or need may exceed what is pinned
 LESS = 0.01  # by which it may fall below
@@ -65,7 +66,7 @@ def changed_needs(before: Needs, now: Needs) -> Iterator[str]:
                 yield f"{stage}/{phase}: what it needs of the card is pinned and no longer predicted"
             elif not round(old * (1 - LESS)) <= new <= round(old * (1 + MORE)):
                 direction = "more" if new > old else "less"
-                yield f"{stage}/{phase} needs {abs(new / old - 1):.1%} {direction} of the card: {new / 1e9:.2f} GB"
+                yield f"{stage}/{phase} needs {abs(new / old - 1):.1%} {direction} of the card: {gb(new)} GB"
 
 
 def more_operations(before: Step, now: Step) -> Iterator[str]:
@@ -95,8 +96,8 @@ def changed_peaks(before: Peaks, now: Peaks) -> Iterator[str]:
                 most = (max if more > 0 else min)(changes, key=changes.__getitem__)
                 verb = "grew" if more > 0 else "shrank"
                 yield (
-                    f"{stage}/{phase} {verb} by {abs(more):.1%} to {sum(new.values()) / 1e9:.2f} GB: "
-                    f"{most} {changes[most] / 1e9:+.2f} GB"
+                    f"{stage}/{phase} {verb} by {abs(more):.1%} to {gb(sum(new.values()))} GB: "
+                    f"{most} {changes[most] / GB:+.2f} GB"
                 )
 
 
@@ -107,7 +108,7 @@ def peaks_table(root: Path) -> str:
     lines = ["| recipe | " + " | ".join(shown) + " |", "| --- |" + " ---: |" * len(shown)]
     for name, stages in recipes_stages.items():
         cells = " | ".join(
-            f"{max(sum(parts.values()) for parts in stages[stage].values()) / 1e9:.1f}" if stage in stages else "–"
+            gb(max(sum(parts.values()) for parts in stages[stage].values()), 1) if stage in stages else "–"
             for stage in shown
         )
         lines.append(f"| {name} | {cells} |")
@@ -122,8 +123,8 @@ def strategies_table(directory: Path) -> str:
     before = effects["none"].peak_bytes
     for name, effect in effects.items():
         peak = effect.peak_bytes
-        change = "" if name == "none" else f"{(peak - before) / 1e9:+.1f} GB, {peak / before - 1:+.0%}"
+        change = "" if name == "none" else f"{(peak - before) / GB:+.1f} GB, {peak / before - 1:+.0%}"
         factor = f"x {effect.flops:.2f}"
         published = "; ".join(published_figures.of_strategy(loaded, name))
-        lines.append(f"| {name} | {peak / 1e9:.1f} | {change} | {factor} | {published} |")
+        lines.append(f"| {name} | {gb(peak, 1)} | {change} | {factor} | {published} |")
     return "\n".join(lines)

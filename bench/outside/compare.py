@@ -25,7 +25,7 @@ Size = Literal["reserved_max", "reserved_average", "allocated_average"]
 RECORDED = (301, 301, 311, 353, 421, 501, 609, 641)  # tokens; the first steps differ from the others
 WEIGHTS = 3_212_749_824 * 2  # bytes of the checkpoint
 SUBTRACTED = 2 << 20  # bytes that utils.py takes off: what was reserved before the model came
-SECONDS = 60  # of a processor for one rehearsal; one that takes longer is given up
+SECONDS = 600  # of a processor for one rehearsal, far above what any takes: one that never ends is given up
 LONGEST_WINDOWS, BEFORE, SAMPLED = 3, 6, 10
 # Methods that are not rehearsed, and why. Implementations were compared by their source files.
 LEFT_OUT = {
@@ -97,7 +97,7 @@ def _recorded(run: PeftRun, virtual: int) -> tuple["Recorded", int, np.ndarray]:
     few, more = (loop.rehearse(run, n, RECORDED) for n in DEPTHS)
     repeats = (loop.LAYERS - DEPTHS[0]) // (DEPTHS[1] - DEPTHS[0])
     try:
-        recording = steps.recorded(deepen(few.events, more.events, loop.LAYERS), RECORDED, virtual)
+        recording = steps.recorded(deepen(few.events, more.events, loop.LAYERS).events, RECORDED, virtual)
         trainable = few.trainable + repeats * (more.trainable - few.trainable)
         return recording, trainable, few.work + repeats * (more.work - few.work)
     except (NotAligned, ValueError):  # of the two depths, and of the steps

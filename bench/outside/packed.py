@@ -63,7 +63,7 @@ def predict(run: PackedRun) -> PackedRow:
     """Return one run's figures, in bytes: the peak of allocated memory, and what is allocated after a step."""
     (few, few_work), (more, more_work) = (_rehearse(run, depth) for depth in DEPTHS)
     layers = SHAPES[run["model"]]["num_hidden_layers"]
-    events = deepen(few, more, layers)
+    events = deepen(few, more, layers).events
     predicted = {
         "peak_allocated": replay(events, expandable=False, workspace=SMALL_WORKSPACE)["train"].allocated,
         "allocated": sum(event.bytes for event in events) + 2 * SMALL_WORKSPACE,

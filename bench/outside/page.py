@@ -8,6 +8,7 @@ from bench.outside import speed
 from bench.outside.compare import SIZES, summary
 from rlhf.memory.card.cards import NominalRates
 from rlhf.memory.projection import CALIBRATED, SPREAD
+from rlhf.terminal.wording import gb
 
 MIB = 1 << 20
 COLUMNS = (
@@ -189,7 +190,7 @@ def packed_cells(row: PackedRow) -> tuple[str, ...]:
     """Return the cells of one packed run in its table, in GB."""
     row_cells = [row["name"]]
     for size in PACKED_SIZES:
-        row_cells += [f"{side[size] / 1e9:.3f}" for side in (row["measured"], row["predicted"])]
+        row_cells += [gb(side[size], 3) for side in (row["measured"], row["predicted"])]
         row_cells.append(f"{row['error'][size]:+.2%}")
     return tuple(row_cells)
 

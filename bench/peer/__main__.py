@@ -27,6 +27,7 @@ from bench.peer.figures import contender_figures, phases_table, row_of
 from bench.peer.inputs import BATCH, GROUP, SIZES, make_inputs
 from bench.peer.runs import ContenderRun, attempt, floor, run_ours, run_torchtune, run_trl
 from bench.provenance import code, today
+from bench.rounds import in_order
 from rlhf.cli import guarded
 from rlhf.cli.options import OneOf, WholeNumber
 from rlhf.errors import UserError
@@ -87,7 +88,7 @@ def main(
     second = torchtune_python(torchtune) if contenders.torchtune else python
     shutil.rmtree(work, ignore_errors=True)
     inputs = work / "inputs"
-    make_inputs_apart(inputs, size, device, steps)
+    make_inputs_apart(inputs, size, method, device, steps)
     run: dict[str, Callable[[], ContenderRun]] = {}
     for name, flags in contenders.theirs.items():
         run[name] = partial(run_trl, method, python, inputs, flags, steps, rows)
@@ -99,7 +100,7 @@ def main(
     names = list(run)
     runs: dict[str, list[ContenderRun]] = {name: [] for name in names}
     for repeat in range(repeats):
-        for name in names if repeat % 2 == 0 else reversed(names):  # no one always runs on a machine that others warmed
+        for name in in_order(names, repeat):
             runs[name].append(attempt(run[name]))
         OUT.print(f"round {repeat + 1} of {repeats} done")
     figures = contender_figures(contenders, runs, "wall" if device == "cuda" else "cpu")
@@ -116,10 +117,10 @@ def main(
         OUT.print(f"written to {save}")
 
 
-def make_inputs_apart(inputs: Path, size: str, device: str, steps: int) -> None:
+def make_inputs_apart(inputs: Path, size: str, method: str, device: str, steps: int) -> None:
     """Write the inputs of both sides in a separate process, which gives the GPU back when it ends."""
     inputs.mkdir(parents=True)
-    maker = get_context("spawn").Process(target=make_inputs, args=(inputs, size, device, steps))
+    maker = get_context("spawn").Process(target=make_inputs, args=(inputs, size, method, device, steps))
     maker.start()
     maker.join()
     if maker.exitcode:

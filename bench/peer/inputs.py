@@ -11,7 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 from typing_extensions import TypedDict
 
+from rlhf import recipe as recipes
 from rlhf.files import write_json
+from rlhf.recipe import TrainingName
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {
@@ -29,23 +31,35 @@ SIZES: dict[str, dict[str, int]] = {
         "num_attention_heads": 32,
     },
 }
-BATCH = 32
-GROUP = 8  # responses to a prompt, of RLOO and GRPO
+RECIPE = Path(__file__).parent / "recipe" / "v1"
+BATCH = 32  # responses of a step in RECIPE
+GROUP = 8  # responses to a prompt in RECIPE, of RLOO and GRPO
 
 
 SETTINGS = "settings.json"  # in the folder of the inputs
 
 
 class InputSettings(TypedDict):
-    """What the inputs were made for, as both sides read it."""
+    """What the inputs were made for, as both sides read it: the scripts of the peers take no setting from elsewhere."""
 
     device: str  # cpu or cuda
     dtype: str  # of torch: float32 or bfloat16
-    batch: int  # responses of a step
-    group: int  # responses to a prompt
+    lora: dict[str, Any]  # peft's arguments for the recipe's adapters
+    options: dict[str, Any]  # the section of the method in RECIPE
 
 
-def make_inputs(folder: Path, size: str, device: str, steps: int) -> None:
+def settings_of(method: TrainingName, device: str) -> InputSettings:
+    """Return the settings with which a method is compared on a device."""
+    recipe = recipes.load(RECIPE).recipe
+    return {
+        "device": device,
+        "dtype": "bfloat16" if device == "cuda" else "float32",
+        "lora": recipe.lora.model_dump(include={"r", "lora_alpha", "lora_dropout", "target_modules"}),
+        "options": recipe.training_section(method).model_dump(mode="json"),
+    }
+
+
+def make_inputs(folder: Path, size: str, method: TrainingName, device: str, steps: int) -> None:
     """Write a Llama with random weights, a tokenizer whose every word is one token, and prompts as text and as ids."""
     words = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{i}" for i in range(SIZES[size]["vocab_size"] - 4))]
     raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
@@ -56,7 +70,8 @@ def make_inputs(folder: Path, size: str, device: str, steps: int) -> None:
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
     tokenizer.save_pretrained(folder / "base")
     disable_progress_bar()
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    settings = settings_of(method, device)
+    dtype = getattr(torch, settings["dtype"])
     sizes: dict[str, Any] = {**SIZES[size]}
     config = LlamaConfig(
         **sizes, max_position_embeddings=2048, pad_token_id=0, bos_token_id=1, eos_token_id=2, dtype=dtype
@@ -78,5 +93,4 @@ def make_inputs(folder: Path, size: str, device: str, steps: int) -> None:
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     prompts = [[1, *tokenizer(row["prompt"])["input_ids"]] for row in rows]
     (folder / "prompts.json").write_text(json.dumps(prompts))
-    settings: InputSettings = {"device": device, "dtype": str(dtype).split(".")[1], "batch": BATCH, "group": GROUP}
     write_json(folder / SETTINGS, settings)

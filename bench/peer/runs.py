@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from bench.kinds import Floor
 from bench.paths import ROOT
 from bench.peer.contenders import LEAN, METHODS
-from bench.peer.inputs import SETTINGS, InputSettings
+from bench.peer.inputs import RECIPE, SETTINGS, InputSettings
 from bench.reading import last_line, read
 from bench.steps import telemetry
 from rlhf.errors import UserError
@@ -20,7 +20,6 @@ from rlhf.process.children import child_environment
 from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.recipe import Changes
 
-RECIPE = Path(__file__).parent / "recipe" / "v1"
 PHASES = ("rollout", "score", "update")
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",

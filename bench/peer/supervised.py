@@ -23,6 +23,7 @@ from bench.clocks import clock_of
 from bench.kinds import SideFigures, StageSteps, SupervisedRecord
 from bench.provenance import code, describe_for, today
 from bench.reading import last_line
+from bench.rounds import in_order
 from rlhf.cli import guarded
 from rlhf.cli.options import WholeNumber
 from rlhf.errors import UserError
@@ -31,6 +32,7 @@ from rlhf.memory.rehearsal.short_runs import few_steps
 from rlhf.process.children import child_environment
 from rlhf.recipe import Changes, PinnedRecipe, StageName
 from rlhf.terminal.tables import rows_table
+from rlhf.terminal.wording import gb
 
 STAGES: tuple[StageName, ...] = ("sft", "rm", "dpo")
 PEERS = ("trl", "trl, tuned")
@@ -104,18 +106,28 @@ def record_of(
 
 
 def compare(loaded: PinnedRecipe, stage: StageName, count: int, repeats: int) -> dict[str, SideFigures]:
-    """Run both sides in turn; return `side_by_side` of all repeats."""
+    """Run both sides in turn; return `side_by_side` of all repeats.
+
+    TRL's trainers take the rows and the weights of our first run.
+    """
     runs: dict[str, list[StageSteps]] = {"ours": [], **{name: [] for name in PEERS}}
-    for _ in range(repeats):
-        with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder:
-            out = Path(folder)
-            ours = steps.measure(loaded, (stage,), out, steps=count, shape="hh", preflight=False)
-            if ours[stage].get("out_of_memory"):
-                raise UserError(f"{stage}: out of memory; what fits can be compared: lower the micro-batch")
-            runs["ours"].append(ours[stage])
-            for name, settings in zip(PEERS, ({}, TUNED[stage]), strict=True):
-                runs[name].append(_trl(loaded, stage, out, count, settings))
+    settings = dict(zip(PEERS, ({}, TUNED[stage]), strict=True))
+    with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder:
+        for number in range(repeats):
+            for name in in_order(runs, number):
+                if name == "ours":
+                    runs[name].append(_ours(loaded, stage, Path(folder, str(number)), count))
+                else:
+                    runs[name].append(_trl(loaded, stage, Path(folder, "0"), count, settings[name]))
     return side_by_side(runs)
+
+
+def _ours(loaded: PinnedRecipe, stage: StageName, out: Path, count: int) -> StageSteps:
+    """Run our stage once in a new folder."""
+    row = steps.measure(loaded, (stage,), out, steps=count, shape="hh", preflight=False)[stage]
+    if row.get("out_of_memory"):
+        raise UserError(f"{stage}: out of memory; what fits can be compared: lower the micro-batch")
+    return row
 
 
 def side_by_side(runs: Mapping[str, Sequence[StageSteps]]) -> dict[str, SideFigures]:
@@ -185,7 +197,7 @@ def _row(stage: StageName, name: str, row: SideFigures) -> tuple[str, ...]:
         _ratio(row.get("times_faster_tuned"), row.get("times_faster_tuned_range")),
         _ratio(row.get("memory_ratio"), None),
     )
-    peak = f"{row['peak_bytes'] / 1e9:.2f}" if row["peak_bytes"] else "-"
+    peak = gb(row["peak_bytes"] or 0)
     shown = f"{row['step_seconds']:.3g}", f"{row['tokens_per_second']:,.0f}", peak
     return (stage if name == "ours" else "", name, *shown, *ratios)
 

@@ -23,8 +23,6 @@ from torch.utils.data import Dataset
 
 from bench.peer.training import StepClock, timed
 
-EPOCHS, RESPONSE = 4, 64
-
 
 class Vocabulary:
     """What the recipe asks of a tokenizer: prompts are ids already."""
@@ -47,9 +45,10 @@ class Prompts(Dataset[dict[str, list[int]]]):
 
 
 def configuration(inputs: Path, work: Path, steps: int, micro: int) -> Any:
-    """Return the recipe's configuration: sizes as in trl_ppo.py; what saves memory at the price of time is off."""
+    """Return the recipe's configuration: settings are ours; what saves memory at the price of time is off."""
     settings = json.loads((inputs / "settings.json").read_text())
-    batch = settings["batch"]
+    ours = settings["options"]
+    batch = ours["batch_size"]
     base = json.loads((inputs / "base" / "config.json").read_text())
     sizes = {
         "vocab_size": base["vocab_size"],
@@ -90,33 +89,33 @@ def configuration(inputs: Path, work: Path, steps: int, micro: int) -> Any:
             "reward_checkpointer": scorer,
             "resume_from_checkpoint": False,
             "batch_size": batch,
-            "forward_batch_size": batch,
+            "forward_batch_size": ours["rollout_batch_size"],
             "num_steps": batch * steps,
-            "ppo_epochs": EPOCHS,
-            "ppo_batch_size": batch,
-            "gradient_accumulation_steps": batch // micro,
+            "ppo_epochs": ours["num_ppo_epochs"],
+            "ppo_batch_size": batch // ours["num_mini_batches"],
+            "gradient_accumulation_steps": batch // ours["num_mini_batches"] // micro,
             "compile": False,
-            "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-4, "fused": True},
+            "optimizer": {"_component_": "torch.optim.AdamW", "lr": ours["learning_rate"], "fused": True},
             "optimizer_in_bwd": False,
             "enable_activation_checkpointing": False,
             "enable_kv_cache": True,
-            "max_generated_tokens": RESPONSE,
-            "temperature": 1.0,
+            "max_generated_tokens": ours["response_length"],
+            "temperature": ours["temperature"],
             "top_k": None,
             "min_response_length": None,
             "penalise_no_eos": False,
             "reward_penalty": 0,
             "stop_token_ids": [Vocabulary.eos_id],
             "whiten_rewards": False,
-            "gamma": 1.0,
-            "lmbda": 0.95,
+            "gamma": ours["gamma"],
+            "lmbda": ours["lam"],
             "loss": {
                 "_component_": "torchtune.rlhf.loss.PPOLoss",
-                "epsilon": 0.2,
-                "value_coeff": 0.1,
-                "value_clip_range": 0.2,
+                "epsilon": ours["cliprange"],
+                "value_coeff": ours["vf_coef"],
+                "value_clip_range": ours["cliprange_value"],
             },
-            "kl_coeff": 0.05,
+            "kl_coeff": ours["kl_coef"],
             "metric_logger": {
                 "_component_": "torchtune.training.metric_logging.DiskLogger",
                 "log_dir": str(work / "logs"),

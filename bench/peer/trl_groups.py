@@ -21,22 +21,22 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from bench.peer.training import StepClock, timed
 from rlhf.stages.online.reward_functions import find
 
-BETA = {"rloo": 0.05, "grpo": 0.0}  # TRL's defaults
+# Settings that have the same name on both sides.
+SAME = (
+    *("num_generations", "num_iterations", "max_completion_length", "temperature", "beta"),
+    *("learning_rate", "lr_scheduler_type", "max_grad_norm"),
+)
 
 
 def configuration(config: Any, options: argparse.Namespace, settings: Mapping[str, Any]) -> Any:
-    """Return the trainer's settings, of the class `config`: a step is one batch of responses, with one pass over it."""
+    """Return the trainer's settings, of the class `config`: those of ours, with or without checkpointing."""
+    ours = settings["options"]
     return config(
+        **{name: ours[name] for name in SAME},
         output_dir=tempfile.mkdtemp(),
         per_device_train_batch_size=options.micro,
-        gradient_accumulation_steps=settings["batch"] // options.micro,
-        num_generations=settings["group"],
-        max_completion_length=64,
+        gradient_accumulation_steps=ours["batch_size"] // options.micro,
         max_steps=options.steps,
-        temperature=1.0,
-        beta=BETA[options.method],
-        learning_rate=1e-4,
-        lr_scheduler_type="constant",
         use_cpu=settings["device"] != "cuda",
         gradient_checkpointing=options.checkpointing,
         bf16=False,
@@ -80,9 +80,7 @@ def main() -> None:
         reward_funcs=reward,
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
         processing_class=tokenizer,
-        peft_config=LoraConfig(
-            task_type="CAUSAL_LM", r=8, lora_alpha=16, lora_dropout=0.0, target_modules="all-linear"
-        ),
+        peft_config=LoraConfig(task_type="CAUSAL_LM", **settings["lora"]),
         callbacks=[clock],
     )
     versions = {"trl": trl.__version__, "torch": torch.__version__}

@@ -23,24 +23,35 @@ from trl.experimental.ppo import (  # type: ignore[import-not-found]  # in TRL 1
 
 from bench.peer.training import StepClock, timed
 
+# Settings that have the same name on both sides.
+SAME = (
+    *(
+        "num_ppo_epochs",
+        "num_mini_batches",
+        "response_length",
+        "temperature",
+        "kl_coef",
+        "kl_estimator",
+        "gamma",
+        "lam",
+    ),
+    *("cliprange", "cliprange_value", "vf_coef"),
+    *("learning_rate", "lr_scheduler_type", "max_grad_norm", "gradient_checkpointing"),
+)
 
-def configuration(options: argparse.Namespace, settings: Mapping[str, Any]) -> Any:
-    """Return the trainer's settings: a step is one batch of responses, with four passes over it."""
+
+def configuration(micro: int, steps: int, settings: Mapping[str, Any]) -> Any:
+    """Return the trainer's settings: those of ours, for `steps` batches of responses in micro-batches of `micro`."""
+    ours = settings["options"]
     return PPOConfig(
+        **{name: ours[name] for name in SAME},
         output_dir=tempfile.mkdtemp(),
-        per_device_train_batch_size=options.micro,
-        gradient_accumulation_steps=settings["batch"] // options.micro,
-        num_ppo_epochs=4,
-        num_mini_batches=1,
-        total_episodes=settings["batch"] * options.steps,
-        response_length=64,
-        local_rollout_forward_batch_size=settings["batch"],
-        temperature=1.0,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=ours["batch_size"] // ours["num_mini_batches"] // micro,
+        total_episodes=ours["batch_size"] * steps,
+        local_rollout_forward_batch_size=ours["rollout_batch_size"],
         num_sample_generations=0,
-        learning_rate=1e-4,
-        lr_scheduler_type="constant",
         use_cpu=settings["device"] != "cuda",
-        gradient_checkpointing=False,
         bf16=False,
         report_to=[],
         save_strategy="no",
@@ -69,14 +80,14 @@ def main() -> None:
     torch.manual_seed(0)
     reward = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, **load)
     value = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, **load)
-    lora: dict[str, Any] = {"r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "target_modules": "all-linear"}
+    lora: dict[str, Any] = settings["lora"]
     if options.lora_value:
         names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
         value = get_peft_model(value, LoraConfig(task_type="SEQ_CLS", **{**lora, "target_modules": names}))
     prompts = json.loads((options.inputs / "prompts.json").read_text())
     clock = StepClock()
     trainer = PPOTrainer(
-        args=configuration(options, settings),
+        args=configuration(options.micro, options.steps, settings),
         processing_class=tokenizer,
         model=policy,
         ref_model=None,

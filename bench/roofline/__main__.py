@@ -23,6 +23,7 @@ from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import ONLINE, Changes, OnlineName, PinnedRecipe, Recipe
 from rlhf.terminal.screen import OUT
 from rlhf.terminal.tables import rows_table
+from rlhf.terminal.wording import gb
 
 with quiet_libraries():
     from bench.roofline.counts import phases
@@ -89,7 +90,7 @@ def predict(loaded: PinnedRecipe, stage: OnlineName) -> Roofline:
     Prompts have the mean length of those in the recipe's data, or the longest where that is not known.
     """
     recipe = loaded.recipe
-    options = getattr(recipe, stage)
+    options = recipe.online().get(stage)
     if options is None:
         raise UserError(f"{loaded.directory}: the recipe has no section {stage}")
     card = rates_of(recipe.hardware.name)
@@ -130,7 +131,7 @@ def gains(recipe: Recipe, stage: OnlineName, prompt: float, card: NominalRates) 
             continue
         least = seconds(phases(changed(recipe, keys), stage, prompt), card)
         changes[name] = {"seconds": least, "factor": now / least}
-    if getattr(recipe, stage).samples_per_prompt > 1:
+    if recipe.online()[stage].samples_per_prompt > 1:
         lean = changed(recipe, {key.format(stage=stage): value for key, value in LEAN.items()})
         apart, shared = (seconds(phases(lean, stage, prompt, once), card) for once in (False, True))
         name = "prompts once for a group, in the lean trunk"
@@ -155,7 +156,7 @@ def show(row: Roofline) -> None:
         (
             phase,
             f"{part['flops'] / 1e12:.1f}",
-            f"{part['bytes'] / 1e9:.1f}",
+            gb(part["bytes"], 1),
             part["bound"],
             f"{part['seconds']:.2f}",
             f"{part['seconds'] / total:.0%}",
@@ -187,7 +188,7 @@ def markdown(rows: Sequence[Roofline]) -> str:
 
 
 def _cell(part: PhaseWork) -> str:
-    return f"{part['flops'] / 1e12:.0f}, {part['bytes'] / 1e9:.0f}: {part['seconds']:.2f} s, {part['bound']}"
+    return f"{part['flops'] / 1e12:.0f}, {gb(part['bytes'], 0)}: {part['seconds']:.2f} s, {part['bound']}"
 
 
 def _union(tables: Sequence[Mapping[str, object]]) -> list[str]:

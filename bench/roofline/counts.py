@@ -9,7 +9,7 @@ pass tensors through the card's memory; one that fuses two products may take les
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlhf.errors import UserError
 from rlhf.memory.card import cards
@@ -212,7 +212,7 @@ def phases(recipe: Recipe, stage: OnlineName, prompt: float, share_prompts: bool
     `share_prompts`: the lean trunk computes a prompt once for the responses to it in a micro-batch. Here all of them
     are in one, although the minibatches of an update are drawn at random.
     """
-    options: Any = getattr(recipe, stage)
+    options = recipe.online()[stage]
     decoder, card = Decoder.of(recipe), cards.gpu_of(recipe.hardware.name)
     passes = LayerPasses(decoder, card, recipe.hardware.trunk == "lean")
 
@@ -232,7 +232,7 @@ def _has_critic(options: OnlineOptions) -> bool:
     return isinstance(options, Ppo) and options.value_model == "adapter"
 
 
-def _score(passes: LayerPasses, options: Any, scored: RowSizes, ends: RowSizes) -> dict[str, LeastWork]:
+def _score(passes: LayerPasses, options: OnlineOptions, scored: RowSizes, ends: RowSizes) -> dict[str, LeastWork]:
     """Return the work of scoring: `scored` for log-probabilities and values, `ends` for the reward model."""
     count, upper = math.ceil(options.batch_size / options.score_rows), passes.upper
     work: dict[str, LeastWork] = {}
@@ -250,7 +250,7 @@ def _score(passes: LayerPasses, options: Any, scored: RowSizes, ends: RowSizes) 
     return work
 
 
-def _update(passes: LayerPasses, options: Any, batch: RowSizes) -> dict[str, LeastWork]:
+def _update(passes: LayerPasses, options: OnlineOptions, batch: RowSizes) -> dict[str, LeastWork]:
     """Return the work of all passes of an update over a batch, and of its optimizer steps."""
     decoder = passes.decoder
     steps = options.passes * options.num_mini_batches
@@ -276,7 +276,7 @@ def _rollout(
     decoder: Decoder, card: cards.Gpu, recipe: Recipe, stage: OnlineName, prompt: float
 ) -> dict[str, LeastWork]:
     """Return the work of sampling: a copy of the weights where the recipe asks for one, prefill and decoding."""
-    options: Any = getattr(recipe, stage)
+    options = recipe.online()[stage]
     merged = options.rollout_weights == "merged"
     unpacked = decoder.packed and options.rollout_4bit == "unpacked"
     batches = math.ceil(options.batch_size / options.rollout_batch_size)

@@ -36,7 +36,7 @@ def beside(
 
     longest: prompts are as long as the stage admits, and not of the mean length of those in the recipe's data.
     """
-    options = getattr(recipe, stage)
+    options = recipe.online()[stage]
     prompt = options.max_prompt_length if longest else row_tokens(recipe, stage, 1) - options.response_length
     least = by_phase(recipe, stage, prompt, card)
     return {

@@ -1,8 +1,9 @@
 """Peaks at the recipe's number of layers, from those at the two depths of a rehearsal.
 
 Every layer of a decoder is alike. What a phase holds at its peak therefore grows linearly with their number as long as
-the same operation makes the peak. What the allocator reserves does not; rlhf/memory/rehearsal/depth.py repeats a
-layer's events.
+the same moment makes the peak. At other depths another moment may be higher, even of the same operation, so that a line
+can be too low. rlhf/memory/rehearsal/depth.py repeats a layer's events, which finds that peak, and what the allocator
+reserves.
 """
 
 from collections.abc import Mapping
@@ -12,10 +13,13 @@ from rlhf.memory.phases import DEPTHS, WHOLE, WORKSPACE, Parts, Peak, PredictedP
 from rlhf.recipe.choices import COMPONENTS
 
 
-def extrapolate(shallow: Peak, deeper: Peak, layers: int, workspace: int) -> PredictedPhase:
+def extrapolate(
+    shallow: Peak, deeper: Peak, layers: int, workspace: int, repeated: Parts | None = None
+) -> PredictedPhase:
     """Return the peak of a phase at `layers` layers, from its peaks at both depths.
 
-    A line is drawn through the peaks of each operation; the phase's peak is the highest of them at `layers`.
+    A line is drawn through the peaks of each operation; the phase's peak is the highest of them at `layers`, or that of
+    the `repeated` events if it is higher. `workspace` bytes are added.
     """
 
     low, high = DEPTHS
@@ -32,6 +36,8 @@ def extrapolate(shallow: Peak, deeper: Peak, layers: int, workspace: int) -> Pre
         total = line(sum(a.values()), sum(b.values()))
         if total > highest:
             highest, components = total, {name: line(a.get(name, 0), b.get(name, 0)) for name in {**a, **b}}
+    if repeated and sum(repeated.values()) > highest:
+        highest, components = sum(repeated.values()), repeated
     components = _without_negative(components, highest) | {WORKSPACE: workspace}
     return PredictedPhase(
         sum(components.values()),

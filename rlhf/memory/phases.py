@@ -90,13 +90,18 @@ class Peak:
     work: Work = field(default_factory=Work)
 
     @property
+    def highest(self) -> Parts:
+        """Return the components when most was alive at once."""
+        return max(self.by_operation.values(), key=lambda parts: sum(parts.values()), default={})
+
+    @property
     def bytes(self) -> int:
         """Return the most that was alive at once."""
-        return max((sum(components.values()) for components in self.by_operation.values()), default=0)
+        return sum(self.highest.values())
 
 
 class Reserved(NamedTuple):
-    """Bytes of one phase."""
+    """Bytes of torch's allocator in one phase. Paged states and the driver's context are not among them."""
 
     allocated: int  # peak of allocated blocks: torch.cuda.max_memory_allocated
     reserved: int  # peak of what the allocator holds, on a card that is never full: torch.cuda.max_memory_reserved
@@ -129,11 +134,12 @@ def _of_the_same_phases(depths: list[dict[str, Peak]]) -> list[dict[str, Peak]]:
 class RehearsedStage:
     """The answer of a rehearsal about a stage.
 
-    `depths` has the peaks of the phases by name at each of DEPTHS; `reserved` is about the recipe's own depth.
+    `depths` has the peaks of the phases by name at each of DEPTHS; the others are about the recipe's own depth.
     """
 
     depths: Annotated[list[dict[str, Peak]], AfterValidator(_of_the_same_phases)]
     reserved: dict[str, Reserved] | None  # None if the events of the two depths could not be aligned
+    highest: dict[str, Parts] = field(default_factory=dict)  # at each phase's peak; of the phases that were repeated
 
 
 @dataclass(frozen=True)
@@ -162,8 +168,8 @@ STEP_ANSWER = TypeAdapter(RehearsedStep)
 class PredictedPhase(NamedTuple):
     """Bytes at the peak of one phase, and what they are; `work` is that of the whole phase.
 
-    `reserved_bytes` and `needed_bytes`: see `Reserved`, without paged states and the driver's context. They are guessed
-    from the peak where the events could not be aligned, and None where no card is used.
+    `reserved_bytes` and `needed_bytes` are those of `Reserved`, guessed from the peak where the events could not be
+    aligned, and None where no card is used.
     """
 
     peak_bytes: int

@@ -21,11 +21,7 @@ SECONDS_PER_HOUR = 3600
 
 @dataclass(frozen=True)
 class PlannedPhase:
-    """Bytes of a phase: at its peak, and the components of that peak.
-
-    `reserved_bytes` and `needed_bytes` are those of torch's allocator alone, None where no card is used. Paged states,
-    which are `paged_bytes`, and the driver's context are not among them.
-    """
+    """Bytes of a phase, as `rlhf.memory.phases.PredictedPhase` has them."""
 
     peak_bytes: int
     reserved_bytes: int | None
@@ -61,8 +57,8 @@ class StageTime:
 class PlannedStage:
     """Memory and time of a stage.
 
-    `card_reserved_bytes` and `card_needed_bytes` are of the whole card: what torch's allocator reserves or needs in the
-    phase with most of it, and on a card paged states and the driver's context too. A stage without a card has its peak.
+    `card_reserved_bytes` and `card_needed_bytes` are those of the functions in rlhf/memory/predict.py for the whole
+    stage.
     """
 
     in_memory_of: Device | Literal["host"]

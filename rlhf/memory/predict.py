@@ -61,11 +61,7 @@ class Predictor:
         assert worker.stdin
         with suppress(BrokenPipeError):  # of a worker that was killed
             worker.stdin.close()  # it ends by itself, and takes its folder with it
-        try:
-            worker.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            worker.kill()
-            worker.wait()
+        _exit_code(worker)
 
     def predict(self, loaded: PinnedRecipe, stage: StageName) -> PredictedStage:
         """Return the phases of a stage; if several processes share it, those of one of them.
@@ -76,7 +72,13 @@ class Predictor:
         rehearsed = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), stage, STAGE_ANSWER)
         shallow, deeper = rehearsed.depths
         peaks = {
-            name: extrapolate(shallow[name], deeper[name], layers, workspaces(loaded.recipe, stage, name))
+            name: extrapolate(
+                shallow[name],
+                deeper[name],
+                layers,
+                workspaces(loaded.recipe, stage, name),
+                rehearsed.highest.get(name),
+            )
             for name in shallow
         }
         phases = with_inner(peaks)  # before what is needed, which is at least the peak
@@ -119,12 +121,11 @@ class Predictor:
             line = self._worker.stdout.readline()
         except BrokenPipeError:
             line = ""
-        if not line.endswith("\n"):  # it died, before its answer or in the middle
-            line = ""
-            self._worker.kill()
-            self._worker.wait()
+        if line.endswith("\n"):
+            answer = json.loads(line)
+        else:  # it died, before its answer or in the middle
+            answer = {"error": f"its process {children.ending_in_words(_exit_code(self._worker))}"}
             self._worker = None  # the next prediction starts another
-        answer = json.loads(line or '{"error": "its process ended"}')
         if "error" in answer:
             reason = excerpt(answer["error"])
             raise PredictionError(f"memory of {name} cannot be predicted: {reason}")
@@ -179,16 +180,26 @@ def _start_worker() -> "subprocess.Popen[str]":
     )
 
 
+def _exit_code(worker: "subprocess.Popen[str]") -> int:
+    """Return the exit code of a worker that is about to end; it is killed where it does not."""
+    try:
+        return worker.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        worker.kill()
+        return worker.wait()
+
+
 def card_reserved_bytes(phase: PredictedPhase) -> int:
     """Return the bytes that a phase takes of a card with room to spare, as nvidia-smi shows them for the process.
 
-    They are what torch's allocator reserves, paged states and the driver's context.
+    They are what torch's allocator reserves (`Reserved`), paged states and the driver's context; without a card the
+    peak.
     """
     return phase.peak_bytes if phase.reserved_bytes is None else _with_context(phase.reserved_bytes, phase)
 
 
 def card_needed_bytes(phase: PredictedPhase) -> int:
-    """Return the least bytes of the card that a phase needs: what it takes, less what the allocator can give back."""
+    """Return the least bytes of the card that a phase needs: those of `card_reserved_bytes`, with `Reserved.needed`."""
     return phase.peak_bytes if phase.needed_bytes is None else _with_context(phase.needed_bytes, phase)
 
 

@@ -221,7 +221,11 @@ def step_flops(
 
 
 def _times_a_step(recipe: Recipe, stage: TrainingName) -> dict[str, float]:
-    """Return how many times the work of a rehearsal one step does, by phase."""
+    """Return how many times the work of a rehearsal one step does, by phase.
+
+    All of a phase is multiplied: an optimizer's step, too, where a rehearsal has two micro-batches and a step has more.
+    With 16 of them SFT's launches come out 3 % too many, and its hours 0.1 %.
+    """
     options = recipe.training_section(stage)
     if isinstance(options, Dialogues):
         accumulation = options.gradient_accumulation_steps

@@ -28,6 +28,14 @@ def child_environment(**changes: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **changes}
 
 
+def ending_in_words(code: int) -> str:
+    """Return how a process ended, as the verb of a sentence; `code` is as subprocess has it, a signal's is negative."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    hint = " (the system does that when memory is short)" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{hint}"
+
+
 def part_of_command() -> bool:
     """Return whether another command of this project has started this one as a part of its work."""
     return _PART in os.environ

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlhf.errors import UserError
 from rlhf.files import write_json
-from rlhf.process import distributed, endings
+from rlhf.process import children, distributed, endings
 from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.process.meeting import check_engine, explain
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
@@ -85,11 +85,8 @@ def _failure_message(failures: Mapping[int, Any], stage: StageName) -> str:
     if with_message:
         return str(first.message)
     number = next(number for number, failure in failures.items() if failure is first)
-    ending = f"ended with exit code {first.exitcode}"
-    if first.exitcode < 0:
-        ending = f"was killed by {signal.Signals(-first.exitcode).name}"
-    hint = " (the system does that when memory is short)" if first.exitcode == -signal.SIGKILL else ""
-    return f"{stage}: rank {number} {ending}{hint}, which ended the run; `--resume` (make: RESUME=1) continues it"
+    ending = children.ending_in_words(first.exitcode)
+    return f"{stage}: rank {number} {ending}, which ended the run; `--resume` (make: RESUME=1) continues it"
 
 
 def pass_on(message: str) -> bool:

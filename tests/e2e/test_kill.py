@@ -15,7 +15,7 @@ import pytest
 from rlhf.evaluation.policies import gains_over_sft
 from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step
 from rlhf.stages.online import session
-from tests.helpers import RECIPE, SMALL, beside, content_of, run_stages, small
+from tests.helpers import RECIPE, SMALL, beside, content_of, run_stages, small, wait_until
 from tests.lines import read_intact_lines
 
 ROOT = Path("cpu-tiny/v1")
@@ -31,10 +31,7 @@ def start(out: Path, *more: str) -> subprocess.Popen[bytes]:
 
 def kill_when(process: subprocess.Popen[bytes], moment: Callable[[], bool], pause: float = 0.005) -> None:
     """Kill a process at a moment that is looked for every `pause` seconds; looking takes time from the process."""
-    deadline = time.monotonic() + 120
-    while process.poll() is None and not moment():
-        assert time.monotonic() < deadline, "the moment never came"
-        time.sleep(pause)
+    wait_until(lambda: process.poll() is not None or moment(), "the moment never came", 120, pause)
     assert process.poll() is None, "it ended before the moment came"
     process.send_signal(signal.SIGKILL)
     process.wait()

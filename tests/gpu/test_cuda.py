@@ -10,6 +10,7 @@ import torch
 
 from bench.memory.measure import measure
 from rlhf import recipe
+from rlhf.memory.card.allocator import LARGE_SEGMENT
 from rlhf.memory.predict import Predictor
 from rlhf.recipe import PinnedRecipe, StageName
 from tests.helpers import RECIPE, run_stages, undefined_metrics
@@ -24,6 +25,17 @@ SHAPE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 1024,
     "vocab_size": 8000,
+}
+# Changes to a width at which a base or a key-value cache that is not counted exceeds what a prediction may miss.
+WIDE = {
+    f"model__architecture__{key}": value
+    for key, value in {
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+    }.items()
 }
 STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")
 
@@ -86,10 +98,10 @@ def test_the_chain_runs_and_dpo_begins_at_its_reference(tmp_path, quantization):
 
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
 def test_memory_is_as_predicted_in_every_phase(quantization):
-    """Small shapes: constant costs of kernels weigh more here than in a 7B model, hence the absolute allowance."""
+    """Within 5 % and two pages of the allocator, which constant costs of kernels may take."""
     if quantization == "nf4":
         pytest.importorskip("bitsandbytes")
-    loaded = on_gpu(quantization, **(PAGED if quantization == "nf4" else {}))
+    loaded = on_gpu(quantization, **WIDE, **(PAGED if quantization == "nf4" else {}))
     measured = measure(loaded, list(STAGES))
     with Predictor() as predictor:
         for stage in STAGES:
@@ -98,7 +110,8 @@ def test_memory_is_as_predicted_in_every_phase(quantization):
             for phase, peak in predicted.phases.items():
                 if phase != "load":
                     real = measured[stage][phase]
-                    assert abs(peak.peak_bytes - real) <= 0.1 * real + 50e6, (stage, phase, peak.peak_bytes, real)
+                    close = 0.05 * real + 2 * LARGE_SEGMENT
+                    assert abs(peak.peak_bytes - real) <= close, (stage, phase, peak.peak_bytes, real)
 
 
 def test_a_micro_batch_changes_the_gradient_by_rounding_only(tmp_path):

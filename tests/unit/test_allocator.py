@@ -126,6 +126,17 @@ def test_a_block_that_can_grow_is_the_last_choice():
     assert kept.allocated
 
 
+def test_of_blocks_that_can_grow_the_one_with_least_room_is_taken():
+    """Free are 8 MiB before an unmapped page, 12 that cannot grow, and the segment's end, which has most room."""
+    allocator = Allocator(expandable=True)
+    start = allocator.malloc(12 * MIB).address
+    hole = allocator.malloc(40 * MIB)
+    allocator.malloc(2 * MIB)
+    allocator.free(hole)
+    allocator.empty_cache()  # of 12 to 52 MiB, the page from 20 to 40
+    assert allocator.malloc(2 * MIB).address == start + 40 * MIB
+
+
 @BOTH
 def test_emptying_the_cache_returns_what_is_free_as_a_whole(expandable):
     """Fixed: segments without a block. Expandable: pages without one."""

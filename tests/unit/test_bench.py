@@ -17,6 +17,7 @@ from bench import ablation, ceilings, compare, costs, derived, goals, options, p
 from bench.kinds import Ceilings, Device, Spread, StageSteps, StepsRecord
 from bench.memory import budgets
 from bench.paths import ROOT
+from bench.rounds import in_order
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.memory import projection, published_figures
@@ -90,6 +91,22 @@ def test_a_planted_loss_is_caught_and_noise_is_not(values, expected):
     assert losses == [] if expected is None else [line for line in losses if line.startswith(expected)] == losses != []
 
 
+def test_small_losses_that_are_large_together_are_caught():
+    """Each record is 9 % slower and 2.9 % larger than the one before, which is no loss by itself."""
+    first, second, third = (
+        changed(phase_seconds=seconds(*[1.09**n] * 3), peak_vram_bytes=round(1.029**n * 1e10)) | {"date": f"day {n}"}
+        for n in range(3)
+    )
+    assert not list(compare.losses(second, third)) and not compare.losses_since([first], second)
+    found = compare.losses_since([second, first], third)
+    assert found == [
+        "since day 0: sft: peak memory +5.9%, 10.00 to 10.59 GB",
+        "since day 0: sft/train: +19%, 1 to 1.19 s",
+    ]
+    again = compare.losses_since([third, second], changed(phase_seconds=seconds(2.0, 2.0, 2.0)))
+    assert again == ["since day 2: sft/train: +68%, 1.19 to 2 s"], "a line for each, since the newest"
+
+
 @pytest.mark.parametrize("key", ["recipe", "version", "recipe_sha256", "shape"])
 def test_records_of_another_recipe_or_shape_are_not_compared(key):
     other = copy.deepcopy(RECORD)
@@ -154,16 +171,15 @@ def test_only_records_of_the_same_processor_are_compared(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     for name, device in stored.items():
         (folder / f"2026-01-01_{name}_hh.json").write_text(json.dumps(now | {"device": device, "date": name}))
-    assert bench.newest(loaded, now) is None
+    assert bench.comparable(loaded, now) == []
     with pytest.raises(ValueError, match="records of cpu: Processor B and cpu: Processor A cannot be compared"):
         list(compare.losses({**now, "device": other}, now))
     (folder / "2025-01-01_mine_hh.json").write_text(json.dumps(now | {"date": "mine"}))
-    newest = bench.newest(loaded, now)
-    assert newest is not None and newest["date"] == "mine"
-    assert bench.newest(loaded, now | {"recipe_sha256": "f" * 64}) is None, "a draft that was edited"
-    assert bench.newest(loaded, now | {"device": {**here, "threads": 16}}) is None, "other threads"
+    assert [earlier["date"] for earlier in bench.comparable(loaded, now)] == ["mine"]
+    assert not bench.comparable(loaded, now | {"recipe_sha256": "f" * 64}), "a draft that was edited"
+    assert not bench.comparable(loaded, now | {"device": {**here, "threads": 16}}), "other threads"
     seconds: dict[StageName, StageSteps] = {"sft": {**STAGE, "clock": "cpu"}}
-    assert bench.newest(loaded, now | {"stages": seconds}) is None, "another clock"
+    assert not bench.comparable(loaded, now | {"stages": seconds}), "another clock"
 
 
 def test_of_two_records_of_one_day_the_later_is_the_newest(tmp_path, monkeypatch):
@@ -177,8 +193,7 @@ def test_of_two_records_of_one_day_the_later_is_the_newest(tmp_path, monkeypatch
         bench.new_file(record | {"code": {"commit": commit, "dirty": False}}).write_text(
             json.dumps(record | {"date": commit})
         )
-    newest = bench.newest(loaded, record)
-    assert newest is not None and newest["date"] == "0" * 40
+    assert [earlier["date"] for earlier in bench.comparable(loaded, record)] == ["0" * 40, "f" * 40]
 
 
 def test_published_figures_that_are_exceeded_are_named():
@@ -461,8 +476,22 @@ def test_the_ablation_shows_flash_attn_beside_torch_s_own_kernel(monkeypatch, tm
     count = len(rounds)
     assert [first for first, *_ in rounds] == [1.0 + at for at in range(count)], "each once, in turn"
     later = len(rounds) + 1  # the package cannot run, and is not tried again
-    assert [second for _, second, _ in rounds] == [1.0 + later + at for at in range(count)]
+    assert [second for _, second, _ in rounds] == [later + count - at for at in range(count)], "in reverse"
     assert record["none"]["step_seconds"]["median"] == record["none"]["round_seconds"][1], "the median round"
+
+
+def test_the_time_of_a_strategy_is_relative_to_none_in_the_same_round():
+    def measured(*rounds: float) -> StageSteps:
+        spread: Spread = {"median": rounds[1], "low": 0.0, "high": 9.0, "n": 4}
+        return {"step_seconds": spread, "round_seconds": [*rounds], "peak_vram_bytes": 10**9, "peak_rss_bytes": 1}
+
+    loaded = recipe.load(RECIPE)
+    row = ablation._row("lora", measured(3.0, 2.0, 8.0), measured(2.0, 1.0, 2.0), {}, loaded)
+    assert row[:4] == ("lora", "1.00", "+0%", "x 2.00 (1.50 to 4.00)")
+
+
+def test_every_second_round_is_in_reverse():
+    assert [in_order("abc", number) for number in range(3)] == [["a", "b", "c"], ["c", "b", "a"], ["a", "b", "c"]]
 
 
 def test_an_ablation_has_a_median_round():

@@ -3,8 +3,11 @@
 import pytest
 
 from rlhf.memory.card.replay import replay
-from rlhf.memory.phases import BEGIN, Event
+from rlhf.memory.extrapolate import extrapolate
+from rlhf.memory.phases import BEGIN, Event, StorageKind
 from rlhf.memory.rehearsal.depth import NotAligned, align, deepen
+from rlhf.memory.rehearsal.meta_runs import highest_at_depth
+from rlhf.memory.rehearsal.peaks import peaks_of
 
 MIB = 1 << 20
 
@@ -78,7 +81,7 @@ def training(layers: int, steps: int = 2) -> list[Event]:
 
 @pytest.mark.parametrize("layers", [6, 8, 32, 80])
 def test_events_at_any_even_depth(layers):
-    found, real = deepen(training(2), training(4), layers), training(layers)
+    found, real = deepen(training(2), training(4), layers).events, training(layers)
     assert [(e.bytes, e.phase) for e in found] == [(e.bytes, e.phase) for e in real]
 
 
@@ -86,7 +89,7 @@ def test_events_at_any_even_depth(layers):
 @pytest.mark.parametrize("layers", [6, 24])
 def test_what_is_reserved_is_that_of_the_real_depth(layers, expandable):
     """Not linear in depth, so that a line through two depths would not do."""
-    found = replay(deepen(training(2), training(4), layers), expandable)
+    found = replay(deepen(training(2), training(4), layers).events, expandable)
     assert found == replay(training(layers), expandable)
 
 
@@ -105,13 +108,13 @@ def lists(layers: int) -> list[Event]:
 
 
 def test_lists_over_all_weights_keep_their_order():
-    found, real = deepen(lists(2), lists(4), 8), lists(8)
+    found, real = deepen(lists(2), lists(4), 8).events, lists(8)
     assert [(e.bytes, e.phase) for e in found] == [(e.bytes, e.phase) for e in real]
 
 
 def test_each_storage_is_released_once_and_after_it_was_made():
     alive = set()
-    for event in deepen(training(2), training(4), 40):
+    for event in deepen(training(2), training(4), 40).events:
         if event.bytes > 0:
             assert event.storage not in alive
             alive.add(event.storage)
@@ -120,12 +123,38 @@ def test_each_storage_is_released_once_and_after_it_was_made():
 
 
 def test_depths_that_were_rehearsed_are_returned_as_they_are():
-    assert deepen(training(2), training(4), 2) == training(2)
-    assert deepen(training(2), training(4), 4) == training(4)
+    assert deepen(training(2), training(4), 2).events == training(2)
+    assert deepen(training(2), training(4), 4).events == training(4)
 
 
 def test_an_odd_depth_is_rounded_up():
     assert deepen(training(2), training(4), 7) == deepen(training(2), training(4), 8)
+
+
+def growing(layers: int) -> list[Event]:
+    """Weights, and one tensor with a part for each layer."""
+    program = Program()
+    program.begin("train")
+    for _ in range(layers):
+        program.make("weight", MIB)
+    program.release(program.make("stack", 4 * MIB * layers))
+    return program.events
+
+
+def _kinds(events: list[Event]) -> list[StorageKind]:
+    return ["base" if event.name.startswith("weight") else "temporaries" for event in events if event.bytes > 0]
+
+
+@pytest.mark.parametrize("layers", [6, 32])
+def test_a_storage_that_grows_with_depth_is_in_the_peak(layers):
+    deep = deepen(growing(2), growing(4), layers)
+    component_of = _kinds(growing(4))
+    highest = highest_at_depth(deep, layers, component_of)
+    assert highest["train"] == {"base": layers * MIB, "temporaries": 4 * layers * MIB}
+    assert not highest_at_depth(deep, layers + 1, component_of), "events of one layer more"
+    shallow, deeper = (peaks_of(growing(n), _kinds(growing(n)))["train"] for n in (2, 4))
+    found = extrapolate(shallow, deeper, layers, 7, highest["train"])
+    assert found.components == {**highest["train"], "workspace": 7} and found.peak_bytes == 5 * layers * MIB + 7
 
 
 def test_phases_that_differ_are_an_error():

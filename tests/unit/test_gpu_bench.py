@@ -1,6 +1,8 @@
 """The GPU benchmark without a GPU: its plan, its processes, its records, and every item on a stand-in."""
 
+import contextlib
 import importlib
+import itertools
 import json
 import os
 import re
@@ -33,7 +35,7 @@ from bench.gpu import (
     training,
     variants,
 )
-from bench.gpu.item import Context, load
+from bench.gpu.item import Context, load, with_random_weights
 from bench.gpu.measured import (
     FIGURES,
     AllocatorPeaks,
@@ -50,6 +52,7 @@ from bench.gpu.measured import (
     SuiteFigures,
     TrainingFigures,
 )
+from bench.gpu.model import shared_base
 from bench.gpu.plan import ITEMS, RTX4090
 from bench.gpu.record import Decision, GpuRecord
 from bench.kinds import Spread, StageSteps
@@ -65,7 +68,7 @@ from rlhf.memory.projection import decoding_step_bytes
 from rlhf.rollout import library_decoding
 from rlhf.rollout.decoding import Sampling
 from tests.decoding_models import adapted
-from tests.helpers import noted
+from tests.helpers import called, noted, wait_until
 
 ROOT = Path(__file__).parents[2]
 BY_NAME = {item.name: item for item in ITEMS}
@@ -74,14 +77,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 def gpu_bench(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of `python -m bench.gpu <arguments>`, in this process."""
-    monkeypatch.setattr(sys, "argv", ["bench.gpu", *arguments])
-    code = 0
-    try:
-        guarded(command.command)
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 1
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+    return called(monkeypatch, capsys, lambda: guarded(command.command), "bench.gpu", *arguments)
 
 
 def good_record(name: str = "memory-4090", **changes) -> GpuRecord:
@@ -210,10 +206,7 @@ def alive(pid: int) -> bool:
 
 
 def pid_in(file: Path) -> int:
-    end = time.monotonic() + 20
-    while not (file.exists() and file.read_text().strip()):
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_until(lambda: file.exists() and bool(file.read_text().strip()), f"nothing in {file}", 20)
     return int(file.read_text())
 
 
@@ -226,7 +219,8 @@ def pid_in(file: Path) -> int:
     ],
 )
 def test_no_process_of_an_item_is_left(tmp_path, monkeypatch, script, limit, code):
-    monkeypatch.setattr(runner, "end_group", lambda leader: end(leader, grace=0.5))
+    end_group = runner.end_group
+    monkeypatch.setattr(runner, "end_group", lambda leader: end_group(leader, grace=0.5))
     file = tmp_path / "pid"
     begun = time.monotonic()
     with open(tmp_path / "log", "w") as log:
@@ -234,13 +228,7 @@ def test_no_process_of_an_item_is_left(tmp_path, monkeypatch, script, limit, cod
     assert exit_code == code
     assert time.monotonic() - begun < 30
     grandchild = pid_in(file)
-    until = time.monotonic() + 5
-    while alive(grandchild) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert not alive(grandchild)
-
-
-end = runner.end_group
+    wait_until(lambda: not alive(grandchild), "a process of the item is left", 5)
 
 
 def test_an_item_that_is_cut_off_keeps_what_it_had_measured(tmp_path, monkeypatch):
@@ -429,16 +417,27 @@ def figures(**changes) -> MemoryFigures:
 
 def test_memory_is_decided_by_the_worst_phase():
     far = NEAR | {"stage": "ppo", "phase": "update", "error": -0.2}
-    assert memory.decision(figures()).holds is True
-    decision = memory.decision(figures(phases=[NEAR, far]))
+    assert memory.decision(figures(), "h100-mistral-7b").holds is True
+    decision = memory.decision(figures(phases=[NEAR, far]), "h100-mistral-7b")
     assert decision.holds is False and "ppo/update -20.0%" in decision.why and "+10%" in decision.why
-    assert memory.decision(figures(out_of_memory=[{"stage": "dpo", "error": ""}])).holds is False
-    assert memory.decision(figures(phases=[])).holds is None
+    assert memory.decision(figures(out_of_memory=[{"stage": "dpo", "error": ""}]), "").holds is False
+    assert memory.decision(figures(phases=[]), "").holds is None
 
 
 @pytest.mark.parametrize(("error", "holds"), [(0.05, True), (-0.05, True), (0.0501, False), (-0.0501, False)])
 def test_memory_holds_within_5_percent_on_both_sides(error, holds):
-    assert memory.decision(figures(phases=[NEAR | {"error": error}])).holds is holds
+    assert memory.decision(figures(phases=[NEAR | {"error": error}]), "h100-mistral-7b").holds is holds
+
+
+@pytest.mark.parametrize(("peak", "holds"), [(12.0, True), (12.01, False)])
+def test_a_recipe_s_goals_for_peaks_are_decided_where_memory_is_measured(peak, holds):
+    """The highest phase of a stage counts; each has the bytes that were predicted."""
+    phases = [
+        NEAR | {"stage": "ppo", "phase": name, "measured_bytes": size} for name, size in (("", peak * 1e9), ("load", 9))
+    ]
+    decision = memory.decision(figures(phases=[NEAR, *phases]), "4090-llama2-7b")
+    assert decision.holds is holds and ("ppo: peak memory 12.01 GB" in decision.why) is not holds
+    assert memory.decision(figures(phases=phases), "h100-mistral-7b").holds is True, "which has no such goal"
 
 
 def test_memory_does_not_hold_where_a_phase_is_missing_on_one_side():
@@ -448,7 +447,7 @@ def test_memory_does_not_hold_where_a_phase_is_missing_on_one_side():
     ):
         assert len(beside("ppo", predicted, measured)) == 1
         lines = unmatched("ppo", predicted, measured)
-        assert memory.decision(figures(unmatched=lines)) == (False, line)
+        assert memory.decision(figures(unmatched=lines), "") == (False, line)
     assert unmatched("ppo", {"update": 1}, {"": 3, "update": 1}) == []
 
 
@@ -465,6 +464,12 @@ def test_speed_is_decided_by_the_goals_of_its_recipe():
     almost = speed.decision(measured(0.4199, 0.7), "h100-mistral-7b")
     assert almost.holds is False, "99.98 % of a goal is not all of it, though it is printed as 0.42"
     assert speed.decision(measured(None, None), "cpu-tiny").holds is None
+    spread: Spread = {"median": 1.0, "low": 0.9, "high": 1.1, "n": 4}
+    for mfu, holds in ((0.4201, None), (0.4199, None), (0.47, True), (0.37, False)):
+        near = measured(0.5, 0.7)
+        near["stages"]["sft"] = {**near["stages"]["sft"], "mfu": mfu, "step_seconds": spread}
+        decided = speed.decision(near, "h100-mistral-7b")
+        assert decided.holds is holds and ("within its spread" in decided.why) is (holds is None), mfu
     lost: SpeedFigures = {"shape": "longest", "stages": {"sft": {"out_of_memory": True}}}
     assert speed.decision(lost, "h100-mistral-7b").holds is False
     assert speed.decision(measured(0.5, 0.5, shape="hh"), "4090-llama2-7b").holds is True
@@ -560,6 +565,25 @@ def test_products_that_nothing_can_be_compared_with_decide_nothing():
     assert decision.holds is False and decision.why.startswith("1 of 1 products could be faster; k, 32 rows")
 
 
+def test_a_product_s_time_is_that_of_a_ring_over_its_weights(monkeypatch):
+    """A second for each ring of replays; of a GPU Python's calls are captured and not timed."""
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    monkeypatch.setattr(bitsandbytes, "matmul_4bit", lambda x, weight, quant_state: x)
+    clock = itertools.count()
+    monkeypatch.setattr("bench.gpu.nf4.time.perf_counter", lambda: float(next(clock)))
+    x, weight = torch.ones(10, 4), torch.ones(4, 4)
+    rings = nf4.Rings([(weight, None)] * 5, [weight] * 2)
+    for choice, count in (("as dispatched", 5), ("bfloat16 weight", 2)):
+        assert nf4._microseconds(choice, x, rings) == pytest.approx(1e6 / (nf4.REPLAYS * count)), choice
+    done: list[str] = []
+    graph = SimpleNamespace(replay=lambda: done.append("replayed"))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **_: noted(done, "captures", contextlib.nullcontext()))
+    replay = nf4._captured(lambda: done.append("worked"), torch.device("cuda"))
+    replay()
+    assert done == ["worked", "captures", "worked", "replayed"]
+
+
 def test_two_optimizers_are_given_the_same_weights_and_gradients():
     """Or a paged one could differ from the other for a reason of ours."""
     shapes, cpu = [(4, 6), (6, 4)], torch.device("cpu")
@@ -605,6 +629,25 @@ def test_training_holds_where_the_host_is_ahead_and_roles_switch_fast(host, swit
     assert training.decision(measured, False) == (False, "ppo: RuntimeError: no kernel")
 
 
+def test_a_micro_batch_is_trained_and_scored_as_stages_do_and_the_host_is_timed_on_few_tokens(tmp_path, monkeypatch):
+    """Passes with gradients are in training mode. What the host needs, it does not wait for on a whole micro-batch."""
+    tiny = load(BY_NAME["training"], True)
+    assert tiny
+    loaded = with_random_weights(tiny)
+    shared, _ = shared_base(loaded, torch.device("cpu"), tmp_path)
+    passes: list[tuple[bool, bool, tuple[int, ...]]] = []
+
+    def note(module: Any, args: object, keywords: dict[str, Any]) -> None:
+        passes.append((torch.is_grad_enabled(), module.training, tuple(keywords["input_ids"].shape)))
+
+    shared.base.get_decoder().register_forward_pre_hook(note, with_kwargs=True)
+    monkeypatch.setattr(training, "timed", lambda work: (work(), ([2.0], [1.0]))[1])
+    times = training._passes(shared, 2, 16, padded=True)
+    few = (1, training.FEW_TOKENS)
+    assert passes == [(True, True, (2, 16))] * 2 + [(True, True, few)] * 2 + [(False, False, (2, 16))] * 2
+    assert (times.seconds, times.host_seconds, times.scoring_seconds) == ([2.0], [1.0], [2.0])
+
+
 def test_the_allocator_holds_up_to_the_waste_that_predictions_assume():
     def waste(expandable: int) -> Decision:
         fixed: AllocatorPeaks = {"allocated": 100, "reserved": 150}
@@ -643,7 +686,7 @@ def test_variants_take_turns_and_one_that_fails_is_left_out():
         return lambda number: noted(done, (name, number), float(number))
 
     results = dict(variants.in_rounds({"a": work("a"), "bad": fail, "b": work("b")}, 2))
-    assert done == [("a", 0), ("bad", 0), ("b", 0), ("a", 1), ("b", 1)]
+    assert done == [("a", 0), ("bad", 0), ("b", 0), ("b", 1), ("a", 1)], "in reverse the second time"
     assert results == {"a": [0.0, 1.0], "bad": "RuntimeError: no kernel", "b": [0.0, 1.0]}
 
 
@@ -691,6 +734,8 @@ def test_the_first_rollout_is_not_counted_and_the_spread_of_the_others_is_kept()
     assert row["first_step_seconds"] == 9.0 and row["mbu"] == 0.3
     assert row["step_seconds"] == {"median": 1.0, "low": 0.75, "high": 1.5, "n": 3}
     assert decoding.decision(row, 16, False).holds is False
+    for mbu, holds in ((0.61, None), (0.59, None), (0.95, True)):  # the quartiles are 0.67 and 1.33 times as fast
+        assert decoding.decision({**row, "mbu": mbu}, 16, False).holds is holds, mbu
     assert decoding.decision(decoding.figures(runs[:1], 11, 300, 1000.0), 16, False).holds is None
 
 
@@ -809,9 +854,7 @@ def test_an_interruption_ends_the_item_and_keeps_every_record(tmp_path):
         if line.startswith("decoding: at most"):
             break
     started = tmp_path / "unfinished" / "decoding.json"
-    until = time.monotonic() + 60
-    while not started.exists() and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_until(started.exists, "the item did not start", 60)
     child.send_signal(signal.SIGHUP)
     rest, _ = child.communicate(timeout=60)
     assert child.returncode == command.INTERRUPTED, rest

@@ -1,23 +1,30 @@
 """The comparison with the peer: medians, ratios, contenders that do not fit, and the peer's environment."""
 
+import argparse
+import importlib
+import json
 import mmap
 import sys
 import time
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
+from transformers import LlamaConfig
 
 from bench.kinds import Contender, PeerRecord, Spread, StageSteps
 from bench.peer import __main__ as peer
-from bench.peer import contenders, environments, runs, supervised, training, trl_groups
+from bench.peer import contenders, environments, inputs, runs, supervised, training, trl_groups
 from bench.peer.figures import contender_figures, markdown, phases_table
 from bench.peer.inputs import BATCH, GROUP
 from rlhf import recipe
 from rlhf.errors import UserError
+from rlhf.recipe import StageName
 from tests.helpers import noted
 
 PARTS: list[runs.ContenderRun] = [
@@ -95,6 +102,54 @@ def test_a_supervised_ratio_is_of_tokens_per_second_with_the_range_over_the_roun
     assert ours["times_faster_tuned_range"] == [0.8, 1.2]
     assert (ours["step_seconds"], ours["step_seconds_range"], ours["memory_ratio"]) == (2.0, [1.0, 3.0], 2.0)
     assert "1.00 (0.80 to 1.20)" in supervised._row("sft", "ours", ours)
+
+
+def test_contenders_take_turns_in_both_orders(monkeypatch, tmp_path):
+    done: list[str] = []
+
+    def ran(name: str):
+        return lambda *said: noted(done, name, {"cpu": [1.0], "wall": [1.0], "growth": 1})
+
+    method: Any = contenders.Method(ours={"a": {}, "b": {}}, theirs={"c": []}, epochs=1)
+    monkeypatch.setitem(contenders.METHODS, "grpo", method)
+    monkeypatch.setattr(peer, "run_trl", ran("c"))
+    monkeypatch.setattr(peer, "run_ours", lambda method, inputs, out, changes, *said: ran("ours")())
+    for name in ("make_inputs_apart", "floor", "show"):
+        monkeypatch.setattr(peer, name, lambda *_: None)
+    said = ["--method", "grpo", "--repeats", "3", "--work", str(tmp_path / "work")]
+    assert CliRunner().invoke(peer.main, said).exit_code == 0
+    assert done == ["c", "ours", "ours", "ours", "ours", "c", "c", "ours", "ours"]
+
+
+def test_ours_takes_a_step_more_which_evaluates(monkeypatch, tmp_path):
+    (tmp_path / inputs.SETTINGS).write_text(json.dumps(inputs.settings_of("grpo", "cpu")))
+    commands: list[list[str]] = []
+    monkeypatch.setattr(runs, "_call", lambda command: noted(commands, command, ""))
+    last = runs.prepare_ours("grpo", tmp_path, tmp_path / "out", {"hardware.trunk": "lean"}, 3, 8)
+    assert [command[3:5] for command in commands] == [["run", "sft"]] and last[:2] == ["run", "grpo"]
+    sets = {text for flag, text in pairwise(last) if flag == "--set"}
+    assert {"grpo.steps=4", "grpo.per_device_train_batch_size=8", "hardware.trunk=lean"} <= sets
+
+
+def test_no_contender_is_always_the_first(monkeypatch):
+    """TRL's trainers have the rows of our first run, which therefore begins."""
+    done: list[tuple[str, str]] = []
+
+    def measured(loaded: object, stages: tuple[StageName], out: Path, **_: object) -> dict[StageName, StageSteps]:
+        done.append(("ours", out.name))
+        return {stage: {"tokens_per_second": 1.0} for stage in stages}
+
+    def trl(loaded: object, stage: StageName, out: Path, count: int, settings: object) -> StageSteps:
+        done.append(("tuned" if settings else "trl", out.name))
+        return {"tokens_per_second": 1.0}
+
+    monkeypatch.setattr("bench.steps.measure", measured)
+    monkeypatch.setattr(supervised, "_trl", trl)
+    monkeypatch.setattr(supervised, "side_by_side", dict)
+    found = supervised.compare(recipe.load(inputs.RECIPE), "sft", 2, 3)
+    assert {name: len(rows) for name, rows in found.items()} == {"ours": 3, "trl": 3, "trl, tuned": 3}
+    there, back = [("trl", "0"), ("tuned", "0")], [("tuned", "0"), ("trl", "0")]
+    assert done == [("ours", "0"), *there, *back, ("ours", "1"), ("ours", "2"), *there]
 
 
 def test_a_contender_that_does_not_fit_is_a_row():
@@ -176,21 +231,55 @@ def test_torchtune_has_an_environment_of_its_own_and_no_part_in_the_ratios(tmp_p
 
 @pytest.mark.parametrize("method", ["rloo", "grpo"])
 def test_both_sides_of_a_method_without_a_critic_have_the_same_settings(method, tmp_path, monkeypatch):
-    """Ours are those of the recipe; TRL's script gets the method, and the group's size with the inputs."""
+    """Ours are those of the recipe, and so are the values with which TRL's trainer is configured."""
     compared = contenders.METHODS[method]
     for changes in compared.ours.values():
         assert all(key.startswith((f"{method}.", "hardware.trunk", "lora.layers")) for key in changes)
         overrides = recipe.parse_overrides([f"{key}={value}" for key, value in changes.items()])
-        options = getattr(recipe.load(runs.RECIPE, overrides).recipe, method)
+        options = getattr(recipe.load(inputs.RECIPE, overrides).recipe, method)
         assert (options.batch_size, options.num_generations) == (BATCH, GROUP)
         assert options.num_iterations * options.num_mini_batches == compared.epochs
-        assert options.beta == trl_groups.BETA[method]
+        said = argparse.Namespace(micro=8, steps=3, checkpointing=options.gradient_checkpointing)
+        theirs = trl_groups.configuration(SimpleNamespace, said, inputs.settings_of(method, "cpu"))
+        for name in ("num_generations", "num_iterations", "max_completion_length", "temperature", "beta"):
+            assert getattr(theirs, name) == getattr(options, name), name
+        assert (theirs.learning_rate, theirs.lr_scheduler_type) == (options.learning_rate, options.lr_scheduler_type)
+        assert theirs.per_device_train_batch_size * theirs.gradient_accumulation_steps == BATCH
+        assert theirs.gradient_checkpointing == options.gradient_checkpointing
     commands: list[list[str]] = []
     monkeypatch.setattr(runs, "_call", lambda command: noted(commands, command, '{"cpu": [1.0]}'))
     for flags in compared.theirs.values():
         assert runs.run_trl(method, Path("python"), tmp_path, flags, 3, 8) == {"cpu": [1.0]}
     assert all(command[1].endswith("trl_groups.py") and method in command for command in commands)
     assert [("--checkpointing" in command) for command in commands] == [False, True]
+
+
+def test_both_peers_of_ppo_have_the_settings_of_the_recipe(tmp_path, monkeypatch):
+    """The scripts import what their environments have; here a stand-in takes the values."""
+    known = SimpleNamespace(PPOConfig=SimpleNamespace, PPOTrainer=None, OmegaConf=SimpleNamespace(create=dict))
+    for name in ("trl.experimental.ppo", "torchtune", "omegaconf"):
+        monkeypatch.setitem(sys.modules, name, known)
+    trl_ppo, torchtune_ppo = (importlib.import_module(f"bench.peer.{name}") for name in ("trl_ppo", "torchtune_ppo"))
+    ours = recipe.load(inputs.RECIPE).recipe
+    options, settings = ours.options(recipe.Ppo), inputs.settings_of("ppo", "cpu")
+    assert options.batch_size == BATCH and options.num_ppo_epochs == contenders.METHODS["ppo"].epochs
+    assert settings["lora"] == {"r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "target_modules": "all-linear"}
+    theirs = trl_ppo.configuration(8, 3, settings)
+    for key in ("num_ppo_epochs", "num_mini_batches", "response_length", "temperature", "kl_coef", "gamma", "lam"):
+        assert getattr(theirs, key) == getattr(options, key), key
+    for key in ("cliprange", "cliprange_value", "vf_coef", "learning_rate", "gradient_checkpointing"):
+        assert getattr(theirs, key) == getattr(options, key), key
+    assert (theirs.total_episodes, theirs.gradient_accumulation_steps) == (3 * BATCH, BATCH // 8)
+    (tmp_path / "base").mkdir()
+    (tmp_path / inputs.SETTINGS).write_text(json.dumps(settings))
+    sizes: dict[str, Any] = {**inputs.SIZES["tiny"]}
+    (tmp_path / "base/config.json").write_text(LlamaConfig(**sizes).to_json_string(use_diff=False))
+    second = torchtune_ppo.configuration(tmp_path, tmp_path, 3, 8)
+    assert (second["num_steps"], second["batch_size"], second["gradient_accumulation_steps"]) == (3 * BATCH, BATCH, 4)
+    assert (second["ppo_epochs"], second["max_generated_tokens"]) == (options.num_ppo_epochs, options.response_length)
+    assert (second["gamma"], second["lmbda"], second["kl_coeff"]) == (options.gamma, options.lam, options.kl_coef)
+    assert second["optimizer"]["lr"] == options.learning_rate
+    assert (second["loss"]["epsilon"], second["loss"]["value_coeff"]) == (options.cliprange, options.vf_coef)
 
 
 def test_steps_after_the_warm_up_and_the_growth_of_memory_are_counted(monkeypatch):

@@ -15,7 +15,7 @@ from rlhf.cli import plan_tables as tables
 from rlhf.errors import UserError
 from rlhf.memory import cache, fit, plan, published_figures, strategies
 from rlhf.memory.cache import file_of
-from rlhf.memory.phases import STAGE_ANSWER, PredictedStage, PredictionError, StepOperations
+from rlhf.memory.phases import STAGE_ANSWER, PredictedPhase, PredictedStage, PredictionError, StepOperations, Work
 from rlhf.memory.predict import Predictor, card_needed_bytes, card_reserved_bytes, predicted_stages
 from rlhf.memory.preflight import require_fit
 from rlhf.process.cuda import CONTEXT_BYTES
@@ -172,6 +172,14 @@ def test_more_memory_than_the_card_has_is_exit_code_1(command, predictor, narrow
     assert f"does not fit its card: `rlhf plan {options} --fastest`" in err
     code, _, _ = command("plan", "--recipe", narrow, "--stage", "merge")
     assert code == 0
+
+
+def test_paged_states_and_the_driver_lie_on_the_card_too():
+    phase = PredictedPhase(20, {"base": 20}, 7, Work(), reserved_bytes=50, needed_bytes=30)
+    assert card_reserved_bytes(phase) == 50 + 7 + CONTEXT_BYTES
+    assert card_needed_bytes(phase) == 30 + 7 + CONTEXT_BYTES
+    no_card = phase._replace(reserved_bytes=None, needed_bytes=None, paged_bytes=0)
+    assert card_reserved_bytes(no_card) == card_needed_bytes(no_card) == 20
 
 
 def test_what_fits_to_the_byte_fits(predictor, narrow):

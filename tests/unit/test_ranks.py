@@ -71,14 +71,23 @@ def test_layers_have_the_bytes_that_are_predicted_for_a_loaded_base(name):
 def test_where_layers_are_divided_a_rank_has_its_part_and_two_layers():
     loaded = load("8xh100-llama2-70b/v1")
     layers = weights.layers_bytes(loaded.recipe)
-    parts: Parts = {"base": layers + 1_000_000_000, "activations": 5_000_000_000}
+    scales = layers // 10  # of the layers' 4-bit weights, which are a part of `layers`
+    parts: Parts = {
+        "base": layers - scales + 1_000_000_000,
+        "quantization": scales,
+        "activations": 5_000_000_000,
+    }
     undivided = PredictedPhase(sum(parts.values()), parts, 0, Work())
     whole = undivided._replace(work=Work(flops=100), paged_bytes=9)
     predicted = PredictedStage(whole, dict.fromkeys(("load", "rollout", "update"), undivided))
     whole_stage, phases = ranks.divide(loaded.recipe, "ppo", predicted)
     assert phases["load"] == undivided
-    assert phases["rollout"].components["base"] == pytest.approx(parts["base"] + layers / 8, abs=2)
-    assert phases["update"].components["base"] == pytest.approx(1e9 + layers / 8 + layers / 40, abs=4)
+    for phase, more in (("rollout", layers / 8), ("update", layers / 8 + layers / 40 - layers)):
+        for part in ("base", "quantization"):
+            share = parts[part] / (layers + 1_000_000_000)
+            assert phases[phase].components[part] == pytest.approx(parts[part] + share * more, abs=4), (phase, part)
+        assert phases[phase].components["activations"] == parts["activations"]
+        assert phases[phase].peak_bytes == pytest.approx(undivided.peak_bytes + more, abs=8)
     assert phases["update"].peak_bytes == sum(phases["update"].components.values())
     assert whole_stage == phases["rollout"]._replace(work=whole.work, paged_bytes=9)
     replicated = load("8xh100-llama2-70b/v1", hardware__engine="ddp").recipe

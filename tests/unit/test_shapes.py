@@ -47,6 +47,12 @@ def test_shapes_types_and_numbers_of_inputs_are_told_apart():
     assert shapes(aten.sum.dim_IntList, (on_meta(4, 8), [1]), {}).shape == (4,)
 
 
+def test_inputs_of_one_shape_in_another_order_are_told_apart():
+    shapes, rows, columns = Shapes(), on_meta(8, 4), on_meta(4, 8).t()
+    for x in (rows, columns, rows):
+        assert facts(shapes(aten.mul.Tensor, (x, 2.0), {})) == facts(aten.mul.Tensor(x, 2.0))
+
+
 def test_a_view_shares_memory_every_time():
     shapes, x = Shapes(), on_meta(4, 8)
     for _ in range(2):

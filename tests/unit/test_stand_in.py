@@ -486,6 +486,14 @@ def test_a_weight_is_cast_once_a_block(stand_in):
     assert casts(2, 3) == 2
 
 
+def test_a_weight_that_is_gone_leaves_its_cast_to_no_other(stand_in):
+    """Python gives its number to the next one."""
+    x = torch.empty(4, 64, dtype=torch.bfloat16, device=META)
+    with torch.no_grad(), torch.autocast("meta", torch.bfloat16):
+        for width in range(8, 40):
+            assert nn.Linear(64, width, bias=False, device=META)(x).shape == (4, width)
+
+
 def test_cast_weights_are_freed_when_the_block_ends():
     def run() -> None:
         layer = nn.Linear(64, 32, bias=False, device=META)

@@ -15,7 +15,8 @@ from torch.profiler import record_function
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
-from rlhf.memory.phases import Parts, Peak
+from rlhf.memory.phases import Event, Parts, Peak
+from rlhf.memory.rehearsal.gradient_sums import GradientSum
 from rlhf.memory.rehearsal.tracker import LOGITS_TILE, Tracker
 from tests.helpers import gradient
 
@@ -484,6 +485,7 @@ def test_memory_inside_a_kernel_comes_on_top_while_it_runs():
     assert asked == [[(32, 8), (8, 16)]]
     assert peaks["train"].bytes == 1024 + 512 + 2048 + 1024
     assert parts(peaks["train"])["kernels"] == 1024
+    assert peaks["train"].work.moved == 2 * 1000, "written and read again; a product's own bytes do not count"
     assert max(peaks["train"].by_operation, key=lambda o: sum(peaks["train"].by_operation[o].values())) == (
         "aten.mm.default (inside), 1024 bytes"
     )
@@ -613,6 +615,14 @@ def test_a_sum_whose_summands_live_on_is_made():
         loss.backward()
     assert len(kept) == 2
     assert sums(found.events()) == [4 * KB]
+
+
+def test_a_sum_takes_the_place_of_a_summand_of_its_size_only():
+    """One in another type is a tensor of its own."""
+    made = GradientSum(key=1, total=5, first=3)
+    newest = Event(5, 1024, (), "aten.add.Tensor, 1024 bytes")
+    assert made.replaces(3, 1024, newest) and not made.replaces(3, 512, newest)
+    assert not made.replaces(4, 1024, newest) and not made.replaces(3, 1024, newest._replace(storage=6))
 
 
 def test_a_sum_that_python_code_makes_in_a_backward_pass_is_made():

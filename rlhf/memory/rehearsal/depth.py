@@ -2,8 +2,8 @@
 
 A program that runs over 4 layers does what it does over 2, and in each of its loops over layers it does once more what
 two layers do. The two lists of events are aligned, which finds these insertions. Repeating them gives the events for
-any even number of layers. The bytes in use grow linearly with depth and would not need this; the bytes that the
-allocator reserves do not grow linearly.
+any even number of layers. The bytes in use at one moment grow linearly with depth and would not need this; the highest
+of many moments, and the bytes that the allocator reserves, do not grow linearly.
 """
 
 from bisect import bisect_left
@@ -32,15 +32,23 @@ class NotAligned(Exception):
     """The events of the two depths do not match."""
 
 
-def deepen(shallow: Sequence[Event], deeper: Sequence[Event], layers: int) -> list[Event]:
-    """Return the events for `layers` layers, from those with 2 and 4 layers.
+class Deep(NamedTuple):
+    """The events of a deep model; `sources` has for each of their storages the one of a shallow model that it is."""
 
-    An odd number of layers is rounded up. Up to 4 layers, the events with 2 or 4 are returned as they are.
-    Raises NotAligned if the events of the two depths do not match.
+    events: list[Event]
+    sources: list[int]
+
+
+def deepen(shallow: Sequence[Event], deeper: Sequence[Event], layers: int) -> Deep:
+    """Return the events for `layers` layers, from those with 2 and 4 layers; their sources are storages of `deeper`.
+
+    An odd number of layers is rounded up. Up to 4 layers, the events with 2 or 4 are returned as they are, and are
+    their own source. Raises NotAligned if the events of the two depths do not match.
     """
     low, high = DEPTHS
     if layers <= high:
-        return list(shallow if layers <= low else deeper)
+        events = list(shallow if layers <= low else deeper)
+        return Deep(events, list(range(1 + max((e.storage for e in events if e.storage is not None), default=-1))))
     return _Builder(shallow, deeper, -(-(layers - low) // (high - low))).build()
 
 
@@ -54,13 +62,14 @@ class _Builder:
         self.events: list[Event] = []
         self.alive: dict[str, list[int]] = defaultdict(list)  # storages by the name of what made them, oldest first
         self.bytes: list[int] = []  # of each storage that was made
+        self.sources: list[int] = []  # of each storage that was made, its number in `deeper`
 
-    def build(self) -> list[Event]:
-        """Return the events of the deep model."""
+    def build(self) -> Deep:
+        """Return the events of the deep model, with their sources."""
         for start, end in _between_marks(self.shallow, self.deeper):
             pairs = align(self._keys(self.shallow, start[0], end[0]), self._keys(self.deeper, start[1], end[1]))
             self._write(start, end, pairs)
-        return self.events
+        return Deep(self.events, self.sources)
 
     def _keys(self, events: Sequence[Event], start: int, end: int) -> list[tuple[str, int]]:
         """Return what alignment compares: the operation, and the bytes, negative where they are released."""
@@ -143,6 +152,8 @@ class _Builder:
         storage = len(self.bytes)
         alive.append(storage)
         self.bytes.append(size)
+        assert event[0] is not None
+        self.sources.append(event[0])
         self.events.append(new_event(Event, (storage, size, event[2], event[3])))
 
     def _release(self, event: Event, alive: list[int], place: int) -> None:

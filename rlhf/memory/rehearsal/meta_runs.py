@@ -11,11 +11,13 @@ from rlhf.memory.phases import (
     ON_HOST,
     PHASES,
     Event,
+    Parts,
     Peak,
     RehearsedStage,
-    Reserved,
+    StorageKind,
 )
-from rlhf.memory.rehearsal.depth import NotAligned, deepen
+from rlhf.memory.rehearsal.depth import Deep, NotAligned, deepen
+from rlhf.memory.rehearsal.peaks import peaks_of
 from rlhf.memory.rehearsal.short_runs import ShortRun, ShortRuns, StageFn
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Rehearsals(ShortRuns[Peak]):
-    """Rehearses stages on the stand-in device. `events` are those of the last one.
+    """Rehearses stages on the stand-in device. `events` are those of the last one, `components` of their storages.
 
     Stages that a stage builds on are not run: their adapters are made, in the recipe's shape.
     """
@@ -32,6 +34,7 @@ class Rehearsals(ShortRuns[Peak]):
     def __init__(self, layers: int | None):
         super().__init__(layers)
         self.events: list[Event] = []
+        self.components: list[StorageKind] = []
 
     def measure(self, recipe: Recipe, run_stage: StageFn) -> dict[str, Peak]:
         """Run a stage on the stand-in device and keep its events."""
@@ -39,7 +42,7 @@ class Rehearsals(ShortRuns[Peak]):
 
         with self._device(recipe) as stand_in:
             run_stage(META)
-        self.events = stand_in.events()
+        self.events, self.components = stand_in.events(), stand_in.components()
         return stand_in.peaks()
 
     def make_parents(self, changed: PinnedRecipe, stages: Sequence[StageName], folder: Path) -> None:
@@ -58,34 +61,33 @@ class Rehearsals(ShortRuns[Peak]):
 
 
 class RehearsalsAtDepths:
-    """Rehearses stages at each of DEPTHS, and replays what the allocator is asked for at the recipe's own depth."""
+    """Rehearses stages at each of DEPTHS, and repeats the layers' events for the recipe's own depth."""
 
     def __init__(self) -> None:
         self.depths = [Rehearsals(layers) for layers in DEPTHS]
 
     def __call__(self, loaded: PinnedRecipe, stage: StageName, expandable: bool) -> RehearsedStage:
-        """Return the peaks of a stage at each depth, and the reserved bytes of each phase at the recipe's depth."""
-        peaks, events = [], []
-        for rehearse in self.depths:
-            peaks.append(rehearse(loaded, stage))
-            events.append(rehearse.events)
-        reserved = reserved_at_depth(events, loaded.recipe, stage, expandable)
-        return RehearsedStage(peaks, reserved)
+        """Return the peaks of a stage at each depth, and the peak and reserved bytes of each phase at the recipe's."""
+        peaks = [rehearse(loaded, stage) for rehearse in self.depths]
+        hardware, architecture = loaded.recipe.hardware, loaded.recipe.model.architecture
+        if hardware.device != "cuda" or stage in ON_HOST or not architecture:
+            return RehearsedStage(peaks, {})
+        shallow, deeper = self.depths
+        layers = architecture.num_hidden_layers
+        try:
+            deep = deepen(shallow.events, deeper.events, layers)
+        except NotAligned:
+            return RehearsedStage(peaks, None)
+        reserved = replay(deep.events, expandable, cards.workspace(hardware.name))
+        return RehearsedStage(peaks, reserved, highest_at_depth(deep, layers, deeper.components))
 
 
-def reserved_at_depth(
-    events: Sequence[list[Event]], recipe: Recipe, stage: StageName, expandable: bool
-) -> dict[str, Reserved] | None:
-    """Return the reserved bytes of each phase at the recipe's depth, from a stage's events at each of DEPTHS.
+def highest_at_depth(deep: Deep, layers: int, component_of: Sequence[StorageKind]) -> dict[str, Parts]:
+    """Return the components at the peak of each phase, from repeated events, by the components of their sources.
 
-    They are empty if the stage uses no card, and None if the events of the two depths cannot be aligned.
+    They are empty where nothing was repeated, and for an odd number of layers, whose events are those of one more.
     """
-    hardware, architecture = recipe.hardware, recipe.model.architecture
-    if hardware.device != "cuda" or stage in ON_HOST or not architecture:
+    if layers <= DEPTHS[-1] or layers % 2:
         return {}
-    shallow, deeper = events
-    try:
-        deep = deepen(shallow, deeper, architecture.num_hidden_layers)
-    except NotAligned:
-        return None
-    return replay(deep, expandable, cards.workspace(hardware.name))
+    peaks = peaks_of(deep.events, [component_of[source] for source in deep.sources])
+    return {name: peak.highest for name, peak in peaks.items()}

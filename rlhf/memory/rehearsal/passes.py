@@ -77,9 +77,10 @@ class Repeats:
     def differing(self, items: Iterable[T], key_of: Callable[[T], Hashable | None]) -> Iterator[T]:
         """Yield the items for a loop, whose body is run and remembered as a pass. Of items with equal keys yield one.
 
-        An item without a key is yielded too.
+        An item without a key is yielded too. All are made at once: of items that are made one by one, a pass would
+        release the one before, which the loop's variable has held.
         """
-        for item in items:
+        for item in list(items):
             if (name := key_of(item)) is None:
                 yield item
                 continue

@@ -7,7 +7,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from unittest import mock
 
 import torch
@@ -220,61 +220,68 @@ def _untracked(stand_in: "StandIn", function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-class _Autocast(contextlib.ContextDecorator):
+class _Autocast:
     """torch.autocast for `meta`, which has none: float32 inputs of products become bfloat16, weights once a block."""
 
-    on = False
-    weights: ClassVar[dict[int, Tensor]] = {}
+    def __init__(self) -> None:
+        self.on = False
+        self._blocks = 0  # that are open
+        self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # by id: a weight, which keeps its id taken, and its cast
 
-    def __init__(self, device_type: str, dtype: object = None, enabled: bool = True, cache_enabled: object = None):
-        self.enabled = enabled
-        self.before: list[bool] = []
+    @contextlib.contextmanager
+    def block(
+        self, device_type: str, dtype: object = None, enabled: bool = True, cache_enabled: object = None
+    ) -> Iterator[None]:
+        """Be on, or off, inside the block; at the end of the outermost one the casts of weights are forgotten.
 
-    def __enter__(self) -> "_Autocast":
-        self.before.append(_Autocast.on)
-        _Autocast.on = self.enabled
-        return self
+        It has the arguments of torch.autocast.
+        """
+        before, self.on = self.on, enabled
+        self._blocks += 1
+        try:
+            yield
+        finally:
+            self.on = before
+            self._blocks -= 1
+            if not self._blocks:
+                self._weights.clear()
 
-    def __exit__(self, *_: object) -> None:
-        _Autocast.on = self.before.pop()
-        if not any((self.before, _Autocast.on)):
-            _Autocast.weights.clear()
-
-    @staticmethod
-    def cast(x: object) -> object:
-        if not (_Autocast.on and isinstance(x, Tensor) and x.device == META and x.dtype == torch.float32):
+    def cast(self, x: object) -> object:
+        """Return an input of a product as it is multiplied."""
+        if not (self.on and isinstance(x, Tensor) and x.device == META and x.dtype == torch.float32):
             return x
         if not (x.is_leaf and x.requires_grad):
             return x.to(torch.bfloat16)
-        if id(x) not in _Autocast.weights:
-            _Autocast.weights[id(x)] = x.to(torch.bfloat16)
-        return _Autocast.weights[id(x)]
+        if id(x) not in self._weights:
+            self._weights[id(x)] = x, x.to(torch.bfloat16)
+        return self._weights[id(x)][1]
+
+    def casting(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return a product that casts its inputs."""
+
+        def product(*args: object, **kwargs: object) -> Tensor:
+            return function(*map(self.cast, args), **{key: self.cast(value) for key, value in kwargs.items()})
+
+        return product
 
 
 def _autocast_patches() -> Iterator[passes.Patch]:
     patch = mock.patch.object
-    real = torch.autocast
+    real, stand_in = torch.autocast, _Autocast()
 
     def autocast(device_type: str, *args: Any, **kwargs: Any) -> Any:
-        return _Autocast(device_type, *args, **kwargs) if device_type == "meta" else real(device_type, *args, **kwargs)
+        return (stand_in.block if device_type == "meta" else real)(device_type, *args, **kwargs)
 
     for module, name in ((torch, "autocast"), (torch.amp, "autocast")):
         yield patch(module, name, autocast)
     enabled, available, dtype = torch.is_autocast_enabled, torch.amp.is_autocast_available, torch.get_autocast_dtype
-    yield patch(torch, "is_autocast_enabled", lambda *d: _Autocast.on if d in ((), ("meta",)) else enabled(*d))
+    yield patch(torch, "is_autocast_enabled", lambda *d: stand_in.on if d in ((), ("meta",)) else enabled(*d))
     yield patch(torch, "get_autocast_dtype", lambda d: torch.bfloat16 if d == "meta" else dtype(d))
     yield patch(torch.amp, "is_autocast_available", lambda d: d == "meta" or available(d))
     products = [(F, "linear"), (torch, "matmul"), (torch, "bmm"), (torch, "mm"), (torch.Tensor, "__matmul__")]
     products.append((F, "scaled_dot_product_attention"))
     for place, name in products:
-        yield patch(place, name, _casting(getattr(place, name)))
-
-
-def _casting(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def cast(*args: object, **kwargs: object) -> Tensor:
-        return function(*map(_Autocast.cast, args), **{key: _Autocast.cast(value) for key, value in kwargs.items()})
-
-    return cast
+        yield patch(place, name, stand_in.casting(getattr(place, name)))
 
 
 def _tensor(data: Any, *, device: Any = None, _real: Callable[..., Tensor] = torch.tensor, **options: Any) -> Tensor:

@@ -234,8 +234,11 @@ class ShortRuns(ABC, Generic[PeakT]):
         missing = [name for name in needed if (name, owner) not in self._finished]
         if missing:
             self.make_parents(changed, missing, folder)
-        self._finished |= {(name, owner) for name in (*missing, stage)}
-        return self.run(changed, stage, folder)
+        self._finished |= {(name, owner) for name in missing}
+        self._finished.discard((stage, owner))  # it is run in an empty folder, and may fail
+        peaks = self.run(changed, stage, folder)
+        self._finished.add((stage, owner))
+        return peaks
 
     def run(self, changed: PinnedRecipe, stage: StageName, folder: Path) -> dict[str, PeakT]:
         """Run one stage, whose parents are there, and return its peaks."""

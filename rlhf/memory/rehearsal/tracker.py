@@ -201,7 +201,7 @@ class Tracker(TorchDispatchMode):
 
     def events(self) -> list[Event]:
         """Return what torch's allocator was asked for, and the marks, in order; unified memory is left out."""
-        component_of = self._components()
+        component_of = self.components()
         return [event for event in self._events if event.storage is None or component_of[event.storage] != PAGED]
 
     def peaks(self) -> dict[str, Peak]:
@@ -209,17 +209,17 @@ class Tracker(TorchDispatchMode):
 
         Phases are in the order in which they began.
         """
-        peaks = peaks_of(self._events, self._components())
+        peaks = peaks_of(self._events, self.components())
         for phase, work in self._work.items():
             for peak in around(peaks, phase):
                 peak.work += work
         return peaks
 
-    # -- details ---------------------------------------------------------------------------------------------------
-
-    def _components(self) -> list[StorageKind]:
+    def components(self) -> list[StorageKind]:
         """Return the component of each storage, by its number."""
         return [storage.resolved_component() for storage in self._storages]
+
+    # -- details ---------------------------------------------------------------------------------------------------
 
     def _enter_block(self, name: str) -> None:
         self._entered.append(name if name in self.phases else None)
