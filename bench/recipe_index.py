@@ -20,9 +20,9 @@ by their folder, such as `RECIPE=recipes/h100-mistral-7b/v1`. Each link leads to
 after the versions describe the one in bold, or the newest where none is. [docs/recipes.md](../docs/recipes.md) explains
 the keys of a recipe. This page is made by `make results-index` and checked by the tests.
 
-*Needs* is predicted: the GB of the card that the stage in brackets needs, which is the stage that needs most. It is
-without the paged states of the optimizer ([docs/memory.md](../docs/memory.md#what-the-numbers-mean)). *Gated* weights
-are downloaded after you accept the licence on the model's page and set `HF_TOKEN`. Mistral's page may ask for the same.
+*Needs* is predicted: the GB of the card that the stage in brackets needs, which is the stage that needs most
+([docs/memory.md](../docs/memory.md#what-the-numbers-mean)). *Gated* weights are downloaded after you accept the licence
+on the model's page and set `HF_TOKEN`. Mistral's page may ask for the same.
 
 | folder | versions | hardware | needs, GB | model | data | stages | what |
 | --- | --- | --- | --- | --- | --- | --- | --- |

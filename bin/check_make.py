@@ -293,8 +293,9 @@ def _missing_files(targets: Sequence[str], read: Sequence[Variable]) -> Iterator
             if name == "DATA" and of_hub and not looks_at:
                 key = f'SET="data.source=hub data.name={word} data.revision=COMMIT"'
                 hint = f"A data set of the hub is named by its commit: {key}. "
-            hint += f"A name with spaces cannot pass through make: use `rlhf {command}`"
-            yield f"{name}='{word}'{variable.source}: no such file. {hint}"
+            if len(variable.value.split()) > 1:
+                hint += f"A name with spaces cannot pass through make: use `rlhf {command}`"
+            yield f"{name}='{word}'{variable.source}: no such file. {hint}".rstrip()
 
 
 def _wrong_recipe(targets: Sequence[str], read: Mapping[str, Variable]) -> Iterator[str]:

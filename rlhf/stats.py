@@ -120,12 +120,17 @@ def length_controlled_win_rate(outcomes: Sequence[float], length_differences: Se
     or a loss contributes its fitted variance p(1 − p), so that the interval stays honest where one side wins
     everything. A tie or a mean of several outcomes contributes its squared residual (p − y)².
 
-    Returns None without outcomes, and if all are 0.5: they leave no residuals, and so an interval without width.
+    Returns None without outcomes; if all are 0.5, which leaves no residuals and so an interval without width; and where
+    one side is nearly always the longer one. Then x = tanh(d/s) hardly varies, a and b cannot be told apart, and the
+    penalty would decide the rate. The n comparisons are worth n − (Σx)²/Σx² at equal length; that must be 1 or more.
     """
     if all(outcome == 0.5 for outcome in outcomes):
         return None
     scale = pstdev(length_differences) or 1.0
     rows = [(math.tanh(d / scale), y) for d, y in zip(length_differences, outcomes, strict=True)]
+    squares = math.fsum(x * x for x, _ in rows)
+    if squares and len(rows) - math.fsum(x for x, _ in rows) ** 2 / squares < 1:
+        return None
     ridge = 0.02
     a = b = 0.0
     for _ in range(100):  # Newton's method on a strictly convex function converges in a few steps

@@ -15,7 +15,7 @@ from rlhf.recipe import Recipe
 from rlhf.recipe.strict import dotted_keys
 
 Command = Callable[..., None]
-HARDWARE = "Hardware, whose default recipe is taken; `rlhf recipes` lists both. This or --recipe must be given."
+HARDWARE = "Take the default recipe of this hardware; `rlhf recipes` lists both. This or --recipe must be given."
 CHANGES = "Change a key of the recipe. May be repeated."
 TRAINING_HELP = {
     "data": "Train on this file instead of the recipe's data. May be repeated.",

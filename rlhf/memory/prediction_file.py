@@ -17,7 +17,7 @@ from rlhf.terminal.wording import GB
 FILE = "predicted.json"
 
 Peaks = dict[StageName, dict[str, Parts]]  # stage -> phase -> component -> bytes
-Needs = dict[StageName, dict[str, int]]  # stage -> phase -> bytes of the allocator that the phase needs
+Needs = dict[StageName, dict[str, int]]  # stage -> phase -> bytes of the card that the phase needs beside the driver
 Step = dict[str, dict[str, int]]  # role -> "per_layer" and "outside" -> operations of a decoding step
 
 
@@ -40,16 +40,20 @@ def peaks(predictor: Predictor, loaded: PinnedRecipe) -> Peaks:
 
 
 def needs(predictor: Predictor, loaded: PinnedRecipe) -> Needs:
-    """Return what each phase needs of the card: with gaps between blocks, without paged states and driver."""
+    """Return what each phase needs of the card: with gaps between blocks and paged states, without the driver."""
     needed = {}
     for stage in predicted_stages(loaded.recipe):
-        phases = {name: phase.needed_bytes for name, phase in predictor.predict(loaded, stage).phases.items()}
-        needed[stage] = {name: size for name, size in phases.items() if size is not None}
+        phases = predictor.predict(loaded, stage).phases
+        needed[stage] = {
+            name: phase.needed_bytes + phase.paged_bytes
+            for name, phase in phases.items()
+            if phase.needed_bytes is not None
+        }
     return {stage: phases for stage, phases in needed.items() if phases}
 
 
 def card_needs(needed: Needs) -> dict[StageName, int]:
-    """Return the bytes that each stage needs of the card: with the driver's context, without paged states."""
+    """Return the bytes that each stage needs of the card, with the driver's context."""
     return {stage: max(phases.values()) + CONTEXT_BYTES for stage, phases in needed.items() if stage not in ON_HOST}
 
 

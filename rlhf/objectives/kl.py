@@ -21,9 +21,11 @@ def estimate_kl(logp: Tensor, ref_logp: Tensor, kind: KlEstimator) -> Tensor:
     Shapes: logp, ref_logp equal; returns that shape, elementwise. There is no mask: the content of a padded slot stays
     there, for the caller's masked mean to drop. Zero the pads of both inputs before differentiating.
 
-    All kinds estimate the value, for a penalty or a metric. As a loss on the policy's own samples they differ. In
-    expectation the gradient of k2 is that of a token's KL given its prefix. That of k1 is zero. That of k3 is the
-    gradient of the other direction, KL(ref || pi).
+    All kinds estimate the value, for a penalty or a metric. As a loss on the policy's own samples they differ in the
+    expected gradient:
+        k1    zero
+        k2    that of a token's KL given its prefix
+        k3    that of the other direction, KL(ref || pi)
 
     Raises ValueError when shapes differ or kind is unknown.
     """

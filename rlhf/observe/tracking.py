@@ -34,27 +34,43 @@ def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mappi
     logs: list[Log] = []
     with ExitStack() as started:  # closes those that have started, also if another does not start or close
         for name in report_to:
-            if name == "tensorboard":
-                from torch.utils.tensorboard import SummaryWriter
-
-                writer = SummaryWriter(str(folder / "tensorboard"))
-                started.callback(writer.close)
-                say(f"tensorboard: metrics go to {folder / 'tensorboard'}")
-                logs.append(partial(_scalars, writer))
-            else:
-                tracker = importlib.import_module(name)  # wandb and trackio share these three functions
-                directory = {"dir": str(folder)} if name == "wandb" else {}  # the working directory may be read-only
-                try:
-                    tracker.init(project=project, name=folder.name, config=dict(config), **directory)
-                except Exception as error:  # each service has its own errors
-                    raise UserError(f"--report-to {name}: {message_of(error)}") from error
-                started.push(partial(_finish, tracker, name))
-                logs.append(_Sender(tracker, name))
+            # wandb and trackio share these three functions
+            tracker = _TensorBoard(folder) if name == "tensorboard" else importlib.import_module(name)
+            directory = {"dir": str(folder)} if name == "wandb" else {}  # the working directory may be read-only
+            try:
+                tracker.init(project=project, name=folder.name, config=dict(config), **directory)
+            except Exception as error:  # each service has its own errors
+                raise UserError(f"--report-to {name}: {message_of(error)}") from error
+            started.push(partial(_finish, tracker, name))
+            logs.append(_Sender(tracker, name))
         yield logs
 
 
+class _TensorBoard:
+    """TensorBoard's writer with the functions of the other trackers."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder / "tensorboard"
+
+    def init(self, **_: object) -> None:
+        """Open the writer."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(self.folder))
+        say(f"tensorboard: metrics go to {self.folder}")
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Write a row."""
+        for key, value in values.items():
+            self.writer.add_scalar(key, value, step)
+
+    def finish(self) -> None:
+        """Close the writer."""
+        self.writer.close()
+
+
 def _finish(tracker: Any, name: str, error: type[BaseException] | None, *_: object) -> None:
-    """Close Trackio or W&B. W&B is told of an error, or it would list the run as finished."""
+    """Close a tracker. W&B is told of an error, or it would list the run as finished."""
     try:
         tracker.finish(**({"exit_code": 1} if error and name == "wandb" else {}))
     except Exception as problem:  # the stage's own files are complete
@@ -62,7 +78,7 @@ def _finish(tracker: Any, name: str, error: type[BaseException] | None, *_: obje
 
 
 class _Sender:
-    """Sends rows to Trackio or W&B. After an error it sends no more: a tracker must not end a run."""
+    """Sends rows to a tracker. After an error it sends no more: a tracker must not end a run."""
 
     def __init__(self, tracker: Any, name: str):
         self.tracker, self.name, self.failed = tracker, name, False
@@ -75,9 +91,3 @@ class _Sender:
         except Exception as problem:  # each service has its own errors
             self.failed = True
             say(f"{self.name} gets no more metrics: {message_of(problem)}")
-
-
-def _scalars(writer: Any, step: int, values: Mapping[str, float]) -> None:
-    """Send a row to TensorBoard."""
-    for key, value in values.items():
-        writer.add_scalar(key, value, step)

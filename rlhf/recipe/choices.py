@@ -1,4 +1,4 @@
-"""Sets of values that a recipe's keys take and that code elsewhere names as well. This module needs no torch."""
+"""Allowed values of recipe keys that other modules name too. This module needs no torch."""
 
 from typing import Literal, get_args
 

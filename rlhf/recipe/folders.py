@@ -83,7 +83,7 @@ def _hardware_name(content: Mapping[str, object]) -> str:
     """Return the hardware that a recipe's file names, "" for none; the recipe is not checked."""
     section = content.get("hardware")
     name = section.get("name") if isinstance(section, dict) else None
-    return name if isinstance(name, str) else ""
+    return str(name) if isinstance(name, str | int) else ""  # `name: 4090` is refused later, as a number
 
 
 def _with_stage(stage: StageName, root: Path, hardware: str) -> list[str]:

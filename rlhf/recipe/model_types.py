@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class ModelType(NamedTuple):
-    """What is done with models of a type beside what is done with all."""
+    """How models of a type differ from the others."""
 
     rms_norm: str | None  # transformers' class of its norms that compute weight * x / rms(x)
     llama_layers: bool = True  # its linear layers are the seven of a Llama

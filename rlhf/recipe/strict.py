@@ -78,7 +78,8 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
     more = f" and {len(other_keys) - 3} more" if len(other_keys) > 3 else ""
     also_wrong = f" (also wrong: {', '.join(other_keys[:3])}{more})" if other_keys else ""
     if problem["type"] == "missing":
-        return f"{source}: key '{key}' is missing{also_wrong}; add it ({kind.documented_in} explains it)"
+        page = _section_at(kind, location[:-1]).documented_in
+        return f"{source}: key '{key}' is missing{also_wrong}; add it ({page} explains it)"
     message = str(problem["msg"]).removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if problem["type"] == "value_error":
@@ -97,7 +98,7 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
 def _message_of_several_types(kind: type[Section], problems: Sequence[Problem], location: list[str]) -> str | None:
     """Return the message about a value at a key that takes words and numbers, or a list; None at any other key.
 
-    If a key that takes a list takes words too, they are named: whoever misspelt one has no use for a list of it.
+    The words come first where a key takes both.
     """
     field = _section_at(kind, location[:-1]).model_fields.get(location[-1])
     tuples = _tuple_types(field.annotation) if field else []
@@ -128,7 +129,7 @@ def _nearest(kind: type[Section], location: list[str], prefix: str) -> str:
     """
     *section, name = location
     siblings, everywhere = _keys_at(kind, section), dotted_keys(kind)
-    alike = [key for key in COMMON_NAMES.get(name, ()) if key in siblings]
+    alike = [key for key in (name.lower(), *COMMON_NAMES.get(name, ())) if key in siblings]
     alike = alike or difflib.get_close_matches(name, siblings, n=3, cutoff=0.7)
     alike = alike or difflib.get_close_matches(name, siblings, n=1, cutoff=0.6)  # `pop` for `ppo`
     begun = difflib.get_close_matches(name, [key for key in siblings if key.startswith(name)], n=3, cutoff=0)
@@ -138,9 +139,10 @@ def _nearest(kind: type[Section], location: list[str], prefix: str) -> str:
         or elsewhere
         or difflib.get_close_matches(".".join(location), {*everywhere} - {".".join(section)}, n=1, cutoff=0.8)
     )
+    page = _section_at(kind, section).documented_in
     if not candidates:
-        return f"{kind.documented_in} lists the keys"
-    return f"nearest: {', '.join(prefix + key for key in candidates)} ({kind.documented_in} lists all)"
+        return f"{page} lists the keys"
+    return f"nearest: {', '.join(prefix + key for key in candidates)} ({page} lists all)"
 
 
 def dotted_keys(kind: type[Section], prefix: str = "") -> list[str]:

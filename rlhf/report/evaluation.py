@@ -165,8 +165,10 @@ def sections_of_samples(runs: Sequence[RunRecords], charts: Charts) -> list[Sect
         files = [run.run_directory / stage / SAMPLES for stage in ("evaluate", *ONLINE)]
         rows = next((rows for file in files if (rows := reader.read_lines(file, SampleLine))), [])
         total += len(rows)
+        newest_first = sorted(rows, key=lambda row: -row.step)  # of one step they keep their order
         dialogues = [
-            [*_run_named(run, runs), *dialogue(row.prompt, row.messages), *_answers(row)] for row in rows[-DIALOGUES:]
+            [*_run_named(run, runs), *dialogue(row.prompt, row.messages), *_answers(row)]
+            for row in newest_first[:DIALOGUES]
         ]
         shown, folded = shown + dialogues[:OPEN], folded + dialogues[OPEN:]
     return [Section("Samples", "samples.html", Samples(shown, folded, total))] if shown else []

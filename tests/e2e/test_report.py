@@ -21,7 +21,7 @@ from rlhf.rating import store
 from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import ONLINE, StageName, published
 from rlhf.report import RunRecords, overview, tables, training
-from rlhf.report.evaluation import OPEN, sections_of_policies, sections_of_reward_model, sections_of_samples
+from rlhf.report.evaluation import OPEN, Samples, sections_of_policies, sections_of_reward_model, sections_of_samples
 from rlhf.report.page import render
 from rlhf.report.parts import Charts, Section, Table, Turn
 from rlhf.report.runs import metrics
@@ -680,6 +680,23 @@ def test_many_samples_are_folded(run, tmp_path):
     assert page.count('<div class="sample">') == 30
     assert page.partition('<details id="more">')[0].count('<div class="sample">') == OPEN
     assert "<summary>18 more</summary>" in page
+
+
+def test_without_an_evaluation_the_newest_samples_of_a_policy_come_first(tmp_path):
+    run = RunRecords("one", tmp_path, {}, {})
+    (tmp_path / "grpo").mkdir()
+    rows = [
+        {"step": step, "prompt": f"prompt {i}", "response": f"of step {step}"}
+        for step in range(1, 61)
+        for i in range(4)
+    ]
+    (tmp_path / "grpo/samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (section,) = sections_of_samples([run], Charts())
+    assert isinstance(section.data, Samples)
+    shown = section.data.open
+    texts = [" ".join(turn.text for turn in turns) for turns in shown]
+    assert all("of step 60" in text for text in texts[:4]) and "of step 59" in texts[4]
+    assert [f"prompt {i}" in text for i, text in enumerate(texts[:4])] == [True] * 4
 
 
 def test_of_several_runs_each_dialogue_names_its_own(tmp_path):

@@ -503,6 +503,31 @@ def test_a_tracker_that_fails_gets_no_more_rows_and_ends_no_run(tmp_path, monkey
     assert capsys.readouterr().err.count("trackio gets no more metrics: no network") == 1
 
 
+@pytest.mark.parametrize("fails", ["init", "log"])
+def test_tensorboard_ends_no_run_either(tmp_path, monkeypatch, capsys, fails):
+    class Writer:
+        def __init__(self, folder: str):
+            if fails == "init":
+                raise OSError("no room")
+
+        def add_scalar(self, *_: object) -> None:
+            raise OSError("no room")
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=Writer))
+    opened = tracking.trackers(["tensorboard"], tmp_path / "sft", "cpu-tiny-v1", {})
+    if fails == "init":
+        with pytest.raises(UserError, match="--report-to tensorboard: no room"), opened:
+            pass
+        return
+    with opened as (record,):
+        record(1, {"loss": 0.5})
+        record(2, {"loss": 0.4})
+    assert capsys.readouterr().err.count("tensorboard gets no more metrics: no room") == 1
+
+
 def test_only_wandb_is_told_that_a_stage_has_failed(tmp_path, monkeypatch):
     """It would list the run as finished. Trackio's function takes nothing."""
     closed = []

@@ -22,7 +22,6 @@ from bench.gpu.plan import ITEMS, choose, seconds
 from bench.memory import budgets
 from rlhf import cli, recipe
 from rlhf.memory import prediction_file
-from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import plain_yaml, schema_model
 
 ROOT = Path(__file__).parents[2]
@@ -188,13 +187,9 @@ def test_the_predicted_peaks_of_the_readme_are_those_that_are_pinned():
     assert ["recipe", "sft", "rm", "ppo", "dpo", "evaluate", "the card"] in _rows((ROOT / "README.md").read_text())
     for name, *peaks, needs in shown:
         assert peaks == pinned_peaks(name, "sft", "rm", "ppo", "dpo", "evaluate")
-        stages = budgets.pinned_needs(ROOT / "recipes" / name.replace(" ", "/"))
-        by_stage = {stage: max(phases.values()) for stage, phases in stages.items()}
-        most = max(by_stage, key=lambda stage: by_stage[stage])
-        number, _, stage = needs.partition(" ")
-        without_paged_states = (by_stage[most] + CONTEXT_BYTES) / 1e9
-        assert stage == f"({most})", name
-        assert without_paged_states - 0.05 <= float(number) <= without_paged_states + 0.15, name
+        by_stage = prediction_file.card_needs(budgets.pinned_needs(ROOT / "recipes" / name.replace(" ", "/")))
+        most = max(by_stage, key=by_stage.__getitem__)
+        assert needs == f"{by_stage[most] / 1e9:.1f} ({most})", name
 
 
 def test_the_needs_of_the_readme_s_two_models_are_those_that_are_pinned():
@@ -202,9 +197,7 @@ def test_the_needs_of_the_readme_s_two_models_are_those_that_are_pinned():
     assert [row[1] for row in rows] == ["`HW=4090`", "`RECIPE=recipes/4090-qwen3-8b/v1`"]
     for row, folder in zip(rows, ("4090-llama2-7b/v2", "4090-qwen3-8b/v1"), strict=True):
         needs = prediction_file.card_needs(budgets.pinned_needs(ROOT / "recipes" / folder))
-        without_paged_states = needs["ppo"] / 1e9
-        assert row[2].endswith(" (ppo)") and max(needs, key=needs.__getitem__) == "ppo"
-        assert without_paged_states - 0.05 <= float(row[2].split()[0]) <= without_paged_states + 0.15
+        assert max(needs, key=needs.__getitem__) == "ppo" and row[2] == f"{needs['ppo'] / 1e9:.1f} (ppo)"
         assert re.fullmatch(r"[0-9.]+ \([0-9.]+ to [0-9.]+\)", row[3])
 
 
@@ -230,7 +223,7 @@ def test_the_time_of_the_first_run_is_that_of_the_record():
     (record,) = (ROOT / "results/cpu-tiny/v2/cpu").glob("*.json")
     seeds = json.loads(record.read_text())["seeds"].values()
     minutes = [sum(stages[name]["wall_seconds"] for name in ("pretrain", "sft", "rm", "ppo")) / 60 for stages in seeds]
-    assert "PPO: 3 to 5 minutes on one CPU core" in (ROOT / "README.md").read_text()
+    assert "PPO: about 3 to 5 minutes on one CPU core" in (ROOT / "README.md").read_text()
     assert len(minutes) == 5 and min(minutes) > 3 and max(minutes) < 5
 
 

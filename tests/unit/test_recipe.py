@@ -199,6 +199,21 @@ def test_a_wrong_value_is_named_with_its_line(tmp_path):
     assert plain_yaml.line_of(file, ["ppo"]) == line and plain_yaml.line_of(file, ["ppo", "cliprange"]) is None
 
 
+def test_keys_of_groups_are_explained_on_their_page():
+    with pytest.raises(
+        UserError, match=r"unknown key 'grpo\.betta'; nearest: grpo\.beta \(docs/groups\.md lists all\)"
+    ):
+        recipe.load(CPU, {"grpo": GROUP | {"betta": 1}})
+    with pytest.raises(UserError, match=r"key 'grpo\.beta' is missing; add it \(docs/groups\.md explains it\)"):
+        recipe.load(CPU, {"grpo": {key: value for key, value in GROUP.items() if key != "beta"}})
+
+
+def test_hardware_that_is_a_number_is_refused_where_it_stands_and_not_passed_over(tmp_path):
+    copy(tmp_path, lambda c: c["hardware"].update(name=4090))
+    with pytest.raises(UserError, match=r"recipe\.yaml:\d+: hardware\.name = 4090: "):
+        recipe.resolve("4090", tmp_path)
+
+
 def test_files_of_all_recipes_are_parsed_once():
     """`rlhf recipes` reads each of them once for every other one."""
     folders = recipe.available(ROOT)

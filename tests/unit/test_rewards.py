@@ -114,7 +114,7 @@ def test_without_its_library_the_way_to_it_is_named(monkeypatch):
         ("length(most=True)", "most must be int"),
         ("numeric_answer(tolerance=float('inf'))", "is not a reward; write it as"),
         ("numeric_answer(tolerance='1')", "tolerance must be int or float"),
-        ("numeric_answer(tolerance=-1)", "tolerance a finite number of 0 or more"),
+        ("numeric_answer(tolerance=-1)", "tolerance must be a finite number, 0 or more"),
         ("json_valid(key='a')", "no option 'key'; it has keys"),
         ("json_valid(keys=[1])", "keys must be a list of str"),
         ("json_valid(keys='a')", "keys must be list or tuple"),
@@ -135,6 +135,18 @@ def test_what_is_no_reward_is_refused_in_one_line(name, expected):
 def test_every_option_of_a_named_reward_can_be_written_in_a_recipe():
     options = [p for f in rewards.REGISTRY.values() for p in inspect.signature(f).parameters.values()]
     assert all(option.annotation in rewards.LITERALS for option in options if option.kind is option.KEYWORD_ONLY)
+
+
+def test_a_module_in_the_current_folder_comes_before_others_of_its_name(tmp_path, monkeypatch):
+    """However the process was started: `python -m` puts that folder first by itself, a console command does not."""
+    for folder, value in (("elsewhere", 1), ("here", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "two_of_a_name.py").write_text(
+            f"def f(completions): return [{value}] * len(completions)\n"
+        )
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "elsewhere"), *sys.path])
+    assert rewards.find("two_of_a_name:f", "here")(["p"], ["a"], [None]) == [2.0]
 
 
 def test_a_function_of_the_user_s_own_gets_what_it_names(tmp_path, monkeypatch):

@@ -156,6 +156,24 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(ties):
     assert sum(widths) / 200 < 1.1 * expected
 
 
+@pytest.mark.parametrize(("longer", "least"), [(1, 0.91), (2, 0.91), (3, 0.91), (5, None)])
+def test_where_one_side_is_longer_the_interval_holds_the_truth_or_there_is_none(longer, least):
+    """100 worlds of 200 comparisons; length differences have this mean in their own standard deviations."""
+    rng = random.Random(7)
+    held, estimates = 0, []
+    for _ in range(100):
+        length_differences = [rng.gauss(20.0 * longer, 20) for _ in range(200)]
+        outcomes = [float(rng.random() < 0.8) for _ in length_differences]
+        if estimate := stats.length_controlled_win_rate(outcomes, length_differences):
+            estimates.append(estimate)
+            held += estimate.low < 0.8 < estimate.high
+    if least is None:
+        assert not estimates
+    else:
+        assert len(estimates) > 25 and held / len(estimates) > least
+    assert stats.length_controlled_win_rate([1.0] * 80 + [0.0] * 20, [5.0] * 100) is None
+
+
 def test_one_side_that_wins_everything_leaves_doubt():
     estimate = win_rate([1.0] * 20, [float(d % 5 - 2) for d in range(20)])
     assert estimate.value > 0.9 and estimate.low < 0.9
@@ -172,10 +190,12 @@ def test_length_control_is_finite_where_length_decides_all():
 def test_length_control_is_symmetric(rows):
     outcomes, length_differences = [y for y, _ in rows], [d for _, d in rows]
     assume(set(outcomes) != {0.5})
-    one = win_rate(outcomes, length_differences)
-    other = win_rate([1 - y for y in outcomes], [-d for d in length_differences])
-    assert 0 < one.low <= one.value <= one.high < 1
-    assert one.value + other.value == pytest.approx(1)
+    one = stats.length_controlled_win_rate(outcomes, length_differences)
+    other = stats.length_controlled_win_rate([1 - y for y in outcomes], [-d for d in length_differences])
+    assert (one is None) == (other is None)
+    if one and other:
+        assert 0 < one.low <= one.value <= one.high < 1
+        assert one.value + other.value == pytest.approx(1)
 
 
 def test_alpha_of_krippendorffs_own_example():

@@ -209,8 +209,10 @@ def _fault(function: Function, options: dict[str, Any]) -> str | None:
             re.compile(options.get(key, ""))
         except re.error as error:
             return f"{key} is not a valid regular expression ({error})"
-    if options.get("most", 1) < 1 or not 0 <= options.get("tolerance", 0) < math.inf:
-        return "most must be above 0, and tolerance a finite number of 0 or more"
+    if options.get("most", 1) < 1:
+        return "most must be above 0"
+    if not 0 <= options.get("tolerance", 0) < math.inf:
+        return "tolerance must be a finite number, 0 or more"
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in options]
     return f"option {missing[0]} is missing" if missing else None
 
@@ -218,14 +220,16 @@ def _fault(function: Function, options: dict[str, Any]) -> str | None:
 def _imported(name: str, where: str) -> Function:
     module, _, attribute = name.partition(":")
     folder = os.getcwd()
-    if folder not in sys.path:
-        sys.path.append(folder)
+    if sys.path[0] != folder:  # first, however the process was started: `python -m` has it there
+        sys.path.insert(0, folder)
     try:
         function: Function = getattr(importlib.import_module(module), attribute)
         _accepted(function)
     except Exception as error:
         reason = excerpt(f"{type(error).__name__}: {error}")
-        raise UserError(f"{where}: {name} cannot be used ({reason}); modules are looked for in {folder} too") from error
+        raise UserError(
+            f"{where}: {name} cannot be used ({reason}); modules are looked for in {folder} first"
+        ) from error
     return function
 
 

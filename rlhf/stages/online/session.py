@@ -136,7 +136,7 @@ class Session:
         prompts, copies = [self.prompts.ids[i] for i in indices], self.options.samples_per_prompt
         sampling = replace(self.sampling, samples_per_prompt=copies)
         if self.client is not None:
-            folder = self.run.path / "sampling"
+            folder = self.run.path / "sampling.tmp"  # a name that a restart deletes
             save_adapter(shared.peft, self.run, folder, adapter="policy")
             with self.client.adapter(folder):
                 rollout = self.client.sample(prompts, codec, sampling, self.device)
