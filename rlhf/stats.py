@@ -31,7 +31,8 @@ def wilson(count: float, total: float) -> Estimate:
     p, z2_n = count / total, Z95**2 / total
     middle = (p + z2_n / 2) / (1 + z2_n)
     half_width = Z95 * math.sqrt(p * (1 - p) / total + z2_n / (4 * total)) / (1 + z2_n)
-    return Estimate(p, max(0.0, middle - half_width), min(1.0, middle + half_width))
+    low, high = max(0.0, middle - half_width), min(1.0, middle + half_width)
+    return Estimate(p, min(low, p), max(high, p))  # rounding leaves 3e-17 below a share of 0
 
 
 def clustered_share(outcomes: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:

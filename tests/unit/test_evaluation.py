@@ -278,7 +278,7 @@ def repeated(one: PolicySamples, times: int) -> PolicySamples:
 def test_answers_that_repeat_add_no_certainty():
     """Copies of each answer leave every mean and the width of every interval as they were."""
     before = measured([-2.0, 0.0, 2.0, 4.0], [1.0, 1.0, 1.0, 5.0])
-    after = measured([8.0, 0.0, 1.0, 5.0], [0.0, 1.0, 1.0, 2.0], length=7)
+    after = replace(measured([8.0, 0.0, 1.0, 5.0], [0.0, 1.0, 1.0, 2.0]), lengths=torch.tensor([7, 2, 5, 3]))
     one, three = (
         gains_over_sft(a, b) | further_metrics(a, b, {})
         for a, b in ((before, after), (repeated(before, 3), repeated(after, 3)))
