@@ -31,14 +31,15 @@ def answer_text(prompt: str, response: str, render: Callable[[str], str], end: s
         return _after_open_reasoning(prompt, response, render, end)
     if (answer := _continuation(prompt, render(response), end)) is None:
         return None
+    reasons = THINK in response or END_THINK in response
     before, found, _ = answer.rpartition(response.strip())
-    if found and not (THINK in before and THINK in response):
+    if found and not (reasons and THINK in before):
         return answer
     frame = _continuation(prompt, render(chat_template.WORD), end)  # the template rewrites this response
     if frame is None or chat_template.WORD not in frame:
         return None
     before, _, after = frame.rpartition(chat_template.WORD)
-    if END_THINK in response:  # the response has its own reasoning in place of the template's empty one
+    if reasons:  # the response has its own reasoning in place of the template's empty one
         before = before.partition(THINK)[0]
     return f"{before}{response.strip()}{after}"
 

@@ -99,7 +99,7 @@ def load(tmp_path: Any, on_bad_row: str) -> tuple[Any, Any]:
     described: dict[str, Any] = {}
     data = {"source": "files", "files": [str(file)], "on_bad_row": on_bad_row, "heldout_fraction": 0.3}
     run = StageRun(tmp_path / "runs", small(data=data), "rm")
-    run.describe = described.update  # type: ignore[method-assign, assignment]
+    run.describe = described.update  # type: ignore[method-assign]
     return load_corpus(run, codec()), described["data"]
 
 
