@@ -1,13 +1,18 @@
 """Which rows the tokenizer's template can write as they are, so that what is trained is what the row says."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from transformers import AutoTokenizer
+
+from rlhf.data.chat_template import check
 from rlhf.data.formats import RECIPE_ADVICE, ParsedRows
 from rlhf.data.rendering import END_THINK, THINK, closes_reasoning
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row
-from rlhf.data.tokenize import TURNS, Codec
+from rlhf.data.tokenize import TURNS, Codec, chat_text, needed_pad_token, turn_end
 from rlhf.errors import UserError
 from rlhf.recipe.choices import OnBadRow
+from rlhf.run.reader import reading
 from rlhf.terminal import counted
 
 
@@ -55,6 +60,19 @@ def trainable(rows: ParsedRows, codec: Codec, on_bad_row: OnBadRow) -> tuple[Par
         raise UserError(f"{places[0]}; it cannot be trained as written{others}. {RECIPE_ADVICE.skip}")
     left_out = {id(row) for row, _ in refused}
     return rows.only(lambda row: id(row) not in left_out), places
+
+
+def codec_of_folder(folder: str | Path) -> Codec:
+    """Return the codec of a tokenizer with its own chat template, or `hh` without one, and tokens that suit it.
+
+    Raises UserError where a recipe would have to say more, and for what `Codec` refuses.
+    """
+    with reading(Path(folder)):
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if tokenizer.chat_template:
+        check(lambda messages: chat_text(tokenizer, messages))
+        tokenizer.eos_token = turn_end(tokenizer) or tokenizer.eos_token
+    return Codec(tokenizer, "chat" if tokenizer.chat_template else "hh", needed_pad_token(tokenizer))
 
 
 def _why_not_row(codec: Codec, row: Row) -> str | None:

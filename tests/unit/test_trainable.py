@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models
 
 from rlhf.data.load import load_corpus
 from rlhf.data.rows import Message
@@ -11,7 +12,7 @@ from rlhf.data.tokenize import Codec, train
 from rlhf.data.trainable import why_not
 from rlhf.errors import UserError
 from rlhf.run.directory import StageRun
-from tests.helpers import small
+from tests.helpers import rlhf, small
 
 ALTERNATE = (
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
@@ -112,3 +113,15 @@ def test_such_rows_are_left_out_counted_and_listed(tmp_path):
     corpus, facts = load(tmp_path, "skip")
     assert facts["template"] == 2 and facts["pairs"] == 18 == len(corpus.pairs)
     assert [line.partition("rows.jsonl:")[2].partition(":")[0] for line in facts["left_out"]] == ["4", "8"]
+
+
+def test_a_check_with_the_tokenizer_names_what_a_run_refuses(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "Why?", "response": "So it is <eos> then."}) + "\n")
+    codec(ALTERNATE).tokenizer.save_pretrained(tmp_path / "tokenizer")
+    code, _, err = rlhf(monkeypatch, capsys, "data", "check", "--tokenizer", tmp_path / "tokenizer", file)
+    assert code == 1 and "rows.jsonl:1: a text spells the control token '<eos>'" in err
+    (tmp_path / "bare").mkdir()
+    Tokenizer(models.BPE()).save(str(tmp_path / "bare" / "tokenizer.json"))
+    code, _, err = rlhf(monkeypatch, capsys, "data", "check", "--tokenizer", tmp_path / "bare", file)
+    assert "only lengths were checked" in err and "spells" not in err
