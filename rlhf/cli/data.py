@@ -24,10 +24,11 @@ from rlhf.data import convert, formats, show
 from rlhf.data.quality import check as quality
 from rlhf.data.quality import flaws, spread
 from rlhf.data.quality.report import SEVERITIES, QualityReport
+from rlhf.data.rows import Row
 from rlhf.errors import UserError
 from rlhf.files import write_output
 from rlhf.recipe.choices import DataFormat
-from rlhf.terminal import counted, screen
+from rlhf.terminal import counted, say, screen
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
 
@@ -81,7 +82,9 @@ def data_group() -> None:
 )
 @FORMAT
 @click.option(
-    "--tokenizer", metavar="DIR", help="Folder of a tokenizer. Lengths are counted in its tokens, instead of in words."
+    "--tokenizer",
+    metavar="DIR",
+    help="Folder of a tokenizer. Lengths are in its tokens; rows that its template would change are errors.",
 )
 @click.option("--to", type=OUTPUT, metavar="FILE", help="JSON file to write the whole report to, in addition.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
@@ -117,10 +120,29 @@ def check_data(
     malformed = [*rows.report.malformed, *(heldout_rows.report.malformed if heldout_rows else ())]
     if malformed:
         raise UserError(f"{_named(malformed)}. {REPAIR}")
+    if tokenizer:
+        _check_trainable(tokenizer, [*rows.all, *(heldout_rows.all if heldout_rows else ())])
     if report.severity == "error":
         worst = next(line for line in report.findings() if line.severity == "error")
         raise UserError(f"{', '.join(files)}: {worst.name} {worst.value}: {worst.hint}")
     sys.exit(3 if report.severity == "warning" else 0)
+
+
+def _check_trainable(folder: str, rows: Sequence[Row]) -> None:
+    """Raise UserError where the tokenizer's template would change rows in training; say where that cannot be told."""
+    from rlhf.data.trainable import codec_of_folder, refusals
+
+    try:
+        codec = codec_of_folder(folder)
+    except UserError as error:
+        say(f"--tokenizer {folder}: only lengths were checked, not what a template would change: {error}")
+        return
+    with working("writing rows with the template"):
+        refused = [(row.source, reason) for row, reason in refusals(codec, rows)]
+    if refused:
+        raise UserError(
+            f"template: {counted(len(refused), 'row')} cannot be trained as written: {_named(refused)}. {REPAIR}"
+        )
 
 
 def _print_check(report: QualityReport) -> None:

@@ -16,7 +16,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -98,6 +98,16 @@ class ParsedRows:
     def all(self) -> list[Row]:
         """Return the rows of all kinds, one kind after another."""
         return [*self.documents, *self.examples, *self.pairs, *self.bare_prompts]
+
+    def only(self, keep: Callable[[Row], bool]) -> "ParsedRows":
+        """Return the rows for which `keep` is true, with the same report."""
+        return replace(
+            self,
+            documents=tuple(filter(keep, self.documents)),
+            examples=tuple(filter(keep, self.examples)),
+            pairs=tuple(filter(keep, self.pairs)),
+            bare_prompts=tuple(filter(keep, self.bare_prompts)),
+        )
 
 
 class Advice(NamedTuple):

@@ -1,6 +1,6 @@
 """Reads, checks and divides the recipe's data, which every stage trains and is evaluated on."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,6 +12,8 @@ from rlhf.data.quality.leakage import leaks
 from rlhf.data.rows import LEFT_OUT, Row
 from rlhf.data.source import read_source
 from rlhf.data.split import divide, row_key, shuffled
+from rlhf.data.tokenize import Codec
+from rlhf.data.trainable import trainable
 from rlhf.errors import UserError
 from rlhf.process import distributed
 from rlhf.recipe import Data, Recipe
@@ -19,28 +21,37 @@ from rlhf.run.directory import StageRun
 from rlhf.run.layout import MANIFEST
 from rlhf.run.reader import read
 from rlhf.run.records import DataFile, DataRead, Manifest
-from rlhf.terminal import say
+from rlhf.terminal import counted, say
 from rlhf.terminal.progress import working
 
 RowT = TypeVar("RowT", bound=Row)
 
 
-def load_corpus(run: StageRun) -> Corpus:
+def load_corpus(run: StageRun, codec: Codec | None = None) -> Corpus:
     """Return the rows for a stage that has started. Their fingerprint goes into its manifest.
 
-    Raises UserError for bad data, and when the stage's parents, or the run that it resumes, saw other data.
+    With the `codec` that writes them, rows that cannot be trained as written are bad rows. Raises UserError for bad
+    data, and when the stage's parents, or the run that it resumes, saw other data.
     """
     recipe = run.loaded.recipe
     with working(f"{run.stage}: reading data"), distributed.main_first():
         rows = read_source(recipe, run.run_directory / "data")
+        refused: list[str] = []
+        if codec is not None:
+            rows, refused = trainable(rows, codec, recipe.data.on_bad_row)
         corpus, dropped = divide_rows(rows, recipe)
     facts = _fingerprint(rows.report, corpus, run.run_directory)
     if recipe.data.drop is not None:
         facts = facts.model_copy(update={"dropped": dropped})
         say(f"{run.stage}: data.drop left out {_counts(dropped) or 'nothing'}")
     if facts.left_out:
-        first = ", ".join(facts.left_out[:3])
-        say(f"{run.stage}: {rows.report.summary()}: {first} … (all in manifest.json)")
+        say(f"{run.stage}: {rows.report.summary()}: {_first(facts.left_out)}")
+    if refused:
+        listed = [*facts.left_out, *refused]
+        facts = facts.model_copy(update={"template": len(refused), "left_out": listed})
+        say(
+            f"{run.stage}: {counted(len(refused), 'row')} left out that cannot be trained as written: {_first(refused)}"
+        )
     distributed.agree("data", facts.sha256)
     _require_data_of_earlier_runs(run, facts.sha256)
     run.describe(data=facts.model_dump(exclude_unset=True))
@@ -80,6 +91,11 @@ def divide_rows(rows: ParsedRows, recipe: Recipe) -> tuple[Corpus, dict[str, int
 def _counts(dropped: Mapping[str, int]) -> str:
     """Return in words how many rows each reason removed."""
     return ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
+
+
+def _first(places: Sequence[str]) -> str:
+    """Return the first rows that were left out, and where the others are named."""
+    return f"{', '.join(places[:3])} … (all in manifest.json)"
 
 
 def _with_validation(train: list[RowT], heldout: list[RowT], seed: int, data: Data) -> Split[RowT]:

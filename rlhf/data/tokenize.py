@@ -8,6 +8,7 @@ begins ("…\\n\\nAssistant:"); the response ends with EOS. Prompts lose their o
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -17,7 +18,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from rlhf.data import chat_template
+from rlhf.data import chat_template, rendering
 from rlhf.data.rows import Message
 from rlhf.data.transcripts import HH_CHAT_TEMPLATE, render_hh
 from rlhf.errors import UserError
@@ -80,6 +81,13 @@ class Codec:
             chat_template.check(self.prompt_text)
             self._check_turn_end()
 
+    @cached_property
+    def control_tokens(self) -> list[str]:
+        """The special tokens, which mark where texts and turns begin and end. Marks of reasoning are text."""
+        added = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        tokens = dict.fromkeys([*self.tokenizer.all_special_tokens, *added])
+        return [token for token in tokens if token and token not in (rendering.THINK, rendering.END_THINK)]
+
     def prompt_text(self, messages: Sequence[Message]) -> str:
         """Return the prompt as the template writes it, up to where the response begins."""
         if self.template == "hh":
@@ -123,7 +131,10 @@ class Codec:
         Where tokens merge across that border, prompt and response are encoded apart.
         """
         texts = [self.prompt_text(prompt) for prompt, _ in rows]
-        answers = [self._answer_text(*row, text) for row, text in zip(rows, texts, strict=True)]
+        answers = []
+        for (prompt, response), text in zip(rows, texts, strict=True):
+            answer = self.answer_text(prompt, response, text)
+            answers.append(response if answer is None else answer)
         return self._encode(texts, answers, max_prompt_length, max_length, max_response_length)
 
     def encode_written(
@@ -201,20 +212,20 @@ class Codec:
                 return True
         return False
 
-    def _answer_text(self, messages: Sequence[Message], response: str, prompt: str) -> str:
-        """Return the text of a response as the template writes it after the prompt.
+    def answer_text(self, messages: Sequence[Message], response: str, prompt: str) -> str | None:
+        """Return the text of a response as it follows `prompt`, the text of the messages, without EOS.
 
-        It leaves out the EOS that a template may write.
+        Returns None where the chat template does not continue the prompt with it.
         """
         if self.template == "hh":
             return f" {response}"
         if self.template == "plain":
             return response
-        text = chat_text(self.tokenizer, (*messages, Message("assistant", response)))
-        if not text.startswith(prompt):
-            return response
-        answer = text[len(prompt) :]
-        return (answer.rpartition(self.tokenizer.eos_token)[0] or answer).rstrip()
+
+        def render(answer: str) -> str:
+            return chat_text(self.tokenizer, (*messages, Message("assistant", answer)))
+
+        return rendering.answer_text(prompt, response, render, str(self.tokenizer.eos_token))
 
     def _ids(self, texts: Sequence[str], bos: bool) -> list[list[int]]:  # rlhf/memory/rehearsal/seams.py replaces it
         """Return the ids of each text, with `bos` after a BOS where the tokenizer has one."""

@@ -43,9 +43,9 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     options = recipe.options(Dpo)
     telemetry = Telemetry(device)
 
-    corpus = load_corpus(run)
-    split = corpus.preferences("dpo")
     codec = load_codec(run)
+    corpus = load_corpus(run, codec)
+    split = corpus.preferences("dpo")
     pairs = stage_pairs(run, codec, split, options)
     prompts = corpus.prompts("dpo").test[: recipe.evaluate.max_samples]
 

@@ -47,8 +47,8 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     options = recipe.evaluate
     telemetry = Telemetry(device)
 
-    corpus = load_corpus(run)
     codec = load_codec(run)
+    corpus = load_corpus(run, codec)
     trained = run.parents.trained_policies()
     prompts, reward_sums = _prompts_and_rewards(run, corpus, codec, trained)
     demonstrations = _demonstrations(codec, corpus, options)

@@ -33,7 +33,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
         device = torch.device("cpu")  # in full precision the base may not fit the card; a CPU is fast enough
     telemetry = Telemetry(device)
     codec = load_codec(run)
-    texts = _heldout(codec, load_corpus(run).demonstrations().test, recipe.sft, device)
+    texts = _heldout(codec, load_corpus(run, codec).demonstrations().test, recipe.sft, device)
 
     with telemetry.phase("merge"):
         # Merging into 4-bit weights would round the adapter away, so 16-bit ones are merged.

@@ -42,8 +42,8 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     options = recipe.options(Rm)
     telemetry = Telemetry(device)
 
-    split = load_corpus(run).preferences("rm")
     codec = load_codec(run)
+    split = load_corpus(run, codec).preferences("rm")
     pairs = stage_pairs(run, codec, split, options)
 
     torch.manual_seed(recipe.seed)  # the score head is drawn when the base is loaded

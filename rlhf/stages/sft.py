@@ -45,9 +45,9 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     options = recipe.sft
     telemetry = Telemetry(device)
 
-    corpus = load_corpus(run)
-    demonstrations = corpus.demonstrations()
     codec = load_codec(run)
+    corpus = load_corpus(run, codec)
+    demonstrations = corpus.demonstrations()
     rows = _encoded_rows(run, codec, demonstrations)
     prompts = corpus.prompts("sft").test[:SAMPLES]
 

@@ -65,7 +65,7 @@ class Session:
 
     def _read_prompts(self) -> tuple[OnlinePrompts, RewardSum | None]:
         """Return the prompts, and the rewards of RLOO and GRPO."""
-        stage, options, corpus = self.run.stage, self.options, load_corpus(self.run)
+        stage, options, corpus = self.run.stage, self.options, load_corpus(self.run, self.codec)
         split, reward_sum = corpus.prompts(stage), None
         if isinstance(options, GroupOptions):
             reward_sum = RewardSum(stage, options, corpus.right_answers(), self.codec)

@@ -1,0 +1,66 @@
+"""How the text of a response follows the prompt that a chat template writes, so that nothing of the response is lost.
+
+Templates are made to render what was said before. Some rewrite an answer: they strip its white space, or remove its
+reasoning. What is trained is the response as written, between what the template writes before and after an answer.
+"""
+
+from collections.abc import Callable
+
+from rlhf.data import chat_template
+
+THINK, END_THINK = "<think>", "</think>"  # the marks of reasoning
+
+
+def opens_reasoning(prompt: str) -> bool:
+    """Return whether a prompt ends where reasoning begins."""
+    return prompt.rstrip().endswith(THINK)
+
+
+def closes_reasoning(prompt: str) -> bool:
+    """Return whether a prompt ends with a block of reasoning that is closed, so that only an answer can follow."""
+    return prompt.rstrip().endswith(END_THINK)
+
+
+def answer_text(prompt: str, response: str, render: Callable[[str], str], end: str) -> str | None:
+    """Return what follows a prompt's text: the response, with what the template writes around it, without `end`.
+
+    `render` returns the whole conversation's text with a given response. `end` is the end-of-sequence token. Returns
+    None where the template does not continue the prompt with the answer.
+    """
+    if opens_reasoning(prompt):
+        return _after_open_reasoning(prompt, response, render, end)
+    if (answer := _continuation(prompt, render(response), end)) is None:
+        return None
+    reasons = THINK in response or END_THINK in response
+    before, found, _ = answer.rpartition(response.strip())
+    if found and not (reasons and THINK in before):
+        return answer
+    frame = _continuation(prompt, render(chat_template.WORD), end)  # the template rewrites this response
+    if frame is None or chat_template.WORD not in frame:
+        return None
+    before, _, after = frame.rpartition(chat_template.WORD)
+    if reasons:  # the response has its own reasoning in place of the template's empty one
+        before = before.partition(THINK)[0]
+    return f"{before}{response.strip()}{after}"
+
+
+def _after_open_reasoning(prompt: str, response: str, render: Callable[[str], str], end: str) -> str | None:
+    """Return the response as it continues a prompt that opened reasoning; one without reasoning closes it at once."""
+    opened, _, gap = prompt.rpartition(THINK)
+    frame = _continuation(opened.rstrip(), render(chat_template.WORD), end)
+    if frame is None or chat_template.WORD not in frame:
+        return None
+    response = response.strip()
+    if response.startswith(THINK):
+        response = response.removeprefix(THINK).removeprefix(gap)
+    elif END_THINK not in response:
+        response = f"{'' if gap else chr(10)}\n{END_THINK}\n\n{response}"
+    return response + frame.rpartition(chat_template.WORD)[2]
+
+
+def _continuation(prompt: str, whole: str, end: str) -> str | None:
+    """Return what a whole conversation has after its prompt, up to the last `end`; None if it begins otherwise."""
+    if not whole.startswith(prompt):
+        return None
+    answer = whole[len(prompt) :]
+    return (answer.rpartition(end)[0] or answer).rstrip()

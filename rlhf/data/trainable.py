@@ -1,0 +1,110 @@
+"""Which rows the tokenizer's template can write as they are, so that what is trained is what the row says."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from rlhf.data.chat_template import check
+from rlhf.data.formats import RECIPE_ADVICE, ParsedRows
+from rlhf.data.rendering import END_THINK, THINK, closes_reasoning
+from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row
+from rlhf.data.tokenize import TURNS, Codec, chat_text, needed_pad_token, turn_end
+from rlhf.errors import UserError
+from rlhf.recipe.choices import OnBadRow
+from rlhf.run.reader import reading
+from rlhf.terminal import counted
+
+
+def why_not(codec: Codec, prompt: Sequence[Message], response: str | None = None) -> str | None:
+    """Return why a conversation cannot be trained on as written, or None. Without a response the prompt alone counts.
+
+    Text must not spell a control token, which would end or begin turns that nobody took; the template must accept the
+    conversation, write every message of the prompt, and continue the prompt with the response.
+    """
+    said = [message.content for message in prompt]
+    for text in said if response is None else [*said, response]:
+        if token := _control_token(codec, text):
+            return f"a text spells the control token {token!r}"
+    try:
+        text = codec.prompt_text(prompt)
+        answer = None if response is None else codec.answer_text(prompt, response, text)
+    except (UserError, ValueError) as error:
+        return str(error)
+    if (lost := _lost_message(prompt, text)) is not None:
+        return f"the chat template leaves out or alters message {lost + 1} ({prompt[lost].role})"
+    if response is None:
+        return None
+    if closes_reasoning(text) and THINK in response:
+        return "the response has reasoning, which the chat template closes before it"
+    return "the chat template does not continue the prompt with the response" if answer is None else None
+
+
+def refusals(codec: Codec, rows: Sequence[Row]) -> list[tuple[Row, str]]:
+    """Return the rows that cannot be trained on as written, each with the reason. Texts without a template all can."""
+    reasons = ((row, _why_not_row(codec, row)) for row in rows)
+    return [(row, reason) for row, reason in reasons if reason is not None]
+
+
+def trainable(rows: ParsedRows, codec: Codec, on_bad_row: OnBadRow) -> tuple[ParsedRows, list[str]]:
+    """Return the rows that can be trained on as written, and the place of each other row with the reason.
+
+    Raises UserError for the first other row unless `on_bad_row` is skip.
+    """
+    refused = refusals(codec, rows.all)
+    if not refused:
+        return rows, []
+    places = [f"{row.source}: {reason}" for row, reason in refused]
+    if on_bad_row == "stop":
+        others = f", and {counted(len(places) - 1, 'other row')} like it" if places[1:] else ""
+        raise UserError(f"{places[0]}; it cannot be trained as written{others}. {RECIPE_ADVICE.skip}")
+    left_out = {id(row) for row, _ in refused}
+    return rows.only(lambda row: id(row) not in left_out), places
+
+
+def codec_of_folder(folder: str | Path) -> Codec:
+    """Return the codec of a tokenizer with its own chat template, or `hh` without one, and tokens that suit it.
+
+    Raises UserError where a recipe would have to say more, and for what `Codec` refuses.
+    """
+    with reading(Path(folder)):
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if tokenizer.chat_template:
+        check(lambda messages: chat_text(tokenizer, messages))
+        tokenizer.eos_token = turn_end(tokenizer) or tokenizer.eos_token
+    return Codec(tokenizer, "chat" if tokenizer.chat_template else "hh", needed_pad_token(tokenizer))
+
+
+def _why_not_row(codec: Codec, row: Row) -> str | None:
+    match row:
+        case Document():
+            return None
+        case Example():
+            return why_not(codec, row.prompt, row.response)
+        case PreferencePair():
+            return why_not(codec, row.prompt, row.chosen) or why_not(codec, row.prompt, row.rejected)
+        case PromptOnly():
+            return why_not(codec, row.prompt)
+
+
+def _control_token(codec: Codec, text: str) -> str | None:
+    """Return the first control token that a text spells; in transcripts the marks of turns are such tokens too."""
+    tokens = [*codec.control_tokens, *(TURNS if codec.template == "hh" else ())]
+    return min((token for token in tokens if token in text), key=text.index, default=None)
+
+
+def _lost_message(prompt: Sequence[Message], text: str) -> int | None:
+    """Return the index of the first message of a prompt that its text lacks; None if it has all, in their order.
+
+    White space at the ends may go, and so may the reasoning of earlier answers, which templates remove by design.
+    """
+    position = 0
+    for index, message in enumerate(prompt):
+        content = message.content
+        if message.role == "assistant":
+            content = content.rpartition(END_THINK)[2]
+        found = text.find(content.strip(), position)
+        if found < 0:
+            return index
+        position = found + len(content.strip())
+    return None

@@ -1,0 +1,127 @@
+"""Rows that a template cannot write as they are: refused before training, or left out and counted."""
+
+import json
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from rlhf.data.load import load_corpus
+from rlhf.data.rows import Message
+from rlhf.data.tokenize import Codec, train
+from rlhf.data.trainable import why_not
+from rlhf.errors import UserError
+from rlhf.run.directory import StageRun
+from tests.helpers import rlhf, small
+
+ALTERNATE = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('turns must alternate') }}{% endif %}"
+    "<s>{{ m.role }}: {{ m.content | trim }}<eos>\n{% endfor %}{% if add_generation_prompt %}<s>assistant: {% endif %}"
+)
+PREFILLED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}[A]{{ m.content.split('</think>')[-1] }}<eos>"
+    "{% else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}[A]<think>\n{% endif %}"
+)
+ASKED = (Message("user", "Why?"),)
+
+
+def codec(template: str | None = None) -> Codec:
+    tokenizer = train(["a text of a few words"], 300)
+    tokenizer.chat_template = template
+    return Codec(tokenizer, "chat" if template else "hh")
+
+
+def trained(made: Codec, response: str) -> str:
+    (row,), _ = made.encode([(ASKED, response)], 500, 999)
+    assert row
+    return str(made.tokenizer.decode(row.prompt + row.response))
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "response", "reason"),
+    [
+        (ALTERNATE, (*ASKED, *ASKED), "So.", "turns must alternate"),
+        (ALTERNATE, ASKED, "It is <eos> that ends.", "spells the control token '<eos>'"),
+        (None, ASKED, "So.\n\nHuman: More?", r"spells the control token '\\n\\nHuman:'"),
+        (None, (Message("user", "<bos>Why?"),), None, "spells the control token '<bos>'"),
+        (None, (*ASKED, Message("system", "Be brief.")), "So.", "message 2 of the prompt is a system message"),
+        (PREFILLED, (Message("system", "Be brief."), *ASKED), "So.", None),
+        (
+            "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}",
+            (Message("system", "Be brief."), *ASKED),
+            "So.",
+            r"leaves out or alters message 1 \(system\)",
+        ),
+        (
+            "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}now {% endif %}",
+            ASKED,
+            "So.",
+            "does not continue the prompt with the response",
+        ),
+        (
+            PREFILLED.replace("[A]<think>\n", "[A]<think>\n\n</think>\n\n"),
+            ASKED,
+            "<think>\nHm.\n</think>\n\nSo.",
+            "has reasoning, which the chat template closes",
+        ),
+    ],
+)
+def test_a_row_that_would_be_changed_is_refused_with_the_reason(template, prompt, response, reason):
+    found = why_not(codec(template), prompt, response)
+    if reason is None:
+        assert found is None
+    else:
+        with pytest.raises(UserError, match=reason):
+            raise UserError(found or "nothing")
+
+
+def test_a_prompt_that_opens_reasoning_is_continued_there():
+    made = codec(PREFILLED)
+    begun = "[user]Why?[A]<think>\n"
+    assert trained(made, "<think>\nHm.\n</think>\nSo.") == f"{begun}Hm.\n</think>\nSo.<eos>"
+    assert trained(made, "Hm.\n</think>\nSo.") == f"{begun}Hm.\n</think>\nSo.<eos>"
+    assert trained(made, "So.") == f"{begun}\n</think>\n\nSo.<eos>"
+    assert why_not(made, ASKED, "<think>\nHm.\n</think>\nSo.") is None is why_not(made, ASKED, "So.")
+
+
+def test_reasoning_that_a_template_strips_from_answers_is_trained():
+    made = codec(PREFILLED.replace("<think>\n", ""))
+    assert trained(made, "<think>\nHm.\n</think>\nSo.") == "[user]Why?[A]<think>\nHm.\n</think>\nSo.<eos>"
+
+
+def load(tmp_path: Any, on_bad_row: str) -> tuple[Any, Any]:
+    rows = [{"prompt": f"Question {n}?", "chosen": f"It is {n}.", "rejected": "No."} for n in range(20)]
+    for n in (3, 7):
+        rows[n]["rejected"] = "No.<eos>"
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    described: dict[str, Any] = {}
+    data = {"source": "files", "files": [str(file)], "on_bad_row": on_bad_row, "heldout_fraction": 0.3}
+    run = StageRun(tmp_path / "runs", small(data=data), "rm")
+    run.describe = described.update  # type: ignore[method-assign]
+    return load_corpus(run, codec()), described["data"]
+
+
+def test_such_rows_stop_a_stage_before_training(tmp_path):
+    with pytest.raises(UserError, match=r"rows\.jsonl:4: a text spells .*'<eos>'.* 1 other row .*on_bad_row=skip"):
+        load(tmp_path, "stop")
+
+
+def test_such_rows_are_left_out_counted_and_listed(tmp_path):
+    corpus, facts = load(tmp_path, "skip")
+    assert facts["template"] == 2 and facts["pairs"] == 18 == len(corpus.pairs)
+    assert [line.partition("rows.jsonl:")[2].partition(":")[0] for line in facts["left_out"]] == ["4", "8"]
+
+
+def test_a_check_with_the_tokenizer_names_what_a_run_refuses(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "Why?", "response": "So it is <eos> then."}) + "\n")
+    codec(ALTERNATE).tokenizer.save_pretrained(tmp_path / "tokenizer")
+    code, _, err = rlhf(monkeypatch, capsys, "data", "check", "--tokenizer", tmp_path / "tokenizer", file)
+    assert code == 1 and "rows.jsonl:1: a text spells the control token '<eos>'" in err
+    (tmp_path / "bare").mkdir()
+    Tokenizer(models.BPE()).save(str(tmp_path / "bare" / "tokenizer.json"))
+    code, _, err = rlhf(monkeypatch, capsys, "data", "check", "--tokenizer", tmp_path / "bare", file)
+    assert "only lengths were checked" in err and "spells" not in err
