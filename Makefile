@@ -337,7 +337,7 @@ $(VENV)/bin/pip:
 $(VENV)/.ready-%: $(pins) | $(VENV)/bin/pip
 	@echo 'setup: installing rlhf[$*] at the versions in requirements/cpu.txt; the first time takes minutes'
 	@$(if $(and $(on_cpu),$(if $(PIP_ARGS),,1)),echo 'setup: $(cuda_too)')
-	@$(VENV)/bin/pip install $(PIP_ARGS) -c requirements/cpu.txt -e '.[$*]' | sed -nu '$(progress)'
+	@$(VENV)/bin/python bin/install.py $(VENV)/bin/pip install $(PIP_ARGS) -c requirements/cpu.txt -e '.[$*]'
 	@$(VENV)/bin/python -c '$(summary)'
 	@echo 'setup: `source $(VENV)/bin/activate` puts rlhf on your path'
 	@touch $@
@@ -345,7 +345,6 @@ $(VENV)/.ready-%: $(pins) | $(VENV)/bin/pip
 right_python = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 other_python = setup: needs Python 3.11, 3.12 or 3.13, which $(PYTHON) is not. Try: make setup PYTHON=python3.12
 no_venv      = setup: $(PYTHON) lacks the venv module (on Debian and Ubuntu: apt install python3-venv)
-cuda_too     = PIP_ARGS is empty, so torch may bring CUDA, gigabytes that a CPU has no use for (README.md, A first run)
-progress     = s/^ *\(Downloading .* MB)\).*/  \1/p; s/^Installing collected.*/  Unpacking/p
+cuda_too     = torch may bring CUDA, gigabytes that a CPU has no use for; README.md (A smaller setup) has a way out
 summary      = import torch; gpu = torch.cuda.is_available() and torch.cuda.get_device_name(); \
                print(f"setup: done, torch {torch.__version__}, GPU: {gpu or None}")
