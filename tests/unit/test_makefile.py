@@ -360,7 +360,7 @@ def test_data_check_fails_where_the_check_does(files, tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/rlhf").write_text("#!/bin/bash\nexit 3\n")
     (tmp_path / "bin/rlhf").chmod(0o755)
-    installed = tmp_path / ".ready-dev,tracking,report,serve"
+    installed = tmp_path / ".ready-gpu,math,report,serve,tracking"
     result = make("data-check", f"DATA={files[0]}", f"VENV={tmp_path}", "-o", installed)
     assert result.returncode and "data-check] Error 3" in result.stderr
 
@@ -442,20 +442,29 @@ def test_setup_installs_the_pinned_package_once(fake):
     variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv"]
     result = make("setup", *variables)
     assert result.returncode == 0, result.stderr
-    assert "pip install -c requirements/cpu.txt -e .[dev,tracking,report,serve]" in log(fake)
+    assert "pip install -c requirements/cpu.txt -e .[gpu,math,report,serve,tracking]" in log(fake)
     assert result.stdout.splitlines()[-1] == f"setup: `source {fake}/venv/bin/activate` puts rlhf on your path"
     again = make("setup", *variables)
     assert again.returncode == 0
     assert log(fake) == []
 
-    assert make("setup", *variables, "HW=4090", "PIP_ARGS=--no-cache-dir").returncode == 0
-    assert "pip install --no-cache-dir -c requirements/cpu.txt -e .[dev,tracking,report,serve,gpu]" in log(fake)
+    assert make("setup", *variables, "HW=4090").returncode == 0 and log(fake) == [], "the same for a card"
+    assert make("setup", *variables, "REPORT_TO=wandb", "PIP_ARGS=--no-cache-dir").returncode == 0
+    assert "pip install --no-cache-dir -c requirements/cpu.txt -e .[gpu,math,report,serve,tracking,wandb]" in log(fake)
+
+
+@pytest.mark.parametrize("target", ["test", "test-image", "fuzz", "lint", "bench-micro", "bench-gpu"])
+def test_what_developers_need_is_installed_for_their_targets_alone(target, fake):
+    variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv"]
+    assert make("ppo", *variables).returncode == 0
+    assert ["dev" in line for line in log(fake) if line.startswith("pip")] == [False]
+    assert "-e '.[gpu,math,report,serve,tracking,dev]'" in make("-n", target, *variables).stdout
 
 
 @pytest.mark.parametrize("target", ["bench-gpu", "test", "setup", "ppo", "plan"])
 def test_a_target_installs_nothing_when_all_that_it_needs_is_installed(target, fake):
     variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv"]
-    assert make("setup", *variables, "HW=4090").returncode == 0
+    assert make("setup", "lint", "-o", "lint", *variables, "HW=4090").returncode == 0
     log(fake)
     assert make(target, *variables).returncode == 0
     assert not [line for line in log(fake) if line.startswith("pip")]
@@ -468,7 +477,7 @@ def test_a_target_installs_nothing_when_all_that_it_needs_is_installed(target, f
 
 def test_what_was_installed_at_several_times_counts_together(fake):
     variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv"]
-    for extras in ("gpu,dev", "tracking,report,serve"):
+    for extras in ("gpu,math", "tracking,report,serve"):
         assert make("setup", *variables, f"EXTRAS={extras}").returncode == 0
     log(fake)
     assert make("setup", *variables, "HW=4090").returncode == 0
@@ -476,7 +485,7 @@ def test_what_was_installed_at_several_times_counts_together(fake):
     assert make("plan", *variables, "HW=4090").returncode == 0
     assert [line.split()[0] for line in log(fake)] == ["rlhf"]
     assert make("setup", *variables, "REPORT_TO=trackio").returncode == 0
-    assert "pip install -c requirements/cpu.txt -e .[dev,tracking,report,serve,trackio]" in log(fake)
+    assert "pip install -c requirements/cpu.txt -e .[gpu,math,report,serve,tracking,trackio]" in log(fake)
 
 
 @pytest.mark.parametrize("target", ["plan", "recipes", "report", "ab", "judge", "data-check", "data-show"])
@@ -486,7 +495,7 @@ def test_commands_without_a_gpu_use_the_environment_that_is_there(target, fake, 
     hardware = ["HW=4090"] if target in ("plan", "report", "ab", "judge") else []
     variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv", *hardware, *data]
     assert make(target, *variables).returncode == 0
-    assert "pip install -c requirements/cpu.txt -e .[dev,tracking,report,serve]" in log(fake)
+    assert "pip install -c requirements/cpu.txt -e .[gpu,math,report,serve,tracking]" in log(fake)
 
     shutil.rmtree(fake / "venv")
     assert make("setup", *variables[:2]).returncode == 0
@@ -497,7 +506,8 @@ def test_commands_without_a_gpu_use_the_environment_that_is_there(target, fake, 
     (stamp,) = (fake / "venv").glob(".ready-*")
     os.utime(stamp, (0, 0))
     assert make(target, *variables).returncode == 0
-    assert "pip install -c requirements/cpu.txt -e .[dev,tracking,report,serve]" in log(fake), "older than its pins"
+    again = "pip install -c requirements/cpu.txt -e .[gpu,math,report,serve,tracking]"
+    assert again in log(fake), "older than its pins"
 
 
 def test_a_failing_stage_stops_the_chain(fake):
@@ -619,7 +629,7 @@ SOME_VALUES = [
 def everything_installed(tmp_path_factory) -> str:
     """VENV=, where make has nothing to install."""
     venv = tmp_path_factory.mktemp("venv")
-    (venv / ".ready-dev,tracking,report,serve,gpu,wandb,trackio,docs").touch()
+    (venv / ".ready-gpu,math,report,serve,tracking,wandb,trackio,dev,docs").touch()
     return f"VENV={venv}"
 
 
@@ -929,12 +939,12 @@ def test_keys_of_trackers_pass_by_name(files):
 
 
 def test_a_tracker_that_is_asked_for_is_installed():
-    assert "dev,tracking,report,serve,wandb,trackio]" in make("-n", "setup", "REPORT_TO=wandb trackio").stdout
-    assert "dev,tracking,report,serve]" in make("-n", "setup", "VENV=absent", "REPORT_TO=tensorboard").stdout
+    assert "gpu,math,report,serve,tracking,wandb,trackio]" in make("-n", "setup", "REPORT_TO=wandb trackio").stdout
+    assert "gpu,math,report,serve,tracking]" in make("-n", "setup", "VENV=absent", "REPORT_TO=tensorboard").stdout
 
 
 def test_the_generator_of_the_site_is_installed_for_it_alone():
-    assert "dev,tracking,report,serve,docs]" in make("-n", "-B", "docs").stdout
+    assert "gpu,math,report,serve,tracking,docs]" in make("-n", "-B", "docs").stdout
     assert ",docs" not in make("-n", "-B", "test").stdout
 
 
