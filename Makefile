@@ -86,9 +86,10 @@ FLASH_ATTN ?= 0
 PYTHON ?= python3
 ## VENV       folder of the installed packages [.venv]
 VENV ?= .venv
-## EXTRAS     extras of pyproject.toml to install [dev,tracking,report,serve; gpu, wandb, trackio, docs when needed]
-EXTRAS ?= $(subst $(space),$(comma),$(strip dev tracking report serve $(if $(on_cpu),,gpu) \
-          $(filter wandb trackio,$(REPORT_TO)) $(filter docs,$(MAKECMDGOALS))))
+## EXTRAS     extras of pyproject.toml [gpu,math,report,serve,tracking; dev, docs, wandb, trackio when needed]
+EXTRAS ?= $(subst $(space),$(comma),$(strip gpu math report serve tracking $(filter wandb trackio,$(REPORT_TO)) \
+          $(if $(filter $(for_dev),$(MAKECMDGOALS)),dev) $(filter docs,$(MAKECMDGOALS))))
+for_dev := test test-image fuzz lint bench-micro bench-gpu
 ## PIP_ARGS   more arguments for pip, for example "--extra-index-url URL" (for torch without CUDA, see README.md)
 PIP_ARGS ?=
 
@@ -151,10 +152,6 @@ installed := $(subst $(comma),$(space),$(patsubst $(VENV)/.ready-%,%,$(stamps)))
 missing    = $(filter-out $(installed),$(subst $(comma),$(space),$(EXTRAS)))
 stamp      = $(VENV)/.ready-$(EXTRAS)
 lacking    = $(if $(missing)$(filter $(stamp),$(stamps)),$(stamp))
-# Commands that need no GPU take the newest environment that has at least a CPU's extras, or install those: HW=4090 does
-# not install the extra `gpu` for them.
-newest := $(shell ls -t $(VENV)/.ready-dev,tracking,report,serve* 2>/dev/null | head -n 1)
-no_gpu := $(or $(newest),$(if $(missing),$(VENV)/.ready-$(subst $(comma)gpu,,$(EXTRAS))))
 ready  = $(if $(local),setup,engine $(if $(filter file,$(origin IMAGE)),image))
 
 # What `make` alone shows; lines of this file that say what a target or a variable is, all of them or those named.
@@ -180,15 +177,15 @@ help-all: ## list all targets and variables
 	@$(call list_targets,)
 	@$(call list_variables,)
 setup: $(lacking) ## make .venv with the pinned packages; others do it when needed
-recipes: $(no_gpu) ## list the recipes
+recipes: setup ## list the recipes
 	@$(VENV)/bin/rlhf recipes
 fetch: $(ready) ## download the pinned model and data of a recipe and check them; afterwards stages run offline
 	@$(rlhf) fetch $(strip $(recipe) $(sets))
-plan: $(no_gpu) ## memory, time and cost of a recipe, predicted without a GPU; nothing is started
+plan: setup ## memory, time and cost of a recipe, predicted without a GPU; nothing is started
 	@$(VENV)/bin/rlhf plan $(strip $(recipe) $(sets) $(price) $(fit))
-data-check: $(no_gpu) ## check the quality of the files in DATA (exits with 3 on warnings, 1 on errors)
+data-check: setup ## check the quality of the files in DATA (exits with 3 on warnings, 1 on errors)
 	@$(VENV)/bin/rlhf data check $(strip $(CHECK_ARGS) $(foreach f,$(DATA_FILES),'$(f)'))
-data-show: $(no_gpu) ## show some rows of the files in DATA: the chosen answer beside the rejected one
+data-show: setup ## show some rows of the files in DATA: the chosen answer beside the rejected one
 	@$(VENV)/bin/rlhf data show $(strip $(SHOW_ARGS) $(foreach f,$(DATA_FILES),'$(f)'))
 
 ##@ Train (a stage first runs the ones that it builds on, unless they are done)
@@ -206,11 +203,11 @@ reproduce: $(ready) ## run the recipe once for each of SEEDS and compare with it
 	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options) $(price))
 
 ##@ Use (after training)
-report: $(no_gpu)   ## write one page about a run: figures, curves, samples, provenance
+report: setup ## write one page about a run: figures, curves, samples, provenance
 	@$(VENV)/bin/rlhf report $(strip $(recipe) --out '$(OUT)' $(price))
-ab: $(no_gpu)       ## rate answers of SFT and PPO (or others: AB_ARGS) blind, on a local page; SUMMARY=1 counts
+ab: setup     ## rate answers of SFT and PPO (or others: AB_ARGS) blind, on a local page; SUMMARY=1 counts
 	@$(VENV)/bin/rlhf ab $(strip $(recipe) --out '$(OUT)' $(if $(filter 1 yes true,$(SUMMARY)),--summary) $(AB_ARGS))
-judge: $(no_gpu)    ## let a model rate the same pairs: URL=http://127.0.0.1:8000/v1 MODEL=NAME
+judge: setup  ## let a model rate the same pairs: URL=http://127.0.0.1:8000/v1 MODEL=NAME
 	@$(VENV)/bin/rlhf judge $(strip $(recipe) --out '$(OUT)' --url '$(URL)' --model '$(MODEL)' $(AB_ARGS))
 chat: $(ready)      ## talk with a trained model in the terminal (STAGE=dpo: DPO's)
 	@$(rlhf) chat $(strip $(recipe) $(options) $(seed) $(stage) $(heat))
@@ -337,7 +334,7 @@ $(VENV)/bin/pip:
 $(VENV)/.ready-%: $(pins) | $(VENV)/bin/pip
 	@echo 'setup: installing rlhf[$*] at the versions in requirements/cpu.txt; the first time takes minutes'
 	@$(if $(and $(on_cpu),$(if $(PIP_ARGS),,1)),echo 'setup: $(cuda_too)')
-	@$(VENV)/bin/pip install $(PIP_ARGS) -c requirements/cpu.txt -e '.[$*]' | sed -nu '$(progress)'
+	@$(VENV)/bin/python bin/install.py $(VENV)/bin/pip install $(PIP_ARGS) -c requirements/cpu.txt -e '.[$*]'
 	@$(VENV)/bin/python -c '$(summary)'
 	@echo 'setup: `source $(VENV)/bin/activate` puts rlhf on your path'
 	@touch $@
@@ -345,7 +342,6 @@ $(VENV)/.ready-%: $(pins) | $(VENV)/bin/pip
 right_python = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 other_python = setup: needs Python 3.11, 3.12 or 3.13, which $(PYTHON) is not. Try: make setup PYTHON=python3.12
 no_venv      = setup: $(PYTHON) lacks the venv module (on Debian and Ubuntu: apt install python3-venv)
-cuda_too     = PIP_ARGS is empty, so torch may bring CUDA, gigabytes that a CPU has no use for (README.md, A first run)
-progress     = s/^ *\(Downloading .* MB)\).*/  \1/p; s/^Installing collected.*/  Unpacking/p
+cuda_too     = torch may bring CUDA, gigabytes that a CPU has no use for; README.md (A smaller setup) has a way out
 summary      = import torch; gpu = torch.cuda.is_available() and torch.cuda.get_device_name(); \
                print(f"setup: done, torch {torch.__version__}, GPU: {gpu or None}")

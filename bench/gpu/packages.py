@@ -114,7 +114,7 @@ def way_out(names: list[str]) -> str:
     """Return instructions to install packages here, with a network and without one."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     listing = " ".join(names)
-    return f"""With a network here:     pip install '.[gpu]' pytest   (or: make setup HW=4090)
+    return f"""With a network here:     pip install '.[gpu]' pytest   (or: make bench-gpu)
 Without one, on a machine that has it, in this checkout:
   pip download --only-binary=:all: --no-deps --python-version {python} --platform manylinux_2_28_x86_64 \\
       -c requirements/cpu.txt -d wheels {listing}

@@ -18,6 +18,7 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 THINKING = "enable_thinking"  # variable of chat templates of models that reason before they answer
 # Files of a model without its weights: sizes, special tokens and the tokenizer.
 SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
+VOCABULARIES = ("tokenizer.json", "*.model", "*vocab*", "*.tiktoken", "tekken.json")  # one of them is in a tokenizer
 INDEXES = ("*.index.json", "*/*")  # of weights; folders of other formats
 
 
@@ -107,6 +108,9 @@ def describe(model: ModelFiles, template: str | None) -> ModelFacts:
         count = parameters(section)
     except UserError as error:
         raise UserError(f"{model.name}: {error}") from None
+    # Settings alone (tokenizer_config.json) are no tokenizer: transformers would ask for packages that convert one.
+    if not any(file.exists() for pattern in VOCABULARIES for file in model.folder.glob(pattern)):
+        raise UserError(f"no tokenizer in {model.name}: it has no tokenizer.json; copy the tokenizer's files there")
     with reading(model.folder):
         tokenizer = AutoTokenizer.from_pretrained(model.folder)
     chosen = _tokenizer(tokenizer, template, _end_ids(config, read_json(model.folder / GENERATION) or {}))

@@ -257,4 +257,7 @@ def _check_architecture(config: PreTrainedConfig, architecture: Architecture, na
     for key, value in shape_differences(architecture, config).items():
         if key == "model_type":
             raise UserError(f"{name} is a {value} model: {shape.way_out()}")
-        raise UserError(f"{name} has {key} {value}, the recipe says {expected[key]}: correct model.architecture.{key}")
+        raise UserError(
+            f"{name} has {key} {value}, the recipe says {expected[key]} (model.architecture.{key}): for a model of "
+            f"another architecture `rlhf new --model {name}` writes a recipe"
+        )

@@ -128,7 +128,7 @@ class StageRun:
             "settings": recipes.deciding_settings(self.loaded.recipe, self.stage),
             "parents": self.parents.hashes(),
             "parents_from": self.parents.folders_elsewhere(),
-            "code": code_version().plain(),
+            "code": code_version(self.loaded.directory).plain(),
             "packages": package_versions(),
             "python": platform.python_version(),
             "device": dict(device),

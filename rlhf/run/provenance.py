@@ -7,8 +7,11 @@ from pathlib import Path
 from rlhf.run.records import Code
 
 
-def code_version() -> Code:
+def code_version(recipe: Path | None = None) -> Code:
     """Return the commit of the code that runs, and whether files that can change results differ from it.
+
+    A recipe that git does not know counts as a difference if it is in `recipe`, the folder of the one that runs;
+    without `recipe`, each does.
 
     Both are None outside git, and where the code is installed inside another project's checkout. A container image has
     no history: RLHF_COMMIT names the commit that it was built from, with `-dirty` if the code had changes.
@@ -28,5 +31,10 @@ def code_version() -> Code:
     if top is None or Path(top).resolve() != root.resolve():
         return Code(commit=None, dirty=None)
     commit = git("rev-parse", "HEAD")
-    status = git("status", "--porcelain", "--", "rlhf", "bench", "recipes", "requirements", "pyproject.toml")
-    return Code(commit=commit, dirty=None if status is None else bool(status))
+    code = ["rlhf", "bench", "requirements", "pyproject.toml"]
+    own = [] if recipe is None else [str(recipe.resolve())] * recipe.resolve().is_relative_to(root.resolve())
+    found = [
+        git("status", "--porcelain", "--", *code, *(["recipes"] if recipe is None else own)),
+        git("status", "--porcelain", "--untracked-files=no", "--", "recipes"),
+    ]
+    return Code(commit=commit, dirty=None if None in found else any(found))

@@ -260,6 +260,17 @@ def test_sizes_and_names_of_cards():
     assert new.stages_of(["dpo", "ppo", "dpo"]) == ("dpo", "ppo")
 
 
+def test_a_folder_without_a_tokenizer_is_named(checkpoints, tmp_path):
+    """Also where the tokenizer's settings are there, and only its vocabulary is absent."""
+    source = next(folder for folder in sorted(checkpoints.iterdir()) if (folder / "tokenizer.json").exists())
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((source / name).read_bytes())
+    with pytest.raises(UserError, match=f"^no tokenizer in {folder}: it has no tokenizer.json; copy "):
+        new_model.describe(new_model.ModelFiles("local", str(folder), None, folder, "", False), None)
+
+
 def test_data_without_pairs_is_refused(checkpoints, tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"instruction": "Add 2 and 3.", "output": "5"}\n')

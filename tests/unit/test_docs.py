@@ -227,6 +227,14 @@ def test_the_time_of_the_first_run_is_that_of_the_record():
     assert len(minutes) == 5 and min(minutes) > 3 and max(minutes) < 5
 
 
+def test_the_readme_begins_with_two_commands_that_set_up_what_they_need():
+    lines = [line for line in code_of(ROOT / "README.md") if line.startswith("make ")]
+    assert lines[:2] == ["make ppo HW=cpu", "make test"]
+    blocks = re.findall(r"```\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    with_index = [block for block in blocks if "-index-url" in block]
+    assert len(with_index) == 1 and "make ppo" not in with_index[0], "an index may be out of reach: a hint, not a step"
+
+
 def test_the_predicted_peaks_beside_the_advice_are_those_that_are_pinned():
     page = (ROOT / "docs/choosing.md").read_text()
     shown = {name: peaks for name, *peaks in _rows(page) if re.search(r" v\d$", name)}

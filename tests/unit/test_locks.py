@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -73,6 +74,26 @@ def test_pins_admit_the_cpu_only_and_the_cuda_wheel():
     assert not [str(pin) for pin in pins() if re.match(r"nvidia-(?!ml-py)|cuda-|triton", pin.name)]
     assert not [str(pin) for pin in pins() if pinned_version(pin).local]
     assert "--hash" not in "".join(line for line in LOCK.read_text().splitlines() if not line.startswith("#"))
+
+
+# The ends of hosts' names: the package index and its files, npm and its mirrors, conda, and Rust's crates.
+REGISTRY = re.compile(r"\b(?:pypi|pythonhosted|npmjs|unpkg|jsdelivr|(?:ana)?conda|crates)\.(?:org|com|io|net)\b", re.I)
+
+
+def test_no_file_names_a_registry_s_host():
+    """A package is known by its name and version, wherever it comes from."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a checkout")
+    files = [ROOT / name for name in listed.stdout.split("\0") if name]
+    texts = {file: file.read_text(errors="ignore") for file in files if file.is_file()}
+    assert not [str(file.relative_to(ROOT)) for file, text in texts.items() if REGISTRY.search(text)]
+
+
+@pytest.mark.parametrize("name", ["pypi", "npmjs", "crates", "files.pythonhosted", "conda"])
+def test_a_registry_s_host_is_noticed(name):
+    assert any(REGISTRY.search(f"https://{name}.{end}/x") for end in ("org", "com", "io"))
+    assert not REGISTRY.search(f"the registry {name}, a file {name}.py")
 
 
 @pytest.mark.parametrize("path", ["pyproject.toml", *sorted(f"requirements/{p.name}" for p in LOCK.parent.glob("*.*"))])

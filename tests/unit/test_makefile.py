@@ -1,19 +1,24 @@
 """The front door: what `make` prints, and which commands each target runs."""
 
 import functools
+import http.server
 import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from bin import check_make
+from bin import check_make, install
 from bin.check_make import TARGETS, VARIABLES
 from rlhf import __version__, recipe
 from rlhf.cli import next_steps
@@ -355,7 +360,7 @@ def test_data_check_fails_where_the_check_does(files, tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/rlhf").write_text("#!/bin/bash\nexit 3\n")
     (tmp_path / "bin/rlhf").chmod(0o755)
-    installed = tmp_path / ".ready-dev,tracking,report,serve"
+    installed = tmp_path / ".ready-gpu,math,report,serve,tracking"
     result = make("data-check", f"DATA={files[0]}", f"VENV={tmp_path}", "-o", installed)
     assert result.returncode and "data-check] Error 3" in result.stderr
 
@@ -416,7 +421,7 @@ def fake(tmp_path):
         f'echo "$(basename "$0") $*" >>{tmp_path}/log\n'
         'case "$*" in\n'
         "--version) echo Python 3.12.1 ;;\n"
-        f'"bin/check_make.py "*) exec {sys.executable} "$@" ;;\n'
+        f'"bin/check_make.py "*|"bin/install.py "*) exec {sys.executable} "$@" ;;\n'
         '"-m venv "*) mkdir -p "$3/bin" && for name in pip python rlhf; do cp "$0" "$3/bin/$name"; done ;;\n'
         '"run rm "*) exit 3 ;;\n'
         "esac\n"
@@ -429,27 +434,37 @@ def fake(tmp_path):
 def log(folder: Path) -> list[str]:
     lines = (folder / "log").read_text().splitlines()
     (folder / "log").write_text("")
-    return [line for line in lines if "bin/check_make.py" not in line]  # which every make runs first
+    own = ("bin/check_make.py", "bin/install.py")  # what every make runs first, and what runs pip
+    return [line for line in lines if not any(program in line.split()[:2] for program in own)]
 
 
 def test_setup_installs_the_pinned_package_once(fake):
     variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv"]
     result = make("setup", *variables)
     assert result.returncode == 0, result.stderr
-    assert "pip install -c requirements/cpu.txt -e .[dev,tracking,report,serve]" in log(fake)
+    assert "pip install -c requirements/cpu.txt -e .[gpu,math,report,serve,tracking]" in log(fake)
     assert result.stdout.splitlines()[-1] == f"setup: `source {fake}/venv/bin/activate` puts rlhf on your path"
     again = make("setup", *variables)
     assert again.returncode == 0
     assert log(fake) == []
 
-    assert make("setup", *variables, "HW=4090", "PIP_ARGS=--no-cache-dir").returncode == 0
-    assert "pip install --no-cache-dir -c requirements/cpu.txt -e .[dev,tracking,report,serve,gpu]" in log(fake)
+    assert make("setup", *variables, "HW=4090").returncode == 0 and log(fake) == [], "the same for a card"
+    assert make("setup", *variables, "REPORT_TO=wandb", "PIP_ARGS=--no-cache-dir").returncode == 0
+    assert "pip install --no-cache-dir -c requirements/cpu.txt -e .[gpu,math,report,serve,tracking,wandb]" in log(fake)
+
+
+@pytest.mark.parametrize("target", ["test", "test-image", "fuzz", "lint", "bench-micro", "bench-gpu"])
+def test_what_developers_need_is_installed_for_their_targets_alone(target, fake):
+    variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv"]
+    assert make("ppo", *variables).returncode == 0
+    assert ["dev" in line for line in log(fake) if line.startswith("pip")] == [False]
+    assert "-e '.[gpu,math,report,serve,tracking,dev]'" in make("-n", target, *variables).stdout
 
 
 @pytest.mark.parametrize("target", ["bench-gpu", "test", "setup", "ppo", "plan"])
 def test_a_target_installs_nothing_when_all_that_it_needs_is_installed(target, fake):
     variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv"]
-    assert make("setup", *variables, "HW=4090").returncode == 0
+    assert make("setup", "lint", "-o", "lint", *variables, "HW=4090").returncode == 0
     log(fake)
     assert make(target, *variables).returncode == 0
     assert not [line for line in log(fake) if line.startswith("pip")]
@@ -462,7 +477,7 @@ def test_a_target_installs_nothing_when_all_that_it_needs_is_installed(target, f
 
 def test_what_was_installed_at_several_times_counts_together(fake):
     variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv"]
-    for extras in ("gpu,dev", "tracking,report,serve"):
+    for extras in ("gpu,math", "tracking,report,serve"):
         assert make("setup", *variables, f"EXTRAS={extras}").returncode == 0
     log(fake)
     assert make("setup", *variables, "HW=4090").returncode == 0
@@ -470,7 +485,7 @@ def test_what_was_installed_at_several_times_counts_together(fake):
     assert make("plan", *variables, "HW=4090").returncode == 0
     assert [line.split()[0] for line in log(fake)] == ["rlhf"]
     assert make("setup", *variables, "REPORT_TO=trackio").returncode == 0
-    assert "pip install -c requirements/cpu.txt -e .[dev,tracking,report,serve,trackio]" in log(fake)
+    assert "pip install -c requirements/cpu.txt -e .[gpu,math,report,serve,tracking,trackio]" in log(fake)
 
 
 @pytest.mark.parametrize("target", ["plan", "recipes", "report", "ab", "judge", "data-check", "data-show"])
@@ -480,7 +495,7 @@ def test_commands_without_a_gpu_use_the_environment_that_is_there(target, fake, 
     hardware = ["HW=4090"] if target in ("plan", "report", "ab", "judge") else []
     variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv", *hardware, *data]
     assert make(target, *variables).returncode == 0
-    assert "pip install -c requirements/cpu.txt -e .[dev,tracking,report,serve]" in log(fake)
+    assert "pip install -c requirements/cpu.txt -e .[gpu,math,report,serve,tracking]" in log(fake)
 
     shutil.rmtree(fake / "venv")
     assert make("setup", *variables[:2]).returncode == 0
@@ -491,7 +506,8 @@ def test_commands_without_a_gpu_use_the_environment_that_is_there(target, fake, 
     (stamp,) = (fake / "venv").glob(".ready-*")
     os.utime(stamp, (0, 0))
     assert make(target, *variables).returncode == 0
-    assert "pip install -c requirements/cpu.txt -e .[dev,tracking,report,serve]" in log(fake), "older than its pins"
+    again = "pip install -c requirements/cpu.txt -e .[gpu,math,report,serve,tracking]"
+    assert again in log(fake), "older than its pins"
 
 
 def test_a_failing_stage_stops_the_chain(fake):
@@ -505,10 +521,66 @@ def test_failing_pip_leaves_setup_undone(fake):
     variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv"]
     (fake / "venv" / "bin").mkdir(parents=True)
     pip = fake / "venv" / "bin" / "pip"
-    pip.write_text("#!/usr/bin/env bash\nexit 1\n")
+    pip.write_text("#!/usr/bin/env bash\necho no space left >&2; exit 1\n")
     pip.chmod(0o755)
-    assert make("setup", *variables).returncode != 0
+    shutil.copy(fake / "tools/tool", fake / "venv/bin/python")
+    result = make("setup", *variables)
+    assert result.returncode != 0 and "no space left" in result.stderr
     assert make("-q", "setup", *variables).returncode != 0
+
+
+@pytest.fixture
+def mute() -> Iterator[str]:
+    """The URL of an index that takes a connection and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/simple"
+
+
+@pytest.fixture
+def refusing() -> Iterator[str]:
+    """The URL of an index that answers each request with an error of HTTP."""
+    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/simple"
+    server.shutdown()
+    server.server_close()
+
+
+def test_an_index_that_does_not_answer_is_named_before_pip_asks_it(fake, mute):
+    variables = [f"PYTHON={fake}/tools/tool", f"VENV={fake}/venv"]
+    started = time.monotonic()
+    result = make("setup", *variables, f"PIP_ARGS=--extra-index-url {mute}")
+    assert time.monotonic() - started < 15
+    assert result.returncode and f"setup: the index {mute} in PIP_ARGS does not answer" in result.stderr
+    assert "leave it out of PIP_ARGS" in result.stderr
+    assert not [line for line in log(fake) if line.startswith("pip")]
+    assert make("setup", *variables).returncode == 0, "without it"
+
+
+def test_an_index_that_answers_at_all_is_pip_s_to_judge(refusing):
+    assert not install.silent([refusing])
+    assert list(install.silent(["http://127.0.0.1:9/simple"])) == ["http://127.0.0.1:9/simple"]
+
+
+def test_the_indexes_are_those_of_the_arguments():
+    words = ["pip", "install", "--extra-index-url=http://a", "-i", "https://b", "--find-links", "http://c", "-e", "."]
+    assert install.indexes(words) == ["https://b", "http://a"]
+    assert install.indexes([*words, "--index-url", "file:///d"]) == ["https://b", "http://a"]
+    assert not install.indexes([*words, "--proxy", "http://p"])
+    assert install.indexes(["-i", "https://name:secret@host/simple"]) == ["https://host/simple"]
+
+
+def test_setup_is_never_silent_for_long(monkeypatch, capsys):
+    monkeypatch.setattr(install, "EVERY", 0.2)
+    lines = "Collecting a\n  Downloading a.whl (1.5 MB)\n  Downloading b.whl (9 kB)\nInstalling collected packages: a"
+    assert install.run(["bash", "-c", f'echo "{lines}"; sleep 0.7; exit 4']) == 4
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:2] == ["  Downloading a.whl (1.5 MB)", "  Unpacking"]
+    assert 2 <= len(printed[2:]) <= 4 and all(re.fullmatch(r"  still at work, \d+ s", line) for line in printed[2:])
+
+
+def test_setup_speaks_at_least_every_20_seconds():
+    assert install.EVERY < 20
 
 
 @pytest.mark.parametrize("python", ["{}/old", "{}/absent"])
@@ -557,7 +629,7 @@ SOME_VALUES = [
 def everything_installed(tmp_path_factory) -> str:
     """VENV=, where make has nothing to install."""
     venv = tmp_path_factory.mktemp("venv")
-    (venv / ".ready-dev,tracking,report,serve,gpu,wandb,trackio,docs").touch()
+    (venv / ".ready-gpu,math,report,serve,tracking,wandb,trackio,dev,docs").touch()
     return f"VENV={venv}"
 
 
@@ -867,12 +939,12 @@ def test_keys_of_trackers_pass_by_name(files):
 
 
 def test_a_tracker_that_is_asked_for_is_installed():
-    assert "dev,tracking,report,serve,wandb,trackio]" in make("-n", "setup", "REPORT_TO=wandb trackio").stdout
-    assert "dev,tracking,report,serve]" in make("-n", "setup", "VENV=absent", "REPORT_TO=tensorboard").stdout
+    assert "gpu,math,report,serve,tracking,wandb,trackio]" in make("-n", "setup", "REPORT_TO=wandb trackio").stdout
+    assert "gpu,math,report,serve,tracking]" in make("-n", "setup", "VENV=absent", "REPORT_TO=tensorboard").stdout
 
 
 def test_the_generator_of_the_site_is_installed_for_it_alone():
-    assert "dev,tracking,report,serve,docs]" in make("-n", "-B", "docs").stdout
+    assert "gpu,math,report,serve,tracking,docs]" in make("-n", "-B", "docs").stdout
     assert ",docs" not in make("-n", "-B", "test").stdout
 
 

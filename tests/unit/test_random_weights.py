@@ -195,7 +195,8 @@ def test_a_checkpoint_of_another_shape_is_refused_by_the_key(checkpoint, tmp_pat
     with pytest.raises(UserError) as caught:
         load_base(StageRun(tmp_path, loaded, "sft"), CPU)
     assert str(caught.value) == (
-        f"{checkpoint} has {key} {real}, the recipe says {value}: correct model.architecture.{key}"
+        f"{checkpoint} has {key} {real}, the recipe says {value} (model.architecture.{key}): for a model of another "
+        f"architecture `rlhf new --model {checkpoint}` writes a recipe"
     )
 
 
@@ -211,7 +212,7 @@ def test_a_sliding_window_that_the_recipe_does_not_know_is_refused(tmp_path):
     config = MistralConfig(**ARCHITECTURE, vocab_size=VOCAB, max_position_embeddings=512, sliding_window=64)
     MistralForCausalLM(config).save_pretrained(folder)
     changes = {"model__architecture__model_type": "mistral", "model__architecture__tie_word_embeddings": False}
-    with pytest.raises(UserError, match=r"has sliding_window 64, the recipe says None: correct model.architecture"):
+    with pytest.raises(UserError, match=r"has sliding_window 64, the recipe says None .*: .* `rlhf new --model"):
         load_base(StageRun(tmp_path, local(folder, **changes), "sft"), CPU)
     known = local(folder, **changes, model__architecture__sliding_window=64)
     assert load_base(StageRun(tmp_path, known, "sft"), CPU).config.sliding_window == 64

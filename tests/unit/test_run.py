@@ -803,3 +803,31 @@ def test_code_inside_another_projects_checkout_names_no_commit(tmp_path, monkeyp
     assert provenance.code_version() == Code(commit=None, dirty=None)
     monkeypatch.setattr(provenance, "__file__", str(tmp_path / "rlhf/run/provenance.py"))
     assert provenance.code_version().commit
+
+
+def test_only_files_that_a_run_uses_make_its_code_changed(tmp_path, monkeypatch):
+    monkeypatch.delenv("RLHF_COMMIT", raising=False)
+    recipes = {name: tmp_path / "recipes" / name / "v1" for name in ("known", "mine", "other")}
+    for folder in recipes.values():
+        folder.mkdir(parents=True)
+    known, other = recipes["known"] / "recipe.yaml", recipes["other"] / "recipe.yaml"
+    known.write_text("seed: 0\n")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "ours"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "rlhf/run/provenance.py"))
+
+    def dirty(folder: Path) -> bool | None:
+        return provenance.code_version(folder).dirty
+
+    other.write_text("seed: 0\n")
+    assert dirty(recipes["known"]) is False and dirty(recipes["mine"]) is False
+    assert dirty(Path("/elsewhere/recipe")) is False
+    assert dirty(recipes["other"]) is True and provenance.code_version().dirty is True
+    known.write_text("seed: 1\n")
+    assert dirty(recipes["mine"]) is True, "a recipe that git knows was changed"
+    known.write_text("seed: 0\n")
+    assert dirty(recipes["mine"]) is False
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench/new.py").touch()
+    assert dirty(recipes["known"]) is True
