@@ -131,6 +131,7 @@ class DataRead(Record):
     prompts_differ: Count = 0
     identical: Count = 0
     empty: Count = 0
+    untrained: Count = 0
     left_out: list[str] = []  # rows, each with the reason
     dropped: dict[str, Count] = {}  # rows that `data.drop` left out, by reason
 
