@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.data import formats, raw
-from rlhf.data.parsing import OtherKind, is_labelled, kind_of, label_of, parse_row, quoted_keys, row_object
+from rlhf.data.labels import label_of
+from rlhf.data.messages import quoted_keys
+from rlhf.data.parsing import OtherKind, is_labelled, kind_of, parse_row, row_object
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, PromptOnly, Row
 from rlhf.errors import OptionError, UserError

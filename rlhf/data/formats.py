@@ -22,16 +22,18 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 from rlhf.data import hub, raw
+from rlhf.data.labels import unclear_label
+from rlhf.data.messages import quoted_keys
 from rlhf.data.parsing import (
     KEYS,
     LabelledAnswer,
     OtherKind,
+    UnknownColumn,
     WrongColumns,
     kind_of,
     parse_row,
-    quoted_keys,
     row_object,
-    unclear_label,
+    unknown_column,
 )
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import LEFT_OUT, Document, Example, LeftOut, PreferencePair, PromptOnly, Row
@@ -230,7 +232,7 @@ class _Reader:
             try:
                 row = row_object(value)
                 kind = self._checked_kind(row, kind)
-                outcome = parse_row(row, kind, source)
+                outcome = self._parsed(row, kind, source)
             except LabelledAnswer as problem:  # no row is used: an answer without a label may be a bad one too
                 raise UserError(f"{source}: {problem}") from None
             except Malformed as problem:
@@ -268,7 +270,7 @@ class _Reader:
 
     def _repair(self, problem: Malformed) -> list[str]:
         """Return advice on a file whose rows have this problem; none where the problem says what to do."""
-        if isinstance(problem, WrongColumns):
+        if isinstance(problem, WrongColumns | UnknownColumn):
             return []
         return [f"Repair the file, or {self.advice.kind}" if isinstance(problem, OtherKind) else "Repair the file"]
 
@@ -276,10 +278,20 @@ class _Reader:
         """Return whether a row can be read."""
         try:
             row = row_object(value)
-            parse_row(row, self._checked_kind(row, None if self.kind == "auto" else self.kind), "")
+            self._parsed(row, self._checked_kind(row, None if self.kind == "auto" else self.kind), "")
         except Malformed:
             return False
         return True
+
+    def _parsed(self, row: dict[str, object], kind: RowKind, source: str) -> Row | LeftOut:
+        """Return a row of the kind, or why it is left out. Raises Malformed, also for a column that nothing reads."""
+        outcome = parse_row(row, kind, source)
+        if self.kind == "auto" and (unknown := unknown_column(row, kind)) is not None:
+            raise UnknownColumn(
+                f"'{unknown[:40]}' is not used in training, and the answer may depend on it: take the column out, or "
+                f"name the kind of the rows, which ignores it (data.format: {kind}; --format {kind})"
+            )
+        return outcome
 
     def _checked_kind(self, row: dict[str, object], kind: RowKind | None) -> RowKind:
         """Return the file's kind, which its first row of any known kind decides. Raises Malformed for other rows."""

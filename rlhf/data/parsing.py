@@ -18,10 +18,10 @@ Eight kinds of rows are known. The first row of a file decides its kind, unless 
                   text or a number, is what a reward compares responses with
                                                             -> PromptOnly
 
-A text under `system` is the system message of a row that has no other. Other keys are ignored, with two exceptions. A
-row with a text under a name of CONTEXT is refused, because its answer may depend on it. If another text stands beside a
-bare prompt or a question, it may be an answer under an unknown name or a passage to read, so the caller must name the
-kind. Each parsed row carries its source: `file:line`, or `file:row N` where rows are not lines.
+A text under `system` is the system message of a row that has no other. Other fields that have a value are used, or
+without influence by their name (rlhf/data/messages.py), or the row is refused, because its answer may depend on them.
+Where the caller names the kind, unknown columns are ignored; texts under a name of CONTEXT and INPUTS never are, but
+beside bare prompts. Each parsed row carries its source: `file:line`, or `file:row N` where rows are not lines.
 
 Texts are kept unchanged, with two exceptions: the one space that a transcript puts after `Human:` or `Assistant:`
 (and some sets put before a response of plain text) is dropped, and so is white space at the end of a response.
@@ -29,12 +29,24 @@ Texts are kept unchanged, with two exceptions: the one space that a transcript p
 
 import itertools
 import math
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from rlhf.data.labels import label_of
+from rlhf.data.messages import (
+    TRAINED_FLAGS,
+    Turn,
+    first_unknown,
+    flag,
+    has_value,
+    is_inert,
+    quoted_keys,
+    read_turns,
+    text,
+    type_name,
+)
 from rlhf.data.raw import Malformed
-from rlhf.data.rows import Document, Example, LeftOut, Message, MessageRole, PreferencePair, PromptOnly, Row
+from rlhf.data.rows import Document, Example, LeftOut, Message, PreferencePair, PromptOnly, Row
 from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
 from rlhf.recipe.choices import RowKind
@@ -51,25 +63,16 @@ KEYS: dict[RowKind, tuple[str, ...]] = {
 }
 ANSWERS = ("chosen", "rejected", "completion", "response")
 CONTEXT = ("history", "context", "passage")  # keys of what a prompt continues or is about
-METADATA_COLUMNS = re.compile(
-    r"(.*_)?(id|uid|uuid|idx|index|hash|source|split|category|task|type|lang|language|topic|tags?)"
-)
-
-_ROLES: dict[object, MessageRole] = {
-    "system": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "human": "user",
-    "gpt": "assistant",
-}
-_TYPES = {
-    type(None): "null",
-    bool: "a boolean",
-    int: "a number",
-    float: "a number",
-    str: "text",
-    list: "a list",
-    dict: "an object",
+INPUTS = ("tools", "functions", "documents", "images", "image", "audio", "audios", "video", "videos")  # beside texts
+USED: dict[RowKind, tuple[str, ...]] = {  # beside `KEYS`, `system` and `TRAINED_FLAGS`
+    "text": (),
+    "hh": (),
+    "instruction": ("input", "text"),  # Alpaca's `text` is the other columns once more
+    "preference": (),
+    "completion": ("response", "answer", "label"),
+    "question": (),
+    "messages": ("conversations",),
+    "prompt": ("answer",),
 }
 
 
@@ -79,6 +82,14 @@ class WrongColumns(Malformed):
 
 class OtherKind(Malformed):
     """A row that is not of the kind that it was read as. Naming the kind may help."""
+
+
+class UnknownColumn(Malformed):
+    """A row with a column that no stage reads. The message says what to do."""
+
+
+class _Untrained(Exception):
+    """A conversation in which no answer is to be trained on."""
 
 
 class LabelledAnswer(WrongColumns):
@@ -120,11 +131,47 @@ def _other_texts(row: dict[str, object], *expected: str) -> bool:
     extra = (
         key for key, value in row.items() if isinstance(value, str | list | dict) and value and key not in expected
     )
-    return not all(METADATA_COLUMNS.fullmatch(key.lower()) for key in extra)
+    return not all(map(is_inert, extra))
 
 
 def parse_row(row: dict[str, object], kind: RowKind, source: str) -> Row | LeftOut:
     """Return a row of the kind, or the reason why it is left out. Raises Malformed if it is not of that kind."""
+    extra = next((key for key in INPUTS if has_value(row.get(key))), None)
+    if extra is not None:
+        raise Malformed(f"'{extra}' would be lost, and the answer may depend on it; take the row out")
+    flags = [flag(row[key], key) for key in TRAINED_FLAGS if has_value(row.get(key)) or row.get(key) is False]
+    if not all(flags):
+        return "untrained"
+    try:
+        return _parse_with_system(row, kind, source)
+    except _Untrained:
+        return "untrained"
+
+
+def unknown_column(row: dict[str, object], kind: RowKind) -> str | None:
+    """Return the first column with a value that no stage reads and that an answer may depend on; None without one.
+
+    A document answers nothing. Bare prompts and questions are recognised by having no other texts beside them.
+    """
+    if kind == "text":
+        return None
+    repeated = _repeated_column(row, kind)
+    return first_unknown(row, (*KEYS[kind], *USED[kind], *repeated, *TRAINED_FLAGS, "system"))
+
+
+def _repeated_column(row: dict[str, object], kind: RowKind) -> tuple[str, ...]:
+    """Return the name of a column that says once more what others say, as in UltraFeedback and UltraChat."""
+    messages = row.get("messages")
+    if kind in ("preference", "hh") and label_of(row):  # true: as the columns say
+        return ("label",)
+    if kind == "preference" and messages is not None and messages == row.get("chosen"):
+        return ("messages",)
+    first = messages[0] if kind == "messages" and isinstance(messages, list) and messages else None
+    return ("prompt",) if isinstance(first, dict) and first.get("content") == row.get("prompt") else ()
+
+
+def _parse_with_system(row: dict[str, object], kind: RowKind, source: str) -> Row | LeftOut:
+    """Return a row of the kind with the system message that stands beside it. Raises Malformed and _Untrained."""
     if kind in ("question", "prompt"):  # `_other_texts` looks at what stands beside these
         return _parse_row(row, kind, source)
     context = next((key for key in CONTEXT if kind != "text" and row.get(key)), None)
@@ -140,10 +187,10 @@ def parse_row(row: dict[str, object], kind: RowKind, source: str) -> Row | LeftO
 
 def _parse_row(row: dict[str, object], kind: RowKind, source: str) -> Row | LeftOut:
     if kind == "text":
-        text = _text(_field(row, "text", kind), "text")
-        if not text.strip():
+        document = text(_field(row, "text", kind), "text")
+        if not document.strip():
             raise Malformed("'text' is empty")
-        return Document(text, source)
+        return Document(document, source)
     if kind == "instruction":
         return _instruction(row, source)
     if kind == "messages":
@@ -159,12 +206,12 @@ def _parse_row(row: dict[str, object], kind: RowKind, source: str) -> Row | Left
 
 def _instruction(row: dict[str, object], source: str) -> Example | LeftOut:
     """Return an example, or why it is left out. Raises Malformed."""
-    request = _text(_field(row, "instruction", "instruction"), "instruction")
-    response = _text(_field(row, "output", "instruction"), "output").removeprefix(" ").rstrip()
+    request = text(_field(row, "instruction", "instruction"), "instruction")
+    response = text(_field(row, "output", "instruction"), "output").removeprefix(" ").rstrip()
     if not request.strip():
         raise Malformed("'instruction' is empty")
     if row.get("input") is not None:
-        extra = _text(row["input"], "input")
+        extra = text(row["input"], "input")
         request += f"\n{extra}" if extra.strip() else ""
     return Example((Message("user", request),), response, source) if response else "empty"
 
@@ -174,36 +221,14 @@ def _conversation(row: dict[str, object], source: str) -> Example | LeftOut:
     key = "messages" if row.get("messages") is not None or "conversations" not in row else "conversations"
     value = _field(row, key, "messages")
     if not isinstance(value, list):
-        raise Malformed(f"'{key}' is {_type_name(value)}; it must be a list of messages")
+        raise Malformed(f"'{key}' is {type_name(value)}; it must be a list of messages")
     prompt, response = _answer(value, key, None)
     return _example(prompt, response, source)
-
-
-def label_of(row: dict[str, object]) -> bool | None:
-    """Return whether a row's answer is labelled good (KTO); None where it has no such label.
-
-    Tables hold labels as text, or as numbers with a decimal point.
-    """
-    good, bad = ("true", "1", "1.0"), ("false", "0", "0.0")
-    value = _label_text(row)
-    return value in good if value in (*good, *bad) else None
 
 
 def is_labelled(row: dict[str, object]) -> bool:
     """Return whether a row is an answer that is labelled good or bad by itself."""
     return kind_of(row) == "completion" and label_of(row) is not None
-
-
-def unclear_label(row: dict[str, object]) -> str:
-    """Return a label that may mean good or bad and says neither; "" without a label, and for a clear one."""
-    return "" if label_of(row) is not None else _label_text(row)
-
-
-def _label_text(row: dict[str, object]) -> str:
-    """Return the label in lower case; "" where it is missing: null, NaN or an empty cell."""
-    value = row.get("label")
-    missing = value is None or (isinstance(value, float) and math.isnan(value))
-    return "" if missing else str(value).strip().lower()
 
 
 def _completion(row: dict[str, object], source: str) -> Example | LeftOut:
@@ -216,7 +241,7 @@ def _completion(row: dict[str, object], source: str) -> Example | LeftOut:
     row_prompt = _prompt(_field(row, "prompt", "completion"))
     key = "response" if row.get("response") is not None and row.get("completion") is None else "completion"
     prompt, response = _answer(_field(row, key, "completion"), key, row_prompt)
-    if prompt != row_prompt:
+    if prompt[: len(row_prompt)] != row_prompt:
         raise Malformed(f"'{key}' holds a conversation that does not begin with 'prompt'")
     return _example(prompt, response, source, _right_answer(row))
 
@@ -226,7 +251,7 @@ def _question(row: dict[str, object], source: str) -> Example | LeftOut:
 
     SFT imitates the answer, and rewards compare responses with it.
     """
-    question = _text(_field(row, "question", "question"), "question")
+    question = text(_field(row, "question", "question"), "question")
     _field(row, "answer", "question")
     answer = _right_answer(row) or ""
     return _example((Message("user", question),), answer, source, answer)
@@ -247,7 +272,7 @@ def _right_answer(row: dict[str, object]) -> str | None:
         raise Malformed(f"'answer' is {answer}; it must be text or a finite number")
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
-    return None if answer is None else _text(answer, "answer").strip() or None  # in a table, no answer is an empty cell
+    return None if answer is None else text(answer, "answer").strip() or None  # in a table, no answer is an empty cell
 
 
 def _example(
@@ -269,7 +294,7 @@ def _pair(row: dict[str, object], kind: RowKind, source: str) -> PreferencePair 
     other_prompt, rejected = _answer(sides[1], "rejected", row_prompt)
     if prompt != other_prompt:
         return "prompts_differ"
-    if row_prompt is not None and prompt != row_prompt:
+    if row_prompt is not None and prompt[: len(row_prompt)] != row_prompt:
         raise Malformed("'chosen' and 'rejected' hold conversations that do not begin with 'prompt'")
     if not any(message.role == "user" and message.content.strip() for message in prompt):
         raise Malformed("no user turn with text before the answer")
@@ -282,12 +307,20 @@ def _pair(row: dict[str, object], kind: RowKind, source: str) -> PreferencePair 
 def _prompt(value: object) -> tuple[Message, ...]:
     """Return the messages of a prompt: text, a transcript or a list of messages. Raises Malformed."""
     if isinstance(value, list):
-        return _messages(value, "prompt")
-    text = _text(value, "prompt")
-    if not text.lstrip("\n").startswith("Human:") and not text.rstrip().endswith("\n\nAssistant:"):
-        return (Message("user", text),)
-    *turns, last = parse_hh(text)
+        return tuple(turn.message for turn in read_turns(value, "prompt"))
+    prompt = text(value, "prompt")
+    if not _is_transcript(prompt):
+        return (Message("user", prompt),)
+    *turns, last = parse_hh(prompt)
     return (*turns, last) if last.content.strip() else tuple(turns)
+
+
+def _is_transcript(prompt: str) -> bool:
+    """Return whether a prompt is a transcript, and not a text that merely begins with `Human:` or quotes a turn."""
+    begins, ends = prompt.lstrip().startswith("Human:"), prompt.rstrip().endswith("\n\nAssistant:")
+    if prompt.startswith("\n\nHuman:") or (begins and "\n\nAssistant:" in prompt):
+        return True
+    return ends and "\n\nHuman:" in prompt
 
 
 def parse_prompt(value: object, source: str) -> tuple[Message, ...]:
@@ -302,17 +335,19 @@ def parse_prompt(value: object, source: str) -> tuple[Message, ...]:
 
 
 def _answer(value: object, key: str, row_prompt: tuple[Message, ...] | None) -> tuple[tuple[Message, ...], str]:
-    """Return the prompt and the answer of one side of a row, which ends with an assistant turn. Raises Malformed.
+    """Return the prompt and the answer of one side of a row. Raises Malformed, and _Untrained without an answer.
 
-    A side that is only an answer belongs to the prompt of the row.
+    The answer is the last assistant turn, or the last one that the row trains on; turns behind it are dropped. A side
+    that is only an answer belongs to the prompt of the row, and one that begins with the assistant goes on from it.
     """
     if isinstance(value, list):
-        messages = _messages(value, key)
+        turns = read_turns(value, key)
     else:
-        text = _text(value, key)
-        is_transcript = row_prompt is None or text.startswith("\n\nHuman:")
-        messages = parse_hh(text) if is_transcript else (Message("assistant", text.removeprefix(" ")),)
-    if not any(message.role == "assistant" for message in messages):
+        answer = text(value, key)
+        is_transcript = row_prompt is None or answer.startswith("\n\nHuman:")
+        messages = parse_hh(answer) if is_transcript else (Message("assistant", answer.removeprefix(" ")),)
+        turns = tuple(Turn(message, trained=True) for message in messages)
+    if not any(turn.message.role == "assistant" for turn in turns):
         problem = f"'{key}' has no assistant turn"
         if row_prompt is not None or isinstance(value, list):
             raise Malformed(problem)
@@ -320,29 +355,21 @@ def _answer(value: object, key: str, row_prompt: tuple[Message, ...] | None) -> 
             rf"{problem}; without a 'prompt' it must be a transcript: '\n\nHuman: ...\n\nAssistant: ...'. "
             "If another column has the prompt: `rlhf data convert FILE --rename OLD=prompt --to new.jsonl`"
         )
-    if messages[-1].role != "assistant":
-        raise Malformed(f"'{key}' ends with a {messages[-1].role} turn; the answer, an assistant turn, must come last")
-    if row_prompt is not None and len(messages) == 1:
-        return row_prompt, messages[0].content
-    return messages[:-1], messages[-1].content
-
-
-def _messages(values: list[object], key: str) -> tuple[Message, ...]:
-    """Return a list of messages with known roles. Raises Malformed."""
-    messages = []
-    for number, value in enumerate(values, 1):
-        location = f"{key}[{number}]"
-        if not isinstance(value, dict):
-            raise Malformed(f"'{location}' is {_type_name(value)}; a message is an object with role and content")
-        value = {name: content for name, content in value.items() if content is not None}  # Parquet fills nulls in
-        name = value.get("role", value.get("from"))
-        role = _ROLES.get(name) if isinstance(name, str) else None
-        if role is None:
-            raise Malformed(f"'{location}' has the role {str(name)[:40]!r}; known are {', '.join(map(str, _ROLES))}")
-        if role == "system" and number > 1:
-            raise Malformed(f"'{location}' is a system message; only the first can be one")
-        messages.append(Message(role, _text(value.get("content", value.get("value")), f"{location}.content")))
-    return tuple(messages)
+    if turns[-1].message.role != "assistant":
+        raise Malformed(
+            f"'{key}' ends with a {turns[-1].message.role} turn; the answer, an assistant turn, must come last"
+        )
+    answers = [n for n, turn in enumerate(turns) if turn.message.role == "assistant" and turn.trained]
+    if not answers or (key in ("chosen", "rejected") and not turns[-1].trained):
+        raise _Untrained
+    *before, last = [turn.message for turn in turns[: answers[-1] + 1]]
+    if row_prompt is None:
+        return tuple(before), last.content
+    if turns[0].message.role == "assistant":
+        if row_prompt and row_prompt[-1].role == "assistant" and row_prompt[-1].content.strip():
+            raise Malformed(f"'prompt' ends with the beginning of the answer; write it into '{key}' instead")
+        before = [*row_prompt, *before]
+    return tuple(before), last.content
 
 
 def _field(row: dict[str, object], key: str, kind: RowKind) -> object:
@@ -350,29 +377,6 @@ def _field(row: dict[str, object], key: str, kind: RowKind) -> object:
     if key not in row:
         raise OtherKind(f"no '{key}' key; each {kind} row needs {', '.join(KEYS[kind])}")
     return row[key]
-
-
-def _text(value: object, name: str) -> str:
-    """Return a value that is text which UTF-8 can express. Raises Malformed for any other; `name` is its key."""
-    if not isinstance(value, str):
-        raise Malformed(f"'{name}' is {_type_name(value)}; it must be text")
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise Malformed(f"'{name}' holds half a surrogate pair at character {error.start}") from None
-    return value
-
-
-def _type_name(value: object) -> str:
-    """Return the type of a value in words, for a message."""
-    return _TYPES.get(type(value), type(value).__name__)
-
-
-def quoted_keys(keys: Iterable[str]) -> str:
-    """Return the first few keys, shortened, for a message; a damaged row may have many long keys."""
-    quoted = [repr(key[:40]) for key in itertools.islice(keys, 8)]
-    return ", ".join(quoted) or "no keys"
 
 
 def row_object(value: object) -> dict[str, object]:
@@ -383,7 +387,7 @@ def row_object(value: object) -> dict[str, object]:
     if isinstance(value, Malformed):
         raise value
     if not isinstance(value, dict):
-        raise Malformed(f"a row must be a JSON object; this one is {_type_name(value)}")
+        raise Malformed(f"a row must be a JSON object; this one is {type_name(value)}")
     lists = {key: cells for key, column in value.items() if isinstance(cells := _cells(column), list)}
     if lists and len(lists) == len(value):
         if _are_columns(lists):
@@ -394,7 +398,18 @@ def row_object(value: object) -> dict[str, object]:
         if kind_of(value) is None and all(isinstance(cell, dict) for cells in lists.values() for cell in cells):
             advice = "that list" if len(value) == 1 else "one of these lists"
             raise WrongColumns(f"the rows are under {quoted_keys(value)}; write {advice} alone, or a row on each line")
-    return value
+    return _preference_of_openai(value) if "preferred_output" in value else value
+
+
+def _preference_of_openai(row: dict[str, object]) -> dict[str, object]:
+    """Return a row of OpenAI's file for preference tuning with the names of a preference row. Raises Malformed."""
+    request = row.get("input")
+    if not isinstance(request, dict) or "messages" not in request:
+        raise Malformed("'preferred_output' stands beside no 'input' with 'messages'")
+    names = {"preferred_output": "chosen", "non_preferred_output": "rejected"}
+    given = {name: value for name, value in request.items() if name not in ("messages", "parallel_tool_calls")}
+    other = {names.get(name, name): value for name, value in row.items() if name != "input"}
+    return {**given, **other, "prompt": request["messages"]}
 
 
 def _cells(column: object) -> object:

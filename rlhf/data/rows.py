@@ -52,9 +52,10 @@ class PromptOnly:
 
 
 Row = Document | Example | PreferencePair | PromptOnly
-LeftOut = Literal["prompts_differ", "identical", "empty"]
+LeftOut = Literal["prompts_differ", "identical", "empty", "untrained"]
 LEFT_OUT: dict[LeftOut, str] = {  # reasons why rows are left out, in words
     "prompts_differ": "prompts differ",
     "identical": "identical answers",
     "empty": "empty answer",
+    "untrained": "no answer to train on",
 }

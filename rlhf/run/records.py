@@ -132,6 +132,7 @@ class DataRead(Record):
     identical: Count = 0
     empty: Count = 0
     template: Count = 0  # rows that the tokenizer's template cannot write as they are
+    untrained: Count = 0
     left_out: list[str] = []  # rows, each with the reason
     dropped: dict[str, Count] = {}  # rows that `data.drop` left out, by reason
 

@@ -526,7 +526,7 @@ def test_the_report_names_hashes_counts_and_sums_up(write):
     assert report.malformed == (("a.jsonl:2", "'chosen' is null; it must be text"),)
     assert report.summary() == (
         "3 of 4 rows kept from a.jsonl, b.jsonl.gz; "
-        "left out: malformed 1, prompts differ 0, identical answers 0, empty answer 0"
+        "left out: malformed 1, prompts differ 0, identical answers 0, empty answer 0, no answer to train on 0"
     )
 
 
@@ -717,7 +717,7 @@ def test_missing_file_directory_and_no_files(write, tmp_path):
         (
             PREFERENCE,
             {**PREFERENCE, "prompt": [{"role": "tool"}]},
-            "'prompt[1]' has the role 'tool'; known are system, u",
+            "'prompt[1]' is a tool's turn; tool calls and tool turns are not trained on",
         ),
         (PREFERENCE, {**PREFERENCE, "prompt": [{"role": []}]}, "'prompt[1]' has the role '[]'"),
         (PREFERENCE, {**PREFERENCE, "prompt": [{"role": "user"}]}, "'prompt[1].content' is null; it must be text"),

@@ -20,13 +20,16 @@ from rlhf.data.rows import Document, Example, LeftOut, Message, PreferencePair, 
 from tests.unit.rows import pair_of_one_turn
 
 
-def parsed(documents=(), examples=(), pairs=(), malformed=(), prompts_differ=(), identical=(), empty=()) -> ParsedRows:
-    count = sum(map(len, (documents, examples, pairs, malformed, prompts_differ, identical, empty)))
+def parsed(
+    documents=(), examples=(), pairs=(), malformed=(), prompts_differ=(), identical=(), empty=(), untrained=()
+) -> ParsedRows:
+    count = sum(map(len, (documents, examples, pairs, malformed, prompts_differ, identical, empty, untrained)))
     files = (FileReport("a.jsonl", "0" * 64, "preference", count),)
     left_out: dict[LeftOut, tuple[str, ...]] = {
         "prompts_differ": tuple(prompts_differ),
         "identical": tuple(identical),
         "empty": tuple(empty),
+        "untrained": tuple(untrained),
     }
     report = ReadReport(files, tuple(malformed), left_out)
     return ParsedRows(tuple(documents), tuple(examples), tuple(pairs), report)

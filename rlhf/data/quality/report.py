@@ -91,6 +91,7 @@ class QualityReport:
     prompts_differ: int
     identical: int
     empty: int
+    untrained: int
     documents: int
     examples: int
     pairs: int
@@ -163,6 +164,13 @@ class QualityReport:
                 "identical", self.identical, self.rows, "Left out; equal answers carry no preference.", below="note"
             ),
             self._flaw("empty", self.empty, self.rows, "Left out; an answer is missing.", below="note"),
+            self._flaw(
+                "untrained",
+                self.untrained,
+                self.rows,
+                "Left out: no answer has a weight above 0.",
+                above="note",
+            ),
         ]
 
     def _row_counts(self) -> list[Line]:

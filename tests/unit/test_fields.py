@@ -1,0 +1,191 @@
+"""Every field of a row or a message is used, known to be without influence, or named in a refusal."""
+
+import json
+from typing import Any
+
+import pytest
+
+from rlhf.data import formats
+from rlhf.data.rows import Example, Message, PreferencePair
+from rlhf.errors import UserError
+from rlhf.recipe.choices import DataFormat
+
+USER = {"role": "user", "content": "Is 91 prime?"}
+NO = {"role": "assistant", "content": "No, 7 divides it."}
+YES = {"role": "assistant", "content": "Yes."}
+PAIR = {"prompt": "Is 91 prime?", "chosen": "No.", "rejected": "Yes."}
+
+
+def read(*rows: dict[str, Any], kind: DataFormat = "auto") -> formats.ParsedRows:
+    raw = [(f"a.jsonl:{number}", row) for number, row in enumerate(rows, 1)]
+    return formats.parse([("a.jsonl", raw, lambda: "0" * 64)], on_bad_row="stop", kind=kind)
+
+
+def refusal(*rows: dict[str, Any], kind: DataFormat = "auto") -> str:
+    with pytest.raises(UserError) as error:
+        read(*rows, kind=kind)
+    return str(error.value)
+
+
+def conversation(*messages: dict[str, Any], **beside: Any) -> dict[str, Any]:
+    return {"messages": [*messages], **beside}
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "factor", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("message", "place"),
+    [
+        (NO | {"tool_calls": [CALL]}, "'messages[2]' has tool calls"),
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, "'messages[2]' has tool calls"),
+        ({"role": "assistant", "function_call": {"name": "f"}}, "'messages[2]' has tool calls"),
+        (NO | {"reasoning_content": "7 * 13"}, "'messages[2].reasoning_content' would be lost"),
+        (NO | {"thinking": "7 * 13"}, "'messages[2].thinking' would be lost"),
+        (NO | {"citations": ["a"]}, "'messages[2].citations' is not used in training"),
+        (NO | {"weight": 0.5}, "'messages[2].weight' is '0.5'; it must be 0"),
+        (
+            NO | {"content": [{"type": "image_url", "image_url": {}}]},
+            "'messages[2].content[1]' is a part of type 'image",
+        ),
+    ],
+)
+def test_a_field_of_a_message_that_is_not_trained_on_refuses_the_row(message, place):
+    assert refusal(conversation(USER, message)).startswith(f"a.jsonl:1: {place}")
+
+
+def test_a_tools_turn_is_named_as_one():
+    turn = {"role": "tool", "tool_call_id": "c1", "content": "7, 13"}
+    assert refusal(conversation(USER, turn, NO)).startswith("a.jsonl:1: 'messages[2]' is a tool's turn")
+
+
+def test_pairs_that_differ_in_tool_calls_alone_are_refused_and_not_identical():
+    sides = [[NO | {"tool_calls": [CALL | {"id": name}]}] for name in "ab"]
+    row = {"prompt": [USER], "chosen": sides[0], "rejected": sides[1]}
+    assert "'chosen[1]' has tool calls" in refusal(row)
+
+
+@pytest.mark.parametrize("empty", [None, "", [], {}])
+def test_fields_without_a_value_change_nothing(empty):
+    row = conversation(USER, NO | {"tool_calls": empty, "thinking": empty, "note": empty}, tools=empty, history=empty)
+    (example,) = read(row).examples
+    assert example.response == NO["content"]
+
+
+@pytest.mark.parametrize("key", ["tools", "functions", "documents", "images"])
+def test_inputs_beside_the_texts_refuse_the_row_also_where_its_kind_is_named(key):
+    row = conversation(USER, NO, **{key: [{"name": "factor"}]})
+    assert refusal(row).startswith(f"a.jsonl:1: '{key}' would be lost")
+    assert refusal(row, kind="messages").startswith(f"a.jsonl:1: '{key}' would be lost")
+
+
+def test_a_column_that_nothing_reads_is_refused_unless_the_kind_is_named():
+    row = PAIR | {"hint": "7 divides it", "prompt_id": "x", "score_chosen": 8.0, "num_turns": 2, "created_at": "2026"}
+    assert refusal(row).startswith("a.jsonl:1: 'hint' is not used in training")
+    assert len(read(row, kind="preference").pairs) == len(read(row | {"hint": None}).pairs) == 1
+
+
+def test_a_column_that_repeats_another_is_none_that_is_lost():
+    messages = {"chosen": [USER, NO], "rejected": [USER, YES], "prompt": USER["content"]}
+    assert len(read(messages | {"messages": [USER, NO]}).pairs) == 1
+    assert "'messages' is not used" in refusal(messages | {"messages": [USER, YES]})
+    assert len(read(conversation(USER, NO, prompt=USER["content"])).examples) == 1
+    assert "'prompt' is not used" in refusal(conversation(USER, NO, prompt="Is 97 prime?"))
+    assert len(read({"instruction": "a", "output": "b", "text": "### a\n### b"}).examples) == 1
+
+
+# Weights
+
+
+def test_the_answer_is_the_last_turn_that_is_trained_on():
+    again = {"role": "user", "content": "Sure?"}
+    (example,) = read(conversation(USER, YES | {"weight": 0}, again, NO | {"weight": 1})).examples
+    assert [m.content for m in example.prompt] == ["Is 91 prime?", "Yes.", "Sure?"]
+    assert example.response == NO["content"]
+    (first,) = read(conversation(USER, NO, again, YES | {"train": False})).examples
+    assert first == Example((Message("user", "Is 91 prime?"),), NO["content"], "a.jsonl:1")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        conversation(USER, NO | {"weight": 0}),
+        conversation(USER, NO | {"loss_mask": 0.0}),
+        conversation(USER, NO, train=False),
+        PAIR | {"weight": "0"},
+        {"prompt": [USER], "chosen": [NO | {"train": False}], "rejected": [YES]},
+    ],
+)
+def test_a_row_without_an_answer_to_train_on_is_left_out_and_counted(row):
+    good = PAIR if "chosen" in row else conversation(USER, NO)
+    rows = read(row, good)
+    assert rows.report.left_out["untrained"] == ("a.jsonl:1",) and rows.report.counts()["untrained"] == 1
+    assert [kept.source for kept in rows.all] == ["a.jsonl:2"]
+
+
+def test_a_weight_on_a_users_turn_is_refused():
+    assert "'messages[1].train' asks to train on a user turn" in refusal(conversation(USER | {"train": True}, NO))
+    assert len(read(conversation(USER | {"weight": 0}, NO | {"weight": 1})).examples) == 1
+
+
+# Contents, prompts and files
+
+
+def test_text_parts_are_joined():
+    parts = [{"type": "text", "text": "Is 91 "}, {"type": "text", "text": "prime?"}]
+    (example,) = read(conversation({"role": "user", "content": parts}, NO)).examples
+    assert example.prompt == (Message("user", "Is 91 prime?"),)
+
+
+def test_a_prompt_that_begins_the_answer_is_refused():
+    begun = [USER, {"role": "assistant", "content": "No, "}]
+    row = {"prompt": begun, "completion": [{"role": "assistant", "content": "7 divides it."}]}
+    assert "'prompt' ends with the beginning of the answer" in refusal(row)
+    assert "'prompt' ends with the beginning of the answer" in refusal(
+        {"prompt": begun, "chosen": "a", "rejected": "b"}
+    )
+
+
+def test_answers_of_several_turns_with_a_common_beginning_are_a_pair_behind_it():
+    beginning = [{"role": "assistant", "content": "Let me see."}, {"role": "user", "content": "And?"}]
+    row = {"prompt": [USER], "chosen": [*beginning, NO], "rejected": [*beginning, YES]}
+    (pair,) = read(row).pairs
+    before = (Message("user", "Is 91 prime?"), Message("assistant", "Let me see."), Message("user", "And?"))
+    assert pair == PreferencePair(before, NO["content"], YES["content"], "a.jsonl:1")
+    other = row | {"rejected": [beginning[0], {"role": "user", "content": "So?"}, YES]}
+    assert read(other, row).report.left_out["prompts_differ"] == ("a.jsonl:1",)
+
+
+@pytest.mark.parametrize("prompt", ["Human: Nature's Last Error? Discuss.", "Write on:\n\nAssistant:", "Human:"])
+def test_a_text_with_one_mark_of_a_transcript_stays_as_it_is(prompt):
+    assert read(PAIR | {"prompt": prompt}).pairs[0].prompt == (Message("user", prompt),)
+
+
+@pytest.mark.parametrize("prompt", ["\n\nHuman: Hi\n\nAssistant:", "Human: Hi\n\nAssistant:", "\n\nHuman: Hi"])
+def test_a_transcript_is_read_as_turns(prompt):
+    assert read(PAIR | {"prompt": prompt}).pairs[0].prompt == (Message("user", "Hi"),)
+
+
+def test_openais_file_of_preferences_is_read():
+    row = {
+        "input": {"messages": [USER], "tools": [], "parallel_tool_calls": True},
+        "preferred_output": [NO],
+        "non_preferred_output": [YES],
+    }
+    (pair,) = read(row).pairs
+    assert (pair.chosen, pair.rejected) == (NO["content"], YES["content"])
+    row["input"]["tools"] = [CALL]  # type: ignore[index]
+    assert "'tools' would be lost" in refusal(row)
+
+
+def test_a_spreadsheets_line_on_its_separator_is_no_row(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("sep=;\nprompt;chosen;rejected\nIs 91 prime?;No.;Yes, it is.\n")
+    (pair,) = formats.read([file], on_bad_row="stop").pairs
+    assert pair.rejected == "Yes, it is." and pair.source.endswith("a.csv:3")
+
+
+def test_a_row_says_the_same_through_json(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps(conversation(USER, NO | {"weight": 1})) + "\n")
+    assert formats.read([file], on_bad_row="stop").examples[0].response == NO["content"]
