@@ -211,7 +211,7 @@ def _counted(outcome: Outcome, file: Path) -> str | None:
     if report["rows"] != count if values else report["rows"] > count:
         return f"{report['rows']} rows were counted of {count}"
     kept = report["documents"] + report["examples"] + report["pairs"]
-    left = report["malformed"] + report["prompts_differ"] + report["identical"] + report["empty"]
+    left = report["malformed"] + report["prompts_differ"] + report["identical"] + report["empty"] + report["untrained"]
     return None if kept + left == report["rows"] else f"{kept} rows kept and {left} left out of {report['rows']}"
 
 
