@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlhf.stages.supervised.trainer import RunTrainer
-from tests.helpers import Crash, beside, content_of, crash, run_stages, small
+from tests.helpers import Crash, beside, content_of, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")
 # 70 rows in batches of 8: an epoch has 9 steps, and its last batch is short. Records and checkpoints fall between.
