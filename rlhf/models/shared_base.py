@@ -46,7 +46,7 @@ class SharedBase:
         trainable: tuple[Role, ...] = (),
         lean: bool = False,
     ):
-        self.end_ids = end_ids(base, base.name_or_path)  # the checkpoint's own
+        self.end_ids = end_ids(base, str(base.name_or_path))  # the checkpoint's own
         base.generation_config = GenerationConfig()  # a hub model may bring sampling settings
         self.base = base
         self.logit_scale = logit_scale(base.config)
