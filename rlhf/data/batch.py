@@ -1,6 +1,6 @@
 """Prompts with their responses as one batch of token ids."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Self
@@ -50,6 +50,17 @@ class Rollout:
     def last(self) -> Tensor:
         """Return the position (B,) of the last real token of each row."""
         return self.prompt_length + self.response_length - 1
+
+    def other_end_rate(self, end_ids: Collection[int], eos_id: int) -> dict[str, float]:
+        """Return `other_eos_rate`, the share of responses that hold an end token of `end_ids` other than EOS.
+
+        It is absent if there is no such token.
+        """
+        others = sorted(set(end_ids) - {eos_id})
+        if not others:
+            return {}
+        held = torch.isin(self.tokens, torch.tensor(others, device=self.ids.device)) & self.mask
+        return {"other_eos_rate": held.any(1).float().mean().item()}
 
     def rows(self, index: Tensor) -> "Rollout":
         """Return some rows of the batch, without the padding that only the other rows needed."""

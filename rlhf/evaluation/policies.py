@@ -51,6 +51,7 @@ class PolicySamples:
     true_rewards: Tensor | None
     samples_per_prompt: int = 1
     rewards: dict[str, Tensor] = field(default_factory=dict)  # of reward functions, by name
+    other_ends: dict[str, float] = field(default_factory=dict)  # as `Rollout.other_end_rate`
 
     @property
     def prompt_indices(self) -> list[int]:
@@ -63,6 +64,7 @@ class PolicySamples:
             "response_length": self.lengths.float().mean().item(),
             "eos_rate": self.ended.float().mean().item(),
             "kl_per_token": self.kl,
+            **self.other_ends,
         }
         if self.scores is not None:
             means["score"] = self.scores.mean().item()
@@ -136,6 +138,7 @@ def measure(
         true_rewards=true_rewards,
         samples_per_prompt=samples_per_prompt,
         rewards=rewards,
+        other_ends=rollout.other_end_rate(shared.end_ids, codec.eos_id),
     )
 
 

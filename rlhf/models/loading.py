@@ -12,6 +12,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     BitsAndBytesConfig,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -23,6 +24,7 @@ from rlhf.models import folders, records
 from rlhf.models import weights as stored
 from rlhf.models.architecture import config_of, shape_differences
 from rlhf.models.classifier import add_classifier
+from rlhf.models.end_tokens import end_ids
 from rlhf.models.lean import limits
 from rlhf.models.nf4 import check_blocks, check_layers, keep_layout, nf4_config
 from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
@@ -137,6 +139,7 @@ def _draw_base(
         torch.manual_seed(recipe.seed)
         try:
             base = random_base(recipe.model, device, kind, nf4, options)
+            base.generation_config = GenerationConfig()  # a type's usual end token is none of this model's
         except (OSError, ValueError, ImportError) as error:
             raise UserError(f"cannot build the base model: {_reason(error, recipe.model)}") from error
     if nf4 is not None:
@@ -175,6 +178,7 @@ def _check_loaded(base: PreTrainedModel, settings: Model, name: str, whole: bool
     if whole:
         with _loading("the base model", name, settings):  # it runs the library's forward pass
             check_model(base, name)
+        end_ids(base, name)
 
 
 def _check_supported(config: PreTrainedConfig, name: str) -> None:

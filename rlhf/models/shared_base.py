@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.data.batch import Rollout
+from rlhf.models.end_tokens import end_ids
 from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
 from rlhf.models.output_layer import response_statistics
 from rlhf.models.precision import mixed_precision
@@ -45,6 +46,7 @@ class SharedBase:
         trainable: tuple[Role, ...] = (),
         lean: bool = False,
     ):
+        self.end_ids = end_ids(base, str(base.name_or_path))  # the checkpoint's own
         base.generation_config = GenerationConfig()  # a hub model may bring sampling settings
         self.base = base
         self.logit_scale = logit_scale(base.config)

@@ -1,6 +1,7 @@
 """Recipes that start from a pretrained checkpoint, as the 7B recipes do: from a folder, in float32, bfloat16, NF4."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from rlhf.errors import UserError
 from rlhf.files import sha256
+from rlhf.models.end_tokens import end_ids
 from rlhf.models.loading import ModelHead, load_base, load_codec
 from rlhf.run.directory import StageRun
 from tests.helpers import content_of, run_stages, small
@@ -226,3 +228,38 @@ def test_a_four_bit_base_is_merged_as_published_or_as_it_was_rounded(trained, tm
 def test_dequantised_weights_need_quantised_ones():
     with pytest.raises(UserError, match=r"merge\.base: dequantized needs model\.quantization: nf4"):
         small(merge__base="dequantized")
+
+
+def with_end_ids(trained: Path, folder: Path, ids: str) -> Path:
+    """A copy of the small base whose generation_config.json says that it ends texts with these ids."""
+    shutil.copytree(trained / "cpu-tiny/v1/pretrain/model", folder)
+    (folder / "generation_config.json").write_text(f'{{"eos_token_id": {ids}, "do_sample": true, "temperature": 0.6}}')
+    return folder
+
+
+def test_another_end_token_of_the_checkpoint_is_counted(trained, tmp_path):
+    others = range(10, 300)  # many, so that so small a model samples some of them
+    base = with_end_ids(trained, tmp_path / "base", json.dumps([2, *others, 10**6]))
+    loaded = pretrained(trained, tmp_path, model__name=str(base), tokenizer__name=str(base), ppo__steps=2)
+    run_stages(loaded, tmp_path, "sft", "rm", "ppo")
+    root = tmp_path / "cpu-tiny/v1/ppo"
+    rows = [json.loads(line) for line in (root / "metrics.jsonl").open()]
+    assert all(0 < row["response/other_eos_rate"] <= 1 for row in rows)
+    assert 0 < content_of(root / "summary.json")["metrics"]["other_eos_rate"] <= 1
+
+
+@pytest.mark.parametrize(
+    "ids", ["NaN", "[2, NaN]", "[2, 1e400]", "[2, 5.5]", '[2, "5"]', "[2, true]", '{"a": 2}', "[[2]]"]
+)
+def test_an_end_token_that_is_no_id_is_refused(trained, tmp_path, ids):
+    base = with_end_ids(trained, tmp_path / "base", ids)
+    run = StageRun(tmp_path, pretrained(trained, tmp_path, model__name=str(base)), "sft")
+    with pytest.raises(UserError, match=r"base: eos_token_id in generation_config\.json is .*: correct it or leave it"):
+        load_base(run, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("ids", "found"), [("[2, 5, -1, 1000000]", {2, 5}), ("null", set()), ("2", {2})])
+def test_end_tokens_that_cannot_be_sampled_are_ignored(trained, tmp_path, ids, found):
+    base = with_end_ids(trained, tmp_path / "base", ids)
+    run = StageRun(tmp_path, pretrained(trained, tmp_path, model__name=str(base)), "sft")
+    assert end_ids(load_base(run, torch.device("cpu")), "base") == found

@@ -1,0 +1,111 @@
+"""One answer has one score, whatever computes it: stage, command, PPO, evaluation, plain transformers with peft."""
+
+import json
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForSequenceClassification
+
+from rlhf.commands import score, score_items
+from rlhf.data.batch import collate
+from rlhf.data.rows import Message
+from rlhf.data.tokenize import Encoded
+from rlhf.evaluation.reward_model import scores_of
+from rlhf.stages.online.role_passes import reward_scores
+from tests.helpers import small
+
+PROMPT = (Message("user", "Name a colour."),)
+ANSWERS = ["Red.", "  Red.", "Red. \n", "Red.\n\n", "A lemon is a kind of fruit. " * 20, ""]
+
+
+@pytest.fixture(scope="module")
+def model(trained) -> score.RewardModel:
+    return score.RewardModel(score.finished_stages(small(), trained))
+
+
+@pytest.fixture(scope="module")
+def plain(trained) -> PeftModel:
+    """The saved adapter in plain peft and transformers, which find the last real token themselves."""
+    folder = trained / "cpu-tiny/v1"
+    base = AutoModelForSequenceClassification.from_pretrained(folder / "pretrain/model", num_labels=1)
+    return PeftModel.from_pretrained(base, folder / "rm/adapter").eval()
+
+
+@torch.no_grad()
+def plain_scores(plain: PeftModel, rows: list[Encoded]) -> list[float]:
+    return [plain(input_ids=torch.tensor([row.prompt + row.response])).logits.item() for row in rows]
+
+
+def encoded(model: score.RewardModel, answers: list[str]) -> list[Encoded]:
+    options = model.options
+    rows, _ = model.codec.encode(
+        [(PROMPT, answer) for answer in answers], options.max_prompt_length, options.max_length
+    )
+    assert all(rows)
+    return [row for row in rows if row]
+
+
+def routes(model: score.RewardModel, plain: PeftModel, rows: list[Encoded]) -> dict[str, list[float]]:
+    """The scores of the same tokens by each route that reads tokens."""
+    codec, shared = model.codec, model.shared
+    rollout = collate([row.prompt for row in rows], [row.response for row in rows], codec.pad_id, codec.eos_id)
+
+    @torch.no_grad()
+    def stage(ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = plain(input_ids=ids).logits
+        return logits.squeeze(-1)
+
+    return {
+        "the stage rm": scores_of(rows, stage, codec.pad_id, 4).tolist(),
+        "evaluate": scores_of(rows, shared.scores_at, codec.pad_id, 4).tolist(),
+        "samples": shared_scores(model, rollout),
+        "ppo": reward_scores(shared, rollout, 4).tolist(),
+        "ppo, row by row": reward_scores(shared, rollout, 1).tolist(),
+    }
+
+
+def shared_scores(model: score.RewardModel, rollout) -> list[float]:
+    scores: list[float] = model.shared.scores(rollout).tolist()
+    return scores
+
+
+def test_the_same_tokens_have_the_same_score(model, plain):
+    """Answers that end, those that are cut, EOS alone, and white space at both ends."""
+    codec = model.codec
+    ended = encoded(model, ANSWERS)
+    assert [row.response[-1] == codec.eos_id for row in ended] == [True] * 4 + [False, True]
+    cut = [Encoded(row.prompt, row.response[:-1]) for row in ended[:4]]  # as sampling cuts them
+    rows = [*ended, *cut, Encoded(ended[0].prompt, [codec.eos_id])]
+    expected = plain_scores(plain, rows)
+    assert len({round(number, 5) for number in expected}) > 5
+    for name, found in routes(model, plain, rows).items():
+        assert found == pytest.approx(expected, abs=2e-5), name
+
+
+def test_a_cut_answer_may_end_with_the_padding_token(model, plain):
+    """Places are counted here; plain transformers looks for the last token that is not padding: one place earlier."""
+    (row,) = encoded(model, ["Red."])
+    cut = Encoded(row.prompt, [*row.response[:-1], model.codec.pad_id])
+    rollout = collate([cut.prompt], [cut.response], model.codec.pad_id, model.codec.eos_id)
+    counted = shared_scores(model, rollout)
+    assert scores_of([cut], model.shared.scores_at, model.codec.pad_id, 1).tolist() == pytest.approx(counted, abs=2e-5)
+    shorter = Encoded(row.prompt, row.response[:-1])
+    assert plain_scores(plain, [cut]) == pytest.approx(plain_scores(plain, [shorter]), abs=2e-5)
+    assert plain_scores(plain, [cut]) != pytest.approx(counted, abs=2e-5)
+
+
+def test_the_command_scores_the_tokens_that_training_read(model, plain, tmp_path):
+    """As an argument, in a row, and again from the file that the command wrote."""
+    expected = plain_scores(plain, encoded(model, ANSWERS))
+    argued, _ = model.score(score_items.command_line_items(PROMPT[0].content, ANSWERS))
+    file = tmp_path / "rows.jsonl"
+    rows = [{"prompt": PROMPT[0].content, "response": answer} for answer in ANSWERS if answer]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read, _ = model.score(score_items.read([file]))
+    score.write(read, model.digest, tmp_path / "again.jsonl")
+    again, _ = model.score(score_items.read([tmp_path / "again.jsonl"]))
+    assert len({round(number, 5) for number in expected[:4]}) > 1, "white space is read as it stands"
+    assert [v for row in argued for v in row.scores.values()] == pytest.approx(expected, abs=2e-5)
+    for scored in (read, again):
+        assert [row.scores["response"] for row in scored] == pytest.approx(expected[:-1], abs=2e-5)
