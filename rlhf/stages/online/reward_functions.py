@@ -32,11 +32,16 @@ from rlhf.terminal import excerpt
 Function = Callable[..., Sequence[float]]
 ARGUMENTS = ("prompts", "completions", "answer")
 SHOWN = 60  # characters of a prompt or a response in a message
-# 7, 1,234.50, .5, -1e3. A minus after a word or a closing bracket is not a sign (10-5, f(x)-5), and a point after
-# a word or another point does not begin a number (v1.2.5, an ellipsis). A comma groups three digits, or separates
-# two numbers (3,4).
-WHOLE = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
-NUMBER = re.compile(rf"(?:(?<![\w)\]}}])-)?(?:{WHOLE}(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+]?\d+)?")
+# 7, 1,234.50, .5, -1e3, -$5. A minus after a word or a closing bracket is not a sign (10-5, f(x)-5), and a point after
+# a word or another point does not begin a number (v1.2.5, an ellipsis). A comma or TeX's 1{,}250, 1,\!250 and 1\,250
+# group three digits, or separate two numbers (3,4). Spaces group digits where the whole run of digits and spaces can
+# be one number: 1 250 and 12 345 678, not 3 4, 1000 200 or 1 250 30.
+SPACE = r"[ \u00a0\u2007\u2009\u202f]"  # plain, no-break, of a figure's width, thin, narrow no-break
+MARK = r"(?:,\\!|\{,\}|\\[,;: ]|,)"
+BY_SPACES = rf"(?<![\w.])(?<!\d{SPACE})[1-9]\d{{0,2}}(?P<space>{SPACE})\d{{3}}(?:(?P=space)\d{{3}})*(?!,?\d|{SPACE}\d)"
+BY_MARKS = rf"\d{{1,3}}(?P<mark>{MARK})\d{{3}}(?:(?P=mark)\d{{3}})*(?!\d)"
+SIGN = r"(?:(?<![\w)\]}])-(?:\\?[$€£¥])?)?"
+NUMBER = re.compile(rf"{SIGN}(?:(?:{BY_SPACES}|{BY_MARKS}|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+]?\d+)?")
 CLOSING_MARKS = ".,;:!?"  # which exact_answer ignores at the end
 
 
@@ -257,8 +262,8 @@ def _plain(text: str) -> str:
 
 
 def _last_number(text: str) -> float | None:
-    numbers = NUMBER.findall(text.replace("\u2212", "-"))  # a typeset minus
-    return float(numbers[-1].replace(",", "")) if numbers else None
+    *_, last = [None, *NUMBER.finditer(text.replace("\u2212", "-"))]  # a typeset minus
+    return None if last is None else float("".join(c for c in last[0] if c.isdecimal() or c in "-+.eE"))
 
 
 def _finite(number: Any) -> bool:
