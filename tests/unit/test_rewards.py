@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from rlhf.data import tokenize
+from rlhf.data.corpus import Split
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
@@ -34,7 +35,18 @@ def given(name: str, completion: str, answer: str | None = None) -> float:
         ("exact_answer", "Paris)", "Paris", 0),
         ("exact_answer(extract='It is (.*)')", "It is Rome. It is  Paris.", "Paris", 0),
         ("exact_answer(extract='It is (\\\\w+)')", "It is Rome. It is Paris.", "Paris", 1),
-        ("exact_answer(extract='####(.*)')", "no mark", "", 1),
+        ("exact_answer(extract='####(.*)')", "no mark", "", 0),
+        ("exact_answer(extract='####(.*)')", "no mark", "?", 0),
+        ("exact_answer(extract='####(.*)')", "#### ", "?", 0),
+        ("exact_answer(extract='####(.*)')", "#### !", "?", 0),
+        ("exact_answer(extract='####(.*)')", "#### ?", "?", 1),
+        ("exact_answer(extract='#### (a)?')", "#### ", "?", 0),
+        ("exact_answer", "", "", 0),
+        ("exact_answer", " ", "?", 0),
+        ("numeric_answer", "", "0", 0),
+        ("regex(pattern='^$|Yes')", "", None, 0),
+        ("json_valid", "", None, 0),
+        ("length(most=4)", "", None, 0),
         ("numeric_answer", "3 and 4 make 7.", "7", 1),
         ("numeric_answer", "7 = 3 + 4", "7", 0),
         ("numeric_answer", "The result is \u22127.", "7", 0),
@@ -123,6 +135,36 @@ def test_mathematics_is_compared_by_value():
     assert given("math_answer", "so it is $\\frac{1}{3}$", "0.5") == 0
     with pytest.raises(UserError, match=r"math_answer failed with .*not a mathematical expression"):
         given("math_answer", "1", "")
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "expected"),
+    [
+        ("(3,4)", "(3,4)", 1),
+        ("The point is (3, 4).", "(3,4)", 1),
+        ("$(3,4)$", "(3,4)", 1),
+        ("(3,4)", "$(3, 4)$", 1),
+        ("(4,3)", "(3,4)", 0),
+        ("(4,3)", "(6,5)", 0),
+        ("$(4,3)$", "(6,5)", 0),
+        ("$(4,3)$", "(3,4)", 0),
+        ("{3,4}", "(3,4)", 0),
+        ("(1/2, 3, 5)", "(0.5,3,5)", 1),
+        ("(3, 1/2, 5)", "(0.5,3,5)", 0),
+        ("It is {4, 3}.", "{3,4}", 1),
+        ("{4, 3}", "\\{3,4\\}", 1),
+        ("$\\{4,3\\}$", "{3,4}", 1),
+        ("{4, 3, 5}", "{3,4}", 0),
+        ("(3,4)", "{3,4}", 0),
+        ("f(3,4) = 7", "7", 1),
+        ("I do not know.", "(3,4)", 0),
+        ("I do not know.", "12", 0),
+        ("", "12", 0),
+    ],
+)
+def test_tuples_and_sets_in_plain_text(completion, answer, expected):
+    pytest.importorskip("math_verify", reason="math-verify comes with the math extra")
+    assert given("math_answer", completion, answer) == expected
 
 
 def test_without_its_library_the_way_to_it_is_named(monkeypatch):
@@ -234,6 +276,28 @@ def test_short_names_for_metrics():
 def test_impossible_settings_are_refused(changes, expected):
     with pytest.raises(UserError, match=expected):
         grouped("grpo", changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "expected"),
+    [
+        ("exact_answer", " ", "is empty"),
+        ("numeric_answer", "twelve", "'twelve' holds no finite number"),
+        ("numeric_answer", "1e999", "'1e999' holds no finite number"),
+        ("math_answer", "", "'' is not a mathematical expression"),
+    ],
+)
+def test_answers_that_no_response_can_match_are_refused_before_training(name, answer, expected):
+    if name == "math_answer":
+        pytest.importorskip("math_verify", reason="math-verify comes with the math extra")
+    good, bad = (Message("user", "One?"),), (Message("user", "Twelve?"),)
+    options = grouped("grpo", {"reward_funcs": [name], "normalize_scores": False}).recipe.online()["grpo"]
+    assert isinstance(options, GroupOptions)
+    codec = Codec(tokenize.words(300), "hh")
+    assert RewardSum("grpo", options, {good: "1"}, codec).usable(Split([good], [good])).train == [good]
+    with pytest.raises(UserError, match=rf"^grpo: {name} .*'.*Twelve\?.*'.*: the answer {expected}") as error:
+        RewardSum("grpo", options, {good: "1", bad: answer}, codec).usable(Split([good], [good, bad]))
+    assert "\n" not in str(error.value)
 
 
 def test_an_evaluation_keeps_functions_of_one_name_apart():

@@ -1,5 +1,6 @@
 """The rewards of RLOO and GRPO: the reward functions that the recipe names, applied to sampled responses."""
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -7,9 +8,11 @@ from torch import Tensor
 
 from rlhf.data.corpus import Prompt, Split
 from rlhf.data.tokenize import Codec
+from rlhf.errors import UserError
 from rlhf.process import distributed
 from rlhf.recipe import MODEL_REWARD, GroupOptions, StageName
 from rlhf.stages.online import reward_functions
+from rlhf.terminal import excerpt
 
 ByName = dict[str, Tensor]  # a number (B,) for each response, by the name of the reward
 
@@ -32,11 +35,19 @@ class RewardSum:
     def usable(self, prompts: Split[Prompt]) -> Split[Prompt]:
         """Return the prompts that the rewards can judge: all, or those with a right answer if a function needs it.
 
-        Raises UserError where none are left on a side of the split.
+        Raises UserError where none are left on a side of the split, and for a right answer that no response can match.
         """
-        if not any(function and function.needs_answer for function in self.functions.values()):
+        needing = [function for function in self.functions.values() if function and function.needs_answer]
+        if not needing:
             return prompts
         kept = prompts.only(lambda prompt: prompt in self.right_answers)
+        for function, prompt in itertools.product(needing, kept):
+            fault = function.fault_of_answer(self.right_answers[prompt])
+            if fault:
+                raise UserError(
+                    f"{self.stage}: {function.name} cannot judge responses to {excerpt(prompt[-1].content)!r}: the "
+                    f"answer {fault}; correct the row's answer or remove the row"
+                )
         return kept.required(self.stage, 'prompts with a right answer ({"prompt", "answer"})')
 
     def per_response(self, prompts: Sequence[Prompt], texts: Sequence[str], model_scores: Tensor | None) -> ByName:
