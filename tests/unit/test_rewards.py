@@ -19,7 +19,7 @@ from tests.helpers import grouped
 GSM8K = "numeric_answer(extract='#### (.*)')"  # as in the recipes for GSM8K
 
 
-def given(name: str, completion: str, answer: str | None = None) -> float:
+def given(name: str, completion: str, answer: str | None = None) -> float | None:
     (number,) = rewards.find(name, "grpo.reward_funcs")(["prompt"], [completion], [answer])
     return number
 
@@ -251,6 +251,30 @@ def test_a_function_of_the_user_s_own_gets_what_it_names(tmp_path, monkeypatch):
         rewards.find("own_rewards:few", "here")(["p", "q"], ["a", "x"], [None, None])
     with pytest.raises(UserError, match="is '1', not a finite number"):
         rewards.find("own_rewards:text", "here")(["p"], ["a"], [None])
+
+
+def test_a_function_may_be_async_and_have_no_verdict(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "judges.py").write_text(
+        "import asyncio\n"
+        "async def late(completions):\n"
+        "    await asyncio.sleep(0)\n"
+        "    return [None if c == 'x' else float(len(c)) for c in completions]\n"
+        "def other(completions): return [None if 'x' in c else 1.0 for c in completions]\n"
+        "async def bad(completions): return [1 / len(c) for c in completions]\n"
+    )
+    assert rewards.find("judges:late", "here")(["p", "q"], ["a b", "x"], [None, None]) == [3.0, None]
+    with pytest.raises(UserError, match=r"bad failed with ZeroDivisionError.*prompt 'q' and the response ''$"):
+        rewards.find("judges:bad", "here")(["p", "q"], ["a", ""], [None, None])
+    prompt = (Message("user", "Say it."),)
+    changes = {"reward_funcs": ["judges:late", "judges:other"], "reward_weights": [2.0, 0.5], "normalize_scores": False}
+    options = grouped("grpo", changes).recipe.online()["grpo"]
+    assert isinstance(options, GroupOptions)
+    reward_sum = RewardSum("grpo", options, {}, Codec(tokenize.words(300), "hh"))
+    by_name = reward_sum.per_response([prompt] * 3, ["ab", "x", "xx"], None)
+    assert reward_sum.judged(by_name).tolist() == [True, False, True]
+    assert reward_sum.total(by_name).tolist() == [4.5, 0.0, 4.0]  # without a verdict a part adds 0, as in TRL
 
 
 def test_short_names_for_metrics():

@@ -10,10 +10,12 @@
 
 `exact_answer` and `numeric_answer` take `extract='#### (.*)'`: a pattern whose last match holds what is compared. A
 function is called with lists, by keyword, of those among `prompts`, `completions` and `answer` that it names (or of all
-of them, with `**`), and returns one finite number for each completion, as TRL's reward functions do.
+of them, with `**`), and returns one finite number for each completion, or None for no verdict, as TRL's reward
+functions do. It may be `async`.
 """
 
 import ast
+import asyncio
 import importlib
 import inspect
 import json
@@ -21,7 +23,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,7 +31,8 @@ from typing import Any
 from rlhf.errors import UserError
 from rlhf.terminal import excerpt
 
-Function = Callable[..., Sequence[float]]
+Numbers = Sequence[float | None]
+Function = Callable[..., Numbers | Awaitable[Numbers]]
 ARGUMENTS = ("prompts", "completions", "answer")
 SHOWN = 60  # characters of a prompt or a response in a message
 # 7, 1,234.50, .5, -1e3, -$5. A minus after a word or a closing bracket is not a sign (10-5, f(x)-5), and a point after
@@ -62,8 +65,8 @@ class RewardFunction:
 
     def __call__(
         self, prompts: Sequence[str], completions: Sequence[str], answers: Sequence[str | None]
-    ) -> list[float]:
-        """Return one number for each completion.
+    ) -> list[float | None]:
+        """Return one number for each completion; None where the function has no verdict.
 
         Raises UserError, one line that names prompt and response, where the function raises or a number is not finite.
         """
@@ -79,16 +82,17 @@ class RewardFunction:
         if len(numbers) != len(completions):
             raise UserError(f"reward {self.name} returned {len(numbers)} numbers for {len(completions)} responses")
         for number, prompt, completion in zip(numbers, prompts, completions, strict=True):
-            if not _finite(number):
+            if number is not None and not _finite(number):
                 where = _named(prompt, completion)
                 raise UserError(f"reward {self.name} is {number!r}, not a finite number, for {where}")
-        return [float(number) for number in numbers]
+        return [None if number is None else float(number) for number in numbers]
 
-    def _call(
-        self, prompts: Sequence[str], completions: Sequence[str], answers: Sequence[str | None]
-    ) -> Sequence[float]:
+    def _call(self, prompts: Sequence[str], completions: Sequence[str], answers: Sequence[str | None]) -> Numbers:
         given = dict(zip(ARGUMENTS, (list(prompts), list(completions), list(answers)), strict=True))
-        return list(self.function(**{name: given[name] for name in _accepted(self.function)}))
+        numbers = self.function(**{name: given[name] for name in _accepted(self.function)})
+        if isinstance(numbers, Awaitable):  # an `async def`
+            numbers = asyncio.run(_awaited(numbers))
+        return list(numbers)
 
 
 def labels(names: Sequence[str]) -> list[str]:
@@ -335,6 +339,10 @@ def _expression(completion: str, answer: str) -> list[Any]:
 def _last_number(text: str) -> float | None:
     *_, last = [None, *NUMBER.finditer(text.replace("\u2212", "-"))]  # a typeset minus
     return None if last is None else float("".join(c for c in last[0] if c.isdecimal() or c in "-+.eE"))
+
+
+async def _awaited(numbers: Awaitable[Numbers]) -> Numbers:
+    return await numbers
 
 
 def _finite(number: Any) -> bool:

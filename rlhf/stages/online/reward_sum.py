@@ -1,6 +1,7 @@
 """The rewards of RLOO and GRPO: the reward functions that the recipe names, applied to sampled responses."""
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import torch
@@ -14,7 +15,12 @@ from rlhf.recipe import MODEL_REWARD, GroupOptions, StageName
 from rlhf.stages.online import reward_functions
 from rlhf.terminal import excerpt
 
-ByName = dict[str, Tensor]  # a number (B,) for each response, by the name of the reward
+ByName = dict[str, Tensor]  # a number (B,) for each response, by the name of the reward; NaN without a verdict
+
+
+def without_verdict(rewards: Tensor) -> Tensor:
+    """Return (B,) bool: where a function gave None. Its other numbers are finite."""
+    return rewards.isnan()
 
 
 class RewardSum:
@@ -55,7 +61,7 @@ class RewardSum:
 
         Raises UserError, one line that names prompt and response, for a function that raises or is not finite.
         """
-        computed: dict[str, list[float]] = {}
+        computed: dict[str, list[float | None]] = {}
         if any(self.functions.values()):
             written = [self.codec.prompt_text(prompt) for prompt in prompts]
             right_answers = [self.right_answers.get(prompt) for prompt in prompts]
@@ -68,12 +74,27 @@ class RewardSum:
                 assert model_scores is not None
                 by_name[label] = model_scores.cpu()
             else:
-                by_name[label] = torch.tensor(computed[label], dtype=torch.float32)
+                by_name[label] = torch.tensor(
+                    [math.nan if number is None else number for number in computed[label]], dtype=torch.float32
+                )
         return by_name
 
     def total(self, by_name: ByName) -> Tensor:
-        """Return the weighted sum (B,) of rewards."""
-        return torch.stack([weight * by_name[label] for label, weight in self.weights.items()]).sum(0)
+        """Return the weighted sum (B,) of rewards; one without a verdict adds 0."""
+        counted = {
+            label: raw.masked_fill(without_verdict(raw), 0.0) if self.functions[label] else raw
+            for label, raw in by_name.items()
+        }
+        return torch.stack([weight * counted[label] for label, weight in self.weights.items()]).sum(0)
+
+    def judged(self, by_name: ByName) -> Tensor:
+        """Return (B,) bool: whether any reward has a verdict; the reward model always has, also one that is NaN."""
+        return torch.stack(
+            [
+                ~without_verdict(raw) if self.functions[label] else torch.ones_like(raw, dtype=torch.bool)
+                for label, raw in by_name.items()
+            ]
+        ).any(0)
 
     def for_evaluation(
         self, prompts: Sequence[Prompt], texts: Sequence[str], model_scores: Tensor | None
