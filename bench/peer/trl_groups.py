@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from bench.peer.training import StepClock, timed
-from rlhf.stages.online.reward_functions import find
+from rlhf.stages.online.reward_functions import length
 
 # Settings that have the same name on both sides.
 SAME = (
@@ -65,10 +65,9 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(
         base, dtype=getattr(torch, settings["dtype"]), device_map={"": settings["device"]}
     )
-    words = find("length(most=1)", "bench").function
 
     def reward(completions: list[str], **_: Any) -> list[float]:
-        return list(words(completions))
+        return length(completions, most=1)
 
     rows = [json.loads(line) for line in (options.inputs / "pairs.jsonl").read_text().splitlines()]
     prompts = [f"{tokenizer.bos_token} {row['prompt']}" for row in rows]  # as ours begin

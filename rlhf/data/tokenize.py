@@ -184,8 +184,12 @@ class Codec:
         return [ids[start : start + max_length] for ids in documents for start in range(0, len(ids), max_length)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of response ids, without special tokens and without white space at its two ends."""
-        text = self.tokenizer.decode([i for i in ids if i != self.pad_id], skip_special_tokens=True)
+        """Return the text of response ids, without padding, BOS and EOS and without white space at its two ends.
+
+        Other special tokens stay: a reward may depend on `<think>`.
+        """
+        silent = {self.pad_id, self.eos_id, self.tokenizer.bos_token_id}
+        text = self.tokenizer.decode([i for i in ids if i not in silent], skip_special_tokens=False)
         assert isinstance(text, str)
         return text.strip()
 

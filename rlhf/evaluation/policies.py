@@ -12,6 +12,7 @@ from rlhf.data.corpus import Prompt
 from rlhf.data.tokenize import Codec
 from rlhf.data.worlds import toy
 from rlhf.models.shared_base import SharedBase
+from rlhf.objectives.masked import masked_mean
 from rlhf.process import distributed
 from rlhf.recipe import Evaluate, Role, StageName
 from rlhf.rollout.decoding import Sampling
@@ -70,7 +71,7 @@ class PolicySamples:
             means["score"] = self.scores.mean().item()
         if self.true_rewards is not None:
             means["true_reward"] = self.true_rewards.mean().item()
-        return means | {f"reward_{name}": numbers.mean().item() for name, numbers in self.rewards.items()}
+        return means | {f"reward_{name}": _mean_verdict(numbers) for name, numbers in self.rewards.items()}
 
 
 def heldout_sampling(options: Evaluate, at_once: int | None = None) -> Sampling:
@@ -163,7 +164,7 @@ def gains_over_sft(before: PolicySamples, after: PolicySamples) -> dict[str, flo
     """Return a policy's metrics beside those of SFT; gains in standard deviations of SFT's own samples."""
     metrics = after.metrics() | {"response_length_sft": before.metrics()["response_length"]}
     for name, numbers in before.rewards.items():
-        metrics[f"reward_{name}_sft"] = numbers.mean().item()
+        metrics[f"reward_{name}_sft"] = _mean_verdict(numbers)
         metrics[f"reward_{name}_gain"] = metrics[f"reward_{name}"] - metrics[f"reward_{name}_sft"]
     for name, old, new in (
         ("score", before.scores, after.scores),
@@ -219,10 +220,12 @@ def interval_ends(before: PolicySamples, after: PolicySamples) -> dict[str, floa
     other. A metric is left out if its interval cannot be estimated.
     """
     prompts = after.prompt_indices
-    estimates = {f"reward_{name}": _mean_reward(numbers.tolist(), prompts) for name, numbers in after.rewards.items()}
+    estimates = {
+        f"reward_{name}": _mean_reward(*_with_verdict(numbers, prompts)) for name, numbers in after.rewards.items()
+    }
     if before is not after:
         for name, numbers in after.rewards.items():
-            estimates[f"reward_{name}_gain"] = mean_interval((numbers - before.rewards[name]).tolist(), prompts)
+            estimates[f"reward_{name}_gain"] = mean_interval(*_with_verdict(numbers - before.rewards[name], prompts))
         for name, old, new in (
             ("score", before.scores, after.scores),
             ("true_reward", before.true_rewards, after.true_rewards),
@@ -240,8 +243,21 @@ def interval_ends(before: PolicySamples, after: PolicySamples) -> dict[str, floa
     }
 
 
+def _mean_verdict(numbers: Tensor) -> float:
+    """Return the mean of a function's rewards, without those that are NaN for want of a verdict; 0 without any."""
+    return masked_mean(numbers, ~numbers.isnan()).item()
+
+
+def _with_verdict(numbers: Tensor, prompts: Sequence[int]) -> tuple[list[float], list[int]]:
+    """Return the rewards that are not NaN, and the prompts of their responses."""
+    kept = [(number, prompt) for number, prompt in zip(numbers.tolist(), prompts, strict=True) if number == number]
+    return [number for number, _ in kept], [prompt for _, prompt in kept]
+
+
 def _mean_reward(rewards: Sequence[float], prompts: Sequence[int]) -> Estimate | None:
     """Return the mean of rewards with its interval; rewards that are all 0 or 1 are a share of right answers."""
+    if not rewards:
+        return None
     return clustered_share(rewards, prompts) if set(rewards) <= {0.0, 1.0} else mean_interval(rewards, prompts)
 
 

@@ -10,6 +10,7 @@ losses and statistics of a minibatch's parts add up to those of the whole. PPO's
 Shapes: P prompts, k responses to each, B = P * k rows that stand together by prompt, R response slots.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -24,58 +25,77 @@ EPS = (
 )
 
 
-def leave_one_out(rewards: Tensor) -> Tensor:
+def leave_one_out(rewards: Tensor, judged: Tensor | None = None) -> Tensor:
     """Subtract from each reward the mean of the other rewards of its group (RLOO, arXiv 2402.14740, section 3.2).
 
     A_i = r_i - sum_{j != i} r_j / (k - 1) = k / (k - 1) (r_i - mean(r))
 
-    Shapes: rewards (P, k); returns (P, k) float32 or wider; a group of equal rewards gets 0. Raises ValueError unless k
-    is 2 or more.
+    judged: False for responses without a verdict: they get 0, their rewards do not count, and k is that of the others.
+
+    Shapes: rewards, judged (P, k); returns (P, k) float32 or wider; a group of equal rewards gets 0. Raises ValueError
+    unless k is 2 or more.
     """
-    k = _group_size(rewards)
-    r = at_least_float32(rewards)
-    return _zero_without_signal(r - (r.sum(1, keepdim=True) - r) / (k - 1), rewards)
+    judged = _all_judged(rewards) if judged is None else judged
+    r = zero_pads(rewards, judged)
+    others = (judged.sum(1, keepdim=True) - 1).clamp(min=1)
+    return _zero_without_signal(r - (r.sum(1, keepdim=True) - r) / others, rewards, judged)
 
 
-def group_relative(rewards: Tensor, scale: Scale = "group") -> Tensor:
+def group_relative(rewards: Tensor, scale: Scale = "group", judged: Tensor | None = None) -> Tensor:
     """Subtract the mean of its group from each reward, and divide by a standard deviation.
 
     A_i = (r_i - mean(r)) / (sd + 1e-4)
 
     scale: `group`, sd over the group (GRPO, arXiv 2402.03300, section 4.1.2); `batch`, sd over all rewards
     (2508.08221); `none`, no division (Dr. GRPO, 2503.20783, section 3). Standard deviations are unbiased.
+    judged: False for responses without a verdict, which get 0 and are in no mean and no standard deviation.
 
-    Shapes: rewards (P, k); returns (P, k) float32 or wider; a group of equal rewards gets 0.
+    Shapes: rewards, judged (P, k); returns (P, k) float32 or wider; a group of equal rewards gets 0.
     Raises ValueError unless k is 2 or more, or when scale is unknown.
     """
-    _group_size(rewards)
-    r = at_least_float32(rewards)
-    centered = _zero_without_signal(r - r.mean(1, keepdim=True), rewards)
+    judged = _all_judged(rewards) if judged is None else judged
+    centered = _zero_without_signal(
+        at_least_float32(rewards) - masked_mean(rewards, judged, dim=1).unsqueeze(1), rewards, judged
+    )
     if scale == "none":
         return centered
     if scale == "group":
-        return centered / (r.std(1, keepdim=True) + EPS)
+        return centered / (group_sd(rewards, judged).unsqueeze(1) + EPS)
     if scale == "batch":
-        return centered / (r.std() + EPS)
+        return centered / (group_sd(rewards.view(1, -1), judged.view(1, -1)) + EPS)
     raise ValueError(f"unknown scale {scale!r}: choose one of {', '.join(SCALES)}")
 
 
-def standardize(advantages: Tensor) -> Tensor:
+def group_sd(rewards: Tensor, judged: Tensor) -> Tensor:
+    """Return the unbiased standard deviation (P,) of the judged rewards (P, k) of each group; 0 for fewer than two.
+
+    Where all are judged it is torch's, to the bit: the others stand at the mean, and the last factor is 1.
+    """
+    mean = masked_mean(rewards, judged, dim=1).unsqueeze(1)
+    filled = torch.where(judged, at_least_float32(rewards), mean)
+    counts = judged.sum(1)
+    factor = ((rewards.shape[1] - 1) / (counts - 1).clamp(min=1).to(filled.dtype)).sqrt()
+    return torch.where(counts > 1, filled.std(1) * factor, 0.0)
+
+
+def standardize(advantages: Tensor, compared: Tensor | None = None) -> Tensor:
     """Give the advantages of a batch mean 0 and standard deviation 1: (A - mean(A)) / (sd(A) + 1e-4).
 
     After `group_relative(rewards, "none")` this is REINFORCE++ with a group baseline (arXiv 2501.03262, section 3.3).
+    compared: False for advantages that do not count and stay 0.
     Shapes: any with two numbers or more; returns that shape. The standard deviation is unbiased.
     """
-    a = at_least_float32(advantages)
-    return (a - a.mean()) / (a.std() + EPS)
+    compared = torch.ones_like(advantages, dtype=torch.bool) if compared is None else compared
+    sd = group_sd(advantages.reshape(1, -1), compared.reshape(1, -1))
+    return zero_pads((at_least_float32(advantages) - masked_mean(advantages, compared)) / (sd + EPS), compared)
 
 
-def has_signal(rewards: Tensor) -> Tensor:
-    """Return (P,) bool: whether the rewards (P, k) of a group differ, so that the policy can learn from it.
+def has_signal(rewards: Tensor, judged: Tensor | None = None) -> Tensor:
+    """Return (P,) bool: whether the judged rewards (P, k) of a group differ, so that the policy can learn from it.
 
     DAPO's dynamic sampling (arXiv 2503.14476, section 3.2) replaces the other groups.
     """
-    return ~_all_equal(rewards)
+    return ~_all_equal(rewards, _all_judged(rewards) if judged is None else judged)
 
 
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: int) -> Tensor:
@@ -175,17 +195,22 @@ def clipped_loss(
     return loss, ClipSums(clipped=(is_clipped & mask).sum(), ratio=zero_pads(d.detach().exp(), mask).sum())
 
 
-def _zero_without_signal(advantages: Tensor, rewards: Tensor) -> Tensor:
-    """Return advantages (P, k) with 0 for a group of equal rewards, whose mean may be rounded: 8 times 0.1."""
-    return torch.where(_all_equal(rewards).unsqueeze(1), 0.0, advantages)
+def _zero_without_signal(advantages: Tensor, rewards: Tensor, judged: Tensor) -> Tensor:
+    """Return advantages (P, k) with 0 for a group of equal rewards, whose mean may be rounded: 8 times 0.1.
+
+    Responses without a verdict get 0 too.
+    """
+    return zero_pads(advantages, judged & ~_all_equal(rewards, judged).unsqueeze(1))
 
 
-def _all_equal(rewards: Tensor) -> Tensor:
-    """Return (P,) bool: whether the rewards (P, k) of a group are equal. NaN equals nothing and is not hidden."""
-    return rewards.amax(1) == rewards.amin(1)
+def _all_equal(rewards: Tensor, judged: Tensor) -> Tensor:
+    """Return (P,) bool: whether the judged rewards (P, k) of a group are equal. NaN equals nothing and is seen."""
+    highest, lowest = (torch.where(judged, rewards, end) for end in (-math.inf, math.inf))
+    return (highest.amax(1) == lowest.amin(1)) | ~judged.any(1)
 
 
-def _group_size(rewards: Tensor) -> int:
+def _all_judged(rewards: Tensor) -> Tensor:
+    """Return the mask (P, k) of rewards that all count. Raises ValueError unless k is 2 or more."""
     if rewards.dim() != 2 or rewards.shape[1] < 2:
         raise ValueError(f"want rewards (P, k) with k of 2 or more, got {tuple(rewards.shape)}")
-    return rewards.shape[1]
+    return torch.ones_like(rewards, dtype=torch.bool)

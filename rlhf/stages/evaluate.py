@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Sequence
 
 import torch
@@ -283,7 +284,8 @@ def _rows(
             if policy.true_rewards is not None:
                 answer["true_reward"] = policy.true_rewards[i].item()
             if policy.rewards:
-                answer["rewards"] = {reward: numbers[i].item() for reward, numbers in policy.rewards.items()}
+                given = {reward: numbers[i].item() for reward, numbers in policy.rewards.items()}
+                answer["rewards"] = {reward: number for reward, number in given.items() if not math.isnan(number)}
             row[name] = answer
         rows.append(row)
     return rows

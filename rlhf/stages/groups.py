@@ -26,6 +26,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.groups import (
     clipped_loss,
     group_relative,
+    group_sd,
     has_signal,
     leave_one_out,
     log_ratios,
@@ -41,7 +42,7 @@ from rlhf.objectives.rewards import shape_scores
 from rlhf.recipe import MODEL_REWARD, GroupOptions, Grpo, StageName
 from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes
-from rlhf.stages.online.reward_sum import ByName, RewardSum
+from rlhf.stages.online.reward_sum import ByName, RewardSum, without_verdict
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.session import Session
 from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState, weighted_numbers
@@ -57,6 +58,7 @@ class ScoredRollout:
     by_name: ByName  # raw rewards
     scores: Tensor  # the weighted sum of the raw rewards
     shaped_scores: Tensor  # the weighted sum with the model's score normalised and clipped, minus penalties
+    judged: Tensor  # bool: False where no reward has a verdict; such scores do not count
 
     def keep_and_add(self, rows: Tensor, more: "ScoredRollout") -> "ScoredRollout":
         """Return the given rows, possibly none, followed by all rows of `more`."""
@@ -66,6 +68,7 @@ class ScoredRollout:
             by_name={name: torch.cat([raw[rows], more.by_name[name]]) for name, raw in self.by_name.items()},
             scores=torch.cat([self.scores[rows], more.scores]),
             shaped_scores=torch.cat([self.shaped_scores[rows], more.shaped_scores]),
+            judged=torch.cat([self.judged[rows], more.judged]),
         )
 
 
@@ -133,7 +136,7 @@ def sample_and_score(session: Session, learner: "Learner", step: int) -> ScoredR
 
     result = responses_to(session.prompts.of_step(step))
     for attempt in range(options.resample_groups):
-        signal = has_signal(learner.grouped(result.shaped_scores))
+        signal = has_signal(learner.grouped(result.shaped_scores), learner.grouped(result.judged))
         informative = signal.nonzero().squeeze(1)
         missing = len(signal) - len(informative)
         if not missing:
@@ -158,7 +161,8 @@ def score_responses(session: Session, learner: "Learner", rollout: Rollout, prom
     by_name = session.reward_sum.per_response(prompts, texts, model_scores)
     scores = session.reward_sum.total(by_name)
     shaped_scores = _shaped_scores(session.reward_sum, learner, rollout, by_name)
-    return ScoredRollout(rollout=rollout, by_name=by_name, scores=scores, shaped_scores=shaped_scores)
+    judged = session.reward_sum.judged(by_name)
+    return ScoredRollout(rollout=rollout, by_name=by_name, scores=scores, shaped_scores=shaped_scores, judged=judged)
 
 
 def _shaped_scores(reward_sum: RewardSum, learner: "Learner", rollout: Rollout, by_name: ByName) -> Tensor:
@@ -195,7 +199,7 @@ def make_batch(learner: "Learner", scored: ScoredRollout) -> Batch:
         ref_logp=ref_logp,
         kl=kl,
         rewards=rewards,
-        advantages=learner.advantages(rewards),
+        advantages=learner.advantages(rewards, scored.judged.to(shared.device)),
         token_counts=learner.loss_mask(rollout).sum(1),
     )
 
@@ -222,14 +226,16 @@ class Learner:
         """Return numbers (B,) as (P, k)."""
         return x.view(-1, self.options.num_generations)
 
-    def advantages(self, rewards: Tensor) -> Tensor:
-        """Return the advantage (B,) of each response."""
-        groups = self.grouped(rewards)
+    def advantages(self, rewards: Tensor, judged: Tensor) -> Tensor:
+        """Return the advantage (B,) of each response; 0 for those without a verdict."""
+        groups, judged = self.grouped(rewards), self.grouped(judged)
         if isinstance(self.options, Grpo):
-            advantages = group_relative(groups, self.options.scale_rewards)
+            advantages = group_relative(groups, self.options.scale_rewards, judged)
         else:
-            advantages = leave_one_out(groups)
-        return (standardize(advantages) if self.options.normalize_advantages else advantages).flatten()
+            advantages = leave_one_out(groups, judged)
+        if self.options.normalize_advantages:  # a response that is alone in its group was compared with none
+            advantages = standardize(advantages, judged & (judged.sum(1, keepdim=True) > 1))
+        return advantages.flatten()
 
     def loss_mask(self, rollout: Rollout) -> Tensor:
         """Return the mask (B, R) of the tokens that count in the loss."""
@@ -305,14 +311,16 @@ class Learner:
 def batch_metrics(batch: Batch, scored: ScoredRollout, learner: Learner) -> dict[str, float]:
     """Return the batch's metrics before the update; docs/metrics.md explains each key."""
     rollout = batch.rollout
-    mask, groups = rollout.mask, learner.grouped(scored.shaped_scores)
+    mask, judged = rollout.mask, scored.judged
+    groups, judged_groups = learner.grouped(scored.shaped_scores), learner.grouped(judged)
     metrics = {
-        "objective/scores": scored.scores.mean(),
-        "objective/scores_shaped": scored.shaped_scores.mean(),
-        "objective/rlhf_reward": batch.rewards.mean(),
-        **{f"rewards/{name}": raw.mean() for name, raw in scored.by_name.items()},
-        "groups/reward_sd": groups.std(1).mean(),
-        "groups/no_signal": (~has_signal(groups)).float().mean(),
+        "objective/scores": masked_mean(scored.scores, judged),
+        "objective/scores_shaped": masked_mean(scored.shaped_scores, judged),
+        "objective/rlhf_reward": masked_mean(batch.rewards, judged.to(batch.rewards.device)),
+        **{f"rewards/{name}": masked_mean(raw, ~without_verdict(raw)) for name, raw in scored.by_name.items()},
+        "groups/reward_sd": group_sd(groups, judged_groups).mean(),
+        "groups/no_signal": (~has_signal(groups, judged_groups)).float().mean(),
+        "groups/no_verdict": (~judged).float().mean(),
         "policy/entropy_estimate": -masked_mean(batch.old_logp, mask),
         "response/length": rollout.response_length.float().mean(),
         "response/eos_rate": rollout.ended.float().mean(),

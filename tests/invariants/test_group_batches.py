@@ -1,5 +1,6 @@
 """What must not change the result of RLOO and GRPO, and what a step of them measures and keeps."""
 
+import math
 import random
 import statistics
 from dataclasses import replace
@@ -46,7 +47,13 @@ def rollout(codec) -> Rollout:
 
 def scored(rollout: Rollout, rewards: list[float] = REWARDS) -> ScoredRollout:
     numbers = torch.tensor(rewards)
-    return ScoredRollout(rollout=rollout, by_name={"model": numbers}, scores=numbers, shaped_scores=numbers)
+    return ScoredRollout(
+        rollout=rollout,
+        by_name={"model": numbers},
+        scores=numbers,
+        shaped_scores=numbers,
+        judged=torch.ones(len(numbers), dtype=torch.bool),
+    )
 
 
 def updated(learner: Learner, responses: ScoredRollout) -> tuple[Tensor, dict[str, float], Batch]:
@@ -335,3 +342,19 @@ def test_metrics_of_a_batch_row_by_row(run, rollout, stage, kl_penalty):
     logged = {"loss/kl_avg": sum(kl) / sum(lengths)} if kl_penalty == "loss" else {}  # a mean over all tokens: `dapo`
     assert {name: stats[name] for name in stats if name == "loss/kl_avg"} == pytest.approx(logged, rel=1e-4)
     assert stats["val/ratio"] == pytest.approx(1, rel=1e-4) and stats["lr"] == learner.options.learning_rate
+
+
+@pytest.mark.parametrize("stage", ["rloo", "grpo"])
+def test_a_batch_with_few_verdicts_or_none_has_no_nan(run, rollout, stage):
+    """A response without a verdict has advantage 0, and its scores are in no mean."""
+    learner = new_learner(run, stage, normalize_advantages=True)
+    for judged in (torch.tensor([True, False, True, False] + [False] * 4), torch.zeros(8, dtype=torch.bool)):
+        raw = torch.tensor(REWARDS).masked_fill(~judged, math.nan)
+        responses = replace(scored(rollout), by_name={"judge": raw}, scores=raw, shaped_scores=raw, judged=judged)
+        batch = make_batch(learner, responses)
+        assert batch.advantages.ne(0).tolist() == judged.tolist()
+        found = batch_metrics(batch, responses, learner)
+        assert found["groups/no_verdict"] == 1 - judged.float().mean()
+        expected = sum(x for x, given in zip(REWARDS, judged, strict=True) if given) / max(int(judged.sum()), 1)
+        assert found["rewards/judge"] == pytest.approx(expected) == found["objective/scores"]
+        assert all(math.isfinite(value) for value in (found | learner.update(batch)).values())

@@ -106,7 +106,14 @@ def test_groups_share_the_lower_layers_too(upper, rollout, counted, stage):
     for lean in (False, True):
         made = new_group_learner(run, stage, lean=lean)
         batch = collect_groups(
-            made, ScoredRollout(rollout=rollout, by_name={"model": numbers}, scores=numbers, shaped_scores=numbers)
+            made,
+            ScoredRollout(
+                rollout=rollout,
+                by_name={"model": numbers},
+                scores=numbers,
+                shaped_scores=numbers,
+                judged=torch.ones(len(numbers), dtype=torch.bool),
+            ),
         )
         torch.manual_seed(1)
         made.update(batch)

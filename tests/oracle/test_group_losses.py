@@ -16,6 +16,7 @@ from rlhf.objectives.choices import LEVELS, LOSS_TYPES, Level
 from rlhf.objectives.groups import (
     clipped_loss,
     group_relative,
+    group_sd,
     has_signal,
     leave_one_out,
     log_ratios,
@@ -100,6 +101,58 @@ def test_a_reward_that_is_nan_is_not_hidden():
     for advantages in (leave_one_out(rewards), group_relative(rewards), group_relative(rewards, "none")):
         assert advantages[0].isnan().all() and not advantages[1].any()
     assert has_signal(rewards).tolist() == [True, False]
+
+
+def test_responses_without_a_verdict_worked_by_hand():
+    """Of [1, -, 3, 8], [-, -, 5, -] and [-, -, -, -]; the rewards without a verdict are arbitrary."""
+    rewards = f64([1.0, 99.0, 3.0, 8.0], [7.0, -7.0, 5.0, math.nan], [1.0, 2.0, 3.0, math.inf])
+    judged = torch.tensor([[True, False, True, True], [False, False, True, False], [False] * 4])
+    zeros = [[0.0] * 4] * 2
+    assert leave_one_out(rewards, judged).tolist() == [[-4.5, 0.0, -1.5, 6.0], *zeros]
+    assert group_relative(rewards, "none", judged).tolist() == [[-3.0, 0.0, -1.0, 4.0], *zeros]
+    sd = math.sqrt(13)  # (9 + 1 + 16) / 2
+    assert group_sd(rewards, judged).tolist() == pytest.approx([sd, 0, 0])
+    grpo = group_relative(rewards, "group", judged)
+    assert grpo[0].tolist() == pytest.approx([-3 / (sd + 1e-4), 0, -1 / (sd + 1e-4), 4 / (sd + 1e-4)])
+    assert grpo[1:].tolist() == zeros
+    batch_sd = statistics.stdev([1, 3, 8, 5])
+    assert group_relative(rewards, "batch", judged)[0, 0].item() == pytest.approx(-3 / (batch_sd + 1e-4))
+    assert has_signal(rewards, judged).tolist() == [True, False, False]
+    none = torch.zeros_like(judged)
+    for advantages in (
+        leave_one_out(rewards, none),
+        group_relative(rewards, "batch", none),
+        standardize(rewards, none),
+    ):
+        assert advantages.tolist() == [[0.0] * 4] * 3
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_responses_without_a_verdict_as_trl_treats_them(normalize):
+    """TRL 1.16 marks them NaN: the formulas of its two trainers."""
+    generator = torch.Generator().manual_seed(0)
+    rewards = torch.rand(6, 4, generator=generator, dtype=torch.float64)
+    judged = torch.rand(6, 4, generator=generator) < 0.6
+    judged[0], judged[1] = False, torch.tensor([True, False, False, False])
+    nan = rewards.masked_fill(~judged, math.nan)
+    centered = nan - nan.nanmean(1, keepdim=True)
+    for scale in ("group", "batch", "none"):
+        sd = trl_nanstd(nan, dim=1).unsqueeze(1) if scale == "group" else trl_nanstd(nan)
+        theirs = centered if scale == "none" else centered / (sd + 1e-4)
+        assert torch.allclose(group_relative(rewards, scale, judged), theirs.nan_to_num(nan=0.0), atol=1e-9)
+    counts = judged.sum(1, keepdim=True)
+    loo = nan - (nan.nansum(1, keepdim=True) - nan) / (counts - 1)
+    ours = leave_one_out(rewards, judged)
+    if normalize:
+        loo = (loo - loo.nanmean()) / (trl_nanstd(loo) + 1e-4)
+        ours = standardize(ours, judged & (counts > 1))
+    assert torch.allclose(ours, loo.nan_to_num(nan=0.0), atol=1e-9)
+
+
+def trl_nanstd(x: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    utils = pytest.importorskip("trl.trainer.utils", reason="TRL comes with the peer extra")
+    result: torch.Tensor = utils.nanstd(x) if dim is None else utils.nanstd(x, dim=dim)
+    return result
 
 
 @pytest.mark.parametrize("advantage", [1.0, 0.0])

@@ -158,7 +158,14 @@ def test_a_step_is_what_the_papers_write(run, rollout, stage, changes):
         else:
             raw = torch.tensor(REWARDS)
             batch = make_batch(
-                learner, ScoredRollout(rollout=rollout, by_name={"model": raw}, scores=raw, shaped_scores=raw)
+                learner,
+                ScoredRollout(
+                    rollout=rollout,
+                    by_name={"model": raw},
+                    scores=raw,
+                    shaped_scores=raw,
+                    judged=torch.ones(len(raw), dtype=torch.bool),
+                ),
             )
             state.optimizer = sgd
             torch.manual_seed(1)

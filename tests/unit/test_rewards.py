@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from rlhf.data import tokenize
+from rlhf.data.corpus import Split
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
@@ -18,7 +19,7 @@ from tests.helpers import grouped
 GSM8K = "numeric_answer(extract='#### (.*)')"  # as in the recipes for GSM8K
 
 
-def given(name: str, completion: str, answer: str | None = None) -> float:
+def given(name: str, completion: str, answer: str | None = None) -> float | None:
     (number,) = rewards.find(name, "grpo.reward_funcs")(["prompt"], [completion], [answer])
     return number
 
@@ -34,7 +35,18 @@ def given(name: str, completion: str, answer: str | None = None) -> float:
         ("exact_answer", "Paris)", "Paris", 0),
         ("exact_answer(extract='It is (.*)')", "It is Rome. It is  Paris.", "Paris", 0),
         ("exact_answer(extract='It is (\\\\w+)')", "It is Rome. It is Paris.", "Paris", 1),
-        ("exact_answer(extract='####(.*)')", "no mark", "", 1),
+        ("exact_answer(extract='####(.*)')", "no mark", "", 0),
+        ("exact_answer(extract='####(.*)')", "no mark", "?", 0),
+        ("exact_answer(extract='####(.*)')", "#### ", "?", 0),
+        ("exact_answer(extract='####(.*)')", "#### !", "?", 0),
+        ("exact_answer(extract='####(.*)')", "#### ?", "?", 1),
+        ("exact_answer(extract='#### (a)?')", "#### ", "?", 0),
+        ("exact_answer", "", "", 0),
+        ("exact_answer", " ", "?", 0),
+        ("numeric_answer", "", "0", 0),
+        ("regex(pattern='^$|Yes')", "", None, 0),
+        ("json_valid", "", None, 0),
+        ("length(most=4)", "", None, 0),
         ("numeric_answer", "3 and 4 make 7.", "7", 1),
         ("numeric_answer", "7 = 3 + 4", "7", 0),
         ("numeric_answer", "The result is \u22127.", "7", 0),
@@ -61,6 +73,38 @@ def given(name: str, completion: str, answer: str | None = None) -> float:
         ("numeric_answer", "$-5", "-5", 1),
         ("numeric_answer", "(-5)", "-5", 1),
         ("numeric_answer", "2e-3", "0.002", 1),
+        ("numeric_answer", "It costs $7{,}400$ or more.", "7400", 1),
+        ("numeric_answer", "12{,}345{,}678", "12345678", 1),
+        ("numeric_answer", "\\$7\\,400", "7400", 1),
+        ("numeric_answer", "7,\\!400", "7400", 1),
+        ("numeric_answer", "7 400 people", "7400", 1),
+        ("numeric_answer", "-7 400.5 degrees", "-7400.5", 1),
+        ("numeric_answer", "7\u00a0400", "7400", 1),
+        ("numeric_answer", "7\u2009400\u2009500 in all", "7400500", 1),
+        ("numeric_answer", "7\u202f400", "7 400", 1),
+        ("numeric_answer", "12 345", "12345", 1),
+        ("numeric_answer", "on page 3 125", "3125", 1),  # ambiguous: one number, as docs/rewards.md says
+        ("numeric_answer", "3 4", "4", 1),
+        ("numeric_answer", "3 4", "34", 0),
+        ("numeric_answer", "3 4 125", "125", 1),
+        ("numeric_answer", "1000 200", "200", 1),
+        ("numeric_answer", "1 250 30", "30", 1),
+        ("numeric_answer", "0 125", "125", 1),
+        ("numeric_answer", "H2 125", "125", 1),
+        ("numeric_answer", "7\n400", "400", 1),
+        ("numeric_answer", "of 3 250,000", "250000", 1),
+        ("numeric_answer", "1,250 300", "300", 1),
+        ("numeric_answer", "12{,}3", "3", 1),
+        ("numeric_answer", "about 4,250,000", "4250000", 1),
+        ("numeric_answer", "+3", "3", 1),
+        ("numeric_answer", "3", "+3", 1),
+        ("numeric_answer", "50%", "50%", 1),
+        ("numeric_answer", "50\\%", "50%", 1),
+        ("numeric_answer", "Answer: 3", "-3", 0),
+        ("numeric_answer", "Answer: -3", "3", 0),
+        ("numeric_answer", "-$1,080", "-1080", 1),
+        ("numeric_answer", "-$1,080", "1080", 0),
+        ("numeric_answer", "- $5", "5", 1),
         ("numeric_answer(extract='#### (.*)')", "#### 5 then 6", "5", 0),
         ("numeric_answer(extract='#### (.*?)$')", "4\n#### 5", "5", 1),
         (GSM8K, "540 * 2 = <<540*2=1080>>1080\n#### $1,080", "It makes 540 twice.\n#### 1080", 1),
@@ -91,6 +135,36 @@ def test_mathematics_is_compared_by_value():
     assert given("math_answer", "so it is $\\frac{1}{3}$", "0.5") == 0
     with pytest.raises(UserError, match=r"math_answer failed with .*not a mathematical expression"):
         given("math_answer", "1", "")
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "expected"),
+    [
+        ("(3,4)", "(3,4)", 1),
+        ("The point is (3, 4).", "(3,4)", 1),
+        ("$(3,4)$", "(3,4)", 1),
+        ("(3,4)", "$(3, 4)$", 1),
+        ("(4,3)", "(3,4)", 0),
+        ("(4,3)", "(6,5)", 0),
+        ("$(4,3)$", "(6,5)", 0),
+        ("$(4,3)$", "(3,4)", 0),
+        ("{3,4}", "(3,4)", 0),
+        ("(1/2, 3, 5)", "(0.5,3,5)", 1),
+        ("(3, 1/2, 5)", "(0.5,3,5)", 0),
+        ("It is {4, 3}.", "{3,4}", 1),
+        ("{4, 3}", "\\{3,4\\}", 1),
+        ("$\\{4,3\\}$", "{3,4}", 1),
+        ("{4, 3, 5}", "{3,4}", 0),
+        ("(3,4)", "{3,4}", 0),
+        ("f(3,4) = 7", "7", 1),
+        ("I do not know.", "(3,4)", 0),
+        ("I do not know.", "12", 0),
+        ("", "12", 0),
+    ],
+)
+def test_tuples_and_sets_in_plain_text(completion, answer, expected):
+    pytest.importorskip("math_verify", reason="math-verify comes with the math extra")
+    assert given("math_answer", completion, answer) == expected
 
 
 def test_without_its_library_the_way_to_it_is_named(monkeypatch):
@@ -179,6 +253,30 @@ def test_a_function_of_the_user_s_own_gets_what_it_names(tmp_path, monkeypatch):
         rewards.find("own_rewards:text", "here")(["p"], ["a"], [None])
 
 
+def test_a_function_may_be_async_and_have_no_verdict(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "judges.py").write_text(
+        "import asyncio\n"
+        "async def late(completions):\n"
+        "    await asyncio.sleep(0)\n"
+        "    return [None if c == 'x' else float(len(c)) for c in completions]\n"
+        "def other(completions): return [None if 'x' in c else 1.0 for c in completions]\n"
+        "async def bad(completions): return [1 / len(c) for c in completions]\n"
+    )
+    assert rewards.find("judges:late", "here")(["p", "q"], ["a b", "x"], [None, None]) == [3.0, None]
+    with pytest.raises(UserError, match=r"bad failed with ZeroDivisionError.*prompt 'q' and the response ''$"):
+        rewards.find("judges:bad", "here")(["p", "q"], ["a", ""], [None, None])
+    prompt = (Message("user", "Say it."),)
+    changes = {"reward_funcs": ["judges:late", "judges:other"], "reward_weights": [2.0, 0.5], "normalize_scores": False}
+    options = grouped("grpo", changes).recipe.online()["grpo"]
+    assert isinstance(options, GroupOptions)
+    reward_sum = RewardSum("grpo", options, {}, Codec(tokenize.words(300), "hh"))
+    by_name = reward_sum.per_response([prompt] * 3, ["ab", "x", "xx"], None)
+    assert reward_sum.judged(by_name).tolist() == [True, False, True]
+    assert reward_sum.total(by_name).tolist() == [4.5, 0.0, 4.0]  # without a verdict a part adds 0, as in TRL
+
+
 def test_short_names_for_metrics():
     names = ["model", "regex(pattern='a')", "regex(pattern='b')", "own.rewards:polite", "numeric_answer(tolerance=0.1)"]
     assert rewards.labels(names) == ["model", "regex", "regex_2", "own.rewards.polite", "numeric_answer"]
@@ -202,6 +300,28 @@ def test_short_names_for_metrics():
 def test_impossible_settings_are_refused(changes, expected):
     with pytest.raises(UserError, match=expected):
         grouped("grpo", changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "expected"),
+    [
+        ("exact_answer", " ", "is empty"),
+        ("numeric_answer", "twelve", "'twelve' holds no finite number"),
+        ("numeric_answer", "1e999", "'1e999' holds no finite number"),
+        ("math_answer", "", "'' is not a mathematical expression"),
+    ],
+)
+def test_answers_that_no_response_can_match_are_refused_before_training(name, answer, expected):
+    if name == "math_answer":
+        pytest.importorskip("math_verify", reason="math-verify comes with the math extra")
+    good, bad = (Message("user", "One?"),), (Message("user", "Twelve?"),)
+    options = grouped("grpo", {"reward_funcs": [name], "normalize_scores": False}).recipe.online()["grpo"]
+    assert isinstance(options, GroupOptions)
+    codec = Codec(tokenize.words(300), "hh")
+    assert RewardSum("grpo", options, {good: "1"}, codec).usable(Split([good], [good])).train == [good]
+    with pytest.raises(UserError, match=rf"^grpo: {name} .*'.*Twelve\?.*'.*: the answer {expected}") as error:
+        RewardSum("grpo", options, {good: "1", bad: answer}, codec).usable(Split([good], [good, bad]))
+    assert "\n" not in str(error.value)
 
 
 def test_an_evaluation_keeps_functions_of_one_name_apart():

@@ -37,7 +37,7 @@ def test_the_right_answer_is_the_result_of_its_question(tmp_path):
 def test_the_share_of_right_responses(accuracy):
     rng = random.Random(1)
     reward = find("numeric_answer", "here")
-    right = sum(reward([""], [sums.response(rng, 7, accuracy, 9)], ["7"])[0] for _ in range(2000))
+    right = sum(reward([""], [sums.response(rng, 7, accuracy, 9)], ["7"])[0] == 1 for _ in range(2000))
     assert right / 2000 == pytest.approx(accuracy, abs=0.04)
 
 

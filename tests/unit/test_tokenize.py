@@ -363,3 +363,16 @@ def test_a_template_that_cannot_make_them_is_said(monkeypatch):
     codec = Codec(tokenizer, "hh")
     monkeypatch.setattr(codec, "encode_prompts", lambda prompts, length: ([[1, 2, 3]], 0))
     assert not codec.write_chat_template()
+
+
+def test_special_tokens_that_carry_meaning_stay_in_the_text():
+    tokenizer = tokenize.words(300)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    codec = Codec(tokenizer, "hh")
+    think, end = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
+    (word,) = tokenizer(" 15", add_special_tokens=False)["input_ids"][-1:]
+    text = codec.decode([tokenizer.bos_token_id, think, word, end, word, codec.eos_id, codec.pad_id])
+    assert (
+        text.startswith("<think>") and text.count("</think>") == 1 and text.endswith(tokenizer.decode([word]).strip())
+    )
+    assert not any(token in text for token in (tokenize.PAD, tokenize.BOS, tokenize.EOS))

@@ -10,10 +10,12 @@
 
 `exact_answer` and `numeric_answer` take `extract='#### (.*)'`: a pattern whose last match holds what is compared. A
 function is called with lists, by keyword, of those among `prompts`, `completions` and `answer` that it names (or of all
-of them, with `**`), and returns one finite number for each completion, as TRL's reward functions do.
+of them, with `**`), and returns one finite number for each completion, or None for no verdict, as TRL's reward
+functions do. It may be `async`.
 """
 
 import ast
+import asyncio
 import importlib
 import inspect
 import json
@@ -21,7 +23,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,14 +31,22 @@ from typing import Any
 from rlhf.errors import UserError
 from rlhf.terminal import excerpt
 
-Function = Callable[..., Sequence[float]]
+Numbers = Sequence[float | None]
+Function = Callable[..., Numbers | Awaitable[Numbers]]
 ARGUMENTS = ("prompts", "completions", "answer")
 SHOWN = 60  # characters of a prompt or a response in a message
-# 7, 1,234.50, .5, -1e3. A minus after a word or a closing bracket is not a sign (10-5, f(x)-5), and a point after
-# a word or another point does not begin a number (v1.2.5, an ellipsis). A comma groups three digits, or separates
-# two numbers (3,4).
-WHOLE = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
-NUMBER = re.compile(rf"(?:(?<![\w)\]}}])-)?(?:{WHOLE}(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+]?\d+)?")
+# 7, 1,234.50, .5, -1e3, -$5. A minus after a word or a closing bracket is not a sign (10-5, f(x)-5), and a point after
+# a word or another point does not begin a number (v1.2.5, an ellipsis). A comma or TeX's 1{,}250, 1,\!250 and 1\,250
+# group three digits, or separate two numbers (3,4). Spaces group digits where the whole run of digits and spaces can
+# be one number: 1 250 and 12 345 678, not 3 4, 1000 200 or 1 250 30.
+SPACE = r"[ \u00a0\u2007\u2009\u202f]"  # plain, no-break, of a figure's width, thin, narrow no-break
+MARK = r"(?:,\\!|\{,\}|\\[,;: ]|,)"
+BY_SPACES = rf"(?<![\w.])(?<!\d{SPACE})[1-9]\d{{0,2}}(?P<space>{SPACE})\d{{3}}(?:(?P=space)\d{{3}})*(?!,?\d|{SPACE}\d)"
+BY_MARKS = rf"\d{{1,3}}(?P<mark>{MARK})\d{{3}}(?:(?P=mark)\d{{3}})*(?!\d)"
+SIGN = r"(?:(?<![\w)\]}])-(?:\\?[$€£¥])?)?"
+NUMBER = re.compile(rf"{SIGN}(?:(?:{BY_SPACES}|{BY_MARKS}|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+]?\d+)?")
+# A tuple, a set or an interval in plain text, with at most one pair of brackets in each member: (1,2), {sqrt(2), 1}
+LISTED = re.compile(r"(?<!\w)[(\[{](?:[^()\[\]{},]|\([^()]*\))+(?:,(?:[^()\[\]{},]|\([^()]*\))+)+[)\]}]")
 CLOSING_MARKS = ".,;:!?"  # which exact_answer ignores at the end
 
 
@@ -48,10 +58,15 @@ class RewardFunction:
     function: Function
     needs_answer: bool
 
+    def fault_of_answer(self, answer: str) -> str | None:
+        """Return why no response can be compared with a right answer; None where one can."""
+        check = ANSWER_FAULTS.get(getattr(self.function, "func", None))
+        return check(answer) if check else None
+
     def __call__(
         self, prompts: Sequence[str], completions: Sequence[str], answers: Sequence[str | None]
-    ) -> list[float]:
-        """Return one number for each completion.
+    ) -> list[float | None]:
+        """Return one number for each completion; None where the function has no verdict.
 
         Raises UserError, one line that names prompt and response, where the function raises or a number is not finite.
         """
@@ -67,16 +82,17 @@ class RewardFunction:
         if len(numbers) != len(completions):
             raise UserError(f"reward {self.name} returned {len(numbers)} numbers for {len(completions)} responses")
         for number, prompt, completion in zip(numbers, prompts, completions, strict=True):
-            if not _finite(number):
+            if number is not None and not _finite(number):
                 where = _named(prompt, completion)
                 raise UserError(f"reward {self.name} is {number!r}, not a finite number, for {where}")
-        return [float(number) for number in numbers]
+        return [None if number is None else float(number) for number in numbers]
 
-    def _call(
-        self, prompts: Sequence[str], completions: Sequence[str], answers: Sequence[str | None]
-    ) -> Sequence[float]:
+    def _call(self, prompts: Sequence[str], completions: Sequence[str], answers: Sequence[str | None]) -> Numbers:
         given = dict(zip(ARGUMENTS, (list(prompts), list(completions), list(answers)), strict=True))
-        return list(self.function(**{name: given[name] for name in _accepted(self.function)}))
+        numbers = self.function(**{name: given[name] for name in _accepted(self.function)})
+        if isinstance(numbers, Awaitable):  # an `async def`
+            numbers = asyncio.run(_awaited(numbers))
+        return list(numbers)
 
 
 def labels(names: Sequence[str]) -> list[str]:
@@ -99,7 +115,10 @@ def find(name: str, where: str) -> RewardFunction:
 
 
 def exact_answer(completions: list[str], answer: list[str], *, extract: str | None = None) -> list[float]:
-    return [float(_plain(_extract(c, extract)) == _plain(a)) for c, a in zip(completions, answer, strict=True)]
+    return [
+        float(_is_exact(_extract(completion, extract), right))
+        for completion, right in zip(completions, answer, strict=True)
+    ]
 
 
 def numeric_answer(
@@ -109,29 +128,27 @@ def numeric_answer(
     for completion, right in zip(completions, answer, strict=True):
         wanted = _last_number(right)
         if wanted is None:
-            raise ValueError(f"the answer {right[:SHOWN]!r} holds no number")
-        number = _last_number(_extract(completion, extract))
+            raise ValueError(f"the answer {_no_number(right)}")
+        number = _last_number(_extract(completion, extract) or "")
         rewards.append(float(number is not None and abs(number - wanted) <= tolerance * (abs(wanted) or 1.0)))
     return rewards
 
 
 def math_answer(completions: list[str], answer: list[str]) -> list[float]:
-    try:
-        from math_verify import parse, verify
-    except ImportError:
-        raise RuntimeError("math_answer needs the package math-verify: pip install 'rlhf-one-gpu[math]'") from None
+    _, verify = _math_verify()
     rewards = []
     for completion, right in zip(completions, answer, strict=True):
-        gold = parse(right if "$" in right or "\\" in right else f"${right}$")
+        gold = _right_expression(right)
         if not gold:
-            raise ValueError(f"the answer {right[:SHOWN]!r} is not a mathematical expression")
-        rewards.append(float(verify(gold, parse(completion))))
+            raise ValueError(f"the answer {_no_expression(right)}")
+        same = " ".join(completion.split()) == " ".join(right.split())
+        rewards.append(float(same or verify(gold, _expression(completion, right))))
     return rewards
 
 
 def regex(completions: list[str], *, pattern: str) -> list[float]:
     compiled = re.compile(pattern)
-    return [float(compiled.search(completion) is not None) for completion in completions]
+    return [float(bool(completion.strip()) and compiled.search(completion) is not None) for completion in completions]
 
 
 def length(completions: list[str], *, most: int) -> list[float]:
@@ -152,6 +169,26 @@ def json_valid(completions: list[str], *, keys: Sequence[str] = ()) -> list[floa
 
 REGISTRY: dict[str, Function] = {
     f.__name__: f for f in (exact_answer, numeric_answer, math_answer, regex, length, json_valid)
+}
+
+
+def _no_text(answer: str) -> str | None:
+    return None if _plain(answer) else "is empty"
+
+
+def _no_number(answer: str) -> str | None:
+    number = _last_number(answer)
+    return None if number is not None and math.isfinite(number) else f"{answer[:SHOWN]!r} holds no finite number"
+
+
+def _no_expression(answer: str) -> str | None:
+    return None if _right_expression(answer) else f"{answer[:SHOWN]!r} is not a mathematical expression"
+
+
+ANSWER_FAULTS: dict[object, Callable[[str], str | None]] = {
+    exact_answer: _no_text,
+    numeric_answer: _no_number,
+    math_answer: _no_expression,
 }
 
 
@@ -244,21 +281,68 @@ def _accepted(function: Function) -> list[str]:
 # -- texts -------------------------------------------------------------------------------------------------------------
 
 
-def _extract(text: str, pattern: str | None) -> str:
-    """Return the last match's first group, or the whole match; "" where there is no match."""
+def _extract(text: str, pattern: str | None) -> str | None:
+    """Return the last match's first group, or the whole match; None where there is no match."""
     if pattern is None:
         return text
     *_, last = [None, *re.finditer(pattern, text)]
-    return "" if last is None else last[1 if last.re.groups else 0] or ""
+    return None if last is None else last[1 if last.re.groups else 0]
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.casefold().split()).rstrip(CLOSING_MARKS + " ")
+    """Return a text in the form that exact_answer compares. One of closing marks alone keeps them: "?" is an answer."""
+    spaced = " ".join(text.casefold().split())
+    return spaced.rstrip(CLOSING_MARKS + " ") or spaced
+
+
+def _is_exact(found: str | None, right: str) -> bool:
+    return found is not None and _plain(found) == _plain(right) != ""
+
+
+def _math_verify() -> tuple[Callable[[str], list[Any]], Callable[[Any, Any], bool]]:
+    """Return parse and verify of math-verify. Raises RuntimeError where it is not installed."""
+    try:
+        from math_verify import parse, verify
+    except ImportError:
+        raise RuntimeError("math_answer needs the package math-verify: pip install 'rlhf-one-gpu[math]'") from None
+    return parse, verify
+
+
+def _right_expression(answer: str) -> list[Any]:
+    """Return an answer as math-verify reads it; [] where it is no mathematical expression."""
+    parse, _ = _math_verify()
+    bare = _bare(answer)
+    if LISTED.fullmatch(bare):
+        return parse(f"${bare}$")
+    return parse(answer if "$" in answer or "\\" in answer else f"${answer}$")
+
+
+def _bare(answer: str) -> str:
+    """Return an answer without the marks by which TeX begins and ends mathematics and sets."""
+    return answer.strip(" $").replace("\\{", "{").replace("\\}", "}")
+
+
+def _expression(completion: str, answer: str) -> list[Any]:
+    """Return the last expression of a response as math-verify reads it.
+
+    It finds no tuple and no set in plain text. So where the answer is one, the last one of the response is marked.
+    """
+    parse, _ = _math_verify()
+    bare = _bare(answer)
+    *_, last = [None, *LISTED.finditer(completion)]
+    if last is None or not LISTED.fullmatch(bare) or "$" in completion or "\\" in completion:
+        return parse(completion)
+    same_kind = (last[0][0], last[0][-1]) == (bare[0], bare[-1])
+    return parse(f"${last[0]}$") if same_kind else []
 
 
 def _last_number(text: str) -> float | None:
-    numbers = NUMBER.findall(text.replace("\u2212", "-"))  # a typeset minus
-    return float(numbers[-1].replace(",", "")) if numbers else None
+    *_, last = [None, *NUMBER.finditer(text.replace("\u2212", "-"))]  # a typeset minus
+    return None if last is None else float("".join(c for c in last[0] if c.isdecimal() or c in "-+.eE"))
+
+
+async def _awaited(numbers: Awaitable[Numbers]) -> Numbers:
+    return await numbers
 
 
 def _finite(number: Any) -> bool:

@@ -1,5 +1,7 @@
 """The rewards of RLOO and GRPO: the reward functions that the recipe names, applied to sampled responses."""
 
+import itertools
+import math
 from collections.abc import Sequence
 
 import torch
@@ -7,11 +9,18 @@ from torch import Tensor
 
 from rlhf.data.corpus import Prompt, Split
 from rlhf.data.tokenize import Codec
+from rlhf.errors import UserError
 from rlhf.process import distributed
 from rlhf.recipe import MODEL_REWARD, GroupOptions, StageName
 from rlhf.stages.online import reward_functions
+from rlhf.terminal import excerpt
 
-ByName = dict[str, Tensor]  # a number (B,) for each response, by the name of the reward
+ByName = dict[str, Tensor]  # a number (B,) for each response, by the name of the reward; NaN without a verdict
+
+
+def without_verdict(rewards: Tensor) -> Tensor:
+    """Return (B,) bool: where a function gave None. Its other numbers are finite."""
+    return rewards.isnan()
 
 
 class RewardSum:
@@ -32,11 +41,19 @@ class RewardSum:
     def usable(self, prompts: Split[Prompt]) -> Split[Prompt]:
         """Return the prompts that the rewards can judge: all, or those with a right answer if a function needs it.
 
-        Raises UserError where none are left on a side of the split.
+        Raises UserError where none are left on a side of the split, and for a right answer that no response can match.
         """
-        if not any(function and function.needs_answer for function in self.functions.values()):
+        needing = [function for function in self.functions.values() if function and function.needs_answer]
+        if not needing:
             return prompts
         kept = prompts.only(lambda prompt: prompt in self.right_answers)
+        for function, prompt in itertools.product(needing, kept):
+            fault = function.fault_of_answer(self.right_answers[prompt])
+            if fault:
+                raise UserError(
+                    f"{self.stage}: {function.name} cannot judge responses to {excerpt(prompt[-1].content)!r}: the "
+                    f"answer {fault}; correct the row's answer or remove the row"
+                )
         return kept.required(self.stage, 'prompts with a right answer ({"prompt", "answer"})')
 
     def per_response(self, prompts: Sequence[Prompt], texts: Sequence[str], model_scores: Tensor | None) -> ByName:
@@ -44,7 +61,7 @@ class RewardSum:
 
         Raises UserError, one line that names prompt and response, for a function that raises or is not finite.
         """
-        computed: dict[str, list[float]] = {}
+        computed: dict[str, list[float | None]] = {}
         if any(self.functions.values()):
             written = [self.codec.prompt_text(prompt) for prompt in prompts]
             right_answers = [self.right_answers.get(prompt) for prompt in prompts]
@@ -57,12 +74,27 @@ class RewardSum:
                 assert model_scores is not None
                 by_name[label] = model_scores.cpu()
             else:
-                by_name[label] = torch.tensor(computed[label], dtype=torch.float32)
+                by_name[label] = torch.tensor(
+                    [math.nan if number is None else number for number in computed[label]], dtype=torch.float32
+                )
         return by_name
 
     def total(self, by_name: ByName) -> Tensor:
-        """Return the weighted sum (B,) of rewards."""
-        return torch.stack([weight * by_name[label] for label, weight in self.weights.items()]).sum(0)
+        """Return the weighted sum (B,) of rewards; one without a verdict adds 0."""
+        counted = {
+            label: raw.masked_fill(without_verdict(raw), 0.0) if self.functions[label] else raw
+            for label, raw in by_name.items()
+        }
+        return torch.stack([weight * counted[label] for label, weight in self.weights.items()]).sum(0)
+
+    def judged(self, by_name: ByName) -> Tensor:
+        """Return (B,) bool: whether any reward has a verdict; the reward model always has, also one that is NaN."""
+        return torch.stack(
+            [
+                ~without_verdict(raw) if self.functions[label] else torch.ones_like(raw, dtype=torch.bool)
+                for label, raw in by_name.items()
+            ]
+        ).any(0)
 
     def for_evaluation(
         self, prompts: Sequence[Prompt], texts: Sequence[str], model_scores: Tensor | None
