@@ -69,7 +69,10 @@ def test_groups(run, rollout, stage, variant):
         variant = {key: value for key, value in variant.items() if key.startswith("kl_")}
     learner = group_learner.new_learner(run, stage, **variant)
     rewards = torch.tensor(group_learner.REWARDS)
-    scored = groups.ScoredRollout(rollout=rollout, by_name={"model": rewards}, scores=rewards, shaped_scores=rewards)
+    judged = torch.ones_like(rewards, dtype=torch.bool)
+    scored = groups.ScoredRollout(
+        rollout=rollout, by_name={"model": rewards}, scores=rewards, shaped_scores=rewards, judged=judged
+    )
     batch = groups.make_batch(learner, scored)
     metrics = groups.batch_metrics(batch, scored, learner)
     assert (metrics["response/length"], metrics["response/eos_rate"]) == (1, 1)
