@@ -33,6 +33,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from rlhf.data.margins import margin_of
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, LeftOut, Message, MessageRole, PreferencePair, PromptOnly, Row
 from rlhf.data.transcripts import parse_hh
@@ -276,7 +277,7 @@ def _pair(row: dict[str, object], kind: RowKind, source: str) -> PreferencePair 
     chosen, rejected = chosen.rstrip(), rejected.rstrip()
     if not chosen or not rejected:
         return "empty"
-    return "identical" if chosen == rejected else PreferencePair(prompt, chosen, rejected, source)
+    return "identical" if chosen == rejected else PreferencePair(prompt, chosen, rejected, source, margin_of(row))
 
 
 def _prompt(value: object) -> tuple[Message, ...]:
