@@ -2,7 +2,7 @@
 
     documents          {"text"}
     examples           {"prompt": [messages], "completion": text, "answer"?: text}
-    preference pairs   {"prompt": [messages], "chosen": text, "rejected": text}
+    preference pairs   {"prompt": [messages], "chosen": text, "rejected": text, "margin"?: number}
     prompts            {"prompt": [messages], "answer"?: text}
 
 A completion or an answer of a pair that begins like a transcript, or with a space, is a list of one message.
@@ -103,7 +103,8 @@ def _plain(row: Row) -> dict[str, object]:
     if isinstance(row, Example | PromptOnly):
         response = {"completion": _answer(row.response)} if isinstance(row, Example) else {}
         return {"prompt": prompt, **response, **({} if row.right_answer is None else {"answer": row.right_answer})}
-    return {"prompt": prompt, "chosen": _answer(row.chosen), "rejected": _answer(row.rejected)}
+    margin = {} if row.margin is None else {"margin": row.margin}
+    return {"prompt": prompt, "chosen": _answer(row.chosen), "rejected": _answer(row.rejected), **margin}
 
 
 def _answer(text: str) -> object:

@@ -33,6 +33,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from rlhf.data.labels import label_of
+from rlhf.data.margins import margin_of
 from rlhf.data.messages import (
     TRAINED_FLAGS,
     Turn,
@@ -301,7 +302,7 @@ def _pair(row: dict[str, object], kind: RowKind, source: str) -> PreferencePair 
     chosen, rejected = chosen.rstrip(), rejected.rstrip()
     if not chosen or not rejected:
         return "empty"
-    return "identical" if chosen == rejected else PreferencePair(prompt, chosen, rejected, source)
+    return "identical" if chosen == rejected else PreferencePair(prompt, chosen, rejected, source, margin_of(row))
 
 
 def _prompt(value: object) -> tuple[Message, ...]:

@@ -34,12 +34,16 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class PreferencePair:
-    """Two responses to one prompt; people preferred `chosen`."""
+    """Two responses to one prompt; people preferred `chosen`.
+
+    `margin` is by how much `chosen` was scored above `rejected`, where that is known.
+    """
 
     prompt: tuple[Message, ...]
     chosen: str
     rejected: str
     source: str
+    margin: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ class Lengths(Section):
 Flaw = Literal[
     "near_identical",
     "contradictory",
+    "tied",
+    "inverted",
     "duplicates",
     "further_answers",
     "one_word",

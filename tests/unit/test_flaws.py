@@ -1,6 +1,7 @@
 """Each flaw is found in the row that has it, and dropped by its name."""
 
 import time
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 
 from rlhf.data.formats import ParsedRows, ReadReport
 from rlhf.data.quality import flaws
+from rlhf.data.quality.check import check
 from rlhf.data.quality.flaws import FLAWS, nearly_identical
 from rlhf.data.quality.report import QualityReport
-from rlhf.data.rows import Document, Example, Message, PreferencePair
+from rlhf.data.rows import LEFT_OUT, Document, Example, Message, PreferencePair
 from rlhf.recipe import Flaw
 from tests.unit.rows import pair_of_one_turn
 
@@ -57,6 +59,20 @@ def test_a_repeat_is_a_duplicate_and_opposite_labels_contradict():
     assert FLAWS["further_answers"]([*clean(), *answers]) == answers[1:2]
     parsed = ParsedRows((), tuple(answers), (), ReadReport((), (), {}))
     assert [row.right_answer for row in flaws.drop(parsed, ["further_answers"])[0].examples] == ["4", "4"]
+
+
+def test_scores_that_say_nothing_or_the_opposite_are_found_and_dropped():
+    right, equal, opposite = (
+        replace(pair_of_one_turn(f"Which of {margin}?", "It is this.", "It is that."), margin=margin)
+        for margin in (0.5, 0.0, -1.5)
+    )
+    rows = ParsedRows((), (), (*clean(), right, equal, opposite), ReadReport((), (), dict.fromkeys(LEFT_OUT, ())))
+    found = {flaw: find(rows.all) for flaw, find in FLAWS.items()}
+    assert {flaw: flawed for flaw, flawed in found.items() if flawed} == {"tied": [equal], "inverted": [opposite]}
+    kept, counts = flaws.drop(rows, ["tied", "inverted"])
+    assert kept.pairs == (*clean(), right) and counts == {"tied": 1, "inverted": 1}
+    findings = {line.name: line.severity for line in check(rows).findings()}
+    assert (findings["tied"], findings["inverted"]) == ("warning", "warning")
 
 
 def test_every_flaw_is_counted_in_the_report_and_can_be_dropped():

@@ -45,6 +45,16 @@ def contradictory(rows: Sequence[Row]) -> list[Row]:
     return [pair for pair in pairs if (pair.prompt, pair.rejected, pair.chosen) in labelled]
 
 
+def tied(rows: Sequence[Row]) -> list[Row]:
+    """Return the pairs whose answers were scored alike."""
+    return [pair for pair in _pairs(rows) if pair.margin == 0]
+
+
+def inverted(rows: Sequence[Row]) -> list[Row]:
+    """Return the pairs whose rejected answer was scored above the chosen one."""
+    return [pair for pair in _pairs(rows) if pair.margin is not None and pair.margin < 0]
+
+
 def duplicates(rows: Sequence[Row]) -> list[Row]:
     """Return the rows that repeat an earlier row; the first of each is not among them."""
     seen: set[Hashable] = set()
@@ -101,6 +111,8 @@ def odd(sign: Callable[[str], bool], rows: Sequence[Row]) -> list[Row]:
 FLAWS: dict[str, Finder] = {
     "near_identical": near_identical,
     "contradictory": contradictory,
+    "tied": tied,
+    "inverted": inverted,
     "duplicates": duplicates,
     "further_answers": further_answers,
     "one_word": one_word,

@@ -98,6 +98,8 @@ class QualityReport:
     prompts: int
     near_identical: int
     contradictory: int
+    tied: int
+    inverted: int
     duplicates: int
     further_answers: int
     one_word: int
@@ -200,9 +202,13 @@ class QualityReport:
             return []
         near_hint = "Hardly any preference signal in these; drop them or collect answers that differ more."
         contradictory_hint = "The same answers are labelled both ways; keep the majority's label or drop them."
+        tied_hint = "The scores of both answers are equal, so the label is arbitrary; drop them."
+        inverted_hint = "The rejected answer has the higher score; find out which is right, the scores or the labels."
         return [
             self._flaw("near_identical", self.near_identical, self.pairs, near_hint),
             self._flaw("contradictory", self.contradictory, self.pairs, contradictory_hint, below="note"),
+            self._flaw("tied", self.tied, self.pairs, tied_hint, below="note"),
+            self._flaw("inverted", self.inverted, self.pairs, inverted_hint, below="note"),
             _noise_line(self.label_noise),
             _length_line(self.chosen_longer),
         ]

@@ -1,0 +1,47 @@
+"""Margins of preference pairs: by how much the chosen answer was scored above the rejected one."""
+
+import math
+from collections.abc import Mapping
+
+from rlhf.data.raw import Malformed
+
+SCORES = (  # columns that score the chosen and the rejected answer
+    ("score_chosen", "score_rejected"),
+    ("chosen_score", "rejected_score"),
+    ("rating_chosen", "rating_rejected"),
+    ("chosen_rating", "rejected_rating"),
+)
+
+
+def margin_of(row: Mapping[str, object]) -> float | None:
+    """Return the difference of the scores, or else the margin that a row states; None where it has neither.
+
+    A score without its counterpart says nothing. Raises Malformed for one that is not a finite number.
+    """
+    for columns in SCORES:
+        chosen, rejected = (_number(row, column) for column in columns)
+        if chosen is not None and rejected is not None:
+            return _finite(chosen - rejected, f"{columns[0]} - {columns[1]}")
+    return _number(row, "margin")
+
+
+def _number(row: Mapping[str, object], column: str) -> float | None:
+    """Return a number of a row; None without one, which in a table is an empty cell. Raises Malformed."""
+    value = row.get(column)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError
+        return _finite(float(value), column)
+    except (ValueError, OverflowError):
+        raise Malformed(
+            f"'{column}' is {value!r:.40}; it must be a finite number, or null where there is none"
+        ) from None
+
+
+def _finite(number: float, name: str) -> float:
+    """Return a number that is finite. Raises Malformed for any other."""
+    if not math.isfinite(number):
+        raise Malformed(f"'{name}' is {number}; it must be a finite number, or null where there is none")
+    return number
