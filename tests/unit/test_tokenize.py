@@ -369,10 +369,9 @@ def test_special_tokens_that_carry_meaning_stay_in_the_text():
     tokenizer = tokenize.words(300)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
     codec = Codec(tokenizer, "hh")
-    think, end = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
+    vocabulary = tokenizer.get_vocab()
+    think, end = vocabulary["<think>"], vocabulary["</think>"]
     (word,) = tokenizer(" 15", add_special_tokens=False)["input_ids"][-1:]
     text = codec.decode([tokenizer.bos_token_id, think, word, end, word, codec.eos_id, codec.pad_id])
-    assert (
-        text.startswith("<think>") and text.count("</think>") == 1 and text.endswith(tokenizer.decode([word]).strip())
-    )
+    assert text.startswith("<think>") and text.count("</think>") == 1 and text.endswith(codec.decode([word]))
     assert not any(token in text for token in (tokenize.PAD, tokenize.BOS, tokenize.EOS))
