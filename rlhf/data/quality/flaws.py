@@ -7,7 +7,7 @@ from functools import partial
 from rapidfuzz.distance import Indel
 
 from rlhf.data.formats import ParsedRows
-from rlhf.data.quality.oddities import ODDITIES, script, unfinished
+from rlhf.data.quality.oddities import ODDITIES, script, templated, unfinished
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row
 
 NEAR_IDENTICAL = 0.95  # least share of words, in order, that two answers have in common
@@ -108,6 +108,11 @@ def odd(sign: Callable[[str], bool], rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if any(map(sign, texts(row)))]
 
 
+def templated_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with a text that holds marks of a chat template; documents get no template a second time."""
+    return odd(templated, [row for row in rows if not isinstance(row, Document)])
+
+
 FLAWS: dict[str, Finder] = {
     "near_identical": near_identical,
     "contradictory": contradictory,
@@ -118,6 +123,7 @@ FLAWS: dict[str, Finder] = {
     "one_word": one_word,
     "unfinished": cut_off,
     "other_script": other_script,
+    "templated": templated_rows,
     **{name: partial(odd, sign) for name, sign in ODDITIES.items()},
 }
 
