@@ -34,6 +34,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rlhf.data.margins import margin_of
+from rlhf.data.normal import normalise
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, LeftOut, Message, MessageRole, PreferencePair, PromptOnly, Row
 from rlhf.data.transcripts import parse_hh
@@ -277,7 +278,9 @@ def _pair(row: dict[str, object], kind: RowKind, source: str) -> PreferencePair 
     chosen, rejected = chosen.rstrip(), rejected.rstrip()
     if not chosen or not rejected:
         return "empty"
-    return "identical" if chosen == rejected else PreferencePair(prompt, chosen, rejected, source, margin_of(row))
+    if normalise(chosen) == normalise(rejected):
+        return "identical"
+    return PreferencePair(prompt, chosen, rejected, source, margin_of(row))
 
 
 def _prompt(value: object) -> tuple[Message, ...]:

@@ -83,7 +83,7 @@ def test_reading_refuses_them_with_the_command_that_converts(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "FILE", row, row)
     for on_bad_row in ("stop", "skip"):
-        with pytest.raises(UserError, match="`rlhf data convert FILE --to pairs.jsonl`") as refusal:
+        with pytest.raises(UserError, match=r"`rlhf data convert FILE --to pairs\.jsonl`") as refusal:
             formats.read(["FILE"], on_bad_row=on_bad_row)
         assert "ename" not in str(refusal.value)
     assert rlhf(monkeypatch, capsys, "data", "convert", "FILE", "--to", "pairs.jsonl")[0] == 0
