@@ -288,7 +288,9 @@ def _prompt(value: object) -> tuple[Message, ...]:
     if isinstance(value, list):
         return _messages(value, "prompt")
     text = _text(value, "prompt")
-    if not text.lstrip("\n").startswith("Human:") and not text.rstrip().endswith("\n\nAssistant:"):
+    if not text.lstrip("\r\n").startswith("Human:") and not text.rstrip().endswith(
+        ("\n\nAssistant:", "\r\n\r\nAssistant:")
+    ):
         return (Message("user", text),)
     *turns, last = parse_hh(text)
     return (*turns, last) if last.content.strip() else tuple(turns)

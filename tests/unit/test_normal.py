@@ -58,3 +58,6 @@ def test_right_answers_of_one_prompt_are_compared_by_value(right, further):
 def test_turns_are_found_behind_line_ends_of_windows():
     unix = "\n\nHuman: Hi\nyou\n\nAssistant: Hello!"
     assert parse_hh(unix.replace("\n", "\r\n")) == parse_hh(unix) and len(parse_hh(unix)) == 2
+    asked = "\n\nHuman: Hi\n\nAssistant:"
+    spellings = [parse_row({"prompt": text}, "prompt", "a:1") for text in (asked, asked.replace("\n", "\r\n"))]
+    assert spellings == [PromptOnly((Message("user", "Hi"),), "a:1")] * 2
