@@ -9,6 +9,8 @@ A completion or an answer of a pair that begins like a transcript, or with a spa
 
 Answers that are labelled good or bad one by one (KTO: `prompt`, `completion`, `label`) become pairs: the first good and
 the first bad answer to a prompt, then the second ones.
+
+Rows of two responses with a verdict become pairs too, without the ties.
 """
 
 import dataclasses
@@ -26,6 +28,7 @@ from rlhf.data.messages import quoted_keys
 from rlhf.data.parsing import OtherKind, is_labelled, kind_of, parse_row, row_object
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, PromptOnly, Row
+from rlhf.data.verdicts import compared, preference
 from rlhf.errors import OptionError, UserError
 from rlhf.files import replacing, sha256
 from rlhf.recipe.choices import DataFormat, OnBadRow
@@ -51,11 +54,24 @@ class Pairing(NamedTuple):
         )
 
 
+class Comparisons(NamedTuple):
+    """The numbers of a file's rows of two responses with a verdict, and of the ties among them."""
+
+    file: str
+    compared: int
+    ties: int
+
+    def in_words(self) -> str:
+        """Return one line: `arena.jsonl: 3 comparisons: 2 pairs, 1 tie left out`."""
+        pairs, ties = counted(self.compared - self.ties, "pair"), counted(self.ties, "tie")
+        return f"{self.file}: {counted(self.compared, 'comparison')}: {pairs}, {ties} left out"
+
+
 class Converted(NamedTuple):
-    """The rows of all files, and one pairing for each file of labelled answers."""
+    """The rows of all files, and how pairs were made in each file of labelled answers or of comparisons."""
 
     rows: formats.ParsedRows
-    pairings: list[Pairing]
+    pairings: list[Pairing | Comparisons]
 
 
 def convert(
@@ -65,11 +81,13 @@ def convert(
     if len({*names.values()}) < len(names):
         raise OptionError("--rename gives two columns the same name; give each another name")
     raw_files = []
-    pairings: list[Pairing] = []
+    pairings: list[Pairing | Comparisons] = []
     for file in files:
         rows = _rename_columns(raw.rows(file), names)
         if kind == "auto" and _holds_labelled(_rename_columns(raw.rows(file), names)):
             rows = _pair_labelled(str(file), rows, pairings)
+        elif kind == "auto" and _holds_compared(_rename_columns(raw.rows(file), names)):
+            rows = _pair_compared(str(file), rows, pairings)
         raw_files.append((str(file), rows, partial(sha256, file)))
     parsed = formats.parse(raw_files, on_bad_row=on_bad_row, kind=kind, advice=formats.CONVERT_ADVICE)
     kinds = {type(row): row.source for row in parsed.all}
@@ -139,7 +157,45 @@ def _holds_labelled(rows: Iterable[RawRow]) -> bool:
     return False
 
 
-def _pair_labelled(name: str, rows: Iterable[RawRow], pairings: list[Pairing]) -> Iterator[RawRow]:
+def _holds_compared(rows: Iterable[RawRow]) -> bool:
+    """Return whether the first row of a known form has two responses and a verdict."""
+    for _, row in rows:
+        if isinstance(row, dict):
+            if (columns := compared(row)) and columns.verdict:
+                return True
+            if kind_of(row) is not None:
+                return False
+    return False
+
+
+def _pair_compared(name: str, rows: Iterable[RawRow], pairings: list[Pairing | Comparisons]) -> Iterator[RawRow]:
+    """Yield preference rows from rows of two responses with a verdict, without ties, and add their numbers.
+
+    Raises UserError when all are ties.
+    """
+    pairs = ties = bad = 0
+    for source, value in rows:
+        try:
+            row = row_object(value)
+            columns = compared(row)
+            if columns is None:
+                raise Malformed("no two responses with a verdict, as other rows of the file have them")
+            pair = preference(row, columns)
+        except Malformed as problem:
+            bad += 1
+            yield source, problem
+            continue
+        if pair is None:
+            ties += 1
+        else:
+            pairs += 1
+            yield source, pair
+    if ties and not pairs + bad:
+        raise UserError(f"{name}: every row is a tie, so there is no pair to make")
+    pairings.append(Comparisons(name, pairs + ties, ties))
+
+
+def _pair_labelled(name: str, rows: Iterable[RawRow], pairings: list[Pairing | Comparisons]) -> Iterator[RawRow]:
     """Yield preference rows from labelled answers and add their numbers to `pairings`.
 
     Raises UserError when no prompt has both kinds of answers.

@@ -1,10 +1,11 @@
 """The rows of a recipe's data: for training, for the choice of checkpoints, and for results."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from rlhf.data.normal import normal_answer, normal_prompt
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
 from rlhf.data.transcripts import render_hh
 from rlhf.errors import UserError
@@ -141,17 +142,20 @@ class Corpus:
 
     def right_answers(self) -> dict[Prompt, str]:
         """Return the right answer to each prompt that has one. Raises UserError for a prompt with two of them."""
-        first_rows: dict[Prompt, PromptOnly | Example] = {}
+        first_answers: dict[Hashable, tuple[Hashable, str]] = {}
+        answers: dict[Prompt, str] = {}
         for row in (*self.bare_prompts, *self.examples):
             if row.right_answer is None:
                 continue
-            earlier = first_rows.setdefault(row.prompt, row)
-            if earlier.right_answer != row.right_answer:
+            answer = normal_answer(row.right_answer)
+            earlier, source = first_answers.setdefault(normal_prompt(row.prompt), (answer, row.source))
+            if earlier != answer:
                 raise UserError(
-                    f"{row.source} and {earlier.source} have different right answers to one prompt: keep one of them, "
+                    f"{row.source} and {source} have different right answers to one prompt: keep one of them, "
                     "or leave out all but the first with --set data.drop=[further_answers]"
                 )
-        return {prompt: row.right_answer for prompt, row in first_rows.items() if row.right_answer is not None}
+            answers.setdefault(row.prompt, row.right_answer)
+        return answers
 
     def prompts(self, stage: StageName) -> Split[Prompt]:
         """Return every distinct prompt for `stage`, in order of first appearance. Raises UserError for none."""

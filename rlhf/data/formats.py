@@ -37,6 +37,7 @@ from rlhf.data.parsing import (
 )
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import LEFT_OUT, Document, Example, LeftOut, PreferencePair, PromptOnly, Row
+from rlhf.data.verdicts import VERDICTS, Columns, compared
 from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.recipe.choices import DataFormat, OnBadRow, RowKind
@@ -297,6 +298,8 @@ class _Reader:
         """Return the file's kind, which its first row of any known kind decides. Raises Malformed for other rows."""
         if self.kind != "auto":
             return self.kind
+        if columns := compared(row):
+            raise _comparison(columns)
         row_kind = kind_of(row)
         kind = kind or row_kind
         if kind is None:
@@ -336,6 +339,17 @@ def _unknown_columns(row: dict[str, object]) -> WrongColumns:
         f"unknown columns: {quoted_keys(row)}. Rename them to those of a known kind: {kinds}. "
         "`rlhf data convert FILE --rename problem=prompt --to new.jsonl` does that."
         + (prompts if "prompt" in row else "")
+    )
+
+
+def _comparison(columns: Columns) -> WrongColumns:
+    """Return the error for two responses and a verdict, or for two responses of which nothing says what is better."""
+    problem = f"two responses ({columns.first}, {columns.second})"
+    if columns.verdict is None:
+        return WrongColumns(f"{problem}, and no column that says which one is better: {', '.join(VERDICTS)}")
+    return WrongColumns(
+        f"{problem} and a verdict ({columns.verdict}): `rlhf data convert FILE --to pairs.jsonl` makes pairs of the "
+        "better and the worse one"
     )
 
 

@@ -46,6 +46,7 @@ from rlhf.data.messages import (
     text,
     type_name,
 )
+from rlhf.data.normal import normalise
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, LeftOut, Message, PreferencePair, PromptOnly, Row
 from rlhf.data.transcripts import parse_hh
@@ -302,7 +303,9 @@ def _pair(row: dict[str, object], kind: RowKind, source: str) -> PreferencePair 
     chosen, rejected = chosen.rstrip(), rejected.rstrip()
     if not chosen or not rejected:
         return "empty"
-    return "identical" if chosen == rejected else PreferencePair(prompt, chosen, rejected, source, margin_of(row))
+    if normalise(chosen) == normalise(rejected):
+        return "identical"
+    return PreferencePair(prompt, chosen, rejected, source, margin_of(row))
 
 
 def _prompt(value: object) -> tuple[Message, ...]:
@@ -318,6 +321,7 @@ def _prompt(value: object) -> tuple[Message, ...]:
 
 def _is_transcript(prompt: str) -> bool:
     """Return whether a prompt is a transcript, and not a text that merely begins with `Human:` or quotes a turn."""
+    prompt = prompt.replace("\r\n", "\n")
     begins, ends = prompt.lstrip().startswith("Human:"), prompt.rstrip().endswith("\n\nAssistant:")
     if prompt.startswith("\n\nHuman:") or (begins and "\n\nAssistant:" in prompt):
         return True
@@ -345,7 +349,7 @@ def _answer(value: object, key: str, row_prompt: tuple[Message, ...] | None) -> 
         turns = read_turns(value, key)
     else:
         answer = text(value, key)
-        is_transcript = row_prompt is None or answer.startswith("\n\nHuman:")
+        is_transcript = row_prompt is None or answer.startswith(("\n\nHuman:", "\r\n\r\nHuman:"))
         messages = parse_hh(answer) if is_transcript else (Message("assistant", answer.removeprefix(" ")),)
         turns = tuple(Turn(message, trained=True) for message in messages)
     if not any(turn.message.role == "assistant" for turn in turns):

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeVar
 
+from rlhf.data.normal import normalise
 from rlhf.data.rows import Document, Message, Row
 from rlhf.data.transcripts import parse_hh
 
@@ -39,26 +40,26 @@ def part(key: str, seed: int, heldout_fraction: float, validation_fraction: floa
 
 
 def conversation_key(prompt: Sequence[Message]) -> str:
-    """Return the user's first message, white space normalised.
+    """Return the user's first message in its normal form.
 
     Transcripts that start with the same message are mostly one conversation cut at different depths, so the start
     decides. Raises ValueError when no user message holds text; the readers admit no such prompt.
     """
     for message in prompt:
         if message.role == "user" and message.content.strip():
-            return " ".join(message.content.split())
+            return normalise(message.content)
     raise ValueError("a prompt without a user message has no conversation key")
 
 
 def document_key(document: Document) -> str:
-    """Return the conversation key of a transcript, and of any other text the text itself.
+    """Return the conversation key of a transcript, and of any other text its normal form.
 
     A transcript thereby keeps the side of its pairs.
     """
     try:
         return conversation_key(parse_hh(document.text))
     except ValueError:
-        return document.text
+        return normalise(document.text)
 
 
 def row_key(row: Row) -> str:

@@ -14,8 +14,9 @@ def parse_hh(text: str) -> tuple[Message, ...]:
     """Return the turns of a transcript.
 
     Text before the first turn is a system message; a text without turns is a system message as a whole.
+    Line ends of Windows become those of Unix, in front of turns and within them.
     """
-    lead, *parts = _TURN.split(text)
+    lead, *parts = _TURN.split(text.replace("\r\n", "\n"))
     messages = [Message("system", lead)] if lead.strip() else []
     for speaker, content in zip(parts[::2], parts[1::2], strict=True):
         messages.append(Message(_ROLE_OF_SPEAKER[speaker], content.removeprefix(" ")))

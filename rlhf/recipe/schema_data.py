@@ -50,6 +50,7 @@ Flaw = Literal[
     "one_word",
     "unfinished",
     "other_script",
+    "templated",
     "replaced",
     "mojibake",
     "control",

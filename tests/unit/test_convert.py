@@ -152,7 +152,7 @@ def test_a_wrong_row_among_labelled_answers_is_named_wherever_it_stands(tmp_path
     found = convert.convert([file], {}, "skip")
     assert [(pair.chosen, pair.rejected) for pair in found.rows.pairs] == [("a", "b")]
     assert [source for source, _ in found.rows.report.malformed] == [f"{file}:{place + 1}"]
-    assert found.pairings[0].answers == 2
+    assert ": 2 answers: 1 pair" in found.pairings[0].in_words()
 
 
 def test_pairs_with_a_label_are_not_taken_for_labelled_answers(tmp_path):

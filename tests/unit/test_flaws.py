@@ -12,6 +12,7 @@ from rlhf.data.formats import ParsedRows, ReadReport
 from rlhf.data.quality import flaws
 from rlhf.data.quality.check import check
 from rlhf.data.quality.flaws import FLAWS, nearly_identical
+from rlhf.data.quality.oddities import templated
 from rlhf.data.quality.report import QualityReport
 from rlhf.data.rows import LEFT_OUT, Document, Example, Message, PreferencePair
 from rlhf.recipe import Flaw
@@ -27,6 +28,7 @@ PLANTED = {
     "mojibake": ("Tell me.", "Itâ€™s so.", "It is not."),
     "control": ("Tell\x00 me.", "It is so.", "It is not."),
     "invisible": ("Tell me.", "It is\u200b so.", "It is not."),
+    "templated": ("<|im_start|>user\nTell me.<|im_end|>\n<|im_start|>assistant\n", "It is so.", "It is not."),
     "html": ("Tell me.", "It is so.<br>", "It is not."),
 }
 
@@ -73,6 +75,43 @@ def test_scores_that_say_nothing_or_the_opposite_are_found_and_dropped():
     assert kept.pairs == (*clean(), right) and counts == {"tied": 1, "inverted": 1}
     findings = {line.name: line.severity for line in check(rows).findings()}
     assert (findings["tied"], findings["inverted"]) == ("warning", "warning")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It is so.<|im_end|>",
+        "<|start_header_id|>user<|end_header_id|>\n\nTell me.<|eot_id|>",
+        "[INST] Tell me. [/INST]",
+        "<<SYS>>Be brief.<</SYS>> Tell me.",
+        "<start_of_turn>user\nTell me.<end_of_turn>",
+        "<|user|>\nTell me.\n<|assistant|>\n",
+        "<｜User｜>Tell me.<｜Assistant｜>",
+        "Below is one.\n\n### Instruction:\nTell me.\n\n### Response:\n",
+        "### Human: Tell me.### Assistant: It is so.",
+        "<s> Tell me.",
+        "It is so. </s>",
+    ],
+)
+def test_marks_of_a_chat_template_are_seen(text):
+    assert templated(text)
+    assert FLAWS["templated"]([Document(text, "a:1")]) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It ends with `<|im_end|>`, as in ```\n<|im_start|>user\n```",
+        "It was <s>ten</s> five.",
+        "<s>Ten</s> five.",
+        "### Response:\nIt is so.",
+        "See [1] and a < b | c > d. F# has 1 |> f <| 2.",
+        "The end | user | assistant",
+        "### Instructions:\nMix both.",
+    ],
+)
+def test_ordinary_text_is_not_taken_for_a_template(text):
+    assert not templated(text)
 
 
 def test_every_flaw_is_counted_in_the_report_and_can_be_dropped():

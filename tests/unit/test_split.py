@@ -59,8 +59,8 @@ def test_key_is_the_first_user_message_with_white_space_normalised():
 def test_a_transcript_is_split_by_its_prompt_and_a_text_by_itself():
     transcript = Document("\n\nHuman: Tell  me\n\nAssistant: What?\n\nHuman: A joke", "a:1")
     assert document_key(transcript) == "Tell me" == key_of(pair_with_turns("Tell me", "Sure."))
-    assert document_key(Document(" Plain  text\n", "a:2")) == " Plain  text\n"
-    assert document_key(Document("\n\nAssistant: I begin.", "a:3")) == "\n\nAssistant: I begin."
+    assert document_key(Document(" Plain  text\n", "a:2")) == "Plain text"
+    assert document_key(Document("\n\nAssistant: I begin.", "a:3")) == "Assistant: I begin."
 
 
 opening = st.sampled_from([f"question {n}" for n in range(8)])

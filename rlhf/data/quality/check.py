@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from rlhf.data.formats import ParsedRows, ReadReport
+from rlhf.data.normal import normal_prompt, normalise
 from rlhf.data.quality import spread
 from rlhf.data.quality.flaws import FLAWS, texts
 from rlhf.data.quality.leakage import Leaks, leaks
@@ -48,7 +49,7 @@ def check(
         pairs=len(rows.pairs),
         prompts=len(rows.bare_prompts),
         **{name: len(flawed) for name, flawed in flawed_rows.items()},
-        repeated_prompts=len(prompts) - len(set(prompts)),
+        repeated_prompts=len(prompts) - len(set(map(normal_prompt, prompts))),
         chosen_longer=_chosen_longer(rows.pairs),
         label_noise=label_noise(rows.pairs),
         leaked=len(leaked.heldout),
@@ -100,8 +101,8 @@ def label_noise(pairs: Sequence[PreferencePair]) -> LabelNoise:
     """Estimate the rate of wrong labels from answers that were labelled more than once."""
     labels: dict[tuple[object, ...], list[int]] = defaultdict(lambda: [0, 0])
     for pair in pairs:
-        first, second = sorted((pair.chosen, pair.rejected))
-        labels[pair.prompt, first, second][pair.chosen == first] += 1
+        first, second = sorted((chosen := normalise(pair.chosen), normalise(pair.rejected)))
+        labels[normal_prompt(pair.prompt), first, second][chosen == first] += 1
     relabelled = [(a, b) for a, b in labels.values() if a + b > 1]
     disagreement = share(sum(2 * a * b / ((a + b) * (a + b - 1)) for a, b in relabelled), len(relabelled))
     return LabelNoise(disagreement, *map(_noise, (disagreement.share, disagreement.low, disagreement.high)))

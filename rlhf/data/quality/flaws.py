@@ -7,7 +7,8 @@ from functools import partial
 from rapidfuzz.distance import Indel
 
 from rlhf.data.formats import ParsedRows
-from rlhf.data.quality.oddities import ODDITIES, script, unfinished
+from rlhf.data.normal import normal_answer, normal_prompt, normalise
+from rlhf.data.quality.oddities import ODDITIES, script, templated, unfinished
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row
 
 NEAR_IDENTICAL = 0.95  # least share of words, in order, that two answers have in common
@@ -41,8 +42,13 @@ def near_identical(rows: Sequence[Row]) -> list[Row]:
 def contradictory(rows: Sequence[Row]) -> list[Row]:
     """Return the pairs whose prompt and answers appear with the opposite label too, all copies of both."""
     pairs = _pairs(rows)
-    labelled = {(pair.prompt, pair.chosen, pair.rejected) for pair in pairs}
-    return [pair for pair in pairs if (pair.prompt, pair.rejected, pair.chosen) in labelled]
+    keys = [(normal_prompt(pair.prompt), normalise(pair.chosen), normalise(pair.rejected)) for pair in pairs]
+    labelled = set(keys)
+    return [
+        pair
+        for pair, (asked, chosen, rejected) in zip(pairs, keys, strict=True)
+        if (asked, rejected, chosen) in labelled
+    ]
 
 
 def tied(rows: Sequence[Row]) -> list[Row]:
@@ -61,7 +67,12 @@ def duplicates(rows: Sequence[Row]) -> list[Row]:
     repeated = []
     for row in rows:
         answer = row.right_answer if isinstance(row, Example | PromptOnly) else None
-        content = row.text if isinstance(row, Document) else (row.prompt, responses(row), answer)
+        content: Hashable = (
+            type(row),
+            normal_prompt(prompt(row)),
+            tuple(map(normalise, (row.text,) if isinstance(row, Document) else responses(row))),
+            None if answer is None else normal_answer(answer),
+        )
         if content in seen:
             repeated.append(row)
         seen.add(content)
@@ -70,13 +81,13 @@ def duplicates(rows: Sequence[Row]) -> list[Row]:
 
 def further_answers(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with another right answer than an earlier row that has the same prompt."""
-    first: dict[Hashable, str] = {}
+    first: dict[Hashable, Hashable] = {}
     return [
         row
         for row in rows
         if isinstance(row, Example | PromptOnly)
         and row.right_answer is not None
-        and first.setdefault(row.prompt, row.right_answer) != row.right_answer
+        and first.setdefault(normal_prompt(row.prompt), answer := normal_answer(row.right_answer)) != answer
     ]
 
 
@@ -108,6 +119,11 @@ def odd(sign: Callable[[str], bool], rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if any(map(sign, texts(row)))]
 
 
+def templated_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with a text that holds marks of a chat template; documents get no template a second time."""
+    return odd(templated, [row for row in rows if not isinstance(row, Document)])
+
+
 FLAWS: dict[str, Finder] = {
     "near_identical": near_identical,
     "contradictory": contradictory,
@@ -118,6 +134,7 @@ FLAWS: dict[str, Finder] = {
     "one_word": one_word,
     "unfinished": cut_off,
     "other_script": other_script,
+    "templated": templated_rows,
     **{name: partial(odd, sign) for name, sign in ODDITIES.items()},
 }
 

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from rlhf.data.normal import normalise
 from rlhf.data.quality.flaws import prompt, responses
 from rlhf.data.rows import Document, Row
 from rlhf.data.split import row_key
@@ -92,7 +93,7 @@ def _answers(row: Row) -> list[Hashable]:
 
 def _normalized(text: str) -> str:
     """Return a text without differences of case and white space."""
-    return " ".join(text.casefold().split())
+    return normalise(text.casefold())
 
 
 def _near_copies(training: Iterable[Row], heldout: Sequence[Row]) -> Matches:
@@ -153,7 +154,7 @@ def _row_shingles(row: Row) -> Iterator[int]:
 
 def _words(text: str) -> list[str]:
     """Return the words of a text in lower case, without punctuation."""
-    return _WORD.findall(text.casefold())
+    return _WORD.findall(normalise(text).casefold())
 
 
 def _shingles(words: Sequence[str]) -> Iterator[int]:

@@ -114,6 +114,31 @@ def replaced(text: str) -> bool:
     return "\ufffd" in text
 
 
+# What chat templates of ChatML, Llama, Zephyr, Phi, DeepSeek, Command, Mistral and Gemma put around turns.
+_TEMPLATE_MARK = re.compile(
+    r"<[|｜](?:im_start|im_end|im_sep|(?:start|end)_header_id|eot_id|eom_id|begin_of_text|end_of_text|endoftext|eot|eom"
+    r"|header_start|header_end|begin▁of▁sentence|end▁of▁sentence|(?:START|END)_OF_TURN_TOKEN|end|system|user|assistant)"
+    r"[|｜]>|\[/?INST\]|<</?SYS>>|</?(?:start|end)_of_turn>",
+    re.I,
+)
+_HEADINGS = (("### Instruction:", "### Response:"), ("### Human:", "### Assistant:"))  # of Alpaca and Guanaco
+
+
+def templated(text: str) -> bool:
+    """Return whether the text holds marks of a chat template outside code between backticks.
+
+    Headings count only together, and <s> and </s> only around a text: elsewhere HTML strikes words out with them.
+    """
+    if any(all(heading in text for heading in headings) for headings in _HEADINGS):
+        return True
+    if "<" not in text and "[" not in text:
+        return False
+    text = _CODE.sub("", text).strip()
+    begins, ends = text.startswith("<s>"), text.endswith("</s>")
+    around = (begins or ends) and (text.count("<s>"), text.count("</s>")) == (begins, ends)
+    return around or bool(_TEMPLATE_MARK.search(text))
+
+
 ODDITIES: dict[str, Callable[[str], bool]] = {
     "replaced": replaced,
     "mojibake": mojibake,

@@ -105,6 +105,7 @@ class QualityReport:
     one_word: int
     unfinished: int
     other_script: int
+    templated: int
     replaced: int
     mojibake: int
     control: int
@@ -223,6 +224,9 @@ class QualityReport:
         lines = [
             self._flaw("duplicates", self.duplicates, prompted + self.documents, "Copies weigh more; keep one of each.")
         ]
+        if prompted:
+            templated_hint = "The template would be written twice: give plain texts, without its marks."
+            lines.append(self._flaw("templated", self.templated, prompted, templated_hint, below="note"))
         if self.further_answers:
             answers_hint = "RLOO and GRPO refuse two right answers to one prompt. data.drop leaves these rows out."
             lines.append(
