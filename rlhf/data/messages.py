@@ -14,7 +14,7 @@ from rlhf.data.raw import Malformed
 from rlhf.data.rows import Message, MessageRole
 
 INERT = re.compile(  # ids, origins, kinds, times, people and models, counts, judgements that a label expresses already
-    r"(.*_)?(id|uid|uuid|idx|index|hash|source|origin|dataset|subset|split|url|category|domain|task|type|topic|tag"
+    r"(.*_)?(id|uid|uuid|idx|index|hash|source|origin|dataset|subset|split|from|url|category|domain|task|type|topic|tag"
     r"|lang|language|licen[cs]e|version|date|time|timestamp|created|created_at|updated_at|model|annotator|author"
     r"|turns|tokens|length|count|score|rating|rank|reward|margin|n|difficulty|quality|metadata|meta)s?"
     r"(_(chosen|rejected|prompt|response|completion|[ab]|\d+))?"
