@@ -140,7 +140,7 @@ def test_a_reward_that_can_be_had_by_repetition(taught, tmp_path, monkeypatch):
         return ((rollout.tokens // 8 == 9) & rollout.mask).sum(-1) / rollout.mask.sum(-1) * 5
 
     monkeypatch.setattr(SharedBase, "scores", share)
-    more = {"ppo__steps": 40, "ppo__save_steps": 40, "ppo__response_length": 24}
+    more = {"ppo__steps": 64, "ppo__save_steps": 64, "ppo__response_length": 24}
     more |= {f"ppo__{key}": 32 for key in ("batch_size", "per_device_train_batch_size", "rollout_batch_size")}
     loaded = small(**TAUGHT | PPO | more, ppo__learning_rate=0.01, ppo__value_learning_rate=0.003)
     run_stages(loaded, beside(taught, tmp_path, "pretrain", "sft", "rm"), "ppo")
