@@ -110,6 +110,9 @@ def check_data(
         rows = read(list(files))
         heldout_rows = read(list(heldout)) if heldout else None
         report = quality.check(rows, heldout=heldout_rows, seed=seed, fraction=fraction, count=count, unit=unit)
+    refused = _refused(tokenizer, [*rows.all, *(heldout_rows.all if heldout_rows else ())]) if tokenizer else None
+    if refused is not None:
+        report = report.with_template(refused)
     content = json.dumps(report.to_dict(), indent=2)
     if to:
         write_output(to, content + "\n")
@@ -120,29 +123,30 @@ def check_data(
     malformed = [*rows.report.malformed, *(heldout_rows.report.malformed if heldout_rows else ())]
     if malformed:
         raise UserError(f"{_named(malformed)}. {REPAIR}")
-    if tokenizer:
-        _check_trainable(tokenizer, [*rows.all, *(heldout_rows.all if heldout_rows else ())])
+    if refused:
+        raise UserError(
+            f"template: {counted(len(refused), 'row')} cannot be trained as written: {_named(refused)}. {REPAIR}"
+        )
     if report.severity == "error":
         worst = next(line for line in report.findings() if line.severity == "error")
         raise UserError(f"{', '.join(files)}: {worst.name} {worst.value}: {worst.hint}")
     sys.exit(3 if report.severity == "warning" else 0)
 
 
-def _check_trainable(folder: str, rows: Sequence[Row]) -> None:
-    """Raise UserError where the tokenizer's template would change rows in training; say where that cannot be told."""
+def _refused(folder: str, rows: Sequence[Row]) -> list[tuple[str, str]] | None:
+    """Return the place of each row that the tokenizer's template would change in training, with the reason.
+
+    Says why, and returns None, where that cannot be told.
+    """
     from rlhf.data.trainable import codec_of_folder, refusals
 
     try:
         codec = codec_of_folder(folder)
     except UserError as error:
         say(f"--tokenizer {folder}: only lengths were checked, not what a template would change: {error}")
-        return
+        return None
     with working("writing rows with the template"):
-        refused = [(row.source, reason) for row, reason in refusals(codec, rows)]
-    if refused:
-        raise UserError(
-            f"template: {counted(len(refused), 'row')} cannot be trained as written: {_named(refused)}. {REPAIR}"
-        )
+        return [(row.source, reason) for row, reason in refusals(codec, rows)]
 
 
 def _print_check(report: QualityReport) -> None:

@@ -125,3 +125,16 @@ def test_a_check_with_the_tokenizer_names_what_a_run_refuses(tmp_path, monkeypat
     Tokenizer(models.BPE()).save(str(tmp_path / "bare" / "tokenizer.json"))
     code, _, err = rlhf(monkeypatch, capsys, "data", "check", "--tokenizer", tmp_path / "bare", file)
     assert "only lengths were checked" in err and "spells" not in err
+
+
+def test_the_report_as_json_counts_and_lists_what_the_template_would_change(tmp_path, monkeypatch, capsys):
+    turns = [{"role": role, "content": "Hi."} for role in ("user", "user", "assistant")]
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in (turns, turns[1:], turns)))
+    codec(ALTERNATE).tokenizer.save_pretrained(tmp_path / "tokenizer")
+    check = ("data", "check", file, "--json")
+    code, out, _ = rlhf(monkeypatch, capsys, *check, "--tokenizer", tmp_path / "tokenizer")
+    report = json.loads(out)
+    assert (code, report["template"], report["severity"]) == (1, 2, "error")
+    assert [place.partition(": ")[0] for place in report["listed"]["template"]] == [f"{file}:1", f"{file}:3"]
+    assert json.loads(rlhf(monkeypatch, capsys, *check)[1])["template"] is None

@@ -5,7 +5,8 @@ docs/data.md says what each count means and cannot see.
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Literal, NamedTuple
 
 from rlhf.data import amount
@@ -83,6 +84,7 @@ class QualityReport:
     lengths          by part: prompt, chosen, rejected, response, text; parts without texts are absent
     turns            rows by number of messages in the prompt, the system message not counted
     scripts          messages, answers and texts by the script that most of their letters are of
+    template         rows that the tokenizer's template would change; None where no tokenizer was given
     listed           by field: the first LISTED sources; malformed rows with the reason, leaked ones with their likes
     """
 
@@ -121,6 +123,12 @@ class QualityReport:
     turns: dict[int, int]
     scripts: dict[str, int]
     listed: dict[str, tuple[str, ...]]
+    template: int | None = None
+
+    def with_template(self, refused: Sequence[tuple[str, str]]) -> "QualityReport":
+        """Return the report with the rows that a tokenizer's template would change: their places and the reasons."""
+        places = tuple(f"{source}: {reason}" for source, reason in refused[:LISTED])
+        return replace(self, template=len(refused), listed={**self.listed, "template": places})
 
     @property
     def severity(self) -> Severity:
@@ -145,6 +153,7 @@ class QualityReport:
             *self._labels(),
             *self._signs(),
             *self._characters(),
+            *self._template(),
             *self._leaked(),
             *self._length_lines(),
         ]
@@ -263,6 +272,15 @@ class QualityReport:
             Line("scripts", shares or "no letters"),
         ]
 
+    def _template(self) -> list[Line]:
+        """Return the number of rows that the template would change, where a tokenizer was given, with the first."""
+        if self.template is None:
+            return []
+        total = self.documents + self.examples + self.pairs + self.prompts
+        hint = "A run stops at them, or leaves them out with data.on_bad_row=skip."
+        count = self._flaw("template", self.template, total, hint, below="error", above="error")
+        return [count, *(Line("", problem) for problem in self.listed["template"][:SHOWN])]
+
     def _leaked(self) -> list[Line]:
         """Return the leaked rows and how they were found; that they were not looked for where a side is empty."""
         leakage = self.leakage
@@ -314,7 +332,7 @@ class QualityReport:
         name = field.replace("_", " ")
         if not count:
             return Line(name, "0")
-        listed = self.listed.get(field, ())[:SHOWN] if field != "malformed" else ()
+        listed = self.listed.get(field, ())[:SHOWN] if field not in ("malformed", "template") else ()
         places = re.sub(r"[^ (]*/", "", ", ".join(listed))  # without the folders of files
         value = f"{count:,} ({100 * count / total:.1f} %)" + (f", as {places}" if places else "")
         severity = above if count > tolerated * total else below
