@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -16,6 +17,10 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md", "CHANGELOG.md")
 INDEXES = ("recipes/README.md", "results/README.md")
 MODULES = ("masked", "logprobs", "kl", "gae", "rewards", "losses", "groups")  # of rlhf.objectives, in reading order
+LOADED = re.compile(  # with an address that names a host; links, which readers follow or not, are none
+    r"<(?:script|img|iframe|source|video|audio)\b[^>]*?\bsrc=[\"']?(?P<address>(?:https?:)?//[^\s\"'>]+)"
+    r"|<link\b(?![^>]*\brel=[\"']?(?:canonical|license))[^>]*?\bhref=[\"']?(?P<sheet>(?:https?:)?//[^\s\"'>]+)"
+)
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]*)(#[^)\s]*)?\)")
 
 
@@ -43,6 +48,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"]({os.path.relpath(site, Path(uri).parent)}{link[2] or ''})"
 
     return LINK.sub(rewrite, markdown)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Raise PluginError for a page that loads anything from elsewhere: a script, a style sheet, a picture."""
+    loaded = LOADED.search(output)
+    if loaded:
+        raise PluginError(f"{page.file.src_uri}: loads {loaded['address'] or loaded['sheet']} from elsewhere")
+    return output
 
 
 def site_path(path: str) -> str:
