@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 from rlhf.data import hub, raw
+from rlhf.data.columns import KEYS, unknown_column
 from rlhf.data.labels import unclear_label
 from rlhf.data.messages import quoted_keys
 from rlhf.data.parsing import (
-    KEYS,
     LabelledAnswer,
     OtherKind,
     UnknownColumn,
@@ -33,7 +33,6 @@ from rlhf.data.parsing import (
     kind_of,
     parse_row,
     row_object,
-    unknown_column,
 )
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import LEFT_OUT, Document, Example, LeftOut, PreferencePair, PromptOnly, Row

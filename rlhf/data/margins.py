@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 
+from rlhf.data.messages import has_value
 from rlhf.data.raw import Malformed
 
 SCORES = (  # columns that score the chosen and the rejected answer
@@ -10,6 +11,8 @@ SCORES = (  # columns that score the chosen and the rejected answer
     ("chosen_score", "rejected_score"),
     ("rating_chosen", "rating_rejected"),
     ("chosen_rating", "rejected_rating"),
+    ("reward_chosen", "reward_rejected"),
+    ("chosen_reward", "rejected_reward"),
 )
 
 
@@ -18,6 +21,7 @@ def margin_of(row: Mapping[str, object]) -> float | None:
 
     A score without its counterpart says nothing. Raises Malformed for one that is not a finite number.
     """
+    row = {name.replace("-", "_"): value for name, value in row.items()}
     for columns in SCORES:
         chosen, rejected = (_number(row, column) for column in columns)
         if chosen is not None and rejected is not None:
@@ -26,9 +30,9 @@ def margin_of(row: Mapping[str, object]) -> float | None:
 
 
 def _number(row: Mapping[str, object], column: str) -> float | None:
-    """Return a number of a row; None without one, which in a table is an empty cell. Raises Malformed."""
+    """Return a number of a row; None without one: null, NaN, an empty cell. Raises Malformed."""
     value = row.get(column)
-    if value is None or (isinstance(value, str) and not value.strip()):
+    if not has_value(value):
         return None
     try:
         if isinstance(value, bool) or not isinstance(value, int | float | str):

@@ -13,12 +13,18 @@ from typing import NamedTuple
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Message, MessageRole
 
-INERT = re.compile(  # ids, origins, kinds, times, people and models, counts, judgements that a label expresses already
-    r"(.*_)?(id|uid|uuid|idx|index|hash|source|origin|dataset|subset|split|from|url|category|domain|task|type|topic|tag"
-    r"|lang|language|licen[cs]e|version|date|time|timestamp|created|created_at|updated_at|model|annotator|author"
-    r"|turns|tokens|length|count|score|rating|rank|reward|margin|n|difficulty|quality|metadata|meta)s?"
-    r"(_(chosen|rejected|prompt|response|completion|[ab]|\d+))?"
+_SUFFIX = r"s?(_(chosen|rejected|prompt|response|completion|[ab]|\d+))?"
+_OWN = (  # of a message or a part: ids, times, people and models, counts, judgements
+    r"id|uid|uuid|idx|index|hash|date|time|timestamp|created|created_at|updated_at|model|annotator|author|lang|language"
+    r"|n|tokens|length|count|score|rating|rank|reward|margin|quality"
 )
+INERT_OF_MESSAGE = re.compile(rf"(.*_)?({_OWN}){_SUFFIX}")
+INERT = re.compile(  # of a row: origins and kinds too
+    rf"(.*_)?({_OWN}|source|origin|dataset|subset|split|from|url|category|domain|task|type|topic|tag|licen[cs]e|version"
+    rf"|turns|level|difficulty|metadata|meta){_SUFFIX}"
+)
+MATTERS = re.compile("image|picture|audio|video|document|passage|context|history|previous|tool")
+LABEL = 100  # most characters of a text with spaces that still is a name or a label, and no text to answer
 TRAINED_FLAGS = ("weight", "train", "training", "loss", "loss_mask")  # 0 or false: context, never a target
 _TOOL_FIELDS = ("tool_calls", "function_call")
 _TOOL_ROLES = ("tool", "function", "function_call", "tool_call", "tool_response", "observation", "ipython")
@@ -30,6 +36,8 @@ _ROLES: dict[object, MessageRole] = {
     "assistant": "assistant",
     "human": "user",
     "gpt": "assistant",
+    "developer": "system",
+    "model": "assistant",
 }
 _FLAGS: dict[object, bool] = {0: False, 1: True, "0": False, "1": True, "false": False, "true": True}
 _TYPES = {
@@ -120,21 +128,43 @@ def flag(value: object, place: str) -> bool:
 
 
 def first_unknown(fields: Mapping[str, object], known: Collection[str]) -> str | None:
-    """Return the first field with a value that is neither known nor without influence; None if there is none."""
-    others = (name for name, value in fields.items() if name not in known and has_value(value))
-    return next((name for name in others if not is_inert(name)), None)
+    """Return the first field of a message with a value that is neither known nor without influence; None without one.
+
+    false is no value there: it says that something was not done with the message.
+    """
+    others = (name for name, value in fields.items() if name not in known and value is not False and has_value(value))
+    return next((name for name in others if not is_inert(name, fields[name], INERT_OF_MESSAGE)), None)
 
 
 def has_value(value: object) -> bool:
-    """Return whether a field says anything; null, NaN, false, and an empty text, list or object do not."""
+    """Return whether a field says anything; null, NaN, and an empty text, list or object do not."""
     if isinstance(value, float) and math.isnan(value):
         return False
-    return bool(value.strip()) if isinstance(value, str) else value is not False and value not in (None, [], {})
+    return bool(value.strip()) if isinstance(value, str) else value is False or value not in (None, [], {})
 
 
-def is_inert(name: str) -> bool:
-    """Return whether the name of a field says that no answer depends on it: an id, an origin, a score."""
-    return INERT.fullmatch(name.lower()) is not None
+def is_inert(name: str, value: object, names: re.Pattern[str] = INERT) -> bool:
+    """Return whether a field says nothing that an answer depends on, by its name: an id, an origin, a score.
+
+    Its value must be a label too: a number, a short text, or a list of them; metadata may be anything.
+    """
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-. ]", "_", name).lower()
+    if not names.fullmatch(name) or MATTERS.search(name):
+        return False
+    return name.endswith(("metadata", "meta")) or _is_label(value)
+
+
+def _is_label(value: object) -> bool:
+    """Return whether a value is a name, a number, or a list of them; an object may hold numbers only."""
+    if isinstance(value, list):
+        return all(map(_is_label, value))
+    if isinstance(value, dict):
+        return all(isinstance(number, int | float | None) for number in value.values())
+    return (
+        not isinstance(value, str)
+        or not re.search(r"\s", value.strip())
+        or (len(value) <= LABEL and "\n" not in value.strip())
+    )
 
 
 def text(value: object, name: str) -> str:

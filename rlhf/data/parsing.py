@@ -19,7 +19,7 @@ Eight kinds of rows are known. The first row of a file decides its kind, unless 
                                                             -> PromptOnly
 
 A text under `system` is the system message of a row that has no other. Other fields that have a value are used, or
-without influence by their name (rlhf/data/messages.py), or the row is refused, because its answer may depend on them.
+without influence by their name (rlhf/data/columns.py), or the row is refused, because its answer may depend on them.
 Where the caller names the kind, unknown columns are ignored; texts under a name of CONTEXT and INPUTS never are, but
 beside bare prompts. Each parsed row carries its source: `file:line`, or `file:row N` where rows are not lines.
 
@@ -32,50 +32,26 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from rlhf.data.columns import ANSWERS, KEYS, either, other_texts, refuse_inputs
 from rlhf.data.labels import label_of
 from rlhf.data.margins import margin_of
 from rlhf.data.messages import (
     TRAINED_FLAGS,
     Turn,
-    first_unknown,
+    content_text,
     flag,
     has_value,
-    is_inert,
     quoted_keys,
     read_turns,
     text,
     type_name,
 )
-from rlhf.data.normal import normalise
+from rlhf.data.normal import normal_prompt, normalise
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, LeftOut, Message, PreferencePair, PromptOnly, Row
 from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
 from rlhf.recipe.choices import RowKind
-
-KEYS: dict[RowKind, tuple[str, ...]] = {
-    "text": ("text",),
-    "hh": ("chosen", "rejected"),
-    "instruction": ("instruction", "output"),
-    "preference": ("prompt", "chosen", "rejected"),
-    "completion": ("prompt", "completion"),
-    "question": ("question", "answer"),
-    "messages": ("messages",),
-    "prompt": ("prompt",),
-}
-ANSWERS = ("chosen", "rejected", "completion", "response")
-CONTEXT = ("history", "context", "passage")  # keys of what a prompt continues or is about
-INPUTS = ("tools", "functions", "documents", "images", "image", "audio", "audios", "video", "videos")  # beside texts
-USED: dict[RowKind, tuple[str, ...]] = {  # beside `KEYS`, `system` and `TRAINED_FLAGS`
-    "text": (),
-    "hh": (),
-    "instruction": ("input", "text"),  # Alpaca's `text` is the other columns once more
-    "preference": (),
-    "completion": ("response", "answer", "label"),
-    "question": (),
-    "messages": ("conversations",),
-    "prompt": ("answer",),
-}
 
 
 class WrongColumns(Malformed):
@@ -108,9 +84,9 @@ def kind_of(row: dict[str, object]) -> RowKind | None:
     if kind := _kind_of_keys(keys, row):
         return kind
     if "question" in keys and "answer" in keys:
-        return None if _other_texts(row, "question", "answer") else "question"
+        return None if other_texts(row, "question", "answer", "system") else "question"
     if "prompt" in keys and row.keys().isdisjoint(ANSWERS):
-        return None if _other_texts(row, "prompt", "answer") else "prompt"
+        return None if other_texts(row, "prompt", "answer", "system") else "prompt"
     return _kind_of_keys(row.keys(), row)
 
 
@@ -128,20 +104,10 @@ def _kind_of_keys(keys: Collection[str], row: dict[str, object]) -> RowKind | No
     return "text" if "text" in keys else None
 
 
-def _other_texts(row: dict[str, object], *expected: str) -> bool:
-    """Return whether a column beside `expected` holds a text or a list and is not named like metadata."""
-    extra = (
-        key for key, value in row.items() if isinstance(value, str | list | dict) and value and key not in expected
-    )
-    return not all(map(is_inert, extra))
-
-
 def parse_row(row: dict[str, object], kind: RowKind, source: str) -> Row | LeftOut:
     """Return a row of the kind, or the reason why it is left out. Raises Malformed if it is not of that kind."""
-    extra = next((key for key in INPUTS if has_value(row.get(key))), None)
-    if extra is not None:
-        raise Malformed(f"'{extra}' would be lost, and the answer may depend on it; take the row out")
-    flags = [flag(row[key], key) for key in TRAINED_FLAGS if has_value(row.get(key)) or row.get(key) is False]
+    refuse_inputs(row, kind)
+    flags = [flag(row[key], key) for key in TRAINED_FLAGS if has_value(row.get(key))]
     if not all(flags):
         return "untrained"
     try:
@@ -150,41 +116,17 @@ def parse_row(row: dict[str, object], kind: RowKind, source: str) -> Row | LeftO
         return "untrained"
 
 
-def unknown_column(row: dict[str, object], kind: RowKind) -> str | None:
-    """Return the first column with a value that no stage reads and that an answer may depend on; None without one.
-
-    A document answers nothing. Bare prompts and questions are recognised by having no other texts beside them.
-    """
-    if kind == "text":
-        return None
-    repeated = _repeated_column(row, kind)
-    return first_unknown(row, (*KEYS[kind], *USED[kind], *repeated, *TRAINED_FLAGS, "system"))
-
-
-def _repeated_column(row: dict[str, object], kind: RowKind) -> tuple[str, ...]:
-    """Return the name of a column that says once more what others say, as in UltraFeedback and UltraChat."""
-    messages = row.get("messages")
-    if kind in ("preference", "hh") and label_of(row):  # true: as the columns say
-        return ("label",)
-    if kind == "preference" and messages is not None and messages == row.get("chosen"):
-        return ("messages",)
-    first = messages[0] if kind == "messages" and isinstance(messages, list) and messages else None
-    return ("prompt",) if isinstance(first, dict) and first.get("content") == row.get("prompt") else ()
-
-
 def _parse_with_system(row: dict[str, object], kind: RowKind, source: str) -> Row | LeftOut:
     """Return a row of the kind with the system message that stands beside it. Raises Malformed and _Untrained."""
-    if kind in ("question", "prompt"):  # `_other_texts` looks at what stands beside these
-        return _parse_row(row, kind, source)
-    context = next((key for key in CONTEXT if kind != "text" and row.get(key)), None)
-    if context is not None and (not isinstance(row[context], str) or str(row[context]).strip()):
-        raise Malformed(f"'{context}' would be lost; put it into the prompt, or take the column out")
-    parsed, system = _parse_row(row, kind, source), row.get("system")
-    if isinstance(parsed, Document | str) or not isinstance(system, str) or not system.strip():
+    parsed = _parse_row(row, kind, source)
+    if isinstance(parsed, Document | str) or not has_value(row.get("system")):
         return parsed
-    if any(message.role == "system" for message in parsed.prompt):
-        return parsed
-    return replace(parsed, prompt=(Message("system", system), *parsed.prompt))
+    system = content_text(row["system"], "system")
+    own = next((message.content for message in parsed.prompt[:1] if message.role == "system"), "")
+    if own.strip() and normalise(own) != normalise(system):
+        raise Malformed("'system' differs from the system message of the conversation; keep one of them")
+    turns = [message for message in parsed.prompt if message.role != "system"]
+    return parsed if own.strip() else replace(parsed, prompt=(Message("system", system), *turns))
 
 
 def _parse_row(row: dict[str, object], kind: RowKind, source: str) -> Row | LeftOut:
@@ -220,7 +162,7 @@ def _instruction(row: dict[str, object], source: str) -> Example | LeftOut:
 
 def _conversation(row: dict[str, object], source: str) -> Example | LeftOut:
     """Return the example of a list of messages, or why it is left out. Raises Malformed."""
-    key = "messages" if row.get("messages") is not None or "conversations" not in row else "conversations"
+    key = either(row, "messages", "conversations")
     value = _field(row, key, "messages")
     if not isinstance(value, list):
         raise Malformed(f"'{key}' is {type_name(value)}; it must be a list of messages")
@@ -241,9 +183,9 @@ def _completion(row: dict[str, object], source: str) -> Example | LeftOut:
             "--to pairs.jsonl` pairs good and bad answers to the same prompt"
         )
     row_prompt = _prompt(_field(row, "prompt", "completion"))
-    key = "response" if row.get("response") is not None and row.get("completion") is None else "completion"
+    key = either(row, "completion", "response")
     prompt, response = _answer(_field(row, key, "completion"), key, row_prompt)
-    if prompt[: len(row_prompt)] != row_prompt:
+    if not _begins_with(prompt, row_prompt):
         raise Malformed(f"'{key}' holds a conversation that does not begin with 'prompt'")
     return _example(prompt, response, source, _right_answer(row))
 
@@ -294,9 +236,9 @@ def _pair(row: dict[str, object], kind: RowKind, source: str) -> PreferencePair 
         row_prompt = _prompt(_field(row, "prompt", kind))
     prompt, chosen = _answer(sides[0], "chosen", row_prompt)
     other_prompt, rejected = _answer(sides[1], "rejected", row_prompt)
-    if prompt != other_prompt:
+    if normal_prompt(prompt) != normal_prompt(other_prompt):
         return "prompts_differ"
-    if row_prompt is not None and prompt[: len(row_prompt)] != row_prompt:
+    if row_prompt is not None and not _begins_with(prompt, row_prompt):
         raise Malformed("'chosen' and 'rejected' hold conversations that do not begin with 'prompt'")
     if not any(message.role == "user" and message.content.strip() for message in prompt):
         raise Malformed("no user turn with text before the answer")
@@ -306,6 +248,13 @@ def _pair(row: dict[str, object], kind: RowKind, source: str) -> PreferencePair 
     if normalise(chosen) == normalise(rejected):
         return "identical"
     return PreferencePair(prompt, chosen, rejected, source, margin_of(row))
+
+
+def _begins_with(prompt: Sequence[Message], beginning: Sequence[Message]) -> bool:
+    """Return whether a prompt begins with some messages, whatever their spelling; a system message may be before."""
+    turns, first = normal_prompt(prompt), normal_prompt(beginning)
+    start = int(turns[:1] != first[:1] and bool(turns) and turns[0][0] == "system")
+    return turns[start : start + len(first)] == first
 
 
 def _prompt(value: object) -> tuple[Message, ...]:
@@ -411,6 +360,8 @@ def _preference_of_openai(row: dict[str, object]) -> dict[str, object]:
     request = row.get("input")
     if not isinstance(request, dict) or "messages" not in request:
         raise Malformed("'preferred_output' stands beside no 'input' with 'messages'")
+    if has_value(row.get("prompt")):
+        raise Malformed("'prompt' and 'input' both hold a prompt; take one out")
     names = {"preferred_output": "chosen", "non_preferred_output": "rejected"}
     given = {name: value for name, value in request.items() if name not in ("messages", "parallel_tool_calls")}
     other = {names.get(name, name): value for name, value in row.items() if name != "input"}

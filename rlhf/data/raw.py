@@ -54,7 +54,7 @@ def rows(path: Path) -> Iterator[tuple[str, object]]:
     first = next((line for line in lines if line[1].strip()), None)
     if first is None:
         return iter(())
-    if separator := re.fullmatch(r'"?sep=([,;\t|])"?', first[1].rstrip("\r\n")):  # which spreadsheets write
+    if separator := re.fullmatch(r'(?i)"?sep= ?([,;\t|])"?', first[1].rstrip("\r\n")):  # which spreadsheets write
         return _table_rows(path, lines, separator[1])
     delimiter = _delimiter(path, first[1])
     if delimiter:

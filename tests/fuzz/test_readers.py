@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rlhf.data import formats
-from rlhf.data.parsing import KEYS
+from rlhf.data.columns import KEYS
 from rlhf.errors import UserError
 from rlhf.recipe import parse_overrides
 from rlhf.recipe.plain_yaml import read_yaml

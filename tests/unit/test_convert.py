@@ -129,8 +129,8 @@ def test_labelled_answers_may_be_named_response(tmp_path, others):
     (pair,) = convert.convert([write(tmp_path / "kto.jsonl", *rows)], {}).rows.pairs
     assert (pair.chosen, pair.rejected) == ("a", "b")
     both = [row | {"completion": f"{row['response']}1"} for row in rows]
-    (pair,) = convert.convert([write(tmp_path / "both.jsonl", *both)], {}).rows.pairs
-    assert (pair.chosen, pair.rejected) == ("a1", "b1"), "as in rows without labels"
+    with pytest.raises(UserError, match=r"both\.jsonl"):
+        convert.convert([write(tmp_path / "both.jsonl", *both)], {})
 
 
 def test_an_answer_without_a_label_may_come_before_labelled_ones(tmp_path):

@@ -88,7 +88,7 @@ def test_a_column_that_nothing_reads_is_refused_unless_the_kind_is_named():
 def test_a_column_that_repeats_another_is_none_that_is_lost():
     messages = {"chosen": [USER, NO], "rejected": [USER, YES], "prompt": USER["content"]}
     assert len(read(messages | {"messages": [USER, NO]}).pairs) == 1
-    assert "'messages' is not used" in refusal(messages | {"messages": [USER, YES]})
+    assert "'messages' is not used" in refusal(messages | {"messages": [USER, {"role": "user", "content": "Sure?"}]})
     assert len(read(conversation(USER, NO, prompt=USER["content"])).examples) == 1
     assert "'prompt' is not used" in refusal(conversation(USER, NO, prompt="Is 97 prime?"))
     assert len(read({"instruction": "a", "output": "b", "text": "### a\n### b"}).examples) == 1
@@ -189,3 +189,79 @@ def test_a_row_says_the_same_through_json(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps(conversation(USER, NO | {"weight": 1})) + "\n")
     assert formats.read([file], on_bad_row="stop").examples[0].response == NO["content"]
+
+
+# Names and values
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("image_url", "http://x/cat.jpg"),
+        ("image_id", 17),
+        ("previous_turns", [{"role": "user", "content": "Tell me."}]),
+        ("turns", [{"role": "user", "content": "Tell me."}]),
+        ("source", "Bonjour, je suis une loutre qui nage.\nElle nage bien."),
+        ("reward_model", {"style": "rule", "ground_truth": "72"}),
+        ("is_correct", False),
+        ("label", False),
+    ],
+)
+def test_a_column_that_an_answer_may_depend_on_is_refused_in_every_kind(column, value):
+    rows = (PAIR, conversation(USER, NO), {"instruction": "Is 91 prime?", "output": "No."})
+    for row in rows:
+        assert f"'{column}' is not used in training" in refusal(row | {column: value})
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("chosen-model", "m"),
+        ("sourceUrl", "http://x/very/long"),
+        ("level", "Level 5"),
+        ("source", "Stack Exchange"),
+        ("scores", {"helpful": 3, "short": None}),
+        ("turns", 2),
+        ("metadata", {"anything": ["may", {"stand": "here"}]}),
+    ],
+)
+def test_ids_origins_and_scores_are_without_influence(column, value):
+    assert len(read(PAIR | {column: value}).pairs) == 1
+
+
+@pytest.mark.parametrize("place", ["message", "part"])
+def test_an_address_in_a_message_is_no_label(place):
+    message: dict[str, Any] = USER | {"image_url": "cat.png"}
+    if place == "part":
+        message = {"role": "user", "content": [{"type": "text", "text": "What is it?", "source": "cat.png"}]}
+    assert "is not used in training" in refusal(conversation(message, NO))
+
+
+def test_a_system_text_beside_a_row_is_never_lost():
+    system = Message("system", "Answer in French.")
+    rows = read({"prompt": "Why?"}, {"prompt": "Why?", "system": system.content}).bare_prompts
+    assert [row.prompt[0] for row in rows] == [Message("user", "Why?"), system]
+    assert read({"prompt": "Why?", "system": system.content}).bare_prompts[0].prompt[0] == system
+    (question,) = read({"question": "2+2?", "answer": 4, "system": system.content}).examples
+    assert question.prompt[0] == system
+    parts = [{"type": "text", "text": system.content}]
+    assert read(PAIR | {"system": parts}).pairs[0].prompt[0] == system
+    assert "'system' is an object" in refusal(PAIR | {"system": {"content": "x"}})
+    (empty,) = read(conversation({"role": "system", "content": ""}, USER, NO, system=system.content)).examples
+    assert empty.prompt[0] == system and len(empty.prompt) == 2
+
+
+def test_two_columns_for_one_thing_are_refused_where_they_differ():
+    own = [USER, NO]
+    assert "'messages' and 'conversations' differ" in refusal({"messages": own, "conversations": [USER, YES]})
+    assert read({"messages": [], "conversations": own}).examples == read({"messages": own}).examples
+    assert "'completion' and 'response' differ" in refusal({"prompt": "q", "completion": "A", "response": "B"})
+    assert read({"prompt": "q", "completion": "", "response": "B"}).examples[0].response == "B"
+
+
+def test_a_repeated_beginning_may_be_spelled_another_way():
+    sides = {"chosen": [USER, NO], "rejected": [{"role": "user", "content": "Is  91\r\nprime?"}, YES]}
+    assert read(sides | {"prompt": "Is 91 prime?\n"}).pairs[0].prompt == (Message("user", "Is 91 prime?"),)
+    system = {"role": "system", "content": "Be brief."}
+    (pair,) = read({"prompt": "Is 91 prime?", "chosen": [system, USER, NO], "rejected": [system, USER, YES]}).pairs
+    assert pair.prompt[0].role == "system"

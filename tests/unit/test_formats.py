@@ -132,7 +132,7 @@ def test_a_question_about_a_passage_is_not_taken_for_a_question_alone(write):
     assert (number.response, number.right_answer) == ("24", "24")
     file = write("a.jsonl", lines({"question": "Who?", "answer": "Ann.", "passage": "Ann left."}))
     assert "unknown columns: 'question', 'answer', 'passage'" in refusal([file])
-    assert len(read([file], kind="question").examples) == 1
+    assert refusal([file], kind="question").startswith("a.jsonl:1: 'passage' would be lost")
 
 
 @pytest.mark.parametrize("prompt", ["", "  ", [], [{"role": "assistant", "content": "Hi"}], 7])
@@ -180,7 +180,6 @@ SHAREGPT = {"conversations": [{"from": "human", "value": "Capital of Peru?"}, {"
     [
         COMPLETION,
         {"prompt": "Capital of Peru?", "response": " Lima. "},
-        {**COMPLETION, "response": "Quito."},
         {"prompt": "Capital of Peru?", "completion": None, "response": "Lima."},
         {"prompt": MESSAGES["messages"][:1], "completion": MESSAGES["messages"][1:]},
         {"prompt": "\n\nHuman: Capital of Peru?\n\nAssistant:", "completion": " Lima."},
@@ -225,9 +224,10 @@ def test_texts_beside_a_prompt_are_its_system_message_or_refused(write, row):
         assert message.startswith(f"one.jsonl:1: '{key}' would be lost; put it into the prompt, or take the column out")
 
 
-def test_a_system_message_of_the_conversation_is_the_only_one(write):
+def test_a_system_message_beside_another_is_refused_unless_it_is_the_same(write):
     own = [{"role": "system", "content": "Be kind."}, *({"role": r, "content": r} for r in ("user", "assistant"))]
-    (parsed,) = read([write("one.jsonl", lines({"messages": own, "system": "Be brief."}))]).all
+    assert "'system' differs" in refusal([write("one.jsonl", lines({"messages": own, "system": "Be brief."}))])
+    (parsed,) = read([write("one.jsonl", lines({"messages": own, "system": "Be  kind."}))]).all
     assert not isinstance(parsed, Document)
     assert [m.content for m in parsed.prompt] == ["Be kind.", "user"]
 
@@ -408,7 +408,7 @@ def test_text_prompt_with_whole_conversations(write):
 
 
 def test_other_keys_are_ignored_and_the_more_specific_kind_wins(write):
-    row = {**INSTRUCTION, "text": "Below is an instruction ...", "id": 3}
+    row = {**INSTRUCTION, "text": " | ".join(INSTRUCTION.values()), "id": 3}
     assert len(read([write("a.jsonl", lines(row))]).examples) == 1
 
 
