@@ -50,6 +50,7 @@ def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: f
 def _show(reproduction: Reproduction, out: Path) -> None:
     """Print the table of a reproduction, and its record's place below `out`."""
     title = f"{reproduction.recipe} {reproduction.version}, seeds {' '.join(reproduction.seeds)}"
+    title += f", modified recipe ({edited})" if (edited := reproduction.edited()) else ""
     columns, *body = reproducing.rows(reproduction.seeds, reproduction.price_per_hour)
     rows_table(title, columns, body)
     file = out / f"{reproduction.recipe}-{reproduction.version}.json"

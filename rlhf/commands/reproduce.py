@@ -85,6 +85,7 @@ def write_record(
         "recipe": loaded.name,
         "version": loaded.version,
         "recipe_sha256": loaded.sha256,
+        "released_sha256": loaded.released_sha256,
         "modified": loaded.modified,
         **measured_on[0],
         "price_per_hour": price,
@@ -117,9 +118,10 @@ def markdown(reproduction: Reproduction) -> str:
     columns, *body = rows(reproduction.seeds, reproduction.price_per_hour)
     lines = [columns, ("---",) * len(columns), *body]
     packages = reproduction.packages
+    sha256, edited = reproduction.recipe_sha256[:12], reproduction.edited()
     measured = (
         f"Measured by `rlhf reproduce`: recipe {reproduction.recipe} {reproduction.version} "
-        f"({reproduction.recipe_sha256[:12]}), {reproduction.device.text()}, commit "
+        f"({edited or sha256}), {reproduction.device.text()}, commit "
         f"{(reproduction.code.commit or 'unknown')[:12]}, torch {packages.torch}, "
         f"transformers {packages.transformers}, trl {packages.trl}, peft {packages.peft}."
     )
