@@ -306,7 +306,8 @@ def _wrong_recipe(targets: Sequence[str], read: Mapping[str, Variable]) -> Itera
         return
     if folder.value:
         versions = sorted(Path(folder.value).glob("v*/recipe.yaml"), key=_version)
-        everywhere = [str(file.parent) for file in _recipes_root().glob("*/v*/recipe.yaml")]
+        roots = (_recipes_root(), Path("my-recipes"))  # the latter is where `rlhf new` writes
+        everywhere = [str(file.parent) for root in roots for file in root.glob("*/v*/recipe.yaml")]
         alike = difflib.get_close_matches(folder.value.rstrip("/"), everywhere, 3)
         such_as = str(versions[-1].parent) if versions else " or ".join(alike) or "recipes/cpu-tiny/v2"
         yield f"{folder}: no recipe.yaml there; name the folder of a version, such as {such_as}"

@@ -48,8 +48,8 @@ class Choice:
         named = self._weights_changes(directory, changes, data) | _data_changes(data, as_written.data)
         with _of_options():
             loaded = recipes.load(directory, named | changes, seed)
-        if self.hw is not None:
-            _announce_version(loaded)
+        if not distributed.launched() and (note := _about_version(loaded, by_hardware=self.hw is not None)):
+            say(f"recipe: {loaded.directory} ({note})")  # a launcher's processes leave it to their parent
         return loaded
 
     def _check_set_once(self, changes: Changes) -> None:
@@ -133,15 +133,14 @@ def recipes_root() -> Path:
     return (context.meta.get(RECIPE_ROOT) if context else None) or recipes.default_root()
 
 
-def _announce_version(chosen: PinnedRecipe) -> None:
-    """Print on stderr which version of a recipe `--hw` takes, and what v1 is if a user may expect that.
+def _about_version(chosen: PinnedRecipe, by_hardware: bool) -> str:
+    """Return which version of a recipe is taken: its status, and what v1 is if a user of `--hw` may expect that.
 
-    Nothing is printed if there is only one version, or in a process that a launcher started, whose parent has printed
-    it.
+    "" if the file was not edited after its release, and there is no other version or the user named this one.
     """
     versions = [d for d in recipes.available(recipes_root()) if d.parent == chosen.directory.parent]
-    if len(versions) == 1 or distributed.launched():
-        return
+    if not by_hardware or len(versions) == 1:
+        return chosen.status if chosen.released_sha256 else ""
     first = recipes.load(versions[0])
     guide = next((figure.guide for figure in first.figures if figure.guide), None)
     about_first = ""
@@ -149,4 +148,4 @@ def _announce_version(chosen: PinnedRecipe) -> None:
         about_first = f"; {first.version} has the {guide}'s own settings"
     elif first.recipe.model != recipes.load(chosen.directory).recipe.model:
         about_first = f"; {first.version} trains another model"
-    say(f"recipe: {chosen.directory} ({chosen.recipe.status}{about_first})")
+    return f"{chosen.status}{about_first}"

@@ -1,6 +1,5 @@
 """`rlhf new`: a recipe for a model and a card."""
 
-import os
 import shlex
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from rlhf.commands import new as new_recipe
 from rlhf.commands.new_content import TEMPLATES, NewOptions, TemplateName
 from rlhf.memory.predict import Predictor, card_needed_bytes
 from rlhf.process.libraries import quiet_libraries
+from rlhf.recipe import root_for_new
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
@@ -56,7 +56,7 @@ from rlhf.terminal.wording import GB
     "root",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Folder of recipes to write into. [default: RLHF_RECIPES, or recipes/ here]",
+    help="Folder of recipes to write into. [default: RLHF_RECIPES, or my-recipes/ here]",
 )
 def new(
     model: str,
@@ -84,7 +84,7 @@ def new(
         max_length=max_length,
         name=name,
     )
-    folder = root or Path(os.environ.get("RLHF_RECIPES") or "recipes")
+    folder = root or root_for_new()
     with quiet_libraries(), Predictor() as predictor, working(f"reading {model}") as say:
         created = new_recipe.make(folder, options, predictor, say)
     rows = [

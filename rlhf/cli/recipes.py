@@ -23,9 +23,11 @@ def list_recipes() -> None:
         raise OptionError(recipes.no_recipes(root))
     for directory in recipes.available(root):
         try:
-            keys = recipes.load(directory).recipe
+            loaded = recipes.load(directory)
+            keys = loaded.recipe
+            status = "edited" if loaded.released_sha256 else keys.status
             default = "default" if recipes.is_default(directory, root) else ""
-            rows.append((str(directory), keys.hardware.name, keys.status, default, keys.description))
+            rows.append((str(directory), keys.hardware.name, status, default, keys.description))
         except UserError as error:  # a mistake in one recipe does not hide the others
             rows.append((str(directory), "", "wrong", "", str(error)))
     rows_table("recipes", ("folder", "hardware", "status", "for --hw", "description"), rows)

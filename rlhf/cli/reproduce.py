@@ -1,5 +1,7 @@
 """`rlhf reproduce` and `results`: a recipe with several seeds, and the table of its record."""
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -12,9 +14,9 @@ from rlhf.cli.typed import typed_options
 from rlhf.commands import reproduce as reproducing
 from rlhf.errors import OptionError, UserError
 from rlhf.process import endings
-from rlhf.recipe import StageName, parse_overrides, stage_name
-from rlhf.run.outcomes import Reproduction
+from rlhf.recipe import PinnedRecipe, StageName, parse_overrides, stage_name
 from rlhf.run.reader import advising
+from rlhf.run.records import Summary
 from rlhf.terminal import screen
 from rlhf.terminal.tables import rows_table
 
@@ -42,18 +44,29 @@ def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: f
         raise OptionError("--set seed: the seeds of this command are --seeds (make: SEEDS)")
     chain = reproducing.chain(loaded, stages or reproducing.final_stages(loaded))
     options = ["--recipe", str(loaded.directory), *typed_options(only=TRAINING_HELP)]
-    with endings.reporting_progress(lambda: CONTINUES):
-        reproducing.run_seeds(chain, numbers, out, options)
-    _show(reproducing.write_record(loaded, chain, numbers, out, price), out)
+    try:
+        with endings.reporting_progress(lambda: CONTINUES):
+            reproducing.run_seeds(loaded, chain, numbers, out, options)
+        reproduction = reproducing.write_record(loaded, chain, numbers, out, price)
+    except UserError:
+        if so_far := reproducing.done_so_far(loaded, chain, numbers, out):  # hours of work are shown, come what may
+            _show(loaded, so_far, price)
+        raise
+    _show(loaded, reproduction.seeds, price)
+    screen.OUT.print(f"written to {out / f'{loaded.name}-{loaded.version}.json'}", style="dim")
 
 
-def _show(reproduction: Reproduction, out: Path) -> None:
-    """Print the table of a reproduction, and its record's place below `out`."""
-    title = f"{reproduction.recipe} {reproduction.version}, seeds {' '.join(reproduction.seeds)}"
-    columns, *body = reproducing.rows(reproduction.seeds, reproduction.price_per_hour)
+def _show(loaded: PinnedRecipe, seeds: Mapping[str, Mapping[str, Summary]], price: float | None) -> None:
+    """Print the table of every seed's summaries, beside the figures of the recipe's newest record if it has one."""
+    title = f"{loaded.name} {loaded.version}, seeds {' '.join(seeds)}"
+    if loaded.released_sha256:
+        title += f", modified recipe ({loaded.status})"
+    found = reproducing.record_of(loaded)
+    columns, *body = reproducing.rows(seeds, price, found[1].seeds if found else None)
     rows_table(title, columns, body)
-    file = out / f"{reproduction.recipe}-{reproduction.version}.json"
-    screen.OUT.print(f"written to {file}", style="dim")
+    if found:
+        file, record = found
+        screen.OUT.print(f"recorded: {os.path.relpath(file)}, {record.device.text()}", style="dim", soft_wrap=True)
 
 
 def _seeds(text: str) -> list[int]:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from rlhf.recipe import published
 from rlhf.recipe.published import Verdict
+from rlhf.recipe.released import difference
 from rlhf.run.finished import totals
 from rlhf.run.records import Comparison, Summary
 from rlhf.terminal import screen
@@ -18,7 +19,7 @@ from rlhf.terminal.wording import estimate, number, without_ends
 def summary_table(summary: Summary) -> None:
     """Print the table of a finished stage: figures and targets first, then all other metrics and costs."""
     title = f"{summary.recipe} {summary.version}: {summary.stage}, seed {summary.seed}"
-    table = Table(title=title + (", modified recipe" if summary.modified else ""), title_justify="left")
+    table = Table(title=title + _changes(summary), title_justify="left")
     columns: tuple[tuple[str, JustifyMethod], ...] = (
         ("metric", "left"),
         (_figures_heading(summary.targets), "left"),
@@ -56,7 +57,8 @@ def targets_table(summaries: Sequence[Summary], price: float | None = None) -> N
     chain_figures = totals({summary.stage: summary for summary in summaries}, price)
     targets = [target for summary in summaries for target in summary.targets]
     heading = "published" if chain_figures else _figures_heading(targets)
-    table = Table(title="the chain so far", title_justify="left")
+    edited = next((_changes(summary) for summary in summaries if summary.released_sha256), "")
+    table = Table(title=f"the chain so far{edited}", title_justify="left")
     for column in ("stage", "metric", heading, "measured", "verdict", "wall"):
         table.add_column(column, justify="right" if column in ("measured", "wall") else "left")
     for summary in summaries:
@@ -87,6 +89,13 @@ def _side_by_side(metrics: Mapping[str, float | None]) -> None:
     if of_rm:
         body = [(_words(name), estimate(of_rm, name)) for name in without_ends(of_rm)]
         rows_table("reward model on held-out pairs", ("", "rm"), body, numbers=True)
+
+
+def _changes(summary: Summary) -> str:
+    """Return what a title adds about a recipe that was changed: by options, or in its file after its release."""
+    if edited := difference(summary.recipe_sha256, summary.released_sha256):
+        return f", modified recipe ({edited})"
+    return ", modified recipe" if summary.modified else ""
 
 
 def _figures_heading(targets: Iterable[Comparison]) -> str:

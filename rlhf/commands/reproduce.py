@@ -1,6 +1,7 @@
 """Runs of a recipe with several seeds, in fresh processes, and the table of their results."""
 
 import math
+import os
 import shlex
 import statistics
 import sys
@@ -8,13 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from rlhf.commands import conditions
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.process import children
 from rlhf.recipe import STAGES, TRAINING_STAGES, PinnedRecipe, StageName, no_section, parents, published
 from rlhf.recipe.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, verdict_of
 from rlhf.run import reader
-from rlhf.run.finished import read_manifest, read_summary, totals
+from rlhf.run.finished import read_summary, totals
+from rlhf.run.layout import SUMMARY
 from rlhf.run.outcomes import Reproduction
 from rlhf.run.records import Summary
 from rlhf.terminal import say, wording
@@ -41,13 +44,28 @@ def runs_root(out: Path, seed: int) -> Path:
     return out / f"seed-{seed}"
 
 
-def run_seeds(stages: Sequence[StageName], seeds: Sequence[int], out: Path, options: Sequence[str]) -> None:
+def stage_path(loaded: PinnedRecipe, out: Path, seed: int, stage: StageName) -> Path:
+    """Return the directory of one seed's stage."""
+    return runs_root(out, seed) / loaded.name / loaded.version / stage
+
+
+def run_seeds(
+    loaded: PinnedRecipe, stages: Sequence[StageName], seeds: Sequence[int], out: Path, options: Sequence[str]
+) -> None:
     """Run `rlhf run` for every seed and stage. Finished stages are kept and interrupted ones are resumed.
 
-    Exits with the exit code of a stage that fails.
+    Raises UserError before a stage whose table would mix code, packages, python or device. Exits with the exit code of
+    a stage that fails.
     """
+    folders = [stage_path(loaded, out, seed, stage) for seed in seeds for stage in stages]
     for seed in seeds:
         for stage in stages:
+            following = stage_path(loaded, out, seed, stage)
+            is_first = not any((folder / SUMMARY).is_file() for folder in folders)
+            is_done = (following / SUMMARY).is_file()
+            conditions.check_same(
+                folders, following, None if is_first or is_done else conditions.of_this_process(loaded)
+            )
             arguments = [
                 "run",
                 stage,
@@ -68,6 +86,22 @@ def run_seeds(stages: Sequence[StageName], seeds: Sequence[int], out: Path, opti
                 sys.exit(code)
 
 
+def done_so_far(
+    loaded: PinnedRecipe, stages: Sequence[StageName], seeds: Sequence[int], out: Path
+) -> dict[str, dict[str, Summary]]:
+    """Return the summaries by seed and stage of the seeds that have begun, of the stages that all of those have done.
+
+    Raises UserError for a damaged one.
+    """
+    found = {
+        str(seed): {s: summary for s in stages if (summary := read_summary(stage_path(loaded, out, seed, s)))}
+        for seed in seeds
+    }
+    begun = {seed: of_seed for seed, of_seed in found.items() if of_seed}
+    common = [stage for stage in stages if begun and all(stage in of_seed for of_seed in begun.values())]
+    return {seed: {stage: of_seed[stage] for stage in common} for seed, of_seed in begun.items()} if common else {}
+
+
 def write_record(
     loaded: PinnedRecipe, stages: Sequence[StageName], seeds: Sequence[int], out: Path, price: float | None = None
 ) -> Reproduction:
@@ -76,21 +110,19 @@ def write_record(
     It is written to `<out>/<recipe>-<version>.json`. `price` is in dollars per hour of one card. Raises UserError if
     not all stages were run by the same code, packages and device.
     """
-    folders = {seed: runs_root(out, seed) / loaded.name / loaded.version for seed in seeds}
-    manifests = [read_manifest(folder / stage) for folder in folders.values() for stage in stages]
-    measured_on = [{key: m.plain().get(key) for key in ("code", "packages", "python", "device")} for m in manifests]
-    if any(setup != measured_on[0] for setup in measured_on):
-        raise UserError(f"{out}: not all stages were run by the same code, packages and device; choose another --out")
+    folders = {seed: {s: stage_path(loaded, out, seed, s) for s in stages} for seed in seeds}
+    summaries = {str(seed): {s: _summary(f) for s, f in of_seed.items()} for seed, of_seed in folders.items()}
+    every = [folder for of_seed in folders.values() for folder in of_seed.values()]
+    conditions.check_same(every)
     content = {
         "recipe": loaded.name,
         "version": loaded.version,
         "recipe_sha256": loaded.sha256,
+        "released_sha256": loaded.released_sha256,
         "modified": loaded.modified,
-        **measured_on[0],
+        **conditions.of_stage(every[0]),
         "price_per_hour": price,
-        "seeds": {
-            str(seed): {stage: _summary(folder / stage).plain() for stage in stages} for seed, folder in folders.items()
-        },
+        "seeds": {seed: {s: summary.plain() for s, summary in run.items()} for seed, run in summaries.items()},
     }
     write_json(out / f"{loaded.name}-{loaded.version}.json", content)
     return Reproduction.model_validate(content)
@@ -117,19 +149,40 @@ def markdown(reproduction: Reproduction) -> str:
     columns, *body = rows(reproduction.seeds, reproduction.price_per_hour)
     lines = [columns, ("---",) * len(columns), *body]
     packages = reproduction.packages
+    sha256, edited = reproduction.recipe_sha256[:12], reproduction.edited()
     measured = (
         f"Measured by `rlhf reproduce`: recipe {reproduction.recipe} {reproduction.version} "
-        f"({reproduction.recipe_sha256[:12]}), {reproduction.device.text()}, commit "
+        f"({edited or sha256}), {reproduction.device.text()}, commit "
         f"{(reproduction.code.commit or 'unknown')[:12]}, torch {packages.torch}, "
         f"transformers {packages.transformers}, trl {packages.trl}, peft {packages.peft}."
     )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{measured}\n"
 
 
-def rows(seeds: Mapping[str, Mapping[str, Summary]], price: float | None = None) -> list[tuple[str, ...]]:
+def record_of(loaded: PinnedRecipe) -> tuple[Path, Reproduction] | None:
+    """Return the newest record of this recipe in `results/` of its checkout; None without one.
+
+    An edited recipe, and one that options changed, has none. Raises UserError for a damaged record.
+    """
+    if loaded.modified:
+        return None
+    checkout = Path(os.path.abspath(loaded.directory)).parents[2]
+    for file in sorted((checkout / "results" / loaded.name / loaded.version).glob("*/*.json"), reverse=True):
+        record = reader.read(file, Reproduction)
+        if record is not None and record.recipe_sha256 == loaded.sha256:
+            return file, record
+    return None
+
+
+def rows(
+    seeds: Mapping[str, Mapping[str, Summary]],
+    price: float | None = None,
+    recorded: Mapping[str, Mapping[str, Summary]] | None = None,
+) -> list[tuple[str, ...]]:
     """Return the rows of the table of every seed's summaries by stage, the header first.
 
-    `price` is in dollars per hour of one card.
+    `price` is in dollars per hour of one card. `recorded` are the summaries of an earlier record, whose figures are
+    named beside those of the same seed.
 
     A figure's row has its range, each seed's value, mean ± sample standard deviation and the verdict. Each stage ends
     with its wall times. Figures of all stages together come last.
@@ -147,7 +200,13 @@ def rows(seeds: Mapping[str, Mapping[str, Summary]], price: float | None = None)
         for targets in zip(*(summary.targets for summary in summaries), strict=True):
             figure = targets[0].figure
             values = [target.measured for target in targets]
-            table.append(_row(stage, figure, values, [verdict_of(figure, value) for value in values]))
+            row = _row(stage, figure, values, [verdict_of(figure, value) for value in values])
+            beside = [
+                _recorded(figure, value, (recorded or {}).get(seed, {}).get(stage))
+                for seed, value in zip(seeds, values, strict=True)
+            ]
+            cells = [cell + text for cell, text in zip(row[3:-2], beside, strict=True)]
+            table.append((*row[:3], *cells, *row[-2:]))
         walls.append([summary.wall_seconds for summary in summaries])
         table.append(
             (stage, "wall time, s", "", *(f"{w:.0f}" for w in walls[-1]), f"{statistics.mean(walls[-1]):.0f}", "")
@@ -158,6 +217,17 @@ def rows(seeds: Mapping[str, Mapping[str, Summary]], price: float | None = None)
     times = [sum(of_seed) for of_seed in zip(*walls, strict=True)]
     table.append(("all", "wall time, s", "", *(f"{t:.0f}" for t in times), f"{statistics.mean(times):.0f}", ""))
     return table
+
+
+def _recorded(figure: Figure, value: float | None, summary: Summary | None) -> str:
+    """Return what follows a seed's value: the recorded one, and whether it is the same to the last digit.
+
+    "" if the record's `summary` lacks it.
+    """
+    old = next((target.measured for target in summary.targets if target.name == figure.name), None) if summary else None
+    if old is None or value is None:
+        return ""
+    return f" (recorded {wording.number(old)}: {'equal' if value == old else f'different by {value - old:+.2g}'})"
 
 
 def _row(

@@ -5,7 +5,16 @@ rlhf/recipe/schema.py and its neighbours have the keys.
 """
 
 from rlhf.recipe.chain import changed_settings, comparable, deciding_settings, differences, parents, stages_before
-from rlhf.recipe.folders import available, check_directory, default_root, is_default, no_recipes, no_section, resolve
+from rlhf.recipe.folders import (
+    available,
+    check_directory,
+    default_root,
+    is_default,
+    no_recipes,
+    no_section,
+    resolve,
+    root_for_new,
+)
 from rlhf.recipe.names import (
     GROUPS,
     ONLINE,
@@ -103,6 +112,7 @@ __all__ = [
     "parse_overrides",
     "random_weights_changes",
     "resolve",
+    "root_for_new",
     "stage_name",
     "stages_before",
 ]

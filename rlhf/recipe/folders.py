@@ -12,6 +12,7 @@ from rlhf.recipe.names import GROUPS, StageName
 from rlhf.recipe.pinned import PinnedRecipe, load
 from rlhf.recipe.plain_yaml import read_yaml
 
+OWN = Path("my-recipes")  # in the current folder: a user's own recipes, which git ignores
 MOST_NAMED = 4  # recipes that have a stage, in the message about one that lacks it
 
 
@@ -26,6 +27,14 @@ def default_root() -> Path:
     package = Path(__file__).parents[1]
     candidates = (Path("recipes"), package.parent / "recipes", package / "recipes")
     return next((candidate for candidate in candidates if available(candidate)), candidates[0])
+
+
+def root_for_new() -> Path:
+    """Return the folder that new recipes are written into: RLHF_RECIPES if that is set, or else `my-recipes/` here.
+
+    They are not written into recipes/: what is there belongs to the project, in its indexes, budgets and tests.
+    """
+    return Path(os.environ.get("RLHF_RECIPES") or OWN)
 
 
 def available(root: Path) -> list[Path]:
@@ -105,7 +114,7 @@ def check_directory(directory: Path, root: Path) -> None:
     if inside := [str(version) for version in versions if version.parent == directory]:
         raise OptionError(f"--recipe {directory}: a recipe with versions; name one: {' or '.join(inside)}")
     depth = 2 if re.fullmatch(r"v[0-9]+", directory.name) else 1
-    names = {"/".join(folder.parts[-2:][:depth]): str(folder) for folder in available(root)}
+    names = {"/".join(folder.parts[-2:][:depth]): str(folder) for folder in (*available(root), *available(OWN))}
     nearest = difflib.get_close_matches("/".join(directory.parts[-depth:]), names, 3)
     hint = f"nearest: {', '.join(names[name] for name in nearest)}" if nearest else "`rlhf recipes` lists the recipes"
     raise OptionError(f"--recipe {directory}: no recipe.yaml there; {hint}")

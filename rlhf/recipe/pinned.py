@@ -12,6 +12,7 @@ from rlhf.errors import UserError
 from rlhf.files import JsonValue
 from rlhf.recipe.plain_yaml import read_yaml
 from rlhf.recipe.published import Figure
+from rlhf.recipe.released import difference, released_sha256
 from rlhf.recipe.schema import Recipe
 from rlhf.recipe.strict import Changes, validate, with_overrides, without_overlap
 
@@ -21,7 +22,7 @@ class PinnedRecipe(NamedTuple):
 
     recipe: Recipe
     directory: Path
-    sha256: str  # of the released file's content, without overrides
+    sha256: str  # of the file's content, without overrides
     overrides: Changes
     figures: tuple[Figure, ...]  # published ones, or targets of our own
 
@@ -37,8 +38,18 @@ class PinnedRecipe(NamedTuple):
 
     @property
     def modified(self) -> bool:
-        """Return whether overrides changed the recipe."""
-        return bool(self.overrides)
+        """Return whether overrides changed the recipe, or its file was edited after its release."""
+        return bool(self.overrides) or self.released_sha256 is not None
+
+    @property
+    def released_sha256(self) -> str | None:
+        """Return the sha256 that the recipe was released with if its file was edited since; else None."""
+        return released_sha256(self.name, self.version, self.sha256)
+
+    @property
+    def status(self) -> str:
+        """Return draft or released, or how the file differs from its released version."""
+        return difference(self.sha256, self.released_sha256) or self.recipe.status
 
     def with_changes(self, changes: Mapping[str, JsonValue]) -> "PinnedRecipe":
         """Return the recipe with further overrides."""
@@ -50,8 +61,8 @@ def load(directory: Path, overrides: Mapping[str, JsonValue] | None = None, seed
     """Read `directory/recipe.yaml`, apply `overrides` ({"ppo.kl_coef": 0.1}) and check the result.
 
     `directory` may also name the file itself. Another `seed` is not a modification: a released recipe is meant to be
-    run with several. Raises UserError, one line, for anything that is wrong with the file, a key or a combination of
-    values.
+    run with several. The figures of a file that was edited after its release are shown and not compared. Raises
+    UserError, one line, for anything that is wrong with the file, a key or a combination of values.
     """
     directory = directory.parent if directory.name == "recipe.yaml" else directory
     absolute = Path(os.path.abspath(directory))  # `v1`, `.` and `a/../v1` also have a name and a version
@@ -62,8 +73,16 @@ def load(directory: Path, overrides: Mapping[str, JsonValue] | None = None, seed
     overrides = without_overlap(overrides or {})
     changes = overrides if seed is None else {**overrides, "seed": seed}
     recipe = validate(Recipe, with_overrides(content, changes), file, changes)
-    figures = _figures(directory / "published.yaml")
-    return PinnedRecipe(recipe, directory, content_hash(content), overrides, figures)
+    loaded = PinnedRecipe(recipe, directory, content_hash(content), overrides, _figures(directory / "published.yaml"))
+    if loaded.released_sha256:
+        loaded = loaded._replace(figures=tuple(map(_of_released, loaded.figures)))
+    return loaded
+
+
+def _of_released(figure: Figure) -> Figure:
+    """Return a figure of a released recipe as one that its edited file is not compared with."""
+    reason = figure.not_comparable or f"{'published figure' if figure.guide else 'target'} of the released recipe"
+    return figure.model_copy(update={"not_comparable": reason})
 
 
 def _figures(file: Path) -> tuple[Figure, ...]:

@@ -78,7 +78,7 @@ class Figure(Section):
     # Key in the stage's summary metrics, or a cost that rlhf/run/comparisons.py or rlhf/memory/published_figures.py
     # adds.
     metric: str | None = None
-    not_comparable: str | None = None  # the reason, where there is no metric
+    not_comparable: str | None = None  # the reason; a metric beside it is shown and not compared
     value: Finite | None = None
     range: Annotated[tuple[Finite | None, Finite | None] | None, AsTuple] = None
     range_of_mean: Annotated[tuple[Finite | None, Finite | None] | None, AsTuple] = None  # over several seeds; targets
@@ -91,8 +91,8 @@ class Figure(Section):
     @model_validator(mode="after")
     def _check_figure(self) -> Self:
         """Raise ValueError for keys that a figure cannot have together."""
-        if (self.metric is None) == (self.not_comparable is None):
-            raise ValueError("a figure has either a metric that it is compared with, or a reason: not_comparable")
+        if self.metric is None and self.not_comparable is None:
+            raise ValueError("a figure has a metric that it is compared with, or a reason: not_comparable")
         _check_metric(self.metric or "")
         if (self.value is None) == (self.range is None):
             raise ValueError("a figure has either a value (one number) or a range [low, high]")

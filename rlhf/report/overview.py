@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from rlhf.recipe import GROUPS, ONLINE, POLICIES, STAGES, StageName, published
 from rlhf.recipe.published import Verdict
+from rlhf.recipe.released import difference
 from rlhf.report.parts import STAGE_TITLES, Charts, Section
 from rlhf.report.runs import RunRecords
 from rlhf.run.finished import totals
@@ -127,8 +128,9 @@ def facts(manifests: Manifests, summaries: Summaries, price: float | None = None
         texts.append(f"{datetime.timedelta(seconds=round(seconds))} in {counted(len(summaries), 'finished stage')}")
         if price is not None:
             texts.append(f"{seconds / 3600 * price:.2f} USD for each card")
-    if any(manifest.overrides for manifest in manifests.values()):
-        texts.append("modified recipe")
+    edited = {difference(manifest.recipe_sha256, manifest.released_sha256) for manifest in manifests.values()} - {""}
+    if edited or any(manifest.overrides for manifest in manifests.values()):
+        texts.append("modified recipe" + "".join(f", {text}" for text in sorted(edited)))
     return texts
 
 

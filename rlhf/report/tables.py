@@ -7,6 +7,7 @@ from rlhf.errors import UserError
 from rlhf.observe import watch
 from rlhf.recipe import STAGES, StageName, as_yaml, published
 from rlhf.recipe.published import DIFFERS, Figure, Verdict
+from rlhf.recipe.released import difference
 from rlhf.report.parts import Cell, Charts, Section, table
 from rlhf.report.runs import RunRecords, metrics
 from rlhf.run import reader, records
@@ -98,7 +99,7 @@ def sections_of_provenance(runs: Sequence[RunRecords], charts: Charts) -> list[S
         for stage, manifest in run.manifests.items():
             facts = {
                 "recipe": f"{manifest.recipe} {manifest.version}, sha256 {manifest.recipe_sha256[:12]}",
-                "changed": ", ".join(_settings(manifest.overrides)) or "nothing",
+                "changed": changes(manifest),
                 "seed": manifest.seed,
                 "code": (manifest.code.commit or "no commit known") + " with changes" * bool(manifest.code.dirty),
                 "device": manifest.device.name,
@@ -110,6 +111,13 @@ def sections_of_provenance(runs: Sequence[RunRecords], charts: Charts) -> list[S
             rows.append((run.name, stage, "; ".join(f"{key}: {value}" for key, value in facts.items())))
     provenance_table = table(("run", "stage", "provenance"), rows, len(runs) > 1)
     return [Section("Provenance", "table.html", provenance_table)]
+
+
+def changes(manifest: records.Manifest) -> str:
+    """Return what of a stage's recipe was changed: its file after the release, and keys by options; or "nothing"."""
+    edited = difference(manifest.recipe_sha256, manifest.released_sha256)
+    of_file = [f"the recipe's file, which {edited}"] if edited else []
+    return ", ".join((*of_file, *_settings(manifest.overrides))) or "nothing"
 
 
 def _settings(values: Mapping[str, object]) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from rlhf.recipe.released import difference
 from rlhf.run.records import Amount, Code, Count, Device, Number, Record, Summary
 
 
@@ -142,6 +143,7 @@ class Reproduction(Record):
     recipe: str
     version: str
     recipe_sha256: str
+    released_sha256: str | None = None  # of the released file, if the recipe's was edited since
     code: Code
     device: Device
     packages: Packages
@@ -156,3 +158,7 @@ class Reproduction(Record):
         if not chains[0] or any(chain != chains[0] for chain in chains):
             raise ValueError("every seed needs the same stages with the same targets")
         return self
+
+    def edited(self) -> str:
+        """Return in words that the recipe's file differs from its released version; "" if it does not."""
+        return difference(self.recipe_sha256, self.released_sha256)

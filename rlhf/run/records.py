@@ -194,6 +194,7 @@ class Manifest(Record):
     recipe: Name
     version: Name
     recipe_sha256: str
+    released_sha256: str | None = None  # of the released file, if the recipe's was edited since
     overrides: dict[str, object]
     stage: StageName | None = None
     seed: Count
@@ -291,6 +292,7 @@ class Summary(Record):
     recipe: str
     version: str
     recipe_sha256: str
+    released_sha256: str | None = None  # of the released file, if the recipe's was edited since
     modified: bool
     stage: StageName
     status: Literal["done"]

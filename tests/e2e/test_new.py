@@ -317,7 +317,7 @@ def test_a_gated_or_absent_model_is_refused(hub, tmp_path):
     done = run(tmp_path, "--model", "org/Tiny-Chat", "--card", "24GB", HF_ENDPOINT=address)
     assert done.returncode == 1
     assert "org/Tiny-Chat is gated: accept its licence there, then `hf auth login`" in done.stderr
-    assert not (tmp_path / "recipes").exists()
+    assert not (tmp_path / "my-recipes").exists()
 
 
 def test_a_model_of_the_hub_becomes_a_recipe_without_its_weights(hub, tmp_path):
@@ -326,7 +326,8 @@ def test_a_model_of_the_hub_becomes_a_recipe_without_its_weights(hub, tmp_path):
     options = ("--model", "org/Tiny-Chat", "--card", "2GB", "--max-length", "16", "--stages", "ppo")
     done = run(tmp_path, *options, HF_ENDPOINT=address)
     assert done.returncode == 0, done.stderr
-    folder = tmp_path / "recipes" / "2gb-tiny-chat" / "v1"
+    folder = tmp_path / "my-recipes" / "2gb-tiny-chat" / "v1"
+    assert not (tmp_path / "recipes").exists(), "that is the project's"
     assert f"rlhf run ppo --with-parents --recipe {folder.relative_to(tmp_path)}" in done.stdout
     written = recipe.load(folder).recipe
     assert (written.model.name, written.model.revision, written.tokenizer.revision) == ("org/Tiny-Chat", COMMIT, COMMIT)

@@ -13,6 +13,7 @@ from rlhf.commands.new_content import NewOptions
 from rlhf.data.rows import Message
 from rlhf.errors import UserError
 from rlhf.models.loading import load_base, load_codec
+from rlhf.recipe import root_for_new
 from rlhf.run.directory import StageRun
 from tests.helpers import RECIPE, beside, run_stages, small
 from tests.models import TEMPLATE, checkpoint, recipe_for
@@ -40,8 +41,8 @@ def test_the_walk_on_the_page_names_the_folder_that_is_written():
     walk = PAGE.partition("```\n")[2].partition("```")[0]
     (line,) = [line.partition("  #")[0].split() for line in walk.splitlines() if line.startswith("rlhf new")]
     options = dict(zip(line[2::2], line[3::2], strict=True))
-    folder = new.target_of(Path("recipes"), NewOptions(options["--model"], new.card_of(options["--card"])))
-    named = re.findall(r"recipes/[\w./-]+\w", walk)
+    folder = new.target_of(root_for_new(), NewOptions(options["--model"], new.card_of(options["--card"])))
+    named = re.findall(r"[\w-]*recipes/[\w./-]+\w", walk)
     assert len(named) == 5 and {Path(name) for name in named} == {folder}
 
 

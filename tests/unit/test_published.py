@@ -416,7 +416,7 @@ def test_a_value_reproduces_a_figure_is_better_or_is_worse(keys, value, said):
         ({"range": (61, 61)}, "both ends are 61; write value: 61"),
         ({}, "either a value"),
         ({"value": 1, "range": (0, 1)}, "either a value"),
-        ({"value": 1, "metric": None}, "either a metric"),
+        ({"value": 1, "metric": None}, "a metric that it is compared with, or a reason"),
         ({"value": 1, "tolerance": "wide"}, "neither a number nor a percentage"),
         ({"value": 1, "tolerance": 1, "about": True}, "leave out one"),
         ({"value": 1, "guide": None}, "a target of our own"),

@@ -3,17 +3,20 @@
 import re
 import sys
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
 from rlhf import recipe
-from rlhf.commands import reproduce
+from rlhf.commands import conditions, reproduce
 from rlhf.errors import UserError
 from rlhf.process import children
 from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.run import reader
 from rlhf.run.outcomes import Reproduction
-from tests.helpers import RECIPE, noted
+from rlhf.run.records import Summary
+from rlhf.terminal import wording
+from tests.helpers import RECIPE, noted, rlhf
 from tests.records import write_records
 
 LOADED = recipe.load(RECIPE)
@@ -29,7 +32,7 @@ def measured(out: Path, seed: int, **manifest: object) -> None:
 def test_each_seed_and_stage_is_a_run_that_keeps_and_resumes_what_is_there(tmp_path, monkeypatch):
     commands: list[list[str]] = []
     monkeypatch.setattr(children, "run_child", lambda command: noted(commands, command, 0))
-    reproduce.run_seeds(["sft", "rm"], [0, 7], tmp_path, ["--hw", "cpu"])
+    reproduce.run_seeds(LOADED, ["sft", "rm"], [0, 7], tmp_path, ["--hw", "cpu"])
     kept = ["--if-needed", "--resume"]
     assert commands == [
         [sys.executable, "-m", "rlhf.cli", "run", stage, *kept, "--seed", seed, "--out", str(root), "--hw", "cpu"]
@@ -41,7 +44,7 @@ def test_each_seed_and_stage_is_a_run_that_keeps_and_resumes_what_is_there(tmp_p
 def test_a_seed_that_stops_names_its_command_and_keeps_its_exit_code(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(children, "run_child", lambda command: EXHAUSTED)
     with pytest.raises(SystemExit) as stopped:
-        reproduce.run_seeds(["sft"], [0], tmp_path, [])
+        reproduce.run_seeds(LOADED, ["sft"], [0], tmp_path, [])
     assert stopped.value.code == EXHAUSTED
     assert re.match(
         r"error: seed 0 stopped in sft; .*repeat this .*\(.*: rlhf run sft .*--resume", capsys.readouterr().err
@@ -69,9 +72,65 @@ def test_a_record_holds_every_seed_and_is_read_back(tmp_path):
 def test_seeds_of_another_code_python_package_or_device_are_in_no_table(tmp_path, other):
     measured(tmp_path, 0)
     measured(tmp_path, 1, **other)
-    with pytest.raises(UserError, match="not all stages were run by the same code, packages and device"):
+    key, folder = next(iter(other)), tmp_path / "seed-1/cpu-tiny/v1/sft"
+    with pytest.raises(UserError, match=rf"^{folder}: {key}\S* is .*, and .* in {tmp_path}/seed-0/cpu-tiny/v1/sft; "):
         reproduce.write_record(LOADED, ["sft"], [0, 1], tmp_path)
     assert not (tmp_path / "cpu-tiny-v1.json").exists()
+
+
+def test_a_stage_that_would_not_fit_into_the_table_is_not_begun(tmp_path, monkeypatch):
+    measured(tmp_path, 0, python="2.7")
+    commands: list[list[str]] = []
+    monkeypatch.setattr(children, "run_child", lambda command: noted(commands, command, 0))
+    now = {"code": {"commit": None, "dirty": None}, "packages": PACKAGES, "python": "3.11.9", "device": {"type": "cpu"}}
+    monkeypatch.setattr(conditions, "of_this_process", lambda loaded: now)
+    with pytest.raises(UserError, match=r"seed-0/cpu-tiny/v1/rm: python is 3\.11\.9, and 2\.7 in .*/v1/sft; one table"):
+        reproduce.run_seeds(LOADED, ["sft", "rm"], [0], tmp_path, [])
+    assert [command[4] for command in commands] == ["sft"], "it is done, and was kept"
+
+
+def test_what_is_done_everywhere_is_shown_before_a_refusal(tmp_path, monkeypatch, capsys):
+    measured(tmp_path, 0)
+    measured(tmp_path, 1, python="3.12.1")
+    monkeypatch.setattr(children, "run_child", lambda command: 0)
+    options = ("--recipe", RECIPE, "--seeds", "0,1", "--until", "sft", "--out", tmp_path)
+    code, out, err = rlhf(monkeypatch, capsys, "reproduce", *options)
+    assert code == 1 and "cpu-tiny v1, seeds 0 1" in out and "wall time, s" in out
+    assert "seed-1/cpu-tiny/v1/sft: python is 3.12.1, and 3.11.9 in" in err
+    assert not (tmp_path / "cpu-tiny-v1.json").exists()
+
+
+def test_the_conditions_of_this_process_are_those_that_a_stage_writes():
+    now = conditions.of_this_process(LOADED)
+    assert now.keys() == set(conditions.KEYS) and now["device"]["type"] == "cpu" and now["device"]["model"]
+
+
+def test_recorded_figures_stand_beside_those_of_the_same_seed():
+    found = reproduce.record_of(LOADED)
+    assert found is not None and found[0].parts[-4:-1] == ("cpu-tiny", "v1", "cpu")
+    seeds = found[1].seeds
+    target = seeds["0"]["ppo"].targets[0]
+    assert target.measured is not None
+    changed = Summary.model_validate(
+        seeds["0"]["ppo"].plain()
+        | {
+            "targets": [
+                target.plain() | {"measured": target.measured + 1e-9},
+                *seeds["0"]["ppo"].plain()["targets"][1:],
+            ]
+        }
+    )
+    table = reproduce.rows({"0": {"ppo": changed}, "9": {"ppo": seeds["1"]["ppo"]}}, None, seeds)
+    first, second = table[1], table[2]
+    shown = wording.number(target.measured)
+    assert first[3] == f"{shown} (recorded {shown}: different by +1e-09)"
+    assert second[3].endswith(": equal)") and "recorded" not in second[4], "no seed 9 is recorded"
+    assert not any("recorded" in cell for row in reproduce.rows({"0": {"ppo": changed}}) for cell in row)
+
+
+def test_a_changed_recipe_and_one_without_records_have_no_recorded_figures(tmp_path):
+    assert reproduce.record_of(LOADED.with_changes({"ppo.steps": 3})) is None
+    assert reproduce.record_of(recipe.load(copytree(RECIPE, tmp_path / "recipes/cpu-tiny/v1"))) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,61 @@
+"""Recipes of a user's own: `rlhf new` writes them where the project's indexes, budgets, tests and git do not look."""
+
+import subprocess
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+
+from bin import check_make
+from rlhf import recipe
+from rlhf.errors import OptionError
+from rlhf.run import provenance
+from tests.helpers import RECIPE
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch) -> Path:
+    """A recipe where `rlhf new` writes it, in the current folder, beside recipes of the project."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RLHF_RECIPES", raising=False)
+    copytree(RECIPE, "recipes/cpu-tiny/v1")
+    return copytree(RECIPE, recipe.root_for_new() / "24gb-mine/v1")
+
+
+def test_new_recipes_are_written_beside_those_of_the_project(own, monkeypatch):
+    assert own == Path("my-recipes/24gb-mine/v1")
+    assert recipe.available(recipe.default_root()) == [Path("recipes/cpu-tiny/v1")]
+    monkeypatch.setenv("RLHF_RECIPES", "elsewhere")
+    assert recipe.root_for_new() == Path("elsewhere")
+
+
+def test_git_and_the_image_leave_them_out():
+    name = "my-recipes/24gb-mine/v1/recipe.yaml"
+    (ignored,) = subprocess.run(
+        ["git", "check-ignore", name], cwd=ROOT, capture_output=True, text=True
+    ).stdout.splitlines()
+    assert ignored == name
+    assert "!my-recipes" not in (ROOT / ".dockerignore").read_text()
+
+
+def test_a_recipe_of_ones_own_does_not_change_the_code(own, tmp_path, monkeypatch):
+    monkeypatch.delenv("RLHF_COMMIT", raising=False)
+    Path(".gitignore").write_text((ROOT / ".gitignore").read_text())
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "ours"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "rlhf/run/provenance.py"))
+    (own / "recipe.yaml").write_text("seed: 1\n")
+    assert provenance.code_version(own).dirty is False and provenance.code_version().dirty is False
+
+
+def test_a_misspelt_folder_is_answered_with_ones_own_recipes_too(own):
+    with pytest.raises(
+        OptionError, match=r"--recipe recipes/24gb-mine/v1: no recipe\.yaml there; nearest: my-recipes/24"
+    ):
+        recipe.check_directory(Path("recipes/24gb-mine/v1"), Path("recipes"))
+    typed = {"RECIPE": check_make.Variable("RECIPE", "command", "recipes/24gb-mine/v1")}
+    (line, *_) = check_make.problems(["ppo"], typed)
+    assert "name the folder of a version, such as my-recipes/24gb-mine/v1" in line
