@@ -10,6 +10,8 @@
 HW ?= cpu
 ## RECIPE     folder of a recipe version, given instead of HW, for example recipes/cpu-tiny/v2
 RECIPE ?=
+## RUN        run directory or a stage's, runs/NAME/vN/ppo, given instead of HW, OUT, SET and all of how it was made
+RUN ?=
 ## DATA       your own data: one or more files, "a.jsonl b.jsonl" or a pattern; no spaces in their names
 DATA ?=
 ## WEIGHTS    random: the architecture with random weights and stand-in data; or a local checkpoint's folder
@@ -113,7 +115,7 @@ typed     := $(sort $(call from,command,$(.VARIABLES)))
 inherited := $(call from,environment,$(variables))
 $(foreach v,$(filter $(typed) $(inherited),$(variables)),$(eval override $v := $$(value $v)))
 # Not every shell expands the `~` of `OUT=~/runs`.
-paths     := $(filter $(typed) $(inherited),RECIPE DATA WEIGHTS OUT REUSE FILES VENV)
+paths     := $(filter $(typed) $(inherited),RECIPE RUN DATA WEIGHTS OUT REUSE FILES VENV)
 $(foreach v,$(paths),$(eval override $v := $$(patsubst ~/%,$$(HOME)/%,$$($v))))
 
 export RLHF_VRAM_CAP := $(or $(VRAM_CAP),$(RLHF_VRAM_CAP))
@@ -204,11 +206,11 @@ reproduce: $(ready) ## run the recipe once for each of SEEDS and compare with it
 
 ##@ Use (after training)
 report: setup ## write one page about a run: figures, curves, samples, provenance
-	@$(VENV)/bin/rlhf report $(strip $(recipe) --out '$(OUT)' $(price))
+	@$(VENV)/bin/rlhf report $(strip $(recipe) $(out) $(price))
 ab: setup     ## rate answers of SFT and PPO (or others: AB_ARGS) blind, on a local page; SUMMARY=1 counts
-	@$(VENV)/bin/rlhf ab $(strip $(recipe) --out '$(OUT)' $(if $(filter 1 yes true,$(SUMMARY)),--summary) $(AB_ARGS))
+	@$(VENV)/bin/rlhf ab $(strip $(recipe) $(out) $(if $(filter 1 yes true,$(SUMMARY)),--summary) $(AB_ARGS))
 judge: setup  ## let a model rate the same pairs: URL=http://127.0.0.1:8000/v1 MODEL=NAME
-	@$(VENV)/bin/rlhf judge $(strip $(recipe) --out '$(OUT)' --url '$(URL)' --model '$(MODEL)' $(AB_ARGS))
+	@$(VENV)/bin/rlhf judge $(strip $(recipe) $(out) --url '$(URL)' --model '$(MODEL)' $(AB_ARGS))
 chat: $(ready)      ## talk with a trained model in the terminal (STAGE=dpo: DPO's)
 	@$(rlhf) chat $(strip $(recipe) $(options) $(seed) $(stage) $(heat))
 score: $(ready)     ## score answers with the trained reward model: PROMPT= RESPONSE=, or FILES="pairs.jsonl ..."
@@ -217,15 +219,16 @@ serve: $(ready) merge ## merge if needed, and serve the model at an OpenAI-compa
 	@$(rlhf) serve $(strip $(recipe) $(options) $(reuse) $(seed) --port $(PORT) $(if $(local),,--host 0.0.0.0))
 
 # For the commands that are named as next, or as missing: the variables that were set, not their defaults.
-of_runs := HW RECIPE DATA OUT REUSE WEIGHTS SET SEED PRICE RUNTIME IMAGE VENV
+of_runs := HW RECIPE RUN DATA OUT REUSE WEIGHTS SET SEED PRICE RUNTIME IMAGE VENV
 named_next = $(foreach v,$(filter $(typed) $(inherited),$(of_runs)),$v='$($v)')
 $(STAGES) chat score serve ab judge: export RLHF_MAKE = $(named_next)
 $(STAGES):
 	@$(rlhf) run $@ --with-parents $(strip $(recipe) $(options) $(reuse) $(seed) $(watching) $(restart) $(price))
 
 scored    = $(if $(FILES),$(foreach f,$(FILES_FOUND),'$(f)'),--prompt "$$PROMPT" --response "$$RESPONSE")
-recipe    = $(if $(RECIPE),--recipe '$(RECIPE)',--hw $(HW))
-options   = --out '$(OUT)' $(foreach f,$(DATA_FILES),--data '$(f)') $(if $(WEIGHTS),--weights '$(WEIGHTS)') $(sets)
+recipe    = $(if $(RUN),'$(RUN)',$(if $(RECIPE),--recipe '$(RECIPE)',--hw $(HW)))
+out       = $(if $(RUN),,--out '$(OUT)')
+options   = $(out) $(foreach f,$(DATA_FILES),--data '$(f)') $(if $(WEIGHTS),--weights '$(WEIGHTS)') $(sets)
 reuse     = $(if $(REUSE),--reuse '$(REUSE)')
 sets      = $(foreach s,$(SET),--set '$(s)')
 fit       = $(if $(FIT),--fit '$(FIT)')
@@ -251,7 +254,7 @@ container = bin/in-container --engine $(strip $(engine_name) $(if $(on_cpu),,--g
             $(foreach d,$(read_only),--read '$(d)') $(foreach d,$(written),--write '$(d)'))
 read_only = $(abspath $(wildcard $(DATA) $(FILES)) $(named) $(filter-out recipes/%,$(RECIPE)) \
             $(filter-out random,$(WEIGHTS)) $(REUSE) $(RLHF_RECIPES))
-written   = $(abspath $(OUT) results)
+written   = $(abspath $(if $(RUN),$(RUN)/..,$(OUT)) results)
 build_args = FLASH_ATTN=$(if $(filter 1 yes true,$(FLASH_ATTN)),1,0) PIP_ARGS VERSION=$(version) COMMIT=$(commit)
 version   = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rlhf/__init__.py)
 in_image  = rlhf bench recipes requirements Dockerfile

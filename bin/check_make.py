@@ -9,6 +9,7 @@ cuda) and the paths that the recipe names. This program needs no package, becaus
 import difflib
 import functools
 import glob
+import json
 import os
 import re
 import sys
@@ -35,6 +36,7 @@ OF_RECIPES = ("setup", *OF_RUNS, "reproduce", "plan", "fetch", *BENCHMARKS, "ben
 READ_BY: Mapping[str, tuple[str, ...]] = {
     "HW": OF_RECIPES,
     "RECIPE": OF_RECIPES,
+    "RUN": OF_RUNS,
     "DATA": (*OF_RUNS, "reproduce", "data-check", "data-show", "shell"),
     "WEIGHTS": (*OF_RUNS, "reproduce", "shell"),
     "SET": (*TRAIN, "chat", "score", "serve", "setup", "reproduce", "plan", "fetch", *BENCHMARKS),
@@ -78,10 +80,11 @@ INSTEAD = {
 }
 # Their values stand between apostrophes in the Makefile's commands.
 QUOTED = (
-    *("BASE", "DATA", "FILES", "FIT", "HW", "MODEL", "ONLY", "OUT", "PRICE", "RECIPE", "REPORT_TO", "REUSE", "SEEDS"),
-    *("SET", "STOP_ON", "TEMPERATURE", "URL", "WEIGHTS"),
+    *("BASE", "DATA", "FILES", "FIT", "HW", "MODEL", "ONLY", "OUT", "PRICE", "RECIPE", "REPORT_TO", "REUSE"),
+    *("RUN", "SEEDS", "SET", "STOP_ON", "TEMPERATURE", "URL", "WEIGHTS"),
 )
-ONE_WORD = ("RECIPE", "RUNTIME", "STAGE", "VENV", "WEIGHTS")
+ONE_WORD = ("RECIPE", "RUN", "RUNTIME", "STAGE", "VENV", "WEIGHTS")
+OF_A_RUN = ("HW", "RECIPE", "DATA", "WEIGHTS", "OUT", "SEED")  # a run directory names their values
 NEEDED = ("IMAGE", "OUT", "PYTHON", "VENV")  # an empty value would stand for none
 CHOICES = {
     "STAGE": ("base", "sft", "ppo", "rloo", "grpo", "dpo", "merge"),
@@ -173,9 +176,11 @@ def needs(targets: Sequence[str], read: Mapping[str, Variable]) -> list[str]:
 
 
 def _recipe(targets: Sequence[str], read: Mapping[str, Variable]) -> Recipe | None:
-    """Return the recipe that RECIPE or HW names; None if there is none, or if no target needs it."""
+    """Return the recipe that RUN, RECIPE or HW names; None if there is none, or if no target needs it."""
     if {*targets}.isdisjoint(OF_RECIPES):
         return None
+    if run := _of(read, "RUN").value:
+        return _recipe_of_run(Path(os.path.expanduser(run)))
     if folder := _of(read, "RECIPE").value:
         file = Path(os.path.expanduser(folder.removesuffix("/recipe.yaml")), "recipe.yaml")
         return _recipe_in(file) if file.is_file() else None
@@ -201,6 +206,18 @@ def _recipe_in(file: Path) -> Recipe:
     hardware = dict(re.findall(r"\b(name|device): *[\"']?([\w.-]+)", section[1] if section else ""))
     rank = bool(re.search(r"^default: *true\b", text, re.M)), bool(re.search(r"^status: *released\b", text, re.M))
     return Recipe(hardware.get("name"), hardware.get("device", "cuda"), (*rank, _version(file)), _paths(text))
+
+
+def _recipe_of_run(folder: Path) -> Recipe | None:
+    """Return the recipe of a run directory, or of a stage's, as its first manifest has it; None without one."""
+    for file in sorted((*folder.glob("manifest.json"), *folder.glob("*/manifest.json"))):
+        try:
+            settings = json.loads(file.read_text(encoding="utf-8"))["settings"]
+            hardware = settings["hardware"]
+            return Recipe(hardware["name"], hardware["device"], (False, False, 0), _paths(json.dumps(settings)))
+        except (ValueError, LookupError, TypeError):
+            continue
+    return None
 
 
 def _version(file: Path) -> int:
@@ -299,7 +316,14 @@ def _missing_files(targets: Sequence[str], read: Sequence[Variable]) -> Iterator
 
 
 def _wrong_recipe(targets: Sequence[str], read: Mapping[str, Variable]) -> Iterator[str]:
-    folder, hardware = _of(read, "RECIPE"), _of(read, "HW")
+    folder, hardware, run = _of(read, "RECIPE"), _of(read, "HW"), _of(read, "RUN")
+    if run.value:
+        for variable in (read[name] for name in OF_A_RUN if name in read and read[name].value):
+            yield f"{variable}: {run} has the settings that it was made with; leave {variable.name} out"
+        if not {*targets}.isdisjoint(OF_RUNS) and not _recipe(targets, read):
+            way_out = "name a run directory, runs/NAME/vN, or a stage's folder in it"
+            yield f"{run}: no run there, for no stage has a manifest.json; {way_out}"
+        return
     if folder.value and hardware.origin == "command":
         yield f"{hardware} and {folder} both choose a recipe; leave one of them out"
     if {*targets}.isdisjoint(OF_RECIPES) or _recipe(targets, read):

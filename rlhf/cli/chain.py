@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rlhf import recipe as recipes
 from rlhf.cli.typed import NAMES_RECIPE, typed_options
+from rlhf.data.needs import check_rows
 from rlhf.memory.predict import Predictor
 from rlhf.memory.preflight import require_fit
 from rlhf.process import children, distributed, endings
@@ -22,8 +23,8 @@ OF_A_CHAIN = ("with_parents", "if_needed")  # options of `rlhf run` that its par
 def check_chain(chain: Sequence[StageRun], preflight: bool) -> None:
     """Raise UserError, before any stage is trained, for one that would be refused later.
 
-    That is a stage with settings that cannot run, one that is finished with other settings, and with `preflight` one
-    that is predicted not to fit the card.
+    That is a stage with settings that cannot run, one for which the data have no rows, one that is finished with other
+    settings, and with `preflight` one that is predicted not to fit the card.
     """
     for run in chain:
         runner.check_section(run.loaded, run.stage)
@@ -32,6 +33,9 @@ def check_chain(chain: Sequence[StageRun], preflight: bool) -> None:
         runner.check_settings(run.loaded, run.stage)
     if unfinished:
         runner.check_device(unfinished[0].loaded)  # without a GPU no prediction is needed
+    if unfinished and distributed.rank() == 0:
+        with working("reading data"):
+            check_rows(unfinished[0].loaded.recipe, [run.stage for run in unfinished])
     if preflight and distributed.rank() == 0:
         for run in unfinished:
             predict_peak(run.loaded, run.stage)

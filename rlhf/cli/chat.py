@@ -7,8 +7,9 @@ import click
 
 from rlhf.cli.choice import Choice
 from rlhf.cli.missing import naming_the_run
-from rlhf.cli.options import OneOf, StrictCommand, WholeNumber, ZeroOrMore
+from rlhf.cli.options import OneOf, WholeNumber, ZeroOrMore
 from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
+from rlhf.cli.run_argument import RUN_AS_OPTIONS, CommandOnRun
 from rlhf.commands import chat as chatting
 from rlhf.process.libraries import quiet_libraries
 from rlhf.run.directory import StageRun
@@ -16,7 +17,8 @@ from rlhf.terminal import screen
 from rlhf.terminal.progress import working
 
 
-@click.command(cls=StrictCommand)
+@click.command(cls=CommandOnRun)
+@RUN_AS_OPTIONS
 @chooses_recipe(**RUN_HELP, out=True)
 @click.option(
     "--stage",
@@ -43,7 +45,8 @@ def chat(
 ) -> None:
     """Talk with a trained model in the terminal.
 
-    Name the recipe and its changes as for the run.
+    RUN is a run directory, <out>/<recipe>/<version>, or a stage's folder in it, and has all settings. Without it, name
+    the recipe and its changes as for the run.
     """
     loaded = choice.load()
     stage = stage or chatting.first_policy(loaded.recipe)

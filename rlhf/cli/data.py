@@ -21,6 +21,7 @@ from rlhf.cli.options import (
     refuse_inputs,
 )
 from rlhf.data import convert, formats, show
+from rlhf.data.needs import stages_in_words
 from rlhf.data.quality import check as quality
 from rlhf.data.quality import flaws, spread
 from rlhf.data.quality.report import SEVERITIES, QualityReport
@@ -120,6 +121,7 @@ def check_data(
         click.echo(content)
     else:
         _print_check(report)
+        screen.OUT.print(f"note: {stages_in_words(rows, seed, fraction)}", style="dim")
     malformed = [*rows.report.malformed, *(heldout_rows.report.malformed if heldout_rows else ())]
     if malformed:
         raise UserError(f"{_named(malformed)}. {REPAIR}")

@@ -13,6 +13,7 @@ import click
 from rlhf.errors import OptionError, no_such
 from rlhf.process.sizes import size_in_bytes
 from rlhf.run.layout import MANIFEST, RESULTS, SUMMARY
+from rlhf.run.named import is_run, named_run
 
 FileT = TypeVar("FileT", str, Path)
 LARGEST_SEED = 2**32 - 1  # as in a recipe
@@ -58,6 +59,7 @@ class StrictCommand(click.Command):
             option = "--recipe" if os.path.isdir(unread[0]) else "--hw"
             chosen = any({"--hw", "--recipe"} & set(parameter.opts) for parameter in parameters)
             hint = "Leave it out, or name its option." if chosen else f"Did you mean {option} {unread[0]}?"
+            hint = "A run directory does not belong here." if is_run(Path(unread[0])) else hint
             raise click.UsageError(f"unexpected argument {unread[0]!r}. {hint}", ctx)
         return [parameter for parameter in parameters if isinstance(parameter, click.Option)]
 
@@ -215,10 +217,9 @@ def existing_root(context: click.Context, parameter: click.Parameter, root: Path
 
 
 def run_directory(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
-    """Return the directory of a run. Raises OptionError if it is absent."""
-    if not path.is_dir():
-        raise OptionError(no_such("folder", path, "name a run directory, <out>/<recipe>/<version>"))
-    return path
+    """Return the directory of a run, also for a stage's folder in it. Raises OptionError if it is absent."""
+    is_stage = (path / MANIFEST).is_file()
+    return named_run(path).directory if is_stage or not path.is_dir() else path
 
 
 def run_directories(context: click.Context, parameter: click.Parameter, paths: Sequence[Path]) -> Sequence[Path]:

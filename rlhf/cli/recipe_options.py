@@ -11,6 +11,7 @@ import click
 from rlhf import recipe as recipes
 from rlhf.cli.choice import RECIPE_ROOT, Choice, recipes_root
 from rlhf.cli.options import SEED, RunsFolder, WholeNumber, existing_root
+from rlhf.cli.run_argument import RUN
 from rlhf.recipe import Recipe
 from rlhf.recipe.strict import dotted_keys
 
@@ -126,8 +127,9 @@ def chooses_recipe(
 
 
 def pair_options(command: Command) -> Command:
-    """Add the options that name a finished evaluation and two of its policies."""
+    """Add what names a finished evaluation and two of its policies."""
     options = (
+        RUN,
         chooses_recipe(out=True),
         click.option("--a", metavar="POLICY", help="Policy to compare against. [default: sft]"),
         click.option(

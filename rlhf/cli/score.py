@@ -7,8 +7,9 @@ import click
 
 from rlhf.cli.choice import Choice
 from rlhf.cli.missing import naming_the_run
-from rlhf.cli.options import OUTPUT, StrictCommand, existing_files, refuse_inputs
+from rlhf.cli.options import OUTPUT, existing_files, refuse_inputs
 from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
+from rlhf.cli.run_argument import CommandOnRun
 from rlhf.commands import score as scoring
 from rlhf.commands import score_items
 from rlhf.data.transcripts import parse_hh
@@ -21,8 +22,8 @@ TABLE_ROWS = 20  # rows of the table
 EXCERPT = 60  # characters of a text in the table
 
 
-@click.command(cls=StrictCommand)
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path), callback=existing_files)
+@click.command(cls=CommandOnRun)
+@click.argument("files", nargs=-1, metavar="[RUN] [FILES]...", type=click.Path(path_type=Path), callback=existing_files)
 @chooses_recipe(**RUN_HELP, out=True)
 @click.option("--prompt", metavar="TEXT", help="Score answers to this prompt instead of FILES.")
 @click.option("--response", "responses", multiple=True, help="Answer to --prompt. May be repeated.")
@@ -32,7 +33,9 @@ def score(
 ) -> None:
     """Score answers with a run's reward model.
 
-    FILES have pairs, or prompts with responses, or are samples.jsonl of a run.
+    RUN is a run directory, <out>/<recipe>/<version>, or a stage's folder in it, and has all settings. Without it, name
+    the recipe and its changes as for the run. FILES have pairs, or prompts with responses, or are
+    samples.jsonl of a run.
     """
     if files and prompt is not None:
         raise click.UsageError("FILES, or --prompt with --response, and not both: leave one out")

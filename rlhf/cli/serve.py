@@ -6,12 +6,14 @@ import click
 
 from rlhf.cli.choice import Choice
 from rlhf.cli.missing import naming_the_run
-from rlhf.cli.options import OneOf, StrictCommand, WholeNumber
+from rlhf.cli.options import OneOf, WholeNumber
 from rlhf.cli.recipe_options import REUSE, RUN_HELP, chooses_recipe
+from rlhf.cli.run_argument import RUN_AS_OPTIONS, CommandOnRun
 from rlhf.commands import serve as serving
 
 
-@click.command(cls=StrictCommand)
+@click.command(cls=CommandOnRun)
+@RUN_AS_OPTIONS
 @chooses_recipe(**RUN_HELP, out=True)
 @REUSE
 @click.option(
@@ -30,7 +32,8 @@ from rlhf.commands import serve as serving
 def serve(choice: Choice, out: Path, reuse: Path | None, engine: serving.Engine, host: str, port: int) -> None:
     """Serve the merged model to OpenAI's clients.
 
-    Name the recipe and its changes as for the run.
+    RUN is a run directory, <out>/<recipe>/<version>, or a stage's folder in it, and has all settings. Without it, name
+    the recipe and its changes as for the run.
     """
     with naming_the_run("serve", "merge"):
         serving.run(choice.load(), out, engine, host, port, reuse)

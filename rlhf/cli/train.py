@@ -1,5 +1,6 @@
 """`rlhf run`: one stage of a recipe."""
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +10,9 @@ import click
 from rlhf import terminal
 from rlhf.cli import chain, next_steps
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import PRICE, OneOf, StrictCommand
+from rlhf.cli.options import PRICE, OneOf
 from rlhf.cli.recipe_options import REUSE, TRAINING_HELP, chooses_recipe
+from rlhf.cli.run_argument import CommandOnRun
 from rlhf.cli.summary_tables import summary_table, targets_table
 from rlhf.errors import UserError
 from rlhf.observe import tracking, watch
@@ -18,6 +20,7 @@ from rlhf.process import children, distributed, endings, launching
 from rlhf.recipe import STAGES, StageName
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary
+from rlhf.run.named import named_run
 from rlhf.run.parents import ParentMissing
 from rlhf.run.records import Summary
 from rlhf.stages import runner
@@ -34,9 +37,9 @@ TRIAL_NOTE = (
 DATA_HELP = "Train on this file instead of the recipe's data; after STAGE, more files may follow it. May be repeated."
 
 
-@click.command(cls=StrictCommand)
+@click.command(cls=CommandOnRun)
 @click.argument("stage", type=OneOf(STAGES), metavar="STAGE")
-@click.argument("more_data", nargs=-1, metavar="")  # further files in `--data a.jsonl b.jsonl`
+@click.argument("more_data", nargs=-1, metavar="[RUN]")  # further files in `--data a.jsonl b.jsonl`
 @chooses_recipe(**TRAINING_HELP | {"data": DATA_HELP}, seed="Seed to use instead of the recipe's.", out=True)
 @click.option(
     "--with-parents", is_flag=True, help="First run the stages that this one builds on, unless they are finished."
@@ -86,7 +89,8 @@ def run(
     """Run one stage of a recipe.
 
     STAGE is pretrain, sft, rm, ppo, rloo, grpo, dpo, evaluate or merge. The stages that it builds on must be finished;
-    the option --with-parents runs them first.
+    the option --with-parents runs them first. RUN is a run directory, <out>/<recipe>/<version>, or a stage's folder in
+    it: this stage is run there, with that run's settings.
     """
     _check_files_follow_data(choice, more_data)
     loaded = choice.load(more_data)
@@ -136,6 +140,8 @@ def _check_files_follow_data(choice: Choice, more_data: Sequence[str]) -> None:
         raise click.UsageError("one STAGE at a time; --with-parents runs what it builds on")
     if more_data and ("=" in more_data[0] or not choice.data):
         change = "Each change of the recipe follows a --set of its own"
+        if os.path.isdir(more_data[0]):
+            named_run(Path(more_data[0]))  # says why it is none
         hint = change if "=" in more_data[0] else "Files to train on follow --data, and hardware --hw"
         raise click.UsageError(f"unexpected argument {more_data[0]!r}. {hint}")
 

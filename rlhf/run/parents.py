@@ -133,7 +133,7 @@ class Parents:
         if path.name == self.stage:
             return f"{own}; or {self.another_place()}"
         if self.stage in REMADE:  # it only reads the other stage
-            return own
+            return f"{own}; or name {path.parent} instead of the recipe (make: RUN=…)"
         return f"{own}; or choose another --out (make: OUT=…), where all stages are run anew"
 
     def another_place(self) -> str:

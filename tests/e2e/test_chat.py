@@ -57,6 +57,14 @@ def test_the_likeliest_answer_is_the_one_that_evaluation_would_sample(done, monk
     assert out.strip() == expected.strip()
 
 
+def test_a_run_directory_says_all_that_the_options_said(done, monkeypatch, capsys):
+    sampling = ("--temperature", "0", "--tokens", "9")
+    code, expected, _ = said(done, monkeypatch, capsys, "hello there\n", "--stage", "sft", *sampling)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello there\n"))
+    run = done / "cpu-tiny/v1/sft"
+    assert rlhf(monkeypatch, capsys, "chat", run, *sampling)[:2] == (code, expected) and code == 0
+
+
 def test_sampling_settings_that_come_with_a_base_do_not_count(done, monkeypatch, capsys):
     def with_penalty(*arguments: Any, **options: Any) -> Any:
         base = load_base(*arguments, **options)

@@ -25,6 +25,7 @@ from rlhf.cli import next_steps
 from rlhf.commands.chat import CHAT_STAGES
 from rlhf.errors import UserError
 from rlhf.observe import tracking, watch
+from tests.records import write_records
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -106,6 +107,25 @@ def test_help_all_has_one_line_for_each_target_and_variable(name):
 def test_a_variable_without_effect_is_refused(arguments, message):
     result = make("-n", *arguments)
     assert result.returncode == 2 and message in result.stderr
+
+
+def test_a_run_directory_is_enough(tmp_path):
+    """It has recipe, root and settings, and its manifest says whether the recipe is for a CPU."""
+    run = tmp_path / "cpu-tiny/v2"
+    settings = {"hardware": {"name": "cpu", "device": "cpu"}}
+    write_records(run / "ppo", {"settings": settings})
+    targets = {"chat": "", "evaluate": "", "merge": "", "serve": "", "report": "", "ab": ""}
+    targets |= {"score": "FILES=Makefile", "judge": "URL=u MODEL=m"}
+    for folder in (run, run / "ppo"):
+        for target, others in targets.items():
+            line = make("-n", target, f"RUN={folder}", *others.split()).stdout.splitlines()[-1]
+            assert f"'{folder}'" in line and not {"--out", "--hw", "bin/in-container"} & {*line.split()}
+    for variable in ("HW=cpu", "OUT=runs", "SEED=1", "RECIPE=recipes/cpu-tiny/v1"):
+        refused = make("-n", "chat", f"RUN={run}", variable).stderr
+        assert f"{variable}: RUN={run} has the settings that it was made with; leave " in refused
+    assert "RUN=docs: no run there" in make("-n", "chat", "RUN=docs").stderr
+    write_records(run / "ppo", {"settings": {"hardware": {"name": "4090", "device": "cuda"}}})
+    assert f"--write '{tmp_path / 'cpu-tiny'}'" in make("-n", "merge", f"RUN={run}").stdout
 
 
 @pytest.mark.parametrize("stage", STAGES)

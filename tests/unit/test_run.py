@@ -148,7 +148,8 @@ def test_many_differing_settings_are_not_listed(tmp_path):
         f"sft__{key}": 2 for key in ("per_device_train_batch_size", "num_train_epochs", "max_steps", "max_samples")
     }
     with pytest.raises(
-        UserError, match=r"and 1 more keys; .* settings: /.*/sft/manifest.json has its command \(argv\)$"
+        UserError,
+        match=r"and 1 more keys; .* settings: /.*/sft/manifest.json has its command \(argv\); or name /.*/v1 instead",
     ):
         StageRun(tmp_path, small(**other), "evaluate").parents.require("sft")
 
@@ -163,7 +164,7 @@ def test_sections_that_only_one_run_has_are_named_last_and_without_their_values(
 def test_the_options_of_a_run_name_its_files_and_its_seed(tmp_path):
     own = small(data__source="files", data__files=["/d/a b.jsonl", "/d/c.jsonl"], seed=7)
     started(tmp_path, loaded=own).finish({}, COSTS)
-    with pytest.raises(UserError, match=r"settings: --seed 7 --data '/d/a b.jsonl' --data /d/c.jsonl$"):
+    with pytest.raises(UserError, match=r"settings: --seed 7 --data '/d/a b.jsonl' --data /d/c.jsonl; or name"):
         StageRun(tmp_path, small(), "evaluate").parents.require("sft")
 
 

@@ -1,0 +1,114 @@
+"""A run directory that a command is given, and the settings that its manifests name."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from rlhf.errors import OptionError, UserError, no_such
+from rlhf.recipe import STAGES, Changes, StageName, as_yaml, stage_name
+from rlhf.run import other_settings
+from rlhf.run.finished import read_manifest
+from rlhf.run.layout import MANIFEST
+from rlhf.run.records import Manifest
+
+EXPECTED = "name a run directory, <out>/<recipe>/<version>, or a stage's folder in it"
+
+
+class NamedRun(NamedTuple):
+    """A run directory, `<out>/<recipe>/<version>`, and the stage whose folder in it was named, if one was."""
+
+    directory: Path
+    stage: StageName | None
+
+    def __str__(self) -> str:
+        return str(self.directory / self.stage if self.stage else self.directory)
+
+    @property
+    def out(self) -> Path:
+        """Return the root of runs above the directory, relative to the current folder if it is below it."""
+        root, here = Path(os.path.abspath(self.directory)).parents[1], Path.cwd()
+        return root.relative_to(here) if root.is_relative_to(here) else root
+
+
+class RunSettings(NamedTuple):
+    """What a run was started with: its recipe's name and version and that file's hash, its seed, changed keys."""
+
+    recipe: str
+    version: str
+    recipe_sha256: str
+    argv: list[str]  # of its newest stage
+    seed: int
+    overrides: Changes
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a folder is a run directory, or that of a stage."""
+    return (path / MANIFEST).is_file() or bool(_stages_in(path))
+
+
+def named_run(path: Path) -> NamedRun:
+    """Return the run directory that `path` or the folder above it is. Raises OptionError if neither is one."""
+    if not path.is_dir():
+        raise OptionError(no_such("folder", path, EXPECTED))
+    absolute = Path(os.path.abspath(path))
+    if (path / MANIFEST).is_file():
+        if absolute.name not in STAGES:
+            raise OptionError(f"{path}: a stage's manifest.json in a folder that is named after no stage; {EXPECTED}")
+        directory = path.parent if len(path.parts) > 1 else absolute.parent
+        return NamedRun(directory, stage_name(absolute.name))
+    if not _stages_in(path):
+        found = sorted(path.glob(f"*/{MANIFEST}")) + sorted(path.glob(f"*/*/{MANIFEST}"))
+        found += sorted(path.glob(f"*/*/*/{MANIFEST}"))
+        inside = list(dict.fromkeys(str(file.parents[1]) for file in found if file.parent.name in STAGES))
+        hint = f"it holds {', '.join(inside[:3])}; name one of them" if inside else EXPECTED
+        raise OptionError(f"{path}: no run, for no stage in it has a manifest.json; {hint}")
+    return NamedRun(path, None)
+
+
+def settings_of(run: NamedRun) -> RunSettings:
+    """Return the settings of a run's named stage, or those of all its stages together.
+
+    A key that decides nothing in a stage is taken from the stage that was started last. Raises UserError for a damaged
+    manifest, for a directory that was renamed, and where stages were made with other values of a key.
+    """
+    stages = [run.stage] if run.stage else _stages_in(run.directory)
+    manifests = {stage: read_manifest(run.directory / stage) for stage in stages}
+    ordered = sorted(manifests.items(), key=lambda item: item[1].started or "")
+    newest = ordered[-1][1]
+    folders = Path(os.path.abspath(run.directory)).parts[-2:]
+    if folders != (newest.recipe, newest.version):
+        raise UserError(
+            f"{run.directory}: made as {newest.recipe}/{newest.version}, and a run is found by these names; move it to "
+            f"{run.out / newest.recipe / newest.version}"
+        )
+    made: dict[str, tuple[StageName, object]] = {}
+    overrides: dict[str, object] = {}
+    for stage, manifest in ordered:
+        overrides |= manifest.overrides
+        for key, value in {"seed": manifest.seed, **_deciding(manifest)}.items():
+            first, other = made.setdefault(key, (stage, value))
+            if other != value:
+                raise UserError(
+                    f"{run.directory}: {first} was made with {key}={as_yaml(other)} and {stage} with "
+                    f"{key}={as_yaml(value)}; name the folder of one, such as {run.directory / stage}"
+                )
+    overrides |= {key: value for key, (_, value) in made.items() if key != "seed"}
+    return RunSettings(
+        newest.recipe, newest.version, newest.recipe_sha256, newest.argv, newest.seed, cast(Changes, overrides)
+    )
+
+
+def _stages_in(directory: Path) -> list[StageName]:
+    return [stage for stage in STAGES if (directory / stage / MANIFEST).is_file()]
+
+
+def _deciding(manifest: Manifest) -> Mapping[str, object]:
+    """Return those changed keys of a stage that decide what it produces: its manifest's settings have them."""
+    settings = manifest.settings.plain()
+
+    def decides(key: str, value: object) -> bool:
+        section = key.partition(".")[0]
+        return section in settings and (value is None or other_settings.value(settings, key) is not None)
+
+    return {key: value for key, value in manifest.overrides.items() if decides(key, value)}

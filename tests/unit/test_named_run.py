@@ -1,0 +1,130 @@
+"""A run directory as an argument stands for the recipe, seed, changes and root that its manifests name."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rlhf.errors import UserError
+from rlhf.recipe import StageName, as_yaml
+from rlhf.run.directory import StageRun
+from rlhf.run.named import NamedRun, named_run, settings_of
+from rlhf.terminal import one_line
+from tests.helpers import RECIPE, SMALL, content_of, one_line_of, rlhf, small
+
+OVERRIDES = SMALL | {"ppo.kl_coef": 0.25}
+
+
+def made(out, stage="sft", **changes):
+    """The directory of a run in which that stage was begun."""
+    loaded = small(ppo__kl_coef=0.25, **changes)
+    run = StageRun(out, loaded._replace(recipe=loaded.recipe.model_copy(update={"seed": 5})), stage)
+    run.start(False, ["rlhf", "run", stage, "--recipe", str(RECIPE)], {"name": "cpu", "type": "cpu"})
+    return run.run_directory
+
+
+@pytest.fixture
+def run(tmp_path):
+    return made(tmp_path / "runs")
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    return lambda *words: rlhf(monkeypatch, capsys, *words)
+
+
+def changed(folder, **values):
+    file = folder / "manifest.json"
+    file.write_text(json.dumps(content_of(file) | values))
+
+
+def test_a_run_or_one_of_its_stages_has_all_settings(run):
+    named_paths: list[tuple[Path, StageName | None]] = [(run, None), (run / "sft", "sft")]
+    for path, stage in named_paths:
+        named = named_run(path)
+        assert named == NamedRun(run, stage) and named.out == run.parents[1]
+        settings = settings_of(named)
+        assert (settings.recipe, settings.version, settings.seed) == ("cpu-tiny", "v1", 5)
+        assert settings.overrides == OVERRIDES
+
+
+@pytest.mark.parametrize("words", [("chat",), ("score", "--prompt", "a", "--response", "b"), ("serve",), ("run", "rm")])
+def test_a_command_on_a_run_needs_no_other_option(command, run, words):
+    """Each lacks a stage here. The command line that it names has every setting of the run."""
+    code, _, err = command(*words, run)
+    needed = "rm" if words[0] in ("score", "run") else "ppo" if words[0] == "chat" else "merge"
+    if words[0] == "run":
+        assert code == 1 and "rm needs pretrain, which has not been run" in err
+        return
+    changes = "".join(f" --set {key}={as_yaml(value)}" for key, value in OVERRIDES.items())
+    assert code == 1 and f"`rlhf run {needed} --recipe " in err and "recipes/cpu-tiny/v1 --out" in err
+    assert f"--out {run.parents[1]}" in err and "--seed 5" in err and changes in err
+
+
+def test_the_folder_of_a_stage_chooses_that_stage(command, run):
+    made(run.parents[1], "dpo")
+    assert "chat needs sft, which did not finish" in command("chat", run / "sft")[2]
+    assert "chat needs ppo" in command("chat", run)[2]
+    assert "merge.stage=dpo" in command("serve", run / "dpo")[2]
+    assert "merge.stage=dpo" not in command("serve", run)[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seed", "4"], "a run with its own settings; leave out --seed"),
+        (["--hw", "cpu", "--out", "runs"], "a run with its own settings; leave out --hw and --out"),
+        (["--set", "ppo.kl_coef=0.5"], "--set ppo.kl_coef=0.5: {run} has ppo.kl_coef=0.25; leave it out"),
+        (["--recipe", "recipes/cpu-tiny/v2"], "--recipe recipes/cpu-tiny/v2: {run} was made with cpu-tiny/v1"),
+    ],
+)
+def test_options_that_contradict_the_run_are_refused(command, run, words, message):
+    code, out, err = command("chat", run, *words)
+    assert (code, out) == (2, "") and message.format(run=run) in err and err.count("\n") == 1
+
+
+def test_a_change_beside_those_of_the_run_is_taken(command, run):
+    err = command("chat", run, "--set", "ppo.kl_coef=0.25", "--set", "evaluate.top_p=0.5")[2]
+    assert err.count("ppo.kl_coef=0.25") == 1 and err.count("evaluate.top_p=0.5") == 1
+
+
+def test_what_is_no_run_says_so(command, run, tmp_path):
+    (tmp_path / "empty").mkdir()
+    nothing = "no run, for no stage in it has a manifest.json"
+    for name in ("chat", "serve", "ab"):
+        assert f"{tmp_path / 'empty'}: {nothing}; name a run directory" in command(name, tmp_path / "empty")[2]
+        assert f"{run.parents[1]}: {nothing}; it holds {run}; name one" in command(name, run.parents[1])[2]
+        assert f"{run / 'x'}: no such folder; name a run directory" in command(name, run / "x")[2]
+        assert f"Did you mean --recipe {RECIPE}?" in command(name, RECIPE)[2]
+    assert f"{tmp_path / 'empty'}: {nothing}" in command("run", "ppo", tmp_path / "empty")[2]
+    assert "A run directory does not belong here." in command("plan", run)[2]
+
+
+def test_stages_that_contradict_each_other_are_refused(run):
+    made(run.parents[1], "rm")
+    changed(run / "rm", overrides=OVERRIDES | {"sft.max_samples": 8}, settings={"sft": {"max_samples": 8}})
+    with pytest.raises(UserError) as caught:
+        settings_of(named_run(run))
+    assert "sft was made with sft.max_samples=64 and rm with sft.max_samples=8; name the folder of one" in one_line_of(
+        caught
+    )
+    assert settings_of(named_run(run / "rm")).overrides["sft.max_samples"] == 8
+
+
+def test_a_change_that_decides_nothing_in_a_stage_contradicts_none(run):
+    made(run.parents[1], "rm")
+    changed(run / "rm", overrides=OVERRIDES | {"ppo.kl_coef": 0.5}, started="9999")
+    assert settings_of(named_run(run)).overrides["ppo.kl_coef"] == 0.5, "that of the stage that was started last"
+
+
+def test_a_renamed_run_names_where_it_belongs(command, run):
+    copy = shutil.copytree(run, run.parents[1] / "other/v7")
+    assert f"move it to {run}" in command("chat", copy)[2]
+
+
+def test_a_run_whose_recipe_is_gone_names_the_option_for_it(command, run, tmp_path):
+    changed(run / "sft", argv=[])
+    (tmp_path / "none").mkdir()
+    err = command("chat", run, "--recipe-root", tmp_path / "none")[2]
+    assert f"its recipe cpu-tiny/v1 is not in {tmp_path / 'none'}; --recipe-root names" in one_line(err)

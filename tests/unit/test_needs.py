@@ -1,0 +1,111 @@
+"""Data that cannot train a chain are refused before its first stage."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlhf.data.corpus import Split
+from rlhf.data.load import divide_rows
+from rlhf.data.needs import check_rows, needs, stages_in_words
+from rlhf.data.source import read_source
+from rlhf.errors import UserError
+from rlhf.recipe import StageName
+from tests.helpers import RECIPE, one_line_of, rlhf, small
+
+ANSWERS = [{"prompt": f"Question {i}?", "response": f"Answer {i}"} for i in range(60)]
+PAIRS = [{"prompt": f"Question {i} b?", "chosen": f"Good {i}", "rejected": f"bad {i}"} for i in range(60)]
+PROMPTS = [{"prompt": f"Question {i} c?"} for i in range(60)]
+CHAIN: list[StageName] = ["pretrain", "sft", "rm", "ppo"]
+
+
+@pytest.fixture
+def recipe_of(tmp_path):
+    """The recipe with files of these rows, one file for each list of rows."""
+
+    def make(*kinds):
+        files = []
+        for number, rows in enumerate(kinds):
+            file = tmp_path / f"{number}.jsonl"
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            files.append(str(file))
+        return small(data__source="files", data__files=files, data__format="auto").recipe
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        (ANSWERS,),
+        (PAIRS,),
+        (PROMPTS,),
+        (ANSWERS, PAIRS),
+        (PROMPTS, PAIRS),
+        (ANSWERS[:1],),
+        (PAIRS[:1],),
+        (ANSWERS, PAIRS[:1]),
+    ],
+)
+def test_a_stage_needs_what_it_would_refuse_to_do_without(recipe_of, tmp_path, kinds):
+    recipe = recipe_of(*kinds)
+    corpus, _ = divide_rows(read_source(recipe, tmp_path), recipe)
+    splits: dict[StageName, Callable[[], Split[Any]]] = {
+        "pretrain": lambda: corpus.texts("hh"),
+        "sft": corpus.demonstrations,
+        "rm": lambda: corpus.preferences("rm"),
+        "dpo": lambda: corpus.preferences("dpo"),
+        "ppo": lambda: corpus.prompts("ppo"),
+    }
+    for need in needs(corpus, ["pretrain", "sft", "rm", "dpo", "ppo"]):
+        if need.met:
+            split = splits[need.stage]()
+            assert (need.train, need.heldout) == (len(split.train), len(split.test))
+        else:
+            with pytest.raises(UserError, match=f"^{need.stage} needs"):
+                splits[need.stage]()
+
+
+def test_the_message_names_files_stages_numbers_and_ways_out(recipe_of):
+    recipe = recipe_of(ANSWERS)
+    with pytest.raises(UserError) as caught:
+        check_rows(recipe, CHAIN)
+    message = one_line_of(caught)
+    file = recipe.data.files[0]
+    assert message.startswith(
+        f"{file}: rm needs preference pairs (prompt, chosen, rejected) on both sides of the split"
+    )
+    assert "there are 0 for training and 0 held out" in message and "sft demonstrations 5" in message
+    assert "--data (make: DATA=)" in message and "end the chain at sft (`rlhf run sft`, make sft)" in message
+
+
+def test_too_few_rows_name_the_split_and_prompts_alone_name_all_stages(recipe_of):
+    with pytest.raises(UserError, match=r"change data.heldout_fraction"):
+        check_rows(recipe_of(ANSWERS, PAIRS[:1]), CHAIN)
+    with pytest.raises(UserError, match=r"pretrain needs texts.*; sft needs .*; rm needs .*ppo rows with a prompt"):
+        check_rows(recipe_of(PROMPTS), CHAIN)
+
+
+def test_rows_for_the_stages_that_are_left_suffice(recipe_of):
+    check_rows(recipe_of(ANSWERS, PAIRS), CHAIN)
+    check_rows(recipe_of(ANSWERS), ["pretrain", "sft"])
+    check_rows(small().recipe, CHAIN)
+
+
+def test_a_chain_without_pairs_starts_nothing(recipe_of, monkeypatch, capsys, tmp_path):
+    file = recipe_of(ANSWERS).data.files[0]
+    out = tmp_path / "runs"
+    code, _, err = rlhf(
+        monkeypatch, capsys, "run", "ppo", "--with-parents", "--recipe", RECIPE, "--data", file, "--out", out
+    )
+    assert code == 1 and f"{file}: rm needs preference pairs" in err and not out.exists()
+
+
+def test_the_check_of_data_says_which_stages_they_can_train(recipe_of, monkeypatch, capsys):
+    file = recipe_of(ANSWERS).data.files[0]
+    note = " ".join(rlhf(monkeypatch, capsys, "data", "check", file)[1].split())
+    assert "note: these rows can train (training + held out): pretrain texts" in note
+    assert "rm and dpo need preference pairs" in note and "PPO needs rm too" in note
+    rows = read_source(recipe_of(ANSWERS, PAIRS), RECIPE)
+    assert "need preference pairs" not in stages_in_words(rows, 0, 0.1)
