@@ -55,7 +55,8 @@ def _scores(run: RunRecords, runs: Sequence[RunRecords], charts: Charts) -> Char
         return None
     centres = middles(scores.edges)
     lines = [
-        line(policy, centres, counts, number, 2) | {"line": {"shape": "hvh", "color": COLOURS[number % len(COLOURS)]}}
+        line(policy, centres, counts, number, 2)
+        | {"mode": "lines", "line": {"shape": "hvh", "color": COLOURS[number % len(COLOURS)]}}
         for number, (policy, counts) in enumerate(scores.counts.items())
     ]
     axes = {"xaxis": {"title": {"text": "score"}}, "yaxis": {"title": {"text": "answers"}}}

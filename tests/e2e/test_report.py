@@ -127,6 +127,18 @@ def test_a_log_is_read_once_for_all_its_curves(run, monkeypatch):
     assert read == [*ONLINE]
 
 
+@pytest.mark.parametrize(("rows", "mode"), [(1, "lines+markers"), (20, "lines+markers"), (21, "lines")])
+def test_few_points_of_a_curve_are_marked(tmp_path, rows, mode):
+    """A line through one point is invisible."""
+    (tmp_path / "rm").mkdir()
+    for name, values in (("metrics", {"accuracy": 0.5}), ("telemetry", {"memory_bytes": 1e9})):
+        text = "".join(json.dumps({"step": step} | values) + "\n" for step in range(rows))
+        (tmp_path / "rm" / f"{name}.jsonl").write_text(text)
+    charts = Charts()
+    training.sections_of_curves([RunRecords("run", tmp_path, {}, {})], charts)
+    assert [line["mode"] for chart in charts.all for line in chart["data"]] == [mode, mode]
+
+
 def test_what_a_model_says_is_text(run):
     page = text_of(run)
     body = page.partition('id="charts"')[0]
