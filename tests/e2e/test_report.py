@@ -20,7 +20,7 @@ from rlhf.files import write_json
 from rlhf.rating import store
 from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import ONLINE, StageName, published
-from rlhf.report import RunRecords, overview, tables, training
+from rlhf.report import RunRecords, gain, overview, tables, training
 from rlhf.report.evaluation import OPEN, Samples, sections_of_policies, sections_of_reward_model, sections_of_samples
 from rlhf.report.page import render
 from rlhf.report.parts import Charts, Section, Table, Turn
@@ -633,6 +633,61 @@ def test_the_headline_says_what_was_reached_and_what_was_not():
     assert overview.outcome({"sft": MANIFEST}, {}) == ("Not finished: SFT.", "")
     without_figures = {"sft": summary_of(stage="sft"), "rm": summary_of(stage="rm")}
     assert overview.outcome({}, without_figures) == ("Finished: SFT, reward model.", "")
+
+
+def gains_of(**metrics: dict[str, float]) -> list[gain.Gain]:
+    """The gains of stages with these metrics."""
+    return gain.gains_over_start({stage: summary_of(stage=stage, metrics=values) for stage, values in metrics.items()})
+
+
+WORSE = {"score_sft": 0.5, "score": 0.1, "score_gain_sd": -0.39}
+
+
+def test_the_headline_says_that_a_policy_is_worse_than_its_start():
+    summaries = {"sft": summary_of(), "ppo": summary_of(stage="ppo", metrics=WORSE)}
+    assert overview.outcome({}, summaries, gained=gains_of(ppo=WORSE)) == (
+        "PPO is worse than SFT. Finished: SFT, PPO.",
+        "bad",
+    )
+    met = {"ppo": finished("ppo", 0.7)}
+    both = overview.outcome({}, met, gained=gains_of(ppo=WORSE, dpo=WORSE))
+    assert both == ("PPO and DPO are worse than SFT. 1 of 1 targets met.", "bad")
+    better = WORSE | {"score_gain_sd": 0.39}
+    assert overview.outcome({}, summaries, gained=gains_of(ppo=better)) == ("Finished: SFT, PPO.", "good")
+    mixed = gains_of(ppo=better, dpo=WORSE | {"score_gain_sd": -0.004})
+    assert overview.outcome({}, summaries, gained=mixed) == ("Finished: SFT, PPO.", ""), "no difference of two digits"
+    unfinished = dict.fromkeys(("sft", "ppo", "rm"), MANIFEST)
+    assert overview.outcome(unfinished, summaries, gained=gains_of(ppo=better))[1] == ""
+
+
+def test_the_main_gain_is_the_truth_and_that_of_the_evaluation_has_an_interval():
+    (own,) = gains_of(ppo=WORSE | {"true_reward_sft": 0.6, "true_reward": 2.3, "true_reward_gain_sd": 1.25})
+    assert (own.name, own.start, own.end, own.value, own.low, own.unit) == (
+        "true reward",
+        0.6,
+        2.3,
+        1.25,
+        None,
+        "standard deviations",
+    )
+    functions = {"reward_right_sft": 0.25, "reward_right": 0.5, "reward_right_gain": 0.25}
+    (right,) = gains_of(grpo=WORSE | functions)
+    assert (right.stage, right.name, right.value, right.unit, right.kind) == ("grpo", "right", 0.25, "", "good")
+    evaluated = {"sft/score": 0.4, "ppo/score": 0.3, "ppo/score_gain_sd": -0.2}
+    for low, high, kind in ((-0.3, -0.1, "bad"), (-0.3, 0.1, ""), (0.1, 0.3, "good")):
+        ends = {"ppo/score_gain_sd_low": low, "ppo/score_gain_sd_high": high}
+        (one,) = gains_of(ppo=WORSE, evaluate=evaluated | ends)
+        assert (one.start, one.low, one.high, one.kind) == (0.4, low, high, kind)
+    assert gains_of(sft={"loss": 1.0}, dpo={"preference_accuracy": 0.7}) == []
+
+
+def test_an_evaluation_that_has_changed_does_not_decide_the_headline(evaluated, tmp_path):
+    root = tmp_path / "cpu-tiny" / "v1"
+    shutil.copytree(evaluated, root)
+    assert "evaluate" in overview._unchanged(report.load(root))
+    with (root / "evaluate" / "samples.jsonl").open("a") as file:
+        file.write("\n")
+    assert overview._unchanged(report.load(root)).keys() == {"pretrain", "sft", "rm", "ppo"}
 
 
 def test_the_gain_and_the_facts_are_those_of_the_summaries():
