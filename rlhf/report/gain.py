@@ -57,7 +57,6 @@ def _gain(stage: StageName, metrics: Metrics, prefix: str, start_key: str) -> Ga
         start, end = metrics.get(start_key.format(name)), metrics.get(prefix + name)
         value, low, high = (metrics.get(f"{prefix}{key}{suffix}") for suffix in ("", "_low", "_high"))
         if start is not None and end is not None and value is not None:
-            interval = (low, high) if low is not None and high is not None else (None, None)
             title = name.removeprefix("reward_").replace("_", " ")
-            return Gain(stage, title, start, end, value, *interval, "standard deviations" * key.endswith("_sd"))
+            return Gain(stage, title, start, end, value, low, high, "standard deviations" * key.endswith("_sd"))
     return None

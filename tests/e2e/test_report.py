@@ -546,14 +546,18 @@ def test_a_stage_that_was_too_short_for_some_checks_is_named(evaluated, tmp_path
     """Rows of a validation alone do not count."""
     (section,) = tables.sections_of_findings([report.load(evaluated)], Charts())
     assert isinstance(section.data, tables.Findings)
-    short = dict(line.split(": too few logged rows for ") for line in section.data.short)
+    short = dict(line.split(": ") for line in section.data.short)
     assert short.keys() == {"pretrain", "sft", "rm", "ppo"} and "flat_reward" in short["ppo"]
-    assert short["sft"] == "2 checks (flat_loss, rising_loss)"
-    assert "sft: too few logged rows for 2 checks" in render("findings.html", section=section)
+    assert short["sft"] == "flat_loss, rising_loss"
+    html = render("findings.html", section=section._replace(data=section.data._replace(findings=[])))
+    assert "found nothing; some had too few logged rows to tell." in html
+    assert "<li>sft: flat_loss, rising_loss</li>" in html
+    enough = section.data._replace(findings=[], short=[])
+    assert "found nothing.</p>" in render("findings.html", section=section._replace(data=enough))
     (tmp_path / "sft").mkdir()
     rows = [{"step": i, "loss": 1.0} for i in range(19)]
     for more, unused in (
-        ({"eval/loss": 1.0}, ["sft: too few logged rows for 1 check (flat_loss)"]),
+        ({"eval/loss": 1.0}, ["sft: flat_loss"]),
         ({"loss": 1.0}, []),
     ):
         text = "".join(json.dumps(row) + "\n" for row in [*rows, {"step": 19} | more])
