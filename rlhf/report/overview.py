@@ -169,12 +169,23 @@ class Picture(NamedTuple):
     box_height: int = BOX_HEIGHT
 
 
+class Change(NamedTuple):
+    """The main metric of a policy before and after training, large, and its gain in words; `kind` colours it."""
+
+    metric: str
+    start: str
+    end: str
+    gain: str
+    kind: str
+
+
 class Overview(NamedTuple):
     """The top of the page for one run; `name` is "" if there is only one."""
 
     name: str
     outcome: str
     kind: str
+    changes: list[Change]
     gains: str
     facts: str
     picture: Picture
@@ -189,8 +200,20 @@ def sections_of_overview(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
         facts_text = " · ".join(facts(run.manifests, run.summaries, run.price))
         name = run.name if len(runs) > 1 else ""
         stages_picture = picture(run.manifests, run.summaries, run.unreadable)
-        overviews.append(Overview(name, sentence, kind, gains(run.summaries), facts_text, stages_picture))
+        changes = [_change(gain) for gain in gained]
+        overviews.append(Overview(name, sentence, kind, changes, gains(run.summaries), facts_text, stages_picture))
     return [Section("", "overview.html", overviews)]
+
+
+def _change(gain: Gain) -> Change:
+    """Return a gain as the page shows it."""
+    if gain.low is None or gain.high is None:
+        interval = "no interval without an evaluation"
+    else:
+        interval = f"95 % interval {gain.low:+.2f} to {gain.high:+.2f}"
+    metric = f"{gain.name}, SFT → {STAGE_TITLES[gain.stage]}"
+    in_words = f"{gain.value:+.2f}{gain.unit and ' '}{gain.unit} ({interval})"
+    return Change(metric, f"{gain.start:.2f}", f"{gain.end:.2f}", in_words, gain.kind)
 
 
 def _unchanged(run: RunRecords) -> Summaries:

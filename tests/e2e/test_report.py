@@ -694,6 +694,29 @@ def test_an_evaluation_that_has_changed_does_not_decide_the_headline(evaluated, 
     assert overview._unchanged(report.load(root)).keys() == {"pretrain", "sft", "rm", "ppo"}
 
 
+def test_before_and_after_stand_large_at_the_top(tmp_path):
+    def top(**metrics: dict[str, float]) -> str:
+        summaries = {stage: summary_of(stage=stage, metrics=values) for stage, values in metrics.items()}
+        write_records(tmp_path / "evaluate")
+        run = RunRecords("run", tmp_path, dict.fromkeys(summaries, MANIFEST), summaries)
+        (section,) = overview.sections_of_overview([run], Charts())
+        return render("overview.html", section=section)
+
+    alone = top(ppo=WORSE)
+    assert '<div class="large bad">0.50 → 0.10</div>' in alone and "score, SFT → PPO" in alone
+    assert "-0.39 standard deviations (no interval without an evaluation)" in alone
+    ends = {"ppo/score_gain_sd": 0.2, "ppo/score_gain_sd_low": 0.05, "ppo/score_gain_sd_high": 0.31}
+    evaluated = top(ppo=WORSE, evaluate={"sft/score": 0.4, "ppo/score": 0.6} | ends)
+    assert '<div class="large good">0.40 → 0.60</div>' in evaluated
+    assert "+0.20 standard deviations (95 % interval +0.05 to +0.31)" in evaluated
+    assert '"large' not in top(sft={"loss": 1.0})
+
+
+def test_samples_come_before_the_curves(run):
+    titles = re.findall("<h2>(.*?)</h2>", text_of(run))
+    assert titles.index("Findings during training") < titles.index("Samples") < titles.index("pretrain: curves")
+
+
 def test_the_gain_and_the_facts_are_those_of_the_summaries():
     metrics = {"true_reward_gain_sd": 1.274, "score_gain_sd": 1.3, "kl_per_token": 0.1868}
     summaries = {"ppo": finished("ppo", 0.7, **metrics)}
