@@ -60,7 +60,8 @@ def _data_check(run: RunRecords, result: Quality, runs: Sequence[RunRecords], ch
     for part, lengths in result.lengths.items():
         bars = {"type": "bar", "x": [f"≤ {end:,}" for end in lengths.upto], "y": lengths.counts}
         title = f"{result.unit} per {part}{suffix(run, runs)}"
-        length_charts.append(charts.add(title, [bars | {"showlegend": False}], bargap=0.05))
+        axes = {"xaxis": {"title": {"text": result.unit}}, "yaxis": {"title": {"text": "texts"}}}
+        length_charts.append(charts.add(title, [bars | {"showlegend": False}], bargap=0.05, **axes))
     return DataCheck(signs, dropped_text, length_charts)
 
 

@@ -119,8 +119,13 @@ def _gain(stage: StageName, summary: Summary | None) -> str:
     if not texts:
         return ""
     kl = metrics.get("kl_per_token")
-    kl_text = f", at a KL of {wording.number(kl)} nats per token" if kl is not None else ""
+    kl_text = f", at a KL {_of_kl(kl)} nats per token" if kl is not None else ""
     return f"{STAGE_TITLES[stage]} against SFT: {'; '.join(texts)}{kl_text}."
+
+
+def _of_kl(kl: float) -> str:
+    """Return a KL in a sentence, without the powers of ten of very small numbers."""
+    return "below 0.0001" if 0 <= kl < 0.0001 else f"of {wording.number(kl)}"
 
 
 def _reward_gain(key: str, metrics: Mapping[str, float | None]) -> str:

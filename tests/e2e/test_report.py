@@ -110,9 +110,12 @@ def test_the_page_of_a_run_has_its_sections_its_curves_and_its_findings(run):
     for title in ("Where the time went", "Memory", "Samples", "Provenance"):
         assert f"<h2>{title}</h2>" in page
     charts = json.loads(not_none(re.search(r'id="charts">(.*?)</script>', page, re.S))[1])
-    (curve,) = (c for c in charts if c["layout"]["title"]["text"] == "KL to the reference, nats per token")
+    (curve,) = (c for c in charts if c["layout"]["title"]["text"] == "KL to the reference")
     rows = [json.loads(line) for line in (run / "ppo" / "metrics.jsonl").read_text().splitlines()]
     assert curve["data"][0]["y"] == [row["objective/kl_per_token"] for row in rows]
+    assert curve["layout"]["yaxis"]["title"]["text"] == "nats per token"
+    without_unit = [c["layout"] for c in charts if not {"title"} <= {*c["layout"].get("yaxis", {})}]
+    assert [layout["title"]["text"] for layout in without_unit] == ["seconds by phase, measured"]
     assert "&lt;b&gt;bold&lt;/b&gt;" in page and "ppo.kl_coef=0.1" in page
 
 
@@ -158,6 +161,22 @@ def test_in_a_browser_the_charts_are_drawn_and_nothing_takes_over(run, chromium)
 
 
 @needs_browser
+def test_in_a_browser_axes_have_plain_numbers_and_charts_room(evaluated, chromium, tmp_path):
+    """Neither 200µ nor 2e-4; the title of a chart does not touch the axis of the one above."""
+    root = tmp_path / "cpu-tiny" / "v1"
+    shutil.copytree(evaluated, root)
+    rows = "".join(json.dumps({"step": i, "loss": 0.0001 * i}) + "\n" for i in range(1, 4))
+    (root / "sft" / "metrics.jsonl").write_text(rows)
+    report.write([root], tmp_path / "report.html")
+    page = open_page(chromium, (tmp_path / "report.html").as_uri())
+    ticks = page.locator("#sft-curves .ytick text").all_text_contents()
+    assert "0.0002" in ticks and not any(re.search("[µkme]", tick) for tick in ticks)
+    (above, below) = page.locator("#score-against-divergence .chart").all()
+    axis, title = above.locator(".xtitle").bounding_box(), below.locator(".gtitle").bounding_box()
+    assert title["y"] - (axis["y"] + axis["height"]) > 10
+
+
+@needs_browser
 def test_in_a_browser_samples_are_filtered(run, chromium):
     """By the address of the page, and by what is typed."""
     page = open_page(chromium, f"{address(run)}#filter=needle")
@@ -194,7 +213,7 @@ def test_the_evaluation_is_shown_side_by_side(evaluated):
     rows = [json.loads(line) for line in (evaluated / "ppo" / "metrics.jsonl").read_text().splitlines()]
     truth = [row["eval/true_reward_gain_sd"] for row in rows if "eval/true_reward_gain_sd" in row]
     assert gains[1]["y"] == [0, *truth]
-    assert charts["the process's memory, measured, GB"]["data"][0]["y"][0] > 0.01
+    assert charts["the process's memory, measured"]["data"][0]["y"][0] > 0.01
 
 
 def test_ratings_are_counted(evaluated):
@@ -465,7 +484,7 @@ def test_a_published_course_is_a_band_and_predicted_memory_lies_in_order(tmp_pat
     charts = charts_of(report.page([report.load(root.parent)]).html)
     band, line = charts["loss"]["data"]
     assert (band["x"], band["y"]) == ([0, 50, 50, 0], [0.6, 0.3, 0.4, 0.7]) and line["y"] == [0.5, 0.4]
-    assert charts["peak of the GPU's memory, measured, GB"]["layout"]["shapes"][0]["y0"] == 24
+    assert charts["peak of the GPU's memory, measured"]["layout"]["shapes"][0]["y0"] == 24
     memory = charts["predicted peak of each phase by component, in order"]
     pinned = json.loads((RECIPE.parents[1] / "4090-llama2-7b/v1/predicted.json").read_text())["stages"]
     at = memory["layout"]["xaxis"]["ticktext"].index("ppo update")
@@ -733,6 +752,8 @@ def test_the_gain_and_the_facts_are_those_of_the_summaries():
     assert (
         overview.gains({"rloo": finished("rloo", 0.7, **right)}) == "RLOO against SFT: numeric answer 0.5625 (+0.312)."
     )
+    small_kl = {"ppo": finished("ppo", 0.7, score_gain_sd=0.1, kl_per_token=1.284e-05)}
+    assert overview.gains(small_kl).endswith("at a KL below 0.0001 nats per token.")
     facts = overview.facts({"ppo": MANIFEST}, summaries, 36.0)
     assert facts == ["2026-01-02", "Some CPU, 2 threads", "0:01:30 in 1 finished stage", "0.90 USD for each card"]
 
