@@ -172,7 +172,9 @@ def test_in_a_browser_axes_have_plain_numbers_and_charts_room(evaluated, chromiu
     ticks = page.locator("#sft-curves .ytick text").all_text_contents()
     assert "0.0002" in ticks and not any(re.search("[µkme]", tick) for tick in ticks)
     (above, below) = page.locator("#score-against-divergence .chart").all()
-    axis, title = above.locator(".xtitle").bounding_box(), below.locator(".gtitle").bounding_box()
+    axis, title = (
+        not_none(chart.locator(part).bounding_box()) for chart, part in ((above, ".xtitle"), (below, ".gtitle"))
+    )
     assert title["y"] - (axis["y"] + axis["height"]) > 10
 
 
@@ -293,7 +295,7 @@ def test_data_that_is_not_what_was_trained_on_is_not_checked(evaluated):
     pairs.write_text(before)
 
 
-EVALUATION = ["policies", "reward model", "samples"]  # the parts of the page that read it
+EVALUATION = ["samples", "policies", "reward model"]  # the parts of the page that read it
 
 
 @pytest.mark.parametrize(
@@ -335,7 +337,7 @@ def test_an_evaluation_that_has_changed_is_left_out(evaluated, tmp_path, monkeyp
         assert f"{samples} has changed since evaluate was done; move" in html and 'class="sample"' not in html
     code, out, err = rlhf(monkeypatch, capsys, "report", root, "--to", tmp_path / "page.html")
     assert code == 0 and "written to" in out and err.count("\n") == 1
-    assert err.startswith(f"3 parts left out of the page, which names the reasons; the first: policies: {samples} has")
+    assert err.startswith(f"3 parts left out of the page, which names the reasons; the first: samples: {samples} has")
     samples.write_text(whole)
     code, _, err = rlhf(monkeypatch, capsys, "report", root, "--to", tmp_path / "page.html")
     assert (code, err) == (0, "")
