@@ -101,6 +101,7 @@ class Supervised(NamedTuple):
 
     max_samples: int | None
     every: int  # steps between two evaluations
+    logging_steps: int
     optim: str = "adamw_torch_fused"
     per_device_train_batch_size: int = 16
     gradient_accumulation_steps: int = 1
@@ -173,7 +174,8 @@ def initial_content(options: NewOptions, model: ModelFiles, facts: ModelFacts) -
     def supervised(most: int) -> Supervised:
         """Return a stage's keys; a set whose size is not known is cut at `most` rows."""
         limit = most if data.pairs is None else None
-        return Supervised(limit, steps_between_evaluations(limit or data.pairs or PPO_STEPS * ROLLOUTS))
+        rows = limit or data.pairs or PPO_STEPS * ROLLOUTS
+        return Supervised(limit, steps_between_evaluations(rows), steps_between_logged_rows(rows))
 
     return Content(
         title=f"{model_name} on {data_name}, for {options.card.words}",
@@ -199,6 +201,16 @@ def initial_content(options: NewOptions, model: ModelFiles, facts: ModelFacts) -
 def steps_between_evaluations(rows: int) -> int:
     """Return the steps between two evaluations in an epoch of `rows` rows, 16 a step: a quarter of it, at most 200."""
     return min(200, max(10, rows // 16 // 4 // 10 * 10))
+
+
+def steps_between_logged_rows(rows: int) -> int:
+    """Return the logging_steps of an epoch of `rows` rows, 16 a step: so that at least ten are logged, if that many.
+
+    It divides 10, as the steps between two evaluations have to be a multiple. About a tenth of the rows is held out, by
+    chance a few more.
+    """
+    steps = rows * 17 // 20 // 16
+    return next((each for each in (10, 5, 2) if steps // each >= 10), 1)
 
 
 def _data(names: tuple[str, ...]) -> DataSet | OwnData:

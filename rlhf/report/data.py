@@ -12,7 +12,7 @@ from rlhf.data.quality import spread
 from rlhf.errors import UserError
 from rlhf.files import sha256, write_json
 from rlhf.recipe.choices import DataFormat
-from rlhf.report.parts import Cell, Chart, Charts, Section, Table, table
+from rlhf.report.parts import Cell, Chart, Charts, Section, Table, Trace, table
 from rlhf.report.runs import RunRecords, suffix
 from rlhf.run import reader
 from rlhf.run.finished import data_file
@@ -60,7 +60,8 @@ def _data_check(run: RunRecords, result: Quality, runs: Sequence[RunRecords], ch
     for part, lengths in result.lengths.items():
         bars = {"type": "bar", "x": [f"≤ {end:,}" for end in lengths.upto], "y": lengths.counts}
         title = f"{result.unit} per {part}{suffix(run, runs)}"
-        length_charts.append(charts.add(title, [bars | {"showlegend": False}], bargap=0.05))
+        axes: Trace = {"xaxis": {"title": {"text": result.unit}}, "yaxis": {"title": {"text": "texts"}}}
+        length_charts.append(charts.add(title, [bars | {"showlegend": False}], bargap=0.05, **axes))
     return DataCheck(signs, dropped_text, length_charts)
 
 

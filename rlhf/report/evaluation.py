@@ -55,7 +55,8 @@ def _scores(run: RunRecords, runs: Sequence[RunRecords], charts: Charts) -> Char
         return None
     centres = middles(scores.edges)
     lines = [
-        line(policy, centres, counts, number, 2) | {"line": {"shape": "hvh", "color": COLOURS[number % len(COLOURS)]}}
+        line(policy, centres, counts, number, 2)
+        | {"mode": "lines", "line": {"shape": "hvh", "color": COLOURS[number % len(COLOURS)]}}
         for number, (policy, counts) in enumerate(scores.counts.items())
     ]
     axes = {"xaxis": {"title": {"text": "score"}}, "yaxis": {"title": {"text": "answers"}}}
@@ -135,12 +136,16 @@ def _reward_model_charts(figures: RewardModelFigures, ending: str, charts: Chart
         "mode": "lines+markers",
         "line": {"color": COLOURS[0]},
     }
-    axes: Trace = {"xaxis": {"title": {"text": "confidence"}}, "yaxis": {"title": {"text": "accuracy"}}}
+    axes: Trace = {"xaxis": {"title": {"text": "confidence"}}, "yaxis": {"title": {"text": "accuracy, share of pairs"}}}
     model_charts = [charts.add(f"calibration (dotted: perfect){ending}", [ideal, model], **axes)]
-    histograms = ((figures.margins, "margin, chosen less rejected"), (figures.sigmoid_scores, "score after a sigmoid"))
-    for histogram, title in histograms:
+    histograms = (
+        (figures.margins, "margin, chosen less rejected", "score", "pairs"),
+        (figures.sigmoid_scores, "score after a sigmoid", "score after a sigmoid", "responses"),
+    )
+    for histogram, title, unit, counted in histograms:
+        counts_axes: Trace = {"xaxis": {"title": {"text": unit}}, "yaxis": {"title": {"text": counted}}}
         bars = {"type": "bar", "x": middles(histogram.edges), "y": histogram.counts, "showlegend": False}
-        model_charts.append(charts.add(f"{title}{ending}", [bars], bargap=0))
+        model_charts.append(charts.add(f"{title}{ending}", [bars], bargap=0, **counts_axes))
     return model_charts
 
 

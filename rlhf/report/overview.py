@@ -4,11 +4,13 @@ import datetime
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from rlhf.errors import UserError
 from rlhf.recipe import GROUPS, ONLINE, POLICIES, STAGES, StageName, published
 from rlhf.recipe.published import Verdict
 from rlhf.recipe.released import difference
+from rlhf.report.gain import Gain, gains_over_start
 from rlhf.report.parts import STAGE_TITLES, Charts, Section
-from rlhf.report.runs import RunRecords
+from rlhf.report.runs import RunRecords, check_evaluation
 from rlhf.run.finished import totals
 from rlhf.run.records import Manifest, Summary
 from rlhf.terminal import counted, wording
@@ -49,13 +51,24 @@ def verdicts_of(summaries: Summaries, price: float | None = None) -> list[tuple[
 
 
 def outcome(
-    manifests: Manifests, summaries: Summaries, price: float | None = None, unreadable: Collection[str] = ()
+    manifests: Manifests,
+    summaries: Summaries,
+    price: float | None = None,
+    unreadable: Collection[str] = (),
+    gained: Sequence[Gain] = (),
 ) -> tuple[str, str]:
     """Return the outcome in a sentence, and its kind: good, bad or neither ("").
 
-    `unreadable` are the stages whose summary.json cannot be read.
+    A policy that is worse than SFT, where it started, is bad whatever the targets say. Without targets the outcome is
+    good if every measured policy is better. `unreadable` are the stages whose summary.json cannot be read, `gained` the
+    gains of the policies.
     """
     judged, kind = _judgement(verdicts_of(summaries, price))
+    worse = [STAGE_TITLES[gain.stage] for gain in gained if gain.kind == "bad"]
+    if worse:
+        kind = "bad"
+    elif not judged and gained and all(gain.kind == "good" for gain in gained):
+        kind = "good"
     sentences = [judged] if judged else []
     without_summary = [stage for stage in manifests if stage not in summaries]
     damaged = [STAGE_TITLES[stage] for stage in without_summary if stage in unreadable]
@@ -69,6 +82,8 @@ def outcome(
     if not sentences:
         finished = ", ".join(STAGE_TITLES[stage] for stage in summaries)
         sentences.append(f"Finished: {finished}." if finished else "Nothing has finished yet.")
+    if worse:
+        sentences.insert(0, f"{' and '.join(worse)} {'is' if len(worse) == 1 else 'are'} worse than SFT.")
     return " ".join(sentences), kind
 
 
@@ -105,8 +120,13 @@ def _gain(stage: StageName, summary: Summary | None) -> str:
     if not texts:
         return ""
     kl = metrics.get("kl_per_token")
-    kl_text = f", at a KL of {wording.number(kl)} nats per token" if kl is not None else ""
+    kl_text = f", at a KL {_of_kl(kl)} nats per token" if kl is not None else ""
     return f"{STAGE_TITLES[stage]} against SFT: {'; '.join(texts)}{kl_text}."
+
+
+def _of_kl(kl: float) -> str:
+    """Return a KL in a sentence, without the powers of ten of very small numbers."""
+    return "below 0.0001" if 0 <= kl < 0.0001 else f"of {wording.number(kl)}"
 
 
 def _reward_gain(key: str, metrics: Mapping[str, float | None]) -> str:
@@ -156,12 +176,23 @@ class Picture(NamedTuple):
     box_height: int = BOX_HEIGHT
 
 
+class Change(NamedTuple):
+    """The main metric of a policy before and after training, large, and its gain in words; `kind` colours it."""
+
+    metric: str
+    start: str
+    end: str
+    gain: str
+    kind: str
+
+
 class Overview(NamedTuple):
     """The top of the page for one run; `name` is "" if there is only one."""
 
     name: str
     outcome: str
     kind: str
+    changes: list[Change]
     gains: str
     facts: str
     picture: Picture
@@ -171,12 +202,34 @@ def sections_of_overview(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
     """Return the outcome of each run in a sentence, its devices and time, and its stages as a picture."""
     overviews = []
     for run in runs:
-        sentence, kind = outcome(run.manifests, run.summaries, run.price, run.unreadable)
+        gained = gains_over_start(_unchanged(run))
+        sentence, kind = outcome(run.manifests, run.summaries, run.price, run.unreadable, gained)
         facts_text = " · ".join(facts(run.manifests, run.summaries, run.price))
         name = run.name if len(runs) > 1 else ""
         stages_picture = picture(run.manifests, run.summaries, run.unreadable)
-        overviews.append(Overview(name, sentence, kind, gains(run.summaries), facts_text, stages_picture))
+        changes = [_change(gain) for gain in gained]
+        overviews.append(Overview(name, sentence, kind, changes, gains(run.summaries), facts_text, stages_picture))
     return [Section("", "overview.html", overviews)]
+
+
+def _change(gain: Gain) -> Change:
+    """Return a gain as the page shows it."""
+    if gain.low is None or gain.high is None:
+        interval = "no interval without an evaluation"
+    else:
+        interval = f"95 % interval {gain.low:+.2f} to {gain.high:+.2f}"
+    metric = f"{gain.name}, SFT → {STAGE_TITLES[gain.stage]}"
+    in_words = f"{gain.value:+.2f}{gain.unit and ' '}{gain.unit} ({interval})"
+    return Change(metric, f"{gain.start:.2f}", f"{gain.end:.2f}", in_words, gain.kind)
+
+
+def _unchanged(run: RunRecords) -> Summaries:
+    """Return the summaries of a run without that of an evaluation that has changed, which other sections report."""
+    try:
+        check_evaluation(run)
+    except UserError:
+        return {stage: summary for stage, summary in run.summaries.items() if stage != "evaluate"}
+    return run.summaries
 
 
 def picture(manifests: Manifests, summaries: Summaries, unreadable: Collection[str] = ()) -> Picture:

@@ -29,6 +29,7 @@ Builder = Callable[[Sequence[RunRecords], Charts], list[Section]]  # a function 
 SECTIONS: tuple[Builder, ...] = (
     sections_of_verdicts,
     sections_of_findings,
+    sections_of_samples,
     sections_of_curves,
     sections_of_frontier,
     sections_of_policies,
@@ -38,7 +39,6 @@ SECTIONS: tuple[Builder, ...] = (
     sections_of_memory,
     sections_of_data,
     sections_of_provenance,
-    sections_of_samples,
 )
 
 

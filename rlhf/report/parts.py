@@ -9,6 +9,7 @@ from rlhf.errors import UserError
 from rlhf.rating.pairs import turns
 
 Trace = dict[str, Any]  # a curve, bars or axes of a chart: plotly's keys, values of any type
+MARKED = 20  # points of a line up to which each is marked: one point has no line, and few ones look like more
 COLOURS = ("#2f7ed8", "#d9822b", "#2e9d5b", "#b24fb5", "#7a8794", "#c23b3b", "#19a3a3", "#8c6d31")
 STAGE_TITLES = {
     "pretrain": "pretraining",
@@ -105,9 +106,9 @@ def sections_or_problem(topic: str, build: Callable[[], list[Section]], charts: 
 
 
 def line(name: str, x: Sequence[float | None], y: Sequence[float | None], number: int, count: int) -> Trace:
-    """Return line `number` of a chart with `count` lines; several lines are named in the legend."""
-    colour = COLOURS[number % len(COLOURS)]
-    return {"x": x, "y": y, "name": name, "mode": "lines", "line": {"color": colour}, "showlegend": count > 1}
+    """Return line `number` of a chart with `count` lines; several lines are named in the legend, few points marked."""
+    style: Trace = {"line": {"color": COLOURS[number % len(COLOURS)]}, "showlegend": count > 1}
+    return {"x": x, "y": y, "name": name, "mode": "lines+markers" if len(x) <= MARKED else "lines"} | style
 
 
 def level(y: float) -> Trace:

@@ -13,7 +13,7 @@ from rlhf.report.runs import RunRecords, metrics
 from rlhf.run import reader, records
 from rlhf.run.finished import totals
 from rlhf.run.layout import FINDINGS
-from rlhf.terminal import counted, wording
+from rlhf.terminal import wording
 from rlhf.terminal.wording import GB
 
 
@@ -55,7 +55,7 @@ class FindingText(NamedTuple):
 class Findings(NamedTuple):
     """All findings; `watched` if every stage was checked to its end.
 
-    `short` says of each finished stage which checks it was too short for.
+    `short` names the checks of each finished stage that had too few logged rows to tell anything.
     """
 
     findings: list[FindingText]
@@ -70,9 +70,7 @@ def sections_of_findings(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
         for stage in (stage for stage in STAGES if stage in run.manifests):
             stage_name = f"{run.name}, {stage}" if len(runs) > 1 else stage
             if stage in run.summaries and (unused := _unused_checks(run, stage)):
-                short.append(
-                    f"{stage_name}: too few logged rows for {counted(len(unused), 'check')} ({', '.join(unused)})"
-                )
+                short.append(f"{stage_name}: {', '.join(unused)}")
             for line in reader.read_lines(run.run_directory / stage / FINDINGS, records.FindingLine):
                 remedies = " or ".join(_settings(line.remedies))
                 rows.append(FindingText(f"{stage_name}, step {line.step}: {line.seen}. {line.cause}.", remedies))

@@ -28,34 +28,48 @@ from rlhf.run.layout import TELEMETRY
 from rlhf.run.records import MetricsLine
 
 EVALUATED_KL = "eval/kl_per_token"  # key of metrics.jsonl
-CURVES: dict[StageName, tuple[tuple[str, str], ...]] = {  # stage -> (key of metrics.jsonl, title)
-    "pretrain": (("loss", "loss"),),
-    "sft": (("loss", "loss"),),
-    "rm": (("loss", "loss"), ("accuracy", "accuracy"), ("margin", "margin")),
+NATS = "nats per token"
+_LOSS_OF_TOKENS = ("loss", "loss", NATS)
+_OF_POLICIES = (
+    ("response/length", "response length", "tokens"),
+    ("response/eos_rate", "responses that end (EOS)", "share"),
+    ("policy/entropy_avg", "entropy", NATS),
+)
+_CLIPPED = ("policy/clipfrac_avg", "clipped tokens", "share")
+_SCORE = ("objective/scores", "score", "score")
+_KL = ("objective/kl_per_token", "KL to the reference", NATS)
+CURVES: dict[StageName, tuple[tuple[str, str, str], ...]] = {  # stage -> (key of metrics.jsonl, title, unit)
+    "pretrain": (_LOSS_OF_TOKENS,),
+    "sft": (_LOSS_OF_TOKENS,),
+    "rm": (
+        ("loss", "loss", "nats per pair"),
+        ("accuracy", "accuracy", "share of pairs"),
+        ("margin", "margin", "score"),
+    ),
     "ppo": (
-        ("objective/scores", "score"),
-        ("objective/kl_per_token", "KL to the reference, nats per token"),
-        ("response/length", "response length, tokens"),
-        ("response/eos_rate", "share of responses that end (EOS)"),
-        ("policy/entropy_avg", "entropy, nats per token"),
-        ("val/explained_variance", "explained variance of the critic"),
-        ("loss/value_avg", "value loss"),
-        ("policy/clipfrac_avg", "clipped tokens"),
+        _SCORE,
+        _KL,
+        *_OF_POLICIES,
+        ("val/explained_variance", "explained variance of the critic", "share"),
+        ("loss/value_avg", "value loss", "squared reward"),
+        _CLIPPED,
     ),
     **dict.fromkeys(
         GROUPS,
         (
-            ("objective/scores", "score"),
-            ("objective/kl_per_token", "KL to the reference, nats per token"),
-            ("groups/no_signal", "groups without signal"),
-            ("groups/reward_sd", "standard deviation of the rewards in a group"),
-            ("response/length", "response length, tokens"),
-            ("response/eos_rate", "share of responses that end (EOS)"),
-            ("policy/entropy_avg", "entropy, nats per token"),
-            ("policy/clipfrac_avg", "clipped tokens"),
+            _SCORE,
+            _KL,
+            ("groups/no_signal", "groups without signal", "share"),
+            ("groups/reward_sd", "standard deviation of the rewards in a group", "reward"),
+            *_OF_POLICIES,
+            _CLIPPED,
         ),
     ),
-    "dpo": (("loss", "loss"), ("rewards/accuracies", "accuracy"), ("rewards/margins", "margin")),
+    "dpo": (
+        ("loss", "loss", "nats per pair"),
+        ("rewards/accuracies", "accuracy", "share of pairs"),
+        ("rewards/margins", "margin", "implicit reward"),
+    ),
 }
 
 
@@ -71,7 +85,7 @@ def _curves(stage: StageName, runs: Sequence[RunRecords], charts: Charts) -> lis
     """Return the section of a stage's curves; none if it has logged nothing."""
     stage_charts = []
     rows_of_runs = [metrics(run, stage) for run in runs]
-    for key, title in CURVES[stage]:
+    for key, title, unit in CURVES[stage]:
         lines = []
         for number, (run, rows) in enumerate(zip(runs, rows_of_runs, strict=True)):
             points = [(row.step, row.values[key]) for row in rows if row.values.get(key) is not None]
@@ -80,7 +94,8 @@ def _curves(stage: StageName, runs: Sequence[RunRecords], charts: Charts) -> lis
                 lines.append(line(run.name, steps, values, number, len(runs)))
         if lines:
             band = _published_course(runs[0], stage, key, max(line_data["x"][-1] for line_data in lines))
-            stage_charts.append(charts.add(title, [*band, *lines], xaxis={"title": {"text": "step"}}))
+            axes: Trace = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": unit}}}
+            stage_charts.append(charts.add(title, [*band, *lines], **axes))
     stage_charts += _memory_over_time(runs, stage, charts)
     return [Section(f"{stage}: curves", "charts.html", stage_charts)] if stage_charts else []
 
@@ -113,8 +128,8 @@ def _memory_over_time(runs: Sequence[RunRecords], stage: StageName, charts: Char
     card = manifest.settings.hardware.memory_gb if manifest else None
     on_card = manifest is not None and manifest.device.type == "cuda"
     measured = "peak of the GPU's memory" if on_card else "the process's memory"
-    axes: Trace = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"rangemode": "tozero"}}
-    return [charts.add(f"{measured}, measured, GB", lines, shapes=[level(card)] if card else [], **axes)]
+    axes: Trace = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": "GB"}, "rangemode": "tozero"}}
+    return [charts.add(f"{measured}, measured", lines, shapes=[level(card)] if card else [], **axes)]
 
 
 def sections_of_frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:

@@ -33,6 +33,7 @@ from rlhf.stages.result import Result
 from rlhf.stages.supervised.pairs import StagePairs, stage_pairs
 from rlhf.stages.supervised.trainer import RunTrainer
 from rlhf.stages.supervised.training import arguments, best_step_metric, free_memory, rows_to_dataset, train
+from rlhf.terminal.progress import working
 
 SAMPLES = 8  # held-out prompts whose answers are logged before and after
 
@@ -62,7 +63,8 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
             measure(shared, role, codec, prompts, sampling, seed=recipe.seed, with_true_reward=truth)
             for role in ("reference", "policy")
         )
-        preferred = preference_accuracy(shared, codec, pairs.heldout, 2 * options.per_device_train_batch_size)
+        with working("dpo: scoring held-out pairs"):
+            preferred = preference_accuracy(shared, codec, pairs.heldout, 2 * options.per_device_train_batch_size)
     run.logs.samples(
         0,
         [

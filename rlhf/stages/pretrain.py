@@ -51,7 +51,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     model.save_pretrained(folder)
     codec.tokenizer.save_pretrained(folder)
     batch_size = options.per_device_train_batch_size
-    with telemetry.phase("evaluate"):
+    with telemetry.phase("evaluate"), working("pretrain: evaluating on held-out texts"):
         metrics = {
             "perplexity": perplexity(model, [(ids, 0) for ids in heldout], codec.pad_id, batch_size),
             "parameters": sum(p.numel() for p in model.parameters()),

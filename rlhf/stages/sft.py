@@ -26,6 +26,7 @@ from rlhf.stages.result import Result
 from rlhf.stages.supervised.forward import IGNORED
 from rlhf.stages.supervised.trainer import RunTrainer
 from rlhf.stages.supervised.training import arguments, best_step_metric, rows_to_dataset, train
+from rlhf.terminal.progress import working
 
 SAMPLES = 8  # held-out prompts whose answers are logged before and after
 
@@ -65,7 +66,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
         return {"perplexity": value, "loss": math.log(value)}
 
     def measure() -> tuple[float, list[str]]:
-        with telemetry.phase("evaluate"):
+        with telemetry.phase("evaluate"), working("sft: evaluating on held-out rows"):
             return perplexity_of(rows.heldout), _answers(model, codec, prompts, run)
 
     perplexity_before, answers_before = measure()

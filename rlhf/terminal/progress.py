@@ -1,6 +1,7 @@
 """The progress of work while it goes on: a bar with the time left on a terminal, an occasional line elsewhere."""
 
 import datetime
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -82,18 +83,32 @@ class _Times(ProgressColumn):
 def working(task: str) -> Iterator[Callable[[str], None]]:
     """Show what is being done, for work of unknown length. Yields a function that changes the text.
 
-    Without a terminal the first text is not printed, and a new one is printed as a line of its own now and then.
+    Without a terminal a new text is printed as a line of its own now and then, and work that goes on for long is named
+    again and again with the time that it has taken.
     """
     if screen.ERR.is_terminal:
         with screen.ERR.status(Text(task)) as status:
             yield lambda text: status.update(Text(text))
         return
-    printed = time.monotonic()
+    start = printed = time.monotonic()
+    doing, ended = task, threading.Event()
 
     def tell(task: str) -> None:
-        nonlocal printed
+        nonlocal doing, printed
+        doing = task
         if time.monotonic() - printed > _WORKING_SECONDS:
             printed = time.monotonic()
             screen.ERR.print(task, soft_wrap=True)
 
-    yield tell
+    def repeat() -> None:
+        while not ended.wait(_LOOP_SECONDS):
+            passed = datetime.timedelta(seconds=int(time.monotonic() - start))
+            screen.ERR.print(f"{doing}, {passed} so far", soft_wrap=True)
+
+    repeater = threading.Thread(target=repeat, daemon=True)  # the work itself may be one call of a library
+    repeater.start()
+    try:
+        yield tell
+    finally:
+        ended.set()
+        repeater.join()

@@ -123,6 +123,22 @@ def test_the_stages_that_are_named_fit_and_one_of_them_is_merged(checkpoints, tm
     assert all(Predictor().predict(made.loaded, stage).whole.peak_bytes + CONTEXT_BYTES <= 3e9 for stage in made.stages)
 
 
+@pytest.mark.parametrize(("pairs", "logged_every"), [(60, 1), (300, 1), (400, 2), (1000, 5), (1900, 10), (100_000, 10)])
+def test_small_data_is_logged_often_enough_for_a_curve(pairs, logged_every):
+    """At least ten times in an epoch of ten steps or more; evaluations come with a logged row."""
+    assert new_content.steps_between_logged_rows(pairs) == logged_every
+    assert new_content.steps_between_evaluations(pairs) % logged_every == 0
+    steps = int(0.9 * pairs) // 16
+    assert steps // logged_every >= min(10, steps)
+
+
+def test_the_recipe_of_small_data_says_so(checkpoints, tmp_path):
+    row = '{"prompt": "Is %d even?", "chosen": "yes", "rejected": "no"}\n'
+    (tmp_path / "pairs.jsonl").write_text("".join(row % i for i in range(400)))
+    written = make(tmp_path, str(checkpoints / "Tiny_llama"), data=(str(tmp_path / "pairs.jsonl"),)).loaded.recipe
+    assert [written.section(stage).logging_steps for stage in ("sft", "rm", "dpo")] == [2, 2, 2]
+
+
 def test_what_the_search_finds_is_what_is_written(checkpoints, tmp_path):
     wishes = NewOptions(str(checkpoints / "Tiny_llama"), card_of("3GB"))
     source = new_model.read_model(wishes.model, None)

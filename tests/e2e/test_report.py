@@ -20,7 +20,7 @@ from rlhf.files import write_json
 from rlhf.rating import store
 from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import ONLINE, StageName, published
-from rlhf.report import RunRecords, overview, tables, training
+from rlhf.report import RunRecords, gain, overview, tables, training
 from rlhf.report.evaluation import OPEN, Samples, sections_of_policies, sections_of_reward_model, sections_of_samples
 from rlhf.report.page import render
 from rlhf.report.parts import Charts, Section, Table, Turn
@@ -110,9 +110,12 @@ def test_the_page_of_a_run_has_its_sections_its_curves_and_its_findings(run):
     for title in ("Where the time went", "Memory", "Samples", "Provenance"):
         assert f"<h2>{title}</h2>" in page
     charts = json.loads(not_none(re.search(r'id="charts">(.*?)</script>', page, re.S))[1])
-    (curve,) = (c for c in charts if c["layout"]["title"]["text"] == "KL to the reference, nats per token")
+    (curve,) = (c for c in charts if c["layout"]["title"]["text"] == "KL to the reference")
     rows = [json.loads(line) for line in (run / "ppo" / "metrics.jsonl").read_text().splitlines()]
     assert curve["data"][0]["y"] == [row["objective/kl_per_token"] for row in rows]
+    assert curve["layout"]["yaxis"]["title"]["text"] == "nats per token"
+    without_unit = [c["layout"] for c in charts if not {"title"} <= {*c["layout"].get("yaxis", {})}]
+    assert [layout["title"]["text"] for layout in without_unit] == ["seconds by phase, measured"]
     assert "&lt;b&gt;bold&lt;/b&gt;" in page and "ppo.kl_coef=0.1" in page
 
 
@@ -125,6 +128,18 @@ def test_a_log_is_read_once_for_all_its_curves(run, monkeypatch):
     read.clear()
     training.sections_of_frontier([report.load(run)], Charts())
     assert read == [*ONLINE]
+
+
+@pytest.mark.parametrize(("rows", "mode"), [(1, "lines+markers"), (20, "lines+markers"), (21, "lines")])
+def test_few_points_of_a_curve_are_marked(tmp_path, rows, mode):
+    """A line through one point is invisible."""
+    (tmp_path / "rm").mkdir()
+    for name, values in (("metrics", {"accuracy": 0.5}), ("telemetry", {"memory_bytes": 1e9})):
+        text = "".join(json.dumps({"step": step} | values) + "\n" for step in range(rows))
+        (tmp_path / "rm" / f"{name}.jsonl").write_text(text)
+    charts = Charts()
+    training.sections_of_curves([RunRecords("run", tmp_path, {}, {})], charts)
+    assert [line["mode"] for chart in charts.all for line in chart["data"]] == [mode, mode]
 
 
 def test_what_a_model_says_is_text(run):
@@ -143,6 +158,24 @@ def test_in_a_browser_the_charts_are_drawn_and_nothing_takes_over(run, chromium)
     assert page.locator(".main-svg").count() >= 8
     assert page.text_content("#shown") == "7" and page.locator(".sample:visible").count() == 7
     assert not complaints(page)
+
+
+@needs_browser
+def test_in_a_browser_axes_have_plain_numbers_and_charts_room(evaluated, chromium, tmp_path):
+    """Neither 200µ nor 2e-4; the title of a chart does not touch the axis of the one above."""
+    root = tmp_path / "cpu-tiny" / "v1"
+    shutil.copytree(evaluated, root)
+    rows = "".join(json.dumps({"step": i, "loss": 0.0001 * i}) + "\n" for i in range(1, 4))
+    (root / "sft" / "metrics.jsonl").write_text(rows)
+    report.write([root], tmp_path / "report.html")
+    page = open_page(chromium, (tmp_path / "report.html").as_uri())
+    ticks = page.locator("#sft-curves .ytick text").all_text_contents()
+    assert "0.0002" in ticks and not any(re.search("[µkme]", tick) for tick in ticks)
+    (above, below) = page.locator("#score-against-divergence .chart").all()
+    axis, title = (
+        not_none(chart.locator(part).bounding_box()) for chart, part in ((above, ".xtitle"), (below, ".gtitle"))
+    )
+    assert title["y"] - (axis["y"] + axis["height"]) > 10
 
 
 @needs_browser
@@ -182,7 +215,7 @@ def test_the_evaluation_is_shown_side_by_side(evaluated):
     rows = [json.loads(line) for line in (evaluated / "ppo" / "metrics.jsonl").read_text().splitlines()]
     truth = [row["eval/true_reward_gain_sd"] for row in rows if "eval/true_reward_gain_sd" in row]
     assert gains[1]["y"] == [0, *truth]
-    assert charts["the process's memory, measured, GB"]["data"][0]["y"][0] > 0.01
+    assert charts["the process's memory, measured"]["data"][0]["y"][0] > 0.01
 
 
 def test_ratings_are_counted(evaluated):
@@ -262,7 +295,7 @@ def test_data_that_is_not_what_was_trained_on_is_not_checked(evaluated):
     pairs.write_text(before)
 
 
-EVALUATION = ["policies", "reward model", "samples"]  # the parts of the page that read it
+EVALUATION = ["samples", "policies", "reward model"]  # the parts of the page that read it
 
 
 @pytest.mark.parametrize(
@@ -304,7 +337,7 @@ def test_an_evaluation_that_has_changed_is_left_out(evaluated, tmp_path, monkeyp
         assert f"{samples} has changed since evaluate was done; move" in html and 'class="sample"' not in html
     code, out, err = rlhf(monkeypatch, capsys, "report", root, "--to", tmp_path / "page.html")
     assert code == 0 and "written to" in out and err.count("\n") == 1
-    assert err.startswith(f"3 parts left out of the page, which names the reasons; the first: policies: {samples} has")
+    assert err.startswith(f"3 parts left out of the page, which names the reasons; the first: samples: {samples} has")
     samples.write_text(whole)
     code, _, err = rlhf(monkeypatch, capsys, "report", root, "--to", tmp_path / "page.html")
     assert (code, err) == (0, "")
@@ -453,7 +486,7 @@ def test_a_published_course_is_a_band_and_predicted_memory_lies_in_order(tmp_pat
     charts = charts_of(report.page([report.load(root.parent)]).html)
     band, line = charts["loss"]["data"]
     assert (band["x"], band["y"]) == ([0, 50, 50, 0], [0.6, 0.3, 0.4, 0.7]) and line["y"] == [0.5, 0.4]
-    assert charts["peak of the GPU's memory, measured, GB"]["layout"]["shapes"][0]["y0"] == 24
+    assert charts["peak of the GPU's memory, measured"]["layout"]["shapes"][0]["y0"] == 24
     memory = charts["predicted peak of each phase by component, in order"]
     pinned = json.loads((RECIPE.parents[1] / "4090-llama2-7b/v1/predicted.json").read_text())["stages"]
     at = memory["layout"]["xaxis"]["ticktext"].index("ppo update")
@@ -534,14 +567,18 @@ def test_a_stage_that_was_too_short_for_some_checks_is_named(evaluated, tmp_path
     """Rows of a validation alone do not count."""
     (section,) = tables.sections_of_findings([report.load(evaluated)], Charts())
     assert isinstance(section.data, tables.Findings)
-    short = dict(line.split(": too few logged rows for ") for line in section.data.short)
+    short = dict(line.split(": ") for line in section.data.short)
     assert short.keys() == {"pretrain", "sft", "rm", "ppo"} and "flat_reward" in short["ppo"]
-    assert short["sft"] == "2 checks (flat_loss, rising_loss)"
-    assert "sft: too few logged rows for 2 checks" in render("findings.html", section=section)
+    assert short["sft"] == "flat_loss, rising_loss"
+    html = render("findings.html", section=section._replace(data=section.data._replace(findings=[])))
+    assert "found nothing; some had too few logged rows to tell." in html
+    assert "<li>sft: flat_loss, rising_loss</li>" in html
+    enough = section.data._replace(findings=[], short=[])
+    assert "found nothing.</p>" in render("findings.html", section=section._replace(data=enough))
     (tmp_path / "sft").mkdir()
     rows = [{"step": i, "loss": 1.0} for i in range(19)]
     for more, unused in (
-        ({"eval/loss": 1.0}, ["sft: too few logged rows for 1 check (flat_loss)"]),
+        ({"eval/loss": 1.0}, ["sft: flat_loss"]),
         ({"loss": 1.0}, []),
     ):
         text = "".join(json.dumps(row) + "\n" for row in [*rows, {"step": 19} | more])
@@ -623,6 +660,84 @@ def test_the_headline_says_what_was_reached_and_what_was_not():
     assert overview.outcome({}, without_figures) == ("Finished: SFT, reward model.", "")
 
 
+def gains_of(**metrics: dict[str, float]) -> list[gain.Gain]:
+    """The gains of stages with these metrics."""
+    return gain.gains_over_start({stage: summary_of(stage=stage, metrics=values) for stage, values in metrics.items()})
+
+
+WORSE = {"score_sft": 0.5, "score": 0.1, "score_gain_sd": -0.39}
+
+
+def test_the_headline_says_that_a_policy_is_worse_than_its_start():
+    summaries = {"sft": summary_of(), "ppo": summary_of(stage="ppo", metrics=WORSE)}
+    assert overview.outcome({}, summaries, gained=gains_of(ppo=WORSE)) == (
+        "PPO is worse than SFT. Finished: SFT, PPO.",
+        "bad",
+    )
+    met = {"ppo": finished("ppo", 0.7)}
+    both = overview.outcome({}, met, gained=gains_of(ppo=WORSE, dpo=WORSE))
+    assert both == ("PPO and DPO are worse than SFT. 1 of 1 targets met.", "bad")
+    better = WORSE | {"score_gain_sd": 0.39}
+    assert overview.outcome({}, summaries, gained=gains_of(ppo=better)) == ("Finished: SFT, PPO.", "good")
+    mixed = gains_of(ppo=better, dpo=WORSE | {"score_gain_sd": -0.004})
+    assert overview.outcome({}, summaries, gained=mixed) == ("Finished: SFT, PPO.", ""), "no difference of two digits"
+    unfinished = dict.fromkeys(("sft", "ppo", "rm"), MANIFEST)
+    assert overview.outcome(unfinished, summaries, gained=gains_of(ppo=better))[1] == ""
+
+
+def test_the_main_gain_is_the_truth_and_that_of_the_evaluation_has_an_interval():
+    (own,) = gains_of(ppo=WORSE | {"true_reward_sft": 0.6, "true_reward": 2.3, "true_reward_gain_sd": 1.25})
+    assert (own.name, own.start, own.end, own.value, own.low, own.unit) == (
+        "true reward",
+        0.6,
+        2.3,
+        1.25,
+        None,
+        "standard deviations",
+    )
+    functions = {"reward_right_sft": 0.25, "reward_right": 0.5, "reward_right_gain": 0.25}
+    (right,) = gains_of(grpo=WORSE | functions)
+    assert (right.stage, right.name, right.value, right.unit, right.kind) == ("grpo", "right", 0.25, "", "good")
+    evaluated = {"sft/score": 0.4, "ppo/score": 0.3, "ppo/score_gain_sd": -0.2}
+    for low, high, kind in ((-0.3, -0.1, "bad"), (-0.3, 0.1, ""), (0.1, 0.3, "good")):
+        ends = {"ppo/score_gain_sd_low": low, "ppo/score_gain_sd_high": high}
+        (one,) = gains_of(ppo=WORSE, evaluate=evaluated | ends)
+        assert (one.start, one.low, one.high, one.kind) == (0.4, low, high, kind)
+    assert gains_of(sft={"loss": 1.0}, dpo={"preference_accuracy": 0.7}) == []
+
+
+def test_an_evaluation_that_has_changed_does_not_decide_the_headline(evaluated, tmp_path):
+    root = tmp_path / "cpu-tiny" / "v1"
+    shutil.copytree(evaluated, root)
+    assert "evaluate" in overview._unchanged(report.load(root))
+    with (root / "evaluate" / "samples.jsonl").open("a") as file:
+        file.write("\n")
+    assert overview._unchanged(report.load(root)).keys() == {"pretrain", "sft", "rm", "ppo"}
+
+
+def test_before_and_after_stand_large_at_the_top(tmp_path):
+    def top(**metrics: dict[str, float]) -> str:
+        summaries = {stage: summary_of(stage=stage, metrics=values) for stage, values in metrics.items()}
+        write_records(tmp_path / "evaluate")
+        run = RunRecords("run", tmp_path, dict.fromkeys(summaries, MANIFEST), summaries)
+        (section,) = overview.sections_of_overview([run], Charts())
+        return render("overview.html", section=section)
+
+    alone = top(ppo=WORSE)
+    assert '<div class="large bad">0.50 → 0.10</div>' in alone and "score, SFT → PPO" in alone
+    assert "-0.39 standard deviations (no interval without an evaluation)" in alone
+    ends = {"ppo/score_gain_sd": 0.2, "ppo/score_gain_sd_low": 0.05, "ppo/score_gain_sd_high": 0.31}
+    evaluated = top(ppo=WORSE, evaluate={"sft/score": 0.4, "ppo/score": 0.6} | ends)
+    assert '<div class="large good">0.40 → 0.60</div>' in evaluated
+    assert "+0.20 standard deviations (95 % interval +0.05 to +0.31)" in evaluated
+    assert '"large' not in top(sft={"loss": 1.0})
+
+
+def test_samples_come_before_the_curves(run):
+    titles = re.findall("<h2>(.*?)</h2>", text_of(run))
+    assert titles.index("Findings during training") < titles.index("Samples") < titles.index("pretrain: curves")
+
+
 def test_the_gain_and_the_facts_are_those_of_the_summaries():
     metrics = {"true_reward_gain_sd": 1.274, "score_gain_sd": 1.3, "kl_per_token": 0.1868}
     summaries = {"ppo": finished("ppo", 0.7, **metrics)}
@@ -639,6 +754,8 @@ def test_the_gain_and_the_facts_are_those_of_the_summaries():
     assert (
         overview.gains({"rloo": finished("rloo", 0.7, **right)}) == "RLOO against SFT: numeric answer 0.5625 (+0.312)."
     )
+    small_kl = {"ppo": finished("ppo", 0.7, score_gain_sd=0.1, kl_per_token=1.284e-05)}
+    assert overview.gains(small_kl).endswith("at a KL below 0.0001 nats per token.")
     facts = overview.facts({"ppo": MANIFEST}, summaries, 36.0)
     assert facts == ["2026-01-02", "Some CPU, 2 threads", "0:01:30 in 1 finished stage", "0.90 USD for each card"]
 

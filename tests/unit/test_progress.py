@@ -1,5 +1,8 @@
 """What the terminal shows while work goes on."""
 
+import threading
+import time
+
 import pytest
 from rich.console import Console
 
@@ -107,3 +110,24 @@ def test_without_a_terminal_long_work_says_now_and_then_what_it_does(clock, caps
             clock[0] += 6
             say(f"rehearsing {stage}")
     assert capsys.readouterr().err == "rehearsing rm\n"
+
+
+def test_without_a_terminal_work_in_one_call_is_named_while_it_goes_on(capsys, monkeypatch):
+    """As long as an evaluation after the last step takes; short work prints nothing."""
+    monkeypatch.setattr(screen, "ERR", Console(stderr=True, highlight=False, force_terminal=False))
+    with working("rm: scoring held-out pairs"):
+        pass
+    threads = threading.active_count()
+    monkeypatch.setattr("rlhf.terminal.progress._LOOP_SECONDS", 0.01)
+    printed = ""
+    with working("rm: scoring held-out pairs"):
+        end = time.monotonic() + 10
+        while printed.count("\n") < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+            printed += capsys.readouterr().err
+    assert printed.startswith("rm: scoring held-out pairs, 0:00:00 so far\n" * 2)
+    assert threading.active_count() == threads
+    capsys.readouterr()
+    with pytest.raises(ValueError, match="of the work"), working("rm: scoring held-out pairs"):
+        raise ValueError("of the work")
+    assert threading.active_count() == threads

@@ -24,7 +24,7 @@ from rlhf.run.checkpoints import require_usable, with_resume_advice
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER_FILE, METRICS
 from rlhf.stages.supervised.trainer import RunTrainer
-from rlhf.terminal.progress import Bar
+from rlhf.terminal.progress import Bar, working
 
 ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
 # Costs, which telemetry.jsonl records, and TRL's count of tokens, which starts again at 0 when a run is resumed.
@@ -187,7 +187,7 @@ class _Evaluation(TrainerCallback):
     ) -> None:
         if state.global_step % self.every == 0 or control.should_save:
             training, start, cpu = model.training, time.monotonic(), time.process_time()
-            with self.telemetry.phase("evaluate"):
+            with self.telemetry.phase("evaluate"), working(f"{self.run.stage}: evaluating on validation rows"):
                 values = self.evaluate()
             self.log.leave_out(time.monotonic() - start, time.process_time() - cpu)
             model.train(training)  # TRL logs the metrics of training only while the model is in that mode
