@@ -167,6 +167,57 @@ def test_tuples_and_sets_in_plain_text(completion, answer, expected):
     assert given("math_answer", completion, answer) == expected
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "2\\sqrt{3}",
+        "2\\pi",
+        "1+\\sqrt{2}",
+        "\\frac{3}{4}\\pi",
+        "1-\\frac{1}{e}",
+        "\\ln 2",
+        "x^2\\cdot 3",
+        "\\infty",
+        "\\dfrac{\\pi}{4}",
+        "\\frac{a}{b}",
+        "\\text{Yes}",
+        "\\left(1,2\\right)",
+        "[1,\\infty)",
+        "\\begin{pmatrix}1\\\\2\\end{pmatrix}",
+        "2√3",
+        "(-∞, 3)",
+        "\\$5",
+    ],
+)
+def test_an_answer_of_bare_tex_is_read_as_a_whole(answer):
+    pytest.importorskip("math_verify", reason="math-verify comes with the math extra")
+    assert given("math_answer", f"So ${answer}$", answer) == given("math_answer", f"\\boxed{{{answer}}}", answer) == 1
+    assert [given("math_answer", f"The answer is {n}.", answer) for n in (1, 2, 3)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "expected"),
+    [
+        ("2\\sqrt{3}", "2", 0),
+        ("2 \\sqrt 3.", "2\\sqrt{3}", 1),
+        ("It is \\frac{1}{2}", "0.5", 1),
+        ("The price is $5, so the pair is (1, 2)", "(1,2)", 1),
+        ("Of $5 and $6 it is (1, 2)", "(1,2)", 1),
+        ("It is (2, 1), or rather $(1, 2)$", "(1,2)", 1),
+        ("It is (1, 2), or rather $(2, 1)$", "(1,2)", 0),
+        ("(-∞, 3)", "(-\\infty, 3)", 1),
+        ("$(-\\infty, 3)$", "(-∞, 3)", 1),
+        ("(-∞, 4)", "(-\\infty, 3)", 0),
+        ("4000", "4\\,000", 1),
+        ("$4\\,000$", "4000", 1),
+        ("\\(4\\)", "\\[4\\]", 1),
+    ],
+)
+def test_the_marks_of_mathematics_may_be_missing(completion, answer, expected):
+    pytest.importorskip("math_verify", reason="math-verify comes with the math extra")
+    assert given("math_answer", completion, answer) == expected
+
+
 def test_without_its_library_the_way_to_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
     with pytest.raises(UserError, match=r"needs the package math-verify: pip install 'rlhf-one-gpu\[math\]'"):

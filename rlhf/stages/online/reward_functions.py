@@ -47,6 +47,11 @@ SIGN = r"(?:(?<![\w)\]}])-(?:\\?[$€£¥])?)?"
 NUMBER = re.compile(rf"{SIGN}(?:(?:{BY_SPACES}|{BY_MARKS}|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+]?\d+)?")
 # A tuple, a set or an interval in plain text, with at most one pair of brackets in each member: (1,2), {sqrt(2), 1}
 LISTED = re.compile(r"(?<!\w)[(\[{](?:[^()\[\]{},]|\([^()]*\))+(?:,(?:[^()\[\]{},]|\([^()]*\))+)+[)\]}]")
+# Mathematics between TeX's marks. Two prices are none: a $ that begins has no space behind it, and one that ends has
+# neither a space before it nor a digit behind it.
+MARKED = re.compile(r"(?<!\\)(?:\$(?=\S)[^$]*(?<=\S)\$(?!\d)|\\\(|\\\[|\\boxed)")
+# Commands of TeX without any word around them
+BARE_TEX = re.compile(r"(?=[^\\]*\\)(?:\\[A-Za-z]+(?![A-Za-z])|\\(?![A-Za-z])|[^A-Za-z\\]|[A-Za-z](?![A-Za-z]))+")
 CLOSING_MARKS = ".,;:!?"  # which exact_answer ignores at the end
 
 
@@ -309,12 +314,16 @@ def _math_verify() -> tuple[Callable[[str], list[Any]], Callable[[Any, Any], boo
 
 
 def _right_expression(answer: str) -> list[Any]:
-    """Return an answer as math-verify reads it; [] where it is no mathematical expression."""
+    """Return an answer as math-verify reads it; [] where it is no mathematical expression.
+
+    It reads TeX between marks only, and of `2\\sqrt{3}` nothing but the 2: an answer without marks gets them.
+    """
     parse, _ = _math_verify()
+    answer = _in_tex(answer)
     bare = _bare(answer)
     if LISTED.fullmatch(bare):
         return parse(f"${bare}$")
-    return parse(answer if "$" in answer or "\\" in answer else f"${answer}$")
+    return parse(answer if MARKED.search(answer) else f"${answer}$")
 
 
 def _bare(answer: str) -> str:
@@ -322,18 +331,28 @@ def _bare(answer: str) -> str:
     return answer.strip(" $").replace("\\{", "{").replace("\\}", "}")
 
 
+def _in_tex(text: str) -> str:
+    """Return a text with the signs and the grouped digits that math-verify misreads as TeX writes them."""
+    text = re.sub(r"√(\w+|\([^()]*\))", r"\\sqrt{\1}", text.replace("∞", "\\infty "))
+    return re.sub(r"(?<=\d)\\[,;: ](?=\d{3}(?!\d))", "", text)
+
+
 def _expression(completion: str, answer: str) -> list[Any]:
     """Return the last expression of a response as math-verify reads it.
 
-    It finds no tuple and no set in plain text. So where the answer is one, the last one of the response is marked.
+    It finds no tuple and no set in plain text. So where the answer is one, the last one of the response is marked. So
+    is a response that is bare TeX.
     """
     parse, _ = _math_verify()
-    bare = _bare(answer)
-    *_, last = [None, *LISTED.finditer(completion)]
-    if last is None or not LISTED.fullmatch(bare) or "$" in completion or "\\" in completion:
+    completion, bare = _in_tex(completion).strip(), _bare(_in_tex(answer))
+    if MARKED.search(completion):
         return parse(completion)
-    same_kind = (last[0][0], last[0][-1]) == (bare[0], bare[-1])
-    return parse(f"${last[0]}$") if same_kind else []
+    if LISTED.fullmatch(bare):
+        *_, last = [None, *LISTED.finditer(completion.replace("\\{", "{").replace("\\}", "}"))]
+        if last is not None:
+            same_kind = (last[0][0], last[0][-1]) == (bare[0], bare[-1])
+            return parse(f"${last[0]}$") if same_kind else []
+    return parse(f"${completion.rstrip('.')}$" if BARE_TEX.fullmatch(completion) else completion)
 
 
 def _last_number(text: str) -> float | None:
