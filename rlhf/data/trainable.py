@@ -96,15 +96,16 @@ def _control_token(codec: Codec, text: str) -> str | None:
 def _lost_message(prompt: Sequence[Message], text: str) -> int | None:
     """Return the index of the first message of a prompt that its text lacks; None if it has all, in their order.
 
-    White space at the ends may go, and so may the reasoning of earlier answers, which templates remove by design.
+    White space at the ends may go, and so may the reasoning with which earlier answers begin: templates remove it by
+    design.
     """
     position = 0
     for index, message in enumerate(prompt):
-        content = message.content
-        if message.role == "assistant":
-            content = content.rpartition(END_THINK)[2]
-        found = text.find(content.strip(), position)
+        content = message.content.strip()
+        if message.role == "assistant" and content.startswith(THINK) and END_THINK in content:
+            content = content.partition(END_THINK)[2].strip()
+        found = text.find(content, position)
         if found < 0:
             return index
-        position = found + len(content.strip())
+        position = found + len(content)
     return None

@@ -77,6 +77,20 @@ def test_a_row_that_would_be_changed_is_refused_with_the_reason(template, prompt
             raise UserError(found or "nothing")
 
 
+@pytest.mark.parametrize(
+    ("earlier", "kept"),
+    [
+        ("<think>\nHm.\n</think>\n\nSo.", True),
+        ("So.", True),
+        ("Close it with </think> always.", False),
+        ("<think>\nHm.\n</think>\n\nClose it with </think> always.", False),
+    ],
+)
+def test_an_earlier_answer_may_lose_only_the_reasoning_that_it_begins_with(earlier, kept):
+    reason = why_not(codec(PREFILLED), (*ASKED, Message("assistant", earlier), *ASKED), "So.")
+    assert reason == (None if kept else "the chat template leaves out or alters message 2 (assistant)")
+
+
 def test_a_prompt_that_opens_reasoning_is_continued_there():
     made = codec(PREFILLED)
     begun = "[user]Why?[A]<think>\n"
