@@ -4,6 +4,7 @@ Templates are made to render what was said before. Some rewrite an answer: they 
 reasoning. What is trained is the response as written, between what the template writes before and after an answer.
 """
 
+import re
 from collections.abc import Callable
 
 from rlhf.data import chat_template
@@ -19,6 +20,19 @@ def opens_reasoning(prompt: str) -> bool:
 def closes_reasoning(prompt: str) -> bool:
     """Return whether a prompt ends with a block of reasoning that is closed, so that only an answer can follow."""
     return prompt.rstrip().endswith(END_THINK)
+
+
+def is_ambiguous_reasoning(response: str) -> bool:
+    """Return whether it is open what of a response, which follows a prompt that opens reasoning, is reasoning.
+
+    Clear is a response that begins with `<think>`, one with one `</think>` on a line of its own, and one without marks.
+    """
+    response = response.strip()
+    if THINK in response.removeprefix(THINK):
+        return True
+    if response.startswith(THINK) or END_THINK not in response:
+        return False
+    return response.count(END_THINK) > 1 or not re.search(rf"^[ \t]*{END_THINK}[ \t]*$", response, re.MULTILINE)
 
 
 def answer_text(prompt: str, response: str, render: Callable[[str], str], end: str) -> str | None:

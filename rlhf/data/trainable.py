@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from rlhf.data.chat_template import check
 from rlhf.data.formats import RECIPE_ADVICE, ParsedRows
-from rlhf.data.rendering import END_THINK, THINK, closes_reasoning
+from rlhf.data.rendering import END_THINK, THINK, closes_reasoning, is_ambiguous_reasoning, opens_reasoning
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row
 from rlhf.data.tokenize import TURNS, Codec, chat_text, needed_pad_token, turn_end
 from rlhf.errors import UserError
@@ -37,6 +37,11 @@ def why_not(codec: Codec, prompt: Sequence[Message], response: str | None = None
         return None
     if closes_reasoning(text) and THINK in response:
         return "the response has reasoning, which the chat template closes before it"
+    if opens_reasoning(text) and is_ambiguous_reasoning(response):
+        return (
+            "the chat template opens reasoning, and it is open where the response closes it: begin the response with "
+            f"{THINK}, or have {END_THINK} once, on a line of its own"
+        )
     return "the chat template does not continue the prompt with the response" if answer is None else None
 
 

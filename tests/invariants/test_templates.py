@@ -163,6 +163,7 @@ def test_a_row_is_refused_or_trained_as_it_is_written(family, data):
     opened = codec.prompt_text(prompt).endswith("<think>\n")
     written = response.strip().removeprefix("<think>").strip() if opened else response.strip()
     before = body.removesuffix(written)
+    assert not (opened and "<think>" in body)
     assert body.endswith(written) and re.sub(r"\s", "", before) in ("", "</think>" if opened else "<think></think>")
     ends = sum(message.role[0] in ended for message in prompt) + 1
     default_system = family == "smollm2" and prompt[0].role != "system"

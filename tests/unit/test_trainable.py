@@ -100,6 +100,21 @@ def test_a_prompt_that_opens_reasoning_is_continued_there():
     assert why_not(made, ASKED, "<think>\nHm.\n</think>\nSo.") is None is why_not(made, ASKED, "So.")
 
 
+@pytest.mark.parametrize(
+    "response",
+    [
+        "Sure. <think>ab</think> Hello",
+        "<think>a <think>b</think> Hello",
+        "Use the tag `</think>` to close.",
+        "Hm.</think>So.",
+        "Hm.\n</think>\nSo.\n</think>\nOr so.",
+    ],
+)
+def test_after_a_prompt_that_opens_reasoning_it_must_be_clear_what_is_reasoning(response):
+    assert "it is open where the response closes it" in (why_not(codec(PREFILLED), ASKED, response) or "")
+    assert why_not(codec(PREFILLED), ASKED, f"<think>\nHm.\n</think>\n{response.replace('<think>', '')}") is None
+
+
 def test_reasoning_that_a_template_strips_from_answers_is_trained():
     made = codec(PREFILLED.replace("<think>\n", ""))
     assert trained(made, "<think>\nHm.\n</think>\nSo.") == "[user]Why?[A]<think>\nHm.\n</think>\nSo.<eos>"
