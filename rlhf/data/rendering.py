@@ -38,24 +38,23 @@ def is_ambiguous_reasoning(response: str) -> bool:
 def answer_text(prompt: str, response: str, render: Callable[[str], str], end: str) -> str | None:
     """Return what follows a prompt's text: the response, with what the template writes around it, without `end`.
 
-    `render` returns the whole conversation's text with a given response. `end` is the end-of-sequence token. Returns
+    White space at the two ends of the response is the template's: many templates strip it. `render` returns the whole
+    conversation's text with a given response. `end` is the end-of-sequence token. Returns
     None where the template does not continue the prompt with the answer.
     """
     if opens_reasoning(prompt):
         return _after_open_reasoning(prompt, response, render, end)
-    if (answer := _continuation(prompt, render(response), end)) is None:
+    answer = _continuation(prompt, render(response), end)
+    frame = _continuation(prompt, render(chat_template.WORD), end)
+    if answer is None or frame is None or chat_template.WORD not in frame:
         return None
-    reasons = THINK in response or END_THINK in response
-    before, found, _ = answer.rpartition(response.strip())
-    if found and not (reasons and THINK in before):
-        return answer
-    frame = _continuation(prompt, render(chat_template.WORD), end)  # the template rewrites this response
-    if frame is None or chat_template.WORD not in frame:
-        return None
-    before, _, after = frame.rpartition(chat_template.WORD)
-    if reasons:  # the response has its own reasoning in place of the template's empty one
+    before, after = frame.partition(chat_template.WORD)[0], frame.rpartition(chat_template.WORD)[2]  # it may repeat it
+    if THINK in response or END_THINK in response:  # its own reasoning stands in place of the template's empty one
         before = before.partition(THINK)[0]
-    return f"{before}{response.strip()}{after}"
+    written = answer.removeprefix(before).removesuffix(after)
+    if answer == f"{before}{written}{after}" and written.strip() == response.strip():
+        return answer
+    return f"{before}{response.strip()}{after}"  # the template rewrites this response
 
 
 def _after_open_reasoning(prompt: str, response: str, render: Callable[[str], str], end: str) -> str | None:

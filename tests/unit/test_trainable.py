@@ -120,6 +120,25 @@ def test_reasoning_that_a_template_strips_from_answers_is_trained():
     assert trained(made, "<think>\nHm.\n</think>\nSo.") == "[user]Why?[A]<think>\nHm.\n</think>\nSo.<eos>"
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("m.content.split('\\n')[0] + ' ' + m.content", "aa aa\n  bb"),
+        ("m.content + m.content", "aa aa\n  bb"),
+        ("m.content | upper if 'bb' in m.content else m.content", "aa aa\n  bb"),
+        ("'(' + m.content + ')'", "(  aa aa\n  bb\n)"),
+        ("m.content", "  aa aa\n  bb"),
+        ("m.content | trim", "aa aa\n  bb"),
+    ],
+)
+def test_an_answer_that_the_template_rewrites_is_trained_as_written(content, expected):
+    """The template keeps white space at the two ends, or strips it; nothing else of the answer is its own."""
+    template = "{% for m in messages %}[{{ m.role }}]{{ (CONTENT) if m.role == 'assistant' else m.content }}"
+    template += "{{ '<eos>' if m.role == 'assistant' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    made = codec(template.replace("CONTENT", content))
+    assert trained(made, "  aa aa\n  bb\n") == f"[user]Why?[assistant]{expected}<eos>"
+
+
 def load(tmp_path: Any, on_bad_row: str) -> tuple[Any, Any]:
     rows = [{"prompt": f"Question {n}?", "chosen": f"It is {n}.", "rejected": "No."} for n in range(20)]
     for n in (3, 7):
