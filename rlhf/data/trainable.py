@@ -83,7 +83,7 @@ def codec_of_folder(folder: str | Path) -> Codec:
 def _why_not_row(codec: Codec, row: Row) -> str | None:
     match row:
         case Document():
-            return None
+            return _spelled_token(codec, row.text)
         case Example():
             return why_not(codec, row.prompt, row.response)
         case PreferencePair():
@@ -94,11 +94,16 @@ def _why_not_row(codec: Codec, row: Row) -> str | None:
 
 def _spelled(codec: Codec, text: str) -> str | None:
     """Return which control token, or else which mark of the template's turns, a text spells first; None for neither."""
-    tokens = [token for token in codec.control_tokens if token in text]
-    if tokens:
-        return f"a text spells the control token {min(tokens, key=text.index)!r}"
+    if (reason := _spelled_token(codec, text)) is not None:
+        return reason
     mark = codec.turn_marks.search(text)
     return None if mark is None else f"a text spells the mark of a turn {mark[0]!r}"
+
+
+def _spelled_token(codec: Codec, text: str) -> str | None:
+    """Return which control token a text spells first; None for none. It is all that a document must not spell."""
+    tokens = [token for token in codec.control_tokens if token in text]
+    return f"a text spells the control token {min(tokens, key=text.index)!r}" if tokens else None
 
 
 def _lost_message(prompt: Sequence[Message], text: str) -> int | None:

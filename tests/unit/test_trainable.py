@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer, models
 
 from rlhf.data.load import load_corpus
@@ -12,6 +13,7 @@ from rlhf.data.tokenize import Codec, train
 from rlhf.data.trainable import why_not
 from rlhf.errors import UserError
 from rlhf.run.directory import StageRun
+from rlhf.stages import pretrain
 from tests.helpers import rlhf, small
 
 ALTERNATE = (
@@ -161,6 +163,14 @@ def test_such_rows_are_left_out_counted_and_listed(tmp_path):
     corpus, facts = load(tmp_path, "skip")
     assert facts["template"] == 2 and facts["pairs"] == 18 == len(corpus.pairs)
     assert [line.partition("rows.jsonl:")[2].partition(":")[0] for line in facts["left_out"]] == ["4", "8"]
+
+
+def test_a_document_that_spells_a_control_token_stops_pretraining(tmp_path):
+    file = tmp_path / "texts.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("A\n\nHuman: b", "a<eos>b<pad>") * 9))
+    data = {"source": "files", "files": [str(file)], "on_bad_row": "stop", "heldout_fraction": 0.3}
+    with pytest.raises(UserError, match=r"texts\.jsonl:2: a text spells the control token '<eos>'"):
+        pretrain.run_stage(StageRun(tmp_path / "runs", small(data=data), "pretrain"), torch.device("cpu"))
 
 
 def test_a_check_with_the_tokenizer_names_what_a_run_refuses(tmp_path, monkeypatch, capsys):
