@@ -321,6 +321,23 @@ def test_a_function_of_the_user_s_own_gets_what_it_names(tmp_path, monkeypatch):
         rewards.find("own_rewards:text", "here")(["p"], ["a"], [None])
 
 
+def test_code_of_the_user_s_own_that_exits_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "exiting.py").write_text(
+        "import sys\n"
+        "def f(completions): return [sys.exit('no key') if c == 'x' else 1.0 for c in completions]\n"
+        "async def late(completions): sys.exit(3)\n"
+    )
+    (tmp_path / "exits_at_once.py").write_text("raise SystemExit(0)\n")
+    with pytest.raises(UserError, match=r"^reward exiting:f failed with SystemExit: no key, for .*'q' and .*'x'$"):
+        rewards.find("exiting:f", "here")(["p", "q"], ["a", "x"], [None, None])
+    with pytest.raises(UserError, match=r"^reward exiting:late failed with SystemExit: 3, for .*'p' and .*'a'$"):
+        rewards.find("exiting:late", "here")(["p"], ["a"], [None])
+    with pytest.raises(UserError, match=r"exits_at_once:f cannot be used \(SystemExit: 0\)"):
+        rewards.find("exits_at_once:f", "here")
+
+
 def test_a_function_may_be_async_and_have_no_verdict(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

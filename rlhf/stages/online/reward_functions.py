@@ -36,6 +36,7 @@ from rlhf.terminal import excerpt
 Numbers = Sequence[float | None]
 Function = Callable[..., Numbers | Awaitable[Numbers]]
 ARGUMENTS = ("prompts", "completions", "answer")
+FAILURES = (Exception, SystemExit)  # of code of the user's own, which may call sys.exit
 SHOWN = 60  # characters of a prompt or a response in a message
 # 7, 1,234.50, .5, -1e3, -$5. A minus after a word or a closing bracket is not a sign (10-5, f(x)-5), and a point after
 # a word or another point does not begin a number (v1.2.5, an ellipsis). A comma, an apostrophe, an underscore or TeX's
@@ -81,7 +82,7 @@ class RewardFunction:
         """
         try:
             numbers = self._call(prompts, completions, answers)
-        except Exception as error:
+        except FAILURES as error:
             if len(completions) > 1:  # find the one that it cannot do
                 for prompt, completion, answer in zip(prompts, completions, answers, strict=True):
                     self([prompt], [completion], [answer])
@@ -272,7 +273,7 @@ def _imported(name: str, where: str) -> Function:
     try:
         function: Function = getattr(importlib.import_module(module), attribute)
         _accepted(function)
-    except Exception as error:
+    except FAILURES as error:
         reason = excerpt(f"{type(error).__name__}: {error}")
         raise UserError(
             f"{where}: {name} cannot be used ({reason}); modules are looked for in {folder} first"
