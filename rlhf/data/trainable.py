@@ -39,8 +39,8 @@ def why_not(codec: Codec, prompt: Sequence[Message], response: str | None = None
         return "the response has reasoning, which the chat template closes before it"
     if opens_reasoning(text) and is_ambiguous_reasoning(response):
         return (
-            "the chat template opens reasoning, and it is open where the response closes it: begin the response with "
-            f"{THINK}, or have {END_THINK} once, on a line of its own"
+            "the chat template opens reasoning, and it is unclear where the response closes it: begin it "
+            f"with {THINK}, or have {END_THINK} once, on a line of its own"
         )
     return "the chat template does not continue the prompt with the response" if answer is None else None
 

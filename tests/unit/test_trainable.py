@@ -113,7 +113,7 @@ def test_a_prompt_that_opens_reasoning_is_continued_there():
     ],
 )
 def test_after_a_prompt_that_opens_reasoning_it_must_be_clear_what_is_reasoning(response):
-    assert "it is open where the response closes it" in (why_not(codec(PREFILLED), ASKED, response) or "")
+    assert "it is unclear where the response closes it" in (why_not(codec(PREFILLED), ASKED, response) or "")
     assert why_not(codec(PREFILLED), ASKED, f"<think>\nHm.\n</think>\n{response.replace('<think>', '')}") is None
 
 
