@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import resource
 import select
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 
 import psutil
 
@@ -23,6 +25,9 @@ PROBES = (
     (Message("user", f"What is a {WORD}?"),),
     (Message("user", "Hello."), Message("assistant", "Hello."), Message("user", f"What is a {WORD}?")),
 )
+
+EXCHANGE = (Message("user", WORD), Message("assistant", WORD), Message("user", WORD))
+BRACKETED = re.compile(r"(?<!\S)[<\[{|]\S*\w\S*[>\]}|](?!\S)")  # a word such as [INST] or <|user|>
 
 
 def with_settings(template: str, variables: Mapping[str, object], system_prompt: str | None) -> str:
@@ -55,6 +60,33 @@ def check(render: Callable[[Sequence[Message]], str]) -> None:
         raise UserError(f"{error}; use tokenizer.template: hh") from None
     if not all(WORD in text for text in texts):
         raise UserError("the tokenizer's chat template leaves out what is said; use tokenizer.template: hh")
+
+
+def turn_marks(render: Callable[[Sequence[Message]], str], known: Collection[str]) -> re.Pattern[str]:
+    """Return a pattern of the plain text by which a checked template marks turns: `[INST]`, `<|user|>`, `USER:`.
+
+    Marks are the lines that it writes between messages and after them, of letters or digits with other signs. One that
+    begins a line there counts only where it begins a line. Words in brackets count everywhere, also where they are
+    written before the first message: other text there may be a system prompt. `known` are tokens that need no mark.
+    """
+    marks: dict[str, None] = {}
+    for conversation in (EXCHANGE, (Message("system", WORD), *EXCHANGE)):
+        with suppress(UserError):  # it may accept no system message
+            text = render(conversation)
+            for token in sorted(known, key=len, reverse=True):
+                text = text.replace(token, " ")
+            first, *others = text.split(WORD)
+            brackets = [re.escape(word) for part in (first, *others) for word in BRACKETED.findall(part)]
+            lines = [mark for part in others for mark in _marking_lines(part)]
+            marks |= dict.fromkeys([*brackets, *lines])
+    return re.compile("|".join(marks) or r"(?!)", re.MULTILINE)
+
+
+def _marking_lines(part: str) -> list[str]:
+    """Return a pattern of each line between two messages that can be told from words and from mere punctuation."""
+    lines = [(index, line.strip()) for index, line in enumerate(part.split("\n"))]
+    marking = [(index, line) for index, line in lines if re.search(r"\w", line) and not line.isalnum()]
+    return [(r"^[ \t]*" if index else r"(?<!\w)") + re.escape(line) for index, line in marking]
 
 
 def _render_in_child(render: Callable[[Sequence[Message]], str], messages: Sequence[Message]) -> str:

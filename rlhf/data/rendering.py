@@ -4,6 +4,7 @@ Templates are made to render what was said before. Some rewrite an answer: they 
 reasoning. What is trained is the response as written, between what the template writes before and after an answer.
 """
 
+import re
 from collections.abc import Callable
 
 from rlhf.data import chat_template
@@ -21,27 +22,39 @@ def closes_reasoning(prompt: str) -> bool:
     return prompt.rstrip().endswith(END_THINK)
 
 
+def is_ambiguous_reasoning(response: str) -> bool:
+    """Return whether it is open what of a response, which follows a prompt that opens reasoning, is reasoning.
+
+    Clear is a response that begins with `<think>`, one with one `</think>` on a line of its own, and one without marks.
+    """
+    response = response.strip()
+    if THINK in response.removeprefix(THINK):
+        return True
+    if response.startswith(THINK) or END_THINK not in response:
+        return False
+    return response.count(END_THINK) > 1 or not re.search(rf"^[ \t]*{END_THINK}[ \t]*$", response, re.MULTILINE)
+
+
 def answer_text(prompt: str, response: str, render: Callable[[str], str], end: str) -> str | None:
     """Return what follows a prompt's text: the response, with what the template writes around it, without `end`.
 
-    `render` returns the whole conversation's text with a given response. `end` is the end-of-sequence token. Returns
+    White space at the two ends of the response is the template's: many templates strip it. `render` returns the whole
+    conversation's text with a given response. `end` is the end-of-sequence token. Returns
     None where the template does not continue the prompt with the answer.
     """
     if opens_reasoning(prompt):
         return _after_open_reasoning(prompt, response, render, end)
-    if (answer := _continuation(prompt, render(response), end)) is None:
+    answer = _continuation(prompt, render(response), end)
+    frame = _continuation(prompt, render(chat_template.WORD), end)
+    if answer is None or frame is None or chat_template.WORD not in frame:
         return None
-    reasons = THINK in response or END_THINK in response
-    before, found, _ = answer.rpartition(response.strip())
-    if found and not (reasons and THINK in before):
-        return answer
-    frame = _continuation(prompt, render(chat_template.WORD), end)  # the template rewrites this response
-    if frame is None or chat_template.WORD not in frame:
-        return None
-    before, _, after = frame.rpartition(chat_template.WORD)
-    if reasons:  # the response has its own reasoning in place of the template's empty one
+    before, after = frame.partition(chat_template.WORD)[0], frame.rpartition(chat_template.WORD)[2]  # it may repeat it
+    if THINK in response or END_THINK in response:  # its own reasoning stands in place of the template's empty one
         before = before.partition(THINK)[0]
-    return f"{before}{response.strip()}{after}"
+    written = answer.removeprefix(before).removesuffix(after)
+    if answer == f"{before}{written}{after}" and written.strip() == response.strip():
+        return answer
+    return f"{before}{response.strip()}{after}"  # the template rewrites this response
 
 
 def _after_open_reasoning(prompt: str, response: str, render: Callable[[str], str], end: str) -> str | None:

@@ -5,6 +5,7 @@ begins ("…\\n\\nAssistant:"); the response ends with EOS. Prompts lose their o
 (and with them EOS: the model is not taught to stop there). A row that loses its whole response is dropped.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -87,6 +88,14 @@ class Codec:
         added = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
         tokens = dict.fromkeys([*self.tokenizer.all_special_tokens, *added])
         return [token for token in tokens if token and token not in (rendering.THINK, rendering.END_THINK)]
+
+    @cached_property
+    def turn_marks(self) -> re.Pattern[str]:
+        """Find the plain text by which the template marks turns; `plain` marks none."""
+        if self.template == "chat":
+            known = [*self.control_tokens, rendering.THINK, rendering.END_THINK]
+            return chat_template.turn_marks(self.prompt_text, known)
+        return re.compile("|".join(TURNS) if self.template == "hh" else r"(?!)")
 
     def prompt_text(self, messages: Sequence[Message]) -> str:
         """Return the prompt as the template writes it, up to where the response begins."""

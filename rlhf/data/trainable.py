@@ -7,9 +7,9 @@ from transformers import AutoTokenizer
 
 from rlhf.data.chat_template import check
 from rlhf.data.formats import RECIPE_ADVICE, ParsedRows
-from rlhf.data.rendering import END_THINK, THINK, closes_reasoning
+from rlhf.data.rendering import END_THINK, THINK, closes_reasoning, is_ambiguous_reasoning, opens_reasoning
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row
-from rlhf.data.tokenize import TURNS, Codec, chat_text, needed_pad_token, turn_end
+from rlhf.data.tokenize import Codec, chat_text, needed_pad_token, turn_end
 from rlhf.errors import UserError
 from rlhf.recipe.choices import OnBadRow
 from rlhf.run.reader import reading
@@ -19,13 +19,13 @@ from rlhf.terminal import counted
 def why_not(codec: Codec, prompt: Sequence[Message], response: str | None = None) -> str | None:
     """Return why a conversation cannot be trained on as written, or None. Without a response the prompt alone counts.
 
-    Text must not spell a control token, which would end or begin turns that nobody took; the template must accept the
-    conversation, write every message of the prompt, and continue the prompt with the response.
+    Text must not spell control tokens or marks of turns, which would end or begin turns that nobody took; the template
+    must accept the conversation, write every message of the prompt, and continue the prompt with the response.
     """
     said = [message.content for message in prompt]
     for text in said if response is None else [*said, response]:
-        if token := _control_token(codec, text):
-            return f"a text spells the control token {token!r}"
+        if (reason := _spelled(codec, text)) is not None:
+            return reason
     try:
         text = codec.prompt_text(prompt)
         answer = None if response is None else codec.answer_text(prompt, response, text)
@@ -37,6 +37,11 @@ def why_not(codec: Codec, prompt: Sequence[Message], response: str | None = None
         return None
     if closes_reasoning(text) and THINK in response:
         return "the response has reasoning, which the chat template closes before it"
+    if opens_reasoning(text) and is_ambiguous_reasoning(response):
+        return (
+            "the chat template opens reasoning, and it is unclear where the response closes it: begin it "
+            f"with {THINK}, or have {END_THINK} once, on a line of its own"
+        )
     return "the chat template does not continue the prompt with the response" if answer is None else None
 
 
@@ -78,7 +83,7 @@ def codec_of_folder(folder: str | Path) -> Codec:
 def _why_not_row(codec: Codec, row: Row) -> str | None:
     match row:
         case Document():
-            return None
+            return _spelled_token(codec, row.text)
         case Example():
             return why_not(codec, row.prompt, row.response)
         case PreferencePair():
@@ -87,24 +92,33 @@ def _why_not_row(codec: Codec, row: Row) -> str | None:
             return why_not(codec, row.prompt)
 
 
-def _control_token(codec: Codec, text: str) -> str | None:
-    """Return the first control token that a text spells; in transcripts the marks of turns are such tokens too."""
-    tokens = [*codec.control_tokens, *(TURNS if codec.template == "hh" else ())]
-    return min((token for token in tokens if token in text), key=text.index, default=None)
+def _spelled(codec: Codec, text: str) -> str | None:
+    """Return which control token, or else which mark of the template's turns, a text spells first; None for neither."""
+    if (reason := _spelled_token(codec, text)) is not None:
+        return reason
+    mark = codec.turn_marks.search(text)
+    return None if mark is None else f"a text spells the mark of a turn {mark[0]!r}"
+
+
+def _spelled_token(codec: Codec, text: str) -> str | None:
+    """Return which control token a text spells first; None for none. It is all that a document must not spell."""
+    tokens = [token for token in codec.control_tokens if token in text]
+    return f"a text spells the control token {min(tokens, key=text.index)!r}" if tokens else None
 
 
 def _lost_message(prompt: Sequence[Message], text: str) -> int | None:
     """Return the index of the first message of a prompt that its text lacks; None if it has all, in their order.
 
-    White space at the ends may go, and so may the reasoning of earlier answers, which templates remove by design.
+    White space at the ends may go, and so may the reasoning with which earlier answers begin: templates remove it by
+    design.
     """
     position = 0
     for index, message in enumerate(prompt):
-        content = message.content
-        if message.role == "assistant":
-            content = content.rpartition(END_THINK)[2]
-        found = text.find(content.strip(), position)
+        content = message.content.strip()
+        if message.role == "assistant" and content.startswith(THINK) and END_THINK in content:
+            content = content.partition(END_THINK)[2].strip()
+        found = text.find(content, position)
         if found < 0:
             return index
-        position = found + len(content.strip())
+        position = found + len(content)
     return None

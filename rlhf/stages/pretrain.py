@@ -28,9 +28,10 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     assert options and architecture
     telemetry = Telemetry(device)
 
-    texts = load_corpus(run).texts(recipe.tokenizer.template)
-    training = texts.train[: options.max_samples]
     assert recipe.tokenizer.vocab_size
+    untrained = Codec(tokenize.train([], recipe.tokenizer.vocab_size), recipe.tokenizer.template)  # its control tokens
+    texts = load_corpus(run, untrained).texts(recipe.tokenizer.template)
+    training = texts.train[: options.max_samples]
     with working("pretrain: training the tokenizer, encoding"):
         codec = Codec(tokenize.train(training, recipe.tokenizer.vocab_size), recipe.tokenizer.template)
         documents = codec.encode_texts(training, options.max_length)

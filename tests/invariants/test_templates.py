@@ -1,6 +1,7 @@
 """For the templates of twelve model families: a row is refused with a reason, or trained as it is written."""
 
 import re
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -100,6 +101,7 @@ FAMILIES = {
         "sua",
     ),
 }
+REFUSES_SYSTEM = ("mistral", "gemma")
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start|>", "<|stop|>", "<|eot|>", "<|end|>"]
 ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]
 PIECES = [
@@ -130,10 +132,10 @@ TURNS = st.one_of(
 )
 
 
-def made(family: str) -> Codec:
+def made(family: str, special: Sequence[str] = (*SPECIAL, *ROLES, "<think>", "</think>")) -> Codec:
     template, end, _ = FAMILIES[family]
     tokenizer = train(["Paris is a text"], 300)
-    tokenizer.add_special_tokens({"additional_special_tokens": [*SPECIAL, *ROLES, "<think>", "</think>"]})
+    tokenizer.add_special_tokens({"additional_special_tokens": [*special, end]})
     tokenizer.eos_token, tokenizer.chat_template = end, template
     return Codec(tokenizer, "chat")
 
@@ -163,6 +165,7 @@ def test_a_row_is_refused_or_trained_as_it_is_written(family, data):
     opened = codec.prompt_text(prompt).endswith("<think>\n")
     written = response.strip().removeprefix("<think>").strip() if opened else response.strip()
     before = body.removesuffix(written)
+    assert not (opened and "<think>" in body)
     assert body.endswith(written) and re.sub(r"\s", "", before) in ("", "</think>" if opened else "<think></think>")
     ends = sum(message.role[0] in ended for message in prompt) + 1
     default_system = family == "smollm2" and prompt[0].role != "system"
@@ -175,3 +178,18 @@ def test_a_plain_row_is_trained(family):
     assert why_not(codec, [Message("user", "Why?")], "So.") is None
     assert why_not(codec, [Message("user", "Why?")], "<think>\nHm.\n</think>\n\nSo.") is None
     assert why_not(codec, [Message("user", "Why?<|im_end|>")], "So.") is not None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_message_cannot_take_the_next_turns_in_plain_text(family):
+    """Also where the marks of turns are no special tokens: only the end of a turn is one here."""
+    codec = made(family, special=())
+    said = codec.prompt_text([Message("user", "Hi"), Message("assistant", "Sure!"), Message("user", "Bye")])
+    forged = said[said.index("Hi") : said.index("Bye") + 3].replace(FAMILIES[family][1], "")
+    assert why_not(codec, [Message("user", forged)], "So.") is not None
+    assert why_not(codec, [Message("user", "Hi")], forged) is not None
+    plain = "# Users: a list\n\n- user, assistant\n### (c) [x](y) <b>no</b> {1, 2} or so"
+    assert (
+        why_not(codec, [Message("system", "You help."), Message("user", plain)][family in REFUSES_SYSTEM :], plain)
+        is None
+    )

@@ -105,6 +105,23 @@ def given(name: str, completion: str, answer: str | None = None) -> float | None
         ("numeric_answer", "-$1,080", "-1080", 1),
         ("numeric_answer", "-$1,080", "1080", 0),
         ("numeric_answer", "- $5", "5", 1),
+        ("numeric_answer", "-₹500", "-500", 1),
+        ("numeric_answer", "-₹500", "500", 0),
+        ("numeric_answer", "12345678901234567", "12345678901234568", 0),
+        ("numeric_answer", "12345678901234568", "12,345,678,901,234,568.0", 1),
+        ("numeric_answer", "0.1234567890123456789", "0.1234567890123456788", 0),
+        ("numeric_answer(tolerance=0.01)", "101", "100", 1),
+        ("numeric_answer", "1e99999999999999999999", "7", 0),
+        ("numeric_answer", "-1e-99999999999999999999", "0", 1),
+        ("numeric_answer", "1_000", "1000", 1),
+        ("numeric_answer", "1_00", "100", 0),
+        ("numeric_answer", "1'250", "1250", 1),
+        ("numeric_answer", "1\u2019250\u2019000.5", "1250000.5", 1),
+        ("numeric_answer", "Rs 1,00,000", "100000", 1),
+        ("numeric_answer", "12,34,56,789", "123456789", 1),
+        ("numeric_answer", "1,00,00", "10000", 0),
+        ("exact_answer", "Cafe\u0301", "Café", 1),
+        ("exact_answer", "Cafe", "Café", 0),
         ("numeric_answer(extract='#### (.*)')", "#### 5 then 6", "5", 0),
         ("numeric_answer(extract='#### (.*?)$')", "4\n#### 5", "5", 1),
         (GSM8K, "540 * 2 = <<540*2=1080>>1080\n#### $1,080", "It makes 540 twice.\n#### 1080", 1),
@@ -163,6 +180,57 @@ def test_mathematics_is_compared_by_value():
     ],
 )
 def test_tuples_and_sets_in_plain_text(completion, answer, expected):
+    pytest.importorskip("math_verify", reason="math-verify comes with the math extra")
+    assert given("math_answer", completion, answer) == expected
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "2\\sqrt{3}",
+        "2\\pi",
+        "1+\\sqrt{2}",
+        "\\frac{3}{4}\\pi",
+        "1-\\frac{1}{e}",
+        "\\ln 2",
+        "x^2\\cdot 3",
+        "\\infty",
+        "\\dfrac{\\pi}{4}",
+        "\\frac{a}{b}",
+        "\\text{Yes}",
+        "\\left(1,2\\right)",
+        "[1,\\infty)",
+        "\\begin{pmatrix}1\\\\2\\end{pmatrix}",
+        "2√3",
+        "(-∞, 3)",
+        "\\$5",
+    ],
+)
+def test_an_answer_of_bare_tex_is_read_as_a_whole(answer):
+    pytest.importorskip("math_verify", reason="math-verify comes with the math extra")
+    assert given("math_answer", f"So ${answer}$", answer) == given("math_answer", f"\\boxed{{{answer}}}", answer) == 1
+    assert [given("math_answer", f"The answer is {n}.", answer) for n in (1, 2, 3)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "expected"),
+    [
+        ("2\\sqrt{3}", "2", 0),
+        ("2 \\sqrt 3.", "2\\sqrt{3}", 1),
+        ("It is \\frac{1}{2}", "0.5", 1),
+        ("The price is $5, so the pair is (1, 2)", "(1,2)", 1),
+        ("Of $5 and $6 it is (1, 2)", "(1,2)", 1),
+        ("It is (2, 1), or rather $(1, 2)$", "(1,2)", 1),
+        ("It is (1, 2), or rather $(2, 1)$", "(1,2)", 0),
+        ("(-∞, 3)", "(-\\infty, 3)", 1),
+        ("$(-\\infty, 3)$", "(-∞, 3)", 1),
+        ("(-∞, 4)", "(-\\infty, 3)", 0),
+        ("4000", "4\\,000", 1),
+        ("$4\\,000$", "4000", 1),
+        ("\\(4\\)", "\\[4\\]", 1),
+    ],
+)
+def test_the_marks_of_mathematics_may_be_missing(completion, answer, expected):
     pytest.importorskip("math_verify", reason="math-verify comes with the math extra")
     assert given("math_answer", completion, answer) == expected
 
@@ -251,6 +319,23 @@ def test_a_function_of_the_user_s_own_gets_what_it_names(tmp_path, monkeypatch):
         rewards.find("own_rewards:few", "here")(["p", "q"], ["a", "x"], [None, None])
     with pytest.raises(UserError, match="is '1', not a finite number"):
         rewards.find("own_rewards:text", "here")(["p"], ["a"], [None])
+
+
+def test_code_of_the_user_s_own_that_exits_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "exiting.py").write_text(
+        "import sys\n"
+        "def f(completions): return [sys.exit('no key') if c == 'x' else 1.0 for c in completions]\n"
+        "async def late(completions): sys.exit(3)\n"
+    )
+    (tmp_path / "exits_at_once.py").write_text("raise SystemExit(0)\n")
+    with pytest.raises(UserError, match=r"^reward exiting:f failed with SystemExit: no key, for .*'q' and .*'x'$"):
+        rewards.find("exiting:f", "here")(["p", "q"], ["a", "x"], [None, None])
+    with pytest.raises(UserError, match=r"^reward exiting:late failed with SystemExit: 3, for .*'p' and .*'a'$"):
+        rewards.find("exiting:late", "here")(["p"], ["a"], [None])
+    with pytest.raises(UserError, match=r"exits_at_once:f cannot be used \(SystemExit: 0\)"):
+        rewards.find("exits_at_once:f", "here")
 
 
 def test_a_function_may_be_async_and_have_no_verdict(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer, models
 
 from rlhf.data.load import load_corpus
@@ -12,6 +13,7 @@ from rlhf.data.tokenize import Codec, train
 from rlhf.data.trainable import why_not
 from rlhf.errors import UserError
 from rlhf.run.directory import StageRun
+from rlhf.stages import pretrain
 from tests.helpers import rlhf, small
 
 ALTERNATE = (
@@ -44,7 +46,7 @@ def trained(made: Codec, response: str) -> str:
     [
         (ALTERNATE, (*ASKED, *ASKED), "So.", "turns must alternate"),
         (ALTERNATE, ASKED, "It is <eos> that ends.", "spells the control token '<eos>'"),
-        (None, ASKED, "So.\n\nHuman: More?", r"spells the control token '\\n\\nHuman:'"),
+        (None, ASKED, "So.\n\nHuman: More?", r"spells the mark of a turn '\\n\\nHuman:'"),
         (None, (Message("user", "<bos>Why?"),), None, "spells the control token '<bos>'"),
         (None, (*ASKED, Message("system", "Be brief.")), "So.", "message 2 of the prompt is a system message"),
         (PREFILLED, (Message("system", "Be brief."), *ASKED), "So.", None),
@@ -77,6 +79,20 @@ def test_a_row_that_would_be_changed_is_refused_with_the_reason(template, prompt
             raise UserError(found or "nothing")
 
 
+@pytest.mark.parametrize(
+    ("earlier", "kept"),
+    [
+        ("<think>\nHm.\n</think>\n\nSo.", True),
+        ("So.", True),
+        ("Close it with </think> always.", False),
+        ("<think>\nHm.\n</think>\n\nClose it with </think> always.", False),
+    ],
+)
+def test_an_earlier_answer_may_lose_only_the_reasoning_that_it_begins_with(earlier, kept):
+    reason = why_not(codec(PREFILLED), (*ASKED, Message("assistant", earlier), *ASKED), "So.")
+    assert reason == (None if kept else "the chat template leaves out or alters message 2 (assistant)")
+
+
 def test_a_prompt_that_opens_reasoning_is_continued_there():
     made = codec(PREFILLED)
     begun = "[user]Why?[A]<think>\n"
@@ -86,9 +102,43 @@ def test_a_prompt_that_opens_reasoning_is_continued_there():
     assert why_not(made, ASKED, "<think>\nHm.\n</think>\nSo.") is None is why_not(made, ASKED, "So.")
 
 
+@pytest.mark.parametrize(
+    "response",
+    [
+        "Sure. <think>ab</think> Hello",
+        "<think>a <think>b</think> Hello",
+        "Use the tag `</think>` to close.",
+        "Hm.</think>So.",
+        "Hm.\n</think>\nSo.\n</think>\nOr so.",
+    ],
+)
+def test_after_a_prompt_that_opens_reasoning_it_must_be_clear_what_is_reasoning(response):
+    assert "it is unclear where the response closes it" in (why_not(codec(PREFILLED), ASKED, response) or "")
+    assert why_not(codec(PREFILLED), ASKED, f"<think>\nHm.\n</think>\n{response.replace('<think>', '')}") is None
+
+
 def test_reasoning_that_a_template_strips_from_answers_is_trained():
     made = codec(PREFILLED.replace("<think>\n", ""))
     assert trained(made, "<think>\nHm.\n</think>\nSo.") == "[user]Why?[A]<think>\nHm.\n</think>\nSo.<eos>"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("m.content.split('\\n')[0] + ' ' + m.content", "aa aa\n  bb"),
+        ("m.content + m.content", "aa aa\n  bb"),
+        ("m.content | upper if 'bb' in m.content else m.content", "aa aa\n  bb"),
+        ("'(' + m.content + ')'", "(  aa aa\n  bb\n)"),
+        ("m.content", "  aa aa\n  bb"),
+        ("m.content | trim", "aa aa\n  bb"),
+    ],
+)
+def test_an_answer_that_the_template_rewrites_is_trained_as_written(content, expected):
+    """The template keeps white space at the two ends, or strips it; nothing else of the answer is its own."""
+    template = "{% for m in messages %}[{{ m.role }}]{{ (CONTENT) if m.role == 'assistant' else m.content }}"
+    template += "{{ '<eos>' if m.role == 'assistant' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    made = codec(template.replace("CONTENT", content))
+    assert trained(made, "  aa aa\n  bb\n") == f"[user]Why?[assistant]{expected}<eos>"
 
 
 def load(tmp_path: Any, on_bad_row: str) -> tuple[Any, Any]:
@@ -113,6 +163,14 @@ def test_such_rows_are_left_out_counted_and_listed(tmp_path):
     corpus, facts = load(tmp_path, "skip")
     assert facts["template"] == 2 and facts["pairs"] == 18 == len(corpus.pairs)
     assert [line.partition("rows.jsonl:")[2].partition(":")[0] for line in facts["left_out"]] == ["4", "8"]
+
+
+def test_a_document_that_spells_a_control_token_stops_pretraining(tmp_path):
+    file = tmp_path / "texts.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("A\n\nHuman: b", "a<eos>b<pad>") * 9))
+    data = {"source": "files", "files": [str(file)], "on_bad_row": "stop", "heldout_fraction": 0.3}
+    with pytest.raises(UserError, match=r"texts\.jsonl:2: a text spells the control token '<eos>'"):
+        pretrain.run_stage(StageRun(tmp_path / "runs", small(data=data), "pretrain"), torch.device("cpu"))
 
 
 def test_a_check_with_the_tokenizer_names_what_a_run_refuses(tmp_path, monkeypatch, capsys):

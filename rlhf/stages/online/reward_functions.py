@@ -25,28 +25,38 @@ import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
+from rlhf.data.normal import normalise
 from rlhf.errors import UserError
 from rlhf.terminal import excerpt
 
 Numbers = Sequence[float | None]
 Function = Callable[..., Numbers | Awaitable[Numbers]]
 ARGUMENTS = ("prompts", "completions", "answer")
+FAILURES = (Exception, SystemExit)  # of code of the user's own, which may call sys.exit
 SHOWN = 60  # characters of a prompt or a response in a message
 # 7, 1,234.50, .5, -1e3, -$5. A minus after a word or a closing bracket is not a sign (10-5, f(x)-5), and a point after
-# a word or another point does not begin a number (v1.2.5, an ellipsis). A comma or TeX's 1{,}250, 1,\!250 and 1\,250
-# group three digits, or separate two numbers (3,4). Spaces group digits where the whole run of digits and spaces can
-# be one number: 1 250 and 12 345 678, not 3 4, 1000 200 or 1 250 30.
+# a word or another point does not begin a number (v1.2.5, an ellipsis). A comma, an apostrophe, an underscore or TeX's
+# 1{,}250, 1,\!250 and 1\,250 group three digits, or separate two numbers (3,4). Indian commas group two digits before
+# the last three: 1,00,000. Spaces group digits where the whole run of digits and spaces can be one number: 1 250 and
+# 12 345 678, not 3 4, 1000 200 or 1 250 30.
 SPACE = r"[ \u00a0\u2007\u2009\u202f]"  # plain, no-break, of a figure's width, thin, narrow no-break
-MARK = r"(?:,\\!|\{,\}|\\[,;: ]|,)"
+MARK = r"(?:,\\!|\{,\}|\\[,;: ]|[,_'\u2019])"
 BY_SPACES = rf"(?<![\w.])(?<!\d{SPACE})[1-9]\d{{0,2}}(?P<space>{SPACE})\d{{3}}(?:(?P=space)\d{{3}})*(?!,?\d|{SPACE}\d)"
 BY_MARKS = rf"\d{{1,3}}(?P<mark>{MARK})\d{{3}}(?:(?P=mark)\d{{3}})*(?!\d)"
-SIGN = r"(?:(?<![\w)\]}])-(?:\\?[$€£¥])?)?"
-NUMBER = re.compile(rf"{SIGN}(?:(?:{BY_SPACES}|{BY_MARKS}|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+]?\d+)?")
+BY_LAKHS = r"\d{1,2}(?:,\d{2})+,\d{3}(?!\d)"
+SIGN = r"(?:(?<![\w)\]}])-(?:\\?[$£¥฿\u20a0-\u20cf])?)?"  # the range has the signs of other currencies
+NUMBER = re.compile(rf"{SIGN}(?:(?:{BY_SPACES}|{BY_MARKS}|{BY_LAKHS}|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+]?\d+)?")
 # A tuple, a set or an interval in plain text, with at most one pair of brackets in each member: (1,2), {sqrt(2), 1}
 LISTED = re.compile(r"(?<!\w)[(\[{](?:[^()\[\]{},]|\([^()]*\))+(?:,(?:[^()\[\]{},]|\([^()]*\))+)+[)\]}]")
+# Mathematics between TeX's marks. Two prices are none: a $ that begins has no space behind it, and one that ends has
+# neither a space before it nor a digit behind it.
+MARKED = re.compile(r"(?<!\\)(?:\$(?=\S)[^$]*(?<=\S)\$(?!\d)|\\\(|\\\[|\\boxed)")
+# Commands of TeX without any word around them
+BARE_TEX = re.compile(r"(?=[^\\]*\\)(?:\\[A-Za-z]+(?![A-Za-z])|\\(?![A-Za-z])|[^A-Za-z\\]|[A-Za-z](?![A-Za-z]))+")
 CLOSING_MARKS = ".,;:!?"  # which exact_answer ignores at the end
 
 
@@ -72,7 +82,7 @@ class RewardFunction:
         """
         try:
             numbers = self._call(prompts, completions, answers)
-        except Exception as error:
+        except FAILURES as error:
             if len(completions) > 1:  # find the one that it cannot do
                 for prompt, completion, answer in zip(prompts, completions, answers, strict=True):
                     self([prompt], [completion], [answer])
@@ -127,10 +137,11 @@ def numeric_answer(
     rewards = []
     for completion, right in zip(completions, answer, strict=True):
         wanted = _last_number(right)
-        if wanted is None:
+        if wanted is None or not wanted.is_finite():
             raise ValueError(f"the answer {_no_number(right)}")
         number = _last_number(_extract(completion, extract) or "")
-        rewards.append(float(number is not None and abs(number - wanted) <= tolerance * (abs(wanted) or 1.0)))
+        room = Decimal(str(tolerance)) * (abs(wanted) or 1)
+        rewards.append(float(number is not None and abs(number - wanted) <= room))
     return rewards
 
 
@@ -178,7 +189,7 @@ def _no_text(answer: str) -> str | None:
 
 def _no_number(answer: str) -> str | None:
     number = _last_number(answer)
-    return None if number is not None and math.isfinite(number) else f"{answer[:SHOWN]!r} holds no finite number"
+    return None if number is not None and number.is_finite() else f"{answer[:SHOWN]!r} holds no finite number"
 
 
 def _no_expression(answer: str) -> str | None:
@@ -262,7 +273,7 @@ def _imported(name: str, where: str) -> Function:
     try:
         function: Function = getattr(importlib.import_module(module), attribute)
         _accepted(function)
-    except Exception as error:
+    except FAILURES as error:
         reason = excerpt(f"{type(error).__name__}: {error}")
         raise UserError(
             f"{where}: {name} cannot be used ({reason}); modules are looked for in {folder} first"
@@ -291,7 +302,7 @@ def _extract(text: str, pattern: str | None) -> str | None:
 
 def _plain(text: str) -> str:
     """Return a text in the form that exact_answer compares. One of closing marks alone keeps them: "?" is an answer."""
-    spaced = " ".join(text.casefold().split())
+    spaced = normalise(text).casefold()
     return spaced.rstrip(CLOSING_MARKS + " ") or spaced
 
 
@@ -309,12 +320,16 @@ def _math_verify() -> tuple[Callable[[str], list[Any]], Callable[[Any, Any], boo
 
 
 def _right_expression(answer: str) -> list[Any]:
-    """Return an answer as math-verify reads it; [] where it is no mathematical expression."""
+    """Return an answer as math-verify reads it; [] where it is no mathematical expression.
+
+    It reads TeX between marks only, and of `2\\sqrt{3}` nothing but the 2: an answer without marks gets them.
+    """
     parse, _ = _math_verify()
+    answer = _in_tex(answer)
     bare = _bare(answer)
     if LISTED.fullmatch(bare):
         return parse(f"${bare}$")
-    return parse(answer if "$" in answer or "\\" in answer else f"${answer}$")
+    return parse(answer if MARKED.search(answer) else f"${answer}$")
 
 
 def _bare(answer: str) -> str:
@@ -322,23 +337,38 @@ def _bare(answer: str) -> str:
     return answer.strip(" $").replace("\\{", "{").replace("\\}", "}")
 
 
+def _in_tex(text: str) -> str:
+    """Return a text with the signs and the grouped digits that math-verify misreads as TeX writes them."""
+    text = re.sub(r"√(\w+|\([^()]*\))", r"\\sqrt{\1}", text.replace("∞", "\\infty "))
+    return re.sub(r"(?<=\d)\\[,;: ](?=\d{3}(?!\d))", "", text)
+
+
 def _expression(completion: str, answer: str) -> list[Any]:
     """Return the last expression of a response as math-verify reads it.
 
-    It finds no tuple and no set in plain text. So where the answer is one, the last one of the response is marked.
+    It finds no tuple and no set in plain text. So where the answer is one, the last one of the response is marked. So
+    is a response that is bare TeX.
     """
     parse, _ = _math_verify()
-    bare = _bare(answer)
-    *_, last = [None, *LISTED.finditer(completion)]
-    if last is None or not LISTED.fullmatch(bare) or "$" in completion or "\\" in completion:
+    completion, bare = _in_tex(completion).strip(), _bare(_in_tex(answer))
+    if MARKED.search(completion):
         return parse(completion)
-    same_kind = (last[0][0], last[0][-1]) == (bare[0], bare[-1])
-    return parse(f"${last[0]}$") if same_kind else []
+    if LISTED.fullmatch(bare):
+        *_, last = [None, *LISTED.finditer(completion.replace("\\{", "{").replace("\\}", "}"))]
+        if last is not None:
+            same_kind = (last[0][0], last[0][-1]) == (bare[0], bare[-1])
+            return parse(f"${last[0]}$") if same_kind else []
+    return parse(f"${completion.rstrip('.')}$" if BARE_TEX.fullmatch(completion) else completion)
 
 
-def _last_number(text: str) -> float | None:
-    *_, last = [None, *NUMBER.finditer(text.replace("\u2212", "-"))]  # a typeset minus
-    return None if last is None else float("".join(c for c in last[0] if c.isdecimal() or c in "-+.eE"))
+def _last_number(text: str) -> Decimal | None:
+    """Return the last number of a text with all its digits; infinite or 0 where a float would be."""
+    numbers = list(NUMBER.finditer(text.replace("\u2212", "-")))  # a typeset minus
+    if not numbers:
+        return None
+    digits = "".join(c for c in numbers[-1][0] if c.isdecimal() or c in "-+.eE")
+    number = float(digits)
+    return Decimal(digits) if number and math.isfinite(number) else Decimal(number)
 
 
 async def _awaited(numbers: Awaitable[Numbers]) -> Numbers:
