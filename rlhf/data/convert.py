@@ -86,7 +86,7 @@ def convert(
         rows = _rename_columns(raw.rows(file), names)
         if kind == "auto" and _holds_labelled(_rename_columns(raw.rows(file), names)):
             rows = _pair_labelled(str(file), rows, pairings)
-        elif kind == "auto" and _holds_compared(_rename_columns(raw.rows(file), names)):
+        elif kind in ("auto", "preference") and _holds_compared(_rename_columns(raw.rows(file), names)):
             rows = _pair_compared(str(file), rows, pairings)
         raw_files.append((str(file), rows, partial(sha256, file)))
     parsed = formats.parse(raw_files, on_bad_row=on_bad_row, kind=kind, advice=formats.CONVERT_ADVICE)
