@@ -58,7 +58,7 @@ def preference(row: Mapping[str, object], columns: Columns) -> dict[str, object]
         raise Malformed(f"responses under {' and '.join(', '.join(pair) for pair in pairs)}; take one pair out")
     _at_most_one(row, VERDICTS, "verdicts", "take the others out")
     conversations = columns.first == "conversation_a"
-    prompt = None if conversations else next(iter(_with_values(row, PROMPTS)), None)
+    prompt = None if conversations else _at_most_one(row, PROMPTS, "texts", "write them into one 'prompt'")
     if prompt is None and not conversations:
         raise Malformed(f"no prompt under {', '.join(PROMPTS)}; name its column: --rename OLD=prompt")
     first_is_better = _first_is_better(row, columns)

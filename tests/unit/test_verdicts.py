@@ -157,3 +157,12 @@ def test_whole_conversations_must_begin_with_a_prompt_beside_them(tmp_path):
 )
 def test_columns_on_how_a_verdict_came_about_are_left_out(tmp_path, row):
     assert len(convert.convert([write(tmp_path / "a.jsonl", row)], {}).rows.pairs) == 1
+
+
+@pytest.mark.parametrize("names", [("context", "question"), ("prompt", "context"), ("prompt", "question")])
+def test_a_passage_is_not_taken_for_the_prompt(tmp_path, names):
+    row = {"response1": "Paris", "response2": "London", "overall_preference": -2} | dict.fromkeys(names, "A text.")
+    with pytest.raises(UserError, match=rf"a\.jsonl:1: texts under '{names[0]}' and '{names[1]}'; write them into one"):
+        convert.convert([write(tmp_path / "a.jsonl", row)], {})
+    (pair,) = convert.convert([write(tmp_path / "b.jsonl", row | {names[0]: " "})], {}).rows.pairs
+    assert [message.content for message in pair.prompt] == ["A text."]
