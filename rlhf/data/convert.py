@@ -5,7 +5,8 @@
     preference pairs   {"prompt": [messages], "chosen": text, "rejected": text, "margin"?: number}
     prompts            {"prompt": [messages], "answer"?: text}
 
-A completion or an answer of a pair that begins like a transcript, or with a space, is a list of one message.
+A completion or an answer of a pair that begins like a transcript, or with a space, is a list of one message. One that
+follows turns of the assistant is a list with these turns in front of it.
 
 Answers that are labelled good or bad one by one (KTO: `prompt`, `completion`, `label`) become pairs: the first good and
 the first bad answer to a prompt, then the second ones.
@@ -27,7 +28,7 @@ from rlhf.data.labels import label_of
 from rlhf.data.messages import quoted_keys
 from rlhf.data.parsing import OtherKind, is_labelled, kind_of, parse_row, row_object
 from rlhf.data.raw import Malformed
-from rlhf.data.rows import Document, Example, PromptOnly, Row
+from rlhf.data.rows import Document, Example, Message, PreferencePair, Row
 from rlhf.data.verdicts import compared, preference
 from rlhf.errors import OptionError, UserError
 from rlhf.files import replacing, sha256
@@ -117,17 +118,38 @@ def _plain(row: Row) -> dict[str, object]:
     """Return a row as the object to write."""
     if isinstance(row, Document):
         return {"text": row.text}
-    prompt = [dataclasses.asdict(message) for message in row.prompt]
-    if isinstance(row, Example | PromptOnly):
-        response = {"completion": _answer(row.response)} if isinstance(row, Example) else {}
-        return {"prompt": prompt, **response, **({} if row.right_answer is None else {"answer": row.right_answer})}
-    margin = {} if row.margin is None else {"margin": row.margin}
-    return {"prompt": prompt, "chosen": _answer(row.chosen), "rejected": _answer(row.rejected), **margin}
+    if isinstance(row, PreferencePair):
+        return _plain_pair(row.prompt, row.chosen, row.rejected) | (
+            {} if row.margin is None else {"margin": row.margin}
+        )
+    prompt, before = _split(row.prompt)
+    response = {"completion": _answer(before, row.response)} if isinstance(row, Example) else {}
+    return {"prompt": prompt, **response, **({} if row.right_answer is None else {"answer": row.right_answer})}
 
 
-def _answer(text: str) -> object:
-    """Return an answer as text, or as a list of one message where the reader would change or split the text."""
-    return [{"role": "assistant", "content": text}] if text.startswith((" ", "\n\nHuman:")) else text
+def _plain_pair(messages: Sequence[Message], chosen: str, rejected: str) -> dict[str, object]:
+    """Return a pair as the object to write, without its margin."""
+    prompt, before = _split(messages)
+    return {"prompt": prompt, "chosen": _answer(before, chosen), "rejected": _answer(before, rejected)}
+
+
+def _split(messages: Sequence[Message]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Return a prompt up to its last user turn, and the assistant turns behind it.
+
+    These are written in front of the answer: the reader refuses a prompt that ends with them.
+    """
+    objects = [dataclasses.asdict(message) for message in messages]
+    end = len(objects)
+    while end and objects[end - 1]["role"] == "assistant":
+        end -= 1
+    return objects[:end], objects[end:]
+
+
+def _answer(before: list[dict[str, str]], text: str) -> object:
+    """Return an answer as text, or as messages where turns stand before it or the reader would change the text."""
+    if before or text.startswith((" ", "\n\nHuman:", "\r\n\r\nHuman:")):
+        return [*before, {"role": "assistant", "content": text}]
+    return text
 
 
 def _rename_columns(rows: Iterable[RawRow], names: Mapping[str, str]) -> Iterator[RawRow]:

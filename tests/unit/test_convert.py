@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.data import convert, formats
@@ -48,22 +48,94 @@ def message(role: str, text: str) -> dict[str, str]:
     return {"role": role, "content": text}
 
 
-TEXTS = st.tuples(st.sampled_from(["", " ", "    ", "\n\nHuman:", "\n\nAssistant: ", "\n"]), st.text()).map("".join)
+STARTS = ["", " ", "    ", "\n\nHuman:", "\r\n\r\nHuman:", "\n\nAssistant: ", "\n", "Human: "]
+TEXTS = st.tuples(st.sampled_from(STARTS), st.text()).map("".join)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(asked=TEXTS, good=TEXTS, bad=TEXTS, right=TEXTS, kind=st.sampled_from(["pair", "example", "prompt"]))
-def test_any_text_is_kept(tmp_path, asked, good, bad, right, kind):
-    row: dict[str, Any] = {"prompt": [message("system", right), message("user", f"{asked}?")]}
-    if kind == "pair":
-        row |= {"chosen": [message("assistant", f"{good}+")], "rejected": [message("assistant", f"{bad}-")]}
-    else:
-        row |= {"answer": right} | ({"completion": [message("assistant", f"{good}+")]} if kind == "example" else {})
+WORDS = TEXTS.map(lambda text: f"{text}+")  # with a letter at the end, which no reader strips
+
+PLAIN = st.tuples(st.sampled_from(["", " ", "  ", "\n"]), st.text()).map(lambda parts: f"{''.join(parts)}+")
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[dict[str, str]]:
+    """Return messages with a user's turn among them; assistant turns may follow each other, and come last."""
+    system = [message("system", draw(WORDS))] if draw(st.booleans()) else []
+    roles = draw(st.lists(st.sampled_from(["user", "assistant"]), max_size=2))
+    behind = draw(st.lists(st.just("assistant"), max_size=2))
+    return system + [message(role, draw(WORDS)) for role in (*roles, "user", *behind)]
+
+
+@st.composite
+def rows_of(draw: st.DrawFn, kind: str) -> list[dict[str, Any]]:
+    """Return rows of one kind, each of which can be used; answers stand in texts or behind their conversations."""
+    messages, good, bad = draw(conversations()), f"{draw(PLAIN)}a", f"{draw(PLAIN)}b"
+    asked = next(n for n, turn in reversed([*enumerate(messages, 1)]) if turn["role"] == "user")
+    chosen, rejected = ([*messages, message("assistant", draw(WORDS) + end)] for end in "ab")
+    prompt = {"prompt": messages[:asked]} if draw(st.booleans()) else {"prompt": draw(WORDS)}
+    right = draw(st.one_of(st.just({}), st.fixed_dictionaries({"answer": WORDS})))
+    system = draw(st.one_of(st.just({}), st.fixed_dictionaries({"system": WORDS})))
+    margin = draw(st.one_of(st.just({}), st.fixed_dictionaries({"margin": st.floats(-9, 9)})))
+    if kind == "text":
+        return [{"text": good}]
+    if kind == "hh":
+        start = f"\n\nHuman: {draw(PLAIN)}\n\nAssistant: "
+        return [{"chosen": start + good, "rejected": start + bad} | margin | system]
+    if kind == "instruction":
+        return [{"instruction": draw(WORDS), "input": draw(TEXTS), "output": good} | system]
+    if kind == "preference":
+        whole = {"chosen": chosen, "rejected": rejected} | draw(st.sampled_from([{}, {"prompt": messages[:asked]}]))
+        return [draw(st.sampled_from([whole, prompt | {"chosen": good, "rejected": bad}])) | margin | system]
+    if kind == "completion":
+        whole = {"prompt": messages[:asked], "completion": chosen}
+        return [draw(st.sampled_from([whole, prompt | {"completion": good}])) | right | system]
+    if kind == "question":
+        return [{"question": draw(WORDS), "answer": good}]
+    if kind == "messages":
+        return [{"messages": chosen} | system]
+    if kind == "prompt":
+        return [{"prompt": messages[:asked]} | right]
+    if kind == "compared":
+        return [{"conversation_a": chosen, "conversation_b": rejected, "winner": "b"} | margin | system]
+    side = draw(st.sampled_from([(chosen, rejected), (good, bad)]))
+    beside = {"prompt": messages[:asked]} | system
+    return [beside | {"completion": text, "label": text is side[0]} for text in side]
+
+
+@pytest.mark.parametrize("kind", [*ROWS, "compared", "labelled"])
+def test_what_is_written_is_read_back(tmp_path, kind):
+    @settings(deadline=None, max_examples=25)
+    @given(rows=rows_of(kind))
+    def check(rows):
+        before = convert.convert([write(tmp_path / "a.jsonl", *rows)], {}).rows
+        left_out = before.report.counts()["identical"] + before.report.counts()["prompts_differ"]
+        assert len(before.all) + left_out == 1
+        if before.all:
+            (tmp_path / "b.jsonl").unlink(missing_ok=True)
+            convert.write(before, tmp_path / "b.jsonl")
+            assert content(formats.read([tmp_path / "b.jsonl"])) == content(before)
+
+    check()
+
+
+def test_an_answer_that_begins_like_a_transcript_stays_one_answer(tmp_path):
+    answer = "\r\n\r\nHuman: Hi\r\n\r\nAssistant: Hello"
+    row = {"prompt": "A?", "completion": [message("assistant", answer)]}
+    convert.write(convert.convert([write(tmp_path / "a.jsonl", row)], {}).rows, tmp_path / "b.jsonl")
+    (example,) = formats.read([tmp_path / "b.jsonl"]).examples
+    assert (len(example.prompt), example.response) == (1, answer)
+
+
+@pytest.mark.parametrize("kind", ["messages", "preference"])
+def test_a_prompt_that_ends_with_the_assistant_is_read_back(tmp_path, kind):
+    begun = [message("user", "A?"), message("assistant", "Sure,")]
+    whole = [[*begun, message("assistant", text)] for text in ("x", "y")]
+    row: dict[str, Any] = {"messages": whole[0]} if kind == "messages" else {"chosen": whole[0], "rejected": whole[1]}
     before = convert.convert([write(tmp_path / "a.jsonl", row)], {}).rows
-    assert len(before.all) == 1
-    (tmp_path / "b.jsonl").unlink(missing_ok=True)
     convert.write(before, tmp_path / "b.jsonl")
-    assert content(formats.read([tmp_path / "b.jsonl"])) == content(before)
+    after = formats.read([tmp_path / "b.jsonl"])
+    assert [turn.content for row in (*after.examples, *after.pairs) for turn in row.prompt] == ["A?", "Sure,"]
+    assert content(after) == content(before)
 
 
 def test_columns_are_renamed(tmp_path):
