@@ -18,17 +18,18 @@ import dataclasses
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.data import formats, raw
 from rlhf.data.labels import label_of
-from rlhf.data.messages import quoted_keys
+from rlhf.data.messages import has_value, quoted_keys
+from rlhf.data.normal import normal_prompt
 from rlhf.data.parsing import OtherKind, is_labelled, kind_of, parse_row, row_object
 from rlhf.data.raw import Malformed
-from rlhf.data.rows import Document, Example, Message, PreferencePair, Row
+from rlhf.data.rows import Document, Example, LeftOut, Message, PreferencePair, Row
 from rlhf.data.verdicts import compared, preference
 from rlhf.errors import OptionError, UserError
 from rlhf.files import replacing, sha256
@@ -41,17 +42,20 @@ OTHER_SUFFIXES = (".parquet", ".csv", ".tsv", ".gz", ".bz2", ".xz", ".zst", ".zi
 
 
 class Pairing(NamedTuple):
-    """The numbers of a file's labelled answers, and of the pairs that were made of them."""
+    """The numbers of a file's labelled answers, of the pairs that were made of them, and of rows without an answer."""
 
     file: str
     answers: int
     pairs: int
+    left_out: int  # their answer is empty, or the row says that it is not trained on
 
     def in_words(self) -> str:
         """Return one line: `kto.jsonl: 4 answers: 1 pair, 2 answers without a partner`."""
         alone = counted(self.answers - 2 * self.pairs, "answer")
+        left_out = f", {self.left_out:,} empty or untrained left out" if self.left_out else ""
         return (
-            f"{self.file}: {counted(self.answers, 'answer')}: {counted(self.pairs, 'pair')}, {alone} without a partner"
+            f"{self.file}: {counted(self.answers, 'answer')}: {counted(self.pairs, 'pair')}, "
+            f"{alone} without a partner{left_out}"
         )
 
 
@@ -85,10 +89,11 @@ def convert(
     pairings: list[Pairing | Comparisons] = []
     for file in files:
         rows = _rename_columns(raw.rows(file), names)
-        if kind == "auto" and _holds_labelled(_rename_columns(raw.rows(file), names)):
-            rows = _pair_labelled(str(file), rows, pairings)
-        elif kind in ("auto", "preference") and _holds_compared(_rename_columns(raw.rows(file), names)):
-            rows = _pair_compared(str(file), rows, pairings)
+        if kind in ("auto", "preference"):
+            if _holds_labelled(_rename_columns(raw.rows(file), names)):
+                rows = _pair_labelled(str(file), rows, pairings, kind)
+            elif _holds_compared(_rename_columns(raw.rows(file), names)):
+                rows = _pair_compared(str(file), rows, pairings)
         raw_files.append((str(file), rows, partial(sha256, file)))
     parsed = formats.parse(raw_files, on_bad_row=on_bad_row, kind=kind, advice=formats.CONVERT_ADVICE)
     kinds = {type(row): row.source for row in parsed.all}
@@ -217,35 +222,50 @@ def _pair_compared(name: str, rows: Iterable[RawRow], pairings: list[Pairing | C
     pairings.append(Comparisons(name, pairs + ties, ties))
 
 
-def _pair_labelled(name: str, rows: Iterable[RawRow], pairings: list[Pairing | Comparisons]) -> Iterator[RawRow]:
+def _pair_labelled(
+    name: str, rows: Iterable[RawRow], pairings: list[Pairing | Comparisons], kind: DataFormat
+) -> Iterator[RawRow]:
     """Yield preference rows from labelled answers and add their numbers to `pairings`.
 
-    Raises UserError when no prompt has both kinds of answers.
+    Answers belong together whose prompts, the system message among them, are spellings of one text. Raises UserError
+    when no prompt has both kinds of answers.
     """
-    answers: dict[str, tuple[list[object], list[object]]] = defaultdict(lambda: ([], []))
-    prompts: dict[str, object] = {}
+    answers: dict[Hashable, tuple[list[Example], list[Example]]] = defaultdict(lambda: ([], []))
+    left_out = bad_rows = 0
     for source, value in rows:
         try:
             row = row_object(value)
-            if not is_labelled(row):
-                raise Malformed("no 'prompt' with a 'label' of true or false, as other rows of the file have them")
-            parse_row({**row, "label": None}, "completion", source)
+            example = _labelled(row, source, kind)
         except Malformed as problem:
+            bad_rows += 1
             yield source, problem
             continue
-        key = json.dumps(row["prompt"], sort_keys=True, default=repr)
-        prompts[key] = row["prompt"]
-        answer = row.get("response") if row.get("completion") is None else row["completion"]
-        answers[key][not label_of(row)].append(answer)
+        if isinstance(example, Example):
+            answers[normal_prompt(example.prompt)][not label_of(row)].append(example)
+        else:
+            left_out += 1
     pairs = 0
-    for key, (good, bad) in answers.items():
+    for good, bad in answers.values():
         for number, (chosen, rejected) in enumerate(zip(good, bad, strict=False), 1):
             pairs += 1
-            source = f"{name}: pair {number} of prompt {prompts[key]!r:.40}"
-            yield source, {"prompt": prompts[key], "chosen": chosen, "rejected": rejected}
-    if not pairs:
+            source = f"{name}: pair {number} of prompt {good[0].prompt[-1].content!r:.40}"
+            yield source, _plain_pair(good[0].prompt, chosen.response, rejected.response)
+    if not pairs and (answers or not bad_rows):  # bad rows alone are named by the reader
         raise UserError(f"{name}: no prompt has a good and a bad answer, so there is nothing to pair")
-    pairings.append(Pairing(name, sum(len(good) + len(bad) for good, bad in answers.values()), pairs))
+    pairings.append(Pairing(name, sum(len(good) + len(bad) for good, bad in answers.values()), pairs, left_out))
+
+
+def _labelled(row: dict[str, object], source: str, kind: DataFormat) -> Row | LeftOut:
+    """Return the example of a labelled answer, or why it is left out. Raises Malformed, also where a column is lost."""
+    if not is_labelled(row):
+        raise Malformed("no 'prompt' with a 'label' of true or false, as other rows of the file have them")
+    if has_value(row.get("completion")) and has_value(row.get("response")):
+        raise Malformed("answers under 'completion' and 'response'; take one out")
+    example = parse_row({**row, "label": None}, "completion", source)
+    if kind == "auto":
+        used = ("completion", "response", "label")
+        formats.refuse_unknown({key: value for key, value in row.items() if key not in used}, "preference")
+    return example
 
 
 def parse_names(pairs: Sequence[str]) -> dict[str, str]:

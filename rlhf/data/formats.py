@@ -287,11 +287,8 @@ class _Reader:
     def _parsed(self, row: dict[str, object], kind: RowKind, source: str) -> Row | LeftOut:
         """Return a row of the kind, or why it is left out. Raises Malformed, also for a column that nothing reads."""
         outcome = parse_row(row, kind, source)
-        if self.kind == "auto" and (unknown := unknown_column(row, kind)) is not None:
-            raise UnknownColumn(
-                f"'{unknown[:40]}' is not used in training, and the answer may depend on it: take the column out, or "
-                f"name the kind of the rows, which ignores it (data.format: {kind}; --format {kind})"
-            )
+        if self.kind == "auto":
+            refuse_unknown(row, kind)
         return outcome
 
     def _checked_kind(self, row: dict[str, object], kind: RowKind | None) -> RowKind:
@@ -323,6 +320,16 @@ class _Reader:
             tuple(row for row in self.kept if isinstance(row, PreferencePair)),
             report,
             tuple(row for row in self.kept if isinstance(row, PromptOnly)),
+        )
+
+
+def refuse_unknown(row: dict[str, object], kind: RowKind) -> None:
+    """Raise UnknownColumn for a row with a column that no stage reads and that an answer may depend on."""
+    unknown = unknown_column(row, kind)
+    if unknown is not None:
+        raise UnknownColumn(
+            f"'{unknown[:40]}' is not used in training, and the answer may depend on it: take the column out, or "
+            f"name the kind of the rows, which ignores it (data.format: {kind}; --format {kind})"
         )
 
 

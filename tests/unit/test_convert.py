@@ -134,7 +134,8 @@ def test_a_prompt_that_ends_with_the_assistant_is_read_back(tmp_path, kind):
     before = convert.convert([write(tmp_path / "a.jsonl", row)], {}).rows
     convert.write(before, tmp_path / "b.jsonl")
     after = formats.read([tmp_path / "b.jsonl"])
-    assert [turn.content for row in (*after.examples, *after.pairs) for turn in row.prompt] == ["A?", "Sure,"]
+    ((prompt, *_),) = content(after)
+    assert [turn.content for turn in prompt] == ["A?", "Sure,"]
     assert content(after) == content(before)
 
 
@@ -201,8 +202,48 @@ def test_labelled_answers_may_be_named_response(tmp_path, others):
     (pair,) = convert.convert([write(tmp_path / "kto.jsonl", *rows)], {}).rows.pairs
     assert (pair.chosen, pair.rejected) == ("a", "b")
     both = [row | {"completion": f"{row['response']}1"} for row in rows]
-    (pair,) = convert.convert([write(tmp_path / "both.jsonl", *both)], {}).rows.pairs
-    assert (pair.chosen, pair.rejected) == ("a1", "b1"), "as in rows without labels"
+    with pytest.raises(UserError, match=r"both\.jsonl:1: answers under 'completion' and 'response'; take one out"):
+        convert.convert([write(tmp_path / "both.jsonl", *both)], {})
+
+
+def labelled(text: str, **more: Any) -> dict[str, Any]:
+    return {"prompt": "A?", "completion": text, "label": text.startswith("good")} | more
+
+
+def test_labelled_answers_keep_their_system_message_and_are_paired_within_it(tmp_path):
+    rows = [labelled("good", system="Be kind."), labelled("bad 1", system="Be brief."), labelled("bad 2")]
+    with pytest.raises(UserError, match="no prompt has a good and a bad answer"):
+        convert.convert([write(tmp_path / "a.jsonl", *rows)], {})
+    rows.append(labelled("bad 3", prompt=" A?\n", system="Be  kind."))
+    (pair,) = convert.convert([write(tmp_path / "b.jsonl", *rows)], {}).rows.pairs
+    assert [(turn.role, turn.content) for turn in pair.prompt] == [("system", "Be kind."), ("user", "A?")]
+    assert (pair.chosen, pair.rejected) == ("good", "bad 3"), "spellings of one prompt"
+
+
+@pytest.mark.parametrize("beside", [{"weight": 0}, {"train": False}, {"completion": " "}])
+def test_labelled_answers_that_are_not_trained_on_are_left_out_before_pairing(tmp_path, beside):
+    rows = [labelled("good 1") | beside, labelled("good 2"), labelled("bad")]
+    found = convert.convert([write(tmp_path / "a.jsonl", *rows)], {})
+    assert [(pair.chosen, pair.rejected) for pair in found.rows.pairs] == [("good 2", "bad")]
+    words = "2 answers: 1 pair, 0 answers without a partner, 1 empty or untrained left out"
+    assert found.pairings[0].in_words().endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("beside", "reason"),
+    [
+        ({"input": "2, 3"}, r"'input' is not used in training.*--format preference"),
+        ({"answer": "5"}, "'answer' is not used in training"),
+        ({"tools": [{"name": "add"}]}, "'tools' would be lost"),
+        ({"context": "Earlier."}, "'context' would be lost"),
+    ],
+)
+def test_no_column_beside_labelled_answers_is_lost(tmp_path, beside, reason):
+    file = write(tmp_path / "a.jsonl", labelled("good", **beside), labelled("bad", **beside))
+    with pytest.raises(UserError, match=rf"a\.jsonl:1: .*{reason}"):
+        convert.convert([file], {})
+    if "--format" in reason:
+        assert len(convert.convert([file], {}, kind="preference").rows.pairs) == 1
 
 
 def test_an_answer_without_a_label_may_come_before_labelled_ones(tmp_path):
