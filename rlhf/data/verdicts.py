@@ -1,4 +1,4 @@
-"""Rows of two responses and a verdict on which one is better, as HelpSteer3 and Chatbot Arena publish them."""
+"""Rows of two responses and a verdict on which is better, as HelpSteer3, Chatbot Arena and PKU-SafeRLHF have them."""
 
 import math
 import re
@@ -12,20 +12,21 @@ from rlhf.data.raw import Malformed
 RESPONSES = (  # columns of the first and of the second response
     ("response1", "response2"),
     ("response_1", "response_2"),
+    ("response_0", "response_1"),
     ("response_a", "response_b"),
     ("conversation_a", "conversation_b"),
 )
 PROMPTS = ("prompt", "context", "question")
 SIGNED = "overall_preference"  # below 0: the first is better, above 0: the second, 0: a tie
-NAMED = ("winner", "preference")  # names the better one
+NAMED = ("winner", "preference", "better_response_id")  # names the better one
+NUMBERED = ("winner", "better_response_id")  # may hold the better one's number
 VERDICTS = (SIGNED, *NAMED)
 
 _JUDGEMENT = re.compile(  # columns of published sets that say how a verdict came about
     r"(individual|all)_preferences?(_.*)?|preference_.*|judge|turn|anony|tstamp|openai_moderation"
+    r"|is_response_\d_safe|response_\d_(severity_level|sha256)"
 )
 _SCORES = ("score_{}", "rating_{}", "response_{}_score", "response_{}_rating")  # with a response's letter or number
-_FIRST = {"a", "model_a", "response_a", "response1", "response_1", "conversation_a"}
-_SECOND = {"b", "model_b", "response_b", "response2", "response_2", "conversation_b"}
 _TIES = {"tie", "tie (bothbad)", "both_bad", "bothbad"}
 
 
@@ -101,7 +102,7 @@ def _margin(row: Mapping[str, object], better: str, worse: str) -> dict[str, flo
 def _first_is_better(row: Mapping[str, object], columns: Columns) -> bool | None:
     """Return whether the first response is better; None for a tie. Raises Malformed where that is not clear.
 
-    A number under `winner` is clear where the responses are numbered alike. Elsewhere 1 may be the first or the second.
+    A number alone is clear where the responses are numbered alike. Elsewhere 1 may be the first or the second.
     """
     if columns.verdict is None:
         raise Malformed(f"no verdict under {', '.join(VERDICTS)} says which response is better")
@@ -114,15 +115,25 @@ def _first_is_better(row: Mapping[str, object], columns: Columns) -> bool | None
             sign = math.nan
         if not math.isnan(sign):
             return None if sign == 0 else sign < 0
-    elif columns.verdict == "winner" and columns.first in ("response1", "response_1") and word in ("1", "2"):
-        return word == "1"
     elif word in _TIES:
         return None
-    elif word in _FIRST | _SECOND:
-        return word in _FIRST
+    else:
+        first, second = _names(columns)
+        if word in first | second:
+            return word in first
     known = (
         "below 0 for the first response, above 0 for the second, and 0 for a tie"
         if columns.verdict == SIGNED
         else f"{columns.first}, {columns.second} or tie"
     )
     raise Malformed(f"'{columns.verdict}' is {value!r:.40}, which does not say for sure what is better; write {known}")
+
+
+def _names(columns: Columns) -> tuple[set[str], set[str]]:
+    """Return the words that name the first response under the column of the verdict, and those for the second."""
+    is_numbered = columns.first[-1].isdigit()
+    numbers = (columns.first[-1], columns.second[-1]) if is_numbered else ("1", "2")
+    words = ["{0}", "model_{0}", "response_{0}", "conversation_{0}", "response{1}", "response_{1}"]
+    words += ["{1}"] if is_numbered and columns.verdict in NUMBERED else []
+    first, second = ({word.format(*names) for word in words} for names in zip("ab", numbers, strict=True))
+    return first, second

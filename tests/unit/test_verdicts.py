@@ -27,6 +27,10 @@ def arena(verdict):
     return {"winner": verdict, "conversation_a": sides[0], "conversation_b": sides[1]}
 
 
+def from_zero(verdict, column="better_response_id", **more):
+    return {"prompt": "A tree?", "response_0": "One.", "response_1": "Two.", column: verdict} | more
+
+
 def write(file, *rows):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
@@ -42,6 +46,10 @@ def write(file, *rows):
         (numbered(1, "winner"), "One."),
         (numbered(2, "winner"), "Two."),
         (numbered("response2", "preference"), "Two."),
+        (from_zero(0), "One."),
+        (from_zero(1), "Two."),
+        (from_zero("response_1", "winner"), "Two."),
+        (numbered(1, "better_response_id"), "One."),
         (arena("model_a"), "One."),
         (arena("model_b"), "Two."),
         (lettered("A"), "One."),
@@ -50,6 +58,7 @@ def write(file, *rows):
 )
 def test_the_verdict_decides_and_ties_are_left_out(tmp_path, row, chosen):
     tie = {"overall_preference": 0} if "overall_preference" in row else {"winner": "tie (bothbad)", "preference": "tie"}
+    tie |= {} if "overall_preference" in row else {"better_response_id": "tie"}
     tied = row | {key: value for key, value in tie.items() if key in row}
     file = write(tmp_path / "a.jsonl", row, tied)
     found = convert.convert([file], {})
@@ -60,7 +69,12 @@ def test_the_verdict_decides_and_ties_are_left_out(tmp_path, row, chosen):
 
 
 @pytest.mark.parametrize(
-    "row", [numbered(-1, "preference"), numbered("nan"), lettered(1), lettered("gpt-4"), arena(True), lettered(0)]
+    "row",
+    [
+        *(numbered(-1, "preference"), numbered("nan"), lettered(1), lettered("gpt-4"), arena(True), lettered(0)),
+        *(numbered(0, "better_response_id"), lettered(1, "better_response_id"), from_zero(2)),
+        from_zero(1, "preference"),
+    ],
 )
 def test_a_verdict_that_is_not_clear_is_refused(tmp_path, row):
     with pytest.raises(UserError, match=r"a\.jsonl:1: .*does not say for sure what is better; write"):
@@ -153,6 +167,8 @@ def test_whole_conversations_must_begin_with_a_prompt_beside_them(tmp_path):
         | {"model_a": "x", "judge": "arena_user_7", "turn": 1, "anony": True, "tstamp": 1.5}
         | {"openai_moderation": {"flagged": False}, "toxic_chat_tag": {"flagged": False}},
         lettered("a", overall_preference=None, response1=None, response2=None),
+        from_zero(1, is_response_0_safe=True, is_response_1_safe=True, safer_response_id=0, prompt_source="x")
+        | {"response_0_severity_level": 1, "response_0_harm_category": {"fraud": True}, "response_0_sha256": "ab"},
     ],
 )
 def test_columns_on_how_a_verdict_came_about_are_left_out(tmp_path, row):
