@@ -116,19 +116,23 @@ class ParsedRows:
 class Advice(NamedTuple):
     """Ways out that an error about malformed rows names; they depend on who reads the rows.
 
-    `kind` is that for rows of another kind.
+    `rename` and `kind` are those for rows of another kind.
     """
 
     skip: str
+    rename: str
     kind: str
 
 
+RENAME = "rename its columns (`rlhf data convert FILE --rename OLD=NEW --to new.jsonl`)"
 RECIPE_ADVICE = Advice(
     'Repair it, or leave such rows out: --set data.on_bad_row=skip (make: SET="data.on_bad_row=skip")',
+    RENAME,
     "name its kind of rows: --set data.format=KIND (docs/data.md)",
 )
-CONVERT_ADVICE = Advice("Leave such rows out with --skip-bad-rows", "rename its columns with --rename OLD=NEW")
-CHECK_ADVICE = Advice("Repair the row", "name its kind of rows with --format KIND")
+FORMAT = "name its kind of rows with --format KIND"
+CONVERT_ADVICE = Advice("Leave such rows out with --skip-bad-rows", "rename its columns with --rename OLD=NEW", FORMAT)
+CHECK_ADVICE = Advice("Repair the row", RENAME, FORMAT)
 
 
 def read(
@@ -273,7 +277,11 @@ class _Reader:
         """Return advice on a file whose rows have this problem; none where the problem says what to do."""
         if isinstance(problem, WrongColumns | UnknownColumn):
             return []
-        return [f"Repair the file, or {self.advice.kind}" if isinstance(problem, OtherKind) else "Repair the file"]
+        if not isinstance(problem, OtherKind):
+            return ["Repair the file"]
+        if self.kind != "auto":  # the kind is named
+            return [f"Repair the file, or {self.advice.rename}"]
+        return [f"Repair the file, {self.advice.rename}, or {self.advice.kind}"]
 
     def _usable(self, value: object) -> bool:
         """Return whether a row can be read."""

@@ -296,6 +296,19 @@ def test_pairs_whose_prompt_has_another_name_are_mended_as_the_message_says(tmp_
     ]
 
 
+def test_demonstrations_with_other_names_are_mended_as_the_message_says(tmp_path, monkeypatch, capsys):
+    row = {"instruction": "Name it.", "context": "Lima is a city.", "response": "Lima", "category": "open"}
+    file = write(tmp_path / "a.jsonl", row | {"context": ""}, row)
+    monkeypatch.chdir(tmp_path)
+    code, _, err = rlhf(monkeypatch, capsys, "data", "check", file)
+    assert code == 1 and "no 'output' key" in err
+    (advised,) = re.findall("`rlhf (.*)`", err)
+    words = advised.replace("FILE", str(file)).replace("OLD=NEW", "response=output --rename context=input").split()
+    assert rlhf(monkeypatch, capsys, *words)[0] == 0
+    _, second = formats.read([tmp_path / "new.jsonl"]).examples
+    assert (second.prompt[0].content, second.response) == ("Name it.\nLima is a city.", "Lima")
+
+
 def test_a_column_is_renamed_once():
     assert convert.parse_names(["a=prompt", "b=text"]) == {"a": "prompt", "b": "text"}
     with pytest.raises(OptionError, match="--rename a=text: a has the new name prompt already"):
@@ -360,7 +373,9 @@ def test_the_commands_advise_what_they_can_do(tmp_path, monkeypatch, capsys):
     typed = ("data", "convert", file, "--rename", "typo=text", "--to", tmp_path / "b.jsonl")
     code, _, err = rlhf(monkeypatch, capsys, *typed)
     assert code == 1 and "--skip-bad-rows" not in err, "no row has that column"
-    assert "The next 2 rows are malformed too. Repair the file, or rename its columns with --rename OLD=NEW" in err
+    assert (
+        "The next 2 rows are malformed too. Repair the file, rename its columns with --rename OLD=NEW, or name" in err
+    )
     most = write(tmp_path / "c.jsonl", {"id": 1}, {"id": 2}, ROWS["text"])
     for words in (("data", "check", most), ("data", "show", most)):
         code, _, err = rlhf(monkeypatch, capsys, *words)

@@ -58,7 +58,7 @@ def write(file, *rows):
 )
 def test_the_verdict_decides_and_ties_are_left_out(tmp_path, row, chosen):
     tie = {"overall_preference": 0} if "overall_preference" in row else {"winner": "tie (bothbad)", "preference": "tie"}
-    tie |= {} if "overall_preference" in row else {"better_response_id": "tie"}
+    tie = {"better_response_id": "tie"} if "better_response_id" in row else tie
     tied = row | {key: value for key, value in tie.items() if key in row}
     file = write(tmp_path / "a.jsonl", row, tied)
     found = convert.convert([file], {})
