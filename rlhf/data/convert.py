@@ -250,7 +250,7 @@ def _pair_labelled(
             pairs += 1
             source = f"{name}: pair {number} of prompt {good[0].prompt[-1].content!r:.40}"
             yield source, _plain_pair(good[0].prompt, chosen.response, rejected.response)
-    if not pairs and (answers or not bad_rows):  # bad rows alone are named by the reader
+    if not pairs + bad_rows:  # the reader names the bad rows
         raise UserError(f"{name}: no prompt has a good and a bad answer, so there is nothing to pair")
     pairings.append(Pairing(name, sum(len(good) + len(bad) for good, bad in answers.values()), pairs, left_out))
 

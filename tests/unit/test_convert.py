@@ -54,7 +54,11 @@ TEXTS = st.tuples(st.sampled_from(STARTS), st.text()).map("".join)
 
 WORDS = TEXTS.map(lambda text: f"{text}+")  # with a letter at the end, which no reader strips
 
-PLAIN = st.tuples(st.sampled_from(["", " ", "  ", "\n"]), st.text()).map(lambda parts: f"{''.join(parts)}+")
+PLAIN = (  # without turns of a transcript
+    st.tuples(st.sampled_from(["", " ", "  ", "\n"]), st.text())
+    .map(lambda parts: f"{''.join(parts)}+")
+    .filter(lambda text: not re.search("Human|Assistant", text))
+)
 
 
 @st.composite
@@ -72,7 +76,11 @@ def rows_of(draw: st.DrawFn, kind: str) -> list[dict[str, Any]]:
     messages, good, bad = draw(conversations()), f"{draw(PLAIN)}a", f"{draw(PLAIN)}b"
     asked = next(n for n, turn in reversed([*enumerate(messages, 1)]) if turn["role"] == "user")
     chosen, rejected = ([*messages, message("assistant", draw(WORDS) + end)] for end in "ab")
-    prompt = {"prompt": messages[:asked]} if draw(st.booleans()) else {"prompt": draw(WORDS)}
+    prompt = (
+        {"prompt": messages[:asked]}
+        if draw(st.booleans())
+        else {"prompt": draw(st.sampled_from(["", "\n\nHuman:"])) + draw(PLAIN)}
+    )
     right = draw(st.one_of(st.just({}), st.fixed_dictionaries({"answer": WORDS})))
     system = draw(st.one_of(st.just({}), st.fixed_dictionaries({"system": WORDS})))
     margin = draw(st.one_of(st.just({}), st.fixed_dictionaries({"margin": st.floats(-9, 9)})))
@@ -239,7 +247,7 @@ def test_labelled_answers_that_are_not_trained_on_are_left_out_before_pairing(tm
     ],
 )
 def test_no_column_beside_labelled_answers_is_lost(tmp_path, beside, reason):
-    file = write(tmp_path / "a.jsonl", labelled("good", **beside), labelled("bad", **beside))
+    file = write(tmp_path / "a.jsonl", labelled("good", **beside), labelled("bad"))
     with pytest.raises(UserError, match=rf"a\.jsonl:1: .*{reason}"):
         convert.convert([file], {})
     if "--format" in reason:
