@@ -5,7 +5,8 @@
     preference pairs   {"prompt": [messages], "chosen": text, "rejected": text, "margin"?: number}
     prompts            {"prompt": [messages], "answer"?: text}
 
-A completion or an answer of a pair that begins like a transcript, or with a space, is a list of one message.
+A completion or an answer of a pair that begins like a transcript, or with a space, is a list of one message. One that
+follows turns of the assistant is a list with these turns in front of it.
 
 Answers that are labelled good or bad one by one (KTO: `prompt`, `completion`, `label`) become pairs: the first good and
 the first bad answer to a prompt, then the second ones.
@@ -17,17 +18,18 @@ import dataclasses
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.data import formats, raw
 from rlhf.data.labels import label_of
-from rlhf.data.messages import quoted_keys
+from rlhf.data.messages import has_value, quoted_keys
+from rlhf.data.normal import normal_prompt
 from rlhf.data.parsing import OtherKind, is_labelled, kind_of, parse_row, row_object
 from rlhf.data.raw import Malformed
-from rlhf.data.rows import Document, Example, PromptOnly, Row
+from rlhf.data.rows import Document, Example, LeftOut, Message, PreferencePair, Row
 from rlhf.data.verdicts import compared, preference
 from rlhf.errors import OptionError, UserError
 from rlhf.files import replacing, sha256
@@ -40,17 +42,20 @@ OTHER_SUFFIXES = (".parquet", ".csv", ".tsv", ".gz", ".bz2", ".xz", ".zst", ".zi
 
 
 class Pairing(NamedTuple):
-    """The numbers of a file's labelled answers, and of the pairs that were made of them."""
+    """The numbers of a file's labelled answers, of the pairs that were made of them, and of rows without an answer."""
 
     file: str
     answers: int
     pairs: int
+    left_out: int  # their answer is empty, or the row says that it is not trained on
 
     def in_words(self) -> str:
         """Return one line: `kto.jsonl: 4 answers: 1 pair, 2 answers without a partner`."""
         alone = counted(self.answers - 2 * self.pairs, "answer")
+        left_out = f", {self.left_out:,} empty or untrained left out" if self.left_out else ""
         return (
-            f"{self.file}: {counted(self.answers, 'answer')}: {counted(self.pairs, 'pair')}, {alone} without a partner"
+            f"{self.file}: {counted(self.answers, 'answer')}: {counted(self.pairs, 'pair')}, "
+            f"{alone} without a partner{left_out}"
         )
 
 
@@ -84,10 +89,11 @@ def convert(
     pairings: list[Pairing | Comparisons] = []
     for file in files:
         rows = _rename_columns(raw.rows(file), names)
-        if kind == "auto" and _holds_labelled(_rename_columns(raw.rows(file), names)):
-            rows = _pair_labelled(str(file), rows, pairings)
-        elif kind == "auto" and _holds_compared(_rename_columns(raw.rows(file), names)):
-            rows = _pair_compared(str(file), rows, pairings)
+        if kind in ("auto", "preference"):
+            if _holds_labelled(_rename_columns(raw.rows(file), names)):
+                rows = _pair_labelled(str(file), rows, pairings, kind)
+            elif _holds_compared(_rename_columns(raw.rows(file), names)):
+                rows = _pair_compared(str(file), rows, pairings)
         raw_files.append((str(file), rows, partial(sha256, file)))
     parsed = formats.parse(raw_files, on_bad_row=on_bad_row, kind=kind, advice=formats.CONVERT_ADVICE)
     kinds = {type(row): row.source for row in parsed.all}
@@ -117,17 +123,38 @@ def _plain(row: Row) -> dict[str, object]:
     """Return a row as the object to write."""
     if isinstance(row, Document):
         return {"text": row.text}
-    prompt = [dataclasses.asdict(message) for message in row.prompt]
-    if isinstance(row, Example | PromptOnly):
-        response = {"completion": _answer(row.response)} if isinstance(row, Example) else {}
-        return {"prompt": prompt, **response, **({} if row.right_answer is None else {"answer": row.right_answer})}
-    margin = {} if row.margin is None else {"margin": row.margin}
-    return {"prompt": prompt, "chosen": _answer(row.chosen), "rejected": _answer(row.rejected), **margin}
+    if isinstance(row, PreferencePair):
+        return _plain_pair(row.prompt, row.chosen, row.rejected) | (
+            {} if row.margin is None else {"margin": row.margin}
+        )
+    prompt, before = _split(row.prompt)
+    response = {"completion": _answer(before, row.response)} if isinstance(row, Example) else {}
+    return {"prompt": prompt, **response, **({} if row.right_answer is None else {"answer": row.right_answer})}
 
 
-def _answer(text: str) -> object:
-    """Return an answer as text, or as a list of one message where the reader would change or split the text."""
-    return [{"role": "assistant", "content": text}] if text.startswith((" ", "\n\nHuman:")) else text
+def _plain_pair(messages: Sequence[Message], chosen: str, rejected: str) -> dict[str, object]:
+    """Return a pair as the object to write, without its margin."""
+    prompt, before = _split(messages)
+    return {"prompt": prompt, "chosen": _answer(before, chosen), "rejected": _answer(before, rejected)}
+
+
+def _split(messages: Sequence[Message]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Return a prompt up to its last user turn, and the assistant turns behind it.
+
+    These are written in front of the answer: the reader refuses a prompt that ends with them.
+    """
+    objects = [dataclasses.asdict(message) for message in messages]
+    end = len(objects)
+    while end and objects[end - 1]["role"] == "assistant":
+        end -= 1
+    return objects[:end], objects[end:]
+
+
+def _answer(before: list[dict[str, str]], text: str) -> object:
+    """Return an answer as text, or as messages where turns stand before it or the reader would change the text."""
+    if before or text.startswith((" ", "\n\nHuman:", "\r\n\r\nHuman:")):
+        return [*before, {"role": "assistant", "content": text}]
+    return text
 
 
 def _rename_columns(rows: Iterable[RawRow], names: Mapping[str, str]) -> Iterator[RawRow]:
@@ -195,35 +222,50 @@ def _pair_compared(name: str, rows: Iterable[RawRow], pairings: list[Pairing | C
     pairings.append(Comparisons(name, pairs + ties, ties))
 
 
-def _pair_labelled(name: str, rows: Iterable[RawRow], pairings: list[Pairing | Comparisons]) -> Iterator[RawRow]:
+def _pair_labelled(
+    name: str, rows: Iterable[RawRow], pairings: list[Pairing | Comparisons], kind: DataFormat
+) -> Iterator[RawRow]:
     """Yield preference rows from labelled answers and add their numbers to `pairings`.
 
-    Raises UserError when no prompt has both kinds of answers.
+    Answers belong together whose prompts, the system message among them, are spellings of one text. Raises UserError
+    when no prompt has both kinds of answers.
     """
-    answers: dict[str, tuple[list[object], list[object]]] = defaultdict(lambda: ([], []))
-    prompts: dict[str, object] = {}
+    answers: dict[Hashable, tuple[list[Example], list[Example]]] = defaultdict(lambda: ([], []))
+    left_out = bad_rows = 0
     for source, value in rows:
         try:
             row = row_object(value)
-            if not is_labelled(row):
-                raise Malformed("no 'prompt' with a 'label' of true or false, as other rows of the file have them")
-            parse_row({**row, "label": None}, "completion", source)
+            example = _labelled(row, source, kind)
         except Malformed as problem:
+            bad_rows += 1
             yield source, problem
             continue
-        key = json.dumps(row["prompt"], sort_keys=True, default=repr)
-        prompts[key] = row["prompt"]
-        answer = row.get("response") if row.get("completion") is None else row["completion"]
-        answers[key][not label_of(row)].append(answer)
+        if isinstance(example, Example):
+            answers[normal_prompt(example.prompt)][not label_of(row)].append(example)
+        else:
+            left_out += 1
     pairs = 0
-    for key, (good, bad) in answers.items():
+    for good, bad in answers.values():
         for number, (chosen, rejected) in enumerate(zip(good, bad, strict=False), 1):
             pairs += 1
-            source = f"{name}: pair {number} of prompt {prompts[key]!r:.40}"
-            yield source, {"prompt": prompts[key], "chosen": chosen, "rejected": rejected}
-    if not pairs:
+            source = f"{name}: pair {number} of prompt {good[0].prompt[-1].content!r:.40}"
+            yield source, _plain_pair(good[0].prompt, chosen.response, rejected.response)
+    if not pairs + bad_rows:  # the reader names the bad rows
         raise UserError(f"{name}: no prompt has a good and a bad answer, so there is nothing to pair")
-    pairings.append(Pairing(name, sum(len(good) + len(bad) for good, bad in answers.values()), pairs))
+    pairings.append(Pairing(name, sum(len(good) + len(bad) for good, bad in answers.values()), pairs, left_out))
+
+
+def _labelled(row: dict[str, object], source: str, kind: DataFormat) -> Row | LeftOut:
+    """Return the example of a labelled answer, or why it is left out. Raises Malformed, also where a column is lost."""
+    if not is_labelled(row):
+        raise Malformed("no 'prompt' with a 'label' of true or false, as other rows of the file have them")
+    if has_value(row.get("completion")) and has_value(row.get("response")):
+        raise Malformed("answers under 'completion' and 'response'; take one out")
+    example = parse_row({**row, "label": None}, "completion", source)
+    if kind == "auto":
+        used = ("completion", "response", "label")
+        formats.refuse_unknown({key: value for key, value in row.items() if key not in used}, "preference")
+    return example
 
 
 def parse_names(pairs: Sequence[str]) -> dict[str, str]:

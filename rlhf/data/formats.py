@@ -115,19 +115,23 @@ class ParsedRows:
 class Advice(NamedTuple):
     """Ways out that an error about malformed rows names; they depend on who reads the rows.
 
-    `kind` is that for rows of another kind.
+    `rename` and `kind` are those for rows of another kind.
     """
 
     skip: str
+    rename: str
     kind: str
 
 
+RENAME = "rename its columns (`rlhf data convert FILE --rename OLD=NEW --to new.jsonl`)"
 RECIPE_ADVICE = Advice(
     'Repair it, or leave such rows out: --set data.on_bad_row=skip (make: SET="data.on_bad_row=skip")',
+    RENAME,
     "name its kind of rows: --set data.format=KIND (docs/data.md)",
 )
-CONVERT_ADVICE = Advice("Leave such rows out with --skip-bad-rows", "rename its columns with --rename OLD=NEW")
-CHECK_ADVICE = Advice("Repair the row", "name its kind of rows with --format KIND")
+FORMAT = "name its kind of rows with --format KIND"
+CONVERT_ADVICE = Advice("Leave such rows out with --skip-bad-rows", "rename its columns with --rename OLD=NEW", FORMAT)
+CHECK_ADVICE = Advice("Repair the row", RENAME, FORMAT)
 
 
 def read(
@@ -272,7 +276,11 @@ class _Reader:
         """Return advice on a file whose rows have this problem; none where the problem says what to do."""
         if isinstance(problem, WrongColumns | UnknownColumn):
             return []
-        return [f"Repair the file, or {self.advice.kind}" if isinstance(problem, OtherKind) else "Repair the file"]
+        if not isinstance(problem, OtherKind):
+            return ["Repair the file"]
+        if self.kind != "auto":  # the kind is named
+            return [f"Repair the file, or {self.advice.rename}"]
+        return [f"Repair the file, {self.advice.rename}, or {self.advice.kind}"]
 
     def _usable(self, value: object) -> bool:
         """Return whether a row can be read."""
@@ -286,11 +294,8 @@ class _Reader:
     def _parsed(self, row: dict[str, object], kind: RowKind, source: str) -> Row | LeftOut:
         """Return a row of the kind, or why it is left out. Raises Malformed, also for a column that nothing reads."""
         outcome = parse_row(row, kind, source)
-        if self.kind == "auto" and (unknown := unknown_column(row, kind)) is not None:
-            raise UnknownColumn(
-                f"'{unknown[:40]}' is not used in training, and the answer may depend on it: take the column out, or "
-                f"name the kind of the rows, which ignores it (data.format: {kind}; --format {kind})"
-            )
+        if self.kind == "auto":
+            refuse_unknown(row, kind)
         return outcome
 
     def _checked_kind(self, row: dict[str, object], kind: RowKind | None) -> RowKind:
@@ -322,6 +327,16 @@ class _Reader:
             tuple(row for row in self.kept if isinstance(row, PreferencePair)),
             report,
             tuple(row for row in self.kept if isinstance(row, PromptOnly)),
+        )
+
+
+def refuse_unknown(row: dict[str, object], kind: RowKind) -> None:
+    """Raise UnknownColumn for a row with a column that no stage reads and that an answer may depend on."""
+    unknown = unknown_column(row, kind)
+    if unknown is not None:
+        raise UnknownColumn(
+            f"'{unknown[:40]}' is not used in training, and the answer may depend on it: take the column out, or "
+            f"name the kind of the rows, which ignores it (data.format: {kind}; --format {kind})"
         )
 
 

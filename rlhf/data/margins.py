@@ -23,10 +23,16 @@ def margin_of(row: Mapping[str, object]) -> float | None:
     """
     row = {name.replace("-", "_"): value for name, value in row.items()}
     for columns in SCORES:
-        chosen, rejected = (_number(row, column) for column in columns)
-        if chosen is not None and rejected is not None:
-            return _finite(chosen - rejected, f"{columns[0]} - {columns[1]}")
+        margin = difference(row, *columns)
+        if margin is not None:
+            return margin
     return _number(row, "margin")
+
+
+def difference(row: Mapping[str, object], better: str, worse: str) -> float | None:
+    """Return the difference of two columns' numbers; None without one of them. Raises Malformed if it is not finite."""
+    high, low = _number(row, better), _number(row, worse)
+    return None if high is None or low is None else _finite(high - low, f"{better} - {worse}")
 
 
 def _number(row: Mapping[str, object], column: str) -> float | None:

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.data import convert, formats
@@ -48,22 +48,104 @@ def message(role: str, text: str) -> dict[str, str]:
     return {"role": role, "content": text}
 
 
-TEXTS = st.tuples(st.sampled_from(["", " ", "    ", "\n\nHuman:", "\n\nAssistant: ", "\n"]), st.text()).map("".join)
+STARTS = ["", " ", "    ", "\n\nHuman:", "\r\n\r\nHuman:", "\n\nAssistant: ", "\n", "Human: "]
+TEXTS = st.tuples(st.sampled_from(STARTS), st.text()).map("".join)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(asked=TEXTS, good=TEXTS, bad=TEXTS, right=TEXTS, kind=st.sampled_from(["pair", "example", "prompt"]))
-def test_any_text_is_kept(tmp_path, asked, good, bad, right, kind):
-    row: dict[str, Any] = {"prompt": [message("system", right), message("user", f"{asked}?")]}
-    if kind == "pair":
-        row |= {"chosen": [message("assistant", f"{good}+")], "rejected": [message("assistant", f"{bad}-")]}
-    else:
-        row |= {"answer": right} | ({"completion": [message("assistant", f"{good}+")]} if kind == "example" else {})
+WORDS = TEXTS.map(lambda text: f"{text}+")  # with a letter at the end, which no reader strips
+
+PLAIN = (  # without turns of a transcript
+    st.tuples(st.sampled_from(["", " ", "  ", "\n"]), st.text())
+    .map(lambda parts: f"{''.join(parts)}+")
+    .filter(lambda text: not re.search("Human|Assistant", text))
+)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[dict[str, str]]:
+    """Return messages with a user's turn among them; assistant turns may follow each other, and come last."""
+    system = [message("system", draw(WORDS))] if draw(st.booleans()) else []
+    roles = draw(st.lists(st.sampled_from(["user", "assistant"]), max_size=2))
+    behind = draw(st.lists(st.just("assistant"), max_size=2))
+    return system + [message(role, draw(WORDS)) for role in (*roles, "user", *behind)]
+
+
+@st.composite
+def rows_of(draw: st.DrawFn, kind: str) -> list[dict[str, Any]]:
+    """Return rows of one kind, each of which can be used; answers stand in texts or behind their conversations."""
+    messages, good, bad = draw(conversations()), f"{draw(PLAIN)}a", f"{draw(PLAIN)}b"
+    asked = next(n for n, turn in reversed([*enumerate(messages, 1)]) if turn["role"] == "user")
+    chosen, rejected = ([*messages, message("assistant", draw(WORDS) + end)] for end in "ab")
+    prompt = (
+        {"prompt": messages[:asked]}
+        if draw(st.booleans())
+        else {"prompt": draw(st.sampled_from(["", "\n\nHuman:"])) + draw(PLAIN)}
+    )
+    right = draw(st.one_of(st.just({}), st.fixed_dictionaries({"answer": WORDS})))
+    own = st.just(messages[0]["content"]) if messages[0]["role"] == "system" else WORDS  # another one is refused
+    system = draw(st.one_of(st.just({}), st.fixed_dictionaries({"system": own})))
+    margin = draw(st.one_of(st.just({}), st.fixed_dictionaries({"margin": st.floats(-9, 9)})))
+    if kind == "text":
+        return [{"text": good}]
+    if kind == "hh":
+        start = f"\n\nHuman: {draw(PLAIN)}\n\nAssistant: "
+        return [{"chosen": start + good, "rejected": start + bad} | margin | system]
+    if kind == "instruction":
+        return [{"instruction": draw(WORDS), "input": draw(TEXTS), "output": good} | system]
+    if kind == "preference":
+        whole = {"chosen": chosen, "rejected": rejected} | draw(st.sampled_from([{}, {"prompt": messages[:asked]}]))
+        return [draw(st.sampled_from([whole, prompt | {"chosen": good, "rejected": bad}])) | margin | system]
+    if kind == "completion":
+        whole = {"prompt": messages[:asked], "completion": chosen}
+        return [draw(st.sampled_from([whole, prompt | {"completion": good}])) | right | system]
+    if kind == "question":
+        return [{"question": draw(WORDS), "answer": good}]
+    if kind == "messages":
+        return [{"messages": chosen} | system]
+    if kind == "prompt":
+        return [{"prompt": messages[:asked]} | right]
+    if kind == "compared":
+        return [{"conversation_a": chosen, "conversation_b": rejected, "winner": "b"} | margin | system]
+    side = draw(st.sampled_from([(chosen, rejected), (good, bad)]))
+    beside = {"prompt": messages[:asked]} | system
+    return [beside | {"completion": text, "label": text is side[0]} for text in side]
+
+
+@pytest.mark.parametrize("kind", [*ROWS, "compared", "labelled"])
+def test_what_is_written_is_read_back(tmp_path, kind):
+    @settings(deadline=None, max_examples=25)
+    @given(rows=rows_of(kind))
+    def check(rows):
+        before = convert.convert([write(tmp_path / "a.jsonl", *rows)], {}).rows
+        left_out = before.report.counts()["identical"] + before.report.counts()["prompts_differ"]
+        assert len(before.all) + left_out == 1
+        if before.all:
+            (tmp_path / "b.jsonl").unlink(missing_ok=True)
+            convert.write(before, tmp_path / "b.jsonl")
+            assert content(formats.read([tmp_path / "b.jsonl"])) == content(before)
+
+    check()
+
+
+def test_an_answer_that_begins_like_a_transcript_stays_one_answer(tmp_path):
+    answer = "\r\n\r\nHuman: Hi\r\n\r\nAssistant: Hello"
+    row = {"prompt": "A?", "completion": [message("assistant", answer)]}
+    convert.write(convert.convert([write(tmp_path / "a.jsonl", row)], {}).rows, tmp_path / "b.jsonl")
+    (example,) = formats.read([tmp_path / "b.jsonl"]).examples
+    assert (len(example.prompt), example.response) == (1, answer)
+
+
+@pytest.mark.parametrize("kind", ["messages", "preference"])
+def test_a_prompt_that_ends_with_the_assistant_is_read_back(tmp_path, kind):
+    begun = [message("user", "A?"), message("assistant", "Sure,")]
+    whole = [[*begun, message("assistant", text)] for text in ("x", "y")]
+    row: dict[str, Any] = {"messages": whole[0]} if kind == "messages" else {"chosen": whole[0], "rejected": whole[1]}
     before = convert.convert([write(tmp_path / "a.jsonl", row)], {}).rows
-    assert len(before.all) == 1
-    (tmp_path / "b.jsonl").unlink(missing_ok=True)
     convert.write(before, tmp_path / "b.jsonl")
-    assert content(formats.read([tmp_path / "b.jsonl"])) == content(before)
+    after = formats.read([tmp_path / "b.jsonl"])
+    ((prompt, *_),) = content(after)
+    assert [turn.content for turn in prompt] == ["A?", "Sure,"]
+    assert content(after) == content(before)
 
 
 def test_columns_are_renamed(tmp_path):
@@ -129,8 +211,48 @@ def test_labelled_answers_may_be_named_response(tmp_path, others):
     (pair,) = convert.convert([write(tmp_path / "kto.jsonl", *rows)], {}).rows.pairs
     assert (pair.chosen, pair.rejected) == ("a", "b")
     both = [row | {"completion": f"{row['response']}1"} for row in rows]
-    with pytest.raises(UserError, match=r"both\.jsonl"):
+    with pytest.raises(UserError, match=r"both\.jsonl:1: answers under 'completion' and 'response'; take one out"):
         convert.convert([write(tmp_path / "both.jsonl", *both)], {})
+
+
+def labelled(text: str, **more: Any) -> dict[str, Any]:
+    return {"prompt": "A?", "completion": text, "label": text.startswith("good")} | more
+
+
+def test_labelled_answers_keep_their_system_message_and_are_paired_within_it(tmp_path):
+    rows = [labelled("good", system="Be kind."), labelled("bad 1", system="Be brief."), labelled("bad 2")]
+    with pytest.raises(UserError, match="no prompt has a good and a bad answer"):
+        convert.convert([write(tmp_path / "a.jsonl", *rows)], {})
+    rows.append(labelled("bad 3", prompt=" A?\n", system="Be  kind."))
+    (pair,) = convert.convert([write(tmp_path / "b.jsonl", *rows)], {}).rows.pairs
+    assert [(turn.role, turn.content) for turn in pair.prompt] == [("system", "Be kind."), ("user", "A?")]
+    assert (pair.chosen, pair.rejected) == ("good", "bad 3"), "spellings of one prompt"
+
+
+@pytest.mark.parametrize("beside", [{"weight": 0}, {"train": False}, {"completion": " "}])
+def test_labelled_answers_that_are_not_trained_on_are_left_out_before_pairing(tmp_path, beside):
+    rows = [labelled("good 1") | beside, labelled("good 2"), labelled("bad")]
+    found = convert.convert([write(tmp_path / "a.jsonl", *rows)], {})
+    assert [(pair.chosen, pair.rejected) for pair in found.rows.pairs] == [("good 2", "bad")]
+    words = "2 answers: 1 pair, 0 answers without a partner, 1 empty or untrained left out"
+    assert found.pairings[0].in_words().endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("beside", "reason"),
+    [
+        ({"input": "2, 3"}, r"'input' is not used in training.*--format preference"),
+        ({"answer": "5"}, "'answer' is not used in training"),
+        ({"tools": [{"name": "add"}]}, "'tools' would be lost"),
+        ({"context": "Earlier."}, "'context' would be lost"),
+    ],
+)
+def test_no_column_beside_labelled_answers_is_lost(tmp_path, beside, reason):
+    file = write(tmp_path / "a.jsonl", labelled("good", **beside), labelled("bad"))
+    with pytest.raises(UserError, match=rf"a\.jsonl:1: .*{reason}"):
+        convert.convert([file], {})
+    if "--format" in reason:
+        assert len(convert.convert([file], {}, kind="preference").rows.pairs) == 1
 
 
 def test_an_answer_without_a_label_may_come_before_labelled_ones(tmp_path):
@@ -181,6 +303,19 @@ def test_pairs_whose_prompt_has_another_name_are_mended_as_the_message_says(tmp_
     assert [(pair.prompt[0].content, pair.chosen) for pair in read] == [
         (row["question"], row["chosen"]) for row in rows
     ]
+
+
+def test_demonstrations_with_other_names_are_mended_as_the_message_says(tmp_path, monkeypatch, capsys):
+    row = {"instruction": "Name it.", "context": "Lima is a city.", "response": "Lima", "category": "open"}
+    file = write(tmp_path / "a.jsonl", row | {"context": ""}, row)
+    monkeypatch.chdir(tmp_path)
+    code, _, err = rlhf(monkeypatch, capsys, "data", "check", file)
+    assert code == 1 and "no 'output' key" in err
+    (advised,) = re.findall("`rlhf (.*)`", err)
+    words = advised.replace("FILE", str(file)).replace("OLD=NEW", "response=output --rename context=input").split()
+    assert rlhf(monkeypatch, capsys, *words)[0] == 0
+    _, second = formats.read([tmp_path / "new.jsonl"]).examples
+    assert (second.prompt[0].content, second.response) == ("Name it.\nLima is a city.", "Lima")
 
 
 def test_a_column_is_renamed_once():
@@ -247,7 +382,9 @@ def test_the_commands_advise_what_they_can_do(tmp_path, monkeypatch, capsys):
     typed = ("data", "convert", file, "--rename", "typo=text", "--to", tmp_path / "b.jsonl")
     code, _, err = rlhf(monkeypatch, capsys, *typed)
     assert code == 1 and "--skip-bad-rows" not in err, "no row has that column"
-    assert "The next 2 rows are malformed too. Repair the file, or rename its columns with --rename OLD=NEW" in err
+    assert (
+        "The next 2 rows are malformed too. Repair the file, rename its columns with --rename OLD=NEW, or name" in err
+    )
     most = write(tmp_path / "c.jsonl", {"id": 1}, {"id": 2}, ROWS["text"])
     for words in (("data", "check", most), ("data", "show", most)):
         code, _, err = rlhf(monkeypatch, capsys, *words)

@@ -817,10 +817,14 @@ def test_where_no_kind_would_help_none_is_advised(write, name, content):
         assert message.endswith(". Repair the file") and advice.kind not in message
 
 
-def test_where_a_kind_may_help_it_is_advised(write):
-    for kind, row in (("preference", {"chosen": "x", "rejected": "y"}), ("auto", {"prompt": "x", "chosen": "y"})):
+def test_where_a_kind_may_help_it_is_advised_unless_it_is_named(write):
+    rename = "rename its columns (`rlhf data convert FILE --rename OLD=NEW --to new.jsonl`)"
+    for kind, row, advice in (
+        ("preference", {"question": "q", "chosen": "x", "rejected": "y"}, f"or {rename}"),
+        ("auto", {"prompt": "x", "chosen": "y"}, f"{rename}, or name its kind of rows with --format KIND"),
+    ):
         message = refusal([write("a.jsonl", lines(row))], kind=kind, advice=CHECK_ADVICE)
-        assert message.endswith(". Repair the file, or name its kind of rows with --format KIND")
+        assert message.endswith(f". Repair the file, {advice}")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,10 @@ def arena(verdict):
     return {"winner": verdict, "conversation_a": sides[0], "conversation_b": sides[1]}
 
 
+def from_zero(verdict, column="better_response_id", **more):
+    return {"prompt": "A tree?", "response_0": "One.", "response_1": "Two.", column: verdict} | more
+
+
 def write(file, *rows):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
@@ -42,6 +46,10 @@ def write(file, *rows):
         (numbered(1, "winner"), "One."),
         (numbered(2, "winner"), "Two."),
         (numbered("response2", "preference"), "Two."),
+        (from_zero(0), "One."),
+        (from_zero(1), "Two."),
+        (from_zero("response_1", "winner"), "Two."),
+        (numbered(1, "better_response_id"), "One."),
         (arena("model_a"), "One."),
         (arena("model_b"), "Two."),
         (lettered("A"), "One."),
@@ -50,6 +58,7 @@ def write(file, *rows):
 )
 def test_the_verdict_decides_and_ties_are_left_out(tmp_path, row, chosen):
     tie = {"overall_preference": 0} if "overall_preference" in row else {"winner": "tie (bothbad)", "preference": "tie"}
+    tie = {"better_response_id": "tie"} if "better_response_id" in row else tie
     tied = row | {key: value for key, value in tie.items() if key in row}
     file = write(tmp_path / "a.jsonl", row, tied)
     found = convert.convert([file], {})
@@ -60,7 +69,12 @@ def test_the_verdict_decides_and_ties_are_left_out(tmp_path, row, chosen):
 
 
 @pytest.mark.parametrize(
-    "row", [numbered(-1, "preference"), numbered("nan"), lettered(1), lettered("gpt-4"), arena(True), lettered(0)]
+    "row",
+    [
+        *(numbered(-1, "preference"), numbered("nan"), lettered(1), lettered("gpt-4"), arena(True), lettered(0)),
+        *(numbered(0, "better_response_id"), lettered(1, "better_response_id"), from_zero(2)),
+        from_zero(1, "preference"),
+    ],
 )
 def test_a_verdict_that_is_not_clear_is_refused(tmp_path, row):
     with pytest.raises(UserError, match=r"a\.jsonl:1: .*does not say for sure what is better; write"):
@@ -88,3 +102,83 @@ def test_reading_refuses_them_with_the_command_that_converts(tmp_path, monkeypat
         assert "ename" not in str(refusal.value)
     assert rlhf(monkeypatch, capsys, "data", "convert", "FILE", "--to", "pairs.jsonl")[0] == 0
     assert len(formats.read(["pairs.jsonl"]).pairs) == 2
+
+
+@pytest.mark.parametrize(
+    ("beside", "reason"),
+    [
+        ({"tools": [{"name": "look_up"}]}, "'tools' would be lost"),
+        ({"images": ["tree.png"]}, "'images' would be lost"),
+        ({"input": "An oak."}, "'input' is not used in training"),
+        ({"criteria": "Be short."}, r"'criteria' is not used in training.*--format preference"),
+        ({"response1": "Three."}, "'response1' is not used"),
+        ({"response1": "Three.", "response2": "Four."}, "response1, response2 and response_a, response_b; take one"),
+        ({"overall_preference": -1}, "verdicts under 'overall_preference' and 'winner'; take the others out"),
+        ({"score_a": 1, "score_b": "much"}, "'score_b' is 'much'; it must be a finite number"),
+    ],
+)
+def test_no_other_column_is_lost(tmp_path, beside, reason):
+    with pytest.raises(UserError, match=rf"a\.jsonl:1: .*{reason}"):
+        convert.convert([write(tmp_path / "a.jsonl", lettered("a", **beside))], {})
+
+
+def test_a_named_kind_ignores_unknown_columns_as_the_message_says(tmp_path):
+    file = write(tmp_path / "a.jsonl", lettered("b", criteria="Be short."))
+    (pair,) = convert.convert([file], {}, kind="preference").rows.pairs
+    assert (pair.chosen, pair.rejected) == ("Two.", "One.")
+
+
+@pytest.mark.parametrize("beside", [{"weight": 0}, {"train": False}, {"train": "false"}])
+def test_a_row_that_is_not_trained_on_makes_no_pair(tmp_path, beside):
+    rows = convert.convert([write(tmp_path / "a.jsonl", lettered("a", **beside), lettered("b"))], {}).rows
+    assert [pair.chosen for pair in rows.pairs] == ["Two."]
+    assert rows.report.counts()["untrained"] == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "margin"),
+    [
+        (lettered("a", score_a=1, score_b=5), -4),
+        (lettered("b", score_a=1, score_b=5), 4),
+        (lettered("b", score_a=2, score_b=2, margin=3), 0),
+        (lettered("b", score_a=2, score_b=None, margin=3), 3),
+        (lettered("a", response_a_rating="4.5", response_b_rating="2"), 2.5),
+        (numbered(-1, score_1=9, score_2=3), 6),
+        (lettered("a"), None),
+    ],
+)
+def test_scores_of_the_responses_become_the_margin(tmp_path, row, margin):
+    (pair,) = convert.convert([write(tmp_path / "a.jsonl", row)], {}).rows.pairs
+    assert pair.margin == margin
+
+
+def test_whole_conversations_must_begin_with_a_prompt_beside_them(tmp_path):
+    (pair,) = convert.convert([write(tmp_path / "a.jsonl", arena("model_a") | {"prompt": "Hi"})], {}).rows.pairs
+    assert [message.content for message in pair.prompt] == ["Hi"]
+    with pytest.raises(UserError, match="do not begin with 'prompt'"):
+        convert.convert([write(tmp_path / "b.jsonl", arena("model_a") | {"prompt": "Bye"})], {})
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        numbered(-2, domain="general", individual_preference=[{"score": -2, "reasoning": "Short."}]),
+        arena("model_a")
+        | {"model_a": "x", "judge": "arena_user_7", "turn": 1, "anony": True, "tstamp": 1.5}
+        | {"openai_moderation": {"flagged": False}, "toxic_chat_tag": {"flagged": False}},
+        lettered("a", overall_preference=None, response1=None, response2=None),
+        from_zero(1, is_response_0_safe=True, is_response_1_safe=True, safer_response_id=0, prompt_source="x")
+        | {"response_0_severity_level": 1, "response_0_harm_category": {"fraud": True}, "response_0_sha256": "ab"},
+    ],
+)
+def test_columns_on_how_a_verdict_came_about_are_left_out(tmp_path, row):
+    assert len(convert.convert([write(tmp_path / "a.jsonl", row)], {}).rows.pairs) == 1
+
+
+@pytest.mark.parametrize("names", [("context", "question"), ("prompt", "context"), ("prompt", "question")])
+def test_a_passage_is_not_taken_for_the_prompt(tmp_path, names):
+    row = {"response1": "Paris", "response2": "London", "overall_preference": -2} | dict.fromkeys(names, "A text.")
+    with pytest.raises(UserError, match=rf"a\.jsonl:1: texts under '{names[0]}' and '{names[1]}'; write them into one"):
+        convert.convert([write(tmp_path / "a.jsonl", row)], {})
+    (pair,) = convert.convert([write(tmp_path / "b.jsonl", row | {names[0]: " "})], {}).rows.pairs
+    assert [message.content for message in pair.prompt] == ["A text."]
