@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlhf.errors import UserError
+from rlhf.errors import Interrupted, UserError
 from rlhf.models.folders import check_encoder
 from rlhf.observe import tracking
 from rlhf.observe.watch import LiveChecks
@@ -194,9 +194,14 @@ def resume_command() -> str:
 
 @contextmanager
 def _explained_errors(run: StageRun) -> Iterator[None]:
-    """Turn a full disk and exhausted memory into a UserError; libraries report them in many ways."""
+    """Turn a full disk and exhausted memory into a UserError; libraries report them in many ways.
+
+    Adds to Interrupted how the stage goes on.
+    """
     try:
         yield
+    except Interrupted as error:
+        raise UserError(f"{error.lines[0]}. {progress(run)}", *error.lines[1:]) from error
     except UserError:
         raise
     except Exception as error:

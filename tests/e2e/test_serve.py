@@ -109,6 +109,14 @@ def test_a_template_writes_what_training_wrote(done):
         tokenizer.apply_chat_template([*SAID, SAID[0]], tokenize=False)
 
 
+def test_weights_may_be_read_by_whoever_may_read_the_other_files(done):
+    """A server may run under another user, and safetensors writes for its own user alone."""
+    for folder in ("merge/model", "sft/adapter", "pretrain/model"):
+        files = [file for file in (done / "cpu-tiny/v1" / folder).iterdir() if file.is_file()]
+        assert any(file.suffix == ".safetensors" for file in files)
+        assert len({file.stat().st_mode for file in files}) == 1, folder
+
+
 def test_the_merged_model_samples_as_it_was_evaluated(done):
     found = GenerationConfig.from_pretrained(done / NAME)
     options = small().recipe.evaluate
