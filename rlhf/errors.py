@@ -15,6 +15,10 @@ class UserError(Exception):
         self.lines = (message, *advice)
 
 
+class Interrupted(UserError):
+    """Something outside of a stage ended it. Once that is put right, the stage goes on from its newest checkpoint."""
+
+
 class OptionError(UserError):
     """A mistake in the command itself: an option names what does not exist, or has the wrong form. Exit code 2."""
 

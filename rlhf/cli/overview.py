@@ -43,7 +43,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "ab": ("rlhf ab --hw cpu", "rlhf ab --hw cpu --a sft --b dpo --summary"),
     "judge": ("rlhf judge --hw cpu --url http://127.0.0.1:8000/v1 --model judge-model --limit 100",),
     "ratings export": ("rlhf ratings export runs/cpu-tiny/v2 --to rated.jsonl",),
-    "serve": ("rlhf serve --hw cpu --port 8000",),
+    "serve": ("rlhf serve --hw cpu --port 8000", "rlhf serve runs/cpu-tiny/v2 -- --max-model-len 2048"),
 }
 
 # Words that one may try first, and the commands that do what they mean. Stages and targets of make are among them.

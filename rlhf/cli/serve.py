@@ -1,5 +1,6 @@
 """`rlhf serve`: offer the merged model to OpenAI's clients."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -12,7 +13,20 @@ from rlhf.cli.run_argument import RUN_AS_OPTIONS, CommandOnRun
 from rlhf.commands import serve as serving
 
 
-@click.command(cls=CommandOnRun)
+class Serve(CommandOnRun):
+    """The command whose words after `--` are options of vLLM: `engine_options`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        unread = super().parse_args(ctx, args[:end])
+        ctx.params["engine_options"] = args[end + 1 :]
+        return unread
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- VLLM_OPTION...]"]
+
+
+@click.command(cls=Serve)
 @RUN_AS_OPTIONS
 @chooses_recipe(**RUN_HELP, out=True)
 @REUSE
@@ -21,7 +35,7 @@ from rlhf.commands import serve as serving
     default="auto",
     show_default=True,
     type=OneOf(serving.ENGINES),
-    help="Server to use; auto takes vLLM if it is installed.",
+    help="Server to use; auto takes vLLM if it is installed and starts.",
 )
 @click.option(
     "--host", metavar="NAME", default="127.0.0.1", show_default=True, help="Address to listen on; clients need no key."
@@ -29,11 +43,19 @@ from rlhf.commands import serve as serving
 @click.option(
     "--port", default=8000, show_default=True, type=WholeNumber(1, 65535), metavar="N", help="Port to listen on."
 )
-def serve(choice: Choice, out: Path, reuse: Path | None, engine: serving.Engine, host: str, port: int) -> None:
+def serve(
+    choice: Choice,
+    out: Path,
+    reuse: Path | None,
+    engine: serving.Engine,
+    host: str,
+    port: int,
+    engine_options: Sequence[str],
+) -> None:
     """Serve the merged model to OpenAI's clients.
 
     RUN is a run directory, <out>/<recipe>/<version>, or a stage's folder in it, and has all settings. Without it, name
-    the recipe and its changes as for the run.
+    the recipe and its changes as for the run. Options after `--` are passed on to vLLM.
     """
     with naming_the_run("serve", "merge"):
-        serving.run(choice.load(), out, engine, host, port, reuse)
+        serving.run(choice.load(), out, engine, host, port, reuse, engine_options)

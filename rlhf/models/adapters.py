@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from rlhf.errors import UserError
 from rlhf.models import weights as stored
+from rlhf.models.folders import share_weights
 from rlhf.models.loading import base_name
 from rlhf.models.precision import computes_in_bfloat16
 from rlhf.models.traits import has_fused_experts
@@ -138,3 +139,4 @@ def save_adapter(
     config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     config.update(base_model_name_or_path=base, revision=revision, inference_mode=True)
     (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    share_weights(folder / ADAPTER_CONFIG)

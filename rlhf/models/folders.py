@@ -1,5 +1,6 @@
 """Checks of folders with a base model, made before anything is built from them."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +22,15 @@ def check(folder: Path) -> None:
         raise UserError(f"{folder}/config.json is missing")
     check_full(config.plain(), str(folder))
     _check_weights(folder, config)
+
+
+def share_weights(config: Path) -> None:
+    """Give the weights beside a written config its permissions.
+
+    safetensors writes for the user alone, whatever the umask: a server of another user could not read them.
+    """
+    for file in config.parent.glob("*.safetensors"):
+        shutil.copymode(config, file)
 
 
 def check_encoder(folder: Path) -> None:

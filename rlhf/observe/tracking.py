@@ -25,38 +25,47 @@ def check(report_to: Sequence[str]) -> None:
 
 
 @contextmanager
-def trackers(report_to: Sequence[str], folder: Path, project: str, config: Mapping[str, object]) -> Iterator[list[Log]]:
+def trackers(
+    report_to: Sequence[str],
+    folder: Path,
+    project: str,
+    name: str,
+    config: Mapping[str, object],
+    first_step: int | None = None,
+) -> Iterator[list[Log]]:
     """Open each tracker for one stage. Yields functions (step, values).
 
-    TensorBoard and W&B write their files into `folder`, Trackio into its own store in HF_HOME. Raises UserError if a
-    tracker does not start, for example W&B without a key.
+    `project` and `name` are those of the run in W&B and Trackio. `first_step`: where a resumed run goes on; TensorBoard
+    then hides what earlier files have from that step on. TensorBoard and W&B write their files into `folder`, Trackio
+    into its own store in HF_HOME. Raises UserError if a tracker does not start, for example W&B without a key.
     """
     logs: list[Log] = []
     with ExitStack() as started:  # closes those that have started, also if another does not start or close
-        for name in report_to:
+        for service in report_to:
             # wandb and trackio share these three functions
-            tracker = _TensorBoard(folder) if name == "tensorboard" else importlib.import_module(name)
-            directory = {"dir": str(folder)} if name == "wandb" else {}  # the working directory may be read-only
+            tensorboard = service == "tensorboard"
+            tracker = _TensorBoard(folder, first_step) if tensorboard else importlib.import_module(service)
+            directory = {"dir": str(folder)} if service == "wandb" else {}  # the working directory may be read-only
             try:
-                tracker.init(project=project, name=folder.name, config=dict(config), **directory)
+                tracker.init(project=project, name=name, config=dict(config), **directory)
             except Exception as error:  # each service has its own errors
-                raise UserError(f"--report-to {name}: {message_of(error)}") from error
-            started.push(partial(_finish, tracker, name))
-            logs.append(_Sender(tracker, name))
+                raise UserError(f"--report-to {service}: {message_of(error)}") from error
+            started.push(partial(_finish, tracker, service))
+            logs.append(_Sender(tracker, service))
         yield logs
 
 
 class _TensorBoard:
     """TensorBoard's writer with the functions of the other trackers."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder / "tensorboard"
+    def __init__(self, folder: Path, first_step: int | None):
+        self.folder, self.first_step = folder / "tensorboard", first_step
 
     def init(self, **_: object) -> None:
         """Open the writer."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(self.folder))
+        self.writer = SummaryWriter(str(self.folder), purge_step=self.first_step)
         say(f"tensorboard: metrics go to {self.folder}")
 
     def log(self, values: Mapping[str, float], step: int) -> None:

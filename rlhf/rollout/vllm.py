@@ -28,7 +28,7 @@ import torch
 
 from rlhf.data.batch import Rollout, collate
 from rlhf.data.tokenize import SpecialIds
-from rlhf.errors import UserError
+from rlhf.errors import Interrupted, UserError
 from rlhf.rollout.decoding import Sampling
 from rlhf.terminal import excerpt, one_line
 
@@ -42,7 +42,7 @@ START_HINT = (
 class Client:
     """Client of the vLLM server at `url`, which follows one policy.
 
-    Raises UserError when the server cannot be reached or refuses.
+    Raises Interrupted when the server cannot be reached or refuses, and UserError when it answers in another form.
     """
 
     def __init__(self, url: str):
@@ -124,9 +124,9 @@ class Client:
                 body = response.read()
         except urllib.error.HTTPError as error:
             reason = excerpt(error.read().decode(errors="replace"))
-            raise UserError(f"vLLM at {self.url} refused {path} ({error.code}): {reason}; {START_HINT}") from error
+            raise Interrupted(f"vLLM at {self.url} refused {path} ({error.code}): {reason}; {START_HINT}") from error
         except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a bad address
-            raise UserError(f"no vLLM server answers at {self.url} ({error}); {START_HINT}") from error
+            raise Interrupted(f"no vLLM server answers at {self.url} ({error}); {START_HINT}") from error
         try:
             return json.loads(body)
         except ValueError:

@@ -10,6 +10,7 @@ from rlhf.data.load import load_corpus
 from rlhf.data.rows import Example
 from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
+from rlhf.models.folders import share_weights
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.nf4 import round_to_nf4
 from rlhf.models.precision import Model, mixed_precision
@@ -85,6 +86,7 @@ def _save(run: StageRun, merged: PreTrainedModel, codec: Codec) -> None:
     sampling = {"temperature": options.temperature, "top_p": options.top_p, "top_k": 0}
     merged.generation_config = GenerationConfig(do_sample=True, **sampling, **ids)
     merged.save_pretrained(folder)
+    share_weights(folder / "config.json")
     if not codec.write_chat_template():
         say("merge: a chat interface will tokenize prompts otherwise than training did")
     codec.tokenizer.save_pretrained(folder)

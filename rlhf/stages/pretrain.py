@@ -11,6 +11,7 @@ from rlhf.data import tokenize
 from rlhf.data.load import load_corpus
 from rlhf.data.tokenize import Codec
 from rlhf.evaluation.likelihood import perplexity
+from rlhf.models.folders import share_weights
 from rlhf.models.loading import new_base
 from rlhf.observe.telemetry import Telemetry
 from rlhf.run.directory import StageRun
@@ -50,6 +51,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
 
     folder = run.path / MODEL
     model.save_pretrained(folder)
+    share_weights(folder / "config.json")
     codec.tokenizer.save_pretrained(folder)
     batch_size = options.per_device_train_batch_size
     with telemetry.phase("evaluate"), working("pretrain: evaluating on held-out texts"):

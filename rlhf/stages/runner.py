@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlhf.errors import UserError
+from rlhf.errors import Interrupted, UserError
 from rlhf.models.folders import check_encoder
 from rlhf.observe import tracking
 from rlhf.observe.watch import LiveChecks
 from rlhf.process import cuda, distributed, endings, exhaustion, meeting
 from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without_collections
 from rlhf.recipe import GROUPS, MODEL_REWARD, Evaluate, GroupOptions, PinnedRecipe, StageName, no_section, parents
+from rlhf.run.checkpoints import checkpoint_step
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import follow_base, verified
 from rlhf.run.layout import SUMMARY
@@ -152,7 +153,10 @@ def _prepare_and_run(
     run.resumed_from, run.resumed_data = distributed.from_main(lambda: (run.resumed_from, run.resumed_data))
     project = f"{loaded.name}-{loaded.version}"
     reporters = report_to if run.is_main else ()
-    with tracking.trackers(reporters, run.path, project, loaded.recipe.model_dump(mode="json")) as logs:
+    name = f"{project}-{run.stage}-seed{loaded.recipe.seed}"
+    first_step = checkpoint_step(run.resumed_from) + 1 if run.resumed_from else None
+    config = loaded.recipe.model_dump(mode="json")
+    with tracking.trackers(reporters, run.path, project, name, config, first_step) as logs:
         checks = LiveChecks(run, stop_on)
         run.logs.on_metrics, run.logs.on_samples = [*logs, checks.on_metrics], [checks.on_samples]
         result = run_stage(run, device)
@@ -194,9 +198,14 @@ def resume_command() -> str:
 
 @contextmanager
 def _explained_errors(run: StageRun) -> Iterator[None]:
-    """Turn a full disk and exhausted memory into a UserError; libraries report them in many ways."""
+    """Turn a full disk and exhausted memory into a UserError; libraries report them in many ways.
+
+    Adds to Interrupted how the stage goes on.
+    """
     try:
         yield
+    except Interrupted as error:
+        raise UserError(f"{error.lines[0]}. {progress(run)}", *error.lines[1:]) from error
     except UserError:
         raise
     except Exception as error:

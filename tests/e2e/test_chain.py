@@ -19,6 +19,7 @@ from rlhf.files import sha256
 from rlhf.rating.pairs import pair_answers
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_manifest
+from rlhf.run.logs import Logs
 from rlhf.run.records import Record, Settings
 from tests.helpers import Crash, content_of, crash, run_stages, small, undefined_metrics
 from tests.lines import read_intact_lines
@@ -305,6 +306,29 @@ def test_wall_time_of_a_resumed_run_counts_what_went_before(chain, tmp_path, mon
     spent = content_of(record)
     record.write_text(json.dumps(spent | {"wall_seconds": 1000.0}))
     assert run_stages(small(), tmp_path, "sft", resume=True)["wall_seconds"] > 1000
+
+
+def test_a_resumed_run_has_each_step_once_in_tensorboard(chain, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard", reason="tensorboard comes with the tracking extra")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    target = linked(chain, tmp_path, "data", "pretrain", "sft", "rm")
+    loaded = small(ppo__save_steps=2, ppo__logging_steps=1)
+    write = Logs.metrics
+
+    def until_step_3(self, step, values):
+        write(self, step, values)
+        if step == 3:
+            raise Crash
+
+    monkeypatch.setattr(Logs, "metrics", until_step_3)
+    with pytest.raises(Crash):
+        run_stages(loaded, tmp_path, "ppo", report_to=["tensorboard"])
+    monkeypatch.undo()
+    run_stages(loaded, tmp_path, "ppo", resume=True, report_to=["tensorboard"])
+    events = EventAccumulator(str(target / "ppo/tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("objective/scores")] == [1, 2, 3, 4]
 
 
 def test_metrics_go_to_tensorboard_when_asked(chain, tmp_path):

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from rlhf.commands import serve
 from rlhf.data.rows import Message
 from rlhf.data.transcripts import render_hh
-from rlhf.errors import UserError
+from rlhf.errors import OptionError, UserError
 from rlhf.recipe import as_yaml
 from tests.helpers import RECIPE, SMALL, beside, rlhf, run_stages, small
 
@@ -109,6 +109,14 @@ def test_a_template_writes_what_training_wrote(done):
         tokenizer.apply_chat_template([*SAID, SAID[0]], tokenize=False)
 
 
+def test_weights_may_be_read_by_whoever_may_read_the_other_files(done):
+    """A server may run under another user, and safetensors writes for its own user alone."""
+    for folder in ("merge/model", "sft/adapter", "pretrain/model"):
+        files = [file for file in (done / "cpu-tiny/v1" / folder).iterdir() if file.is_file()]
+        assert any(file.suffix == ".safetensors" for file in files)
+        assert len({file.stat().st_mode for file in files}) == 1, folder
+
+
 def test_the_merged_model_samples_as_it_was_evaluated(done):
     found = GenerationConfig.from_pretrained(done / NAME)
     options = small().recipe.evaluate
@@ -125,8 +133,12 @@ def test_what_is_missing_is_said(done, tmp_path, monkeypatch, capsys):
     assert code == 1 and "serve needs merge, which has not been run" in err
     assert f"first `rlhf run merge --hw cpu --out {tmp_path} --with-parents`\n" in err
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="vllm is not installed here"):
-        serve.command("model", "vllm", "cpu", "127.0.0.1", 8000)
+    with pytest.raises(UserError, match=r"vllm is not installed here; .* leave out --engine vllm$"):
+        serve.vllm_program("vllm", [])
+    with pytest.raises(UserError, match=r"vllm is not installed here; .* leave out the options after --$"):
+        serve.vllm_program("auto", ["--max-model-len", "64"])
+    with pytest.raises(OptionError, match="--max-model-len 64: only vLLM takes options after --"):
+        serve.vllm_program("transformers", ["--max-model-len", "64"])
 
 
 SERVER = """
@@ -193,13 +205,46 @@ def test_a_model_that_was_merged_in_another_root_is_served_from_there(done, tmp_
     assert folder == done and (done / model / "config.json").exists()
 
 
-def test_vllm_serves_where_it_is_installed(tmp_path, monkeypatch):
-    (tmp_path / "vllm").write_text("#!/bin/sh\n")
-    (tmp_path / "vllm").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    words = serve.command("a/model", "auto", "cuda", "127.0.0.1", 8001)
-    assert words == [
-        f"{tmp_path}/vllm",
-        *["serve", "a/model", "--served-model-name", "a/model", "--host", "127.0.0.1", "--port", "8001"],
+@pytest.fixture
+def vllm(tmp_path, monkeypatch):
+    """A command vllm whose server cannot start."""
+    program = tmp_path / "vllm"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return str(program)
+
+
+def test_vllm_serves_where_it_is_installed(vllm):
+    assert serve.vllm_program("auto", []) == serve.vllm_program("vllm", ["--x"]) == vllm
+    assert serve.vllm_program("transformers", []) is None
+    assert serve.vllm_command(vllm, "a/model", "float32", "127.0.0.1", 8001, ["--dtype", "half"]) == [
+        *[vllm, "serve", "a/model", "--served-model-name", "a/model", "--host", "127.0.0.1", "--port", "8001"],
+        *["--dtype", "float32", "--dtype", "half"],
     ]
-    assert serve.command("a/model", "transformers", "cuda", "127.0.0.1", 8001)[0] == sys.executable
+    assert serve.transformers_command("a/model", "cuda", "127.0.0.1", 8001)[0] == sys.executable
+
+
+def test_where_vllm_does_not_start_transformers_serves_unless_vllm_was_asked_for(done, vllm, port, monkeypatch, capsys):
+    merged, again = small(merge__stage="sft"), [sys.executable, "-c", "raise SystemExit(4)"]
+    monkeypatch.setattr(serve, "transformers_command", lambda *_: again)
+    with pytest.raises(UserError, match="exit code 4"):
+        serve.run(merged, done, "auto", "127.0.0.1", port)
+    said = capsys.readouterr().err
+    assert "exit code 3 before it served; its message is above. Going on with transformers' server" in said
+    assert serve.LIMITS in said
+    asked: tuple[tuple[serve.Engine, list[str]], ...] = (("vllm", []), ("auto", ["--max-model-len", "64"]))
+    for engine, options in asked:
+        with pytest.raises(serve.NotStarted, match="exit code 3"):
+            serve.run(merged, done, engine, "127.0.0.1", port, None, options)
+
+
+def test_options_after_two_hyphens_are_passed_on(done, tmp_path, monkeypatch, capsys):
+    passed: list[Any] = []
+    monkeypatch.setattr(serve, "run", lambda *arguments: passed.append(arguments[-1]))
+    own = ["--hw", "cpu", "--out", str(done)]
+    for chosen in (own, [str(done / "cpu-tiny/v1")]):
+        for rest in ([], ["--"], ["--", "--max-model-len", "64"]):
+            code, _, err = rlhf(monkeypatch, capsys, "serve", *chosen, *rest)
+            assert code == 0, err
+    assert passed == [[], [], ["--max-model-len", "64"]] * 2

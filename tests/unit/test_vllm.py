@@ -1,6 +1,7 @@
 """The vLLM client against a server of the same endpoints, whose model is one of ours."""
 
 import json
+import os
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,6 +34,7 @@ class Fake(ThreadingHTTPServer):
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.loaded: set[str] = set()
         self.known: set[str] = set()
+        self.modes: set[int] = set()  # of the weights that were loaded
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -58,6 +60,7 @@ class Handler(BaseHTTPRequestHandler):
             assert content["lora_name"] not in self.server.known, "the server remembers every name"
             self.server.known.add(content["lora_name"])
             self.server.loaded.add(content["lora_name"])
+            self.server.modes.add((Path(content["lora_path"]) / "adapter_model.safetensors").stat().st_mode & 0o777)
             return self.answer(200, "Success: LoRA adapter added.")
         if self.path == "/v1/unload_lora_adapter":
             self.server.loaded.remove(content["lora_name"])
@@ -104,13 +107,42 @@ def test_responses_come_back_in_order_with_their_log_probabilities(fake, tmp_pat
         assert content["ignore_eos"] and content["stop_token_ids"] == [2]
 
 
-def test_ppo_samples_with_the_policy_of_each_step(fake, trained, tmp_path):
+@pytest.fixture
+def umask():
+    """Files are for everyone to read."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def test_ppo_samples_with_the_policy_of_each_step(fake, trained, tmp_path, umask):
     out = beside(trained, tmp_path, "pretrain", "sft", "rm")
     run_stages(small(ppo__vllm_url=fake.url, ppo__steps=3), out, "ppo")
     assert len(fake.known) >= 3
     assert not fake.loaded
     rows = read_intact_lines(out / "cpu-tiny/v1/ppo/metrics.jsonl")
     assert all(row["rollout/logprob_diff_max"] > 0.1 for row in rows)  # that server says -0.5 to everything
+    assert fake.modes == {0o644}, "a server of another user reads the adapters"
+    assert not (out / "cpu-tiny/v1/ppo/sampling.tmp").exists()
+
+
+def test_a_server_that_dies_leaves_a_run_that_says_how_it_goes_on(fake, trained, tmp_path, monkeypatch):
+    sample = Client.sample
+
+    def dying(self: Client, *arguments: Any) -> Rollout:
+        if (out / "cpu-tiny/v1/ppo/checkpoints/step-000002").exists():
+            self.url = "http://127.0.0.1:9"
+        return sample(self, *arguments)
+
+    monkeypatch.setattr(Client, "sample", dying)
+    out = beside(trained, tmp_path, "pretrain", "sft", "rm")
+    loaded = small(ppo__vllm_url=fake.url, ppo__steps=3, ppo__save_steps=2, ppo__eval_steps=2)
+    kept = r"step-000002 is kept: .*--resume.* \(make: RESUME=1\) continues from it"
+    with pytest.raises(UserError, match=f"no vLLM server answers at http://127.0.0.1:9 .*{kept}"):
+        run_stages(loaded, out, "ppo")
+    assert not (out / "cpu-tiny/v1/ppo/sampling.tmp").exists()
+    monkeypatch.undo()
+    assert run_stages(loaded, out, "ppo", resume=True)["status"] == "done"
 
 
 def test_responses_to_one_prompt_share_its_computation(fake, trained, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from rlhf.data.batch import Rollout
 from rlhf.data.corpus import Prompt
 from rlhf.data.load import load_corpus
 from rlhf.evaluation.policies import PolicySamples, gains_over_sft, measure, sample_of
+from rlhf.files import remove
 from rlhf.models.adapters import save_adapter
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.shared_base import SharedBase
@@ -136,10 +137,13 @@ class Session:
         prompts, copies = [self.prompts.ids[i] for i in indices], self.options.samples_per_prompt
         sampling = replace(self.sampling, samples_per_prompt=copies)
         if self.client is not None:
-            folder = self.run.path / "sampling.tmp"  # a name that a restart deletes
-            save_adapter(shared.peft, self.run, folder, adapter="policy")
-            with self.client.adapter(folder):
-                rollout = self.client.sample(prompts, codec, sampling, self.device)
+            folder = self.run.path / "sampling.tmp"  # a name that a restart deletes, after a run that was killed
+            try:
+                save_adapter(shared.peft, self.run, folder, adapter="policy")
+                with self.client.adapter(folder):
+                    rollout = self.client.sample(prompts, codec, sampling, self.device)
+            finally:
+                remove(folder)
         else:
             with shared.role("policy"):
                 trunk = shared.role_trunk
