@@ -37,7 +37,7 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "HW": OF_RECIPES,
     "RECIPE": OF_RECIPES,
     "RUN": OF_RUNS,
-    "DATA": (*OF_RUNS, "reproduce", "data-check", "data-show", "shell"),
+    "DATA": (*OF_RUNS, "reproduce", "plan", "data-check", "data-show", "shell"),
     "WEIGHTS": (*OF_RUNS, "reproduce", "shell"),
     "SET": (*TRAIN, "chat", "score", "serve", "setup", "reproduce", "plan", "fetch", *BENCHMARKS),
     "SEED": (*OF_RUNS, "fuzz", "shell"),  # that of a run is part of its folder

@@ -25,7 +25,7 @@ from rlhf.terminal.progress import working
 
 
 @click.command(cls=StrictCommand)
-@chooses_recipe(changes=CHANGES)
+@chooses_recipe(data="Project the hours of training on this file. May be repeated.", changes=CHANGES)
 @click.option("--stage", type=OneOf([s for s in STAGES if s != "pretrain"]), help="Plan only this stage.")
 @click.option(
     "--fit",

@@ -283,6 +283,11 @@ def test_other_data_or_another_seed_have_their_own_root(arguments, root, files):
         assert option(words, "--out") == [root]
 
 
+def test_a_plan_takes_data(files):
+    (words,) = calls("plan", "HW=4090", f"DATA={files[0]} {files[1]}", "PRICE=2")
+    assert words == ["plan", "--hw", "4090", "--data", str(files[0]), "--data", str(files[1]), "--price", "2"]
+
+
 def test_data_takes_several_files(files):
     for words in calls("sft", "DATA=" + " ".join(map(str, files))):
         assert option(words, "--data") == [str(path) for path in files]
