@@ -307,6 +307,15 @@ def test_missing_data_stops_at_once(tmp_path):
     assert not result.stdout
 
 
+def test_a_message_about_a_missing_file_ends_with_one_full_stop(tmp_path):
+    assert "no such file.  Stop." in make("-n", "sft", f"DATA={tmp_path}/none.jsonl").stderr
+
+
+def test_hardware_in_another_case_is_answered_with_what_was_meant():
+    assert "Did you mean cpu? `make recipes` lists them" in make("-n", "ppo", "HW=CPU").stderr
+    assert "Did you mean" not in make("-n", "ppo", "HW=foo").stderr
+
+
 def test_the_name_of_a_hub_set_is_answered_with_how_it_is_named():
     result = make("-n", "sft", "DATA=some/set")
     assert result.returncode
