@@ -256,8 +256,13 @@ def show_strategies(
     rows_table(f"{loaded.name} {loaded.version}: predicted effect of each strategy", columns, rows)
 
 
-def show_fits(loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool) -> None:
-    """Print the settings that fit. Raises UserError where a stage needs more than `limit` bytes with all of them."""
+def show_fits(
+    loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool, hours: tuple[float, float] | None = None
+) -> None:
+    """Print the settings that fit, and the projected hours of training before and with them.
+
+    Raises UserError where a stage needs more than `limit` bytes with all of them.
+    """
     needs = {stage: card_needed_bytes(predicted.whole) for stage, predicted in settings.stages.items()}
     if as_json:
         stages = {
@@ -296,6 +301,9 @@ def show_fits(loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool) ->
     chain = "for every stage alike, so that they build on each other" if len(settings.stages) > 1 else "to be set"
     screen.OUT.print(f"{chain}:")
     screen.OUT.print(_assignments(changes), soft_wrap=True)
+    if hours:
+        before, after = hours
+        screen.OUT.print(f"projected hours of training: {before:.2f} as the recipe is, {after:.2f} with these settings")
 
 
 def _assignments(changes: Mapping[str, JsonValue]) -> str:

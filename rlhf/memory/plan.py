@@ -1,6 +1,6 @@
 """The plan of a recipe: the memory, time and money that its stages take, predicted or projected before they run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from rlhf.errors import UserError
 from rlhf.files import JsonObject
 from rlhf.memory import projection, ranks
 from rlhf.memory.card import cards
+from rlhf.memory.fit import Fit
 from rlhf.memory.own_rows import OwnRows, Rows, read_rows
 from rlhf.memory.phases import ON_HOST, Parts, PredictedPhase, PredictedStage, PredictionError, StepOperations
 from rlhf.memory.predict import Predictor, card_needed_bytes, card_reserved_bytes
@@ -128,6 +129,25 @@ def make_plan(
         stages=planned,
         row_lengths=_row_lengths(loaded.recipe, own),
     )
+
+
+def hours_before_and_after(predictor: Predictor, loaded: PinnedRecipe, fits: Fit) -> tuple[float, float] | None:
+    """Return projected hours of the training stages with the recipe's own settings and with those that fit.
+
+    None where the hours of a stage are not known. Raises what `make_plan` raises.
+    """
+    own = read_rows(loaded.recipe, fits.stages)
+    training = [stage for stage in fits.stages if stage in TRAINING_STAGES]
+    if not training or any(_no_time(loaded.recipe, stage, own) for stage in training):
+        return None
+
+    def hours(of: PinnedRecipe, predicted: Mapping[StageName, PredictedStage]) -> float:
+        rows = own.stages if own else {}
+        times = [_time(of, stage, predicted[stage], None, rows.get(stage)) for stage in training]
+        return sum(time.projected_hours for time in times if time)
+
+    before: dict[StageName, PredictedStage] = {stage: predictor.predict(loaded, stage) for stage in training}
+    return hours(loaded, before), hours(loaded.with_changes(fits.changes), fits.stages)
 
 
 def card_bytes(loaded: PinnedRecipe) -> int:

@@ -8,10 +8,12 @@ import pytest
 from rlhf import recipe
 from rlhf.data import tokenize
 from rlhf.memory import own_rows, plan, projection
+from rlhf.memory.fit import Fit
 from rlhf.memory.own_rows import OwnRows, Rows, read_rows
+from rlhf.memory.phases import PredictedStage
 from rlhf.recipe import PinnedRecipe, StageName
 from tests.helpers import RECIPE
-from tests.unit.plans import SFT, Known
+from tests.unit.plans import SFT, Known, phase
 
 PAIRS = [
     {"prompt": f"What is {i} and one?", "chosen": "It is one more" + " indeed" * (i % 5), "rejected": "no"}
@@ -120,3 +122,12 @@ def test_a_sample_of_the_rows_is_measured_and_all_are_counted(of_rows, monkeypat
     monkeypatch.setattr(own_rows, "SAMPLE", 10)
     rows = read(of_rows(PAIRS)).stages["rm"]
     assert len(rows.lengths) == 10 and rows.train > 100
+
+
+def test_settings_that_fit_have_the_hours_before_and_after(of_rows):
+    """Twice the work in the rehearsal that was predicted with the settings that fit takes twice the hours."""
+    loaded = of_rows(PAIRS)
+    slower = PredictedStage(phase(0, base=1), {"train": phase(3200, base=1), "evaluate": phase(160, base=1)})
+    both = plan.hours_before_and_after(Known(SFT), loaded, Fit({}, {"sft": slower}, ()))
+    assert both and both[1] == pytest.approx(2 * both[0]) and both[0] > 0
+    assert plan.hours_before_and_after(Known(SFT), of_rows(ANSWERS), Fit({}, {"rm": slower}, ())) is None
