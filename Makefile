@@ -184,7 +184,7 @@ recipes: setup ## list the recipes
 fetch: $(ready) ## download the pinned model and data of a recipe and check them; afterwards stages run offline
 	@$(rlhf) fetch $(strip $(recipe) $(sets))
 plan: setup ## memory, time and cost of a recipe, predicted without a GPU; nothing is started
-	@$(VENV)/bin/rlhf plan $(strip $(recipe) $(sets) $(price) $(fit))
+	@$(VENV)/bin/rlhf plan $(strip $(recipe) $(data) $(sets) $(price) $(fit))
 data-check: setup ## check the quality of the files in DATA (exits with 3 on warnings, 1 on errors)
 	@$(VENV)/bin/rlhf data check $(strip $(CHECK_ARGS) $(foreach f,$(DATA_FILES),'$(f)'))
 data-show: setup ## show some rows of the files in DATA: the chosen answer beside the rejected one
@@ -228,7 +228,8 @@ $(STAGES):
 scored    = $(if $(FILES),$(foreach f,$(FILES_FOUND),'$(f)'),--prompt "$$PROMPT" --response "$$RESPONSE")
 recipe    = $(if $(RUN),'$(RUN)',$(if $(RECIPE),--recipe '$(RECIPE)',--hw $(HW)))
 out       = $(if $(RUN),,--out '$(OUT)')
-options   = $(out) $(foreach f,$(DATA_FILES),--data '$(f)') $(if $(WEIGHTS),--weights '$(WEIGHTS)') $(sets)
+options   = $(out) $(data) $(if $(WEIGHTS),--weights '$(WEIGHTS)') $(sets)
+data      = $(foreach f,$(DATA_FILES),--data '$(f)')
 reuse     = $(if $(REUSE),--reuse '$(REUSE)')
 sets      = $(foreach s,$(SET),--set '$(s)')
 fit       = $(if $(FIT),--fit '$(FIT)')

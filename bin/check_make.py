@@ -17,6 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+if sys.version_info < (3, 10):  # noqa: UP036 before what they cannot read; the Makefile says what to do
+    sys.exit(f"this is Python {sys.version_info[0]}.{sys.version_info[1]}")
+
 TEXT = (Path(__file__).parents[1] / "Makefile").read_text(encoding="utf-8")
 DEFAULTS = dict(re.findall(r"^([A-Z_]+) \?= ?(.*)", TEXT, re.M))
 VARIABLES = list(DEFAULTS)
@@ -37,7 +40,7 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "HW": OF_RECIPES,
     "RECIPE": OF_RECIPES,
     "RUN": OF_RUNS,
-    "DATA": (*OF_RUNS, "reproduce", "data-check", "data-show", "shell"),
+    "DATA": (*OF_RUNS, "reproduce", "plan", "data-check", "data-show", "shell"),
     "WEIGHTS": (*OF_RUNS, "reproduce", "shell"),
     "SET": (*TRAIN, "chat", "score", "serve", "setup", "reproduce", "plan", "fetch", *BENCHMARKS),
     "SEED": (*OF_RUNS, "fuzz", "shell"),  # that of a run is part of its folder
@@ -312,7 +315,8 @@ def _missing_files(targets: Sequence[str], read: Sequence[Variable]) -> Iterator
                 hint = f"A data set of the hub is named by its commit: {key}. "
             if len(variable.value.split()) > 1:
                 hint += f"A name with spaces cannot pass through make: use `rlhf {command}`"
-            yield f"{name}='{word}'{variable.source}: no such file. {hint}".rstrip()
+            problem = f"{name}='{word}'{variable.source}: no such file"
+            yield f"{problem}. {hint}".removesuffix(". ")  # make adds a full stop
 
 
 def _wrong_recipe(targets: Sequence[str], read: Mapping[str, Variable]) -> Iterator[str]:
@@ -340,7 +344,9 @@ def _wrong_recipe(targets: Sequence[str], read: Mapping[str, Variable]) -> Itera
     else:
         others = sorted({recipe.hardware for recipe in _default_recipes() if recipe.hardware})
         only = f", only for {', '.join(others)}" * bool(others)
-        yield f"{hardware}: no recipe for such hardware{only}. `make recipes` lists them"
+        near = _spelt_like(hardware.value, others)[:1]
+        question = f"Did you mean {near[0]}? " if near else ""
+        yield f"{hardware}: no recipe for such hardware{only}. {question}`make recipes` lists them"
 
 
 def _wrong_with_containers(targets: Sequence[str], read: Mapping[str, Variable]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from rlhf.memory.predict import PREDICTED_STAGES, Predictor, predicted_stages
 from rlhf.process import cuda
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName
+from rlhf.terminal import counted
 from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import gb
 
@@ -55,7 +56,9 @@ def pinned(write: bool, only: Path | None) -> None:
                 failed = True
                 print(f"{os.path.relpath(directory, ROOT)}: {line}")
     if not failed:
-        print(f"{len(list(directories))} recipes {'pinned' if write else 'need no more than what is pinned'}")
+        count = len(list(directories))
+        needs = f"need{'s' if count == 1 else ''} no more than what is pinned"
+        print(f"{counted(count, 'recipe')} {'pinned' if write else needs}")
     sys.exit(failed)
 
 

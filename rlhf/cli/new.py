@@ -94,5 +94,6 @@ def new(
     title = f"{created.loaded.name} {created.loaded.version}: predicted memory, card {options.card.memory_gb:g} GB"
     rows_table(title, ("stage", "peak, GB", "needs, GB"), rows)
     screen.OUT.print(f"written to {created.folder}; next:")
-    run = f"rlhf run {options.stages[0]} --with-parents --recipe {shlex.quote(str(created.folder))}"
-    screen.OUT.print(f"  {run}", soft_wrap=True)
+    recipe = f"--recipe {shlex.quote(str(created.folder))}"
+    screen.OUT.print(f"  rlhf plan {recipe}  # hours, or why there are none", soft_wrap=True)
+    screen.OUT.print(f"  rlhf run {options.stages[0]} --with-parents {recipe}", soft_wrap=True)

@@ -25,7 +25,7 @@ from rlhf.terminal.progress import working
 
 
 @click.command(cls=StrictCommand)
-@chooses_recipe(changes=CHANGES)
+@chooses_recipe(data="Project the hours of training on this file. May be repeated.", changes=CHANGES)
 @click.option("--stage", type=OneOf([s for s in STAGES if s != "pretrain"]), help="Plan only this stage.")
 @click.option(
     "--fit",
@@ -91,7 +91,8 @@ def _show_fits(loaded: PinnedRecipe, stages: Sequence[StageName], limit: int, as
     refuse_less_than_the_base(loaded, on_card, limit)
     with Predictor() as predictor, working("looking for settings that fit") as say:
         fits = fitting(predictor.predict, loaded, on_card, limit, say)
-    tables.show_fits(loaded, fits, limit, as_json)
+        hours = None if as_json or fits.too_large else planning.hours_before_and_after(predictor, loaded, fits)
+    tables.show_fits(loaded, fits, limit, as_json, hours)
 
 
 def _show_strategies(loaded: PinnedRecipe, stages: Sequence[StageName], as_json: bool) -> None:

@@ -37,6 +37,7 @@ SHOWN: tuple[PeakPart, ...] = (
 PHASE_COLUMNS = ("stage", "phase", "peak", "base", "adapt", "grads", "optim", "activ", "logits", "KV", "temp", "other")
 FULL_WIDTH = 112  # of a terminal that has room for all columns
 ROOMY = 0.7  # share of a card below which faster settings are worth a look
+SHORT = 0.1  # hours; fewer have two decimals
 MOST = 2  # components that a narrow terminal has room for
 
 
@@ -132,8 +133,10 @@ def _time_cells(stages: Sequence[StageTime | None]) -> tuple[str, str, str]:
         return "-", "-", "-"
     costs = [time.projected_cost for time in times if time.projected_cost is not None]
     low, high = (sum(time.projected_hours_range[end] for time in times) for end in (0, 1))
-    projected = f"{sum(time.projected_hours for time in times):.1f} ({low:.1f}-{high:.1f})"
-    return f"{sum(time.limit_hours for time in times):.1f}", projected, f"${sum(costs):.2f}" if costs else "-"
+    hours, limit = sum(time.projected_hours for time in times), sum(time.limit_hours for time in times)
+    digits = 1 if hours >= SHORT else 2
+    projected = f"{hours:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+    return f"{limit:.{digits}f}", projected, f"${sum(costs):.2f}" if costs else "-"
 
 
 BETWEEN_COLUMNS = ("stage", "gradients, GB", "layers, GB", "at the link's limit", "scaling")
@@ -164,6 +167,18 @@ def step_lines(plan: Plan) -> list[str]:
     return [f"operations of a decoding step, each at least one kernel: {counts}"] + [
         f"a captured graph cannot hold {reason}" for reason in unsafe
     ]
+
+
+def time_lines(plan: Plan) -> list[str]:
+    """Return lines on projected hours: where the lengths of rows come from, and why stages have none."""
+    lines = []
+    if any(planned.time for planned in plan.stages.values()):
+        lines.append(f"hours: lengths of rows {plan.row_lengths}; peaks are those of the longest rows admitted")
+    reasons = dict.fromkeys(planned.no_time for planned in plan.stages.values() if planned.no_time)
+    for reason in reasons:
+        stages = ", ".join(stage for stage, planned in plan.stages.items() if planned.no_time == reason)
+        lines.append(f"no hours for {stages}: {reason}")
+    return lines
 
 
 def hints(plan: Plan) -> list[str]:
@@ -204,6 +219,8 @@ def show(plan: Plan, as_json: bool) -> None:
     on_card = any(planned.in_memory_of == "cuda" for planned in plan.stages.values())
     for column in (column for column in shown if column in EXPLAINED and (on_card or column != "verdict")):
         screen.OUT.print(f"{column}: {EXPLAINED[column]}", style="dim")
+    for line in time_lines(plan):
+        screen.OUT.print(line, style="dim")
     if on_card:
         screen.OUT.print("No GPU of ours has measured any of these figures yet.", style="dim")
     for line in hints(plan):  # the verdict is the last line, where a terminal stands
@@ -239,8 +256,13 @@ def show_strategies(
     rows_table(f"{loaded.name} {loaded.version}: predicted effect of each strategy", columns, rows)
 
 
-def show_fits(loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool) -> None:
-    """Print the settings that fit. Raises UserError where a stage needs more than `limit` bytes with all of them."""
+def show_fits(
+    loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool, hours: tuple[float, float] | None = None
+) -> None:
+    """Print the settings that fit, and the projected hours of training before and with them.
+
+    Raises UserError where a stage needs more than `limit` bytes with all of them.
+    """
     needs = {stage: card_needed_bytes(predicted.whole) for stage, predicted in settings.stages.items()}
     if as_json:
         stages = {
@@ -279,6 +301,9 @@ def show_fits(loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool) ->
     chain = "for every stage alike, so that they build on each other" if len(settings.stages) > 1 else "to be set"
     screen.OUT.print(f"{chain}:")
     screen.OUT.print(_assignments(changes), soft_wrap=True)
+    if hours:
+        before, after = hours
+        screen.OUT.print(f"projected hours of training: {before:.2f} as the recipe is, {after:.2f} with these settings")
 
 
 def _assignments(changes: Mapping[str, JsonValue]) -> str:

@@ -177,9 +177,16 @@ def compare_runs(a: PolicyEvaluation, b: PolicyEvaluation) -> PolicyComparison:
         prompts=len(a.answers),
         prompts_sha256=fingerprint(list(a.answers)),
         reward_model=a.reward_model if same_reward_model else None,
-        settings_that_differ=recipes.differences(a.settings, b.settings),
+        settings_that_differ=_settings_that_differ(a, b),
         rows=rows,
     )
+
+
+def _settings_that_differ(a: PolicyEvaluation, b: PolicyEvaluation) -> list[str]:
+    """Return the keys with different values. The section of a policy that the other side is not of is no difference."""
+    own = {a.policy, b.policy} - (a.settings.keys() & b.settings.keys())
+    of_a, of_b = ({key: value for key, value in side.settings.items() if key not in own} for side in (a, b))
+    return recipes.differences(of_a, of_b)
 
 
 def _reward(name: str, answer: Answer) -> float | None:

@@ -23,14 +23,33 @@ class Need(NamedTuple):
     rows: str
     train: int
     heldout: int
+    validation: int | None = None  # held-out rows that choose checkpoints; None where none are set apart for that
 
     @property
     def met(self) -> bool:
-        """Return whether there are rows on both sides."""
-        return bool(self.train and self.heldout)
+        """Return whether there are rows on both sides, and to choose checkpoints by."""
+        return bool(self.train and self.heldout) and self.validation != 0
+
+    @property
+    def lack(self) -> str:
+        """Return in words what is needed and what is there."""
+        if self.train and self.heldout:
+            return f"rows for validation, and there are none: all {self.heldout:,} held out are test rows"
+        there = f"there are {self.train:,} for training and {self.heldout:,} held out"
+        return f"{self.rows} on both sides of the split, and {there}"
+
+    @property
+    def advice(self) -> str:
+        """Return which share of the data to change, with a comma before it; "" where there are no such rows at all."""
+        if not (self.train or self.heldout):
+            return ""
+        return f", change data.{'validation' if self.train and self.heldout else 'heldout'}_fraction"
 
     def __str__(self) -> str:
         return f"{self.stage} {self.rows.partition(' (')[0]} {self.train:,} + {self.heldout:,}"
+
+
+Counts = tuple[int, int, int | None]  # training, test and validation rows; None where none are set apart
 
 
 def needs(corpus: Corpus, stages: Iterable[StageName]) -> list[Need]:
@@ -42,21 +61,29 @@ def _need(corpus: Corpus, stage: StageName) -> Need:
     examples, pairs = _counts(corpus.examples), _counts(corpus.pairs)
     match stage:
         case "pretrain":
-            dialogues = tuple(one + 2 * two for one, two in zip(examples, pairs, strict=True))
-            return Need(stage, "texts", *(_counts(corpus.documents) if corpus.documents.train else dialogues))
+            dialogues = examples[0] + 2 * pairs[0], examples[1] + 2 * pairs[1]
+            return Need(stage, "texts", *(_counts(corpus.documents)[:2] if corpus.documents.train else dialogues))
         case "rm" | "dpo":
             return Need(stage, PAIRS, *pairs)
         case "sft" | "merge":
             rows, name = (examples, "demonstrations") if examples[0] else (pairs, "demonstrations or preference pairs")
-            return Need(stage, name, *rows)
+            return Need(stage, name, *(rows if stage == "sft" else rows[:2]))
         case _:
-            prompts = zip(examples, pairs, _counts(corpus.bare_prompts), strict=True)
-            return Need(stage, "rows with a prompt", *map(sum, prompts))
+            train, heldout, validation = _sum(examples, pairs, _counts(corpus.bare_prompts))
+            chooses = stage != "evaluate"
+            return Need(stage, "rows with a prompt", train, heldout, validation if chooses else None)
 
 
-def _counts(split: Split[Any]) -> tuple[int, int]:
-    """Return the numbers of training rows and test rows."""
-    return len(split.train), len(split.test)
+def _counts(split: Split[Any]) -> Counts:
+    """Return the numbers of training, test and validation rows."""
+    validation = len(split) - len(split.train) - len(split.test) if split.has_validation else None
+    return len(split.train), len(split.test), validation
+
+
+def _sum(*kinds: Counts) -> Counts:
+    """Return the sums over kinds of rows. Validation rows are set apart of all kinds or of none."""
+    validation = [rows[2] for rows in kinds if rows[2] is not None]
+    return sum(rows[0] for rows in kinds), sum(rows[1] for rows in kinds), sum(validation) if validation else None
 
 
 def check_rows(recipe: Recipe, stages: Sequence[StageName]) -> None:
@@ -73,13 +100,12 @@ def check_rows(recipe: Recipe, stages: Sequence[StageName]) -> None:
     unmet = [need for need in needed if not need.met]
     if not unmet:
         return
-    lacking = "; ".join(_lack(rows, [need for need in unmet if need.rows == rows]) for rows in _kinds(unmet))
+    lacking = _lacking(unmet)
     there = ", ".join(str(need) for need in needed if need.met)
     before = stages[: stages.index(unmet[0].stage)]
     others = f". For the others there are (training + held out): {there}" if there else ""
     stop = f", or end the chain at {before[-1]} (`rlhf run {before[-1]}`, make {before[-1]})" if before else ""
-    some = any(need.train or need.heldout for need in unmet)
-    split = ", change data.heldout_fraction" if some else ""
+    split = "".join(dict.fromkeys(need.advice for need in unmet))
     raise UserError(
         f"{', '.join(recipe.data.files)}: {lacking}{others}. Nothing was started: add a file with --data (make: DATA=)"
         f"{split}{stop}"
@@ -97,17 +123,14 @@ def stages_in_words(rows: ParsedRows, seed: int, fraction: float) -> str:
     met, unmet = [need for need in needed if need.met], [need for need in needed if not need.met]
     can = ", ".join(map(str, met)) or "no stage that learns answers"
     ppo = "; PPO needs rm too" if any(need.stage == "rm" for need in unmet) else ""
-    cannot = "; ".join(_lack(kind, [need for need in unmet if need.rows == kind]) for kind in _kinds(unmet))
+    cannot = _lacking(unmet)
     return f"these rows can train (training + held out): {can}" + (f". {cannot}{ppo}" if cannot else "")
 
 
-def _kinds(unmet: Sequence[Need]) -> list[str]:
-    return list(dict.fromkeys(need.rows for need in unmet))
-
-
-def _lack(rows: str, unmet: Sequence[Need]) -> str:
-    """Return which stages lack these rows, and how many there are."""
-    names, first = " and ".join(need.stage for need in unmet), unmet[0]
-    verb = "needs" if len(unmet) == 1 else "need"
-    there = f"there are {first.train:,} for training and {first.heldout:,} held out"
-    return f"{names} {verb} {rows} on both sides of the split, and {there}"
+def _lacking(unmet: Sequence[Need]) -> str:
+    """Return which stages lack which rows, and how many there are."""
+    clauses = []
+    for lack in dict.fromkeys(need.lack for need in unmet):
+        names = [need.stage for need in unmet if need.lack == lack]
+        clauses.append(f"{' and '.join(names)} {'needs' if len(names) == 1 else 'need'} {lack}")
+    return "; ".join(clauses)

@@ -1,14 +1,17 @@
 """The plan of a recipe: the memory, time and money that its stages take, predicted or projected before they run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
 from rlhf.memory import projection, ranks
 from rlhf.memory.card import cards
+from rlhf.memory.fit import Fit
+from rlhf.memory.own_rows import OwnRows, Rows, read_rows
 from rlhf.memory.phases import ON_HOST, Parts, PredictedPhase, PredictedStage, PredictionError, StepOperations
 from rlhf.memory.predict import Predictor, card_needed_bytes, card_reserved_bytes
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName, TrainingName, published
@@ -71,6 +74,7 @@ class PlannedStage:
     phases: dict[str, PlannedPhase]
     time: StageTime | None  # None where rates of the card or the number of rows are not known
     decoding_step: dict[str, StepOperations] | None  # of a rollout, by role
+    no_time: str | None = None  # why hours of a stage that trains are not projected
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class Plan:
     price_per_hour: float | None  # dollars for one card
     projection: JsonObject  # the rates and where they come from
     stages: dict[StageName, PlannedStage]
+    row_lengths: str = ""  # where the lengths of rows come from, in words
 
     def as_json(self) -> JsonObject:
         """Return the plan as JSON's types."""
@@ -101,14 +106,16 @@ def make_plan(
 ) -> Plan:
     """Return the plan of some stages; `price` is in dollars for an hour of one card.
 
-    `say` gets a line for each stage that is rehearsed. Raises PredictionError.
+    Hours are those of the rows of the recipe's own files, where it has any. `say` gets a line for each stage that is
+    rehearsed. Raises PredictionError, and UserError for files with rows that a run would refuse.
     """
+    own = read_rows(loaded.recipe, stages)
     planned = {}
     for number, stage in enumerate(stages, 1):
         say(f"rehearsing {stage} ({number} of {len(stages)})")
         predicted = predictor.predict(loaded, stage)
         step = predictor.decoding_step(loaded) if stage == loaded.recipe.rollout_stage() else None
-        planned[stage] = _stage(loaded, stage, predicted, price, step)
+        planned[stage] = _stage(loaded, stage, predicted, price, step, own)
     hardware = loaded.recipe.hardware
     return Plan(
         recipe=loaded.name,
@@ -120,7 +127,27 @@ def make_plan(
         price_per_hour=price,
         projection=projection.basis(),
         stages=planned,
+        row_lengths=_row_lengths(loaded.recipe, own),
     )
+
+
+def hours_before_and_after(predictor: Predictor, loaded: PinnedRecipe, fits: Fit) -> tuple[float, float] | None:
+    """Return projected hours of the training stages with the recipe's own settings and with those that fit.
+
+    None where the hours of a stage are not known. Raises what `make_plan` raises.
+    """
+    own = read_rows(loaded.recipe, fits.stages)
+    training = [stage for stage in fits.stages if stage in TRAINING_STAGES]
+    if not training or any(_no_time(loaded.recipe, stage, own) for stage in training):
+        return None
+
+    def hours(of: PinnedRecipe, predicted: Mapping[StageName, PredictedStage]) -> float:
+        rows = own.stages if own else {}
+        times = [_time(of, stage, predicted[stage], None, rows.get(stage)) for stage in training]
+        return sum(time.projected_hours for time in times if time)
+
+    before: dict[StageName, PredictedStage] = {stage: predictor.predict(loaded, stage) for stage in training}
+    return hours(loaded, before), hours(loaded.with_changes(fits.changes), fits.stages)
 
 
 def card_bytes(loaded: PinnedRecipe) -> int:
@@ -137,8 +164,11 @@ def _stage(
     predicted: PredictedStage,
     price: float | None,
     step: dict[str, StepOperations] | None,
+    own: OwnRows | None,
 ) -> PlannedStage:
     hardware = loaded.recipe.hardware
+    no_time = _no_time(loaded.recipe, stage, own)
+    rows = own.stages.get(stage) if own and stage in TRAINING_STAGES else None
     place: Device | Literal["host"] = "host" if stage in ON_HOST else hardware.device
     whole, need, card = predicted.whole, card_needed_bytes(predicted.whole), hardware.memory_gb
     return PlannedStage(
@@ -150,8 +180,9 @@ def _stage(
         published_bytes=_published(loaded, stage),
         verdict=_peak_verdict(loaded, stage, whole.peak_bytes),
         phases={name: _phase(phase) for name, phase in predicted.phases.items()},
-        time=_time(loaded, stage, predicted, price),
+        time=None if no_time else _time(loaded, stage, predicted, price, rows),
         decoding_step=step,
+        no_time=no_time,
     )
 
 
@@ -159,19 +190,46 @@ def _phase(phase: PredictedPhase) -> PlannedPhase:
     return PlannedPhase(phase.peak_bytes, phase.reserved_bytes, phase.needed_bytes, phase.paged_bytes, phase.components)
 
 
-def _time(loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage, price: float | None) -> StageTime | None:
+def _no_time(recipe: Recipe, stage: StageName, own: OwnRows | None) -> str | None:
+    """Return why hours of a stage are not projected; None where they are, and for a stage that does not train."""
+    if stage not in TRAINING_STAGES:
+        return None
+    if cards.rates_of(recipe.hardware.name) is None:
+        return f"the speed of {recipe.hardware.name} is not known"
+    if own and stage in own.lacking:
+        return own.lacking[stage]
+    if projection.optimizer_steps(recipe, stage, own.stages[stage] if own else None) is not None:
+        return None
+    if missing := [file for file in recipe.data.files if not Path(file).is_file()]:
+        return f"{missing[0]} is not on this machine, so its rows could not be counted"
+    return f"the number of rows is not known: --set {stage}.max_samples=N names it"
+
+
+def _row_lengths(recipe: Recipe, own: OwnRows | None) -> str:
+    """Return in words where projected hours have the lengths of rows from."""
+    if own:
+        made = "" if own.unit == "tokens" else ", of which a text has fewer than tokens: the tokenizer is not here"
+        return f"from the files of this run, in {own.unit}{made}"
+    if projection.as_long_as_hh(recipe):
+        return "those of HH-RLHF"
+    return "every row as long as the recipe admits"
+
+
+def _time(
+    loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage, price: float | None, rows: Rows | None
+) -> StageTime | None:
     """Return the hours and dollars of a stage; None where rates of the card or the number of rows are not known."""
     recipe = loaded.recipe
-    rates = cards.rates_of(recipe.hardware.name)
-    work = projection.stage_work(ranks.recipe_of_one_rank(loaded, stage).recipe, stage, predicted)
+    rates, processes = cards.rates_of(recipe.hardware.name), recipe.processes(stage)
+    of_rank = rows.of_rank(processes) if rows else None
+    work = projection.stage_work(ranks.recipe_of_one_rank(loaded, stage).recipe, stage, predicted, of_rank)
     if not rates or not work:
         return None
-    processes = recipe.processes(stage)
     seconds, low, high = work.projected(rates)
     between_ranks = None
     if processes > 1 and rates.link and stage in TRAINING_STAGES:
         with suppress(PredictionError):  # of a model whose layers are not known
-            between_ranks = _traffic(recipe, stage, seconds, rates.link)
+            between_ranks = _traffic(recipe, stage, seconds, rates.link, rows)
     if between_ranks:
         waiting = between_ranks.seconds_per_step * between_ranks.steps
         seconds, low, high = seconds + waiting, max(low, waiting), high + waiting  # least: both at the same time
@@ -185,9 +243,9 @@ def _time(loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage, pri
     )
 
 
-def _traffic(recipe: Recipe, stage: TrainingName, seconds: float, link: float) -> RankTraffic:
+def _traffic(recipe: Recipe, stage: TrainingName, seconds: float, link: float, rows: Rows | None) -> RankTraffic:
     """Return what ranks send each other in a stage that computes for `seconds`; `link`: bytes per second."""
-    traffic, steps = ranks.traffic(recipe, stage), projection.optimizer_steps(recipe, stage)
+    traffic, steps = ranks.traffic(recipe, stage), projection.optimizer_steps(recipe, stage, rows)
     assert steps  # stages with projected hours have optimizer steps
     waiting = (traffic.gradients + traffic.weights) / link
     scaling = ranks.scaling(seconds / steps, waiting)

@@ -16,6 +16,7 @@ from rlhf.data.worlds.lengths import lengths_of_hh
 from rlhf.files import JsonObject
 from rlhf.memory.card import cards
 from rlhf.memory.card.cards import NominalRates
+from rlhf.memory.own_rows import Lengths, Rows
 from rlhf.memory.phases import MOST_REPEATS, STEPS, PredictedStage, PredictionError, Work
 from rlhf.memory.weights import (
     ADAPTER_BYTES,
@@ -108,21 +109,26 @@ def step_seconds(
     return products * factors.products + memory * factors.memory + launched * factors.launch
 
 
-def stage_work(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> StageWork | None:
-    """Return the work of a whole stage; None if it does not train, or the recipe does not give the number of rows."""
-    if stage not in TRAINING_STAGES or (steps := optimizer_steps(recipe, stage)) is None:
+def stage_work(
+    recipe: Recipe, stage: StageName, predicted: PredictedStage, rows: Rows | None = None
+) -> StageWork | None:
+    """Return the work of a whole stage; None if it does not train, or the number of rows is not known.
+
+    `rows` are those of the recipe's own files, where they were read.
+    """
+    if stage not in TRAINING_STAGES or (steps := optimizer_steps(recipe, stage, rows)) is None:
         return None
     options = recipe.training_section(stage)
     # Of the longest row's tokens, with which the work was rehearsed.
-    share = row_tokens(recipe, stage, options.per_device_train_batch_size) / _longest_row(recipe, stage)
+    share = row_tokens(recipe, stage, options.per_device_train_batch_size, rows) / _longest_row(recipe, stage)
     times = {name: n * steps for name, n in _times_a_step(recipe, stage).items() if name != "rollout/decode"}
     decoded = 0.0
     if any(name.endswith("decode") for name in predicted.phases):
         longest = (recipe.evaluate if isinstance(options, Dialogues) else options).max_prompt_length
-        step = decoding_step_bytes(recipe, stage, _mean_prompt(recipe, longest), predicted)
-        decoded = _decoding_steps(recipe, stage) * step
+        step = decoding_step_bytes(recipe, stage, _mean_prompt(recipe, longest, rows), predicted, rows)
+        decoded = _decoding_steps(recipe, stage, rows) * step
     repeated = [(predicted.phases[name].work, n) for name, n in times.items() if name in predicted.phases]
-    repeated += _evaluations(recipe, stage, predicted)
+    repeated += _evaluations(recipe, stage, predicted, rows)
     return StageWork(
         share * sum(work.flops * n for work, n in repeated),
         decoded,
@@ -131,20 +137,28 @@ def stage_work(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> S
     )
 
 
-def optimizer_steps(recipe: Recipe, stage: TrainingName) -> int | None:
-    """Return the steps of the whole stage; None if the recipe does not say how many rows there are."""
+def optimizer_steps(recipe: Recipe, stage: TrainingName, rows: Rows | None = None) -> int | None:
+    """Return the steps of the whole stage; None if neither recipe nor `rows` say how many rows there are."""
     options = recipe.training_section(stage)
     if not isinstance(options, Dialogues):
         return options.steps
     most = options.max_steps
-    if options.max_samples is None:
+    known = [n for n in (options.max_samples, rows and rows.train) if n is not None]
+    if not known:
         return most
     batch = options.per_device_train_batch_size * options.gradient_accumulation_steps
-    steps = math.ceil(options.max_samples * options.num_train_epochs / batch)
+    steps = math.ceil(min(known) * options.num_train_epochs / batch)
     return min(steps, most) if most else steps
 
 
-def _evaluations(recipe: Recipe, stage: TrainingName, predicted: PredictedStage) -> list[tuple[Work, float]]:
+def _heldout(most: int, rows: Rows | None) -> int:
+    """Return how many held-out rows there are of the `most` that a recipe admits."""
+    return most if rows is None else min(most, rows.heldout)
+
+
+def _evaluations(
+    recipe: Recipe, stage: TrainingName, predicted: PredictedStage, rows: Rows | None
+) -> list[tuple[Work, float]]:
     """Return the work of a rehearsed evaluation beside its decoding, in parts, and how often a stage does each.
 
     Those of SFT and DPO also sample, after as well as before training; the KL of DPO's samples is in the part that is
@@ -157,34 +171,34 @@ def _evaluations(recipe: Recipe, stage: TrainingName, predicted: PredictedStage)
     options, sampling = recipe.training_section(stage), recipe.evaluate
     prefill, decode = (work.get(f"evaluate/{part}", Work()) for part in ("prefill", "decode"))
     if isinstance(options, Dialogues):
-        rows = min(options.max_eval_samples, MOST_REPEATS * options.per_device_train_batch_size)  # rehearsed
+        rehearsed = min(options.max_eval_samples, MOST_REPEATS * options.per_device_train_batch_size)
         prompts = SFT_PROMPTS if stage == "sft" else min(sampling.max_samples, sampling.batch_size)
-        sampled = _sampled_prompts(recipe, stage)
-        return [(work["evaluate"] - prefill - decode, options.max_eval_samples / rows), (prefill, sampled / prompts)]
+        evaluated, sampled = _heldout(options.max_eval_samples, rows), _sampled_prompts(recipe, stage, rows)
+        return [(work["evaluate"] - prefill - decode, evaluated / rehearsed), (prefill, sampled / prompts)]
     count = _online_evaluations(recipe, options.steps, options.eval_steps, options.save_steps)
-    rows = count * options.max_eval_samples + _norm_batches(options) * options.batch_size
+    done = count * _heldout(options.max_eval_samples, rows) + _norm_batches(options) * options.batch_size
     rehearsed = _online_evaluations(recipe, STEPS, STEPS, STEPS) * min(
         options.max_eval_samples, options.rollout_batch_size
     )
     rehearsed += min(_norm_batches(options), 1) * options.batch_size
-    return [(work["evaluate"] - decode, rows / rehearsed)]
+    return [(work["evaluate"] - decode, done / rehearsed)]
 
 
-def _decoding_steps(recipe: Recipe, stage: TrainingName) -> int:
+def _decoding_steps(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> int:
     """Return the decoding steps of a whole stage, those of its evaluations included."""
     options, sampling = recipe.training_section(stage), recipe.evaluate
     if isinstance(options, Dialogues):
-        batches = 2 * math.ceil(_sampled_prompts(recipe, stage) / sampling.batch_size)
+        batches = 2 * math.ceil(_sampled_prompts(recipe, stage, rows) / sampling.batch_size)
         return batches * (sampling.response_length - 1)
     evaluations = _online_evaluations(recipe, options.steps, options.eval_steps, options.save_steps)
     batches = (options.steps + _norm_batches(options)) * math.ceil(options.batch_size / options.rollout_batch_size)
-    batches += evaluations * math.ceil(options.max_eval_samples / options.rollout_batch_size)
+    batches += evaluations * math.ceil(_heldout(options.max_eval_samples, rows) / options.rollout_batch_size)
     return batches * (options.response_length - 1)
 
 
-def _sampled_prompts(recipe: Recipe, stage: TrainingName) -> int:
+def _sampled_prompts(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> int:
     """Return the held-out prompts that SFT or DPO samples answers to, before as well as after training."""
-    return {"sft": SFT_PROMPTS, "dpo": recipe.evaluate.max_samples}.get(stage, 0)
+    return _heldout({"sft": SFT_PROMPTS, "dpo": recipe.evaluate.max_samples}.get(stage, 0), rows)
 
 
 def _online_evaluations(recipe: Recipe, steps: int, eval_steps: int, save_steps: int) -> int:
@@ -237,7 +251,11 @@ def _times_a_step(recipe: Recipe, stage: TrainingName) -> dict[str, float]:
 
 
 def decoding_step_bytes(
-    recipe: Recipe, stage: TrainingName, prompt: float, predicted: PredictedStage | None = None
+    recipe: Recipe,
+    stage: TrainingName,
+    prompt: float,
+    predicted: PredictedStage | None = None,
+    rows: Rows | None = None,
 ) -> float:
     """Return the bytes that a mean decoding step of a stage moves: weights, active adapters, keys and values.
 
@@ -247,7 +265,7 @@ def decoding_step_bytes(
     without one this raises PredictionError.
     """
     shape, size = shape_of(recipe), NUMBER_BYTES[recipe.model.dtype]
-    sampled = _sampled(recipe, stage)
+    sampled = _sampled(recipe, stage, rows)
     slots = sampled.rows * (prompt + sampled.response_length / 2)
     cached = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_width * slots * size
     matrix = (shape.vocab_size or recipe.tokenizer.vocab_size or 0) * shape.hidden_size * size
@@ -270,14 +288,14 @@ class _Sampled(NamedTuple):
     form: Form = "library"
 
 
-def _sampled(recipe: Recipe, stage: TrainingName) -> _Sampled:
+def _sampled(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> _Sampled:
     options, sampling = recipe.training_section(stage), recipe.evaluate
     if isinstance(options, Dialogues):
-        rows = _mean_batch(_sampled_prompts(recipe, stage), sampling.batch_size)
-        return _Sampled(rows, sampling.response_length)
-    rows = _mean_batch(options.batch_size, options.rollout_batch_size)
+        batch = _mean_batch(_sampled_prompts(recipe, stage, rows), sampling.batch_size)
+        return _Sampled(batch, sampling.response_length)
+    batch = _mean_batch(options.batch_size, options.rollout_batch_size)
     form: Form = "copy" if options.rollout_4bit == "unpacked" else options.rollout_4bit
-    return _Sampled(rows, options.response_length, options.rollout_weights == "merged", form)
+    return _Sampled(batch, options.response_length, options.rollout_weights == "merged", form)
 
 
 def _mean_batch(rows: int, most: int) -> float:
@@ -300,18 +318,20 @@ def _layers_of_a_step(recipe: Recipe, sampled: _Sampled) -> float:
 # -- the tokens of rows -----------------------------------------------------------------------------------------------
 
 
-def row_tokens(recipe: Recipe, stage: TrainingName, micro: int) -> float:
+def row_tokens(recipe: Recipe, stage: TrainingName, micro: int, rows: Rows | None = None) -> float:
     """Return the mean tokens of a row, with the padding of micro-batches of `micro` rows.
 
-    Responses of a rollout are taken to be as long as the stage admits.
+    Responses of a rollout are taken to be as long as the stage admits. `rows` are those of files that were read.
     """
     options = recipe.training_section(stage)
     if not isinstance(options, Dialogues):
-        return _mean_prompt(recipe, options.max_prompt_length) + options.response_length
+        return _mean_prompt(recipe, options.max_prompt_length, rows) + options.response_length
     batch = (
         options.per_device_train_batch_size * options.gradient_accumulation_steps if options.group_by_length else None
     )
-    share = padded_share(recipe, options.max_length, options.max_prompt_length, micro, batch, pairs=stage != "sft")
+    share = padded_share(
+        recipe, options.max_length, options.max_prompt_length, micro, batch, pairs=stage != "sft", rows=rows
+    )
     return options.max_length * share
 
 
@@ -327,32 +347,45 @@ SORTED_BATCHES = 16  # batches that are sorted by length together, as in rlhf/st
 
 
 def padded_share(
-    recipe: Recipe, longest: int, longest_prompt: int, micro: int, grouped: int | None, pairs: bool = True
+    recipe: Recipe,
+    longest: int,
+    longest_prompt: int,
+    micro: int,
+    grouped: int | None,
+    pairs: bool = True,
+    rows: Rows | None = None,
 ) -> float:
     """Return the tokens of a micro-batch with its padding, over those of rows that are all as long as the stage admits.
 
     `grouped`: rows of an optimizer's batch, where rows of similar length share one, as in row_order.py.
     `pairs`: both answers are padded to the longer one; otherwise rows have the chosen one.
     """
-    if not _lengths_are_known(recipe):
+    lengths = _lengths(recipe, rows)
+    if lengths is None:
         return 1.0
-    table = [min(min(p, longest_prompt) + (max(c, r) if pairs else c) + 1, longest) for p, c, r in lengths_of_hh()]
+    table = [min(min(p, longest_prompt) + (max(c, r) if pairs else c) + 1, longest) for p, c, r in lengths]
     size = (grouped or micro) * SORTED_BATCHES
-    rows = random.Random(0).choices(table, k=16 * size)  # enough for a mean
-    windows = [rows[at : at + size] for at in range(0, len(rows), size)]
+    drawn = random.Random(0).choices(table, k=16 * size)  # enough for a mean
+    windows = [drawn[at : at + size] for at in range(0, len(drawn), size)]
     ordered = [row for window in windows for row in (sorted(window) if grouped else window)]
     padded = sum(micro * max(ordered[at : at + micro]) for at in range(0, len(ordered), micro))
-    return padded / (len(rows) * longest)
+    return padded / (len(drawn) * longest)
 
 
-def _mean_prompt(recipe: Recipe, longest: int) -> float:
-    if not _lengths_are_known(recipe):
-        return longest
-    return mean(min(prompt, longest) for prompt, _, _ in lengths_of_hh())
+def _mean_prompt(recipe: Recipe, longest: int, rows: Rows | None) -> float:
+    lengths = _lengths(recipe, rows)
+    return longest if lengths is None else mean(min(prompt, longest) for prompt, _, _ in lengths)
 
 
-def _lengths_are_known(recipe: Recipe) -> bool:
-    """Return whether rows are as long as those of HH-RLHF; if not, each is taken to be as long as the stage admits."""
+def _lengths(recipe: Recipe, rows: Rows | None) -> Lengths | None:
+    """Return the tokens of rows; None where they are not known, and each is taken to be as long as the stage admits."""
+    if rows is not None:
+        return rows.lengths
+    return lengths_of_hh() if as_long_as_hh(recipe) else None
+
+
+def as_long_as_hh(recipe: Recipe) -> bool:
+    """Return whether rows are as long as those of HH-RLHF."""
     data = recipe.data
     if data.source == "lengths":
         return data.lengths is not None and data.lengths.shape == "hh"

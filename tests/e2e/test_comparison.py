@@ -10,6 +10,8 @@ import pytest
 
 from rlhf.commands import compare
 from rlhf.errors import UserError
+from rlhf.recipe import PolicyLabel
+from rlhf.run.outcomes import Details
 from tests.helpers import rlhf
 from tests.records import write_records
 
@@ -264,3 +266,16 @@ def test_a_damaged_line_of_scores_is_named(tmp_path, line, said):
     (tmp_path / "scores.jsonl").write_text(f"{rows[0]}\n{line}\n{rows[2]}\n")
     with pytest.raises(UserError, match=said):
         compare.load(a, "ppo", tmp_path / "scores.jsonl")
+
+
+def test_two_policies_of_one_run_have_the_same_settings():
+    """The section of each policy is only on its own side, which is no difference."""
+    shared = {"model": {"rank": 8}, "sft": {"epochs": 1}}
+
+    def side(policy: PolicyLabel, **own: object) -> compare.PolicyEvaluation:
+        return compare.PolicyEvaluation(policy, policy, {}, None, None, {}, shared | own, Details())
+
+    ppo, dpo = side("ppo", ppo={"lam": 1.0}), side("dpo", dpo={"beta": 0.1})
+    assert compare._settings_that_differ(ppo, dpo) == []
+    assert compare._settings_that_differ(ppo, side("ppo", ppo={"lam": 0.9})) == ["ppo.lam"]
+    assert compare._settings_that_differ(ppo, side("dpo", dpo={}, sft={"epochs": 2})) == ["sft.epochs"]

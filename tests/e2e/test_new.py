@@ -345,6 +345,7 @@ def test_a_model_of_the_hub_becomes_a_recipe_without_its_weights(hub, tmp_path):
     folder = tmp_path / "my-recipes" / "2gb-tiny-chat" / "v1"
     assert not (tmp_path / "recipes").exists(), "that is the project's"
     assert f"rlhf run ppo --with-parents --recipe {folder.relative_to(tmp_path)}" in done.stdout
+    assert f"rlhf plan --recipe {folder.relative_to(tmp_path)}" in done.stdout
     written = recipe.load(folder).recipe
     assert (written.model.name, written.model.revision, written.tokenizer.revision) == ("org/Tiny-Chat", COMMIT, COMMIT)
     assert "apache-2.0" in (folder / "README.md").read_text()

@@ -283,6 +283,11 @@ def test_other_data_or_another_seed_have_their_own_root(arguments, root, files):
         assert option(words, "--out") == [root]
 
 
+def test_a_plan_takes_data(files):
+    (words,) = calls("plan", "HW=4090", f"DATA={files[0]} {files[1]}", "PRICE=2")
+    assert words == ["plan", "--hw", "4090", "--data", str(files[0]), "--data", str(files[1]), "--price", "2"]
+
+
 def test_data_takes_several_files(files):
     for words in calls("sft", "DATA=" + " ".join(map(str, files))):
         assert option(words, "--data") == [str(path) for path in files]
@@ -300,6 +305,15 @@ def test_missing_data_stops_at_once(tmp_path):
     assert f"DATA='{tmp_path}/my': no such file" in result.stderr
     assert "spaces" in result.stderr
     assert not result.stdout
+
+
+def test_a_message_about_a_missing_file_ends_with_one_full_stop(tmp_path):
+    assert "no such file.  Stop." in make("-n", "sft", f"DATA={tmp_path}/none.jsonl").stderr
+
+
+def test_hardware_in_another_case_is_answered_with_what_was_meant():
+    assert "Did you mean cpu? `make recipes` lists them" in make("-n", "ppo", "HW=CPU").stderr
+    assert "Did you mean" not in make("-n", "ppo", "HW=foo").stderr
 
 
 def test_the_name_of_a_hub_set_is_answered_with_how_it_is_named():

@@ -109,3 +109,23 @@ def test_the_check_of_data_says_which_stages_they_can_train(recipe_of, monkeypat
     assert "rm and dpo need preference pairs" in note and "PPO needs rm too" in note
     rows = read_source(recipe_of(ANSWERS, PAIRS), RECIPE)
     assert "need preference pairs" not in stages_in_words(rows, 0, 0.1)
+
+
+def test_a_chain_without_rows_to_choose_checkpoints_by_is_refused(recipe_of, tmp_path):
+    """The stages that would ask for them are those that are named."""
+    recipe = recipe_of(ANSWERS, PAIRS)
+    few = recipe.model_copy(
+        update={"data": recipe.data.model_copy(update={"validation_fraction": 1e-9, "heldout_fraction": 0.3})}
+    )
+    corpus, _ = divide_rows(read_source(few, tmp_path), few)
+    with pytest.raises(UserError, match="no rows for validation"):
+        _ = corpus.prompts("ppo").validation
+    with pytest.raises(UserError) as caught:
+        check_rows(few, [*CHAIN, "evaluate", "merge"])
+    message = one_line_of(caught)
+    for stage, kind in (("sft", corpus.examples), ("rm", corpus.pairs)):
+        named = f"{stage} needs rows for validation, and there are none: all {len(kind.test)} held out are test rows"
+        assert named in message
+    assert "pretrain needs" not in message and "evaluate needs" not in message and "merge needs" not in message
+    assert "change data.validation_fraction" in message and "data.heldout_fraction" not in message
+    check_rows(recipe, CHAIN)

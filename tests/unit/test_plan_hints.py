@@ -53,7 +53,7 @@ def test_80_columns_show_the_stage_table_whole(monkeypatch, capsys):
     cells = [cell.strip() for cell in row.strip("│").split("│")]
     assert cells == ["sft", "20.00", "20.00", "DOES NOT FIT, worse", "14.8 (13.8-17.6)", "$123.45"]
     assert max(map(len, lines)) <= 80
-    assert [line.partition(":")[0] for line in lines[-6:-2]] == ["peak", "needs", "verdict", "hours projected"]
+    assert [line.partition(":")[0] for line in lines[-7:-2]] == ["peak", "needs", "verdict", "hours projected", "hours"]
 
 
 def test_a_wide_terminal_shows_all_columns_but_an_empty_one():
@@ -79,3 +79,16 @@ def test_the_stage_table_follows_the_phases_and_the_verdict_is_the_last_line(cap
 def test_a_plan_for_a_cpu_does_not_mention_gpus(place, mentioned, capsys):
     tables.show(planned({"sft": planned_stage(in_memory_of=place)}), as_json=False)
     assert ("No GPU of ours" in capsys.readouterr().out) == mentioned
+
+
+def test_a_stage_without_hours_has_the_reason():
+    timed = planned_stage(time=StageTime(1.0, 2.0, (1.0, 3.0), None, None))
+    untimed = planned_stage(no_time="rows are missing")
+    lines = tables.time_lines(planned({"sft": timed, "rm": untimed, "dpo": untimed, "merge": planned_stage()}))
+    assert lines[0].startswith("hours: lengths of rows ") and lines[1:] == ["no hours for rm, dpo: rows are missing"]
+
+
+def test_hours_of_a_small_file_are_not_rounded_to_nothing():
+    stage = planned_stage(time=StageTime(0.011, 0.024, (0.019, 0.036), None, None))
+    (row,) = tables.stage_rows(planned({"sft": stage}))
+    assert row[-3:-1] == ("0.01", "0.02 (0.02-0.04)")

@@ -82,7 +82,12 @@ def test_left_out_rows_are_counted_and_listed():
     assert (report.rows, report.malformed, report.prompts_differ, report.identical) == (100, 12, 1, 7)
     assert len(report.listed["malformed"]) == 10
     table = report.table()
-    assert ("malformed", "12 (12.0 %)", "Left out; repair them or take them out of the file.", "error") in table
+    assert (
+        "malformed",
+        "12 (12.0 %)",
+        "A run stops at the first. Repair them, or leave them out: data.on_bad_row=skip.",
+        "error",
+    ) in table
     assert ("", "a.jsonl:3: 'text' is null; it must be text", "", "") in table
     identical = ("identical", "7 (7.0 %), as b:1, b:1, b:1", "Left out; equal answers carry no preference.", "warning")
     assert identical in table

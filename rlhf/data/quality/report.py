@@ -160,7 +160,7 @@ class QualityReport:
 
     def _left_out(self) -> list[Line]:
         """Return the number of rows read, and those that the reader left out."""
-        repair = "Left out; repair them or take them out of the file."
+        repair = "A run stops at the first. Repair them, or leave them out: data.on_bad_row=skip."
         return [
             Line("rows read", f"{self.rows:,}"),
             self._flaw("malformed", self.malformed, self.rows, repair, below="error", above="error"),

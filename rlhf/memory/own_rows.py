@@ -1,0 +1,124 @@
+"""The rows of a recipe's own files, for projected hours: how many rows a stage trains on, and how long they are.
+
+They are read, refused and divided as a run would do it. Peaks of memory do not depend on them: those are of the longest
+rows that a recipe admits.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from rlhf.data.needs import needs
+from rlhf.data.source import read_source
+from rlhf.data.transcripts import render_hh
+from rlhf.errors import UserError
+from rlhf.recipe import TRAINING_STAGES, Recipe, StageName, Tokenizer, TrainingName
+
+if TYPE_CHECKING:
+    from rlhf.data.corpus import Corpus, Prompt, Split
+    from rlhf.data.tokenize import Codec
+
+SAMPLE = 2000  # rows whose lengths are counted; all rows are counted as rows
+UNCUT = 10**9  # tokens
+Answers = tuple["Prompt", str, str]  # prompt, chosen and rejected answer; both the same, or empty, in other rows
+Lengths = Sequence[tuple[int, int, int]]  # tokens of a prompt, of the chosen and of the rejected answer
+
+
+class Rows(NamedTuple):
+    """The rows of one stage."""
+
+    train: int
+    heldout: int  # of which checkpoints are chosen, and to which SFT and DPO sample answers
+    lengths: Lengths  # of at most SAMPLE training rows
+
+    def of_rank(self, processes: int) -> "Rows":
+        """Return the share of one of several processes."""
+        return self._replace(train=-(-self.train // processes), heldout=-(-self.heldout // processes))
+
+
+class OwnRows(NamedTuple):
+    """The rows of the stages that these files can train, the reason for each other stage, and what lengths count."""
+
+    stages: dict[TrainingName, Rows]
+    lacking: dict[TrainingName, str]
+    unit: str
+
+
+def read_rows(recipe: Recipe, stages: Iterable[StageName]) -> OwnRows | None:
+    """Return the rows of those of `stages` that train; None if the recipe has no files of its own, or one is missing.
+
+    Raises UserError for rows that a run would refuse.
+    """
+    files = recipe.data.files
+    if recipe.data.source != "files" or not all(Path(file).is_file() for file in files):
+        return None
+    from rlhf.data.load import divide_rows  # these two import torch
+    from rlhf.data.trainable import trainable
+
+    rows = read_source(recipe, Path())
+    codec = _codec(recipe.tokenizer)
+    if codec is not None:
+        rows, _ = trainable(rows, codec, recipe.data.on_bad_row)
+    corpus, _ = divide_rows(rows, recipe)
+    training = [stage for stage in TRAINING_STAGES if stage in set(stages)]
+    unmet = {need.stage: need for need in needs(corpus, training) if not need.met}
+    lacking = {stage: f"needed are {unmet[stage].lack}{unmet[stage].advice}" for stage in training if stage in unmet}
+    counted = {stage: _rows(corpus, stage, codec) for stage in training if stage not in unmet}
+    return OwnRows(counted, lacking, "words" if codec is None else "tokens")
+
+
+def _rows(corpus: "Corpus", stage: TrainingName, codec: "Codec | None") -> Rows:
+    split = _split(corpus, stage)
+    heldout = len(split) - len(split.train) - (len(split.test) if split.has_validation else 0)
+    sample = random.Random(0).sample(split.train, min(SAMPLE, len(split.train)))
+    count = _counter(codec)
+    if codec is None:
+        prompts = count([render_hh(prompt) for prompt, _, _ in sample])
+    else:
+        prompts = [len(ids) for ids in codec.encode_prompts([prompt for prompt, _, _ in sample], UNCUT)[0]]
+    chosen, rejected = count([chosen for _, chosen, _ in sample]), count([rejected for _, _, rejected in sample])
+    return Rows(len(split.train), heldout, list(zip(prompts, chosen, rejected, strict=True)))
+
+
+def _split(corpus: "Corpus", stage: TrainingName) -> "Split[Answers]":
+    """Return a stage's rows, each as a prompt and two answers."""
+    if stage == "sft":
+        return corpus.demonstrations().map(lambda rows: [(row.prompt, row.response, row.response) for row in rows])
+    if stage in ("rm", "dpo"):
+        return corpus.preferences(stage).map(lambda rows: [(row.prompt, row.chosen, row.rejected) for row in rows])
+    return corpus.prompts(stage).map(lambda prompts: [(prompt, "", "") for prompt in prompts])
+
+
+def _counter(codec: "Codec | None") -> Callable[[list[str]], list[int]]:
+    """Return what counts the tokens of texts, or without a tokenizer their words."""
+    if codec is None:
+        return lambda texts: [len(text.split()) for text in texts]
+    tokenizer = codec.tokenizer
+    return lambda texts: [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+
+def _codec(settings: Tokenizer) -> "Codec | None":
+    """Return the codec of a tokenizer that is on this machine; None for one that is not, or that a run makes."""
+    folder = _folder(settings)
+    if folder is None:
+        return None
+    from rlhf.data import tokenize
+    from rlhf.run.reader import reading
+
+    with suppress(UserError):
+        return tokenize.load(folder, settings, reading(folder))
+    return None
+
+
+def _folder(settings: Tokenizer) -> Path | None:
+    """Return the folder of a saved tokenizer, or of one that was downloaded before; None without one."""
+    if settings.source not in ("local", "hub") or settings.name is None:
+        return None
+    if settings.source == "local":
+        return Path(settings.name) if Path(settings.name).is_dir() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(settings.name, "tokenizer_config.json", revision=settings.revision)
+    return Path(found).parent if isinstance(found, str) else None
