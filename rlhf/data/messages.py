@@ -146,12 +146,12 @@ def has_value(value: object) -> bool:
 def is_inert(name: str, value: object, names: re.Pattern[str] = INERT) -> bool:
     """Return whether a field says nothing that an answer depends on, by its name: an id, an origin, a score.
 
-    Its value must be a label too: a number, a short text, or a list of them; metadata may be anything.
+    Its value must be a label too: a number, a short text, or a list of them; metadata and ratings may be anything.
     """
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-. ]", "_", name).lower()
     if not names.fullmatch(name) or MATTERS.search(name):
         return False
-    return name.endswith(("metadata", "meta")) or _is_label(value)
+    return name.endswith(("metadata", "meta", "ratings")) or _is_label(value)
 
 
 def _is_label(value: object) -> bool:
