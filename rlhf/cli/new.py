@@ -48,7 +48,8 @@ from rlhf.terminal.wording import GB
     "--max-length",
     type=WholeNumber(min=8),
     metavar="N",
-    help="Longest prompt and response together, in tokens. [default: 1024 for a chat model, otherwise 512]",
+    help="Longest prompt and response together, in tokens. [default: 1024 for a chat model, otherwise 512, and less "
+    "where all rows of --data are shorter]",
 )
 @click.option("--name", metavar="NAME", help="Name of the recipe. [default: <card>-<model>]")
 @click.option(

@@ -1,17 +1,22 @@
 """What a new recipe says: the options of `rlhf new`, what follows from them and the model, and the filled templates."""
 
+import random
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from rlhf import recipe as recipes
 from rlhf.commands.new_model import ModelFacts, ModelFiles
 from rlhf.data import formats
+from rlhf.data.rows import PreferencePair
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.memory.card.cards import CARDS
 from rlhf.recipe import StageName
 from rlhf.terminal.wording import GB
+
+if TYPE_CHECKING:
+    from rlhf.data.tokenize import Codec
 
 TemplateName = Literal["chat", "hh", "plain"]
 TEMPLATES: tuple[TemplateName, ...] = get_args(TemplateName)
@@ -19,7 +24,10 @@ USED = 0.95  # share of the card that settings may need: nothing predicted was m
 LARGE = 20e9  # parameters: between the 13B and the 33B at which QLoRA (arXiv 2305.14314, appendix B) halves the rate
 ROLLOUTS = 32  # of a step of PPO, RLOO or GRPO
 PPO_STEPS = 500
-CHAT_TOKENS, BASE_TOKENS = 1024, 512  # of a sequence, unless --max-length says otherwise
+CHAT_TOKENS, BASE_TOKENS = 1024, 512  # of a sequence, unless --max-length says otherwise, or all rows are shorter
+SHORTEST = 128  # tokens of a sequence: a policy may say more than the rows
+COUNTED = 2_000  # pairs whose tokens are counted
+UNCUT = 2**30  # tokens
 
 
 class ChosenCard(NamedTuple):
@@ -57,10 +65,11 @@ class DataSet(NamedTuple):
 
 
 class OwnData(NamedTuple):
-    """Files with preference pairs."""
+    """Files with preference pairs; in sequences of `longest` tokens all fit, as far as they were counted."""
 
     files: tuple[str, ...]
     pairs: int
+    longest: int
 
 
 DATA_SETS = {
@@ -165,10 +174,11 @@ class Content(NamedTuple):
 def initial_content(options: NewOptions, model: ModelFiles, facts: ModelFacts) -> Content:
     """Return what the templates are filled with, before settings that need less memory are searched for."""
     chat = facts.tokenizer["template"] == "chat"
-    data = _data(options.data or ("ultrafeedback" if chat else "hh",))
+    data = _data(options.data or ("ultrafeedback" if chat else "hh",), facts.codec)
     data_name = data.name.rpartition("/")[2] if isinstance(data, DataSet) else "data of your own"
     model_name = Path(model.name).name
-    longest = options.max_length or (CHAT_TOKENS if chat else BASE_TOKENS)
+    usual = CHAT_TOKENS if chat else BASE_TOKENS
+    longest = options.max_length or (min(usual, data.longest) if isinstance(data, OwnData) else usual)
     steps = PPO_STEPS if data.pairs is None else min(PPO_STEPS, max(20, 2 * data.pairs // ROLLOUTS // 10 * 10))
 
     def supervised(most: int) -> Supervised:
@@ -213,7 +223,7 @@ def steps_between_logged_rows(rows: int) -> int:
     return next((each for each in (10, 5, 2) if steps // each >= 10), 1)
 
 
-def _data(names: tuple[str, ...]) -> DataSet | OwnData:
+def _data(names: tuple[str, ...], codec: "Codec") -> DataSet | OwnData:
     """Return the data that --data names: files that can be read, or a pinned set. Raises OptionError, UserError."""
     if len(names) == 1 and names[0] in DATA_SETS:
         return DATA_SETS[names[0]]
@@ -225,7 +235,16 @@ def _data(names: tuple[str, ...]) -> DataSet | OwnData:
     rows = formats.read([*files], on_bad_row="skip", advice=formats.CHECK_ADVICE)
     if not rows.pairs:
         raise UserError(f"--data {names[0]}: no preference pairs, which the reward model needs (docs/data.md)")
-    return OwnData(files, len(rows.pairs))
+    return OwnData(files, len(rows.pairs), _longest(rows.pairs, codec))
+
+
+def _longest(pairs: Sequence[PreferencePair], codec: "Codec") -> int:
+    """Return the tokens of a sequence, one half of which holds each prompt and the other one each answer."""
+    sample = random.Random(0).sample(pairs, min(COUNTED, len(pairs)))
+    rows = [(pair.prompt, answer) for pair in sample for answer in (pair.chosen, pair.rejected)]
+    encoded, _ = codec.encode(rows, UNCUT, UNCUT)
+    half = max((len(ids) for row in encoded if row for ids in row), default=UNCUT)
+    return max(SHORTEST, -(-2 * half // 64) * 64)
 
 
 def render(template: str, content: Content, **more: object) -> str:

@@ -14,6 +14,8 @@ from rlhf.recipe.names import is_commit
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from rlhf.data.tokenize import Codec
+
 CONFIG, GENERATION = "config.json", "generation_config.json"
 THINKING = "enable_thinking"  # variable of chat templates of models that reason before they answer
 # Files of a model without its weights: sizes, special tokens and the tokenizer.
@@ -39,6 +41,7 @@ class ModelFacts(NamedTuple):
     architecture: dict[str, Any]  # the recipe's section
     parameters: int
     tokenizer: dict[str, Any]  # keys of the recipe's section: template, and what the tokenizer needs beside it
+    codec: "Codec"
 
 
 def read_model(model: str, revision: str | None) -> ModelFiles:
@@ -115,8 +118,8 @@ def describe(model: ModelFiles, template: str | None) -> ModelFacts:
         tokenizer = AutoTokenizer.from_pretrained(model.folder)
     chosen = _tokenizer(tokenizer, template, _end_ids(config, read_json(model.folder / GENERATION) or {}))
     # Fail here rather than in a stage.
-    tokenize.load(model.folder, Tokenizer(source="local", name=model.name, **chosen))
-    return ModelFacts(section, count, chosen)
+    codec = tokenize.load(model.folder, Tokenizer(source="local", name=model.name, **chosen))
+    return ModelFacts(section, count, chosen, codec)
 
 
 def _tokenizer(tokenizer: "PreTrainedTokenizerBase", template: str | None, ends: set[int]) -> dict[str, Any]:

@@ -155,6 +155,21 @@ def test_what_the_search_finds_is_what_is_written(checkpoints, tmp_path):
     assert after.recipe == expected != before.recipe
 
 
+@pytest.mark.parametrize(
+    ("words", "given", "length"), [(3, None, 128), (150, None, 320), (600, None, 512), (3, 64, 64)]
+)
+def test_short_rows_make_short_sequences(checkpoints, tmp_path, words, given, length):
+    """A half of a sequence holds each answer; one of these words is one token of the tiny tokenizer, or a few more."""
+    answers = [" ".join(["a"] * (words - 1)) + end for end in (" a", " b")]
+    pairs = [{"prompt": f"{n}?", "chosen": answers[0], "rejected": answers[1]} for n in range(300)]
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    wishes = NewOptions(str(checkpoints / "Tiny_llama"), card_of("3GB"), data=(str(file),), max_length=given)
+    source = new_model.read_model(wishes.model, None)
+    content = new_content.initial_content(wishes, source, new_model.describe(source, None))
+    assert content.max_length == length
+
+
 def test_a_base_model_with_the_chat_template_of_the_tuned_one_gets_hh(checkpoints, tmp_path):
     folder = tmp_path / "base"
     folder.mkdir()
