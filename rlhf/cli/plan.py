@@ -20,13 +20,13 @@ from rlhf.memory.fit import fit as fitting
 from rlhf.memory.fit import refuse_less_than_the_base
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.predict import Predictor, predicted_stages
-from rlhf.recipe import STAGES, TRAINING_STAGES, PinnedRecipe, StageName, shape
+from rlhf.recipe import PRETRAIN, STAGES, TRAINING_STAGES, PinnedRecipe, StageName, shape
 from rlhf.terminal.progress import working
 
 
 @click.command(cls=StrictCommand)
 @chooses_recipe(data="Project the hours of training on this file. May be repeated.", changes=CHANGES)
-@click.option("--stage", type=OneOf([s for s in STAGES if s != "pretrain"]), help="Plan only this stage.")
+@click.option("--stage", type=OneOf([s for s in STAGES if s != PRETRAIN]), help="Plan only this stage.")
 @click.option(
     "--fit",
     callback=memory_limit,

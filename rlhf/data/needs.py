@@ -10,7 +10,7 @@ from rlhf.data.rows import Row
 from rlhf.data.source import read_source
 from rlhf.data.split import divide, row_key
 from rlhf.errors import UserError
-from rlhf.recipe import Recipe, StageName
+from rlhf.recipe import PRETRAIN, RM, STAGE_TABLE, TRAINING_STAGES, Recipe, StageName
 
 RowT = TypeVar("RowT", bound=Row)
 PAIRS = "preference pairs (prompt, chosen, rejected)"
@@ -59,19 +59,19 @@ def needs(corpus: Corpus, stages: Iterable[StageName]) -> list[Need]:
 
 def _need(corpus: Corpus, stage: StageName) -> Need:
     examples, pairs = _counts(corpus.examples), _counts(corpus.pairs)
-    match stage:
-        case "pretrain":
+    row = STAGE_TABLE[stage]
+    match row.rows:
+        case "texts":
             dialogues = examples[0] + 2 * pairs[0], examples[1] + 2 * pairs[1]
             return Need(stage, "texts", *(_counts(corpus.documents)[:2] if corpus.documents.train else dialogues))
-        case "rm" | "dpo":
+        case "pairs":
             return Need(stage, PAIRS, *pairs)
-        case "sft" | "merge":
+        case "demonstrations":
             rows, name = (examples, "demonstrations") if examples[0] else (pairs, "demonstrations or preference pairs")
-            return Need(stage, name, *(rows if stage == "sft" else rows[:2]))
-        case _:
+            return Need(stage, name, *(rows if row.chooses else rows[:2]))
+        case "prompts":
             train, heldout, validation = _sum(examples, pairs, _counts(corpus.bare_prompts))
-            chooses = stage != "evaluate"
-            return Need(stage, "rows with a prompt", train, heldout, validation if chooses else None)
+            return Need(stage, "rows with a prompt", train, heldout, validation if row.chooses else None)
 
 
 def _counts(split: Split[Any]) -> Counts:
@@ -119,10 +119,10 @@ def stages_in_words(rows: ParsedRows, seed: int, fraction: float) -> str:
         return Split(*divide(kind, row_key, seed=seed, fraction=fraction))
 
     corpus = Corpus(split(rows.documents), split(rows.examples), split(rows.pairs), split(rows.bare_prompts))
-    needed = needs(corpus, ("pretrain", "sft", "rm", "dpo"))
+    needed = needs(corpus, [stage for stage, row in STAGE_TABLE.items() if row.curves and row.rows != "prompts"])
     met, unmet = [need for need in needed if need.met], [need for need in needed if not need.met]
     can = ", ".join(map(str, met)) or "no stage that learns answers"
-    ppo = "; PPO needs rm too" if any(need.stage == "rm" for need in unmet) else ""
+    ppo = "; PPO needs rm too" if any(need.stage == RM for need in unmet) else ""
     cannot = _lacking(unmet)
     return f"these rows can train (training + held out): {can}" + (f". {cannot}{ppo}" if cannot else "")
 

@@ -12,12 +12,10 @@ from rlhf.files import replacing
 from rlhf.memory.card import cards
 from rlhf.memory.phases import DECODING_STEP, RehearsalName, RehearsedStage, RehearsedStep
 from rlhf.process.cuda import expandable_segments
-from rlhf.recipe import ONLINE, PinnedRecipe
+from rlhf.recipe import EVALUATE, ONLINE, STAGE_TABLE, PinnedRecipe
 from rlhf.run.packages import hash_of_modules, package_version
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
-# Sections of the recipe that give sizes to a rehearsal beside its own.
-SIZES_FROM: dict[RehearsalName, set[str]] = {"merge": {"sft"}, "evaluate": {"rm"}, DECODING_STEP: {*ONLINE}}
 Answer = TypeVar("Answer", RehearsedStage, RehearsedStep)
 
 
@@ -26,9 +24,10 @@ def file_of(loaded: PinnedRecipe, name: RehearsalName) -> Path:
 
     Whether a recipe can be rehearsed may also depend on the other stages; a refusal is not stored.
     """
-    deciding = {"model", "tokenizer", "data", "lora", "evaluate", name} | SIZES_FROM.get(name, set())
+    sizes_from = ONLINE if name == DECODING_STEP else STAGE_TABLE[name].sizes_from
+    deciding = {"model", "tokenizer", "data", "lora", EVALUATE, name, *sizes_from}
     recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
-    policies = loaded.recipe.policies() if name == "evaluate" else []
+    policies = loaded.recipe.policies() if name == EVALUATE else []
     hardware = loaded.recipe.hardware.model_dump(mode="json", exclude={"name", "memory_gb", "threads"})
     device = loaded.recipe.hardware.device
     card = cards.gpu_of(loaded.recipe.hardware.name) if device == "cuda" else None

@@ -18,6 +18,8 @@ from rlhf.memory.projection import row_tokens
 from rlhf.memory.strategies import divisors, four_bit_changes, global_batch, micro_batch
 from rlhf.memory.weights import NUMBER_BYTES, layers_bytes
 from rlhf.recipe import (
+    EVALUATE,
+    STAGE_TABLE,
     TRAINING_STAGES,
     Changes,
     Dialogues,
@@ -93,7 +95,6 @@ class SettingGroup(NamedTuple):
 
 # The share of a candidate's rows that fits: 1 or more if all do; below 1 an estimate.
 FractionThatFits = Callable[[Candidate], float]
-SAMPLING: tuple[StageName, ...] = ("sft", "dpo", "evaluate")  # stages that sample with the settings of evaluate
 # Components that grow with rows.
 GROWING: tuple[Component, ...] = ("activations", "logits", "kv_cache", "buffers", "temporaries", "kernels")
 
@@ -186,7 +187,7 @@ class _Search:
 def _decides(key: str, stage: StageName) -> bool:
     """Return whether a key decides what a stage needs: one of its own, or of the sampling that it shares."""
     section = key.partition(".")[0]
-    return section == stage or (section == "evaluate" and stage in SAMPLING)
+    return section == stage or (section == EVALUATE and STAGE_TABLE[stage].samples is not None)
 
 
 def _fraction_of_rows(phase: PredictedPhase, limit: int) -> float:
@@ -243,7 +244,7 @@ def _setting_groups(loaded: PinnedRecipe, stages: Sequence[StageName]) -> list[S
     """Return what is searched: rows decoded or scored together, then checkpointing and micro-batch of each stage."""
     recipe = loaded.recipe
     groups = []
-    sampling = [stage for stage in stages if stage in SAMPLING]
+    sampling = [stage for stage in stages if STAGE_TABLE[stage].samples]
     if sampling:
         phases = tuple((stage, "evaluate") for stage in sampling)
         smallest = {key: n for s in sampling if s in TRAINING_STAGES for key, n in micro_batch(loaded, s, 1).items()}

@@ -14,7 +14,7 @@ from rlhf.data.needs import needs
 from rlhf.data.source import read_source
 from rlhf.data.transcripts import render_hh
 from rlhf.errors import UserError
-from rlhf.recipe import TRAINING_STAGES, Recipe, StageName, Tokenizer, TrainingName
+from rlhf.recipe import STAGE_TABLE, TRAINING_STAGES, Recipe, StageName, Tokenizer, TrainingName
 
 if TYPE_CHECKING:
     from rlhf.data.corpus import Corpus, Prompt, Split
@@ -84,9 +84,10 @@ def _rows(corpus: "Corpus", stage: TrainingName, codec: "Codec | None") -> Rows:
 
 def _split(corpus: "Corpus", stage: TrainingName) -> "Split[Answers]":
     """Return a stage's rows, each as a prompt and two answers."""
-    if stage == "sft":
+    rows = STAGE_TABLE[stage].rows
+    if rows == "demonstrations":
         return corpus.demonstrations().map(lambda rows: [(row.prompt, row.response, row.response) for row in rows])
-    if stage in ("rm", "dpo"):
+    if rows == "pairs":
         return corpus.preferences(stage).map(lambda rows: [(row.prompt, row.chosen, row.rejected) for row in rows])
     return corpus.prompts(stage).map(lambda prompts: [(prompt, "", "") for prompt in prompts])
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, with_config
 
 from rlhf.errors import UserError
-from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe import STAGE_TABLE, PinnedRecipe, StageName
 from rlhf.recipe.choices import Component
 
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
@@ -16,7 +16,7 @@ STEPS = 2  # of a rehearsed stage; the second one has optimizer states
 MOST_REPEATS = 2  # in a rehearsal, of a step's micro-batches or minibatches and of held-out batches
 DECODING_STEP: Literal["decoding step"] = "decoding step"
 RehearsalName = StageName | Literal["decoding step"]  # what is rehearsed: a stage, or one step of sampling
-ON_HOST: tuple[StageName, ...] = ("merge",)  # stages that leave the card alone
+ON_HOST = tuple(stage for stage, row in STAGE_TABLE.items() if row.on_host)  # stages that leave the card alone
 WHOLE = ""  # the whole stage: the empty path; nested phases are joined by a slash, the outermost first
 
 PAGED: Literal["paged"] = "paged"  # in unified memory; no peak has it, for it lies outside torch's allocator

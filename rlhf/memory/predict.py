@@ -32,10 +32,10 @@ from rlhf.memory.phases import (
 )
 from rlhf.process import children
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
-from rlhf.recipe import STAGES, TRAINING_STAGES, PinnedRecipe, Recipe, StageName
+from rlhf.recipe import PRETRAIN, STAGES, TRAINING_STAGES, PinnedRecipe, Recipe, StageName
 from rlhf.terminal import excerpt
 
-PREDICTED_STAGES: tuple[StageName, ...] = tuple(stage for stage in STAGES if stage != "pretrain")
+PREDICTED_STAGES: tuple[StageName, ...] = tuple(stage for stage in STAGES if stage != PRETRAIN)
 
 FRAGMENTATION = 0.15  # reserved over allocated where nothing can be replayed; the recipes' stages have at most 0.12
 

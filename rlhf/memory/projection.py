@@ -28,7 +28,8 @@ from rlhf.memory.weights import (
     linear_layers,
     shape_of,
 )
-from rlhf.recipe import TRAINING_STAGES, Dialogues, OnlineOptions, Recipe, StageName, TrainingName
+from rlhf.recipe import STAGE_TABLE, TRAINING_STAGES, Dialogues, OnlineOptions, Recipe, StageName, TrainingName
+from rlhf.recipe.stages import FEW_SAMPLES
 
 
 class TimeFactors(NamedTuple):
@@ -52,7 +53,6 @@ CALIBRATED = TimeFactors(products=1.35, memory=1.15, launch=5e-6)
 # Factors on projected training time. All 34 runs that the fit never saw took 0.87 to 1.37 times what is projected for
 # them (docs/outside.md); this project's own loops and cards were not among them.
 SPREAD = (0.8, 1.5)
-SFT_PROMPTS = 8  # to which SFT samples answers: SAMPLES of rlhf/stages/sft.py, which imports torch
 # Assumed: no timed run decodes as rlhf/rollout/library_decoding.py does, with captured steps.
 DECODING = Shares(least=0.2, usual=0.5, most=0.7)
 
@@ -172,7 +172,7 @@ def _evaluations(
     prefill, decode = (work.get(f"evaluate/{part}", Work()) for part in ("prefill", "decode"))
     if isinstance(options, Dialogues):
         rehearsed = min(options.max_eval_samples, MOST_REPEATS * options.per_device_train_batch_size)
-        prompts = SFT_PROMPTS if stage == "sft" else min(sampling.max_samples, sampling.batch_size)
+        prompts = min(_most_sampled(recipe, stage), sampling.batch_size)
         evaluated, sampled = _heldout(options.max_eval_samples, rows), _sampled_prompts(recipe, stage, rows)
         return [(work["evaluate"] - prefill - decode, evaluated / rehearsed), (prefill, sampled / prompts)]
     count = _online_evaluations(recipe, options.steps, options.eval_steps, options.save_steps)
@@ -198,7 +198,13 @@ def _decoding_steps(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> i
 
 def _sampled_prompts(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> int:
     """Return the held-out prompts that SFT or DPO samples answers to, before as well as after training."""
-    return _heldout({"sft": SFT_PROMPTS, "dpo": recipe.evaluate.max_samples}.get(stage, 0), rows)
+    return _heldout(_most_sampled(recipe, stage), rows)
+
+
+def _most_sampled(recipe: Recipe, stage: TrainingName) -> int:
+    """Return the most held-out prompts that a stage samples answers to as `evaluate` says."""
+    samples = STAGE_TABLE[stage].samples
+    return {"few": FEW_SAMPLES, "all": recipe.evaluate.max_samples, None: 0}[samples]
 
 
 def _online_evaluations(recipe: Recipe, steps: int, eval_steps: int, save_steps: int) -> int:
@@ -330,7 +336,13 @@ def row_tokens(recipe: Recipe, stage: TrainingName, micro: int, rows: Rows | Non
         options.per_device_train_batch_size * options.gradient_accumulation_steps if options.group_by_length else None
     )
     share = padded_share(
-        recipe, options.max_length, options.max_prompt_length, micro, batch, pairs=stage != "sft", rows=rows
+        recipe,
+        options.max_length,
+        options.max_prompt_length,
+        micro,
+        batch,
+        pairs=STAGE_TABLE[stage].rows == "pairs",
+        rows=rows,
     )
     return options.max_length * share
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from rlhf.memory.phases import PredictedPhase, PredictedStage
 from rlhf.memory.weights import ADAPTER_BYTES, adapter_parameters, layers_bytes, shape_of
 from rlhf.recipe import (
-    ONLINE,
+    STAGE_TABLE,
     TRAINING_STAGES,
     Dialogues,
     PinnedRecipe,
@@ -16,16 +16,6 @@ from rlhf.recipe import (
     TrainingName,
 )
 
-# FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it computes.
-# In the other phases of online stages it has fetched all of them (rlhf/models/shared_base.py); while it loads, it has
-# not given any away yet.
-DIVIDED: dict[StageName, tuple[str, ...]] = {
-    **dict.fromkeys(ONLINE, ("update",)),
-    "sft": ("train", "evaluate"),
-    "rm": ("train", "evaluate"),
-    "dpo": ("train",),
-}
-FETCHED: dict[StageName, tuple[str, ...]] = dict.fromkeys(ONLINE, ("rollout", "score", "evaluate"))
 LAYERS_AT_ONCE = 2
 PASSES = 2  # forward and backward each fetch every layer; what checkpointing computes again lies within the backward
 
@@ -66,9 +56,9 @@ def divide(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> Predi
     def of_rank(name: str, phase: PredictedPhase) -> PredictedPhase:
         """Return a phase with the layers that a rank holds in it."""
         top = name.partition("/")[0]
-        if top in FETCHED.get(stage, ()):
+        if top in STAGE_TABLE[stage].fetched:
             return _with_base(phase, part)
-        return _with_base(phase, part + fetched - layers) if top in DIVIDED.get(stage, ()) else phase
+        return _with_base(phase, part + fetched - layers) if top in STAGE_TABLE[stage].divided else phase
 
     phases = {name: of_rank(name, phase) for name, phase in predicted.phases.items()}
     highest = max(phases.values(), key=lambda phase: phase.peak_bytes)

@@ -12,15 +12,18 @@ from rlhf.errors import UserError
 from rlhf.memory import projection
 from rlhf.memory.phases import Predict, PredictedStage
 from rlhf.memory.predict import card_needed_bytes
-from rlhf.recipe import GROUPS, ONLINE, TRAINING_STAGES, Changes, Dialogues, PinnedRecipe, StageName, TrainingName
+from rlhf.recipe import (
+    GROUPS,
+    ONLINE,
+    STAGE_TABLE,
+    TRAINING_STAGES,
+    Changes,
+    Dialogues,
+    PinnedRecipe,
+    StageName,
+    TrainingName,
+)
 from rlhf.recipe.choices import StrategyName
-
-LEARNING_PHASE: dict[TrainingName, str] = {
-    "sft": "train",
-    "rm": "train",
-    "dpo": "train",
-    **dict.fromkeys(ONLINE, "update"),
-}
 
 
 class Strategy(NamedTuple):
@@ -102,7 +105,7 @@ def costs_alone(
     for name, changed in one_by_one(loaded, stage).items():
         say(f"rehearsing {stage} with strategies: {name}")
         predicted = predict(changed, stage)
-        peaks[name] = predicted.phases[LEARNING_PHASE[stage]].peak_bytes
+        peaks[name] = predicted.phases[STAGE_TABLE[stage].learning_phase].peak_bytes
         flops[name] = flops_beside_decoding(changed, stage, predicted)
     return {name: StrategyCost(peaks[name], flops[name] / flops["none"]) for name in peaks}
 

@@ -11,24 +11,21 @@ from typing import NamedTuple
 from rlhf.errors import UserError
 from rlhf.observe import remedies, signs
 from rlhf.observe.history import FEW, History
-from rlhf.recipe import GROUPS, ONLINE, StageName, as_yaml
+from rlhf.recipe import STAGE_TABLE, StageName, as_yaml
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import FINDINGS, METRICS
 from rlhf.run.reader import read_lines
 from rlhf.run.records import FindingLine, MetricsLine
 from rlhf.terminal import say
 
-SUPERVISED: tuple[StageName, ...] = ("pretrain", "sft", "rm", "dpo")
-
 
 class Check(NamedTuple):
-    """A check: its name, the stages it applies to, what it sees, the usual cause and remedies.
+    """A check: its name, what it sees, the usual cause and remedies. The table of stages names the checks of each.
 
     It sees nothing before `rows` rows are logged; a check of a trend may wait longer in a long run.
     """
 
     name: str
-    stages: tuple[StageName, ...]
     seen: Callable[[History], str | None]
     cause: str
     remedies: Callable[[History], Mapping[str, float | str]]
@@ -38,7 +35,6 @@ class Check(NamedTuple):
 CHECKS = (
     Check(
         "nan",
-        (*SUPERVISED, *ONLINE),
         signs.find_nan,
         "Numbers overflow, mostly after steps that are too large",
         remedies.half_rate,
@@ -46,18 +42,14 @@ CHECKS = (
     ),
     Check(
         "flat_loss",
-        SUPERVISED,
         signs.find_flat_loss,
         "The learning rate is too low, or the data teach nothing",
         remedies.double_rate_and_epochs,
         signs.MANY,
     ),
-    Check(
-        "rising_loss", SUPERVISED, signs.find_rising_loss, "The learning rate is too high", remedies.half_rate, 2 * FEW
-    ),
+    Check("rising_loss", signs.find_rising_loss, "The learning rate is too high", remedies.half_rate, 2 * FEW),
     Check(
         "flat_reward",
-        ONLINE,
         signs.find_flat_reward,
         "The learning rate is too low, or the reward model scores what the policy cannot change",
         remedies.double_rate,
@@ -65,7 +57,6 @@ CHECKS = (
     ),
     Check(
         "large_updates",
-        ONLINE,
         signs.find_large_updates,
         "The learning rate is too high",
         remedies.smaller_updates,
@@ -73,7 +64,6 @@ CHECKS = (
     ),
     Check(
         "same_scores",
-        ("rm",),
         signs.find_same_scores,
         "The reward model tells nothing apart yet",
         remedies.fit_more,
@@ -81,7 +71,6 @@ CHECKS = (
     ),
     Check(
         "chance",
-        ("rm",),
         signs.find_chance,
         "The pairs carry no preference, or labels are wrong: look at them",
         remedies.double_rate_and_epochs,
@@ -89,7 +78,6 @@ CHECKS = (
     ),
     Check(
         "overconfident",
-        ("rm",),
         signs.find_overconfident,
         "The reward model has learned its pairs by heart",
         remedies.fit_less,
@@ -97,7 +85,6 @@ CHECKS = (
     ),
     Check(
         "high_kl",
-        ONLINE,
         signs.find_high_kl,
         "The policy leaves what the reward model knows",
         remedies.stay_near_reference,
@@ -105,7 +92,6 @@ CHECKS = (
     ),
     Check(
         "negative_kl",
-        ONLINE,
         signs.find_negative_kl,
         "Responses are not sampled from the policy that is scored: look at temperature, top-p and the sampler",
         remedies.recomputed_logprobs,
@@ -113,7 +99,6 @@ CHECKS = (
     ),
     Check(
         "longer",
-        ONLINE,
         signs.find_longer,
         "The reward model likes length, and the policy has found out",
         remedies.stay_near_reference,
@@ -121,7 +106,6 @@ CHECKS = (
     ),
     Check(
         "fewer_ends",
-        ONLINE,
         signs.find_fewer_ends,
         "Running on pays more than ending",
         remedies.ending_penalty,
@@ -129,7 +113,6 @@ CHECKS = (
     ),
     Check(
         "repetition",
-        ONLINE,
         signs.find_repetition,
         "The policy repeats what the reward model likes",
         remedies.stay_near_reference,
@@ -137,7 +120,6 @@ CHECKS = (
     ),
     Check(
         "entropy_collapse",
-        ONLINE,
         signs.find_entropy_collapse,
         "The policy has settled on few answers",
         remedies.more_entropy,
@@ -145,7 +127,6 @@ CHECKS = (
     ),
     Check(
         "no_signal",
-        GROUPS,
         signs.find_no_signal,
         "The responses to a prompt get the same reward: the task is too easy, too hard, or sampling too narrow",
         remedies.larger_groups,
@@ -153,7 +134,6 @@ CHECKS = (
     ),
     Check(
         "clipping",
-        ONLINE,
         signs.find_clipping,
         "Updates are too large for one batch of rollouts",
         remedies.smaller_updates,
@@ -161,7 +141,6 @@ CHECKS = (
     ),
     Check(
         "value_explosion",
-        ("ppo",),
         signs.find_value_explosion,
         "The critic diverges, and advantages with it",
         remedies.slower_critic,
@@ -173,7 +152,7 @@ CHECK_NAMES = tuple(check.name for check in CHECKS)
 
 def unused_checks(stage: StageName, rows: int) -> list[str]:
     """Return the checks of a stage that could see nothing in `rows` logged rows."""
-    return [check.name for check in CHECKS if stage in check.stages and rows < check.rows]
+    return [check.name for check in CHECKS if check.name in STAGE_TABLE[stage].checks and rows < check.rows]
 
 
 class Finding(NamedTuple):
@@ -194,7 +173,7 @@ def findings(history: History, step: int) -> list[Finding]:
     """Return what is wrong after the newest row."""
     found = []
     for check in CHECKS:
-        if history.stage in check.stages and (seen := check.seen(history)) is not None:
+        if check.name in STAGE_TABLE[history.stage].checks and (seen := check.seen(history)) is not None:
             found.append(Finding(check.name, step, seen, check.cause, check.remedies(history)))
     return found
 

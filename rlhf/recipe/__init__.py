@@ -15,22 +15,7 @@ from rlhf.recipe.folders import (
     resolve,
     root_for_new,
 )
-from rlhf.recipe.names import (
-    GROUPS,
-    ONLINE,
-    POLICIES,
-    STAGES,
-    TRAINING_STAGES,
-    GroupName,
-    OnlineName,
-    PolicyLabel,
-    PolicyName,
-    Role,
-    SharedRole,
-    StageName,
-    TrainingName,
-    stage_name,
-)
+from rlhf.recipe.names import Role, SharedRole
 from rlhf.recipe.pinned import PinnedRecipe, content_hash, load
 from rlhf.recipe.published import Figure
 from rlhf.recipe.random_weights import random_weights_changes
@@ -49,14 +34,40 @@ from rlhf.recipe.schema import (
 from rlhf.recipe.schema_data import Data, Flaw, Lengths, Sums, Toy
 from rlhf.recipe.schema_model import Architecture, Hardware, Lora, Model, Tokenizer
 from rlhf.recipe.schema_online import MODEL_REWARD, GroupOptions, Grpo, OnlineBase, OnlineOptions, Ppo, Rloo
+from rlhf.recipe.stages import (
+    EVALUATE,
+    GROUPS,
+    MERGE,
+    ONLINE,
+    POLICIES,
+    PRETRAIN,
+    RM,
+    SFT,
+    STAGE_TABLE,
+    STAGES,
+    TRAINING_STAGES,
+    GroupName,
+    OnlineName,
+    PolicyLabel,
+    PolicyName,
+    StageName,
+    TrainingName,
+    stage_name,
+)
 from rlhf.recipe.strict import Changes, as_yaml, parse_overrides
 
 __all__ = [
+    "EVALUATE",
     "GROUPS",
+    "MERGE",
     "MODEL_REWARD",
     "ONLINE",
     "POLICIES",
+    "PRETRAIN",
+    "RM",
+    "SFT",
     "STAGES",
+    "STAGE_TABLE",
     "TRAINING_STAGES",
     "Architecture",
     "Changes",

@@ -4,30 +4,32 @@ from collections.abc import Collection
 
 from rlhf.files import JsonObject
 from rlhf.recipe import published, totals
-from rlhf.recipe.names import ONLINE, POLICIES, STAGES, StageName
 from rlhf.recipe.published import Figure
 from rlhf.recipe.schema import Recipe
 from rlhf.recipe.schema_online import GroupOptions
-
-_PARENTS: dict[StageName, tuple[StageName, ...]] = {
-    "pretrain": (),
-    "sft": ("pretrain",),
-    "rm": ("pretrain", "sft"),
-    **dict.fromkeys(ONLINE, ("pretrain", "sft", "rm")),  # without the reward model where it scores nothing
-    "dpo": ("pretrain", "sft"),
-    "evaluate": ("pretrain", "sft", "rm"),  # a recipe may lack rm; and every trained policy that exists
-    "merge": ("pretrain", "sft"),  # and the stage whose adapter is merged
-}
+from rlhf.recipe.stages import (
+    EVALUATE,
+    MERGE,
+    ONLINE,
+    POLICIES,
+    PRETRAIN,
+    RM,
+    STAGE_TABLE,
+    STAGES,
+    TRAINING_STAGES,
+    StageName,
+)
 
 
 def parents(recipe: Recipe, stage: StageName) -> list[StageName]:
     """Return the stages that must be finished before `stage`, in order."""
-    needed = {*_PARENTS[stage]}
-    if stage == "merge" and recipe.merge is not None:
-        needed |= {recipe.merge.stage, *parents(recipe, recipe.merge.stage)}
+    needed = {*STAGE_TABLE[stage].parents}
+    if stage == MERGE and recipe.merge is not None:
+        needed.add(recipe.merge.stage)
     section = recipe.section(stage)
     if isinstance(section, GroupOptions) and not section.model_scores:
-        needed.discard("rm")
+        needed.discard(RM)
+    needed |= {name for parent in needed for name in parents(recipe, parent)}
     return [name for name in STAGES if name in needed and recipe.section(name) is not None]
 
 
@@ -36,7 +38,7 @@ def stages_before(recipe: Recipe, stage: StageName) -> list[StageName]:
 
     These are its parents; before an evaluation also one policy: PPO's, or the first that the recipe has.
     """
-    policies = recipe.policies() if stage == "evaluate" else []
+    policies = recipe.policies() if stage == EVALUATE else []
     return [*parents(recipe, stage), *policies[:1]]
 
 
@@ -46,13 +48,12 @@ def deciding_settings(recipe: Recipe, stage: StageName) -> JsonObject:
     A run continues, or builds on another, only if these settings agree.
     """
     sections = {"hardware", "seed", "model", "tokenizer", "data", stage, *parents(recipe, stage)}
-    if stage != "pretrain":
+    sections |= {*STAGE_TABLE[stage].also_decided_by}
+    if stage != PRETRAIN:
         sections.add("lora")
-    if stage == "dpo":
-        sections.add("evaluate")  # DPO measures its gains with these keys
     relevant = {key: value for key, value in recipe.model_dump(mode="json").items() if key in sections}
-    if "evaluate" in relevant and (stage == "dpo" or recipe.evaluate.num_samples == 1):
-        relevant["evaluate"].pop("num_samples")  # DPO always samples one answer; older runs did too and lack this key
+    if EVALUATE in relevant and (stage in TRAINING_STAGES or recipe.evaluate.num_samples == 1):
+        relevant[EVALUATE].pop("num_samples")  # a training stage samples one answer; older runs lack this key
     for key in ("count", "engine", "deterministic", "trunk"):
         relevant["hardware"].pop(key)  # affects only rounding: a run may continue with another
     if relevant.get("lora", {}).get("layers") == "all":
@@ -78,7 +79,7 @@ def comparable(figure: Figure, recipe: Recipe, overrides: Collection[str]) -> bo
     if recipe.model.source == "random":
         return published.is_cost(figure.metric)
     stages = totals.CHAIN if figure.stage == "all" else (figure.stage,)
-    if figure.stage == "evaluate":
+    if figure.stage == EVALUATE:
         stages += POLICIES
     sections = {section for stage in stages for section in deciding_settings(recipe, stage)} - {"hardware", "seed"}
     return sections.isdisjoint(key.partition(".")[0] for key in overrides)

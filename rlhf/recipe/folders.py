@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlhf.errors import OptionError, UserError
-from rlhf.recipe.names import GROUPS, StageName
 from rlhf.recipe.pinned import PinnedRecipe, load
 from rlhf.recipe.plain_yaml import read_yaml
+from rlhf.recipe.stages import GROUPS, PRETRAIN, StageName
 
 OWN = Path("my-recipes")  # in the current folder: a user's own recipes, which git ignores
 MOST_NAMED = 4  # recipes that have a stage, in the message about one that lacks it
@@ -127,7 +127,7 @@ def no_recipes(root: Path) -> str:
 
 def no_section(stage: StageName, loaded: PinnedRecipe) -> str:
     """Return the message for a stage that a recipe does not have. It names the recipes beside this one that have it."""
-    if stage == "pretrain":
+    if stage == PRETRAIN:
         origin = loaded.recipe.model.name or "random weights"
         return f"{stage}: {loaded.directory} has no such stage; it starts from {origin}"
     page = "docs/groups.md" if stage in GROUPS else "docs/recipes.md"

@@ -14,7 +14,7 @@ from pydantic import model_validator
 
 from rlhf.recipe.bounds import Finite
 from rlhf.recipe.choices import COMPONENTS, StrategyName
-from rlhf.recipe.names import StageName
+from rlhf.recipe.stages import StageName
 from rlhf.recipe.strict import AsTuple, Section
 from rlhf.terminal.wording import span
 

@@ -32,10 +32,10 @@ from rlhf.recipe.bounds import (
 )
 from rlhf.recipe.choices import KeptWeights, Optimizer, Schedule
 from rlhf.recipe.model_types import LEAN_TYPES
-from rlhf.recipe.names import POLICIES, TRAINING_STAGES, PolicyName, StageName, TrainingName
 from rlhf.recipe.schema_data import Data
 from rlhf.recipe.schema_model import Hardware, Lora, Model, Tokenizer
 from rlhf.recipe.schema_online import GroupOptions, Grpo, OnlineOptions, Ppo, Rloo
+from rlhf.recipe.stages import POLICIES, STAGES, TRAINING_STAGES, PolicyName, StageName, TrainingName
 from rlhf.recipe.strict import Section
 
 
@@ -297,17 +297,7 @@ class Recipe(Section):
 
     def sections(self) -> dict[StageName, StageOptions]:
         """Return the sections of all stages that the recipe has."""
-        sections: dict[StageName, StageOptions | None] = {
-            "pretrain": self.pretrain,
-            "sft": self.sft,
-            "rm": self.rm,
-            "ppo": self.ppo,
-            "rloo": self.rloo,
-            "grpo": self.grpo,
-            "dpo": self.dpo,
-            "evaluate": self.evaluate,
-            "merge": self.merge,
-        }
+        sections: dict[StageName, StageOptions | None] = {stage: getattr(self, stage) for stage in STAGES}
         return {stage: options for stage, options in sections.items() if options is not None}
 
     def section(self, stage: StageName) -> StageOptions | None:

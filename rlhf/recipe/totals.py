@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from rlhf.recipe.names import StageName
 from rlhf.recipe.published import NOT_MEASURED, Figure, Verdict, verdict_of
+from rlhf.recipe.stages import StageName
 
 CHAIN: tuple[StageName, ...] = ("sft", "rm", "ppo")  # the stages whose hours and cost a published total adds up
 

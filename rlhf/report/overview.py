@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from rlhf.errors import UserError
-from rlhf.recipe import GROUPS, ONLINE, POLICIES, STAGES, StageName, published
+from rlhf.recipe import EVALUATE, GROUPS, MERGE, POLICIES, STAGE_TABLE, STAGES, StageName, published
 from rlhf.recipe.published import Verdict
 from rlhf.recipe.released import difference
 from rlhf.report.gain import Gain, gains_over_start
@@ -15,25 +15,6 @@ from rlhf.run.finished import totals
 from rlhf.run.records import Manifest, Summary
 from rlhf.terminal import counted, wording
 
-# Column and row of each stage in the picture, which is narrow enough for a phone, and the parents that it may have.
-POSITIONS = {
-    "pretrain": (0, 0),
-    "sft": (0, 1),
-    "rm": (1, 1),
-    "ppo": (0, 2),
-    "dpo": (1, 2),
-    "rloo": (0, 3),
-    "grpo": (1, 3),
-    "evaluate": (0, 4),
-    "merge": (1, 4),
-}
-ARROWS: dict[str, tuple[str, ...]] = {
-    "sft": ("pretrain",),
-    "rm": ("sft",),
-    **dict.fromkeys(ONLINE, ("sft", "rm")),
-    "dpo": ("sft",),
-    "evaluate": POLICIES,
-}
 BOX_WIDTH, BOX_HEIGHT, COLUMN, ROW = 168, 52, 192, 88  # units of the picture; a phone shows 360
 
 Summaries = Mapping[str, Summary]
@@ -228,7 +209,7 @@ def _unchanged(run: RunRecords) -> Summaries:
     try:
         check_evaluation(run)
     except UserError:
-        return {stage: summary for stage, summary in run.summaries.items() if stage != "evaluate"}
+        return {stage: summary for stage, summary in run.summaries.items() if stage != EVALUATE}
     return run.summaries
 
 
@@ -240,11 +221,9 @@ def picture(manifests: Manifests, summaries: Summaries, unreadable: Collection[s
     # In words that fit into a box.
     states = {stage: "summary unreadable" if stage in unreadable else "not finished" for stage in manifests}
     begun = [stage for stage in STAGES if stage in manifests]
-    rows = {row: index for index, row in enumerate(sorted({POSITIONS[stage][1] for stage in begun}))}
-    corner = {stage: (2 + POSITIONS[stage][0] * COLUMN, 2 + rows[POSITIONS[stage][1]] * ROW) for stage in begun}
-    merge = manifests["merge"].settings.merge if "merge" in manifests else None
-    merged = merge.stage if merge else "ppo"
-    sources = {**ARROWS, "merge": (merged,)}
+    place = {stage: STAGE_TABLE[stage].place for stage in begun}
+    rows = {row: index for index, row in enumerate(sorted({row for _, row in place.values()}))}
+    corner = {stage: (2 + column * COLUMN, 2 + rows[row] * ROW) for stage, (column, row) in place.items()}
     return Picture(
         label=", ".join(STAGE_TITLES[s] + ("" if s in summaries else f" ({states[s]})") for s in begun),
         width=COLUMN + BOX_WIDTH + 4,
@@ -253,10 +232,18 @@ def picture(manifests: Manifests, summaries: Summaries, unreadable: Collection[s
         arrows=[
             _arrow(corner[a], corner[b])
             for b in begun
-            for a in sources.get(b, ())
+            for a in _arrows_from(b, manifests[b])
             if a in corner and a in manifests[b].parents
         ],
     )
+
+
+def _arrows_from(stage: StageName, manifest: Manifest) -> Collection[StageName]:
+    """Return the stages from which arrows lead to a stage: those that it builds on, not those that these build on."""
+    if stage == EVALUATE:
+        return POLICIES
+    merge = manifest.settings.merge if stage == MERGE else None
+    return (merge.stage,) if merge else STAGE_TABLE[stage].parents
 
 
 def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:

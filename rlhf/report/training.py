@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.memory import prediction_file as pins
-from rlhf.recipe import GROUPS, ONLINE, StageName, default_root
+from rlhf.recipe import ONLINE, STAGE_TABLE, StageName, default_root
 from rlhf.report.parts import (
     COLOURS,
     STAGE_TITLES,
@@ -29,54 +29,14 @@ from rlhf.run.records import MetricsLine
 
 EVALUATED_KL = "eval/kl_per_token"  # key of metrics.jsonl
 NATS = "nats per token"
-_LOSS_OF_TOKENS = ("loss", "loss", NATS)
-_OF_POLICIES = (
-    ("response/length", "response length", "tokens"),
-    ("response/eos_rate", "responses that end (EOS)", "share"),
-    ("policy/entropy_avg", "entropy", NATS),
-)
-_CLIPPED = ("policy/clipfrac_avg", "clipped tokens", "share")
-_SCORE = ("objective/scores", "score", "score")
-_KL = ("objective/kl_per_token", "KL to the reference", NATS)
-CURVES: dict[StageName, tuple[tuple[str, str, str], ...]] = {  # stage -> (key of metrics.jsonl, title, unit)
-    "pretrain": (_LOSS_OF_TOKENS,),
-    "sft": (_LOSS_OF_TOKENS,),
-    "rm": (
-        ("loss", "loss", "nats per pair"),
-        ("accuracy", "accuracy", "share of pairs"),
-        ("margin", "margin", "score"),
-    ),
-    "ppo": (
-        _SCORE,
-        _KL,
-        *_OF_POLICIES,
-        ("val/explained_variance", "explained variance of the critic", "share"),
-        ("loss/value_avg", "value loss", "squared reward"),
-        _CLIPPED,
-    ),
-    **dict.fromkeys(
-        GROUPS,
-        (
-            _SCORE,
-            _KL,
-            ("groups/no_signal", "groups without signal", "share"),
-            ("groups/reward_sd", "standard deviation of the rewards in a group", "reward"),
-            *_OF_POLICIES,
-            _CLIPPED,
-        ),
-    ),
-    "dpo": (
-        ("loss", "loss", "nats per pair"),
-        ("rewards/accuracies", "accuracy", "share of pairs"),
-        ("rewards/margins", "margin", "implicit reward"),
-    ),
-}
 
 
 def sections_of_curves(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return the curves of each stage, and its memory over time; a damaged log costs the section of its stage."""
     by_stage = [
-        sections_or_problem(f"{stage} curves", partial(_curves, stage, runs, charts), charts) for stage in CURVES
+        sections_or_problem(f"{stage} curves", partial(_curves, stage, runs, charts), charts)
+        for stage, row in STAGE_TABLE.items()
+        if row.curves
     ]
     return list(itertools.chain.from_iterable(by_stage))
 
@@ -85,7 +45,7 @@ def _curves(stage: StageName, runs: Sequence[RunRecords], charts: Charts) -> lis
     """Return the section of a stage's curves; none if it has logged nothing."""
     stage_charts = []
     rows_of_runs = [metrics(run, stage) for run in runs]
-    for key, title, unit in CURVES[stage]:
+    for key, title, unit in STAGE_TABLE[stage].curves:
         lines = []
         for number, (run, rows) in enumerate(zip(runs, rows_of_runs, strict=True)):
             points = [(row.step, row.values[key]) for row in rows if row.values.get(key) is not None]

@@ -14,13 +14,14 @@ from pathlib import Path
 
 from rlhf.errors import UserError
 from rlhf.files import read_json, replacing, sha256
-from rlhf.recipe import STAGES, StageName, as_yaml, default_root
+from rlhf.recipe import STAGE_TABLE, STAGES, StageName, as_yaml, default_root
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.recipe.totals import compare_total
 from rlhf.run import reader, records
 from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, MANIFEST, MODEL, RESULTS, SAMPLES, SUMMARY
 
-REMADE = ("evaluate", "merge")  # run again when an input has changed; the earlier result is renamed, not deleted
+# Run again when an input has changed; the earlier result is renamed, not deleted.
+REMADE = tuple(stage for stage, row in STAGE_TABLE.items() if row.remade)
 BASE = "base_model_name_or_path"  # in ADAPTER_CONFIG; the only thing in a result that depends on where the run is
 
 

@@ -17,7 +17,7 @@ from rlhf.observe import tracking
 from rlhf.observe.watch import LiveChecks
 from rlhf.process import cuda, distributed, endings, exhaustion, meeting
 from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without_collections
-from rlhf.recipe import GROUPS, MODEL_REWARD, Evaluate, GroupOptions, PinnedRecipe, StageName, no_section, parents
+from rlhf.recipe import MODEL_REWARD, STAGE_TABLE, Evaluate, GroupOptions, PinnedRecipe, StageName, no_section, parents
 from rlhf.run.checkpoints import checkpoint_step
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import follow_base, verified
@@ -165,7 +165,7 @@ def _prepare_and_run(
 
 def import_stage(stage: StageName) -> StageFn:
     """Import the module of a stage, with all libraries that it needs. Return its `run_stage`."""
-    name = f"rlhf.stages.{'groups' if stage in GROUPS else stage}"  # RLOO and GRPO share one
+    name = f"rlhf.stages.{STAGE_TABLE[stage].module or stage}"
     if name not in sys.modules:
         with without_collections():
             import_bitsandbytes()

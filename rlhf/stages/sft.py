@@ -18,6 +18,7 @@ from rlhf.models.adapters import new_adapter, save_adapter
 from rlhf.models.loading import load_base, load_codec
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Sft
+from rlhf.recipe.stages import FEW_SAMPLES
 from rlhf.rollout.engine import sample
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
@@ -27,8 +28,6 @@ from rlhf.stages.supervised.forward import IGNORED
 from rlhf.stages.supervised.trainer import RunTrainer
 from rlhf.stages.supervised.training import arguments, best_step_metric, rows_to_dataset, train
 from rlhf.terminal.progress import working
-
-SAMPLES = 8  # held-out prompts whose answers are logged before and after
 
 
 class _Rows(NamedTuple):
@@ -50,7 +49,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     corpus = load_corpus(run, codec)
     demonstrations = corpus.demonstrations()
     rows = _encoded_rows(run, codec, demonstrations)
-    prompts = corpus.prompts("sft").test[:SAMPLES]
+    prompts = corpus.prompts("sft").test[:FEW_SAMPLES]
 
     torch.manual_seed(recipe.seed)
     with telemetry.phase("load"):
@@ -112,7 +111,7 @@ def _encoded_rows(run: StageRun, codec: Codec, demonstrations: Split[Example]) -
 
 def _answers(model: PeftModel, codec: Codec, prompts: list[Prompt], run: StageRun) -> list[str]:
     """Return one sampled response per held-out prompt, for reading."""
-    settings = heldout_sampling(run.loaded.recipe.evaluate, SAMPLES)
+    settings = heldout_sampling(run.loaded.recipe.evaluate, FEW_SAMPLES)
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(run.loaded.recipe.seed)
         rollout = sample(

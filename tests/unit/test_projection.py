@@ -110,9 +110,6 @@ def test_sft_and_dpo_sample_before_and_after():
     assert dpo.decoded_bytes == 2 * 5 * 9 * (weights + 16 * row)
     assert sft and sft.flops == (100 - 20 - 30) * 64 / 8 + 20
     assert sft.decoded_bytes == 2 * 1 * 9 * (weights + 8 * row)
-    from rlhf.stages.sft import SAMPLES
-
-    assert SAMPLES == projection.SFT_PROMPTS
 
 
 def test_rows_of_sft_have_no_rejected_answer():

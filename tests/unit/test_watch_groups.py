@@ -106,11 +106,20 @@ def test_the_best_loss_so_far_is_that_of_all_earlier_rows(seed):
                 assert (signs.find_rising_loss(history) is not None) == rising
 
 
+def stages_of(check: watch.Check) -> list[StageName]:
+    return [stage for stage, row in STAGE_TABLE.items() if check.name in row.checks]
+
+
+def test_the_table_of_stages_names_the_checks_that_there_are():
+    named = {name for row in STAGE_TABLE.values() for name in row.checks}
+    assert named == {*watch.CHECK_NAMES}
+
+
 @pytest.mark.parametrize("directory", recipe.available(RECIPE.parents[1]), ids=lambda d: f"{d.parent.name}-{d.name}")
 def test_every_recipe_accepts_every_remedy(directory):
     loaded = recipe.load(directory)
     for check in watch.CHECKS:
-        for stage in check.stages:
+        for stage in stages_of(check):
             if loaded.recipe.section(stage) is not None:
                 for key, value in check.remedies(History(loaded.recipe, stage)).items():
                     changed = recipe.load(directory, {key: value})
@@ -151,7 +160,7 @@ AT_ONCE: dict[str, tuple[Row, Row]] = {  # rows that a check reports as soon as 
 @pytest.mark.parametrize("check", watch.CHECKS, ids=lambda check: check.name)
 def test_a_check_sees_something_from_its_number_of_rows_on(check):
     """With one row fewer, rows as bad as can be are not reported, and the check counts as unused."""
-    stage = check.stages[0]
+    stage = stages_of(check)[0]
     recipe_ = grouped(stage, {}).recipe if stage in recipe.GROUPS else small(ppo__kl_estimator="k1").recipe
     history = History(recipe_, stage)
     history.responses = ["again and again " * 20]

@@ -1,0 +1,208 @@
+"""The stages of a chain, in one table: all that code for every stage has to know of each.
+
+A stage is a row of this table, a section of the recipe (schema.py) and a module with `run` (rlhf/stages). Recipes,
+chains, plans, checks during training, reports and the command line read the table, and name no stage themselves.
+Nothing here imports torch.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, get_args
+
+from rlhf.errors import UserError
+
+StageName = Literal["pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "evaluate", "merge"]
+OnlineName = Literal["ppo", "rloo", "grpo"]  # stages that learn from their own samples
+GroupName = Literal["rloo", "grpo"]  # those of them that compare several responses to a prompt
+TrainingName = Literal["sft", "rm", "ppo", "rloo", "grpo", "dpo"]  # stages that train an adapter
+PolicyName = Literal["ppo", "rloo", "grpo", "dpo"]  # stages whose policy is compared with SFT
+PolicyLabel = Literal["base", "sft"] | PolicyName  # what an evaluation measures
+
+STAGES: tuple[StageName, ...] = get_args(StageName)
+ONLINE: tuple[OnlineName, ...] = get_args(OnlineName)
+GROUPS: tuple[GroupName, ...] = get_args(GroupName)
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+TRAINING_STAGES: tuple[TrainingName, ...] = get_args(TrainingName)  # `hardware.count` processes share one of them
+
+# Stages with a part of their own in every chain: what they make, others read by its name.
+PRETRAIN: Final = "pretrain"  # a base model
+SFT: Final = "sft"  # the adapter at which policies start
+RM: Final = "rm"  # the reward model
+EVALUATE: Final = "evaluate"  # figures of all policies
+MERGE: Final = "merge"  # one checkpoint
+
+
+FEW_SAMPLES = 8
+
+
+class Curve(NamedTuple):
+    """A curve of a report: its key in metrics.jsonl, its title and its unit."""
+
+    key: str
+    title: str
+    unit: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What generic code knows of a stage."""
+
+    title: str  # in tables and pictures
+    place: tuple[int, int]  # column and row in a report's picture, which is narrow enough for a phone
+    parents: tuple[StageName, ...] = ()  # whose results it reads, as far as the recipe has them; theirs come with them
+    rows: Literal["texts", "demonstrations", "pairs", "prompts"]  # what it learns from, or looks at
+    chooses: bool = True  # validation rows choose its checkpoints, where the data set some apart
+    module: str | None = None  # of rlhf.stages; None: named as the stage
+    also_decided_by: tuple[str, ...] = ()  # sections of the recipe beside its own and its parents'
+    sizes_from: tuple[StageName, ...] = ()  # stages whose sections give sizes to its rehearsal
+    learning_phase: str = "train"  # the phase with the steps of the optimizer, in a stage that trains
+    # FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it
+    # computes; and phases in which it has fetched all of them. While it loads, it has not given any away yet.
+    divided: tuple[str, ...] = ()
+    fetched: tuple[str, ...] = ()
+    samples: Literal["few", "all"] | None = None  # held-out prompts that it samples answers to as `evaluate` says
+    on_host: bool = False  # it leaves the card alone
+    remade: bool = False  # it only reads; run again when an input has changed
+    checks: tuple[str, ...] = ()  # of rlhf/observe/watch.py
+    curves: tuple[Curve, ...] = ()
+
+
+_NATS = "nats per token"
+_LOSS_OF_TOKENS = Curve("loss", "loss", _NATS)
+_LOSS_OF_PAIRS = Curve("loss", "loss", "nats per pair")
+_SCORE = Curve("objective/scores", "score", "score")
+_KL = Curve("objective/kl_per_token", "KL to the reference", _NATS)
+_OF_RESPONSES = (
+    Curve("response/length", "response length", "tokens"),
+    Curve("response/eos_rate", "responses that end (EOS)", "share"),
+    Curve("policy/entropy_avg", "entropy", _NATS),
+)
+_CLIPPED = Curve("policy/clipfrac_avg", "clipped tokens", "share")
+
+_LOSS_CHECKS = ("nan", "flat_loss", "rising_loss")
+_ONLINE_CHECKS = (
+    "nan",
+    "flat_reward",
+    "large_updates",
+    "high_kl",
+    "negative_kl",
+    "longer",
+    "fewer_ends",
+    "repetition",
+    "entropy_collapse",
+    "clipping",
+)
+
+
+def _of_groups(title: str, place: tuple[int, int]) -> Stage:
+    """Return the row of a method that compares several responses to a prompt."""
+    return Stage(
+        title=title,
+        place=place,
+        parents=("sft", "rm"),
+        rows="prompts",
+        module="groups",
+        learning_phase="update",
+        divided=("update",),
+        fetched=("rollout", "score", "evaluate"),
+        checks=(*_ONLINE_CHECKS, "no_signal"),
+        curves=(
+            _SCORE,
+            _KL,
+            Curve("groups/no_signal", "groups without signal", "share"),
+            Curve("groups/reward_sd", "standard deviation of the rewards in a group", "reward"),
+            *_OF_RESPONSES,
+            _CLIPPED,
+        ),
+    )
+
+
+STAGE_TABLE: dict[StageName, Stage] = {
+    "pretrain": Stage(
+        title="pretraining", place=(0, 0), rows="texts", chooses=False, checks=_LOSS_CHECKS, curves=(_LOSS_OF_TOKENS,)
+    ),
+    "sft": Stage(
+        title="SFT",
+        place=(0, 1),
+        parents=("pretrain",),
+        rows="demonstrations",
+        divided=("train", "evaluate"),
+        samples="few",
+        checks=_LOSS_CHECKS,
+        curves=(_LOSS_OF_TOKENS,),
+    ),
+    "rm": Stage(
+        title="reward model",
+        place=(1, 1),
+        parents=("sft",),
+        rows="pairs",
+        divided=("train", "evaluate"),
+        checks=(*_LOSS_CHECKS, "same_scores", "chance", "overconfident"),
+        curves=(
+            _LOSS_OF_PAIRS,
+            Curve("accuracy", "accuracy", "share of pairs"),
+            Curve("margin", "margin", "score"),
+        ),
+    ),
+    "ppo": Stage(
+        title="PPO",
+        place=(0, 2),
+        parents=("sft", "rm"),
+        rows="prompts",
+        learning_phase="update",
+        divided=("update",),
+        fetched=("rollout", "score", "evaluate"),
+        checks=(*_ONLINE_CHECKS, "value_explosion"),
+        curves=(
+            _SCORE,
+            _KL,
+            *_OF_RESPONSES,
+            Curve("val/explained_variance", "explained variance of the critic", "share"),
+            Curve("loss/value_avg", "value loss", "squared reward"),
+            _CLIPPED,
+        ),
+    ),
+    "rloo": _of_groups("RLOO", (0, 3)),
+    "grpo": _of_groups("GRPO", (1, 3)),
+    "dpo": Stage(
+        title="DPO",
+        place=(1, 2),
+        parents=("sft",),
+        rows="pairs",
+        also_decided_by=("evaluate",),  # it measures its gains with these keys
+        divided=("train",),
+        samples="all",
+        checks=_LOSS_CHECKS,
+        curves=(
+            _LOSS_OF_PAIRS,
+            Curve("rewards/accuracies", "accuracy", "share of pairs"),
+            Curve("rewards/margins", "margin", "implicit reward"),
+        ),
+    ),
+    "evaluate": Stage(
+        title="evaluation",
+        place=(0, 4),
+        parents=("sft", "rm"),  # and every trained policy that exists
+        rows="prompts",
+        chooses=False,
+        sizes_from=("rm",),
+        samples="all",
+        remade=True,
+    ),
+    "merge": Stage(
+        title="merged model",
+        place=(1, 4),
+        parents=("sft",),  # and the stage whose adapter is merged
+        rows="demonstrations",
+        chooses=False,
+        sizes_from=("sft",),
+        on_host=True,
+        remade=True,
+    ),
+}
+
+
+def stage_name(text: str) -> StageName:
+    """Return `text` as the name of a stage. Raises UserError if it is none."""
+    if text in STAGES:
+        return text
+    raise UserError(f"{text!r} is not one of {', '.join(STAGES)}")
