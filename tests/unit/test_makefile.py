@@ -735,7 +735,7 @@ def test_the_recipe_s_device_decides_and_not_a_folder_s_name(tmp_path):
         ),
         (
             "HW=4091",
-            "HW=4091: no recipe for such hardware, only for 12gb, 2x4090, 2xcpu, 4090, 8gb, 8xh100, cpu, h100. Did you mean 4090? `make",
+            "2x4090, 2xcpu, 4090, 8gb, 8xh100, cpu, h100. Did you mean 4090? `make recipes` lists them",
         ),
         ("RECIPE=cpu-tiny", "RECIPE=cpu-tiny: no recipe.yaml there"),
         ("RECIPE=recipes/cpu-tyni/v2", "name the folder of a version, such as recipes/cpu-tiny/v2 or "),
