@@ -21,7 +21,7 @@ from rlhf.files import write_json
 from rlhf.memory.phases import Predict, PredictedStage, PredictionError
 from rlhf.memory.predict import Predictor
 from rlhf.process.libraries import quiet_libraries
-from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
@@ -32,7 +32,7 @@ from rlhf.terminal.wording import gb
 @options.command()
 @options.HW
 @options.RECIPE
-@options.stages(steps.STAGES)
+@options.stages(TRAINING_STAGES)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key; such a record is not saved.")
 @click.option("--steps", "count", default=8, show_default=True, type=WholeNumber(min=2), help="Steps after warm-up.")
 @click.option("--shape", default="hh", show_default=True, type=OneOf(["hh", "longest"]), help="Length of rows.")
@@ -61,7 +61,7 @@ def main(
         raise UserError("--save: only an unchanged recipe makes a record: leave out --set (make: SET) or --save")
     if save:
         provenance.require_committed_code()
-    record = measure(loaded, options.stages_of(loaded, stages, steps.STAGES), count, shape)
+    record = measure(loaded, options.stages_of(loaded, stages, TRAINING_STAGES), count, shape)
     if out:  # before the record is compared, which may fail
         write_json(out, record)
     problems = show(loaded, record, price)

@@ -20,13 +20,12 @@ from rlhf.files import JsonValue
 from rlhf.memory.rehearsal.short_runs import few_steps
 from rlhf.process.children import child_environment
 from rlhf.process.exhaustion import EXHAUSTED
-from rlhf.recipe import GROUPS, PinnedRecipe, StageName
+from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.run.layout import TELEMETRY
 from rlhf.run.reader import read_lines
 from rlhf.run.records import TelemetryLine
 
-STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", *GROUPS, "dpo")
 WARM_UP = 2  # steps that are not counted: they choose kernels, create optimizer states and capture graphs
 
 
@@ -59,8 +58,9 @@ def measure(
     adapters only. `shape` chooses the lengths of rows (`data.lengths`).
     """
     overrides = loaded.with_changes(few_steps(loaded.recipe, WARM_UP + steps, shape)).overrides
-    parents = {stage: {*recipes.parents(loaded.recipe, recipes.stage_name(stage))} for stage in STAGES}
-    needed = [stage for stage in STAGES if stage in stages or any(stage in parents[name] for name in stages)]
+    parents = {stage: {*recipes.parents(loaded.recipe, stage)} for stage in TRAINING_STAGES}
+    asked = [stage for stage in TRAINING_STAGES if stage in stages]
+    needed = [s for s in TRAINING_STAGES if s in asked or any(s in parents[stage] for stage in asked)]
     by_stage: dict[StageName, StageSteps] = {}
     too_large: set[StageName] = set()
     for stage in needed:

@@ -11,7 +11,7 @@ from rlhf.data.needs import check_rows
 from rlhf.memory.predict import Predictor
 from rlhf.memory.preflight import require_fit
 from rlhf.process import children, distributed, endings
-from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe import EVALUATE, PinnedRecipe, StageName
 from rlhf.run.directory import StageRun
 from rlhf.stages import runner
 from rlhf.terminal import screen
@@ -43,7 +43,7 @@ def check_chain(chain: Sequence[StageRun], preflight: bool) -> None:
 
 def stages_before(loaded: PinnedRecipe, stage: StageName, out: Path, reuse: Path | None) -> list[StageName]:
     """Return the stages to run before `stage`; before an evaluation no policy where one is trained already."""
-    if stage == "evaluate" and StageRun(out, loaded, stage, reuse).parents.trained_policies():
+    if stage == EVALUATE and StageRun(out, loaded, stage, reuse).parents.trained_policies():
         return recipes.parents(loaded.recipe, stage)
     return recipes.stages_before(loaded.recipe, stage)
 

@@ -12,6 +12,7 @@ from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
 from rlhf.cli.run_argument import RUN_AS_OPTIONS, CommandOnRun
 from rlhf.commands import chat as chatting
 from rlhf.process.libraries import quiet_libraries
+from rlhf.recipe import EVALUATE, PRETRAIN
 from rlhf.run.directory import StageRun
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
@@ -51,8 +52,8 @@ def chat(
     loaded = choice.load()
     stage = stage or chatting.first_policy(loaded.recipe)
     options = loaded.recipe.evaluate
-    run = StageRun(out, loaded, "evaluate")  # sampling is that of evaluation
-    with naming_the_run("chat", "pretrain" if stage == "base" else stage):
+    run = StageRun(out, loaded, EVALUATE)  # sampling is that of evaluation
+    with naming_the_run("chat", PRETRAIN if stage == "base" else stage):
         folder = chatting.trained_stage(run, stage)
     with quiet_libraries():
         with working(f"loading {stage}"):

@@ -8,7 +8,7 @@ from rlhf.cli import next_steps
 from rlhf.cli.recipe_options import RUN_HELP
 from rlhf.cli.typed import typed_options
 from rlhf.errors import UserError
-from rlhf.recipe import StageName
+from rlhf.recipe import EVALUATE, StageName
 from rlhf.run.finished import EvaluationMissing
 from rlhf.run.parents import ParentMissing
 
@@ -45,5 +45,5 @@ def naming_the_evaluation() -> Iterator[None]:
     try:
         yield
     except EvaluationMissing as error:
-        line = next_steps.typed_make_line(("run", "evaluate"))
+        line = next_steps.typed_make_line(("run", EVALUATE))
         raise EvaluationMissing(error.run_directory, typed_options(only=("hw", "directory", "out")), line) from error

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from rlhf.cli.typed import typed_options
-from rlhf.recipe import POLICIES, TRAINING_STAGES, Recipe, StageName, parents
+from rlhf.recipe import EVALUATE, MERGE, POLICIES, TRAINING_STAGES, Recipe, StageName, parents
 from rlhf.terminal import screen
 
 MAKE = "RLHF_MAKE"  # environment: the variables that make was given, as shell words; the Makefile's stages set it
@@ -24,12 +24,12 @@ def steps(stage: StageName, recipe: Recipe) -> list[Step]:
     """Return the commands that may follow a stage of a recipe."""
     report = (("report",), "one page about the run")
     if stage in POLICIES:
-        return [(("chat", "--stage", stage), "talk with it"), (("run", "evaluate"), "compare policies"), report]
-    if stage == "evaluate":
+        return [(("chat", "--stage", stage), "talk with it"), (("run", EVALUATE), "compare policies"), report]
+    if stage == EVALUATE:
         ab: list[Step] = [(("ab",), "rate answers blind")] if recipe.policies() else []
-        merge: list[Step] = [(("run", "merge"), "one checkpoint")] if recipe.merge else []
+        merge: list[Step] = [(("run", MERGE), "one checkpoint")] if recipe.merge else []
         return [report, *ab, *merge]
-    if stage == "merge":
+    if stage == MERGE:
         return [(("serve",), "an OpenAI-compatible address"), (("chat", "--stage", stage), "talk with it")]
     present = [name for name in TRAINING_STAGES if recipe.section(name) is not None]
     following = [name for name in present if parents(recipe, name)[-1:] == [stage]]

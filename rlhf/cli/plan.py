@@ -20,7 +20,7 @@ from rlhf.memory.fit import fit as fitting
 from rlhf.memory.fit import refuse_less_than_the_base
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.predict import Predictor, predicted_stages
-from rlhf.recipe import PRETRAIN, STAGES, TRAINING_STAGES, PinnedRecipe, StageName, shape
+from rlhf.recipe import PRETRAIN, SFT, STAGES, TRAINING_STAGES, PinnedRecipe, StageName, shape
 from rlhf.terminal.progress import working
 
 
@@ -109,7 +109,7 @@ def _show_published(loaded: PinnedRecipe, stage: StageName | None, price: float 
     """Print the published figures of a stage, or of all, beside their predictions."""
     with Predictor() as predictor, working("rehearsing the stages") as say:
         made = planning.make_plan(predictor, loaded, predicted_stages(loaded.recipe), price, say)
-        costs = strategies.costs_alone(predictor.predict, loaded, "sft", say)
+        costs = strategies.costs_alone(predictor.predict, loaded, SFT, say)
     rows = published_figures.compare(loaded, made, costs)
     tables.show_published(loaded, [row for row in rows if stage in (None, row.figure.stage)], as_json)
 

@@ -17,6 +17,7 @@ from rlhf.rating import server
 from rlhf.rating.export import export
 from rlhf.rating.pairs import PairedAnswers, pair_answers
 from rlhf.rating.summary import show_summary, summarize
+from rlhf.recipe import EVALUATE
 from rlhf.run.finished import read_manifest
 from rlhf.run.layout import SAMPLES
 from rlhf.run.named import NamedRun
@@ -157,9 +158,9 @@ def export_ratings(
 
     RUN is a run directory, <out>/<recipe>/<version>. The rows are for --data and `rlhf data check`.
     """
-    paired, samples = pair_answers(directory, a, b), directory / "evaluate" / SAMPLES
+    paired, samples = pair_answers(directory, a, b), directory / EVALUATE / SAMPLES
     refuse_inputs(to, [paired.file, samples])
-    manifest = read_manifest(directory / "evaluate")
+    manifest = read_manifest(directory / EVALUATE)
     template = manifest.settings.tokenizer.template
     exported = export(paired, samples, template, raters=raters, keep_ties=keep_ties)
     left_out = "as two rows each" if keep_ties else "left out"

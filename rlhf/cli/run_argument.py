@@ -12,7 +12,7 @@ from rlhf import recipe as recipes
 from rlhf.cli.choice import recipes_root
 from rlhf.cli.options import StrictCommand
 from rlhf.errors import OptionError
-from rlhf.recipe import POLICIES, Changes, as_yaml
+from rlhf.recipe import MERGE, POLICIES, PRETRAIN, Changes, as_yaml
 from rlhf.run.named import NamedRun, RunSettings, is_run, named_run, settings_of
 
 OF_THE_RUN = ("--hw", "--out", "--data", "--weights", "--seed")  # options whose values a run directory has
@@ -71,7 +71,7 @@ class CommandOnRun(StrictCommand):
         directory = _recipe_folder(run, made, Path(root) if root else recipes_root(), values.get("directory"))
         typed_changes = recipes.parse_overrides(values.get("changes") or ())
         changes = _not_typed(run, made.overrides, typed_changes)
-        merges = self.name == "serve" or values.get("stage") == "merge"
+        merges = self.name == "serve" or values.get("stage") == MERGE
         if merges and run.stage in POLICIES and "merge.stage" not in typed_changes:
             recipe = recipes.load(directory, made.overrides).recipe
             changes |= {"merge.stage": run.stage} if recipe.merge and recipe.merge.stage != run.stage else {}
@@ -82,7 +82,7 @@ class CommandOnRun(StrictCommand):
 
     def _stage_words(self, run: NamedRun, typed: Collection[str]) -> list[str]:
         """Return --stage of the stage whose folder was named, for a command that can have that stage."""
-        stage = "base" if run.stage == "pretrain" else run.stage
+        stage = "base" if run.stage == PRETRAIN else run.stage
         for option in (parameter for parameter in self.params if isinstance(parameter, click.Option)):
             if option.name == "stage" and "stage" not in typed and stage in getattr(option.type, "choices", ()):
                 return ["--stage", str(stage)]

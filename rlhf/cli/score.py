@@ -14,6 +14,7 @@ from rlhf.commands import score as scoring
 from rlhf.commands import score_items
 from rlhf.data.transcripts import parse_hh
 from rlhf.process.libraries import quiet_libraries
+from rlhf.recipe import RM
 from rlhf.terminal import counted, excerpt, harmless, screen, wording
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
@@ -44,7 +45,7 @@ def score(
     if to:
         refuse_inputs(to, files)
     items = score_items.read(files) if prompt is None else score_items.command_line_items(prompt, responses)
-    with naming_the_run("score", "rm"):
+    with naming_the_run("score", RM):
         stages = scoring.finished_stages(choice.load(), out)
     with quiet_libraries():
         with working("scoring"):

@@ -11,6 +11,7 @@ from rlhf.cli.options import OneOf, WholeNumber
 from rlhf.cli.recipe_options import REUSE, RUN_HELP, chooses_recipe
 from rlhf.cli.run_argument import RUN_AS_OPTIONS, CommandOnRun
 from rlhf.commands import serve as serving
+from rlhf.recipe import MERGE
 
 
 class Serve(CommandOnRun):
@@ -57,5 +58,5 @@ def serve(
     RUN is a run directory, <out>/<recipe>/<version>, or a stage's folder in it, and has all settings. Without it, name
     the recipe and its changes as for the run. Options after `--` are passed on to vLLM.
     """
-    with naming_the_run("serve", "merge"):
+    with naming_the_run("serve", MERGE):
         serving.run(choice.load(), out, engine, host, port, reuse, engine_options)

@@ -6,7 +6,7 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from rlhf.recipe import published
+from rlhf.recipe import EVALUATE, RM, published
 from rlhf.recipe.published import Verdict
 from rlhf.recipe.released import difference
 from rlhf.run.finished import totals
@@ -32,7 +32,7 @@ def summary_table(summary: Summary) -> None:
         figure, outcome = target.figure, _verdict(target.outcome)
         table.add_row(figure.title, figure.text(in_full=True), number(target.measured), outcome)
     listed = {key for target in summary.targets for key in (target.name, target.metric)}
-    is_evaluation = summary.stage == "evaluate"  # policies and reward model have tables of their own
+    is_evaluation = summary.stage == EVALUATE  # policies and reward model have tables of their own
     for name, value in summary.metrics.items():
         if name not in listed and not is_evaluation:
             table.add_row(Text(_words(name)) + _better(name), "", number(value), "")
@@ -81,14 +81,14 @@ def _side_by_side(metrics: Mapping[str, float | None]) -> None:
     columns = list(dict.fromkeys(name.partition("/")[0] for name in metrics))
     every = dict.fromkeys(name.partition("/")[2] for name in metrics if not name.startswith("rm/"))
     measures = without_ends(every)
-    policies = [column for column in columns if column != "rm"]
+    policies = [column for column in columns if column != RM]
     rows = [(_words(name), *(estimate(metrics, f"{policy}/{name}", "\n") for policy in policies)) for name in measures]
     title = "on held-out prompts" + (" (brackets: 95 %)" if len(measures) < len(every) else "")
     rows_table(title, ("", *policies), rows, numbers=True)
     of_rm = {name.removeprefix("rm/"): value for name, value in metrics.items() if name.startswith("rm/")}
     if of_rm:
         body = [(_words(name), estimate(of_rm, name)) for name in without_ends(of_rm)]
-        rows_table("reward model on held-out pairs", ("", "rm"), body, numbers=True)
+        rows_table("reward model on held-out pairs", ("", RM), body, numbers=True)
 
 
 def _changes(summary: Summary) -> str:

@@ -17,7 +17,7 @@ from rlhf.cli.summary_tables import summary_table, targets_table
 from rlhf.errors import UserError
 from rlhf.observe import tracking, watch
 from rlhf.process import children, distributed, endings, launching
-from rlhf.recipe import STAGES, StageName
+from rlhf.recipe import PRETRAIN, STAGES, StageName
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary
 from rlhf.run.named import named_run
@@ -126,7 +126,7 @@ def run(
         raise UserError(f"{error}: add --with-parents, or first run `{command_line}`") from error
     if summary is not None and not distributed.rank():
         _show_outcome(summary, result, path, restart=resume is False)
-        if stage == "pretrain" and choice.data:
+        if stage == PRETRAIN and choice.data:
             terminal.say(TRIAL_NOTE)
         if not children.part_of_command():
             finished = [s for name in STAGES if (s := read_summary(path.parent / name))]

@@ -10,19 +10,19 @@ from typing import Any, Literal
 from rlhf.data.rows import Message
 from rlhf.errors import UserError
 from rlhf.process import cuda
-from rlhf.recipe import POLICIES, PinnedRecipe, PolicyName, Recipe
+from rlhf.recipe import MERGE, POLICIES, PRETRAIN, SFT, PinnedRecipe, PolicyName, Recipe
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
 from rlhf.terminal import harmless, message_of, say
 
 ChatStage = Literal["base", "sft", PolicyName, "merge"]
-CHAT_STAGES: tuple[ChatStage, ...] = ("base", "sft", *POLICIES, "merge")
+CHAT_STAGES: tuple[ChatStage, ...] = ("base", SFT, *POLICIES, MERGE)
 HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says this again"
 
 
 def first_policy(recipe: Recipe) -> ChatStage:
     """Return the first policy that a recipe trains; SFT's if there is no other."""
-    return next(iter(recipe.policies()), "sft")
+    return next(iter(recipe.policies()), SFT)
 
 
 def trained_stage(run: StageRun, stage: ChatStage) -> Path | None:
@@ -33,7 +33,7 @@ def trained_stage(run: StageRun, stage: ChatStage) -> Path | None:
     """
     folder = None if stage == "base" else run.parents.require(stage)
     if run.loaded.recipe.pretrain:
-        run.parents.require("pretrain")
+        run.parents.require(PRETRAIN)
     return folder
 
 
@@ -54,7 +54,7 @@ class Speaker:
         self.cut = False  # whether a conversation was cut, and this was said
         device = set_up_torch(recipe)
         self.codec = load_codec(run)
-        if folder is not None and stage == "merge":
+        if folder is not None and stage == MERGE:
             self.model: Any = load_merged(folder / MODEL, device)
         else:
             self.model = load_base(run, device)

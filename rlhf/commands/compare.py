@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 from rlhf import recipe as recipes
 from rlhf import stats
 from rlhf.errors import UserError
-from rlhf.recipe import POLICIES, PolicyLabel
+from rlhf.recipe import EVALUATE, POLICIES, RM, SFT, PolicyLabel
 from rlhf.run import reader
 from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, reward_model_digest, stage_folder
 from rlhf.run.layout import MANIFEST, SAMPLES
 from rlhf.run.outcomes import Answer, Details, SampleLine
 
-COMPARED_POLICIES: tuple[PolicyLabel, ...] = (*POLICIES, "sft", "base")
+COMPARED_POLICIES: tuple[PolicyLabel, ...] = (*POLICIES, SFT, "base")
 
 
 class PolicyEvaluation(NamedTuple):
@@ -78,12 +78,12 @@ def load(run_directory: Path, stage: PolicyLabel | None = None, scored: Path | N
     --to FILE` wrote, whose scores replace the run's own. Raises UserError without a finished evaluation of that policy,
     and for scores of other answers.
     """
-    folder = run_directory / "evaluate"
+    folder = run_directory / EVALUATE
     summary, manifest = finished_evaluation(run_directory), read_manifest(folder)
     samples = _lines(folder / SAMPLES)
     stage = stage or _first_policy(samples, folder / SAMPLES)
     answers = _answers(samples, stage, folder / SAMPLES)
-    rm_summary = read_summary(stage_folder(run_directory, "rm"))
+    rm_summary = read_summary(stage_folder(run_directory, RM))
     reward_model = own_reward_model = reward_model_digest(rm_summary) if rm_summary else None
     if scored is not None:
         lines = _lines(scored)

@@ -13,7 +13,7 @@ from rlhf.commands import conditions
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.process import children
-from rlhf.recipe import STAGES, TRAINING_STAGES, PinnedRecipe, StageName, no_section, parents, published
+from rlhf.recipe import EVALUATE, STAGES, TRAINING_STAGES, PinnedRecipe, StageName, no_section, parents, published
 from rlhf.recipe.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, verdict_of
 from rlhf.run import reader
 from rlhf.run.finished import read_summary, totals
@@ -34,8 +34,8 @@ def chain(loaded: PinnedRecipe, until: Sequence[StageName]) -> list[StageName]:
 def final_stages(loaded: PinnedRecipe) -> list[StageName]:
     """Return the stages that train, and evaluate if one of the recipe's figures is about it."""
     stages: list[StageName] = [stage for stage in TRAINING_STAGES if loaded.recipe.section(stage) is not None]
-    if any(figure.stage == "evaluate" for figure in loaded.figures):
-        stages.append("evaluate")
+    if any(figure.stage == EVALUATE for figure in loaded.figures):
+        stages.append(EVALUATE)
     return stages
 
 

@@ -12,7 +12,7 @@ from rlhf.commands.score_items import Item
 from rlhf.data.rows import Message
 from rlhf.files import JsonObject, write_output
 from rlhf.process import cuda
-from rlhf.recipe import PinnedRecipe, Rm
+from rlhf.recipe import EVALUATE, PRETRAIN, RM, SFT, PinnedRecipe, Rm
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary, reward_model_digest
 
@@ -46,10 +46,10 @@ def finished_stages(loaded: PinnedRecipe, out: Path) -> Stages:
 
     Raises ParentMissing if one is not done, and UserError if it was done with other settings.
     """
-    run = StageRun(out, loaded, "evaluate")
-    rm, sft = run.parents.require("rm"), run.parents.require("sft")
+    run = StageRun(out, loaded, EVALUATE)
+    rm, sft = run.parents.require(RM), run.parents.require(SFT)
     if loaded.recipe.pretrain:
-        run.parents.require("pretrain")
+        run.parents.require(PRETRAIN)
     return Stages(run, sft, rm)
 
 

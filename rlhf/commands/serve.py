@@ -16,7 +16,7 @@ from typing import Literal, get_args
 
 from rlhf.errors import OptionError, UserError
 from rlhf.process.endings import Stopped
-from rlhf.recipe import PinnedRecipe
+from rlhf.recipe import EVALUATE, MERGE, PinnedRecipe
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
 from rlhf.run.packages import install_command
@@ -85,7 +85,7 @@ def run(
     port is taken, or if the server ends by itself.
     """
     program = vllm_program(engine, options)
-    merged = StageRun(out, loaded, "evaluate", reuse).parents.require("merge")
+    merged = StageRun(out, loaded, EVALUATE, reuse).parents.require(MERGE)
     root = merged.parents[2]
     model = str((merged / MODEL).relative_to(root))
     address = "127.0.0.1" if host == "0.0.0.0" else host

@@ -9,7 +9,7 @@ from rlhf.data.normal import normal_answer, normal_prompt
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
 from rlhf.data.transcripts import render_hh
 from rlhf.errors import UserError
-from rlhf.recipe import StageName
+from rlhf.recipe import PRETRAIN, SFT, StageName
 from rlhf.recipe.choices import Template
 
 T = TypeVar("T")
@@ -100,7 +100,7 @@ class Corpus:
         """Return plain texts for pretraining: the documents, or else every dialogue with each of its responses."""
         if self.documents.train:
             texts = self.documents.map(lambda documents: [document.text for document in documents])
-            return texts.required("pretrain", "texts")
+            return texts.required(PRETRAIN, "texts")
         if template != "hh":
             raise UserError("pretraining on dialogues needs tokenizer.template: hh")
 
@@ -111,18 +111,18 @@ class Corpus:
             ),
         )
         texts = dialogues.map(lambda rows: [f"{render_hh(prompt)} {response}" for prompt, response in rows])
-        return self._rows_with_answers(texts, "pretrain", "texts")
+        return self._rows_with_answers(texts, PRETRAIN, "texts")
 
     def demonstrations(self) -> Split[Example]:
         """Return the rows that SFT imitates: demonstrations if there are any, else the chosen side of the pairs."""
         rows_needed = "demonstrations or preference pairs"
         if self.examples.train:
-            return self._rows_with_answers(self.examples, "sft", rows_needed)
+            return self._rows_with_answers(self.examples, SFT, rows_needed)
 
         def chosen_answers(pairs: list[PreferencePair]) -> list[Example]:
             return [Example(pair.prompt, pair.chosen, pair.source) for pair in pairs]
 
-        return self._rows_with_answers(self.pairs.map(chosen_answers), "sft", rows_needed)
+        return self._rows_with_answers(self.pairs.map(chosen_answers), SFT, rows_needed)
 
     def preferences(self, stage: StageName) -> Split[PreferencePair]:
         """Return the preference pairs for `stage`. Raises UserError where there are none."""

@@ -10,7 +10,7 @@ from rlhf.data.rows import Row
 from rlhf.data.source import read_source
 from rlhf.data.split import divide, row_key
 from rlhf.errors import UserError
-from rlhf.recipe import PRETRAIN, RM, STAGE_TABLE, TRAINING_STAGES, Recipe, StageName
+from rlhf.recipe import RM, STAGE_TABLE, Recipe, StageName
 
 RowT = TypeVar("RowT", bound=Row)
 PAIRS = "preference pairs (prompt, chosen, rejected)"

@@ -8,7 +8,7 @@ from rlhf.files import JsonObject
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.plan import Plan, PlannedPhase
 from rlhf.memory.strategies import StrategyCost
-from rlhf.recipe import PinnedRecipe, StageName, published, totals
+from rlhf.recipe import MERGE, SFT, PinnedRecipe, StageName, published, totals
 from rlhf.recipe.choices import Component
 from rlhf.recipe.published import Figure, Verdict, verdict_of
 from rlhf.terminal import wording
@@ -96,9 +96,9 @@ def predicted(
         part = cast(Component, metric.removeprefix("component_gb."))  # checked when the figure was read
         return _most(stages[stage].phases, part) if stage != "all" and stage in stages else None
     if metric == "adapter_gb":
-        return _most(stages["sft"].phases, "adapters")
+        return _most(stages[SFT].phases, "adapters")
     if metric in ("base_model_gb", "merged_model_gb"):
-        return _most(stages["merge"].phases, "base")
+        return _most(stages[MERGE].phases, "base")
     if metric.startswith("effect."):
         _, strategy, quantity = metric.split(".")
         return _effect(costs, strategy, quantity)

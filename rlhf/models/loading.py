@@ -29,7 +29,7 @@ from rlhf.models.lean import limits
 from rlhf.models.nf4 import check_blocks, check_layers, keep_layout, nf4_config
 from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
 from rlhf.models.support import check_lengths, check_model, unsupported
-from rlhf.recipe import Architecture, Model, Recipe, Tokenizer, shape
+from rlhf.recipe import PRETRAIN, Architecture, Model, Recipe, Tokenizer, shape
 from rlhf.run import reader
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
@@ -47,9 +47,9 @@ def load_codec(run: StageRun) -> Codec:
     if settings.source == "words":
         assert settings.vocab_size
         return Codec(tokenize.words(settings.vocab_size), settings.template)
-    name = str(run.parents.folder("pretrain") / MODEL) if settings.source == "train" else str(settings.name)
+    name = str(run.parents.folder(PRETRAIN) / MODEL) if settings.source == "train" else str(settings.name)
     base: records.ModelConfig | None = None
-    if run.loaded.recipe.model.source in ("pretrain", "local"):  # the tokenizer's class reads it too
+    if run.loaded.recipe.model.source in (PRETRAIN, "local"):  # the tokenizer's class reads it too
         base = reader.read(Path(base_name(run)) / "config.json", records.ModelConfig)
     codec = tokenize.load(name, settings, _loading("the tokenizer", name, settings))
     entries = max(codec.tokenizer.get_vocab().values(), default=-1) + 1  # ids may have gaps
@@ -85,7 +85,7 @@ def base_name(run: StageRun) -> str:
     model = run.loaded.recipe.model
     if model.source == "random":
         return "random weights"
-    return str((run.parents.folder("pretrain") / MODEL).resolve()) if model.source == "pretrain" else str(model.name)
+    return str((run.parents.folder(PRETRAIN) / MODEL).resolve()) if model.source == PRETRAIN else str(model.name)
 
 
 def load_base(run: StageRun, device: torch.device, head: ModelHead = "lm", quantize: bool = True) -> PreTrainedModel:

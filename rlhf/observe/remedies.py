@@ -26,9 +26,8 @@ def double_rate_and_epochs(h: History) -> dict[str, float]:
 def smaller_updates(h: History) -> dict[str, float]:
     """Return the guide's remedies for divergence during PPO that the recipe does not use yet."""
     remedies = half_rate(h)
-    epochs = "num_ppo_epochs" if h.stage == "ppo" else "num_iterations"
     if h.online.passes > 2:
-        remedies[f"{h.stage}.{epochs}"] = 2
+        remedies[f"{h.stage}.{h.online.passes_key}"] = 2
     if h.online.num_mini_batches > 1:
         remedies[f"{h.stage}.num_mini_batches"] = h.online.num_mini_batches // 2
     return remedies
@@ -38,8 +37,7 @@ def more_kl(h: History) -> dict[str, float]:
     """Return twice the weight of the KL, or half the target where the weight follows one."""
     if h.online.kl_target is not None:
         return {f"{h.stage}.kl_target": h.online.kl_target / 2}
-    key = "kl_coef" if h.stage == "ppo" else "beta"
-    return {f"{h.stage}.{key}": 2 * h.online.kl_coef or 0.05}
+    return {f"{h.stage}.{h.online.kl_key}": 2 * h.online.kl_coef or 0.05}
 
 
 def stay_near_reference(h: History) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
-from rlhf.recipe import POLICIES
+from rlhf.recipe import EVALUATE, POLICIES, SFT
 from rlhf.run.finished import finished_evaluation
 from rlhf.run.layout import SAMPLES
 from rlhf.run.outcomes import SampleLine
@@ -57,7 +57,7 @@ def pair_answers(run_directory: Path, a: str | None = None, b: str | None = None
     The policies are sft and the first trained one of POLICIES by default. Raises UserError without a finished
     evaluation, without such policies, and if all answers are equal.
     """
-    folder = run_directory / "evaluate"
+    folder = run_directory / EVALUATE
     finished_evaluation(run_directory)
     rows = read_lines(folder / SAMPLES, SampleLine)
     if not rows:
@@ -74,7 +74,7 @@ def pair_answers(run_directory: Path, a: str | None = None, b: str | None = None
 
 def _policies(folder: Path, names: Sequence[str], a: str | None, b: str | None) -> tuple[str, str]:
     """Return the two policies whose answers are paired, of the `names` that have answers. Raises UserError."""
-    a = a or "sft"
+    a = a or SFT
     trained = [name for name in POLICIES if name in names and name != a]
     if b is None and not trained:
         raise UserError(

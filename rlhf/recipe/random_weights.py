@@ -3,6 +3,7 @@
 from rlhf.errors import UserError
 from rlhf.recipe.choices import LengthsShape
 from rlhf.recipe.schema import Recipe
+from rlhf.recipe.stages import PRETRAIN
 from rlhf.recipe.strict import Changes
 
 
@@ -22,7 +23,7 @@ def random_weights_changes(recipe: Recipe, pairs: int, shape: LengthsShape) -> C
         **({"model.revision": None} if recipe.model.revision else {}),
         "model.architecture.vocab_size": vocabulary,
         "tokenizer": {"source": "words", "vocab_size": vocabulary, "template": "hh"},
-        "pretrain": None,
+        PRETRAIN: None,
         "data.source": "lengths",
         **({"data.files": []} if recipe.data.files else {}),
         **{f"data.{key}": None for key in recipe.data.hub_keys()},

@@ -35,7 +35,7 @@ from rlhf.recipe.model_types import LEAN_TYPES
 from rlhf.recipe.schema_data import Data
 from rlhf.recipe.schema_model import Hardware, Lora, Model, Tokenizer
 from rlhf.recipe.schema_online import GroupOptions, Grpo, OnlineOptions, Ppo, Rloo
-from rlhf.recipe.stages import POLICIES, STAGES, TRAINING_STAGES, PolicyName, StageName, TrainingName
+from rlhf.recipe.stages import POLICIES, PRETRAIN, STAGES, TRAINING_STAGES, PolicyName, StageName, TrainingName
 from rlhf.recipe.strict import Section
 
 
@@ -204,7 +204,7 @@ class Recipe(Section):
 
     def _check_sources(self) -> None:
         """Raise ValueError unless model, tokenizer and data come from sources that belong together."""
-        if (self.model.source == "pretrain") != (self.pretrain is not None):
+        if (self.model.source == PRETRAIN) != (self.pretrain is not None):
             raise ValueError("a recipe has both model.source: pretrain and a pretrain section, or neither")
         if (self.tokenizer.source == "train") != (self.pretrain is not None):
             raise ValueError("a recipe has both tokenizer.source: train and a pretrain section, or neither")

@@ -95,6 +95,9 @@ class OnlineBase(Section):
         """Return the number of responses to each prompt in a batch."""
         return 1
 
+    passes_key: ClassVar[str]  # the key that sets `passes`
+    kl_key: ClassVar[str]  # the key that sets `kl_coef`
+
     @property
     def passes(self) -> int:
         """Return the number of passes that an update makes over a batch."""
@@ -127,6 +130,8 @@ class OnlineBase(Section):
 class Ppo(OnlineBase):
     """PPO; keys are named as in the PPOConfig of TRL 1.12."""
 
+    passes_key: ClassVar[str] = "num_ppo_epochs"
+    kl_key: ClassVar[str] = "kl_coef"
     num_ppo_epochs: Passes  # passes over a batch of responses
     value_learning_rate: Rate
     response_length: Tokens
@@ -162,6 +167,8 @@ class GroupBase(OnlineBase):
     """The keys that RLOO and GRPO share: `num_generations` responses to each prompt are compared with each other."""
 
     documented_in: ClassVar[str] = "docs/groups.md"
+    passes_key: ClassVar[str] = "num_iterations"
+    kl_key: ClassVar[str] = "beta"
     num_generations: Annotated[int, Field(ge=2, le=65_536)]  # responses to a prompt; batch_size is a multiple of it
     num_iterations: Passes = 1  # passes over a batch of responses
     max_completion_length: Tokens

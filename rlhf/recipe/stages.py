@@ -27,6 +27,7 @@ TRAINING_STAGES: tuple[TrainingName, ...] = get_args(TrainingName)  # `hardware.
 PRETRAIN: Final = "pretrain"  # a base model
 SFT: Final = "sft"  # the adapter at which policies start
 RM: Final = "rm"  # the reward model
+PPO: Final = "ppo"  # the last of the stages whose cost a published total adds up
 EVALUATE: Final = "evaluate"  # figures of all policies
 MERGE: Final = "merge"  # one checkpoint
 

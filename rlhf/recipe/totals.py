@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from rlhf.recipe.published import NOT_MEASURED, Figure, Verdict, verdict_of
-from rlhf.recipe.stages import StageName
+from rlhf.recipe.stages import PPO, RM, SFT, StageName
 
-CHAIN: tuple[StageName, ...] = ("sft", "rm", "ppo")  # the stages whose hours and cost a published total adds up
+CHAIN: tuple[StageName, ...] = (SFT, RM, PPO)  # the stages whose hours and cost a published total adds up
 
 
 class Spent(NamedTuple):

@@ -11,6 +11,7 @@ from rlhf.data.quality import check as quality
 from rlhf.data.quality import spread
 from rlhf.errors import UserError
 from rlhf.files import sha256, write_json
+from rlhf.recipe import PRETRAIN
 from rlhf.recipe.choices import DataFormat
 from rlhf.report.parts import Cell, Chart, Charts, Section, Table, Trace, table
 from rlhf.report.runs import RunRecords, suffix
@@ -83,7 +84,7 @@ def quality_of(run: RunRecords) -> Quality | str | None:
     if settings.source == "lengths":
         return None
     file = run.run_directory / "data" / "quality.json"
-    tokenizer = run.run_directory / "pretrain" / MODEL
+    tokenizer = run.run_directory / PRETRAIN / MODEL
     count, unit = (spread.tokens(tokenizer), "tokens") if tokenizer.is_dir() else (spread.words, "words")
     split = {"seed": manifest.seed, "fraction": settings.heldout_fraction}
     # What reads the data and checks it.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from rlhf.errors import UserError
 from rlhf.rating.pairs import pair_answers
 from rlhf.rating.summary import summarize
-from rlhf.recipe import ONLINE
+from rlhf.recipe import EVALUATE, ONLINE
 from rlhf.report.parts import COLOURS, Chart, Charts, Section, Table, Trace, Turn, dialogue, line, middles, table
 from rlhf.report.runs import RunRecords, check_evaluation, details, suffix
 from rlhf.run import reader
@@ -31,7 +31,7 @@ def sections_of_policies(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
     blocks = []
     for run in runs:
         check_evaluation(run)
-        metrics = run.summaries["evaluate"].metrics if "evaluate" in run.summaries else {}
+        metrics = run.summaries[EVALUATE].metrics if EVALUATE in run.summaries else {}
         names = [name.split("/", 1) for name in metrics if "/" in name and not name.startswith("rm/")]
         if not names:
             continue
@@ -109,7 +109,7 @@ def sections_of_reward_model(runs: Sequence[RunRecords], charts: Charts) -> list
         record = details(run)
         if record.reward_model is None:
             continue
-        metrics = run.summaries["evaluate"].metrics if "evaluate" in run.summaries else {}
+        metrics = run.summaries[EVALUATE].metrics if EVALUATE in run.summaries else {}
         keys = without_ends(name for name in metrics if name.startswith("rm/"))
         rows += [(run.name, key.removeprefix("rm/").replace("_", " "), estimate(metrics, key)) for key in keys]
         model_charts += _reward_model_charts(record.reward_model, suffix(run, runs), charts)
@@ -167,7 +167,7 @@ def sections_of_samples(runs: Sequence[RunRecords], charts: Charts) -> list[Sect
     total = 0
     for run in runs:
         check_evaluation(run)
-        files = [run.run_directory / stage / SAMPLES for stage in ("evaluate", *ONLINE)]
+        files = [run.run_directory / stage / SAMPLES for stage in (EVALUATE, *ONLINE)]
         rows = next((rows for file in files if (rows := reader.read_lines(file, SampleLine))), [])
         total += len(rows)
         newest_first = sorted(rows, key=lambda row: -row.step)  # of one step they keep their order

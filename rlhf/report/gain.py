@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from rlhf.recipe import POLICIES, StageName
+from rlhf.recipe import EVALUATE, POLICIES, StageName
 from rlhf.run.records import Summary
 
 Metrics = Mapping[str, float | None]
@@ -36,7 +36,7 @@ def gains_over_start(summaries: Mapping[str, Summary]) -> list[Gain]:
 
     The metric is the true reward; where it is unknown the first reward of a function, else the reward model's score.
     """
-    evaluated = summaries["evaluate"].metrics if "evaluate" in summaries else {}
+    evaluated = summaries[EVALUATE].metrics if EVALUATE in summaries else {}
     gains = []
     for stage in POLICIES:
         own = summaries[stage].metrics if stage in summaries else {}

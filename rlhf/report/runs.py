@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from rlhf.errors import UserError
-from rlhf.recipe import STAGES, StageName
+from rlhf.recipe import EVALUATE, STAGES, StageName
 from rlhf.run import reader
 from rlhf.run.finished import finished_evaluation
 from rlhf.run.layout import MANIFEST, METRICS, SUMMARY
@@ -80,13 +80,13 @@ def check_evaluation(run: RunRecords) -> None:
 
     An evaluation that is not finished is not checked: nothing says what belongs to it.
     """
-    if "evaluate" in run.summaries:
+    if EVALUATE in run.summaries:
         finished_evaluation(run.run_directory)
 
 
 def details(run: RunRecords) -> Details:
     """Return the evaluation's details.json, without content if there is none."""
-    return reader.read(run.run_directory / "evaluate" / "details.json", Details) or Details()
+    return reader.read(run.run_directory / EVALUATE / "details.json", Details) or Details()
 
 
 def suffix(run: RunRecords, runs: Sequence[RunRecords]) -> str:

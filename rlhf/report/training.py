@@ -203,7 +203,7 @@ def _predicted_memory(runs: Sequence[RunRecords], charts: Charts) -> tuple[Chart
         (stage, phase): components
         for stage, stage_phases in pinned.stages.items()
         for phase, components in stage_phases.items()
-        if phase and "/" not in phase and stage != "merge"  # merging uses the host's memory
+        if phase and "/" not in phase and not STAGE_TABLE[stage].on_host
     }
     if not phases:
         return None, False

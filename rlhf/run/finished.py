@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rlhf.errors import UserError
 from rlhf.files import read_json, replacing, sha256
-from rlhf.recipe import STAGE_TABLE, STAGES, StageName, as_yaml, default_root
+from rlhf.recipe import EVALUATE, PRETRAIN, STAGE_TABLE, STAGES, StageName, as_yaml, default_root
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.recipe.totals import compare_total
 from rlhf.run import reader, records
@@ -87,7 +87,7 @@ class EvaluationMissing(UserError):
     def __init__(self, run_directory: Path, named: Sequence[str] = (), make_line: str | None = None):
         self.run_directory = run_directory
         line = f"`{make_line}`" if make_line else _evaluation_command(run_directory, named)
-        super().__init__(f"{run_directory / 'evaluate'}: no finished evaluation; first {line}")
+        super().__init__(f"{run_directory / EVALUATE}: no finished evaluation; first {line}")
 
 
 def finished_evaluation(run_directory: Path) -> records.Summary:
@@ -95,9 +95,9 @@ def finished_evaluation(run_directory: Path) -> records.Summary:
 
     Raises EvaluationMissing unless it is finished, and UserError if it has changed since.
     """
-    if not (run_directory / "evaluate" / SUMMARY).is_file():
+    if not (run_directory / EVALUATE / SUMMARY).is_file():
         raise EvaluationMissing(run_directory)
-    return verified(run_directory, "evaluate")
+    return verified(run_directory, EVALUATE)
 
 
 def _evaluation_command(run_directory: Path, named: Sequence[str]) -> str:
@@ -107,7 +107,7 @@ def _evaluation_command(run_directory: Path, named: Sequence[str]) -> str:
         if not (folder / "recipe.yaml").is_file():
             return "`rlhf run evaluate --with-parents` with the options of the run"
         named = ("--recipe", str(folder), "--out", str(run_directory.parents[1]))
-    words = ["rlhf", "run", "evaluate", "--with-parents", *named]
+    words = ["rlhf", "run", EVALUATE, "--with-parents", *named]
     stages = [run_directory / stage for stage in STAGES if (run_directory / stage / MANIFEST).is_file()]
     newest = max(map(read_manifest, stages), key=lambda manifest: manifest.started or "", default=None)
     if newest is not None:
@@ -137,7 +137,7 @@ def check_result(path: Path, summary: records.Summary, largest: int | None = Non
 
 def result_files(path: Path) -> list[Path]:
     """Return the files in a stage's directory that hold its result."""
-    evaluation_files = (SAMPLES, "details.json") if path.name == "evaluate" else ()
+    evaluation_files = (SAMPLES, "details.json") if path.name == EVALUATE else ()
     return sorted([*_results(path), *(file for name in evaluation_files if (file := path / name).is_file())])
 
 
@@ -170,7 +170,7 @@ def follow_base(run_directory: Path, stage: StageName) -> None:
     an older version hashed the result with that path, or if the directory cannot be written.
     """
     file = run_directory / stage / ADAPTER / ADAPTER_CONFIG
-    base = (stage_folder(run_directory, "pretrain") / MODEL).resolve()
+    base = (stage_folder(run_directory, PRETRAIN) / MODEL).resolve()
     config = read_json(file)
     if config is None or not base.is_dir() or os.path.realpath(str(config.get(BASE))) == str(base):
         return

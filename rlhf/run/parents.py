@@ -7,7 +7,7 @@ from pathlib import Path
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import sha256
-from rlhf.recipe import POLICIES, PinnedRecipe, PolicyName, StageName
+from rlhf.recipe import EVALUATE, POLICIES, PinnedRecipe, PolicyName, StageName
 from rlhf.run import other_settings, records
 from rlhf.run.finished import REMADE, read_manifest, stage_folder, verified
 from rlhf.run.layout import MANIFEST, SUMMARY
@@ -69,7 +69,7 @@ class Parents:
         The trained policies are parents of an evaluation.
         """
         names = recipes.parents(self.loaded.recipe, self.stage)
-        if self.stage == "evaluate":
+        if self.stage == EVALUATE:
             names += self.trained_policies()
         summaries = {name: self.folder(name) / SUMMARY for name in names}
         return {name: sha256(summary) for name, summary in summaries.items() if summary.exists()}

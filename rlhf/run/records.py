@@ -164,7 +164,7 @@ class TokenizerSettings(Record):
 class MergeSettings(Record):
     """The keys of a recipe's merge that are read from a manifest."""
 
-    stage: StageName = "ppo"
+    stage: StageName
 
 
 class Settings(Record):

@@ -17,7 +17,17 @@ from rlhf.observe import tracking
 from rlhf.observe.watch import LiveChecks
 from rlhf.process import cuda, distributed, endings, exhaustion, meeting
 from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without_collections
-from rlhf.recipe import MODEL_REWARD, STAGE_TABLE, Evaluate, GroupOptions, PinnedRecipe, StageName, no_section, parents
+from rlhf.recipe import (
+    EVALUATE,
+    MODEL_REWARD,
+    STAGE_TABLE,
+    Evaluate,
+    GroupOptions,
+    PinnedRecipe,
+    StageName,
+    no_section,
+    parents,
+)
 from rlhf.run.checkpoints import checkpoint_step
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import follow_base, verified
@@ -129,7 +139,7 @@ def _check_parents(run: StageRun) -> None:
     needed = parents(run.loaded.recipe, run.stage)
     for parent in needed:
         run.parents.require(parent)
-    policies = run.parents.trained_policies() if run.stage == "evaluate" else []
+    policies = run.parents.trained_policies() if run.stage == EVALUATE else []
     for policy in policies:
         verified(run.parents.folder(policy).parent, policy)
     for finished in (*needed, *policies) if run.is_main else ():
@@ -238,7 +248,7 @@ def _way_out(run: StageRun, error: BaseException) -> str:
             "settings that fit, and nvidia-smi shows who else is on the card"
         )
     options = run.loaded.recipe.section(run.stage)
-    keys = ("batch_size",) if run.stage == "evaluate" else ("per_device_train_batch_size", "rollout_batch_size")
+    keys = ("batch_size",) if run.stage == EVALUATE else ("per_device_train_batch_size", "rollout_batch_size")
     values = {key: getattr(options, key, None) for key in keys}
     sizes = [f"{run.stage}.{key} (now {value})" for key, value in values.items() if value]
     smaller = f", or try a smaller {' and '.join(sizes)}" if sizes else ""

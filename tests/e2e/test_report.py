@@ -19,7 +19,7 @@ from rlhf.evaluation.reward_model import reward_model_figures
 from rlhf.files import write_json
 from rlhf.rating import store
 from rlhf.rating.pairs import pair_answers
-from rlhf.recipe import ONLINE, StageName, published
+from rlhf.recipe import ONLINE, STAGE_TABLE, StageName, published
 from rlhf.report import RunRecords, gain, overview, tables, training
 from rlhf.report.evaluation import OPEN, Samples, sections_of_policies, sections_of_reward_model, sections_of_samples
 from rlhf.report.page import render

@@ -24,7 +24,7 @@ from rlhf.memory import projection, published_figures
 from rlhf.memory.phases import PredictedPhase, PredictedStage, PredictionError, Work
 from rlhf.memory.strategies import StrategyCost, one_by_one
 from rlhf.process.exhaustion import EXHAUSTED
-from rlhf.recipe import Ppo, StageName
+from rlhf.recipe import TRAINING_STAGES, Ppo, StageName
 from rlhf.run.records import Code
 from tests.helpers import RECIPE, noted
 
@@ -566,7 +566,7 @@ def test_a_prediction_that_is_missing_or_damaged_is_named(tmp_path):
 
 def test_stages_are_those_of_the_recipe_unless_some_are_chosen():
     groups = recipe.load(ROOT / "recipes/cpu-tiny-groups/v1")
-    assert options.stages_of(groups, (), steps.STAGES) == ["sft", "rm", "ppo", "rloo", "grpo", "dpo"]
-    assert options.stages_of(groups, ("grpo", "sft"), steps.STAGES) == ["sft", "grpo"]
+    assert options.stages_of(groups, (), TRAINING_STAGES) == ["sft", "rm", "ppo", "rloo", "grpo", "dpo"]
+    assert options.stages_of(groups, ("grpo", "sft"), TRAINING_STAGES) == ["sft", "grpo"]
     with pytest.raises(UserError, match=r"--stage grpo: .*cpu-tiny/v2 has no section grpo"):
-        options.stages_of(recipe.load(RECIPE.parents[1] / "cpu-tiny/v2"), ("grpo",), steps.STAGES)
+        options.stages_of(recipe.load(RECIPE.parents[1] / "cpu-tiny/v2"), ("grpo",), TRAINING_STAGES)

@@ -11,6 +11,7 @@ import pytest
 from rlhf import recipe
 from rlhf.observe import remedies, signs, watch
 from rlhf.observe.history import FEW, History
+from rlhf.recipe import STAGE_TABLE, StageName
 from tests.helpers import RECIPE, grouped, small
 
 ROWS = 2 * FEW

@@ -9,7 +9,7 @@ from rlhf.memory.rehearsal.operations import META
 from rlhf.models.adapters import new_adapter, save_adapter
 from rlhf.models.loading import load_base
 from rlhf.models.weights import SCORE_WEIGHT
-from rlhf.recipe import StageName
+from rlhf.recipe import RM, StageName
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER, ADAPTER_FILE, SUMMARY
 
@@ -23,7 +23,7 @@ def write_adapters(run: StageRun, stages: Iterable[StageName]) -> None:
     for stage in stages:
         folder = run.run_directory / stage / ADAPTER
         save_adapter(model, run, folder)
-        if stage == "rm":
+        if stage == RM:
             file = folder / ADAPTER_FILE
             head = torch.zeros(1, model.config.hidden_size)
             save_file(load_file(file) | {SCORE_WEIGHT: head}, file, {"format": "pt"})

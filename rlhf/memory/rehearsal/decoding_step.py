@@ -29,7 +29,7 @@ from rlhf.memory.rehearsal.short_runs import rehearsal_changes
 from rlhf.models.loading import load_base, load_codec
 from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import OnlineOptions, PinnedRecipe, Ppo, SharedRole
+from rlhf.recipe import SFT, OnlineOptions, PinnedRecipe, Ppo, SharedRole
 from rlhf.recipe.choices import Device
 from rlhf.rollout.library_decoding import LibraryDecoding, fast_layers
 from rlhf.run.directory import StageRun
@@ -120,8 +120,8 @@ def step(
 
 def _roles(run: StageRun, options: OnlineOptions) -> SharedBase:
     """Return the roles that sample, over one base on the stand-in device, from new adapters; with any head on them."""
-    policy = run.run_directory / "sft"
-    write_adapters(run, ("sft",))
+    policy = run.run_directory / SFT
+    write_adapters(run, (SFT,))
     shared = SharedBase(load_base(run, META), {"policy": policy, "reference": policy}, trainable=("policy",))
     if isinstance(options, Ppo) and options.value_model == "head":
         shared.add_value_head()

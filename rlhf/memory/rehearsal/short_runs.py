@@ -16,6 +16,7 @@ from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.memory.phases import DEPTHS, MOST_REPEATS, STEPS
 from rlhf.recipe import (
+    EVALUATE,
     Architecture,
     Changes,
     Dialogues,
@@ -60,7 +61,7 @@ def rehearsal_changes(recipe: Recipe, layers: int | None) -> Changes:
         **_shallow(architecture, layers or architecture.num_hidden_layers),
     }
     for stage, options in recipe.online().items():
-        changes[f"{stage}.{'num_ppo_epochs' if stage == 'ppo' else 'num_iterations'}"] = 1
+        changes[f"{stage}.{options.passes_key}"] = 1
         changes[f"{stage}.normalize_scores"] = options.normalize_scores
         changes[f"{stage}.norm_responses"] = 2  # one batch of rollouts
     for stage, supervised in recipe.dialogues().items():
@@ -228,7 +229,7 @@ class ShortRuns(ABC, Generic[PeakT]):
         changed = loaded.with_changes(rehearsal_changes(loaded.recipe, self.layers))
         model_hash = recipes.content_hash(changed.recipe.model_dump(mode="json", include={"model", "lora"}))
         folder = Path(self._folder.name) / model_hash[:12]
-        policies = changed.recipe.policies() if stage == "evaluate" else []  # it measures all that are there
+        policies = changed.recipe.policies() if stage == EVALUATE else []  # it measures all that are there
         needed = dict.fromkeys((*recipes.parents(changed.recipe, recipes.stage_name(stage)), *policies))
         owner = f"{changed.name} {changed.version} {model_hash}"
         missing = [name for name in needed if (name, owner) not in self._finished]
