@@ -27,7 +27,7 @@ from rlhf.data import formats, raw
 from rlhf.data.labels import label_of
 from rlhf.data.messages import has_value, quoted_keys
 from rlhf.data.normal import normal_prompt
-from rlhf.data.parsing import OtherKind, is_labelled, kind_of, parse_row, row_object
+from rlhf.data.parsing import OtherKind, kind_of, parse_row, row_object
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, LeftOut, Message, PreferencePair, Row
 from rlhf.data.verdicts import compared, preference
@@ -128,7 +128,9 @@ def _plain(row: Row) -> dict[str, object]:
             {} if row.margin is None else {"margin": row.margin}
         )
     prompt, before = _split(row.prompt)
-    response = {"completion": _answer(before, row.response)} if isinstance(row, Example) else {}
+    response: dict[str, object] = {"completion": _answer(before, row.response)} if isinstance(row, Example) else {}
+    if isinstance(row, Example) and row.good is not None:
+        response["label"] = row.good
     return {"prompt": prompt, **response, **({} if row.right_answer is None else {"answer": row.right_answer})}
 
 
@@ -177,9 +179,9 @@ def _holds_labelled(rows: Iterable[RawRow]) -> bool:
     """Return whether answers are labelled one by one; some of them may lack their label."""
     for _, row in rows:
         if isinstance(row, dict) and (kind := kind_of(row)) is not None:
-            if kind != "completion":
+            if kind not in ("completion", "labelled"):
                 return False
-            if is_labelled(row):
+            if kind == "labelled":
                 return True
     return False
 
@@ -257,7 +259,7 @@ def _pair_labelled(
 
 def _labelled(row: dict[str, object], source: str, kind: DataFormat) -> Row | LeftOut:
     """Return the example of a labelled answer, or why it is left out. Raises Malformed, also where a column is lost."""
-    if not is_labelled(row):
+    if kind_of(row) != "labelled":
         raise Malformed("no 'prompt' with a 'label' of true or false, as other rows of the file have them")
     if has_value(row.get("completion")) and has_value(row.get("response")):
         raise Malformed("answers under 'completion' and 'response'; take one out")

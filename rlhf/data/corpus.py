@@ -15,6 +15,8 @@ from rlhf.recipe.choices import Template
 T = TypeVar("T")
 U = TypeVar("U")
 Prompt = tuple[Message, ...]
+PAIRS = "preference pairs (prompt, chosen, rejected)"
+JUDGED = "labelled answers (prompt, completion, label) or preference pairs"
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,9 @@ class Corpus:
     def demonstrations(self) -> Split[Example]:
         """Return the rows that SFT imitates: demonstrations if there are any, else the chosen side of the pairs."""
         rows_needed = "demonstrations or preference pairs"
-        if self.examples.train:
-            return self._rows_with_answers(self.examples, SFT, rows_needed)
+        examples = self.examples.only(lambda example: example.good is not False)
+        if examples.train:
+            return self._rows_with_answers(examples, SFT, rows_needed)
 
         def chosen_answers(pairs: list[PreferencePair]) -> list[Example]:
             return [Example(pair.prompt, pair.chosen, pair.source) for pair in pairs]
@@ -126,7 +129,24 @@ class Corpus:
 
     def preferences(self, stage: StageName) -> Split[PreferencePair]:
         """Return the preference pairs for `stage`. Raises UserError where there are none."""
-        return self._rows_with_answers(self.pairs, stage, "preference pairs (prompt, chosen, rejected)")
+        return self._rows_with_answers(self.pairs, stage, PAIRS)
+
+    def judged(self, stage: StageName) -> Split[Example]:
+        """Return the answers that are labelled good or bad; without any, both sides of each pair.
+
+        Raises UserError where there are none.
+        """
+
+        def sides(pairs: list[PreferencePair]) -> list[Example]:
+            return [
+                Example(pair.prompt, text, pair.source, good=good)
+                for pair in pairs
+                for text, good in ((pair.chosen, True), (pair.rejected, False))
+            ]
+
+        labelled = self.examples.only(lambda example: example.good is not None)
+        rows = labelled if labelled.train else self.pairs.map(sides)
+        return self._rows_with_answers(rows, stage, JUDGED)
 
     def _rows_with_answers(self, rows: Split[T], stage: StageName, rows_needed: str) -> Split[T]:
         """Return the rows from which a stage learns answers.

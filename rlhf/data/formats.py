@@ -311,6 +311,8 @@ class _Reader:
             raise _unknown_columns(row)
         if row_kind == "completion" and (label := unclear_label(row)):
             raise _unclear(label)
+        if kind == "completion" and row_kind == "labelled":
+            return kind  # whose parser refuses it
         if row_kind not in (None, kind):
             raise OtherKind(
                 f"one {row_kind} row among {kind} rows, which have {', '.join(KEYS[kind])}; "

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from rlhf.data.corpus import Corpus, Split
+from rlhf.data.corpus import JUDGED, PAIRS, Corpus, Split
 from rlhf.data.formats import ParsedRows
 from rlhf.data.rows import Row
 from rlhf.data.source import read_source
@@ -13,7 +13,6 @@ from rlhf.errors import UserError
 from rlhf.recipe import RM, STAGE_TABLE, Recipe, StageName
 
 RowT = TypeVar("RowT", bound=Row)
-PAIRS = "preference pairs (prompt, chosen, rejected)"
 
 
 class Need(NamedTuple):
@@ -59,6 +58,8 @@ def needs(corpus: Corpus, stages: Iterable[StageName]) -> list[Need]:
 
 def _need(corpus: Corpus, stage: StageName) -> Need:
     examples, pairs = _counts(corpus.examples), _counts(corpus.pairs)
+    imitated = _counts(corpus.examples.only(lambda example: example.good is not False))
+    judged = _counts(corpus.examples.only(lambda example: example.good is not None))
     row = STAGE_TABLE[stage]
     match row.rows:
         case "texts":
@@ -67,8 +68,10 @@ def _need(corpus: Corpus, stage: StageName) -> Need:
         case "pairs":
             return Need(stage, PAIRS, *pairs)
         case "demonstrations":
-            rows, name = (examples, "demonstrations") if examples[0] else (pairs, "demonstrations or preference pairs")
+            rows, name = (imitated, "demonstrations") if imitated[0] else (pairs, "demonstrations or preference pairs")
             return Need(stage, name, *(rows if row.chooses else rows[:2]))
+        case "judged":
+            return Need(stage, JUDGED, *(judged if judged[0] else pairs))
         case "prompts":
             train, heldout, validation = _sum(examples, pairs, _counts(corpus.bare_prompts))
             return Need(stage, "rows with a prompt", train, heldout, validation if row.chooses else None)

@@ -8,6 +8,7 @@ Eight kinds of rows are known. The first row of a file decides its kind, unless 
     preference    {"prompt", "chosen", "rejected"}: text or lists of messages; lists that hold the whole
                   conversation need no prompt               -> PreferencePair
     completion    {"prompt", "completion" or "response", "answer"?}: text or lists of messages; the answer as below
+    labelled      a completion row with "label", true or false: an answer that is judged by itself (KTO)
                                                             -> Example
     question      {"question", "answer"}: text, a worked answer; rewards compare responses with the same answer
                                                             -> Example
@@ -71,7 +72,7 @@ class _Untrained(Exception):
 
 
 class LabelledAnswer(WrongColumns):
-    """An answer that is labelled good or bad by itself (KTO), which is no demonstration."""
+    """An answer that is labelled good or bad by itself (KTO) in a file of answers to imitate."""
 
 
 def kind_of(row: dict[str, object]) -> RowKind | None:
@@ -100,7 +101,7 @@ def _kind_of_keys(keys: Collection[str], row: dict[str, object]) -> RowKind | No
     if "messages" in keys or "conversations" in keys:
         return "messages"
     if "prompt" in keys and ("completion" in keys or "response" in keys):
-        return "completion"
+        return "completion" if label_of(row) is None else "labelled"
     return "text" if "text" in keys else None
 
 
@@ -141,6 +142,8 @@ def _parse_row(row: dict[str, object], kind: RowKind, source: str) -> Row | Left
         return _conversation(row, source)
     if kind == "completion":
         return _completion(row, source)
+    if kind == "labelled":
+        return _labelled(row, source)
     if kind == "question":
         return _question(row, source)
     if kind == "prompt":
@@ -170,17 +173,21 @@ def _conversation(row: dict[str, object], source: str) -> Example | LeftOut:
     return _example(prompt, response, source)
 
 
-def is_labelled(row: dict[str, object]) -> bool:
-    """Return whether a row is an answer that is labelled good or bad by itself."""
-    return kind_of(row) == "completion" and label_of(row) is not None
+def _labelled(row: dict[str, object], source: str) -> Example | LeftOut:
+    """Return the example of an answer with its label, or why it is left out. Raises Malformed."""
+    good = label_of(row)
+    if good is None:
+        raise Malformed(f"'label' is {str(_field(row, 'label', 'labelled'))[:40]!r}; it must be true or false")
+    example = _completion({**row, "label": None}, source)
+    return replace(example, good=good) if isinstance(example, Example) else example
 
 
 def _completion(row: dict[str, object], source: str) -> Example | LeftOut:
     """Return the example of a prompt and its response, or why it is left out. Raises Malformed."""
     if label_of(row) is not None:
         raise LabelledAnswer(
-            "an answer that is labelled good or bad by itself (KTO), and no pair of answers; `rlhf data convert FILE "
-            "--to pairs.jsonl` pairs good and bad answers to the same prompt"
+            "an answer that is labelled good or bad by itself (KTO), among answers without a label, which may be bad "
+            "ones too: label all of them, or none"
         )
     row_prompt = _prompt(_field(row, "prompt", "completion"))
     key = either(row, "completion", "response")

@@ -24,12 +24,16 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt and the response to imitate; `right_answer` is what rewards compare a response with, where known."""
+    """A prompt and the response to imitate; `right_answer` is what rewards compare a response with, where known.
+
+    `good` is the label of a response that was judged by itself (KTO), None without one. A bad one is not imitated.
+    """
 
     prompt: tuple[Message, ...]
     response: str
     source: str
     right_answer: str | None = None
+    good: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

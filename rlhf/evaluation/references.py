@@ -33,7 +33,8 @@ def answers(corpus: Corpus, prompts: Sequence[Prompt], samples_per_prompt: int) 
     for pair in corpus.pairs.test:
         references.setdefault(pair.prompt, (pair.chosen, pair.rejected))
     for example in corpus.examples.test:
-        references.setdefault(example.prompt, (example.response, None))
+        if example.good is not False:
+            references.setdefault(example.prompt, (example.response, None))
     return [references.get(prompt) for prompt in prompts for _ in range(samples_per_prompt)]
 
 

@@ -50,7 +50,7 @@ class Stage:
     title: str  # in tables and pictures
     place: tuple[int, int]  # column and row in a report's picture, which is narrow enough for a phone
     parents: tuple[StageName, ...] = ()  # whose results it reads, as far as the recipe has them; theirs come with them
-    rows: Literal["texts", "demonstrations", "pairs", "prompts"]  # what it learns from, or looks at
+    rows: Literal["texts", "demonstrations", "pairs", "judged", "prompts"]  # what it learns from, or looks at
     chooses: bool = True  # validation rows choose its checkpoints, where the data set some apart
     module: str | None = None  # of rlhf.stages; None: named as the stage
     also_decided_by: tuple[str, ...] = ()  # sections of the recipe beside its own and its parents'

@@ -190,8 +190,7 @@ def test_labelled_answers_become_pairs(tmp_path):
     table.write_text("prompt,completion,label\nA?,a1,True\nA?,a2,false\n")
     (pair,) = convert.convert([table], {}).rows.pairs
     assert (pair.chosen, pair.rejected) == ("a1", "a2")
-    with pytest.raises(UserError, match="labelled good or bad by itself"):
-        formats.read([table])
+    assert [row.good for row in formats.read([table]).examples] == [True, False]
     listed = convert.convert([write(tmp_path / "again.jsonl", *rows), table], {})
     assert [pairing.in_words().split("/")[-1] for pairing in listed.pairings] == [
         "again.jsonl: 4 answers: 1 pair, 2 answers without a partner",

@@ -239,11 +239,19 @@ def test_a_completion_that_brings_another_conversation_is_refused(write):
 
 
 @pytest.mark.parametrize("label", [True, False, 1, 0, 1.0, 0.0, "True", "0", "1.0", "0.0"])
-def test_labelled_answers_are_refused_with_the_way_to_pair_them(write, label):
-    message = refusal([write("kto.jsonl", lines({**COMPLETION, "label": label}))])
-    assert message.startswith("kto.jsonl:1: an answer that is labelled good or bad by itself (KTO)")
-    assert "data.format" not in message, "it would not help"
-    assert "rlhf data convert FILE --to pairs.jsonl" in message
+def test_labelled_answers_keep_their_label(write, label):
+    file = write("kto.jsonl", lines({**COMPLETION, "label": label}))
+    (example,) = read([file]).examples
+    assert example.good is (str(label).lower() in ("true", "1", "1.0"))
+    assert read([file], kind="labelled").examples == (example,)
+
+
+@pytest.mark.parametrize("missing", [{"label": None}, {"label": "good"}, {}])
+def test_an_answer_without_a_label_among_labelled_ones_is_a_bad_row(write, missing):
+    rows = lines(COMPLETION | {"label": True}, COMPLETION | missing, COMPLETION | {"label": False})
+    assert refusal([write("a.jsonl", rows)]).startswith("a.jsonl:2: ")
+    assert [row.good for row in read([write("b.jsonl", rows)], on_bad_row="skip").examples] == [True, False]
+    assert "'label'" in refusal([write("c.jsonl", rows)], kind="labelled")
 
 
 @pytest.mark.parametrize("missing", [{"label": None}, {"label": ""}, {"label": float("nan")}, {}])
@@ -253,7 +261,7 @@ def test_answers_without_a_label_among_labelled_ones_are_no_demonstrations(write
     unlabelled, labelled = COMPLETION | missing, COMPLETION | {"label": False}
     message = refusal([write("kto.jsonl", lines(*[unlabelled] * 6, *[labelled] * 4))], on_bad_row=on_bad_row)
     assert message.startswith("kto.jsonl:7: an answer that is labelled good or bad by itself (KTO)")
-    assert message.endswith("pairs good and bad answers to the same prompt"), "to leave out bad rows would not help"
+    assert message.endswith("label all of them, or none"), "to leave out bad rows would not help"
     assert len(read([write("none.jsonl", lines(unlabelled, unlabelled))]).examples) == 2, "nobody has labelled these"
 
 
