@@ -17,7 +17,7 @@ from rlhf.rating import server
 from rlhf.rating.export import export
 from rlhf.rating.pairs import PairedAnswers, pair_answers
 from rlhf.rating.summary import show_summary, summarize
-from rlhf.recipe import EVALUATE
+from rlhf.recipe import EVALUATE, POLICIES
 from rlhf.run.finished import read_manifest
 from rlhf.run.layout import SAMPLES
 from rlhf.run.named import NamedRun
@@ -144,7 +144,7 @@ def ratings_group() -> None:
 @click.option(
     "--b",
     metavar="POLICY",
-    help="Policy whose wins were counted. [default: the first of ppo, rloo, grpo, dpo that was trained]",
+    help=f"Policy whose wins were counted. [default: the first of {', '.join(POLICIES)} that was trained]",
 )
 @click.option("--rater", "raters", multiple=True, metavar="NAME", help="Count only this rater. May be repeated.")
 @click.option(

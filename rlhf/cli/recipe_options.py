@@ -12,7 +12,7 @@ from rlhf import recipe as recipes
 from rlhf.cli.choice import RECIPE_ROOT, Choice, recipes_root
 from rlhf.cli.options import SEED, RunsFolder, WholeNumber, existing_root
 from rlhf.cli.run_argument import RUN
-from rlhf.recipe import Recipe
+from rlhf.recipe import POLICIES, Recipe
 from rlhf.recipe.strict import dotted_keys
 
 Command = Callable[..., None]
@@ -135,7 +135,7 @@ def pair_options(command: Command) -> Command:
         click.option(
             "--b",
             metavar="POLICY",
-            help="Policy whose wins are counted. [default: the first of ppo, rloo, grpo, dpo that was trained]",
+            help=f"Policy whose wins are counted. [default: the first of {', '.join(POLICIES)} that was trained]",
         ),
         click.option("--limit", type=WholeNumber(min=1), metavar="N", help="Rate only the first N pairs."),
     )

@@ -37,7 +37,15 @@ TRIAL_NOTE = (
 DATA_HELP = "Train on this file instead of the recipe's data; after STAGE, more files may follow it. May be repeated."
 
 
-@click.command(cls=CommandOnRun)
+HELP = f"""Run one stage of a recipe.
+
+STAGE is {", ".join(STAGES[:-1])} or {STAGES[-1]}. The stages that it builds on must be finished; the option
+--with-parents runs them first. RUN is a run directory, <out>/<recipe>/<version>, or a stage's folder in it: this stage
+is run there, with that run's settings.
+"""
+
+
+@click.command(cls=CommandOnRun, help=HELP)
 @click.argument("stage", type=OneOf(STAGES), metavar="STAGE")
 @click.argument("more_data", nargs=-1, metavar="[RUN]")  # further files in `--data a.jsonl b.jsonl`
 @chooses_recipe(**TRAINING_HELP | {"data": DATA_HELP}, seed="Seed to use instead of the recipe's.", out=True)
@@ -86,12 +94,7 @@ def run(
     preflight: bool,
     price: float | None,
 ) -> None:
-    """Run one stage of a recipe.
-
-    STAGE is pretrain, sft, rm, ppo, rloo, grpo, dpo, evaluate or merge. The stages that it builds on must be finished;
-    the option --with-parents runs them first. RUN is a run directory, <out>/<recipe>/<version>, or a stage's folder in
-    it: this stage is run there, with that run's settings.
-    """
+    """Run one stage; `HELP` says how."""
     _check_files_follow_data(choice, more_data)
     loaded = choice.load(more_data)
     if if_needed and loaded.recipe.section(stage) is None:

@@ -1,0 +1,91 @@
+"""Another stage, added to a copy of the package as docs/extend.md says: plan, run, report and help know it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.helpers import RECIPE, SMALL
+
+PACKAGE = Path(__file__).parents[2] / "rlhf"
+NAMES = ("StageName", "TrainingName", "PolicyName")
+ROW = """    "again": Stage(
+        title="DPO again",
+        place=(1, 5),
+        parents=("sft",),
+        rows="pairs",
+        also_decided_by=("evaluate",),
+        divided=("train",),
+        samples="all",
+        checks=_LOSS_CHECKS,
+        curves=(_LOSS_OF_PAIRS,),
+    ),
+"""
+
+
+def edit(file: Path, *changes: tuple[str, str]) -> None:
+    """Replace the first match of each pattern in a file."""
+    text = file.read_text()
+    for pattern, new in changes:
+        text, count = re.subn(pattern, new, text, count=1)
+        assert count == 1, f"{file}: {pattern}"
+    file.write_text(text)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package with a stage more, and a recipe that has it."""
+    root = tmp_path_factory.mktemp("copy")
+    shutil.copytree(PACKAGE, root / "rlhf", ignore=shutil.ignore_patterns("__pycache__"))
+    names = [(rf'({name} = Literal\[[^]]*"dpo")', r'\1, "again"') for name in NAMES]
+    edit(root / "rlhf/recipe/stages.py", *names, (r'    "evaluate": Stage\(', ROW + r'    "evaluate": Stage('))
+    edit(
+        root / "rlhf/recipe/schema.py",
+        (r"\nclass Evaluate\(", '\nclass Again(Dpo):\n    """The keys of DPO."""\n\n\nclass Evaluate('),
+        (r"(    dpo: Dpo \| None = None\n)", r"\1    again: Again | None = None\n"),
+    )
+    stage = (
+        (root / "rlhf/stages/dpo.py").read_text().replace('"dpo"', '"again"').replace("options(Dpo)", "options(Again)")
+    )
+    (root / "rlhf/stages/again.py").write_text(stage + "\nfrom rlhf.recipe.schema import Again  # noqa: E402\n")
+    folder = root / "recipes/again/v1"
+    folder.mkdir(parents=True)
+    recipe = yaml.safe_load((RECIPE / "recipe.yaml").read_text())
+    for key, value in SMALL.items():
+        *sections, name = key.split(".")
+        section = recipe
+        for part in sections:
+            section = section[part]
+        section[name] = value
+    recipe |= {"again": recipe.pop("dpo"), "status": "draft", "default": False}
+    for stage in ("rm", "ppo", "merge"):
+        del recipe[stage]
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return root
+
+
+def rlhf(copy: Path, *words: str) -> str:
+    """What `rlhf` of the copy prints."""
+    environment = os.environ | {"PYTHONPATH": str(copy), "COLUMNS": "160"}
+    command = [sys.executable, "-m", "rlhf", *words]
+    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_stage_of_ones_own_runs_like_the_others(copy):
+    where = ("--recipe", "recipes/again/v1")
+    assert "again" in rlhf(copy, "run", "--help")
+    assert re.search(r"│ again +│", rlhf(copy, "plan", *where))
+    printed = rlhf(copy, "run", "again", "--with-parents", *where)
+    assert "written to runs/again/v1/again" in printed
+    assert (copy / "runs/again/v1/again/adapter/adapter_model.safetensors").is_file()
+    assert "again: " in rlhf(copy, "run", "evaluate", "--with-parents", *where)
+    rlhf(copy, "report", *where)
+    page = (copy / "runs/again/v1/report.html").read_text()
+    assert ("DPO again" in page and "again, seed 0" in page) or "DPO again" in page
