@@ -37,7 +37,7 @@ class Stages(NamedTuple):
     """The run whose reward model scores, and the directories of its finished stages."""
 
     run: StageRun
-    sft: Path
+    sft: Path | None  # None in a recipe without SFT
     rm: Path
 
 
@@ -47,7 +47,8 @@ def finished_stages(loaded: PinnedRecipe, out: Path) -> Stages:
     Raises ParentMissing if one is not done, and UserError if it was done with other settings.
     """
     run = StageRun(out, loaded, "evaluate")
-    rm, sft = run.parents.require("rm"), run.parents.require("sft")
+    rm = run.parents.require("rm")
+    sft = run.parents.require("sft") if loaded.recipe.sft else None
     if loaded.recipe.pretrain:
         run.parents.require("pretrain")
     return Stages(run, sft, rm)

@@ -65,12 +65,12 @@ def _need(corpus: Corpus, stage: StageName) -> Need:
             return Need(stage, "texts", *(_counts(corpus.documents)[:2] if corpus.documents.train else dialogues))
         case "rm" | "dpo":
             return Need(stage, PAIRS, *pairs)
-        case "sft" | "merge":
+        case "sft":
             rows, name = (examples, "demonstrations") if examples[0] else (pairs, "demonstrations or preference pairs")
-            return Need(stage, name, *(rows if stage == "sft" else rows[:2]))
+            return Need(stage, name, *rows)
         case _:
             train, heldout, validation = _sum(examples, pairs, _counts(corpus.bare_prompts))
-            chooses = stage != "evaluate"
+            chooses = stage not in ("evaluate", "merge")
             return Need(stage, "rows with a prompt", train, heldout, validation if chooses else None)
 
 

@@ -7,7 +7,7 @@ from rlhf.recipe import published, totals
 from rlhf.recipe.names import ONLINE, POLICIES, STAGES, StageName
 from rlhf.recipe.published import Figure
 from rlhf.recipe.schema import Recipe
-from rlhf.recipe.schema_online import GroupOptions
+from rlhf.recipe.schema_online import OnlineOptions
 
 _PARENTS: dict[StageName, tuple[StageName, ...]] = {
     "pretrain": (),
@@ -26,7 +26,7 @@ def parents(recipe: Recipe, stage: StageName) -> list[StageName]:
     if stage == "merge" and recipe.merge is not None:
         needed |= {recipe.merge.stage, *parents(recipe, recipe.merge.stage)}
     section = recipe.section(stage)
-    if isinstance(section, GroupOptions) and not section.model_scores:
+    if isinstance(section, OnlineOptions) and not section.model_scores:
         needed.discard("rm")
     return [name for name in STAGES if name in needed and recipe.section(name) is not None]
 
@@ -59,6 +59,8 @@ def deciding_settings(recipe: Recipe, stage: StageName) -> JsonObject:
         relevant["lora"].pop("layers")  # runs from before this key lack it
     for name in (name for name in ONLINE if relevant.get(name)):
         relevant[name]["vllm_url"] = relevant[name]["vllm_url"] is not None  # the server's address decides nothing
+    if stage == "ppo" and recipe.ppo is not None and not recipe.ppo.sums_rewards:
+        del relevant["ppo"]["reward_funcs"], relevant["ppo"]["reward_weights"]  # runs from before these keys lack them
     return relevant
 
 

@@ -9,14 +9,16 @@ StageName = Literal["pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "eval
 OnlineName = Literal["ppo", "rloo", "grpo"]  # stages that learn from their own samples
 GroupName = Literal["rloo", "grpo"]  # those of them that compare several responses to a prompt
 TrainingName = Literal["sft", "rm", "ppo", "rloo", "grpo", "dpo"]  # stages that train an adapter
-PolicyName = Literal["ppo", "rloo", "grpo", "dpo"]  # stages whose policy is compared with SFT
-PolicyLabel = Literal["base", "sft"] | PolicyName  # what an evaluation measures
+PolicyName = Literal["ppo", "rloo", "grpo", "dpo"]  # stages whose policy is compared with where it started
+PolicyStart = Literal["sft", "base"]  # where policies start: SFT's adapter, or the base without one
+PolicyLabel = PolicyStart | PolicyName  # what an evaluation measures
 SharedRole = Literal["policy", "reference", "reward", "value", "base"]  # base: without an adapter
 Role = SharedRole | PolicyName  # in an evaluation each policy has a role too
 
 STAGES: tuple[StageName, ...] = get_args(StageName)
 ONLINE: tuple[OnlineName, ...] = get_args(OnlineName)
 GROUPS: tuple[GroupName, ...] = get_args(GroupName)
+STARTS: tuple[PolicyStart, ...] = get_args(PolicyStart)
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 TRAINING_STAGES: tuple[TrainingName, ...] = get_args(TrainingName)  # `hardware.count` processes share one of them
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from rlhf.errors import UserError
 from rlhf.rating.pairs import turns
+from rlhf.recipe import PolicyStart
 
 Trace = dict[str, Any]  # a curve, bars or axes of a chart: plotly's keys, values of any type
 MARKED = 20  # points of a line up to which each is marked: one point has no line, and few ones look like more
@@ -22,6 +23,9 @@ STAGE_TITLES = {
     "evaluate": "evaluation",
     "merge": "merged model",
 }
+
+
+START_TITLES: dict[PolicyStart, str] = {"sft": "SFT", "base": "the base"}
 
 
 class Cell(NamedTuple):

@@ -17,7 +17,7 @@ from rlhf.observe import tracking
 from rlhf.observe.watch import LiveChecks
 from rlhf.process import cuda, distributed, endings, exhaustion, meeting
 from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without_collections
-from rlhf.recipe import GROUPS, MODEL_REWARD, Evaluate, GroupOptions, PinnedRecipe, StageName, no_section, parents
+from rlhf.recipe import GROUPS, MODEL_REWARD, Evaluate, OnlineOptions, PinnedRecipe, StageName, no_section, parents
 from rlhf.run.checkpoints import checkpoint_step
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import follow_base, verified
@@ -97,7 +97,7 @@ def check_section(loaded: PinnedRecipe, stage: StageName) -> None:
 def check_settings(loaded: PinnedRecipe, stage: StageName) -> None:
     """Raise UserError where an unfinished stage needs a reward function or an encoder that is not there."""
     options = loaded.recipe.section(stage)
-    if isinstance(options, GroupOptions):
+    if isinstance(options, OnlineOptions):
         for name in options.reward_funcs:
             if name != MODEL_REWARD:
                 reward_functions.find(name, f"{stage}.reward_funcs")
