@@ -350,7 +350,7 @@ def test_the_recipe_of_questions_trains(checkpoints, tmp_path):
     data = questions(tmp_path / "questions.jsonl", 60)
     options: dict[str, Any] = {"stages": ("ppo", "grpo"), "rewards": ("numeric_answer",), "max_length": 48}
     made = make(tmp_path / "recipes", str(checkpoints / "Tiny_llama"), data=data, **options)
-    small = {"hardware.device": "cpu", "hardware.memory_gb": None, "model.dtype": "float32"}
+    small: recipe.Changes = {"hardware.device": "cpu", "hardware.memory_gb": None, "model.dtype": "float32"}
     for stage in ("ppo", "grpo"):
         small |= {f"{stage}.{key}": 2 for key in ("steps", "save_steps", "eval_steps")}
         small |= {f"{stage}.{key}": 16 for key in ("batch_size", "rollout_batch_size")}
