@@ -17,7 +17,7 @@ from bench.gpu.variants import AS_IT_IS, cudnn_attention, synchronize
 from rlhf.data.tokenize import Codec
 from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import PinnedRecipe, Ppo, Recipe
+from rlhf.recipe import PinnedRecipe, Ppo, Recipe, Sft
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 
@@ -82,7 +82,8 @@ def collect(context: Context[AttentionFigures], loaded: PinnedRecipe) -> list[Ca
 
 def note_training(recipe: Recipe, shared: SharedBase, note: Note) -> None:
     """Note the attention calls of SFT's forward pass, for batches of several lengths, without and with a mask."""
-    rows, length = recipe.sft.per_device_train_batch_size, recipe.sft.max_length
+    sft = recipe.options(Sft)
+    rows, length = sft.per_device_train_batch_size, sft.max_length
     for shorter in SHORTER:
         ids = torch.full((rows, max(2, length - shorter)), 3, device=shared.device)
         for padded in (False, True):

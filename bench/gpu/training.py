@@ -20,7 +20,7 @@ from bench.gpu.variants import AS_IT_IS, TRAINING, Variant, synchronize
 from bench.steps import spread
 from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import Ppo
+from rlhf.recipe import Ppo, Sft
 
 HOST = 0.8  # share of a micro-batch's time that the host may need and still be ahead of the GPU
 # A stream takes about a thousand operations that wait. Of a whole micro-batch with more of them the host is stopped by
@@ -38,9 +38,9 @@ def measure(context: Context[TrainingFigures]) -> Decision:
     measured = context.measured
     measured["flops"] = ceilings(context.device, torch.bfloat16)["flops"]
     shared, _ = shared_base(loaded, context.device, context.scratch)
-    ppo = recipe.options(Ppo)
+    sft, ppo = recipe.options(Sft), recipe.options(Ppo)
     sizes = {
-        "sft": (recipe.sft.per_device_train_batch_size, recipe.sft.max_length),
+        "sft": (sft.per_device_train_batch_size, sft.max_length),
         "ppo": (ppo.per_device_train_batch_size, ppo.max_prompt_length + ppo.response_length),
     }
     measured["switch_ms"] = switch_ms(shared)

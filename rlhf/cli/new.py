@@ -10,7 +10,8 @@ from rlhf.commands import new as new_recipe
 from rlhf.commands.new_content import TEMPLATES, NewOptions, TemplateName
 from rlhf.memory.predict import Predictor, card_needed_bytes
 from rlhf.process.libraries import quiet_libraries
-from rlhf.recipe import root_for_new
+from rlhf.recipe import PolicyStart, root_for_new
+from rlhf.recipe.stages import STARTS
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
@@ -29,14 +30,28 @@ from rlhf.terminal.wording import GB
     "--data",
     multiple=True,
     metavar="FILE",
-    help="File of preference pairs, or hh or ultrafeedback from the hub. May be repeated.",
+    help="File of preference pairs, or with --reward of prompts and answers; or hh or ultrafeedback from the hub. May "
+    "be repeated.",
 )
 @click.option(
     "--stages",
     default="ppo,dpo",
     show_default=True,
     metavar="LIST",
-    help="Stages that must fit in addition to SFT and the reward model, separated by commas.",
+    help="Stages that train a policy, separated by commas; SFT and the reward model come before them as needed.",
+)
+@click.option(
+    "--reward",
+    "rewards",
+    multiple=True,
+    metavar="NAME",
+    help="What PPO, RLOO and GRPO learn from: numeric_answer, module:function and others of docs/rewards.md, or model. "
+    "May be repeated. [default: model, the reward model]",
+)
+@click.option(
+    "--start",
+    type=OneOf(STARTS),
+    help="Where policies start: at SFT, or at the base, without SFT. [default: base with --reward, otherwise sft]",
 )
 @click.option("--revision", metavar="COMMIT", help="Commit of the model on the hub. [default: the newest]")
 @click.option(
@@ -64,6 +79,8 @@ def new(
     card: str,
     data: tuple[str, ...],
     stages: str,
+    rewards: tuple[str, ...],
+    start: PolicyStart | None,
     revision: str | None,
     template: TemplateName | None,
     max_length: int | None,
@@ -84,6 +101,8 @@ def new(
         template=template,
         max_length=max_length,
         name=name,
+        rewards=rewards,
+        start=start,
     )
     folder = root or root_for_new()
     with quiet_libraries(), Predictor() as predictor, working(f"reading {model}") as say:

@@ -109,7 +109,7 @@ def _show_published(loaded: PinnedRecipe, stage: StageName | None, price: float 
     """Print the published figures of a stage, or of all, beside their predictions."""
     with Predictor() as predictor, working("rehearsing the stages") as say:
         made = planning.make_plan(predictor, loaded, predicted_stages(loaded.recipe), price, say)
-        costs = strategies.costs_alone(predictor.predict, loaded, SFT, say)
+        costs = strategies.costs_alone(predictor.predict, loaded, SFT, say) if loaded.recipe.sft else {}
     rows = published_figures.compare(loaded, made, costs)
     tables.show_published(loaded, [row for row in rows if stage in (None, row.figure.stage)], as_json)
 

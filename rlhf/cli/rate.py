@@ -140,7 +140,11 @@ def ratings_group() -> None:
 
 @ratings_group.command("export", cls=StrictCommand)
 @click.argument("directory", type=click.Path(path_type=Path), metavar="RUN", callback=run_directory)
-@click.option("--a", metavar="POLICY", help="Policy that the pairs were compared against. [default: sft]")
+@click.option(
+    "--a",
+    metavar="POLICY",
+    help="Policy that the pairs were compared against. [default: sft, or base]",
+)
 @click.option(
     "--b",
     metavar="POLICY",

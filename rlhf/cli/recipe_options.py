@@ -131,7 +131,11 @@ def pair_options(command: Command) -> Command:
     options = (
         RUN,
         chooses_recipe(out=True),
-        click.option("--a", metavar="POLICY", help="Policy to compare against. [default: sft]"),
+        click.option(
+            "--a",
+            metavar="POLICY",
+            help="Policy to compare against. [default: sft, or base]",
+        ),
         click.option(
             "--b",
             metavar="POLICY",

@@ -248,10 +248,15 @@ def _scaled_interval(estimate: stats.Estimate, factor: float = 1.0, offset: floa
 def _overall(a: PolicyEvaluation, b: PolicyEvaluation) -> list[FigureRow]:
     """Return the figures of all answers together: B − A, with an interval only for the reward models' accuracy."""
     rows = []
-    for key in ("score_gain_sd", "true_reward_gain_sd", "win_rate_vs_sft", "kl_per_token", "perplexity"):
-        comparable = key != "perplexity" or a.settings.get("tokenizer") == b.settings.get("tokenizer")
-        if key in ("score_gain_sd", "win_rate_vs_sft"):
-            comparable = a.own_reward_model is not None and a.own_reward_model == b.own_reward_model
+    win_rates = "win_rate_vs_sft", "win_rate_vs_base"
+    same_start = ("sft" in a.settings) == ("sft" in b.settings)  # gains and KL are over where each policy started
+    for key in ("score_gain_sd", "true_reward_gain_sd", *win_rates, "kl_per_token", "perplexity"):
+        comparable = same_start
+        if key == "perplexity":
+            comparable = a.settings.get("tokenizer") == b.settings.get("tokenizer")
+        if key in ("score_gain_sd", *win_rates):
+            same_model = a.own_reward_model is not None and a.own_reward_model == b.own_reward_model
+            comparable = same_start and same_model
         rows += _figure(a, b, key, comparable=comparable)
     rows += [row for key in ("response_length", "eos_rate") for row in _figure(a, b, key)]
     return rows + [row._replace(interval=_accuracy_interval(a, b)) for row in _figure(a, b, "rm/accuracy")]

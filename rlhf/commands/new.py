@@ -51,6 +51,12 @@ def stages_of(names: Sequence[str]) -> tuple[PolicyName, ...]:
     return tuple(name for name in dict.fromkeys(names) if name in POLICIES)
 
 
+def check_rewards(options: NewOptions) -> None:
+    """Raise OptionError for rewards that no stage would use."""
+    if options.rewards and not set(options.stages) & set(ONLINE):
+        raise OptionError(f"--reward is for {', '.join(ONLINE)}: name one of them with --stages")
+
+
 def target_of(recipes_root: Path, options: NewOptions) -> Path:
     """Return the folder of the new recipe. Raises UserError if it exists, OptionError if its name cannot be one."""
     name = options.name or f"{options.card.name}-{_slug(options.model)}"
@@ -142,12 +148,13 @@ def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Say
     Raises UserError for a model, data or a card that cannot be used, and if the folder exists. Nothing is left behind
     then, and neither after Ctrl-C.
     """
+    check_rewards(options)
     target = target_of(recipes_root, options)
     say(f"reading {options.model}")
     model = read_model(options.model, options.revision)
     facts = describe(model, options.template)
     content = initial_content(options, model, facts)
-    stages: tuple[StageName, ...] = ("sft", "rm", *(stage for stage in POLICIES if stage in options.stages), "evaluate")
+    stages: tuple[StageName, ...] = (*options.trained, "evaluate")
     with tempfile.TemporaryDirectory(prefix="rlhf-new-") as folder:
         draft = Path(folder) / target.parent.name / "v1"
         draft.mkdir(parents=True)

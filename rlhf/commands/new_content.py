@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from rlhf import recipe as recipes
 from rlhf.commands.new_model import ModelFacts, ModelFiles
 from rlhf.data import formats
-from rlhf.data.rows import PreferencePair
+from rlhf.data.formats import ParsedRows
+from rlhf.data.rows import Example, PreferencePair, PromptOnly
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.memory.card.cards import CARDS
-from rlhf.recipe import StageName
+from rlhf.recipe import MODEL_REWARD, POLICIES, PolicyName, PolicyStart, StageName
+from rlhf.stages.online import reward_functions
+from rlhf.stages.online.reward_functions import RewardFunction
 from rlhf.terminal.wording import GB
 
 if TYPE_CHECKING:
@@ -24,6 +27,9 @@ USED = 0.95  # share of the card that settings may need: nothing predicted was m
 LARGE = 20e9  # parameters: between the 13B and the 33B at which QLoRA (arXiv 2305.14314, appendix B) halves the rate
 ROLLOUTS = 32  # of a step of PPO, RLOO or GRPO
 PPO_STEPS = 500
+LEAST_STEPS = 100  # of a stage that functions reward: two passes over few questions teach little
+SMALL = 1_000  # questions, of which a larger share is held out: a tenth would be few to measure on
+TOY = 50e6  # parameters: such models learn nothing at the rates of others; recipes cpu-tiny have 2e-3
 CHAT_TOKENS, BASE_TOKENS = 1024, 512  # of a sequence, unless --max-length says otherwise, or all rows are shorter
 SHORTEST = 128  # tokens of a sequence: a policy may say more than the rows
 COUNTED = 2_000  # pairs whose tokens are counted
@@ -65,11 +71,17 @@ class DataSet(NamedTuple):
 
 
 class OwnData(NamedTuple):
-    """Files with preference pairs; in sequences of `longest` tokens all fit, as far as they were counted."""
+    """Files of rows; in sequences of `longest` tokens all pairs fit, as far as they were counted."""
 
     files: tuple[str, ...]
     pairs: int
-    longest: int
+    prompts: int  # distinct ones, with or without answers
+    longest: int | None  # None where no answers tell how long responses may be
+
+    @property
+    def words(self) -> str:
+        """Return in words how many rows there are: `200 prompts`."""
+        return f"{self.pairs:,} preference pairs" if self.pairs else f"{self.prompts:,} prompts"
 
 
 DATA_SETS = {
@@ -97,12 +109,30 @@ class NewOptions(NamedTuple):
 
     model: str
     card: ChosenCard
-    stages: tuple[StageName, ...] = ("ppo", "dpo")
+    stages: tuple[PolicyName, ...] = ("ppo", "dpo")
     data: tuple[str, ...] = ()  # files, or a key of DATA_SETS; empty: the one that suits the template
     revision: str | None = None
     template: TemplateName | None = None
     max_length: int | None = None
     name: str | None = None
+    rewards: tuple[str, ...] = ()  # of PPO, RLOO and GRPO, as in `reward_funcs`; empty: the reward model
+    start: PolicyStart | None = None  # where policies start; None: at the base if there are `rewards`, else at SFT
+
+    @property
+    def policy_start(self) -> PolicyStart:
+        """Return where policies start."""
+        return self.start or ("base" if self.rewards else "sft")
+
+    @property
+    def has_reward_model(self) -> bool:
+        """Return whether the recipe has a reward model."""
+        return not self.rewards or MODEL_REWARD in self.rewards
+
+    @property
+    def trained(self) -> tuple[StageName, ...]:
+        """Return the stages of the recipe that train, in order."""
+        has: dict[StageName, bool] = {"sft": self.policy_start == "sft", "rm": self.has_reward_model}
+        return (*(stage for stage in has if has[stage]), *(stage for stage in POLICIES if stage in self.stages))
 
 
 class Supervised(NamedTuple):
@@ -149,6 +179,10 @@ class Content(NamedTuple):
     large: bool
     max_length: int
     steps: int  # of PPO, RLOO and GRPO
+    rate: str  # the learning rate of PPO, RLOO and GRPO
+    trained: tuple[StageName, ...]
+    rewards: tuple[str, ...]
+    small: bool  # few questions
     sft: Supervised
     rm: Supervised
     dpo: Supervised
@@ -174,17 +208,20 @@ class Content(NamedTuple):
 def initial_content(options: NewOptions, model: ModelFiles, facts: ModelFacts) -> Content:
     """Return what the templates are filled with, before settings that need less memory are searched for."""
     chat = facts.tokenizer["template"] == "chat"
-    data = _data(options.data or ("ultrafeedback" if chat else "hh",), facts.codec)
+    data = _data(options, options.data or ("ultrafeedback" if chat else "hh",), facts.codec)
     data_name = data.name.rpartition("/")[2] if isinstance(data, DataSet) else "data of your own"
     model_name = Path(model.name).name
     usual = CHAT_TOKENS if chat else BASE_TOKENS
-    longest = options.max_length or (min(usual, data.longest) if isinstance(data, OwnData) else usual)
-    steps = PPO_STEPS if data.pairs is None else min(PPO_STEPS, max(20, 2 * data.pairs // ROLLOUTS // 10 * 10))
+    longest = options.max_length or (min(usual, data.longest or usual) if isinstance(data, OwnData) else usual)
+    known = (data.pairs or data.prompts) if isinstance(data, OwnData) else None
+    steps = PPO_STEPS if known is None else min(PPO_STEPS, max(20, 2 * known // ROLLOUTS // 10 * 10))
+    if options.rewards:
+        steps = max(LEAST_STEPS, steps)
 
     def supervised(most: int) -> Supervised:
         """Return a stage's keys; a set whose size is not known is cut at `most` rows."""
-        limit = most if data.pairs is None else None
-        rows = limit or data.pairs or PPO_STEPS * ROLLOUTS
+        limit = most if known is None else None
+        rows = limit or known or PPO_STEPS * ROLLOUTS
         return Supervised(limit, steps_between_evaluations(rows), steps_between_logged_rows(rows))
 
     return Content(
@@ -202,6 +239,10 @@ def initial_content(options: NewOptions, model: ModelFiles, facts: ModelFacts) -
         large=facts.parameters > LARGE,
         max_length=min(longest, facts.architecture["max_position_embeddings"]),
         steps=steps,
+        rate="5e-6" if facts.parameters > LARGE else "1e-3" if facts.parameters < TOY else "1e-5",
+        trained=options.trained,
+        rewards=options.rewards,
+        small=bool(options.rewards) and known is not None and known < SMALL,
         sft=supervised(2_000 if chat else 20_000),
         rm=supervised(50_000),
         dpo=supervised(20_000),
@@ -223,9 +264,16 @@ def steps_between_logged_rows(rows: int) -> int:
     return next((each for each in (10, 5, 2) if steps // each >= 10), 1)
 
 
-def _data(names: tuple[str, ...], codec: "Codec") -> DataSet | OwnData:
-    """Return the data that --data names: files that can be read, or a pinned set. Raises OptionError, UserError."""
+def _data(options: NewOptions, names: tuple[str, ...], codec: "Codec") -> DataSet | OwnData:
+    """Return the data that --data names: files that can be read, or a pinned set. Raises OptionError, UserError.
+
+    The rows must be those that the stages and the rewards need.
+    """
+    functions = [reward_functions.find(name, "--reward") for name in options.rewards if name != MODEL_REWARD]
+    comparing = [function for function in functions if function.needs_answer]
     if len(names) == 1 and names[0] in DATA_SETS:
+        if comparing:
+            raise OptionError(f"--reward {comparing[0].name} needs right answers: name a file of them with --data")
         return DATA_SETS[names[0]]
     for file in names:
         if not Path(file).exists():
@@ -233,9 +281,36 @@ def _data(names: tuple[str, ...], codec: "Codec") -> DataSet | OwnData:
             raise OptionError(no_such("file", f"--data {file or repr('')}", way_out))
     files = tuple(str(Path(file).resolve()) for file in names)
     rows = formats.read([*files], on_bad_row="skip", advice=formats.CHECK_ADVICE)
-    if not rows.pairs:
-        raise UserError(f"--data {names[0]}: no preference pairs, which the reward model needs (docs/data.md)")
-    return OwnData(files, len(rows.pairs), _longest(rows.pairs, codec))
+    _check_kinds(options, names[0], rows)
+    _check_answers(comparing, names[0], rows)
+    with_prompt: list[Example | PreferencePair | PromptOnly] = [*rows.examples, *rows.pairs, *rows.bare_prompts]
+    prompts = {row.prompt for row in with_prompt}
+    return OwnData(files, len(rows.pairs), len(prompts), _longest(rows.pairs, codec) if rows.pairs else None)
+
+
+def _check_kinds(options: NewOptions, file: str, rows: ParsedRows) -> None:
+    """Raise UserError where a stage has no rows that it could learn from."""
+    needing = ["the reward model"] * options.has_reward_model + ["DPO"] * ("dpo" in options.stages)
+    if needing and not rows.pairs:
+        instead = "; --reward NAME, a function, needs none" if options.has_reward_model and not options.rewards else ""
+        raise UserError(f"--data {file}: no preference pairs, which {needing[0]} needs{instead} (docs/data.md)")
+    if options.policy_start == "sft" and not (rows.pairs or rows.examples):
+        raise UserError(f"--data {file}: no responses, which SFT needs: --start base leaves it out (docs/data.md)")
+    if not (rows.pairs or rows.examples or rows.bare_prompts):
+        raise UserError(f"--data {file}: no prompts there (docs/data.md)")
+
+
+def _check_answers(comparing: Sequence[RewardFunction], file: str, rows: ParsedRows) -> None:
+    """Raise UserError where a reward has no right answers to compare with, or one that no response can match."""
+    judged: list[Example | PromptOnly] = [*rows.examples, *rows.bare_prompts]
+    answers = [(row.source, row.right_answer) for row in judged if row.right_answer is not None]
+    for function in comparing:
+        if not answers:
+            wanted = '{"prompt", "answer"} (docs/data.md)'
+            raise UserError(f"--data {file}: no right answers, which --reward {function.name} needs: rows of {wanted}")
+        for source, answer in answers:
+            if fault := function.fault_of_answer(answer):
+                raise UserError(f"{source}: --reward {function.name} cannot compare with its answer: it {fault}")
 
 
 def _longest(pairs: Sequence[PreferencePair], codec: "Codec") -> int:

@@ -37,7 +37,7 @@ class Stages(NamedTuple):
     """The run whose reward model scores, and the directories of its finished stages."""
 
     run: StageRun
-    sft: Path
+    sft: Path | None  # None in a recipe without SFT
     rm: Path
 
 
@@ -47,7 +47,8 @@ def finished_stages(loaded: PinnedRecipe, out: Path) -> Stages:
     Raises ParentMissing if one is not done, and UserError if it was done with other settings.
     """
     run = StageRun(out, loaded, EVALUATE)
-    rm, sft = run.parents.require(RM), run.parents.require(SFT)
+    rm = run.parents.require(RM)
+    sft = run.parents.require(SFT) if loaded.recipe.sft else None
     if loaded.recipe.pretrain:
         run.parents.require(PRETRAIN)
     return Stages(run, sft, rm)

@@ -115,6 +115,11 @@ class Corpus:
         texts = dialogues.map(lambda rows: [f"{render_hh(prompt)} {response}" for prompt, response in rows])
         return self._rows_with_answers(texts, PRETRAIN, "texts")
 
+    @property
+    def has_responses(self) -> bool:
+        """Return whether any row has a response, as demonstrations and pairs have."""
+        return len(self.examples) + len(self.pairs) > 0
+
     def demonstrations(self) -> Split[Example]:
         """Return the rows that SFT imitates: demonstrations if there are any, else the chosen side of the pairs."""
         rows_needed = "demonstrations or preference pairs"

@@ -14,7 +14,7 @@ from rlhf.data.worlds import toy
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean
 from rlhf.process import distributed
-from rlhf.recipe import Evaluate, Role, StageName
+from rlhf.recipe import Evaluate, PolicyStart, Role, StageName
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.stats import (
@@ -30,6 +30,7 @@ from rlhf.terminal.progress import working
 
 KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time, at most
 KL_LOGITS = 2**25  # numbers in each distribution's tensor, at most: 220 tokens of a vocabulary of 152,000, 128 MiB
+START_TITLES: dict[PolicyStart, str] = {"sft": "SFT", "base": "base"}  # of answers before training
 EVALUATION_SEED_OFFSET = 7_000  # held-out sampling has another random stream than training
 
 
@@ -160,21 +161,21 @@ def exact_kl(shared: SharedBase, role: Role, rollout: Rollout, temperature: floa
     return total
 
 
-def gains_over_sft(before: PolicySamples, after: PolicySamples) -> dict[str, float]:
-    """Return a policy's metrics beside those of SFT; gains in standard deviations of SFT's own samples."""
-    metrics = after.metrics() | {"response_length_sft": before.metrics()["response_length"]}
+def gains_over_start(before: PolicySamples, after: PolicySamples, start: PolicyStart = "sft") -> dict[str, float]:
+    """Return a policy's metrics beside those of its start; gains in standard deviations of the start's own samples."""
+    metrics = after.metrics() | {f"response_length_{start}": before.metrics()["response_length"]}
     for name, numbers in before.rewards.items():
-        metrics[f"reward_{name}_sft"] = _mean_verdict(numbers)
-        metrics[f"reward_{name}_gain"] = metrics[f"reward_{name}"] - metrics[f"reward_{name}_sft"]
+        metrics[f"reward_{name}_{start}"] = _mean_verdict(numbers)
+        metrics[f"reward_{name}_gain"] = metrics[f"reward_{name}"] - metrics[f"reward_{name}_{start}"]
     for name, old, new in (
         ("score", before.scores, after.scores),
         ("true_reward", before.true_rewards, after.true_rewards),
     ):
         if old is not None and new is not None:
-            metrics[f"{name}_sft"] = old.mean().item()
+            metrics[f"{name}_{start}"] = old.mean().item()
             metrics[f"{name}_gain_sd"] = gain(old, new)
     if before.scores is not None and after.scores is not None:
-        metrics |= win_rate(after.scores - before.scores, after.samples_per_prompt)
+        metrics |= win_rate(after.scores - before.scores, after.samples_per_prompt, start)
     return metrics
 
 
@@ -191,8 +192,10 @@ def gains_over_base(base: PolicySamples, after: PolicySamples) -> dict[str, floa
     }
 
 
-def further_metrics(before: PolicySamples, after: PolicySamples, gains: Mapping[str, float]) -> dict[str, float]:
-    """Return what the evaluation adds to `gains_over_sft`.
+def further_metrics(
+    before: PolicySamples, after: PolicySamples, gains: Mapping[str, float], start: PolicyStart = "sft"
+) -> dict[str, float]:
+    """Return what the evaluation adds to `gains_over_start`.
 
     These are variety, the win rate at equal length, and how much more the score gained than the true reward.
     """
@@ -204,17 +207,17 @@ def further_metrics(before: PolicySamples, after: PolicySamples, gains: Mapping[
         won = per_prompt_means(torch.tensor(outcomes(difference), dtype=torch.float64), after.samples_per_prompt)
         length_differences = per_prompt_means((after.lengths - before.lengths).double(), after.samples_per_prompt)
         controlled = length_controlled_win_rate(won.tolist(), length_differences.tolist())
-        metrics["ties_vs_sft"] = sum(d == 0 for d in difference) / len(difference)
+        metrics[f"ties_vs_{start}"] = sum(d == 0 for d in difference) / len(difference)
         if controlled is not None:
-            metrics["lc_win_rate_vs_sft"] = controlled.value
-            metrics |= {"lc_win_rate_vs_sft_low": controlled.low, "lc_win_rate_vs_sft_high": controlled.high}
+            rate = f"lc_win_rate_vs_{start}"
+            metrics |= {rate: controlled.value, f"{rate}_low": controlled.low, f"{rate}_high": controlled.high}
     if "true_reward_gain_sd" in gains and "score_gain_sd" in gains:
         metrics["proxy_truth_gap_sd"] = gains["score_gain_sd"] - gains["true_reward_gain_sd"]
     return metrics
 
 
-def interval_ends(before: PolicySamples, after: PolicySamples) -> dict[str, float]:
-    """Return the ends of 95 % intervals, as `<metric>_low` and `<metric>_high` of metrics of `gains_over_sft`.
+def interval_ends(before: PolicySamples, after: PolicySamples, start: PolicyStart = "sft") -> dict[str, float]:
+    """Return the ends of 95 % intervals, as `<metric>_low` and `<metric>_high` of metrics of `gains_over_start`.
 
     These are the win rate, the gains, and the means of reward functions. Responses to one prompt may depend on each
     other. A metric is left out if its interval cannot be estimated.
@@ -234,7 +237,7 @@ def interval_ends(before: PolicySamples, after: PolicySamples) -> dict[str, floa
                 estimates[f"{name}_gain_sd"] = gain_in_sd(old.tolist(), new.tolist(), prompts)
         if before.scores is not None and after.scores is not None:
             won = outcomes((after.scores - before.scores).tolist())
-            estimates["win_rate_vs_sft"] = clustered_share(won, prompts)
+            estimates[f"win_rate_vs_{start}"] = clustered_share(won, prompts)
     return {
         f"{metric}_{end}": value
         for metric, estimate in estimates.items()
@@ -269,7 +272,7 @@ def per_prompt_means(values: Tensor, samples_per_prompt: int) -> Tensor:
     return values.view(-1, samples_per_prompt).mean(1)
 
 
-def win_rate(differences: Tensor, samples_per_prompt: int = 1) -> dict[str, float]:
+def win_rate(differences: Tensor, samples_per_prompt: int = 1, start: PolicyStart = "sft") -> dict[str, float]:
     """Return the share of responses with the higher score, and the half-width of its 95 % interval (normal).
 
     Ties count half. Several responses to a prompt count as one observation, their mean. With one prompt the half-width
@@ -278,22 +281,27 @@ def win_rate(differences: Tensor, samples_per_prompt: int = 1) -> dict[str, floa
     won = torch.tensor(outcomes(differences.tolist()), dtype=torch.float64)
     wins = per_prompt_means(won, samples_per_prompt)
     return {  # with 1.96, not stats.Z95: released recipes log this number
-        "win_rate_vs_sft": wins.mean().item(),
-        "win_rate_vs_sft_ci95": 1.96 * wins.std().item() / math.sqrt(len(wins)),
+        f"win_rate_vs_{start}": wins.mean().item(),
+        f"win_rate_vs_{start}_ci95": 1.96 * wins.std().item() / math.sqrt(len(wins)),
     }
 
 
 def sample_of(
-    codec: Codec, prompts: Sequence[Prompt], before: PolicySamples, after: PolicySamples, stage: StageName
+    codec: Codec,
+    prompts: Sequence[Prompt],
+    before: PolicySamples,
+    after: PolicySamples,
+    stage: StageName,
+    start: PolicyStart = "sft",
 ) -> tuple[str, dict[str, str]]:
-    """Return the first prompt whose answer changed, or the first of all, with the answers of SFT and of `stage`.
+    """Return the first prompt whose answer changed, or the first of all, with the answers of the start and of `stage`.
 
     Their scores stand beside them, if there are any.
     """
     changed_indices = (i for i, (a, b) in enumerate(zip(before.texts, after.texts, strict=True)) if a != b)
     index = next(changed_indices, 0)
     answers = {}
-    for name, samples in (("SFT", before), (stage.upper(), after)):
+    for name, samples in ((START_TITLES[start], before), (stage.upper(), after)):
         score = "" if samples.scores is None else f" (score {samples.scores[index]:.2f})"
         answers[name + score] = samples.texts[index]
     return codec.prompt_text(prompts[index // before.samples_per_prompt]), answers

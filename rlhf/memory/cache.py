@@ -27,13 +27,13 @@ def file_of(loaded: PinnedRecipe, name: RehearsalName) -> Path:
     sizes_from = ONLINE if name == DECODING_STEP else STAGE_TABLE[name].sizes_from
     deciding = {"model", "tokenizer", "data", "lora", EVALUATE, name, *sizes_from}
     recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
-    policies = loaded.recipe.policies() if name == EVALUATE else []
+    roles = [loaded.recipe.start, *(loaded.recipe.policies() if name == EVALUATE else [])]
     hardware = loaded.recipe.hardware.model_dump(mode="json", exclude={"name", "memory_gb", "threads"})
     device = loaded.recipe.hardware.device
     card = cards.gpu_of(loaded.recipe.hardware.name) if device == "cuda" else None
     allocator = expandable_segments() if device == "cuda" else None
     versions = [package_version(package) for package in PACKAGES]
-    key = recipes.content_hash([recipe, policies, hardware, card, allocator, name, _code_hash(), versions])
+    key = recipes.content_hash([recipe, roles, hardware, card, allocator, name, _code_hash(), versions])
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "rlhf" / "predictions" / f"{key[:32]}.json"
 

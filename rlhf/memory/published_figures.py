@@ -96,7 +96,7 @@ def predicted(
         part = cast(Component, metric.removeprefix("component_gb."))  # checked when the figure was read
         return _most(stages[stage].phases, part) if stage != "all" and stage in stages else None
     if metric == "adapter_gb":
-        return _most(stages[SFT].phases, "adapters")
+        return _most(stages[SFT].phases, "adapters") if SFT in stages else None
     if metric in ("base_model_gb", "merged_model_gb"):
         return _most(stages[MERGE].phases, "base")
     if metric.startswith("effect."):

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
@@ -16,12 +16,13 @@ from rlhf.errors import UserError
 from rlhf.models import weights as stored
 from rlhf.models.folders import share_weights
 from rlhf.models.loading import base_name
-from rlhf.models.precision import computes_in_bfloat16
+from rlhf.models.precision import Model, computes_in_bfloat16
 from rlhf.models.traits import has_fused_experts
 from rlhf.recipe import Lora
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
 
+ModelT = TypeVar("ModelT", bound=Model)
 # Names that peft takes for layers of experts, in its map of models whose experts became one tensor.
 EXPERT_LAYERS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 
@@ -85,24 +86,25 @@ def trainable_adapter(base: PreTrainedModel, stage_dir: Path) -> PeftModel:
     return without_input_casts(stored.attach_adapter(base, stage_dir, trainable=True))
 
 
-def reward_from_sft(base: PreTrainedModel, lora: Lora, sft_dir: Path) -> PeftModel:
-    """Return a reward model whose LoRA weights are those of SFT and whose score head is new and trainable.
+def reward_from_sft(base: PreTrainedModel, lora: Lora, sft_dir: Path | None) -> PeftModel:
+    """Return a reward model whose LoRA weights are those of SFT, or without SFT new, and whose score head is new.
 
     peft cannot load a causal adapter into a classifier (it looks for the head's weight), so the weights are copied over
     those of a fresh classification adapter of the same shape.
     """
     model = without_input_casts(get_peft_model(base, lora_config(lora, base, "SEQ_CLS")))
-    start, sft = get_peft_model_state_dict(model), stored.adapter_weights(sft_dir)
-    fresh = {key: weight for key, weight in start.items() if "lora_" in key}
-    stored.check_shapes(sft, fresh, str(sft_dir / ADAPTER / ADAPTER_FILE))
-    stored.set_adapter_state(model, {**start, **sft})
+    if sft_dir is not None:
+        start, sft = get_peft_model_state_dict(model), stored.adapter_weights(sft_dir)
+        fresh = {key: weight for key, weight in start.items() if "lora_" in key}
+        stored.check_shapes(sft, fresh, str(sft_dir / ADAPTER / ADAPTER_FILE))
+        stored.set_adapter_state(model, {**start, **sft})
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()  # in bfloat16 the head would be too coarse for its own updates
     return model
 
 
-def without_input_casts(model: PeftModel) -> PeftModel:
+def without_input_casts(model: ModelT) -> ModelT:
     """Keep LoRA layers on a bfloat16 base from copying their inputs to float32; return the same model.
 
     Autocast casts such a copy back to bfloat16 before the product. Without the two casts the numbers are the same, and

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -26,23 +27,29 @@ from rlhf.models.weights import (
 from rlhf.recipe import Role
 from rlhf.run.layout import ADAPTER_FILE
 
+AdapterStart = Path | LoraConfig | None  # of a role: a finished stage's folder; a new adapter; none, the base itself
+
 
 class Roles:
-    """One adapter on `base` for each of `folders` (role -> its folder); the role `base` has none.
+    """Roles on `base`, by where each starts; the role `base`, and any that starts with None, has no adapter.
 
     Only `trainable` roles get gradients. `peft` is the library's model of the base with all adapters; `active` is the
     role that a forward pass uses, None outside any block.
     """
 
-    def __init__(self, base: PreTrainedModel, folders: Mapping[Role, Path], trainable: tuple[Role, ...] = ()):
+    peft: PeftModel
+
+    def __init__(self, base: PreTrainedModel, starts: Mapping[Role, AdapterStart], trainable: tuple[Role, ...] = ()):
         self.base = base
         self.trainable: set[Role] = set(trainable)
         self.active: Role | None = None
         self._layers: list[LoraLayer] = []
-        (first, folder), *rest = folders.items()
-        self.peft = attach_adapter(base, folder, first, first in self.trainable)
-        for role, folder in rest:
-            attach_adapter(self.peft, folder, role, role in self.trainable)
+        self._bare: set[Role] = {"base", *(role for role, start in starts.items() if start is None)}
+        for role, start in starts.items():
+            if isinstance(start, Path):
+                self.peft = attach_adapter(self._model, start, role, role in self.trainable)
+            elif start is not None:
+                self._add_new(role, start)
         self._prepare()
 
     def add(self, role: Role, folder: Path, weights: dict[str, Tensor], trainable: bool = False) -> None:
@@ -54,17 +61,36 @@ class Roles:
             self.trainable.add(role)
         config = adapter_config(folder)
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, False
-        self.peft.add_adapter(role, config)
+        self._add_new(role, config)
         check_shapes(weights, adapter_state(self.peft, role), str(folder / ADAPTER_FILE))
         set_adapter_state(self.peft, weights, role)
         self._prepare()
+
+    def add_copy(self, role: Role, source: Role) -> None:
+        """Add a trainable role whose adapter starts as a copy of another role's."""
+        self.trainable.add(role)
+        self._add_new(role, self.peft.peft_config[source])
+        set_adapter_state(self.peft, adapter_state(self.peft, source), role)
+        self._prepare()
+
+    @property
+    def _model(self) -> PreTrainedModel | PeftModel:
+        """Return the library's model of the base with the adapters so far; the base itself before the first."""
+        return getattr(self, "peft", self.base)
+
+    def _add_new(self, role: Role, config: PeftConfig) -> None:
+        """Add a new adapter, with B = 0."""
+        if isinstance(self._model, PeftModel):
+            self.peft.add_adapter(role, config)
+        else:
+            self.peft = get_peft_model(self.base, config, role)
 
     def parameters(self, role: Role) -> list[nn.Parameter]:
         """Return the adapter weights of one role, in a fixed order."""
         return [p for name, p in self.peft.named_parameters() if _role_of(name) == role]
 
     def activate(self, role: Role) -> None:
-        """Make a role's adapter the active one; the role `base` switches all adapters off.
+        """Make a role's adapter the active one; a role without an adapter switches all of them off.
 
         This sets two attributes of each LoRA layer and no more: an update switches roles in each minibatch, and
         peft's own `set_adapter` also walks all modules and parameters. It never changes which parameters have
@@ -73,14 +99,17 @@ class Roles:
         """
         if role == self.active:
             return
-        if role != "base" and role not in self.peft.peft_config:
-            raise ValueError(f"no role {role}; there are {', '.join(self.peft.peft_config)} and base")
+        bare = role in self._bare
+        if not bare and role not in self.peft.peft_config:
+            raise ValueError(
+                f"no role {role}; there are {', '.join(self.peft.peft_config)} and {', '.join(sorted(self._bare))}"
+            )
         adapters: list[str] = [role]
         for layer in self._layers:
-            layer._disable_adapters = role == "base"
-            if role != "base":
+            layer._disable_adapters = bare
+            if not bare:
                 layer._active_adapter = adapters
-        if role != "base":
+        if not bare:
             tuner: Any = self.peft.base_model
             self.peft.active_adapter = tuner.active_adapter = role
         self.active = role
@@ -113,8 +142,9 @@ class Roles:
 
     def _prepare(self) -> None:
         """Apply the settings that all active roles share. peft undoes some of them when it adds an adapter."""
-        self._layers = [module for module in self.peft.modules() if isinstance(module, LoraLayer)]
-        without_input_casts(self.peft)
+        model = self._model
+        self._layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+        without_input_casts(model)
         half = computes_in_bfloat16(self.base)
         for layer in self._layers:
             for weights in (layer.lora_A, layer.lora_B):
@@ -123,8 +153,8 @@ class Roles:
                     if half and role not in self.trainable:
                         linear.to(torch.bfloat16)  # as autocast would round them in each forward pass
         self.active = None
-        self.peft.eval()  # but for the time of an update, which may need train mode for checkpointing
-        for module in self.peft.modules():
+        model.eval()  # but for the time of an update, which may need train mode for checkpointing
+        for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0  # it would make the ratio of new to old probabilities noise from the first update on
 

@@ -1,10 +1,11 @@
 """One frozen base model, and a small adapter for each role: in PPO three or four of them.
 
-    policy     trainable, starts as a copy of SFT
-    reference  frozen copy of SFT
+    policy     trainable, starts as a copy of SFT; in a recipe without SFT as a new adapter
+    reference  frozen copy of SFT; without SFT the base itself
     reward     frozen: the reward model's adapter and its scalar head
     value      trainable: either a head on the policy's hidden states, or a separate adapter that starts as the
-               reward model, so that the critic begins by knowing what the score will be
+               reward model, so that the critic begins by knowing what the score will be; where functions alone
+               reward, as the policy
 
 With the library's layers, a backward pass raises if the active role is not that of its forward pass
 (rlhf/models/roles.py). The lean trunk is told the role in each pass, and recomputes with the same one.
@@ -15,6 +16,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
@@ -23,7 +25,7 @@ from rlhf.models.end_tokens import end_ids
 from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
 from rlhf.models.output_layer import response_statistics
 from rlhf.models.precision import mixed_precision
-from rlhf.models.roles import Roles
+from rlhf.models.roles import AdapterStart, Roles
 from rlhf.models.sharding import keep_layers_whole, shard_layers
 from rlhf.models.traits import logit_scale
 from rlhf.models.weights import reward_weights
@@ -33,7 +35,7 @@ from rlhf.run.layout import ADAPTER
 
 
 class SharedBase:
-    """Roles over one base: `base` without an adapter, and one role for each of `adapters` (role -> its folder).
+    """Roles over one base: `base` without an adapter, and those of `adapters`, by where each starts.
 
     Only `trainable` roles get gradients. `lean`: hidden states come from rlhf/models/lean/ and not from the library.
     Raises UserError for a base that the lean trunk does not support.
@@ -42,7 +44,7 @@ class SharedBase:
     def __init__(
         self,
         base: PreTrainedModel,
-        adapters: Mapping[Role, Path],
+        adapters: Mapping[Role, AdapterStart],
         trainable: tuple[Role, ...] = (),
         lean: bool = False,
     ):
@@ -55,7 +57,11 @@ class SharedBase:
         self.value_head: nn.Linear | None = None
         self.sharded = False
         self.roles = Roles(base, adapters, trainable)
-        self.peft = self.roles.peft
+
+    @property
+    def peft(self) -> PeftModel:
+        """Return the library's model of the base with all adapters."""
+        return self.roles.peft
 
     @property
     def device(self) -> torch.device:
@@ -73,17 +79,26 @@ class SharedBase:
         self.value_head = _zero_head(self.base.config.hidden_size).to(self.device)
         return self.value_head
 
-    def add_value_adapter(self, rm_dir: Path, mean: float, sd: float) -> nn.Linear:
+    def add_value_copy(self) -> nn.Linear:
         """Add a critic with an adapter of its own, role `value`, and a head. Return the head.
 
-        The critic starts as the normalised score, (score - `mean`) / `sd`.
+        The adapter starts as the policy's, the head at zero: nothing tells the critic yet what rewards will be.
+        """
+        self.value_head = _zero_head(self.base.config.hidden_size).to(self.device)
+        self.roles.add_copy("value", "policy")
+        return self.value_head
+
+    def add_value_adapter(self, rm_dir: Path, mean: float, sd: float, weight: float = 1.0) -> nn.Linear:
+        """Add a critic with an adapter of its own, role `value`, and a head. Return the head.
+
+        The critic starts as the normalised score, (score - `mean`) / `sd`, times `weight`.
         """
         head = _zero_head(self.base.config.hidden_size)  # before the role, which draws from torch's generator too
         weights, reward_head = reward_weights(rm_dir, self.base.config.hidden_size)
         self.roles.add("value", rm_dir / ADAPTER, weights, trainable=True)
         with torch.no_grad():
-            head.weight.copy_(reward_head.float() / sd)
-            head.bias.fill_(-mean / sd)
+            head.weight.copy_(weight * (reward_head.float() / sd))
+            head.bias.fill_(weight * (-mean / sd))
         self.value_head = head.to(self.device)
         return self.value_head
 

@@ -54,8 +54,8 @@ class PairedAnswers(NamedTuple):
 def pair_answers(run_directory: Path, a: str | None = None, b: str | None = None) -> PairedAnswers:
     """Return pairs of two policies' answers, from the evaluation in the run directory `<out>/<recipe>/<version>`.
 
-    The policies are sft and the first trained one of POLICIES by default. Raises UserError without a finished
-    evaluation, without such policies, and if all answers are equal.
+    The policies are sft (base where there is none) and the first trained one of POLICIES by default. Raises UserError
+    without a finished evaluation, without such policies, and if all answers are equal.
     """
     folder = run_directory / EVALUATE
     finished_evaluation(run_directory)
@@ -74,7 +74,7 @@ def pair_answers(run_directory: Path, a: str | None = None, b: str | None = None
 
 def _policies(folder: Path, names: Sequence[str], a: str | None, b: str | None) -> tuple[str, str]:
     """Return the two policies whose answers are paired, of the `names` that have answers. Raises UserError."""
-    a = a or SFT
+    a = a or (SFT if SFT in names else "base")
     trained = [name for name in POLICIES if name in names and name != a]
     if b is None and not trained:
         raise UserError(

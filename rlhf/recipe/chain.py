@@ -6,7 +6,7 @@ from rlhf.files import JsonObject
 from rlhf.recipe import published, totals
 from rlhf.recipe.published import Figure
 from rlhf.recipe.schema import Recipe
-from rlhf.recipe.schema_online import GroupOptions
+from rlhf.recipe.schema_online import OnlineOptions
 from rlhf.recipe.stages import (
     EVALUATE,
     MERGE,
@@ -27,7 +27,7 @@ def parents(recipe: Recipe, stage: StageName) -> list[StageName]:
     if stage == MERGE and recipe.merge is not None:
         needed.add(recipe.merge.stage)
     section = recipe.section(stage)
-    if isinstance(section, GroupOptions) and not section.model_scores:
+    if isinstance(section, OnlineOptions) and not section.model_scores:
         needed.discard(RM)
     needed |= {name for parent in needed for name in parents(recipe, parent)}
     return [name for name in STAGES if name in needed and recipe.section(name) is not None]
@@ -60,6 +60,8 @@ def deciding_settings(recipe: Recipe, stage: StageName) -> JsonObject:
         relevant["lora"].pop("layers")  # runs from before this key lack it
     for name in (name for name in ONLINE if relevant.get(name)):
         relevant[name]["vllm_url"] = relevant[name]["vllm_url"] is not None  # the server's address decides nothing
+    if stage == "ppo" and recipe.ppo is not None and not recipe.ppo.sums_rewards:
+        del relevant["ppo"]["reward_funcs"], relevant["ppo"]["reward_weights"]  # runs from before these keys lack them
     return relevant
 
 

@@ -33,7 +33,15 @@ GOOD, BAD = (REPRODUCES, BETTER, MET), (WORSE, MISSED)
 ABOUT = "10%"  # the tolerance of a figure that is published as "about" or "~"
 COSTS = ("peak_vram_gb", "hours", "cost_usd", "adapter_gb", "merged_model_gb", "base_model_gb")
 LESS = (*COSTS, "perplexity", "perplexity_ratio", "last.loss", "accuracy_gap_points")
-MORE = ("accuracy", "last.accuracy", "score_gain_sd", "true_reward_gain_sd", "win_rate_vs_sft", "preference_accuracy")
+MORE = (
+    "accuracy",
+    "last.accuracy",
+    "score_gain_sd",
+    "true_reward_gain_sd",
+    "win_rate_vs_sft",
+    "win_rate_vs_base",
+    "preference_accuracy",
+)
 # Metrics that no run of a stage can produce, with the reason.
 ELSEWHERE = {
     "component_gb.activations": "predicted only: a run measures the peak, not which part of it activations are",

@@ -35,7 +35,16 @@ from rlhf.recipe.model_types import LEAN_TYPES
 from rlhf.recipe.schema_data import Data
 from rlhf.recipe.schema_model import Hardware, Lora, Model, Tokenizer
 from rlhf.recipe.schema_online import GroupOptions, Grpo, OnlineOptions, Ppo, Rloo
-from rlhf.recipe.stages import POLICIES, PRETRAIN, STAGES, TRAINING_STAGES, PolicyName, StageName, TrainingName
+from rlhf.recipe.stages import (
+    POLICIES,
+    PRETRAIN,
+    STAGES,
+    TRAINING_STAGES,
+    PolicyName,
+    PolicyStart,
+    StageName,
+    TrainingName,
+)
 from rlhf.recipe.strict import Section
 
 
@@ -169,7 +178,7 @@ OptionsT = TypeVar("OptionsT", bound=Section)
 
 
 class Recipe(Section):
-    """All settings of a chain of stages. A recipe has SFT and evaluation, and of the others those with a section."""
+    """All settings of a chain of stages. A recipe has an evaluation, and of the other stages those with a section."""
 
     status: Literal["draft", "released"]
     default: bool  # true: `--hw` picks this one of the recipes of its hardware
@@ -181,7 +190,7 @@ class Recipe(Section):
     data: Data
     lora: Lora
     pretrain: Pretrain | None = None
-    sft: Sft
+    sft: Sft | None = None  # null: policies start at the base, which is then the reference
     rm: Rm | None = None
     ppo: Ppo | None = None
     rloo: Rloo | None = None
@@ -195,6 +204,7 @@ class Recipe(Section):
         """Raise ValueError for sections that do not fit each other."""
         self._check_sources()
         self._check_model()
+        self._check_start()
         self._check_supervised()
         self._check_trunk()
         self._check_online()
@@ -229,6 +239,11 @@ class Recipe(Section):
             self.lora.layer_numbers(shape.num_hidden_layers)
         if shape and self.lora.r > shape.hidden_size:
             raise ValueError(f"lora.r: {self.lora.r} is more than model.architecture.hidden_size: {shape.hidden_size}")
+
+    def _check_start(self) -> None:
+        """Raise ValueError where nothing trains a policy."""
+        if self.sft is None and not self.policies():
+            raise ValueError(f"a recipe without sft needs one of {', '.join(POLICIES)}, which then starts at the base")
 
     def _check_supervised(self) -> None:
         """Raise ValueError for a supervised stage that `hardware.count` processes cannot share."""
@@ -322,6 +337,11 @@ class Recipe(Section):
     def policies(self) -> list[PolicyName]:
         """Return the stages of the recipe that train a policy."""
         return [stage for stage in POLICIES if self.section(stage) is not None]
+
+    @property
+    def start(self) -> PolicyStart:
+        """Return where policies start, which is also their reference: SFT's adapter, or without SFT the base."""
+        return "base" if self.sft is None else "sft"
 
     def rollout_stage(self) -> StageName | None:
         """Return the first stage that learns from its own samples; its decoding steps stand for those of the others."""

@@ -55,6 +55,9 @@ class OnlineBase(Section):
     gradient_checkpointing: bool
     max_prompt_length: Tokens
     temperature: Temperature
+    # `model`, the reward model, or functions: docs/rewards.md
+    reward_funcs: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] = ("model",)
+    reward_weights: Annotated[tuple[Finite, ...] | None, AsTuple] = None  # one for each reward; null: 1 each
     kl_estimator: KlEstimator
     kl_penalty: Literal["reward", "loss"] = "reward"  # part of each token's reward, or of the loss
     kl_target: Positive | None = None  # nats per token; the KL coefficient starts as given and follows the target
@@ -83,7 +86,17 @@ class OnlineBase(Section):
     @property
     def model_scores(self) -> bool:
         """Return whether the reward model scores the responses."""
-        return True
+        return MODEL_REWARD in self.reward_funcs
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Return the weight of each reward."""
+        return (1.0,) * len(self.reward_funcs) if self.reward_weights is None else self.reward_weights
+
+    @property
+    def sums_rewards(self) -> bool:
+        """Return whether the score of a response is a sum of rewards, and not the reward model's number as it is."""
+        return self.reward_funcs != (MODEL_REWARD,) or self.weights != (1.0,)
 
     @property
     def corrects_kl(self) -> bool:
@@ -126,6 +139,21 @@ class OnlineBase(Section):
             raise ValueError("rollout_weights: merged needs old_logprobs: recompute and rollout_4bit: library")
         return self
 
+    @model_validator(mode="after")
+    def _check_rewards(self) -> Self:
+        """Raise ValueError for keys of rewards that cannot be combined."""
+        if len(self.weights) != len(self.reward_funcs):
+            raise ValueError(
+                f"{len(self.reward_funcs)} reward_funcs and {len(self.weights)} reward_weights: give each its weight"
+            )
+        if not any(self.weights):
+            raise ValueError("reward_weights: all are 0: give at least one reward another weight")
+        if len(set(self.reward_funcs)) != len(self.reward_funcs):
+            raise ValueError("reward_funcs names a reward twice")
+        if self.normalize_scores and not self.model_scores:
+            raise ValueError(f"normalize_scores needs {MODEL_REWARD} among reward_funcs: it is about its scores")
+        return self
+
 
 class Ppo(OnlineBase):
     """PPO; keys are named as in the PPOConfig of TRL 1.12."""
@@ -145,7 +173,12 @@ class Ppo(OnlineBase):
     whiten_advantages: bool
     whiten_rewards: bool = False
     sigmoid_scores: bool = False
-    value_model: CriticKind  # a head on the policy's trunk, or its own adapter started from `reward`
+    value_model: CriticKind  # a head on the policy's trunk, or an adapter that starts as `reward`, or as the policy
+
+    @property
+    def model_weight(self) -> float:
+        """Return the weight of the reward model's score."""
+        return dict(zip(self.reward_funcs, self.weights, strict=True)).get(MODEL_REWARD, 0.0)
 
     @property
     def passes(self) -> int:
@@ -158,6 +191,8 @@ class Ppo(OnlineBase):
             raise ValueError("kl_target needs kl_coef above 0: the coefficient is multiplied, so that 0 stays 0")
         if self.sigmoid_scores and self.normalize_scores:
             raise ValueError("choose one of sigmoid_scores and normalize_scores")
+        if self.sigmoid_scores and not self.model_scores:
+            raise ValueError(f"sigmoid_scores needs {MODEL_REWARD} among reward_funcs: it is about its scores")
         if self.value_warmup_steps >= self.steps:
             raise ValueError("value_warmup_steps must be below steps, or the policy never learns")
         return self
@@ -176,10 +211,7 @@ class GroupBase(OnlineBase):
     epsilon: ClipRange = 0.2  # clip of the ratio; the lower clip if epsilon_high is set
     epsilon_high: Positive | None = None  # upper clip (DAPO); null: epsilon
     mask_truncated_completions: bool = False  # no gradient from responses without EOS; their rewards count
-    # `model`, the reward model, or functions: docs/rewards.md
-    reward_funcs: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] = ("model",)
     normalize_advantages: bool = False  # mean 0 and sd 1 over the batch; GRPO with scale_rewards: none: REINFORCE++
-    reward_weights: Annotated[tuple[Finite, ...] | None, AsTuple] = None  # one for each reward; null: 1 each
     overlong_buffer: Tokens | None = None  # tokens before the limit in which a response is penalised, up to 1 (DAPO)
     resample_groups: Annotated[int, Field(ge=0, le=1_000)] = 0  # times that prompts without signal are replaced (DAPO)
 
@@ -190,11 +222,6 @@ class GroupBase(OnlineBase):
     @property
     def response_length(self) -> int:
         return self.max_completion_length
-
-    @property
-    def weights(self) -> tuple[float, ...]:
-        """Return the weight of each reward."""
-        return (1.0,) * len(self.reward_funcs) if self.reward_weights is None else self.reward_weights
 
     @property
     def upper_epsilon(self) -> float:
@@ -210,8 +237,8 @@ class GroupBase(OnlineBase):
         return self.num_iterations
 
     @property
-    def model_scores(self) -> bool:
-        return MODEL_REWARD in self.reward_funcs
+    def sums_rewards(self) -> bool:
+        return True
 
     @model_validator(mode="after")
     def _check_groups(self) -> Self:
@@ -220,18 +247,8 @@ class GroupBase(OnlineBase):
             raise ValueError(
                 f"batch_size and rollout_batch_size must be multiples of num_generations: {self.num_generations}"
             )
-        if len(self.weights) != len(self.reward_funcs):
-            raise ValueError(
-                f"{len(self.reward_funcs)} reward_funcs and {len(self.weights)} reward_weights: give each its weight"
-            )
-        if not any(self.weights):
-            raise ValueError("reward_weights: all are 0: give at least one reward another weight")
-        if len(set(self.reward_funcs)) != len(self.reward_funcs):
-            raise ValueError("reward_funcs names a reward twice")
         if self.kl_target is not None and not self.beta:
             raise ValueError("kl_target needs beta above 0: the coefficient is multiplied, so that 0 stays 0")
-        if self.normalize_scores and not self.model_scores:
-            raise ValueError(f"normalize_scores needs {MODEL_REWARD} among reward_funcs: it is about its scores")
         if self.overlong_buffer is not None and self.overlong_buffer > self.max_completion_length:
             raise ValueError("overlong_buffer is at most max_completion_length")
         return self

@@ -14,12 +14,14 @@ StageName = Literal["pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "eval
 OnlineName = Literal["ppo", "rloo", "grpo"]  # stages that learn from their own samples
 GroupName = Literal["rloo", "grpo"]  # those of them that compare several responses to a prompt
 TrainingName = Literal["sft", "rm", "ppo", "rloo", "grpo", "dpo"]  # stages that train an adapter
-PolicyName = Literal["ppo", "rloo", "grpo", "dpo"]  # stages whose policy is compared with SFT
-PolicyLabel = Literal["base", "sft"] | PolicyName  # what an evaluation measures
+PolicyName = Literal["ppo", "rloo", "grpo", "dpo"]  # stages whose policy is compared with where it started
+PolicyStart = Literal["sft", "base"]  # where policies start: SFT's adapter, or the base without one
+PolicyLabel = PolicyStart | PolicyName  # what an evaluation measures
 
 STAGES: tuple[StageName, ...] = get_args(StageName)
 ONLINE: tuple[OnlineName, ...] = get_args(OnlineName)
 GROUPS: tuple[GroupName, ...] = get_args(GroupName)
+STARTS: tuple[PolicyStart, ...] = get_args(PolicyStart)
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 TRAINING_STAGES: tuple[TrainingName, ...] = get_args(TrainingName)  # `hardware.count` processes share one of them
 
@@ -193,7 +195,7 @@ STAGE_TABLE: dict[StageName, Stage] = {
         title="merged model",
         place=(1, 4),
         parents=("sft",),  # and the stage whose adapter is merged
-        rows="demonstrations",
+        rows="prompts",
         chooses=False,
         sizes_from=("sft",),
         on_host=True,

@@ -1,16 +1,16 @@
-"""The gain of a trained policy over SFT, where it started, in the metric that says most."""
+"""The gain of a trained policy over its start, SFT or the base, in the metric that says most."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from rlhf.recipe import EVALUATE, POLICIES, StageName
+from rlhf.recipe import EVALUATE, POLICIES, PolicyStart, StageName
 from rlhf.run.records import Summary
 
 Metrics = Mapping[str, float | None]
 
 
 class Gain(NamedTuple):
-    """A metric of SFT's answers and of the trained policy's, and the gain with the ends of its 95 % interval.
+    """A metric of the answers of the start and of the trained policy, and the gain with the ends of its 95 % interval.
 
     `unit` is that of the gain; "" is the metric's own. `low` and `high` are None if only an evaluation would tell.
     """
@@ -23,6 +23,7 @@ class Gain(NamedTuple):
     low: float | None
     high: float | None
     unit: str
+    origin: PolicyStart = "sft"
 
     @property
     def kind(self) -> str:
@@ -40,13 +41,20 @@ def gains_over_start(summaries: Mapping[str, Summary]) -> list[Gain]:
     gains = []
     for stage in POLICIES:
         own = summaries[stage].metrics if stage in summaries else {}
-        gain = _gain(stage, evaluated, f"{stage}/", "sft/{}") or _gain(stage, own, "", "{}_sft")
+        origin = origin_of(own)
+        gain = _gain(stage, evaluated, f"{stage}/", origin, "{origin}/{name}")
+        gain = gain or _gain(stage, own, "", origin, "{name}_{origin}")
         gains += [gain] if gain else []
     return gains
 
 
-def _gain(stage: StageName, metrics: Metrics, prefix: str, start_key: str) -> Gain | None:
-    """Return the gain from metrics whose keys have a `prefix`. `start_key` is the key of SFT's value, by a name."""
+def origin_of(metrics: Metrics) -> PolicyStart:
+    """Return where a policy started, by the metrics of its stage: they name the start beside its length of response."""
+    return "base" if "response_length_base" in metrics else "sft"
+
+
+def _gain(stage: StageName, metrics: Metrics, prefix: str, origin: PolicyStart, start_key: str) -> Gain | None:
+    """Return the gain from metrics whose keys have a `prefix`. `start_key` is the form of the keys of the start."""
     functions = [
         key.removeprefix(prefix).removesuffix("_gain")
         for key in metrics
@@ -54,9 +62,10 @@ def _gain(stage: StageName, metrics: Metrics, prefix: str, start_key: str) -> Ga
     ]
     keys = {"true_reward": "true_reward_gain_sd", **{name: f"{name}_gain" for name in functions}}
     for name, key in (keys | {"score": "score_gain_sd"}).items():
-        start, end = metrics.get(start_key.format(name)), metrics.get(prefix + name)
+        start, end = metrics.get(start_key.format(origin=origin, name=name)), metrics.get(prefix + name)
         value, low, high = (metrics.get(f"{prefix}{key}{suffix}") for suffix in ("", "_low", "_high"))
         if start is not None and end is not None and value is not None:
             title = name.removeprefix("reward_").replace("_", " ")
-            return Gain(stage, title, start, end, value, low, high, "standard deviations" * key.endswith("_sd"))
+            unit = "standard deviations" * key.endswith("_sd")
+            return Gain(stage, title, start, end, value, low, high, unit, origin)
     return None

@@ -1,15 +1,15 @@
 """The top of a report: the outcome in a sentence, devices and time, and the chain of stages as a picture."""
 
 import datetime
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rlhf.errors import UserError
 from rlhf.recipe import EVALUATE, GROUPS, MERGE, POLICIES, STAGE_TABLE, STAGES, StageName, published
 from rlhf.recipe.published import Verdict
 from rlhf.recipe.released import difference
-from rlhf.report.gain import Gain, gains_over_start
-from rlhf.report.parts import STAGE_TITLES, Charts, Section
+from rlhf.report.gain import Gain, gains_over_start, origin_of
+from rlhf.report.parts import STAGE_TITLES, START_TITLES, Charts, Section
 from rlhf.report.runs import RunRecords, check_evaluation
 from rlhf.run.finished import totals
 from rlhf.run.records import Manifest, Summary
@@ -40,12 +40,13 @@ def outcome(
 ) -> tuple[str, str]:
     """Return the outcome in a sentence, and its kind: good, bad or neither ("").
 
-    A policy that is worse than SFT, where it started, is bad whatever the targets say. Without targets the outcome is
-    good if every measured policy is better. `unreadable` are the stages whose summary.json cannot be read, `gained` the
-    gains of the policies.
+    A policy that is worse than its start, SFT or the base, is bad whatever the targets say. Without targets the outcome
+    is good if every measured policy is better. `unreadable` are the stages whose summary.json cannot be read, `gained`
+    the gains of the policies.
     """
     judged, kind = _judgement(verdicts_of(summaries, price))
     worse = [STAGE_TITLES[gain.stage] for gain in gained if gain.kind == "bad"]
+    start = " or ".join(dict.fromkeys(START_TITLES[gain.origin] for gain in gained if gain.kind == "bad"))
     if worse:
         kind = "bad"
     elif not judged and gained and all(gain.kind == "good" for gain in gained):
@@ -64,7 +65,7 @@ def outcome(
         finished = ", ".join(STAGE_TITLES[stage] for stage in summaries)
         sentences.append(f"Finished: {finished}." if finished else "Nothing has finished yet.")
     if worse:
-        sentences.insert(0, f"{' and '.join(worse)} {'is' if len(worse) == 1 else 'are'} worse than SFT.")
+        sentences.insert(0, f"{' and '.join(worse)} {'is' if len(worse) == 1 else 'are'} worse than {start}.")
     return " ".join(sentences), kind
 
 
@@ -83,17 +84,18 @@ def _judgement(verdicts: Sequence[tuple[str, str, Verdict]]) -> tuple[str, str]:
 
 
 def gains(summaries: Summaries) -> str:
-    """Return a sentence for each trained policy: its gain over SFT."""
+    """Return a sentence for each trained policy: its gain over its start."""
     return " ".join(sentence for stage in POLICIES if (sentence := _gain(stage, summaries.get(stage))))
 
 
 def _gain(stage: StageName, summary: Summary | None) -> str:
-    """Return a policy's gains over SFT and its KL, as a sentence; "" if they were not measured.
+    """Return a policy's gains over its start and its KL, as a sentence; "" if they were not measured.
 
-    The rewards of functions come first, such as the share of right answers: what RLOO and GRPO are to raise.
+    The rewards of functions come first, such as the share of right answers: what the policy is to raise.
     """
     metrics = summary.metrics if summary else {}
-    score = "score" if stage in GROUPS else "score of the reward model"  # theirs may be a sum of rewards
+    may_be_sum = stage in GROUPS or any(_reward_gain(key, metrics) for key in metrics)
+    score = "score" if may_be_sum else "score of the reward model"
     names = (("true_reward_gain_sd", "true reward"), ("score_gain_sd", score))
     in_sd = [f"{name} {value:+.2f}" for key, name in names if (value := metrics.get(key)) is not None]
     texts = [text for key in metrics if (text := _reward_gain(key, metrics))]
@@ -102,7 +104,7 @@ def _gain(stage: StageName, summary: Summary | None) -> str:
         return ""
     kl = metrics.get("kl_per_token")
     kl_text = f", at a KL {_of_kl(kl)} nats per token" if kl is not None else ""
-    return f"{STAGE_TITLES[stage]} against SFT: {'; '.join(texts)}{kl_text}."
+    return f"{STAGE_TITLES[stage]} against {START_TITLES[origin_of(metrics)]}: {'; '.join(texts)}{kl_text}."
 
 
 def _of_kl(kl: float) -> str:
@@ -199,7 +201,7 @@ def _change(gain: Gain) -> Change:
         interval = "no interval without an evaluation"
     else:
         interval = f"95 % interval {gain.low:+.2f} to {gain.high:+.2f}"
-    metric = f"{gain.name}, SFT → {STAGE_TITLES[gain.stage]}"
+    metric = f"{gain.name}, {START_TITLES[gain.origin]} → {STAGE_TITLES[gain.stage]}"
     in_words = f"{gain.value:+.2f}{gain.unit and ' '}{gain.unit} ({interval})"
     return Change(metric, f"{gain.start:.2f}", f"{gain.end:.2f}", in_words, gain.kind)
 
@@ -232,18 +234,21 @@ def picture(manifests: Manifests, summaries: Summaries, unreadable: Collection[s
         arrows=[
             _arrow(corner[a], corner[b])
             for b in begun
-            for a in _arrows_from(b, manifests[b])
-            if a in corner and a in manifests[b].parents
+            for a in dict.fromkeys(_arrows_to(b, manifests[b]))
+            if a in corner
         ],
     )
 
 
-def _arrows_from(stage: StageName, manifest: Manifest) -> Collection[StageName]:
+def _arrows_to(stage: StageName, manifest: Manifest) -> Iterable[StageName]:
     """Return the stages from which arrows lead to a stage: those that it builds on, not those that these build on."""
-    if stage == EVALUATE:
-        return POLICIES
     merge = manifest.settings.merge if stage == MERGE else None
-    return (merge.stage,) if merge else STAGE_TABLE[stage].parents
+    if stage == EVALUATE or merge:
+        return [name for name in ((merge.stage,) if merge else POLICIES) if name in manifest.parents]
+    direct = STAGE_TABLE[stage].parents
+    # A recipe may lack a parent, and a stage may do without it: then its own parents stand for it.
+    before = [p for parent in direct if parent not in manifest.parents for p in STAGE_TABLE[parent].parents]
+    return dict.fromkeys(name for name in (*direct, *before) if name in manifest.parents)
 
 
 def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:

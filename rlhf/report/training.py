@@ -9,9 +9,11 @@ from typing import NamedTuple
 from rlhf import recipe as recipes
 from rlhf.memory import prediction_file as pins
 from rlhf.recipe import ONLINE, STAGE_TABLE, StageName, default_root
+from rlhf.report.gain import origin_of
 from rlhf.report.parts import (
     COLOURS,
     STAGE_TITLES,
+    START_TITLES,
     Chart,
     Charts,
     Section,
@@ -107,12 +109,14 @@ def sections_of_frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
             gains += _gain_traces(rows, suffix(run, runs) + method, colour)
     if not scores:
         return []
-    kl_axis = {"title": {"text": "KL to SFT, nats per token"}}
+    origins = {origin_of(run.summaries[stage].metrics) for run, stage, _ in trained if stage in run.summaries}
+    start = " or ".join(title for origin, title in START_TITLES.items() if origin in (origins or {"sft"}))
+    kl_axis = {"title": {"text": f"KL to {start}, nats per token"}}
     axes: Trace = {"xaxis": kl_axis, "yaxis": {"title": {"text": "score, held out"}}}
     methods = " and ".join(dict.fromkeys(STAGE_TITLES[stage] for _, stage, _ in trained))
     frontier_charts = [charts.add(f"{methods}'s evaluations, in order", scores, tall=True, **axes)]
     if gains:
-        gain = axes | {"yaxis": {"title": {"text": "gain over SFT, standard deviations"}}}
+        gain = axes | {"yaxis": {"title": {"text": f"gain over {start}, standard deviations"}}}
         frontier_charts.append(charts.add("gain by the reward model, and true gain", gains, tall=True, **gain))
     return [Section("Score against divergence", "chart.html", frontier_charts)]
 
@@ -134,7 +138,7 @@ def _chosen(run: RunRecords, stage: StageName, rows: Sequence[MetricsLine], colo
 
 
 def _gain_traces(rows: Sequence[MetricsLine], ending: str, colour: str) -> list[Trace]:
-    """Return the gains of score and true reward against KL, from SFT on; none without a true reward."""
+    """Return the gains of score and true reward against KL, from the start on; none without a true reward."""
     if rows[0].values.get("eval/true_reward_gain_sd") is None:
         return []
     kl = [0, *(row.values.get(EVALUATED_KL) for row in rows)]

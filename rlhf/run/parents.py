@@ -44,6 +44,10 @@ class Parents:
             return stage_folder(self.run_directory, stage)
         return stage_folder(self.reuse_directory, stage)
 
+    def start(self) -> Path | None:
+        """Return the directory of SFT, at whose adapter policies start; None if they start at the base."""
+        return None if self.loaded.recipe.start == "base" else self.folder("sft")
+
     def require(self, stage: StageName) -> Path:
         """Return the verified directory of an earlier stage. Raises ParentMissing or UserError.
 
@@ -85,7 +89,7 @@ class Parents:
         }
 
     def trained_policies(self) -> list[PolicyName]:
-        """Return the finished stages whose policies an evaluation compares with SFT."""
+        """Return the finished stages whose policies an evaluation compares with their start."""
         finished = [stage for stage in POLICIES if (self.run_directory / stage / SUMMARY).exists()]
         return [stage for stage in POLICIES if stage in finished or self.elsewhere(stage)]
 

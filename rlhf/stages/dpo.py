@@ -1,11 +1,11 @@
-"""Direct preference optimisation from the SFT adapter, with TRL's DPOTrainer.
+"""Direct preference optimisation from the SFT adapter, or without SFT from the base, with TRL's DPOTrainer.
 
-TRL copies the loaded adapter as its frozen reference, so that the reference is SFT and not the bare base.
+TRL copies the adapter as its frozen reference, so that the reference is SFT and not the bare base. A new adapter, with
+which a policy starts without SFT, has B = 0: its copy is the base.
 Loss: -log σ(β [(log π(y_c) - log π_ref(y_c)) - (log π(y_r) - log π_ref(y_r))]).
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from datasets import Dataset
@@ -17,10 +17,11 @@ from rlhf.data.load import load_corpus
 from rlhf.data.pairs import EncodedPair
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.evaluation.likelihood import scored_texts, sequence_logprobs
-from rlhf.evaluation.policies import gains_over_sft, heldout_sampling, measure, sample_of
+from rlhf.evaluation.policies import START_TITLES, gains_over_start, heldout_sampling, measure, sample_of
 from rlhf.evaluation.reward_model import accuracy
-from rlhf.models.adapters import save_adapter, trainable_adapter
+from rlhf.models.adapters import new_adapter, save_adapter, trainable_adapter
 from rlhf.models.loading import load_base, load_codec
+from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.losses import dpo_loss
 from rlhf.observe.telemetry import Telemetry
@@ -39,7 +40,7 @@ SAMPLES = 8  # held-out prompts whose answers are logged before and after
 
 
 def run_stage(run: StageRun, device: torch.device) -> Result:
-    """Train the DPO adapter, and measure the policy against SFT on held-out prompts and pairs."""
+    """Train the DPO adapter, and measure the policy against its start on held-out prompts and pairs."""
     recipe = run.loaded.recipe
     options = recipe.options(Dpo)
     telemetry = Telemetry(device)
@@ -55,7 +56,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
 
     truth = recipe.data.has_true_reward
     with telemetry.phase("evaluate"):
-        roles: dict[Role, Path] = {"policy": run.path, "reference": run.parents.folder("sft")}
+        roles: dict[Role, AdapterStart] = {"policy": run.path, "reference": run.parents.start()}
         shared = SharedBase(load_base(run, device), roles, lean=recipe.hardware.trunk == "lean")
         check_sampling(shared.base, codec)
         sampling = heldout_sampling(recipe.evaluate)
@@ -68,13 +69,14 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     run.logs.samples(
         0,
         [
-            {"prompt": codec.prompt_text(prompt), "SFT": a, "DPO": b}
+            {"prompt": codec.prompt_text(prompt), START_TITLES[recipe.start]: a, "DPO": b}
             for prompt, a, b in zip(prompts[:SAMPLES], before.texts, after.texts, strict=False)
         ],
     )
     counts = {"preference_accuracy": preferred, "train_pairs": len(pairs.training), **pairs.cuts}
-    metrics = gains_over_sft(before, after) | counts | best_step_metric(run)
-    return Result(metrics, telemetry.costs(), sample_of(codec, prompts, before, after, "dpo"))
+    metrics = gains_over_start(before, after, recipe.start) | counts | best_step_metric(run)
+    sample = sample_of(codec, prompts, before, after, "dpo", recipe.start)
+    return Result(metrics, telemetry.costs(), sample)
 
 
 def _fit(run: StageRun, codec: Codec, pairs: StagePairs, device: torch.device, telemetry: Telemetry) -> None:
@@ -83,7 +85,8 @@ def _fit(run: StageRun, codec: Codec, pairs: StagePairs, device: torch.device, t
     options = recipe.options(Dpo)
     torch.manual_seed(recipe.seed)
     with telemetry.phase("load"):
-        model = trainable_adapter(load_base(run, device), run.parents.folder("sft"))
+        base, start = load_base(run, device), run.parents.start()
+        model = new_adapter(base, recipe.lora) if start is None else trainable_adapter(base, start)
     trainer = _Trainer(
         model=model,
         args=arguments(DPOConfig, run, options, max_length=None, beta=options.beta),
@@ -102,7 +105,8 @@ def _fit(run: StageRun, codec: Codec, pairs: StagePairs, device: torch.device, t
 class _Validation:
     """Measures a policy on validation pairs, against the reference.
 
-    It is made when the policy is still SFT, the reference: before the first step, and before a checkpoint is loaded.
+    It is made when the policy is still at its start, the reference: before the first step, and before a checkpoint is
+    loaded.
     """
 
     def __init__(self, model: PeftModel, pairs: Sequence[EncodedPair], pad_id: int, options: Dpo):

@@ -20,7 +20,7 @@ from rlhf.evaluation.policies import (
     PolicySamples,
     further_metrics,
     gains_over_base,
-    gains_over_sft,
+    gains_over_start,
     heldout_sampling,
     interval_ends,
     measure,
@@ -29,16 +29,17 @@ from rlhf.evaluation.references import Overlap, answers
 from rlhf.evaluation.reward_model import reward_model_figures, score_histograms, scores_of
 from rlhf.files import JsonObject, write_json
 from rlhf.models.loading import load_base, load_codec
+from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe import Evaluate, GroupOptions, PolicyLabel, PolicyName, Recipe, Rm, Role, StageName
+from rlhf.recipe import Evaluate, PolicyLabel, PolicyName, PolicyStart, Recipe, Rm, Role, StageName
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
 from rlhf.stages.online.reward_sum import ByName, RewardSum
 from rlhf.stages.result import Result
 from rlhf.stats import clustered_share, outcomes
 
-REPEATED = {"response_length_sft", "score_sft", "true_reward_sft"}  # they are logged under sft/ already
+REPEATED = ("response_length_", "score_", "true_reward_")  # with the start's name: they are logged under that already
 CONTRADICTED = 10  # pairs that are listed
 
 
@@ -60,12 +61,12 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
         check_sampling(shared.base, codec)
         overlap = Overlap(answers(corpus, prompts, options.num_samples), options.bertscore_model, device)
     with telemetry.phase("evaluate"):
-        labels: list[PolicyLabel] = ["base", "sft", *trained]
+        labels: list[PolicyLabel] = [*dict.fromkeys(("base", recipe.start)), *trained]
         reward_fn = _reward_fn(reward_sums) if reward_sums else None
         samples, perplexities = _measure_policies(shared, labels, codec, prompts, demonstrations, recipe, reward_fn)
         rm_metrics, rm_details = pairs.judged(shared) if pairs else ({}, {})
 
-    metrics = _policy_metrics(samples, perplexities, overlap, telemetry) | rm_metrics
+    metrics = _policy_metrics(samples, perplexities, overlap, telemetry, recipe.start) | rm_metrics
     histograms = score_histograms({name: policy.scores for name, policy in samples.items()})
     details: JsonObject = {"scores": histograms.plain() if histograms else None}
     if functions := _reward_functions(reward_sums):
@@ -79,12 +80,12 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
 def _prompts_and_rewards(
     run: StageRun, corpus: Corpus, codec: Codec, trained: Sequence[PolicyName]
 ) -> tuple[list[Prompt], list[RewardSum]]:
-    """Return held-out prompts, and the rewards of RLOO and GRPO where they have run, which can judge all of these."""
+    """Return held-out prompts, and the rewards of the policies where they are sums, which can judge all of these."""
     recipe = run.loaded.recipe
     reward_sums = [
         RewardSum(stage, options, corpus.right_answers(), codec)
         for stage, options in recipe.online().items()
-        if stage in trained and isinstance(options, GroupOptions)
+        if stage in trained and options.sums_rewards
     ]
     prompts = corpus.prompts("evaluate")
     for reward_sum in reward_sums:
@@ -93,10 +94,12 @@ def _prompts_and_rewards(
 
 
 def _load_roles(run: StageRun, device: torch.device, trained: Sequence[PolicyName]) -> SharedBase:
-    """Return the base with SFT as `reference`, each trained policy under its stage's name, and any reward model."""
-    stages: dict[Role, StageName] = {"reference": "sft", **{stage: stage for stage in trained}}
-    folders = {role: run.parents.folder(stage) for role, stage in stages.items()}
-    shared = SharedBase(load_base(run, device), folders, lean=run.loaded.recipe.hardware.trunk == "lean")
+    """Return the base with the start as `reference`, each trained policy under its stage's name, any reward model."""
+    roles: dict[Role, AdapterStart] = {
+        "reference": run.parents.start(),
+        **{stage: run.parents.folder(stage) for stage in trained},
+    }
+    shared = SharedBase(load_base(run, device), roles, lean=run.loaded.recipe.hardware.trunk == "lean")
     if run.loaded.recipe.rm is not None:
         shared.add_reward(run.parents.folder("rm"))
     return shared
@@ -141,7 +144,7 @@ def _measure_policies(
     samples: dict[str, PolicySamples] = {}
     perplexities: dict[str, float] = {}
     for label in labels:
-        role: Role = "reference" if label == "sft" else label
+        role: Role = "reference" if label == "sft" or label == recipe.start else label
         samples[label] = measure(
             shared,
             role,
@@ -153,8 +156,9 @@ def _measure_policies(
             samples_per_prompt=options.num_samples,
             reward_fn=reward_fn,
         )
-        with shared.roles.using(role):
-            perplexities[label] = perplexity(shared.base, demonstrations, codec.pad_id, options.batch_size)
+        if demonstrations:
+            with shared.roles.using(role):
+                perplexities[label] = perplexity(shared.base, demonstrations, codec.pad_id, options.batch_size)
     return samples, perplexities
 
 
@@ -188,7 +192,7 @@ def _reward_functions(reward_sums: Sequence[RewardSum]) -> dict[str, str]:
 
 
 def _reward_fn(reward_sums: Sequence[RewardSum]) -> EvaluationRewards:
-    """Return the function that gives every reward of RLOO and GRPO by name."""
+    """Return the function that gives every reward of the policies by name."""
     names = _reward_names(reward_sums)
 
     def rewards(prompts: Sequence[Prompt], texts: Sequence[str], scores: Tensor | None) -> tuple[ByName, Tensor | None]:
@@ -202,7 +206,9 @@ def _reward_fn(reward_sums: Sequence[RewardSum]) -> EvaluationRewards:
 
 
 def _demonstrations(codec: Codec, corpus: Corpus, options: Evaluate) -> list[ScoredText]:
-    """Return held-out demonstrations as texts of which the responses are scored."""
+    """Return held-out demonstrations as texts of which the responses are scored; none where data have prompts alone."""
+    if not corpus.has_responses:
+        return []
     rows, _ = codec.encode(
         [(row.prompt, row.response) for row in corpus.demonstrations().test[: options.max_samples]],
         options.max_prompt_length,
@@ -212,26 +218,32 @@ def _demonstrations(codec: Codec, corpus: Corpus, options: Evaluate) -> list[Sco
 
 
 def _policy_metrics(
-    samples: dict[str, PolicySamples], perplexities: dict[str, float], overlap: Overlap, telemetry: Telemetry
+    samples: dict[str, PolicySamples],
+    perplexities: dict[str, float],
+    overlap: Overlap,
+    telemetry: Telemetry,
+    start: PolicyStart,
 ) -> dict[str, float]:
     """Return the metrics of every policy, as `<policy>/<metric>`."""
     metrics: dict[str, float] = {}
-    sft = samples["sft"]
+    before = samples[start]
     for name, policy in samples.items():
-        values = policy.metrics() if name == "sft" else gains_over_sft(sft, policy)
+        values = policy.metrics() if name == start else gains_over_start(before, policy, start)
         if name != "base":
             values |= gains_over_base(samples["base"], policy)
-        values |= {"perplexity": perplexities[name]} | further_metrics(sft, policy, values)
-        values |= interval_ends(sft, policy)
+        if name in perplexities:
+            values["perplexity"] = perplexities[name]
+        values |= further_metrics(before, policy, values, start)
+        values |= interval_ends(before, policy, start)
         with telemetry.phase("references"):
             values |= overlap.metrics(policy.texts)
-        metrics |= {f"{name}/{key}": value for key, value in values.items() if not _repeated(key)}
+        metrics |= {f"{name}/{key}": value for key, value in values.items() if not _repeated(key, start)}
     return metrics
 
 
-def _repeated(key: str) -> bool:
-    """Return whether a metric of a policy is logged under sft/ already."""
-    return key in REPEATED or (key.startswith("reward_") and key.endswith("_sft"))
+def _repeated(key: str, start: PolicyStart) -> bool:
+    """Return whether a metric of a policy is logged under the name of its start already."""
+    return key.removesuffix(start) in REPEATED or (key.startswith("reward_") and key.endswith(f"_{start}"))
 
 
 def contradicted(codec: Codec, pairs: list[PreferencePair], margins: list[float]) -> list[JsonObject]:

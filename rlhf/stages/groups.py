@@ -93,7 +93,7 @@ class Batch(TrainingBatch):
 
 
 def run_stage(run: StageRun, device: torch.device) -> Result:
-    """Train the policy adapter with RLOO or GRPO, and measure it against SFT on held-out prompts."""
+    """Train the policy adapter with RLOO or GRPO, and measure it against its start on held-out prompts."""
     options = run.loaded.recipe.online()[run.stage]
     assert isinstance(options, GroupOptions)
     # Keep this order: two of these calls draw from torch's generator, and released results depend on it.

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
+from rlhf.data.corpus import Corpus
 from rlhf.data.load import load_corpus
-from rlhf.data.rows import Example
 from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
 from rlhf.models.folders import share_weights
@@ -16,7 +16,7 @@ from rlhf.models.nf4 import round_to_nf4
 from rlhf.models.precision import Model, mixed_precision
 from rlhf.models.weights import attach_adapter
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe import Merge, Sft
+from rlhf.recipe import Merge, Recipe
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
 from rlhf.stages.result import Result
@@ -34,7 +34,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
         device = torch.device("cpu")  # in full precision the base may not fit the card; a CPU is fast enough
     telemetry = Telemetry(device)
     codec = load_codec(run)
-    texts = _heldout(codec, load_corpus(run, codec).demonstrations().test, recipe.sft, device)
+    texts = _heldout(codec, load_corpus(run, codec), recipe, device)
 
     with telemetry.phase("merge"):
         # Merging into 4-bit weights would round the adapter away, so 16-bit ones are merged.
@@ -92,11 +92,20 @@ def _save(run: StageRun, merged: PreTrainedModel, codec: Codec) -> None:
     codec.tokenizer.save_pretrained(folder)
 
 
-def _heldout(codec: Codec, examples: Sequence[Example], options: Sft, device: torch.device) -> list[Tensor]:
-    """Return the ends of the first held-out dialogues that fit SFT's limits; SFT has checked that some do."""
-    rows = [(row.prompt, row.response) for row in examples[: options.max_eval_samples]]
-    encoded = [row for row in codec.encode(rows, options.max_prompt_length, options.max_length)[0] if row]
-    return [torch.tensor([(row.prompt + row.response)[-TOKENS:]], device=device) for row in encoded[:ROWS]]
+def _heldout(codec: Codec, corpus: Corpus, recipe: Recipe, device: torch.device) -> list[Tensor]:
+    """Return the ends of the first held-out dialogues that fit SFT's limits; SFT has checked that some do.
+
+    A recipe without SFT has held-out prompts in their place.
+    """
+    if recipe.sft is None:
+        prompts = corpus.prompts("merge").test[:ROWS]
+        texts, _ = codec.encode_prompts(prompts, recipe.evaluate.max_prompt_length)
+    else:
+        options = recipe.sft
+        rows = [(row.prompt, row.response) for row in corpus.demonstrations().test[: options.max_eval_samples]]
+        encoded = codec.encode(rows, options.max_prompt_length, options.max_length)[0]
+        texts = [row.prompt + row.response for row in encoded if row][:ROWS]
+    return [torch.tensor([text[-TOKENS:]], device=device) for text in texts]
 
 
 @torch.no_grad()

@@ -1,15 +1,17 @@
-"""PPO against a reward model. Each step:
+"""PPO on the scores of a reward model, on reward functions, or on a weighted sum of both. Each step:
 
     1 sample     one response per prompt, from the policy
-    2 score      log-probabilities under policy and reference, the critic's values, the reward model's scores
+    2 score      rewards of functions, the reward model's scores, log-probabilities under policy and reference, and the
+                 critic's values
     3 reward     -kl_coef * KL at every response token (with `kl_penalty: reward`), and the shaped score at the last one
     4 advantage  GAE over the rewards, then whitening
     5 update     clipped policy and value losses, a few passes over the batch in minibatches
 
 Policy, reference and reward model are adapters on one frozen base (rlhf/models/shared_base.py). The critic is a fourth,
-which starts as the reward model's, or a head on the policy's hidden states (`value_model`). A micro-batch's loss is a
-mean over its response tokens, times its share of the minibatch's tokens: the micro-batch size and the number of
-ranks change the result by rounding only. `TrainState` and its `Update` (rlhf/stages/online/train_state.py) draw the
+which starts as the reward model's, or where there is none as the policy's with a head of zeros; or it is a head on the
+policy's hidden states (`value_model`). A response without any verdict is left out of the batch. A micro-batch's loss is
+a mean over its response tokens, times its share of the minibatch's tokens: the micro-batch size and the number of ranks
+change the result by rounding only. `TrainState` and its `Update` (rlhf/stages/online/train_state.py) draw the
 minibatches, clip the gradients and step the optimizer.
 
 Shapes: B prompts, R response slots; slot t holds the t-th generated token. docs/ppo.md numbers the details, with their
@@ -24,16 +26,19 @@ import torch
 from torch import Tensor
 
 from rlhf.data.batch import Rollout, TrainingBatch
+from rlhf.errors import UserError
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.gae import gae
 from rlhf.objectives.kl import estimate_kl
 from rlhf.objectives.losses import Stats, ppo_policy_loss, ppo_value_loss
 from rlhf.objectives.masked import explained_variance, masked_mean, whiten
 from rlhf.objectives.rewards import shape_rewards, shape_scores
+from rlhf.process import distributed
 from rlhf.recipe import Ppo
 from rlhf.rollout.decoding import ValueFn
 from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes
+from rlhf.stages.online.reward_sum import FunctionRewards, without_verdict
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.session import Session
 from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState, weighted_numbers
@@ -50,7 +55,7 @@ class Batch(TrainingBatch):
     old_logp: Tensor  # in nats, under the policy that sampled
     ref_logp: Tensor  # under the reference
     values: Tensor  # the critic's, before the update
-    scores: Tensor  # (B,) the reward model's, raw
+    scores: Tensor  # (B,) raw: the reward model's, or the weighted sum of the rewards
     shaped_scores: Tensor  # (B,) as they enter the rewards
     kl: Tensor  # from the reference, in nats
     rewards: Tensor
@@ -67,7 +72,7 @@ class Batch(TrainingBatch):
 
 
 def run_stage(run: StageRun, device: torch.device) -> Result:
-    """Train the policy adapter, and measure it against SFT on held-out prompts."""
+    """Train the policy adapter, and measure it against its start on held-out prompts."""
     options = run.loaded.recipe.options(Ppo)
     # Keep this order: three of these calls draw from torch's generator, and released results depend on it.
     session = Session(run, device, options)
@@ -81,8 +86,9 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
             with session.phase("rollout"):
                 rollout = session.sample_step(step, learner.sampling_value_fn)  # 1
             with session.phase("score"):
-                batch = make_batch(learner, rollout)  # 2, 3, 4
-            metrics = batch_metrics(batch, learner)
+                rewards = session.function_rewards(step, rollout)  # 2
+                batch = make_batch(learner, *with_verdict(rollout, rewards))  # 2, 3, 4
+            metrics = batch_metrics(batch, learner) | reward_metrics(rewards)
             with session.phase("update"):
                 metrics |= learner.update(batch)  # 5
             learner.advance(batch)
@@ -93,28 +99,42 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
 # -- 2 score, 3 reward, 4 advantage ------------------------------------------------------------------------------------
 
 
+def with_verdict(rollout: Rollout, rewards: FunctionRewards | None) -> tuple[Rollout, Tensor | None]:
+    """Return the responses that have a verdict, with what functions add to the score of each (B,); None without any.
+
+    Raises UserError where no response has one, and for one that has none where several processes share a batch.
+    """
+    if rewards is None:
+        return rollout, None
+    judged = rewards.judged.nonzero().squeeze(1)
+    missing = len(rewards.judged) - len(judged)
+    if not len(judged):
+        raise UserError(f"ppo: no reward has a verdict on any of the {missing} responses of a step")
+    if missing and distributed.world() > 1:
+        raise UserError(
+            f"ppo: {missing} responses of a step have no verdict, and each of several processes needs as many rows: "
+            "give every response a number, or run with hardware.count: 1"
+        )
+    device = rollout.ids.device
+    return (rollout.rows(judged.to(device)) if missing else rollout), rewards.total[judged].to(device)
+
+
 @torch.no_grad()
-def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
-    """Do steps 2 to 4. Every (B, R) tensor of the result is 0 after the end of a response."""
+def make_batch(learner: "Learner", rollout: Rollout, of_functions: Tensor | None = None) -> Batch:
+    """Do steps 2 to 4. Every (B, R) tensor of the result is 0 after the end of a response.
+
+    `of_functions`: what reward functions add to the score of each response (B,); None where a recipe names none.
+    """
     shared, options, mask = learner.shared, learner.options, rollout.mask
 
     # 2 score. Layers below the first adapter give all roles the same states; the lean trunk computes these once.
     rollout = role_passes.with_lower_states(shared, rollout, options.score_rows)
     old_logp, values = role_passes.old_logprobs_and_values(shared, rollout, options)
     ref_logp = role_passes.logprobs(shared, "reference", rollout, options)
-    scores = role_passes.reward_scores(shared, rollout, options.score_rows)
+    scores, shaped_scores = _scores(learner, rollout, of_functions)
 
     # 3 reward. `reward_kl_coef` is 0 with `kl_penalty: loss`.
     kl = estimate_kl(old_logp, ref_logp, options.kl_estimator)
-    shaped_scores = shape_scores(
-        scores,
-        rollout.ended,
-        mean=learner.state.score_norm.mean,
-        sd=learner.state.score_norm.sd,
-        sigmoid=options.sigmoid_scores,
-        clip=options.score_clip,
-        missing_eos_penalty=options.missing_eos_penalty or 0.0,
-    )
     rewards = shape_rewards(kl, shaped_scores, mask, learner.state.reward_kl_coef)
     if options.whiten_rewards:
         rewards = whiten(rewards, mask, shift_mean=False)
@@ -137,6 +157,24 @@ def make_batch(learner: "Learner", rollout: Rollout) -> Batch:
     )
 
 
+def _scores(learner: "Learner", rollout: Rollout, of_functions: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the sum (B,) of the rewards, raw and shaped.
+
+    Shaped, the reward model's part is normalised or squashed and clipped, and a response without EOS loses the penalty.
+    """
+    options, norm = learner.options, learner.state.score_norm
+    scores = shaped = torch.zeros(len(rollout.ids), device=rollout.ids.device)
+    if options.model_scores:
+        raw = role_passes.reward_scores(learner.shared, rollout, options.score_rows)
+        of_model = shape_scores(
+            raw, rollout.ended, mean=norm.mean, sd=norm.sd, sigmoid=options.sigmoid_scores, clip=options.score_clip
+        )
+        scores, shaped = options.model_weight * raw, options.model_weight * of_model
+    if of_functions is not None:
+        scores, shaped = scores + of_functions, shaped + of_functions
+    return scores, shaped - (options.missing_eos_penalty or 0.0) * ~rollout.ended
+
+
 # -- 5 update ----------------------------------------------------------------------------------------------------------
 
 
@@ -151,9 +189,12 @@ class Learner:
         if options.value_model == "head":
             critic_parameters = list(shared.add_value_head().parameters())
         else:
-            # The critic starts as the shaped score, (s - mean) / sd.
-            start = SIGMOID_TANGENT if options.sigmoid_scores else score_norm
-            head = shared.add_value_adapter(rm_dir, start.mean, start.sd)
+            if options.model_scores:
+                # The critic starts as the model's part of the shaped score, weight * (s - mean) / sd.
+                start = SIGMOID_TANGENT if options.sigmoid_scores else score_norm
+                head = shared.add_value_adapter(rm_dir, start.mean, start.sd, options.model_weight)
+            else:
+                head = shared.add_value_copy()
             critic_parameters = [*head.parameters(), *shared.roles.parameters("value")]
         policy = TrainedParameters(shared.roles.parameters("policy"), options.learning_rate)
         critic = TrainedParameters(critic_parameters, options.value_learning_rate)
@@ -287,3 +328,13 @@ def batch_metrics(batch: Batch, learner: Learner) -> dict[str, float]:
         **role_passes.sampling_mismatch(batch.rollout, batch.old_logp),
     }
     return {name: value.item() for name, value in metrics.items()} | {"objective/kl_coef": learner.state.kl_coef}
+
+
+def reward_metrics(rewards: FunctionRewards | None) -> dict[str, float]:
+    """Return the mean of each reward function over its verdicts, and the share of responses that nothing judged."""
+    if rewards is None:
+        return {}
+    means = {f"rewards/{name}": masked_mean(raw, ~without_verdict(raw)) for name, raw in rewards.by_name.items()}
+    return {name: mean.item() for name, mean in means.items()} | {
+        "objective/no_verdict": (~rewards.judged).float().mean().item()
+    }

@@ -1,8 +1,8 @@
 """Reward model: the SFT adapter continued under a scalar head, trained on preference pairs with TRL's RewardTrainer.
 
-The score of a dialogue is the head's output at its last real token, which is EOS unless the response was cut. Default
-loss: Bradley-Terry, -log σ(r_c - r_r); option: max(0, margin - (r_c - r_r)), the ranking loss of
-torch.nn.MarginRankingLoss.
+Without SFT the adapter is a new one. The score of a dialogue is the head's output at its last real token, which is EOS
+unless the response was cut. Default loss: Bradley-Terry, -log σ(r_c - r_r); option: max(0, margin - (r_c - r_r)), the
+ranking loss of torch.nn.MarginRankingLoss.
 """
 
 import itertools
@@ -50,7 +50,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     with telemetry.phase("load"):
         base = load_base(run, device, head="score")
         base.config.pad_token_id = codec.pad_id
-        model = reward_from_sft(base, recipe.lora, run.parents.folder("sft"))
+        model = reward_from_sft(base, recipe.lora, run.parents.start())
 
     def evaluate() -> dict[str, float]:
         chosen, rejected = _scores(model, codec, pairs.validation, options)

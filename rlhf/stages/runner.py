@@ -22,7 +22,7 @@ from rlhf.recipe import (
     MODEL_REWARD,
     STAGE_TABLE,
     Evaluate,
-    GroupOptions,
+    OnlineOptions,
     PinnedRecipe,
     StageName,
     no_section,
@@ -107,7 +107,7 @@ def check_section(loaded: PinnedRecipe, stage: StageName) -> None:
 def check_settings(loaded: PinnedRecipe, stage: StageName) -> None:
     """Raise UserError where an unfinished stage needs a reward function or an encoder that is not there."""
     options = loaded.recipe.section(stage)
-    if isinstance(options, GroupOptions):
+    if isinstance(options, OnlineOptions):
         for name in options.reward_funcs:
             if name != MODEL_REWARD:
                 reward_functions.find(name, f"{stage}.reward_funcs")

@@ -42,7 +42,7 @@ class _Rows(NamedTuple):
 def run_stage(run: StageRun, device: torch.device) -> Result:
     """Train the SFT adapter, and measure the perplexity of held-out responses before and after."""
     recipe = run.loaded.recipe
-    options = recipe.sft
+    options = recipe.options(Sft)
     telemetry = Telemetry(device)
 
     codec = load_codec(run)
@@ -99,7 +99,7 @@ class _Trainer(RunTrainer, SFTTrainer):
 
 def _encoded_rows(run: StageRun, codec: Codec, demonstrations: Split[Example]) -> _Rows:
     """Encode the demonstrations, and note in the manifest what was cut."""
-    options = run.loaded.recipe.sft
+    options = run.loaded.recipe.options(Sft)
     training, cuts = _encode(codec, demonstrations.train[: options.max_samples], options)
     heldout, heldout_cuts = _encode(codec, demonstrations.test[: options.max_eval_samples], options)
     run.describe(cuts={"train": cuts, "heldout": heldout_cuts})

@@ -309,6 +309,117 @@ def test_data_without_pairs_is_refused(checkpoints, tmp_path):
         make(tmp_path / "recipes", str(checkpoints / "Tiny_llama"), data=(str(file),))
 
 
+# -- rewards without pairs ---------------------------------------------------------------------------------------------
+
+
+def questions(file: Path, count: int = 24) -> tuple[str]:
+    """A file of questions with their right answers alone."""
+    rows = [{"prompt": f"What is {n % 4} plus {n}?", "answer": str(n % 4 + n)} for n in range(count)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return (str(file),)
+
+
+@pytest.mark.parametrize("stages", [("grpo",), ("rloo",), ("ppo",), ("ppo", "rloo", "grpo")])
+def test_questions_and_functions_are_enough(checkpoints, tmp_path, monkeypatch, stages):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_of_new.py").write_text(
+        "def short(completions):\n    return [-len(c) / 100 for c in completions]\n"
+    )
+    rewards = ("numeric_answer", "mine_of_new:short")
+    made = make(
+        tmp_path / "recipes",
+        str(checkpoints / "Tiny_llama"),
+        stages=stages,
+        data=questions(tmp_path / "questions.jsonl"),
+        rewards=rewards,
+    )
+    written = made.loaded.recipe
+    assert made.stages == (*stages, "evaluate") and written.start == "base"
+    assert written.rm is None is written.sft and written.policies() == [*stages]
+    assert recipe.stages_before(written, "evaluate") == [stages[0]]
+    for options in written.online().values():
+        assert options.reward_funcs == rewards and not options.normalize_scores
+    assert written.data.heldout_fraction == 0.2, "a tenth of few questions would be few"
+    readme = (made.folder / "README.md").read_text()
+    assert "24 prompts in" in readme and "`numeric_answer` and `mine_of_new:short`" in readme
+    assert "**SFT**" not in readme and "**Reward model**" not in readme and "at the base itself" in readme
+
+
+def test_the_recipe_of_questions_trains(checkpoints, tmp_path):
+    """As it is written but for device and size: on a CPU, in few steps."""
+    data = questions(tmp_path / "questions.jsonl", 60)
+    options: dict[str, Any] = {"stages": ("ppo", "grpo"), "rewards": ("numeric_answer",), "max_length": 48}
+    made = make(tmp_path / "recipes", str(checkpoints / "Tiny_llama"), data=data, **options)
+    small: recipe.Changes = {"hardware.device": "cpu", "hardware.memory_gb": None, "model.dtype": "float32"}
+    for stage in ("ppo", "grpo"):
+        small |= {f"{stage}.{key}": 2 for key in ("steps", "save_steps", "eval_steps")}
+        small |= {f"{stage}.{key}": 16 for key in ("batch_size", "rollout_batch_size")}
+        small |= {f"{stage}.max_eval_samples": 4, f"{stage}.warmup_steps": 0}
+    loaded = recipe.load(made.folder, small | {"evaluate.max_samples": 4, "hardware.threads": 1})
+    metrics = run_stages(loaded, tmp_path / "runs", "ppo", "grpo", "evaluate")["metrics"]
+    assert {"base/reward_numeric_answer", "ppo/reward_numeric_answer_gain", "grpo/reward_numeric_answer_gain"} <= {
+        *metrics
+    }
+    assert not [name for name in metrics if name.endswith("perplexity")], "there are no demonstrations"
+
+
+def test_start_and_reward_model_can_be_chosen(checkpoints, tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    rows = [{"prompt": f"Say {n}.", "chosen": f"It is {n}.", "rejected": f"No {n}."} for n in range(30)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given: dict[str, Any] = {"data": (str(file),), "stages": ("ppo", "dpo")}
+    model = str(checkpoints / "Tiny_llama")
+    summed = make(tmp_path / "summed", model, **given, rewards=("model", "length(most=9)"), start="sft")
+    assert summed.stages == ("sft", "rm", "ppo", "dpo", "evaluate")
+    section = summed.loaded.recipe.options(recipe.Ppo)
+    assert section.reward_funcs == ("model", "length(most=9)") and section.normalize_scores
+    bare = make(tmp_path / "bare", model, **given, start="base")
+    assert bare.stages == ("rm", "ppo", "dpo", "evaluate") and bare.loaded.recipe.start == "base"
+    usual = make(tmp_path / "usual", model, **given)
+    assert usual.stages == ("sft", "rm", "ppo", "dpo", "evaluate")
+    assert usual.loaded.recipe.options(recipe.Ppo).reward_funcs == ("model",)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        (
+            '{"prompt": "Add 2 and 3.", "answer": "5"}\n',
+            {},
+            "no preference pairs.*--reward NAME, a function, needs none",
+        ),
+        ('{"prompt": "Add 2 and 3."}\n', {"rewards": ("numeric_answer",)}, "no right answers, which --reward num"),
+        ('{"prompt": "Say A.", "answer": "A"}\n', {"rewards": ("numeric_answer",)}, r"rows.jsonl:1: .*holds no finite"),
+        ('{"prompt": "Add 2 and 3.", "answer": "5"}\n', {"rewards": ("exact",)}, "--reward: no reward 'exact'"),
+        ('{"prompt": "Add 2 and 3.", "answer": "5"}\n', {"rewards": ("nowhere:f",)}, "nowhere:f cannot be used"),
+        (
+            '{"prompt": "A", "answer": "5"}\n',
+            {"rewards": ("length(most=9)",), "start": "sft"},
+            "--start base leaves it",
+        ),
+        ('{"prompt": "A", "answer": "5"}\n', {"rewards": ("model",)}, "no preference pairs, which the reward model"),
+        (
+            '{"prompt": "A", "answer": "5"}\n',
+            {"rewards": ("length(most=9)",), "stages": ("grpo", "dpo")},
+            "which DPO needs",
+        ),
+        (
+            '{"prompt": "A", "answer": "5"}\n',
+            {"rewards": ("length(most=9)",), "stages": ("dpo",)},
+            "--reward is for ppo",
+        ),
+    ],
+)
+def test_rewards_that_the_data_cannot_have_are_refused(checkpoints, tmp_path, rows, options, message):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(rows)
+    with pytest.raises((UserError, OptionError), match=message):
+        make(
+            tmp_path / "recipes", str(checkpoints / "Tiny_llama"), data=(str(file),), **{"stages": ("grpo",)} | options
+        )
+    assert not (tmp_path / "recipes").exists()
+
+
 # -- the hub -----------------------------------------------------------------------------------------------------------
 
 

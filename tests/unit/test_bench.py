@@ -24,7 +24,7 @@ from rlhf.memory import projection, published_figures
 from rlhf.memory.phases import PredictedPhase, PredictedStage, PredictionError, Work
 from rlhf.memory.strategies import StrategyCost, one_by_one
 from rlhf.process.exhaustion import EXHAUSTED
-from rlhf.recipe import TRAINING_STAGES, Ppo, StageName
+from rlhf.recipe import TRAINING_STAGES, Ppo, Sft, StageName
 from rlhf.run.records import Code
 from tests.helpers import RECIPE, noted
 
@@ -434,10 +434,11 @@ def test_the_ablation_changes_one_thing_at_a_time():
     loaded = recipe.load(RECIPE.parents[1] / "h100-mistral-7b" / "v1")
     made = one_by_one(loaded, "sft")
     off = made["none"].recipe
-    assert (off.model.quantization, off.model.attention, off.sft.gradient_checkpointing) == ("none", "eager", False)
-    batch = off.sft.per_device_train_batch_size * off.sft.gradient_accumulation_steps
+    sft = off.options(Sft)
+    assert (off.model.quantization, off.model.attention, sft.gradient_checkpointing) == ("none", "eager", False)
+    batch = sft.per_device_train_batch_size * sft.gradient_accumulation_steps
     for name, changed in made.items():
-        options = changed.recipe.sft
+        options = changed.recipe.options(Sft)
         assert options.per_device_train_batch_size * options.gradient_accumulation_steps == batch, name
         keys = recipe.differences(off.model_dump(), changed.recipe.model_dump())
         assert len(keys) <= 2 or name == "combined", keys
@@ -522,7 +523,7 @@ def test_goals_are_ratios_that_are_reached_at_one():
 def test_mfu_leaves_out_what_is_computed_again(recomputed):
     """500 operations a step in 2 s, on a device that does 1,000 a second: a quarter of it, less what is repeated."""
     loaded = recipe.load(RECIPE)
-    accumulated = loaded.recipe.sft.gradient_accumulation_steps
+    accumulated = loaded.recipe.options(Sft).gradient_accumulation_steps
     assert accumulated <= 2, "all of a step is rehearsed"
     train = PredictedPhase(1, {"base": 1}, 0, Work(1000, recomputed))
     predicted = PredictedStage(train, {"train": train})

@@ -14,6 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.process import children, distributed, exhaustion, launching, meeting
+from rlhf.recipe import Sft
 from rlhf.stages.supervised.row_order import LengthBuckets, ShardedBatches
 from tests.helpers import RECIPE, small
 
@@ -43,7 +44,7 @@ def test_a_child_finds_this_checkout_and_what_this_process_was_given(monkeypatch
 def test_a_step_has_the_same_rows_on_any_number_of_devices(rows, accumulated, count, share):
     """Accumulation is divided before micro-batches are."""
     changes = {"sft__per_device_train_batch_size": rows, "sft__gradient_accumulation_steps": accumulated}
-    assert small(**changes).recipe.sft.per_device(count) == share
+    assert small(**changes).recipe.options(Sft).per_device(count) == share
     assert share[0] * share[1] * count == rows * accumulated
 
 

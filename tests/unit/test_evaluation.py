@@ -22,7 +22,7 @@ from rlhf.evaluation.policies import (
     exact_kl,
     further_metrics,
     gains_over_base,
-    gains_over_sft,
+    gains_over_start,
     interval_ends,
     win_rate,
 )
@@ -185,7 +185,7 @@ def test_gains_are_in_standard_deviations_of_sft():
     """SFT: mean 1, sd sqrt(20 / 3) over 4 - 1. The policy wins two, ties one and loses one."""
     before = measured([-2.0, 0.0, 2.0, 4.0], [1.0, 1.0, 1.0, 5.0])
     after = measured([8.0, 0.0, 1.0, 5.0], [0.0, 1.0, 1.0, 2.0], length=7)
-    metrics = gains_over_sft(before, after)
+    metrics = gains_over_start(before, after)
     assert metrics["score_sft"] == 1.0
     assert metrics["score"] == 3.5
     assert metrics["score_gain_sd"] == pytest.approx(2.5 / math.sqrt(20 / 3))
@@ -206,7 +206,7 @@ def test_gains_over_the_base_are_in_its_own_standard_deviations():
 
 
 def test_without_scores_there_is_no_win_rate():
-    metrics = gains_over_sft(measured(None), measured(None))
+    metrics = gains_over_start(measured(None), measured(None))
     assert not any("score" in name or "win" in name or "true" in name for name in metrics)
 
 
@@ -244,7 +244,7 @@ def test_the_ends_of_intervals_are_those_of_the_statistics():
         "win_rate_vs_sft": stats.clustered_share([1.0, 0.5, 0.0, 1.0], prompts),
     }
     ends = interval_ends(before, after)
-    values = gains_over_sft(before, after)
+    values = gains_over_start(before, after)
     assert ends.keys() == {f"{name}_{end}" for name in expected for end in ("low", "high")}
     for name, estimate in expected.items():
         low, value, high = ends[f"{name}_low"], values[name], ends[f"{name}_high"]
@@ -280,7 +280,7 @@ def test_answers_that_repeat_add_no_certainty():
     before = measured([-2.0, 0.0, 2.0, 4.0], [1.0, 1.0, 1.0, 5.0])
     after = replace(measured([8.0, 0.0, 1.0, 5.0], [0.0, 1.0, 1.0, 2.0]), lengths=torch.tensor([7, 2, 5, 3]))
     one, three = (
-        gains_over_sft(a, b) | further_metrics(a, b, {})
+        gains_over_start(a, b) | further_metrics(a, b, {})
         for a, b in ((before, after), (repeated(before, 3), repeated(after, 3)))
     )
     intervals = [name for name in one if "ci95" in name or "_low" in name or "_high" in name]

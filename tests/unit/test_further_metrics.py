@@ -20,7 +20,7 @@ from rlhf.evaluation import references
 from rlhf.evaluation.policies import (
     PolicySamples,
     further_metrics,
-    gains_over_sft,
+    gains_over_start,
 )
 from rlhf.evaluation.references import Overlap, answers, bertscore
 from rlhf.evaluation.reward_model import reward_model_figures, score_histograms
@@ -72,7 +72,7 @@ def test_a_policy_that_only_ties_has_no_win_rate_at_equal_length():
 def test_gap_between_proxy_and_truth_ties_and_variety():
     before = measured([0.0, 2.0], [3, 3], [0.0, 2.0], texts=["a b c", "a b c"])
     after = measured([0.0, 6.0], [3, 3], [0.0, 0.0], texts=["a a a a", "b"])
-    metrics = further_metrics(before, after, gains_over_sft(before, after))
+    metrics = further_metrics(before, after, gains_over_start(before, after))
     sd = math.sqrt(2)
     assert metrics["proxy_truth_gap_sd"] == pytest.approx(2 / sd - (-1 / sd))
     assert metrics["ties_vs_sft"] == 0.5

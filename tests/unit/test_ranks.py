@@ -13,7 +13,7 @@ from rlhf.cli.plan_tables import between_rows
 from rlhf.memory import ranks, weights
 from rlhf.memory.phases import Parts, PredictedPhase, PredictedStage, PredictionError, Work
 from rlhf.memory.plan import RankTraffic, StageTime
-from rlhf.recipe import PinnedRecipe, Ppo
+from rlhf.recipe import PinnedRecipe, Ppo, Sft
 from tests.unit.plans import planned, planned_stage
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -25,7 +25,7 @@ def load(name: str, **changes) -> PinnedRecipe:
 
 def test_one_rank_takes_its_share_of_the_rows_and_all_of_the_steps():
     whole = load("8xh100-llama2-70b/v1")
-    sft = ranks.recipe_of_one_rank(whole, "sft").recipe.sft
+    sft = ranks.recipe_of_one_rank(whole, "sft").recipe.options(Sft)
     assert sft.per_device_train_batch_size * sft.gradient_accumulation_steps * 8 == 8 * 8
     assert sft.max_samples == 2500 and ranks.recipe_of_one_rank(whole, "sft").recipe.hardware.count == 1
     ppo = ranks.recipe_of_one_rank(whole, "ppo").recipe.options(Ppo)
@@ -101,7 +101,7 @@ def test_what_ranks_tell_each_other_by_hand():
     assert ranks.traffic(ddp, "sft") == (gradients, 0)
     assert ranks.traffic(ddp, "ppo") == (2 * 4 * 2 * gradients, 0), "epochs, minibatches, policy and critic"
     fsdp = load("2x4090-llama2-13b/v1", hardware__engine="fsdp").recipe
-    accumulated = fsdp.sft.per_device(2)[1]
+    accumulated = fsdp.options(Sft).per_device(2)[1]
     assert ranks.traffic(fsdp, "sft").weights == accumulated * weights.layers_bytes(fsdp)
     micro = 32 // 4 // 2 // fsdp.options(Ppo).per_device_train_batch_size
     passes = 2 * 2 * (2 * 4) * micro + 1

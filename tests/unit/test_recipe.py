@@ -586,8 +586,8 @@ def test_an_absent_stage_is_refused_with_a_few_recipes_that_have_it(stage, page)
 
 
 def test_a_section_that_is_none_is_refused_in_our_words():
-    with pytest.raises(UserError, match=r"sft = null: a section is written sft\.KEY=VALUE"):
-        recipe.load(CPU, {"sft": None})
+    with pytest.raises(UserError, match=r"lora = null: a section is written lora\.KEY=VALUE"):
+        recipe.load(CPU, {"lora": None})
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,9 @@ def step(
 def _roles(run: StageRun, options: OnlineOptions) -> SharedBase:
     """Return the roles that sample, over one base on the stand-in device, from new adapters; with any head on them."""
     policy = run.run_directory / SFT
-    write_adapters(run, (SFT,))
-    shared = SharedBase(load_base(run, META), {"policy": policy, "reference": policy}, trainable=("policy",))
+    write_adapters(run, (SFT,))  # also for a recipe without SFT, whose reference alone has no adapter
+    reference = None if run.loaded.recipe.start == "base" else policy
+    shared = SharedBase(load_base(run, META), {"policy": policy, "reference": reference}, trainable=("policy",))
     if isinstance(options, Ppo) and options.value_model == "head":
         shared.add_value_head()
     return shared

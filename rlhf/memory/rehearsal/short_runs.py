@@ -168,10 +168,12 @@ def _few_online_steps(stage: StageName, options: OnlineOptions, steps: int) -> C
         "max_samples": None,
         "vllm_url": None,
         "max_update_kl": None,
+        # stand-in prompts have no answers; functions take no memory
+        "reward_funcs": ["model" if options.model_scores else "length(most=1)"],
+        "reward_weights": None,
     }
-    if isinstance(options, GroupOptions):  # stand-in prompts have no answers; functions take no memory
-        section["reward_funcs"] = ["model" if options.model_scores else "length(most=1)"]
-        section |= {"reward_weights": None, "resample_groups": 0}
+    if isinstance(options, GroupOptions):
+        section["resample_groups"] = 0
     else:
         section["value_warmup_steps"] = 0
     return {f"{stage}.{key}": value for key, value in section.items()}

@@ -1,8 +1,9 @@
-"""The rewards of RLOO and GRPO: the reward functions that the recipe names, applied to sampled responses."""
+"""The rewards of PPO, RLOO and GRPO: the reward functions that the recipe names, applied to sampled responses."""
 
 import itertools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from rlhf.data.corpus import Prompt, Split
 from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
 from rlhf.process import distributed
-from rlhf.recipe import MODEL_REWARD, GroupOptions, StageName
+from rlhf.recipe import MODEL_REWARD, OnlineOptions, StageName
 from rlhf.stages.online import reward_functions
 from rlhf.terminal import excerpt
 
@@ -23,13 +24,21 @@ def without_verdict(rewards: Tensor) -> Tensor:
     return rewards.isnan()
 
 
+class FunctionRewards(NamedTuple):
+    """What reward functions give the responses of a step, on the CPU."""
+
+    by_name: ByName
+    total: Tensor  # (B,) their weighted sum; a reward without a verdict adds 0
+    judged: Tensor  # (B,) bool: False where neither a function nor the reward model has a verdict
+
+
 class RewardSum:
     """Reward functions of a section of the recipe, with their weights; the reward model may be one of them.
 
     Raises UserError for a name without a function.
     """
 
-    def __init__(self, stage: StageName, options: GroupOptions, right_answers: dict[Prompt, str], codec: Codec):
+    def __init__(self, stage: StageName, options: OnlineOptions, right_answers: dict[Prompt, str], codec: Codec):
         self.stage, self.right_answers, self.codec = stage, right_answers, codec
         labels = reward_functions.labels(options.reward_funcs)
         self.weights = dict(zip(labels, options.weights, strict=True))
@@ -78,6 +87,14 @@ class RewardSum:
                     [math.nan if number is None else number for number in computed[label]], dtype=torch.float32
                 )
         return by_name
+
+    def of_functions(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> FunctionRewards | None:
+        """Return the rewards of functions alone, of one response to each prompt; None where there are no functions."""
+        if not any(self.functions.values()):
+            return None
+        by_name = self.per_response(prompts, texts, torch.zeros(len(texts)))  # the model's part of the sum is 0
+        of_functions = {label: numbers for label, numbers in by_name.items() if self.functions[label]}
+        return FunctionRewards(of_functions, self.total(by_name), self.judged(by_name))
 
     def total(self, by_name: ByName) -> Tensor:
         """Return the weighted sum (B,) of rewards; one without a verdict adds 0."""

@@ -4,21 +4,21 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from rlhf.data.batch import Rollout
 from rlhf.data.corpus import Prompt
 from rlhf.data.load import load_corpus
-from rlhf.evaluation.policies import PolicySamples, gains_over_sft, measure, sample_of
+from rlhf.evaluation.policies import PolicySamples, gains_over_start, measure, sample_of
 from rlhf.files import remove
-from rlhf.models.adapters import save_adapter
+from rlhf.models.adapters import lora_config, save_adapter
 from rlhf.models.loading import load_base, load_codec
+from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import GroupOptions, OnlineOptions, Role, SharedRole
+from rlhf.recipe import OnlineOptions, Role, SharedRole
 from rlhf.rollout import vllm
 from rlhf.rollout.decoding import Sampling, ValueFn
 from rlhf.rollout.engine import sample
@@ -29,7 +29,7 @@ from rlhf.run.layout import ADAPTER
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.checkpoints import update_checkpoints
 from rlhf.stages.online.prompts import OnlinePrompts
-from rlhf.stages.online.reward_sum import RewardSum
+from rlhf.stages.online.reward_sum import FunctionRewards, RewardSum
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.train_state import SavedState, TrainState, read_state
 from rlhf.stages.result import Result
@@ -42,8 +42,8 @@ LOGGED_PROMPTS = 8  # held-out prompts whose responses are logged
 class Session:
     """Data, models, sampling, evaluation and log files of one run.
 
-    Loads the base with the roles `policy` and `reference`, both copies of SFT, and the reward model where the stage
-    needs it.
+    Loads the base with the roles `policy` and `reference`, both at the start (SFT, or the base itself), and the reward
+    model where the stage needs it.
     """
 
     def __init__(self, run: StageRun, device: torch.device, options: OnlineOptions):
@@ -65,10 +65,10 @@ class Session:
         self._policy_samples: PolicySamples | None = None  # of the last evaluation; None before the first
 
     def _read_prompts(self) -> tuple[OnlinePrompts, RewardSum | None]:
-        """Return the prompts, and the rewards of RLOO and GRPO."""
+        """Return the prompts, and the rewards where the score is a sum of them."""
         stage, options, corpus = self.run.stage, self.options, load_corpus(self.run, self.codec)
         split, reward_sum = corpus.prompts(stage), None
-        if isinstance(options, GroupOptions):
+        if options.sums_rewards:
             reward_sum = RewardSum(stage, options, corpus.right_answers(), self.codec)
             split = reward_sum.usable(split)
         prompts = OnlinePrompts(split, self.codec, options, self.recipe.seed)
@@ -76,10 +76,14 @@ class Session:
 
     def _load_models(self) -> SharedBase:
         """Return the base with the roles that all methods need; a learner adds a critic."""
-        run, sft = self.run, self.run.parents.folder("sft")
-        roles: dict[Role, Path] = {"policy": sft, "reference": sft}
-        lean = self.recipe.hardware.trunk == "lean"
-        shared = SharedBase(load_base(run, self.device), roles, trainable=("policy",), lean=lean)
+        base, start, lean = (
+            load_base(self.run, self.device),
+            self.run.parents.start(),
+            self.recipe.hardware.trunk == "lean",
+        )
+        policy = lora_config(self.recipe.lora, base, "CAUSAL_LM") if start is None else start
+        roles: dict[Role, AdapterStart] = {"policy": policy, "reference": start}
+        shared = SharedBase(base, roles, trainable=("policy",), lean=lean)
         if self.options.gradient_checkpointing:
             shared.base.activation_checkpointing_enable()
             shared.base.enable_input_require_grads()
@@ -152,6 +156,13 @@ class Session:
             return rollout
         return replace(rollout, prompt_numbers=torch.arange(len(prompts), device=self.device).repeat_interleave(copies))
 
+    def function_rewards(self, step: int, rollout: Rollout) -> FunctionRewards | None:
+        """Return what reward functions give the responses to the prompts of a step; None where a recipe names none."""
+        if self.reward_sum is None:
+            return None
+        prompts = [self.prompts.train[i] for i in self.prompts.of_step(step)]
+        return self.reward_sum.of_functions(prompts, self.codec.decode_rows(rollout.tokens, rollout.mask))
+
     def evaluate(self, role: SharedRole, prompts: Sequence[Prompt] | None = None) -> PolicySamples:
         """Measure a role on held-out prompts; by default on those that choose checkpoints."""
         prompts = self.prompts.validation if prompts is None else prompts
@@ -199,7 +210,7 @@ class Session:
         self._policy_samples = self.evaluate("policy")
         rows = zip(self.prompts.validation[:LOGGED_PROMPTS], self._policy_samples.texts, strict=False)
         self.run.logs.samples(done, [{"prompt": self.codec.prompt_text(p), "response": text} for p, text in rows])
-        gains = gains_over_sft(self._reference_samples, self._policy_samples)
+        gains = gains_over_start(self._reference_samples, self._policy_samples, self.recipe.start)
         return {f"eval/{name}": value for name, value in gains.items()}
 
     def finish(self, state: TrainState) -> Result:
@@ -217,8 +228,10 @@ class Session:
             before, after = self.evaluate("reference", test), self.evaluate("policy", test)
         elif after is None:  # also the case when a resumed run had already taken its last step
             after = self.evaluate("policy")
-        metrics = gains_over_sft(before, after) | {"best_step": math.nan if best is None else best}
-        return Result(metrics, self.telemetry.costs(), sample_of(self.codec, test, before, after, run.stage))
+        metrics = gains_over_start(before, after, self.recipe.start)
+        metrics |= {"best_step": math.nan if best is None else best}
+        sample = sample_of(self.codec, test, before, after, run.stage, self.recipe.start)
+        return Result(metrics, self.telemetry.costs(), sample)
 
     def _choose_policy(self, state: TrainState) -> int | None:
         """Return the step of the best checkpoint, None without one. With `adapter: best` load the policy from it."""
