@@ -122,7 +122,7 @@ def stages_in_words(rows: ParsedRows, seed: int, fraction: float) -> str:
     needed = needs(corpus, ("pretrain", "sft", "rm", "dpo"))
     met, unmet = [need for need in needed if need.met], [need for need in needed if not need.met]
     can = ", ".join(map(str, met)) or "no stage that learns answers"
-    ppo = "; PPO needs rm too" if any(need.stage == "rm" for need in unmet) else ""
+    ppo = "; PPO needs rm too, unless functions reward" if any(need.stage == "rm" for need in unmet) else ""
     cannot = _lacking(unmet)
     return f"these rows can train (training + held out): {can}" + (f". {cannot}{ppo}" if cannot else "")
 

@@ -83,6 +83,8 @@ def comparable(figure: Figure, recipe: Recipe, overrides: Collection[str]) -> bo
     if figure.stage == "evaluate":
         stages += POLICIES
     sections = {section for stage in stages for section in deciding_settings(recipe, stage)} - {"hardware", "seed"}
+    if stages != ("pretrain",):
+        sections.add("sft")  # without it policies start elsewhere
     return sections.isdisjoint(key.partition(".")[0] for key in overrides)
 
 
