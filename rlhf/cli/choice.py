@@ -11,7 +11,7 @@ from rlhf import recipe as recipes
 from rlhf.data.hub import hub_hint
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.process import distributed
-from rlhf.recipe import Changes, Data, PinnedRecipe
+from rlhf.recipe import PRETRAIN, Changes, Data, PinnedRecipe
 from rlhf.terminal import say
 
 RECIPE_ROOT = "rlhf.recipes"  # key of a command's --recipe-root in click's context
@@ -75,7 +75,7 @@ class Choice:
             "model.source": "local",
             "model.name": folder,
             "model.revision": None,
-            "pretrain": None,
+            PRETRAIN: None,
             "tokenizer.source": "local",
             "tokenizer.name": folder,
             "tokenizer.revision": None,

@@ -249,7 +249,7 @@ def _overall(a: PolicyEvaluation, b: PolicyEvaluation) -> list[FigureRow]:
     """Return the figures of all answers together: B − A, with an interval only for the reward models' accuracy."""
     rows = []
     win_rates = "win_rate_vs_sft", "win_rate_vs_base"
-    same_start = ("sft" in a.settings) == ("sft" in b.settings)  # gains and KL are over where each policy started
+    same_start = (SFT in a.settings) == (SFT in b.settings)  # gains and KL are over where each policy started
     for key in ("score_gain_sd", "true_reward_gain_sd", *win_rates, "kl_per_token", "perplexity"):
         comparable = same_start
         if key == "perplexity":

@@ -14,6 +14,7 @@ from rlhf.data.rows import Example, PreferencePair, PromptOnly
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.memory.card.cards import CARDS
 from rlhf.recipe import MODEL_REWARD, POLICIES, PolicyName, PolicyStart, StageName
+from rlhf.recipe.stages import DPO, PPO, RM, SFT, STAGE_TABLE
 from rlhf.stages.online import reward_functions
 from rlhf.stages.online.reward_functions import RewardFunction
 from rlhf.terminal.wording import GB
@@ -109,7 +110,7 @@ class NewOptions(NamedTuple):
 
     model: str
     card: ChosenCard
-    stages: tuple[PolicyName, ...] = ("ppo", "dpo")
+    stages: tuple[PolicyName, ...] = (PPO, DPO)
     data: tuple[str, ...] = ()  # files, or a key of DATA_SETS; empty: the one that suits the template
     revision: str | None = None
     template: TemplateName | None = None
@@ -121,7 +122,7 @@ class NewOptions(NamedTuple):
     @property
     def policy_start(self) -> PolicyStart:
         """Return where policies start."""
-        return self.start or ("base" if self.rewards else "sft")
+        return self.start or ("base" if self.rewards else SFT)
 
     @property
     def has_reward_model(self) -> bool:
@@ -131,7 +132,7 @@ class NewOptions(NamedTuple):
     @property
     def trained(self) -> tuple[StageName, ...]:
         """Return the stages of the recipe that train, in order."""
-        has: dict[StageName, bool] = {"sft": self.policy_start == "sft", "rm": self.has_reward_model}
+        has: dict[StageName, bool] = {SFT: self.policy_start == SFT, RM: self.has_reward_model}
         return (*(stage for stage in has if has[stage]), *(stage for stage in POLICIES if stage in self.stages))
 
 
@@ -290,11 +291,12 @@ def _data(options: NewOptions, names: tuple[str, ...], codec: "Codec") -> DataSe
 
 def _check_kinds(options: NewOptions, file: str, rows: ParsedRows) -> None:
     """Raise UserError where a stage has no rows that it could learn from."""
-    needing = ["the reward model"] * options.has_reward_model + ["DPO"] * ("dpo" in options.stages)
+    on_pairs = [STAGE_TABLE[stage].title for stage in options.stages if STAGE_TABLE[stage].rows == "pairs"]
+    needing = ["the reward model"] * options.has_reward_model + on_pairs
     if needing and not rows.pairs:
         instead = "; --reward NAME, a function, needs none" if options.has_reward_model and not options.rewards else ""
         raise UserError(f"--data {file}: no preference pairs, which {needing[0]} needs{instead} (docs/data.md)")
-    if options.policy_start == "sft" and not (rows.pairs or rows.examples):
+    if options.policy_start == SFT and not (rows.pairs or rows.examples):
         raise UserError(f"--data {file}: no responses, which SFT needs: --start base leaves it out (docs/data.md)")
     if not (rows.pairs or rows.examples or rows.bare_prompts):
         raise UserError(f"--data {file}: no prompts there (docs/data.md)")

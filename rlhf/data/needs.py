@@ -125,7 +125,7 @@ def stages_in_words(rows: ParsedRows, seed: int, fraction: float) -> str:
     needed = needs(corpus, [stage for stage, row in STAGE_TABLE.items() if row.curves and row.rows != "prompts"])
     met, unmet = [need for need in needed if need.met], [need for need in needed if not need.met]
     can = ", ".join(map(str, met)) or "no stage that learns answers"
-    ppo = "; PPO needs rm too" if any(need.stage == RM for need in unmet) else ""
+    ppo = "; PPO needs rm too, unless functions reward" if any(need.stage == RM for need in unmet) else ""
     cannot = _lacking(unmet)
     return f"these rows can train (training + held out): {can}" + (f". {cannot}{ppo}" if cannot else "")
 

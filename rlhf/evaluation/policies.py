@@ -14,7 +14,7 @@ from rlhf.data.worlds import toy
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean
 from rlhf.process import distributed
-from rlhf.recipe import Evaluate, PolicyStart, Role, StageName
+from rlhf.recipe import SFT, Evaluate, PolicyStart, Role, StageName
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.stats import (
@@ -30,7 +30,7 @@ from rlhf.terminal.progress import working
 
 KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time, at most
 KL_LOGITS = 2**25  # numbers in each distribution's tensor, at most: 220 tokens of a vocabulary of 152,000, 128 MiB
-START_TITLES: dict[PolicyStart, str] = {"sft": "SFT", "base": "base"}  # of answers before training
+START_TITLES: dict[PolicyStart, str] = {SFT: "SFT", "base": "base"}  # of answers before training
 EVALUATION_SEED_OFFSET = 7_000  # held-out sampling has another random stream than training
 
 
@@ -161,7 +161,7 @@ def exact_kl(shared: SharedBase, role: Role, rollout: Rollout, temperature: floa
     return total
 
 
-def gains_over_start(before: PolicySamples, after: PolicySamples, start: PolicyStart = "sft") -> dict[str, float]:
+def gains_over_start(before: PolicySamples, after: PolicySamples, start: PolicyStart = SFT) -> dict[str, float]:
     """Return a policy's metrics beside those of its start; gains in standard deviations of the start's own samples."""
     metrics = after.metrics() | {f"response_length_{start}": before.metrics()["response_length"]}
     for name, numbers in before.rewards.items():
@@ -193,7 +193,7 @@ def gains_over_base(base: PolicySamples, after: PolicySamples) -> dict[str, floa
 
 
 def further_metrics(
-    before: PolicySamples, after: PolicySamples, gains: Mapping[str, float], start: PolicyStart = "sft"
+    before: PolicySamples, after: PolicySamples, gains: Mapping[str, float], start: PolicyStart = SFT
 ) -> dict[str, float]:
     """Return what the evaluation adds to `gains_over_start`.
 
@@ -216,7 +216,7 @@ def further_metrics(
     return metrics
 
 
-def interval_ends(before: PolicySamples, after: PolicySamples, start: PolicyStart = "sft") -> dict[str, float]:
+def interval_ends(before: PolicySamples, after: PolicySamples, start: PolicyStart = SFT) -> dict[str, float]:
     """Return the ends of 95 % intervals, as `<metric>_low` and `<metric>_high` of metrics of `gains_over_start`.
 
     These are the win rate, the gains, and the means of reward functions. Responses to one prompt may depend on each
@@ -272,7 +272,7 @@ def per_prompt_means(values: Tensor, samples_per_prompt: int) -> Tensor:
     return values.view(-1, samples_per_prompt).mean(1)
 
 
-def win_rate(differences: Tensor, samples_per_prompt: int = 1, start: PolicyStart = "sft") -> dict[str, float]:
+def win_rate(differences: Tensor, samples_per_prompt: int = 1, start: PolicyStart = SFT) -> dict[str, float]:
     """Return the share of responses with the higher score, and the half-width of its 95 % interval (normal).
 
     Ties count half. Several responses to a prompt count as one observation, their mean. With one prompt the half-width
@@ -292,7 +292,7 @@ def sample_of(
     before: PolicySamples,
     after: PolicySamples,
     stage: StageName,
-    start: PolicyStart = "sft",
+    start: PolicyStart = SFT,
 ) -> tuple[str, dict[str, str]]:
     """Return the first prompt whose answer changed, or the first of all, with the answers of the start and of `stage`.
 

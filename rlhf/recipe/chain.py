@@ -14,9 +14,9 @@ from rlhf.recipe.stages import (
     POLICIES,
     PRETRAIN,
     RM,
+    SFT,
     STAGE_TABLE,
     STAGES,
-    TRAINING_STAGES,
     StageName,
 )
 
@@ -52,16 +52,12 @@ def deciding_settings(recipe: Recipe, stage: StageName) -> JsonObject:
     if stage != PRETRAIN:
         sections.add("lora")
     relevant = {key: value for key, value in recipe.model_dump(mode="json").items() if key in sections}
-    if EVALUATE in relevant and (stage in TRAINING_STAGES or recipe.evaluate.num_samples == 1):
-        relevant[EVALUATE].pop("num_samples")  # a training stage samples one answer; older runs lack this key
+    if EVALUATE in relevant and stage != EVALUATE:
+        relevant[EVALUATE].pop("num_samples")  # a training stage samples one answer
     for key in ("count", "engine", "deterministic", "trunk"):
         relevant["hardware"].pop(key)  # affects only rounding: a run may continue with another
-    if relevant.get("lora", {}).get("layers") == "all":
-        relevant["lora"].pop("layers")  # runs from before this key lack it
     for name in (name for name in ONLINE if relevant.get(name)):
         relevant[name]["vllm_url"] = relevant[name]["vllm_url"] is not None  # the server's address decides nothing
-    if stage == "ppo" and recipe.ppo is not None and not recipe.ppo.sums_rewards:
-        del relevant["ppo"]["reward_funcs"], relevant["ppo"]["reward_weights"]  # runs from before these keys lack them
     return relevant
 
 
@@ -84,6 +80,8 @@ def comparable(figure: Figure, recipe: Recipe, overrides: Collection[str]) -> bo
     if figure.stage == EVALUATE:
         stages += POLICIES
     sections = {section for stage in stages for section in deciding_settings(recipe, stage)} - {"hardware", "seed"}
+    if stages != (PRETRAIN,):
+        sections.add(SFT)  # without it policies start elsewhere
     return sections.isdisjoint(key.partition(".")[0] for key in overrides)
 
 

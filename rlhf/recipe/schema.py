@@ -38,6 +38,7 @@ from rlhf.recipe.schema_online import GroupOptions, Grpo, OnlineOptions, Ppo, Rl
 from rlhf.recipe.stages import (
     POLICIES,
     PRETRAIN,
+    SFT,
     STAGES,
     TRAINING_STAGES,
     PolicyName,
@@ -341,7 +342,7 @@ class Recipe(Section):
     @property
     def start(self) -> PolicyStart:
         """Return where policies start, which is also their reference: SFT's adapter, or without SFT the base."""
-        return "base" if self.sft is None else "sft"
+        return "base" if self.sft is None else SFT
 
     def rollout_stage(self) -> StageName | None:
         """Return the first stage that learns from its own samples; its decoding steps stand for those of the others."""

@@ -25,11 +25,12 @@ STARTS: tuple[PolicyStart, ...] = get_args(PolicyStart)
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 TRAINING_STAGES: tuple[TrainingName, ...] = get_args(TrainingName)  # `hardware.count` processes share one of them
 
-# Stages with a part of their own in every chain: what they make, others read by its name.
+# Stages that other code names: most make what others read.
 PRETRAIN: Final = "pretrain"  # a base model
 SFT: Final = "sft"  # the adapter at which policies start
 RM: Final = "rm"  # the reward model
-PPO: Final = "ppo"  # the last of the stages whose cost a published total adds up
+PPO: Final = "ppo"
+DPO: Final = "dpo"
 EVALUATE: Final = "evaluate"  # figures of all policies
 MERGE: Final = "merge"  # one checkpoint
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from rlhf.recipe import EVALUATE, POLICIES, PolicyStart, StageName
+from rlhf.recipe import EVALUATE, POLICIES, SFT, PolicyStart, StageName
 from rlhf.run.records import Summary
 
 Metrics = Mapping[str, float | None]
@@ -23,7 +23,7 @@ class Gain(NamedTuple):
     low: float | None
     high: float | None
     unit: str
-    origin: PolicyStart = "sft"
+    origin: PolicyStart = SFT
 
     @property
     def kind(self) -> str:
@@ -50,7 +50,7 @@ def gains_over_start(summaries: Mapping[str, Summary]) -> list[Gain]:
 
 def origin_of(metrics: Metrics) -> PolicyStart:
     """Return where a policy started, by the metrics of its stage: they name the start beside its length of response."""
-    return "base" if "response_length_base" in metrics else "sft"
+    return "base" if "response_length_base" in metrics else SFT
 
 
 def _gain(stage: StageName, metrics: Metrics, prefix: str, origin: PolicyStart, start_key: str) -> Gain | None:

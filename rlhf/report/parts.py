@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rlhf.errors import UserError
 from rlhf.rating.pairs import turns
-from rlhf.recipe import STAGE_TABLE, PolicyStart
+from rlhf.recipe import SFT, STAGE_TABLE, PolicyStart
 
 Trace = dict[str, Any]  # a curve, bars or axes of a chart: plotly's keys, values of any type
 MARKED = 20  # points of a line up to which each is marked: one point has no line, and few ones look like more
@@ -15,7 +15,7 @@ COLOURS = ("#2f7ed8", "#d9822b", "#2e9d5b", "#b24fb5", "#7a8794", "#c23b3b", "#1
 STAGE_TITLES: dict[str, str] = {stage: row.title for stage, row in STAGE_TABLE.items()}
 
 
-START_TITLES: dict[PolicyStart, str] = {"sft": "SFT", "base": "the base"}
+START_TITLES: dict[PolicyStart, str] = {SFT: "SFT", "base": "the base"}
 
 
 class Cell(NamedTuple):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.memory import prediction_file as pins
-from rlhf.recipe import ONLINE, STAGE_TABLE, StageName, default_root
+from rlhf.recipe import ONLINE, SFT, STAGE_TABLE, StageName, default_root
 from rlhf.report.gain import origin_of
 from rlhf.report.parts import (
     COLOURS,
@@ -110,7 +110,7 @@ def sections_of_frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
     if not scores:
         return []
     origins = {origin_of(run.summaries[stage].metrics) for run, stage, _ in trained if stage in run.summaries}
-    start = " or ".join(title for origin, title in START_TITLES.items() if origin in (origins or {"sft"}))
+    start = " or ".join(title for origin, title in START_TITLES.items() if origin in (origins or {SFT}))
     kl_axis = {"title": {"text": f"KL to {start}, nats per token"}}
     axes: Trace = {"xaxis": kl_axis, "yaxis": {"title": {"text": "score, held out"}}}
     methods = " and ".join(dict.fromkeys(STAGE_TITLES[stage] for _, stage, _ in trained))

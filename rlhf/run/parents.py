@@ -7,7 +7,7 @@ from pathlib import Path
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import sha256
-from rlhf.recipe import EVALUATE, POLICIES, PinnedRecipe, PolicyName, StageName
+from rlhf.recipe import EVALUATE, POLICIES, SFT, PinnedRecipe, PolicyName, StageName
 from rlhf.run import other_settings, records
 from rlhf.run.finished import REMADE, read_manifest, stage_folder, verified
 from rlhf.run.layout import MANIFEST, SUMMARY
@@ -46,7 +46,7 @@ class Parents:
 
     def start(self) -> Path | None:
         """Return the directory of SFT, at whose adapter policies start; None if they start at the base."""
-        return None if self.loaded.recipe.start == "base" else self.folder("sft")
+        return None if self.loaded.recipe.start == "base" else self.folder(SFT)
 
     def require(self, stage: StageName) -> Path:
         """Return the verified directory of an earlier stage. Raises ParentMissing or UserError.

@@ -126,3 +126,11 @@ def test_stages_before_are_those_that_are_there():
     assert recipe.parents(loaded, "rm") == ["pretrain"]
     assert recipe.stages_before(loaded, "evaluate") == ["pretrain", "rm", "ppo"]
     assert loaded.start == "base" and small().recipe.start == "sft"
+
+
+def test_a_target_over_sft_is_not_that_of_a_run_from_the_base():
+    """Nothing is judged by figures of another start, but for pretraining, which comes before."""
+    (figure, *_) = (figure for figure in recipe.load(RECIPE).figures if figure.stage == "ppo")
+    loaded = recipe.load(RECIPE)
+    assert recipe.comparable(figure, loaded.recipe, [])
+    assert not recipe.comparable(figure, loaded.with_changes({"sft": None}).recipe, ["sft"])

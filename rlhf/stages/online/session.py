@@ -18,7 +18,7 @@ from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import OnlineOptions, Role, SharedRole
+from rlhf.recipe import RM, OnlineOptions, Role, SharedRole
 from rlhf.rollout import vllm
 from rlhf.rollout.decoding import Sampling, ValueFn
 from rlhf.rollout.engine import sample
@@ -50,7 +50,7 @@ class Session:
         self.run, self.device, self.recipe, self.options = run, device, run.loaded.recipe, options
         run.total_steps = options.steps
         self.telemetry = Telemetry(device)
-        self.rm_dir = run.parents.folder("rm")
+        self.rm_dir = run.parents.folder(RM)
         self.sampling = sampling_settings(options)
         self.client = vllm.Client(options.vllm_url) if options.vllm_url else None
         self.codec = load_codec(run)
