@@ -131,6 +131,27 @@ def dpo_loss(
     return -F.logsigmoid(beta * (chosen - rejected)).mean()
 
 
+def kto_loss(
+    log_ratio: Tensor, mismatched: Tensor, good: Tensor, beta: float, good_weight: float = 1.0, bad_weight: float = 1.0
+) -> Tensor:
+    """Return the KTO loss of judged answers (arXiv 2402.01306, eq. 7 and 8), as TRL 1.16 computes it.
+
+    z = max(0, mean(mismatched))
+    loss = mean(w (1 - sigmoid(beta (log_ratio - z))) if good else w (1 - sigmoid(beta (z - log_ratio))))
+
+    Shapes: all (B,). `log_ratio` is log π - log π_ref of each whole answer in nats, `mismatched` that of answers to
+    other prompts, and `good` bool. Returns a 0-dim loss; z has no gradient. Raises ValueError when shapes differ or the
+    batch is empty.
+    """
+    _check_batch(log_ratio=log_ratio, mismatched=mismatched, good=good)
+    z = at_least_float32(mismatched).mean().detach().clamp(min=0)
+    distance = at_least_float32(log_ratio) - z
+    losses = torch.where(
+        good, good_weight * torch.sigmoid(-beta * distance), bad_weight * torch.sigmoid(beta * distance)
+    )
+    return losses.mean()
+
+
 def _check_batch(**tensors: Tensor) -> None:
     """Raise ValueError unless the named tensors share one shape and are not empty."""
     shapes = {name: tuple(x.shape) for name, x in tensors.items()}

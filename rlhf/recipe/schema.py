@@ -154,6 +154,23 @@ class Dpo(Dialogues):
     max_completion_length: Tokens | None = None  # tokens of a response, EOS included; null: max_length alone cuts
 
 
+class Kto(Dialogues):
+    """Kahneman–Tversky optimization on answers that are labelled good or bad, or on both sides of pairs."""
+
+    beta: Positive
+    desirable_weight: Positive = 1.0  # of the loss of good answers
+    undesirable_weight: Positive = 1.0  # of the loss of bad answers
+
+    @model_validator(mode="after")
+    def _check_batches(self) -> Self:
+        """Raise ValueError for micro-batches without answers to other prompts, which the loss compares with."""
+        if self.per_device_train_batch_size < 2:
+            raise ValueError("per_device_train_batch_size: kto needs at least 2, answers to other prompts among them")
+        if self.group_by_length:
+            raise ValueError("group_by_length: kto keeps the rows of a micro-batch together; set it to false")
+        return self
+
+
 class Evaluate(Section):
     """The comparison of policies with SFT on held-out prompts."""
 
@@ -174,7 +191,7 @@ class Merge(Section):
     base: Literal["full", "dequantized"] = "full"  # dequantized: as NF4 rounds the weights in training
 
 
-StageOptions = Pretrain | Sft | Rm | OnlineOptions | Dpo | Evaluate | Merge  # a section of one stage
+StageOptions = Pretrain | Sft | Rm | OnlineOptions | Dpo | Kto | Evaluate | Merge  # a section of one stage
 OptionsT = TypeVar("OptionsT", bound=Section)
 
 
@@ -197,6 +214,7 @@ class Recipe(Section):
     rloo: Rloo | None = None
     grpo: Grpo | None = None
     dpo: Dpo | None = None
+    kto: Kto | None = None
     evaluate: Evaluate  # SFT and DPO sample with its keys too
     merge: Merge | None = None
 

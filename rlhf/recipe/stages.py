@@ -10,11 +10,11 @@ from typing import Final, Literal, NamedTuple, get_args
 
 from rlhf.errors import UserError
 
-StageName = Literal["pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "evaluate", "merge"]
+StageName = Literal["pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "kto", "evaluate", "merge"]
 OnlineName = Literal["ppo", "rloo", "grpo"]  # stages that learn from their own samples
 GroupName = Literal["rloo", "grpo"]  # those of them that compare several responses to a prompt
-TrainingName = Literal["sft", "rm", "ppo", "rloo", "grpo", "dpo"]  # stages that train an adapter
-PolicyName = Literal["ppo", "rloo", "grpo", "dpo"]  # stages whose policy is compared with where it started
+TrainingName = Literal["sft", "rm", "ppo", "rloo", "grpo", "dpo", "kto"]  # stages that train an adapter
+PolicyName = Literal["ppo", "rloo", "grpo", "dpo", "kto"]  # stages whose policy is compared with where it started
 PolicyStart = Literal["sft", "base"]  # where policies start: SFT's adapter, or the base without one
 PolicyLabel = PolicyStart | PolicyName  # what an evaluation measures
 
@@ -182,9 +182,24 @@ STAGE_TABLE: dict[StageName, Stage] = {
             Curve("rewards/margins", "margin", "implicit reward"),
         ),
     ),
+    "kto": Stage(
+        title="KTO",
+        place=(0, 4),
+        parents=("sft",),
+        rows="judged",
+        also_decided_by=("evaluate",),  # as DPO
+        divided=("train",),
+        samples="all",
+        checks=_LOSS_CHECKS,
+        curves=(
+            Curve("loss", "loss", "from 0 to 1"),
+            Curve("kl", "KL to the reference", "nats per answer"),
+            Curve("rewards/margins", "margin", "implicit reward"),
+        ),
+    ),
     "evaluate": Stage(
         title="evaluation",
-        place=(0, 4),
+        place=(0, 5),
         parents=("sft", "rm"),  # and every trained policy that exists
         rows="prompts",
         chooses=False,
@@ -194,7 +209,7 @@ STAGE_TABLE: dict[StageName, Stage] = {
     ),
     "merge": Stage(
         title="merged model",
-        place=(1, 4),
+        place=(1, 5),
         parents=("sft",),  # and the stage whose adapter is merged
         rows="prompts",
         chooses=False,

@@ -17,26 +17,23 @@ from rlhf.data.load import load_corpus
 from rlhf.data.pairs import EncodedPair
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.evaluation.likelihood import scored_texts, sequence_logprobs
-from rlhf.evaluation.policies import START_TITLES, gains_over_start, heldout_sampling, measure, sample_of
+from rlhf.evaluation.policies import gains_over_start, sample_of
 from rlhf.evaluation.reward_model import accuracy
-from rlhf.models.adapters import new_adapter, save_adapter, trainable_adapter
-from rlhf.models.loading import load_base, load_codec
-from rlhf.models.roles import AdapterStart
+from rlhf.models.adapters import save_adapter
+from rlhf.models.loading import load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.losses import dpo_loss
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import Dpo, Role, SharedRole
-from rlhf.rollout.probe import check_sampling
+from rlhf.recipe import Dpo, SharedRole
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
 from rlhf.stages.supervised.pairs import StagePairs, stage_pairs
+from rlhf.stages.supervised.policy import measure_against_start, policy_at_its_start
 from rlhf.stages.supervised.trainer import RunTrainer
 from rlhf.stages.supervised.training import arguments, best_step_metric, free_memory, rows_to_dataset, train
 from rlhf.terminal.progress import working
-
-SAMPLES = 8  # held-out prompts whose answers are logged before and after
 
 
 def run_stage(run: StageRun, device: torch.device) -> Result:
@@ -54,25 +51,10 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     _fit(run, codec, pairs, device, telemetry)
     free_memory()
 
-    truth = recipe.data.has_true_reward
     with telemetry.phase("evaluate"):
-        roles: dict[Role, AdapterStart] = {"policy": run.path, "reference": run.parents.start()}
-        shared = SharedBase(load_base(run, device), roles, lean=recipe.hardware.trunk == "lean")
-        check_sampling(shared.base, codec)
-        sampling = heldout_sampling(recipe.evaluate)
-        before, after = (
-            measure(shared, role, codec, prompts, sampling, seed=recipe.seed, with_true_reward=truth)
-            for role in ("reference", "policy")
-        )
+        before, after, shared = measure_against_start(run, codec, prompts, device)
         with working("dpo: scoring held-out pairs"):
             preferred = preference_accuracy(shared, codec, pairs.heldout, 2 * options.per_device_train_batch_size)
-    run.logs.samples(
-        0,
-        [
-            {"prompt": codec.prompt_text(prompt), START_TITLES[recipe.start]: a, "DPO": b}
-            for prompt, a, b in zip(prompts[:SAMPLES], before.texts, after.texts, strict=False)
-        ],
-    )
     counts = {"preference_accuracy": preferred, "train_pairs": len(pairs.training), **pairs.cuts}
     metrics = gains_over_start(before, after, recipe.start) | counts | best_step_metric(run)
     sample = sample_of(codec, prompts, before, after, "dpo", recipe.start)
@@ -85,8 +67,7 @@ def _fit(run: StageRun, codec: Codec, pairs: StagePairs, device: torch.device, t
     options = recipe.options(Dpo)
     torch.manual_seed(recipe.seed)
     with telemetry.phase("load"):
-        base, start = load_base(run, device), run.parents.start()
-        model = new_adapter(base, recipe.lora) if start is None else trainable_adapter(base, start)
+        model = policy_at_its_start(run, device)
     trainer = _Trainer(
         model=model,
         args=arguments(DPOConfig, run, options, max_length=None, beta=options.beta),

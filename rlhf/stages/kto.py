@@ -1,0 +1,179 @@
+"""Kahneman–Tversky optimisation (arXiv 2402.01306) with TRL's KTOTrainer: answers that were judged one by one.
+
+With z the mean of log π(y'|x) - log π_ref(y'|x) over answers y' to other prompts of the batch, at least 0:
+    loss of a good answer   w_good (1 - σ(β (log π(y) - log π_ref(y) - z)))
+    loss of a bad answer    w_bad  (1 - σ(β (z - log π(y) + log π_ref(y))))
+"""
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from datasets import Dataset
+from peft import PeftModel
+from trl import KTOConfig, KTOTrainer
+
+from rlhf.data.load import load_corpus
+from rlhf.data.rows import Example
+from rlhf.data.tokenize import Codec, Encoded
+from rlhf.errors import UserError
+from rlhf.evaluation.likelihood import scored_texts, sequence_logprobs
+from rlhf.evaluation.policies import gains_over_start, sample_of
+from rlhf.models.adapters import save_adapter
+from rlhf.models.loading import load_codec
+from rlhf.objectives.losses import kto_loss
+from rlhf.observe.telemetry import Telemetry
+from rlhf.process import distributed
+from rlhf.recipe.schema import Kto
+from rlhf.run.directory import StageRun
+from rlhf.run.layout import ADAPTER
+from rlhf.stages.result import Result
+from rlhf.stages.supervised.policy import measure_against_start, policy_at_its_start
+from rlhf.stages.supervised.trainer import RunTrainer
+from rlhf.stages.supervised.training import arguments, best_step_metric, free_memory, rows_to_dataset, train
+from rlhf.terminal.progress import working
+
+
+class Judged(NamedTuple):
+    """A judged answer as token ids."""
+
+    row: Encoded
+    good: bool
+
+
+def run_stage(run: StageRun, device: torch.device) -> Result:
+    """Train the KTO adapter, and measure the policy against its start on held-out prompts and answers."""
+    recipe = run.loaded.recipe
+    options = recipe.options(Kto)
+    telemetry = Telemetry(device)
+
+    codec = load_codec(run)
+    corpus = load_corpus(run, codec)
+    split = corpus.judged(run.stage)
+    shuffled = random.Random(recipe.seed).sample(split.train, len(split.train))  # both sides of a pair come together
+    training, cuts = _encode(codec, shuffled[: options.max_samples], options)
+    heldout, heldout_cuts = _encode(codec, split.test[: options.max_eval_samples], options)
+    validation = _encode(codec, split.validation[: options.max_eval_samples], options)[0] if options.eval_steps else []
+    run.describe(cuts={"train": cuts, "heldout": heldout_cuts})
+    prompts = corpus.prompts(run.stage).test[: recipe.evaluate.max_samples]
+
+    telling = _fit(run, codec, training, validation, heldout, device, telemetry)
+    free_memory()
+
+    with telemetry.phase("evaluate"):
+        before, after, _ = measure_against_start(run, codec, prompts, device)
+    good = sum(judged.good for judged in training)
+    counts = {"train_good": good, "train_bad": len(training) - good, **cuts}
+    metrics = gains_over_start(before, after, recipe.start) | telling | counts | best_step_metric(run)
+    return Result(metrics, telemetry.costs(), sample_of(codec, prompts, before, after, run.stage, recipe.start))
+
+
+def _fit(
+    run: StageRun,
+    codec: Codec,
+    training: Sequence[Judged],
+    validation: Sequence[Judged],
+    heldout: Sequence[Judged],
+    device: torch.device,
+    telemetry: Telemetry,
+) -> dict[str, float]:
+    """Train and write the adapter, and return how well its rewards tell held-out good answers from bad ones.
+
+    Only this function holds the model, so that `free_memory` can free it afterwards.
+    """
+    recipe = run.loaded.recipe
+    options = recipe.options(Kto)
+    torch.manual_seed(recipe.seed)
+    with telemetry.phase("load"):
+        model = policy_at_its_start(run, device)
+    trainer = _Trainer(
+        model=model,
+        args=arguments(
+            KTOConfig,
+            run,
+            options,
+            max_length=None,
+            beta=options.beta,
+            desirable_weight=options.desirable_weight,
+            undesirable_weight=options.undesirable_weight,
+        ),
+        train_dataset=rows_to_dataset(_training_rows(training, options.per_device_train_batch_size)),
+        processing_class=codec.tokenizer,
+    )
+    with telemetry.phase("evaluate"), working(f"{run.stage}: scoring held-out answers"):
+        final = _Validation(model, heldout, codec.pad_id, options)
+        evaluate = _Validation(model, validation, codec.pad_id, options) if validation else None
+    lengths = [len(judged.row.prompt) + len(judged.row.response) for judged in training]
+    weights = train(trainer, run, telemetry, lengths, evaluate)
+    save_adapter(model, run, run.path / ADAPTER, weights=weights)
+    distributed.barrier()  # every rank reads the adapter
+    with telemetry.phase("evaluate"), working(f"{run.stage}: scoring held-out answers"):
+        return {f"heldout_{name}": value for name, value in final().items()}
+
+
+class _Validation:
+    """Measures a policy on judged answers, against the reference.
+
+    It is made when the policy is still at its start, the reference: before the first step, and before a checkpoint is
+    loaded. The mismatched answers of the loss are those of the row before.
+    """
+
+    def __init__(self, model: PeftModel, rows: Sequence[Judged], pad_id: int, options: Kto):
+        self.model, self.pad_id, self.options = model, pad_id, options
+        self.good = torch.tensor([judged.good for judged in rows])
+        self.rows = [judged.row for judged in rows]
+        self.others = [Encoded(row.prompt, other) for row, other in zip(self.rows, _rotated(self.rows), strict=True)]
+        self.reference = self._logprobs(self.rows), self._logprobs(self.others)
+
+    def __call__(self) -> dict[str, float]:
+        ratio = self._logprobs(self.rows) - self.reference[0]
+        mismatched = self._logprobs(self.others) - self.reference[1]
+        options, good = self.options, self.good
+        loss = kto_loss(ratio, mismatched, good, options.beta, options.desirable_weight, options.undesirable_weight)
+        rewards = options.beta * ratio
+        return {
+            "loss": loss.item(),
+            "reward_good": rewards[good].mean().item(),
+            "reward_bad": rewards[~good].mean().item(),
+        }
+
+    def _logprobs(self, sequences: Sequence[Encoded]) -> torch.Tensor:
+        """Return the log-probabilities (N,) of responses."""
+        batch_size = 2 * self.options.per_device_train_batch_size
+        return sequence_logprobs(self.model, scored_texts(sequences), self.pad_id, batch_size)
+
+
+class _Trainer(RunTrainer, KTOTrainer):
+    """TRL's trainer with the changes of a run, for rows that are token ids already, for which TRL has no option."""
+
+    def _prepare_dataset(self, dataset: Dataset, *_: object, **__: object) -> Dataset:
+        return dataset
+
+
+def _encode(codec: Codec, rows: Sequence[Example], options: Kto) -> tuple[list[Judged], dict[str, int]]:
+    """Return judged answers as token ids, and counts of what was cut. Raises UserError where none is left."""
+    with working("encoding answers"):
+        texts = [(row.prompt, row.response) for row in rows]
+        encoded, counts = codec.encode(texts, options.max_prompt_length, options.max_length)
+    judged = [Judged(ids, bool(row.good)) for ids, row in zip(encoded, rows, strict=True) if ids]
+    if not judged:
+        raise UserError("kto: no answer fits below kto.max_length; raise it or lower kto.max_prompt_length")
+    return judged, {**counts, "answers_dropped": len(rows) - len(judged)}
+
+
+def _training_rows(rows: Sequence[Judged], batch_size: int) -> list[dict[str, object]]:
+    """Return the rows that TRL's collator takes; each has the answer of the row before it in its batch as well."""
+    taken: list[dict[str, object]] = []
+    for start in range(0, len(rows), batch_size):
+        batch = rows[start : start + batch_size]
+        for (row, good), other in zip(batch, _rotated([judged.row for judged in batch]), strict=True):
+            ids = {"prompt_ids": row.prompt, "completion_ids": row.response, "KL_completion_ids": other}
+            taken.append({**ids, "label": good})
+    return taken
+
+
+def _rotated(rows: Sequence[Encoded]) -> list[list[int]]:
+    """Return the response of the row before each row; the last one's for the first."""
+    responses = [row.response for row in rows]
+    return [*responses[-1:], *responses[:-1]]
