@@ -39,14 +39,16 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, low: float, high: f
 
 
 def ppo_policy_loss(
-    logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, clip: float
+    logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, clip: float, weights: Tensor | None = None
 ) -> tuple[Tensor, Clipping]:
     """Return the clipped surrogate objective, negated (arXiv 1707.06347, eq. 7).
 
-    loss = -mean(min(ratio A, clamp(ratio, 1 - clip, 1 + clip) A)),   ratio = exp(logp - old_logp)
+    loss = -mean(w min(ratio A, clamp(ratio, 1 - clip, 1 + clip) A)),   ratio = exp(logp - old_logp)
 
-    Shapes: logp, old_logp, advantages, mask (B, R); mask bool, True on real tokens. Returns a 0-dim loss, 0 without
-    real tokens. Raises ValueError when shapes differ.
+    weights: w, those of `importance.importance_weights`; None: 1.
+
+    Shapes: logp, old_logp, advantages, mask, weights (B, R); mask bool, True on real tokens. Returns a 0-dim loss, 0
+    without real tokens. Raises ValueError when shapes differ.
     """
     check_mask(mask, logp=logp, old_logp=old_logp, advantages=advantages)
     log_ratio = zero_pads(logp, mask) - zero_pads(old_logp, mask)
@@ -56,6 +58,9 @@ def ppo_policy_loss(
         approxkl=masked_mean(log_ratio.detach() ** 2, mask) / 2,
         ratio=masked_mean(log_ratio.detach().exp(), mask),
     )
+    if weights is not None:
+        check_mask(mask, weights=weights)
+        objective = objective * zero_pads(weights, mask)
     return -masked_mean(objective, mask), clipping
 
 
