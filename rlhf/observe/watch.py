@@ -112,6 +112,14 @@ CHECKS = (
         3,
     ),
     Check(
+        "sampling_mismatch",
+        ONLINE,
+        signs.find_sampling_mismatch,
+        "The sampler has another base, another precision or other settings than the trainer",
+        remedies.nearer_sampler,
+        3,
+    ),
+    Check(
         "longer",
         ONLINE,
         signs.find_longer,
