@@ -193,6 +193,8 @@ class GroupBase(OnlineBase):
     reward_funcs: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] = ("model",)
     normalize_advantages: bool = False  # mean 0 and sd 1 over the batch; GRPO with scale_rewards: none: REINFORCE++
     reward_weights: Annotated[tuple[Finite, ...] | None, AsTuple] = None  # one for each reward; null: 1 each
+    reward_timeout: Positive | None = None  # seconds that a call of a reward function may take; null: no limit
+    reward_retries: Annotated[int, Field(ge=0, le=1_000)] = 0  # of a call that fails or takes longer
     overlong_buffer: Tokens | None = None  # tokens before the limit in which a response is penalised, up to 1 (DAPO)
     resample_groups: Annotated[int, Field(ge=0, le=1_000)] = 0  # times that prompts without signal are replaced (DAPO)
 

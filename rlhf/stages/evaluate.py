@@ -191,10 +191,12 @@ def _reward_fn(reward_sums: Sequence[RewardSum]) -> EvaluationRewards:
     """Return the function that gives every reward of RLOO and GRPO by name."""
     names = _reward_names(reward_sums)
 
-    def rewards(prompts: Sequence[Prompt], texts: Sequence[str], scores: Tensor | None) -> tuple[ByName, Tensor | None]:
+    def rewards(
+        prompts: Sequence[Prompt], texts: Sequence[str], scores: Tensor | None, ids: Sequence[list[int]]
+    ) -> tuple[ByName, Tensor | None]:
         by_name: ByName = {}
         for reward_sum in reward_sums:
-            for label, numbers in reward_sum.for_evaluation(prompts, texts, scores)[0].items():
+            for label, numbers in reward_sum.for_evaluation(prompts, texts, scores, ids)[0].items():
                 by_name[names[reward_sum.stage, label]] = numbers
         return by_name, scores
 

@@ -160,7 +160,7 @@ def score_responses(session: Session, learner: "Learner", rollout: Rollout, prom
     )
     prompts = [session.prompts.train[i] for i in prompt_indices for _ in range(options.num_generations)]
     texts = codec.decode_rows(rollout.tokens, rollout.mask)
-    by_name = session.reward_sum.per_response(prompts, texts, model_scores)
+    by_name = session.reward_sum.per_response(prompts, texts, model_scores, rollout.response_ids)
     scores = session.reward_sum.total(by_name)
     shaped_scores = _shaped_scores(session.reward_sum, learner, rollout, by_name)
     judged = session.reward_sum.judged(by_name)

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from rlhf.errors import UserError
 from rlhf.process import distributed
 from rlhf.recipe import MODEL_REWARD, GroupOptions, StageName
 from rlhf.stages.online import reward_functions
+from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.terminal import excerpt
 
 ByName = dict[str, Tensor]  # a number (B,) for each response, by the name of the reward; NaN without a verdict
@@ -34,9 +36,13 @@ class RewardSum:
         labels = reward_functions.labels(options.reward_funcs)
         self.weights = dict(zip(labels, options.weights, strict=True))
         self.functions = {
-            label: None if name == MODEL_REWARD else reward_functions.find(name, f"{stage}.reward_funcs")
+            label: None if name == MODEL_REWARD else self._find(name, options)
             for label, name in zip(labels, options.reward_funcs, strict=True)
         }
+
+    def _find(self, name: str, options: GroupOptions) -> RewardFunction:
+        found = reward_functions.find(name, f"{self.stage}.reward_funcs")
+        return replace(found, timeout=options.reward_timeout, retries=options.reward_retries)
 
     def usable(self, prompts: Split[Prompt]) -> Split[Prompt]:
         """Return the prompts that the rewards can judge: all, or those with a right answer if a function needs it.
@@ -48,7 +54,7 @@ class RewardSum:
             return prompts
         kept = prompts.only(lambda prompt: prompt in self.right_answers)
         for function, prompt in itertools.product(needing, kept):
-            fault = function.fault_of_answer(self.right_answers[prompt])
+            fault = function.answer_fault and function.answer_fault(self.right_answers[prompt])
             if fault:
                 raise UserError(
                     f"{self.stage}: {function.name} cannot judge responses to {excerpt(prompt[-1].content)!r}: the "
@@ -56,9 +62,16 @@ class RewardSum:
                 )
         return kept.required(self.stage, 'prompts with a right answer ({"prompt", "answer"})')
 
-    def per_response(self, prompts: Sequence[Prompt], texts: Sequence[str], model_scores: Tensor | None) -> ByName:
+    def per_response(
+        self,
+        prompts: Sequence[Prompt],
+        texts: Sequence[str],
+        model_scores: Tensor | None,
+        ids: Sequence[list[int]] | None = None,
+    ) -> ByName:
         """Return the rewards of each response by name, on the CPU; the same numbers on every rank.
 
+        ids: the tokens of each response, for functions of these.
         Raises UserError, one line that names prompt and response, for a function that raises or is not finite.
         """
         computed: dict[str, list[float | None]] = {}
@@ -66,7 +79,7 @@ class RewardSum:
             written = [self.codec.prompt_text(prompt) for prompt in prompts]
             right_answers = [self.right_answers.get(prompt) for prompt in prompts]
             computed = distributed.from_main(
-                lambda: {label: f(written, texts, right_answers) for label, f in self.functions.items() if f}
+                lambda: {label: f(written, texts, right_answers, ids) for label, f in self.functions.items() if f}
             )
         by_name: ByName = {}
         for label, function in self.functions.items():
@@ -97,8 +110,12 @@ class RewardSum:
         ).any(0)
 
     def for_evaluation(
-        self, prompts: Sequence[Prompt], texts: Sequence[str], model_scores: Tensor | None
+        self,
+        prompts: Sequence[Prompt],
+        texts: Sequence[str],
+        model_scores: Tensor | None,
+        ids: Sequence[list[int]] | None = None,
     ) -> tuple[ByName, Tensor]:
         """Return the rewards of functions by name, and the weighted sum of all, for an evaluation."""
-        by_name = self.per_response(prompts, texts, model_scores)
+        by_name = self.per_response(prompts, texts, model_scores, ids)
         return {label: numbers for label, numbers in by_name.items() if self.functions[label]}, self.total(by_name)
