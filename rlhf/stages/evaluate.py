@@ -66,6 +66,8 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
         rm_metrics, rm_details = pairs.judged(shared) if pairs else ({}, {})
 
     metrics = _policy_metrics(samples, perplexities, overlap, telemetry) | rm_metrics
+    for reward_sum in reward_sums:
+        metrics |= reward_sum.judge_figures()
     histograms = score_histograms({name: policy.scores for name, policy in samples.items()})
     details: JsonObject = {"scores": histograms.plain() if histograms else None}
     if functions := _reward_functions(reward_sums):
@@ -82,7 +84,7 @@ def _prompts_and_rewards(
     """Return held-out prompts, and the rewards of RLOO and GRPO where they have run, which can judge all of these."""
     recipe = run.loaded.recipe
     reward_sums = [
-        RewardSum(stage, options, corpus.right_answers(), codec)
+        RewardSum(stage, options, corpus.right_answers(), codec, run.path)
         for stage, options in recipe.online().items()
         if stage in trained and isinstance(options, GroupOptions)
     ]

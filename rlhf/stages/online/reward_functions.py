@@ -6,6 +6,7 @@
     regex(pattern='^Yes')             1 if the pattern is found
     length(most=60)                   0 up to `most` words, then falling to -1 at twice as many; or `unit='tokens'`
     json_valid(keys=['name'])         1 if it is JSON; with `keys`, if it is an object that has them
+    judge(rubric='…', url='…', model='…')    the mark, from 0 to 1, of a model behind an OpenAI-compatible address
     my_rewards:polite                 the function `polite` of my_rewards.py in the current folder
 
 `exact_answer` and `numeric_answer` take `extract='#### (.*)'`: a pattern whose last match holds what is compared. A
@@ -29,6 +30,7 @@ from typing import Any
 
 from rlhf.data.normal import normalise
 from rlhf.errors import UserError
+from rlhf.stages.online.judge_reward import JudgeReward, require_client
 from rlhf.stages.online.reward_call import FAILURES, SHOWN, Function, RewardFunction, accepted
 from rlhf.terminal import excerpt
 
@@ -136,9 +138,8 @@ def json_valid(completions: list[str], *, keys: Sequence[str] = ()) -> list[floa
     return [float(valid(completion)) for completion in completions]
 
 
-REGISTRY: dict[str, Function] = {
-    f.__name__: f for f in (exact_answer, numeric_answer, math_answer, regex, length, json_valid)
-}
+NAMED: tuple[Function, ...] = (exact_answer, numeric_answer, math_answer, regex, length, json_valid)
+REGISTRY: dict[str, Any] = {f.__name__: f for f in NAMED} | {"judge": JudgeReward}
 
 
 def _no_text(answer: str) -> str | None:
@@ -181,7 +182,13 @@ def _registered(name: str, where: str) -> Function:
     fault = f"option {twice} is given twice" if twice else _fault(function, options)
     if fault:
         raise UserError(f"{where}: {name}: {fault}")
-    return partial(function, **options)
+    if function is not JudgeReward:
+        return partial(function, **options)
+    require_client()
+    try:
+        return JudgeReward(**options)
+    except ValueError as error:
+        raise UserError(f"{where}: {name}: {error}") from None
 
 
 def _option_name(keyword: ast.keyword) -> str:
@@ -199,7 +206,7 @@ LITERALS: dict[object, tuple[type, ...]] = {  # by the annotation of an option: 
 }
 
 
-def _fault(function: Function, options: dict[str, Any]) -> str | None:
+def _fault(function: Callable[..., Any], options: dict[str, Any]) -> str | None:
     """Return what is wrong with the options of a named reward; None where nothing is."""
     parameters = {n: p for n, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
     for key, value in options.items():

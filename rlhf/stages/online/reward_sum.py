@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from rlhf.errors import UserError
 from rlhf.process import distributed
 from rlhf.recipe import MODEL_REWARD, GroupOptions, StageName
 from rlhf.stages.online import reward_functions
+from rlhf.stages.online.judge_reward import JudgeReward, total_figures
 from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.terminal import excerpt
 
@@ -31,8 +33,16 @@ class RewardSum:
     Raises UserError for a name without a function.
     """
 
-    def __init__(self, stage: StageName, options: GroupOptions, right_answers: dict[Prompt, str], codec: Codec):
-        self.stage, self.right_answers, self.codec = stage, right_answers, codec
+    def __init__(
+        self,
+        stage: StageName,
+        options: GroupOptions,
+        right_answers: dict[Prompt, str],
+        codec: Codec,
+        folder: Path | None = None,
+    ):
+        """`folder` is that of the run: a judge keeps its marks there."""
+        self.stage, self.right_answers, self.codec, self.folder = stage, right_answers, codec, folder
         labels = reward_functions.labels(options.reward_funcs)
         self.weights = dict(zip(labels, options.weights, strict=True))
         self.functions = {
@@ -42,7 +52,17 @@ class RewardSum:
 
     def _find(self, name: str, options: GroupOptions) -> RewardFunction:
         found = reward_functions.find(name, f"{self.stage}.reward_funcs")
+        if isinstance(found.function, JudgeReward):  # it has a question for each response, and keeps what was answered
+            found.function.limit(options.reward_timeout, options.reward_retries)
+            if self.folder is not None:
+                found.function.keep_in(self.folder)
+            return found
         return replace(found, timeout=options.reward_timeout, retries=options.reward_retries)
+
+    def judge_figures(self) -> dict[str, float]:
+        """Return calls, tokens and price of the judges among the rewards; empty without any."""
+        functions = (function.function for function in self.functions.values() if function)
+        return total_figures(function for function in functions if isinstance(function, JudgeReward))
 
     def usable(self, prompts: Split[Prompt]) -> Split[Prompt]:
         """Return the prompts that the rewards can judge: all, or those with a right answer if a function needs it.

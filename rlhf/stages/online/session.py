@@ -69,7 +69,7 @@ class Session:
         stage, options, corpus = self.run.stage, self.options, load_corpus(self.run, self.codec)
         split, reward_sum = corpus.prompts(stage), None
         if isinstance(options, GroupOptions):
-            reward_sum = RewardSum(stage, options, corpus.right_answers(), self.codec)
+            reward_sum = RewardSum(stage, options, corpus.right_answers(), self.codec, self.run.path)
             split = reward_sum.usable(split)
         prompts = OnlinePrompts(split, self.codec, options, self.recipe.seed)
         return prompts, reward_sum
@@ -218,6 +218,7 @@ class Session:
         elif after is None:  # also the case when a resumed run had already taken its last step
             after = self.evaluate("policy")
         metrics = gains_over_sft(before, after) | {"best_step": math.nan if best is None else best}
+        metrics |= self.reward_sum.judge_figures() if self.reward_sum else {}
         return Result(metrics, self.telemetry.costs(), sample_of(self.codec, test, before, after, run.stage))
 
     def _choose_policy(self, state: TrainState) -> int | None:
