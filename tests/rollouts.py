@@ -1,8 +1,10 @@
 """Made-up rollouts for tests of PPO, RLOO and GRPO, and what a policy says of them."""
 
+import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from rlhf.data.batch import Rollout, collate
 from rlhf.data.tokenize import Codec
@@ -16,6 +18,15 @@ def made_up_rollout(prompts: Sequence[list[int]], codec: Codec, generator: torch
     responses = [[*torch.randint(10, 300, (n - 1,), generator=generator).tolist(), codec.eos_id] for n in LENGTHS]
     responses[1][-1] = 11
     return collate(prompts, responses, codec.pad_id, codec.eos_id)
+
+
+def sampler_weight(old: Tensor, sampled: Tensor, correction: str, cap: float) -> Tensor:
+    """Weights (n,) of a response's tokens for a sampler that differs, written again: a bounded p / q."""
+    if correction == "none":
+        return torch.ones(len(old))
+    d = [a - b for a, b in zip(old.tolist(), sampled.tolist(), strict=True)]
+    ratios = [math.exp(sum(d))] * len(d) if correction.startswith("sequence") else [math.exp(x) for x in d]
+    return torch.tensor([r if r <= cap else 0.0 if correction.endswith("mask") else cap for r in ratios])
 
 
 @torch.no_grad()

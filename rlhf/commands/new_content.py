@@ -16,7 +16,7 @@ from rlhf.memory.card.cards import CARDS
 from rlhf.recipe import MODEL_REWARD, POLICIES, PolicyName, PolicyStart, StageName
 from rlhf.recipe.stages import DPO, PPO, RM, SFT, STAGE_TABLE
 from rlhf.stages.online import reward_functions
-from rlhf.stages.online.reward_functions import RewardFunction
+from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.terminal.wording import GB
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ def _check_answers(comparing: Sequence[RewardFunction], file: str, rows: ParsedR
             wanted = '{"prompt", "answer"} (docs/data.md)'
             raise UserError(f"--data {file}: no right answers, which --reward {function.name} needs: rows of {wanted}")
         for source, answer in answers:
-            if fault := function.fault_of_answer(answer):
+            if fault := function.answer_fault and function.answer_fault(answer):
                 raise UserError(f"{source}: --reward {function.name} cannot compare with its answer: it {fault}")
 
 

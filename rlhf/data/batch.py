@@ -42,6 +42,11 @@ class Rollout:
         return self.ids.gather(1, self._positions())
 
     @property
+    def response_ids(self) -> list[list[int]]:
+        """Return the tokens of each response, EOS included."""
+        return [row[:n] for row, n in zip(self.tokens.tolist(), self.response_length.tolist(), strict=True)]
+
+    @property
     def predictors(self) -> Tensor:
         """Return the positions (B, R) whose hidden states predict the tokens: one before each token."""
         return self._positions() - 1

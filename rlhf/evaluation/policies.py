@@ -34,8 +34,11 @@ START_TITLES: dict[PolicyStart, str] = {SFT: "SFT", "base": "base"}  # of answer
 EVALUATION_SEED_OFFSET = 7_000  # held-out sampling has another random stream than training
 
 
-# (prompts, responses, the reward model's scores or None) -> rewards by name, and scores that replace the model's.
-EvaluationRewards = Callable[[Sequence[Prompt], Sequence[str], Tensor | None], tuple[dict[str, Tensor], Tensor | None]]
+# (prompts, responses, the reward model's scores or None, responses as tokens) -> rewards by name, and scores that
+# replace the model's.
+EvaluationRewards = Callable[
+    [Sequence[Prompt], Sequence[str], Tensor | None, Sequence[list[int]]], tuple[dict[str, Tensor], Tensor | None]
+]
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ def measure(
     rewards: dict[str, Tensor] = {}
     final_scores = scores.cpu() if shared.score_head is not None else None
     if reward_fn is not None:
-        rewards, final_scores = reward_fn(prompts, texts, final_scores)
+        rewards, final_scores = reward_fn(prompts, texts, final_scores, rollout.response_ids)
     return PolicySamples(
         texts=texts,
         lengths=rollout.response_length.cpu(),

@@ -6,9 +6,13 @@ KlEstimator = Literal["k1", "k2", "k3"]  # kl.estimate_kl
 Scale = Literal["group", "batch", "none"]  # whose standard deviation divides: groups.group_relative
 TokenLevel = Literal["token", "sequence"]
 Level = Literal[TokenLevel, "sequence_sum"]  # of the importance ratio: groups.pool_log_ratios
-LossType = Literal["grpo", "dapo", "dr_grpo"]  # how tokens are weighted: groups.token_weights
+LossType = Literal["grpo", "dapo", "dr_grpo", "cispo"]  # how tokens are weighted: groups.token_weights
+# Weights for samples of another distribution: importance.importance_weights
+SamplingCorrection = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+DpoLoss = Literal["sigmoid", "ipo", "sigmoid_norm"]  # losses.dpo_loss
 
 KL_ESTIMATORS: tuple[KlEstimator, ...] = get_args(KlEstimator)
 SCALES: tuple[Scale, ...] = get_args(Scale)
 LEVELS: tuple[Level, ...] = get_args(Level)
 LOSS_TYPES: tuple[LossType, ...] = get_args(LossType)
+SAMPLING_CORRECTIONS: tuple[SamplingCorrection, ...] = get_args(SamplingCorrection)

@@ -1,8 +1,9 @@
 """Advantages within groups of responses to one prompt, and the policy losses of the critic-free methods.
 
-RLOO (arXiv 2402.14740), GRPO (2402.03300), Dr. GRPO (2503.20783), DAPO (2503.14476), GSPO (2507.18071) and
-REINFORCE++ with a group baseline (2501.03262) differ in three choices: how rewards become advantages, what the
-importance ratio is of, and how tokens are weighted. Each choice is a function here.
+RLOO (arXiv 2402.14740), GRPO (2402.03300), Dr. GRPO (2503.20783), DAPO (2503.14476), GSPO (2507.18071), CISPO
+(2506.13585) and REINFORCE++ with a group baseline (2501.03262) differ in few choices: how rewards become advantages,
+what the importance ratio is of, whether it is clipped or a constant, and how tokens are weighted. Each choice is a
+function here.
 
 A loss here is a weighted sum over tokens, and the weights hold the denominator. Its statistics are plain sums. So the
 losses and statistics of a minibatch's parts add up to those of the whole. PPO's losses (losses.py) are means.
@@ -147,6 +148,7 @@ def token_weights(mask: Tensor, loss_type: LossType, responses: int, tokens: Ten
 
         grpo      1 / (responses * tokens of its response): the mean of the responses' means (arXiv 2402.03300, eq. 3)
         dapo      1 / tokens: the mean over all tokens (2503.14476, eq. 8)
+        cispo     as dapo (2506.13585, section 3.1)
         dr_grpo   1 / (responses * max_length): no response counts less for being long (2503.20783, section 3.1)
 
     `responses` and `tokens` count those of the whole minibatch, of which the rows of `mask` may be a part: the weighted
@@ -158,7 +160,7 @@ def token_weights(mask: Tensor, loss_type: LossType, responses: int, tokens: Ten
     check_mask(mask)
     if loss_type == "grpo":
         each = 1 / (responses * mask.sum(1, keepdim=True).clamp(min=1))
-    elif loss_type == "dapo":
+    elif loss_type in ("dapo", "cispo"):
         each = 1 / torch.as_tensor(tokens, device=mask.device).clamp(min=1)
     elif loss_type == "dr_grpo":
         each = torch.tensor(1 / (responses * max_length), device=mask.device)
@@ -170,7 +172,7 @@ def token_weights(mask: Tensor, loss_type: LossType, responses: int, tokens: Ten
 class ClipSums(NamedTuple):
     """Detached 0-dim sums over real tokens."""
 
-    clipped: Tensor  # tokens whose clipped term is the smaller, so that they give no gradient
+    clipped: Tensor  # tokens whose clipped term is the smaller, so that they give no gradient; in CISPO those capped
     ratio: Tensor
 
 
@@ -187,12 +189,37 @@ def clipped_loss(
     a 0-dim loss. Raises ValueError when shapes differ.
     """
     check_mask(mask, log_ratio=log_ratio, weights=weights)
-    if advantages.shape != mask.shape[:1]:
-        raise ValueError(f"want one advantage per row of mask {tuple(mask.shape)}, got {tuple(advantages.shape)}")
+    _check_advantages(advantages, mask)
     d = zero_pads(log_ratio, mask)
     objective, is_clipped = clipped_surrogate(d, at_least_float32(advantages).unsqueeze(1), low, high)
     loss = -(zero_pads(weights, mask) * objective).sum()
     return loss, ClipSums(clipped=(is_clipped & mask).sum(), ratio=zero_pads(d.detach().exp(), mask).sum())
+
+
+def cispo_loss(
+    logp: Tensor, log_ratio: Tensor, advantages: Tensor, weights: Tensor, mask: Tensor, cap: float
+) -> tuple[Tensor, ClipSums]:
+    """Return CISPO's loss: REINFORCE with a truncated ratio as a constant (arXiv 2506.13585, section 3.1).
+
+    loss = -sum_t w_t min(ratio_t, cap) A log pi_t,   ratio = exp(log_ratio), without a gradient
+
+    Unlike in `clipped_loss`, every token has a gradient. `clipped` counts the tokens whose ratio exceeds the cap.
+
+    Shapes: logp, log_ratio, weights, mask (B, R); advantages (B,), one per response; mask bool, True on real tokens.
+    Returns a 0-dim loss. Raises ValueError when shapes differ.
+    """
+    check_mask(mask, logp=logp, log_ratio=log_ratio, weights=weights)
+    _check_advantages(advantages, mask)
+    ratio = zero_pads(log_ratio.detach(), mask).exp()
+    gain = ratio.clamp(max=cap) * at_least_float32(advantages).unsqueeze(1) * zero_pads(logp, mask)
+    loss = -(zero_pads(weights, mask) * gain).sum()
+    return loss, ClipSums(clipped=((ratio > cap) & mask).sum(), ratio=zero_pads(ratio, mask).sum())
+
+
+def _check_advantages(advantages: Tensor, mask: Tensor) -> None:
+    """Raise ValueError unless there is one advantage for each row."""
+    if advantages.shape != mask.shape[:1]:
+        raise ValueError(f"want one advantage per row of mask {tuple(mask.shape)}, got {tuple(advantages.shape)}")
 
 
 def _zero_without_signal(advantages: Tensor, rewards: Tensor, judged: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rlhf.objectives.choices import DpoLoss
 from rlhf.objectives.masked import at_least_float32, check_mask, masked_mean, zero_pads
 
 Stats = dict[str, Tensor]  # 0-dim tensors by the key under which they are logged
@@ -39,14 +40,16 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, low: float, high: f
 
 
 def ppo_policy_loss(
-    logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, clip: float
+    logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, clip: float, weights: Tensor | None = None
 ) -> tuple[Tensor, Clipping]:
     """Return the clipped surrogate objective, negated (arXiv 1707.06347, eq. 7).
 
-    loss = -mean(min(ratio A, clamp(ratio, 1 - clip, 1 + clip) A)),   ratio = exp(logp - old_logp)
+    loss = -mean(w min(ratio A, clamp(ratio, 1 - clip, 1 + clip) A)),   ratio = exp(logp - old_logp)
 
-    Shapes: logp, old_logp, advantages, mask (B, R); mask bool, True on real tokens. Returns a 0-dim loss, 0 without
-    real tokens. Raises ValueError when shapes differ.
+    weights: w, those of `importance.importance_weights`; None: 1.
+
+    Shapes: logp, old_logp, advantages, mask, weights (B, R); mask bool, True on real tokens. Returns a 0-dim loss, 0
+    without real tokens. Raises ValueError when shapes differ.
     """
     check_mask(mask, logp=logp, old_logp=old_logp, advantages=advantages)
     log_ratio = zero_pads(logp, mask) - zero_pads(old_logp, mask)
@@ -56,6 +59,9 @@ def ppo_policy_loss(
         approxkl=masked_mean(log_ratio.detach() ** 2, mask) / 2,
         ratio=masked_mean(log_ratio.detach().exp(), mask),
     )
+    if weights is not None:
+        check_mask(mask, weights=weights)
+        objective = objective * zero_pads(weights, mask)
     return -masked_mean(objective, mask), clipping
 
 
@@ -112,23 +118,47 @@ def margin_ranking_loss(chosen: Tensor, rejected: Tensor, margin: float) -> Tens
 
 
 def dpo_loss(
-    policy_chosen: Tensor, policy_rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float
+    policy_chosen: Tensor,
+    policy_rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    beta: float,
+    loss_type: DpoLoss = "sigmoid",
+    label_smoothing: float = 0.0,
+    lengths: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Return the loss of direct preference optimisation (arXiv 2305.18290, eq. 7).
+    """Return the loss of direct preference optimisation.
 
     It measures the loss on validation pairs; TRL's trainer, which trains, computes its own.
 
-    loss = mean(-log sigmoid(beta ((pi_c - ref_c) - (pi_r - ref_r))))
+    With c = pi_c - ref_c and r = pi_r - ref_r, n the tokens of a response, e = label_smoothing:
+        sigmoid       mean(-log sigmoid(beta (c - r)))                        (arXiv 2305.18290, eq. 7)
+        the same, e   mean(((1 - e) l(c - r) - e l(r - c)) / (1 - 2 e)),   l(x) = -log sigmoid(beta x): unbiased where
+                      a share e of the labels is flipped                      (2403.00409; TRL's `robust`)
+        ipo           mean((c / n_c - r / n_r - 1 / (2 beta))^2)              (2310.12036, eq. 17, by token as in TRL)
+        sigmoid_norm  mean(-log sigmoid(beta (c / n_c - r / n_r)))
 
-    Shapes: all (B,), the log-probability of each whole response in nats, summed over its tokens; returns a 0-dim
-    loss. Raises ValueError when shapes differ or the batch is empty.
+    Shapes: all (B,), the log-probability of each whole response in nats, summed over its tokens; lengths: the tokens of
+    chosen and rejected responses, each (B,). Returns a 0-dim loss. Raises ValueError when shapes differ or the batch is
+    empty, and without lengths where the loss needs them.
     """
     _check_batch(
         policy_chosen=policy_chosen, policy_rejected=policy_rejected, ref_chosen=ref_chosen, ref_rejected=ref_rejected
     )
     chosen = at_least_float32(policy_chosen) - at_least_float32(ref_chosen)
     rejected = at_least_float32(policy_rejected) - at_least_float32(ref_rejected)
-    return -F.logsigmoid(beta * (chosen - rejected)).mean()
+    if loss_type != "sigmoid":
+        if lengths is None:
+            raise ValueError(f"{loss_type} needs the lengths of the responses")
+        _check_batch(policy_chosen=policy_chosen, chosen_lengths=lengths[0], rejected_lengths=lengths[1])
+        chosen, rejected = chosen / lengths[0], rejected / lengths[1]
+    if loss_type == "ipo":
+        return ((chosen - rejected - 1 / (2 * beta)) ** 2).mean()
+    loss = -F.logsigmoid(beta * (chosen - rejected))
+    if label_smoothing:
+        flipped = -F.logsigmoid(beta * (rejected - chosen))
+        loss = ((1 - label_smoothing) * loss - label_smoothing * flipped) / (1 - 2 * label_smoothing)
+    return loss.mean()
 
 
 def kto_loss(

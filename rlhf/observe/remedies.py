@@ -84,6 +84,18 @@ def recomputed_logprobs(h: History) -> dict[str, str]:
     return {f"{h.stage}.old_logprobs": "recompute"} if h.online.old_logprobs == "rollout" else {}
 
 
+def nearer_sampler(h: History) -> dict[str, str]:
+    """Return settings that sample as training computes, or correct the difference; none for a server."""
+    options = h.online
+    if options.rollout_weights == "merged":
+        return {f"{h.stage}.rollout_weights": "adapter"}
+    if options.rollout_4bit != "library":
+        return {f"{h.stage}.rollout_4bit": "library"}
+    if options.correction != "none":
+        return {}
+    return recomputed_logprobs(h) or {f"{h.stage}.sampling_correction": "token_truncate"}
+
+
 def slower_critic(h: History) -> dict[str, float]:
     """Return a quarter of the critic's learning rate."""
     return {"ppo.value_learning_rate": h.recipe.options(Ppo).value_learning_rate / 4}

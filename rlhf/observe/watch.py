@@ -98,6 +98,13 @@ CHECKS = (
         3,
     ),
     Check(
+        "sampling_mismatch",
+        signs.find_sampling_mismatch,
+        "The sampler has another base, another precision or other settings than the trainer",
+        remedies.nearer_sampler,
+        3,
+    ),
+    Check(
         "longer",
         signs.find_longer,
         "The reward model likes length, and the policy has found out",

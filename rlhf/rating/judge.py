@@ -8,8 +8,8 @@ import re
 import threading
 from typing import get_args
 
+from rlhf.evaluation.endpoint import Endpoint, Refused, quoted
 from rlhf.rating import store
-from rlhf.rating.endpoint import Endpoint, Refused, quoted
 from rlhf.rating.pairs import AnswerOrder, Pair, PairedAnswers
 from rlhf.terminal import say
 from rlhf.terminal.progress import Bar

@@ -15,6 +15,7 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import Field, model_validator
 
 from rlhf.errors import UserError
+from rlhf.objectives.choices import DpoLoss
 from rlhf.recipe.bounds import (
     BatchRows,
     Decay,
@@ -131,6 +132,8 @@ class Dialogues(Optimization):
 class Sft(Dialogues):
     """Supervised fine-tuning on demonstrations or chosen answers."""
 
+    train_on: Literal["last", "all"] = "last"  # the answer of a row, or every answer of its conversation
+
 
 class Rm(Dialogues):
     """The reward model."""
@@ -148,10 +151,20 @@ class Rm(Dialogues):
 
 
 class Dpo(Dialogues):
-    """Direct preference optimization."""
+    """Direct preference optimization; keys are named as in TRL's DPOConfig where it has them."""
 
     beta: Positive
+    loss_type: DpoLoss = "sigmoid"  # as in TRL: objectives/losses.py
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0  # share of flipped labels: TRL's loss `robust`
+    sft_weight: NonNegative = 0.0  # of the mean negative log-likelihood of chosen tokens: TRL's loss `sft`
     max_completion_length: Tokens | None = None  # tokens of a response, EOS included; null: max_length alone cuts
+
+    @model_validator(mode="after")
+    def _check_smoothing(self) -> Self:
+        """Raise ValueError for label smoothing with a loss that has none."""
+        if self.label_smoothing and self.loss_type != "sigmoid":
+            raise ValueError(f"label_smoothing needs loss_type: sigmoid, not {self.loss_type}")
+        return self
 
 
 class Kto(Dialogues):

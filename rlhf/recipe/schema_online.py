@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf.objectives.choices import KlEstimator, LossType, Scale, TokenLevel
+from rlhf.objectives.choices import KlEstimator, LossType, SamplingCorrection, Scale, TokenLevel
 from rlhf.recipe.bounds import (
     BatchRows,
     ClipRange,
@@ -58,6 +58,8 @@ class OnlineBase(Section):
     # `model`, the reward model, or functions: docs/rewards.md
     reward_funcs: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] = ("model",)
     reward_weights: Annotated[tuple[Finite, ...] | None, AsTuple] = None  # one for each reward; null: 1 each
+    reward_timeout: Positive | None = None  # seconds that a call of a reward function may take; null: no limit
+    reward_retries: Annotated[int, Field(ge=0, le=1_000)] = 0  # of a call that fails or takes longer
     kl_estimator: KlEstimator
     kl_penalty: Literal["reward", "loss"] = "reward"  # part of each token's reward, or of the loss
     kl_target: Positive | None = None  # nats per token; the KL coefficient starts as given and follows the target
@@ -69,6 +71,9 @@ class OnlineBase(Section):
     score_clip: Positive | None = None  # limit of the absolute score, after normalisation or sigmoid
     missing_eos_penalty: NonNegative | None
     old_logprobs: Literal["recompute", "rollout"] = "recompute"  # in a forward pass, or as noted in sampling
+    # Weights for responses that were sampled from another distribution; auto: docs/ppo.md
+    sampling_correction: Literal["auto", SamplingCorrection] = "auto"
+    sampling_correction_cap: Positive = 3.0  # of a weight, as TRL's vllm_importance_sampling_clip_max
     max_samples: RowCount | None
     logging_steps: Steps
     save_steps: Steps
@@ -97,6 +102,18 @@ class OnlineBase(Section):
     def sums_rewards(self) -> bool:
         """Return whether the score of a response is a sum of rewards, and not the reward model's number as it is."""
         return self.reward_funcs != (MODEL_REWARD,) or self.weights != (1.0,)
+
+    @property
+    def sampling_differs(self) -> bool:
+        """Return whether the sampler computes another distribution than the one that is trained, beyond rounding."""
+        return self.vllm_url is not None or self.rollout_weights == "merged" or self.rollout_4bit != "library"
+
+    @property
+    def correction(self) -> SamplingCorrection:
+        """Return how the policy loss is corrected for a sampler that differs; `auto` is TRL's default where it does."""
+        if self.sampling_correction != "auto":
+            return self.sampling_correction
+        return "sequence_mask" if self.sampling_differs and self.old_logprobs == "recompute" else "none"
 
     @property
     def corrects_kl(self) -> bool:
@@ -135,6 +152,11 @@ class OnlineBase(Section):
             raise ValueError(f"vllm_url: {self.vllm_url} must begin with http:// or https://")
         if self.vllm_url is not None and self.old_logprobs == "rollout":
             raise ValueError("vllm_url needs old_logprobs: recompute: its kernels are not those that train")
+        if self.correction != "none" and self.old_logprobs == "rollout":
+            raise ValueError(
+                f"sampling_correction: {self.sampling_correction} needs old_logprobs: recompute; with rollout the "
+                "ratio holds the difference already"
+            )
         if self.rollout_weights == "merged" and (self.old_logprobs == "rollout" or self.rollout_4bit != "library"):
             raise ValueError("rollout_weights: merged needs old_logprobs: recompute and rollout_4bit: library")
         return self
@@ -209,7 +231,7 @@ class GroupBase(OnlineBase):
     max_completion_length: Tokens
     beta: NonNegative  # weight of the KL; 0: the reference is not computed in training
     epsilon: ClipRange = 0.2  # clip of the ratio; the lower clip if epsilon_high is set
-    epsilon_high: Positive | None = None  # upper clip (DAPO); null: epsilon
+    epsilon_high: Positive | None = None  # upper clip (DAPO); null: epsilon; with cispo the largest ratio itself
     mask_truncated_completions: bool = False  # no gradient from responses without EOS; their rewards count
     normalize_advantages: bool = False  # mean 0 and sd 1 over the batch; GRPO with scale_rewards: none: REINFORCE++
     overlong_buffer: Tokens | None = None  # tokens before the limit in which a response is penalised, up to 1 (DAPO)
@@ -274,13 +296,34 @@ class Grpo(GroupBase):
     kl_estimator: KlEstimator = "k3"
     kl_penalty: Literal["reward", "loss"] = "loss"
     scale_rewards: Scale = "group"  # whose standard deviation divides; none: Dr. GRPO
-    loss_type: LossType = "dapo"  # how tokens are weighted: docs/groups.md
+    # each reward normalised in its group before the sum (GDPO), or the sum
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    loss_type: LossType = "dapo"  # how tokens are weighted, and cispo: docs/groups.md
     importance_sampling_level: TokenLevel = "token"  # sequence: GSPO's, whose loss is grpo's
     use_bias_correction_kl: bool = True  # multiplies the KL in the loss by the token's ratio
 
     @property
     def corrects_kl(self) -> bool:
         return self.use_bias_correction_kl
+
+    @property
+    def normalizes_each(self) -> bool:
+        """Return whether each reward is normalised in its group before they are summed (GDPO)."""
+        return self.multi_objective_aggregation == "normalize_then_sum"
+
+    @model_validator(mode="after")
+    def _check_methods(self) -> Self:
+        """Raise ValueError for CISPO and GDPO with keys that they cannot use."""
+        if self.loss_type == "cispo" and self.epsilon_high is None:
+            raise ValueError("loss_type: cispo needs epsilon_high, the largest ratio, as in TRL: 5.0 is usual")
+        if self.loss_type == "cispo" and self.importance_sampling_level != "token":
+            raise ValueError("loss_type: cispo needs importance_sampling_level: token")
+        if self.normalizes_each and (self.scale_rewards != "group" or self.normalize_advantages):
+            raise ValueError(
+                "multi_objective_aggregation: normalize_then_sum divides by the sd of each group, then by the batch's: "
+                "leave out scale_rewards and normalize_advantages"
+            )
+        return self
 
 
 GroupOptions = Rloo | Grpo

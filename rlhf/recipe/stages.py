@@ -89,6 +89,7 @@ _ONLINE_CHECKS = (
     "large_updates",
     "high_kl",
     "negative_kl",
+    "sampling_mismatch",
     "longer",
     "fewer_ends",
     "repetition",

@@ -45,6 +45,21 @@ def _figure_cells(figure: Figure, value: float | None, verdict: Verdict, predict
     return (figure.title, figure.text(in_full=True), expected, wording.number(value), verdict_cell)
 
 
+def sections_of_judges(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+    """Return what the judges among the rewards were asked, and what that cost at the prices of the recipe."""
+    rows: list[tuple[object, ...]] = []
+    for run in runs:
+        for stage, summary in run.summaries.items():
+            calls, dollars = summary.metrics.get("judge_calls"), summary.metrics.get("judge_dollars")
+            if calls is not None:
+                tokens = (summary.metrics.get(f"judge_tokens_{side}") for side in ("in", "out"))
+                counts = (f"{int(value or 0):,}" for value in (calls, *tokens))
+                rows.append((run.name, stage, *counts, "" if dollars is None else f"{dollars:.2f}"))
+    columns = ("run", "stage", "calls", "tokens of questions", "tokens of replies", "USD")
+    judge_table = table(columns, rows, len(runs) > 1, numbers=(2, 3, 4, 5))
+    return [Section("Calls of the judge", "table.html", judge_table)] if judge_table else []
+
+
 class FindingText(NamedTuple):
     """A finding of a check while a stage trained, as the page shows it, and settings to try."""
 

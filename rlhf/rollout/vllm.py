@@ -3,10 +3,11 @@
 The server runs in a separate environment, because vLLM pins other versions of transformers than this project:
 
     export VLLM_ALLOW_RUNTIME_LORA_UPDATING=1
-    vllm serve BASE --enable-lora --max-lora-rank R --logprobs-mode processed_logprobs
+    vllm serve BASE --host 127.0.0.1 --dtype DTYPE --enable-lora --max-lora-rank R \
+        --logprobs-mode processed_logprobs --gpu-memory-utilization SHARE
 
-The server reads the policy's adapter from the run directory, so it must see the same files. On the same card it holds a
-second copy of the base in memory.
+rlhf/rollout/vllm_command.py fills this in for a recipe; a run without a server prints it. The server reads the policy's
+adapter from the run directory, so it must see the same files. On the same card it holds a second copy of the base.
 
 The standard library sends these requests: loading and unloading an adapter are calls of vLLM's own, which openai's
 client does not have, and a package less is needed.
@@ -33,20 +34,20 @@ from rlhf.rollout.decoding import Sampling
 from rlhf.terminal import excerpt, one_line
 
 TIMEOUT = 600  # seconds for one response
-START_HINT = (
-    "start one with: VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve BASE --enable-lora --max-lora-rank R "
-    "--logprobs-mode processed_logprobs"
+COMMAND = (
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve BASE --host 127.0.0.1 --dtype DTYPE --enable-lora --max-lora-rank R "
+    "--logprobs-mode processed_logprobs --gpu-memory-utilization SHARE"
 )
 
 
 class Client:
-    """Client of the vLLM server at `url`, which follows one policy.
+    """Client of the vLLM server at `url`, which follows one policy; `command` starts such a server.
 
     Raises Interrupted when the server cannot be reached or refuses, and UserError when it answers in another form.
     """
 
-    def __init__(self, url: str):
-        self.url = url.rstrip("/")
+    def __init__(self, url: str, command: str = COMMAND):
+        self.url, self._hint = url.rstrip("/"), f"start one with: {command}"
         self._name = ""
         self._call("/v1/models")
 
@@ -114,7 +115,7 @@ class Client:
             return ids, logprobs
         except (KeyError, IndexError, TypeError) as error:
             answer = one_line(str(result))
-            raise UserError(f"vLLM at {self.url} answers in another form: {answer}; {START_HINT}") from error
+            raise UserError(f"vLLM at {self.url} answers in another form: {answer}; {self._hint}") from error
 
     def _call(self, path: str, content: dict[str, Any] | None = None) -> Any:
         data = None if content is None else json.dumps(content).encode()
@@ -124,9 +125,9 @@ class Client:
                 body = response.read()
         except urllib.error.HTTPError as error:
             reason = excerpt(error.read().decode(errors="replace"))
-            raise Interrupted(f"vLLM at {self.url} refused {path} ({error.code}): {reason}; {START_HINT}") from error
+            raise Interrupted(f"vLLM at {self.url} refused {path} ({error.code}): {reason}; {self._hint}") from error
         except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a bad address
-            raise Interrupted(f"no vLLM server answers at {self.url} ({error}); {START_HINT}") from error
+            raise Interrupted(f"no vLLM server answers at {self.url} ({error}); {self._hint}") from error
         try:
             return json.loads(body)
         except ValueError:

@@ -5,6 +5,7 @@ metrics.jsonl     one object per logged step; a function of recipe, data and see
 telemetry.jsonl   cost of each step (seconds, tokens, bytes); differs from run to run
 samples.jsonl     prompts and responses
 findings.jsonl    signs of trouble, once each, with remedies
+judged.jsonl      marks that the reward `judge` was given, with their tokens; none is asked for twice
 checkpoints/step-000200/   complete or absent: renamed when complete, with a hash of every file
 adapter/          the result in peft's format (`model/` for pretrain and merge)
 summary.json      the last file; its presence means that the stage is done

@@ -31,13 +31,20 @@ def way_back(keys: Sequence[str], made: Mapping[str, object], path: Path) -> str
         return f"{path}/manifest.json has its command (argv)"
     words = []
     for key in (key for key in keys if key not in DATA):
-        words += ["--seed", str(value(made, key))] if key == "seed" else ["--set", f"{key}={as_yaml(value(made, key))}"]
+        words += ["--seed", str(value(made, key))] if key == "seed" else ["--set", f"{key}={_typed(made, key)}"]
     if set(DATA) & {*keys}:
         own = value(made, "data.files") if value(made, "data.source") == "files" else None
         words += [word for file in own or () for word in ("--data", file)]
         if not own:
             return " ".join(filter(None, [shlex.join(words), "without --data"]))
     return shlex.join(words)
+
+
+def _typed(made: Mapping[str, object], key: str) -> str:
+    """Return the value of a key as a user types it. Of `vllm_url` settings keep only whether there is one."""
+    if key.endswith(".vllm_url"):
+        return "ADDRESS" if value(made, key) else "null"
+    return as_yaml(value(made, key))
 
 
 def value(settings: Mapping[str, object], key: str) -> Any:

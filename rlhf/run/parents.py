@@ -113,7 +113,12 @@ class Parents:
 
     def has_our_settings(self, manifest: records.Manifest, stage: StageName) -> bool:
         """Return whether a stage was made with the settings that this recipe has for it."""
-        return not recipes.changed_settings(manifest.settings.plain(), self.loaded.recipe, stage)
+        return not self._changed(manifest.settings.plain(), stage)
+
+    def _changed(self, made: Mapping[str, object], stage: StageName) -> list[str]:
+        """Return the keys in which a stage was made with other settings; what sampled a parent decides nothing here."""
+        keys = recipes.changed_settings(made, self.loaded.recipe, stage)
+        return keys if stage == self.stage else [key for key in keys if key != f"{stage}.vllm_url"]
 
     def check_same_settings(self, path: Path, stage: StageName) -> records.Manifest:
         """Return the manifest of a stage. Raises UserError if its settings differ from ours."""
@@ -126,7 +131,7 @@ class Parents:
     def _differences(self, path: Path, manifest: records.Manifest, stage: StageName) -> tuple[Sequence[str], str]:
         """Return the keys in which a stage was made with other settings than ours, and a sentence about them."""
         made, expected = manifest.settings.plain(), recipes.deciding_settings(self.loaded.recipe, stage)
-        keys = recipes.changed_settings(made, self.loaded.recipe, stage)
+        keys = self._changed(made, stage)
         return keys, f"{path} was made with {other_settings.in_words(keys, made, expected)}"
 
     def _way_out(self, path: Path, keys: Sequence[str], made: Mapping[str, object]) -> str:

@@ -2,10 +2,11 @@
 
 TRL copies the adapter as its frozen reference, so that the reference is SFT and not the bare base. A new adapter, with
 which a policy starts without SFT, has B = 0: its copy is the base.
-Loss: -log σ(β [(log π(y_c) - log π_ref(y_c)) - (log π(y_r) - log π_ref(y_r))]).
+Loss: -log σ(β [(log π(y_c) - log π_ref(y_c)) - (log π(y_r) - log π_ref(y_r))]), or another one of TRL's (`loss_type`).
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -70,7 +71,7 @@ def _fit(run: StageRun, codec: Codec, pairs: StagePairs, device: torch.device, t
         model = policy_at_its_start(run, device)
     trainer = _Trainer(
         model=model,
-        args=arguments(DPOConfig, run, options, max_length=None, beta=options.beta),
+        args=arguments(DPOConfig, run, options, max_length=None, **losses_of(options)),
         train_dataset=rows_to_dataset([_training_row(pair) for pair in pairs.training]),
         processing_class=codec.tokenizer,
     )
@@ -81,6 +82,21 @@ def _fit(run: StageRun, codec: Codec, pairs: StagePairs, device: torch.device, t
     weights = train(trainer, run, telemetry, pairs.lengths(), evaluate, pairs=True)
     save_adapter(model, run, run.path / ADAPTER, weights=weights)
     distributed.barrier()  # every rank reads the adapter
+
+
+def losses_of(options: Dpo) -> dict[str, Any]:
+    """Return TRL's arguments for the loss: the preference loss, and with `sft_weight` the likelihood of chosen tokens.
+
+    TRL's `robust` is the sigmoid loss with a share of flipped labels.
+    """
+    preference = "robust" if options.label_smoothing else options.loss_type
+    losses = [(preference, 1.0), *([("sft", options.sft_weight)] if options.sft_weight else [])]
+    return {
+        "beta": options.beta,
+        "loss_type": [name for name, _ in losses],
+        "loss_weights": [weight for _, weight in losses],
+        "label_smoothing": options.label_smoothing,
+    }
 
 
 class _Validation:
@@ -96,10 +112,15 @@ class _Validation:
         self.reference = self._logprobs(self.chosen), self._logprobs(self.rejected)
 
     def __call__(self) -> dict[str, float]:
-        beta, chosen, rejected = self.options.beta, self._logprobs(self.chosen), self._logprobs(self.rejected)
+        options, beta = self.options, self.options.beta
+        chosen, rejected = self._logprobs(self.chosen), self._logprobs(self.rejected)
+        lengths = _lengths(self.chosen), _lengths(self.rejected)
+        loss = dpo_loss(chosen, rejected, *self.reference, beta, options.loss_type, options.label_smoothing, lengths)
+        if options.sft_weight:
+            loss = loss - options.sft_weight * chosen.sum() / lengths[0].sum()
         margins = beta * ((chosen - self.reference[0]) - (rejected - self.reference[1]))
         return {
-            "loss": dpo_loss(chosen, rejected, *self.reference, beta).item(),
+            "loss": loss.item(),
             "accuracy": accuracy(margins),
             "margin": margins.mean().item(),
         }
@@ -137,6 +158,11 @@ class _Trainer(RunTrainer, DPOTrainer):
 
     def _prepare_dataset(self, dataset: Dataset, *_: object, **__: object) -> Dataset:
         return dataset
+
+
+def _lengths(sequences: Sequence[Encoded]) -> torch.Tensor:
+    """Return the tokens (N,) of responses."""
+    return torch.tensor([len(sequence.response) for sequence in sequences])
 
 
 def _training_row(pair: EncodedPair) -> dict[str, list[int]]:

@@ -67,6 +67,8 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
         rm_metrics, rm_details = pairs.judged(shared) if pairs else ({}, {})
 
     metrics = _policy_metrics(samples, perplexities, overlap, telemetry, recipe.start) | rm_metrics
+    for reward_sum in reward_sums:
+        metrics |= reward_sum.judge_figures()
     histograms = score_histograms({name: policy.scores for name, policy in samples.items()})
     details: JsonObject = {"scores": histograms.plain() if histograms else None}
     if functions := _reward_functions(reward_sums):
@@ -83,7 +85,7 @@ def _prompts_and_rewards(
     """Return held-out prompts, and the rewards of the policies where they are sums, which can judge all of these."""
     recipe = run.loaded.recipe
     reward_sums = [
-        RewardSum(stage, options, corpus.right_answers(), codec)
+        RewardSum(stage, options, corpus.right_answers(), codec, run.path)
         for stage, options in recipe.online().items()
         if stage in trained and options.sums_rewards
     ]
@@ -195,10 +197,12 @@ def _reward_fn(reward_sums: Sequence[RewardSum]) -> EvaluationRewards:
     """Return the function that gives every reward of the policies by name."""
     names = _reward_names(reward_sums)
 
-    def rewards(prompts: Sequence[Prompt], texts: Sequence[str], scores: Tensor | None) -> tuple[ByName, Tensor | None]:
+    def rewards(
+        prompts: Sequence[Prompt], texts: Sequence[str], scores: Tensor | None, ids: Sequence[list[int]]
+    ) -> tuple[ByName, Tensor | None]:
         by_name: ByName = {}
         for reward_sum in reward_sums:
-            for label, numbers in reward_sum.for_evaluation(prompts, texts, scores)[0].items():
+            for label, numbers in reward_sum.for_evaluation(prompts, texts, scores, ids)[0].items():
                 by_name[names[reward_sum.stage, label]] = numbers
         return by_name, scores
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from rlhf.data.batch import Rollout, TrainingBatch, joined
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.groups import (
+    cispo_loss,
     clipped_loss,
     group_relative,
     group_sd,
@@ -76,7 +77,8 @@ class ScoredRollout:
 class Batch(TrainingBatch):
     """Responses of one step and their tensors: (B, R) unless noted, with 0 after the end of a response."""
 
-    old_logp: Tensor  # in nats, under the policy that sampled
+    old_logp: Tensor  # in nats, under the policy before the update
+    sampling_weights: Tensor | None  # of each token in the policy loss, where the sampler differs from the policy
     ref_logp: Tensor | None  # under the reference; None where beta is 0
     kl: Tensor | None  # from the reference, in nats
     rewards: Tensor  # (B,) with the KL where it is in the reward
@@ -158,7 +160,7 @@ def score_responses(session: Session, learner: "Learner", rollout: Rollout, prom
     )
     prompts = [session.prompts.train[i] for i in prompt_indices for _ in range(options.num_generations)]
     texts = codec.decode_rows(rollout.tokens, rollout.mask)
-    by_name = session.reward_sum.per_response(prompts, texts, model_scores)
+    by_name = session.reward_sum.per_response(prompts, texts, model_scores, rollout.response_ids)
     scores = session.reward_sum.total(by_name)
     shaped_scores = _shaped_scores(session.reward_sum, learner, rollout, by_name)
     judged = session.reward_sum.judged(by_name)
@@ -166,7 +168,10 @@ def score_responses(session: Session, learner: "Learner", rollout: Rollout, prom
 
 
 def _shaped_scores(reward_sum: RewardSum, learner: "Learner", rollout: Rollout, by_name: ByName) -> Tensor:
-    """Return the weighted sum (B,) of the rewards, with the reward model's normalised and clipped, minus penalties."""
+    """Return the weighted sum (B,) of the rewards, with the reward model's normalised and clipped, minus penalties.
+
+    With GDPO each reward is normalised in its groups before the sum.
+    """
     options, norm = learner.options, learner.state.score_norm
     ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
     if options.model_scores:
@@ -174,6 +179,8 @@ def _shaped_scores(reward_sum: RewardSum, learner: "Learner", rollout: Rollout, 
         # without its `missing_eos_penalty`: here that is subtracted from the sum of all rewards
         shaped = shape_scores(raw, ended, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
         by_name = by_name | {MODEL_REWARD: shaped}
+    if isinstance(options, Grpo) and options.normalizes_each:
+        by_name = {name: learner.relative_in_group(raw) for name, raw in by_name.items()}
     total = reward_sum.total(by_name) - (options.missing_eos_penalty or 0.0) * ~ended
     if options.overlong_buffer is None:
         return total
@@ -187,6 +194,7 @@ def make_batch(learner: "Learner", scored: ScoredRollout) -> Batch:
     # computed only if joining replacements has dropped them
     rollout = role_passes.with_lower_states(shared, scored.rollout, options.score_rows)
     old_logp = role_passes.old_logprobs(shared, rollout, options)
+    corrected = role_passes.sampling_weights(rollout, old_logp, options)
     ref_logp, kl = None, None
     rewards = scored.shaped_scores.to(shared.device)
     if options.beta:
@@ -196,6 +204,7 @@ def make_batch(learner: "Learner", scored: ScoredRollout) -> Batch:
     return Batch(
         rollout=rollout,
         old_logp=old_logp,
+        sampling_weights=None if corrected is None else corrected.weights,
         ref_logp=ref_logp,
         kl=kl,
         rewards=rewards,
@@ -226,9 +235,15 @@ class Learner:
         """Return numbers (B,) as (P, k)."""
         return x.view(-1, self.options.num_generations)
 
+    def relative_in_group(self, raw: Tensor) -> Tensor:
+        """Return one reward (B,) normalised in its groups; 0 for responses on which it has no verdict."""
+        return group_relative(self.grouped(raw), "group", self.grouped(~without_verdict(raw))).flatten()
+
     def advantages(self, rewards: Tensor, judged: Tensor) -> Tensor:
         """Return the advantage (B,) of each response; 0 for those without a verdict."""
         groups, judged = self.grouped(rewards), self.grouped(judged)
+        if isinstance(self.options, Grpo) and self.options.normalizes_each:
+            return standardize(groups, judged).flatten()  # GDPO: the summands were normalised in their groups
         if isinstance(self.options, Grpo):
             advantages = group_relative(groups, self.options.scale_rewards, judged)
         else:
@@ -282,7 +297,12 @@ class Learner:
         weights = token_weights(
             mask, options.loss_type, minibatch.responses, minibatch.tokens, options.max_completion_length
         )
-        loss, sums = clipped_loss(log_ratio, micro.advantages, weights, mask, options.epsilon, options.upper_epsilon)
+        policy_weights = weights if micro.sampling_weights is None else weights * micro.sampling_weights
+        cap = options.upper_epsilon
+        if options.loss_type == "cispo":
+            loss, sums = cispo_loss(logp, log_ratio, micro.advantages, policy_weights, mask, cap)
+        else:
+            loss, sums = clipped_loss(log_ratio, micro.advantages, policy_weights, mask, options.epsilon, cap)
         per_token = 1 / minibatch.tokens.clamp(min=1)  # sums over tokens times this add up to means over the minibatch
         entropy_part = zero_pads(entropy, mask).sum() * per_token
         half_squares = (token_log_ratio.detach() ** 2).sum() / 2
@@ -324,7 +344,7 @@ def batch_metrics(batch: Batch, scored: ScoredRollout, learner: Learner) -> dict
         "policy/entropy_estimate": -masked_mean(batch.old_logp, mask),
         "response/length": rollout.response_length.float().mean(),
         "response/eos_rate": rollout.ended.float().mean(),
-        **role_passes.sampling_mismatch(rollout, batch.old_logp),
+        **role_passes.sampling_mismatch(rollout, batch.old_logp, learner.options),
     }
     if batch.kl is not None:
         metrics |= {

@@ -52,7 +52,8 @@ SIGMOID_TANGENT = ScoreNorm(mean=-2.0, sd=4.0)  # σ(s) is about (s + 2) / 4 nea
 class Batch(TrainingBatch):
     """Responses of one step and their tensors: (B, R) unless noted, with 0 after the end of a response."""
 
-    old_logp: Tensor  # in nats, under the policy that sampled
+    old_logp: Tensor  # in nats, under the policy before the update
+    sampling_weights: Tensor | None  # of each token in the policy loss, where the sampler differs from the policy
     ref_logp: Tensor  # under the reference
     values: Tensor  # the critic's, before the update
     scores: Tensor  # (B,) raw: the reward model's, or the weighted sum of the rewards
@@ -130,6 +131,7 @@ def make_batch(learner: "Learner", rollout: Rollout, of_functions: Tensor | None
     # 2 score. Layers below the first adapter give all roles the same states; the lean trunk computes these once.
     rollout = role_passes.with_lower_states(shared, rollout, options.score_rows)
     old_logp, values = role_passes.old_logprobs_and_values(shared, rollout, options)
+    corrected = role_passes.sampling_weights(rollout, old_logp, options)
     ref_logp = role_passes.logprobs(shared, "reference", rollout, options)
     scores, shaped_scores = _scores(learner, rollout, of_functions)
 
@@ -146,6 +148,7 @@ def make_batch(learner: "Learner", rollout: Rollout, of_functions: Tensor | None
     return Batch(
         rollout=rollout,
         old_logp=old_logp,
+        sampling_weights=None if corrected is None else corrected.weights,
         ref_logp=ref_logp,
         values=values,
         scores=scores,
@@ -281,7 +284,9 @@ class Learner:
         logp, entropy = self.shared.logprobs_and_entropies(
             hidden, micro.rollout, options.temperature, differentiable=options.entropy_coef > 0
         )
-        loss, clipping = ppo_policy_loss(logp, micro.old_logp, micro.advantages, mask, options.cliprange)
+        loss, clipping = ppo_policy_loss(
+            logp, micro.old_logp, micro.advantages, mask, options.cliprange, micro.sampling_weights
+        )
         mean_entropy = masked_mean(entropy, mask)
         stats = {
             "loss/policy_avg": loss,
@@ -325,7 +330,7 @@ def batch_metrics(batch: Batch, learner: Learner) -> dict[str, float]:
         "val/explained_variance": explained_variance(batch.values, batch.returns, mask),
         "response/length": batch.rollout.response_length.float().mean(),
         "response/eos_rate": batch.rollout.ended.float().mean(),
-        **role_passes.sampling_mismatch(batch.rollout, batch.old_logp),
+        **role_passes.sampling_mismatch(batch.rollout, batch.old_logp, learner.options),
     }
     return {name: value.item() for name, value in metrics.items()} | {"objective/kl_coef": learner.state.kl_coef}
 

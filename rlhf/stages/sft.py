@@ -1,6 +1,7 @@
 """Supervised fine-tuning: LoRA on the base, loss on response tokens only, with TRL's SFTTrainer."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -100,13 +101,32 @@ class _Trainer(RunTrainer, SFTTrainer):
 def _encoded_rows(run: StageRun, codec: Codec, demonstrations: Split[Example]) -> _Rows:
     """Encode the demonstrations, and note in the manifest what was cut."""
     options = run.loaded.recipe.options(Sft)
-    training, cuts = _encode(codec, demonstrations.train[: options.max_samples], options)
+    examples = demonstrations.train[: options.max_samples]
+    if options.train_on == "all":
+        examples = every_answer(examples)
+    training, cuts = _encode(codec, examples, options)
     heldout, heldout_cuts = _encode(codec, demonstrations.test[: options.max_eval_samples], options)
     run.describe(cuts={"train": cuts, "heldout": heldout_cuts})
     validation: list[Encoded] = []
     if options.eval_steps:
         validation, _ = _encode(codec, demonstrations.validation[: options.max_eval_samples], options)
     return _Rows(training, cuts, scored_texts(validation), scored_texts(heldout))
+
+
+def every_answer(rows: Sequence[Example]) -> list[Example]:
+    """Return a row for each answer of the conversations, in their order; one that is there already is left out.
+
+    Each answer has the conversation before it as its prompt, as the chat template writes it when the answer is due. An
+    answer that nothing was asked before is none.
+    """
+    found: dict[tuple[Prompt, str], Example] = {}
+    for row in rows:
+        for i, message in enumerate(row.prompt):
+            prompt = row.prompt[:i]
+            if message.role == "assistant" and any(turn.role == "user" for turn in prompt):
+                found.setdefault((prompt, message.content), Example(prompt, message.content, row.source))
+        found.setdefault((row.prompt, row.response), row)
+    return list(found.values())
 
 
 def _answers(model: PeftModel, codec: Codec, prompts: list[Prompt], run: StageRun) -> list[str]:

@@ -1,7 +1,5 @@
 """`rlhf judge`, against endpoints whose faults are known: biased, honest, busy, broken, talking nonsense."""
 
-import contextlib
-import json
 import re
 import signal
 import subprocess
@@ -9,83 +7,19 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable
-from email.message import Message
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlhf.rating import endpoint, judge, store
+from rlhf.evaluation import endpoint
+from rlhf.rating import judge, store
 from rlhf.rating.pairs import pair_answers
 from rlhf.rating.summary import summarize
 from tests.e2e.evaluations import evaluation, row
+from tests.e2e.judges import PROBE, parts, stubs
 from tests.helpers import RECIPE, not_none, rlhf
-
-PROBE = "What is 2 + 2?"
-
-
-Reply = str | None | tuple[Any, ...]  # what a model says, or a status, a body and headers
-
-
-class Stub(ThreadingHTTPServer):
-    """Answers with what `mind(question, times asked)` gives: a reply, or a status with or without a body.
-
-    With a pause, a hundred bytes at a time."""
-
-    daemon_threads = True
-
-    headers: Message  # of the latest request
-    path: str
-
-    def __init__(self, mind: Callable[[str, int], Reply]):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.mind, self.pause = mind, 0.0
-        self.asked: list[str] = []
-        self.temperatures: list[float | None] = []
-        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-    def about_pairs(self) -> list[str]:
-        return [q for q in self.asked if PROBE not in q]
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Stub
-
-    def log_message(self, *_):
-        pass
-
-    def do_POST(self):
-        content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.temperatures.append(content.get("temperature"))
-        question = content["messages"][0]["content"]
-        self.server.asked.append(question)
-        self.server.headers, self.server.path = self.headers, self.path
-        reply: Reply = (404, '{"error": "no such path"}')
-        if self.path == "/v1/chat/completions":
-            reply = self.server.mind(question, self.server.asked.count(question))
-        if isinstance(reply, str | None):
-            reply = 200, json.dumps({"choices": [{"message": {"role": "assistant", "content": reply}}]})
-        body = reply[1].encode() if isinstance(reply[1], str) else reply[1]
-        self.send_response(reply[0])
-        for name, value in (*reply[2:], ("Content-Length", str(len(body)))):
-            self.send_header(name, value)
-        self.end_headers()
-        with contextlib.suppress(ConnectionError):  # who has read enough hangs up
-            for at in range(0, len(body), 100) if self.server.pause else (0,):
-                self.wfile.write(body[at:][: 100 if self.server.pause else None])
-                threading.Event().wait(self.server.pause)
-
-
-def parts(question: str) -> list[str]:
-    """Conversation, answer A and answer B, as the lines between them mark them."""
-    return [text.strip() for text in re.split(r"^---- .*$", question, flags=re.M)[1:4]]
 
 
 def honest(question: str, times: int) -> str:
@@ -95,16 +29,8 @@ def honest(question: str, times: int) -> str:
 
 @pytest.fixture
 def stub():
-    stubs = []
-
-    def start(mind: Callable[[str, int], Reply]) -> Stub:
-        stubs.append(Stub(mind))
-        return stubs[-1]
-
-    yield start
-    for one in stubs:
-        one.shutdown()
-        one.server_close()
+    with stubs() as start:
+        yield start
 
 
 @pytest.fixture
@@ -347,7 +273,7 @@ def test_a_proxy_or_a_certificate_that_cannot_be_used_is_one_line(asked, monkeyp
 
 def test_without_the_client_the_extra_is_named(asked, stub, monkeypatch):
     monkeypatch.setitem(sys.modules, "openai", None)
-    for name in ("rlhf.rating.endpoint", "rlhf.rating.judge"):
+    for name in ("rlhf.evaluation.endpoint", "rlhf.rating.judge"):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr("rlhf.rating.judge")
     code, _, err = asked("http://127.0.0.1:9/v1")

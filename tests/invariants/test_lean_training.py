@@ -66,14 +66,23 @@ def calls(monkeypatch) -> Counter[str]:
 
 
 @pytest.mark.parametrize(
-    ("stage", "accumulated", "recomputed"), [("sft", 1, True), ("sft", 2, False), ("rm", 1, False), ("dpo", 2, True)]
+    ("stage", "accumulated", "recomputed", "more"),
+    [
+        ("sft", 1, True, {"sft__train_on": "all"}),
+        ("sft", 2, False, {}),
+        ("rm", 1, False, {}),
+        ("dpo", 2, True, {}),
+        ("dpo", 1, False, {"dpo__loss_type": "sigmoid_norm", "dpo__sft_weight": 0.3}),
+        ("dpo", 1, False, {"dpo__loss_type": "ipo"}),
+        ("dpo", 1, False, {"dpo__label_smoothing": 0.2}),
+    ],
 )
-def test_the_lean_trunk_changes_rounding_only(trained, tmp_path, calls, stage, accumulated, recomputed):
+def test_the_lean_trunk_changes_rounding_only(trained, tmp_path, calls, stage, accumulated, recomputed, more):
     results: dict[str, dict[str, torch.Tensor]] = {}
     logged: dict[str, list[Mapping[str, float | None]]] = {}
     for trunk in ("library", "lean"):
         beside(trained, tmp_path / trunk, *PARENTS[stage])
-        changes: dict[str, Any] = {f"{stage}__max_steps": STEPS, f"{stage}__save_steps": STEPS}
+        changes: dict[str, Any] = {f"{stage}__max_steps": STEPS, f"{stage}__save_steps": STEPS, **more}
         changes |= {f"{stage}__logging_steps": 1, "hardware__trunk": trunk}
         changes |= {f"{stage}__gradient_accumulation_steps": accumulated, f"{stage}__per_device_train_batch_size": 4}
         changes[f"{stage}__gradient_checkpointing"] = recomputed

@@ -23,14 +23,17 @@ from transformers import AutoModelForCausalLM, LlamaModel, Trainer
 from rlhf.data import tokenize
 from rlhf.data.batch import Rollout
 from rlhf.data.pairs import encode_pairs
-from rlhf.data.rows import Message, PreferencePair
+from rlhf.data.rows import Example, Message, PreferencePair
 from rlhf.data.split import is_heldout
 from rlhf.data.tokenize import Codec
+from rlhf.errors import UserError
 from rlhf.evaluation import policies as evaluation
 from rlhf.models.loading import load_codec
-from rlhf.recipe import GROUPS, PinnedRecipe
+from rlhf.objectives.losses import dpo_loss
+from rlhf.recipe import GROUPS, Dpo, PinnedRecipe
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
+from rlhf.stages import sft
 from rlhf.stages.online import role_passes, session
 from rlhf.stages.online.train_state import TrainState
 from tests.helpers import beside, content_of, grouped, noted, run_stages, small, undefined_metrics
@@ -273,6 +276,82 @@ def test_the_reference_of_dpo_is_sft_and_its_policy_starts_there(trained, codec,
     assert {name for name, p in trainer.model.named_parameters() if p.requires_grad} == {
         name for name, _ in trainer.model.named_parameters() if ".default." in name and "lora_" in name
     }
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments"),
+    [
+        ({}, ("sigmoid", 0.0)),
+        ({"label_smoothing": 0.2}, ("sigmoid", 0.2)),
+        ({"loss_type": "ipo"}, ("ipo", 0.0)),
+        ({"loss_type": "sigmoid_norm", "beta": 2.0}, ("sigmoid_norm", 0.0)),
+        ({"loss_type": "sigmoid_norm", "sft_weight": 0.3}, ("sigmoid_norm", 0.0)),
+        ({"label_smoothing": 0.1, "sft_weight": 0.3}, ("sigmoid", 0.1)),
+    ],
+    ids=str,
+)
+def test_the_losses_of_dpo_are_those_of_the_validation(trained, codec, tmp_path, changes, arguments):
+    """TRL computes the loss that trains, ours is compared on validation pairs."""
+    loaded = small(**{f"dpo__{key}": value for key, value in changes.items()})
+    trainer = built("dpo", loaded, beside(trained, tmp_path, "pretrain", "sft"))
+    batch = first_batch(trainer)
+    reference = trainer.compute_ref_log_probs(trainer.model, batch)
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+    sums = []
+    for padded, real, scored in zip(batch["input_ids"], batch["attention_mask"], batch["completion_mask"], strict=True):
+        ids, n = padded[: int(real.sum())].tolist(), int(scored.sum())
+        with torch.no_grad():
+            logp = trainer.model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1)
+        sums.append(sum(logp[t - 1, ids[t]] for t in range(len(ids) - n, len(ids))))
+    chosen, rejected = torch.stack(sums).chunk(2)
+    lengths = batch["completion_mask"].sum(1).chunk(2)
+    options = loaded.recipe.options(Dpo)
+    before = [r.double() for r in reference]
+    expected = dpo_loss(
+        chosen, rejected, before[0], before[1], options.beta, arguments[0], arguments[1], (lengths[0], lengths[1])
+    )
+    if options.sft_weight:
+        expected = expected - options.sft_weight * chosen.sum() / lengths[0].sum()
+    assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_label_smoothing_is_for_the_sigmoid_loss():
+    with pytest.raises(UserError, match="label_smoothing needs loss_type: sigmoid, not ipo"):
+        small(dpo__label_smoothing=0.1, dpo__loss_type="ipo")
+
+
+def test_sft_learns_every_answer_of_a_conversation():
+    def said(role: Any, content: str) -> Message:
+        return Message(role, content)
+
+    prompt = (said("user", "a"), said("assistant", "1"), said("user", "b"))
+    rows = [
+        Example((said("user", "a"),), "1", "here:1"),  # again the first answer of the next row
+        Example(prompt, "2", "here:2"),
+        Example((said("system", "s"), said("assistant", "hello"), *prompt), "3", "here:3"),  # "hello" answers nothing
+    ]
+    found = [(" ".join(m.content for m in row.prompt), row.response, row.source) for row in sft.every_answer(rows)]
+    assert found == [
+        ("a", "1", "here:1"),
+        ("a 1 b", "2", "here:2"),
+        ("s hello a", "1", "here:3"),
+        ("s hello a 1 b", "3", "here:3"),
+    ]
+
+
+def test_a_recipe_says_which_answers_sft_learns(trained, tmp_path, codec):
+    """With `all` there are further rows: each learns one answer, up to its EOS, and nothing before it."""
+    rows: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
+    for train_on in ("last", "all"):
+        trainer = built("sft", small(sft__train_on=train_on), beside(trained, tmp_path / train_on, "pretrain"))
+        rows[train_on] = [(tuple(row["input_ids"]), tuple(row["labels"])) for row in trainer.train_dataset]
+    assert set(rows["last"]) < set(rows["all"])
+    for ids, labels in rows["all"]:
+        begin = last_answer(list(ids), codec)
+        assert labels == (-100,) * begin + ids[begin:] and ids[-1] == codec.eos_id
 
 
 def test_dpo_leaves_another_policy_than_sft(trained, tmp_path):

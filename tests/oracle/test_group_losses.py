@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rlhf.objectives import kl as kls
 from rlhf.objectives.choices import LEVELS, LOSS_TYPES, Level
 from rlhf.objectives.groups import (
+    cispo_loss,
     clipped_loss,
     group_relative,
     group_sd,
@@ -187,6 +188,18 @@ def test_a_clipped_token_worked_by_hand():
     assert stats.clipped.item() == 1
 
 
+def test_cispo_worked_by_hand():
+    """Every token has a gradient, also the one whose ratio, 4, is cut to 2; a pad has none."""
+    logp = f64([-1.0, -2.0, -0.5], [-3.0, math.nan, math.inf]).requires_grad_()
+    mask = torch.tensor([[True] * 3, [True, False, False]])
+    ratio, weights = f64([0.5, 4.0, 1.0], [1.0, 9.0, math.nan]), token_weights(mask, "cispo", 2, 4, 10)
+    loss, stats = cispo_loss(logp, ratio.log(), f64(1.0, -2.0), weights, mask, 2.0)
+    loss.backward()
+    assert loss.item() == pytest.approx(-(0.5 * -1 + 2 * -2 + 1 * -0.5 + 1 * -2 * -3) / 4)
+    assert logp.grad.tolist() == [[-0.125, -0.5, -0.25], [0.5, 0.0, 0.0]]
+    assert stats.clipped.item() == 1 and stats.ratio.item() == pytest.approx(6.5)
+
+
 def loops(batch, level, loss_type, low=0.2, high=0.28, max_length=10):
     """The loss of each family, term by term."""
     logp, old, _, advantages, mask = batch
@@ -199,7 +212,9 @@ def loops(batch, level, loss_type, low=0.2, high=0.28, max_length=10):
             ratio = math.exp(d[t] if level == "token" else per_row[level])
             a = advantages[i].item()
             term = -min(ratio * a, min(max(ratio, 1 - low), 1 + high) * a)
-            divisor = {"grpo": len(lengths) * n, "dapo": sum(lengths), "dr_grpo": len(lengths) * max_length}[loss_type]
+            tokens = sum(lengths)
+            divisor = {"grpo": len(lengths) * n, "dapo": tokens, "dr_grpo": len(lengths) * max_length}
+            divisor = (divisor | {"cispo": tokens})[loss_type]
             total += term / divisor
     return total
 
@@ -279,6 +294,7 @@ def trl_trainer(logp, mask, **options):
     args = SimpleNamespace(delta=None, use_bias_correction_kl=options.pop("bias", False), steps_per_generation=1)
     plain: dict[str, Any] = {
         "top_entropy_quantile": 1.0,
+        "vllm_importance_sampling_correction": True,
         "off_policy_mask_threshold": None,
         "use_vllm": False,
         "beta": 0.0,
@@ -300,6 +316,7 @@ def test_losses_are_those_of_trl_s_grpo_trainer(batch, level, loss_type, beta, b
     theirs = theirs.detach().requires_grad_()
     logp, old, ref, advantages, mask = batch
     options = {"importance_sampling_level": level, "loss_type": loss_type, "beta": beta, "bias": bias}
+    high = options["epsilon_high"] = 1.1 if loss_type == "cispo" else 0.28
     expected = trl.GRPOTrainer._compute_loss(
         trl_trainer(theirs, mask, **options), SimpleNamespace(training=True), inputs
     )
@@ -308,7 +325,10 @@ def test_losses_are_those_of_trl_s_grpo_trainer(batch, level, loss_type, beta, b
     ours = logp.detach().clone().requires_grad_()
     weights = token_weights(mask, loss_type, 3, mask.sum(), 10)
     ratios = pooled(ours, old, mask, level)
-    loss, _ = clipped_loss(ratios, advantages, weights, mask, 0.2, 0.28)
+    if loss_type == "cispo":
+        loss, _ = cispo_loss(ours, ratios, advantages, weights, mask, high)
+    else:
+        loss, _ = clipped_loss(ratios, advantages, weights, mask, 0.2, high)
     kl = kls.estimate_kl(ours.where(mask, 0.0), ref.where(mask, 0.0), "k3") * (ratios.exp() if bias else 1.0)
     loss = loss + beta * (weights * kl).sum()
     loss.backward()

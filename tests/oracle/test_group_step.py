@@ -1,6 +1,7 @@
 """A step of RLOO and GRPO against the same step written down again from the papers, row by row."""
 
 import math
+from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
@@ -14,9 +15,9 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import GroupOptions, Grpo, SharedRole, StageName
 from rlhf.run.directory import StageRun
 from rlhf.stages.groups import ScoredRollout, make_batch
-from tests.helpers import grouped
+from tests.helpers import grouped, not_none
 from tests.invariants.group_learner import REWARDS, new_learner
-from tests.rollouts import made_up_rollout
+from tests.rollouts import made_up_rollout, sampler_weight
 
 GROUP = 4  # responses to a prompt
 
@@ -31,7 +32,8 @@ def rollout(run) -> Rollout:
     """Two prompts with four made-up responses each, of many lengths; the second is cut off without EOS."""
     generator = torch.Generator().manual_seed(3)
     prompts = [[1, 7, 8, 9]] * GROUP + [[1, 40, 41, 42, 43, 44]] * GROUP
-    return made_up_rollout(prompts, load_codec(run), generator)
+    made_up = made_up_rollout(prompts, load_codec(run), generator)
+    return replace(made_up, logprobs=-10 * torch.rand(made_up.mask.shape, generator=generator))
 
 
 def kl_estimate(new: Tensor, ref: Tensor, estimator: str) -> Tensor:
@@ -63,6 +65,7 @@ def reference_step(
     Returns the share of clipped tokens, a mean over minibatches.
     """
     spans = list(zip(rollout.prompt_length.tolist(), rollout.response_length.tolist(), strict=True))
+    sampled = not_none(rollout.logprobs)
     counts = [bool(ended) or not o.mask_truncated_completions for ended in rollout.ended]
 
     def distribution(i: int, role: SharedRole) -> Tensor:
@@ -97,6 +100,7 @@ def reference_step(
                 ratio = d.exp()
                 bounded = ratio.clamp(1 - o.epsilon, 1 + high)
                 gain = torch.minimum(ratio * advantages[i], bounded * advantages[i])
+                gain = gain * sampler_weight(old[i], sampled[i, :n], o.correction, o.sampling_correction_cap)
                 clipped = (bounded * advantages[i] < ratio * advantages[i]).sum().item()
                 share_clipped += clipped / tokens / (o.num_iterations * o.num_mini_batches)
                 if o.kl_penalty == "loss":
@@ -137,6 +141,9 @@ VARIANTS: list[tuple[StageName, dict[str, Any]]] = [
     ("grpo", {"kl_estimator": "k1"}),
     ("grpo", {"kl_penalty": "reward", "kl_estimator": "k1"}),
     ("grpo", {"max_grad_norm": 0.01}),
+    ("grpo", {"sampling_correction": "token_mask", "sampling_correction_cap": 1.5}),
+    ("rloo", {"sampling_correction": "token_truncate"}),
+    ("rloo", {"sampling_correction": "sequence_truncate", "kl_penalty": "loss", "kl_estimator": "k2"}),
 ]
 
 

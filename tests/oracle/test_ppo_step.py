@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from rlhf.stages import ppo
 from rlhf.stages.online import role_passes
 from tests.helpers import beside, not_none, run_stages, small
 from tests.lines import read_intact_lines
-from tests.rollouts import LENGTHS, made_up_rollout
+from tests.rollouts import LENGTHS, made_up_rollout, sampler_weight
 
 NORM = role_passes.ScoreNorm(0.05, 0.4)
 
@@ -48,7 +49,8 @@ def rollout(codec) -> Rollout:
     """Made-up dialogues of many lengths; the longest response is cut off without EOS."""
     generator = torch.Generator().manual_seed(3)
     prompts = [torch.randint(10, 300, (n,), generator=generator).tolist() for n in (4, 3, 6, 2, 5, 2, 3, 4)]
-    return made_up_rollout(prompts, codec, generator)
+    made_up = made_up_rollout(prompts, codec, generator)
+    return replace(made_up, logprobs=-10 * torch.rand(made_up.mask.shape, generator=generator))
 
 
 def reference_step(
@@ -59,6 +61,7 @@ def reference_step(
     Returns the share of clipped tokens and the critic's loss, each a mean over minibatches.
     """
     spans = list(zip(rollout.prompt_length.tolist(), rollout.response_length.tolist(), strict=True))
+    sampled = not_none(rollout.logprobs)
     rows = [rollout.ids[i, : p + n] for i, (p, n) in enumerate(spans)]
 
     def states(i: int, role: SharedRole) -> Tensor:
@@ -115,6 +118,8 @@ def reference_step(
                 ratio = (logp(i, "policy") - old[i]).exp()
                 bounded = ratio.clamp(1 - o.cliprange, 1 + o.cliprange)
                 gain = torch.minimum(ratio * advantages[i], bounded * advantages[i])
+                seen = sampled[i, : spans[i][1]]
+                gain = gain * sampler_weight(old[i], seen, o.correction, o.sampling_correction_cap)
                 clipped = (bounded * advantages[i] < ratio * advantages[i]).sum().item()
                 measured["policy/clipfrac_avg"] += clipped / tokens / minibatches
                 if o.kl_penalty == "loss":
@@ -152,6 +157,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"cliprange_value": None},
     {"whiten_advantages": False},
     {"missing_eos_penalty": None},
+    {"sampling_correction": "token_truncate"},
+    {"sampling_correction": "sequence_mask"},
 ]
 
 

@@ -249,7 +249,8 @@ def test_label_noise_is_what_was_planted():
     assert estimate.disagreement.share == pytest.approx(0.32, abs=0.03)
     assert estimate.noise == pytest.approx((1 - math.sqrt(1 - 2 * estimate.disagreement.share)) / 2)
     line = next(line for line in check(parsed(pairs=pairs)).table() if line.name == "label noise")
-    assert line.value.endswith("from 4,000 labelled more than once") and not line.severity
+    advice = f"; DPO can allow for it: dpo.label_smoothing={estimate.noise:.2f}"
+    assert line.value.endswith(f"from 4,000 labelled more than once{advice}") and not line.severity
 
 
 def test_label_noise_by_hand():

@@ -2,6 +2,9 @@
 
 import inspect
 import sys
+import time
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,7 @@ from rlhf.errors import UserError
 from rlhf.recipe import GroupOptions, stage_name
 from rlhf.stages.evaluate import _reward_fn, _reward_functions
 from rlhf.stages.online import reward_functions as rewards
+from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.stages.online.reward_sum import RewardSum
 from tests.helpers import grouped
 
@@ -419,7 +423,7 @@ def test_an_evaluation_keeps_functions_of_one_name_apart():
         options = grouped(stage, {"reward_funcs": funcs, "normalize_scores": False}).recipe.online()[stage_name(stage)]
         assert isinstance(options, GroupOptions)
         sections.append(RewardSum(stage_name(stage), options, {prompt: "b"}, codec))
-    by_name, _ = _reward_fn(sections)([prompt], ["a b c d e"], None)
+    by_name, _ = _reward_fn(sections)([prompt], ["a b c d e"], None, [[1, 2]])
     assert by_name.keys() == {"rloo.length", "grpo.length", "exact_answer"}
     assert by_name["rloo.length"] != by_name["grpo.length"]
     assert _reward_functions(sections) == {
@@ -427,3 +431,69 @@ def test_an_evaluation_keeps_functions_of_one_name_apart():
         "grpo.length": "length(most=60)",
         "exact_answer": "exact_answer",
     }
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Writes a module of rewards into the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / f"{name}.py").write_text(text)
+
+    return write
+
+
+def test_a_call_is_repeated_and_may_not_take_longer(own):
+    own(
+        "flaky",
+        "import time, asyncio\n"
+        "calls = []\n"
+        "def third(completions):\n"
+        "    calls.append(len(completions))\n"
+        "    if len(calls) < 3: raise ConnectionError('busy')\n"
+        "    return [1.0] * len(completions)\n"
+        "def hangs_once(completions):\n"
+        "    calls.append(0)\n"
+        "    if len(calls) == 1: time.sleep(20)\n"
+        "    return [2.0] * len(completions)\n"
+        "async def hangs(completions): await asyncio.sleep(20)\n",
+    )
+
+    def found(name: str, **options: Any) -> RewardFunction:
+        sys.modules["flaky"].calls.clear() if "flaky" in sys.modules else None
+        return replace(rewards.find(f"flaky:{name}", "here"), **options)
+
+    two = (["p", "q"], ["a", "b"], [None, None])
+    assert found("third", retries=2)(*two) == [1.0, 1.0]
+    assert sys.modules["flaky"].calls == [2, 2, 2]
+    with pytest.raises(UserError, match="reward flaky:third failed with ConnectionError: busy"):
+        found("third", retries=0)(["p"], ["a"], [None])
+    assert found("hangs_once", timeout=0.2, retries=1)(*two) == [2.0, 2.0]
+    start = time.monotonic()
+    with pytest.raises(UserError, match=r"hangs took longer than reward_timeout: 0.1 s in 2 tries, for 2 .*prompt 'p'"):
+        found("hangs", timeout=0.1, retries=1)(*two)
+    assert time.monotonic() - start < 5
+
+
+def test_a_recipe_sets_timeout_and_retries():
+    changes = {"reward_funcs": ["json_valid"], "normalize_scores": False, "reward_timeout": 3, "reward_retries": 2}
+    options = grouped("grpo", changes).recipe.online()["grpo"]
+    assert isinstance(options, GroupOptions)
+    function = RewardSum("grpo", options, {}, Codec(tokenize.words(300), "hh")).functions["json_valid"]
+    assert function is not None and (function.timeout, function.retries) == (3.0, 2)
+
+
+def test_lengths_are_of_words_or_of_tokens(own):
+    texts, ids = ["a b c", "a b c"], [[5, 6, 7, 2], [5] * 6]
+    for name, expected in (
+        ("length(most=4)", [0.0, 0.0]),
+        ("length(most=4, unit='tokens')", [0.0, -0.5]),
+        ("length(most=2, unit='words')", [-0.5, -0.5]),
+    ):
+        assert rewards.find(name, "here")(["p", "p"], texts, [None, None], ids) == expected
+    with pytest.raises(UserError, match="unit must be 'words' or 'tokens'"):
+        rewards.find("length(most=4, unit='bytes')", "here")
+    own("counts", "def tokens(completion_ids, **_): return [len(ids) for ids in completion_ids]\n")
+    assert rewards.find("counts:tokens", "here")(["p", "p"], texts, [None, None], ids) == [4.0, 6.0]

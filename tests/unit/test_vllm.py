@@ -1,23 +1,36 @@
 """The vLLM client against a server of the same endpoints, whose model is one of ours."""
 
+import itertools
 import json
+import math
 import os
 import re
 import threading
+from contextlib import nullcontext
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from rlhf import recipe
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
+from rlhf.models.loading import load_base, load_codec
+from rlhf.models.shared_base import SharedBase
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.vllm import Client
+from rlhf.rollout.vllm_command import sizes, start_command
+from rlhf.run.directory import StageRun
+from rlhf.stages.online import role_passes, session
+from rlhf.stages.online.served import check_served
 from rlhf.stages.online.session import Session
-from tests.helpers import beside, grouped, not_none, noted, run_stages, small
+from tests.helpers import RECIPE, beside, grouped, not_none, noted, run_stages, small
 from tests.lines import read_intact_lines
+from tests.rollouts import made_up_rollout
 
 
 class Ids:
@@ -108,6 +121,73 @@ def test_responses_come_back_in_order_with_their_log_probabilities(fake, tmp_pat
 
 
 @pytest.fixture
+def unchecked(monkeypatch):
+    """A server that says -0.5 to every token is taken for one that serves the policy."""
+    monkeypatch.setattr(session, "check_served", lambda *_: None)
+
+
+def test_a_server_of_something_else_is_refused_in_the_first_step(fake, trained, tmp_path):
+    out = beside(trained, tmp_path, "pretrain", "sft", "rm")
+    base = re.escape(str((out / "cpu-tiny/v1/pretrain/model").resolve()))
+    command = f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve {base} --host 127.0.0.1 --port .* --dtype float32"
+    with pytest.raises(UserError, match=f"serves something else .* more than 0.02; start it with: {command}"):
+        run_stages(small(ppo__vllm_url=fake.url, ppo__steps=3), out, "ppo")
+    assert not (out / "cpu-tiny/v1/ppo/checkpoints").exists() and not fake.loaded
+
+
+def test_the_command_has_what_the_recipe_needs():
+    loaded = recipe.load(RECIPE.parents[1] / "4090-qwen3-8b/v1")
+    options = loaded.recipe.options(recipe.Ppo)
+    words = start_command(loaded.recipe, options, "Qwen/Qwen3-8B").split()
+    given = dict(itertools.pairwise(words))
+    assert given["--dtype"] == "bfloat16" and given["--host"] == "127.0.0.1"
+    assert int(given["--max-lora-rank"]) >= loaded.recipe.lora.r
+    assert given["--revision"] == loaded.recipe.model.revision
+    assert int(given["--max-model-len"]) == options.max_prompt_length + options.response_length
+    assert 16.4e9 / 25.7e9 < float(given["--gpu-memory-utilization"]) < 0.92
+    tiny = small(ppo__vllm_url="http://127.0.0.1:8123").recipe
+    words = start_command(tiny, tiny.options(recipe.Ppo), "folder/of a base").split()
+    given = dict(itertools.pairwise(words))
+    assert given["--port"] == "8123" and given["--dtype"] == "float32" and "'folder/of" in words
+    together = tiny.options(recipe.Ppo).rollout_batch_size * tiny.options(recipe.Ppo).max_prompt_length
+    assert int(given["--max-num-batched-tokens"]) >= together, "the CPU build cannot split a prompt"
+
+
+def test_sizes_of_a_base_are_those_of_its_weights(trained):
+    shape = small().recipe.model.architecture
+    assert shape is not None
+    weights = load_file(trained / "cpu-tiny/v1/pretrain/model/model.safetensors")
+    count, cached = sizes(shape, small().recipe.tokenizer.vocab_size)
+    assert count == sum(tensor.numel() for tensor in weights.values())
+    assert cached == 2 * shape.num_hidden_layers * shape.hidden_size  # as many heads of keys as of queries
+
+
+@pytest.mark.parametrize(("noise", "refused"), [(1e-5, False), (0.05, True), (math.nan, True)])
+def test_a_served_policy_is_compared_with_the_trained_one(trained, noise, refused):
+    loaded = small(ppo__vllm_url="http://x")
+    run, options = StageRun(trained, loaded, "ppo"), loaded.recipe.options(recipe.Ppo)
+    sft = run.parents.require("sft")
+    shared = SharedBase(load_base(run, torch.device("cpu")), {"policy": sft, "reference": sft}, trainable=("policy",))
+    rollout = made_up_rollout([[1, 7, 8, 9]] * 8, load_codec(run), torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        own = role_passes.logprobs(shared, "policy", rollout, options)
+    served = replace(rollout, logprobs=own + noise)
+    with pytest.raises(UserError, match="serves something else") if refused else nullcontext():
+        check_served(shared, served, loaded.recipe, options, "vllm serve")
+
+
+def test_children_do_not_ask_what_sampled_a_parent(fake, trained, tmp_path, unchecked):
+    """But the stage itself goes on with the sampler it began with, and the way back can be typed."""
+    out = beside(trained, tmp_path, "pretrain", "sft", "rm")
+    with_server = grouped("rloo", {"vllm_url": fake.url, "steps": 1, "save_steps": 1, "eval_steps": 1, "beta": 0.0})
+    run_stages(with_server, out, "rloo")
+    without = grouped("rloo", {"steps": 1, "save_steps": 1, "eval_steps": 1, "beta": 0.0})
+    assert StageRun(out, without, "evaluate").parents.require("rloo")
+    with pytest.raises(UserError, match=r"made with rloo.vllm_url true .*--set rloo.vllm_url=ADDRESS"):
+        run_stages(without, out, "rloo")
+
+
+@pytest.fixture
 def umask():
     """Files are for everyone to read."""
     before = os.umask(0o022)
@@ -115,7 +195,7 @@ def umask():
     os.umask(before)
 
 
-def test_ppo_samples_with_the_policy_of_each_step(fake, trained, tmp_path, umask):
+def test_ppo_samples_with_the_policy_of_each_step(fake, trained, tmp_path, umask, unchecked):
     out = beside(trained, tmp_path, "pretrain", "sft", "rm")
     run_stages(small(ppo__vllm_url=fake.url, ppo__steps=3), out, "ppo")
     assert len(fake.known) >= 3
@@ -126,7 +206,7 @@ def test_ppo_samples_with_the_policy_of_each_step(fake, trained, tmp_path, umask
     assert not (out / "cpu-tiny/v1/ppo/sampling.tmp").exists()
 
 
-def test_a_server_that_dies_leaves_a_run_that_says_how_it_goes_on(fake, trained, tmp_path, monkeypatch):
+def test_a_server_that_dies_leaves_a_run_that_says_how_it_goes_on(fake, trained, tmp_path, monkeypatch, unchecked):
     sample = Client.sample
 
     def dying(self: Client, *arguments: Any) -> Rollout:
@@ -141,11 +221,11 @@ def test_a_server_that_dies_leaves_a_run_that_says_how_it_goes_on(fake, trained,
     with pytest.raises(UserError, match=f"no vLLM server answers at http://127.0.0.1:9 .*{kept}"):
         run_stages(loaded, out, "ppo")
     assert not (out / "cpu-tiny/v1/ppo/sampling.tmp").exists()
-    monkeypatch.undo()
+    monkeypatch.setattr(Client, "sample", sample)
     assert run_stages(loaded, out, "ppo", resume=True)["status"] == "done"
 
 
-def test_responses_to_one_prompt_share_its_computation(fake, trained, tmp_path, monkeypatch):
+def test_responses_to_one_prompt_share_its_computation(fake, trained, tmp_path, monkeypatch, unchecked):
     """Of two prompts with four responses each: the lean trunk computes each of them once."""
     numbers: list[list[int]] = []
     sample = Session.sample

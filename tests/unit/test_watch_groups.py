@@ -145,6 +145,7 @@ AT_ONCE: dict[str, tuple[Row, Row]] = {  # rows that a check reports as soon as 
     "overconfident": ({"min_reward": -9.0, "max_reward": 9.0}, {"min_reward": -9.0, "max_reward": 9.0}),
     "high_kl": ({"objective/kl_per_token": 9.0}, {"objective/kl_per_token": 9.0}),
     "negative_kl": ({"objective/kl_per_token": -9.0}, {"objective/kl_per_token": -9.0}),
+    "sampling_mismatch": ({"rollout/logprob_diff_avg": 1.0}, {"rollout/logprob_diff_avg": 1.0}),
     "longer": (
         {"response/length": 1.0, "objective/scores": 0.0},
         {"response/length": 9.0, "objective/scores": 9.0},

@@ -354,6 +354,8 @@ def _noise_line(noise: LabelNoise) -> Line:
     if twice < TWICE:
         return Line("label noise", f"too few to tell: {twice} labelled more than once, fewer than {TWICE}")
     value = f"{_percent(noise.noise, noise.low, noise.high)}, from {twice:,} labelled more than once"
+    if noise.noise and 0.005 <= noise.noise < 0.5:
+        value += f"; DPO can allow for it: dpo.label_smoothing={noise.noise:.2f}"
     if noise.low <= NOISY:
         return Line("label noise", value)
     return Line("label noise", value, "Labels contradict each other often; ask more annotators for each.", "warning")

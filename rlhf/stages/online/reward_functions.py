@@ -4,18 +4,18 @@
     numeric_answer(tolerance=0.01)    1 if its last number is the answer, within a relative tolerance
     math_answer                       1 if its last mathematical expression equals the answer (needs the extra `math`)
     regex(pattern='^Yes')             1 if the pattern is found
-    length(most=60)                   0 up to `most` words, then falling to -1 at twice as many
+    length(most=60)                   0 up to `most` words, then falling to -1 at twice as many; or `unit='tokens'`
     json_valid(keys=['name'])         1 if it is JSON; with `keys`, if it is an object that has them
+    judge(rubric='…', url='…', model='…')    the mark, from 0 to 1, of a model behind an OpenAI-compatible address
     my_rewards:polite                 the function `polite` of my_rewards.py in the current folder
 
 `exact_answer` and `numeric_answer` take `extract='#### (.*)'`: a pattern whose last match holds what is compared. A
-function is called with lists, by keyword, of those among `prompts`, `completions` and `answer` that it names (or of all
-of them, with `**`), and returns one finite number for each completion, or None for no verdict, as TRL's reward
-functions do. It may be `async`.
+function is called with lists, by keyword, of those among `prompts`, `completions`, `completion_ids` and `answer` that
+it names (or of all of them, with `**`), and returns one finite number for each completion, or None for no verdict, as
+TRL's reward functions do. It may be `async`.
 """
 
 import ast
-import asyncio
 import importlib
 import inspect
 import json
@@ -23,21 +23,17 @@ import math
 import os
 import re
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import partial
 from typing import Any
 
 from rlhf.data.normal import normalise
 from rlhf.errors import UserError
+from rlhf.stages.online.judge_reward import JudgeReward, require_client
+from rlhf.stages.online.reward_call import FAILURES, SHOWN, Function, RewardFunction, accepted
 from rlhf.terminal import excerpt
 
-Numbers = Sequence[float | None]
-Function = Callable[..., Numbers | Awaitable[Numbers]]
-ARGUMENTS = ("prompts", "completions", "answer")
-FAILURES = (Exception, SystemExit)  # of code of the user's own, which may call sys.exit
-SHOWN = 60  # characters of a prompt or a response in a message
 # 7, 1,234.50, .5, -1e3, -$5. A minus after a word or a closing bracket is not a sign (10-5, f(x)-5), and a point after
 # a word or another point does not begin a number (v1.2.5, an ellipsis). A comma, an apostrophe, an underscore or TeX's
 # 1{,}250, 1,\!250 and 1\,250 group three digits, or separate two numbers (3,4). Indian commas group two digits before
@@ -60,51 +56,6 @@ BARE_TEX = re.compile(r"(?=[^\\]*\\)(?:\\[A-Za-z]+(?![A-Za-z])|\\(?![A-Za-z])|[^
 CLOSING_MARKS = ".,;:!?"  # which exact_answer ignores at the end
 
 
-@dataclass(frozen=True)
-class RewardFunction:
-    """A reward function and how the recipe names it."""
-
-    name: str
-    function: Function
-    needs_answer: bool
-
-    def fault_of_answer(self, answer: str) -> str | None:
-        """Return why no response can be compared with a right answer; None where one can."""
-        check = ANSWER_FAULTS.get(getattr(self.function, "func", None))
-        return check(answer) if check else None
-
-    def __call__(
-        self, prompts: Sequence[str], completions: Sequence[str], answers: Sequence[str | None]
-    ) -> list[float | None]:
-        """Return one number for each completion; None where the function has no verdict.
-
-        Raises UserError, one line that names prompt and response, where the function raises or a number is not finite.
-        """
-        try:
-            numbers = self._call(prompts, completions, answers)
-        except FAILURES as error:
-            if len(completions) > 1:  # find the one that it cannot do
-                for prompt, completion, answer in zip(prompts, completions, answers, strict=True):
-                    self([prompt], [completion], [answer])
-            where = _named(prompts[0], completions[0]) if len(completions) == 1 else f"{len(completions)} responses"
-            reason = excerpt(f"{type(error).__name__}: {error}")
-            raise UserError(f"reward {self.name} failed with {reason}, for {where}") from error
-        if len(numbers) != len(completions):
-            raise UserError(f"reward {self.name} returned {len(numbers)} numbers for {len(completions)} responses")
-        for number, prompt, completion in zip(numbers, prompts, completions, strict=True):
-            if number is not None and not _finite(number):
-                where = _named(prompt, completion)
-                raise UserError(f"reward {self.name} is {number!r}, not a finite number, for {where}")
-        return [None if number is None else float(number) for number in numbers]
-
-    def _call(self, prompts: Sequence[str], completions: Sequence[str], answers: Sequence[str | None]) -> Numbers:
-        given = dict(zip(ARGUMENTS, (list(prompts), list(completions), list(answers)), strict=True))
-        numbers = self.function(**{name: given[name] for name in _accepted(self.function)})
-        if isinstance(numbers, Awaitable):  # an `async def`
-            numbers = asyncio.run(_awaited(numbers))
-        return list(numbers)
-
-
 def labels(names: Sequence[str]) -> list[str]:
     """Return a short name of each reward for metrics: `regex`, `my_rewards.polite`; a second `regex` is `regex_2`."""
     short = [re.sub(r"[^\w.]+", ".", name.partition("(")[0].strip()) for name in names]
@@ -118,7 +69,8 @@ def find(name: str, where: str) -> RewardFunction:
     else:
         function = _registered(name, where)
     required = inspect.signature(function).parameters.get("answer")
-    return RewardFunction(name, function, required is not None and required.default is inspect.Parameter.empty)
+    needs_answer = required is not None and required.default is inspect.Parameter.empty
+    return RewardFunction(name, function, needs_answer, ANSWER_FAULTS.get(getattr(function, "func", None)))
 
 
 # -- named rewards -----------------------------------------------------------------------------------------------------
@@ -162,8 +114,16 @@ def regex(completions: list[str], *, pattern: str) -> list[float]:
     return [float(bool(completion.strip()) and compiled.search(completion) is not None) for completion in completions]
 
 
-def length(completions: list[str], *, most: int) -> list[float]:
-    return [-min(max(len(completion.split()) / most - 1, 0.0), 1.0) for completion in completions]
+def length(
+    completions: list[str], completion_ids: list[list[int]] | None = None, *, most: int, unit: str = "words"
+) -> list[float]:
+    if unit == "tokens":
+        if completion_ids is None:
+            raise ValueError("no tokens are given")
+        sizes = [len(ids) for ids in completion_ids]
+    else:
+        sizes = [len(completion.split()) for completion in completions]
+    return [-min(max(size / most - 1, 0.0), 1.0) for size in sizes]
 
 
 def json_valid(completions: list[str], *, keys: Sequence[str] = ()) -> list[float]:
@@ -178,9 +138,8 @@ def json_valid(completions: list[str], *, keys: Sequence[str] = ()) -> list[floa
     return [float(valid(completion)) for completion in completions]
 
 
-REGISTRY: dict[str, Function] = {
-    f.__name__: f for f in (exact_answer, numeric_answer, math_answer, regex, length, json_valid)
-}
+NAMED: tuple[Function, ...] = (exact_answer, numeric_answer, math_answer, regex, length, json_valid)
+REGISTRY: dict[str, Any] = {f.__name__: f for f in NAMED} | {"judge": JudgeReward}
 
 
 def _no_text(answer: str) -> str | None:
@@ -223,7 +182,13 @@ def _registered(name: str, where: str) -> Function:
     fault = f"option {twice} is given twice" if twice else _fault(function, options)
     if fault:
         raise UserError(f"{where}: {name}: {fault}")
-    return partial(function, **options)
+    if function is not JudgeReward:
+        return partial(function, **options)
+    require_client()
+    try:
+        return JudgeReward(**options)
+    except ValueError as error:
+        raise UserError(f"{where}: {name}: {error}") from None
 
 
 def _option_name(keyword: ast.keyword) -> str:
@@ -241,7 +206,7 @@ LITERALS: dict[object, tuple[type, ...]] = {  # by the annotation of an option: 
 }
 
 
-def _fault(function: Function, options: dict[str, Any]) -> str | None:
+def _fault(function: Callable[..., Any], options: dict[str, Any]) -> str | None:
     """Return what is wrong with the options of a named reward; None where nothing is."""
     parameters = {n: p for n, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
     for key, value in options.items():
@@ -257,6 +222,8 @@ def _fault(function: Function, options: dict[str, Any]) -> str | None:
             re.compile(options.get(key, ""))
         except re.error as error:
             return f"{key} is not a valid regular expression ({error})"
+    if options.get("unit", "words") not in ("words", "tokens"):
+        return "unit must be 'words' or 'tokens'"
     if options.get("most", 1) < 1:
         return "most must be above 0"
     if not 0 <= options.get("tolerance", 0) < math.inf:
@@ -272,21 +239,13 @@ def _imported(name: str, where: str) -> Function:
         sys.path.insert(0, folder)
     try:
         function: Function = getattr(importlib.import_module(module), attribute)
-        _accepted(function)
+        accepted(function)
     except FAILURES as error:
         reason = excerpt(f"{type(error).__name__}: {error}")
         raise UserError(
             f"{where}: {name} cannot be used ({reason}); modules are looked for in {folder} first"
         ) from error
     return function
-
-
-def _accepted(function: Function) -> list[str]:
-    """Return the names of the arguments that a function takes, without those of TRL such as `trainer_state`."""
-    parameters = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return list(ARGUMENTS)
-    return [name for name in ARGUMENTS if name in parameters]
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------
@@ -371,21 +330,5 @@ def _last_number(text: str) -> Decimal | None:
     return Decimal(digits) if number and math.isfinite(number) else Decimal(number)
 
 
-async def _awaited(numbers: Awaitable[Numbers]) -> Numbers:
-    return await numbers
-
-
-def _finite(number: Any) -> bool:
-    try:
-        return math.isfinite(number)
-    except (TypeError, OverflowError):
-        return False
-
-
 def _refused(constant: str) -> float:
     raise ValueError(f"{constant} is not valid JSON")
-
-
-def _named(prompt: str, completion: str) -> str:
-    short = (text if len(text) <= SHOWN else f"{text[:SHOWN]}…" for text in (prompt, completion))
-    return "the prompt {!r} and the response {!r}".format(*short)

@@ -3,6 +3,8 @@
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -14,6 +16,8 @@ from rlhf.errors import UserError
 from rlhf.process import distributed
 from rlhf.recipe import MODEL_REWARD, OnlineOptions, StageName
 from rlhf.stages.online import reward_functions
+from rlhf.stages.online.judge_reward import JudgeReward, total_figures
+from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.terminal import excerpt
 
 ByName = dict[str, Tensor]  # a number (B,) for each response, by the name of the reward; NaN without a verdict
@@ -38,14 +42,36 @@ class RewardSum:
     Raises UserError for a name without a function.
     """
 
-    def __init__(self, stage: StageName, options: OnlineOptions, right_answers: dict[Prompt, str], codec: Codec):
-        self.stage, self.right_answers, self.codec = stage, right_answers, codec
+    def __init__(
+        self,
+        stage: StageName,
+        options: OnlineOptions,
+        right_answers: dict[Prompt, str],
+        codec: Codec,
+        folder: Path | None = None,
+    ):
+        """`folder` is that of the run: a judge keeps its marks there."""
+        self.stage, self.right_answers, self.codec, self.folder = stage, right_answers, codec, folder
         labels = reward_functions.labels(options.reward_funcs)
         self.weights = dict(zip(labels, options.weights, strict=True))
         self.functions = {
-            label: None if name == MODEL_REWARD else reward_functions.find(name, f"{stage}.reward_funcs")
+            label: None if name == MODEL_REWARD else self._find(name, options)
             for label, name in zip(labels, options.reward_funcs, strict=True)
         }
+
+    def _find(self, name: str, options: OnlineOptions) -> RewardFunction:
+        found = reward_functions.find(name, f"{self.stage}.reward_funcs")
+        if isinstance(found.function, JudgeReward):  # it has a question for each response, and keeps what was answered
+            found.function.limit(options.reward_timeout, options.reward_retries)
+            if self.folder is not None:
+                found.function.keep_in(self.folder)
+            return found
+        return replace(found, timeout=options.reward_timeout, retries=options.reward_retries)
+
+    def judge_figures(self) -> dict[str, float]:
+        """Return calls, tokens and price of the judges among the rewards; empty without any."""
+        functions = (function.function for function in self.functions.values() if function)
+        return total_figures(function for function in functions if isinstance(function, JudgeReward))
 
     def usable(self, prompts: Split[Prompt]) -> Split[Prompt]:
         """Return the prompts that the rewards can judge: all, or those with a right answer if a function needs it.
@@ -57,7 +83,7 @@ class RewardSum:
             return prompts
         kept = prompts.only(lambda prompt: prompt in self.right_answers)
         for function, prompt in itertools.product(needing, kept):
-            fault = function.fault_of_answer(self.right_answers[prompt])
+            fault = function.answer_fault and function.answer_fault(self.right_answers[prompt])
             if fault:
                 raise UserError(
                     f"{self.stage}: {function.name} cannot judge responses to {excerpt(prompt[-1].content)!r}: the "
@@ -65,9 +91,16 @@ class RewardSum:
                 )
         return kept.required(self.stage, 'prompts with a right answer ({"prompt", "answer"})')
 
-    def per_response(self, prompts: Sequence[Prompt], texts: Sequence[str], model_scores: Tensor | None) -> ByName:
+    def per_response(
+        self,
+        prompts: Sequence[Prompt],
+        texts: Sequence[str],
+        model_scores: Tensor | None,
+        ids: Sequence[list[int]] | None = None,
+    ) -> ByName:
         """Return the rewards of each response by name, on the CPU; the same numbers on every rank.
 
+        ids: the tokens of each response, for functions of these.
         Raises UserError, one line that names prompt and response, for a function that raises or is not finite.
         """
         computed: dict[str, list[float | None]] = {}
@@ -75,7 +108,7 @@ class RewardSum:
             written = [self.codec.prompt_text(prompt) for prompt in prompts]
             right_answers = [self.right_answers.get(prompt) for prompt in prompts]
             computed = distributed.from_main(
-                lambda: {label: f(written, texts, right_answers) for label, f in self.functions.items() if f}
+                lambda: {label: f(written, texts, right_answers, ids) for label, f in self.functions.items() if f}
             )
         by_name: ByName = {}
         for label, function in self.functions.items():
@@ -114,8 +147,12 @@ class RewardSum:
         ).any(0)
 
     def for_evaluation(
-        self, prompts: Sequence[Prompt], texts: Sequence[str], model_scores: Tensor | None
+        self,
+        prompts: Sequence[Prompt],
+        texts: Sequence[str],
+        model_scores: Tensor | None,
+        ids: Sequence[list[int]] | None = None,
     ) -> tuple[ByName, Tensor]:
         """Return the rewards of functions by name, and the weighted sum of all, for an evaluation."""
-        by_name = self.per_response(prompts, texts, model_scores)
+        by_name = self.per_response(prompts, texts, model_scores, ids)
         return {label: numbers for label, numbers in by_name.items() if self.functions[label]}, self.total(by_name)

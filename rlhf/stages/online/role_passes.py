@@ -12,6 +12,7 @@ from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
 from rlhf.models.precision import dtype_of
 from rlhf.models.shared_base import SharedBase
+from rlhf.objectives.importance import ImportanceWeights, importance_weights
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.process import distributed
 from rlhf.recipe import OnlineOptions, Ppo, SharedRole
@@ -152,15 +153,30 @@ def measure_score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout]
     return norm
 
 
-def sampling_mismatch(rollout: Rollout, logp: Tensor) -> dict[str, Tensor]:
+def sampling_weights(rollout: Rollout, logp: Tensor, options: OnlineOptions) -> ImportanceWeights | None:
+    """Return the weights by which the recipe corrects a sampler that differs from `logp` (B, R); None: it does not."""
+    if options.correction == "none":
+        return None
+    assert rollout.logprobs is not None  # sampling keeps them
+    cap = options.sampling_correction_cap
+    return importance_weights(logp, rollout.logprobs, rollout.mask, options.correction, cap)
+
+
+def sampling_mismatch(rollout: Rollout, logp: Tensor, options: OnlineOptions) -> dict[str, Tensor]:
     """Return how far the log-probabilities of sampling are from `logp` (B, R), those that training uses.
 
-    It is 0 with `old_logprobs: rollout`. The dict is empty if the rollout has no log-probabilities.
+    It is 0 with `old_logprobs: rollout`. The dict is empty if the rollout has no log-probabilities. Where the recipe
+    corrects the difference, it has the mean weight and the share over the cap too.
     """
     if rollout.logprobs is None:
         return {}
     mismatch = (zero_pads(rollout.logprobs, rollout.mask) - logp).abs()
-    return {
+    metrics = {
         "rollout/logprob_diff_avg": masked_mean(mismatch, rollout.mask),
         "rollout/logprob_diff_max": mismatch.max(),
     }
+    corrected = sampling_weights(rollout, logp, options)
+    if corrected is not None:
+        metrics["rollout/weight_avg"] = masked_mean(corrected.weights, rollout.mask)
+        metrics["rollout/over_cap"] = corrected.over_cap
+    return metrics

@@ -13,7 +13,7 @@ from rlhf.data.load import load_corpus
 from rlhf.evaluation.policies import PolicySamples, gains_over_start, measure, sample_of
 from rlhf.files import remove
 from rlhf.models.adapters import lora_config, save_adapter
-from rlhf.models.loading import load_base, load_codec
+from rlhf.models.loading import base_name, load_base, load_codec
 from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
@@ -23,6 +23,7 @@ from rlhf.rollout import vllm
 from rlhf.rollout.decoding import Sampling, ValueFn
 from rlhf.rollout.engine import sample
 from rlhf.rollout.probe import check_sampling
+from rlhf.rollout.vllm_command import start_command
 from rlhf.run.checkpoints import with_resume_advice
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
@@ -31,6 +32,7 @@ from rlhf.stages.online.checkpoints import update_checkpoints
 from rlhf.stages.online.prompts import OnlinePrompts
 from rlhf.stages.online.reward_sum import FunctionRewards, RewardSum
 from rlhf.stages.online.role_passes import ScoreNorm
+from rlhf.stages.online.served import check_served
 from rlhf.stages.online.train_state import SavedState, TrainState, read_state
 from rlhf.stages.result import Result
 from rlhf.terminal import say
@@ -52,7 +54,9 @@ class Session:
         self.telemetry = Telemetry(device)
         self.rm_dir = run.parents.folder(RM)
         self.sampling = sampling_settings(options)
-        self.client = vllm.Client(options.vllm_url) if options.vllm_url else None
+        self._vllm_command = start_command(self.recipe, options, base_name(run)) if options.vllm_url else ""
+        self.client = vllm.Client(options.vllm_url, self._vllm_command) if options.vllm_url else None
+        self._server_is_checked = False
         self.codec = load_codec(run)
         self.prompts, self.reward_sum = self._read_prompts()
         run.describe(cuts={"prompts_cut": self.prompts.cut})
@@ -69,7 +73,7 @@ class Session:
         stage, options, corpus = self.run.stage, self.options, load_corpus(self.run, self.codec)
         split, reward_sum = corpus.prompts(stage), None
         if options.sums_rewards:
-            reward_sum = RewardSum(stage, options, corpus.right_answers(), self.codec)
+            reward_sum = RewardSum(stage, options, corpus.right_answers(), self.codec, self.run.path)
             split = reward_sum.usable(split)
         prompts = OnlinePrompts(split, self.codec, options, self.recipe.seed)
         return prompts, reward_sum
@@ -148,6 +152,9 @@ class Session:
                     rollout = self.client.sample(prompts, codec, sampling, self.device)
             finally:
                 remove(folder)
+            if not self._server_is_checked:
+                check_served(shared, rollout, self.recipe, self.options, self._vllm_command)
+                self._server_is_checked = True
         else:
             with shared.role("policy"):
                 trunk = shared.role_trunk
@@ -230,6 +237,7 @@ class Session:
             after = self.evaluate("policy")
         metrics = gains_over_start(before, after, self.recipe.start)
         metrics |= {"best_step": math.nan if best is None else best}
+        metrics |= self.reward_sum.judge_figures() if self.reward_sum else {}
         sample = sample_of(self.codec, test, before, after, run.stage, self.recipe.start)
         return Result(metrics, self.telemetry.costs(), sample)
 

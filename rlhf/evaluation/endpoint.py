@@ -9,7 +9,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 import openai
@@ -32,19 +32,38 @@ class Unavailable(UserError):
     """The endpoint was busy or broken at every attempt."""
 
 
-class Endpoint:
-    """A model behind the address `url`, which ends in /v1."""
+class Reply(NamedTuple):
+    """What a model says, and the tokens of question and reply as the endpoint counts them; 0 where it does not."""
 
-    def __init__(self, url: str, model: str, key: str, easy: str):
+    text: str
+    tokens_in: int
+    tokens_out: int
+
+
+class Endpoint:
+    """A model behind the address `url`, which ends in /v1. `option` is what named the address."""
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        key: str,
+        easy: str,
+        *,
+        option: str = "--url",
+        timeout: float = TIMEOUT,
+        retries: int = RETRIES,
+    ):
         """Ask the question `easy` first. Raises UserError if the address, the key or the model is wrong."""
+        self._option, self._most_retries = option, retries
         if not url.startswith(("http://", "https://")):
-            raise OptionError(f"--url {url}: an endpoint's address is, for example, http://127.0.0.1:8000/v1")
+            raise OptionError(f"{option} {url}: an endpoint's address is, for example, http://127.0.0.1:8000/v1")
         if key and not re.fullmatch(r"[!-~]+", key):
             raise UserError("OPENAI_API_KEY holds characters that no key has")
         self.url, self.model, self.key = url.rstrip("/"), model, key
         try:
             http = openai.DefaultHttpxClient(
-                timeout=TIMEOUT,
+                timeout=timeout,
                 follow_redirects=False,
                 headers={"Accept-Encoding": "identity"},
                 event_hooks={"response": [_bound]},
@@ -63,18 +82,22 @@ class Endpoint:
         try:
             self.ask(easy)
         except Unavailable:
-            if self._retries:
+            if self._retries or not self._most_retries:
                 raise
-            self._retries = RETRIES
+            self._retries = self._most_retries
             self._begin(easy)
         except Refused:  # some reasoning models accept neither of the two limits
             if not self._limits:
                 raise
             self._limits = {}
             self._begin(easy)
-        self._retries = RETRIES
+        self._retries = self._most_retries
 
     def ask(self, question: str) -> str:
+        """Return the text of `reply`."""
+        return self.reply(question).text
+
+    def reply(self, question: str) -> Reply:
         """Return the model's reply.
 
         Raises Refused if the endpoint does not accept this question, Unavailable if it does not recover, and UserError
@@ -94,8 +117,11 @@ class Endpoint:
         except httpx2.InvalidURL as error:
             raise self._silence(str(error)) from None
         try:
-            reply = json.loads(answer.text)["choices"][0]["message"]["content"] or ""
-            return "".join(part.get("text", "") for part in reply) if isinstance(reply, list) else str(reply)
+            content = json.loads(answer.text)
+            said = content["choices"][0]["message"]["content"] or ""
+            text = "".join(part.get("text", "") for part in said) if isinstance(said, list) else str(said)
+            usage = content.get("usage") or {}
+            return Reply(text, *(_count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens")))
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             raise UserError(f"{self.url} does not answer as a chat completion: {quoted(answer.text)}") from None
 
@@ -114,11 +140,17 @@ class Endpoint:
 
     def _silence(self, problem: str) -> UserError:
         return UserError(
-            f"no endpoint answers at {self.url} ({quoted(problem)}); start one with `make serve`, or check --url"
+            f"no endpoint answers at {self.url} ({quoted(problem)}); start one with `make serve`, or check "
+            f"{self._option}"
         )
 
     def _failure(self, problem: str) -> Unavailable:
         return Unavailable(f"{self.url} fails ({problem}); what was judged is kept: try again later")
+
+
+def _count(tokens: object) -> int:
+    """Return a number of tokens that an endpoint reports; 0 for anything else."""
+    return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) and 0 <= tokens < 2**31 else 0
 
 
 def quoted(text: str) -> str:

@@ -1,0 +1,35 @@
+"""The check that a vLLM server serves the policy that is trained."""
+
+import torch
+
+from rlhf.data.batch import Rollout
+from rlhf.errors import UserError
+from rlhf.models.shared_base import SharedBase
+from rlhf.objectives.masked import masked_mean, zero_pads
+from rlhf.observe.signs import MISMATCH
+from rlhf.recipe import OnlineOptions, Recipe
+from rlhf.stages.online import role_passes
+
+ROWS = 8  # responses that are compared
+MISMATCH_4BIT = 0.5  # nats per token: a server has the weights that NF4 rounds in training; not measured
+
+
+@torch.no_grad()
+def check_served(shared: SharedBase, rollout: Rollout, recipe: Recipe, options: OnlineOptions, command: str) -> None:
+    """Compare log-probabilities of a few sampled responses with those of the training forward pass.
+
+    Raises UserError where they differ by more than the precision explains: the server has another base, dtype or
+    adapter, or does not give processed log-probabilities.
+    """
+    assert rollout.logprobs is not None
+    few = rollout.rows(torch.arange(min(ROWS, len(rollout.ids)), device=rollout.ids.device))
+    assert few.logprobs is not None
+    own = role_passes.logprobs(shared, "policy", few, options)
+    difference = masked_mean((zero_pads(few.logprobs, few.mask) - own).abs(), few.mask).item()
+    limit = MISMATCH_4BIT if recipe.model.quantization == "nf4" else MISMATCH[recipe.model.dtype]
+    if not difference <= limit:
+        raise UserError(
+            f"the vLLM server at {options.vllm_url} serves something else than the policy: log-probabilities of "
+            f"{int(few.mask.sum())} tokens differ by {difference:.2g} nats on average, more than {limit}; start it "
+            f"with: {command}"
+        )

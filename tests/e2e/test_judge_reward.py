@@ -1,0 +1,149 @@
+"""The reward `judge`, against endpoints whose marks are known."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from rlhf.errors import UserError
+from rlhf.report.page import write
+from rlhf.stages.online import reward_functions as rewards
+from rlhf.stages.online.judge_reward import EASY, JudgeReward, mark
+from tests.e2e.judges import Reply, Stub, parts, stubs
+from tests.helpers import beside, content_of, grouped, run_stages
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+
+
+@pytest.fixture
+def stub():
+    with stubs() as start:
+        yield start
+
+
+def priced(text: str) -> Reply:
+    """A reply with the tokens of question and reply, as endpoints report them."""
+    usage = {"prompt_tokens": 100, "completion_tokens": 2}
+    return 200, json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}], "usage": usage})
+
+
+def kind(question: str, times: int) -> Reply:
+    """The number of words of the answer, up to 9."""
+    if question == EASY:
+        return "1"
+    return priced(str(min(len(parts(question)[1].split()), 9)))
+
+
+def judge(url: str, **options: Any) -> JudgeReward:
+    function = rewards.find(
+        f"judge(rubric='Long is good.', url='{url}', model='m', {', '.join(f'{k}={v!r}' for k, v in options.items())})",
+        "grpo.reward_funcs",
+    ).function
+    assert isinstance(function, JudgeReward)
+    return function
+
+
+def about(server: Stub) -> list[str]:
+    return [question for question in server.asked if question != EASY]
+
+
+def test_marks_are_asked_for_once_also_by_a_resumed_run(stub, tmp_path):
+    server = stub(kind)
+    first = judge(server.url, dollars_in=2.0, dollars_out=10.0)
+    first.keep_in(tmp_path)
+    assert first(["p", "p", "q", "q"], ["a b", "a b", "a b c", " "]) == [0.2, 0.2, 0.3, 0.0]
+    assert len(about(server)) == 2, "two are the same, and an empty response is not worth a question"
+    assert first.figures() == {
+        "judge_calls": 2,
+        "judge_tokens_in": 200,
+        "judge_tokens_out": 4,
+        "judge_dollars": pytest.approx(200 * 2e-6 + 4 * 1e-5),
+    }
+    other = judge(server.url, most=9)  # another judge, in the same file
+    other.keep_in(tmp_path)
+    assert other(["p"], ["a b"]) == [pytest.approx(2 / 9)]
+    with open(tmp_path / "judged.jsonl", "a") as file:
+        file.write('{"judge": "cut off by a cr')
+    again = judge(server.url)
+    again.keep_in(tmp_path)
+    assert again(["p", "q"], ["a b", "a b c d"]) == [0.2, 0.4]
+    assert len(about(server)) == 4 and again.figures()["judge_calls"] == 3
+    third = judge(server.url)
+    third.keep_in(tmp_path)
+    assert third(["q"], ["a b c d"]) == [0.4] and len(about(server)) == 4
+
+
+def test_what_gives_no_mark_has_no_verdict(stub):
+    def mind(question: str, times: int) -> Reply:
+        answer = "" if question == EASY else parts(question)[1]
+        replies: dict[str, Reply] = {"refused": (400, "{}"), "away": (503, "{}"), "chatty": "I like it.", "": "1"}
+        return replies.get(answer, "7")
+
+    server = stub(mind)
+    function = judge(server.url)
+    function.limit(None, 1)
+    assert function(["p"] * 4, ["refused", "away", "chatty", "fine"]) == [None, None, None, 0.7]
+    with pytest.raises(UserError, match=r"fails \(503"):
+        function(["p"], ["away"])
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ("7", 7),
+        ("Score: 7/10", 7),
+        ("It is to the point.\n**Mark: 8**", 8),
+        ("<think>3 or 4?</think>\n4.5", 4.5),
+        ("the final score is 6 out of 10.", 6),
+        ("11", None),
+        ("7 of the 10 points", None),
+        ("between 3 and 4", None),
+        ("-3", None),
+        ("<think>so far 3", None),
+        ("", None),
+    ],
+)
+def test_the_mark_of_a_reply(reply, expected):
+    assert mark(reply, 10) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("rubric='a', url='127.0.0.1', model='m'", "url is, for example"),
+        ("rubric=' ', url='http://x/v1', model='m'", "must not be empty"),
+        ("rubric='a', url='http://x/v1', model='m', dollars_in=-1", "0 or more"),
+        ("rubric='a', url='http://x/v1', model='m', at_once=0", "at_once"),
+        ("rubric='a', url='http://x/v1', model='m', most=0", "most must be above 0"),
+        ("url='http://x/v1', model='m'", "option rubric is missing"),
+    ],
+)
+def test_impossible_options_are_refused(options, expected):
+    with pytest.raises(UserError, match=rf"^grpo.reward_funcs: judge\(.*{expected}"):
+        rewards.find(f"judge({options})", "grpo.reward_funcs")
+
+
+def test_nobody_at_the_address_is_one_line():
+    with pytest.raises(UserError, match=r"^no endpoint answers at http://127.0.0.1:9/v1 .* check the judge's url$"):
+        judge("http://127.0.0.1:9/v1")(["p"], ["a"])
+
+
+def test_grpo_learns_from_a_judge_and_the_report_has_its_price(stub, trained, tmp_path):
+    server = stub(kind)
+    name = f"judge(rubric='Long is good.', url='{server.url}', model='m', dollars_in=1000, dollars_out=0)"
+    group = {"reward_funcs": [name], "normalize_scores": False, "steps": 2, "save_steps": 2, "eval_steps": 2}
+    out = beside(trained, tmp_path, "pretrain", "sft")
+    summary = run_stages(grouped("grpo", group), out, "grpo")
+    calls = summary["metrics"]["judge_calls"]
+    assert calls == len(about(server)) > 8 and summary["metrics"]["judge_dollars"] == pytest.approx(calls * 0.1)
+    lines = (out / "cpu-tiny/v1/grpo/judged.jsonl").read_text().splitlines()
+    assert len(lines) == calls
+    assert content_of(out / "cpu-tiny/v1/grpo/summary.json")["metrics"]["reward_judge"] > 0
+    assert not write([out / "cpu-tiny/v1"], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "Calls of the judge" in page and f"{calls * 0.1:.2f}" in page
