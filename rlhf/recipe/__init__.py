@@ -46,7 +46,7 @@ from rlhf.recipe.schema import (
     Sft,
     StageOptions,
 )
-from rlhf.recipe.schema_data import Data, Flaw, Lengths, Sums, Toy
+from rlhf.recipe.schema_data import Additions, Data, Flaw, Lengths, Sums, Toy
 from rlhf.recipe.schema_model import Architecture, Hardware, Lora, Model, Tokenizer
 from rlhf.recipe.schema_online import MODEL_REWARD, GroupOptions, Grpo, OnlineBase, OnlineOptions, Ppo, Rloo
 from rlhf.recipe.strict import Changes, as_yaml, parse_overrides
@@ -58,6 +58,7 @@ __all__ = [
     "POLICIES",
     "STAGES",
     "TRAINING_STAGES",
+    "Additions",
     "Architecture",
     "Changes",
     "Data",

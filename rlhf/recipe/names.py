@@ -31,3 +31,8 @@ def stage_name(text: str) -> StageName:
     if text in STAGES:
         return text
     raise UserError(f"{text!r} is not one of {', '.join(STAGES)}")
+
+
+def is_gguf(name: str) -> bool:
+    """Return whether a name is that of a GGUF file."""
+    return name.lower().endswith(".gguf")
