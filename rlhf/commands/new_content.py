@@ -13,6 +13,7 @@ from rlhf.data.rows import PreferencePair
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.memory.card.cards import CARDS
 from rlhf.recipe import StageName
+from rlhf.recipe.model_types import LEAN_TYPES
 from rlhf.terminal.wording import GB
 
 if TYPE_CHECKING:
@@ -25,17 +26,25 @@ LARGE = 20e9  # parameters: between the 13B and the 33B at which QLoRA (arXiv 23
 ROLLOUTS = 32  # of a step of PPO, RLOO or GRPO
 PPO_STEPS = 500
 CHAT_TOKENS, BASE_TOKENS = 1024, 512  # of a sequence, unless --max-length says otherwise, or all rows are shorter
+CPU_TOKENS = 256  # the same on a CPU
+CPU_STEPS, CPU_ROWS = 50, 2_000  # of PPO, RLOO and GRPO, and of each other stage: hours on a CPU, not days
 SHORTEST = 128  # tokens of a sequence: a policy may say more than the rows
 COUNTED = 2_000  # pairs whose tokens are counted
 UNCUT = 2**30  # tokens
 
 
 class ChosenCard(NamedTuple):
-    """A card by its name in recipes, with its memory."""
+    """A card by its name in recipes, with its memory; or the processor of this machine, `cpu`."""
 
     name: str
     memory_gb: float
     note: str  # where the memory is from
+    threads: int | None = None  # of a processor
+
+    @property
+    def is_cpu(self) -> bool:
+        """Return whether this is the processor."""
+        return self.threads is not None
 
     @property
     def limit(self) -> int:
@@ -44,7 +53,9 @@ class ChosenCard(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Return the card in words: `one RTX 4090`, `one card with 12 GB`."""
+        """Return the card in words: `one RTX 4090`, `one card with 12 GB`, `a CPU with 16 GB free`."""
+        if self.is_cpu:
+            return f"a CPU with {self.memory_gb:g} GB free"
         return f"one {CARDS[self.name].words}" if self.name in CARDS else f"one card with {self.memory_gb:g} GB"
 
 
@@ -157,6 +168,7 @@ class Content(NamedTuple):
     grpo: Online = Online()
     evaluate: Evaluation = Evaluation()
     quantization: str = "none"
+    lean: bool = False
 
     def with_changed_keys(self, changes: Mapping[str, Any]) -> "Content":
         """Return the content with changes of a recipe's keys: {"ppo.rollout_batch_size": 8}."""
@@ -177,14 +189,16 @@ def initial_content(options: NewOptions, model: ModelFiles, facts: ModelFacts) -
     data = _data(options.data or ("ultrafeedback" if chat else "hh",), facts.codec)
     data_name = data.name.rpartition("/")[2] if isinstance(data, DataSet) else "data of your own"
     model_name = Path(model.name).name
-    usual = CHAT_TOKENS if chat else BASE_TOKENS
+    cpu = options.card.is_cpu
+    usual = CPU_TOKENS if cpu else CHAT_TOKENS if chat else BASE_TOKENS
     longest = options.max_length or (min(usual, data.longest) if isinstance(data, OwnData) else usual)
-    steps = PPO_STEPS if data.pairs is None else min(PPO_STEPS, max(20, 2 * data.pairs // ROLLOUTS // 10 * 10))
+    most_steps = CPU_STEPS if cpu else PPO_STEPS
+    steps = most_steps if data.pairs is None else min(most_steps, max(20, 2 * data.pairs // ROLLOUTS // 10 * 10))
 
     def supervised(most: int) -> Supervised:
         """Return a stage's keys; a set whose size is not known is cut at `most` rows."""
-        limit = most if data.pairs is None else None
-        rows = limit or data.pairs or PPO_STEPS * ROLLOUTS
+        limit = min(most, CPU_ROWS) if cpu else most if data.pairs is None else None
+        rows = min(limit or PPO_STEPS * ROLLOUTS, data.pairs or PPO_STEPS * ROLLOUTS)
         return Supervised(limit, steps_between_evaluations(rows), steps_between_logged_rows(rows))
 
     return Content(
@@ -205,6 +219,7 @@ def initial_content(options: NewOptions, model: ModelFiles, facts: ModelFacts) -
         sft=supervised(2_000 if chat else 20_000),
         rm=supervised(50_000),
         dpo=supervised(20_000),
+        lean=cpu and facts.architecture["model_type"] in LEAN_TYPES,
     )
 
 
