@@ -14,7 +14,7 @@ RECIPE ?=
 RUN ?=
 ## DATA       your own data: one or more files, "a.jsonl b.jsonl" or a pattern; no spaces in their names
 DATA ?=
-## WEIGHTS    random: the architecture with random weights and stand-in data; or a local checkpoint's folder
+## WEIGHTS    random: the architecture with random weights and stand-in data; or a checkpoint's folder or .gguf file
 WEIGHTS ?=
 ## SET        recipe values to change for this run, for example "ppo.steps=10 ppo.kl_coef=0.1"
 SET ?=

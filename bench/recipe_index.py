@@ -76,10 +76,10 @@ def _needs(directory: Path, card_gb: float | None) -> str:
 
 def _model(keys: Recipe) -> str:
     """Return the base's name on the hub, the type of its weights and whether they are gated."""
-    if keys.model.name is None:
+    if keys.model.source == "pretrain":
         return "trained from scratch by `pretrain`"
     weights = "NF4" if keys.model.quantization == "nf4" else keys.model.dtype
-    return f"{keys.model.name}, {weights}{', gated' if keys.model.name.startswith(GATED) else ''}"
+    return f"{keys.model.origin}, {weights}{', gated' if keys.model.origin.startswith(GATED) else ''}"
 
 
 def _data(keys: Recipe) -> str:

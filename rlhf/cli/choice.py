@@ -12,13 +12,14 @@ from rlhf.data.hub import hub_hint
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.process import distributed
 from rlhf.recipe import PRETRAIN, Changes, Data, PinnedRecipe
+from rlhf.recipe.names import is_gguf
 from rlhf.terminal import say
 
 RECIPE_ROOT = "rlhf.recipes"  # key of a command's --recipe-root in click's context
 RANDOM_PAIRS = 4000  # stand-in dialogues for random weights
 NAMED_BY = {  # keys that say where data and weights are, by the option that sets them
     "data": {"data.source", "data.files"},
-    "weights": {"model.source", "model.name", "model.revision"},
+    "weights": {"model.source", "model.name", "model.revision", "model.files", "model.sha256"},
 }
 
 
@@ -69,12 +70,16 @@ class Choice:
                 changed = recipes.load(directory, changes).recipe
             return {**recipes.random_weights_changes(changed, RANDOM_PAIRS, "hh")}
         folder = str(Path(self.weights).resolve())
-        if not Path(folder, "config.json").is_file():
-            raise OptionError(f"--weights {self.weights}: no config.json there; name a checkpoint's folder or random")
+        if not Path(folder, "config.json").is_file() and not (is_gguf(folder) and Path(folder).is_file()):
+            raise OptionError(
+                f"--weights {self.weights}: no config.json there; name a checkpoint's folder, a .gguf file or random"
+            )
         return {
             "model.source": "local",
             "model.name": folder,
             "model.revision": None,
+            "model.files": None,
+            "model.sha256": None,
             PRETRAIN: None,
             "tokenizer.source": "local",
             "tokenizer.name": folder,

@@ -7,7 +7,7 @@ import click
 
 from rlhf.cli.options import OneOf, StrictCommand, WholeNumber, listed
 from rlhf.commands import new as new_recipe
-from rlhf.commands.new_content import TEMPLATES, NewOptions, TemplateName
+from rlhf.commands.new_content import TEMPLATES, ChosenCard, NewOptions, TemplateName
 from rlhf.memory.predict import Predictor, card_needed_bytes
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PolicyStart, root_for_new
@@ -19,12 +19,17 @@ from rlhf.terminal.wording import GB
 
 
 @click.command(cls=StrictCommand)
-@click.option("--model", required=True, metavar="NAME|DIR", help="Model on the hub, or the folder of a checkpoint.")
+@click.option(
+    "--model",
+    required=True,
+    metavar="NAME|DIR|FILE.gguf",
+    help="Model on the hub, folder of a checkpoint, or GGUF file.",
+)
 @click.option(
     "--card",
     required=True,
-    metavar="24GB|4090",
-    help="Memory of the card (24GB: 10^9 bytes; 24GiB: 2^30), or its name.",
+    metavar="24GB|4090|cpu",
+    help="Memory of the card (24GB: 10^9 bytes; 24GiB: 2^30), or its name; cpu: this machine without a card.",
 )
 @click.option(
     "--data",
@@ -89,8 +94,8 @@ def new(
 ) -> None:
     """Write a recipe for a model and a card, with settings that fit.
 
-    Of the model, only config.json and the tokenizer are downloaded. The settings are the fastest that are predicted to
-    need at most 95 % of the card.
+    Of a model on the hub, only config.json and the tokenizer are downloaded. The settings are the fastest that are
+    predicted to need at most 95 % of the card, or of the memory that is free here.
     """
     options = NewOptions(
         model=model,
@@ -107,13 +112,39 @@ def new(
     folder = root or root_for_new()
     with quiet_libraries(), Predictor() as predictor, working(f"reading {model}") as say:
         created = new_recipe.make(folder, options, predictor, say)
-    rows = [
-        (stage, f"{predicted.whole.peak_bytes / GB:.2f}", f"{card_needed_bytes(predicted.whole) / GB:.2f}")
-        for stage, predicted in created.fit.stages.items()
-    ]
-    title = f"{created.loaded.name} {created.loaded.version}: predicted memory, card {options.card.memory_gb:g} GB"
-    rows_table(title, ("stage", "peak, GB", "needs, GB"), rows)
+    name = f"{created.loaded.name} {created.loaded.version}"
+    if created.rates:
+        _show_cpu(name, created, options.card)
+    else:
+        rows = [
+            (stage, f"{predicted.whole.peak_bytes / GB:.2f}", f"{card_needed_bytes(predicted.whole) / GB:.2f}")
+            for stage, predicted in created.fit.stages.items()
+        ]
+        title = f"{name}: predicted memory, card {options.card.memory_gb:g} GB"
+        rows_table(title, ("stage", "peak, GB", "needs, GB"), rows)
     screen.OUT.print(f"written to {created.folder}; next:")
     recipe = f"--recipe {shlex.quote(str(created.folder))}"
-    screen.OUT.print(f"  rlhf plan {recipe}  # hours, or why there are none", soft_wrap=True)
+    note = "" if created.rates else "  # hours, or why there are none"
+    screen.OUT.print(f"  rlhf plan {recipe}{note}", soft_wrap=True)
     screen.OUT.print(f"  rlhf run {options.stages[0]} --with-parents {recipe}", soft_wrap=True)
+
+
+def _show_cpu(name: str, created: new_recipe.NewRecipe, card: ChosenCard) -> None:
+    """Print the predicted memory and the projected hours of a recipe for a CPU."""
+    assert created.rates
+    rows = [
+        (
+            stage,
+            f"{predicted.whole.peak_bytes / GB:.2f}",
+            f"{created.hours[stage]:.1f}" if stage in created.hours else "–",
+        )
+        for stage, predicted in created.fit.stages.items()
+    ]
+    title = f"{name}: predicted memory of {card.memory_gb:g} GB free, projected hours"
+    rows_table(title, ("stage", "peak, GB", "hours"), rows)
+    flops, bandwidth = created.rates.flops / 1e9, created.rates.bandwidth / GB
+    screen.OUT.print(
+        f"projected from rates measured here now, with {card.threads} threads: {flops:,.0f} GFLOP/s in float32 "
+        f"products, {bandwidth:.1f} GB/s in copies",
+        soft_wrap=True,
+    )

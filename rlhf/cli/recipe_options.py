@@ -97,7 +97,7 @@ def chooses_recipe(
     if data:
         options.append(click.option("--data", multiple=True, metavar="FILE", help=data))
     if weights:
-        options.append(click.option("--weights", metavar="random|DIR", help=weights))
+        options.append(click.option("--weights", metavar="random|DIR|FILE.gguf", help=weights))
     if out:
         root = RunsFolder(path_type=Path)
         options.append(click.option("--out", default="runs", type=root, show_default=True, help="Root of all runs."))

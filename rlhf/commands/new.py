@@ -19,7 +19,7 @@ from rlhf.commands.new_content import KNOWN_CARDS, USED, ChosenCard, Content, Ne
 from rlhf.commands.new_model import describe, read_model
 from rlhf.errors import OptionError, UserError
 from rlhf.files import sync_tree
-from rlhf.memory import prediction_file
+from rlhf.memory import machine, prediction_file
 from rlhf.memory.fit import Fit, fit
 from rlhf.memory.predict import Predictor, card_needed_bytes
 from rlhf.memory.strategies import four_bit_changes, micro_batch
@@ -32,13 +32,15 @@ Say = Callable[[str], None]
 
 
 def card_of(text: str) -> ChosenCard:
-    """Return the card that --card names: `4090`, `h100` or a size such as `24GB`. Raises OptionError."""
+    """Return what --card names: `cpu`, `4090`, `h100` or a size such as `24GB`. Raises OptionError."""
+    if text.lower() == "cpu":
+        return ChosenCard("cpu", round(machine.free_bytes() / GB, 2), "free on this machine", machine.threads())
     if text.lower() in KNOWN_CARDS:
         return KNOWN_CARDS[text.lower()]
     size = size_in_bytes(text)
     if size is None:
         cards = ", ".join(KNOWN_CARDS)
-        raise OptionError(f"--card {text}: name a size with its unit, for example 24GB, or one of {cards}")
+        raise OptionError(f"--card {text}: name a size with its unit, for example 24GB, or one of {cards}, or cpu")
     return ChosenCard(re.sub(r"\s", "", text.lower()), round(size / GB, 2), "as given by --card")
 
 
@@ -70,7 +72,10 @@ def target_of(recipes_root: Path, options: NewOptions) -> Path:
 
 def _slug(model: str) -> str:
     """Return a model's name as part of a folder's name: `Qwen/Qwen3-8B` is `qwen3-8b`."""
-    return re.sub(r"[^a-z0-9._-]+", "-", Path(os.path.abspath(model)).name.lower()).strip("-.") or "model"
+    return (
+        re.sub(r"[^a-z0-9._-]+", "-", Path(os.path.abspath(model)).name.lower().removesuffix(".gguf")).strip("-.")
+        or "model"
+    )
 
 
 # -- settings that fit -----------------------------------------------------------------------------------------------
@@ -119,6 +124,23 @@ def search(
     raise UserError(_too_large(needs, limit))
 
 
+def search_on_cpu(predictor: Predictor, loaded: PinnedRecipe, stages: Sequence[StageName], limit: int, say: Say) -> Fit:
+    """Return the fastest settings with which each stage needs at most `limit` bytes of this machine's memory.
+
+    Raises UserError if nothing fits in float32: products of 4-bit weights and paged optimizers are for a card.
+    """
+    fitted = fit(predictor.predict, loaded, stages, limit, say, compress=False)
+    if fitted.too_large:
+        least = loaded.with_changes({"evaluate.batch_size": 1, **least_memory(loaded, stages, probe=True)})
+        stage = fitted.too_large[0]
+        needs = card_needed_bytes(predictor.predict(least, stage).whole) / GB
+        raise UserError(
+            f"{limit / GB:.3g} GB, {USED:.0%} of what is free on this machine, are too few: {stage} needs "
+            f"{needs:.1f} GB even with one row at a time; --max-length makes rows shorter, or choose a smaller model"
+        )
+    return fitted
+
+
 def _too_large(needs: Mapping[StageName, int], limit: int) -> str:
     stage = max(needs, key=needs.__getitem__)
     least = needs[stage] / GB
@@ -140,6 +162,8 @@ class NewRecipe(NamedTuple):
     loaded: PinnedRecipe
     stages: tuple[StageName, ...]
     fit: Fit
+    hours: Mapping[StageName, float]  # projected, of stages that train on a CPU whose rate was measured
+    rates: machine.Rates | None
 
 
 def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Say) -> NewRecipe:
@@ -159,7 +183,10 @@ def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Say
         draft = Path(folder) / target.parent.name / "v1"
         draft.mkdir(parents=True)
         loaded = _write_recipe(draft, content)
-        fitted = search(predictor, loaded, facts.parameters, stages, options.card.limit, say)
+        if options.card.is_cpu:
+            fitted = search_on_cpu(predictor, loaded, stages, options.card.limit, say)
+        else:
+            fitted = search(predictor, loaded, facts.parameters, stages, options.card.limit, say)
         content = content.with_changed_keys(fitted.changes)
         loaded = _write_recipe(draft, content)
         say("predicting the whole chain")
@@ -169,8 +196,15 @@ def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Say
         (draft / "README.md").write_text(readme, encoding="utf-8")
         step, _ = prediction_file.decoding_step(predictor, loaded)
         prediction_file.pin(draft, prediction_file.peaks(predictor, loaded), step, None, needs)
+        rates = hours = None
+        if options.card.is_cpu:
+            say("measuring how fast this machine is")
+            architecture = loaded.recipe.model.architecture
+            assert architecture
+            rates = machine.measure(architecture.hidden_size, architecture.intermediate_size)
+            hours = machine.projected_hours(loaded, fitted.stages, rates)
         _place(draft, target)
-    return NewRecipe(target, recipes.load(target), stages, fitted)
+    return NewRecipe(target, recipes.load(target), stages, fitted, hours or {}, rates)
 
 
 def _write_recipe(folder: Path, content: Content) -> PinnedRecipe:

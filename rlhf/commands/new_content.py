@@ -14,6 +14,7 @@ from rlhf.data.rows import Example, PreferencePair, PromptOnly
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.memory.card.cards import CARDS
 from rlhf.recipe import MODEL_REWARD, POLICIES, PolicyName, PolicyStart, StageName
+from rlhf.recipe.model_types import LEAN_TYPES
 from rlhf.recipe.stages import DPO, PPO, RM, SFT, STAGE_TABLE
 from rlhf.stages.online import reward_functions
 from rlhf.stages.online.reward_call import RewardFunction
@@ -32,17 +33,25 @@ LEAST_STEPS = 100  # of a stage that functions reward: two passes over few quest
 SMALL = 1_000  # questions, of which a larger share is held out: a tenth would be few to measure on
 TOY = 50e6  # parameters: such models learn nothing at the rates of others; recipes cpu-tiny have 2e-3
 CHAT_TOKENS, BASE_TOKENS = 1024, 512  # of a sequence, unless --max-length says otherwise, or all rows are shorter
+CPU_TOKENS = 256  # the same on a CPU
+CPU_STEPS, CPU_ROWS = 50, 2_000  # of PPO, RLOO and GRPO, and of each other stage: hours on a CPU, not days
 SHORTEST = 128  # tokens of a sequence: a policy may say more than the rows
 COUNTED = 2_000  # pairs whose tokens are counted
 UNCUT = 2**30  # tokens
 
 
 class ChosenCard(NamedTuple):
-    """A card by its name in recipes, with its memory."""
+    """A card by its name in recipes, with its memory; or the processor of this machine, `cpu`."""
 
     name: str
     memory_gb: float
     note: str  # where the memory is from
+    threads: int | None = None  # of a processor
+
+    @property
+    def is_cpu(self) -> bool:
+        """Return whether this is the processor."""
+        return self.threads is not None
 
     @property
     def limit(self) -> int:
@@ -51,7 +60,9 @@ class ChosenCard(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Return the card in words: `one RTX 4090`, `one card with 12 GB`."""
+        """Return the card in words: `one RTX 4090`, `one card with 12 GB`, `a CPU with 16 GB free`."""
+        if self.is_cpu:
+            return f"a CPU with {self.memory_gb:g} GB free"
         return f"one {CARDS[self.name].words}" if self.name in CARDS else f"one card with {self.memory_gb:g} GB"
 
 
@@ -192,6 +203,7 @@ class Content(NamedTuple):
     grpo: Online = Online()
     evaluate: Evaluation = Evaluation()
     quantization: str = "none"
+    lean: bool = False
 
     def with_changed_keys(self, changes: Mapping[str, Any]) -> "Content":
         """Return the content with changes of a recipe's keys: {"ppo.rollout_batch_size": 8}."""
@@ -212,17 +224,19 @@ def initial_content(options: NewOptions, model: ModelFiles, facts: ModelFacts) -
     data = _data(options, options.data or ("ultrafeedback" if chat else "hh",), facts.codec)
     data_name = data.name.rpartition("/")[2] if isinstance(data, DataSet) else "data of your own"
     model_name = Path(model.name).name
-    usual = CHAT_TOKENS if chat else BASE_TOKENS
+    cpu = options.card.is_cpu
+    usual = CPU_TOKENS if cpu else CHAT_TOKENS if chat else BASE_TOKENS
     longest = options.max_length or (min(usual, data.longest or usual) if isinstance(data, OwnData) else usual)
     known = (data.pairs or data.prompts) if isinstance(data, OwnData) else None
-    steps = PPO_STEPS if known is None else min(PPO_STEPS, max(20, 2 * known // ROLLOUTS // 10 * 10))
+    most_steps = CPU_STEPS if cpu else PPO_STEPS
+    steps = most_steps if known is None else min(most_steps, max(20, 2 * known // ROLLOUTS // 10 * 10))
     if options.rewards:
         steps = max(LEAST_STEPS, steps)
 
     def supervised(most: int) -> Supervised:
         """Return a stage's keys; a set whose size is not known is cut at `most` rows."""
-        limit = most if known is None else None
-        rows = limit or known or PPO_STEPS * ROLLOUTS
+        limit = min(most, CPU_ROWS) if cpu else most if known is None else None
+        rows = min(limit or PPO_STEPS * ROLLOUTS, known or PPO_STEPS * ROLLOUTS)
         return Supervised(limit, steps_between_evaluations(rows), steps_between_logged_rows(rows))
 
     return Content(
@@ -247,6 +261,7 @@ def initial_content(options: NewOptions, model: ModelFiles, facts: ModelFacts) -
         sft=supervised(2_000 if chat else 20_000),
         rm=supervised(50_000),
         dpo=supervised(20_000),
+        lean=cpu and facts.architecture["model_type"] in LEAN_TYPES,
     )
 
 

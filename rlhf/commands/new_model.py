@@ -9,7 +9,7 @@ from rlhf.data import hub
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.files import read_json
 from rlhf.recipe import Architecture, Tokenizer
-from rlhf.recipe.names import is_commit
+from rlhf.recipe.names import is_commit, is_gguf
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,11 +45,19 @@ class ModelFacts(NamedTuple):
 
 
 def read_model(model: str, revision: str | None) -> ModelFiles:
-    """Return a model's small files: of a local folder, or downloaded from the hub at a commit.
+    """Return a model's small files: of a local folder or GGUF file, or downloaded from the hub at a commit.
 
     Raises OptionError for options of a wrong form, UserError for a model that cannot be read.
     """
     folder = Path(model)
+    if is_gguf(model) and folder.is_file():
+        if revision is not None:
+            raise OptionError(f"--revision belongs to a model of the hub; {model} is a file")
+        from rlhf.models import gguf
+
+        made = gguf.converted(folder)
+        record = gguf.record_of(made)
+        return ModelFiles("local", str(folder.resolve()), None, made, record.licence if record else "not stated", False)
     if folder.is_dir():
         if revision is not None:
             raise OptionError(f"--revision belongs to a model of the hub; {model} is a folder")

@@ -6,7 +6,7 @@ from types import ModuleType
 
 from rlhf import recipe as recipes
 from rlhf.data import formats
-from rlhf.data.worlds import lengths, sums, toy, toy_texts
+from rlhf.data.worlds import additions, lengths, sums, toy, toy_texts
 from rlhf.errors import UserError
 from rlhf.files import sha256, write_json
 from rlhf.recipe import Data, Recipe
@@ -49,6 +49,14 @@ def read_source(recipe: Recipe, folder: Path) -> formats.ParsedRows:
         return formats.read(
             _generate_once(target, sums.FILES, lambda: sums.write(target, **options)), on_bad_row="stop"
         )
+    if data.source == "additions":
+        assert data.additions
+        options = {"seed": recipe.seed, **data.additions.model_dump()}
+        target = _generated_folder(folder, "additions", options, additions)
+        files = _generate_once(
+            target, additions.files(data.additions.demonstrations), lambda: additions.write(target, **options)
+        )
+        return formats.read(files, on_bad_row="stop")
     assert data.toy
     options = {
         "seed": recipe.seed,

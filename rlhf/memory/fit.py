@@ -106,15 +106,16 @@ def fit(
     stages: Sequence[StageName],
     limit: int,
     say: Callable[[str], None] = lambda text: None,
+    compress: bool = True,
 ) -> Fit:
     """Return the fastest settings with which each of `stages` needs at most `limit` bytes of the card.
 
     Batches of the optimizers stay as they are. More prompts decoded together count as faster; `_row_seconds` ranks
     checkpointing and micro-batch sizes. If a bfloat16 base does not fit, NF4 and paged 8-bit optimizers are tried,
-    which change the result. `say` gets a line for each set of settings.
+    which change the result, unless `compress` is False. `say` gets a line for each set of settings.
     """
     result = _Search(predict, loaded, stages, limit, say)()
-    if result.too_large and loaded.recipe.model.quantization == "none":
+    if result.too_large and compress and loaded.recipe.model.quantization == "none":
         compressed = four_bit_changes(stages)
         again = _Search(predict, loaded.with_changes(compressed), stages, limit, say, "a base in 4 bits, ")()
         return again._replace(changes=compressed | again.changes)

@@ -15,6 +15,7 @@ from rlhf.data.source import read_source
 from rlhf.data.transcripts import render_hh
 from rlhf.errors import UserError
 from rlhf.recipe import STAGE_TABLE, TRAINING_STAGES, Recipe, StageName, Tokenizer, TrainingName
+from rlhf.recipe.names import is_gguf
 
 if TYPE_CHECKING:
     from rlhf.data.corpus import Corpus, Prompt, Split
@@ -117,6 +118,10 @@ def _folder(settings: Tokenizer) -> Path | None:
     """Return the folder of a saved tokenizer, or of one that was downloaded before; None without one."""
     if settings.source not in ("local", "hub") or settings.name is None:
         return None
+    if settings.source == "local" and is_gguf(settings.name):
+        from rlhf.models import gguf
+
+        return gguf.converted(Path(settings.name))
     if settings.source == "local":
         return Path(settings.name) if Path(settings.name).is_dir() else None
     from huggingface_hub import try_to_load_from_cache

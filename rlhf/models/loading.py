@@ -20,7 +20,7 @@ from transformers import (
 from rlhf.data import hub, tokenize
 from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
-from rlhf.models import folders, records
+from rlhf.models import folders, gguf, records, wheels
 from rlhf.models import weights as stored
 from rlhf.models.architecture import config_of, shape_differences
 from rlhf.models.classifier import add_classifier
@@ -30,6 +30,7 @@ from rlhf.models.nf4 import check_blocks, check_layers, keep_layout, nf4_config
 from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
 from rlhf.models.support import check_lengths, check_model, unsupported
 from rlhf.recipe import PRETRAIN, Architecture, Model, Recipe, Tokenizer, shape
+from rlhf.recipe.names import is_gguf
 from rlhf.run import reader
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
@@ -48,8 +49,12 @@ def load_codec(run: StageRun) -> Codec:
         assert settings.vocab_size
         return Codec(tokenize.words(settings.vocab_size), settings.template)
     name = str(run.parents.folder(PRETRAIN) / MODEL) if settings.source == "train" else str(settings.name)
+    if settings.source == "package":
+        name = base_name(run)
+    elif settings.source == "local" and is_gguf(name):
+        name = str(gguf.converted(Path(name)))
     base: records.ModelConfig | None = None
-    if run.loaded.recipe.model.source in (PRETRAIN, "local"):  # the tokenizer's class reads it too
+    if run.loaded.recipe.model.source in (PRETRAIN, "local", "package"):  # the tokenizer's class reads it too
         base = reader.read(Path(base_name(run)) / "config.json", records.ModelConfig)
     codec = tokenize.load(name, settings, _loading("the tokenizer", name, settings))
     entries = max(codec.tokenizer.get_vocab().values(), default=-1) + 1  # ids may have gaps
@@ -81,11 +86,19 @@ def new_base(architecture: Architecture, codec: Codec, dtype: str) -> PreTrained
 
 
 def base_name(run: StageRun) -> str:
-    """Return the name of the base model that plain peft needs for this run's adapters."""
+    """Return the name of the base model that plain peft needs for this run's adapters.
+
+    A GGUF file is converted first, and so is that of a package. Raises UserError where that fails.
+    """
     model = run.loaded.recipe.model
     if model.source == "random":
         return "random weights"
-    return str((run.parents.folder(PRETRAIN) / MODEL).resolve()) if model.source == PRETRAIN else str(model.name)
+    if model.source == PRETRAIN:
+        return str((run.parents.folder(PRETRAIN) / MODEL).resolve())
+    if model.source == "package":
+        return str(wheels.fetched(model))
+    name = str(model.name)
+    return str(gguf.converted(Path(name))) if model.source == "local" and is_gguf(name) else name
 
 
 def load_base(run: StageRun, device: torch.device, head: ModelHead = "lm", quantize: bool = True) -> PreTrainedModel:
@@ -107,6 +120,8 @@ def load_base(run: StageRun, device: torch.device, head: ModelHead = "lm", quant
     if settings.source == "random":
         base = _draw_base(recipe, device, kind, nf4, options)
     else:
+        if record := gguf.record_of(Path(name)):
+            run.describe(base=record.plain())
         base = _read_base(settings, name, device, kind, nf4, options)
         _check_loaded(base, settings, name, whole=head == "lm")
     if nf4 is not None:

@@ -31,7 +31,7 @@ from rlhf.recipe.schema import (
     Sft,
     StageOptions,
 )
-from rlhf.recipe.schema_data import Data, Flaw, Lengths, Sums, Toy
+from rlhf.recipe.schema_data import Additions, Data, Flaw, Lengths, Sums, Toy
 from rlhf.recipe.schema_model import Architecture, Hardware, Lora, Model, Tokenizer
 from rlhf.recipe.schema_online import MODEL_REWARD, GroupOptions, Grpo, OnlineBase, OnlineOptions, Ppo, Rloo
 from rlhf.recipe.stages import (
@@ -70,6 +70,7 @@ __all__ = [
     "STAGES",
     "STAGE_TABLE",
     "TRAINING_STAGES",
+    "Additions",
     "Architecture",
     "Changes",
     "Data",

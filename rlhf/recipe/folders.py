@@ -128,7 +128,7 @@ def no_recipes(root: Path) -> str:
 def no_section(stage: StageName, loaded: PinnedRecipe) -> str:
     """Return the message for a stage that a recipe does not have. It names the recipes beside this one that have it."""
     if stage == PRETRAIN:
-        origin = loaded.recipe.model.name or "random weights"
+        origin = loaded.recipe.model.origin
         return f"{stage}: {loaded.directory} has no such stage; it starts from {origin}"
     page = "docs/groups.md" if stage in GROUPS else "docs/recipes.md"
     above = loaded.directory.parents

@@ -12,3 +12,8 @@ Role = SharedRole | PolicyName  # in an evaluation each policy has a role too
 def is_commit(text: str | None) -> bool:
     """Return whether `text` is a commit, 40 hexadecimal digits, and not a branch or tag, which can move."""
     return re.fullmatch(r"[0-9a-f]{40}", text or "") is not None
+
+
+def is_gguf(name: str) -> bool:
+    """Return whether a name is that of a GGUF file."""
+    return name.lower().endswith(".gguf")

@@ -20,7 +20,7 @@ def random_weights_changes(recipe: Recipe, pairs: int, shape: LengthsShape) -> C
     vocabulary = architecture.vocab_size or recipe.tokenizer.vocab_size
     return {
         "model.source": "random",
-        **({"model.revision": None} if recipe.model.revision else {}),
+        **{f"model.{key}": None for key in ("revision", "files", "sha256") if getattr(recipe.model, key)},
         "model.architecture.vocab_size": vocabulary,
         "tokenizer": {"source": "words", "vocab_size": vocabulary, "template": "hh"},
         PRETRAIN: None,

@@ -250,6 +250,10 @@ class Recipe(Section):
             raise ValueError("a recipe has both model.source: pretrain and a pretrain section, or neither")
         if (self.tokenizer.source == "train") != (self.pretrain is not None):
             raise ValueError("a recipe has both tokenizer.source: train and a pretrain section, or neither")
+        if self.tokenizer.source == "package" and self.model.source != "package":
+            raise ValueError(
+                "tokenizer.source: package is the tokenizer in the model's file: it needs model.source: package"
+            )
         if self.data.source in ("toy", "sums", "lengths") and self.tokenizer.template != "hh":
             raise ValueError(f"data.source: {self.data.source} writes HH transcripts and needs tokenizer.template: hh")
         if (self.tokenizer.source == "words") != self.data.is_stand_in:

@@ -32,6 +32,23 @@ class Sums(Section):
     largest: Annotated[int, Field(gt=0, le=99)]  # largest number in a question
 
 
+class Additions(Section):
+    """Sums of two numbers for a model that can read: rlhf/data/worlds/additions.py."""
+
+    prompts: MadeRows  # questions with answers, training and held-out together
+    demonstrations: MadeRowsOrZero = 0  # other questions with right answers, for SFT
+    largest: Annotated[int, Field(gt=0, le=99)]  # largest number in a question; the smallest is 1
+
+    @model_validator(mode="after")
+    def _check_number(self) -> Self:
+        """Raise ValueError for more questions than there are."""
+        if self.prompts + self.demonstrations > self.largest**2:
+            raise ValueError(
+                f"largest: {self.largest} gives {self.largest**2:,} questions, fewer than prompts and demonstrations"
+            )
+        return self
+
+
 class Lengths(Section):
     """Preference pairs of meaningless words: only their lengths are real."""
 
@@ -66,7 +83,7 @@ HUB_KEYS = ("name", "revision", "data_dir", "split")  # of a set of the hub
 class Data(Section):
     """The data: its source, its format, its held-out part and the flawed rows to leave out."""
 
-    source: Literal["toy", "sums", "files", "hub", "lengths"]
+    source: Literal["toy", "sums", "additions", "files", "hub", "lengths"]
     files: Annotated[tuple[Name, ...], AsTuple] = ()
     name: Name | None = None
     revision: Name | None = None
@@ -81,6 +98,7 @@ class Data(Section):
     drop: Annotated[tuple[Flaw, ...] | None, AsTuple] = None  # rows to leave out: docs/data.md; null: none
     toy: Toy | None = None
     sums: Sums | None = None
+    additions: Additions | None = None
     lengths: Lengths | None = None
 
     @property
@@ -99,6 +117,7 @@ class Data(Section):
         for source, key in (
             ("toy", "toy"),
             ("sums", "sums"),
+            ("additions", "additions"),
             ("files", "files"),
             ("hub", "name"),
             ("lengths", "lengths"),

@@ -118,16 +118,37 @@ class Architecture(Section):
         return keys
 
 
+class PackageFile(Section):
+    """A file in a Python package of an exact version."""
+
+    package: Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?$")]
+    version: Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z.!+_-]{0,98}$")]
+    file: Name  # its path in the package's wheel
+
+    @property
+    def words(self) -> str:
+        """Return the package with its version, as pip's requirements have them."""
+        return f"{self.package}=={self.version}"
+
+
 class Model(Section):
     """The base model: its source, shape, precision and attention."""
 
-    source: Literal["pretrain", "hub", "local", "random"]  # random: the architecture without its weights
-    name: Name | None = None  # hub id, or folder of a local checkpoint
+    source: Literal["pretrain", "hub", "local", "package", "random"]  # random: the architecture without its weights
+    name: Name | None = None  # hub id, or folder of a local checkpoint, or GGUF file
     revision: Name | None = None  # 40-digit commit of the hub repository
+    # package: files that are one GGUF file when they are joined in this order, and the SHA-256 of that file
+    files: Annotated[tuple[PackageFile, ...] | None, AsTuple] = None
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     architecture: Architecture | None = None
     dtype: Literal["float32", "bfloat16"]
     quantization: Literal["none", "nf4"] = "none"
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
+
+    @property
+    def origin(self) -> str:
+        """Return where the weights are from: a name, the first of the packages, or that they are random."""
+        return self.name or (self.files[0].words if self.files else "random weights")
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -140,6 +161,11 @@ class Model(Section):
             raise ValueError(f"source: {self.source} needs an architecture")
         if self.revision is not None and self.source != "hub":
             raise ValueError(f"revision is set, but source is {self.source}: set source: hub, or remove revision")
+        if self.source == "package" and not (self.files and self.sha256):
+            raise ValueError("source: package needs files and sha256, so that the weights can never change")
+        if (self.files or self.sha256) and self.source != "package":
+            key = "files" if self.files else "sha256"
+            raise ValueError(f"{key} is set, but source is {self.source}: set source: package, or remove {key}")
         if self.source == "random" and self.architecture and not self.architecture.vocab_size:
             raise ValueError("source: random needs architecture.vocab_size")
         return self
@@ -148,7 +174,8 @@ class Model(Section):
 class Tokenizer(Section):
     """The tokenizer and the template of dialogues."""
 
-    source: Literal["train", "hub", "local", "words"]  # words: a stand-in that knows the words of data.source: lengths
+    # package: in the model's GGUF file; words: a stand-in that knows the words of data.source: lengths
+    source: Literal["train", "hub", "local", "package", "words"]
     name: Name | None = None
     revision: Name | None = None
     vocab_size: Vocabulary | None = None  # of a trained tokenizer or a stand-in
@@ -178,7 +205,7 @@ class Tokenizer(Section):
         for key in ("pad_token", "eos_token"):
             if generated and getattr(self, key) is not None:
                 raise ValueError(f"a tokenizer that is made here already has special tokens; leave out {key}")
-        if not generated and not self.name:
+        if not generated and self.source != "package" and not self.name:
             raise ValueError(f"source: {self.source} needs a name")
         if self.source == "hub" and not is_commit(self.revision):
             raise ValueError("source: hub needs revision: the 40-digit commit")

@@ -211,6 +211,7 @@ class Manifest(Record):
     resumed_from: str | None = None  # name of the checkpoint
     data: DataRead | None = None
     cuts: dict[str, object] = {}  # how many rows or prompts were cut to the recipe's lengths
+    base: dict[str, object] | None = None  # the record of a GGUF file's conversion
 
 
 class Comparison(Record):

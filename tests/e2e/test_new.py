@@ -15,6 +15,7 @@ from rlhf.commands import new, new_content, new_model
 from rlhf.commands.new import card_of
 from rlhf.commands.new_content import NewOptions
 from rlhf.errors import OptionError, UserError
+from rlhf.memory import machine
 from rlhf.memory.phases import PredictedStage
 from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import PinnedRecipe
@@ -76,6 +77,48 @@ def test_the_recipe_trains(checkpoints, trained, tmp_path):
     changes |= {"ppo.save_steps": 1, "ppo.eval_steps": 1, "ppo.response_length": 8}
     summary = run_stages(recipe.load(made.folder, changes), tmp_path / "runs", "sft", "rm", "ppo")
     assert summary["stage"] == "ppo"
+
+
+def on_this_cpu(pairs: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what `--card cpu` stands for where `free` bytes are free, and a quick measurement of rates."""
+    monkeypatch.setattr(machine, "free_bytes", lambda: free)
+    monkeypatch.setattr(machine, "SECONDS", 0.01)
+    return {"card": "cpu", "data": (str(pairs),), "max_length": 64}
+
+
+def test_a_recipe_for_a_cpu_trains_as_it_is_written(checkpoints, trained, tmp_path, monkeypatch):
+    """Nothing is changed but the number of steps."""
+    pairs = next((trained / "cpu-tiny/v1/data").rglob("pairs.jsonl"))
+    options = on_this_cpu(pairs, 8 * 10**9, monkeypatch)
+    made = make(tmp_path / "recipes", str(checkpoints / "Tiny_llama"), **options)
+    written = made.loaded.recipe
+    assert made.folder.parent.name == "cpu-tiny_llama"
+    assert (written.hardware.device, written.hardware.trunk, written.hardware.memory_gb) == ("cpu", "lean", None)
+    assert (written.model.dtype, written.model.quantization, written.lora.lora_dropout) == ("float32", "none", 0.0)
+    assert written.hardware.threads == machine.threads()
+    assert {section.optim for section in written.dialogues().values()} == {"adamw_torch_fused"}
+    assert {*made.hours} == {"sft", "rm", "ppo", "dpo"} and min(made.rates) > 0
+    assert "as a base in float32" in (made.folder / "README.md").read_text()
+    changes: dict[str, Any] = {"sft.max_steps": 2, "sft.max_eval_samples": 8, "sft.max_samples": 64}
+    summary = run_stages(recipe.load(made.folder, changes), tmp_path / "runs", "sft")
+    assert summary["stage"] == "sft"
+
+
+def test_a_cpu_with_too_little_memory_is_refused_and_never_quantised(checkpoints, tmp_path, trained, monkeypatch):
+    pairs = next((trained / "cpu-tiny/v1/data").rglob("pairs.jsonl"))
+    options = on_this_cpu(pairs, 2 * 10**9, monkeypatch)
+    few = make(tmp_path / "few", str(checkpoints / "Tiny_llama"), **options).loaded.recipe
+    assert few.ppo.rollout_batch_size < 32 and few.model.quantization == "none"
+    with pytest.raises(UserError, match=r"1\.9 GB, 95% of what is free on this machine, are too few: sft needs"):
+        make(tmp_path / "none", str(checkpoints / "Tiny_llama"), predict=Predictor(base=4 * 10**9), **options)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_type_that_the_lean_trunk_does_not_know_gets_the_librarys(checkpoints, tmp_path, trained, monkeypatch):
+    pairs = next((trained / "cpu-tiny/v1/data").rglob("pairs.jsonl"))
+    options = on_this_cpu(pairs, 8 * 10**9, monkeypatch)
+    made = make(tmp_path, str(checkpoints / "Tiny_gemma3_text"), **options)
+    assert made.loaded.recipe.hardware.trunk == "library"
 
 
 def test_more_room_is_used_and_less_is_made_do_with(checkpoints, tmp_path):

@@ -394,6 +394,7 @@ TRAINERS = (recipe.Pretrain, recipe.Sft, recipe.Rm, recipe.Dpo)
         ("data", (recipe.Data,)),
         ("data.toy", (recipe.Toy,)),
         ("data.sums", (recipe.Sums,)),
+        ("data.additions", (recipe.Additions,)),
         ("data.lengths", (recipe.Lengths,)),
         ("lora", (recipe.Lora,)),
         ("pretrain, sft, rm, dpo", TRAINERS),
