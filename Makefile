@@ -205,7 +205,7 @@ dpo: $(ready)       ## train DPO: the policy on the pairs themselves
 evaluate: $(ready)  ## compare the trained policies on held-out prompts
 merge: $(ready)     ## merge the trained adapter into its base model (SET=merge.stage=dpo: DPO's)
 all: $(ready) ppo rloo grpo dpo evaluate merge ## run every stage of the recipe; its data must suffice for each
-reproduce: $(ready) ## run the recipe once for each of SEEDS and compare with its targets and published figures
+reproduce: $(ready) ## run the recipe once for each of SEEDS and compare with targets; as a guide has it: RECIPE=recipes/NAME/v1
 	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options) $(price))
 
 ##@ Use (after training)
