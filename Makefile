@@ -42,6 +42,8 @@ FIT ?=
 PRICE ?=
 ## VRAM_CAP   limit on the memory used of a card, for example 24GB, to try what fits a smaller one
 VRAM_CAP ?=
+## GPU        which card to use, by its number in nvidia-smi or its UUID; several: 0,1 [the first; all for torchrun]
+GPU ?=
 ## CHECK_ARGS more arguments for `make data-check`, for example "--heldout test.jsonl --tokenizer DIR --to report.json"
 CHECK_ARGS ?=
 ## SHOW_ARGS  more arguments for `make data-show`, for example "--rows 20 --only unfinished"
@@ -119,6 +121,8 @@ paths     := $(filter $(typed) $(inherited),RECIPE RUN DATA WEIGHTS OUT REUSE FI
 $(foreach v,$(paths),$(eval override $v := $$(patsubst ~/%,$$(HOME)/%,$$($v))))
 
 export RLHF_VRAM_CAP := $(or $(VRAM_CAP),$(RLHF_VRAM_CAP))
+# An empty CUDA_VISIBLE_DEVICES would hide every card. The order makes the numbers those of nvidia-smi.
+$(if $(GPU),$(eval export CUDA_VISIBLE_DEVICES := $(GPU))$(eval export CUDA_DEVICE_ORDER := PCI_BUS_ID))
 export PROMPT RESPONSE PIP_ARGS BASE # commands read them from there, whatever quotes they hold
 .PHONY: $(TARGETS)
 .DEFAULT_GOAL := help
@@ -201,7 +205,7 @@ dpo: $(ready)       ## train DPO: the policy on the pairs themselves
 evaluate: $(ready)  ## compare the trained policies on held-out prompts
 merge: $(ready)     ## merge the trained adapter into its base model (SET=merge.stage=dpo: DPO's)
 all: $(ready) ppo rloo grpo dpo evaluate merge ## run every stage of the recipe; its data must suffice for each
-reproduce: $(ready) ## run the recipe once for each of SEEDS and compare with its targets and published figures
+reproduce: $(ready) ## run the recipe once for each of SEEDS and compare with targets; as a guide has it: RECIPE=recipes/NAME/v1
 	@$(rlhf) reproduce $(strip $(recipe) --seeds '$(SEEDS)' $(options) $(price))
 
 ##@ Use (after training)

@@ -53,6 +53,7 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "FIT": ("plan",),
     "PRICE": (*RUN_STAGES, "report", "reproduce", "plan", "bench"),
     "VRAM_CAP": (*ON_DEVICE, "bench-gpu"),
+    "GPU": (*ON_DEVICE, "bench-gpu", "shell"),
     "CHECK_ARGS": ("data-check",),
     "SHOW_ARGS": ("data-show",),
     "BENCH_ARGS": tuple(target for target in TARGETS if target.startswith("bench") or target == "budgets"),
@@ -116,6 +117,7 @@ FORMS: Mapping[str, tuple[str, str]] = {
     "TEMPERATURE": NUMBER,
     "FIT": (f"(card|{SIZE})?", "a size such as 12GB, or card"),
     "VRAM_CAP": (f"({SIZE})?", "a size such as 24GB"),
+    "GPU": (r"(\d+(,\d+)*|(GPU|MIG)-[\w-]+)?", "a card's number in nvidia-smi, such as 1, or its UUID"),
 }
 LARGEST_SEED = 2**32 - 1
 MOST = 6  # targets that a message names

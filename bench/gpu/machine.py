@@ -115,7 +115,7 @@ def _same_tokens() -> dict[str, TokenAgreement]:
     model.cuda()
     codec = _Ids()
     prompts = [[3 + (7 * row + i) % 900 for i in range(20 + row % 5)] for row in range(12)]
-    sampling = Sampling(max_prompt_length=32, response_length=160, temperature=1.0, batch_size=12)
+    sampling = Sampling(max_prompt_length=32, response_length=600, temperature=1.0, batch_size=12)
 
     def draw() -> torch.Tensor:
         torch.manual_seed(1)
@@ -124,7 +124,7 @@ def _same_tokens() -> dict[str, TokenAgreement]:
     measured: dict[str, TokenAgreement] = {}
     with in_turn(DECODING["plain steps"], model):
         plain = draw()
-    for name in (AS_IT_IS, "one window"):
+    for name in (AS_IT_IS, "windows of 64"):
         try:
             with in_turn(DECODING[name], model):
                 tokens = draw()

@@ -12,12 +12,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from bench.ceilings import ceilings
 from bench.gpu import variants
 from bench.gpu.item import Context, with_random_weights
-from bench.gpu.measured import MicroBatch, MicroBatchTime, TrainingFigures
+from bench.gpu.measured import MicroBatchTime, TrainingFigures
 from bench.gpu.model import shared_base
 from bench.gpu.plan import SWITCH_MS
-from bench.gpu.record import Decision
+from bench.gpu.record import Decision, decide
 from bench.gpu.variants import AS_IT_IS, TRAINING, Variant, synchronize
 from bench.steps import spread
+from rlhf.memory.card.kernels import ATTENTION_FLOPS
 from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Ppo, Sft
@@ -44,29 +45,37 @@ def measure(context: Context[TrainingFigures]) -> Decision:
         "ppo": (ppo.per_device_train_batch_size, ppo.max_prompt_length + ppo.response_length),
     }
     measured["switch_ms"] = switch_ms(shared)
-    measured["micro_batches"] = {}
+    measured["micro_batches"] = {
+        stage: {"rows": rows, "length": length, "variants": {}} for stage, (rows, length) in sizes.items()
+    }
     for stage, (rows, length) in sizes.items():
-        table: MicroBatch = {"rows": rows, "length": length, "variants": {}}
-        measured["micro_batches"][stage] = table
+        table = measured["micro_batches"][stage]
+        operations = {padded: counted(shared, rows, length, padded) for padded in (False, True)}
         work = {
             f"{name}, padded" if padded else name: partial(micro_batch, shared, variant, rows, length, padded)
             for name, variant in TRAINING.items()
             for padded in (False, True)
         }
         for name, runs in variants.in_rounds(work, ROUNDS):
-            table["variants"][name] = runs if isinstance(runs, str) else figures(runs, measured["flops"])
+            of_work = operations[name.endswith(", padded")]
+            table["variants"][name] = runs if isinstance(runs, str) else figures(runs, of_work, measured["flops"])
+            if name == AS_IT_IS:  # decides, and may be all that there is time for
+                decided = decision(measured, context.dry_run)
+                decide(context.record, decided)
             context.save()
-    return decision(measured, context.dry_run)
+    return decided
 
 
 def decision(measured: TrainingFigures, dry_run: bool) -> Decision:
     """Return whether the host stays ahead of the GPU in every micro-batch as the stages run it, and roles switch fast.
 
-    A dry run decides nothing.
+    A dry run decides nothing, and nor does an item while a stage is not measured.
     """
     shares = []
     for stage, table in measured["micro_batches"].items():
-        row = table["variants"][AS_IT_IS]
+        row = table["variants"].get(AS_IT_IS)
+        if row is None:
+            return Decision(None, f"{stage} is not measured yet")
         if isinstance(row, str):
             return Decision(False, f"{stage}: {row}")
         shares.append((row["host_seconds"]["median"] / row["seconds"]["median"], f"{stage}'s MFU {row['mfu']:.0%}"))
@@ -82,7 +91,6 @@ class RoundTimes(NamedTuple):
     seconds: list[float]  # of forward and backward pass, until the device is done
     host_seconds: list[float]  # until the host has queued the same passes of a row of FEW_TOKENS
     scoring_seconds: list[float]  # of a forward pass without gradients
-    operations: int  # of products and attention, as torch counts them, without 4-bit products
     peak_bytes: int | None
 
 
@@ -116,8 +124,7 @@ def _passes(shared: SharedBase, rows: int, length: int, padded: bool) -> RoundTi
             forward(*whole)
 
     shared.base.train()
-    with FlopCounterMode(display=False) as counter:  # also the warm-up
-        both()
+    both()  # the warm-up
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     seconds, _ = timed(both)
@@ -128,7 +135,23 @@ def _passes(shared: SharedBase, rows: int, length: int, padded: bool) -> RoundTi
     scoring()
     scoring_seconds, _ = timed(scoring)
     shared.base.zero_grad(set_to_none=True)
-    return RoundTimes(seconds, host, scoring_seconds, counter.get_total_flops(), peak)
+    return RoundTimes(seconds, host, scoring_seconds, peak)
+
+
+def counted(shared: SharedBase, rows: int, length: int, padded: bool) -> int:
+    """Return the operations of both passes as the stages run them: of products and attention, without 4-bit products.
+
+    They are counted once and outside of what is timed: the counter takes longer than the passes.
+    """
+    ids, mask = _batch(rows, length, padded, shared.device)
+    shared.base.train()
+    with FlopCounterMode(display=False, custom_mapping={**ATTENTION_FLOPS}) as counter:
+        with mixed_precision(shared.base):
+            decoder = shared.base.get_decoder()
+            loss = decoder(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state.float().sum()
+        loss.backward()
+    shared.base.zero_grad(set_to_none=True)
+    return int(counter.get_total_flops())
 
 
 def _batch(rows: int, length: int, padded: bool, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -141,7 +164,7 @@ def _batch(rows: int, length: int, padded: bool, device: torch.device) -> tuple[
     return ids, mask
 
 
-def figures(runs: Sequence[RoundTimes], flops: float) -> MicroBatchTime:
+def figures(runs: Sequence[RoundTimes], operations: int, flops: float) -> MicroBatchTime:
     """Return median and spread of the seconds over all rounds, with MFU by the median."""
     seconds = spread([second for run in runs for second in run.seconds])
     peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
@@ -149,9 +172,9 @@ def figures(runs: Sequence[RoundTimes], flops: float) -> MicroBatchTime:
         "seconds": seconds,
         "host_seconds": spread([second for run in runs for second in run.host_seconds]),
         "scoring_seconds": spread([second for run in runs for second in run.scoring_seconds]),
-        "operations": runs[0].operations,
+        "operations": operations,
         "peak_bytes": max(peaks, default=None),
-        "mfu": runs[0].operations / seconds["median"] / flops,
+        "mfu": operations / seconds["median"] / flops,
     }
 
 

@@ -132,9 +132,7 @@ AS_IT_IS = "as the stages run"
 DECODING: dict[str, Variant] = {
     AS_IT_IS: as_it_is,
     "plain steps": setting(library_decoding, "GRAPHS", False),
-    "one window": windows(4095),
     "windows of 64": windows(63),
-    "lean layers": few_kernels(True),
     "peft's layers": few_kernels(False),
     "frozen role": frozen_role,
     "no adapters": no_adapters,
@@ -156,9 +154,7 @@ SAMPLING_4BIT: dict[str, SamplingFields] = {
 TRAINING: dict[str, Variant] = {
     AS_IT_IS: as_it_is,
     "LoRA inputs cast": lora_casts(True),
-    "LoRA inputs not cast": lora_casts(False),
     "cuDNN attention allowed": cudnn_attention(True),
-    "cuDNN attention off": cudnn_attention(False),
     "lean trunk": lean_trunk,
 }
 

@@ -16,7 +16,7 @@ from rlhf.cli.run_argument import CommandOnRun
 from rlhf.cli.summary_tables import summary_table, targets_table
 from rlhf.errors import UserError
 from rlhf.observe import tracking, watch
-from rlhf.process import children, distributed, endings, launching
+from rlhf.process import children, cuda, distributed, endings, launching
 from rlhf.recipe import PRETRAIN, STAGES, StageName
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary
@@ -101,6 +101,7 @@ def run(
         screen.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
         return
 
+    cuda.set_environment(loaded.recipe)  # the checks of the chain import torch
     if with_parents:
         stages = (*chain.stages_before(loaded, stage, out, reuse), stage)
         chain.check_chain([StageRun(out, loaded, name, reuse) for name in stages], preflight)

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from rlhf.data.tokenize import Encoded, pad_right
+from rlhf.models.output_layer import LOGITS
 from rlhf.models.precision import Model, mixed_precision
+from rlhf.models.traits import logit_scale
 
 ScoredText = tuple[list[int], int]  # ids, and how many of them at the start are not scored: those of a prompt
 
@@ -62,7 +64,31 @@ def _token_losses(
         for row, i in enumerate(rows):
             sequence, skipped = sequences[i]
             scored[row, max(skipped, 1) : len(sequence)] = True
+        yield rows, _losses(model, ids, scored), scored
+
+
+def _losses(model: Model, ids: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
+    """Return the losses of the tokens of `ids` (B, T) that are `scored` (B, T), row after row.
+
+    The logits of all tokens would be the largest tensors of whole stages. The model's output layer therefore hands its
+    input over, of which logits are made at scored tokens only and a chunk at a time, and then sees one token. The model
+    runs as a whole: an engine that divides its weights collects them as it runs.
+    """
+    layer, losses = model.get_output_embeddings(), []
+    scale, chunk = logit_scale(model.config), max(1, LOGITS // layer.weight.shape[0])
+
+    def hand_over(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        states, tokens = inputs[0][:, :-1][scored[:, 1:]], ids[:, 1:][scored[:, 1:]]
+        for part, targets in zip(states.split(chunk), tokens.split(chunk), strict=True):
+            logits = layer.forward(part).float()
+            logits = logits if scale == 1.0 else logits * scale
+            losses.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none"))
+        return (inputs[0][:1, :1],)
+
+    hook = layer.register_forward_pre_hook(hand_over)
+    try:
         with mixed_precision(model):
-            logits = model(input_ids=ids, use_cache=False).logits[:, :-1][scored[:, 1:]].float()
-        losses = torch.nn.functional.cross_entropy(logits, ids[:, 1:][scored[:, 1:]], reduction="none")
-        yield rows, losses, scored
+            model(input_ids=ids, use_cache=False)
+    finally:
+        hook.remove()
+    return torch.cat(losses)

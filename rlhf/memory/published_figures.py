@@ -8,7 +8,7 @@ from rlhf.files import JsonObject
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.plan import Plan, PlannedPhase
 from rlhf.memory.strategies import StrategyCost
-from rlhf.recipe import MERGE, SFT, PinnedRecipe, StageName, published, totals
+from rlhf.recipe import MERGE, SFT, PinnedRecipe, published, totals
 from rlhf.recipe.choices import Component
 from rlhf.recipe.published import Figure, Verdict, verdict_of
 from rlhf.terminal import wording
@@ -52,7 +52,7 @@ def compare(loaded: PinnedRecipe, plan: Plan, costs: Mapping[str, StrategyCost])
     """Compare every published figure of the recipe with its plan, and with the `costs` of strategies on SFT."""
     rows = []
     for figure in loaded.figures:
-        value = None if figure.metric is None else predicted(plan, costs, figure.stage, figure.metric)
+        value = None if figure.metric is None else predicted(plan, costs, figure, figure.metric)
         verdict = _unpredicted(figure, plan, costs) if value is None else verdict_of(figure, value)
         rows.append(ComparedFigure(figure, value, verdict))
     return rows
@@ -72,19 +72,19 @@ def of_strategy(loaded: PinnedRecipe, strategy: str, measured: Mapping[str, floa
     return texts
 
 
-def predicted(
-    plan: Plan, costs: Mapping[str, StrategyCost], stage: StageName | Literal["all"], metric: str
-) -> float | None:
-    """Return what is predicted or projected for a published figure's `metric`; None if only a run can tell.
+def predicted(plan: Plan, costs: Mapping[str, StrategyCost], figure: Figure, metric: str) -> float | None:
+    """Return what is predicted or projected for a figure's `metric`; None if only a run can tell.
 
-    `peak_vram_gb`, `hours`, `cost_usd` of a stage or of SFT, reward model and PPO together (`all`);
+    `peak_vram_gb`, `hours`, `cost_usd` of a stage or of SFT, reward model and PPO together (`all`; the peak that a
+    target of our own is compared with is that of every stage);
     `component_gb.<name>`, the most that a component takes in any phase; `adapter_gb`, `base_model_gb`,
     `merged_model_gb`; `effect.<strategy>.<memory_gb|memory_percent>`, of a strategy alone on SFT's step without any.
     Its times (`time_percent`, `time_factor`) are not predicted: operations are counted, and they are not time.
     """
-    stages = plan.stages
+    stage, stages = figure.stage, plan.stages
     if metric == "peak_vram_gb":
-        peaks = [s.peak_bytes for name, s in stages.items() if stage in ("all", name) and name not in ON_HOST]
+        wanted = (stage,) if stage != "all" else totals.CHAIN if figure.guide else tuple(stages)
+        peaks = [stages[name].peak_bytes for name in wanted if name in stages and name not in ON_HOST]
         return max(peaks) / GB if peaks else None
     if metric in ("hours", "cost_usd"):
         wanted = totals.CHAIN if stage == "all" else (stage,)

@@ -227,6 +227,9 @@ def _from_pretrained(
         )
     base: PreTrainedModel
     base, report = loaded
+    # transformers sets this only for several devices. Trainer reads it: without, it would count every visible card and
+    # TRL would refuse. The device has no index, because Trainer takes `cuda:0` for a model that is not placed.
+    loaded[0].hf_device_map = {"": device}
     if options.get("quantization_config") is None:
         folders.check_full(base.config.to_dict(), name)
     else:

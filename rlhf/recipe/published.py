@@ -19,10 +19,13 @@ from rlhf.recipe.strict import AsTuple, Section
 from rlhf.terminal.wording import span
 
 QUANTITIES = ("memory_gb", "memory_percent", "time_percent", "time_factor")  # of a strategy's effect
-VerdictWord = Literal["reproduces", "better", "worse", "differs", "met", "missed", "not measured", "not comparable"]
-REPRODUCES: Final = "reproduces"  # this and the next three are verdicts on published figures
+VerdictWord = Literal[
+    "reproduces", "better", "worse", "explained", "differs", "met", "missed", "not measured", "not comparable"
+]
+REPRODUCES: Final = "reproduces"  # this and the next four are verdicts on published figures
 BETTER: Final = "better"
 WORSE: Final = "worse"
+EXPLAINED: Final = "explained"  # worse, and by no more than the recipe says and explains
 DIFFERS: Final = "differs"
 MET: Final = "met"  # this and the next one are verdicts on targets of our own
 MISSED: Final = "missed"
@@ -30,6 +33,7 @@ NOT_MEASURED: Final = "not measured"
 NOT_COMPARABLE: Final = "not comparable"
 GOOD, BAD = (REPRODUCES, BETTER, MET), (WORSE, MISSED)
 
+EXPLAINED_UP_TO = 1.1  # times what a figure expects
 ABOUT = "10%"  # the tolerance of a figure that is published as "about" or "~"
 COSTS = ("peak_vram_gb", "hours", "cost_usd", "adapter_gb", "merged_model_gb", "base_model_gb")
 LESS = (*COSTS, "perplexity", "perplexity_ratio", "last.loss", "accuracy_gap_points")
@@ -93,6 +97,8 @@ class Figure(Section):
     tolerance: float | str | None = None
     about: bool = False
     better: Literal["less", "more", "neither"] | None = None  # null: by the metric, see `direction`
+    expected: Finite | None = None  # a worse value that the recipe's settings lead to; up to 10 % beyond is explained
+    explained: str | None = None  # the reason for it
     unit: str
     source: str
 
@@ -122,6 +128,17 @@ class Figure(Section):
             raise ValueError(f"tolerance: {self.tolerance} is neither a number nor a percentage such as 10%")
         if isinstance(self.tolerance, float | int) and not 0 <= self.tolerance < math.inf:
             raise ValueError(f"tolerance: {self.tolerance} must be 0 or more, and finite")
+        return self
+
+    @model_validator(mode="after")
+    def _check_expected(self) -> Self:
+        """Raise ValueError for an expected value without its reason, or one that needs none."""
+        if (self.expected is None) != (self.explained is None):
+            raise ValueError("expected, a worse value, and explained, the reason for it, go together")
+        if self.expected is not None:
+            high = self.accepted[1]
+            if high is None or self.expected <= high or self.guide is None or not is_cost(self.metric):
+                raise ValueError("expected is a value worse than a published cost: leave out expected and explained")
         return self
 
     def text(self, in_full: bool = False) -> str:
@@ -193,7 +210,8 @@ def verdict_of(figure: Figure, value: float | None) -> Verdict:
     """Compare a value with a figure, both in the figure's unit. None, NaN and infinity count as not measured.
 
     A value within the tolerance reproduces a published figure. A value beyond it is better or worse, by the figure's
-    direction, or differs where neither direction is better. A target of our own is met or missed.
+    direction, or differs where neither direction is better. A worse cost that the figure expects, or one at most 10 %
+    above it, is explained. A target of our own is met or missed.
     """
     if figure.not_comparable is not None:
         return Verdict(NOT_COMPARABLE, figure.not_comparable)
@@ -210,6 +228,8 @@ def verdict_of(figure: Figure, value: float | None) -> Verdict:
         word = BETTER if below == (figure.direction == "less") else WORSE
     if figure.guide is None:
         word = MET if word in GOOD else MISSED
+    if word == WORSE and figure.expected is not None and value <= figure.expected * EXPLAINED_UP_TO:
+        return Verdict(EXPLAINED, f"{distance(figure, value)}; {figure.explained}")
     return Verdict(word, distance(figure, value))
 
 
@@ -248,7 +268,7 @@ def best(words: Iterable[VerdictWord]) -> VerdictWord | None:
     A guide may publish several figures for one quantity that disagree: 45 and 61 GB for one stage. A value that
     reproduces one of them is therefore good, and only a value worse than all of them counts as worse.
     """
-    order = (REPRODUCES, MET, BETTER, DIFFERS, NOT_MEASURED, NOT_COMPARABLE, WORSE, MISSED)
+    order = (REPRODUCES, MET, BETTER, DIFFERS, EXPLAINED, NOT_MEASURED, NOT_COMPARABLE, WORSE, MISSED)
     return min(words, key=order.index, default=None)
 
 

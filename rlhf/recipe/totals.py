@@ -20,7 +20,7 @@ class Spent(NamedTuple):
 def total(metric: str, stages: Mapping[str, Spent], price: float | None) -> tuple[float | None, str]:
     """Return a cost of all stages together, and a message about stages or prices that are missing.
 
-    Peak memory is the highest peak of the stages in `stages`; hours and dollars are sums over SFT, reward model and
+    Peak memory is the highest peak of `stages`; hours and dollars are sums over SFT, reward model and
     PPO, as in the guides. `price` is in dollars per hour of one card.
     """
     if metric == "cost_usd" and price is None:
@@ -44,10 +44,13 @@ def compare_total(
 ) -> tuple[float | None, Verdict]:
     """Return the value and the verdict of a figure of all stages together (`stage: all`).
 
+    A guide's figure counts SFT, reward model and PPO, as the guides do; a target of our own, peaks of every stage.
     While stages are missing the value is None, unless it already exceeds the accepted range: costs only grow.
     """
     if figure.not_comparable is not None:
         return None, verdict_of(figure, None)
+    if figure.guide is not None:
+        stages = {stage: spent for stage, spent in stages.items() if stage in CHAIN}
     value, missing = total(figure.metric or "", stages, price)
     high = figure.accepted[1]
     if missing and (value is None or high is None or value <= high):

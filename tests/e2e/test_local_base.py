@@ -1,22 +1,25 @@
 """Recipes that start from a pretrained checkpoint, as the 7B recipes do: from a folder, in float32, bfloat16, NF4."""
 
+import functools
 import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from trl import SFTConfig
 
 from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.models.end_tokens import end_ids
 from rlhf.models.loading import ModelHead, load_base, load_codec
 from rlhf.run.directory import StageRun
-from tests.helpers import content_of, run_stages, small
+from tests.helpers import content_of, noted, run_stages, small
 from tests.models import pretrained
 
 
@@ -263,3 +266,35 @@ def test_end_tokens_that_cannot_be_sampled_are_ignored(trained, tmp_path, ids, f
     base = with_end_ids(trained, tmp_path / "base", ids)
     run = StageRun(tmp_path, pretrained(trained, tmp_path, model__name=str(base)), "sft")
     assert end_ids(load_base(run, torch.device("cpu")), "base") == found
+
+
+def test_with_several_visible_cards_a_stage_uses_one(trained, tmp_path, monkeypatch):
+    """Trainer counts every visible card, and TRL refuses more than one where nothing says that one is used."""
+
+    class TwoCards(functools.cached_property[Any]):
+        """The device of the arguments, as a machine with two cards would leave them."""
+
+        def __get__(self, instance: Any, owner: Any = None) -> Any:
+            found = super().__get__(instance, owner)
+            if instance is not None and not vars(instance).get("_counted"):
+                instance._n_gpu, instance._counted = 2, True
+            return found
+
+    original = TrainingArguments.__dict__["_setup_devices"]
+    patched = TwoCards(getattr(original, "func", None) or original.fget)
+    patched.__set_name__(TrainingArguments, "_setup_devices")
+    monkeypatch.setattr(TrainingArguments, "_setup_devices", patched)
+    counts: list[int] = []
+    begin = Trainer.train
+    monkeypatch.setattr(Trainer, "train", lambda self, **how: noted(counts, self.args.n_gpu, begin(self, **how)))
+    assert SFTConfig(output_dir=str(tmp_path), use_cpu=True).n_gpu == 2, "the pretence"
+    run_stages(pretrained(trained, tmp_path), tmp_path, "sft", "rm", "dpo")
+    run_stages(small(), tmp_path / "drawn", "pretrain")
+    assert counts == [1] * 4
+
+
+@pytest.mark.parametrize("head", ["lm", "reward"])
+def test_a_loaded_checkpoint_says_on_which_device_it_is(trained, tmp_path, head):
+    """Trainer reads it; without an index, which Trainer would take for its own first card."""
+    base = load_base(StageRun(tmp_path, pretrained(trained, tmp_path), "sft"), torch.device("cpu"), head)
+    assert base.hf_device_map == {"": torch.device("cpu")}

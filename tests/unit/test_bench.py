@@ -21,7 +21,8 @@ from bench.rounds import in_order
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.memory import projection, published_figures
-from rlhf.memory.phases import PredictedPhase, PredictedStage, PredictionError, Work
+from rlhf.memory.phases import ON_HOST, PredictedPhase, PredictedStage, PredictionError, Work
+from rlhf.memory.prediction_file import FILE
 from rlhf.memory.strategies import StrategyCost, one_by_one
 from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.recipe import TRAINING_STAGES, Ppo, Sft, StageName
@@ -271,6 +272,33 @@ def test_sizes_that_a_stage_reports_are_compared():
     stages["ppo"]["adapter_bytes"] = 54_500_000
     verdicts = verdicts_of("h100-mistral-7b", stages)
     assert verdicts["ppo", "size of the adapter (Step 5) 0.05 GB"] == "reproduces (+9.0 %)"
+
+
+PINNED = [d for d in recipe.available(RECIPE.parents[1]) if (d / FILE).exists()]
+
+
+@pytest.mark.parametrize("directory", PINNED, ids=lambda d: f"{d.parent.name}-{d.name}")
+def test_a_recipe_that_needs_what_is_predicted_is_not_worse_than_published(directory):
+    """Whatever it needs more than a guide says is explained in published.yaml; a tenth more than that is worse."""
+    pinned = budgets.pinned(directory)
+    (adapter,) = {max(parts.get("adapters", 0) for parts in pinned["sft"].values())}
+
+    def row(stage: StageName, times: float) -> StageSteps:
+        phases = pinned[stage].values()
+        components = {part: max(p.get(part, 0) for p in phases) for part in ("base", "adapters", "optimizer")}
+        peak = max(sum(parts.values()) for parts in phases)
+        return STAGE | {
+            "peak_vram_bytes": round(peak * times),
+            "adapter_bytes": round(adapter * times),
+            "component_bytes": {part: round(size * times) for part, size in components.items()},
+            "hours": None,
+        }
+
+    loaded = recipe.load(directory)
+    trained = [stage for stage in pinned if stage not in ON_HOST]
+    assert not list(costs.worse(costs.comparisons(loaded, {stage: row(stage, 1.0) for stage in trained})))
+    more = list(costs.worse(costs.comparisons(loaded, {stage: row(stage, 1.12) for stage in trained})))
+    assert len(more) >= len({(f.stage, f.metric) for f in loaded.figures if f.explained})
 
 
 def test_an_ablation_compares_what_it_measured():

@@ -3,13 +3,17 @@
 import copy
 from pathlib import Path
 
+import pytest
+
 from bench.memory import budgets
+from bench.paths import ROOT
 from rlhf.memory import prediction_file as pins
 from rlhf.memory.phases import PeakPart
 from rlhf.memory.predict import PREDICTED_STAGES
 from rlhf.memory.prediction_file import Needs, Peaks
 from rlhf.recipe import StageName
 
+DIRECTORIES = budgets.pinned_recipes(ROOT / "recipes")
 STEP = {"policy": {"per_layer": 50, "outside": 40}, "base": {"per_layer": 30, "outside": 40}}
 PEAKS: Peaks = {
     **{stage: {"load": {"base": 1_000}} for stage in PREDICTED_STAGES},
@@ -105,3 +109,11 @@ def test_pinned_peaks_are_read_as_they_were_written(tmp_path: Path):
     assert budgets.pinned_needs(tmp_path) == needed
     assert budgets.pinned(tmp_path) == PEAKS
     assert budgets.pinned_step(tmp_path) == STEP
+
+
+@pytest.mark.parametrize("directory", DIRECTORIES, ids=lambda d: f"{d.parent.name}-{d.name}")
+def test_perplexity_decides_no_peak(directory: Path):
+    """Where an evaluation is the peak of its stage it is so by sampling. All logits of a batch took up to 42 GB."""
+    for stage, phases in budgets.pinned(directory).items():
+        logits = phases.get("evaluate", {}).get("logits", 0)
+        assert logits < 1_000_000_000, f"{stage}: {logits / 1e9:.1f} GB of logits in evaluate"

@@ -15,7 +15,7 @@ from rlhf import stats
 from rlhf.data.batch import Rollout, collate
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import Codec
-from rlhf.evaluation import policies
+from rlhf.evaluation import likelihood, policies
 from rlhf.evaluation.likelihood import perplexity, sequence_logprobs
 from rlhf.evaluation.policies import (
     PolicySamples,
@@ -26,7 +26,7 @@ from rlhf.evaluation.policies import (
     interval_ends,
     win_rate,
 )
-from tests.helpers import not_none
+from tests.helpers import not_none, noted
 
 PAD, EOS = 0, 2
 
@@ -91,6 +91,19 @@ def test_perplexity_is_of_all_scored_tokens_alike(batch_size):
     assert perplexity(model, SEQUENCES[::-1], PAD, batch_size) == pytest.approx(expected, rel=1e-5)
     everything = [(ids, 0) for ids, _ in SEQUENCES]
     assert abs(perplexity(model, everything, PAD, batch_size) / expected - 1) > 0.05
+
+
+def test_chunks_of_logits_change_no_perplexity_and_hold_few_of_them(monkeypatch):
+    """One token at a time: the same number, and no more than one token's logits from the output layer at once."""
+    model = tiny(0)
+    whole = perplexity(model, SEQUENCES, PAD, 3)
+    layer = model.get_output_embeddings()
+    monkeypatch.setattr(likelihood, "LOGITS", len(layer.weight))
+    sizes: list[int] = []
+    forward = layer.forward
+    monkeypatch.setattr(layer, "forward", lambda x: noted(sizes, x.numel() // x.shape[-1], forward(x)))
+    assert perplexity(model, SEQUENCES, PAD, 3) == pytest.approx(whole, rel=1e-6)
+    assert sizes and set(sizes) == {1}
 
 
 @pytest.mark.parametrize("sequences", [[], [([3], 0)], [([3, 4], 2)]])

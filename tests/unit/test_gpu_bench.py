@@ -627,6 +627,8 @@ def test_training_holds_where_the_host_is_ahead_and_roles_switch_fast(host, swit
     assert training.decision(measured, True).holds is None
     table["variants"][variants.AS_IT_IS] = "RuntimeError: no kernel"
     assert training.decision(measured, False) == (False, "ppo: RuntimeError: no kernel")
+    table["variants"].clear()
+    assert training.decision(measured, False) == (None, "ppo is not measured yet"), "an item may be cut off"
 
 
 def test_a_micro_batch_is_trained_and_scored_as_stages_do_and_the_host_is_timed_on_few_tokens(tmp_path, monkeypatch):

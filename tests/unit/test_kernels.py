@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.profiler import record_function
+from torch.utils import flop_counter
 
 from rlhf import recipe
 from rlhf.memory import predict
@@ -203,3 +204,12 @@ def test_many_rows_share_one_part_of_the_keys():
 def test_small_heads_keep_keys_and_values_in_registers(card, size, blocks, columns):
     tiles = -(-300 // blocks) * columns * (16 + blocks * 64 * 4)
     assert attention_inside(CARDS[card].gpu, 4, 300, size) == rounded(2 * 4 * (tiles + 300 * 4))
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+def test_operations_of_attention_are_those_that_torch_counts(heads):
+    """By query heads, where torch up to 2.11 refuses fewer heads of keys."""
+    query, few = (3, 4, 10, 8), (3, heads, 12, 8)
+    assert kernels.attention_flops(query, few, few, 0.0) == flop_counter.sdpa_flop_count(query, few, few)
+    counted = kernels.attention_backward_flops(query, query, few, few)
+    assert counted == flop_counter.sdpa_backward_flop_count(query, query, few, few)

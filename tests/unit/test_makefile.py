@@ -642,6 +642,7 @@ SOME_VALUES = [
         "FIT=9GB",
         "PRICE=2",
         "VRAM_CAP=9GB",
+        "GPU=1",
         "CHECK_ARGS=--x",
         "SHOW_ARGS=--x",
     ),
@@ -965,6 +966,23 @@ def test_a_container_sees_reward_functions_of_the_user_s_own(tmp_path):
     assert "setup.py" not in printed
     refused = subprocess.run([root / "bin/in-container", "--engine"], capture_output=True, text=True)
     assert (refused.returncode, refused.stderr) == (2, "error: bin/in-container: --engine needs a value\n")
+
+
+CHOSEN = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+INHERITED = {"CUDA_VISIBLE_DEVICES": "3"}
+
+
+@pytest.mark.parametrize(("given", "expected"), [((), INHERITED), (("GPU=1",), CHOSEN), (("GPU=",), INHERITED)])
+def test_a_card_is_chosen_by_its_number(monkeypatch, given, expected):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    lines = make("-pn", "ppo", "HW=4090", *given).stdout.splitlines()
+    assert dict(re.findall(r"^(CUDA_\w+) :?= (.*)$", "\n".join(lines), re.M)) == expected
+    assert {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"} <= set(option(containers("sft", "HW=4090", *given)[-1], "-e"))
+
+
+def test_without_a_chosen_card_all_stay_visible(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert "CUDA_VISIBLE_DEVICES" not in make("-pn", "ppo", "HW=4090").stdout.replace("An empty CUDA_VISIBLE", "")
 
 
 def test_keys_of_trackers_pass_by_name(files):

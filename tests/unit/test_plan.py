@@ -23,6 +23,7 @@ from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import PinnedRecipe
 from rlhf.recipe.choices import StrategyName
 from rlhf.recipe.plain_yaml import Yaml
+from rlhf.recipe.published import Figure
 from rlhf.recipe.strict import with_overrides
 from tests.helpers import RECIPE, grouped, rlhf
 from tests.unit.plans import SFT, Known, global_batch, phase, planned, planned_stage, sft_recipe
@@ -554,7 +555,17 @@ def test_half_the_micro_batch_computes_as_much(predictor, small):
 
 def test_a_figure_of_a_stage_that_is_not_planned_has_no_prediction():
     made = planned({"sft": planned_stage()})
+
+    def of(stage, metric, guide=None):
+        keys = {"name": "f", "metric": metric, "range": (None, 1.0), "unit": "GB", "source": "A guide > Here > a line"}
+        figure = Figure(**keys, stage=stage, guide=guide)
+        return published_figures.predicted(made, {}, figure, metric)
+
     for metric in ("peak_vram_gb", "hours", "cost_usd", "component_gb.base"):
-        assert published_figures.predicted(made, {}, "pretrain", metric) is None
-    assert published_figures.predicted(made, {}, "all", "hours") is None
-    assert published_figures.predicted(made, {}, "sft", "peak_vram_gb") == 1.0
+        assert of("pretrain", metric) is None
+    assert of("all", "hours") is None
+    assert of("sft", "peak_vram_gb") == 1.0
+    made = planned({"sft": planned_stage(), "evaluate": planned_stage(peak_bytes=2 * 10**9)})
+    assert (of("all", "peak_vram_gb"), of("all", "peak_vram_gb", "A guide")) == (2.0, 1.0), (
+        "a guide counts no evaluation"
+    )

@@ -5,15 +5,14 @@ The bytes are derived from the sources named at each function; nothing here was 
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
+from torch._ops import OpOverload, OpOverloadPacket
 
 from rlhf.memory.card.cards import Gpu
 
@@ -21,7 +20,9 @@ Op = OpOverload[..., Any]  # an operation as torch's dispatcher gives it
 Args = tuple[Any, ...]  # an operation's arguments by position: tensors, lists of them, numbers and other types
 Kwargs = dict[str, Any]  # its arguments by name
 Count = Callable[[Args, Kwargs], int]
+Shape = Sequence[int]
 aten = torch.ops.aten
+ATTENTION_KERNELS = ("flash_attention", "efficient_attention", "flash_attention_for_cpu")  # torch's kernels that we run
 
 
 def inside(gpu: Gpu) -> dict[Op, Count]:
@@ -148,14 +149,35 @@ def _efficient_backward(gpu: Gpu, args: Args, kwargs: Kwargs) -> int:
     return batch * heads * (space + length * 4)
 
 
-FLOPS: dict[Op, Count] = {  # what torch's own table of operations does not know
-    aten._scaled_dot_product_flash_attention_for_cpu.default: lambda args, kwargs: sdpa_flop_count(
-        *(x.shape for x in args[:3])
-    ),
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (
-        lambda args, kwargs: sdpa_backward_flop_count(*(x.shape for x in args[:4]))
-    ),
+def attention_flops(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
+    """Return the operations of attention from shapes (B, heads, T, D); keys and values may have fewer heads.
+
+    Causal attention counts as a whole, as in torch. Torch's own count refuses fewer heads up to 2.11.
+    """
+    rows, heads, length, width = query
+    return 2 * rows * heads * length * key[2] * (width + value[3])
+
+
+def attention_backward_flops(grad: Shape, query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
+    """Return the operations of the backward pass of `attention_flops`, which computes the scores again."""
+    rows, heads, length, width = query
+    return 2 * rows * heads * length * key[2] * (3 * width + 2 * value[3])
+
+
+# By operation, from the shapes of its arguments.
+ATTENTION_FLOPS: dict[OpOverloadPacket[..., Any], Callable[..., int]] = {
+    **{getattr(aten, f"_scaled_dot_product_{kind}"): attention_flops for kind in ATTENTION_KERNELS},
+    **{getattr(aten, f"_scaled_dot_product_{kind}_backward"): attention_backward_flops for kind in ATTENTION_KERNELS},
 }
+
+
+def _of_tensors(count: Callable[..., int]) -> Count:
+    tensors = 3 if count is attention_flops else 4
+    return lambda args, kwargs: count(*(x.shape for x in args[:tensors]))
+
+
+# What torch's own table of operations does not know, or not in every release.
+FLOPS: dict[Op, Count] = {packet.default: _of_tensors(count) for packet, count in ATTENTION_FLOPS.items()}
 with contextlib.suppress(ImportError):
     import bitsandbytes  # noqa: F401  # registers its operations
 

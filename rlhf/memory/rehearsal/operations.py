@@ -89,6 +89,9 @@ def _flops_of(func: Op) -> Flops | None:
 
     Torch counts no product that is added in place, such as `addmm_`: it has those of the operation without underscore.
     """
+    if func in FLOPS:
+        ours = FLOPS[func]
+        return lambda args, kwargs, out: ours(args, kwargs)
     plain = getattr(torch.ops.aten, func._schema.name.removeprefix("aten::").removesuffix("_"), None)
     packet = func._overloadpacket if func._overloadpacket in flop_registry else plain
     if packet in flop_registry:
@@ -97,9 +100,6 @@ def _flops_of(func: Op) -> Flops | None:
         if of_shapes is None:
             return lambda args, kwargs, out: count(*args, **kwargs, out_val=out)
         return lambda args, kwargs, out: of_shapes(*map(_shape, args), **kwargs, out_shape=_shape(out))
-    if func in FLOPS:
-        ours = FLOPS[func]
-        return lambda args, kwargs, out: ours(args, kwargs)
     return None
 
 

@@ -35,7 +35,7 @@ def arguments(kind: type[ArgumentsT], run: StageRun, options: Optimization, **ov
     """Return the training arguments of one stage; everything that decides the result comes from the recipe."""
     recipe = run.loaded.recipe
     micro_batch, accumulated = options.per_device(recipe.processes(run.stage))
-    return kind(
+    args = kind(
         output_dir=str(run.path / "checkpoints" / ".partial"),
         seed=recipe.seed,
         use_cpu=recipe.hardware.device == "cpu",
@@ -64,6 +64,9 @@ def arguments(kind: type[ArgumentsT], run: StageRun, options: Optimization, **ov
         disable_tqdm=True,
         **overrides,
     )
+    # One process uses one card. With more visible, Trainer would spread each batch over all, and TRL refuses that.
+    args._n_gpu = min(args.n_gpu, 1)
+    return args
 
 
 def train(
