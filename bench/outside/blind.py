@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from bench.outside import packed
-from bench.outside.adapter_runs import Predicted, predict, rtx4080_setting, t4_setting
+from bench.outside import adapter_page, packed
+from bench.outside.adapter_runs import Predicted, predict, rtx4080_setting, t4_runs, t4_setting
 from bench.provenance import code, now, require_committed_code
 from bench.reading import read
 from rlhf.cli import guarded
@@ -52,9 +52,12 @@ SOURCES = {
 @click.option(
     "--correction", default=1, show_default=True, help="Number of the file; the first one is never rewritten."
 )
-def main(names: tuple[str, ...], correction: int) -> None:
+def main(names: tuple[str, ...], opened: bool, correction: int) -> None:
     """Predict the blind runs of the named sources, or of all, and keep the predictions."""
     require_committed_code()
+    if opened:
+        write_open()
+        return
     for name in names or SOURCES:
         file = FOLDER / (f"blind-{name}.json" if correction == 1 else f"blind-{name}-{correction}.json")
         if file.exists():
@@ -72,6 +75,14 @@ def main(names: tuple[str, ...], correction: int) -> None:
             },
         )
         click.echo(f"wrote {file}")
+
+
+def write_open() -> None:
+    """Write open-t4.json: figures in MiB by a run's name, once for the runs that repeat it."""
+    runs = {adapter_page.name(run): run for run in t4_runs()}
+    source = Source("fitcheck-t4.json", "MiB", 1 << 20)
+    figures = {name: _adapter_figures(name, predict(t4_setting(run)), source) for name, run in runs.items()}
+    write_json(adapter_page.OPEN, {"predicted": now(), "code": code(), "unit": source.unit, "runs": figures})
 
 
 def _t4(content: JsonObject) -> Iterator[JsonObject]:

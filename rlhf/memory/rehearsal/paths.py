@@ -78,7 +78,7 @@ def _cuda_patches(stand_in: "StandIn") -> Iterator[passes.Patch]:
     yield patch(F, "dropout", _dropout)
     # CUDA has one kernel for RMSNorm; other devices compute it in plain steps.
     yield patch(F, "rms_norm", _rms_norm)
-    # CUDA's softmax reads 16-bit numbers and writes float32; other devices copy its input first.
+    # CUDA's softmax reads float16 and writes float32; other devices copy its input first.
     for name in ("softmax", "log_softmax"):
         yield patch(F, name, _softmax_of_halves(getattr(F, name), getattr(torch.ops.aten, f"_{name}").default))
     # AdamW takes its foreach form on CUDA without being asked.
@@ -137,7 +137,7 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
 
 
 def _softmax_of_halves(plain: Callable[..., Tensor], kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a softmax that takes a 16-bit input to float32 in one kernel, as CUDA does (SoftMax.cpp, softmax)."""
+    """Return a softmax that takes a float16 input to float32 in one kernel, as CUDA does (SoftMax.cpp, softmax)."""
 
     def softmax(x: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
         if x.device == META and dim is not None and x.dtype == torch.float16 and dtype == torch.float32:
