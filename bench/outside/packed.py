@@ -6,7 +6,7 @@ shifted copies of the logits, autocast where the runs had it, gradients clipped,
 
 import contextlib
 import gc
-from typing import Any
+from typing import Any, NamedTuple
 
 import peft
 import torch
@@ -51,6 +51,21 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 4096,
         "tie_word_embeddings": False,
     },
+    "ibm/PowerLM-3b": {
+        "model_type": "granite",
+        "num_hidden_layers": 40,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_attention_heads": 36,
+        "num_key_value_heads": 36,
+        "vocab_size": 49152,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.015625,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 9.0,
+    },
 }
 
 
@@ -59,36 +74,58 @@ def name(run: PackedRun) -> str:
     return f"{run['model'].split('/')[1]}, {run['base']}, {run['method']}, {run['rows']} rows"
 
 
+class Predicted(NamedTuple):
+    """What is predicted for a run: bytes at the peak, and after a step; and the work of one step."""
+
+    allocated: int
+    reserved: int
+    after_step: int
+    flops: float
+    moved: float
+    launched: float
+
+
 def predict(run: PackedRun) -> PackedRow:
     """Return one run's figures, in bytes: the peak of allocated memory, and what is allocated after a step."""
-    (few, few_work), (more, more_work) = (_rehearse(run, depth) for depth in DEPTHS)
-    layers = SHAPES[run["model"]]["num_hidden_layers"]
-    events = deepen(few, more, layers).events
-    predicted = {
-        "peak_allocated": replay(events, expandable=False, workspace=SMALL_WORKSPACE)["train"].allocated,
-        "allocated": sum(event.bytes for event in events) + 2 * SMALL_WORKSPACE,
-    }
+    found = predicted_for(run["model"], run["base"], run["method"], run["rows"])
+    predicted = {"peak_allocated": found.allocated, "allocated": found.after_step}
     measured = {"peak_allocated": run["measured"]["peak_allocated"], "allocated": run["measured"]["allocated"]}
-    repeats: float = (layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
-
-    def of_step(at_few: int, at_more: int) -> float:
-        return (at_few + repeats * (at_more - at_few)) / STEPS
-
     return {
         "name": name(run),
         "measured": measured,
         "predicted": predicted,
         "error": {size: predicted[size] / measured[size] - 1 for size in predicted},
         "step": {
-            "flops": of_step(few_work.flops, more_work.flops),
-            "moved": of_step(few_work.moved, more_work.moved),
-            "launched": of_step(few_work.launched, more_work.launched),
+            "flops": found.flops,
+            "moved": found.moved,
+            "launched": found.launched,
             "seconds_measured": run["rows"] * LENGTH / run["measured"]["tokens_per_second"],
         },
     }
 
 
-def _rehearse(run: PackedRun, layers: int) -> tuple[list[Event], Work]:
+def predicted_for(model: str, base: str, method: str, rows: int) -> Predicted:
+    """Return what is predicted for a run with these settings."""
+    (few, few_work), (more, more_work) = (_rehearse(model, base, method, rows, depth) for depth in DEPTHS)
+    layers = SHAPES[model]["num_hidden_layers"]
+    events = deepen(few, more, layers).events
+    held = replay(events, expandable=False, workspace=SMALL_WORKSPACE)["train"]
+    repeats: float = (layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
+
+    def of_step(at_few: int, at_more: int) -> float:
+        return (at_few + repeats * (at_more - at_few)) / STEPS
+
+    return Predicted(
+        held.allocated,
+        held.reserved,
+        sum(event.bytes for event in events) + 2 * SMALL_WORKSPACE,
+        of_step(few_work.flops, more_work.flops),
+        of_step(few_work.moved, more_work.moved),
+        of_step(few_work.launched, more_work.launched),
+    )
+
+
+def _rehearse(model_name: str, base: str, method: str, rows: int, layers: int) -> tuple[list[Event], Work]:
     """Return the events of loading and of STEPS steps, and the work of these steps.
 
     The first step makes the optimizer's states.
@@ -97,23 +134,23 @@ def _rehearse(run: PackedRun, layers: int) -> tuple[list[Event], Work]:
     gc.collect()
     gc.disable()  # what Python's collector frees, and when, would differ between depths
     try:
-        recorder = StandIn("cuda", ("train",), SHAPES[run["model"]]["vocab_size"], A100)
+        recorder = StandIn("cuda", ("train",), SHAPES[model_name]["vocab_size"], A100)
         with recorder:
-            model = _model(run, layers)
+            model = _model(model_name, base, method, layers)
             optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
             model.train()
             with torch.profiler.record_function("train"):
                 for _ in range(STEPS):
-                    _step(run, model, optimizer)
+                    _step(base, rows, model, optimizer)
         return recorder.events(), recorder.peaks()["train"].work
     finally:
         gc.enable()
 
 
-def _model(run: PackedRun, layers: int) -> Any:
+def _model(model_name: str, base: str, method: str, layers: int) -> Any:
     """Return the model as a run trains it, with checkpointing switched on."""
-    four_bit = run["base"] != "bfloat16"
-    fields = {**SHAPES[run["model"]], "num_hidden_layers": layers}
+    four_bit = base != "bfloat16"
+    fields = {**SHAPES[model_name], "num_hidden_layers": layers}
     settings = Model.model_validate(
         {"source": "random", "architecture": fields, "quantization": "nf4" if four_bit else "none", "dtype": "bfloat16"}
     )
@@ -122,12 +159,12 @@ def _model(run: PackedRun, layers: int) -> Any:
     model = random_base(settings, META, transformers.AutoModelForCausalLM, nf4, options)
     model.config.use_cache = False
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    if run["base"] == "nf4, prepared by peft":
+    if base == "nf4, prepared by peft":
         # peft makes float32 of all that is not packed, and TRL 0.13 bfloat16 of the embeddings and the head again.
         for module in model.modules():
-            if type(module).__name__ == "MistralRMSNorm":
+            if type(module).__name__ in ("MistralRMSNorm", "GraniteRMSNorm"):
                 module.to(torch.float32)
-    if run["method"] == "full":
+    if method == "full":
         return model
     lora = peft.LoraConfig(
         r=16, lora_alpha=16, lora_dropout=0.1, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -135,10 +172,10 @@ def _model(run: PackedRun, layers: int) -> Any:
     return peft.get_peft_model(model, lora)
 
 
-def _step(run: PackedRun, model: Any, optimizer: torch.optim.Optimizer) -> None:
+def _step(base: str, rows: int, model: Any, optimizer: torch.optim.Optimizer) -> None:
     """Run one optimizer step."""
-    ids = torch.ones((run["rows"], LENGTH), dtype=torch.int64).to(META)
-    with _precision(run):
+    ids = torch.ones((rows, LENGTH), dtype=torch.int64).to(META)
+    with _precision(base):
         loss = _loss(model, ids)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -146,9 +183,9 @@ def _step(run: PackedRun, model: Any, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
-def _precision(run: PackedRun) -> contextlib.AbstractContextManager[Any]:
+def _precision(base: str) -> contextlib.AbstractContextManager[Any]:
     """Return autocast to bfloat16, which the runs with an NF4 base asked for and the others did not."""
-    return contextlib.nullcontext() if run["base"] == "bfloat16" else torch.autocast("meta", torch.bfloat16)
+    return contextlib.nullcontext() if base == "bfloat16" else torch.autocast("meta", torch.bfloat16)
 
 
 def _loss(model: Any, ids: Tensor) -> Tensor:
@@ -159,6 +196,8 @@ def _loss(model: Any, ids: Tensor) -> Tensor:
     plain: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
     hidden = plain.model(input_ids=ids).last_hidden_state
     logits = plain.lm_head(hidden)
+    if plain.config.model_type == "granite":  # transformers 4.45 keeps the logits in float32 alone
+        logits = (logits / plain.config.logits_scaling).float()
     numbers = logits.float()
     shifted = numbers[:, :-1].contiguous()
     return F.cross_entropy(shifted.view(-1, shifted.shape[-1]), ids[:, 1:].reshape(-1))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bench.kinds import OutsideRecord, OutsideRow, PackedRow
-from bench.outside import speed
+from bench.outside import adapter_page, speed
 from bench.outside.compare import SIZES, summary
 from rlhf.memory.card.cards import NominalRates
 from rlhf.memory.projection import CALIBRATED, SPREAD
@@ -281,7 +281,7 @@ def page(record: OutsideRecord, file: str) -> str:
         text += "\nRuns without a prediction, and why:\n\n" + "".join(
             f"- {row['name']}: {row['failed']}\n" for row in failed
         )
-    return text + _misses(rows) + _packed(record) + _time(record) + LOOKED_AT
+    return text + _misses(rows) + _packed(record) + adapter_page.section() + _time(record) + LOOKED_AT
 
 
 def write(record: OutsideRecord, docs: Path) -> None:

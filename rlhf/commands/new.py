@@ -20,6 +20,7 @@ from rlhf.commands.new_model import describe, read_model
 from rlhf.errors import OptionError, UserError
 from rlhf.files import sync_tree
 from rlhf.memory import machine, prediction_file
+from rlhf.memory.card.cards import lacks_bfloat16
 from rlhf.memory.fit import Fit, fit
 from rlhf.memory.predict import Predictor, card_needed_bytes
 from rlhf.memory.strategies import four_bit_changes, micro_batch
@@ -35,11 +36,13 @@ def card_of(text: str) -> ChosenCard:
     """Return what --card names: `cpu`, `4090`, `h100` or a size such as `24GB`. Raises OptionError."""
     if text.lower() == "cpu":
         return ChosenCard("cpu", round(machine.free_bytes() / GB, 2), "free on this machine", machine.threads())
+    if reason := lacks_bfloat16(text.lower()):
+        raise OptionError(f"--card {text}: {reason}, as a new recipe does")
     if text.lower() in KNOWN_CARDS:
         return KNOWN_CARDS[text.lower()]
     size = size_in_bytes(text)
     if size is None:
-        cards = ", ".join(KNOWN_CARDS)
+        cards = ", ".join(name for name in KNOWN_CARDS if not lacks_bfloat16(name))
         raise OptionError(f"--card {text}: name a size with its unit, for example 24GB, or one of {cards}, or cpu")
     return ChosenCard(re.sub(r"\s", "", text.lower()), round(size / GB, 2), "as given by --card")
 

@@ -97,6 +97,13 @@ class Plan:
         return asdict(self)
 
 
+def check_type(recipe: Recipe) -> None:
+    """Raise UserError if the recipe computes in bfloat16 on a card that does not."""
+    reason = cards.lacks_bfloat16(recipe.hardware.name) if recipe.model.dtype == "bfloat16" else None
+    if reason:
+        raise UserError(f"hardware.name: {recipe.hardware.name}: {reason}: use model.dtype: float32, or another card")
+
+
 def make_plan(
     predictor: Predictor,
     loaded: PinnedRecipe,
@@ -109,6 +116,7 @@ def make_plan(
     Hours are those of the rows of the recipe's own files, where it has any. `say` gets a line for each stage that is
     rehearsed. Raises PredictionError, and UserError for files with rows that a run would refuse.
     """
+    check_type(loaded.recipe)
     own = read_rows(loaded.recipe, stages)
     planned = {}
     for number, stage in enumerate(stages, 1):

@@ -324,6 +324,9 @@ def test_sizes_and_names_of_cards():
     assert card_of("24GB") == new_content.ChosenCard("24gb", 24.0, "as given by --card")
     assert (card_of("12 GiB").name, card_of("12 GiB").memory_gb) == ("12gib", 12.88)
     assert card_of("H100").memory_gb == 85.5
+    assert card_of("3090").name == "3090"
+    with pytest.raises(UserError, match="--card T4: a Tesla T4 does not compute in bfloat16"):
+        card_of("T4")
     for wrong in ("24", "big", "0GB"):
         with pytest.raises(UserError, match=f"--card {wrong}: name a size with its unit"):
             card_of(wrong)

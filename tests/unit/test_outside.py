@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.kinds import OutsideRecord
-from bench.outside import collect, collect_fms, compare, lengths, loop, page, plot, steps
+from bench.outside import adapter_page, collect, collect_fms, compare, lengths, loop, page, plot, steps
 from bench.outside.loop import STEP
 from bench.reading import read
 from rlhf.memory.card.cards import SMALL_WORKSPACE
@@ -140,3 +140,26 @@ def test_a_run_of_lora_with_rank_64_is_predicted_within_half_a_percent():
     assert row["sizes_exact"]
     assert abs(row["error"]["reserved_max"]) < 0.005
     assert abs(row["error"]["allocated_average"]) < 0.001
+
+
+def test_blind_predictions_answer_every_run_of_their_settings():
+    folder = Path(adapter_page.__file__).parent
+    for file, settings in (
+        ("blind-t4", "fitcheck-t4-blind"),
+        ("blind-rtx4080", "canifinetune-rtx4080-blind"),
+        ("blind-granite", "fms-granite-blind"),
+    ):
+        predicted = read(folder / f"{file}.json", dict[str, Any])
+        asked = read(folder / f"{settings}.json", dict[str, Any])["runs"]
+        assert len(predicted["code"]["commit"]) == 40
+        names = [run.get("id") or f"{run['base']}|{run['method']}|{run['rows']}" for run in asked]
+        assert [run["id"] for run in predicted["runs"]] == names
+        for run in predicted["runs"]:
+            assert 0 < run["peak_allocated"] < run["peak_reserved"]
+            assert run["step_seconds"][0] < run["step_seconds"][1]
+
+
+def test_open_runs_on_the_t4_are_within_what_the_page_claims():
+    runs = adapter_page.compared()
+    errors = sorted(abs(run.error("peak_allocated") or 0.0) for run in runs)
+    assert errors[len(errors) // 2] < 0.003 and errors[-1] < 0.02

@@ -68,6 +68,49 @@ CARDS = {  # by the recipe's hardware.name: `h100` is the PCIe card, `8xh100` SX
         ),
     ),
     "h200": Card("H200", _H100_SXM),
+    # Turing multiplies float16 on its tensor cores, and has no bfloat16 (`lacks_bfloat16`).
+    "t4": Card(
+        "Tesla T4",
+        Gpu((7, 5), 40),
+        NominalRates(65e12, 320e9, "NVIDIA T4 data sheet, float16"),
+        Memory(15.6, "14,912 MiB that CUDA shows of 16 GB"),
+    ),
+    "a100": Card(
+        "A100",
+        Gpu((8, 0), 108),
+        NominalRates(312e12, 2.039e12, "NVIDIA A100 data sheet, 80 GB SXM"),
+        Memory(85.9, "81,920 MiB"),
+    ),
+    "3060": Card(
+        "RTX 3060",
+        Gpu((8, 6), 28),
+        NominalRates(25.5e12, 360e9, "NVIDIA GeForce RTX 3060 12 GB; the 3090's matrix rate by units and boost clock"),
+        Memory(12.8, "12,288 MiB"),
+    ),
+    "3090": Card(
+        "RTX 3090",
+        Gpu((8, 6), 82),
+        NominalRates(71e12, 936e9, "NVIDIA Ampere GA102 GPU architecture white paper, GeForce RTX 3090"),
+        Memory(25.7, "24,576 MiB"),
+    ),
+    "4080": Card(
+        "RTX 4080",
+        Gpu((8, 9), 76),
+        NominalRates(97.5e12, 716.8e9, "NVIDIA Ada GPU architecture white paper, GeForce RTX 4080"),
+        Memory(17.1, "16,376 MiB"),
+    ),
+    "l40s": Card(
+        "L40S",
+        Gpu((8, 9), 142),
+        NominalRates(362.05e12, 864e9, "NVIDIA L40S data sheet (half of the rate with sparsity)"),
+        Memory(48.3, "46,068 MiB"),
+    ),
+    "5090": Card(
+        "RTX 5090",
+        Gpu((12, 0), 170),
+        NominalRates(209.5e12, 1.792e12, "NVIDIA RTX Blackwell GPU architecture white paper, GeForce RTX 5090"),
+        Memory(34.1, "32,607 MiB"),
+    ),
 }
 
 SMALL_WORKSPACE = 2 * 4096 * 1024 + 8 * 16 * 1024
@@ -87,6 +130,18 @@ def rates_of(hardware: str) -> NominalRates | None:
     """
     card = CARDS.get(hardware)
     return card.rates if card else None
+
+
+def lacks_bfloat16(hardware: str) -> str | None:
+    """Return why a recipe's hardware.name cannot compute in bfloat16; None if it can, or is not known.
+
+    Tensor cores multiply bfloat16 from compute capability 8.0 on; older cards convert each number to float32.
+    """
+    card = CARDS.get(hardware) or CARDS.get(re.sub(r"^\d+x", "", hardware))
+    if card is None or card.gpu.capability >= (8, 0):
+        return None
+    major, minor = card.gpu.capability
+    return f"a {card.words} does not compute in bfloat16: its compute capability is {major}.{minor}, and 8.0 is needed"
 
 
 def workspace(card: str | tuple[int, int]) -> int:

@@ -30,6 +30,8 @@ def inside(gpu: Gpu) -> dict[Op, Count]:
     counts: dict[Op, Count] = {
         aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
         aten._scaled_dot_product_efficient_attention_backward.default: functools.partial(_efficient_backward, gpu),
+        aten._softmax_backward_data.default: _softmax_backward,
+        aten._safe_softmax.default: _safe_softmax,
     }
     if hasattr(torch.ops.bitsandbytes, "gemm_4bit"):
         counts[torch.ops.bitsandbytes.gemm_4bit.default] = functools.partial(_gemm_4bit, gpu)
@@ -94,6 +96,21 @@ def _gemm_4bit_flops(args: Args, kwargs: Kwargs) -> int:
 # -- attention -----------------------------------------------------------------------------------------------------
 
 
+def _softmax_backward(args: Args, kwargs: Kwargs) -> int:
+    """Return the bytes of gradient times output, which is written out (SoftMax.cu, softmax_backward_cuda_out)."""
+    size: int = args[0].nbytes
+    return size
+
+
+def _safe_softmax(args: Args, kwargs: Kwargs) -> int:
+    """Return the bytes of the softmax before its masked rows are set to zero, and of the mask that finds them.
+
+    Source: aten/src/ATen/native/SoftMax.cpp, _safe_softmax. Attention in plain steps uses it.
+    """
+    size: int = args[0].nbytes + args[0].numel()
+    return size
+
+
 def _flash_backward(args: Args, kwargs: Kwargs) -> int:
     """Return the bytes of float32 softmax_d and dq_accum, and of dk and dv of every query head.
 
@@ -133,6 +150,9 @@ def _blocks(gpu: Gpu, size: int) -> _Blocks:
 def _efficient_backward(gpu: Gpu, args: Args, kwargs: Kwargs) -> int:
     """Return the bytes of the memory-efficient kernel's float32 sums, and of one number per query.
 
+    In float32 the gradients themselves are the sums (kNeedsAccumGradQ), and the number per query comes from a product
+    of output and gradient that is written out (kKernelComputesDelta).
+
     kernel_backward.h, Params::workspace_size, and attention_backward.cu: `delta`; for each block of queries a tile of
     sums with a lock of 16 bytes; where keys' and values' gradients do not stay in registers, a tile of each for every
     part that the keys are split into, which are few or one.
@@ -140,6 +160,8 @@ def _efficient_backward(gpu: Gpu, args: Args, kwargs: Kwargs) -> int:
     qkv: tuple[Tensor, Tensor, Tensor] = args[1:4]
     q, k, v = qkv
     batch, heads, length, size = q.shape
+    if q.dtype == torch.float32:
+        return batch * heads * length * (v.shape[-1] + 1) * 4
     queries, keys, in_registers = _blocks(gpu, max(size, v.shape[-1]))
     tile = 16 + queries * keys * 4
     space = -(-length // queries) * -(-size // keys) * tile

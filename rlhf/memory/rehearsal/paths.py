@@ -78,6 +78,9 @@ def _cuda_patches(stand_in: "StandIn") -> Iterator[passes.Patch]:
     yield patch(F, "dropout", _dropout)
     # CUDA has one kernel for RMSNorm; other devices compute it in plain steps.
     yield patch(F, "rms_norm", _rms_norm)
+    # CUDA's softmax reads float16 and writes float32; other devices copy its input first.
+    for name in ("softmax", "log_softmax"):
+        yield patch(F, name, _softmax_of_halves(getattr(F, name), getattr(torch.ops.aten, f"_{name}").default))
     # AdamW takes its foreach form on CUDA without being asked.
     yield from _optimizers_know_meta("foreach")
     # TRL's fused head folds its tiles in Triton kernels that allocate nothing, and in torch elsewhere.
@@ -131,6 +134,17 @@ def _move_adapter(self: LoraLayer, adapter_name: str, device: object = None) -> 
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     return torch.native_dropout(x, p, True)[0] if training and p > 0 else x
+
+
+def _softmax_of_halves(plain: Callable[..., Tensor], kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a softmax that takes a float16 input to float32 in one kernel, as CUDA does (SoftMax.cpp, softmax)."""
+
+    def softmax(x: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
+        if x.device == META and dim is not None and x.dtype == torch.float16 and dtype == torch.float32:
+            return kernel(x, dim, True)
+        return plain(x, dim, dtype=dtype)
+
+    return softmax
 
 
 def _rms_norm(x: Tensor, shape: list[int], weight: Tensor, eps: float) -> Tensor:

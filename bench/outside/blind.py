@@ -1,0 +1,146 @@
+"""`python -m bench.outside.blind`: predictions for runs whose measured figures nobody here has seen.
+
+Writes blind-t4.json, blind-rtx4080.json and blind-granite.json beside this file, each once: a later correction is a
+second file (--correction 2). Commit the code first; the files name its commit.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from bench.outside import adapter_page, packed
+from bench.outside.adapter_runs import Predicted, predict, rtx4080_setting, t4_runs, t4_setting
+from bench.provenance import code, now, require_committed_code
+from bench.reading import read
+from rlhf.cli import guarded
+from rlhf.errors import UserError
+from rlhf.files import JsonObject, write_json
+from rlhf.memory.card.cards import NominalRates
+from rlhf.memory.projection import CALIBRATED, SPREAD, step_seconds
+
+FOLDER = Path(__file__).parent
+GRANITE = "ibm/PowerLM-3b"
+A100 = NominalRates(312e12, 2.039e12, "NVIDIA A100 data sheet, 80 GB SXM")
+# Where an NF4 base makes activations float32, products run outside the tensor cores.
+T4_FLOAT32 = NominalRates(8.1e12, 320e9, "NVIDIA T4 data sheet, single precision")
+RTX4080_FLOAT32 = NominalRates(48.7e12, 716.8e9, "NVIDIA Ada GPU architecture white paper, GeForce RTX 4080, FP32")
+RTX4080_BFLOAT16 = NominalRates(97.5e12, 716.8e9, f"{RTX4080_FLOAT32.source.removesuffix('FP32')}bfloat16")
+# Assumed: what a process holds of an A100 beside the allocator's segments, in bytes.
+A100_CONTEXT = 500 << 20
+FIRST_STEP = 2.0  # seconds, assumed: loading kernels in the first of two or three steps, whose mean is published
+
+
+class Source(NamedTuple):
+    """Whose settings a file of predictions is for."""
+
+    settings: str
+    unit: str
+    bytes: int  # of the unit
+
+
+SOURCES = {
+    "t4": Source("fitcheck-t4-blind.json", "MiB; seconds", 1 << 20),
+    "rtx4080": Source("canifinetune-rtx4080-blind.json", "GiB; seconds", 1 << 30),
+    "granite": Source("fms-granite-blind.json", "bytes; seconds", 1),
+}
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice([*SOURCES]))
+@click.option(
+    "--correction", default=1, show_default=True, help="Number of the file; the first one is never rewritten."
+)
+def main(names: tuple[str, ...], opened: bool, correction: int) -> None:
+    """Predict the blind runs of the named sources, or of all, and keep the predictions."""
+    require_committed_code()
+    if opened:
+        write_open()
+        return
+    for name in names or SOURCES:
+        file = FOLDER / (f"blind-{name}.json" if correction == 1 else f"blind-{name}-{correction}.json")
+        if file.exists():
+            raise UserError(f"{file} exists: a prediction stays as it is; write a correction with --correction")
+        source = SOURCES[name]
+        content = read(FOLDER / source.settings, dict[str, Any])
+        write_json(
+            file,
+            {
+                "predicted": now(),
+                "code": code(),
+                "source": content["source"],
+                "unit": source.unit,
+                "runs": list(_PREDICTIONS[name](content)),
+            },
+        )
+        click.echo(f"wrote {file}")
+
+
+def write_open() -> None:
+    """Write open-t4.json: figures in MiB by a run's name, once for the runs that repeat it."""
+    runs = {adapter_page.name(run): run for run in t4_runs()}
+    source = Source("fitcheck-t4.json", "MiB", 1 << 20)
+    figures = {name: _adapter_figures(name, predict(t4_setting(run)), source) for name, run in runs.items()}
+    write_json(adapter_page.OPEN, {"predicted": now(), "code": code(), "unit": source.unit, "runs": figures})
+
+
+def _t4(content: JsonObject) -> Iterator[JsonObject]:
+    for run in content["runs"]:
+        found = predict(t4_setting(run))
+        context = content["sessions"][run["session"]]["cuda_context_mib"]
+        yield {
+            **_adapter_figures(run["id"], found, SOURCES["t4"]),
+            "process": found.reserved / (1 << 20) + context,
+            "step_seconds": _interval(_seconds(found, T4_FLOAT32)),
+        }
+
+
+def _rtx4080(content: JsonObject) -> Iterator[JsonObject]:
+    for run in content["runs"]:
+        found = predict(rtx4080_setting(run))
+        four_bit = run["config"]["method"] == "qlora"
+        seconds = _seconds(found, RTX4080_FLOAT32 if four_bit else RTX4080_BFLOAT16)
+        low, high = _interval(seconds)
+        yield {
+            **_adapter_figures(run["id"], found, SOURCES["rtx4080"]),
+            "step_seconds": [low, high + FIRST_STEP / run["config"]["steps"]],
+        }
+
+
+def _granite(content: JsonObject) -> Iterator[JsonObject]:
+    for run in content["runs"]:
+        found = packed.predicted_for(GRANITE, run["base"], run["method"], run["rows"])
+        yield {
+            "id": f"{run['base']}|{run['method']}|{run['rows']}",
+            "peak_allocated": found.allocated,
+            "peak_reserved": found.reserved,
+            "allocated_after_step": found.after_step,
+            "process": found.reserved + A100_CONTEXT,
+            "step_seconds": _interval(step_seconds(found.flops, found.moved, found.launched, A100)),
+        }
+
+
+_PREDICTIONS = {"t4": _t4, "rtx4080": _rtx4080, "granite": _granite}
+
+
+def _adapter_figures(name: str, found: Predicted, source: Source) -> JsonObject:
+    return {
+        "id": name,
+        "peak_allocated": found.allocated / source.bytes,
+        "peak_reserved": found.reserved / source.bytes,
+        **{phase: peak / source.bytes for phase, peak in found.phases.items()},
+    }
+
+
+def _seconds(found: Predicted, card: NominalRates) -> float:
+    return step_seconds(found.work.flops, found.work.moved, found.work.launched, card, CALIBRATED)
+
+
+def _interval(seconds: float) -> list[float]:
+    """Return the interval in which projected seconds are expected."""
+    return [seconds * factor for factor in SPREAD]
+
+
+if __name__ == "__main__":
+    guarded(main)
