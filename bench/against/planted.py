@@ -18,14 +18,22 @@ from bench.against.__main__ import CARD, MICRO_SLOWER, STAGES
 from bench.against.checkout import FOLDER, Checkout
 from bench.against.compare import Comparison, small_functions, with_parents
 from bench.against.judge import Bounds, Change
+from bench.against.sides import Cost, Side
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.cli.options import OneOf, WholeNumber
 from rlhf.errors import UserError
-from rlhf.recipe import StageName
+from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.terminal import say
 
 CPU_RECIPE = CARD.parents[1] / "cpu-tiny" / "v2"
+STEPS = 2
+SMALLER = {
+    "ppo.batch_size": 32,
+    "ppo.rollout_batch_size": 32,
+    "ppo.per_device_train_batch_size": 16,
+    "evaluate.batch_size": 32,
+}
 
 
 class Plant(NamedTuple):
@@ -158,20 +166,41 @@ def plant(name: str, base: Checkout) -> Checkout:
     return Checkout(name, folder, base.python)
 
 
-def changes(old: Checkout, new: Checkout, where: str, rounds: int) -> list[Change]:
-    """Return what the comparison measures of the part of it that should find a plant."""
+def small_recipe() -> PinnedRecipe:
+    """Return the recipe for a CPU with batches of a quarter, which change no ratio and take a quarter of the time."""
+    return recipes.load(CPU_RECIPE, SMALLER)
+
+
+def counts(side: Checkout, loaded: PinnedRecipe, stage: StageName) -> dict[StageName, Cost]:
+    """Return what a stage and those that it builds on count, in one step each."""
+    with Side(side, loaded, STEPS, "hh") as process:
+        process.wait_until_ready()
+        costs = {}
+        for name in with_parents(loaded, [stage], STAGES):
+            process.ask_cost(name, count=True)
+            costs[name] = process.cost()
+        return costs
+
+
+def changes(
+    old: Checkout, new: Checkout, where: str, timed: bool, rounds: int, known: dict[StageName, Cost]
+) -> list[Change]:
+    """Return what the comparison measures where a plant should be found. `known` keeps what the old side counted."""
     bounds = Bounds()
     if where == "micro":
         return small_functions(old, new, rounds, bounds._replace(slower=MICRO_SLOWER), say)
-    loaded = recipes.load(CPU_RECIPE)
-    with Comparison(old, new, loaded, steps=2, shape="hh", bounds=bounds, say=say) as comparison:
-        if where == "card":
-            return comparison.predicted(CARD)
-        stage = recipes.stage_name(where)
-        counted = comparison.counted(with_parents(loaded, [stage], STAGES))
-        return [change for change in counted if change.stage == stage] + comparison.timed([stage], rounds) * bool(
-            rounds
-        )
+    loaded = small_recipe()
+    if where == "card" or timed:
+        with Comparison(old, new, loaded, steps=STEPS, shape="hh", bounds=bounds, say=say) as comparison:
+            if where == "card":
+                return comparison.predicted(CARD)
+            stage = recipes.stage_name(where)
+            comparison.counted(with_parents(loaded, [stage], STAGES))
+            return comparison.timed([stage], rounds)
+    stage = recipes.stage_name(where)
+    if stage not in known:
+        known |= counts(old, loaded, stage)
+    return [*judge.counted(stage, known[stage], counts(new, loaded, stage)[stage], bounds)]
 
 
 @options.command()
@@ -187,6 +216,7 @@ def main(names: tuple[str, ...], same: int, stages: tuple[StageName, ...], round
     """
     base = checkout.unpack("HEAD")
     failed = False
+    known: dict[StageName, Cost] = {}
 
     def note(name: str, lines: Sequence[str], good: bool) -> None:
         nonlocal failed
@@ -198,15 +228,14 @@ def main(names: tuple[str, ...], same: int, stages: tuple[StageName, ...], round
 
     for number in range(same):
         copy = base._replace(name=f"the same, {number + 1}")
-        loaded = recipes.load(CPU_RECIPE)
+        loaded = small_recipe()
         chosen = options.stages_of(loaded, stages, STAGES)
-        with Comparison(base, copy, loaded, steps=2, shape="hh", bounds=Bounds(), say=say) as comparison:
+        with Comparison(base, copy, loaded, steps=STEPS, shape="hh", bounds=Bounds(), say=say) as comparison:
             found = comparison.counted(with_parents(loaded, chosen, STAGES)) + comparison.timed(chosen, rounds)
         lines = judge.verdicts(found)
         note(copy.name, lines, not lines)
     for name in () if same else names or PLANTS:
-        timed = rounds if name in TIMED else 0
-        lines = judge.verdicts(changes(base, plant(name, base), PLANTS[name].where, timed))
+        lines = judge.verdicts(changes(base, plant(name, base), PLANTS[name].where, name in TIMED, rounds, known))
         note(name, lines, bool(lines))
     sys.exit(failed)
 
