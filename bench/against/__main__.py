@@ -54,7 +54,7 @@ MICRO_SLOWER = 0.10  # for calls of microseconds, whose least time also depends 
 )
 @click.option("--counts-only", is_flag=True, help="Time nothing: compare what is counted and predicted.")
 @click.option(
-    "--short", is_flag=True, help="In two minutes, only losses of a quarter; where there is no history, nothing."
+    "--short", is_flag=True, help="In two minutes, only losses of a quarter; where REV cannot be measured, nothing."
 )
 @click.option("--out", type=OUTPUT, metavar="FILE", help="Also write all figures there, as JSON.")
 @click.option("--summary", type=OUTPUT, metavar="FILE", help="Also add the table to this file, as Markdown.")
@@ -81,35 +81,34 @@ def main(
     and hold is counted, which a busy machine does not change; CPU seconds are measured in pairs.
     """
     loaded = options.load(hw, directory, changes)
-    revision = rev or checkout.base_revision()
-    if revision is None:
-        message = "there is no commit to compare with: give REV, or fetch the history (git fetch --unshallow)"
-        if not short:
-            raise UserError(message)
-        print(f"bench-against: SKIPPED, nothing was compared: {message}", file=sys.stderr)
-        return
-    old, new = checkout.unpack(revision), checkout.working_tree()
-    if short:
-        count, rounds = SHORT
-    if counts_only:
-        rounds = 0
-    bounds = GROSS if short else Bounds(slower / 100, larger / 100)
     began = time.monotonic()
-    found = compare(
-        old,
-        new,
-        loaded,
-        options.stages_of(loaded, stages, STAGES),
-        steps=count,
-        rounds=rounds,
-        shape=shape,
-        bounds=bounds,
-        cards=cards or (() if short or stages else (CARD,)),
-        say=say,
-    )
-    if rounds and not (short or stages):
-        micro_bounds = bounds._replace(slower=max(bounds.slower, MICRO_SLOWER))
-        found += small_functions(old, new, rounds, micro_bounds, say)
+    try:
+        old, new = checkout.unpack(rev or base()), checkout.working_tree()
+        if short:
+            count, rounds = SHORT
+        if counts_only:
+            rounds = 0
+        bounds = GROSS if short else Bounds(slower / 100, larger / 100)
+        found = compare(
+            old,
+            new,
+            loaded,
+            options.stages_of(loaded, stages, STAGES),
+            steps=count,
+            rounds=rounds,
+            shape=shape,
+            bounds=bounds,
+            cards=cards or (() if short or stages else (CARD,)),
+            say=say,
+        )
+        if rounds and not (short or stages):
+            micro_bounds = bounds._replace(slower=max(bounds.slower, MICRO_SLOWER))
+            found += small_functions(old, new, rounds, micro_bounds, say)
+    except UserError as error:
+        if not short:
+            raise
+        say(f"bench-against: SKIPPED, nothing was compared: {error}")  # a check of every change, on any checkout
+        return
     title = f"{loaded.name} {loaded.version}: {new.name} beside {old.name}, {time.monotonic() - began:.0f} s"
     lines = judge.verdicts(found)
     table.show(title, found)
@@ -119,10 +118,18 @@ def main(
         with summary.open("a", encoding="utf-8") as file:
             file.write(table.markdown(title, found, lines))
     for line in lines:
-        print(f"worse than {old.name}: {line}", file=sys.stderr)
+        say(f"worse than {old.name}: {line}")
     if not lines:
         print(f"nothing is worse than {old.name}")
     sys.exit(bool(lines))
+
+
+def base() -> str:
+    """Return the commit before the change. Raises UserError where there is no history."""
+    revision = checkout.base_revision()
+    if revision is None:
+        raise UserError("there is no commit to compare with: give REV, or fetch the history (git fetch --unshallow)")
+    return revision
 
 
 def compare(
