@@ -6,7 +6,7 @@ does only ever adds to seconds, so that the least of several are the nearest to 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
 
@@ -92,11 +92,10 @@ def counted(stage: StageName, old: Cost, new: Cost, bounds: Bounds) -> Iterator[
             if what != PEAK or phase or not old["card_peak_bytes"]:
                 yield exact(stage, phase, what, a, b, bounds, total)
     if old["held"] and new["held"]:
-        before_last, after_last = old["held"][-1], new["held"][-1]
-        bound = bounds.of(HELD)
-        if not bounds.gross and growth(new["held"]) - growth(old["held"]) > GROWTH * before_last:
-            bound = 0.0  # what is kept in every step becomes as large as you like
-        yield exact(stage, "", HELD, before_last, after_last, bounds, before_last, bound)
+        before_last = old["held"][-1]
+        change = exact(stage, "", HELD, before_last, new["held"][-1], bounds, before_last)
+        kept = growth(new["held"]) - growth(old["held"]) > GROWTH * before_last  # in every step: that has no limit
+        yield replace(change, bound=0.0, share=1.0) if kept and not bounds.gross else change
 
 
 def growth(held: Sequence[int]) -> float:
@@ -104,14 +103,11 @@ def growth(held: Sequence[int]) -> float:
     return (held[-1] - held[0]) / (len(held) - 1) if len(held) > 1 else 0.0
 
 
-def exact(
-    stage: str, phase: str, what: str, old: float, new: float, bounds: Bounds, whole: float, bound: float | None = None
-) -> Change:
+def exact(stage: str, phase: str, what: str, old: float, new: float, bounds: Bounds, whole: float) -> Change:
     """Return the change of a figure that is the same in every run; `whole` is the stage's, before."""
     ratio = new / old if old else 1.0 if not new else float("inf")
-    allowed = bounds.of(what) if bound is None else bound
     share = (new - old) / whole if whole else ratio - 1
-    return Change(stage, phase, what, old, new, ratio, ratio, allowed, ratio, share)
+    return Change(stage, phase, what, old, new, ratio, ratio, bounds.of(what), ratio, share)
 
 
 def predicted(
