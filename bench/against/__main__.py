@@ -1,5 +1,6 @@
 """`python -m bench.against`: the working tree beside another commit, in time, operations and memory."""
 
+import math
 import sys
 import time
 from dataclasses import asdict
@@ -25,6 +26,7 @@ CARD = ROOT / "recipes" / "4090-llama2-7b" / "v2"  # 4-bit base, gradient checkp
 STAGES: tuple[StageName, ...] = (*steps.STAGES, "evaluate")
 ROUNDS = 3  # pairs of timed runs of each stage, and as many again where one of them looks worse
 SHORT = 1, 2  # steps and rounds of --short
+SHORT_SECONDS = 120  # after which it times no further pair
 GROSS = Bounds(slower=0.25, larger=0.25, gross=True)
 MICRO_SLOWER = 0.10  # for calls of microseconds, whose least time also depends on where the linker put them
 
@@ -93,13 +95,14 @@ def main(
             old,
             new,
             loaded,
-            options.stages_of(loaded, stages, STAGES),
+            options.stages_of(loaded, stages, steps.STAGES if short else STAGES),
             steps=count,
             rounds=rounds,
             shape=shape,
             bounds=bounds,
             cards=cards or (() if short or stages else (CARD,)),
             say=say,
+            most_seconds=SHORT_SECONDS if short else math.inf,
         )
         if rounds and not (short or stages):
             micro_bounds = bounds._replace(slower=max(bounds.slower, MICRO_SLOWER))
@@ -144,9 +147,12 @@ def compare(
     bounds: Bounds,
     cards: tuple[Path, ...],
     say: Say,
+    most_seconds: float,
 ) -> list[Change]:
     """Return the changes of the stages, counted and then timed in `rounds` pairs, and of the cards' predictions."""
-    with Comparison(old, new, loaded, steps=steps, shape=shape, bounds=bounds, say=say) as comparison:
+    with Comparison(
+        old, new, loaded, steps=steps, shape=shape, bounds=bounds, say=say, most_seconds=most_seconds
+    ) as comparison:
         found = [change for card in cards for change in comparison.predicted(card)]
         counted = comparison.counted(with_parents(loaded, stages, STAGES))
         found += [change for change in counted if change.stage in stages]

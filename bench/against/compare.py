@@ -1,6 +1,8 @@
 """Runs both sides in turn and collects what changed."""
 
+import math
 import random
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,10 +31,20 @@ class Comparison:
     """Context manager around the processes of both sides, which stay alive: a start takes longer than a stage."""
 
     def __init__(
-        self, old: Checkout, new: Checkout, loaded: PinnedRecipe, *, steps: int, shape: str, bounds: Bounds, say: Say
+        self,
+        old: Checkout,
+        new: Checkout,
+        loaded: PinnedRecipe,
+        *,
+        steps: int,
+        shape: str,
+        bounds: Bounds,
+        say: Say,
+        most_seconds: float = math.inf,
     ):
         self.old, self.new = Side(old, loaded, steps, shape), Side(new, loaded, steps, shape)
         self.bounds = bounds
+        self._end = time.monotonic() + most_seconds  # after it no further pair is timed
         self._say = say
         self._stack = ExitStack()
         self._order = random.Random()
@@ -71,10 +83,11 @@ class Comparison:
         """Return the changes of the stages' seconds, from `rounds` pairs of runs. The stages have been counted before.
 
         Stages that look worse are measured as often again by new processes, because many figures are compared, of which
-        one may look worse by chance.
+        one may look worse by chance. A stage for which the time does not suffice is left out.
         """
         pairs: dict[StageName, list[tuple[Cost, Cost]]] = {stage: [] for stage in stages}
         self._rounds(pairs, stages, rounds)
+        stages = [stage for stage in stages if len(pairs[stage]) == rounds]
         suspects = [stage for stage in stages if any(c.worse for c in judge.timed(stage, pairs[stage], self.bounds))]
         if suspects:
             self._say(f"{', '.join(suspects)}: looks worse, and is measured again by new processes")
@@ -83,6 +96,7 @@ class Comparison:
                 side.wait_until_ready()
             self._rounds({stage: [] for stage in suspects}, suspects, 1)  # a first run also imports
             self._rounds(pairs, suspects, rounds)
+        stages = [stage for stage in stages if stage not in suspects or len(pairs[stage]) == 2 * rounds]
         return [change for stage in stages for change in judge.timed(stage, pairs[stage], self.bounds)]
 
     def _rounds(
@@ -91,6 +105,9 @@ class Comparison:
         """Add `rounds` pairs of each stage to `pairs`."""
         for number in range(rounds):
             for stage in stages:
+                if time.monotonic() > self._end:
+                    self._say("the time is up: the remaining pairs are not timed")
+                    return
                 self._say(f"round {number + 1} of {rounds}: {stage} of both, in turn")
                 pairs[stage].append(self._pair(stage))
 

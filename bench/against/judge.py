@@ -13,8 +13,8 @@ from typing import NamedTuple
 from bench.against.sides import Cost, Predicted
 from rlhf.recipe import StageName
 
-CPU, WALL, RATE, PEAK, HELD, CARD_PEAK = (
-    *("CPU s", "wall s", "s per token", "peak memory", "held memory", "peak of the card"),
+CPU, WALL, RATE, PEAK, HELD, CARD_PEAK, PROCESS = (
+    *("CPU s", "wall s", "s per token", "peak memory", "held memory", "peak of the card", "process so far"),
 )
 COUNTED = {"flops": "operations", "moved": "bytes moved", "launched": "launches", "reads": "host reads"}
 PREDICTED = {"flops": "operations", "moved": "bytes moved", "launched": "launches", "peak_bytes": PEAK}
@@ -35,7 +35,7 @@ class Bounds(NamedTuple):
 
     def of(self, what: str) -> float | None:
         """Return the bound of a figure; None for one that is shown and never judged."""
-        if what in (WALL, RATE) or (self.gross and what == COUNTED["reads"]):
+        if what in (WALL, RATE, PROCESS) or (self.gross and what == COUNTED["reads"]):
             return None
         return self.larger if what in MEMORY else self.slower
 
@@ -89,7 +89,7 @@ def counted(stage: StageName, old: Cost, new: Cost, bounds: Bounds) -> Iterator[
         names = {**COUNTED, "peak_bytes": PEAK}
         for key, what in names.items():
             a, b, total = before[key], after[key], whole[key]  # type: ignore[literal-required]  # keys of Counts
-            if what != PEAK or phase or not old["card_peak_bytes"]:
+            if what != PEAK or not old["card_peak_bytes"]:  # the card's allocator knows better
                 yield exact(stage, phase, what, a, b, bounds, total)
     if old["held"] and new["held"]:
         before_last = old["held"][-1]
@@ -140,6 +140,8 @@ def timed(stage: StageName, pairs: Sequence[tuple[Cost, Cost]], bounds: Bounds) 
     if all(cost["tokens"] for pair in pairs for cost in pair):
         rates = [tuple(cost["seconds"][""]["cpu"] / cost["tokens"] for cost in pair) for pair in pairs]
         yield spread(stage, "", RATE, [(a, b) for a, b in rates], bounds, whole)
+    resident: list[tuple[float, float]] = [(old["peak_rss_bytes"], new["peak_rss_bytes"]) for old, new in pairs]
+    yield spread(stage, "", PROCESS, resident, bounds, max(old for old, _ in resident))
     for phase in pairs[0][0]["card_peak_bytes"]:
         peaks = [(o["card_peak_bytes"][phase], n["card_peak_bytes"].get(phase, 0)) for o, n in pairs]
         yield spread(stage, phase, CARD_PEAK, peaks, bounds, max(old for old, _ in peaks))

@@ -184,7 +184,7 @@ def counts(side: Checkout, loaded: PinnedRecipe, stage: StageName) -> dict[Stage
 
 
 def all_counted(base: Checkout, names: Sequence[str], at_once: int) -> Iterator[tuple[str, list[Change]]]:
-    """Yield each plant's name with what the counts of its stage say. `at_once` processes run, which changes no count."""
+    """Yield each plant's name with what its stage counts. `at_once` processes run, which changes no count."""
     loaded = small_recipe()
     stages = {name: recipes.stage_name(PLANTS[name].where) for name in names}
     with ThreadPoolExecutor(at_once) as pool:

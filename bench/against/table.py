@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 
-from bench.against.judge import CARD_PEAK, COUNTED, CPU, HELD, PEAK, RATE, WALL, Change
+from bench.against.judge import CARD_PEAK, COUNTED, CPU, HELD, PEAK, PROCESS, RATE, WALL, Change
 from rlhf.terminal import screen
 from rlhf.terminal.tables import rows_table
 
-COLUMNS = (CPU, WALL, RATE, *COUNTED.values(), PEAK, HELD, CARD_PEAK)
+COLUMNS = (CPU, WALL, RATE, *COUNTED.values(), PEAK, HELD, CARD_PEAK, PROCESS)
 NOTE = (
     "Ratios of new to old; above 1 is worse, = is exactly equal. Seconds: the median of pairs and their interval. "
-    "Operations, bytes, launches, host reads and memory are counted. ! is worse than allowed, beyond its interval."
+    "Operations, bytes, launches, host reads and memory are counted; what the process held so far is not judged. "
+    "! is worse than allowed, beyond its interval."
 )
 
 
