@@ -11,9 +11,8 @@ import click
 from bench import options, provenance, steps
 from bench.against import checkout, judge, table
 from bench.against.checkout import Checkout
-from bench.against.compare import Comparison, Say, small_functions, with_parents
+from bench.against.compare import CARD, MICRO_SLOWER, STAGES, Comparison, Say, small_functions, with_parents
 from bench.against.judge import Bounds, Change
-from bench.paths import ROOT
 from rlhf.cli import guarded
 from rlhf.cli.options import OUTPUT, OneOf, WholeNumber
 from rlhf.errors import UserError
@@ -22,13 +21,10 @@ from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.terminal import say
 
-CARD = ROOT / "recipes" / "4090-llama2-7b" / "v2"  # 4-bit base, gradient checkpointing, PPO: what a CPU's lacks
-STAGES: tuple[StageName, ...] = (*steps.STAGES, "evaluate")
 ROUNDS = 3  # pairs of timed runs of each stage, and as many again where one of them looks worse
 SHORT = 1, 2  # steps and rounds of --short
 SHORT_SECONDS = 120  # after which it times no further pair
 GROSS = Bounds(slower=0.25, larger=0.25, gross=True)
-MICRO_SLOWER = 0.10  # for calls of microseconds, whose least time also depends on where the linker put them
 
 
 @options.command()
@@ -154,7 +150,7 @@ def compare(
         old, new, loaded, steps=steps, shape=shape, bounds=bounds, say=say, most_seconds=most_seconds
     ) as comparison:
         found = [change for card in cards for change in comparison.predicted(card)]
-        counted = comparison.counted(with_parents(loaded, stages, STAGES))
+        counted = comparison.counted(with_parents(loaded, stages))
         found += [change for change in counted if change.stage in stages]
         return found + (comparison.timed(stages, rounds) if rounds else [])
 

@@ -7,24 +7,29 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from bench import steps
 from bench.against import judge, micro
 from bench.against.checkout import Checkout
 from bench.against.judge import Bounds, Change
 from bench.against.sides import Cost, Side
+from bench.paths import ROOT
 from rlhf import recipe as recipes
 from rlhf.recipe import PinnedRecipe, StageName
 
+CARD = ROOT / "recipes" / "4090-llama2-7b" / "v2"  # 4-bit base, gradient checkpointing, PPO: what a CPU's lacks
+STAGES: tuple[StageName, ...] = (*steps.STAGES, "evaluate")
+MICRO_SLOWER = 0.10  # for calls of microseconds, whose least time also depends on where the linker put them
 Say = Callable[[str], None]
 
 
-def with_parents(loaded: PinnedRecipe, stages: Sequence[StageName], order: Sequence[StageName]) -> list[StageName]:
+def with_parents(loaded: PinnedRecipe, stages: Sequence[StageName]) -> list[StageName]:
     """Return the stages with those that they build on, in the order in which they can run."""
     needed = set(stages)
     for stage in stages:
         needed |= {*recipes.parents(loaded.recipe, stage)}
         if stage == "evaluate":
             needed |= {*loaded.recipe.policies()}
-    return [stage for stage in order if stage in needed]
+    return [stage for stage in STAGES if stage in needed]
 
 
 class Comparison:

@@ -15,9 +15,8 @@ import click
 
 from bench import options
 from bench.against import checkout, judge
-from bench.against.__main__ import CARD, MICRO_SLOWER, STAGES
 from bench.against.checkout import FOLDER, Checkout
-from bench.against.compare import Comparison, small_functions, with_parents
+from bench.against.compare import CARD, MICRO_SLOWER, STAGES, Comparison, small_functions, with_parents
 from bench.against.judge import Bounds, Change
 from bench.against.sides import Cost, Side
 from rlhf import recipe as recipes
@@ -177,7 +176,7 @@ def counts(side: Checkout, loaded: PinnedRecipe, stage: StageName) -> dict[Stage
     with Side(side, loaded, STEPS, "hh") as process:
         process.wait_until_ready()
         costs = {}
-        for name in with_parents(loaded, [stage], STAGES):
+        for name in with_parents(loaded, [stage]):
             process.ask_cost(name, count=True)
             costs[name] = process.cost()
         return costs
@@ -205,7 +204,7 @@ def otherwise(base: Checkout, name: str, rounds: int) -> list[Change]:
         if where == "card":
             return comparison.predicted(CARD)
         stage = recipes.stage_name(where)
-        comparison.counted(with_parents(loaded, [stage], STAGES))
+        comparison.counted(with_parents(loaded, [stage]))
         return comparison.timed([stage], rounds)
 
 
@@ -239,7 +238,7 @@ def main(
         loaded = small_recipe()
         chosen = options.stages_of(loaded, stages, STAGES)
         with Comparison(base, copy, loaded, steps=STEPS, shape="hh", bounds=Bounds(), say=say) as comparison:
-            found = comparison.counted(with_parents(loaded, chosen, STAGES)) + comparison.timed(chosen, rounds)
+            found = comparison.counted(with_parents(loaded, chosen)) + comparison.timed(chosen, rounds)
         lines = judge.verdicts(found)
         note(copy.name, lines, not lines)
     chosen_plants = [] if same else [name for name in PLANTS if name in (names or PLANTS)]

@@ -83,8 +83,8 @@ def changed_work(before: Works, now: Works) -> Iterator[str]:
     """
     for stage, phases in before.items():
         for phase, old in phases.items():
-            new = now.get(stage, {}).get(phase)
-            for key, count in old.items() if new else ():
+            new = now.get(stage, {}).get(phase, old)
+            for key, count in old.items():
                 change = new[key] / count - 1 if count else float(new[key] > 0)
                 if abs(change) > WORK:
                     direction = "more" if change > 0 else "fewer"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.against import judge, planted
+from bench.against import judge
 from bench.against.checkout import Checkout
 from bench.against.compare import Comparison, with_parents
 from bench.against.judge import Bounds, Change
@@ -31,7 +31,7 @@ def compared(tmp_path: Path, *plants: str, rounds: int = 0) -> list[Change]:
     loaded = recipe.load(RECIPE, SIZES)
     old, new = code(tmp_path / "old"), code(tmp_path / "new", *plants)
     with Comparison(old, new, loaded, steps=2, shape="hh", bounds=Bounds(), say=lambda line: None) as comparison:
-        stages = with_parents(loaded, ["ppo"], planted.STAGES)
+        stages = with_parents(loaded, ["ppo"])
         assert stages == ["sft", "rm", "ppo"]
         changes = comparison.counted(stages)
         return changes + (comparison.timed(["sft"], rounds) if rounds else [])
@@ -40,7 +40,7 @@ def compared(tmp_path: Path, *plants: str, rounds: int = 0) -> list[Change]:
 @pytest.mark.slow
 def test_equal_code_has_equal_counts(tmp_path):
     changes = compared(tmp_path, rounds=2)
-    counted = [change for change in changes if change.what not in (judge.CPU, judge.WALL, judge.RATE)]
+    counted = [change for change in changes if change.what not in judge.MEASURED]
     assert {change.stage for change in counted} == {"sft", "rm", "ppo"} and len(counted) > 50
     assert [change.text() for change in counted if change.old != change.new] == []
     assert {change.phase for change in changes if change.what == judge.CPU} >= {"train", "load", judge.REST}

@@ -8,12 +8,15 @@ import torch
 from click.testing import CliRunner
 
 from bench.against import __main__ as against
-from bench.against import checkout, judge, micro, planted, table
+from bench.against import checkout, compare, judge, micro, planted, table
 from bench.against.judge import Bounds, Change
 from bench.against.sides import Cost, Counts, Predicted
 from bench.against.worker import Clock, Counter
 from bench.paths import ROOT
+from rlhf import recipe
 from rlhf.errors import UserError
+from rlhf.recipe import StageName
+from tests.helpers import RECIPE
 
 
 def counts(flops: int = 1000, moved: int = 1000, launched: int = 100, reads: int = 10, peak: int = 1000) -> Counts:
@@ -160,6 +163,57 @@ def test_small_functions_are_compared_by_name():
     runs = [({"test_a": 1.0, "test_gone": 1.0}, {"test_a": 1.2, "test_new": 1.0})] * 3
     (change,) = micro.changes(runs, Bounds(slower=0.1))
     assert worse(change) == ["micro/a CPU s"]
+
+
+# -- in turn ----------------------------------------------------------------------------------------------------------
+
+
+class Answers(compare.Comparison):
+    """A comparison whose pairs are given: of (old, new) seconds in turn, the last one from then on."""
+
+    def __init__(self, *seconds: tuple[float, float], most_seconds: float = 60.0):
+        tree = checkout.working_tree()
+        super().__init__(
+            *(tree, tree, recipe.load(RECIPE)),
+            steps=1,
+            shape="hh",
+            bounds=Bounds(),
+            say=lambda line: None,
+            most_seconds=most_seconds,
+        )
+        self.seconds = [*seconds]
+        self.starts = 0
+        for side in (self.old, self.new):
+            side.restart = self._start_again  # type: ignore[method-assign]
+            side.wait_until_ready = lambda: None  # type: ignore[method-assign]
+
+    def _start_again(self) -> None:
+        self.starts += 1
+
+    def _pair(self, stage: StageName) -> tuple[Cost, Cost]:
+        old, new = self.seconds.pop(0) if len(self.seconds) > 1 else self.seconds[0]
+        return cost(old, 4.0), cost(new, 4.0)
+
+
+SLOWER, EQUAL = (10.0, 12.0), (10.0, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "starts", "expected"),
+    [
+        ([EQUAL], 0, []),
+        ([SLOWER], 2, ["ppo CPU s", "ppo/the rest CPU s"]),
+        ([SLOWER, SLOWER, SLOWER, SLOWER, EQUAL], 2, []),  # by chance; the fourth pair is the first of new processes
+    ],
+)
+def test_what_looks_worse_is_measured_again_by_new_processes(seconds, starts, expected):
+    answers = Answers(*seconds)
+    assert worse(*answers.timed(["ppo"], 3)) == expected
+    assert answers.starts == starts
+
+
+def test_a_stage_is_not_judged_when_the_time_is_up():
+    assert Answers(SLOWER, most_seconds=0.0).timed(["ppo"], 2) == []
 
 
 # -- the other side ---------------------------------------------------------------------------------------------------
