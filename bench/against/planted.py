@@ -51,7 +51,7 @@ PLANTS = {
         "rlhf/objectives/logprobs.py",
         "normaliser = logits.logsumexp(1)",
         "copied = logits.clone()\n            normaliser = copied.logsumexp(1)",
-        "ppo",
+        "card",  # with the CPU's small vocabulary it costs less than is allowed
     ),
     "item in the loop": Plant(
         "rlhf/rollout/library_decoding.py",
@@ -89,7 +89,7 @@ PLANTS = {
     "leak per step": Plant(
         "rlhf/stages/ppo.py",
         ADVANCE,
-        ADVANCE + "            learner.__dict__.setdefault('kept', []).append(batch.kl)\n",
+        ADVANCE + "            learner.__dict__.setdefault('kept', []).append(batch)\n",
         "ppo",
     ),
     "slower tokenizer": Plant(
