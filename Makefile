@@ -48,6 +48,8 @@ GPU ?=
 CHECK_ARGS ?=
 ## SHOW_ARGS  more arguments for `make data-show`, for example "--rows 20 --only unfinished"
 SHOW_ARGS ?=
+## REV        commit, branch or tag for `make bench-against` [where the branch left main; on main the commit before]
+REV ?=
 ## BENCH_ARGS more arguments for a benchmark, for example "--steps 4 --shape longest" for `make bench`
 BENCH_ARGS ?=
 
@@ -93,7 +95,7 @@ VENV ?= .venv
 ## EXTRAS     extras of pyproject.toml [gpu,math,report,serve,tracking; dev, docs, wandb, trackio when needed]
 EXTRAS ?= $(subst $(space),$(comma),$(strip gpu math report serve tracking $(filter wandb trackio,$(REPORT_TO)) \
           $(if $(filter $(for_dev),$(MAKECMDGOALS)),dev) $(filter docs,$(MAKECMDGOALS))))
-for_dev := test test-image fuzz lint bench-micro bench-gpu
+for_dev := test test-image fuzz lint bench-micro bench-gpu bench-against
 ## PIP_ARGS   more arguments for pip, for example "--extra-index-url URL" (for torch without CUDA, see README.md)
 PIP_ARGS ?=
 
@@ -289,17 +291,19 @@ test-image: setup ## build the image for a CPU and train in it as another user, 
 ##@ Measure
 bench: $(ready) ## measure steps of sft, rm, ppo, rloo, grpo, dpo: memory, tokens/s, projected hours, verdicts
 	@$(python) -m bench $(strip $(recipe) $(sets) $(price) $(BENCH_ARGS))
+bench-against: setup ## compare this code with REV's: time, measured in turn, and counted operations and memory
+	@$(VENV)/bin/python -m bench.against $(strip $(if $(REV),--rev '$(REV)') $(recipe) $(sets) $(BENCH_ARGS))
 bench-ablation: $(ready) ## measure the published ways to save memory, one at a time, in steps of SFT
 	@$(python) -m bench.ablation $(strip $(recipe) $(sets) $(BENCH_ARGS))
-bench-micro: setup ## measure small functions with pytest-benchmark
-	@$(VENV)/bin/python -m pytest bench/micro --benchmark-only -q $(BENCH_ARGS)
+bench-micro: setup ## measure small functions with pytest-benchmark; each run is kept in .benchmarks
+	@$(VENV)/bin/python -m pytest bench/micro --benchmark-only --benchmark-autosave -q $(BENCH_ARGS)
 bench-gpu: setup ## measure what only a GPU can show (BENCH_ARGS="--box 55m"; --dry-run needs none)
 	@$(VENV)/bin/python -m bench.gpu $(BENCH_ARGS)
 bench-memory: $(ready) ## compare predicted with measured peaks, in two steps of every stage that is predicted
 	@$(python) -m bench.memory measure $(strip $(recipe) $(sets) $(BENCH_ARGS))
 bench-outside: setup ## compare predicted memory with GPU runs that others measured (BENCH_ARGS="--only lora")
 	@$(VENV)/bin/python -m bench.outside $(BENCH_ARGS)
-budgets: setup ## fail if a predicted peak is not as pinned, by +3 % or -1 % (BENCH_ARGS=--write: pin anew)
+budgets: setup ## fail if predicted memory, operations or launches are not as pinned (BENCH_ARGS=--write: pin anew)
 	@$(VENV)/bin/python -m bench.memory pinned $(BENCH_ARGS)
 results-index: setup ## write results/README.md from the records, and recipes/README.md from the recipes
 	@$(VENV)/bin/python -m bench.results

@@ -67,6 +67,9 @@ def main(
     problems = show(loaded, record, price)
     earlier = comparable(loaded, record)
     problems += compare.losses_since(earlier, record)
+    if others := [other for other in stored_records(record) if other not in earlier]:
+        title = "records of another machine or setting, with which nothing is compared"
+        rows_table(title, ("date", "machine", "threads", "stage: tokens/s"), map(beside_row, others))
     if not earlier and not loaded.modified:
         print(
             f"no record in {folder_of(record)} can be compared with this one of {compare.machine(record)}: nothing was "
@@ -214,13 +217,27 @@ def new_file(record: StepsRecord) -> Path:
     return folder_of(record) / f"{provenance.in_file_name(provenance.now())}_{commit}_{record['shape']}.json"
 
 
+def stored_records(record: StepsRecord) -> list[StepsRecord]:
+    """Return the stored records of the same recipe, kind of device and shape, the newest first."""
+    files = sorted(folder_of(record).glob(f"*_{record['shape']}.json"), reverse=True)
+    return [read(file, StepsRecord) for file in files]
+
+
 def comparable(loaded: PinnedRecipe, record: StepsRecord) -> list[StepsRecord]:
     """Return the stored records with which a new one can be compared, the newest first; none for a changed recipe."""
     if loaded.modified:
         return []
-    files = sorted(folder_of(record).glob(f"*_{record['shape']}.json"), reverse=True)
-    stored = [read(file, StepsRecord) for file in files]
-    return [earlier for earlier in stored if compare.difference(earlier, record) is None]
+    return [earlier for earlier in stored_records(record) if compare.difference(earlier, record) is None]
+
+
+def beside_row(record: StepsRecord) -> tuple[str, ...]:
+    """Return the table row of a record that is only shown."""
+    speeds = (
+        f"{stage} {row['tokens_per_second']:,.0f}"
+        for stage, row in record["stages"].items()
+        if "tokens_per_second" in row
+    )
+    return record["date"], compare.machine(record), str(compare.threads(record) or "-"), ", ".join(speeds)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,11 @@
-"""Comparison of a benchmark's record with those before it: stages that need more time or memory."""
+"""Comparison of a benchmark's record with those before it: stages that need more time or memory.
+
+On a GPU the memory that torch's allocator counted is compared. On a CPU only the growth in a step is: what a process
+holds resident differs by a tenth between runs of the same code. `make bench-against` counts what tensors hold there.
+"""
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from bench.clocks import clock_of
 from bench.kinds import Spread, StageSteps, StepsRecord
@@ -8,25 +13,39 @@ from rlhf.recipe import StageName
 from rlhf.terminal.wording import gb
 
 MEMORY, SPEED = 0.03, 0.10  # more than these shares is a loss
+GROWTH = 0.003  # share of the resident bytes by which a step may grow more than before: 3 % in ten steps
+
+
+class Loss(NamedTuple):
+    """What a stage or phase needs more of: `figure` is `fit`, `memory`, `growth` or `time`."""
+
+    place: str
+    figure: str
+    text: str
+
+    def line(self) -> str:
+        """Return the loss as a line that begins with its place."""
+        return f"{self.place} {self.text}" if self.figure == "fit" else f"{self.place}: {self.text}"
 
 
 def losses_since(earlier: Sequence[StepsRecord], after: StepsRecord) -> list[str]:
-    """Return a line for each stage and phase that needs more than in an earlier record, with the newest such record.
+    """Return a line for each figure of a stage or phase that is worse than in an earlier record, the newest of these.
 
     `earlier` has the newest first. All count, because several losses that are small each time can be large together.
     """
-    lines: dict[str, str] = {}  # by stage or phase
+    lines: dict[tuple[str, str], str] = {}  # by place and figure
     for before in earlier:
-        for line in losses(before, after):
-            lines.setdefault(line.partition(":")[0], f"since {before['date']}: {line}")
+        for loss in losses(before, after):
+            lines.setdefault((loss.place, loss.figure), f"since {before['date']}: {loss.line()}")
     return list(lines.values())
 
 
-def losses(before: StepsRecord, after: StepsRecord) -> Iterator[str]:
-    """Yield a line for each stage and phase of two records that needs more memory or time than before.
+def losses(before: StepsRecord, after: StepsRecord) -> Iterator[Loss]:
+    """Yield what each stage and phase of two records needs more of than before.
 
-    Memory is compared as it is. A time is a loss when its median is more than SPEED above the old one and the two
-    ranges from quartile to quartile do not overlap. Records that differ in more are not compared (ValueError).
+    Memory of a GPU is compared as it is. A growth or a time is a loss when its median is more than GROWTH or SPEED
+    above the old one and the two ranges from quartile to quartile do not overlap. Records that differ in more are not
+    compared (ValueError).
     """
     if reason := difference(before, after):
         raise ValueError(reason)
@@ -35,7 +54,7 @@ def losses(before: StepsRecord, after: StepsRecord) -> Iterator[str]:
         if old is None or old.get("out_of_memory"):
             continue
         if new.get("out_of_memory"):
-            yield f"{stage} no longer fits"
+            yield Loss(stage, "fit", "no longer fits")
             continue
         yield from _memory(stage, old, new)
         for phase, seconds in new["phase_seconds"].items():
@@ -71,19 +90,22 @@ def machine(record: StepsRecord) -> str:
     return device["name"] + (f": {device['model']}" if "model" in device else "")
 
 
-def _memory(stage: StageName, old: StageSteps, new: StageSteps) -> Iterator[str]:
-    on_gpu = new["peak_vram_bytes"] is not None
-    before, after = (row["peak_vram_bytes"] if on_gpu else row["peak_rss_bytes"] for row in (old, new))
+def _memory(stage: StageName, old: StageSteps, new: StageSteps) -> Iterator[Loss]:
     phases = {
         f"{stage}/{p}": (o, (new.get("phase_peak_bytes") or {}).get(p))
         for p, o in (old.get("phase_peak_bytes") or {}).items()
     }
-    for name, (a, b) in {stage: (before, after), **phases}.items():
+    for place, (a, b) in {stage: (old["peak_vram_bytes"], new["peak_vram_bytes"]), **phases}.items():
         if a and b and b / a - 1 > MEMORY:
-            yield f"{name}: peak memory {b / a - 1:+.1%}, {gb(a)} to {gb(b)} GB"
+            yield Loss(place, "memory", f"peak memory {b / a - 1:+.1%}, {gb(a)} to {gb(b)} GB")
+    if "growth_bytes" in old and "growth_bytes" in new:
+        before, after = old["growth_bytes"], new["growth_bytes"]
+        more = after["median"] - before["median"]
+        if more > GROWTH * old["peak_rss_bytes"] and after["low"] > before["high"]:
+            yield Loss(stage, "growth", f"memory grows in every step, by {gb(after['median'], 3)} GB")
 
 
-def _time(name: str, old: Spread, new: Spread) -> Iterator[str]:
+def _time(place: str, old: Spread, new: Spread) -> Iterator[Loss]:
     change = new["median"] / old["median"] - 1 if old["median"] else 0.0
     if change > SPEED and new["low"] > old["high"]:
-        yield f"{name}: {change:+.0%}, {old['median']:.3g} to {new['median']:.3g} s"
+        yield Loss(place, "time", f"{change:+.0%}, {old['median']:.3g} to {new['median']:.3g} s")

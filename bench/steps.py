@@ -3,6 +3,7 @@
 Seconds are CPU seconds of the process on a CPU, and wall seconds on a GPU; each row names its clock.
 """
 
+import itertools
 import statistics
 import subprocess
 import sys
@@ -99,7 +100,7 @@ def stage_steps(folder: Path) -> StageSteps:
     phases = {name: [row[prefix + name] for row in rows] for name in names}
     tops = [name for name in names if "/" not in name]
     step = [sum(values) for values in zip(*(phases[name] for name in tops), strict=True)]
-    return {
+    measured: StageSteps = {
         "clock": "cpu" if prefix else "wall",
         "step_seconds": spread(step),
         "phase_seconds": {name: spread(values) for name, values in phases.items()},
@@ -116,6 +117,10 @@ def stage_steps(folder: Path) -> StageSteps:
         "adapter_bytes": sum(file.stat().st_size for file in folder.glob("adapter/*.safetensors")) or None,
         "predicted_peak_vram_bytes": summary["predicted_peak_vram_bytes"],
     }
+    if cpu and len(rows) > 1 and all("memory_bytes" in row for row in rows):
+        held = [round(row["memory_bytes"]) for row in rows]
+        measured["growth_bytes"] = spread([after - before for before, after in itertools.pairwise(held)])
+    return measured
 
 
 def spread(values: Sequence[float]) -> Spread:

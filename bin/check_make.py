@@ -32,7 +32,7 @@ RUN_STAGES = (*TRAIN, "serve")  # which first merges
 OF_RUNS = (*TRAIN, "chat", "score", "serve", "report", "ab", "judge")
 ON_DEVICE = (*TRAIN, "chat", "score", "serve", "reproduce", "bench", "bench-ablation", "bench-memory")
 IN_CONTAINER = (*ON_DEVICE, "fetch", "image", "shell", "engine")
-BENCHMARKS = ("bench", "bench-ablation", "bench-memory", "bench-peer-supervised")
+BENCHMARKS = ("bench", "bench-against", "bench-ablation", "bench-memory", "bench-peer-supervised")
 OF_RECIPES = ("setup", *OF_RUNS, "reproduce", "plan", "fetch", *BENCHMARKS, "bench-gpu", "image", "shell", "engine")
 
 # The targets that read a variable; it would change nothing in others. Variables that are not listed are for all.
@@ -56,6 +56,7 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
     "GPU": (*ON_DEVICE, "bench-gpu", "shell"),
     "CHECK_ARGS": ("data-check",),
     "SHOW_ARGS": ("data-show",),
+    "REV": ("bench-against",),
     "BENCH_ARGS": tuple(target for target in TARGETS if target.startswith("bench") or target == "budgets"),
     "STAGE": ("chat",),
     "TEMPERATURE": ("chat",),
@@ -84,10 +85,10 @@ INSTEAD = {
 }
 # Their values stand between apostrophes in the Makefile's commands.
 QUOTED = (
-    *("BASE", "DATA", "FILES", "FIT", "HW", "MODEL", "ONLY", "OUT", "PRICE", "RECIPE", "REPORT_TO", "REUSE"),
+    *("BASE", "DATA", "FILES", "FIT", "HW", "MODEL", "ONLY", "OUT", "PRICE", "RECIPE", "REPORT_TO", "REUSE", "REV"),
     *("RUN", "SEEDS", "SET", "STOP_ON", "TEMPERATURE", "URL", "WEIGHTS"),
 )
-ONE_WORD = ("RECIPE", "RUN", "RUNTIME", "STAGE", "VENV", "WEIGHTS")
+ONE_WORD = ("RECIPE", "REV", "RUN", "RUNTIME", "STAGE", "VENV", "WEIGHTS")
 OF_A_RUN = ("HW", "RECIPE", "DATA", "WEIGHTS", "OUT", "SEED")  # a run directory names their values
 NEEDED = ("IMAGE", "OUT", "PYTHON", "VENV")  # an empty value would stand for none
 CHOICES = {

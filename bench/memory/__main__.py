@@ -36,8 +36,8 @@ def cli() -> None:
 def pinned(write: bool, only: Path | None) -> None:
     """Compare what is predicted for every recipe with its predicted.json.
 
-    Exit code 1 where a phase grew, or needs more of the card, or a decoding step has more operations or one that a
-    graph cannot hold.
+    Exit code 1 where a phase grew, needs more of the card, or computes, moves or launches another amount, or a decoding
+    step has more operations or one that a graph cannot hold.
     """
     failed, directories = False, [only.resolve()] if only else budgets.pinned_recipes(ROOT / "recipes")
     with Predictor() as predictor:
@@ -45,12 +45,16 @@ def pinned(write: bool, only: Path | None) -> None:
             loaded = recipes.load(directory)
             peaks = pins.peaks(predictor, loaded)
             step, problems = pins.decoding_step(predictor, loaded)
-            needed = pins.needs(predictor, loaded)
+            needed, work = pins.needs(predictor, loaded), pins.work(predictor, loaded)
             if write:
-                pins.pin(directory, peaks, step, budgets.strategies(predictor, loaded), needed)
+                pins.pin(directory, peaks, step, budgets.strategies(predictor, loaded), needed, work)
             else:
                 problems += budgets.changed_peaks(budgets.pinned(directory), peaks)
                 problems += budgets.changed_needs(budgets.pinned_needs(directory), needed)
+                pinned_work = budgets.pinned_work(directory)
+                problems += budgets.changed_work(pinned_work, work)
+                if not pinned_work:
+                    click.echo(f"{os.path.relpath(directory, ROOT)}: its operations are not pinned yet", err=True)
                 problems += budgets.more_operations(budgets.pinned_step(directory), step)
             for line in problems:
                 failed = True

@@ -12,7 +12,7 @@ from rlhf.errors import UserError, no_such
 from rlhf.memory import published_figures
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
-from rlhf.memory.prediction_file import FILE, Needs, Peaks, Pinned, Step
+from rlhf.memory.prediction_file import FILE, Needs, Peaks, Pinned, Step, Works
 from rlhf.memory.strategies import StrategyCost, costs_alone
 from rlhf.recipe import PinnedRecipe
 from rlhf.run import reader
@@ -20,6 +20,8 @@ from rlhf.terminal.wording import GB, gb
 
 MORE = 0.03  # by which a phase's peak or need may exceed what is pinned
 LESS = 0.01  # by which it may fall below
+WORK = 0.01  # by which operations, bytes and launches of a phase may differ, which are counted
+NAMES = {"flops": "matrix operations", "moved": "bytes moved", "launched": "launches"}
 
 
 def pinned_recipes(root: Path) -> list[Path]:
@@ -67,6 +69,26 @@ def changed_needs(before: Needs, now: Needs) -> Iterator[str]:
             elif not round(old * (1 - LESS)) <= new <= round(old * (1 + MORE)):
                 direction = "more" if new > old else "less"
                 yield f"{stage}/{phase} needs {abs(new / old - 1):.1%} {direction} of the card: {gb(new)} GB"
+
+
+def pinned_work(directory: Path) -> Works:
+    """Return what each phase computes, moves and launches as it is pinned; empty where none is."""
+    return content(directory).work
+
+
+def changed_work(before: Works, now: Works) -> Iterator[str]:
+    """Yield one line for each pinned phase that computes, moves or launches more or less than `WORK` allows.
+
+    Phases that come and go are named by `changed_peaks`. Less is named too: what stays pinned would hide a later loss.
+    """
+    for stage, phases in before.items():
+        for phase, old in phases.items():
+            new = now.get(stage, {}).get(phase, old)
+            for key, count in old.items():
+                change = new[key] / count - 1 if count else float(new[key] > 0)
+                if abs(change) > WORK:
+                    direction = "more" if change > 0 else "fewer"
+                    yield f"{stage}/{phase}: {abs(change):.1%} {direction} {NAMES[key]}, {count:,} to {new[key]:,}"
 
 
 def more_operations(before: Step, now: Step) -> Iterator[str]:

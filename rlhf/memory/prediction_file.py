@@ -15,9 +15,11 @@ from rlhf.run.records import Record
 from rlhf.terminal.wording import GB
 
 FILE = "predicted.json"
+WORK = ("flops", "moved", "launched")  # of rlhf.memory.phases.Work: operations of products, bytes, operations
 
 Peaks = dict[StageName, dict[str, Parts]]  # stage -> phase -> component -> bytes
 Needs = dict[StageName, dict[str, int]]  # stage -> phase -> bytes of the card that the phase needs beside the driver
+Works = dict[StageName, dict[str, dict[str, int]]]  # stage -> phase -> one of WORK -> count, of two steps
 Step = dict[str, dict[str, int]]  # role -> "per_layer" and "outside" -> operations of a decoding step
 
 
@@ -28,6 +30,7 @@ class Pinned(Record):
     stages: Peaks
     decoding_step: Step = Field(default_factory=dict)
     needed: Needs = Field(default_factory=dict)
+    work: Works = Field(default_factory=dict)
     strategies: dict[str, StrategyCost] = Field(default_factory=dict)
 
 
@@ -50,6 +53,17 @@ def needs(predictor: Predictor, loaded: PinnedRecipe) -> Needs:
             if phase.needed_bytes is not None
         }
     return {stage: phases for stage, phases in needed.items() if phases}
+
+
+def work(predictor: Predictor, loaded: PinnedRecipe) -> Works:
+    """Return what each phase of the rehearsed steps computes, moves and launches."""
+    return {
+        stage: {
+            name: {key: getattr(phase.work, key) for key in WORK}
+            for name, phase in predictor.predict(loaded, stage).phases.items()
+        }
+        for stage in predicted_stages(loaded.recipe)
+    }
 
 
 def card_needs(needed: Needs) -> dict[StageName, int]:
@@ -75,13 +89,21 @@ def decoding_step(predictor: Predictor, loaded: PinnedRecipe) -> tuple[Step, lis
     return step, [f"decoding step of {role}: {reason}" for role, n in operations.items() for reason in n.unsafe]
 
 
-def pin(directory: Path, stages: Peaks, step: Step, costs: Mapping[str, StrategyCost] | None, needed: Needs) -> None:
+def pin(
+    directory: Path,
+    stages: Peaks,
+    step: Step,
+    costs: Mapping[str, StrategyCost] | None,
+    needed: Needs,
+    worked: Works | None = None,
+) -> None:
     """Write predicted.json into a recipe's folder.
 
     It has the peaks of the phases of `stages` in bytes by component, the operations of a decoding `step`, the `costs`
-    of the strategies if known, and what each phase `needed`.
+    of the strategies if known, what each phase `needed`, and what it `worked`.
     """
     content: dict[str, object] = {"unit": "bytes, predicted", "stages": stages, "decoding_step": step, "needed": needed}
+    content["work"] = worked or {}
     if costs:
         content["strategies"] = {name: cost._asdict() for name, cost in costs.items()}
     pinned = Pinned.model_validate(content)

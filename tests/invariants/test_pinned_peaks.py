@@ -34,3 +34,4 @@ def test_no_phase_of_a_recipe_has_grown(predictor, directory):
     now = pins.peaks(predictor, loaded)
     assert list(budgets.changed_peaks(budgets.pinned(directory), now)) == []
     assert list(budgets.changed_needs(budgets.pinned_needs(directory), pins.needs(predictor, loaded))) == []
+    assert list(budgets.changed_work(budgets.pinned_work(directory), pins.work(predictor, loaded))) == []

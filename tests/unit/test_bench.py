@@ -88,7 +88,7 @@ def test_the_same_record_is_no_loss():
     ],
 )
 def test_a_planted_loss_is_caught_and_noise_is_not(values, expected):
-    losses = list(compare.losses(RECORD, changed(**values)))
+    losses = [loss.line() for loss in compare.losses(RECORD, changed(**values))]
     assert losses == [] if expected is None else [line for line in losses if line.startswith(expected)] == losses != []
 
 
@@ -117,10 +117,33 @@ def test_records_of_another_recipe_or_shape_are_not_compared(key):
         list(compare.losses(RECORD, other))
 
 
-def test_without_a_gpu_the_memory_of_the_process_counts():
+def test_no_loss_hides_another_of_the_same_stage_or_phase():
+    """A phase that is both larger and slower has two lines, and so has a stage; each since the newest record."""
+    after = changed(
+        phase_seconds=seconds(2.0, 1.9, 2.1), peak_vram_bytes=11_000_000_000, phase_peak_bytes={"train": 9_900_000_000}
+    )
+    assert compare.losses_since([RECORD, RECORD], after) == [
+        "since 2026-01-01: sft: peak memory +10.0%, 10.00 to 11.00 GB",
+        "since 2026-01-01: sft/train: peak memory +10.0%, 9.00 to 9.90 GB",
+        "since 2026-01-01: sft/train: +100%, 1 to 2 s",
+    ]
+
+
+def grown(median: float, low: float, high: float, **values) -> StepsRecord:
+    """A record of a CPU whose process grows by these bytes in a step."""
     none = {"peak_vram_bytes": None, "phase_peak_bytes": None}
-    before, now = changed(**none), changed(**none, peak_rss_bytes=1_100_000_000)
-    assert list(compare.losses(before, now)) == ["sft: peak memory +10.0%, 1.00 to 1.10 GB"]
+    return changed(**none, growth_bytes={"median": median, "low": low, "high": high, "n": 7}, **values)
+
+
+def test_what_a_process_holds_is_no_loss_but_its_growth_in_every_step_is():
+    """What is resident spreads by a tenth in equal code. 4 MB more in every step of 1 GB are 4 % in ten steps."""
+    before = grown(0, -1e6, 1e6)
+    assert not list(compare.losses(before, grown(0, -1e6, 1e6, peak_rss_bytes=1_100_000_000)))
+    (leak,) = compare.losses(before, grown(4e6, 2e6, 5e6))
+    assert leak.line() == "sft: memory grows in every step, by 0.004 GB"
+    assert not list(compare.losses(before, grown(2e6, 2e6, 2e6))), "within the limit"
+    assert not list(compare.losses(before, grown(4e6, 5e5, 9e6))), "the spreads of the steps overlap"
+    assert not list(compare.losses(changed(), grown(4e6, 2e6, 5e6))), "an older record does not say"
 
 
 def test_records_of_other_devices_are_not_compared():
@@ -173,6 +196,9 @@ def test_only_records_of_the_same_processor_are_compared(tmp_path, monkeypatch):
     for name, device in stored.items():
         (folder / f"2026-01-01_{name}_hh.json").write_text(json.dumps(now | {"device": device, "date": name}))
     assert bench.comparable(loaded, now) == []
+    assert [bench.beside_row(record)[1] for record in bench.stored_records(now)] == [
+        "cpu: Processor B" if name == "other" else "cpu" for name in sorted(stored, reverse=True)
+    ]
     with pytest.raises(ValueError, match="records of cpu: Processor B and cpu: Processor A cannot be compared"):
         list(compare.losses({**now, "device": other}, now))
     (folder / "2025-01-01_mine_hh.json").write_text(json.dumps(now | {"date": "mine"}))

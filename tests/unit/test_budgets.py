@@ -10,7 +10,7 @@ from bench.paths import ROOT
 from rlhf.memory import prediction_file as pins
 from rlhf.memory.phases import PeakPart
 from rlhf.memory.predict import PREDICTED_STAGES
-from rlhf.memory.prediction_file import Needs, Peaks
+from rlhf.memory.prediction_file import Needs, Peaks, Works
 from rlhf.recipe import StageName
 
 DIRECTORIES = budgets.pinned_recipes(ROOT / "recipes")
@@ -103,9 +103,36 @@ def test_more_operations_than_are_pinned_are_named():
     ]
 
 
+WORKS: Works = {
+    "ppo": {
+        "score": {"flops": 1000, "moved": 500, "launched": 100},
+        "update": {"flops": 3000, "moved": 900, "launched": 300},
+    }
+}
+
+
+def test_an_extra_pass_is_named_with_its_phase():
+    """One more forward pass of the critic in scoring, where there were four: a quarter more operations and launches."""
+    more: Works = {"ppo": WORKS["ppo"] | {"score": {"flops": 1250, "moved": 504, "launched": 125}}}
+    assert list(budgets.changed_work(WORKS, more)) == [
+        "ppo/score: 25.0% more matrix operations, 1,000 to 1,250",
+        "ppo/score: 25.0% more launches, 100 to 125",
+    ]
+    assert next(budgets.changed_work(more, WORKS)) == "ppo/score: 20.0% fewer matrix operations, 1,250 to 1,000"
+    assert list(budgets.changed_work(WORKS, WORKS)) == []
+
+
+def test_work_where_there_was_none_is_named():
+    before: Works = {"ppo": {"load": {"flops": 0, "moved": 0, "launched": 0}}}
+    after: Works = {"ppo": {"load": {"flops": 7, "moved": 0, "launched": 0}}}
+    assert list(budgets.changed_work(before, after)) == ["ppo/load: 100.0% more matrix operations, 0 to 7"]
+    assert list(budgets.changed_work(before, {})) == [], "a phase that is gone is named by its peak"
+
+
 def test_pinned_peaks_are_read_as_they_were_written(tmp_path: Path):
     needed: Needs = {"ppo": {"update": 1000}}
-    pins.pin(tmp_path, PEAKS, STEP, None, needed)
+    pins.pin(tmp_path, PEAKS, STEP, None, needed, WORKS)
+    assert budgets.pinned_work(tmp_path) == WORKS
     assert budgets.pinned_needs(tmp_path) == needed
     assert budgets.pinned(tmp_path) == PEAKS
     assert budgets.pinned_step(tmp_path) == STEP

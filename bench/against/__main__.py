@@ -1,0 +1,174 @@
+"""`python -m bench.against`: the working tree beside another commit, in time, operations and memory."""
+
+import math
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from bench import options, provenance, steps
+from bench.against import checkout, judge, table
+from bench.against.checkout import Checkout
+from bench.against.compare import CARD, MICRO_SLOWER, STAGES, Comparison, Say, small_functions, with_parents
+from bench.against.judge import Bounds, Change
+from rlhf.cli import guarded
+from rlhf.cli.options import OUTPUT, OneOf, WholeNumber
+from rlhf.errors import UserError
+from rlhf.files import write_json
+from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe.choices import LengthsShape
+from rlhf.terminal import say
+
+ROUNDS = 3  # pairs of timed runs of each stage, and as many again where one of them looks worse
+SHORT = 1, 2  # steps and rounds of --short
+SHORT_SECONDS = 120  # after which it times no further pair
+GROSS = Bounds(slower=0.25, larger=0.25, gross=True)
+
+
+@options.command()
+@click.option("--rev", metavar="REV", help="Commit, branch or tag. [default: where the branch left main]")
+@options.HW
+@options.RECIPE
+@options.stages(STAGES)
+@options.SET
+@click.option("--steps", "count", default=2, show_default=True, type=WholeNumber(min=1), help="Steps of a stage.")
+@click.option("--rounds", default=ROUNDS, show_default=True, type=WholeNumber(min=2), help="Timed runs of each side.")
+@click.option("--shape", default="hh", show_default=True, type=OneOf(["hh", "longest"]), help="Length of rows.")
+@click.option(
+    "--slower", default=5.0, show_default=True, type=click.FloatRange(min=0), help="Allowed per cent of time."
+)
+@click.option(
+    "--larger", default=2.0, show_default=True, type=click.FloatRange(min=0), help="Allowed per cent of memory."
+)
+@click.option(
+    "--card",
+    "cards",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Recipe of a card whose predictions are compared; may be repeated. [default: recipes/4090-llama2-7b/v2]",
+)
+@click.option("--counts-only", is_flag=True, help="Time nothing: compare what is counted and predicted.")
+@click.option(
+    "--short", is_flag=True, help="In two minutes, only losses of a quarter; where REV cannot be measured, nothing."
+)
+@click.option("--out", type=OUTPUT, metavar="FILE", help="Also write all figures there, as JSON.")
+@click.option("--summary", type=OUTPUT, metavar="FILE", help="Also add the table to this file, as Markdown.")
+def main(
+    rev: str | None,
+    hw: str,
+    directory: Path | None,
+    stages: tuple[StageName, ...],
+    changes: tuple[str, ...],
+    count: int,
+    rounds: int,
+    shape: LengthsShape,
+    slower: float,
+    larger: float,
+    cards: tuple[Path, ...],
+    counts_only: bool,
+    short: bool,
+    out: Path | None,
+    summary: Path | None,
+) -> None:
+    """Run a few steps of each stage with the code of REV and with this, in turn, and compare what they cost.
+
+    Exit code 1: a figure is worse than is allowed, beyond its interval. What torch's operations compute, move, launch
+    and hold is counted, which a busy machine does not change; CPU seconds are measured in pairs.
+    """
+    loaded = options.load(hw, directory, changes)
+    began = time.monotonic()
+    try:
+        old, new = checkout.unpack(rev or base()), checkout.working_tree()
+        if short:
+            count, rounds = SHORT
+        if counts_only:
+            rounds = 0
+        bounds = GROSS if short else Bounds(slower / 100, larger / 100)
+        found = compare(
+            old,
+            new,
+            loaded,
+            options.stages_of(loaded, stages, steps.STAGES if short else STAGES),
+            steps=count,
+            rounds=rounds,
+            shape=shape,
+            bounds=bounds,
+            cards=cards or (() if short or stages else (CARD,)),
+            say=say,
+            most_seconds=SHORT_SECONDS if short else math.inf,
+        )
+        if rounds and not (short or stages):
+            micro_bounds = bounds._replace(slower=max(bounds.slower, MICRO_SLOWER))
+            found += small_functions(old, new, rounds, micro_bounds, say)
+    except UserError as error:
+        if not short:
+            raise
+        say(f"bench-against: SKIPPED, nothing was compared: {error}")  # a check of every change, on any checkout
+        return
+    title = f"{loaded.name} {loaded.version}: {new.name} beside {old.name}, {time.monotonic() - began:.0f} s"
+    lines = judge.verdicts(found)
+    table.show(title, found)
+    if out:
+        write_json(out, record(old, loaded, found, lines))
+    if summary:
+        with summary.open("a", encoding="utf-8") as file:
+            file.write(table.markdown(title, found, lines))
+    for line in lines:
+        say(f"worse than {old.name}: {line}")
+    if not lines:
+        print(f"nothing is worse than {old.name}")
+    sys.exit(bool(lines))
+
+
+def base() -> str:
+    """Return the commit before the change. Raises UserError where there is no history."""
+    revision = checkout.base_revision()
+    if revision is None:
+        raise UserError("there is no commit to compare with: give REV, or fetch the history (git fetch --unshallow)")
+    return revision
+
+
+def compare(
+    old: Checkout,
+    new: Checkout,
+    loaded: PinnedRecipe,
+    stages: list[StageName],
+    *,
+    steps: int,
+    rounds: int,
+    shape: LengthsShape,
+    bounds: Bounds,
+    cards: tuple[Path, ...],
+    say: Say,
+    most_seconds: float,
+) -> list[Change]:
+    """Return the changes of the stages, counted and then timed in `rounds` pairs, and of the cards' predictions."""
+    with Comparison(
+        old, new, loaded, steps=steps, shape=shape, bounds=bounds, say=say, most_seconds=most_seconds
+    ) as comparison:
+        found = [change for card in cards for change in comparison.predicted(card)]
+        counted = comparison.counted(with_parents(loaded, stages))
+        found += [change for change in counted if change.stage in stages]
+        return found + (comparison.timed(stages, rounds) if rounds else [])
+
+
+def record(old: Checkout, loaded: PinnedRecipe, found: list[Change], lines: list[str]) -> dict[str, object]:
+    """Return what is kept of a comparison: what was compared, on which machine, every figure and the verdicts."""
+    return {
+        "date": provenance.now(),
+        "code": provenance.code(),
+        "against": old.name,
+        "device": provenance.describe_for(loaded.recipe),
+        "recipe": f"{loaded.name} {loaded.version}",
+        "recipe_sha256": loaded.sha256,
+        "overrides": loaded.overrides,
+        "changes": [asdict(change) for change in found],
+        "worse": lines,
+    }
+
+
+if __name__ == "__main__":
+    guarded(main)

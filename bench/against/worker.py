@@ -1,0 +1,254 @@
+"""One side of a comparison: a process that runs stages with the code of a checkout, and says what they cost.
+
+It is started as a file, `python -P bench/against/worker.py RECIPE CHANGES STEPS SHAPE`, in the checkout that it
+measures; CHANGES are those of the recipe, as JSON. The checkout may be older than this file, which therefore uses only
+torch and what has changed little in `rlhf`: the command line, the names of the blocks by which
+`torch.profiler.record_function` marks phases, `few_steps`, which shortens the stages, and `Predictor`.
+
+It reads questions, one JSON object a line: {"stage": NAME, "out": FOLDER, "count": BOOL}, or {"predict": FOLDER} with a
+card's recipe. It answers each with a line, {"cost": ...}, {"predicted": ...} or {"error": MESSAGE}, whose parts
+bench/against/sides.py describes. The first line that it writes names the checkout whose code it runs.
+"""
+
+import gc
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+PHASES = ("load", "evaluate", "references", "train", "rollout", "prefill", "decode", "score", "update", "merge")
+OPTIMIZER_STEP = "Optimizer.step#"  # how torch names the block of an optimizer's step
+ENTER_BLOCK = torch.ops.profiler._record_function_enter_new.default
+LEAVE_BLOCK = torch.ops.profiler._record_function_exit._RecordFunction
+# These allocate and launch nothing on a device.
+EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+PICKS = {"embedding", "index", "index_select", "gather"}  # these read as much as they write
+
+
+class Clock:
+    """CPU and wall seconds of each phase, by its path. One inside another counts for both."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self._open: list[tuple[str, float, float]] = []
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Take the time of every block of `record_function` that is a phase."""
+        block = torch.profiler.record_function
+        enter, leave = block.__enter__, block.__exit__
+
+        def enter_timed(this: Any) -> Any:
+            if this.name in PHASES:
+                self._open.append((this.name, time.process_time(), time.perf_counter()))
+            return enter(this)  # type: ignore[no-untyped-call]
+
+        def leave_timed(this: Any, *problem: Any) -> Any:
+            left = leave(this, *problem)
+            if this.name in PHASES:
+                path = "/".join(name for name, *_ in self._open)
+                _, cpu, wall = self._open.pop()
+                self.seconds[path][0] += time.process_time() - cpu
+                self.seconds[path][1] += time.perf_counter() - wall
+            return left
+
+        block.__enter__, block.__exit__ = enter_timed, leave_timed  # type: ignore[method-assign]  # undone below
+        try:
+            yield
+        finally:
+            block.__enter__, block.__exit__ = enter, leave  # type: ignore[method-assign]
+
+
+class Counter(TorchDispatchMode):
+    """Counts what torch's operations compute, move, launch and hold in each phase, by its path; "" is the whole stage.
+
+    A count is the same in every run of the same code, however busy the machine is. `held` has the bytes that were alive
+    before each step of an optimizer.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no annotations
+        self.counts: dict[str, dict[str, int]] = {}
+        self.held: list[int] = []
+        self._alive = 0
+        self._storages: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}  # by id: bytes
+        self._open: list[str | None] = []
+        self._here = [self._phase("")]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is ENTER_BLOCK or func is LEAVE_BLOCK:
+            out = func(*args, **kwargs)
+            self._cross(args[0] if func is ENTER_BLOCK else None)
+            return out
+        out = func(*args, **kwargs)
+        name = func._schema.name.removeprefix("aten::")
+        outputs = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+        new = False
+        for x in outputs:
+            new |= self._follow(x)
+        self._add("reads", torch.Tag.data_dependent_output in func.tags)
+        if name in EMPTY or not (new or func._schema.is_mutable):
+            return out
+        self._add("launched", 1)
+        flops = _flops(func, args, kwargs, out)
+        if flops is not None:
+            self._add("flops", flops)
+        else:
+            written = sum(x.nbytes for x in outputs)
+            inputs = tree_leaves((args, kwargs)) if name not in PICKS else outputs
+            self._add("moved", written + sum(x.nbytes for x in inputs if isinstance(x, torch.Tensor)))
+        return out
+
+    def _cross(self, entered: str | None) -> None:
+        """Note that a block begins, by its name, or that the innermost one ends."""
+        if entered is not None and entered.startswith(OPTIMIZER_STEP):
+            gc.collect()  # what only a cycle keeps is garbage that Python has not collected yet
+            self.held.append(self._alive)
+        if entered is not None:
+            self._open.append(entered if entered in PHASES else None)
+        else:
+            self._open.pop()
+        names = [name for name in self._open if name]
+        self._here = [self._phase("/".join(names[:depth])) for depth in range(len(names) + 1)]
+        self._note_peak()
+
+    def _phase(self, path: str) -> dict[str, int]:
+        return self.counts.setdefault(path, dict.fromkeys(("flops", "moved", "launched", "reads", "peak_bytes"), 0))
+
+    def _add(self, key: str, amount: int) -> None:
+        for phase in self._here:
+            phase[key] += amount
+
+    def _note_peak(self) -> None:
+        for phase in self._here:
+            phase["peak_bytes"] = max(phase["peak_bytes"], self._alive)
+
+    def _follow(self, tensor: torch.Tensor) -> bool:
+        """Follow a tensor's storage until it is released. Return whether it is new."""
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        if key in self._storages or not storage.nbytes():
+            return False
+        self._storages[key] = storage.nbytes(), weakref.ref(storage, lambda _: self._release(key))
+        self._alive += storage.nbytes()
+        self._note_peak()
+        return True
+
+    def _release(self, key: int) -> None:
+        self._alive -= self._storages.pop(key)[0]
+
+
+def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int | None:
+    """Return the floating-point operations of a matrix product; None of any other operation."""
+    name = func._schema.name.removeprefix("aten::")
+    if name == "_scaled_dot_product_flash_attention_for_cpu":
+        return int(sdpa_flop_count(*(x.shape for x in args[:3])))
+    if name == "_scaled_dot_product_flash_attention_for_cpu_backward":
+        return int(sdpa_backward_flop_count(*(x.shape for x in args[:4])))
+    packet = func._overloadpacket
+    if packet not in flop_registry:  # torch has no product that is added in place, such as addmm_
+        packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
+    return int(flop_registry[packet](*args, **kwargs, out_val=out)) if packet in flop_registry else None
+
+
+def cost(run_stage: Callable[[], None], folder: Path, count: bool) -> dict[str, Any]:
+    """Run a stage. Return what it cost: counted or timed, because counting takes time."""
+    gc.collect()
+    counter = Counter() if count else None
+    clock = Clock()
+    cpu, wall = time.process_time(), time.perf_counter()
+    with clock.running(), counter or nullcontext():
+        run_stage()
+    clock.seconds[""] = [time.process_time() - cpu, time.perf_counter() - wall]
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return {
+        "seconds": {path: {"cpu": cpu, "wall": wall} for path, (cpu, wall) in clock.seconds.items()},
+        "counts": counter.counts if counter else {},
+        "held": counter.held if counter else [],
+        "tokens": tokens(folder / "telemetry.jsonl"),
+        "card_peak_bytes": summary.get("phase_peak_bytes") or {},
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def tokens(file: Path) -> int:
+    """Return the tokens of a stage's steps; 0 of a stage that takes none."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    return sum(json.loads(line).get("tokens", 0) for line in lines)
+
+
+def prediction(recipe: Path) -> dict[str, dict[str, dict[str, int]]]:
+    """Return what is predicted for the stages of a card's recipe and their phases."""
+    from rlhf import recipe as recipes
+    from rlhf.memory.predict import Predictor, predicted_stages
+
+    loaded = recipes.load(recipe)
+    with Predictor() as predictor:
+        return {
+            stage: {
+                name: {
+                    "flops": phase.work.flops,
+                    "moved": phase.work.moved,
+                    "launched": phase.work.launched,
+                    "peak_bytes": phase.peak_bytes,
+                }
+                for name, phase in predictor.predict(loaded, stage).phases.items()
+            }
+            for stage in predicted_stages(loaded.recipe)
+        }
+
+
+def main() -> None:
+    """Answer questions until there are no more."""
+    recipe, given, steps, shape = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whatever a stage prints shall not stand between the answers
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import rlhf
+    from rlhf import recipe as recipes
+    from rlhf.cli import cli
+    from rlhf.memory.rehearsal.short_runs import few_steps
+
+    def run(arguments: list[str]) -> None:
+        cli.main(arguments, standalone_mode=False)
+
+    loaded = recipes.load(recipe, given)
+    changes = loaded.with_changes(few_steps(loaded.recipe, steps, cast(Any, shape))).overrides
+    sets = [part for key, value in changes.items() for part in ("--set", f"{key}={recipes.as_yaml(value)}")]
+    print(json.dumps({"root": str(Path(rlhf.__file__).parents[1])}), file=answers, flush=True)
+    for line in sys.stdin:
+        question = json.loads(line)
+        try:
+            if "predict" in question:
+                answer: dict[str, Any] = {"predicted": prediction(Path(question["predict"]))}
+            else:
+                arguments = ["run", question["stage"], "--recipe", str(recipe), "--out", question["out"]]
+                folder = Path(question["out"], loaded.name, loaded.version, question["stage"])
+                answer = {"cost": cost(partial(run, [*arguments, "--no-preflight", *sets]), folder, question["count"])}
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
