@@ -17,12 +17,15 @@ import pytest
 import yaml
 
 import rlhf
+from bench import docs_tables
 from bench.gpu.command import command as bench_gpu
 from bench.gpu.plan import ITEMS, choose, seconds
 from bench.memory import budgets
 from rlhf import cli, recipe
+from rlhf.errors import UserError
 from rlhf.memory import prediction_file
 from rlhf.recipe import plain_yaml, schema_model
+from rlhf.recipe.strict import Section
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -173,12 +176,6 @@ def _own(texts: dict[str, str], module: Path) -> str:
     """What the tree says about a module's folder; the folder's own name does not count as one of its modules."""
     folder = str(module.parent).removeprefix(".")
     return re.sub(r"\w+/", "", texts.get(folder, ""))
-
-
-def test_the_tables_of_predicted_memory_are_those_that_are_pinned():
-    page = (ROOT / "docs/memory.md").read_text()
-    assert budgets.peaks_table(ROOT / "recipes") in page
-    assert budgets.strategies_table(ROOT / "recipes/h100-mistral-7b/v1") in page
 
 
 def test_the_predicted_peaks_of_the_readme_are_those_that_are_pinned():
@@ -371,72 +368,58 @@ def test_the_names_of_our_targets_lead_to_their_metrics():
     assert {(target.name, target.metric) for target in targets} == named
 
 
-def rows_of(heading: str) -> dict[str, str]:
-    """Key and default of every row of a section of docs/recipes.md."""
+@pytest.mark.parametrize("page", docs_tables.pages(), ids=lambda page: page.name)
+def test_tables_are_as_make_docs_tables_writes_them(page):
+    text = page.read_text()
+    assert docs_tables.written(text) == text, "run `make docs-tables`"
+
+
+def test_every_section_of_a_recipe_has_tables():
     page = (ROOT / "docs/recipes.md").read_text()
-    section = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", page, re.M | re.S)
-    assert section, f"docs/recipes.md has no section {heading}"
-    rows = re.findall(r"^\| `(\w+)` \| (\S+) \|", section[1], re.M)
-    assert len(dict(rows)) == len(rows), "a key is explained twice"
-    return dict(rows)
+    shown = {name for names in re.findall(r"^<!-- keys (.+) -->", page, re.M) for name in names.split()}
+    assert shown == {"recipe", *sections_of(recipe.Recipe)}
 
 
-TRAINERS = (recipe.Pretrain, recipe.Sft, recipe.Rm, recipe.Dpo)
-
-
-@pytest.mark.parametrize(
-    ("heading", "kinds"),
-    [
-        ("hardware", (recipe.Hardware,)),
-        ("model", (recipe.Model,)),
-        ("model.architecture", (recipe.Architecture,)),
-        ("tokenizer", (recipe.Tokenizer,)),
-        ("data", (recipe.Data,)),
-        ("data.toy", (recipe.Toy,)),
-        ("data.sums", (recipe.Sums,)),
-        ("data.lengths", (recipe.Lengths,)),
-        ("lora", (recipe.Lora,)),
-        ("pretrain, sft, rm, dpo", TRAINERS),
-        ("ppo", (recipe.Ppo,)),
-        ("rloo, grpo", (recipe.Rloo, recipe.Grpo)),
-        ("evaluate", (recipe.Evaluate,)),
-        ("merge", (recipe.Merge,)),
-    ],
-)
-def test_every_key_of_a_recipe_is_explained_with_its_default(heading, kinds):
-    fields = {key: field for kind in kinds for key, field in kind.model_fields.items()}
-    defaults = {
-        key: "–" if field.is_required() else json.dumps(field.default).strip('"') for key, field in fields.items()
-    }
-    assert rows_of(heading) == defaults
-
-
-def largest_values() -> dict[str, set[float]]:
-    """By key, the largest whole number, number of epochs or temperature that the schema takes."""
-    whole = recipe.Recipe.model_json_schema()
-    found: dict[str, set[float]] = {}
-    for section in (whole, *whole["$defs"].values()):
-        for key, field in section.get("properties", {}).items():
-            for kind in field.get("anyOf", [field]):
-                if kind.get("type") == "integer" and key != "subjects":
-                    found.setdefault(key, set()).add(kind.get("maximum", kind.get("exclusiveMaximum", math.inf) - 1))
-                if kind.get("type") == "number":
-                    found.setdefault(key, set()).add(kind.get("maximum", kind.get("exclusiveMaximum", math.inf)))
+def sections_of(kind: type[Section], prefix: str = "") -> set[str]:
+    """The dotted names of all sections that a recipe may have."""
+    found = set()
+    for key, field in kind.model_fields.items():
+        for section in docs_tables.sections(field.annotation):
+            found |= {prefix + key} | sections_of(section, f"{prefix}{key}.")
     return found
 
 
-def test_every_number_of_a_recipe_is_bounded_as_documented():
+@pytest.mark.parametrize(
+    ("rows", "fault"),
+    [
+        ("| `r` | rank |", "lora_alpha of lora has no row"),
+        ("| `r` | rank |\n| `r` | rank |", "r of lora has two rows"),
+        ("| `rank` | rank |", "r of lora has no row"),
+    ],
+)
+def test_a_key_without_its_row_is_named(rows, fault):
+    with pytest.raises(UserError, match=fault):
+        docs_tables.written(f"<!-- keys lora -->\n{rows}\n<!-- /keys lora -->\n")
+
+
+def test_a_new_row_of_name_and_meaning_is_completed():
+    rows = "\n".join(f"| `{key}` | old \\| \\| meaning |" for key in recipe.Merge.model_fields)
+    written = docs_tables.written(f"<!-- keys merge -->\n{rows}\n<!-- /keys merge -->\n")
+    assert "| `base` | `full`, `dequantized` | full | old \\| \\| meaning |" in written
+    assert docs_tables.written(written) == written
+
+
+def test_every_number_of_a_recipe_is_bounded():
+    whole = recipe.Recipe.model_json_schema()
+    for section in (whole, *whole["$defs"].values()):
+        for key, field in section.get("properties", {}).items():
+            for kind in field.get("anyOf", [field]):
+                if kind.get("type") in ("integer", "number"):
+                    assert min(kind.get("maximum", math.inf), kind.get("exclusiveMaximum", math.inf)) <= 1e30, key
+
+
+def test_the_bounds_of_files_are_documented():
     page = (ROOT / "docs/recipes.md").read_text().partition("## Bounds")[2]
-    rows = re.findall(r"^\| (.*) \| ([0-9,]+) \|$", page, re.M)
-    documented = {key: int(bound.replace(",", "")) for keys, bound in rows for key in re.findall(r"`(\w+)`", keys)}
-    assert "| every other number | 10^30," in page
-    for key, bounds in largest_values().items():
-        (bound,) = bounds
-        if key in documented:
-            assert documented[key] == bound, key
-        else:
-            assert bound <= 1e30, key
-    assert not documented.keys() - largest_values().keys(), "documented, but no key"
     for name in ("MAX_BYTES", "MAX_NODES", "MAX_DEPTH"):
         value = getattr(plain_yaml, name)
         amount = rf"{value >> 10} KiB" if name == "MAX_BYTES" else rf"\b{value:,}\s(values|levels)"
@@ -449,11 +432,6 @@ def test_the_keys_people_change_most_exist():
     rows = _rows(page)[2:]
     keys = [key for row in rows for key in re.findall(r"`([^`]+)`", row[0])]
     assert len(rows) == 10 and all("." in key and _exists(key) for key in keys)
-
-
-def test_every_section_of_a_recipe_is_explained():
-    headings = ", ".join(re.findall(r"^## (.+)$", (ROOT / "docs/recipes.md").read_text(), re.M)).split(", ")
-    assert {*rows_of("recipe")} | {*headings} >= {*recipe.Recipe.model_fields}
 
 
 def test_every_check_is_explained():
