@@ -114,9 +114,8 @@ def _value(kind: dict[str, Any]) -> str:
 
 def _range(kind: dict[str, Any], whole: bool) -> str:
     """Return the bounds of a number in words; every number has both."""
-    low, above, high, below = (
-        kind.get(bound) for bound in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
-    )
+    bounds: list[Any] = [kind.get(name) for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")]
+    low, above, high, below = bounds
     if whole:
         first, last = (above + 1 if low is None else low), (below - 1 if high is None else high)
         return f"{first:,} to {last:,}"
