@@ -1,10 +1,11 @@
-"""Writes the tables of docs/ that say what the code says: keys of recipes, and predicted peaks (`make docs-tables`).
+"""Writes the tables of docs/ that say what the code, a record or a prediction says (`make docs-tables`).
 
 A table stands between `<!-- NAME -->` and `<!-- /NAME -->`. For `keys ppo` its rows name keys of the section `ppo`; all
 columns but the meaning, the last one, are written from the schema. A new key needs a row with its name and its meaning
 in one of the section's tables: "| `key` | meaning |".
 """
 
+import ast
 import json
 import re
 import sys
@@ -12,7 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.memory import budgets
+from bench import layers
+from bench.kinds import LayersRecord, PeerRecord
+from bench.memory import budgets, sizes
+from bench.peer import figures
+from bench.reading import read
+from rlhf.commands import reproduce
 from rlhf.errors import UserError
 from rlhf.recipe import Recipe
 from rlhf.recipe.strict import Section
@@ -21,10 +27,18 @@ ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(<!-- (?P<name>[^/].*?) -->\n)(?P<table>.*?)(<!-- /(?P=name) -->)", re.S)
 ROW = re.compile(r"^\| `(\w+)` \|(?:.*[^\\\n]\|)? (.*) \|$", re.M)
 LARGE = 1e30  # a bound of numbers that only keeps them finite
+PPO_STEPS = "peers/trl-1.12-ppo/cpu_*.json"
 MANY = 8  # values that a text may have; more are explained elsewhere
 TABLES: dict[str, Callable[[], str]] = {
     "peaks": lambda: budgets.peaks_table(ROOT / "recipes"),
     "strategies": lambda: budgets.strategies_table(ROOT / "recipes/h100-mistral-7b/v1"),
+    "sizes": lambda: sizes.table(sizes.content()),
+    "results": lambda: reproduce.table_of(_newest("cpu-tiny/v2/cpu/*.json")),
+    "ppo-step": lambda: figures.markdown(read(_newest(PPO_STEPS), PeerRecord)),
+    "ppo-phases": lambda: figures.phases_table(read(_newest(PPO_STEPS), PeerRecord)),
+    "layers": lambda: layers.markdown(read(_newest("layers/cpu_*.json"), LayersRecord)["summary"]),
+    "modules of rlhf": lambda: _modules(ROOT / "rlhf"),
+    "modules of bench": lambda: _modules(ROOT / "bench"),
 }
 
 
@@ -125,6 +139,27 @@ def _range(kind: dict[str, Any], whole: bool) -> str:
     if below is not None:
         return f"{lowest}, below {below:,g}"
     return lowest if high >= LARGE else f"{lowest}, at most {high:,g}"
+
+
+def _newest(pattern: str) -> Path:
+    """Return the newest of some records; their names begin with the date."""
+    return max((ROOT / "results").glob(pattern), key=lambda file: file.name)
+
+
+def _modules(package: Path) -> str:
+    """Return every folder and every module with a docstring of a package, each with the docstring's first line."""
+    lines = ["| module | what it is |", "|---|---|"]
+    for folder in sorted({file.parent for file in package.rglob("*.py")}):
+        lines.append(f"| **{folder.relative_to(ROOT)}/** | {_summary(folder / '__init__.py')} |")
+        modules = [file for file in sorted(folder.glob("*.py")) if file.stem != "__init__" and _summary(file)]
+        lines += [f"| {file.name} | {_summary(file)} |" for file in modules]
+    return "\n".join(lines)
+
+
+def _summary(file: Path) -> str:
+    """Return the first line of a module's docstring, for a cell of a table."""
+    text = ast.get_docstring(ast.parse(file.read_text())) if file.exists() else None
+    return (text or "").partition("\n")[0].replace("|", "\\|")
 
 
 def pages() -> Iterator[Path]:
