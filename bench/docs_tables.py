@@ -6,6 +6,7 @@ in one of the section's tables: "| `key` | meaning |".
 """
 
 import ast
+import importlib
 import json
 import re
 import sys
@@ -20,7 +21,7 @@ from bench.peer import figures
 from bench.reading import read
 from rlhf.commands import reproduce
 from rlhf.errors import UserError
-from rlhf.recipe import Recipe
+from rlhf.recipe import Recipe, load
 from rlhf.recipe.strict import Section
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +43,29 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
+def _with_limit(cells: list[str]) -> list[str]:
+    """Return a row of limits, `what | limit | set by`, with the value of the constant that sets it."""
+    module, _, constant = cells[2].strip("`").rpartition(".")
+    return [cells[0], f"{getattr(importlib.import_module(f'rlhf.{module}'), constant):,.0f}", cells[2]]
+
+
+def _with_values(cells: list[str], versions: tuple[str, ...]) -> list[str]:
+    """Return a row of settings, which begins with a key, with its values in versions of the recipe for a 24 GB card."""
+    for place, version in enumerate(versions, 1):
+        value: Any = load(ROOT / "recipes/4090-llama2-7b" / version).recipe
+        for part in cells[0].strip("`").split("."):
+            value = getattr(value, part)
+        cells[place] = json.dumps(value).strip('"')
+    return cells
+
+
+FILLED: dict[str, Callable[[list[str]], list[str]]] = {  # tables of which one or two columns are written
+    "limits": _with_limit,
+    "settings that differ": lambda cells: _with_values(cells, ("v1", "v2")),
+    "settings of both": lambda cells: _with_values(cells, ("v2",)),
+}
+
+
 def written(text: str) -> str:
     """Return a page's text with its tables as they should be. Raises UserError where key and row do not match."""
     rows: dict[str, list[str]] = {}
@@ -59,6 +83,10 @@ def written(text: str) -> str:
 
 def _table(name: str, table: str) -> str:
     """Return a table as it should be; one that has another name stays as it is."""
+    if name in FILLED:
+        head, ruler, *rows = table.splitlines(keepends=True)
+        cells = ([cell.strip() for cell in row.strip().strip("|").split(" | ")] for row in rows)
+        return head + ruler + "".join(f"| {' | '.join(FILLED[name](row))} |\n" for row in cells)
     if not name.startswith("keys "):
         return TABLES[name]() + "\n" if name in TABLES else table
     described = fields(name.removeprefix("keys "))
@@ -166,7 +194,7 @@ def pages() -> Iterator[Path]:
     """Yield the pages that have tables to write."""
     for page in sorted((ROOT / "docs").glob("*.md")):
         names = [block["name"] for block in BLOCK.finditer(page.read_text())]
-        if any(name in TABLES or name.startswith("keys ") for name in names):
+        if any(name in TABLES or name in FILLED or name.startswith("keys ") for name in names):
             yield page
 
 
