@@ -187,7 +187,7 @@ def _modules(package: Path) -> str:
 def _summary(file: Path) -> str:
     """Return the first line of a module's docstring, for a cell of a table."""
     text = ast.get_docstring(ast.parse(file.read_text())) if file.exists() else None
-    return (text or "").partition("\n")[0].replace("|", "\\|")
+    return (text or "").partition("\n")[0].replace("|", "\\|").replace("`", "")  # names, not commands to try
 
 
 def pages() -> Iterator[Path]:
