@@ -504,6 +504,34 @@ def test_a_pull_request_with_a_long_subject_is_refused(length, code, tmp_path):
     assert done.returncode == code
 
 
+@pytest.mark.parametrize(
+    ("files", "body", "code"),
+    [
+        (["rlhf/a.py"], "", 1),
+        (["docs/a.md"], "", 0),
+        (["rlhf/a.py", "CHANGELOG.md"], "", 0),
+        (["rlhf/a.py"], "No changelog: a name that nobody sees.", 0),
+    ],
+)
+def test_a_pull_request_that_changes_the_package_without_a_line_in_the_changelog_is_refused(
+    files, body, code, tmp_path
+):
+    steps = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["changelog"]["steps"]
+    git = ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    subprocess.run([*git, "init", "--quiet"], env=environment, check=True)
+    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message", "base"], env=environment, check=True)
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("new")
+    subprocess.run([*git, "add", "."], env=environment, check=True)
+    subprocess.run([*git, "commit", "--quiet", "--message", f"change\n\n{body}"], env=environment, check=True)
+    environment |= {"BASE": "HEAD~1", "HEAD": "HEAD"}
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", steps[-1]["run"]]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
+    assert done.returncode == code
+
+
 @pytest.mark.parametrize("name", ["ci", "release"])
 def test_the_forge_s_jobs_keep_no_token_in_the_checkout(name):
     jobs = yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())["jobs"]
