@@ -110,8 +110,8 @@ def test_every_private_symbol_is_listed_and_used_in_one_module():
             if re.fullmatch(r"_[A-Za-z]\w*", name):
                 users[name].add(str(file.relative_to(ROOT)))
     listed: dict[str, Any] = {}
-    for symbol, file in SYMBOLS.items():
-        listed |= dict.fromkeys(re.findall(r"(?<=[.:])_\w+", symbol), file)
+    for symbol, user in SYMBOLS.items():
+        listed |= dict.fromkeys(re.findall(r"(?<=[.:])_\w+", symbol), user)
     kernels = {name for name in users if name.startswith("_scaled_dot_product_")}
     others = users.keys() - names_of_our_own() - EVERYWHERE - STANDARD - kernels
     assert not others - listed.keys(), {name: users[name] for name in others - listed.keys()}
