@@ -328,6 +328,8 @@ lint: setup ## run ruff, mypy, hadolint and shellcheck
 docs: setup ## build the documentation as a site, build/site; a broken link is an error
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 	@echo 'written to build/site/index.html; with search: python3 -m http.server -d build/site, then http://localhost:8000'
+docs-tables: setup ## write the tables of docs/ that say what the code says; a test compares them
+	@$(VENV)/bin/python -m bench.docs_tables
 lock: $(VENV)/bin/pip ## pin the versions in requirements/cpu.txt, after a change in pyproject.toml
 	@$(VENV)/bin/pip install --quiet $(PIP_ARGS) uv
 	@PATH="$(abspath $(VENV))/bin:$$PATH" requirements/lock.sh

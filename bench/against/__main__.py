@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from bench import options, provenance, steps
+from bench import options, provenance
 from bench.against import checkout, judge, table
 from bench.against.checkout import Checkout
 from bench.against.compare import CARD, MICRO_SLOWER, STAGES, Comparison, Say, small_functions, with_parents
@@ -17,7 +17,7 @@ from rlhf.cli import guarded
 from rlhf.cli.options import OUTPUT, OneOf, WholeNumber
 from rlhf.errors import UserError
 from rlhf.files import write_json
-from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.terminal import say
 
@@ -91,7 +91,7 @@ def main(
             old,
             new,
             loaded,
-            options.stages_of(loaded, stages, steps.STAGES if short else STAGES),
+            options.stages_of(loaded, stages, TRAINING_STAGES if short else STAGES),
             steps=count,
             rounds=rounds,
             shape=shape,

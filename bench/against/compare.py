@@ -7,17 +7,16 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench import steps
 from bench.against import judge, micro
 from bench.against.checkout import Checkout
 from bench.against.judge import Bounds, Change
 from bench.against.sides import Cost, Side
 from bench.paths import ROOT
 from rlhf import recipe as recipes
-from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe import EVALUATE, TRAINING_STAGES, PinnedRecipe, StageName
 
 CARD = ROOT / "recipes" / "4090-llama2-7b" / "v2"  # 4-bit base, gradient checkpointing, PPO: what a CPU's lacks
-STAGES: tuple[StageName, ...] = (*steps.STAGES, "evaluate")
+STAGES: tuple[StageName, ...] = (*TRAINING_STAGES, EVALUATE)
 MICRO_SLOWER = 0.10  # for calls of microseconds, whose least time also depends on where the linker put them
 Say = Callable[[str], None]
 

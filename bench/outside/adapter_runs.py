@@ -134,7 +134,8 @@ def predict(setting: Setting) -> Predicted:
     steps = setting.steps if setting.clears_after else setting.steps - 1
 
     def grown(at_few: float, at_more: float) -> float:
-        return at_few + repeats * (at_more - at_few)
+        result: float = at_few + repeats * (at_more - at_few)
+        return result
 
     few_work, more_work = few.work[STEP], more.work[STEP]
     work = Work(

@@ -162,7 +162,8 @@ def _quantizer(setting: Setting) -> HfQuantizer | None:
         bnb_4bit_compute_dtype=setting.dtype,
         bnb_4bit_use_double_quant=setting.packing != "nf4",
     )
-    return AutoHfQuantizer.from_config(packing)
+    quantizer: HfQuantizer = AutoHfQuantizer.from_config(packing)
+    return quantizer
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:

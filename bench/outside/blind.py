@@ -85,7 +85,7 @@ def write_open() -> None:
     write_json(adapter_page.OPEN, {"predicted": now(), "code": code(), "unit": source.unit, "runs": figures})
 
 
-def _t4(content: JsonObject) -> Iterator[JsonObject]:
+def _t4(content: dict[str, Any]) -> Iterator[JsonObject]:
     for run in content["runs"]:
         found = predict(t4_setting(run))
         context = content["sessions"][run["session"]]["cuda_context_mib"]
@@ -96,7 +96,7 @@ def _t4(content: JsonObject) -> Iterator[JsonObject]:
         }
 
 
-def _rtx4080(content: JsonObject) -> Iterator[JsonObject]:
+def _rtx4080(content: dict[str, Any]) -> Iterator[JsonObject]:
     for run in content["runs"]:
         found = predict(rtx4080_setting(run))
         four_bit = run["config"]["method"] == "qlora"
@@ -108,7 +108,7 @@ def _rtx4080(content: JsonObject) -> Iterator[JsonObject]:
         }
 
 
-def _granite(content: JsonObject) -> Iterator[JsonObject]:
+def _granite(content: dict[str, Any]) -> Iterator[JsonObject]:
     for run in content["runs"]:
         found = packed.predicted_for(GRANITE, run["base"], run["method"], run["rows"])
         yield {

@@ -1,6 +1,9 @@
 """`rlhf recipes` and `fetch`: commands that list the recipes and download what one needs."""
 
+from pathlib import Path
+
 import click
+import yaml
 
 from rlhf import recipe as recipes
 from rlhf.cli.choice import Choice, recipes_root
@@ -15,8 +18,13 @@ from rlhf.terminal.tables import rows_table
 
 @click.command("recipes", cls=StrictCommand)
 @RECIPES
-def list_recipes() -> None:
+@click.option("--show", type=click.Path(path_type=Path), metavar="DIR", help="Print every value of one, defaults too.")
+def list_recipes(show: Path | None) -> None:
     """List the recipes, with their hardware and status."""
+    if show is not None:
+        values = recipes.load(show).recipe.model_dump(mode="json")
+        click.echo(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), nl=False)
+        return
     rows: list[tuple[str, ...]] = []
     root = recipes_root()
     if not recipes.available(root):

@@ -13,8 +13,9 @@ from rlhf.recipe import Recipe
 if TYPE_CHECKING:
     import torch
 
-# Bytes of a card that the driver's context and the kernels' code take outside of torch's allocator. This is a guess for
-# large cards: on a Tesla T4 others measured 140.9 MiB (docs/outside.md). `nvidia-smi` shows it as a process's use above `torch.cuda.memory_reserved`.
+# Bytes of a card that the driver's context and the kernels' code take outside of torch's allocator: `nvidia-smi` shows
+# them as a process's use above `torch.cuda.memory_reserved`. This is a guess for large cards; on a Tesla T4 others
+# measured 140.9 MiB (docs/outside.md).
 CONTEXT_BYTES = 600_000_000
 
 

@@ -14,6 +14,7 @@ from rlhf.recipe.plain_yaml import read_yaml
 from rlhf.recipe.published import Figure
 from rlhf.recipe.released import difference, released_sha256
 from rlhf.recipe.schema import Recipe
+from rlhf.recipe.shared import spread
 from rlhf.recipe.strict import Changes, validate, with_overrides, without_overlap
 
 
@@ -72,7 +73,7 @@ def load(directory: Path, overrides: Mapping[str, JsonValue] | None = None, seed
     content = read_yaml(file)
     overrides = without_overlap(overrides or {})
     changes = overrides if seed is None else {**overrides, "seed": seed}
-    recipe = validate(Recipe, with_overrides(content, changes), file, changes)
+    recipe = validate(Recipe, with_overrides(spread(content, file), changes), file, changes)
     loaded = PinnedRecipe(recipe, directory, content_hash(content), overrides, _figures(directory / "published.yaml"))
     if loaded.released_sha256:
         loaded = loaded._replace(figures=tuple(map(_of_released, loaded.figures)))

@@ -56,11 +56,11 @@ class Optimization(Section):
     learning_rate: Rate
     lr_scheduler_type: Schedule
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)]  # transformers takes 1 for one step, not for all of them
-    weight_decay: NonNegative
+    weight_decay: NonNegative = 0.0
     adam_beta1: Decay = 0.9
-    adam_beta2: Decay
+    adam_beta2: Decay = 0.999
     adam_epsilon: Positive = 1e-8
-    max_grad_norm: Positive
+    max_grad_norm: Positive = 1.0
     optim: Optimizer
     num_train_epochs: Epochs
     max_steps: Steps | None = None  # stops earlier than num_train_epochs
@@ -68,7 +68,7 @@ class Optimization(Section):
     gradient_accumulation_steps: BatchRows
     gradient_checkpointing: bool
     group_by_length: bool
-    max_samples: RowCount | None  # first training rows in the seed's order; null: all
+    max_samples: RowCount | None = None  # first training rows in the seed's order; null: all
     max_eval_samples: RowCount
     logging_steps: Steps
     save_steps: Steps
@@ -138,9 +138,11 @@ class Sft(Dialogues):
 class Rm(Dialogues):
     """The reward model."""
 
-    loss_type: Literal["bradley_terry", "margin_ranking"]  # the default of TRL; MarginRankingLoss of torch.nn
-    margin: NonNegative  # subtracted from the difference of scores
-    center_rewards_coefficient: NonNegative
+    loss_type: Literal["bradley_terry", "margin_ranking"] = (
+        "bradley_terry"  # the default of TRL; MarginRankingLoss of torch.nn
+    )
+    margin: NonNegative = 0.0  # subtracted from the difference of scores
+    center_rewards_coefficient: NonNegative = 0.0
 
     @model_validator(mode="after")
     def _check_loss(self) -> Self:
@@ -191,7 +193,7 @@ class Evaluate(Section):
     batch_size: BatchRows
     response_length: Tokens
     max_prompt_length: Tokens
-    temperature: Temperature
+    temperature: Temperature = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # sample from the fewest tokens with this total probability
     num_samples: Samples = 1  # answers of each policy to each prompt
     bertscore_model: Name | None = None  # folder of a BERT-like encoder; null: no BERTScore

@@ -50,32 +50,32 @@ class OnlineBase(Section):
     adam_beta1: Decay = 0.9
     adam_beta2: Decay = 0.999
     adam_epsilon: Positive = 1e-5  # as in openai/baselines ppo2
-    max_grad_norm: Positive
+    max_grad_norm: Positive = 1.0
     optim: Optimizer
     gradient_checkpointing: bool
     max_prompt_length: Tokens
-    temperature: Temperature
+    temperature: Temperature = 1.0
     # `model`, the reward model, or functions: docs/rewards.md
     reward_funcs: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] = ("model",)
     reward_weights: Annotated[tuple[Finite, ...] | None, AsTuple] = None  # one for each reward; null: 1 each
     reward_timeout: Positive | None = None  # seconds that a call of a reward function may take; null: no limit
     reward_retries: Annotated[int, Field(ge=0, le=1_000)] = 0  # of a call that fails or takes longer
-    kl_estimator: KlEstimator
+    kl_estimator: KlEstimator = "k1"
     kl_penalty: Literal["reward", "loss"] = "reward"  # part of each token's reward, or of the loss
     kl_target: Positive | None = None  # nats per token; the KL coefficient starts as given and follows the target
     kl_adapt_rate: Annotated[float, Field(gt=0, lt=5)] = 0.1  # K_beta of arXiv 1909.08593, section 2.2
     entropy_coef: NonNegative = 0.0
     max_update_kl: Positive | None = None  # an update stops where policy/approxkl_avg of a minibatch exceeds it
-    normalize_scores: bool  # by mean and sd of the reward model's scores on SFT responses to training prompts
+    normalize_scores: bool = True  # by mean and sd of the reward model's scores on SFT responses to training prompts
     norm_responses: Annotated[int, Field(gt=1, le=10_000_000)] = 256  # how many, rounded up to whole batches
     score_clip: Positive | None = None  # limit of the absolute score, after normalisation or sigmoid
-    missing_eos_penalty: NonNegative | None
+    missing_eos_penalty: NonNegative | None = 1.0
     old_logprobs: Literal["recompute", "rollout"] = "recompute"  # in a forward pass, or as noted in sampling
     # Weights for responses that were sampled from another distribution; auto: docs/ppo.md
     sampling_correction: Literal["auto", SamplingCorrection] = "auto"
     sampling_correction_cap: Positive = 3.0  # of a weight, as TRL's vllm_importance_sampling_clip_max
-    max_samples: RowCount | None
-    logging_steps: Steps
+    max_samples: RowCount | None = None
+    logging_steps: Steps = 1
     save_steps: Steps
     eval_steps: Steps  # steps between evaluations on held-out prompts; also at every checkpoint
     max_eval_samples: RowCount
@@ -186,16 +186,16 @@ class Ppo(OnlineBase):
     value_learning_rate: Rate
     response_length: Tokens
     kl_coef: NonNegative
-    gamma: Fraction
+    gamma: Fraction = 1.0
     lam: Fraction
-    cliprange: ClipRange
-    cliprange_value: Positive | None
-    vf_coef: NonNegative
+    cliprange: ClipRange = 0.2
+    cliprange_value: Positive | None = 0.2
+    vf_coef: NonNegative = 1.0
     value_warmup_steps: StepsOrZero = 0  # first steps, in which only the critic learns
-    whiten_advantages: bool
+    whiten_advantages: bool = True
     whiten_rewards: bool = False
     sigmoid_scores: bool = False
-    value_model: CriticKind  # a head on the policy's trunk, or an adapter that starts as `reward`, or as the policy
+    value_model: CriticKind = "adapter"  # a head on the policy, or an adapter that starts as `reward` or the policy
 
     @property
     def model_weight(self) -> float:

@@ -1,6 +1,5 @@
 """The quick share of `make fuzz`, and what its figures rest on: the judge, the limits, the seeds, the page."""
 
-import importlib
 import os
 import random
 import re
@@ -129,14 +128,6 @@ def test_a_case_depends_on_its_seed_alone(tmp_path, group):
     first = [made(index, 3, f"a{index}") for index in range(12)]
     assert first == [made(index, 3, f"b{index}") for index in range(12)]
     assert first != [made(index, 4, f"c{index}") for index in range(12)]
-
-
-def test_the_page_has_the_limits_of_the_code():
-    rows = re.findall(r"^\| [^|]+ \| ([\d,]+) \| `([\w.]+)` \|$", PAGE.read_text(), re.M)
-    assert len(rows) > 10
-    for limit, name in rows:
-        module, _, constant = name.rpartition(".")
-        assert int(limit.replace(",", "")) == getattr(importlib.import_module(f"rlhf.{module}"), constant), name
 
 
 def _tables(text: str) -> list[dict[str, list[str]]]:

@@ -17,12 +17,15 @@ import pytest
 import yaml
 
 import rlhf
+from bench import docs_tables
 from bench.gpu.command import command as bench_gpu
 from bench.gpu.plan import ITEMS, choose, seconds
 from bench.memory import budgets
 from rlhf import cli, recipe
+from rlhf.errors import UserError
 from rlhf.memory import prediction_file
 from rlhf.recipe import plain_yaml, schema_model
+from rlhf.recipe.strict import Section
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -129,36 +132,11 @@ def test_the_index_lists_every_page_once():
     assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.name != "index.md")
 
 
-def folders_of_the_tree(package: str) -> dict[str, str]:
-    """The lines of docs/code.md about each folder of a package, by its path; "" has those about the package itself."""
-    page = (ROOT / "docs/code.md").read_text().split("\n## The tree")[1]
-    tree = re.split(r"\n(?=\w+/)", page.split(f"\n{package}/")[1])[0]
-    texts, above, folder = {"": ""}, "", ""
-    for line in tree.splitlines():
-        if entry := re.match(r"(  (?:  )?)(\w+)/ ", line):
-            nested = len(entry[1]) == 4
-            folder = f"{above}/{entry[2]}" if nested else entry[2]
-            above = above if nested else folder
-        elif re.match(r"  \w+\.py ", line):
-            folder = ""
-        texts[folder] = texts.get(folder, "") + line + "\n"
-    return texts
-
-
 @pytest.mark.parametrize("name", ["rlhf", "bench"])
-def test_the_tree_of_the_code_names_every_module_and_no_other(name):
-    texts = folders_of_the_tree(name)
-    package = ROOT / name
-    modules = {file.relative_to(package) for file in package.rglob("*.py") if not file.stem.startswith("__")}
-    missing = [module for module in modules if not re.search(rf"\b{module.stem}\b", _own(texts, module))]
-    assert not missing, f"not in the tree of docs/code.md: {sorted(map(str, missing))}"
-    assert set(texts) == {str(module.parent).removeprefix(".") for module in modules}
-    files = set(re.findall(r"^  (\w+\.py)", texts[""], re.M))
-    assert files == ({str(module) for module in modules if len(module.parts) == 1} if name == "rlhf" else set())
-
-
-def test_the_tree_of_the_code_fits_a_window():
-    assert not [line for line in (ROOT / "docs/code.md").read_text().splitlines() if len(line) > 120]
+def test_every_module_has_a_docstring_for_the_page_of_the_code(name):
+    page = (ROOT / "docs/code.md").read_text()
+    files = {file.name for file in (ROOT / name).rglob("*.py") if not file.stem.startswith("__")}
+    assert not {file for file in files if f"| {file} | " not in page}
 
 
 def test_modules_that_the_page_about_memory_s_code_names_are_there():
@@ -167,18 +145,6 @@ def test_modules_that_the_page_about_memory_s_code_names_are_there():
     names = set(re.findall(r"`([\w/]+\.py)`", section))
     assert len(names) > 10
     assert not [name for name in names if not (ROOT / ("" if "rlhf/" in name else "rlhf/memory") / name).exists()]
-
-
-def _own(texts: dict[str, str], module: Path) -> str:
-    """What the tree says about a module's folder; the folder's own name does not count as one of its modules."""
-    folder = str(module.parent).removeprefix(".")
-    return re.sub(r"\w+/", "", texts.get(folder, ""))
-
-
-def test_the_tables_of_predicted_memory_are_those_that_are_pinned():
-    page = (ROOT / "docs/memory.md").read_text()
-    assert budgets.peaks_table(ROOT / "recipes") in page
-    assert budgets.strategies_table(ROOT / "recipes/h100-mistral-7b/v1") in page
 
 
 def test_the_predicted_peaks_of_the_readme_are_those_that_are_pinned():
@@ -302,12 +268,6 @@ def settings_rows(heading: str) -> list[list[str]]:
     return [[row[0].strip("`"), *row[1:]] for row in _rows(section) if row[0].startswith("`")]
 
 
-def shows(cell: str, value: Any) -> bool:
-    """Whether a cell shows the value of a recipe's key."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(cell) == value if number else cell == ("null" if value is None else str(value).lower())
-
-
 def test_the_settings_for_24_gb_are_those_of_the_recipes():
     v1, v2 = (
         plain_values(recipe.load(ROOT / "recipes/4090-llama2-7b" / version).recipe.model_dump(mode="json"))
@@ -315,8 +275,8 @@ def test_the_settings_for_24_gb_are_those_of_the_recipes():
     )
     changed, same = settings_rows("What v2 changes"), settings_rows("What both versions have")
     assert len(changed) > 8 and len(same) > 20
-    assert all(shows(before, v1[key]) and shows(after, v2[key]) for key, before, after, _ in changed)
-    assert all(shows(value, v1[key]) and v1[key] == v2[key] for key, value, *_ in same)
+    assert all(v1[key] != v2[key] for key, *_ in changed)
+    assert all(v1[key] == v2[key] for key, *_ in same)
     assert not {row[0] for row in changed} & {row[0] for row in same}
 
 
@@ -371,73 +331,58 @@ def test_the_names_of_our_targets_lead_to_their_metrics():
     assert {(target.name, target.metric) for target in targets} == named
 
 
-def rows_of(heading: str) -> dict[str, str]:
-    """Key and default of every row of a section of docs/recipes.md."""
+@pytest.mark.parametrize("page", docs_tables.pages(), ids=lambda page: page.name)
+def test_tables_are_as_make_docs_tables_writes_them(page):
+    text = page.read_text()
+    assert docs_tables.written(text) == text, "run `make docs-tables`"
+
+
+def test_every_section_of_a_recipe_has_tables():
     page = (ROOT / "docs/recipes.md").read_text()
-    section = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", page, re.M | re.S)
-    assert section, f"docs/recipes.md has no section {heading}"
-    rows = re.findall(r"^\| `(\w+)` \| (\S+) \|", section[1], re.M)
-    assert len(dict(rows)) == len(rows), "a key is explained twice"
-    return dict(rows)
+    shown = {name for names in re.findall(r"^<!-- keys (.+) -->", page, re.M) for name in names.split()}
+    assert shown == {"recipe", *sections_of(recipe.Recipe)}
 
 
-TRAINERS = (recipe.Pretrain, recipe.Sft, recipe.Rm, recipe.Dpo)
-
-
-@pytest.mark.parametrize(
-    ("heading", "kinds"),
-    [
-        ("hardware", (recipe.Hardware,)),
-        ("model", (recipe.Model,)),
-        ("model.architecture", (recipe.Architecture,)),
-        ("tokenizer", (recipe.Tokenizer,)),
-        ("data", (recipe.Data,)),
-        ("data.toy", (recipe.Toy,)),
-        ("data.sums", (recipe.Sums,)),
-        ("data.additions", (recipe.Additions,)),
-        ("data.lengths", (recipe.Lengths,)),
-        ("lora", (recipe.Lora,)),
-        ("pretrain, sft, rm, dpo", TRAINERS),
-        ("ppo", (recipe.Ppo,)),
-        ("rloo, grpo", (recipe.Rloo, recipe.Grpo)),
-        ("evaluate", (recipe.Evaluate,)),
-        ("merge", (recipe.Merge,)),
-    ],
-)
-def test_every_key_of_a_recipe_is_explained_with_its_default(heading, kinds):
-    fields = {key: field for kind in kinds for key, field in kind.model_fields.items()}
-    defaults = {
-        key: "–" if field.is_required() else json.dumps(field.default).strip('"') for key, field in fields.items()
-    }
-    assert rows_of(heading) == defaults
-
-
-def largest_values() -> dict[str, set[float]]:
-    """By key, the largest whole number, number of epochs or temperature that the schema takes."""
-    whole = recipe.Recipe.model_json_schema()
-    found: dict[str, set[float]] = {}
-    for section in (whole, *whole["$defs"].values()):
-        for key, field in section.get("properties", {}).items():
-            for kind in field.get("anyOf", [field]):
-                if kind.get("type") == "integer" and key != "subjects":
-                    found.setdefault(key, set()).add(kind.get("maximum", kind.get("exclusiveMaximum", math.inf) - 1))
-                if kind.get("type") == "number":
-                    found.setdefault(key, set()).add(kind.get("maximum", kind.get("exclusiveMaximum", math.inf)))
+def sections_of(kind: type[Section], prefix: str = "") -> set[str]:
+    """The dotted names of all sections that a recipe may have."""
+    found = set()
+    for key, field in kind.model_fields.items():
+        for section in docs_tables.sections(field.annotation):
+            found |= {prefix + key} | sections_of(section, f"{prefix}{key}.")
     return found
 
 
-def test_every_number_of_a_recipe_is_bounded_as_documented():
+@pytest.mark.parametrize(
+    ("rows", "fault"),
+    [
+        ("| `r` | rank |", "lora_alpha of lora has no row"),
+        ("| `r` | rank |\n| `r` | rank |", "r of lora has two rows"),
+        ("| `rank` | rank |", "r of lora has no row"),
+    ],
+)
+def test_a_key_without_its_row_is_named(rows, fault):
+    with pytest.raises(UserError, match=fault):
+        docs_tables.written(f"<!-- keys lora -->\n{rows}\n<!-- /keys lora -->\n")
+
+
+def test_a_new_row_of_name_and_meaning_is_completed():
+    rows = "\n".join(f"| `{key}` | old \\| \\| meaning |" for key in recipe.Merge.model_fields)
+    written = docs_tables.written(f"<!-- keys merge -->\n{rows}\n<!-- /keys merge -->\n")
+    assert "| `base` | `full`, `dequantized` | full | old \\| \\| meaning |" in written
+    assert docs_tables.written(written) == written
+
+
+def test_every_number_of_a_recipe_is_bounded():
+    whole = recipe.Recipe.model_json_schema()
+    for section in (whole, *whole["$defs"].values()):
+        for key, field in section.get("properties", {}).items():
+            for kind in field.get("anyOf", [field]):
+                if kind.get("type") in ("integer", "number"):
+                    assert min(kind.get("maximum", math.inf), kind.get("exclusiveMaximum", math.inf)) <= 1e30, key
+
+
+def test_the_bounds_of_files_are_documented():
     page = (ROOT / "docs/recipes.md").read_text().partition("## Bounds")[2]
-    rows = re.findall(r"^\| (.*) \| ([0-9,]+) \|$", page, re.M)
-    documented = {key: int(bound.replace(",", "")) for keys, bound in rows for key in re.findall(r"`(\w+)`", keys)}
-    assert "| every other number | 10^30," in page
-    for key, bounds in largest_values().items():
-        (bound,) = bounds
-        if key in documented:
-            assert documented[key] == bound, key
-        else:
-            assert bound <= 1e30, key
-    assert not documented.keys() - largest_values().keys(), "documented, but no key"
     for name in ("MAX_BYTES", "MAX_NODES", "MAX_DEPTH"):
         value = getattr(plain_yaml, name)
         amount = rf"{value >> 10} KiB" if name == "MAX_BYTES" else rf"\b{value:,}\s(values|levels)"
@@ -450,11 +395,6 @@ def test_the_keys_people_change_most_exist():
     rows = _rows(page)[2:]
     keys = [key for row in rows for key in re.findall(r"`([^`]+)`", row[0])]
     assert len(rows) == 10 and all("." in key and _exists(key) for key in keys)
-
-
-def test_every_section_of_a_recipe_is_explained():
-    headings = ", ".join(re.findall(r"^## (.+)$", (ROOT / "docs/recipes.md").read_text(), re.M)).split(", ")
-    assert {*rows_of("recipe")} | {*headings} >= {*recipe.Recipe.model_fields}
 
 
 def test_every_check_is_explained():
@@ -561,6 +501,34 @@ def test_a_pull_request_with_a_long_subject_is_refused(length, code, tmp_path):
         subprocess.run(commit, env=environment, check=True)
     environment |= {"BASE": "HEAD~2", "HEAD": "HEAD"}
     done = subprocess.run(["bash", "-e", "-c", steps[-1]["run"]], cwd=tmp_path, env=environment, capture_output=True)
+    assert done.returncode == code
+
+
+@pytest.mark.parametrize(
+    ("files", "body", "code"),
+    [
+        (["rlhf/a.py"], "", 1),
+        (["docs/a.md"], "", 0),
+        (["rlhf/a.py", "CHANGELOG.md"], "", 0),
+        (["rlhf/a.py"], "No changelog: a name that nobody sees.", 0),
+    ],
+)
+def test_a_pull_request_that_changes_the_package_without_a_line_in_the_changelog_is_refused(
+    files, body, code, tmp_path
+):
+    steps = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["changelog"]["steps"]
+    git = ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    subprocess.run([*git, "init", "--quiet"], env=environment, check=True)
+    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message", "base"], env=environment, check=True)
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("new")
+    subprocess.run([*git, "add", "."], env=environment, check=True)
+    subprocess.run([*git, "commit", "--quiet", "--message", f"change\n\n{body}"], env=environment, check=True)
+    environment |= {"BASE": "HEAD~1", "HEAD": "HEAD"}
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", steps[-1]["run"]]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
     assert done.returncode == code
 
 

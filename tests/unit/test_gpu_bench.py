@@ -179,7 +179,7 @@ def test_the_exit_code_says_whether_all_went_well(monkeypatch, capsys, tmp_path,
 def test_without_packages_it_says_how_to_bring_them():
     done = subprocess.run([sys.executable, "-S", "-m", "bench.gpu"], cwd=ROOT, env={}, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "missing: torch ==2.13.*" in done.stdout and "pip download" in done.stdout
+    assert "missing: torch >=2.13" in done.stdout and "pip download" in done.stdout
     assert done.stderr.startswith("error: bench.gpu cannot run without torch, transformers")
 
 

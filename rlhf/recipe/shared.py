@@ -1,0 +1,48 @@
+"""The block `training` of a recipe file: keys of its training sections, written once.
+
+A section that lacks a key of the block has the block's value; a key that a section has itself is the section's own. A
+section takes only keys that it knows. The hash of the file covers the block, and `Recipe` has every value in its place.
+"""
+
+from pathlib import Path
+
+from rlhf.errors import UserError
+from rlhf.files import JsonObject
+from rlhf.recipe.plain_yaml import line_of
+from rlhf.recipe.schema import Recipe
+from rlhf.recipe.strict import Section
+
+BLOCK = "training"
+
+
+def spread(content: JsonObject, file: Path) -> JsonObject:
+    """Return the content of a recipe file with the keys of its block in the training sections that lack them.
+
+    Raises UserError if the block is no section, or has a key that no training section of a recipe knows.
+    """
+    block = content.get(BLOCK)
+    if BLOCK not in content:
+        return content
+    if not isinstance(block, dict):
+        raise UserError(f"{file}:{line_of(file, [BLOCK])}: {BLOCK} is a section: write its keys below it")
+    known = {name: kind.model_fields.keys() for name, kind in _training_kinds().items()}
+    if unknown := next((key for key in block if not any(key in keys for keys in known.values())), None):
+        place = f"{file}:{line_of(file, [BLOCK, unknown])}"
+        raise UserError(f"{place}: unknown key '{BLOCK}.{unknown}'; it takes keys of {', '.join(known)}")
+    spread_out: JsonObject = {}
+    for name, section in content.items():
+        if name in known and isinstance(section, dict):
+            section = {key: value for key, value in block.items() if key in known[name]} | section
+        if name != BLOCK:
+            spread_out[name] = section
+    return spread_out
+
+
+def _training_kinds() -> dict[str, type[Section]]:
+    """Return the classes of the sections that train with an optimizer."""
+    kinds: dict[str, type[Section]] = {}
+    for name, field in Recipe.model_fields.items():
+        for kind in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(kind, type) and issubclass(kind, Section) and "learning_rate" in kind.model_fields:
+                kinds[name] = kind
+    return kinds

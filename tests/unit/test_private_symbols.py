@@ -1,0 +1,118 @@
+"""Private symbols of other libraries: each is used in one module, and a version that lacks one is named.
+
+The package asks for no upper versions, so that it can stand beside other packages; requirements/ has the versions that
+the tests passed with. A library may take a private symbol away, or never call a method that is overridden here.
+"""
+
+import ast
+import importlib
+import importlib.metadata
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+TRAINER = "rlhf/stages/supervised/trainer.py"
+PATHS = "rlhf/memory/rehearsal/paths.py"
+TRACKER = "rlhf/memory/rehearsal/tracker.py"
+KERNELS = "rlhf/memory/card/kernels.py"
+SYMBOLS = {  # module:name -> the module that uses, overrides or replaces it
+    "transformers:Trainer._get_train_sampler": TRAINER,
+    "transformers:Trainer._load_from_checkpoint": TRAINER,
+    "transformers:Trainer._load_optimizer_and_scheduler": TRAINER,
+    "transformers:Trainer._load_rng_state": TRAINER,
+    "transformers:Trainer._remove_unused_columns": TRAINER,
+    "transformers:Trainer._save_checkpoint": PATHS,
+    "transformers:TrainingArguments._setup_devices": PATHS,
+    "transformers:PreTrainedModel._init_weights": "rlhf/models/random_base.py",
+    "transformers:PretrainedConfig._attn_implementation": "rlhf/rollout/library_decoding.py",
+    "trl:DPOTrainer._prepare_dataset": "rlhf/stages/dpo.py",
+    "trl.trainer.utils:_use_triton": PATHS,
+    "trl.kernels.chunked_logprob:_addmm_fp32": PATHS,
+    "trl.kernels.chunked_logprob:_forward_tile": PATHS,
+    "trl.kernels.chunked_logprob:_backward_tile": PATHS,
+    "peft.tuners.lora:LoraLayer._move_adapter_to_device_of_base_layer": PATHS,
+    "bitsandbytes.backends.cuda.ops:_gemm_4bit_use_custom_fn": "rlhf/models/decoding_layers.py",
+    "bitsandbytes.backends.cuda.ops:_gemm_4bit_use_custom_cuda": KERNELS,
+    "bitsandbytes.backends.cuda.ops:_gemm_4bit_custom_max_m": KERNELS,
+    "bitsandbytes.backends.cuda.ops:_gpu_dispatch_props": KERNELS,
+    "torch.utils._device:_device_constructors": PATHS,
+    "torch.utils._foreach_utils:_get_foreach_kernels_supported_devices": PATHS,
+    "torch.utils._foreach_utils:_get_fused_kernels_supported_devices": PATHS,
+    "torch.utils._python_dispatch:TorchDispatchMode": TRACKER,
+    "torch.ops.profiler:_record_function_enter_new": TRACKER,
+    "torch.ops.profiler:_record_function_exit._RecordFunction": TRACKER,
+    "torch.utils.checkpoint:_recomputation_hook": PATHS,
+    "torch:_C._current_graph_task_id": "rlhf/memory/rehearsal/gradient_sums.py",
+    "torch.autograd.graph:_engine_run_backward": "rlhf/memory/rehearsal/gradient_sums.py",
+    "torch.ops.mkldnn:_linear_pointwise": "rlhf/models/matmul.py",
+    "torch.ops.aten:_local_scalar_dense": "rlhf/memory/rehearsal/device.py",
+}
+# What operations and modules of torch are made of, and its kernels by their names: used wherever one is looked at.
+EVERYWHERE = {"_schema", "_overloadpacket", "_buffers", "_parameters", "_ops", "_to_copy"}
+STANDARD = {"_replace", "_asdict", "_make", "_fields", "_exit", "_getframe"}  # of Python itself
+
+
+@pytest.mark.parametrize("symbol", SYMBOLS)
+def test_a_version_that_lacks_a_private_symbol_is_named(symbol, monkeypatch):
+    module, _, name = symbol.partition(":")
+    package = module.partition(".")[0]
+    (pinned,) = re.findall(rf"^{package}==(\S+)", (ROOT / "requirements/cpu.txt").read_text(), re.M)
+    message = (
+        f"{package} {importlib.metadata.version(package)} has no {symbol}, which {SYMBOLS[symbol]} needs; "
+        f"{pinned}, the version of requirements/cpu.txt, had it"
+    )
+    # bitsandbytes' CUDA backend looks up a function that a torch without CUDA lacks.
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", None, raising=False)
+    found = importlib.import_module(package if module.startswith("torch.ops") else module)
+    path = f"{module.partition('.')[2]}.{name}" if module.startswith("torch.ops") else name
+    for part in path.split("."):
+        assert hasattr(found, part), message
+        found = getattr(found, part)
+
+
+def private_names(file: Path) -> Iterator[str]:
+    """The private names that a module takes from elsewhere: attributes, imports, and texts that a patch names."""
+    tree = ast.parse(file.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            yield node.attr
+        elif isinstance(node, ast.alias):
+            yield from node.name.split(".")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("patch", "patch.object", "hasattr")):
+            texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+            yield from (part for text in texts for part in text.split("."))
+
+
+def names_of_our_own() -> set[str]:
+    """Every name that the package defines, assigns or takes as an argument."""
+    found = set()
+    for file in (ROOT / "rlhf").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.id if isinstance(node, ast.Name) else node.attr)
+            elif isinstance(node, ast.arg):
+                found.add(node.arg)
+    return found
+
+
+def test_every_private_symbol_is_listed_and_used_in_one_module():
+    users: dict[str, set[str]] = defaultdict(set)
+    for file in (ROOT / "rlhf").rglob("*.py"):
+        for name in private_names(file):
+            if re.fullmatch(r"_[A-Za-z]\w*", name):
+                users[name].add(str(file.relative_to(ROOT)))
+    listed: dict[str, Any] = {}
+    for symbol, user in SYMBOLS.items():
+        listed |= dict.fromkeys(re.findall(r"(?<=[.:])_\w+", symbol), user)
+    kernels = {name for name in users if name.startswith("_scaled_dot_product_")}
+    others = users.keys() - names_of_our_own() - EVERYWHERE - STANDARD - kernels
+    assert not others - listed.keys(), {name: users[name] for name in others - listed.keys()}
+    assert not {name: users[name] for name in others if name != "_C" and users[name] != {listed[name]}}
