@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from bench.reading import read
 from rlhf import recipe as recipes
-from rlhf.commands.new_content import USED
+from rlhf.memory.fit import USED
 from rlhf.memory.predict import Predictor, card_needed_bytes
 from rlhf.recipe import Changes, StageName
 from rlhf.terminal.wording import GB

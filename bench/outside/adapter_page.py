@@ -43,7 +43,8 @@ where it published any.
 | --- | ---: | ---: | ---: | ---: | ---: |
 {summary}
 
-In 95 % of these runs, reserved memory was at most {short:.1%} above its prediction. `rlhf plan --fit` keeps no margin.
+In 95 % of these runs, reserved memory was at most {short:.1%} above its prediction. This is the margin that `rlhf new`
+and `rlhf plan --fit card` keep: chosen settings may need 93 % of a card.
 
 What is left: after loading, runs of one NF4 model differ by up to 8 MiB, by the order in which four threads load
 weights. The prediction has one order. The worst error of

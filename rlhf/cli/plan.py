@@ -16,8 +16,8 @@ from rlhf.cli.typed import NAMES_RECIPE, typed_options
 from rlhf.errors import UserError
 from rlhf.memory import plan as planning
 from rlhf.memory import published_figures, strategies
+from rlhf.memory.fit import USED, refuse_less_than_the_base
 from rlhf.memory.fit import fit as fitting
-from rlhf.memory.fit import refuse_less_than_the_base
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.predict import Predictor, predicted_stages
 from rlhf.recipe import PRETRAIN, SFT, STAGES, TRAINING_STAGES, PinnedRecipe, StageName, shape
@@ -73,7 +73,7 @@ def plan(
         raise UserError(recipes.no_section(stage, loaded))
     planned = [stage] if stage else stages
     if fit is not None or fastest:
-        limit = fit if isinstance(fit, int) else planning.card_bytes(loaded)
+        limit = fit if isinstance(fit, int) else round(USED * planning.card_bytes(loaded))
         _show_fits(loaded, planned, limit, as_json)
     elif by_strategy:
         _show_strategies(loaded, planned, as_json)

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf import recipe as recipes
-from rlhf.commands.new_content import KNOWN_CARDS, USED, ChosenCard, Content, NewOptions, initial_content, render
+from rlhf.commands.new_content import KNOWN_CARDS, ChosenCard, Content, NewOptions, initial_content, render
 from rlhf.commands.new_model import describe, read_model
 from rlhf.errors import OptionError, UserError
 from rlhf.files import sync_tree
 from rlhf.memory import machine, prediction_file
 from rlhf.memory.card.cards import lacks_bfloat16
-from rlhf.memory.fit import Fit, fit
+from rlhf.memory.fit import USED, Fit, fit
 from rlhf.memory.predict import Predictor, card_needed_bytes
 from rlhf.memory.strategies import four_bit_changes, micro_batch
 from rlhf.process.sizes import size_in_bytes

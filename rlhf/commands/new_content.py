@@ -13,6 +13,7 @@ from rlhf.data.formats import ParsedRows
 from rlhf.data.rows import Example, PreferencePair, PromptOnly
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.memory.card.cards import CARDS
+from rlhf.memory.fit import USED
 from rlhf.recipe import MODEL_REWARD, POLICIES, PolicyName, PolicyStart, StageName
 from rlhf.recipe.model_types import LEAN_TYPES
 from rlhf.recipe.stages import DPO, PPO, RM, SFT, STAGE_TABLE
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 TemplateName = Literal["chat", "hh", "plain"]
 TEMPLATES: tuple[TemplateName, ...] = get_args(TemplateName)
-USED = 0.95  # share of the card that settings may need: nothing predicted was measured on a GPU yet
 LARGE = 20e9  # parameters: between the 13B and the 33B at which QLoRA (arXiv 2305.14314, appendix B) halves the rate
 ROLLOUTS = 32  # of a step of PPO, RLOO or GRPO
 PPO_STEPS = 500

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.recipe import STAGE_TABLE
 from tests.conftest import LONGEST
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +95,7 @@ def test_what_needs_no_model_starts_without_torch(tmp_path, arguments):
 def test_a_stage_imports_no_other_stage():
     """Stages share run directories; code that several of them need has a module of its own."""
     stages = {file.stem for file in (ROOT / "rlhf/stages").glob("*.py") if "def run_stage(" in file.read_text()}
-    assert {"sft", "rm", "ppo", "groups", "dpo", "evaluate", "merge", "pretrain"} == stages
+    assert {row.module or stage for stage, row in STAGE_TABLE.items()} == stages
     for file in (ROOT / "rlhf/stages").rglob("*.py"):
         imported = {name.split(".")[2] for name in modules(file) if name.startswith("rlhf.stages.")}
         assert not stages & imported - {file.stem}, file

@@ -420,10 +420,9 @@ def test_layers_with_adapters():
     assert numbers([1, 3], 6) == [1, 2]
 
 
-def test_keys_that_older_runs_lack_change_nothing_at_their_defaults():
+def test_keys_that_affect_rounding_alone_decide_nothing():
     settings = recipe.deciding_settings(recipe.load(CPU).recipe, "ppo")
-    lora, hardware = settings["lora"], settings["hardware"]
-    assert isinstance(lora, dict) and "layers" not in lora
+    hardware = settings["hardware"]
     assert isinstance(hardware, dict) and hardware.keys() & {"count", "engine", "deterministic", "trunk"} == set()
     changed = recipe.deciding_settings(
         recipe.load(CPU, {"lora.layers": "upper_half", "hardware.trunk": "lean"}).recipe, "ppo"
