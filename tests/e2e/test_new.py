@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rlhf import recipe
-from rlhf.commands import new, new_model
+from rlhf.commands import new, new_content, new_model
 from rlhf.commands.new import card_of
 from rlhf.commands.new_content import NewOptions
 from rlhf.errors import OptionError, UserError
