@@ -114,7 +114,7 @@ class Endpoint:
 
     def _silence(self, problem: str) -> UserError:
         return UserError(
-            f"no endpoint answers at {self.url} ({quoted(problem)}); start one with `make serve`, or check --url"
+            f"no endpoint answers at {self.url} ({quoted(problem)}); start one with `rlhf serve`, or check --url"
         )
 
     def _failure(self, problem: str) -> Unavailable:
