@@ -58,7 +58,7 @@ def main(
     """
     loaded = options.load(hw, directory, changes)
     if save and loaded.modified:
-        raise UserError("--save: only an unchanged recipe makes a record: leave out --set (make: SET) or --save")
+        raise UserError("--save: only an unchanged recipe makes a record: leave out --set or --save")
     if save:
         provenance.require_committed_code()
     record = measure(loaded, options.stages_of(loaded, stages, TRAINING_STAGES), count, shape)
@@ -73,7 +73,7 @@ def main(
     if not earlier and not loaded.modified:
         print(
             f"no record in {folder_of(record)} can be compared with this one of {compare.machine(record)}: nothing was "
-            "compared with an earlier benchmark; --save (make: BENCH_ARGS=--save) stores this one",
+            "compared with an earlier benchmark; --save stores this one",
             file=sys.stderr,
         )
     if save:

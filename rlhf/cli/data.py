@@ -30,14 +30,12 @@ from rlhf.errors import UserError
 from rlhf.files import write_output
 from rlhf.recipe.choices import DataFormat
 from rlhf.terminal import counted, say, screen
+from rlhf.terminal.make_words import with_make_words
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
 
 NAMED = 3  # malformed rows that a message names
-REPAIR = (
-    "Repair it; a run leaves such rows out with `rlhf run … --set data.on_bad_row=skip` "
-    '(make: SET="data.on_bad_row=skip")'
-)
+REPAIR = "Repair it; a run leaves such rows out with `rlhf run … --set data.on_bad_row=skip`"
 
 
 FORMAT = click.option(
@@ -158,7 +156,7 @@ def _print_check(report: QualityReport) -> None:
     lines = [(name, value, hint and f"{severity}: {hint}") for name, value, hint, severity in listed]
     absent = ", ".join(line.name for line in table if line.value == "0")
     rows_table("data", ("what", "value", "hint"), [*lines, *([("none found", absent, "")] if absent else [])])
-    screen.OUT.print(flaws_line(report))
+    screen.OUT.print(with_make_words(flaws_line(report)))
 
 
 def flaws_line(report: QualityReport) -> str:
@@ -175,7 +173,7 @@ def flaws_line(report: QualityReport) -> str:
     droppable = [name.replace(" ", "_") for name in counts["error"] + counts["warning"]]
     reasons = ",".join(name for name in droppable if name in (*flaws.FLAWS, "leaked"))
     return "; ".join(parts) + (
-        f"; `rlhf run … --set data.drop=[{reasons}]` (make: SET=…) leaves such rows out of training" if reasons else ""
+        f"; `rlhf run … --set data.drop=[{reasons}]` leaves such rows out of training" if reasons else ""
     )
 
 

@@ -22,21 +22,17 @@ def naming_the_run(command: str, stage: StageName) -> Iterator[None]:
     try:
         yield
     except ParentMissing as error:
-        option = "--reuse runs, make: REUSE=runs" if command == "serve" else "--out runs, make: OUT=runs"
+        option = "--reuse runs" if command == "serve" else "--out runs"
         raise UserError(f"{command} {error.needs(option)}: first {_run(stage, error.begun)}") from error
 
 
 def _run(stage: StageName, begun: bool) -> str:
-    """Return the command that runs a stage and all that it builds on: make's if make started this one.
-
-    Otherwise make's follows where it is as short: where hardware alone was typed.
-    """
-    options, variable = (["--resume"], " RESUME=1") if begun else ([], "")
+    """Return the command that runs a stage and all that it builds on: make's if make started this one."""
     if line := next_steps.typed_make_line(("run", stage)):
-        return f"`{line}{variable}`"
+        return f"`{line}{' RESUME=1' if begun else ''}`"
     typed = typed_options(only=("hw", "directory", "out", *RUN_HELP))
-    of_make = f" (make: {stage} HW={shlex.quote(typed[1])}{variable})" if typed[:-1] == ["--hw"] else ""
-    return f"`{shlex.join(['rlhf', 'run', stage, *typed, '--with-parents', *options])}`{of_make}"
+    resumed = ["--resume"] if begun else []
+    return f"`{shlex.join(['rlhf', 'run', stage, *typed, '--with-parents', *resumed])}`"
 
 
 @contextmanager

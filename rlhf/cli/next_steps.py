@@ -1,6 +1,5 @@
 """What may follow a finished stage: commands with the options that were typed, so that a copied line works."""
 
-import os
 import shlex
 from collections.abc import Sequence
 
@@ -8,9 +7,7 @@ import click
 
 from rlhf.cli.typed import typed_options
 from rlhf.recipe import EVALUATE, MERGE, POLICIES, TRAINING_STAGES, Recipe, StageName, parents
-from rlhf.terminal import screen
-
-MAKE = "RLHF_MAKE"  # environment: the variables that make was given, as shell words; the Makefile's stages set it
+from rlhf.terminal import make_words, screen
 
 # Variables of a run that change nothing in a target, which therefore refuses them; `serve` also merges.
 NOT_FOR = {"report": {"SET", "REUSE"}, "ab": {"SET", "REUSE", "PRICE"}, "chat": {"REUSE", "PRICE"}}
@@ -52,8 +49,8 @@ def show(stage: StageName, recipe: Recipe, more_data: Sequence[str] = ()) -> Non
 
 def typed_make_line(words: Sequence[str]) -> str | None:
     """Return `make_line` with the variables that make was given; None if make did not start this command."""
-    variables = os.environ.get(MAKE)
-    return None if variables is None else make_line(words, shlex.split(variables))
+    variables = make_words.variables()
+    return None if variables is None else make_line(words, variables)
 
 
 def make_line(words: Sequence[str], variables: Sequence[str]) -> str:

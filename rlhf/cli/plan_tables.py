@@ -1,7 +1,6 @@
 """Tables of a plan on the console, or the plan as JSON."""
 
 import json
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -17,7 +16,7 @@ from rlhf.memory.predict import card_needed_bytes
 from rlhf.memory.published_figures import ComparedFigure
 from rlhf.memory.strategies import StrategyCost
 from rlhf.recipe import PinnedRecipe, TrainingName, as_yaml, totals
-from rlhf.terminal import screen, wording
+from rlhf.terminal import make_words, screen, wording
 from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import gb
 
@@ -185,17 +184,17 @@ def hints(plan: Plan) -> list[str]:
     """Return closing lines: how to name a price, and at the end whether all fits the card and how much is left."""
     lines = []
     if plan.price_per_hour is None and any(planned.time for planned in plan.stages.values()):
-        lines.append("--price (make: PRICE=), dollars for an hour of a card, adds the cost")
+        lines.append("--price, dollars for an hour of a card, adds the cost")
     on_card = {stage: planned for stage, planned in plan.stages.items() if planned.in_memory_of == "cuda"}
     if plan.card_bytes and on_card and all(planned.fits for planned in on_card.values()):
         largest = max(on_card, key=lambda stage: on_card[stage].card_needed_bytes)
         needed = on_card[largest].card_needed_bytes
-        room = "; --fastest (make: FIT=card) looks for settings that use the rest"
+        room = "; --fastest looks for settings that use the rest"
         lines.append(
             f"fits the card: {largest} needs most, {gb(needed)} of {gb(plan.card_bytes)} GB"
             f"{room if needed < ROOMY * plan.card_bytes else ''}"
         )
-    return lines
+    return [make_words.with_make_words(line) for line in lines]
 
 
 def show(plan: Plan, as_json: bool) -> None:
@@ -290,7 +289,7 @@ def show_fits(
         raise UserError(
             f"{', '.join(settings.too_large)}: no settings fit {gb(limit)} GB; the smallest settings tried need "
             f"{gb(max(needs[stage] for stage in settings.too_large))} GB: allow more memory, or shorten the rows: "
-            "--set STAGE.max_length=N, or max_prompt_length and response_length (make: SET=…)"
+            "--set STAGE.max_length=N, or max_prompt_length and response_length"
         )
     if as_json:
         return
@@ -307,11 +306,9 @@ def show_fits(
 
 
 def _assignments(changes: Mapping[str, JsonValue]) -> str:
-    """Return changes as they are written for make, unless one of them cannot pass through make, and for rlhf."""
+    """Return changes as words of a command line, for make if it started this command."""
     pairs = [f"{key}={as_yaml(value)}" for key, value in changes.items()]
-    options = " ".join(f"--set {shlex.quote(pair)}" for pair in pairs)
-    of_make = "" if re.search(r"[\s']", "".join(pairs)) else f"  make: SET='{' '.join(pairs)}'\n"
-    return f"{of_make}  rlhf: {options}"
+    return f"  {make_words.settings(pairs) or ' '.join(f'--set {shlex.quote(pair)}' for pair in pairs)}"
 
 
 def show_published(loaded: PinnedRecipe, rows: Sequence[ComparedFigure], as_json: bool) -> None:

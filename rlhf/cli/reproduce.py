@@ -41,7 +41,7 @@ def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: f
     numbers, stages = _seeds(seeds), _stages(until)
     loaded = choice.load()
     if "seed" in parse_overrides(choice.changes):
-        raise OptionError("--set seed: the seeds of this command are --seeds (make: SEEDS)")
+        raise OptionError("--set seed: the seeds of this command are --seeds")
     chain = reproducing.chain(loaded, stages or reproducing.final_stages(loaded))
     options = ["--recipe", str(loaded.directory), *typed_options(only=TRAINING_HELP)]
     try:

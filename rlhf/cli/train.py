@@ -155,8 +155,8 @@ def _show_outcome(summary: Summary, result: Result | None, path: Path, *, restar
     if result is None:
         screen.OUT.print(f"{summary.stage}: done before ({path}); nothing was run")
         if restart:
-            way_out = "to run it again, move that folder away, or choose another --out (make: OUT=…)"
-            terminal.say(f"--restart (make: RESUME=0) is for unfinished runs; {way_out}")
+            way_out = "to run it again, move that folder away, or choose another --out"
+            terminal.say(f"--restart is for unfinished runs; {way_out}")
     summary_table(summary)
     if result is not None:
         screen.OUT.print(f"written to {path}", style="dim")

@@ -59,7 +59,7 @@ def _check_pair(first: Path, its: Conditions, second: Path, others: Conditions) 
     for key in differences(its, others):
         raise UserError(
             f"{second}: {key} is {_value(others, key)}, and {_value(its, key)} in {first}; one table holds stages of "
-            "the same code, packages, python and device: restore that, or choose another --out (make: OUT=…)"
+            "the same code, packages, python and device: restore that, or choose another --out"
         )
 
 

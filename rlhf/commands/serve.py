@@ -90,7 +90,7 @@ def run(
     model = str((merged / MODEL).relative_to(root))
     address = "127.0.0.1" if host == "0.0.0.0" else host
     if _listens(address, port):
-        raise UserError(f"port {port} of {address} is in use: choose another --port (make: PORT=)")
+        raise UserError(f"port {port} of {address} is in use: choose another --port")
     if program is not None:
         command_line = vllm_command(program, model, loaded.recipe.model.dtype, host, port, options)
         try:

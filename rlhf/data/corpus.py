@@ -161,7 +161,7 @@ class Corpus:
         if len(self.bare_prompts) and not len(rows):
             raise UserError(
                 f"{stage} needs {rows_needed}, and the data has only prompts without a response, which only PPO, "
-                "RLOO and GRPO can use: add a file with responses to --data (make: DATA=)"
+                "RLOO and GRPO can use: add a file with responses to --data"
             )
         return rows.required(stage, rows_needed)
 

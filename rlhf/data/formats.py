@@ -125,8 +125,7 @@ class Advice(NamedTuple):
 
 RENAME = "rename its columns (`rlhf data convert FILE --rename OLD=NEW --to new.jsonl`)"
 RECIPE_ADVICE = Advice(
-    'Repair it, or leave such rows out: --set data.on_bad_row=skip (make: SET="data.on_bad_row=skip"); '
-    "`rlhf data check FILE` (make data-check) lists all",
+    "Repair it, or leave such rows out: --set data.on_bad_row=skip; `rlhf data check FILE` lists all",
     RENAME,
     "name its kind of rows: --set data.format=KIND (docs/data.md)",
 )

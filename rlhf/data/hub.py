@@ -43,7 +43,7 @@ def reason(error: BaseException, page: str, revision: str | None, otherwise: str
     short = excerpt(text)
     words = re.sub(r"\S*://\S*", "", text).lower()  # without addresses
     if kinds & {"OfflineModeIsEnabled", "LocalEntryNotFoundError"} or OFFLINE.search(words):
-        way_out = "repeat this where there is network; `rlhf fetch` (make: fetch) downloads all that a recipe needs"
+        way_out = "repeat this where there is network; `rlhf fetch` downloads all that a recipe needs"
         return f"{short.removesuffix('.')}; {way_out}"
     if "GatedRepoError" in kinds or DENIED.search(words):
         return f"{page} is gated: accept its licence there, then `hf auth login` or set HF_TOKEN ({short})"

@@ -140,4 +140,4 @@ def _require_data_of_earlier_runs(run: StageRun, data_sha256: str) -> None:
         earlier[folder] = manifest.data if manifest else None
     for path, data in earlier.items():
         if data and data.sha256 != data_sha256:
-            raise UserError(f"the data has changed since {path} was made; choose another --out (make: OUT=…)")
+            raise UserError(f"the data has changed since {path} was made; choose another --out")

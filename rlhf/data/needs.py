@@ -107,11 +107,10 @@ def check_rows(recipe: Recipe, stages: Sequence[StageName]) -> None:
     there = ", ".join(str(need) for need in needed if need.met)
     before = stages[: stages.index(unmet[0].stage)]
     others = f". For the others there are (training + held out): {there}" if there else ""
-    stop = f", or end the chain at {before[-1]} (`rlhf run {before[-1]}`, make {before[-1]})" if before else ""
+    stop = f", or end the chain at {before[-1]} (`rlhf run {before[-1]}`)" if before else ""
     split = "".join(dict.fromkeys(need.advice for need in unmet))
     raise UserError(
-        f"{', '.join(recipe.data.files)}: {lacking}{others}. Nothing was started: add a file with --data (make: DATA=)"
-        f"{split}{stop}"
+        f"{', '.join(recipe.data.files)}: {lacking}{others}. Nothing was started: add a file with --data{split}{stop}"
     )
 
 

@@ -140,7 +140,7 @@ class Endpoint:
 
     def _silence(self, problem: str) -> UserError:
         return UserError(
-            f"no endpoint answers at {self.url} ({quoted(problem)}); start one with `make serve`, or check "
+            f"no endpoint answers at {self.url} ({quoted(problem)}); start one with `rlhf serve`, or check "
             f"{self._option}"
         )
 

@@ -62,7 +62,7 @@ def refuse_less_than_the_base(loaded: PinnedRecipe, stages: Sequence[StageName],
         if too_large:
             raise UserError(
                 f"{', '.join(too_large)}: the base alone needs {max(needs.values()) / GB:.3g} GB in 4 bits, more than "
-                f"{limit / GB:.3g} GB; allow more memory with --fit (make: FIT=…), or choose a smaller model"
+                f"{limit / GB:.3g} GB; allow more memory with --fit, or choose a smaller model"
             )
 
 

@@ -161,7 +161,7 @@ def hours_before_and_after(predictor: Predictor, loaded: PinnedRecipe, fits: Fit
 def card_bytes(loaded: PinnedRecipe) -> int:
     """Return the bytes of the recipe's card. Raises UserError if it names none."""
     if loaded.recipe.hardware.memory_gb is None:
-        limit = "name a limit: --fit 12GB (make: FIT=12GB)"
+        limit = "name a limit: --fit 12GB"
         raise UserError(f"{loaded.directory}: hardware.memory_gb is not given, so the card is unknown; {limit}")
     return round(loaded.recipe.hardware.memory_gb * GB)
 

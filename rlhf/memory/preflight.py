@@ -51,5 +51,5 @@ def _advice(predict: Predict, loaded: PinnedRecipe, stage: StageName, need: int)
             keys = " ".join(f"{key}={as_yaml(value)}" for key, value in effect.changes.items())
             other = "; another result" if effect.strategy.changes_result else ""
             lines.append(f"- {gb(effect.after)} GB  {effect.strategy.words}{other}: {keys}")
-    heading = "What each change would do alone (--set KEY=VALUE for each; make: SET='KEY=VALUE …'):"
+    heading = "What each change would do alone (--set KEY=VALUE for each):"
     return [heading, *lines] if lines else []

@@ -254,7 +254,7 @@ def _reason(error: Exception, settings: Model | Tokenizer) -> str:
     """Describe why nothing could be loaded, and the way out, in one line."""
     if settings.source != "hub":
         return message_of(error)
-    way_out = "without network, use a local folder: --weights DIR (make: WEIGHTS=DIR)"
+    way_out = "without network, use a local folder: --weights DIR"
     return hub.reason(error, f"https://huggingface.co/{settings.name}", settings.revision, way_out)
 
 

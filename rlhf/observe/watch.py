@@ -208,15 +208,12 @@ class LiveChecks:
                 self.run.logs.finding(step, finding._asdict())
                 say(f"{self.run.stage}, {finding}")
             if finding.check in self.stop_on:
-                go_on = "begin anew without --stop-on (make: without STOP_ON)"
+                go_on = "begin anew without --stop-on"
                 if self.run.checkpoints.steps():
-                    go_on = (
-                        "continue from the checkpoint with --resume and without --stop-on (make: RESUME=1, without "
-                        "STOP_ON)"
-                    )
+                    go_on = "continue from the checkpoint with --resume and without --stop-on"
                 raise UserError(
                     f"{self.run.stage}: stopped on {finding.check}; start again with another setting, as in "
-                    f"{self.run.path / FINDINGS} (--set and another --out; make: SET=…, OUT=…), or {go_on}"
+                    f"{self.run.path / FINDINGS} (--set and another --out), or {go_on}"
                 )
 
     def on_samples(self, responses: Sequence[str]) -> None:

@@ -81,7 +81,7 @@ def cap_memory(device: "torch.device") -> None:
         return
     size = size_in_bytes(cap)
     if size is None:
-        raise UserError(f"RLHF_VRAM_CAP={cap}: write a size with its unit, for example 24GB (make: VRAM_CAP=24GB)")
+        raise UserError(f"RLHF_VRAM_CAP={cap}: write a size with its unit, for example 24GB")
     if size <= CONTEXT_BYTES:
         raise UserError(f"RLHF_VRAM_CAP={cap}: the CUDA context alone takes about {CONTEXT_BYTES / 1e9:.1f} GB")
     if device.type == "cpu":

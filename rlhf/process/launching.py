@@ -86,7 +86,7 @@ def _failure_message(failures: Mapping[int, Any], stage: StageName) -> str:
         return str(first.message)
     number = next(number for number, failure in failures.items() if failure is first)
     ending = children.ending_in_words(first.exitcode)
-    return f"{stage}: rank {number} {ending}, which ended the run; `--resume` (make: RESUME=1) continues it"
+    return f"{stage}: rank {number} {ending}, which ended the run; `--resume` continues it"
 
 
 def pass_on(message: str) -> bool:

@@ -8,6 +8,7 @@ from transformers import set_seed
 from rlhf.errors import UserError
 from rlhf.process import cuda, distributed
 from rlhf.recipe import Recipe
+from rlhf.terminal import make_words
 
 
 def device_of(recipe: Recipe) -> torch.device:
@@ -16,12 +17,12 @@ def device_of(recipe: Recipe) -> torch.device:
         if torch.version.cuda is None:
             raise UserError(
                 f"the recipe needs CUDA, and torch {torch.__version__} is built for CPUs alone. Without a GPU: "
-                "--hw cpu (make: HW=cpu). With one, in a checkout: `rm -r .venv`, then "
-                f"`make setup HW={recipe.hardware.name}` without an index of CPU wheels in PIP_ARGS"
+                "--hw cpu. With one, in a checkout: `rm -r .venv`, then "
+                f"{make_words.setup(recipe.hardware.name)} without an index of CPU wheels in PIP_ARGS"
             )
         raise UserError(
             f"the recipe needs CUDA, and torch {torch.__version__} finds no usable GPU: see `nvidia-smi`, or use "
-            "--hw cpu (make: HW=cpu)"
+            "--hw cpu"
         )
     if recipe.hardware.device == "cuda" and distributed.launched():
         return torch.device("cuda", distributed.local_rank())

@@ -71,7 +71,7 @@ def _choices(
     ratings = list(ratings)
     raters_with_ratings = sorted({rating.rater for rating in ratings})
     if not raters_with_ratings:
-        raise UserError(f"{file}: no ratings yet; `rlhf ab` and `rlhf judge` make some (make: ab, judge)")
+        raise UserError(f"{file}: no ratings yet; `rlhf ab` and `rlhf judge` make some")
     for rater in raters:
         if rater not in raters_with_ratings:
             raise UserError(f"{file}: no ratings of {rater!r}; it has those of {', '.join(raters_with_ratings)}")

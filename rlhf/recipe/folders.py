@@ -136,5 +136,5 @@ def no_section(stage: StageName, loaded: PinnedRecipe) -> str:
     alternatives = _with_stage(stage, root, loaded.recipe.hardware.name)
     more = f" or {len(alternatives) - MOST_NAMED} others" if len(alternatives) > MOST_NAMED else ""
     named = " or ".join(alternatives[:MOST_NAMED])
-    hint = f", or use --recipe {named}{more} (make: RECIPE=…)" if alternatives else ""
+    hint = f", or use --recipe {named}{more}" if alternatives else ""
     return f"{stage}: {loaded.directory} has no such stage; add a section {stage} ({page}){hint}"

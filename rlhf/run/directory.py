@@ -267,7 +267,7 @@ class StageRun:
     def _rewind(self, checkpoint: records.Checkpoint) -> None:
         """Drop later checkpoints and what the logs say about later steps."""
         self.checkpoints.drop_after(checkpoint.step)  # a later one is damaged, or it would have been chosen
-        with reader.advising("repair it, or begin anew with --restart (make: RESUME=0)"):
+        with reader.advising("repair it, or begin anew with --restart"):
             self.logs.rewind(checkpoint.step, checkpoint.log_lines)
 
     def _unfinished(self) -> records.Manifest | None:
@@ -295,7 +295,7 @@ class StageRun:
         if manifest is None:
             return ". Its checkpoints cannot be continued without a whole manifest.json"
         back = f"rm -r {shlex.quote(str(self.path))} && mv {shlex.quote(str(aside))} {shlex.quote(str(self.path))}"
-        return f". To continue it instead: stop this run, `{back}`, then --resume (make: RESUME=1)"
+        return f". To continue it instead: stop this run, `{back}`, then --resume"
 
     def _changed(self, file: records.DataFile) -> bool:
         """Return whether a local data file differs from the manifest's; a file that is gone counts as unchanged."""

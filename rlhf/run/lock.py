@@ -122,4 +122,4 @@ def _unwritable(path: Path, error: OSError) -> UserError:
 
 def _unusable(path: Path, problem: str, error: OSError) -> UserError:
     """Return the error for a folder in which no stage can run."""
-    return UserError(f"{path}: {problem} ({error.strerror}); choose another --out (make: OUT=…)")
+    return UserError(f"{path}: {problem} ({error.strerror}); choose another --out")

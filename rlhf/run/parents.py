@@ -18,7 +18,7 @@ class ParentMissing(UserError):
 
     def __init__(self, stage: StageName, parent: StageName, path: Path, begun: bool):
         self.parent, self.path, self.begun = parent, path, begun
-        super().__init__(f"{stage} {self.needs('--reuse runs, make: REUSE=runs')}")
+        super().__init__(f"{stage} {self.needs('--reuse runs')}")
 
     def needs(self, option: str) -> str:
         """Return what is missing, in words; `option` is how the command takes it from `runs`, where that has it."""
@@ -137,18 +137,18 @@ class Parents:
     def _way_out(self, path: Path, keys: Sequence[str], made: Mapping[str, object]) -> str:
         """Return advice where the stage in `path` was made with other values of `keys`."""
         if path.parent != self.run_directory:
-            return f"run {path.name} below {self.run_directory} too, or choose other --reuse (make: REUSE=…)"
+            return f"run {path.name} below {self.run_directory} too, or choose other --reuse"
         own = f"repeat that run's own settings: {other_settings.way_back(keys, made, path)}"
         if path.name == self.stage:
             return f"{own}; or {self.another_place()}"
         if self.stage in REMADE:  # it only reads the other stage
-            return f"{own}; or name {path.parent} instead of the recipe (make: RUN=…)"
-        return f"{own}; or choose another --out (make: OUT=…), where all stages are run anew"
+            return f"{own}; or name {path.parent} as RUN, instead of the recipe"
+        return f"{own}; or choose another --out, where all stages are run anew"
 
     def another_place(self) -> str:
         """Return advice where a finished directory is in the way. Parents of our settings can be used elsewhere."""
         out = self.run_directory.parents[1]
         finished = self.hashes()
         reusable = finished and all(self.has_our_settings(read_manifest(self.folder(name)), name) for name in finished)
-        reuse = f", with --reuse {out} (make: REUSE={out}) for earlier stages" if reusable else ""
-        return f"choose another --out (make: OUT=…){reuse}; or move that directory away"
+        reuse = f", with --reuse {out} for earlier stages" if reusable else ""
+        return f"choose another --out{reuse}; or move that directory away"

@@ -87,8 +87,8 @@ def execute(
         check_settings(loaded, stage)
         if resume is None and (step := run.step_to_resume()) is not None:
             raise UserError(
-                f"{run.path} has a checkpoint of step {step}: --resume (make: RESUME=1) continues from it, --restart "
-                "(make: RESUME=0) sets it aside and begins anew"
+                f"{run.path} has a checkpoint of step {step}: --resume continues from it, --restart "
+                "sets it aside and begins anew"
             )
         with meeting.joined(loaded, stage):
             _check_parents(run)
@@ -194,7 +194,7 @@ def progress(run: StageRun) -> str:
         steps = []
     if not steps:
         return f"{run.stage} has no checkpoint yet and begins anew"
-    return f"{run.checkpoints.of(steps[-1])} is kept: {resume_command()} (make: RESUME=1) continues from it"
+    return f"{run.checkpoints.of(steps[-1])} is kept: {resume_command()} continues from it"
 
 
 def resume_command() -> str:
@@ -220,9 +220,7 @@ def _explained_errors(run: StageRun) -> Iterator[None]:
         raise
     except Exception as error:
         if _disk_is_full(run.run_directory, error):
-            raise UserError(
-                f"{run.path}: the disk is full; make room and continue with --resume (make: RESUME=1)"
-            ) from error
+            raise UserError(f"{run.path}: the disk is full; make room and continue with --resume") from error
         if exhaustion.out_of_memory(error):
             raise UserError(f"{run.stage}: out of memory{_way_out(run, error)}. {progress(run)}") from error
         raise

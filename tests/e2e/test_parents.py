@@ -109,15 +109,15 @@ def test_without_parents_the_message_names_both_ways(trained, tmp_path, monkeypa
     assert code == 1
     assert err.count("\n") == 1
     assert "first run `rlhf run pretrain" in err
-    assert "there is one in runs: --reuse runs, make: REUSE=runs" in err
+    assert "there is one in runs: --reuse runs" in err
 
 
 @pytest.mark.parametrize(
     ("words", "way"),
     [
-        (("chat", "--stage", "sft"), "--out runs, make: OUT=runs"),
-        (("score", "--prompt", "a", "--response", "b"), "--out runs, make: OUT=runs"),
-        (("serve",), "--reuse runs, make: REUSE=runs"),
+        (("chat", "--stage", "sft"), "--out runs"),
+        (("score", "--prompt", "a", "--response", "b"), "--out runs"),
+        (("serve",), "--reuse runs"),
     ],
 )
 def test_a_command_names_the_option_that_it_has(trained, tmp_path, monkeypatch, capsys, words, way):
@@ -166,7 +166,7 @@ def test_other_settings_are_refused_before_a_stage_runs_that_they_need(trained, 
         code, _, err = rlhf(monkeypatch, capsys, "run", stage, *command)
         said = " ".join(err.split())
         assert code == 1 and "rm was made with rm.learning_rate 0.0015 (asked for: 0.5)" in said
-        assert "choose another --out (make: OUT=…)" in said and "or move that directory away" in said
+        assert "choose another --out" in said and "or move that directory away" in said
         assert not (tmp_path / ROOT / "sft").exists(), "nothing was trained before"
 
 

@@ -53,9 +53,7 @@ def test_a_signal_ends_a_stage_in_one_line_with_its_checkpoint(command, trained,
     checkpoint = next((out / ROOT / stage / "checkpoints").glob("step-*"))
     assert code == 128 + signal.Signals[name]
     by = "" if name == "SIGINT" else f" by {name}"
-    assert one_line(err) == (
-        f"stopped{by}; {checkpoint} is kept: the same command with --resume (make: RESUME=1) continues from it"
-    )
+    assert one_line(err) == (f"stopped{by}; {checkpoint} is kept: the same command with --resume continues from it")
     assert not printed
     assert not (out / ROOT / stage / "summary.json").exists()
     if (stage, name) == ("ppo", "SIGTERM"):

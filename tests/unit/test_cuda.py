@@ -108,7 +108,7 @@ finally:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stdout.splitlines() == ["False expandable_segments:True", "True False"]
     assert ("finds no usable GPU" if torch.version.cuda else "is built for CPUs alone") in done.stderr
-    assert "--hw cpu (make: HW=cpu)" in done.stderr
+    assert "--hw cpu" in done.stderr
 
 
 @pytest.mark.parametrize(("built_for", "expected"), [(None, "`rm -r .venv`"), ("13.0", "see `nvidia-smi`")])

@@ -157,7 +157,7 @@ def test_the_rank_that_ended_first_is_named(tmp_path):
     message = failure(1, 4, str(file), "the data has changed")
     assert launching._failure_message({0: message, 1: failure(-15)}, "rm") == "the data has changed"
     killed = launching._failure_message({0: failure(launching.LOST, 4), 1: failure(-9, 5)}, "rm")
-    assert killed.startswith("rm: rank 1 was killed by SIGKILL") and "`--resume` (make: RESUME=1)" in killed
+    assert killed.startswith("rm: rank 1 was killed by SIGKILL") and "`--resume`" in killed
     assert "rank 1 ended with exit code 1" in launching._failure_message({0: failure(-15), 1: failure(1)}, "rm")
 
 

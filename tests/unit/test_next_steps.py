@@ -14,6 +14,7 @@ from rlhf import cli
 from rlhf.cli import next_steps
 from rlhf.cli.choice import Choice
 from rlhf.stages import runner
+from rlhf.terminal import make_words
 from tests.helpers import RECIPE, grouped, not_none, rlhf, small
 from tests.records import summary_of, write_records
 
@@ -32,7 +33,7 @@ def printed(monkeypatch, capsys, tmp_path):
         assert code == 0, err
         return [line.strip() for line in out.partition("next:\n")[2].splitlines()]
 
-    monkeypatch.delenv(next_steps.MAKE, raising=False)
+    monkeypatch.delenv(make_words.STARTED, raising=False)
     return lines
 
 
@@ -83,7 +84,7 @@ def test_a_seed_of_a_run_is_not_the_order_of_a_rating(printed):
     ],
 )
 def test_under_make_they_are_its_targets(printed, monkeypatch, stage, expected):
-    monkeypatch.setenv(next_steps.MAKE, "")
+    monkeypatch.setenv(make_words.STARTED, "")
     assert [line.partition("#")[0].strip() for line in printed(stage, "--recipe", RECIPE)] == expected
 
 
@@ -100,11 +101,14 @@ def test_a_copied_line_of_make_has_the_variables_of_the_first(tmp_path):
     """make runs a stand-in for rlhf, which writes down what it was given."""
     seen, program = tmp_path / "seen.json", tmp_path / "bin/rlhf"
     program.parent.mkdir()
-    dump = f"json.dump([sys.argv[1:], os.environ.get({next_steps.MAKE!r})], open({str(seen)!r}, 'w'))"
+    dump = f"json.dump([sys.argv[1:], os.environ.get({make_words.STARTED!r})], open({str(seen)!r}, 'w'))"
     program.write_text(
         f'#!/usr/bin/env bash\n{sys.executable} -c {shlex.quote("import json, os, sys; " + dump)} "$@"\n'
     )
-    program.chmod(0o755)
+    python = program.with_name("python")
+    python.write_text(f'#!/usr/bin/env bash\nexec {sys.executable} "$@"\n')
+    for file in (program, python):
+        file.chmod(0o755)
     data = tmp_path / "pairs.jsonl"
     data.write_text("")
 
@@ -128,15 +132,13 @@ def test_a_copied_line_of_make_has_the_variables_of_the_first(tmp_path):
 @pytest.mark.parametrize(
     ("typed", "ending"),
     [
-        ("--hw 2xcpu", "`rlhf run ppo --hw 2xcpu --with-parents` (make: ppo HW=2xcpu)"),
+        ("--hw 2xcpu", "`rlhf run ppo --hw 2xcpu --with-parents`"),
         ("--hw 2xcpu --seed 3", "`rlhf run ppo --hw 2xcpu --seed 3 --with-parents`"),
         (f"--recipe {RECIPE}", f"`rlhf run ppo --recipe {RECIPE} --with-parents`"),
     ],
 )
-def test_of_a_missing_stage_make_s_command_is_named_where_it_trains_the_same(
-    tmp_path, monkeypatch, capsys, typed, ending
-):
-    monkeypatch.delenv(next_steps.MAKE, raising=False)
+def test_of_a_missing_stage_the_command_is_named(tmp_path, monkeypatch, capsys, typed, ending):
+    monkeypatch.delenv(make_words.STARTED, raising=False)
     monkeypatch.chdir(tmp_path)
     code, _, err = rlhf(monkeypatch, capsys, "chat", *typed.split())
     assert code == 1 and err.endswith(f": first {ending}\n")
@@ -162,7 +164,7 @@ def test_a_missing_evaluation_is_named_with_the_options_of_the_run(tmp_path, mon
 def test_what_chat_lacks_is_named_with_the_variables_of_make(tmp_path, monkeypatch, capsys):
     change = "ppo.steps=3"
     options = ("--hw", "cpu", "--out", tmp_path, "--set", change)
-    monkeypatch.setenv(next_steps.MAKE, f"HW='cpu' OUT='{tmp_path}' SET='{change}'")
+    monkeypatch.setenv(make_words.STARTED, f"HW='cpu' OUT='{tmp_path}' SET='{change}'")
     code, _, err = rlhf(monkeypatch, capsys, "chat", *options)
     assert code == 1 and err.endswith(f": first `make ppo HW=cpu OUT={tmp_path} SET={change}`\n")
 
@@ -176,11 +178,11 @@ def test_a_missing_evaluation_repeats_the_recipe_as_it_was_typed(tmp_path, monke
     own = shutil.copytree(RECIPE, tmp_path / "own" / "v1")
     code, _, err = rlhf(monkeypatch, capsys, *command.split(), "--recipe", own)
     assert code == 1 and f"first `rlhf run evaluate --with-parents --recipe {own}`\n" in err
-    monkeypatch.setenv(next_steps.MAKE, f"HW='cpu' OUT='{out}' SEED='3'")
+    monkeypatch.setenv(make_words.STARTED, f"HW='cpu' OUT='{out}' SEED='3'")
     code, _, err = rlhf(monkeypatch, capsys, *command.split(), "--hw", "cpu", "--out", out)
     assert code == 1 and err.endswith(f"first `make evaluate HW=cpu OUT='{out}' SEED=3`\n")
 
 
 def test_the_container_gets_the_variables_by_name():
     words = subprocess.run([ROOT / "bin/in-container", "--print", "image"], capture_output=True, text=True, check=True)
-    assert f"-e {next_steps.MAKE} " in words.stdout
+    assert f"-e {make_words.STARTED} " in words.stdout

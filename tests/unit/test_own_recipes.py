@@ -6,7 +6,6 @@ from shutil import copytree
 
 import pytest
 
-from bin import check_make
 from rlhf import recipe
 from rlhf.errors import OptionError
 from rlhf.run import provenance
@@ -56,6 +55,3 @@ def test_a_misspelt_folder_is_answered_with_ones_own_recipes_too(own):
         OptionError, match=r"--recipe recipes/24gb-mine/v1: no recipe\.yaml there; nearest: my-recipes/24"
     ):
         recipe.check_directory(Path("recipes/24gb-mine/v1"), Path("recipes"))
-    typed = {"RECIPE": check_make.Variable("RECIPE", "command", "recipes/24gb-mine/v1")}
-    (line, *_) = check_make.problems(["ppo"], typed)
-    assert "name the folder of a version, such as my-recipes/24gb-mine/v1" in line

@@ -25,6 +25,7 @@ from rlhf.recipe.choices import StrategyName
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.published import Figure
 from rlhf.recipe.strict import with_overrides
+from rlhf.terminal import make_words
 from tests.helpers import RECIPE, grouped, rlhf
 from tests.unit.plans import SFT, Known, global_batch, phase, planned, planned_stage, sft_recipe
 
@@ -249,21 +250,18 @@ def test_with_all_memory_the_fastest_settings_are_chosen(predictor, small):
 def test_what_was_given_is_part_of_the_settings_that_are_printed(command, predictor, small):
     loaded = recipe.load(small)
     code, out, _ = command("plan", "--recipe", small, "--stage", "rm", "--set", "rm.max_steps=3", "--fit", "9GB")
-    line = next(line for line in out.splitlines() if "make: SET=" in line)
-    keys = shlex.split(line.partition("SET=")[2])[0].split()
-    assert (code, keys[0]) == (0, "rm.max_steps=3")
-    assert recipe.parse_overrides(keys[1:]) == fit.fit(predictor.predict, loaded, ("rm",), 9 * 10**9).changes
-    words = shlex.split(next(line for line in out.splitlines() if "rlhf: --set" in line))[1:]
-    assert words == [word for key in keys for word in ("--set", key)]
+    words = shlex.split(next(line for line in out.splitlines() if line.startswith("  --set")))
+    assert (code, words[1]) == (0, "rm.max_steps=3") and {*words[::2]} == {"--set"}
+    assert recipe.parse_overrides(words[3::2]) == fit.fit(predictor.predict, loaded, ("rm",), 9 * 10**9).changes
 
 
-def test_settings_that_cannot_pass_through_make_are_printed_for_rlhf_alone():
+def test_settings_are_printed_for_make_where_it_started_the_plan_and_can_hold_them(monkeypatch):
+    monkeypatch.setenv(make_words.STARTED, "")
     changes: dict[str, Any] = {"lora.target_modules": ["q_proj", "v_proj"], "tokenizer.system_prompt": "Be kind, brief"}
-    (line,) = tables._assignments(changes).splitlines()
-    words = shlex.split(line.removeprefix("  rlhf: "))
+    words = shlex.split(tables._assignments(changes))
     assert recipe.parse_overrides(words[1::2]) == changes and words[::2] == ["--set", "--set"]
     del changes["tokenizer.system_prompt"]
-    assert tables._assignments(changes).splitlines()[0] == """  make: SET='lora.target_modules=["q_proj","v_proj"]'"""
+    assert tables._assignments(changes) == """  SET='lora.target_modules=["q_proj","v_proj"]'"""
 
 
 def test_where_nothing_fits_the_answer_is_one_line_with_the_least_that_was_tried(command, predictor, small):
@@ -278,7 +276,7 @@ def test_where_nothing_fits_the_answer_is_one_line_with_the_least_that_was_tried
     assert err == (
         f"error: rm: no settings fit {limit / 1e9:.2f} GB; the smallest settings tried need "
         f"{card_needed_bytes(found.stages['rm'].whole) / 1e9:.2f} GB: allow more memory, or shorten the rows: "
-        "--set STAGE.max_length=N, or max_prompt_length and response_length (make: SET=…)\n"
+        "--set STAGE.max_length=N, or max_prompt_length and response_length\n"
     )
 
 
@@ -311,7 +309,7 @@ def test_a_bad_size_is_a_mistake_in_the_command(command, small):
 def test_the_limit_may_be_that_of_the_recipe_s_card(command, small, options):
     code, _, err = command("plan", "--recipe", small, *options)
     assert code == 1
-    assert "hardware.memory_gb is not given" in err and "--fit 12GB (make: FIT=12GB)" in err
+    assert "hardware.memory_gb is not given" in err and "--fit 12GB" in err
 
 
 def test_a_stage_that_the_recipe_lacks_has_a_way_out(command, small):

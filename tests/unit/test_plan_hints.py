@@ -6,7 +6,7 @@ from rich.console import Console
 from rlhf.cli import plan_tables as tables
 from rlhf.memory.plan import Plan, PlannedPhase, PlannedStage, StageTime
 from rlhf.recipe import StageName
-from rlhf.terminal import screen
+from rlhf.terminal import make_words, screen
 from tests.unit.plans import planned, planned_stage
 
 
@@ -19,7 +19,7 @@ def made(needed: float, price: float | None = None, rm: PlannedStage | None = No
 
 def test_a_card_that_is_far_from_full_is_said_to_have_room():
     *_, line = tables.hints(made(11.0))
-    assert line.startswith("fits the card: sft needs most, 11.00 of 25.00 GB; --fastest (make: FIT=card)")
+    assert line.startswith("fits the card: sft needs most, 11.00 of 25.00 GB; --fastest")
     assert tables.hints(made(20.0))[-1] == "fits the card: sft needs most, 20.00 of 25.00 GB"
 
 
@@ -29,8 +29,16 @@ def test_nothing_fits_where_one_stage_does_not():
 
 
 def test_the_price_is_asked_for_where_it_would_make_a_cost():
-    assert "make: PRICE=" in tables.hints(made(20.0))[0]
-    assert not [line for line in tables.hints(made(20.0, price=2.5)) if "PRICE" in line]
+    assert tables.hints(made(20.0))[0].startswith("--price")
+    assert not [line for line in tables.hints(made(20.0, price=2.5)) if "--price" in line]
+
+
+def test_hints_have_make_s_words_under_make(monkeypatch):
+    monkeypatch.setenv(make_words.STARTED, "")
+    assert [line.partition("(make: ")[2] for line in tables.hints(made(11.0))] == [
+        "--price is PRICE=…)",
+        "--fastest is FIT=card)",
+    ]
 
 
 def full(cost: float | None = None, fits: bool = False) -> Plan:

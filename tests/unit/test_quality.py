@@ -68,9 +68,7 @@ def test_prompts_alone_are_counted_and_said_to_be_for_ppo_only():
 def test_the_last_line_names_what_is_wrong_and_what_leaves_it_out():
     verdict = commands.flaws_line(check(parsed(pairs=distinct(1000) + distinct(200))))
     assert verdict.startswith("1 warning (duplicates)")
-    assert verdict.endswith(
-        "; `rlhf run … --set data.drop=[duplicates]` (make: SET=…) leaves such rows out of training"
-    )
+    assert verdict.endswith("; `rlhf run … --set data.drop=[duplicates]` leaves such rows out of training")
     assert commands.flaws_line(check(parsed(pairs=distinct(1000)))) == "nothing wrong was found"
 
 

@@ -244,7 +244,7 @@ PAGE = "https://huggingface.co/meta-llama/Llama-2-7b-hf"
         ("0000 is not a valid git identifier (branch name, tag name or commit id)", f"{PAGE}/commits"),
         (
             "We couldn't connect to 'https://huggingface.co' to load the files",
-            "without network, use a local folder: --weights DIR (make: WEIGHTS=DIR)",
+            "without network, use a local folder: --weights DIR",
         ),
     ],
 )
@@ -281,7 +281,7 @@ def test_the_reason_may_stand_in_what_caused_the_error(tmp_path, monkeypatch):
         ("request 40123 timed out after 403 ms", "use a local folder"),
         (
             "Offline mode is enabled.",
-            "is enabled; repeat this where there is network; `rlhf fetch` (make: fetch)",
+            "is enabled; repeat this where there is network; `rlhf fetch`",
         ),
     ],
 )

@@ -581,7 +581,7 @@ def test_an_absent_stage_is_refused_with_a_few_recipes_that_have_it(stage, page)
     assert message.startswith(f"{stage}: {CPU} has no such stage; add a section {stage} ({page}), or use --recipe ")
     having = [folder for folder in recipe.available(CPU.parents[1]) if recipe.load(folder).recipe.section(stage)]
     assert len(having) > 3 and message.count(" or /") == 3
-    assert (f" or {len(having) - 4} others (make: RECIPE=…)" in message) == (len(having) > 4)
+    assert (f" or {len(having) - 4} others" in message) == (len(having) > 4)
 
 
 def test_a_section_that_is_none_is_refused_in_our_words():

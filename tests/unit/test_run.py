@@ -117,9 +117,7 @@ def test_a_finished_run_of_other_settings_is_never_reused_or_overwritten(tmp_pat
         r"--set sft.learning_rate=0.002; or choose another",
     ):
         StageRun(tmp_path, small(sft__learning_rate=0.5), "sft").done()
-    with pytest.raises(
-        UserError, match=r"=0.002; or choose another --out \(make: OUT=…\), where all stages are run anew$"
-    ):
+    with pytest.raises(UserError, match=r"=0.002; or choose another --out, where all stages are run anew$"):
         StageRun(tmp_path, small(sft__learning_rate=0.5), "rm").parents.require("sft")
     assert StageRun(tmp_path, small(ppo__kl_coef=0.5), "sft").done() is not None  # PPO's keys do not concern SFT
     assert (tmp_path / "cpu-tiny/v1/sft/summary.json").read_bytes() == before
@@ -149,7 +147,7 @@ def test_many_differing_settings_are_not_listed(tmp_path):
     }
     with pytest.raises(
         UserError,
-        match=r"and 1 more keys; .* settings: /.*/sft/manifest.json has its command \(argv\); or name /.*/v1 instead",
+        match=r"and 1 more keys; .* settings: /.*/sft/manifest.json has its command \(argv\); or name /.*/v1 as RUN",
     ):
         StageRun(tmp_path, small(**other), "evaluate").parents.require("sft")
 
@@ -173,12 +171,12 @@ def test_a_stage_in_the_way_of_another_names_how_to_keep_the_earlier_ones(tmp_pa
     for stage in ("pretrain", "sft"):
         started(tmp_path, stage).finish({}, COSTS)
     other = small(seed=7)
-    with pytest.raises(UserError, match=r"choose another --out \(make: OUT=…\); or move that directory away$"):
+    with pytest.raises(UserError, match=r"choose another --out; or move that directory away$"):
         StageRun(tmp_path, other, "pretrain").done()
-    kept = rf"choose another --out \(make: OUT=…\), with --reuse {tmp_path} \(make: REUSE={tmp_path}\) for earlier"
+    kept = rf"choose another --out, with --reuse {tmp_path} for earlier"
     with pytest.raises(UserError, match=kept):
         StageRun(tmp_path, small(sft__learning_rate=0.5), "sft").done()
-    with pytest.raises(UserError, match=r"choose another --out \(make: OUT=…\); or move that directory away$"):
+    with pytest.raises(UserError, match=r"choose another --out; or move that directory away$"):
         StageRun(tmp_path, other, "sft").done()  # pretrain is of other settings too, and could not be reused
 
 
@@ -244,7 +242,7 @@ def test_an_unfinished_run_is_set_aside_and_one_without_a_checkpoint_is_replaced
     started(tmp_path)
     assert read_intact_lines(tmp_path / "cpu-tiny/v1/sft.before-1/metrics.jsonl") == [{"step": 1, "loss": 1.0}]
     err = capsys.readouterr().err
-    (command,) = re.findall(r"To continue it instead: stop this run, `(.*)`, then --resume \(make: RESUME=1\)", err)
+    (command,) = re.findall(r"To continue it instead: stop this run, `(.*)`, then --resume", err)
     subprocess.run(command, shell=True, check=True)
     assert StageRun(tmp_path, small(), "sft").checkpoints.steps() == [1]
 
@@ -485,7 +483,7 @@ def test_a_log_that_cannot_be_continued_is_one_line(tmp_path, file, line, messag
     with pytest.raises(UserError, match=message) as caught:
         started(tmp_path, resume=True)
     assert "\n" not in str(caught.value)
-    assert str(caught.value).endswith("; repair it, or begin anew with --restart (make: RESUME=0)")
+    assert str(caught.value).endswith("; repair it, or begin anew with --restart")
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "file"])
@@ -596,7 +594,7 @@ def test_a_file_system_without_locks_is_named_and_left_as_it_was(tmp_path, monke
     with pytest.raises(UserError) as caught, locked(tmp_path / folder / "sft"):
         pass
     assert str(caught.value) == (
-        f"{tmp_path / folder}: files cannot be locked there (No locks available); choose another --out (make: OUT=…)"
+        f"{tmp_path / folder}: files cannot be locked there (No locks available); choose another --out"
     )
     assert everything_in(tmp_path) == ["runs"]
 
