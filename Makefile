@@ -118,7 +118,7 @@ bench-gpu: setup    ## measure what only a GPU can show (BENCH_ARGS="--box 55m";
 bench-outside: setup ## compare predicted memory with GPU runs that others measured (BENCH_ARGS="--only lora")
 bench-peer: setup   ## compare a step of PPO, RLOO or GRPO with TRL's (BENCH_ARGS="--method grpo")
 bench-peer-supervised: setup ## compare steps of SFT, reward model and DPO with TRL's, at its defaults and tuned
-budgets: setup      ## fail if predicted memory, operations or launches are not as pinned (BENCH_ARGS=--write: pin anew)
+budgets: setup      ## fail if predicted memory, operations or launches are not as pinned (BENCH_ARGS=--write: pin)
 results-index: setup ## write results/README.md from the records, and recipes/README.md from the recipes
 docs-tables: setup  ## write the tables of docs/ that say what the code says; a test compares them
 bench-micro: setup  ## measure small functions with pytest-benchmark; each run is kept in .benchmarks

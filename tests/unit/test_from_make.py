@@ -265,6 +265,17 @@ def test_a_run_has_its_own_settings(tmp_path):
         assert "leave out" in refused("chat", f"RUN={run}", name)
 
 
+@pytest.mark.parametrize("card", ["1", "0,1", "GPU-1a2b", "MIG-3c"])
+def test_a_card_may_be_chosen(card):
+    check(["ppo"], given(f"GPU={card}"), "local")
+    assert called("ppo", f"GPU={card}") == called("ppo"), "the environment names it"
+
+
+@pytest.mark.parametrize("card", ["first", "-1", "1,", "cuda:1"])
+def test_what_is_no_card_is_refused(card):
+    assert f"GPU={card}: a card's number" in refused("ppo", f"GPU={card}")
+
+
 def test_a_variable_that_one_of_the_targets_takes_is_accepted():
     check(["plan", "ppo"], given("HW=cpu", "SEED=3"), "local")
     check(["serve"], given("RESUME=1"), "local")
@@ -289,7 +300,7 @@ def test_a_variable_changes_nothing_where_it_is_refused(target):
     taken = {name: value for name, value in values.items() if takes(target, name)}
     assert from_make.words_of(target, values) == from_make.words_of(target, taken)
     own = {name: value for name, value in taken.items() if name != "OUT"}  # whose default others change
-    for name in own.keys() - {*from_make.ANYWHERE, *from_make.OF_CONTAINER, "VRAM_CAP"}:
+    for name in own.keys() - {*from_make.ANYWHERE, *from_make.OF_CONTAINER, *from_make.OF_CARD}:
         others = {other: value for other, value in own.items() if other != name}
         first = any(takes(stage, name) for stage in rules()[target].prerequisites if stage in STAGES)
         assert first or from_make.words_of(target, others) != from_make.words_of(target, own), name
