@@ -25,7 +25,7 @@ from rlhf.memory.fit import USED, Fit, fit
 from rlhf.memory.predict import Predictor, card_needed_bytes
 from rlhf.memory.strategies import four_bit_changes, micro_batch
 from rlhf.process.sizes import size_in_bytes
-from rlhf.recipe import ONLINE, POLICIES, TRAINING_STAGES, Changes, PinnedRecipe, PolicyName, StageName
+from rlhf.recipe import STAGE_TABLE, ONLINE, POLICIES, TRAINING_STAGES, Changes, PinnedRecipe, PolicyName, StageName
 from rlhf.terminal.wording import GB
 
 SIZES_GB = (6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192)  # memory of cards that are sold
@@ -85,14 +85,17 @@ def _slug(model: str) -> str:
 
 
 def least_memory(loaded: PinnedRecipe, stages: Sequence[StageName], probe: bool = False) -> Changes:
-    """Return the changes with which stages need the least memory: one row at a time, recomputed.
+    """Return the changes with which stages need the least memory: as few rows at a time as can be, recomputed.
 
     With `probe` a step has two rollouts, which is quicker to rehearse and needs the same.
     """
     changes: Changes = {}
     for stage in stages:
         if stage in TRAINING_STAGES:
-            changes |= {f"{stage}.gradient_checkpointing": True, **micro_batch(loaded, stage, 1)}
+            changes |= {
+                f"{stage}.gradient_checkpointing": True,
+                **micro_batch(loaded, stage, STAGE_TABLE[stage].least_rows),
+            }
         if stage in ONLINE:
             per_prompt = loaded.recipe.online()[stage].samples_per_prompt
             changes[f"{stage}.rollout_batch_size"] = per_prompt

@@ -198,6 +198,7 @@ class Content(NamedTuple):
     sft: Supervised
     rm: Supervised
     dpo: Supervised
+    kto: Supervised
     ppo: Online = Online()
     rloo: Online = Online()
     grpo: Online = Online()
@@ -261,6 +262,7 @@ def initial_content(options: NewOptions, model: ModelFiles, facts: ModelFacts) -
         sft=supervised(2_000 if chat else 20_000),
         rm=supervised(50_000),
         dpo=supervised(20_000),
+        kto=supervised(20_000),
         lean=cpu and facts.architecture["model_type"] in LEAN_TYPES,
     )
 

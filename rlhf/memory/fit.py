@@ -252,7 +252,8 @@ def _setting_groups(loaded: PinnedRecipe, stages: Sequence[StageName]) -> list[S
     sampling = [stage for stage in stages if STAGE_TABLE[stage].samples]
     if sampling:
         phases = tuple((stage, "evaluate") for stage in sampling)
-        smallest = {key: n for s in sampling if s in TRAINING_STAGES for key, n in micro_batch(loaded, s, 1).items()}
+        training = [stage for stage in sampling if stage in TRAINING_STAGES]
+        smallest = {k: n for s in training for k, n in micro_batch(loaded, s, STAGE_TABLE[s].least_rows).items()}
         decoding = _batch_sizes("evaluate.batch_size", divisors(recipe.evaluate.batch_size))
         groups.append(SettingGroup(phases, [decoding], smallest))
     for stage, options in recipe.online().items():
@@ -283,6 +284,7 @@ def _training_group(loaded: PinnedRecipe, stage: TrainingName) -> SettingGroup:
                 n,
             )
             for n in divisors(global_batch(loaded, stage))
+            if n >= STAGE_TABLE[stage].least_rows
         )
         for checkpointing in (False, True)
     ]

@@ -55,7 +55,8 @@ def switched_on(loaded: PinnedRecipe, stage: TrainingName, name: StrategyName) -
     if name == "flash_attention":
         return None if recipe.model.attention != "eager" else {"model.attention": "auto"}
     if name == "batch_size":
-        half = [n for n in divisors(global_batch(loaded, stage)) if 2 * n <= options.per_device_train_batch_size]
+        least, most = STAGE_TABLE[stage].least_rows, options.per_device_train_batch_size // 2
+        half = [n for n in divisors(global_batch(loaded, stage)) if least <= n <= most]
         return micro_batch(loaded, stage, half[-1]) if half else None
     if name == "context_length":
         return _halved(loaded, stage)

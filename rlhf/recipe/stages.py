@@ -58,6 +58,7 @@ class Stage:
     module: str | None = None  # of rlhf.stages; None: named as the stage
     also_decided_by: tuple[str, ...] = ()  # sections of the recipe beside its own and its parents'
     sizes_from: tuple[StageName, ...] = ()  # stages whose sections give sizes to its rehearsal
+    least_rows: int = 1  # of a micro-batch
     learning_phase: str = "train"  # the phase with the steps of the optimizer, in a stage that trains
     # FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it
     # computes; and phases in which it has fetched all of them. While it loads, it has not given any away yet.
@@ -188,6 +189,7 @@ STAGE_TABLE: dict[StageName, Stage] = {
         place=(0, 4),
         parents=("sft",),
         rows="judged",
+        least_rows=2,  # answers to different prompts are compared
         also_decided_by=("evaluate",),  # as DPO
         divided=("train",),
         samples="all",
