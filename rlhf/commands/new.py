@@ -25,7 +25,7 @@ from rlhf.memory.fit import USED, Fit, fit
 from rlhf.memory.predict import Predictor, card_needed_bytes
 from rlhf.memory.strategies import four_bit_changes, micro_batch
 from rlhf.process.sizes import size_in_bytes
-from rlhf.recipe import STAGE_TABLE, ONLINE, POLICIES, TRAINING_STAGES, Changes, PinnedRecipe, PolicyName, StageName
+from rlhf.recipe import ONLINE, POLICIES, STAGE_TABLE, TRAINING_STAGES, Changes, PinnedRecipe, PolicyName, StageName
 from rlhf.terminal.wording import GB
 
 SIZES_GB = (6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192)  # memory of cards that are sold
