@@ -61,7 +61,7 @@ def test_help_is_what_make_alone_prints_and_needs_no_python():
     assert "  ppo " in make().stdout and "  HW " in make().stdout
 
 
-@pytest.mark.parametrize("name", [*rules().keys() - {"checked"}, *VARIABLES])
+@pytest.mark.parametrize("name", [*sorted(rules().keys() - {"checked"}), *VARIABLES])
 def test_help_all_has_one_line_for_each_target_and_variable(name):
     lines = [line for line in help_all().splitlines() if re.match(rf"  {name} +\S", line)]
     assert len(lines) == 1
@@ -101,7 +101,7 @@ def test_unknown_target_is_an_error_even_where_a_folder_has_its_name(name):
     assert result.returncode and f"no target '{name}'" in result.stderr and not result.stdout
 
 
-@pytest.mark.parametrize("target", rules().keys() - {"checked"})
+@pytest.mark.parametrize("target", sorted(rules().keys() - {"checked"}))
 def test_no_target_is_taken_for_a_file_of_that_name(target, tmp_path):
     result = make("-n", target, f"VENV={tmp_path}")
     assert result.returncode == 0 and "Nothing to be done" not in result.stdout, result.stderr
@@ -216,7 +216,7 @@ def test_what_is_older_than_its_pins_is_installed_again(fake):
     assert setup(fake).returncode == 0 and len(installed(fake)) == 2
 
 
-@pytest.mark.parametrize("target", [*rules().keys() - {"checked"}])
+@pytest.mark.parametrize("target", sorted(rules().keys() - {"checked"}))
 def test_what_developers_need_is_installed_for_their_targets_alone(target):
     found = commands(target, "VENV=absent", "REPORT_TO=wandb none", program="bin/setup")
     for_dev = target in ("test", "test-image", "fuzz", "lint", "bench-micro", "bench-gpu", "bench-against")
