@@ -10,31 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.e2e.test_howto import applied, example
 from tests.helpers import RECIPE, SMALL
 
 PACKAGE = Path(__file__).parents[2] / "rlhf"
-NAMES = ("StageName", "TrainingName", "PolicyName")
-ROW = """    "again": Stage(
-        title="DPO again",
-        place=(1, 4),
-        parents=("sft",),
-        rows="pairs",
-        also_decided_by=("evaluate",),
-        divided=("train",),
-        samples="all",
-        checks=_LOSS_CHECKS,
-        curves=(_LOSS_OF_PAIRS,),
-    ),
-"""
-
-
-def edit(file: Path, *changes: tuple[str, str]) -> None:
-    """Replace the first match of each pattern in a file."""
-    text = file.read_text()
-    for pattern, new in changes:
-        text, count = re.subn(pattern, new, text, count=1)
-        assert count == 1, f"{file}: {pattern}"
-    file.write_text(text)
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +21,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package with a stage more, and a recipe that has it."""
     root = tmp_path_factory.mktemp("copy")
     shutil.copytree(PACKAGE, root / "rlhf", ignore=shutil.ignore_patterns("__pycache__"))
-    names = [(rf'({name} = Literal\[[^]]*"dpo")', r'\1, "again"') for name in NAMES]
-    edit(root / "rlhf/recipe/stages.py", *names, (r'    "evaluate": Stage\(', ROW + r'    "evaluate": Stage('))
-    edit(
-        root / "rlhf/recipe/schema.py",
-        (r"\nclass Evaluate\(", '\nclass Again(Dpo):\n    """The keys of DPO."""\n\n\nclass Evaluate('),
-        (r"(    dpo: Dpo \| None = None\n)", r"\1    again: Again | None = None\n"),
-    )
+    applied(example("stage"), root)
     stage = (
         (root / "rlhf/stages/dpo.py").read_text().replace('"dpo"', '"again"').replace("options(Dpo)", "options(Again)")
     )
