@@ -50,7 +50,7 @@ from rlhf.terminal.wording import GB
     "rewards",
     multiple=True,
     metavar="NAME",
-    help="What PPO, RLOO and GRPO learn from: numeric_answer, module:function and others of docs/rewards.md, or model. "
+    help="What PPO, RLOO and GRPO learn from: a function (docs/rewards.md), or model. "
     "May be repeated. [default: model, the reward model]",
 )
 @click.option(

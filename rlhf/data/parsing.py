@@ -323,7 +323,7 @@ def _answer(value: object, key: str, row_prompt: tuple[Message, ...] | None) -> 
     answers = [n for n, turn in enumerate(turns) if turn.message.role == "assistant" and turn.trained]
     if not answers or (key in ("chosen", "rejected") and not turns[-1].trained):
         raise _Untrained
-    *before, last = [turn.message for turn in turns[: answers[-1] + 1]]
+    *before, last = [replace(turn.message, trained=turn.trained) for turn in turns[: answers[-1] + 1]]
     if row_prompt is None:
         return tuple(before), last.content
     if turns[0].message.role == "assistant":

@@ -1,6 +1,6 @@
 """Rows of data after reading: documents, examples, preference pairs, bare prompts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 MessageRole = Literal["system", "user", "assistant"]
@@ -8,10 +8,11 @@ MessageRole = Literal["system", "user", "assistant"]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of a conversation."""
+    """A message of a conversation. An answer that the row gives no weight is not `trained`: it is context alone."""
 
     role: MessageRole
     content: str
+    trained: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,8 @@ def _evaluations(
     prefill, decode = (work.get(f"evaluate/{part}", Work()) for part in ("prefill", "decode"))
     if isinstance(options, Dialogues):
         rehearsed = min(options.max_eval_samples, MOST_REPEATS * options.per_device_train_batch_size)
-        prompts = min(_most_sampled(recipe, stage), sampling.batch_size)
+        few = STAGE_TABLE[stage].samples == "few"
+        prompts = FEW_SAMPLES if few else min(sampling.max_samples, sampling.batch_size)
         evaluated, sampled = _heldout(options.max_eval_samples, rows), _sampled_prompts(recipe, stage, rows)
         return [(work["evaluate"] - prefill - decode, evaluated / rehearsed), (prefill, sampled / prompts)]
     count = _online_evaluations(recipe, options.steps, options.eval_steps, options.save_steps)

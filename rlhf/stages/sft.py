@@ -123,7 +123,7 @@ def every_answer(rows: Sequence[Example]) -> list[Example]:
     for row in rows:
         for i, message in enumerate(row.prompt):
             prompt = row.prompt[:i]
-            if message.role == "assistant" and any(turn.role == "user" for turn in prompt):
+            if message.role == "assistant" and message.trained and any(turn.role == "user" for turn in prompt):
                 found.setdefault((prompt, message.content), Example(prompt, message.content, row.source))
         found.setdefault((row.prompt, row.response), row)
     return list(found.values())

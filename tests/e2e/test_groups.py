@@ -110,9 +110,7 @@ def test_an_interrupted_run_is_not_begun_anew_by_accident(done, interrupted):
     (stage, _), out = done, interrupted
     folder = out / ROOT / stage
     kept = content_of(folder / "manifest.json")
-    with pytest.raises(
-        UserError, match=rf"{stage} has a checkpoint of step \d: --resume .*RESUME=1.*, --restart .*RESUME=0"
-    ):
+    with pytest.raises(UserError, match=rf"{stage} has a checkpoint of step \d: --resume .*, --restart "):
         run_stages(grouped(stage, section(stage)), out, stage)
     assert content_of(folder / "manifest.json") == kept, "the run is as it was"
     run_stages(grouped(stage, section(stage)), out, stage, resume=False)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.e2e.test_howto import applied, example
 from tests.helpers import RECIPE, SMALL
+from tests.howto import applied, example
 
 PACKAGE = Path(__file__).parents[2] / "rlhf"
 

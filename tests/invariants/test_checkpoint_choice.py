@@ -20,6 +20,7 @@ from rlhf.stages import dpo, rm
 from rlhf.stages.online import session
 from rlhf.stages.online.checkpoints import best_step
 from rlhf.stages.supervised import pairs as training_pairs
+from rlhf.stages.supervised import policy
 from rlhf.stages.supervised import training as trainer
 from tests.helpers import Crash, beside, content_of, crash, noted, run_stages, small
 from tests.lines import read_intact_lines
@@ -42,7 +43,7 @@ def rows_of(folder):
 def test_dpo_reports_the_policy_beside_sft_from_a_random_stream_of_its_own(trained, tmp_path, monkeypatch):
     roles: list[str] = []
     seeds: list[int] = []
-    monkeypatch.setattr(dpo, "measure", lambda *a, **o: noted(roles, a[1], measure(*a, **o)))
+    monkeypatch.setattr(policy, "measure", lambda *a, **o: noted(roles, a[1], measure(*a, **o)))
     monkeypatch.setattr(policies, "sample", lambda *a, **o: noted(seeds, torch.initial_seed(), sample(*a, **o)))
     loaded = small()
     run_stages(loaded, beside(trained, tmp_path, "pretrain", "sft"), "dpo")

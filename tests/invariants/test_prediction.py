@@ -255,9 +255,9 @@ def test_hidden_states_that_are_kept_while_scoring_raise_that_phase(two, monkeyp
     loaded, rehearse, before = two
     collect = ppo.make_batch
 
-    def keeping(trained, rollout) -> ppo.Batch:
+    def keeping(trained, rollout, *more) -> ppo.Batch:
         kept = torch.zeros(*rollout.ids.shape, HIDDEN, device=rollout.ids.device)
-        batch = collect(trained, rollout)
+        batch = collect(trained, rollout, *more)
         del kept
         return batch
 
@@ -269,8 +269,8 @@ def test_what_scoring_leaves_behind_raises_the_update_too(two, monkeypatch):
     loaded, rehearse, before = two
     collect = ppo.make_batch
 
-    def leaving(trained, rollout) -> ppo.Batch:
-        batch = collect(trained, rollout)
+    def leaving(trained, rollout, *more) -> ppo.Batch:
+        batch = collect(trained, rollout, *more)
         trained.left = torch.zeros(*rollout.ids.shape, HIDDEN, device=rollout.ids.device)
         return batch
 

@@ -332,6 +332,7 @@ def test_sft_learns_every_answer_of_a_conversation():
         Example((said("user", "a"),), "1", "here:1"),  # again the first answer of the next row
         Example(prompt, "2", "here:2"),
         Example((said("system", "s"), said("assistant", "hello"), *prompt), "3", "here:3"),  # "hello" answers nothing
+        Example((said("user", "c"), Message("assistant", "context", trained=False), said("user", "d")), "4", "here:4"),
     ]
     found = [(" ".join(m.content for m in row.prompt), row.response, row.source) for row in sft.every_answer(rows)]
     assert found == [
@@ -339,6 +340,7 @@ def test_sft_learns_every_answer_of_a_conversation():
         ("a 1 b", "2", "here:2"),
         ("s hello a", "1", "here:3"),
         ("s hello a 1 b", "3", "here:3"),
+        ("c context d", "4", "here:4"),
     ]
 
 

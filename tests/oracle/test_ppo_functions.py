@@ -237,11 +237,9 @@ def test_keys_that_cannot_be_combined_are_refused(changes, message):
         options(**changes)
 
 
-def test_runs_from_before_these_keys_have_the_same_settings():
+def test_rewards_decide_what_ppo_builds_on():
     from rlhf.recipe import deciding_settings
 
-    section = deciding_settings(small().recipe, "ppo")["ppo"]
-    assert isinstance(section, dict) and not {"reward_funcs", "reward_weights"} & section.keys()
     assert "rm" in deciding_settings(small().recipe, "ppo")
     on_functions = small(**{f"ppo__{key}": value for key, value in ALONE.items()}).recipe
     settings = deciding_settings(on_functions, "ppo")

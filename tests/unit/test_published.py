@@ -281,7 +281,16 @@ def test_every_row_names_its_place_and_what_it_is_compared_with(directory):
 
 
 def test_every_recipe_of_a_guide_is_checked():
-    ours = {"cpu-tiny", "cpu-tiny-groups", "cpu-tiny-sums", "2xcpu-tiny", "2x4090-llama2-13b", "8xh100-llama2-70b"}
+    ours = {
+        "cpu-tiny",
+        "cpu-tiny-kto",
+        "cpu-smollm2-sums",
+        "cpu-tiny-groups",
+        "cpu-tiny-sums",
+        "2xcpu-tiny",
+        "2x4090-llama2-13b",
+        "8xh100-llama2-70b",
+    }
     ours |= {"4090-llama31-8b-gsm8k", "h100-llama31-8b-gsm8k", *WITHOUT_FIGURES}
     assert {d.parent.name for d in DIRECTORIES} - ours == set(FIGURES) == set(SETTINGS)
 
