@@ -51,6 +51,7 @@ SYMBOLS = {  # module:name -> the module that uses, overrides or replaces it
     "torch:_C._current_graph_task_id": "rlhf/memory/rehearsal/gradient_sums.py",
     "torch.autograd.graph:_engine_run_backward": "rlhf/memory/rehearsal/gradient_sums.py",
     "torch.ops.mkldnn:_linear_pointwise": "rlhf/models/matmul.py",
+    "torch.ops.aten:_softmax_backward_data": KERNELS,
     "torch.ops.aten:_local_scalar_dense": "rlhf/memory/rehearsal/device.py",
 }
 # What operations and modules of torch are made of, and its kernels by their names: used wherever one is looked at.
