@@ -128,7 +128,9 @@ def facts(manifests: Manifests, summaries: Summaries, price: float | None = None
     texts += dict.fromkeys(manifest.device.text() for manifest in manifests.values())
     seconds = sum(summary.wall_seconds for summary in summaries.values())
     if seconds:
-        texts.append(f"{datetime.timedelta(seconds=round(seconds))} in {counted(len(summaries), 'finished stage')}")
+        texts.append(
+            f"{datetime.timedelta(seconds=min(round(seconds), 10**13))} in {counted(len(summaries), 'finished stage')}"
+        )
         if price is not None:
             texts.append(f"{seconds / 3600 * price:.2f} USD for each card")
     edited = {difference(manifest.recipe_sha256, manifest.released_sha256) for manifest in manifests.values()} - {""}

@@ -419,7 +419,12 @@ def test_every_recipe_can_have_random_weights(directory):
     loaded, before = Choice(directory=directory, weights="random").load(), recipe.load(directory)
     changed = recipe.differences(before.recipe.model_dump(mode="json"), loaded.recipe.model_dump(mode="json"))
     kept = {"pretrain", "model.source", "model.architecture.vocab_size", "data.source", "data.lengths"}
-    kept |= {"model.revision", *(f"data.{key}" for key in ("name", "revision", "data_dir", "split"))}
+    kept |= {
+        "model.revision",
+        "model.files",
+        "model.sha256",
+        *(f"data.{key}" for key in ("name", "revision", "data_dir", "split")),
+    }
     assert {key for key in changed if not key.startswith(("tokenizer", "pretrain", "data.lengths"))} <= kept
 
 
