@@ -70,8 +70,8 @@ PLANTS = {
     ),
     "role scored twice": Plant(
         "rlhf/stages/ppo.py",
-        "    scores = role_passes.reward_scores(shared, rollout, options.score_rows)\n",
-        "    scores = role_passes.reward_scores(shared, rollout, options.score_rows)\n" * 2,
+        "        raw = role_passes.reward_scores(learner.shared, rollout, options.score_rows)\n",
+        "        raw = role_passes.reward_scores(learner.shared, rollout, options.score_rows)\n" * 2,
         "ppo",
     ),
     "checkpointing lost": Plant(
@@ -139,10 +139,10 @@ PLANTS = {
     ),
     "time in scoring": Plant(
         "rlhf/stages/ppo.py",
-        "                batch = make_batch(learner, rollout)  # 2, 3, 4\n",
+        "                batch = make_batch(learner, *with_verdict(rollout, rewards))  # 2, 3, 4\n",
         "                import time\n\n"
         "                start = time.process_time()\n"
-        "                batch = make_batch(learner, rollout)  # 2, 3, 4\n"
+        "                batch = make_batch(learner, *with_verdict(rollout, rewards))  # 2, 3, 4\n"
         "                end = time.process_time() + 0.15 * (time.process_time() - start)\n"
         "                while time.process_time() < end:\n"
         "                    pass\n",
