@@ -92,6 +92,11 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def cache_root() -> Path:
+    """Return the folder in which this project keeps what it can make again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf"
+
+
 def free_name(path: Path) -> Path:
     """Return `path` with the first number appended that makes a name not yet in use."""
     number = 1

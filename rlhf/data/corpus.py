@@ -116,16 +116,25 @@ class Corpus:
         return self._rows_with_answers(texts, PRETRAIN, "texts")
 
     @property
+    def imitated(self) -> Split[Example]:
+        """Return the examples whose response is to be imitated: all but those that are labelled bad."""
+        return self.examples.only(lambda example: example.good is not False)
+
+    @property
+    def labelled(self) -> Split[Example]:
+        """Return the examples whose response is labelled good or bad."""
+        return self.examples.only(lambda example: example.good is not None)
+
+    @property
     def has_responses(self) -> bool:
-        """Return whether any row has a response, as demonstrations and pairs have."""
-        return len(self.examples) + len(self.pairs) > 0
+        """Return whether any row has a response to imitate, as demonstrations and pairs have."""
+        return len(self.imitated) + len(self.pairs) > 0
 
     def demonstrations(self) -> Split[Example]:
         """Return the rows that SFT imitates: demonstrations if there are any, else the chosen side of the pairs."""
         rows_needed = "demonstrations or preference pairs"
-        examples = self.examples.only(lambda example: example.good is not False)
-        if examples.train:
-            return self._rows_with_answers(examples, SFT, rows_needed)
+        if self.imitated.train:
+            return self._rows_with_answers(self.imitated, SFT, rows_needed)
 
         def chosen_answers(pairs: list[PreferencePair]) -> list[Example]:
             return [Example(pair.prompt, pair.chosen, pair.source) for pair in pairs]
@@ -149,8 +158,7 @@ class Corpus:
                 for text, good in ((pair.chosen, True), (pair.rejected, False))
             ]
 
-        labelled = self.examples.only(lambda example: example.good is not None)
-        rows = labelled if labelled.train else self.pairs.map(sides)
+        rows = self.labelled if self.labelled.train else self.pairs.map(sides)
         return self._rows_with_answers(rows, stage, JUDGED)
 
     def _rows_with_answers(self, rows: Split[T], stage: StageName, rows_needed: str) -> Split[T]:

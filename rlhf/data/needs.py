@@ -58,8 +58,6 @@ def needs(corpus: Corpus, stages: Iterable[StageName]) -> list[Need]:
 
 def _need(corpus: Corpus, stage: StageName) -> Need:
     examples, pairs = _counts(corpus.examples), _counts(corpus.pairs)
-    imitated = _counts(corpus.examples.only(lambda example: example.good is not False))
-    judged = _counts(corpus.examples.only(lambda example: example.good is not None))
     row = STAGE_TABLE[stage]
     match row.rows:
         case "texts":
@@ -68,10 +66,12 @@ def _need(corpus: Corpus, stage: StageName) -> Need:
         case "pairs":
             return Need(stage, PAIRS, *pairs)
         case "demonstrations":
-            rows, name = (imitated, "demonstrations") if imitated[0] else (pairs, "demonstrations or preference pairs")
+            imitated, either = _counts(corpus.imitated), "demonstrations or preference pairs"
+            rows, name = (imitated, "demonstrations") if imitated[0] else (pairs, either)
             return Need(stage, name, *(rows if row.chooses else rows[:2]))
         case "judged":
-            return Need(stage, JUDGED, *(judged if judged[0] else pairs))
+            labelled = _counts(corpus.labelled)
+            return Need(stage, JUDGED, *(labelled if labelled[0] else pairs))
         case "prompts":
             train, heldout, validation = _sum(examples, pairs, _counts(corpus.bare_prompts))
             return Need(stage, "rows with a prompt", train, heldout, validation if row.chooses else None)

@@ -32,9 +32,8 @@ def answers(corpus: Corpus, prompts: Sequence[Prompt], samples_per_prompt: int) 
     references: dict[Prompt, tuple[str, str | None]] = {}
     for pair in corpus.pairs.test:
         references.setdefault(pair.prompt, (pair.chosen, pair.rejected))
-    for example in corpus.examples.test:
-        if example.good is not False:
-            references.setdefault(example.prompt, (example.response, None))
+    for example in corpus.imitated.test:
+        references.setdefault(example.prompt, (example.response, None))
     return [references.get(prompt) for prompt in prompts for _ in range(samples_per_prompt)]
 
 

@@ -1,14 +1,13 @@
 """Answers of earlier rehearsals, on disk."""
 
 import functools
-import os
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from rlhf import recipe as recipes
-from rlhf.files import replacing
+from rlhf.files import cache_root, replacing
 from rlhf.memory.card import cards
 from rlhf.memory.phases import DECODING_STEP, RehearsalName, RehearsedStage, RehearsedStep
 from rlhf.process.cuda import expandable_segments
@@ -34,8 +33,7 @@ def file_of(loaded: PinnedRecipe, name: RehearsalName) -> Path:
     allocator = expandable_segments() if device == "cuda" else None
     versions = [package_version(package) for package in PACKAGES]
     key = recipes.content_hash([recipe, roles, hardware, card, allocator, name, _code_hash(), versions])
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "rlhf" / "predictions" / f"{key[:32]}.json"
+    return cache_root() / "predictions" / f"{key[:32]}.json"
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from rlhf.errors import UserError
-from rlhf.files import sha256, sync_tree, write_json
+from rlhf.files import cache_root, sha256, sync_tree, write_json
 from rlhf.models import records
 from rlhf.process.libraries import quiet_libraries
 from rlhf.run import reader
@@ -44,9 +44,8 @@ class Header(NamedTuple):
 
 def folder_for(digest: str) -> Path:
     """Return where the conversion of the file with this SHA-256 is kept, made or not."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     versions = "-".join(str(package_version(package)) for package in READERS)
-    return root / "rlhf" / "models" / f"{digest[:16]}-{versions}-{sha256(Path(__file__))[:8]}"
+    return cache_root() / "models" / f"{digest[:16]}-{versions}-{sha256(Path(__file__))[:8]}"
 
 
 def converted(file: Path) -> Path:

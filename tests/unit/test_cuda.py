@@ -94,10 +94,11 @@ def test_a_stage_sets_the_variables_before_torch_starts(tmp_path):
     code = f"""
 import os, sys
 from rlhf import cli; from rlhf.process import cuda
-def spy(recipe, real=cuda.set_environment):
+def first(recipe, real=cuda.set_environment):
     real(recipe)
     print("torch" in sys.modules, os.environ["PYTORCH_ALLOC_CONF"])
-cuda.set_environment = spy
+    cuda.set_environment = real
+cuda.set_environment = first
 sys.argv = ["rlhf", "run", "pretrain", "--hw", "cpu", "--out", {str(tmp_path)!r}, "--set", "hardware.device=cuda"]
 try:
     cli.main()
