@@ -150,8 +150,7 @@ def _about_version(chosen: PinnedRecipe, by_hardware: bool) -> str:
     guide = next((figure.guide for figure in first.figures if figure.guide), None)
     about_first = ""
     if chosen.directory != first.directory and guide:
-        way = f"--recipe {first.directory} (make: RECIPE=…)"
-        about_first = f"; {first.version} has the {guide}'s own settings: {way}"
+        about_first = f"; {first.version} has the {guide}'s own settings: --recipe {first.directory}"
     elif first.recipe.model != recipes.load(chosen.directory).recipe.model:
         about_first = f"; {first.version} trains another model"
     return f"{chosen.status}{about_first}"

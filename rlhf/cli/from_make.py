@@ -189,15 +189,10 @@ def check(goals: Sequence[str], given: Given, runtime: str) -> None:
     OptionError and what the commands raise for their options.
     """
     for name in given.typed:
-        if name not in OPTIONS and name not in OTHERS:
-            near = difflib.get_close_matches(name.upper(), [*OPTIONS, *OTHERS], 1)
-            meant = f"; did you mean {near[0]}?" if near else ";"
-            raise OptionError(f'there is no variable {name}{meant} SET="ppo.steps=10" changes a key of the recipe')
-        if not any(takes(goal, name) for goal in goals):
-            raise OptionError(f"{name} changes nothing in `make {' '.join(goals)}`; it is for {_targets_with(name)}")
-        if name in OF_CONTAINER and runtime == "local" and {*goals}.isdisjoint(("image", "shell", "test-image")):
-            raise OptionError(f"{name} changes nothing without a container (RUNTIME=local)")
-        _check_value(name, given.typed[name])
+        _check_name(name, goals, runtime)
+    for name, value in given.values.items():
+        if any(takes(goal, name) for goal in goals):
+            _check_value(name, value)
     if runtime not in RUNTIMES and any("$(ready)" in rules()[goal].prerequisites for goal in goals):
         raise OptionError(f"RUNTIME={runtime}: {', '.join(RUNTIMES)}")
     if any(takes(goal, "HW") for goal in goals) and "RUN" not in given.values:
@@ -210,11 +205,23 @@ def check(goals: Sequence[str], given: Given, runtime: str) -> None:
             command.make_context(info_name, words)
 
 
+def _check_name(name: str, goals: Sequence[str], runtime: str) -> None:
+    """Raise OptionError for a variable that there is not, or that changes nothing in these targets."""
+    if name not in OPTIONS and name not in OTHERS:
+        near = difflib.get_close_matches(name.upper(), [*OPTIONS, *OTHERS], 1)
+        meant = f"; did you mean {near[0]}?" if near else ";"
+        raise OptionError(f'there is no variable {name}{meant} SET="ppo.steps=10" changes a key of the recipe')
+    if not any(takes(goal, name) for goal in goals):
+        raise OptionError(f"{name} changes nothing in `make {' '.join(goals)}`; it is for {_targets_with(name)}")
+    if name in OF_CONTAINER and runtime == "local" and {*goals}.isdisjoint(("image", "shell", "test-image")):
+        raise OptionError(f"{name} changes nothing without a container (RUNTIME=local)")
+
+
 def _check_value(name: str, value: str) -> None:
     """Raise OptionError for the value of a variable that no command checks."""
-    if name in SWITCHES and value not in ("", *ON, *OFF):
+    if name in SWITCHES and value not in (*ON, *OFF):
         raise OptionError(f"{name}={value}: write 1 or 0")
-    if name == "GPU" and value and not re.fullmatch(CARD, value):
+    if name == "GPU" and not re.fullmatch(CARD, value):
         raise OptionError(f"GPU={value}: a card's number in nvidia-smi, such as 1, or its UUID")
 
 
@@ -241,12 +248,13 @@ def command_line(target: str, given: Given, runtime: str, image: str, *, gpu: bo
     """
     values = given.values
     if target == "shell":
-        return [*in_container(values, runtime, gpu), "--entrypoint", "bash", image]
+        return [*in_container(values, default_out(values), runtime, gpu), "--entrypoint", "bash", image]
     is_module = target in MODULES
     words = module_words(target, values) if is_module else words_of(target, values, asked)
     if runtime == "local":
         return [f"{values.get('VENV', '.venv')}/bin/{'python' if is_module else 'rlhf'}", *words]
-    shown = in_container(values, runtime, gpu)
+    out = words[words.index("--out") + 1] if "--out" in words else default_out(values)
+    shown = in_container(values, out, runtime, gpu)
     if is_module:
         return [*shown, "--entrypoint", "python", image, *words]
     if target == "serve":
@@ -313,11 +321,14 @@ def default_out(values: Values, of_seed: bool = True) -> str:
     return f"{root}/seed-{values['SEED']}" if of_seed and "SEED" in values else root
 
 
-def in_container(values: Values, engine: str, gpu: bool) -> list[str]:
-    """Return bin/in-container with what it must show the command: the same paths as the caller has."""
+def in_container(values: Values, out: str, engine: str, gpu: bool) -> list[str]:
+    """Return bin/in-container with what it must show the command: the same paths as the caller has.
+
+    `out` is the root of runs that the command writes to.
+    """
     words = ["bin/in-container", "--engine", "docker" if engine == "local" else engine, *(["--gpu"] if gpu else [])]
     run = values.get("RUN")
-    written = [str(Path(run).parent) if run else values.get("OUT", default_out(values)), "results"]
+    written = [str(Path(run).parent) if run else out, "results"]
     read = [*files(values.get("DATA", "")), *files(values.get("FILES", "")), *_named_by_recipe(values)]
     read += [values[name] for name in ("RECIPE", "REUSE", "WEIGHTS") if name in values]
     read += [str(recipes_root())]
@@ -343,6 +354,15 @@ def _named_by_recipe(values: Values) -> Iterator[str]:
 # ---- make's side
 
 
+def _of_card(target: str, values: Values) -> dict[str, str]:
+    """Return the variables of the environment that say which card a target uses, and how much of its memory."""
+    chosen = {name: values[name] for name in OF_CARD if name in values and takes(target, name)}
+    found = {"RLHF_VRAM_CAP": chosen["VRAM_CAP"]} if "VRAM_CAP" in chosen else {}
+    if "GPU" in chosen:  # the order makes the numbers those of nvidia-smi
+        found |= {"CUDA_VISIBLE_DEVICES": chosen["GPU"], "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return found
+
+
 def variables_help() -> Iterator[str]:
     """Yield a line for each variable that the Makefile does not explain itself: the help of its option."""
     texts: dict[str, str] = {}
@@ -364,15 +384,12 @@ def main(goals: str, runtime: str, image: str, gpu: bool, target: str) -> None:
     """Run a target of the Makefile; `check` only refuses what is wrong, and `help` lists variables."""
     given, asked_for = Given.read(os.environ), goals.split()
     os.environ[STARTED] = shlex.join(f"{name}={given.values[name]}" for name in OF_A_RUN if name in given.values)
-    if "VRAM_CAP" in given.values:
-        os.environ["RLHF_VRAM_CAP"] = given.values["VRAM_CAP"]
-    if "GPU" in given.values:  # the order makes the numbers those of nvidia-smi
-        os.environ |= {"CUDA_VISIBLE_DEVICES": given.values["GPU"], "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if target == "check":
         check(asked_for, given, runtime)
     elif target == "help":
         click.echo("\n".join(variables_help()))
     else:
+        os.environ |= _of_card(target, given.values)
         words = command_line(target, given, runtime, image, gpu=gpu, asked=target in asked_for)
         if given.dry_run:
             click.echo(shlex.join(words))

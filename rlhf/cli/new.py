@@ -95,7 +95,7 @@ def new(
     """Write a recipe for a model and a card, with settings that fit.
 
     Of a model on the hub, only config.json and the tokenizer are downloaded. The settings are the fastest that are
-    predicted to need at most 95 % of the card, or of the memory that is free here.
+    predicted to need at most 93 % of the card, or of the memory that is free here.
     """
     options = NewOptions(
         model=model,

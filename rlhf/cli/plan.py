@@ -120,5 +120,5 @@ def _show_plan(loaded: PinnedRecipe, stages: Sequence[StageName], price: float |
         made = planning.make_plan(predictor, loaded, stages, price, say)
     tables.show(made, as_json)
     if any(planned.fits is False for planned in made.stages.values()):
-        options = shlex.join(typed_options(only=NAMES_RECIPE))
+        options = shlex.join(typed_options(only=(*NAMES_RECIPE, "data")))
         raise UserError(f"the recipe does not fit its card: `rlhf plan {options} --fastest` looks for settings that do")

@@ -84,12 +84,12 @@ def _slug(model: str) -> str:
 # -- settings that fit -----------------------------------------------------------------------------------------------
 
 
-def least_memory(loaded: PinnedRecipe, stages: Sequence[StageName], probe: bool = False) -> Changes:
+def least_memory(loaded: PinnedRecipe, stages: Sequence[StageName]) -> Changes:
     """Return the changes with which stages need the least memory: as few rows at a time as can be, recomputed.
 
-    With `probe` a step has two rollouts, which is quicker to rehearse and needs the same.
+    A step has two rollouts, which is quicker to rehearse than all of them and needs the same.
     """
-    changes: Changes = {}
+    changes: Changes = {"evaluate.batch_size": 1}
     for stage in stages:
         if stage in TRAINING_STAGES:
             changes |= {
@@ -98,9 +98,8 @@ def least_memory(loaded: PinnedRecipe, stages: Sequence[StageName], probe: bool 
             }
         if stage in ONLINE:
             per_prompt = loaded.recipe.online()[stage].samples_per_prompt
-            changes[f"{stage}.rollout_batch_size"] = per_prompt
-            if probe:
-                changes |= {f"{stage}.batch_size": 2 * per_prompt, f"{stage}.num_mini_batches": 1}
+            changes |= {f"{stage}.rollout_batch_size": per_prompt, f"{stage}.batch_size": 2 * per_prompt}
+            changes[f"{stage}.num_mini_batches"] = 1
     return changes
 
 
@@ -122,7 +121,7 @@ def search(
         if not fitted.too_large:
             return fitted._replace(changes=four_bit | fitted.changes)
     on_4bit = loaded.with_changes(four_bit)
-    least = on_4bit.with_changes({"evaluate.batch_size": 1, **least_memory(on_4bit, stages, probe=True)})
+    least = on_4bit.with_changes(least_memory(on_4bit, stages))
     needs = {}
     for stage in stages:
         say(f"predicting the least that {stage} needs")
@@ -137,7 +136,7 @@ def search_on_cpu(predictor: Predictor, loaded: PinnedRecipe, stages: Sequence[S
     """
     fitted = fit(predictor.predict, loaded, stages, limit, say, compress=False)
     if fitted.too_large:
-        least = loaded.with_changes({"evaluate.batch_size": 1, **least_memory(loaded, stages, probe=True)})
+        least = loaded.with_changes(least_memory(loaded, stages))
         stage = fitted.too_large[0]
         needs = card_needed_bytes(predictor.predict(least, stage).whole) / GB
         raise UserError(

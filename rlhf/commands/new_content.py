@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from rlhf import recipe as recipes
 from rlhf.commands.new_model import ModelFacts, ModelFiles
 from rlhf.data import formats
+from rlhf.data.corpus import JUDGED
 from rlhf.data.formats import ParsedRows
 from rlhf.data.rows import Example, PreferencePair, PromptOnly
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.memory.card.cards import CARDS
 from rlhf.memory.fit import USED
-from rlhf.recipe import MODEL_REWARD, POLICIES, PolicyName, PolicyStart, StageName
+from rlhf.memory.own_rows import SAMPLE, UNCUT
+from rlhf.recipe import MODEL_REWARD, ONLINE, POLICIES, PolicyName, PolicyStart, StageName
 from rlhf.recipe.model_types import LEAN_TYPES
 from rlhf.recipe.stages import DPO, PPO, RM, SFT, STAGE_TABLE
 from rlhf.stages.online import reward_functions
@@ -36,8 +38,6 @@ CHAT_TOKENS, BASE_TOKENS = 1024, 512  # of a sequence, unless --max-length says 
 CPU_TOKENS = 256  # the same on a CPU
 CPU_STEPS, CPU_ROWS = 50, 2_000  # of PPO, RLOO and GRPO, and of each other stage: hours on a CPU, not days
 SHORTEST = 128  # tokens of a sequence: a policy may say more than the rows
-COUNTED = 2_000  # pairs whose tokens are counted
-UNCUT = 2**30  # tokens
 
 
 class ChosenCard(NamedTuple):
@@ -79,7 +79,6 @@ class DataSet(NamedTuple):
     licence: str
     words: str
     files: tuple[str, ...] = ()
-    pairs: int | None = None  # not counted before it is downloaded
 
 
 class OwnData(NamedTuple):
@@ -311,9 +310,13 @@ def _check_kinds(options: NewOptions, file: str, rows: ParsedRows) -> None:
     on_pairs = [STAGE_TABLE[stage].title for stage in options.stages if STAGE_TABLE[stage].rows == "pairs"]
     needing = ["the reward model"] * options.has_reward_model + on_pairs
     if needing and not rows.pairs:
-        instead = "; --reward NAME, a function, needs none" if options.has_reward_model and not options.rewards else ""
+        functions_may = options.has_reward_model and not options.rewards and not {*ONLINE}.isdisjoint(options.stages)
+        instead = "; --reward NAME, a function, needs none" if functions_may else ""
         raise UserError(f"--data {file}: no preference pairs, which {needing[0]} needs{instead} (docs/data.md)")
-    if options.policy_start == SFT and not (rows.pairs or rows.examples):
+    judged = [STAGE_TABLE[stage].title for stage in options.stages if STAGE_TABLE[stage].rows == "judged"]
+    if judged and not (rows.pairs or any(example.good is not None for example in rows.examples)):
+        raise UserError(f"--data {file}: no {JUDGED}, which {judged[0]} needs (docs/data.md)")
+    if options.policy_start == SFT and not (rows.pairs or any(example.good is not False for example in rows.examples)):
         raise UserError(f"--data {file}: no responses, which SFT needs: --start base leaves it out (docs/data.md)")
     if not (rows.pairs or rows.examples or rows.bare_prompts):
         raise UserError(f"--data {file}: no prompts there (docs/data.md)")
@@ -334,7 +337,7 @@ def _check_answers(comparing: Sequence[RewardFunction], file: str, rows: ParsedR
 
 def _longest(pairs: Sequence[PreferencePair], codec: "Codec") -> int:
     """Return the tokens of a sequence, one half of which holds each prompt and the other one each answer."""
-    sample = random.Random(0).sample(pairs, min(COUNTED, len(pairs)))
+    sample = random.Random(0).sample(pairs, min(SAMPLE, len(pairs)))
     rows = [(pair.prompt, answer) for pair in sample for answer in (pair.chosen, pair.rejected)]
     encoded, _ = codec.encode(rows, UNCUT, UNCUT)
     half = max((len(ids) for row in encoded if row for ids in row), default=UNCUT)

@@ -9,13 +9,12 @@ import psutil
 
 from rlhf.memory.own_rows import read_rows
 from rlhf.memory.phases import PredictedStage
-from rlhf.memory.projection import stage_work
+from rlhf.memory.projection import SECONDS_PER_HOUR, stage_work
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName
 
 LIBRARIES = 1_000_000_000  # bytes of the process beside tensors: 0.7 GB when torch, transformers and TRL are imported
 SECONDS = 1.0  # that each rate is measured for
 COPIED = 128 * 2**20  # bytes: more than a processor's cache
-SECONDS_PER_HOUR = 3600
 
 
 class Rates(NamedTuple):

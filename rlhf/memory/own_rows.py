@@ -90,6 +90,8 @@ def _split(corpus: "Corpus", stage: TrainingName) -> "Split[Answers]":
         return corpus.demonstrations().map(lambda rows: [(row.prompt, row.response, row.response) for row in rows])
     if rows == "pairs":
         return corpus.preferences(stage).map(lambda rows: [(row.prompt, row.chosen, row.rejected) for row in rows])
+    if rows == "judged":
+        return corpus.judged(stage).map(lambda rows: [(row.prompt, row.response, row.response) for row in rows])
     return corpus.prompts(stage).map(lambda prompts: [(prompt, "", "") for prompt in prompts])
 
 
@@ -121,7 +123,7 @@ def _folder(settings: Tokenizer) -> Path | None:
     if settings.source == "local" and is_gguf(settings.name):
         from rlhf.models import gguf
 
-        return gguf.converted(Path(settings.name))
+        return gguf.converted(Path(settings.name)) if Path(settings.name).is_file() else None
     if settings.source == "local":
         return Path(settings.name) if Path(settings.name).is_dir() else None
     from huggingface_hub import try_to_load_from_cache

@@ -19,8 +19,6 @@ from rlhf.recipe.choices import Device
 from rlhf.recipe.published import Figure, VerdictWord, verdict_of
 from rlhf.terminal.wording import GB
 
-SECONDS_PER_HOUR = 3600
-
 
 @dataclass(frozen=True)
 class PlannedPhase:
@@ -144,9 +142,11 @@ def hours_before_and_after(predictor: Predictor, loaded: PinnedRecipe, fits: Fit
 
     None where the hours of a stage are not known. Raises what `make_plan` raises.
     """
-    own = read_rows(loaded.recipe, fits.stages)
     training = [stage for stage in fits.stages if stage in TRAINING_STAGES]
-    if not training or any(_no_time(loaded.recipe, stage, own) for stage in training):
+    if not training or cards.rates_of(loaded.recipe.hardware.name) is None:
+        return None
+    own = read_rows(loaded.recipe, fits.stages)
+    if any(_no_time(loaded.recipe, stage, own) for stage in training):
         return None
 
     def hours(of: PinnedRecipe, predicted: Mapping[StageName, PredictedStage]) -> float:
@@ -241,11 +241,11 @@ def _time(
     if between_ranks:
         waiting = between_ranks.seconds_per_step * between_ranks.steps
         seconds, low, high = seconds + waiting, max(low, waiting), high + waiting  # least: both at the same time
-    hours = seconds / SECONDS_PER_HOUR
+    hours = seconds / projection.SECONDS_PER_HOUR
     return StageTime(
-        limit_hours=work.limit(rates) / SECONDS_PER_HOUR,
+        limit_hours=work.limit(rates) / projection.SECONDS_PER_HOUR,
         projected_hours=hours,
-        projected_hours_range=(low / SECONDS_PER_HOUR, high / SECONDS_PER_HOUR),
+        projected_hours_range=(low / projection.SECONDS_PER_HOUR, high / projection.SECONDS_PER_HOUR),
         projected_cost=None if price is None else hours * price * processes,
         between_ranks=between_ranks,
     )

@@ -31,6 +31,8 @@ from rlhf.memory.weights import (
 from rlhf.recipe import STAGE_TABLE, TRAINING_STAGES, Dialogues, OnlineOptions, Recipe, StageName, TrainingName
 from rlhf.recipe.stages import FEW_SAMPLES
 
+SECONDS_PER_HOUR = 3600
+
 
 class TimeFactors(NamedTuple):
     """What multiplies each part of a training step's time at nominal rates; the last is seconds for each launch."""

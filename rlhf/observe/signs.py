@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 
 from rlhf.observe.history import FEW, History
-from rlhf.recipe import Optimization, Ppo
+from rlhf.recipe import Model, Optimization, Ppo
 from rlhf.stats import sigmoid
 
 MANY = 20  # rows before a trend is judged, at least
@@ -21,6 +21,7 @@ KL_LIMIT = 5 * math.log(2)  # nats per token: the guide's 5 bits
 # Mean |difference| of log-probabilities between sampler and trainer, nats per token. A float32 trainer and a bfloat16
 # server were 0.04 to 0.06 apart, two float32 ones 1e-5, and servers with another base or other settings 0.09 to 0.29.
 MISMATCH = {"float32": 0.02, "bfloat16": 0.1}
+MISMATCH_4BIT = 0.5  # of a server, which has the weights that NF4 rounds in training; not measured
 
 
 def find_nan(h: History) -> str | None:
@@ -116,9 +117,15 @@ def find_negative_kl(h: History) -> str | None:
     return f"KL to the reference is negative, {kl:.3g} nats per token"
 
 
+def mismatch_limit(model: Model, served: bool) -> float:
+    """Return how far log-probabilities of sampling and training may differ on average, in nats per token."""
+    return MISMATCH_4BIT if served and model.quantization == "nf4" else MISMATCH[model.dtype]
+
+
 def find_sampling_mismatch(h: History) -> str | None:
     """Report a sampler and a trainer that differ by more than their precision explains, over three rows."""
-    difference, limit = h.last("rollout/logprob_diff_avg", 3), MISMATCH[h.recipe.model.dtype]
+    difference = h.last("rollout/logprob_diff_avg", 3)
+    limit = mismatch_limit(h.recipe.model, served=h.online.vllm_url is not None)
     if difference is None or difference <= limit:
         return None
     return f"log-probabilities of sampling and training differ by {difference:.2g} nats per token, above {limit}"

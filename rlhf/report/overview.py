@@ -9,7 +9,7 @@ from rlhf.recipe import EVALUATE, GROUPS, MERGE, POLICIES, STAGE_TABLE, STAGES, 
 from rlhf.recipe.published import Verdict
 from rlhf.recipe.released import difference
 from rlhf.report.gain import Gain, gains_over_start, origin_of
-from rlhf.report.parts import STAGE_TITLES, START_TITLES, Charts, Section
+from rlhf.report.parts import STAGE_TITLES, START_IN_WORDS, Charts, Section
 from rlhf.report.runs import RunRecords, check_evaluation
 from rlhf.run.finished import totals
 from rlhf.run.records import Manifest, Summary
@@ -46,7 +46,7 @@ def outcome(
     """
     judged, kind = _judgement(verdicts_of(summaries, price))
     worse = [STAGE_TITLES[gain.stage] for gain in gained if gain.kind == "bad"]
-    start = " or ".join(dict.fromkeys(START_TITLES[gain.origin] for gain in gained if gain.kind == "bad"))
+    start = " or ".join(dict.fromkeys(START_IN_WORDS[gain.origin] for gain in gained if gain.kind == "bad"))
     if worse:
         kind = "bad"
     elif not judged and gained and all(gain.kind == "good" for gain in gained):
@@ -104,7 +104,7 @@ def _gain(stage: StageName, summary: Summary | None) -> str:
         return ""
     kl = metrics.get("kl_per_token")
     kl_text = f", at a KL {_of_kl(kl)} nats per token" if kl is not None else ""
-    return f"{STAGE_TITLES[stage]} against {START_TITLES[origin_of(metrics)]}: {'; '.join(texts)}{kl_text}."
+    return f"{STAGE_TITLES[stage]} against {START_IN_WORDS[origin_of(metrics)]}: {'; '.join(texts)}{kl_text}."
 
 
 def _of_kl(kl: float) -> str:
@@ -128,9 +128,7 @@ def facts(manifests: Manifests, summaries: Summaries, price: float | None = None
     texts += dict.fromkeys(manifest.device.text() for manifest in manifests.values())
     seconds = sum(summary.wall_seconds for summary in summaries.values())
     if seconds:
-        texts.append(
-            f"{datetime.timedelta(seconds=min(round(seconds), 10**13))} in {counted(len(summaries), 'finished stage')}"
-        )
+        texts.append(f"{_duration(seconds)} in {counted(len(summaries), 'finished stage')}")
         if price is not None:
             texts.append(f"{seconds / 3600 * price:.2f} USD for each card")
     edited = {difference(manifest.recipe_sha256, manifest.released_sha256) for manifest in manifests.values()} - {""}
@@ -203,9 +201,14 @@ def _change(gain: Gain) -> Change:
         interval = "no interval without an evaluation"
     else:
         interval = f"95 % interval {gain.low:+.2f} to {gain.high:+.2f}"
-    metric = f"{gain.name}, {START_TITLES[gain.origin]} → {STAGE_TITLES[gain.stage]}"
+    metric = f"{gain.name}, {START_IN_WORDS[gain.origin]} → {STAGE_TITLES[gain.stage]}"
     in_words = f"{gain.value:+.2f}{gain.unit and ' '}{gain.unit} ({interval})"
     return Change(metric, f"{gain.start:.2f}", f"{gain.end:.2f}", in_words, gain.kind)
+
+
+def _duration(seconds: float) -> str:
+    """Return a time as days and hours; a record may hold more than Python can count."""
+    return str(datetime.timedelta(seconds=min(round(seconds), 10**13)))
 
 
 def _unchanged(run: RunRecords) -> Summaries:
@@ -233,12 +236,7 @@ def picture(manifests: Manifests, summaries: Summaries, unreadable: Collection[s
         width=COLUMN + BOX_WIDTH + 4,
         height=(len(rows) - 1) * ROW + BOX_HEIGHT + 4,
         boxes=[_box(stage, *corner[stage], summaries.get(stage), states[stage]) for stage in begun],
-        arrows=[
-            _arrow(corner[a], corner[b])
-            for b in begun
-            for a in dict.fromkeys(_arrows_to(b, manifests[b]))
-            if a in corner
-        ],
+        arrows=[_arrow(corner[a], corner[b]) for b in begun for a in _arrows_to(b, manifests[b]) if a in corner],
     )
 
 
@@ -268,6 +266,6 @@ def _box(stage: StageName, x: int, y: int, summary: Summary | None, state: str) 
         return Box(x, y, "open", STAGE_TITLES[stage], state)
     words = [target.outcome.word for target in summary.targets]
     good, bad = (sum(word in kinds for word in words) for kinds in (published.GOOD, published.BAD))
-    line = str(datetime.timedelta(seconds=round(summary.wall_seconds)))
+    line = _duration(summary.wall_seconds)
     line += f" · {good} of {good + bad} {'✓' if not bad else '✗'}" if good + bad else ""
     return Box(x, y, "bad" if bad else "good" if good else "plain", STAGE_TITLES[stage], line)

@@ -15,7 +15,7 @@ COLOURS = ("#2f7ed8", "#d9822b", "#2e9d5b", "#b24fb5", "#7a8794", "#c23b3b", "#1
 STAGE_TITLES: dict[str, str] = {stage: row.title for stage, row in STAGE_TABLE.items()}
 
 
-START_TITLES: dict[PolicyStart, str] = {SFT: "SFT", "base": "the base"}
+START_IN_WORDS: dict[PolicyStart, str] = {SFT: "SFT", "base": "the base"}
 
 
 class Cell(NamedTuple):

@@ -13,7 +13,7 @@ from rlhf.report.gain import origin_of
 from rlhf.report.parts import (
     COLOURS,
     STAGE_TITLES,
-    START_TITLES,
+    START_IN_WORDS,
     Chart,
     Charts,
     Section,
@@ -110,7 +110,7 @@ def sections_of_frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
     if not scores:
         return []
     origins = {origin_of(run.summaries[stage].metrics) for run, stage, _ in trained if stage in run.summaries}
-    start = " or ".join(title for origin, title in START_TITLES.items() if origin in (origins or {SFT}))
+    start = " or ".join(title for origin, title in START_IN_WORDS.items() if origin in (origins or {SFT}))
     kl_axis = {"title": {"text": f"KL to {start}, nats per token"}}
     axes: Trace = {"xaxis": kl_axis, "yaxis": {"title": {"text": "score, held out"}}}
     methods = " and ".join(dict.fromkeys(STAGE_TITLES[stage] for _, stage, _ in trained))

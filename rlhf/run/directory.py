@@ -143,15 +143,15 @@ class StageRun:
         if checkpoint is not None:
             self._rewind(checkpoint)
 
-    def describe(self, **facts: JsonObject | None) -> None:
-        """Add facts to manifest.json; None adds none.
+    def describe(self, **facts: JsonObject) -> None:
+        """Add facts to manifest.json.
 
         `data`: which data was read; `cuts`: how many rows or prompts were cut to the recipe's lengths; `base`: what the
         folder of the base was converted from.
         """
         if not self._manifest:  # of a stage that a command only reads
             return
-        self._manifest |= {key: value for key, value in facts.items() if value is not None}
+        self._manifest |= facts
         self._write_manifest()
 
     def _write_manifest(self) -> None:

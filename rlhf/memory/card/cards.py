@@ -117,9 +117,14 @@ SMALL_WORKSPACE = 2 * 4096 * 1024 + 8 * 16 * 1024
 LARGE_WORKSPACE = 32 * 1024 * 1024
 
 
+def _card(hardware: str) -> Card | None:
+    """Return the card of a recipe's hardware.name, of which there may be several; None for an unlisted name."""
+    return CARDS.get(hardware) or CARDS.get(re.sub(r"^\d+x", "", hardware))
+
+
 def gpu_of(hardware: str) -> Gpu:
     """Return the GPU of a recipe's hardware.name: `2xh100` are two of `h100`; an unlisted name is `UNKNOWN`."""
-    card = CARDS.get(hardware) or CARDS.get(re.sub(r"^\d+x", "", hardware))
+    card = _card(hardware)
     return card.gpu if card else UNKNOWN
 
 
@@ -137,7 +142,7 @@ def lacks_bfloat16(hardware: str) -> str | None:
 
     Tensor cores multiply bfloat16 from compute capability 8.0 on; older cards convert each number to float32.
     """
-    card = CARDS.get(hardware) or CARDS.get(re.sub(r"^\d+x", "", hardware))
+    card = _card(hardware)
     if card is None or card.gpu.capability >= (8, 0):
         return None
     major, minor = card.gpu.capability

@@ -6,12 +6,11 @@ from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean, zero_pads
-from rlhf.observe.signs import MISMATCH
+from rlhf.observe.signs import mismatch_limit
 from rlhf.recipe import OnlineOptions, Recipe
 from rlhf.stages.online import role_passes
 
 ROWS = 8  # responses that are compared
-MISMATCH_4BIT = 0.5  # nats per token: a server has the weights that NF4 rounds in training; not measured
 
 
 @torch.no_grad()
@@ -26,7 +25,7 @@ def check_served(shared: SharedBase, rollout: Rollout, recipe: Recipe, options: 
     assert few.logprobs is not None
     own = role_passes.logprobs(shared, "policy", few, options)
     difference = masked_mean((zero_pads(few.logprobs, few.mask) - own).abs(), few.mask).item()
-    limit = MISMATCH_4BIT if recipe.model.quantization == "nf4" else MISMATCH[recipe.model.dtype]
+    limit = mismatch_limit(recipe.model, served=True)
     if not difference <= limit:
         raise UserError(
             f"the vLLM server at {options.vllm_url} serves something else than the policy: log-probabilities of "
