@@ -247,13 +247,14 @@ def command_line(target: str, given: Given, runtime: str, image: str, *, gpu: bo
     `asked` is whether the target itself was asked for: a stage that another target needs may be finished, or absent.
     """
     values = given.values
+    own_out = values.get("OUT", default_out(values))
     if target == "shell":
-        return [*in_container(values, default_out(values), runtime, gpu), "--entrypoint", "bash", image]
+        return [*in_container(values, own_out, runtime, gpu), "--entrypoint", "bash", image]
     is_module = target in MODULES
     words = module_words(target, values) if is_module else words_of(target, values, asked)
     if runtime == "local":
         return [f"{values.get('VENV', '.venv')}/bin/{'python' if is_module else 'rlhf'}", *words]
-    out = words[words.index("--out") + 1] if "--out" in words else default_out(values)
+    out = words[words.index("--out") + 1] if "--out" in words else own_out
     shown = in_container(values, out, runtime, gpu)
     if is_module:
         return [*shown, "--entrypoint", "python", image, *words]
