@@ -260,6 +260,18 @@ def test_a_revision_is_unpacked_beside_the_working_tree(repository, tmp_path):
     assert side.name == f"HEAD^ ({side.root.name[:8]})"
 
 
+def test_variables_of_make_do_not_reach_the_setup_of_the_other_side(repository, tmp_path, monkeypatch):
+    """`make bench-against REV=...` hands them on in MAKEFLAGS, and another target refuses them."""
+    (tmp_path / "Makefile").write_text('setup:\n\t@test "$(origin REV)" != "command line"\n')
+    repository("add", ".")
+    repository("commit", "--quiet", "--message", "Makefile")
+    (tmp_path / checkout.LOCK).write_text("torch==3\n")
+    monkeypatch.setenv("MAKEFLAGS", " -- REV=HEAD BENCH_ARGS=--short")
+    monkeypatch.setenv("MAKELEVEL", "1")
+    side = checkout.unpack("HEAD", tmp_path, tmp_path / "into")
+    assert side.python == str(side.root / ".venv/bin/python")
+
+
 def test_the_short_form_skips_loudly_where_nothing_can_be_compared(monkeypatch):
     monkeypatch.setattr(checkout, "base_revision", lambda: None)
     ran = CliRunner().invoke(against.main, ["--short"])
