@@ -82,7 +82,7 @@ def write_open() -> None:
     """Write open-t4.json: figures in MiB by a run's name, once for the runs that repeat it."""
     runs = {adapter_page.name(run): run for run in t4_runs()}
     source = Source("fitcheck-t4.json", "MiB", 1 << 20)
-    figures = {name: _adapter_figures(name, predict(t4_setting(run)), source) for name, run in runs.items()}
+    figures = {name: _adapter_figures(predict(t4_setting(run)), source) for name, run in runs.items()}
     write_json(adapter_page.OPEN, {"predicted": now(), "code": code(), "unit": source.unit, "runs": figures})
 
 
@@ -91,7 +91,8 @@ def _t4(content: dict[str, Any]) -> Iterator[JsonObject]:
         found = predict(t4_setting(run))
         context = content["sessions"][run["session"]]["cuda_context_mib"]
         yield {
-            **_adapter_figures(run["id"], found, SOURCES["t4"]),
+            "id": run["id"],
+            **_adapter_figures(found, SOURCES["t4"]),
             "process": found.reserved / (1 << 20) + context,
             "step_seconds": _interval(_seconds(found, T4_FLOAT32)),
         }
@@ -104,7 +105,8 @@ def _rtx4080(content: dict[str, Any]) -> Iterator[JsonObject]:
         seconds = _seconds(found, RTX4080_FLOAT32 if four_bit else RTX4080_BFLOAT16)
         low, high = _interval(seconds)
         yield {
-            **_adapter_figures(run["id"], found, SOURCES["rtx4080"]),
+            "id": run["id"],
+            **_adapter_figures(found, SOURCES["rtx4080"]),
             "step_seconds": [low, high + FIRST_STEP / run["config"]["steps"]],
         }
 
@@ -125,9 +127,8 @@ def _granite(content: dict[str, Any]) -> Iterator[JsonObject]:
 _PREDICTIONS = {"t4": _t4, "rtx4080": _rtx4080, "granite": _granite}
 
 
-def _adapter_figures(name: str, found: Predicted, source: Source) -> JsonObject:
+def _adapter_figures(found: Predicted, source: Source) -> JsonObject:
     return {
-        "id": name,
         "peak_allocated": found.allocated / source.bytes,
         "peak_reserved": found.reserved / source.bytes,
         **{phase: peak / source.bytes for phase, peak in found.phases.items()},
