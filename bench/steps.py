@@ -21,12 +21,13 @@ from rlhf.files import JsonValue
 from rlhf.memory.rehearsal.short_runs import few_steps
 from rlhf.process.children import child_environment
 from rlhf.process.exhaustion import EXHAUSTED
-from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName
+from rlhf.recipe import EVALUATE, TRAINING_STAGES, PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.run.layout import TELEMETRY
 from rlhf.run.reader import read_lines
 from rlhf.run.records import TelemetryLine
 
+STAGES: tuple[StageName, ...] = (*TRAINING_STAGES, EVALUATE)  # those that take steps
 WARM_UP = 2  # steps that are not counted: they choose kernels, create optimizer states and capture graphs
 
 
@@ -59,18 +60,26 @@ def measure(
     adapters only. `shape` chooses the lengths of rows (`data.lengths`).
     """
     overrides = loaded.with_changes(few_steps(loaded.recipe, WARM_UP + steps, shape)).overrides
-    parents = {stage: {*recipes.parents(loaded.recipe, stage)} for stage in TRAINING_STAGES}
-    asked = [stage for stage in TRAINING_STAGES if stage in stages]
-    needed = [s for s in TRAINING_STAGES if s in asked or any(s in parents[stage] for stage in asked)]
     by_stage: dict[StageName, StageSteps] = {}
     too_large: set[StageName] = set()
-    for stage in needed:
-        if parents[stage] & too_large or _run(loaded, stage, out, overrides, preflight) == "out of memory":
+    for stage in with_parents(loaded, [stage for stage in stages if stage in TRAINING_STAGES]):
+        parents = {*recipes.parents(loaded.recipe, stage)}
+        if parents & too_large or _run(loaded, stage, out, overrides, preflight) == "out of memory":
             too_large.add(stage)
         if stage in stages:
             folder = out / loaded.name / loaded.version / stage
             by_stage[stage] = {"out_of_memory": True} if stage in too_large else stage_steps(folder)
     return by_stage
+
+
+def with_parents(loaded: PinnedRecipe, stages: Sequence[StageName]) -> list[StageName]:
+    """Return the stages with those that they build on, in the order in which they can run."""
+    needed = set(stages)
+    for stage in stages:
+        needed |= {*recipes.parents(loaded.recipe, stage)}
+        if stage == EVALUATE:
+            needed |= {*loaded.recipe.policies()}
+    return [stage for stage in STAGES if stage in needed]
 
 
 def telemetry(folder: Path, names: Sequence[str]) -> list[dict[str, float]]:

@@ -11,8 +11,10 @@ import click
 from bench import options, provenance
 from bench.against import checkout, judge, table
 from bench.against.checkout import Checkout
-from bench.against.compare import CARD, MICRO_SLOWER, STAGES, Comparison, Say, small_functions, with_parents
+from bench.against.compare import CARD, MICRO_SLOWER, Comparison, Say, small_functions
 from bench.against.judge import Bounds, Change
+from bench.against.sides import SideFailed
+from bench.steps import STAGES, with_parents
 from rlhf.cli import guarded
 from rlhf.cli.options import OUTPUT, OneOf, WholeNumber
 from rlhf.errors import UserError
@@ -52,7 +54,9 @@ GROSS = Bounds(slower=0.25, larger=0.25, gross=True)
 )
 @click.option("--counts-only", is_flag=True, help="Time nothing: compare what is counted and predicted.")
 @click.option(
-    "--short", is_flag=True, help="In two minutes, only losses of a quarter; where REV cannot be measured, nothing."
+    "--short",
+    is_flag=True,
+    help="Only losses of a quarter. Times no pair after two minutes, and skips a REV that fails.",
 )
 @click.option("--out", type=OUTPUT, metavar="FILE", help="Also write all figures there, as JSON.")
 @click.option("--summary", type=OUTPUT, metavar="FILE", help="Also add the table to this file, as Markdown.")
@@ -79,19 +83,26 @@ def main(
     and hold is counted, which a busy machine does not change; CPU seconds are measured in pairs.
     """
     loaded = options.load(hw, directory, changes)
+    chosen = options.stages_of(loaded, stages, TRAINING_STAGES if short else STAGES)
     began = time.monotonic()
     try:
         old, new = checkout.unpack(rev or base()), checkout.working_tree()
-        if short:
-            count, rounds = SHORT
-        if counts_only:
-            rounds = 0
-        bounds = GROSS if short else Bounds(slower / 100, larger / 100)
+    except UserError as error:
+        if not short:
+            raise
+        skip(error)
+        return
+    if short:
+        count, rounds = SHORT
+    if counts_only:
+        rounds = 0
+    bounds = GROSS if short else Bounds(slower / 100, larger / 100)
+    try:
         found = compare(
             old,
             new,
             loaded,
-            options.stages_of(loaded, stages, TRAINING_STAGES if short else STAGES),
+            chosen,
             steps=count,
             rounds=rounds,
             shape=shape,
@@ -100,27 +111,25 @@ def main(
             say=say,
             most_seconds=SHORT_SECONDS if short else math.inf,
         )
-        if rounds and not (short or stages):
-            micro_bounds = bounds._replace(slower=max(bounds.slower, MICRO_SLOWER))
-            found += small_functions(old, new, rounds, micro_bounds, say)
-    except UserError as error:
-        if not short:
+    except SideFailed as error:
+        if not short or error.checkout != old:
             raise
-        say(f"bench-against: SKIPPED, nothing was compared: {error}")  # a check of every change, on any checkout
+        skip(error)
         return
+    if rounds and not (short or stages):
+        micro_bounds = bounds._replace(slower=max(bounds.slower, MICRO_SLOWER))
+        found += small_functions(old, new, rounds, micro_bounds, say)
     title = f"{loaded.name} {loaded.version}: {new.name} beside {old.name}, {time.monotonic() - began:.0f} s"
     lines = judge.verdicts(found)
-    table.show(title, found)
+    show(title, old, found, lines, summary)
     if out:
         write_json(out, record(old, loaded, found, lines))
-    if summary:
-        with summary.open("a", encoding="utf-8") as file:
-            file.write(table.markdown(title, found, lines))
-    for line in lines:
-        say(f"worse than {old.name}: {line}")
-    if not lines:
-        print(f"nothing is worse than {old.name}")
     sys.exit(bool(lines))
+
+
+def skip(why: UserError) -> None:
+    """Say why --short, a check of every change on any checkout, has no other side."""
+    say(f"bench-against: SKIPPED, nothing was compared: {why}")
 
 
 def base() -> str:
@@ -153,6 +162,18 @@ def compare(
         counted = comparison.counted(with_parents(loaded, stages))
         found += [change for change in counted if change.stage in stages]
         return found + (comparison.timed(stages, rounds) if rounds else [])
+
+
+def show(title: str, old: Checkout, found: list[Change], lines: list[str], summary: Path | None) -> None:
+    """Print the table and the verdicts, and add them to the summary."""
+    table.show(title, found)
+    if summary:
+        with summary.open("a", encoding="utf-8") as file:
+            file.write(table.markdown(title, found, lines))
+    for line in lines:
+        say(f"worse than {old.name}: {line}")
+    if not lines:
+        print(f"nothing is worse than {old.name}")
 
 
 def record(old: Checkout, loaded: PinnedRecipe, found: list[Change], lines: list[str]) -> dict[str, object]:

@@ -13,6 +13,7 @@ MAIN = ("origin/main", "main")  # the first that there is
 FOLDER = ROOT / "build" / "against"  # git ignores it, and `make clean` removes it
 LOCK = "requirements/cpu.txt"
 DONE = ".unpacked"
+MAKE = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")  # by which make hands the variables that it was given on
 
 
 class Checkout(NamedTuple):
@@ -77,7 +78,8 @@ def _interpreter(folder: Path, root: Path) -> str:
     extras = os.environ.get("EXTRAS", "gpu,math,report,serve,tracking,dev")
     command = ["make", "-C", str(folder), "setup", f"PYTHON={sys.executable}", f"EXTRAS={extras}"]
     print(f"{LOCK} differs: installing the packages of {folder.name}, which takes minutes, once", file=sys.stderr)
-    made = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    environment = {name: value for name, value in os.environ.items() if name not in MAKE}
+    made = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
     if made.returncode:
         raise UserError(f"the packages of {folder} cannot be installed: {made.stderr.strip()[-500:]}")
     return str(folder / ".venv" / "bin" / "python")

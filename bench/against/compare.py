@@ -1,7 +1,6 @@
 """Runs both sides in turn and collects what changed."""
 
 import math
-import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -12,23 +11,12 @@ from bench.against.checkout import Checkout
 from bench.against.judge import Bounds, Change
 from bench.against.sides import Cost, Side
 from bench.paths import ROOT
-from rlhf import recipe as recipes
-from rlhf.recipe import EVALUATE, TRAINING_STAGES, PinnedRecipe, StageName
+from bench.rounds import in_order
+from rlhf.recipe import PinnedRecipe, StageName
 
 CARD = ROOT / "recipes" / "4090-llama2-7b" / "v2"  # 4-bit base, gradient checkpointing, PPO: what a CPU's lacks
-STAGES: tuple[StageName, ...] = (*TRAINING_STAGES, EVALUATE)
 MICRO_SLOWER = 0.10  # for calls of microseconds, whose least time also depends on where the linker put them
 Say = Callable[[str], None]
-
-
-def with_parents(loaded: PinnedRecipe, stages: Sequence[StageName]) -> list[StageName]:
-    """Return the stages with those that they build on, in the order in which they can run."""
-    needed = set(stages)
-    for stage in stages:
-        needed |= {*recipes.parents(loaded.recipe, stage)}
-        if stage == "evaluate":
-            needed |= {*loaded.recipe.policies()}
-    return [stage for stage in STAGES if stage in needed]
 
 
 class Comparison:
@@ -51,7 +39,6 @@ class Comparison:
         self._end = time.monotonic() + most_seconds  # after it no further pair is timed
         self._say = say
         self._stack = ExitStack()
-        self._order = random.Random()
 
     def __enter__(self) -> "Comparison":
         with ExitStack() as stack:
@@ -95,7 +82,7 @@ class Comparison:
         suspects = [stage for stage in stages if any(c.worse for c in judge.timed(stage, pairs[stage], self.bounds))]
         if suspects:
             self._say(f"{', '.join(suspects)}: looks worse, and is measured again by new processes")
-            for side in self._in_any_order():
+            for side in (self.old, self.new):
                 side.restart()
                 side.wait_until_ready()
             self._rounds({stage: [] for stage in suspects}, suspects, 1)  # a first run also imports
@@ -113,17 +100,12 @@ class Comparison:
                     self._say("the time is up: the remaining pairs are not timed")
                     return
                 self._say(f"round {number + 1} of {rounds}: {stage} of both, in turn")
-                pairs[stage].append(self._pair(stage))
+                pairs[stage].append(self._pair(stage, number))
 
-    def _in_any_order(self) -> list[Side]:
-        sides = [self.old, self.new]
-        self._order.shuffle(sides)
-        return sides
-
-    def _pair(self, stage: StageName) -> tuple[Cost, Cost]:
-        """Return what a stage costs on the old side and on the new one, one after the other, in an order drawn."""
+    def _pair(self, stage: StageName, number: int) -> tuple[Cost, Cost]:
+        """Return what a stage costs on the old side and on the new one, one after the other, in each order in turn."""
         costs = {}
-        for side in self._in_any_order():
+        for side in in_order((self.old, self.new), number):
             side.ask_cost(stage, count=False)
             costs[side] = side.cost()
         return costs[self.old], costs[self.new]
@@ -136,9 +118,7 @@ def small_functions(old: Checkout, new: Checkout, rounds: int, bounds: Bounds, s
         if number == rounds and not any(change.worse for change in micro.changes(runs, bounds)):
             break
         say(f"round {number + 1}: small functions of both, in turn")
-        order = [old, new]
-        random.shuffle(order)
-        by_side = {side: micro.run(side) for side in order}
+        by_side = {side: micro.run(side) for side in in_order((old, new), number)}
         runs.append((by_side[old], by_side[new]))
         if not all(runs[0]):
             return []

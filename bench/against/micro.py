@@ -4,6 +4,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from typing_extensions import TypedDict
@@ -61,4 +62,4 @@ def changes(runs: Sequence[tuple[dict[str, float], dict[str, float]]], bounds: B
             pairs = [(old[name], new[name]) for old, new in runs]
             change = spread(STAGE, name.removeprefix("test_"), CPU, pairs, bounds, min(old for old, _ in pairs))
             # A call is shorter than any phase, and is repeated until it is long enough to be judged.
-            yield Change(**{**vars(change), "bound": bounds.slower})
+            yield replace(change, bound=bounds.slower)

@@ -16,9 +16,11 @@ import click
 from bench import options
 from bench.against import checkout, judge
 from bench.against.checkout import FOLDER, Checkout
-from bench.against.compare import CARD, MICRO_SLOWER, STAGES, Comparison, small_functions, with_parents
+from bench.against.compare import CARD, MICRO_SLOWER, Comparison, small_functions
 from bench.against.judge import Bounds, Change
 from bench.against.sides import Cost, Side
+from bench.paths import ROOT
+from bench.steps import STAGES, with_parents
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.cli.options import OneOf, WholeNumber
@@ -26,7 +28,7 @@ from rlhf.errors import UserError
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.terminal import say
 
-CPU_RECIPE = CARD.parents[1] / "cpu-tiny" / "v2"
+CPU_RECIPE = ROOT / "recipes" / "cpu-tiny" / "v2"
 STEPS = 2
 SMALLER = {
     "ppo.batch_size": 16,
@@ -149,13 +151,16 @@ PLANTS = {
         "ppo",
     ),
 }
-TIMED = ("time in scoring", "slower tokenizer")  # what no count can see
+TIMED = ("time in scoring",)  # of a stage, and no count can see it
 
 
-def plant(name: str, base: Checkout) -> Checkout:
-    """Return a copy of a checkout with one of PLANTS in it. Raises UserError where its code is not as it was."""
+def plant(name: str, base: Checkout, into: Path = FOLDER) -> Checkout:
+    """Return a copy of a checkout, below `into`, with one of PLANTS in it.
+
+    Raises UserError where its code is not as it was.
+    """
     planted = PLANTS[name]
-    folder = FOLDER / f"planted-{name.replace(' ', '-')}"
+    folder = into / f"planted-{name.replace(' ', '-')}"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(base.root, folder)
     file = folder / planted.file
@@ -167,12 +172,12 @@ def plant(name: str, base: Checkout) -> Checkout:
 
 
 def small_recipe() -> PinnedRecipe:
-    """Return the recipe for a CPU with smaller batches, which take an eighth of the time."""
+    """Return the recipe for a CPU with smaller batches, to save time."""
     return recipes.load(CPU_RECIPE, SMALLER)
 
 
 def counts(side: Checkout, loaded: PinnedRecipe, stage: StageName) -> dict[StageName, Cost]:
-    """Return what a stage and those that it builds on count, in one step each."""
+    """Return what a stage and those that it builds on count, in STEPS steps each."""
     with Side(side, loaded, STEPS, "hh") as process:
         process.wait_until_ready()
         costs = {}

@@ -69,6 +69,14 @@ class _Error(TypedDict):
     error: str
 
 
+class SideFailed(UserError):
+    """The code of a checkout cannot be measured."""
+
+    def __init__(self, checkout: Checkout, reason: str):
+        super().__init__(f"{checkout.name}: {reason}")
+        self.checkout = checkout
+
+
 class Side:
     """Context manager around the process of one side. Questions are asked with `ask_*` and answered by what follows."""
 
@@ -117,26 +125,34 @@ class Side:
         self._process.stdout.close()
 
     def wait_until_ready(self) -> None:
-        """Wait for the imports. Raises UserError where the process runs other code than its checkout's."""
+        """Wait for the imports. Raises SideFailed where the process runs other code than its checkout's."""
         root = json.loads(self._line())["root"]
         if Path(root).resolve() != self.checkout.root.resolve():
-            raise UserError(f"{self.checkout.name}: its process imports {root}: unset PYTHONPATH, or reinstall rlhf")
+            raise SideFailed(self.checkout, f"its process imports {root}: unset PYTHONPATH, or reinstall rlhf")
 
     def ask_cost(self, stage: StageName, count: bool) -> None:
-        """Ask what a stage costs, whose parents have been run: in counts, or in time. `cost` has the answer."""
-        shutil.rmtree(Path(self._folder.name, self._loaded.name, self._loaded.version, stage), ignore_errors=True)
+        """Ask what a stage costs, whose parents have been counted: in counts once, or then in time.
+
+        `cost` has the answer. What a timed run has made is dropped: other stages were made from the counted result.
+        """
+        self._stage = Path(self._folder.name, self._loaded.name, self._loaded.version, stage)
+        self._counted = None if count else self._stage.rename(Path(self._folder.name, "counted"))
         self._ask({"stage": stage, "out": self._folder.name, "count": count})
 
     def cost(self) -> Cost:
-        """Return the answer to `ask_cost`. Raises UserError where the stage could not be run."""
-        return check(self._answer(), _Cost, self.checkout.name)["cost"]
+        """Return the answer to `ask_cost`. Raises SideFailed where the stage could not be run."""
+        cost = check(self._answer(), _Cost, self.checkout.name)["cost"]
+        if self._counted:
+            shutil.rmtree(self._stage)
+            self._counted.rename(self._stage)
+        return cost
 
     def ask_prediction(self, recipe: Path) -> None:
         """Ask what is predicted for a card's recipe. `prediction` has the answer."""
         self._ask({"predict": str(recipe.resolve())})
 
     def prediction(self) -> dict[str, dict[str, Predicted]]:
-        """Return the answer to `ask_prediction`, by stage and phase. Raises UserError where there is none."""
+        """Return the answer to `ask_prediction`, by stage and phase. Raises SideFailed where there is none."""
         return check(self._answer(), _Predictions, self.checkout.name)["predicted"]
 
     def _ask(self, question: dict[str, object]) -> None:
@@ -144,23 +160,23 @@ class Side:
         try:
             print(json.dumps(question), file=self._process.stdin, flush=True)
         except BrokenPipeError:
-            raise UserError(self._died()) from None
+            raise self._died() from None
 
     def _answer(self) -> object:
         answer: object = json.loads(self._line())
         if isinstance(answer, dict) and "error" in answer:
             reason = check(answer, _Error, self.checkout.name)["error"]
-            raise UserError(f"{self.checkout.name}: {' '.join(reason.split())[:REASON]}")
+            raise SideFailed(self.checkout, " ".join(reason.split())[:REASON])
         return answer
 
     def _line(self) -> str:
         assert self._process.stdout
         line = self._process.stdout.readline()
         if not line.endswith("\n"):
-            raise UserError(self._died())
+            raise self._died()
         return line
 
-    def _died(self) -> str:
+    def _died(self) -> SideFailed:
         self._errors.seek(0)
         lines = self._errors.read().strip().splitlines() or ["it printed nothing"]
-        return f"{self.checkout.name}: its process ended: {lines[-1][:REASON]}"
+        return SideFailed(self.checkout, f"its process ended: {lines[-1][:REASON]}")

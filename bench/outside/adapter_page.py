@@ -1,13 +1,13 @@
 """The part of docs/outside.md about adapters on a T4, with the predictions that are kept blind."""
 
-import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from statistics import mean, median, quantiles
 from typing import Any, NamedTuple
 
-FOLDER = Path(__file__).parent
-OPEN = FOLDER / "open-t4.json"  # predictions for the open runs, by `python -m bench.outside.blind --open`
+from bench.paths import OUTSIDE
+from bench.reading import read
+
+OPEN = OUTSIDE / "open-t4.json"  # predictions for the open runs, by `python -m bench.outside.blind --open`
 FIGURES = {
     "peak_allocated": "peak_allocated_mib",
     "peak_reserved": "peak_reserved_mib",
@@ -90,8 +90,8 @@ class Compared(NamedTuple):
 
 def compared() -> list[Compared]:
     """Return the open runs on the T4 that have predictions."""
-    content = json.loads((FOLDER / "fitcheck-t4.json").read_text(encoding="utf-8"))
-    predictions = json.loads(OPEN.read_text(encoding="utf-8"))["runs"]
+    content = read(OUTSIDE / "fitcheck-t4.json", dict[str, Any])
+    predictions = read(OPEN, dict[str, Any])["runs"]
     found = []
     for run in content["runs"]:
         predicted = predictions.get(name(run))

@@ -5,19 +5,19 @@ casts everything that is not packed, and bitsandbytes computes in the type of it
 can-i-finetune-this do the same on an RTX 4080 with bfloat16 and paged 8-bit AdamW.
 """
 
-import json
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from bench.outside.adapter_step import BACKWARD, FORWARD, OPTIMIZER, STEP, Setting, rehearse
+from bench.outside.depths import work_of_step
+from bench.paths import OUTSIDE
+from bench.reading import read
 from rlhf.memory.card.cards import SMALL_WORKSPACE, Gpu
 from rlhf.memory.card.replay import replay
 from rlhf.memory.phases import DEPTHS, Work
 from rlhf.memory.rehearsal.depth import deepen
 
-FOLDER = Path(__file__).parent
 T4 = Gpu((7, 5), 40)  # NVIDIA T4 data sheet
 RTX4080 = Gpu((8, 9), 76)  # NVIDIA Ada GPU architecture white paper
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -36,13 +36,12 @@ class Predicted(NamedTuple):
     allocated: int
     reserved: int
     phases: dict[str, int]  # peaks of allocated memory
-    trainable: int  # parameters
     work: Work
 
 
 def t4_runs() -> list[dict[str, Any]]:
     """Return fitcheck-llm's measured runs; those of its first session get their model's shape from later ones."""
-    runs: list[dict[str, Any]] = json.loads((FOLDER / "fitcheck-t4.json").read_text())["runs"]
+    runs: list[dict[str, Any]] = read(OUTSIDE / "fitcheck-t4.json", dict[str, Any])["runs"]
     shapes = {run["model_id"]: run["model_config"] for run in runs if run["model_config"]}
     return [{**run, "model_config": shapes[run["model_id"]]} for run in runs]
 
@@ -130,24 +129,11 @@ def predict(setting: Setting) -> Predicted:
     few, more = (rehearse(setting, depth) for depth in DEPTHS)
     layers = setting.shape["num_hidden_layers"]
     held = replay(deepen(few.events, more.events, layers).events, expandable=False, workspace=SMALL_WORKSPACE)
-    repeats = (layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
     steps = setting.steps if setting.clears_after else setting.steps - 1
-
-    def grown(at_few: float, at_more: float) -> float:
-        result: float = at_few + repeats * (at_more - at_few)
-        return result
-
-    few_work, more_work = few.work[STEP], more.work[STEP]
-    work = Work(
-        flops=round(grown(few_work.flops, more_work.flops) / steps),
-        moved=round(grown(few_work.moved, more_work.moved) / steps),
-        launched=round(grown(few_work.launched, more_work.launched) / steps),
-    )
     whole = held["" if setting.clears_after else STEP]  # the other script's peak covers loading too
     return Predicted(
         whole.allocated,
         held[""].reserved,
         {name: held[phase].allocated for name, phase in PHASES.items()},
-        round(grown(few.trainable, more.trainable)),
-        work,
+        work_of_step(few.work[STEP], more.work[STEP], layers, steps),
     )

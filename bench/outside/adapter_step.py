@@ -24,11 +24,11 @@ from rlhf.memory.phases import Event, Work
 from rlhf.memory.rehearsal.device import StandIn
 from rlhf.memory.rehearsal.operations import META
 from rlhf.models import random_base
+from rlhf.models.nf4 import quantized
 
 Packing = Literal["none", "nf4", "nf4 with double quantization"]
 FORWARD, BACKWARD, OPTIMIZER, STEP = "forward", "backward", "optimizer", "step"
 WORKERS = 4  # threads that put weights on the card, ahead of the one that packs them (transformers 5.0 to 5.23)
-LOADED = "loaded"  # marks the end of loading
 
 
 class Setting(NamedTuple):
@@ -54,7 +54,6 @@ class Rehearsed(NamedTuple):
     """A run at one depth."""
 
     events: list[Event]
-    trainable: int  # parameters
     work: dict[str, Work]  # by phase
 
 
@@ -68,10 +67,8 @@ def rehearse(setting: Setting, layers: int) -> Rehearsed:
         recorder = StandIn("cuda", phases, setting.shape["vocab_size"], setting.gpu)
         with recorder, _heads_expanded(setting):
             model = _model(setting, layers)
-            weights = [p for p in model.parameters() if p.requires_grad]
-            optimizer = _optimizer(setting, weights)
+            optimizer = _optimizer(setting, [p for p in model.parameters() if p.requires_grad])
             model.train()
-            recorder.mark(LOADED)
             batch = torch.ones((setting.rows, setting.length), dtype=torch.int64).to(META)
             kept = None
             for step in range(setting.steps):
@@ -80,7 +77,7 @@ def rehearse(setting: Setting, layers: int) -> Rehearsed:
                 kept = _step(setting, model, optimizer, batch, named=step > 0 or setting.clears_after)
             del kept
         work = {name: peak.work for name, peak in recorder.peaks().items()}
-        return Rehearsed(recorder.events(), sum(p.numel() for p in weights), work)
+        return Rehearsed(recorder.events(), work)
     finally:
         gc.enable()
 
@@ -175,12 +172,14 @@ def _load(weights: list[tuple[str, nn.Module, str]], setting: Setting) -> None:
     """Put weights on the card one after another; those that are packed there arrive ahead, WORKERS at a time."""
     ahead: collections.deque[Tensor] = collections.deque()
     at_once = 1 if setting.packing == "none" else WORKERS
+    double = setting.packing != "nf4"
     for place, (_, module, name) in enumerate(weights):
         while len(ahead) < min(at_once, len(weights) - place):
             _, coming, its_name = weights[place + len(ahead)]
             ahead.append(torch.empty(getattr(coming, its_name).shape, dtype=setting.dtype, device=META))
         weight = ahead.popleft()
-        setattr(module, name, _packed(module, weight, setting) if _is_packed(module, name) else nn.Parameter(weight))
+        packed = _is_packed(module, name)
+        setattr(module, name, quantized(module, weight, double) if packed else nn.Parameter(weight))
 
 
 def _is_packed(module: nn.Module, name: str) -> bool:
@@ -194,19 +193,6 @@ def _warm_up(weights: list[tuple[str, nn.Module, str]], setting: Setting) -> Non
         for _, module, name in weights
     )
     torch.empty(int(total) // 2, dtype=torch.float16, device=META)
-
-
-def _packed(module: Any, weight: Tensor, setting: Setting) -> nn.Parameter:
-    """Pack a weight to NF4, with or without double quantization."""
-    from bitsandbytes.functional import quantize_4bit
-    from bitsandbytes.nn import Params4bit
-
-    double = setting.packing != "nf4"
-    packed, state = quantize_4bit(weight, compress_statistics=double, quant_type="nf4")
-    module.quant_state = state
-    return Params4bit(
-        packed, quant_state=state, quant_type="nf4", module=module, bnb_quantized=True, compress_statistics=double
-    )
 
 
 def _optimizer(setting: Setting, weights: list[nn.Parameter]) -> Any:

@@ -1,17 +1,18 @@
 """`python -m bench.outside.blind`: predictions for runs whose measured figures nobody here has seen.
 
 Writes blind-t4.json, blind-rtx4080.json and blind-granite.json beside this file, each once: a later correction is a
-second file (--correction 2). Commit the code first; the files name its commit.
+second file (--correction 2). With --open it writes open-t4.json, the predictions for runs whose figures are known.
+Commit the code first; the files name its commit.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
 from bench.outside import adapter_page, packed
 from bench.outside.adapter_runs import Predicted, predict, rtx4080_setting, t4_runs, t4_setting
+from bench.paths import OUTSIDE
 from bench.provenance import code, now, require_committed_code
 from bench.reading import read
 from rlhf.cli import guarded
@@ -20,7 +21,6 @@ from rlhf.files import JsonObject, write_json
 from rlhf.memory.card.cards import NominalRates
 from rlhf.memory.projection import CALIBRATED, SPREAD, step_seconds
 
-FOLDER = Path(__file__).parent
 GRANITE = "ibm/PowerLM-3b"
 A100 = NominalRates(312e12, 2.039e12, "NVIDIA A100 data sheet, 80 GB SXM")
 # Where an NF4 base makes activations float32, products run outside the tensor cores.
@@ -52,6 +52,7 @@ SOURCES = {
 @click.option(
     "--correction", default=1, show_default=True, help="Number of the file; the first one is never rewritten."
 )
+@click.option("--open", "opened", is_flag=True, help="Instead write open-t4.json.")
 def main(names: tuple[str, ...], opened: bool, correction: int) -> None:
     """Predict the blind runs of the named sources, or of all, and keep the predictions."""
     require_committed_code()
@@ -59,11 +60,11 @@ def main(names: tuple[str, ...], opened: bool, correction: int) -> None:
         write_open()
         return
     for name in names or SOURCES:
-        file = FOLDER / (f"blind-{name}.json" if correction == 1 else f"blind-{name}-{correction}.json")
+        file = OUTSIDE / (f"blind-{name}.json" if correction == 1 else f"blind-{name}-{correction}.json")
         if file.exists():
             raise UserError(f"{file} exists: a prediction stays as it is; write a correction with --correction")
         source = SOURCES[name]
-        content = read(FOLDER / source.settings, dict[str, Any])
+        content = read(OUTSIDE / source.settings, dict[str, Any])
         write_json(
             file,
             {
@@ -81,7 +82,7 @@ def write_open() -> None:
     """Write open-t4.json: figures in MiB by a run's name, once for the runs that repeat it."""
     runs = {adapter_page.name(run): run for run in t4_runs()}
     source = Source("fitcheck-t4.json", "MiB", 1 << 20)
-    figures = {name: _adapter_figures(name, predict(t4_setting(run)), source) for name, run in runs.items()}
+    figures = {name: _adapter_figures(predict(t4_setting(run)), source) for name, run in runs.items()}
     write_json(adapter_page.OPEN, {"predicted": now(), "code": code(), "unit": source.unit, "runs": figures})
 
 
@@ -90,7 +91,8 @@ def _t4(content: dict[str, Any]) -> Iterator[JsonObject]:
         found = predict(t4_setting(run))
         context = content["sessions"][run["session"]]["cuda_context_mib"]
         yield {
-            **_adapter_figures(run["id"], found, SOURCES["t4"]),
+            "id": run["id"],
+            **_adapter_figures(found, SOURCES["t4"]),
             "process": found.reserved / (1 << 20) + context,
             "step_seconds": _interval(_seconds(found, T4_FLOAT32)),
         }
@@ -103,7 +105,8 @@ def _rtx4080(content: dict[str, Any]) -> Iterator[JsonObject]:
         seconds = _seconds(found, RTX4080_FLOAT32 if four_bit else RTX4080_BFLOAT16)
         low, high = _interval(seconds)
         yield {
-            **_adapter_figures(run["id"], found, SOURCES["rtx4080"]),
+            "id": run["id"],
+            **_adapter_figures(found, SOURCES["rtx4080"]),
             "step_seconds": [low, high + FIRST_STEP / run["config"]["steps"]],
         }
 
@@ -117,16 +120,15 @@ def _granite(content: dict[str, Any]) -> Iterator[JsonObject]:
             "peak_reserved": found.reserved,
             "allocated_after_step": found.after_step,
             "process": found.reserved + A100_CONTEXT,
-            "step_seconds": _interval(step_seconds(found.flops, found.moved, found.launched, A100)),
+            "step_seconds": _interval(step_seconds(found.work.flops, found.work.moved, found.work.launched, A100)),
         }
 
 
 _PREDICTIONS = {"t4": _t4, "rtx4080": _rtx4080, "granite": _granite}
 
 
-def _adapter_figures(name: str, found: Predicted, source: Source) -> JsonObject:
+def _adapter_figures(found: Predicted, source: Source) -> JsonObject:
     return {
-        "id": name,
         "peak_allocated": found.allocated / source.bytes,
         "peak_reserved": found.reserved / source.bytes,
         **{phase: peak / source.bytes for phase, peak in found.phases.items()},

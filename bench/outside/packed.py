@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bench.kinds import PackedRow
 from bench.outside.collect_fms import PackedRun
+from bench.outside.depths import work_of_step
 from rlhf.memory.card.cards import SMALL_WORKSPACE, Gpu
 from rlhf.memory.card.replay import replay
 from rlhf.memory.phases import DEPTHS, Event, Work
@@ -80,9 +81,7 @@ class Predicted(NamedTuple):
     allocated: int
     reserved: int
     after_step: int
-    flops: float
-    moved: float
-    launched: float
+    work: Work
 
 
 def predict(run: PackedRun) -> PackedRow:
@@ -96,9 +95,9 @@ def predict(run: PackedRun) -> PackedRow:
         "predicted": predicted,
         "error": {size: predicted[size] / measured[size] - 1 for size in predicted},
         "step": {
-            "flops": found.flops,
-            "moved": found.moved,
-            "launched": found.launched,
+            "flops": found.work.flops,
+            "moved": found.work.moved,
+            "launched": found.work.launched,
             "seconds_measured": run["rows"] * LENGTH / run["measured"]["tokens_per_second"],
         },
     }
@@ -110,18 +109,11 @@ def predicted_for(model: str, base: str, method: str, rows: int) -> Predicted:
     layers = SHAPES[model]["num_hidden_layers"]
     events = deepen(few, more, layers).events
     held = replay(events, expandable=False, workspace=SMALL_WORKSPACE)["train"]
-    repeats: float = (layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
-
-    def of_step(at_few: int, at_more: int) -> float:
-        return (at_few + repeats * (at_more - at_few)) / STEPS
-
     return Predicted(
         held.allocated,
         held.reserved,
         sum(event.bytes for event in events) + 2 * SMALL_WORKSPACE,
-        of_step(few_work.flops, more_work.flops),
-        of_step(few_work.moved, more_work.moved),
-        of_step(few_work.launched, more_work.launched),
+        work_of_step(few_work, more_work, layers, STEPS),
     )
 
 

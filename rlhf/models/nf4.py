@@ -58,17 +58,19 @@ def round_to_nf4(model: PreTrainedModel) -> None:
             module.weight.copy_(dequantize_4bit(packed, state))
 
 
-def quantized(module: Any, weight: torch.Tensor) -> nn.Parameter:
+def quantized(module: Any, weight: torch.Tensor, double: bool = True) -> nn.Parameter:
     """Pack a weight to NF4 on any device, as bitsandbytes does when a weight is moved to a CPU or a GPU.
 
-    `module` is the Linear4bit that holds the weight.
+    `module` is the Linear4bit that holds the weight. With `double` the scales of the blocks are packed too.
     """
     from bitsandbytes.functional import quantize_4bit
     from bitsandbytes.nn import Params4bit
 
-    packed, state = quantize_4bit(weight, compress_statistics=True, quant_type="nf4")
+    packed, state = quantize_4bit(weight, compress_statistics=double, quant_type="nf4")
     module.quant_state = state
-    return Params4bit(packed, quant_state=state, quant_type="nf4", module=module, bnb_quantized=True)
+    return Params4bit(
+        packed, quant_state=state, quant_type="nf4", module=module, bnb_quantized=True, compress_statistics=double
+    )
 
 
 def four_bit_layers(model: nn.Module) -> list[nn.Linear]:

@@ -8,33 +8,33 @@ import pytest
 
 from bench.against import judge
 from bench.against.checkout import Checkout
-from bench.against.compare import Comparison, with_parents
+from bench.against.compare import Comparison
 from bench.against.judge import Bounds, Change
-from bench.against.planted import PLANTS
+from bench.against.planted import plant
 from bench.paths import ROOT
+from bench.steps import with_parents
 from rlhf import recipe
 from tests.helpers import RECIPE, SMALL
 
 SIZES = {key: value for key, value in SMALL.items() if not key.startswith(("pretrain.", "data.toy."))}
 
 
-def code(folder: Path, *plants: str) -> Checkout:
-    """A copy of the code that runs, with some of PLANTS in it."""
+def code(folder: Path) -> Checkout:
+    """A copy of the code that runs."""
     shutil.copytree(ROOT / "rlhf", folder / "rlhf", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in plants:
-        file = folder / PLANTS[name].file
-        file.write_text(file.read_text().replace(PLANTS[name].old, PLANTS[name].new))
-    return Checkout(", ".join(plants) or "the same", folder, sys.executable)
+    return Checkout("the same", folder, sys.executable)
 
 
-def compared(tmp_path: Path, *plants: str, rounds: int = 0) -> list[Change]:
+def compared(tmp_path: Path, planted: str = "", rounds: int = 0) -> list[Change]:
+    """The changes of SFT, reward model and PPO as counted; SFT and PPO are also timed in `rounds` pairs."""
     loaded = recipe.load(RECIPE, SIZES)
-    old, new = code(tmp_path / "old"), code(tmp_path / "new", *plants)
+    old = code(tmp_path / "old")
+    new = plant(planted, old, tmp_path) if planted else code(tmp_path / "new")
     with Comparison(old, new, loaded, steps=2, shape="hh", bounds=Bounds(), say=lambda line: None) as comparison:
         stages = with_parents(loaded, ["ppo"])
         assert stages == ["sft", "rm", "ppo"]
         changes = comparison.counted(stages)
-        return changes + (comparison.timed(["sft"], rounds) if rounds else [])
+        return changes + (comparison.timed(["sft", "ppo"], rounds) if rounds else [])
 
 
 @pytest.mark.slow
@@ -45,6 +45,8 @@ def test_equal_code_has_equal_counts(tmp_path):
     assert [change.text() for change in counted if change.old != change.new] == []
     assert {change.phase for change in changes if change.what == judge.CPU} >= {"train", "load", judge.REST}
     assert not [change for change in changes if change.what == judge.CPU and change.old <= 0]
+    timed = {change.stage for change in changes if change.what == judge.CPU}
+    assert timed == {"sft", "ppo"}, "a stage between them is not made anew"
 
 
 @pytest.mark.slow

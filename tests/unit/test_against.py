@@ -10,11 +10,12 @@ from click.testing import CliRunner
 from bench.against import __main__ as against
 from bench.against import checkout, compare, judge, micro, planted, table
 from bench.against.judge import Bounds, Change
-from bench.against.sides import Cost, Counts, Predicted
-from bench.against.worker import Clock, Counter
+from bench.against.sides import Cost, Counts, Predicted, SideFailed
+from bench.against.worker import PHASES, Clock, Counter
 from bench.paths import ROOT
 from rlhf import recipe
 from rlhf.errors import UserError
+from rlhf.memory import phases
 from rlhf.recipe import StageName
 from tests.helpers import RECIPE
 
@@ -78,6 +79,11 @@ def test_seconds_of_a_phase_inside_another_count_for_both():
     with torch.profiler.record_function("score"):
         pass
     assert "score" not in clock.seconds, "the class is as it was before"
+
+
+def test_the_phases_are_those_of_a_prediction_and_the_references():
+    """An older checkout may lack one: the worker has its own list."""
+    assert {*PHASES} == {*phases.PHASES, "references"}
 
 
 # -- what is worse ----------------------------------------------------------------------------------------------------
@@ -190,7 +196,7 @@ class Answers(compare.Comparison):
     def _start_again(self) -> None:
         self.starts += 1
 
-    def _pair(self, stage: StageName) -> tuple[Cost, Cost]:
+    def _pair(self, stage: StageName, number: int) -> tuple[Cost, Cost]:
         old, new = self.seconds.pop(0) if len(self.seconds) > 1 else self.seconds[0]
         return cost(old, 4.0), cost(new, 4.0)
 
@@ -260,12 +266,49 @@ def test_a_revision_is_unpacked_beside_the_working_tree(repository, tmp_path):
     assert side.name == f"HEAD^ ({side.root.name[:8]})"
 
 
+def test_variables_of_make_do_not_reach_the_setup_of_the_other_side(repository, tmp_path, monkeypatch):
+    """`make bench-against REV=...` hands them on in MAKEFLAGS, and another target refuses them."""
+    (tmp_path / "Makefile").write_text('setup:\n\t@test "$(origin REV)" != "command line"\n')
+    repository("add", ".")
+    repository("commit", "--quiet", "--message", "Makefile")
+    (tmp_path / checkout.LOCK).write_text("torch==3\n")
+    monkeypatch.setenv("MAKEFLAGS", " -- REV=HEAD BENCH_ARGS=--short")
+    monkeypatch.setenv("MAKELEVEL", "1")
+    side = checkout.unpack("HEAD", tmp_path, tmp_path / "into")
+    assert side.python == str(side.root / ".venv/bin/python")
+
+
 def test_the_short_form_skips_loudly_where_nothing_can_be_compared(monkeypatch):
     monkeypatch.setattr(checkout, "base_revision", lambda: None)
     ran = CliRunner().invoke(against.main, ["--short"])
     assert ran.exit_code == 0 and "SKIPPED, nothing was compared: there is no commit to compare with" in ran.stderr
     with pytest.raises(UserError, match="give REV, or fetch the history"):
         CliRunner().invoke(against.main, [], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(("failing", "skipped"), [("other", True), ("working tree", False)])
+def test_the_short_form_skips_where_the_other_side_cannot_be_measured_and_fails_for_this_one(
+    monkeypatch, failing, skipped
+):
+    sides = {name: checkout.Checkout(name, ROOT / name, "python") for name in ("other", "working tree")}
+
+    def compared(*arguments: object, **options: object) -> list[Change]:
+        raise SideFailed(sides[failing], "it printed nothing")
+
+    monkeypatch.setattr(checkout, "unpack", lambda revision: sides["other"])
+    monkeypatch.setattr(checkout, "working_tree", lambda: sides["working tree"])
+    monkeypatch.setattr(against, "compare", compared)
+    ran = CliRunner().invoke(against.main, ["--short", "--rev", "HEAD"])
+    assert ("SKIPPED, nothing was compared: other: it printed nothing" in ran.stderr) == skipped
+    assert (ran.exit_code == 0) == skipped
+    with pytest.raises(UserError, match=f"^{failing}: it printed nothing"):
+        CliRunner().invoke(against.main, ["--rev", "HEAD"], catch_exceptions=False)
+
+
+def test_the_short_form_fails_for_a_mistake_in_its_options(monkeypatch):
+    monkeypatch.setattr(checkout, "base_revision", lambda: None)
+    with pytest.raises(UserError, match="has no section kto"):
+        CliRunner().invoke(against.main, ["--short", "--stage", "kto"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("name", planted.PLANTS)

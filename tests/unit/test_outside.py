@@ -1,21 +1,22 @@
 """The comparison with runs that others measured: its data, its lengths, and the page that is made from the record."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from bench.kinds import OutsideRecord
-from bench.outside import adapter_page, collect, collect_fms, compare, lengths, loop, page, plot, steps
+from bench.outside import adapter_page, blind, collect, collect_fms, compare, lengths, loop, page, plot, steps
 from bench.outside.loop import STEP
+from bench.paths import OUTSIDE, ROOT
 from bench.reading import read
+from rlhf.errors import UserError
 from rlhf.memory.card.cards import SMALL_WORKSPACE
 from rlhf.memory.phases import PRODUCT, Event
 from rlhf.memory.rehearsal.depth import NotAligned, deepen
 
-ROOT = Path(__file__).parents[2]
 RECORDS = sorted((ROOT / "results" / "outside" / "peft-metamath").glob("*.json"))
 MIB = 1 << 20
 
@@ -143,20 +144,33 @@ def test_a_run_of_lora_with_rank_64_is_predicted_within_half_a_percent():
 
 
 def test_blind_predictions_answer_every_run_of_their_settings():
-    folder = Path(adapter_page.__file__).parent
     for file, settings in (
         ("blind-t4", "fitcheck-t4-blind"),
         ("blind-rtx4080", "canifinetune-rtx4080-blind"),
         ("blind-granite", "fms-granite-blind"),
     ):
-        predicted = read(folder / f"{file}.json", dict[str, Any])
-        asked = read(folder / f"{settings}.json", dict[str, Any])["runs"]
+        predicted = read(OUTSIDE / f"{file}.json", dict[str, Any])
+        asked = read(OUTSIDE / f"{settings}.json", dict[str, Any])["runs"]
         assert len(predicted["code"]["commit"]) == 40
         names = [run.get("id") or f"{run['base']}|{run['method']}|{run['rows']}" for run in asked]
         assert [run["id"] for run in predicted["runs"]] == names
         for run in predicted["runs"]:
             assert 0 < run["peak_allocated"] < run["peak_reserved"]
             assert run["step_seconds"][0] < run["step_seconds"][1]
+
+
+def test_predictions_are_written_as_they_are_asked_for(monkeypatch):
+    """The open ones, or blind ones, whose file is never written again."""
+    opened: list[bool] = []
+    monkeypatch.setattr(blind, "require_committed_code", lambda: None)
+    monkeypatch.setattr(blind, "write_open", lambda: opened.append(True))
+    shown = CliRunner().invoke(blind.main, ["--help"])
+    assert shown.exit_code == 0 and "open-t4.json" in shown.output
+    CliRunner().invoke(blind.main, ["--open"], catch_exceptions=False)
+    assert opened == [True]
+    with pytest.raises(UserError, match=r"blind-t4\.json exists: a prediction stays as it is"):
+        CliRunner().invoke(blind.main, ["t4"], catch_exceptions=False)
+    assert opened == [True]
 
 
 def test_open_runs_on_the_t4_are_within_what_the_page_claims():
