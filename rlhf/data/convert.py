@@ -14,7 +14,6 @@ the first bad answer to a prompt, then the second ones.
 Rows of two responses with a verdict become pairs too, without the ties.
 """
 
-import dataclasses
 import json
 import os
 from collections import defaultdict
@@ -140,19 +139,25 @@ def _plain_pair(messages: Sequence[Message], chosen: str, rejected: str) -> dict
     return {"prompt": prompt, "chosen": _answer(before, chosen), "rejected": _answer(before, rejected)}
 
 
-def _split(messages: Sequence[Message]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+def _split(messages: Sequence[Message]) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
     """Return a prompt up to its last user turn, and the assistant turns behind it.
 
     These are written in front of the answer: the reader refuses a prompt that ends with them.
     """
-    objects = [dataclasses.asdict(message) for message in messages]
+    objects = [_plain_message(message) for message in messages]
     end = len(objects)
     while end and objects[end - 1]["role"] == "assistant":
         end -= 1
     return objects[:end], objects[end:]
 
 
-def _answer(before: list[dict[str, str]], text: str) -> object:
+def _plain_message(message: Message) -> dict[str, object]:
+    """Return a message as the object to write; an answer that is context alone keeps its weight of 0."""
+    context = {"weight": 0} if message.role == "assistant" and not message.trained else {}
+    return {"role": message.role, "content": message.content, **context}
+
+
+def _answer(before: list[dict[str, object]], text: str) -> object:
     """Return an answer as text, or as messages where turns stand before it or the reader would change the text."""
     if before or text.startswith((" ", "\n\nHuman:", "\r\n\r\nHuman:")):
         return [*before, {"role": "assistant", "content": text}]

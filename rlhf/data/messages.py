@@ -8,7 +8,6 @@ import itertools
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
 
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Message, MessageRole
@@ -51,19 +50,12 @@ _TYPES = {
 }
 
 
-class Turn(NamedTuple):
-    """A message, and whether the file allows an answer in it to be trained on."""
-
-    message: Message
-    trained: bool = True
-
-
-def read_turns(values: list[object], key: str) -> tuple[Turn, ...]:
+def read_messages(values: list[object], key: str) -> tuple[Message, ...]:
     """Return a list of messages with known roles; `key` is its name in errors. Raises Malformed."""
-    return tuple(_turn(value, f"{key}[{number}]", number) for number, value in enumerate(values, 1))
+    return tuple(_message(value, f"{key}[{number}]", number) for number, value in enumerate(values, 1))
 
 
-def _turn(value: object, place: str, number: int) -> Turn:
+def _message(value: object, place: str, number: int) -> Message:
     """Return the message that stands at a place of a row. Raises Malformed."""
     if not isinstance(value, dict):
         raise Malformed(f"'{place}' is {type_name(value)}; a message is an object with role and content")
@@ -94,7 +86,7 @@ def _turn(value: object, place: str, number: int) -> Turn:
     unknown = first_unknown(fields, (role_key, content_key, *TRAINED_FLAGS))
     if unknown is not None:
         raise Malformed(f"'{place}.{unknown[:40]}' is not used in training; take it out if the answer does not need it")
-    return Turn(Message(role, content_text(fields.get(content_key), f"{place}.content")), all(flags.values()))
+    return Message(role, content_text(fields.get(content_key), f"{place}.content"), all(flags.values()))
 
 
 def content_text(value: object, place: str) -> str:

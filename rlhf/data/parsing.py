@@ -38,12 +38,11 @@ from rlhf.data.labels import label_of
 from rlhf.data.margins import margin_of
 from rlhf.data.messages import (
     TRAINED_FLAGS,
-    Turn,
     content_text,
     flag,
     has_value,
     quoted_keys,
-    read_turns,
+    read_messages,
     text,
     type_name,
 )
@@ -267,7 +266,7 @@ def _begins_with(prompt: Sequence[Message], beginning: Sequence[Message]) -> boo
 def _prompt(value: object) -> tuple[Message, ...]:
     """Return the messages of a prompt: text, a transcript or a list of messages. Raises Malformed."""
     if isinstance(value, list):
-        return tuple(turn.message for turn in read_turns(value, "prompt"))
+        return read_messages(value, "prompt")
     prompt = text(value, "prompt")
     if not _is_transcript(prompt):
         return (Message("user", prompt),)
@@ -302,13 +301,12 @@ def _answer(value: object, key: str, row_prompt: tuple[Message, ...] | None) -> 
     that is only an answer belongs to the prompt of the row, and one that begins with the assistant goes on from it.
     """
     if isinstance(value, list):
-        turns = read_turns(value, key)
+        turns = read_messages(value, key)
     else:
         answer = text(value, key)
         is_transcript = row_prompt is None or answer.startswith(("\n\nHuman:", "\r\n\r\nHuman:"))
-        messages = parse_hh(answer) if is_transcript else (Message("assistant", answer.removeprefix(" ")),)
-        turns = tuple(Turn(message, trained=True) for message in messages)
-    if not any(turn.message.role == "assistant" for turn in turns):
+        turns = parse_hh(answer) if is_transcript else (Message("assistant", answer.removeprefix(" ")),)
+    if not any(turn.role == "assistant" for turn in turns):
         problem = f"'{key}' has no assistant turn"
         if row_prompt is not None or isinstance(value, list):
             raise Malformed(problem)
@@ -316,17 +314,15 @@ def _answer(value: object, key: str, row_prompt: tuple[Message, ...] | None) -> 
             rf"{problem}; without a 'prompt' it must be a transcript: '\n\nHuman: ...\n\nAssistant: ...'. "
             "If another column has the prompt: `rlhf data convert FILE --rename OLD=prompt --to new.jsonl`"
         )
-    if turns[-1].message.role != "assistant":
-        raise Malformed(
-            f"'{key}' ends with a {turns[-1].message.role} turn; the answer, an assistant turn, must come last"
-        )
-    answers = [n for n, turn in enumerate(turns) if turn.message.role == "assistant" and turn.trained]
+    if turns[-1].role != "assistant":
+        raise Malformed(f"'{key}' ends with a {turns[-1].role} turn; the answer, an assistant turn, must come last")
+    answers = [n for n, turn in enumerate(turns) if turn.role == "assistant" and turn.trained]
     if not answers or (key in ("chosen", "rejected") and not turns[-1].trained):
         raise _Untrained
-    *before, last = [replace(turn.message, trained=turn.trained) for turn in turns[: answers[-1] + 1]]
+    *before, last = turns[: answers[-1] + 1]
     if row_prompt is None:
         return tuple(before), last.content
-    if turns[0].message.role == "assistant":
+    if turns[0].role == "assistant":
         if row_prompt and row_prompt[-1].role == "assistant" and row_prompt[-1].content.strip():
             raise Malformed(f"'prompt' ends with the beginning of the answer; write it into '{key}' instead")
         before = [*row_prompt, *before]
