@@ -1,5 +1,6 @@
 """JSON files, JSONL files, hashes, and writes that a crash leaves either complete or undone."""
 
+import errno
 import hashlib
 import json
 import math
@@ -90,6 +91,11 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """Return whether the system refused to write because a disk, or one's share of it, is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def cache_root() -> Path:

@@ -1,6 +1,5 @@
 """A server that offers the merged model to OpenAI's clients, by vLLM or by transformers' own server."""
 
-import importlib.util
 import json
 import os
 import shlex
@@ -19,7 +18,7 @@ from rlhf.process.endings import Stopped
 from rlhf.recipe import EVALUATE, MERGE, PinnedRecipe
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
-from rlhf.run.packages import install_command
+from rlhf.run.packages import require_found
 from rlhf.terminal import say
 
 Engine = Literal["auto", "transformers", "vllm"]
@@ -62,9 +61,7 @@ def vllm_command(program: str, model: str, dtype: str, host: str, port: int, opt
 
 def transformers_command(model: str, device: str, host: str, port: int) -> list[str]:
     """Return the command line of transformers' server. Raises UserError without the packages that it needs."""
-    missing = [name for name in ("fastapi", "uvicorn", "openai") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f"serve needs {' and '.join(missing)}: {install_command('serve')}")
+    require_found(("fastapi", "uvicorn", "openai"), "serve", "serve")
     server = [sys.executable, "-m", "transformers.cli.transformers", "serve", model]
     return [*server, "--device", device, "--host", host, "--port", str(port)]
 

@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import httpx2
@@ -66,7 +67,7 @@ class Endpoint:
                 timeout=timeout,
                 follow_redirects=False,
                 headers={"Accept-Encoding": "identity"},
-                event_hooks={"response": [_bound]},
+                event_hooks={"response": [partial(_bound, timeout)]},
             )
             # The client requires a key. Without a key no header is sent, so any word will do.
             self._client = openai.OpenAI(base_url=self.url, api_key=key or "none", http_client=http)
@@ -158,30 +159,30 @@ def quoted(text: str) -> str:
     return excerpt(harmless(text))
 
 
-def _bound(response: httpx2.Response) -> None:
-    """Limit a response to ANSWER_BYTES bytes and TIMEOUT seconds, and read it as UTF-8.
+def _bound(timeout: float, response: httpx2.Response) -> None:
+    """Limit a response to ANSWER_BYTES bytes and `timeout` seconds, and read it as UTF-8.
 
     A content encoding in its headers could turn a short answer into gigabytes, so those headers are ignored.
     """
     for name in ("Content-Encoding", "Content-Type"):
         response.headers.pop(name, None)
-    response.stream = _Bounded(response.stream)
+    response.stream = _Bounded(response.stream, timeout)
 
 
 class _Bounded(httpx2.SyncByteStream):
-    """A stream that is limited to ANSWER_BYTES bytes and TIMEOUT seconds."""
+    """A stream that is limited to ANSWER_BYTES bytes and `timeout` seconds."""
 
-    def __init__(self, stream: Any):
-        self._stream = stream
+    def __init__(self, stream: Any, timeout: float):
+        self._stream, self._timeout = stream, timeout
 
     def __iter__(self) -> Iterator[bytes]:
-        size, end = 0, time.monotonic() + TIMEOUT
+        size, end = 0, time.monotonic() + self._timeout
         for part in self._stream:
             size += len(part)
             if size > ANSWER_BYTES:
                 raise UserError(f"the endpoint's answer is longer than {ANSWER_BYTES:,} bytes")
             if time.monotonic() > end:
-                raise UserError(f"the endpoint's answer takes longer than {TIMEOUT:.0f} s")
+                raise UserError(f"the endpoint's answer takes longer than {self._timeout:.0f} s")
             yield part
 
     def close(self) -> None:

@@ -164,7 +164,7 @@ def exact_kl(shared: SharedBase, role: Role, rollout: Rollout, temperature: floa
     return total
 
 
-def gains_over_start(before: PolicySamples, after: PolicySamples, start: PolicyStart = SFT) -> dict[str, float]:
+def gains_over_start(before: PolicySamples, after: PolicySamples, start: PolicyStart) -> dict[str, float]:
     """Return a policy's metrics beside those of its start; gains in standard deviations of the start's own samples."""
     metrics = after.metrics() | {f"response_length_{start}": before.metrics()["response_length"]}
     for name, numbers in before.rewards.items():
@@ -178,7 +178,7 @@ def gains_over_start(before: PolicySamples, after: PolicySamples, start: PolicyS
             metrics[f"{name}_{start}"] = old.mean().item()
             metrics[f"{name}_gain_sd"] = gain(old, new)
     if before.scores is not None and after.scores is not None:
-        metrics |= win_rate(after.scores - before.scores, after.samples_per_prompt, start)
+        metrics |= win_rate(after.scores - before.scores, start, after.samples_per_prompt)
     return metrics
 
 
@@ -196,7 +196,7 @@ def gains_over_base(base: PolicySamples, after: PolicySamples) -> dict[str, floa
 
 
 def further_metrics(
-    before: PolicySamples, after: PolicySamples, gains: Mapping[str, float], start: PolicyStart = SFT
+    before: PolicySamples, after: PolicySamples, gains: Mapping[str, float], start: PolicyStart
 ) -> dict[str, float]:
     """Return what the evaluation adds to `gains_over_start`.
 
@@ -219,7 +219,7 @@ def further_metrics(
     return metrics
 
 
-def interval_ends(before: PolicySamples, after: PolicySamples, start: PolicyStart = SFT) -> dict[str, float]:
+def interval_ends(before: PolicySamples, after: PolicySamples, start: PolicyStart) -> dict[str, float]:
     """Return the ends of 95 % intervals, as `<metric>_low` and `<metric>_high` of metrics of `gains_over_start`.
 
     These are the win rate, the gains, and the means of reward functions. Responses to one prompt may depend on each
@@ -275,7 +275,7 @@ def per_prompt_means(values: Tensor, samples_per_prompt: int) -> Tensor:
     return values.view(-1, samples_per_prompt).mean(1)
 
 
-def win_rate(differences: Tensor, samples_per_prompt: int = 1, start: PolicyStart = SFT) -> dict[str, float]:
+def win_rate(differences: Tensor, start: PolicyStart, samples_per_prompt: int = 1) -> dict[str, float]:
     """Return the share of responses with the higher score, and the half-width of its 95 % interval (normal).
 
     Ties count half. Several responses to a prompt count as one observation, their mean. With one prompt the half-width
@@ -295,7 +295,7 @@ def sample_of(
     before: PolicySamples,
     after: PolicySamples,
     stage: StageName,
-    start: PolicyStart = SFT,
+    start: PolicyStart,
 ) -> tuple[str, dict[str, str]]:
     """Return the first prompt whose answer changed, or the first of all, with the answers of the start and of `stage`.
 

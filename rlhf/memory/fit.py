@@ -1,6 +1,7 @@
 """The fastest settings of a chain of stages that need no more memory than a limit.
 
-They do not change what is learned, except for 4 bits, which are tried where nothing else fits.
+They do not change what is learned, with two exceptions: 4 bits, which are tried where nothing else fits, and the
+micro-batch of KTO, whose loss compares its rows.
 """
 
 from bisect import bisect_right

@@ -49,7 +49,7 @@ def _advice(predict: Predict, loaded: PinnedRecipe, stage: StageName, need: int)
     for effect in effects(predict, loaded, stage):
         if effect.after is not None and effect.after < need and effect.changes:
             keys = " ".join(f"{key}={as_yaml(value)}" for key, value in effect.changes.items())
-            other = "; another result" if effect.strategy.changes_result else ""
+            other = "; another result" if effect.strategy.changes_result(stage) else ""
             lines.append(f"- {gb(effect.after)} GB  {effect.strategy.words}{other}: {keys}")
     heading = "What each change would do alone (--set KEY=VALUE for each):"
     return [heading, *lines] if lines else []

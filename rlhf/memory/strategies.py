@@ -31,7 +31,11 @@ class Strategy(NamedTuple):
 
     name: StrategyName
     words: str  # what it does, for people
-    changes_result: bool  # of training, by more than rounding
+    always: bool  # another result of training, by more than rounding
+
+    def changes_result(self, stage: StageName) -> bool:
+        """Return whether a stage trains to another result with it, by more than rounding."""
+        return self.always or (self.name == "batch_size" and STAGE_TABLE[stage].least_rows > 1)
 
 
 STRATEGIES = (

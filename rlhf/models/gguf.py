@@ -5,7 +5,6 @@ file's hash, this code and the versions of both packages. It appears complete or
 says what it was made from.
 """
 
-import errno
 import functools
 import os
 import shutil
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from rlhf.errors import UserError
-from rlhf.files import cache_root, sha256, sync_tree, write_json
+from rlhf.files import cache_root, disk_is_full, sha256, sync_tree, write_json
 from rlhf.models import records
 from rlhf.process.libraries import quiet_libraries
 from rlhf.run import reader
@@ -76,7 +75,7 @@ def made_once(digest: str, make: Make) -> Path:
             if record_of(target) is None:
                 _make(target, make)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not disk_is_full(error):
             raise
         raise UserError(_too_small(target.parent)) from error
     return target

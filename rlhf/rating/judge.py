@@ -3,12 +3,11 @@
 It judges each pair twice, in both orders. A choice counts only if both orders agree.
 """
 
-import queue
 import re
-import threading
 from typing import get_args
 
 from rlhf.evaluation.endpoint import Endpoint, Refused, quoted
+from rlhf.process.threads import results_of
 from rlhf.rating import store
 from rlhf.rating.pairs import AnswerOrder, Pair, PairedAnswers
 from rlhf.terminal import say
@@ -114,18 +113,15 @@ def run(judge: Judge, paired: PairedAnswers, *, limit: int | None = None, at_onc
     judged_pairs = {rating.pair for rating in store.current_ratings(paired.file) if rating.rater == name}
     todo = [pair for pair in paired.pairs[:limit] if (pair.item, pair.digest) not in judged_pairs]
 
-    waiting: queue.SimpleQueue[Pair] = queue.SimpleQueue()
-    for pair in todo:
-        waiting.put(pair)
-    results: queue.SimpleQueue[store.RatingLine | Exception] = queue.SimpleQueue()
-    # Daemon threads end with the program; those of a ThreadPoolExecutor would let Ctrl-C wait for the endpoint.
-    for _ in range(min(at_once, len(todo))):
-        threading.Thread(target=_judge_waiting, args=(judge, waiting, paired, results), daemon=True).start()
+    def rate(pair: Pair) -> store.RatingLine:
+        line = judge_pair(judge, pair)
+        store.append(paired.file, line)
+        return line
+
     refused: list[str] = []
     unparsed: list[str] = []  # replies without a clear choice
     with Bar("judge", len(todo)) as bar:
-        for number in range(1, len(todo) + 1):
-            result = results.get()
+        for number, result in enumerate(results_of(rate, todo, at_once), 1):
             if isinstance(result, Refused):
                 refused.append(str(result))
             elif isinstance(result, Exception):
@@ -138,29 +134,3 @@ def run(judge: Judge, paired: PairedAnswers, *, limit: int | None = None, at_onc
     if unparsed:
         reply = quoted(unparsed[0]) or "an empty one"
         say(f"judge: {len(unparsed)} replies without a clear choice, the first: {reply}")
-
-
-def _judge_waiting(
-    judge: Judge,
-    waiting: queue.SimpleQueue[Pair],
-    paired: PairedAnswers,
-    results: queue.SimpleQueue[store.RatingLine | Exception],
-) -> None:
-    """Judge pairs until none is waiting or an error other than a refusal occurs.
-
-    Ratings and errors are put in `results`.
-    """
-    while True:
-        try:
-            pair = waiting.get_nowait()
-        except queue.Empty:
-            return
-        try:
-            line = judge_pair(judge, pair)
-            store.append(paired.file, line)
-            results.put(line)
-        except Refused as error:
-            results.put(error)
-        except Exception as error:
-            results.put(error)
-            return

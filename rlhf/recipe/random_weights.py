@@ -23,8 +23,6 @@ def random_weights_changes(recipe: Recipe, pairs: int, shape: LengthsShape) -> C
         **{f"model.{key}": None for key in ("revision", "files", "sha256") if getattr(recipe.model, key)},
         "model.architecture.vocab_size": vocabulary,
         "tokenizer": {"source": "words", "vocab_size": vocabulary, "template": "hh"},
-        "model.files": None,
-        "model.sha256": None,
         PRETRAIN: None,
         "data.source": "lengths",
         **({"data.files": []} if recipe.data.files else {}),

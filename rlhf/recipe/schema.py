@@ -40,6 +40,7 @@ from rlhf.recipe.stages import (
     POLICIES,
     PRETRAIN,
     SFT,
+    STAGE_TABLE,
     STAGES,
     TRAINING_STAGES,
     PolicyName,
@@ -178,9 +179,7 @@ class Kto(Dialogues):
 
     @model_validator(mode="after")
     def _check_batches(self) -> Self:
-        """Raise ValueError for micro-batches without answers to other prompts, which the loss compares with."""
-        if self.per_device_train_batch_size < 2:
-            raise ValueError("per_device_train_batch_size: kto needs at least 2, answers to other prompts among them")
+        """Raise ValueError for an order of rows that would part those that are compared with each other."""
         if self.group_by_length:
             raise ValueError("group_by_length: kto keeps the rows of a micro-batch together; set it to false")
         return self
@@ -286,10 +285,15 @@ class Recipe(Section):
     def _check_supervised(self) -> None:
         """Raise ValueError for a supervised stage that `hardware.count` processes cannot share."""
         for stage, options in self.dialogues().items():
+            row = STAGE_TABLE[stage]
+            if self.hardware.count > 1 and not row.shared:
+                raise ValueError(f"{stage} needs hardware.count: 1: its trainer keeps the rows of a step together")
             try:
-                options.per_device(self.hardware.count)
+                rows, _ = options.per_device(self.hardware.count)
             except ValueError as error:
                 raise ValueError(f"{stage}: {error}") from None
+            if rows < row.least_rows:
+                raise ValueError(f"{stage}.per_device_train_batch_size: {stage} needs at least {row.least_rows}")
             if options.eval_steps and self.hardware.count > 1 and self.hardware.engine != "ddp":
                 raise ValueError(
                     f"{stage}.eval_steps needs hardware.engine: ddp or hardware.count: 1, not engine: "

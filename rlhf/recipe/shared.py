@@ -10,7 +10,7 @@ from rlhf.errors import UserError
 from rlhf.files import JsonObject
 from rlhf.recipe.plain_yaml import line_of
 from rlhf.recipe.schema import Recipe
-from rlhf.recipe.strict import Section
+from rlhf.recipe.strict import Section, section_types
 
 BLOCK = "training"
 
@@ -20,9 +20,9 @@ def spread(content: JsonObject, file: Path) -> JsonObject:
 
     Raises UserError if the block is no section, or has a key that no training section of a recipe knows.
     """
-    block = content.get(BLOCK)
     if BLOCK not in content:
         return content
+    block = content[BLOCK]
     if not isinstance(block, dict):
         raise UserError(f"{file}:{line_of(file, [BLOCK])}: {BLOCK} is a section: write its keys below it")
     known = {name: kind.model_fields.keys() for name, kind in _training_kinds().items()}
@@ -40,9 +40,9 @@ def spread(content: JsonObject, file: Path) -> JsonObject:
 
 def _training_kinds() -> dict[str, type[Section]]:
     """Return the classes of the sections that train with an optimizer."""
-    kinds: dict[str, type[Section]] = {}
-    for name, field in Recipe.model_fields.items():
-        for kind in (field.annotation, *getattr(field.annotation, "__args__", ())):
-            if isinstance(kind, type) and issubclass(kind, Section) and "learning_rate" in kind.model_fields:
-                kinds[name] = kind
-    return kinds
+    return {
+        name: kind
+        for name, field in Recipe.model_fields.items()
+        for kind in section_types(field.annotation)
+        if "learning_rate" in kind.model_fields
+    }

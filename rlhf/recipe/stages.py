@@ -35,7 +35,7 @@ EVALUATE: Final = "evaluate"  # figures of all policies
 MERGE: Final = "merge"  # one checkpoint
 
 
-FEW_SAMPLES = 8
+FEW_SAMPLES = 8  # held-out prompts whose answers are logged before and after
 
 
 class Curve(NamedTuple):
@@ -58,7 +58,8 @@ class Stage:
     module: str | None = None  # of rlhf.stages; None: named as the stage
     also_decided_by: tuple[str, ...] = ()  # sections of the recipe beside its own and its parents'
     sizes_from: tuple[StageName, ...] = ()  # stages whose sections give sizes to its rehearsal
-    least_rows: int = 1  # of a micro-batch
+    least_rows: int = 1  # of a micro-batch; more than one where its loss compares them: their number is in the result
+    shared: bool = True  # `hardware.count` processes may share it
     learning_phase: str = "train"  # the phase with the steps of the optimizer, in a stage that trains
     # FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it
     # computes; and phases in which it has fetched all of them. While it loads, it has not given any away yet.
@@ -190,6 +191,7 @@ STAGE_TABLE: dict[StageName, Stage] = {
         parents=("sft",),
         rows="judged",
         least_rows=2,  # answers to different prompts are compared
+        shared=False,
         also_decided_by=("evaluate",),  # as DPO
         divided=("train",),
         samples="all",

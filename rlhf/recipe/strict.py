@@ -150,7 +150,7 @@ def dotted_keys(kind: type[Section], prefix: str = "") -> list[str]:
     keys = []
     for name, field in kind.model_fields.items():
         keys.append(prefix + name)
-        for inner in _section_types(field.annotation)[:1]:
+        for inner in section_types(field.annotation)[:1]:
             keys += dotted_keys(inner, f"{prefix}{name}.")
     return keys
 
@@ -164,7 +164,7 @@ def _section_at(kind: type[Section], path: Sequence[str]) -> type[Section]:
     """Return the type of the section at `path`, or of the last section on the way."""
     for key in path:
         field = kind.model_fields.get(key)
-        inner = _section_types(field.annotation) if field else []
+        inner = section_types(field.annotation) if field else []
         if not inner:
             return kind
         kind = inner[0]
@@ -192,11 +192,11 @@ def _absent_section(kind: type[Section], problem: Problem, file: Path, overrides
     return f"--set {overriding[0]}: {file.parent} has no section {section}; {way_out}"
 
 
-def _section_types(annotation: object) -> list[type[Section]]:
+def section_types(annotation: object) -> list[type[Section]]:
     """Return the sections that a type annotation names."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return [annotation]
-    return [section for part in getattr(annotation, "__args__", ()) for section in _section_types(part)]
+    return [section for part in getattr(annotation, "__args__", ()) for section in section_types(part)]
 
 
 def _tuple_types(annotation: object) -> list[tuple[object, ...]]:

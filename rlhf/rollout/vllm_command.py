@@ -1,10 +1,10 @@
 """The command that starts the vLLM server of a recipe."""
 
 import math
-import os
 import shlex
 from urllib.parse import urlsplit
 
+import psutil
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -40,11 +40,10 @@ def start_command(recipe: Recipe, options: OnlineOptions, base: str) -> str:
 
 def memory_share(recipe: Recipe, options: OnlineOptions) -> float:
     """Return the share of the memory that a server needs, from 0.05 to 0.9, rounded up to hundredths."""
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    total = host if recipe.hardware.memory_gb is None else recipe.hardware.memory_gb * 1e9
     architecture = recipe.model.architecture
     if architecture is None:
         return UNKNOWN_SHARE
+    total = recipe.hardware.memory_gb * 1e9 if recipe.hardware.memory_gb else psutil.virtual_memory().total
     width = torch.empty(0, dtype=getattr(torch, recipe.model.dtype)).element_size()
     tokens = options.rollout_batch_size * (options.max_prompt_length + options.response_length)
     weights, per_token = sizes(architecture, recipe.tokenizer.vocab_size)

@@ -3,8 +3,10 @@
 import hashlib
 import importlib
 import importlib.metadata
+import importlib.util
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlhf.errors import UserError
@@ -24,6 +26,13 @@ def package_version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def require_found(names: Sequence[str], needing: str, extra: str) -> None:
+    """Raise UserError, with the command that installs `extra`, unless all these modules can be imported."""
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"{needing} needs {' and '.join(missing)}: {install_command(extra)}")
 
 
 def require(package: str, what: str, way_out: str) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from datasets import Dataset
 from peft import PeftModel
 from trl import DPOConfig, DPOTrainer
 
@@ -17,7 +16,6 @@ from rlhf.data.batch import Rollout, collate
 from rlhf.data.load import load_corpus
 from rlhf.data.pairs import EncodedPair
 from rlhf.data.tokenize import Codec, Encoded
-from rlhf.evaluation.likelihood import scored_texts, sequence_logprobs
 from rlhf.evaluation.policies import gains_over_start, sample_of
 from rlhf.evaluation.reward_model import accuracy
 from rlhf.models.adapters import save_adapter
@@ -31,8 +29,8 @@ from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
 from rlhf.stages.supervised.pairs import StagePairs, stage_pairs
-from rlhf.stages.supervised.policy import measure_against_start, policy_at_its_start
-from rlhf.stages.supervised.trainer import RunTrainer
+from rlhf.stages.supervised.policy import Measuring, measure_against_start, policy_at_its_start
+from rlhf.stages.supervised.trainer import EncodedRowsTrainer
 from rlhf.stages.supervised.training import arguments, best_step_metric, free_memory, rows_to_dataset, train
 from rlhf.terminal.progress import working
 
@@ -99,21 +97,17 @@ def losses_of(options: Dpo) -> dict[str, Any]:
     }
 
 
-class _Validation:
-    """Measures a policy on validation pairs, against the reference.
-
-    It is made when the policy is still at its start, the reference: before the first step, and before a checkpoint is
-    loaded.
-    """
+class _Validation(Measuring[Dpo]):
+    """Measures a policy on validation pairs, against the reference."""
 
     def __init__(self, model: PeftModel, pairs: Sequence[EncodedPair], pad_id: int, options: Dpo):
-        self.model, self.pad_id, self.options = model, pad_id, options
+        super().__init__(model, pad_id, options)
         self.chosen, self.rejected = [pair.chosen for pair in pairs], [pair.rejected for pair in pairs]
-        self.reference = self._logprobs(self.chosen), self._logprobs(self.rejected)
+        self.reference = self.logprobs(self.chosen), self.logprobs(self.rejected)
 
     def __call__(self) -> dict[str, float]:
         options, beta = self.options, self.options.beta
-        chosen, rejected = self._logprobs(self.chosen), self._logprobs(self.rejected)
+        chosen, rejected = self.logprobs(self.chosen), self.logprobs(self.rejected)
         lengths = _lengths(self.chosen), _lengths(self.rejected)
         loss = dpo_loss(chosen, rejected, *self.reference, beta, options.loss_type, options.label_smoothing, lengths)
         if options.sft_weight:
@@ -124,11 +118,6 @@ class _Validation:
             "accuracy": accuracy(margins),
             "margin": margins.mean().item(),
         }
-
-    def _logprobs(self, sequences: Sequence[Encoded]) -> torch.Tensor:
-        """Return the log-probabilities (N,) of responses."""
-        batch_size = 2 * self.options.per_device_train_batch_size
-        return sequence_logprobs(self.model, scored_texts(sequences), self.pad_id, batch_size)
 
 
 @torch.no_grad()
@@ -153,11 +142,8 @@ def preference_accuracy(shared: SharedBase, codec: Codec, pairs: Sequence[Encode
     return accuracy(gains([pair.chosen for pair in pairs]) - gains([pair.rejected for pair in pairs]))
 
 
-class _Trainer(RunTrainer, DPOTrainer):
-    """TRL's trainer with the changes of a run, for rows that are token ids already, for which TRL has no option."""
-
-    def _prepare_dataset(self, dataset: Dataset, *_: object, **__: object) -> Dataset:
-        return dataset
+class _Trainer(EncodedRowsTrainer, DPOTrainer):
+    """TRL's trainer with the changes of a run."""
 
 
 def _lengths(sequences: Sequence[Encoded]) -> torch.Tensor:

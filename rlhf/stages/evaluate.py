@@ -35,6 +35,8 @@ from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Evaluate, PolicyLabel, PolicyName, PolicyStart, Recipe, Rm, Role, StageName
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
+from rlhf.stages.online.judge_reward import total_figures
+from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.stages.online.reward_sum import ByName, RewardSum
 from rlhf.stages.result import Result
 from rlhf.stats import clustered_share, outcomes
@@ -67,8 +69,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
         rm_metrics, rm_details = pairs.judged(shared) if pairs else ({}, {})
 
     metrics = _policy_metrics(samples, perplexities, overlap, telemetry, recipe.start) | rm_metrics
-    for reward_sum in reward_sums:
-        metrics |= reward_sum.judge_figures()
+    metrics |= total_figures(dict.fromkeys(judge for reward_sum in reward_sums for judge in reward_sum.judges()))
     histograms = score_histograms({name: policy.scores for name, policy in samples.items()})
     details: JsonObject = {"scores": histograms.plain() if histograms else None}
     if functions := _reward_functions(reward_sums):
@@ -89,8 +90,9 @@ def _prompts_and_rewards(
         for stage, options in recipe.online().items()
         if stage in trained and options.sums_rewards
     ]
-    prompts = corpus.prompts("evaluate")
+    prompts, known = corpus.prompts("evaluate"), dict[str, RewardFunction]()
     for reward_sum in reward_sums:
+        reward_sum.take_functions(known)
         prompts = reward_sum.usable(prompts)
     return prompts.test[: recipe.evaluate.max_samples], reward_sums
 

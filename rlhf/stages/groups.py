@@ -43,7 +43,7 @@ from rlhf.objectives.rewards import shape_scores
 from rlhf.recipe import MODEL_REWARD, GroupOptions, Grpo, StageName
 from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes
-from rlhf.stages.online.reward_sum import ByName, RewardSum, without_verdict
+from rlhf.stages.online.reward_sum import ByName, RewardSum, mean_rewards, without_verdict
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.session import Session
 from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState, weighted_numbers
@@ -337,7 +337,7 @@ def batch_metrics(batch: Batch, scored: ScoredRollout, learner: Learner) -> dict
         "objective/scores": masked_mean(scored.scores, judged),
         "objective/scores_shaped": masked_mean(scored.shaped_scores, judged),
         "objective/rlhf_reward": masked_mean(batch.rewards, judged.to(batch.rewards.device)),
-        **{f"rewards/{name}": masked_mean(raw, ~without_verdict(raw)) for name, raw in scored.by_name.items()},
+        **mean_rewards(scored.by_name),
         "groups/reward_sd": group_sd(groups, judged_groups).mean(),
         "groups/no_signal": (~has_signal(groups, judged_groups)).float().mean(),
         "groups/no_verdict": (~judged).float().mean(),

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from datasets import Dataset
 from peft import PeftModel
 from trl import KTOConfig, KTOTrainer
 
@@ -18,7 +17,6 @@ from rlhf.data.load import load_corpus
 from rlhf.data.rows import Example
 from rlhf.data.tokenize import Codec, Encoded
 from rlhf.errors import UserError
-from rlhf.evaluation.likelihood import scored_texts, sequence_logprobs
 from rlhf.evaluation.policies import gains_over_start, sample_of
 from rlhf.models.adapters import save_adapter
 from rlhf.models.loading import load_codec
@@ -29,8 +27,8 @@ from rlhf.recipe.schema import Kto
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
-from rlhf.stages.supervised.policy import measure_against_start, policy_at_its_start
-from rlhf.stages.supervised.trainer import RunTrainer
+from rlhf.stages.supervised.policy import Measuring, measure_against_start, policy_at_its_start
+from rlhf.stages.supervised.trainer import EncodedRowsTrainer
 from rlhf.stages.supervised.training import arguments, best_step_metric, free_memory, rows_to_dataset, train
 from rlhf.terminal.progress import working
 
@@ -54,7 +52,9 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     shuffled = random.Random(recipe.seed).sample(split.train, len(split.train))  # both sides of a pair come together
     training, cuts = _encode(codec, shuffled[: options.max_samples], options)
     heldout, heldout_cuts = _encode(codec, split.test[: options.max_eval_samples], options)
-    validation = _encode(codec, split.validation[: options.max_eval_samples], options)[0] if options.eval_steps else []
+    validation = heldout if options.eval_steps else []
+    if options.eval_steps and split.has_validation:
+        validation, _ = _encode(codec, split.validation[: options.max_eval_samples], options)
     run.describe(cuts={"train": cuts, "heldout": heldout_cuts})
     prompts = corpus.prompts(run.stage).test[: recipe.evaluate.max_samples]
 
@@ -103,7 +103,9 @@ def _fit(
     )
     with telemetry.phase("evaluate"), working(f"{run.stage}: scoring held-out answers"):
         final = _Validation(model, heldout, codec.pad_id, options)
-        evaluate = _Validation(model, validation, codec.pad_id, options) if validation else None
+        evaluate = final if validation is heldout else None
+        if validation and evaluate is None:
+            evaluate = _Validation(model, validation, codec.pad_id, options)
     lengths = [len(judged.row.prompt) + len(judged.row.response) for judged in training]
     weights = train(trainer, run, telemetry, lengths, evaluate)
     save_adapter(model, run, run.path / ADAPTER, weights=weights)
@@ -112,23 +114,22 @@ def _fit(
         return {f"heldout_{name}": value for name, value in final().items()}
 
 
-class _Validation:
+class _Validation(Measuring[Kto]):
     """Measures a policy on judged answers, against the reference.
 
-    It is made when the policy is still at its start, the reference: before the first step, and before a checkpoint is
-    loaded. The mismatched answers of the loss are those of the row before.
+    The mismatched answers of the loss are those of the row before.
     """
 
     def __init__(self, model: PeftModel, rows: Sequence[Judged], pad_id: int, options: Kto):
-        self.model, self.pad_id, self.options = model, pad_id, options
+        super().__init__(model, pad_id, options)
         self.good = torch.tensor([judged.good for judged in rows])
         self.rows = [judged.row for judged in rows]
         self.others = [Encoded(row.prompt, other) for row, other in zip(self.rows, _rotated(self.rows), strict=True)]
-        self.reference = self._logprobs(self.rows), self._logprobs(self.others)
+        self.reference = self.logprobs(self.rows), self.logprobs(self.others)
 
     def __call__(self) -> dict[str, float]:
-        ratio = self._logprobs(self.rows) - self.reference[0]
-        mismatched = self._logprobs(self.others) - self.reference[1]
+        ratio = self.logprobs(self.rows) - self.reference[0]
+        mismatched = self.logprobs(self.others) - self.reference[1]
         options, good = self.options, self.good
         loss = kto_loss(ratio, mismatched, good, options.beta, options.desirable_weight, options.undesirable_weight)
         rewards = options.beta * ratio
@@ -138,17 +139,9 @@ class _Validation:
             "reward_bad": rewards[~good].mean().item(),
         }
 
-    def _logprobs(self, sequences: Sequence[Encoded]) -> torch.Tensor:
-        """Return the log-probabilities (N,) of responses."""
-        batch_size = 2 * self.options.per_device_train_batch_size
-        return sequence_logprobs(self.model, scored_texts(sequences), self.pad_id, batch_size)
 
-
-class _Trainer(RunTrainer, KTOTrainer):
-    """TRL's trainer with the changes of a run, for rows that are token ids already, for which TRL has no option."""
-
-    def _prepare_dataset(self, dataset: Dataset, *_: object, **__: object) -> Dataset:
-        return dataset
+class _Trainer(EncodedRowsTrainer, KTOTrainer):
+    """TRL's trainer with the changes of a run."""
 
 
 def _encode(codec: Codec, rows: Sequence[Example], options: Kto) -> tuple[list[Judged], dict[str, int]]:

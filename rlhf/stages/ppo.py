@@ -38,7 +38,7 @@ from rlhf.recipe import Ppo
 from rlhf.rollout.decoding import ValueFn
 from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes
-from rlhf.stages.online.reward_sum import FunctionRewards, without_verdict
+from rlhf.stages.online.reward_sum import FunctionRewards, mean_rewards
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.session import Session
 from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState, weighted_numbers
@@ -339,7 +339,6 @@ def reward_metrics(rewards: FunctionRewards | None) -> dict[str, float]:
     """Return the mean of each reward function over its verdicts, and the share of responses that nothing judged."""
     if rewards is None:
         return {}
-    means = {f"rewards/{name}": masked_mean(raw, ~without_verdict(raw)) for name, raw in rewards.by_name.items()}
-    return {name: mean.item() for name, mean in means.items()} | {
+    return {name: mean.item() for name, mean in mean_rewards(rewards.by_name).items()} | {
         "objective/no_verdict": (~rewards.judged).float().mean().item()
     }

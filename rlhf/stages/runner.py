@@ -1,6 +1,5 @@
 """Runs one stage: locks its directory, predicts its memory, starts trackers and explains errors."""
 
-import errno
 import importlib
 import shlex
 import shutil
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.errors import Interrupted, UserError
+from rlhf.files import disk_is_full
 from rlhf.models.folders import check_encoder
 from rlhf.observe import tracking
 from rlhf.observe.watch import LiveChecks
@@ -228,7 +228,7 @@ def _explained_errors(run: StageRun) -> Iterator[None]:
 
 def _disk_is_full(folder: Path, error: Exception) -> bool:
     """Return whether an error means that the disk is full. Libraries do not say so, thus free space decides."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if disk_is_full(error):
         return True
     if not any(kind.__name__ in WRITE_ERRORS for kind in type(error).__mro__):
         return False

@@ -101,7 +101,7 @@ def trl_step(run: StageRun, rollout: Rollout, learner: Any, folder: Path, **opti
 
 def our_step(run: StageRun, rollout: Rollout, learner: Any) -> dict[str, torch.Tensor]:
     reward_sum = RewardSum("grpo", learner.options, {}, load_codec(run))
-    by_name = reward_sum.per_response([(Message("user", "a"),)] * 8, ["text"] * 8, None)
+    by_name = reward_sum.per_response([(Message("user", "a"),)] * 8, ["text"] * 8, None, [[0]] * 8)
     responses = ScoredRollout(
         rollout=rollout,
         by_name=by_name,

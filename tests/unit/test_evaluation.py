@@ -181,9 +181,9 @@ def test_the_sample_of_a_stage_is_the_first_answer_that_changed_with_its_scores(
     prompts = [(Message("user", text),) for text in ("a?", "what?", "b?", "c?")]
     before, after = measured([-2.0, 0.0, 2.0, 4.0]), measured([8.0, 1.254, 1.0, 5.0])
     after.texts[1:3] = ["new", "newer"]
-    shown = policies.sample_of(Prompts(), prompts, before, after, "ppo")
+    shown = policies.sample_of(Prompts(), prompts, before, after, "ppo", "sft")
     assert shown == ("what?", {"SFT (score 0.00)": "text", "PPO (score 1.25)": "new"})
-    unscored = policies.sample_of(Prompts(), prompts, measured(None), after, "dpo")
+    unscored = policies.sample_of(Prompts(), prompts, measured(None), after, "dpo", "sft")
     assert list(unscored[1]) == ["SFT", "DPO (score 1.25)"]
 
 
@@ -191,14 +191,14 @@ def test_the_sample_of_several_to_a_prompt_names_its_own_prompt():
     prompts = [(Message("user", text),) for text in ("a?", "b?")]
     before, after = (replace(measured([0.0, 0.0, 0.0, 0.0]), samples_per_prompt=2) for _ in range(2))
     after.texts[2:4] = ["new", "newer"]
-    assert policies.sample_of(Prompts(), prompts, before, after, "ppo")[0] == "b?"
+    assert policies.sample_of(Prompts(), prompts, before, after, "ppo", "sft")[0] == "b?"
 
 
 def test_gains_are_in_standard_deviations_of_sft():
     """SFT: mean 1, sd sqrt(20 / 3) over 4 - 1. The policy wins two, ties one and loses one."""
     before = measured([-2.0, 0.0, 2.0, 4.0], [1.0, 1.0, 1.0, 5.0])
     after = measured([8.0, 0.0, 1.0, 5.0], [0.0, 1.0, 1.0, 2.0], length=7)
-    metrics = gains_over_start(before, after)
+    metrics = gains_over_start(before, after, "sft")
     assert metrics["score_sft"] == 1.0
     assert metrics["score"] == 3.5
     assert metrics["score_gain_sd"] == pytest.approx(2.5 / math.sqrt(20 / 3))
@@ -219,21 +219,21 @@ def test_gains_over_the_base_are_in_its_own_standard_deviations():
 
 
 def test_without_scores_there_is_no_win_rate():
-    metrics = gains_over_start(measured(None), measured(None))
+    metrics = gains_over_start(measured(None), measured(None), "sft")
     assert not any("score" in name or "win" in name or "true" in name for name in metrics)
 
 
 def test_a_tie_is_half_a_win_and_the_interval_is_normal():
-    metrics = win_rate(torch.tensor([0.1, 2.0, 0.0, -3.0]))
+    metrics = win_rate(torch.tensor([0.1, 2.0, 0.0, -3.0]), "sft")
     assert metrics["win_rate_vs_sft"] == pytest.approx(0.625)
     # Wins 1, 1, 0.5, 0 deviate by 0.375, 0.375, -0.125, -0.625, whose squares sum to 0.6875.
     assert metrics["win_rate_vs_sft_ci95"] == pytest.approx(1.96 * math.sqrt(0.6875 / 3 / 4))
-    assert win_rate(torch.tensor([-1.0, -2.0]))["win_rate_vs_sft"] == 0.0
+    assert win_rate(torch.tensor([-1.0, -2.0]), "sft")["win_rate_vs_sft"] == 0.0
 
 
 def test_several_answers_to_a_prompt_are_one_observation():
     """Two answers to each of three prompts: wins 1 1, 0.5 0, 0 1 have the means 1, 0.25 and 0.5."""
-    metrics = win_rate(torch.tensor([0.3, 0.1, 0.0, -1.0, -2.0, 4.0]), samples_per_prompt=2)
+    metrics = win_rate(torch.tensor([0.3, 0.1, 0.0, -1.0, -2.0, 4.0]), "sft", samples_per_prompt=2)
     mean = 1.75 / 3
     spread = math.sqrt(((1 - mean) ** 2 + (0.25 - mean) ** 2 + (0.5 - mean) ** 2) / 2)
     assert metrics["win_rate_vs_sft"] == pytest.approx(mean)
@@ -256,21 +256,21 @@ def test_the_ends_of_intervals_are_those_of_the_statistics():
         "true_reward_gain_sd": stats.gain_in_sd([1.0, 1.0, 1.0, 5.0], [0.0, 1.0, 1.0, 2.0], prompts),
         "win_rate_vs_sft": stats.clustered_share([1.0, 0.5, 0.0, 1.0], prompts),
     }
-    ends = interval_ends(before, after)
-    values = gains_over_start(before, after)
+    ends = interval_ends(before, after, "sft")
+    values = gains_over_start(before, after, "sft")
     assert ends.keys() == {f"{name}_{end}" for name in expected for end in ("low", "high")}
     for name, estimate in expected.items():
         low, value, high = ends[f"{name}_low"], values[name], ends[f"{name}_high"]
         assert (value, low, high) == pytest.approx(not_none(estimate)) and low < high, name
-    assert interval_ends(before, before).keys() == {
+    assert interval_ends(before, before, "sft").keys() == {
         f"reward_{name}_{end}" for name in right for end in ("low", "high")
     }, "SFT has no gain over itself"
 
 
 def test_winning_everything_leaves_doubt():
     before, after = measured([0.0, 0.0, 0.0, 0.0]), measured([1.0, 2.0, 3.0, 4.0])
-    ends = interval_ends(before, after)
-    assert win_rate(torch.ones(4))["win_rate_vs_sft_ci95"] == 0
+    ends = interval_ends(before, after, "sft")
+    assert win_rate(torch.ones(4), "sft")["win_rate_vs_sft_ci95"] == 0
     assert (ends["win_rate_vs_sft_low"], ends["win_rate_vs_sft_high"]) == pytest.approx(stats.wilson(4, 4)[1:])
     assert "score_gain_sd_low" not in ends, "the scores of SFT do not vary"
 
@@ -293,7 +293,7 @@ def test_answers_that_repeat_add_no_certainty():
     before = measured([-2.0, 0.0, 2.0, 4.0], [1.0, 1.0, 1.0, 5.0])
     after = replace(measured([8.0, 0.0, 1.0, 5.0], [0.0, 1.0, 1.0, 2.0]), lengths=torch.tensor([7, 2, 5, 3]))
     one, three = (
-        gains_over_start(a, b) | further_metrics(a, b, {})
+        gains_over_start(a, b, "sft") | further_metrics(a, b, {}, "sft")
         for a, b in ((before, after), (repeated(before, 3), repeated(after, 3)))
     )
     intervals = [name for name in one if "ci95" in name or "_low" in name or "_high" in name]

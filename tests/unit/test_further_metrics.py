@@ -55,7 +55,7 @@ def test_a_policy_that_only_writes_more_loses_its_win_rate():
     more = [length + rng.randint(-8, 22) for length in lengths]
     before = measured([x + rng.gauss(0, 1) for x in lengths], lengths)
     after = measured([x + rng.gauss(0, 1) for x in more], more)
-    metrics = further_metrics(before, after, {})
+    metrics = further_metrics(before, after, {}, "sft")
     assert after.scores is not None and before.scores is not None
     plain = (after.scores > before.scores).float().mean().item()
     assert plain > 0.65
@@ -66,18 +66,18 @@ def test_a_policy_that_only_writes_more_loses_its_win_rate():
 def test_a_policy_that_only_ties_has_no_win_rate_at_equal_length():
     """An interval without width around 0.5 would be certainty from no evidence."""
     before, after = measured([1.0, 2.0, 3.0], [3, 4, 5]), measured([1.0, 2.0, 3.0], [5, 3, 9])
-    assert further_metrics(before, after, {}).keys() == {"distinct_1", "distinct_2", "ties_vs_sft"}
+    assert further_metrics(before, after, {}, "sft").keys() == {"distinct_1", "distinct_2", "ties_vs_sft"}
 
 
 def test_gap_between_proxy_and_truth_ties_and_variety():
     before = measured([0.0, 2.0], [3, 3], [0.0, 2.0], texts=["a b c", "a b c"])
     after = measured([0.0, 6.0], [3, 3], [0.0, 0.0], texts=["a a a a", "b"])
-    metrics = further_metrics(before, after, gains_over_start(before, after))
+    metrics = further_metrics(before, after, gains_over_start(before, after, "sft"), "sft")
     sd = math.sqrt(2)
     assert metrics["proxy_truth_gap_sd"] == pytest.approx(2 / sd - (-1 / sd))
     assert metrics["ties_vs_sft"] == 0.5
     assert (metrics["distinct_1"], metrics["distinct_2"]) == (2 / 5, 1 / 3)
-    assert further_metrics(before, before, {}) == {"distinct_1": 0.5, "distinct_2": 0.5}
+    assert further_metrics(before, before, {}, "sft") == {"distinct_1": 0.5, "distinct_2": 0.5}
 
 
 def test_a_reward_model_judged_by_hand():

@@ -20,7 +20,7 @@ PAIRS = [
     for i in range(200)
 ]
 ANSWERS = [{"prompt": f"Say {i}", "response": "one two three"} for i in range(100)]
-TRAINING: list[StageName] = ["sft", "rm", "ppo", "dpo"]
+TRAINING: list[StageName] = ["sft", "rm", "ppo", "dpo", "kto"]
 
 
 @pytest.fixture

@@ -361,7 +361,7 @@ def test_a_function_may_be_async_and_have_no_verdict(tmp_path, monkeypatch):
     options = grouped("grpo", changes).recipe.online()["grpo"]
     assert isinstance(options, GroupOptions)
     reward_sum = RewardSum("grpo", options, {}, Codec(tokenize.words(300), "hh"))
-    by_name = reward_sum.per_response([prompt] * 3, ["ab", "x", "xx"], None)
+    by_name = reward_sum.per_response([prompt] * 3, ["ab", "x", "xx"], None, [[0]] * 3)
     assert reward_sum.judged(by_name).tolist() == [True, False, True]
     assert reward_sum.total(by_name).tolist() == [4.5, 0.0, 4.0]  # without a verdict a part adds 0, as in TRL
 

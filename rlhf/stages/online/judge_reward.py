@@ -3,22 +3,21 @@
 Each mark is kept in judged.jsonl of the run, so that a question is paid for once, also by a run that is resumed.
 """
 
-import importlib.util
 import json
 import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf.errors import UserError
 from rlhf.files import append, replacing
+from rlhf.process.threads import results_of
 from rlhf.run import reader
 from rlhf.run.layout import JUDGED
-from rlhf.run.packages import install_command
+from rlhf.run.packages import require_found
 from rlhf.run.records import Amount, Count, Record
 
 if TYPE_CHECKING:
@@ -109,10 +108,10 @@ class JudgeReward:
         new = {digest: question for digest, question in questions.items() if digest not in self._judged}
         failures: list[UserError] = []
         for outcome in self._asked(new) if new else ():
-            if isinstance(outcome, UserError):
-                failures.append(outcome)
-            else:
+            if isinstance(outcome, JudgedLine):
                 self._keep(outcome)
+            else:
+                failures.append(outcome)
         if failures and len(failures) == len(new):
             raise failures[0]
         marks: list[float | None] = []
@@ -157,13 +156,12 @@ class JudgeReward:
             )
         endpoint = self._endpoint
 
-        def ask(digest: str, question: str) -> JudgedLine | UserError:
+        def ask(item: tuple[str, str]) -> JudgedLine:
+            digest, question = item
             try:
                 reply = endpoint.reply(question)
             except Refused:
                 return JudgedLine(judge=self.identity, question=digest, mark=None, tokens_in=0, tokens_out=0)
-            except Unavailable as error:
-                return error
             found = mark(reply.text, self.most)
             return JudgedLine(
                 judge=self.identity,
@@ -173,8 +171,10 @@ class JudgeReward:
                 tokens_out=reply.tokens_out,
             )
 
-        with ThreadPoolExecutor(self.at_once) as pool:
-            yield from pool.map(ask, questions.keys(), questions.values())
+        for outcome in results_of(ask, [*questions.items()], self.at_once):
+            if isinstance(outcome, Exception) and not isinstance(outcome, Unavailable):
+                raise outcome
+            yield outcome
 
     def _question(self, prompt: str, answer: str) -> str:
         digest = self._digest(prompt, answer)[:16]
@@ -200,9 +200,7 @@ def mark(reply: str, most: int) -> float | None:
 
 def require_client() -> None:
     """Raise UserError unless openai's client is installed."""
-    missing = [name for name in ("openai", "httpx2") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f"the reward judge needs {missing[0]}: {install_command('judge')}")
+    require_found(("openai", "httpx2"), "the reward judge", "judge")
 
 
 def total_figures(judges: Iterable[JudgeReward]) -> dict[str, float]:

@@ -13,10 +13,11 @@ from torch import Tensor
 from rlhf.data.corpus import Prompt, Split
 from rlhf.data.tokenize import Codec
 from rlhf.errors import UserError
+from rlhf.objectives.masked import masked_mean
 from rlhf.process import distributed
 from rlhf.recipe import MODEL_REWARD, OnlineOptions, StageName
 from rlhf.stages.online import reward_functions
-from rlhf.stages.online.judge_reward import JudgeReward, total_figures
+from rlhf.stages.online.judge_reward import JudgeReward
 from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.terminal import excerpt
 
@@ -26,6 +27,11 @@ ByName = dict[str, Tensor]  # a number (B,) for each response, by the name of th
 def without_verdict(rewards: Tensor) -> Tensor:
     """Return (B,) bool: where a function gave None. Its other numbers are finite."""
     return rewards.isnan()
+
+
+def mean_rewards(by_name: ByName) -> dict[str, Tensor]:
+    """Return the mean of each reward over its verdicts, by the key of its metric."""
+    return {f"rewards/{name}": masked_mean(raw, ~without_verdict(raw)) for name, raw in by_name.items()}
 
 
 class FunctionRewards(NamedTuple):
@@ -68,10 +74,19 @@ class RewardSum:
             return found
         return replace(found, timeout=options.reward_timeout, retries=options.reward_retries)
 
-    def judge_figures(self) -> dict[str, float]:
-        """Return calls, tokens and price of the judges among the rewards; empty without any."""
+    def judges(self) -> list[JudgeReward]:
+        """Return the judges among the rewards."""
         functions = (function.function for function in self.functions.values() if function)
-        return total_figures(function for function in functions if isinstance(function, JudgeReward))
+        return [function for function in functions if isinstance(function, JudgeReward)]
+
+    def take_functions(self, known: dict[str, RewardFunction]) -> None:
+        """Use the functions in `known` that have the names of these, and add the others to it.
+
+        A judge that several policies are measured with is then asked once.
+        """
+        self.functions = {
+            label: function and known.setdefault(function.name, function) for label, function in self.functions.items()
+        }
 
     def usable(self, prompts: Split[Prompt]) -> Split[Prompt]:
         """Return the prompts that the rewards can judge: all, or those with a right answer if a function needs it.
@@ -96,7 +111,7 @@ class RewardSum:
         prompts: Sequence[Prompt],
         texts: Sequence[str],
         model_scores: Tensor | None,
-        ids: Sequence[list[int]] | None = None,
+        ids: Sequence[list[int]],
     ) -> ByName:
         """Return the rewards of each response by name, on the CPU; the same numbers on every rank.
 
@@ -121,11 +136,13 @@ class RewardSum:
                 )
         return by_name
 
-    def of_functions(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> FunctionRewards | None:
+    def of_functions(
+        self, prompts: Sequence[Prompt], texts: Sequence[str], ids: Sequence[list[int]]
+    ) -> FunctionRewards | None:
         """Return the rewards of functions alone, of one response to each prompt; None where there are no functions."""
         if not any(self.functions.values()):
             return None
-        by_name = self.per_response(prompts, texts, torch.zeros(len(texts)))  # the model's part of the sum is 0
+        by_name = self.per_response(prompts, texts, torch.zeros(len(texts)), ids)  # the model's part of the sum is 0
         of_functions = {label: numbers for label, numbers in by_name.items() if self.functions[label]}
         return FunctionRewards(of_functions, self.total(by_name), self.judged(by_name))
 
@@ -151,7 +168,7 @@ class RewardSum:
         prompts: Sequence[Prompt],
         texts: Sequence[str],
         model_scores: Tensor | None,
-        ids: Sequence[list[int]] | None = None,
+        ids: Sequence[list[int]],
     ) -> tuple[ByName, Tensor]:
         """Return the rewards of functions by name, and the weighted sum of all, for an evaluation."""
         by_name = self.per_response(prompts, texts, model_scores, ids)

@@ -5,7 +5,6 @@ import torch
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
 from rlhf.models.shared_base import SharedBase
-from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.observe.signs import mismatch_limit
 from rlhf.recipe import OnlineOptions, Recipe
 from rlhf.stages.online import role_passes
@@ -22,9 +21,8 @@ def check_served(shared: SharedBase, rollout: Rollout, recipe: Recipe, options: 
     """
     assert rollout.logprobs is not None
     few = rollout.rows(torch.arange(min(ROWS, len(rollout.ids)), device=rollout.ids.device))
-    assert few.logprobs is not None
     own = role_passes.logprobs(shared, "policy", few, options)
-    difference = masked_mean((zero_pads(few.logprobs, few.mask) - own).abs(), few.mask).item()
+    difference = role_passes.sampling_mismatch(few, own, options)["rollout/logprob_diff_avg"].item()
     limit = mismatch_limit(recipe.model, served=True)
     if not difference <= limit:
         raise UserError(

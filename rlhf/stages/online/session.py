@@ -29,6 +29,7 @@ from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.checkpoints import update_checkpoints
+from rlhf.stages.online.judge_reward import total_figures
 from rlhf.stages.online.prompts import OnlinePrompts
 from rlhf.stages.online.reward_sum import FunctionRewards, RewardSum
 from rlhf.stages.online.role_passes import ScoreNorm
@@ -168,7 +169,8 @@ class Session:
         if self.reward_sum is None:
             return None
         prompts = [self.prompts.train[i] for i in self.prompts.of_step(step)]
-        return self.reward_sum.of_functions(prompts, self.codec.decode_rows(rollout.tokens, rollout.mask))
+        texts = self.codec.decode_rows(rollout.tokens, rollout.mask)
+        return self.reward_sum.of_functions(prompts, texts, rollout.response_ids)
 
     def evaluate(self, role: SharedRole, prompts: Sequence[Prompt] | None = None) -> PolicySamples:
         """Measure a role on held-out prompts; by default on those that choose checkpoints."""
@@ -237,7 +239,7 @@ class Session:
             after = self.evaluate("policy")
         metrics = gains_over_start(before, after, self.recipe.start)
         metrics |= {"best_step": math.nan if best is None else best}
-        metrics |= self.reward_sum.judge_figures() if self.reward_sum else {}
+        metrics |= total_figures(self.reward_sum.judges()) if self.reward_sum else {}
         sample = sample_of(self.codec, test, before, after, run.stage, self.recipe.start)
         return Result(metrics, self.telemetry.costs(), sample)
 

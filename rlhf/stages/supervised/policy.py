@@ -1,29 +1,47 @@
 """What the stages share that train a policy on rows: where it starts, and how it is measured against its start."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from peft import PeftModel
 
 from rlhf.data.corpus import Prompt
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import Codec, Encoded
+from rlhf.evaluation.likelihood import scored_texts, sequence_logprobs
 from rlhf.evaluation.policies import START_TITLES, PolicySamples, heldout_sampling, measure
 from rlhf.models.adapters import new_adapter, trainable_adapter
 from rlhf.models.loading import load_base
 from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import STAGE_TABLE, Role
+from rlhf.recipe import STAGE_TABLE, Dialogues, Role
+from rlhf.recipe.stages import FEW_SAMPLES
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
 
-SAMPLES = 8  # held-out prompts whose answers are logged before and after
+OptionsT = TypeVar("OptionsT", bound=Dialogues)
 
 
 def policy_at_its_start(run: StageRun, device: torch.device) -> PeftModel:
     """Return the base with the adapter that is trained: SFT's, or a new one where policies start at the base."""
     base, start = load_base(run, device), run.parents.start()
     return new_adapter(base, run.loaded.recipe.lora) if start is None else trainable_adapter(base, start)
+
+
+class Measuring(Generic[OptionsT]):
+    """Measures a policy on held-out rows, against the reference.
+
+    It is made when the policy is still at its start, the reference: before the first step, and before a checkpoint is
+    loaded.
+    """
+
+    def __init__(self, model: PeftModel, pad_id: int, options: OptionsT):
+        self.model, self.pad_id, self.options = model, pad_id, options
+
+    def logprobs(self, sequences: Sequence[Encoded]) -> torch.Tensor:
+        """Return the log-probabilities (N,) of responses, in nats."""
+        batch_size = 2 * self.options.per_device_train_batch_size
+        return sequence_logprobs(self.model, scored_texts(sequences), self.pad_id, batch_size)
 
 
 class Measured(NamedTuple):
@@ -46,6 +64,6 @@ def measure_against_start(run: StageRun, codec: Codec, prompts: Sequence[Prompt]
         for role in ("reference", "policy")
     )
     titles = START_TITLES[recipe.start], STAGE_TABLE[run.stage].title
-    answers = zip(prompts[:SAMPLES], before.texts, after.texts, strict=False)
+    answers = zip(prompts[:FEW_SAMPLES], before.texts, after.texts, strict=False)
     run.logs.samples(0, [{"prompt": codec.prompt_text(prompt), titles[0]: a, titles[1]: b} for prompt, a, b in answers])
     return Measured(before, after, shared)

@@ -148,3 +148,10 @@ class RunTrainer(Trainer):
     def _load_rng_state(self, checkpoint: str | None) -> None:
         with self._reading():
             super()._load_rng_state(checkpoint)
+
+
+class EncodedRowsTrainer(RunTrainer):
+    """A run's trainer for rows that are token ids already, for which TRL has no option."""
+
+    def _prepare_dataset(self, dataset: Any, *_: object, **__: object) -> Any:
+        return dataset
