@@ -76,7 +76,7 @@ data-show: setup   ## show some rows of the files in DATA: the chosen answer bes
 pretrain: $(ready)  ## train a small base model from scratch, for recipes without a published one
 sft: $(ready)       ## train SFT: supervised fine-tuning
 rm: $(ready)        ## train the reward model on pairs of a chosen and a rejected answer
-ppo: $(ready)       ## train PPO: the policy, on the reward model's scores
+ppo: $(ready)       ## train PPO: the policy, on a reward model, functions or both
 rloo: $(ready)      ## train RLOO: several answers to a prompt and no critic, for recipes with that section
 grpo: $(ready)      ## train GRPO: advantages relative to the group, for recipes with that section
 dpo: $(ready)       ## train DPO: the policy on the pairs themselves
@@ -110,7 +110,7 @@ test-image: setup ## build the image for a CPU (BASE=) and train in it, with doc
 	@tests/image/test.sh $(python)
 
 ##@ Measure
-bench: $(ready)     ## measure steps of sft, rm, ppo, rloo, grpo, dpo: memory, tokens/s, projected hours, verdicts
+bench: $(ready)     ## run steps of sft, rm, ppo, rloo, grpo, dpo, kto: memory, tokens/s, projected hours, verdicts
 bench-against: setup ## compare this code with REV's: time, measured in turn, and counted operations and memory
 bench-ablation: $(ready) ## measure the published ways to save memory, one at a time, in steps of SFT
 bench-memory: $(ready) ## compare predicted with measured peaks, in two steps of every stage that is predicted

@@ -1,3 +1,3 @@
-"""Reproducible RLHF on one GPU: SFT, reward model and PPO, RLOO, GRPO or DPO from versioned recipes."""
+"""Reproducible RLHF on one GPU: SFT, reward model and PPO, RLOO, GRPO, DPO or KTO from versioned recipes."""
 
 __version__ = "0.2.0"

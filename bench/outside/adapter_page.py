@@ -23,9 +23,10 @@ SECTION = """
 67 runs on a Tesla T4 are in the data of fitcheck-llm 0.3.1 (PyPI, MIT): LoRA of rank 32 on a float16 or an NF4 base,
 AdamW, gradient checkpointing, eager or memory-efficient attention, random tokens of full length. Their script
 (scripts/measure.py) runs one step to warm up, then measures one. Our own code of that loop runs on the stand-in device.
-{done} of the runs are predicted here; a run that repeats another has its prediction. Nothing about memory is
-fitted; the context, 140.9 MiB, is the source's own measured constant, so process memory tests nothing more than
-reserved memory.
+{done} of the runs are compared here, with 24 predictions (bench/outside/open-t4.json, which names their date and the
+commit of the code): repeats of a setting share one, and are counted again. Predictions of the other 27 runs (23
+settings) are not made yet. Nothing about memory is fitted; the context, 140.9 MiB, is the source's own measured
+constant, so process memory tests nothing more than reserved memory.
 
 These runs were open: faults were found on them and corrected.
 

@@ -13,7 +13,7 @@ from rlhf.cli.overview import Overview, add_examples
 @click.group(cls=Overview, context_settings=HELP)
 @click.version_option(__version__)
 def cli() -> None:
-    """Reproducible RLHF on one GPU: SFT, reward model, PPO, RLOO, GRPO and DPO from a recipe.
+    """Reproducible RLHF on one GPU: SFT, reward model, PPO, RLOO, GRPO, DPO and KTO from a recipe.
 
     Start with `rlhf run ppo --hw cpu --with-parents`, which needs a CPU and a few minutes. `rlhf COMMAND --help`
     explains a command and ends with examples.

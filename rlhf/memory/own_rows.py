@@ -31,7 +31,7 @@ class Rows(NamedTuple):
     """The rows of one stage."""
 
     train: int
-    heldout: int  # of which checkpoints are chosen, and to which SFT and DPO sample answers
+    heldout: int  # of which checkpoints are chosen, and to which SFT, DPO and KTO sample answers
     lengths: Lengths  # of at most SAMPLE training rows
 
     def of_rank(self, processes: int) -> "Rows":

@@ -163,9 +163,10 @@ def _evaluations(
 ) -> list[tuple[Work, float]]:
     """Return the work of a rehearsed evaluation beside its decoding, in parts, and how often a stage does each.
 
-    Those of SFT and DPO also sample, after as well as before training; the KL of DPO's samples is in the part that is
-    repeated for its pairs. At `eval_steps` of SFT, reward model and DPO a stage evaluates more often, which is not
-    counted. In PPO, RLOO and GRPO a response that score normalisation samples counts as one of an evaluation.
+    Those of SFT, DPO and KTO also sample, after as well as before training; the KL of the samples of DPO and KTO is in
+    the part that is repeated for their rows. At `eval_steps` of SFT, reward model, DPO and KTO a stage evaluates more
+    often, which is not counted. In PPO, RLOO and GRPO a response that score normalisation samples counts as one of an
+    evaluation.
     """
     work = {name: phase.work for name, phase in predicted.phases.items()}
     if "evaluate" not in work:
@@ -200,7 +201,7 @@ def _decoding_steps(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> i
 
 
 def _sampled_prompts(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> int:
-    """Return the held-out prompts that SFT or DPO samples answers to, before as well as after training."""
+    """Return the held-out prompts that SFT, DPO or KTO samples answers to, before as well as after training."""
     return _heldout(_most_sampled(recipe, stage), rows)
 
 

@@ -1,4 +1,4 @@
-"""Losses of PPO, of reward modelling and of DPO; each is a mean to be minimised.
+"""Losses of PPO, of reward modelling, of DPO and of KTO; each is a mean to be minimised.
 
 The PPO losses are means over real tokens: to split a minibatch, weight each part's loss by its share of the tokens. The
 loss of rlhf/objectives/groups.py is a weighted sum instead, whose parts add up as they are.

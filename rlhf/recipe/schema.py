@@ -104,7 +104,7 @@ class Pretrain(Optimization):
 
 
 class Dialogues(Optimization):
-    """The keys that SFT, reward model and DPO share."""
+    """The keys that SFT, reward model, DPO and KTO share."""
 
     max_prompt_length: Tokens
     eval_steps: Steps | None = None  # steps between held-out losses; null: only after training
@@ -229,7 +229,7 @@ class Recipe(Section):
     grpo: Grpo | None = None
     dpo: Dpo | None = None
     kto: Kto | None = None
-    evaluate: Evaluate  # SFT and DPO sample with its keys too
+    evaluate: Evaluate  # SFT, DPO and KTO sample with its keys too
     merge: Merge | None = None
 
     @model_validator(mode="after")
@@ -369,7 +369,7 @@ class Recipe(Section):
         return section
 
     def dialogues(self) -> dict[StageName, Dialogues]:
-        """Return the sections of SFT, reward model and DPO, as far as the recipe has them."""
+        """Return the sections of SFT, reward model, DPO and KTO, as far as the recipe has them."""
         return {stage: options for stage, options in self.sections().items() if isinstance(options, Dialogues)}
 
     def online(self) -> dict[StageName, OnlineOptions]:

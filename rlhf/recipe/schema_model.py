@@ -232,7 +232,7 @@ class Lora(Section):
 
     r: Rank
     lora_alpha: Rank
-    lora_dropout: Fraction  # in SFT only: TRL switches it off for RM and DPO; PPO trains the policy it samples
+    lora_dropout: Fraction  # in SFT only: TRL switches it off for RM, DPO and KTO; PPO trains the policy it samples
     target_modules: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] | Literal["all-linear"]
     # layers with adapters; [8, 16]: from number 8, counted from 0, up to but without number 16
     layers: Literal["all", "upper_half", "upper_third"] | Annotated[tuple[LayerNumber, LayerNumber], AsTuple] = "all"

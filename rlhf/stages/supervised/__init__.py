@@ -1,1 +1,1 @@
-"""What pretrain, SFT, reward model and DPO share: the training with transformers' and TRL's trainers."""
+"""What pretrain, SFT, reward model, DPO and KTO share: the training with transformers' and TRL's trainers."""

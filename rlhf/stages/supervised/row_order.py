@@ -1,4 +1,4 @@
-"""The order in which SFT, reward model and DPO take their rows, and each rank's share of it."""
+"""The order in which SFT, reward model, DPO and KTO take their rows, and each rank's share of it."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Training of pretrain, SFT, reward model and DPO with transformers' Trainer: arguments, logs, checkpoints."""
+"""Training of pretrain, SFT, reward model, DPO and KTO by transformers' Trainer: arguments, logs, checkpoints."""
 
 import gc
 import math
