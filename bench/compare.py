@@ -43,9 +43,9 @@ def losses_since(earlier: Sequence[StepsRecord], after: StepsRecord) -> list[str
 def losses(before: StepsRecord, after: StepsRecord) -> Iterator[Loss]:
     """Yield what each stage and phase of two records needs more of than before.
 
-    Memory of a GPU is compared as it is. A growth or a time is a loss when its median is more than GROWTH or SPEED
-    above the old one and the two ranges from quartile to quartile do not overlap. Records that differ in more are not
-    compared (ValueError).
+    Memory of a GPU is compared as it is, and the growth of a process in every step. A time is a loss when its median is
+    more than SPEED above the old one and the two ranges from quartile to quartile do not overlap. Records that differ
+    in more are not compared (ValueError).
     """
     if reason := difference(before, after):
         raise ValueError(reason)
@@ -98,11 +98,10 @@ def _memory(stage: StageName, old: StageSteps, new: StageSteps) -> Iterator[Loss
     for place, (a, b) in {stage: (old["peak_vram_bytes"], new["peak_vram_bytes"]), **phases}.items():
         if a and b and b / a - 1 > MEMORY:
             yield Loss(place, "memory", f"peak memory {b / a - 1:+.1%}, {gb(a)} to {gb(b)} GB")
-    if "growth_bytes" in old and "growth_bytes" in new:
-        before, after = old["growth_bytes"], new["growth_bytes"]
-        more = after["median"] - before["median"]
-        if more > GROWTH * old["peak_rss_bytes"] and after["low"] > before["high"]:
-            yield Loss(stage, "growth", f"memory grows in every step, by {gb(after['median'], 3)} GB")
+    if "growth_bytes" not in old or "growth_bytes" not in new:
+        return
+    if new["growth_bytes"] - old["growth_bytes"] > GROWTH * old["peak_rss_bytes"]:
+        yield Loss(stage, "growth", f"memory grows in every step, by {gb(new['growth_bytes'], 3)} GB")
 
 
 def _time(place: str, old: Spread, new: Spread) -> Iterator[Loss]:

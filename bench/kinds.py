@@ -108,7 +108,7 @@ class StageSteps(TypedDict, total=False):
     used_vram_bytes: int | None  # of the card, by all processes and the driver
     phase_joules: dict[str, float] | None
     peak_rss_bytes: int  # resident pages of the process
-    growth_bytes: Spread  # of these pages from one step to the next; on a CPU
+    growth_bytes: float  # of these pages in a step, in the half of the steps with less; on a CPU
     component_bytes: dict[str, int] | None
     adapter_bytes: int | None  # of the files
     predicted_peak_vram_bytes: int | None  # by the stage itself, before it began

@@ -3,7 +3,6 @@
 Seconds are CPU seconds of the process on a CPU, and wall seconds on a GPU; each row names its clock.
 """
 
-import itertools
 import statistics
 import subprocess
 import sys
@@ -126,10 +125,18 @@ def stage_steps(folder: Path) -> StageSteps:
         "adapter_bytes": sum(file.stat().st_size for file in folder.glob("adapter/*.safetensors")) or None,
         "predicted_peak_vram_bytes": summary["predicted_peak_vram_bytes"],
     }
-    if cpu and len(rows) > 1 and all("memory_bytes" in row for row in rows):
-        held = [round(row["memory_bytes"]) for row in rows]
-        measured["growth_bytes"] = spread([after - before for before, after in itertools.pairwise(held)])
+    if cpu and len(rows) > 2 and all("memory_bytes" in row for row in rows):
+        measured["growth_bytes"] = growth([row["memory_bytes"] for row in rows])
     return measured
+
+
+def growth(held: Sequence[float]) -> float:
+    """Return the bytes by which a process grows in a step: the mean of the first or the second half, the smaller one.
+
+    Pages come in jumps, which the median of single steps misses. What comes once, as a buffer does, is in one half.
+    """
+    middle = len(held) // 2
+    return min((held[middle] - held[0]) / middle, (held[-1] - held[middle]) / (len(held) - 1 - middle))
 
 
 def spread(values: Sequence[float]) -> Spread:

@@ -49,13 +49,13 @@ def record(tmp_path: Path, planted: str, monkeypatch) -> StepsRecord:
         "recipe_sha256": "0",
         "date": "2026-01-01",
         "shape": "hh",
-        "steps": 4,
+        "steps": 12,
         "code": {"commit": None, "dirty": None},
         "packages": {},
         "python": "",
         "device": {"type": "cpu", "name": "cpu"},
         "ceilings": {"flops": 1.0, "bandwidth": 1.0},
-        "stages": steps.measure(loaded, ("sft",), root / "runs", steps=4, shape="hh"),
+        "stages": steps.measure(loaded, ("sft",), root / "runs", steps=12, shape="hh"),
     }
 
 
