@@ -50,13 +50,13 @@ from rlhf.terminal.wording import GB
     "rewards",
     multiple=True,
     metavar="NAME",
-    help="What PPO, RLOO and GRPO learn from: a function (docs/rewards.md), or model. "
+    help="Reward of PPO, RLOO and GRPO: a function (docs/rewards.md), or model. "
     "May be repeated. [default: model, the reward model]",
 )
 @click.option(
     "--start",
     type=OneOf(STARTS),
-    help="Where policies start: at SFT, or at the base, without SFT. [default: base with --reward, otherwise sft]",
+    help="Start policies at SFT, or at the base, without SFT. [default: base with --reward, otherwise sft]",
 )
 @click.option("--revision", metavar="COMMIT", help="Commit of the model on the hub. [default: the newest]")
 @click.option(

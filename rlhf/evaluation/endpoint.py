@@ -52,11 +52,15 @@ class Endpoint:
         easy: str,
         *,
         option: str = "--url",
-        timeout: float = TIMEOUT,
-        retries: int = RETRIES,
+        timeout: float | None = None,
+        retries: int | None = None,
     ):
-        """Ask the question `easy` first. Raises UserError if the address, the key or the model is wrong."""
-        self._option, self._most_retries = option, retries
+        """Ask the question `easy` first. Without `timeout` and `retries`: TIMEOUT and RETRIES.
+
+        Raises UserError if the address, the key or the model is wrong.
+        """
+        timeout = TIMEOUT if timeout is None else timeout
+        self._option, self._most_retries = option, RETRIES if retries is None else retries
         if not url.startswith(("http://", "https://")):
             raise OptionError(f"{option} {url}: an endpoint's address is, for example, http://127.0.0.1:8000/v1")
         if key and not re.fullmatch(r"[!-~]+", key):

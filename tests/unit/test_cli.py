@@ -115,7 +115,7 @@ def test_the_version_that_hw_takes_is_said_once_on_stderr_where_there_are_severa
     _, stdout, err = command("report", "--hw", "h100", *out)
     first, *others = err.splitlines()
     folder = recipe.default_root() / "h100-mistral-7b/v1"
-    about = f"v1 has the H100 guide's own settings: --recipe {folder} (make: RECIPE=…)"
+    about = f"v1 has the H100 guide's own settings: --recipe {folder}"
     assert first == f"recipe: {folder.with_name('v2')} (draft; {about})"
     assert not stdout
     assert not [line for line in others if line.startswith("recipe: ")]

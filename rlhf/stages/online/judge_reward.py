@@ -146,13 +146,12 @@ class JudgeReward:
 
     def _asked(self, questions: dict[str, str]) -> Iterator[JudgedLine | UserError]:
         """Yield what becomes of each question: a line, or the error of one that was never answered."""
-        from rlhf.evaluation.endpoint import RETRIES, TIMEOUT, Endpoint, Refused, Unavailable
+        from rlhf.evaluation.endpoint import Endpoint, Refused, Unavailable
 
         if self._endpoint is None:
             key = os.environ.get("OPENAI_API_KEY", "").strip()
-            timeout, retries = self._timeout or TIMEOUT, RETRIES if self._retries is None else self._retries
             self._endpoint = Endpoint(
-                self.url, self.model, key, EASY, option="the judge's url", timeout=timeout, retries=retries
+                self.url, self.model, key, EASY, option="the judge's url", timeout=self._timeout, retries=self._retries
             )
         endpoint = self._endpoint
 
