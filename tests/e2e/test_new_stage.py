@@ -57,4 +57,4 @@ def test_a_stage_of_ones_own_runs_like_the_others(copy):
     assert "again: " in rlhf(copy, "run", "evaluate", "--with-parents", *where)
     rlhf(copy, "report", *where)
     page = (copy / "runs/again/v1/report.html").read_text()
-    assert "DPO again" in page and "again, seed 0" in page
+    assert "SFT → DPO again" in page and 'data-label="stage">again</td>' in page
