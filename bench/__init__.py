@@ -1,0 +1,1 @@
+"""Benchmarks: how long steps take and what they hold, measured or predicted, and the records of both."""

@@ -17,6 +17,7 @@ from typing import Any
 from bench import layers
 from bench.kinds import LayersRecord, PeerRecord
 from bench.memory import budgets, sizes
+from bench.paths import ROOT
 from bench.peer import figures
 from bench.reading import read
 from rlhf.commands import reproduce
@@ -24,7 +25,6 @@ from rlhf.errors import UserError
 from rlhf.recipe import Recipe, load
 from rlhf.recipe.strict import Section
 
-ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(<!-- (?P<name>[^/].*?) -->\n)(?P<table>.*?)(<!-- /(?P=name) -->)", re.S)
 ROW = re.compile(r"^\| `(\w+)` \|(?:.*[^\\\n]\|)? (.*) \|$", re.M)
 LARGE = 1e30  # a bound of numbers that only keeps them finite
@@ -175,7 +175,7 @@ def _newest(pattern: str) -> Path:
 
 
 def _modules(package: Path) -> str:
-    """Return every folder and every module with a docstring of a package, each with the docstring's first line."""
+    """Return every folder and every module with a docstring of a package, each with the docstring's first sentence."""
     lines = ["| module | what it is |", "|---|---|"]
     for folder in sorted({file.parent for file in package.rglob("*.py")}):
         lines.append(f"| **{folder.relative_to(ROOT)}/** | {_summary(folder / '__init__.py')} |")
@@ -185,9 +185,10 @@ def _modules(package: Path) -> str:
 
 
 def _summary(file: Path) -> str:
-    """Return the first line of a module's docstring, for a cell of a table."""
+    """Return the first sentence of a module's docstring, or its first line if that ends before, for a table's cell."""
     text = ast.get_docstring(ast.parse(file.read_text())) if file.exists() else None
-    return (text or "").partition("\n")[0].replace("|", "\\|").replace("`", "")  # names, not commands to try
+    sentence = re.split(r"(?<=\.) (?=[A-Z])", (text or "").partition("\n")[0])[0]
+    return sentence.replace("|", "\\|").replace("`", "")  # names, not commands to try
 
 
 def pages() -> Iterator[Path]:

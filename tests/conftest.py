@@ -43,10 +43,14 @@ LONGEST = (
     "test_groups.py",
     "test_new.py",
     "test_local_base.py",
+    "test_two_sides.py",
+    "test_new_stage.py",
     "test_fuzz.py",
     "test_wheel.py",
+    "test_howto.py",
     "test_stopped_stages.py",
     "test_checkpoint_choice.py",
+    "test_start_at_base.py",
 )
 
 

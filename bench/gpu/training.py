@@ -107,21 +107,15 @@ def _passes(shared: SharedBase, rows: int, length: int, padded: bool) -> RoundTi
     device = shared.device
     whole, few = _batch(rows, length, padded, device), _batch(1, FEW_TOKENS, padded, device)
 
-    def forward(ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        with mixed_precision(shared.base):
-            decoder = shared.base.get_decoder()
-            hidden: torch.Tensor = decoder(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-            return hidden.float().sum()
-
     def both() -> None:
-        forward(*whole).backward()
+        _forward(shared, *whole).backward()
 
     def queued() -> None:
-        forward(*few).backward()
+        _forward(shared, *few).backward()
 
     def scoring() -> None:
         with torch.no_grad():
-            forward(*whole)
+            _forward(shared, *whole)
 
     shared.base.train()
     both()  # the warm-up
@@ -138,6 +132,14 @@ def _passes(shared: SharedBase, rows: int, length: int, padded: bool) -> RoundTi
     return RoundTimes(seconds, host, scoring_seconds, peak)
 
 
+def _forward(shared: SharedBase, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Return the sum of the decoder's output for tokens of shape (rows, length), as a loss."""
+    with mixed_precision(shared.base):
+        decoder = shared.base.get_decoder()
+        hidden: torch.Tensor = decoder(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        return hidden.float().sum()
+
+
 def counted(shared: SharedBase, rows: int, length: int, padded: bool) -> int:
     """Return the operations of both passes as the stages run them: of products and attention, without 4-bit products.
 
@@ -146,10 +148,7 @@ def counted(shared: SharedBase, rows: int, length: int, padded: bool) -> int:
     ids, mask = _batch(rows, length, padded, shared.device)
     shared.base.train()
     with FlopCounterMode(display=False, custom_mapping={**ATTENTION_FLOPS}) as counter:
-        with mixed_precision(shared.base):
-            decoder = shared.base.get_decoder()
-            loss = decoder(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state.float().sum()
-        loss.backward()
+        _forward(shared, ids, mask).backward()
     shared.base.zero_grad(set_to_none=True)
     return int(counter.get_total_flops())
 

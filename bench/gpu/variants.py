@@ -58,38 +58,32 @@ def lean_trunk(shared: Any) -> Iterator[None]:
         yield
 
 
-def windows(ahead: int) -> Variant:
-    """Return a variant whose attention reads this many slots beyond the step, on every device."""
-    return setting(
-        library_decoding,
-        "WINDOW_BY_DEVICE",
-        {device: replace(window, ahead=ahead) for device, window in library_decoding.WINDOW_BY_DEVICE.items()},
-    )
+# Attention reads 63 slots beyond the step, on every device.
+windows_of_64 = setting(
+    library_decoding,
+    "WINDOW_BY_DEVICE",
+    {device: replace(window, ahead=63) for device, window in library_decoding.WINDOW_BY_DEVICE.items()},
+)
+# LoRA layers and norms of peft and transformers decode, not the lean ones.
+library_layers = setting(
+    library_decoding, "FEW_KERNELS_BY_DEVICE", dict.fromkeys(library_decoding.FEW_KERNELS_BY_DEVICE, False)
+)
 
 
-def few_kernels(on: bool) -> Variant:
-    """Return a variant that decodes with lean LoRA layers and norms, or with those of peft and transformers."""
-    return setting(library_decoding, "FEW_KERNELS_BY_DEVICE", dict.fromkeys(library_decoding.FEW_KERNELS_BY_DEVICE, on))
-
-
-def lora_casts(on: bool) -> Variant:
-    """Return a variant in which peft casts the input of every LoRA layer, or leaves that to autocast."""
-
-    @contextmanager
-    def variant(shared: Any) -> Iterator[None]:
-        layers = [m for m in shared.base.modules() if hasattr(m, "cast_input_dtype_enabled")]
-        if not layers:
-            raise VariantUnavailable("no layer has cast_input_dtype_enabled")
-        original = [layer.cast_input_dtype_enabled for layer in layers]
-        for layer in layers:
-            layer.cast_input_dtype_enabled = on
-        try:
-            yield
-        finally:
-            for layer, value in zip(layers, original, strict=True):
-                layer.cast_input_dtype_enabled = value
-
-    return variant
+@contextmanager
+def lora_casts(shared: Any) -> Iterator[None]:
+    """Let peft cast the input of every LoRA layer, which otherwise is left to autocast."""
+    layers = [m for m in shared.base.modules() if hasattr(m, "cast_input_dtype_enabled")]
+    if not layers:
+        raise VariantUnavailable("no layer has cast_input_dtype_enabled")
+    original = [layer.cast_input_dtype_enabled for layer in layers]
+    for layer in layers:
+        layer.cast_input_dtype_enabled = True
+    try:
+        yield
+    finally:
+        for layer, value in zip(layers, original, strict=True):
+            layer.cast_input_dtype_enabled = value
 
 
 @contextmanager
@@ -132,8 +126,8 @@ AS_IT_IS = "as the stages run"
 DECODING: dict[str, Variant] = {
     AS_IT_IS: as_it_is,
     "plain steps": setting(library_decoding, "GRAPHS", False),
-    "windows of 64": windows(63),
-    "peft's layers": few_kernels(False),
+    "windows of 64": windows_of_64,
+    "peft's layers": library_layers,
     "frozen role": frozen_role,
     "no adapters": no_adapters,
 }
@@ -153,7 +147,7 @@ SAMPLING_4BIT: dict[str, SamplingFields] = {
 }
 TRAINING: dict[str, Variant] = {
     AS_IT_IS: as_it_is,
-    "LoRA inputs cast": lora_casts(True),
+    "LoRA inputs cast": lora_casts,
     "cuDNN attention allowed": cudnn_attention(True),
     "lean trunk": lean_trunk,
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlhf.recipe.strict import with_overrides
 from tests.helpers import RECIPE, SMALL
 from tests.howto import applied, example
 
@@ -28,13 +29,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "rlhf/stages/again.py").write_text(stage + "\nfrom rlhf.recipe.schema import Again  # noqa: E402\n")
     folder = root / "recipes/again/v1"
     folder.mkdir(parents=True)
-    recipe = yaml.safe_load((RECIPE / "recipe.yaml").read_text())
-    for key, value in SMALL.items():
-        *sections, name = key.split(".")
-        section = recipe
-        for part in sections:
-            section = section[part]
-        section[name] = value
+    recipe = with_overrides(yaml.safe_load((RECIPE / "recipe.yaml").read_text()), SMALL)
     recipe |= {"again": recipe.pop("dpo"), "status": "draft", "default": False}
     for stage in ("rm", "ppo", "merge"):
         del recipe[stage]
@@ -51,6 +46,7 @@ def rlhf(copy: Path, *words: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_stage_of_ones_own_runs_like_the_others(copy):
     where = ("--recipe", "recipes/again/v1")
     assert "again" in rlhf(copy, "run", "--help")
@@ -61,4 +57,4 @@ def test_a_stage_of_ones_own_runs_like_the_others(copy):
     assert "again: " in rlhf(copy, "run", "evaluate", "--with-parents", *where)
     rlhf(copy, "report", *where)
     page = (copy / "runs/again/v1/report.html").read_text()
-    assert ("DPO again" in page and "again, seed 0" in page) or "DPO again" in page
+    assert "SFT → DPO again" in page and 'data-label="stage">again</td>' in page

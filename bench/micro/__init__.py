@@ -1,0 +1,1 @@
+"""Times of small functions, by pytest-benchmark."""
