@@ -11,6 +11,7 @@ from rlhf.data.tokenize import Codec
 from rlhf.models.shared_base import SharedBase
 
 LENGTHS = [1, 12, 5, 3, 9, 2, 7, 4]  # tokens of the responses
+GROUP = 4  # responses to a prompt
 
 
 def made_up_rollout(prompts: Sequence[list[int]], codec: Codec, generator: torch.Generator) -> Rollout:
@@ -18,6 +19,17 @@ def made_up_rollout(prompts: Sequence[list[int]], codec: Codec, generator: torch
     responses = [[*torch.randint(10, 300, (n - 1,), generator=generator).tolist(), codec.eos_id] for n in LENGTHS]
     responses[1][-1] = 11
     return collate(prompts, responses, codec.pad_id, codec.eos_id)
+
+
+def varied_rollout(codec: Codec, generator: torch.Generator) -> Rollout:
+    """Made-up dialogues with prompts of many lengths too."""
+    prompts = [torch.randint(10, 300, (n,), generator=generator).tolist() for n in (4, 3, 6, 2, 5, 2, 3, 4)]
+    return made_up_rollout(prompts, codec, generator)
+
+
+def grouped_rollout(codec: Codec, generator: torch.Generator) -> Rollout:
+    """Two prompts with GROUP made-up responses each."""
+    return made_up_rollout([[1, 7, 8, 9]] * GROUP + [[1, 40, 41, 42, 43, 44]] * GROUP, codec, generator)
 
 
 def sampler_weight(old: Tensor, sampled: Tensor, correction: str, cap: float) -> Tensor:

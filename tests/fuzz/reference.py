@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from rlhf.recipe.strict import with_overrides
 from tests.fuzz import sandbox
 from tests.helpers import RECIPE, SMALL
 
@@ -37,13 +38,7 @@ def write_recipe(folder: Path) -> Path:
     """A recipe of its own with these sizes, so that cases need no forty `--set`; returns its directory."""
     directory = folder / "recipes" / ROOT
     directory.mkdir(parents=True)
-    content = yaml.safe_load((RECIPE / "recipe.yaml").read_text())
-    for key, value in SIZES.items():
-        *path, last = key.split(".")
-        section = content
-        for part in path:
-            section = section[part]
-        section[last] = value
+    content = with_overrides(yaml.safe_load((RECIPE / "recipe.yaml").read_text()), SIZES)
     # Text of several lines would hide the key that a mutation hits: one key, one line.
     (directory / "recipe.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     shutil.copy(RECIPE / "published.yaml", directory)

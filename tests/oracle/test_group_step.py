@@ -17,9 +17,7 @@ from rlhf.run.directory import StageRun
 from rlhf.stages.groups import ScoredRollout, make_batch
 from tests.helpers import grouped, not_none
 from tests.invariants.group_learner import REWARDS, new_learner
-from tests.rollouts import made_up_rollout, sampler_weight
-
-GROUP = 4  # responses to a prompt
+from tests.rollouts import GROUP, grouped_rollout, sampler_weight
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +29,7 @@ def run(trained) -> StageRun:
 def rollout(run) -> Rollout:
     """Two prompts with four made-up responses each, of many lengths; the second is cut off without EOS."""
     generator = torch.Generator().manual_seed(3)
-    prompts = [[1, 7, 8, 9]] * GROUP + [[1, 40, 41, 42, 43, 44]] * GROUP
-    made_up = made_up_rollout(prompts, load_codec(run), generator)
+    made_up = grouped_rollout(load_codec(run), generator)
     return replace(made_up, logprobs=-10 * torch.rand(made_up.mask.shape, generator=generator))
 
 

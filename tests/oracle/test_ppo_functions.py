@@ -6,7 +6,6 @@ respect to both is written down again, row by row, from the papers: arXiv 1909.0
 """
 
 import math
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,19 +14,17 @@ import torch
 
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
-from rlhf.models.loading import load_base, load_codec
-from rlhf.models.shared_base import SharedBase
+from rlhf.models.loading import load_codec
 from rlhf.recipe import Ppo
 from rlhf.run.directory import StageRun
 from rlhf.stages import ppo
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.reward_sum import FunctionRewards
-from rlhf.stages.online.role_passes import ScoreNorm
 from tests.helpers import not_none, small
-from tests.rollouts import LENGTHS, made_up_rollout
+from tests.oracle.ppo_learner import NORM, new_learner
+from tests.rollouts import LENGTHS, varied_rollout
 
 Rows = list["np.ndarray[Any, Any]"]
-NORM = ScoreNorm(0.05, 0.4)
 GIVEN = [0.5, -1.0, 2.0, 0.0, 1.5, -0.25, 1.0, 3.0]  # by functions, to each response
 FUNCTION = "length(most=1)"
 ALONE: dict[str, Any] = {"reward_funcs": [FUNCTION], "normalize_scores": False}
@@ -49,26 +46,9 @@ def options(**changes: Any) -> Ppo:
     return small(**{f"ppo__{key}": value for key, value in settings.items()}).recipe.options(Ppo)
 
 
-def new_learner(root: Path, settings: Ppo, moved: bool = True) -> ppo.Learner:
-    """A learner without a reward model where functions alone reward; `moved`: away from the reference."""
-    run = StageRun(root, small(), "ppo")
-    sft, rm = run.parents.require("sft"), run.parents.require("rm")
-    torch.manual_seed(0)
-    shared = SharedBase(load_base(run, torch.device("cpu")), {"policy": sft, "reference": sft}, trainable=("policy",))
-    if settings.model_scores:
-        shared.add_reward(rm)
-    learner = ppo.Learner(shared, rm, settings, NORM)
-    if moved:
-        for weight in (*shared.roles.parameters("policy"), not_none(shared.value_head).weight):
-            weight.data += 0.05 * torch.randn(weight.shape)
-    return learner
-
-
 @pytest.fixture(scope="module")
 def rollout(trained) -> Rollout:
-    generator = torch.Generator().manual_seed(3)
-    prompts = [torch.randint(10, 300, (n,), generator=generator).tolist() for n in (4, 3, 6, 2, 5, 2, 3, 4)]
-    return made_up_rollout(prompts, load_codec(StageRun(trained, small(), "ppo")), generator)
+    return varied_rollout(load_codec(StageRun(trained, small(), "ppo")), torch.Generator().manual_seed(3))
 
 
 class Step(NamedTuple):

@@ -3,7 +3,6 @@
 import math
 import statistics
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from rlhf.data.batch import Rollout
 from rlhf.data.tokenize import Codec
-from rlhf.models.loading import load_base, load_codec
+from rlhf.models.loading import load_codec
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Ppo, SharedRole
 from rlhf.run.directory import StageRun
@@ -20,9 +19,8 @@ from rlhf.stages import ppo
 from rlhf.stages.online import role_passes
 from tests.helpers import beside, not_none, run_stages, small
 from tests.lines import read_intact_lines
-from tests.rollouts import LENGTHS, made_up_rollout, sampler_weight
-
-NORM = role_passes.ScoreNorm(0.05, 0.4)
+from tests.oracle.ppo_learner import NORM, new_learner
+from tests.rollouts import LENGTHS, sampler_weight, varied_rollout
 
 
 @pytest.fixture(scope="module")
@@ -30,26 +28,11 @@ def codec(trained) -> Codec:
     return load_codec(StageRun(trained, small(), "ppo"))
 
 
-def moved_learner(root: Path, settings: Ppo) -> ppo.Learner:
-    """All roles; the policy has already moved away from the reference, and the critic says something."""
-    run = StageRun(root, small(), "ppo")
-    sft, rm = run.parents.require("sft"), run.parents.require("rm")
-    torch.manual_seed(0)
-    base = load_base(run, torch.device("cpu"))
-    shared = SharedBase(base, {"policy": sft, "reference": sft}, trainable=("policy",))
-    shared.add_reward(rm)
-    learner = ppo.Learner(shared, rm, settings, NORM)
-    for weight in (*shared.roles.parameters("policy"), not_none(shared.value_head).weight):
-        weight.data += 0.05 * torch.randn(weight.shape)
-    return learner
-
-
 @pytest.fixture(scope="module")
 def rollout(codec) -> Rollout:
     """Made-up dialogues of many lengths; the longest response is cut off without EOS."""
     generator = torch.Generator().manual_seed(3)
-    prompts = [torch.randint(10, 300, (n,), generator=generator).tolist() for n in (4, 3, 6, 2, 5, 2, 3, 4)]
-    made_up = made_up_rollout(prompts, codec, generator)
+    made_up = varied_rollout(codec, generator)
     return replace(made_up, logprobs=-10 * torch.rand(made_up.mask.shape, generator=generator))
 
 
@@ -193,7 +176,7 @@ def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, 
 
     moved = []
     for independent in (False, True):
-        learner = moved_learner(trained, settings)
+        learner = new_learner(trained, settings)
         before = torch.cat(
             [p.detach().flatten() for p in (*learner.state.parameters("policy"), *learner.state.parameters("value"))]
         )
@@ -238,7 +221,7 @@ def test_the_optimizer_has_a_rate_for_each_role_and_steps_once_per_minibatch(tra
     settings = small(
         ppo__value_model="adapter", ppo__num_ppo_epochs=3, ppo__num_mini_batches=4, ppo__learning_rate=0.25
     ).recipe.options(Ppo)
-    learner = moved_learner(trained, settings)
+    learner = new_learner(trained, settings)
     shared = learner.shared
     policy, value = learner.state.optimizer.param_groups
     assert {id(p) for p in policy["params"]} == {id(p) for p in shared.roles.parameters("policy")}
@@ -255,7 +238,7 @@ def test_the_optimizer_has_a_rate_for_each_role_and_steps_once_per_minibatch(tra
 @pytest.mark.parametrize("wanted", [True, False])
 def test_whitened_advantages_have_mean_0_and_sd_1_over_real_tokens(trained, rollout, wanted):
     settings = small(ppo__whiten_advantages=wanted).recipe.options(Ppo)
-    batch = ppo.make_batch(moved_learner(trained, settings), rollout)
+    batch = ppo.make_batch(new_learner(trained, settings), rollout)
     real = torch.cat([row[:n] for row, n in zip(batch.advantages, LENGTHS, strict=True)])
     assert len(real) == sum(LENGTHS)
     assert (abs(real.mean().item()) < 1e-5) is wanted
@@ -267,7 +250,7 @@ def test_whitened_advantages_have_mean_0_and_sd_1_over_real_tokens(trained, roll
 
 def test_scores_are_normalised_by_mean_and_sd_of_sft_responses(trained, rollout: Rollout):
     options = small(ppo__batch_size=128, ppo__rollout_batch_size=2, ppo__norm_responses=256).recipe.options(Ppo)
-    shared = moved_learner(trained, options).shared
+    shared = new_learner(trained, options).shared
     scores = []
     shared.roles.activate("reward")
     for row, n in zip(rollout.ids, (rollout.prompt_length + rollout.response_length).tolist(), strict=True):

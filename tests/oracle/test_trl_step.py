@@ -23,7 +23,7 @@ from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.role_passes import logprobs
 from tests.helpers import grouped, not_none
 from tests.invariants.group_learner import CPU, new_learner
-from tests.rollouts import made_up_rollout
+from tests.rollouts import grouped_rollout
 
 # Response 1 has no verdict at all, 2 and 6 have one of two, and the scales differ.
 FIRST = [0.5, None, None, 1.0, 0.0, 1.0, 1.0, 0.0]
@@ -49,7 +49,7 @@ def run(trained) -> StageRun:
 def rollout(run) -> Rollout:
     """Two prompts with four made-up responses each, of many lengths."""
     generator = torch.Generator().manual_seed(3)
-    return made_up_rollout([[1, 7, 8, 9]] * 4 + [[1, 40, 41, 42, 43, 44]] * 4, load_codec(run), generator)
+    return grouped_rollout(load_codec(run), generator)
 
 
 class GivenResponses(GRPOTrainer):

@@ -1,0 +1,30 @@
+"""A learner of PPO for steps that are written down again: its policy has moved, and its critic says something."""
+
+from pathlib import Path
+
+import torch
+
+from rlhf.models.loading import load_base
+from rlhf.models.shared_base import SharedBase
+from rlhf.recipe import Ppo
+from rlhf.run.directory import StageRun
+from rlhf.stages.online.role_passes import ScoreNorm
+from rlhf.stages.ppo import Learner
+from tests.helpers import not_none, small
+
+NORM = ScoreNorm(0.05, 0.4)
+
+
+def new_learner(root: Path, settings: Ppo, moved: bool = True) -> Learner:
+    """A learner without a reward model where functions alone reward; `moved`: away from the reference."""
+    run = StageRun(root, small(), "ppo")
+    sft, rm = run.parents.require("sft"), run.parents.require("rm")
+    torch.manual_seed(0)
+    shared = SharedBase(load_base(run, torch.device("cpu")), {"policy": sft, "reference": sft}, trainable=("policy",))
+    if settings.model_scores:
+        shared.add_reward(rm)
+    learner = Learner(shared, rm, settings, NORM)
+    if moved:
+        for weight in (*shared.roles.parameters("policy"), not_none(shared.value_head).weight):
+            weight.data += 0.05 * torch.randn(weight.shape)
+    return learner
