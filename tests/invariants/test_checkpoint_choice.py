@@ -16,7 +16,7 @@ from rlhf.evaluation.policies import measure
 from rlhf.recipe import Rm
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
-from rlhf.stages import dpo, rm
+from rlhf.stages import rm
 from rlhf.stages.online import session
 from rlhf.stages.online.checkpoints import best_step
 from rlhf.stages.supervised import pairs as training_pairs
@@ -99,7 +99,7 @@ def test_the_validation_loss_of_the_reward_model_has_the_margin():
 def test_the_validation_loss_of_dpo_is_scaled_by_beta(trained, tmp_path, monkeypatch):
     """Log-probabilities that are 0 under the reference, and 3 and 1 under the policy of later checkpoints."""
     answers = iter([0.0, 0.0, *[3.0, 1.0] * 9])
-    monkeypatch.setattr(dpo, "sequence_logprobs", lambda model, rows, *_: torch.full((len(rows),), next(answers)))
+    monkeypatch.setattr(policy, "sequence_logprobs", lambda model, rows, *_: torch.full((len(rows),), next(answers)))
     run_stages(evaluated("dpo", dpo__beta=0.4), beside(trained, tmp_path, "pretrain", "sft"), "dpo")
     for row in rows_of(tmp_path / ROOT / "dpo")[1]:
         assert row["eval/margin"] == pytest.approx(0.4 * 2)
