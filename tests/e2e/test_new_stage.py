@@ -51,10 +51,9 @@ def test_a_stage_of_ones_own_runs_like_the_others(copy):
     where = ("--recipe", "recipes/again/v1")
     assert "again" in rlhf(copy, "run", "--help")
     assert re.search(r"│ again +│", rlhf(copy, "plan", *where))
-    printed = rlhf(copy, "run", "again", "--with-parents", *where)
-    assert "written to runs/again/v1/again" in printed
+    printed = rlhf(copy, "run", "evaluate", "--with-parents", *where)
+    assert "written to runs/again/v1/again" in printed and "again: " in printed
     assert (copy / "runs/again/v1/again/adapter/adapter_model.safetensors").is_file()
-    assert "again: " in rlhf(copy, "run", "evaluate", "--with-parents", *where)
     rlhf(copy, "report", *where)
     page = (copy / "runs/again/v1/report.html").read_text()
     assert "SFT → DPO again" in page and 'data-label="stage">again</td>' in page
