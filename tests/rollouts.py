@@ -7,29 +7,29 @@ import torch
 from torch import Tensor
 
 from rlhf.data.batch import Rollout, collate
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.models.shared_base import SharedBase
 
 LENGTHS = [1, 12, 5, 3, 9, 2, 7, 4]  # tokens of the responses
 GROUP = 4  # responses to a prompt
 
 
-def made_up_rollout(prompts: Sequence[list[int]], codec: Codec, generator: torch.Generator) -> Rollout:
+def made_up_rollout(prompts: Sequence[list[int]], tokenizer: DialogueTokenizer, generator: torch.Generator) -> Rollout:
     """Responses of LENGTHS tokens: the first has EOS only, the second is cut off without EOS."""
-    responses = [[*torch.randint(10, 300, (n - 1,), generator=generator).tolist(), codec.eos_id] for n in LENGTHS]
+    responses = [[*torch.randint(10, 300, (n - 1,), generator=generator).tolist(), tokenizer.eos_id] for n in LENGTHS]
     responses[1][-1] = 11
-    return collate(prompts, responses, codec.pad_id, codec.eos_id)
+    return collate(prompts, responses, tokenizer.pad_id, tokenizer.eos_id)
 
 
-def varied_rollout(codec: Codec, generator: torch.Generator) -> Rollout:
+def varied_rollout(tokenizer: DialogueTokenizer, generator: torch.Generator) -> Rollout:
     """Made-up dialogues with prompts of many lengths too."""
     prompts = [torch.randint(10, 300, (n,), generator=generator).tolist() for n in (4, 3, 6, 2, 5, 2, 3, 4)]
-    return made_up_rollout(prompts, codec, generator)
+    return made_up_rollout(prompts, tokenizer, generator)
 
 
-def grouped_rollout(codec: Codec, generator: torch.Generator) -> Rollout:
+def grouped_rollout(tokenizer: DialogueTokenizer, generator: torch.Generator) -> Rollout:
     """Two prompts with GROUP made-up responses each."""
-    return made_up_rollout([[1, 7, 8, 9]] * GROUP + [[1, 40, 41, 42, 43, 44]] * GROUP, codec, generator)
+    return made_up_rollout([[1, 7, 8, 9]] * GROUP + [[1, 40, 41, 42, 43, 44]] * GROUP, tokenizer, generator)
 
 
 def sampler_weight(old: Tensor, sampled: Tensor, correction: str, cap: float) -> Tensor:

@@ -14,7 +14,7 @@ from bench.gpu.measured import AttentionFigures, KernelTable, KernelTime
 from bench.gpu.model import shared_base
 from bench.gpu.record import Decision
 from bench.gpu.variants import AS_IT_IS, cudnn_attention, synchronize
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import PinnedRecipe, Ppo, Recipe, Sft
@@ -59,7 +59,7 @@ def measure(context: Context[AttentionFigures]) -> Decision:
 
 def collect(context: Context[AttentionFigures], loaded: PinnedRecipe) -> list[Call]:
     """Return the distinct attention calls of the code, with inputs for each. The calls are not computed."""
-    shared, codec = shared_base(loaded, context.device, context.scratch)
+    shared, tokenizer = shared_base(loaded, context.device, context.scratch)
     calls: dict[tuple[object, ...], Call] = {}
 
     def note(
@@ -76,7 +76,7 @@ def collect(context: Context[AttentionFigures], loaded: PinnedRecipe) -> list[Ca
         calls.setdefault(key, Call(text, inputs, mask, keywords))
 
     note_training(loaded.recipe, shared, note)
-    note_rollout(loaded.recipe, shared, codec, note)
+    note_rollout(loaded.recipe, shared, tokenizer, note)
     return list(calls.values())
 
 
@@ -97,7 +97,7 @@ def note_training(recipe: Recipe, shared: SharedBase, note: Note) -> None:
                 shared.base.get_decoder()(input_ids=ids, attention_mask=mask if padded else None, use_cache=False)
 
 
-def note_rollout(recipe: Recipe, shared: SharedBase, codec: Codec, note: Note) -> None:
+def note_rollout(recipe: Recipe, shared: SharedBase, tokenizer: DialogueTokenizer, note: Note) -> None:
     """Note the attention calls of prefill and decoding in PPO's rollout."""
     options = recipe.options(Ppo)
     prompts = [[3] * (options.max_prompt_length - row % 3) for row in range(options.rollout_batch_size)]
@@ -109,7 +109,7 @@ def note_rollout(recipe: Recipe, shared: SharedBase, codec: Codec, note: Note) -
             yield
 
     with mock.patch("rlhf.rollout.library_decoding.GRAPHS", False):
-        sample(shared.base, prompts, codec, sampling, phase=phase)
+        sample(shared.base, prompts, tokenizer, sampling, phase=phase)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from bench.gpu.model import shared_base
 from bench.gpu.record import Decision, decide
 from bench.gpu.variants import AS_IT_IS, DECODING, SAMPLING, SAMPLING_4BIT, SamplingFields, Variant, synchronize
 from bench.steps import spread
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.models.nf4 import four_bit_layers
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Ppo
@@ -35,7 +35,7 @@ def measure(context: Context[DecodingFigures], rows: list[int]) -> Decision:
     options = loaded.recipe.options(Ppo)
     measured = context.measured
     measured["bandwidth"] = ceilings(context.device, torch.bfloat16)["bandwidth"]
-    shared, codec = shared_base(loaded, context.device, context.scratch)
+    shared, tokenizer = shared_base(loaded, context.device, context.scratch)
     measured["prompt"], measured["response"] = options.max_prompt_length, options.response_length
     measured["rows"] = {}
     for count in rows:
@@ -45,7 +45,7 @@ def measure(context: Context[DecodingFigures], rows: list[int]) -> Decision:
         work, bytes_read = {}, {}
         for name, variant, fields in choices(loaded.recipe.model.quantization):
             sampling = Sampling(options.max_prompt_length, options.response_length, 1.0, count, **fields)
-            work[name] = partial(rollout_seconds, shared, codec, sampling, variant)
+            work[name] = partial(rollout_seconds, shared, tokenizer, sampling, variant)
             bytes_read[name] = bytes_per_step(shared, sampling, slots, adapter=variant is not variants.no_adapters)
         for name, runs in variants.in_rounds(work, ROUNDS + 1):
             read, bandwidth = bytes_read[name], measured["bandwidth"]
@@ -77,7 +77,7 @@ def decision(row: DecodingTime | str, count: int, dry_run: bool) -> Decision:
 
 
 def rollout_seconds(
-    shared: SharedBase, codec: Codec, sampling: Sampling, variant: Variant, seed: int
+    shared: SharedBase, tokenizer: DialogueTokenizer, sampling: Sampling, variant: Variant, seed: int
 ) -> dict[str, float]:
     """Return the seconds of prefill and decoding, captures included, of one whole rollout."""
     prompt = sampling.max_prompt_length
@@ -86,7 +86,7 @@ def rollout_seconds(
     torch.manual_seed(seed)
     phase_seconds: dict[str, float] = {}
     with variants.in_turn(variant, shared):
-        sample(shared.base, prompts, codec, sampling, phase=partial(_timed, spent=phase_seconds))
+        sample(shared.base, prompts, tokenizer, sampling, phase=partial(_timed, spent=phase_seconds))
     return phase_seconds
 
 

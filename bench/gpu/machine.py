@@ -113,13 +113,13 @@ def _same_tokens() -> dict[str, TokenAgreement]:
     shape |= {"num_hidden_layers": 2, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=1000, **shape)).eval()
     model.cuda()
-    codec = _Ids()
+    tokenizer = _Ids()
     prompts = [[3 + (7 * row + i) % 900 for i in range(20 + row % 5)] for row in range(12)]
     sampling = Sampling(max_prompt_length=32, response_length=600, temperature=1.0, batch_size=12)
 
     def draw() -> torch.Tensor:
         torch.manual_seed(1)
-        return sample(model, prompts, codec, sampling).tokens
+        return sample(model, prompts, tokenizer, sampling).tokens
 
     measured: dict[str, TokenAgreement] = {}
     with in_turn(DECODING["plain steps"], model):
@@ -136,7 +136,7 @@ def _same_tokens() -> dict[str, TokenAgreement]:
 
 
 class _Ids:
-    """The two ids that a rollout needs of a codec."""
+    """The two ids that a rollout needs of a tokenizer."""
 
     pad_id, eos_id = 0, 2
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import torch
 
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.models.adapters import new_adapter, save_adapter
-from rlhf.models.loading import load_base, load_codec
+from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import PinnedRecipe, Role
 from rlhf.run.directory import StageRun
@@ -14,7 +14,7 @@ from rlhf.run.directory import StageRun
 ROLES: tuple[Role, ...] = ("policy", "reference", "reward", "value")
 
 
-def shared_base(loaded: PinnedRecipe, device: torch.device, folder: Path) -> tuple[SharedBase, Codec]:
+def shared_base(loaded: PinnedRecipe, device: torch.device, folder: Path) -> tuple[SharedBase, DialogueTokenizer]:
     """Return a base with four LoRA adapters and the stand-in tokenizer. Policy and value are trainable.
 
     `loaded` must have random weights. All adapters are the same new one, B = 0, which is as fast as any. Files are
@@ -28,4 +28,4 @@ def shared_base(loaded: PinnedRecipe, device: torch.device, folder: Path) -> tup
     save_adapter(model, run, first)
     shared = SharedBase(model.unload(), dict.fromkeys(ROLES, run.path), trainable=("policy", "value"))
     shared.roles.activate("policy")
-    return shared, load_codec(run)
+    return shared, load_tokenizer(run)

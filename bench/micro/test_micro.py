@@ -12,7 +12,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
 from rlhf.data import formats
-from rlhf.data.tokenize import Codec, words
+from rlhf.data.tokenize import DialogueTokenizer, words
 from rlhf.data.worlds import lengths
 from rlhf.objectives import kl, masked
 from rlhf.objectives.gae import gae
@@ -124,6 +124,6 @@ def test_read_hh_transcripts(benchmark: BenchmarkFixture, tmp_path: Path) -> Non
 
 def test_encode_dialogues(benchmark: BenchmarkFixture, rows: Path) -> None:
     pairs = formats.read([rows], on_bad_row="skip").pairs
-    codec = Codec(words(20_000), "hh")
-    encoded, _ = benchmark(codec.encode, [(p.prompt, p.chosen) for p in pairs], 384, 512)
-    assert all(row and row.response[-1] == codec.eos_id for row in encoded if row and len(row.response) < 100)
+    tokenizer = DialogueTokenizer(words(20_000), "hh")
+    encoded, _ = benchmark(tokenizer.encode, [(p.prompt, p.chosen) for p in pairs], 384, 512)
+    assert all(row and row.response[-1] == tokenizer.eos_id for row in encoded if row and len(row.response) < 100)

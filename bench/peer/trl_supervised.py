@@ -17,18 +17,18 @@ from bench.peer.training import StepClock, timed
 from bench.steps import WARM_UP, spread
 from rlhf import recipe as recipes
 from rlhf.data import formats
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.models.adapters import lora_config
-from rlhf.models.loading import load_base, load_codec
+from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.process.torch_setup import set_up_torch
 from rlhf.run.directory import StageRun
 
 
-def rows_of(run: StageRun, codec: Codec) -> list[dict[str, str]]:
+def rows_of(run: StageRun, tokenizer: DialogueTokenizer) -> list[dict[str, str]]:
     """Return the rows of our run as TRL's trainer of the same stage takes them."""
     (file,) = (run.run_directory / "data").rglob("pairs.jsonl")
     pairs = formats.read([file], on_bad_row="stop").pairs
-    rows = [{"prompt": codec.prompt_text(p.prompt), "chosen": p.chosen, "rejected": p.rejected} for p in pairs]
+    rows = [{"prompt": tokenizer.prompt_text(p.prompt), "chosen": p.chosen, "rejected": p.rejected} for p in pairs]
     if run.stage == "sft":
         return [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows]
     return rows
@@ -40,7 +40,7 @@ def main() -> None:
     loaded = recipes.load(Path(asked["recipe"]), asked["overrides"])
     stage, recipe = asked["stage"], loaded.recipe
     run = StageRun(Path(asked["out"]), loaded, stage)
-    device, codec = set_up_torch(recipe), load_codec(run)
+    device, tokenizer = set_up_torch(recipe), load_tokenizer(run)
     options = getattr(recipe, stage)
     trainers: dict[str, tuple[Any, Any]] = {
         "sft": (SFTConfig, SFTTrainer),
@@ -65,12 +65,12 @@ def main() -> None:
     clock = StepClock()
     task = "SEQ_CLS" if stage == "rm" else "CAUSAL_LM"
     base = load_base(run, device, head="score" if stage == "rm" else "lm")
-    base.config.pad_token_id = codec.pad_id
+    base.config.pad_token_id = tokenizer.pad_id
     built = trainer(
         model=base,
         args=settings,
-        train_dataset=Dataset.from_list(rows_of(run, codec)),
-        processing_class=codec.tokenizer,
+        train_dataset=Dataset.from_list(rows_of(run, tokenizer)),
+        processing_class=tokenizer.hf,
         peft_config=lora_config(recipe.lora, base, task),
         callbacks=[clock],
     )

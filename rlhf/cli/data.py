@@ -138,15 +138,15 @@ def _refused(folder: str, rows: Sequence[Row]) -> list[tuple[str, str]] | None:
 
     Says why, and returns None, where that cannot be told.
     """
-    from rlhf.data.trainable import codec_of_folder, refusals
+    from rlhf.data.trainable import refusals, tokenizer_of_folder
 
     try:
-        codec = codec_of_folder(folder)
+        tokenizer = tokenizer_of_folder(folder)
     except UserError as error:
         say(f"--tokenizer {folder}: only lengths were checked, not what a template would change: {error}")
         return None
     with working("writing rows with the template"):
-        return [(row.source, reason) for row, reason in refusals(codec, rows)]
+        return [(row.source, reason) for row, reason in refusals(tokenizer, rows)]
 
 
 def _print_check(report: QualityReport) -> None:

@@ -46,14 +46,14 @@ class Speaker:
         cuda.set_environment(recipe)
         from transformers import GenerationConfig
 
-        from rlhf.models.loading import load_base, load_codec, load_merged
+        from rlhf.models.loading import load_base, load_merged, load_tokenizer
         from rlhf.models.weights import attach_adapter
         from rlhf.process.torch_setup import set_up_torch
 
         self.options = recipe.evaluate
         self.cut = False  # whether a conversation was cut, and this was said
         device = set_up_torch(recipe)
-        self.codec = load_codec(run)
+        self.tokenizer = load_tokenizer(run)
         if folder is not None and stage == MERGE:
             self.model: Any = load_merged(folder / MODEL, device)
         else:
@@ -70,12 +70,12 @@ class Speaker:
         import torch
         from transformers import TextIteratorStreamer
 
-        (prompt,), cut = self.codec.encode_prompts([messages], self.options.max_prompt_length)
+        (prompt,), cut = self.tokenizer.encode_prompts([messages], self.options.max_prompt_length)
         if cut and not self.cut:
             self.cut = True
             say(f"the conversation is longer than {self.options.max_prompt_length} tokens: its beginning is left out")
         ids = torch.tensor([prompt], device=self.model.device)
-        streamer = TextIteratorStreamer(self.codec.tokenizer, skip_prompt=True, skip_special_tokens=True)
+        streamer = TextIteratorStreamer(self.tokenizer.hf, skip_prompt=True, skip_special_tokens=True)
         sampling = (
             {"do_sample": False} if temperature == 0 else {"do_sample": True, "temperature": temperature, "top_k": 0}
         )
@@ -83,8 +83,8 @@ class Speaker:
             "input_ids": ids,
             "attention_mask": torch.ones_like(ids),
             "max_new_tokens": tokens,
-            "eos_token_id": self.codec.eos_id,
-            "pad_token_id": self.codec.pad_id,
+            "eos_token_id": self.tokenizer.eos_id,
+            "pad_token_id": self.tokenizer.pad_id,
             "streamer": streamer,
             "top_p": None if temperature == 0 else self.options.top_p,
             **sampling,

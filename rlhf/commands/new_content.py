@@ -24,7 +24,7 @@ from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.terminal.wording import GB
 
 if TYPE_CHECKING:
-    from rlhf.data.tokenize import Codec
+    from rlhf.data.tokenize import DialogueTokenizer
 
 TemplateName = Literal["chat", "hh", "plain"]
 TEMPLATES: tuple[TemplateName, ...] = get_args(TemplateName)
@@ -220,8 +220,8 @@ class Content(NamedTuple):
 
 def initial_content(options: NewOptions, model: ModelFiles, facts: ModelFacts) -> Content:
     """Return what the templates are filled with, before settings that need less memory are searched for."""
-    chat = facts.tokenizer["template"] == "chat"
-    data = _data(options, options.data or ("ultrafeedback" if chat else "hh",), facts.codec)
+    chat = facts.tokenizer_settings["template"] == "chat"
+    data = _data(options, options.data or ("ultrafeedback" if chat else "hh",), facts.tokenizer)
     data_name = data.name.rpartition("/")[2] if isinstance(data, DataSet) else "data of your own"
     model_name = Path(model.name).name
     cpu = options.card.is_cpu
@@ -248,7 +248,7 @@ def initial_content(options: NewOptions, model: ModelFiles, facts: ModelFacts) -
         card=options.card,
         data=data,
         architecture=facts.architecture,
-        tokenizer={"pad_token": None, "eos_token": None, "chat_template_kwargs": None, **facts.tokenizer},
+        tokenizer={"pad_token": None, "eos_token": None, "chat_template_kwargs": None, **facts.tokenizer_settings},
         billions=round(facts.parameters / 1e9, 1 if facts.parameters < 20e9 else 0),
         chat=chat,
         large=facts.parameters > LARGE,
@@ -281,7 +281,7 @@ def steps_between_logged_rows(rows: int) -> int:
     return next((each for each in (10, 5, 2) if steps // each >= 10), 1)
 
 
-def _data(options: NewOptions, names: tuple[str, ...], codec: "Codec") -> DataSet | OwnData:
+def _data(options: NewOptions, names: tuple[str, ...], tokenizer: "DialogueTokenizer") -> DataSet | OwnData:
     """Return the data that --data names: files that can be read, or a pinned set. Raises OptionError, UserError.
 
     The rows must be those that the stages and the rewards need.
@@ -302,7 +302,7 @@ def _data(options: NewOptions, names: tuple[str, ...], codec: "Codec") -> DataSe
     _check_answers(comparing, names[0], rows)
     with_prompt: list[Example | PreferencePair | PromptOnly] = [*rows.examples, *rows.pairs, *rows.bare_prompts]
     prompts = {row.prompt for row in with_prompt}
-    return OwnData(files, len(rows.pairs), len(prompts), _longest(rows.pairs, codec) if rows.pairs else None)
+    return OwnData(files, len(rows.pairs), len(prompts), _longest(rows.pairs, tokenizer) if rows.pairs else None)
 
 
 def _check_kinds(options: NewOptions, file: str, rows: ParsedRows) -> None:
@@ -335,11 +335,11 @@ def _check_answers(comparing: Sequence[RewardFunction], file: str, rows: ParsedR
                 raise UserError(f"{source}: --reward {function.name} cannot compare with its answer: it {fault}")
 
 
-def _longest(pairs: Sequence[PreferencePair], codec: "Codec") -> int:
+def _longest(pairs: Sequence[PreferencePair], tokenizer: "DialogueTokenizer") -> int:
     """Return the tokens of a sequence, one half of which holds each prompt and the other one each answer."""
     sample = random.Random(0).sample(pairs, min(SAMPLE, len(pairs)))
     rows = [(pair.prompt, answer) for pair in sample for answer in (pair.chosen, pair.rejected)]
-    encoded, _ = codec.encode(rows, UNCUT, UNCUT)
+    encoded, _ = tokenizer.encode(rows, UNCUT, UNCUT)
     half = max((len(ids) for row in encoded if row for ids in row), default=UNCUT)
     return max(SHORTEST, -(-2 * half // 64) * 64)
 

@@ -14,7 +14,7 @@ from rlhf.recipe.names import is_commit, is_gguf
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from rlhf.data.tokenize import Codec
+    from rlhf.data.tokenize import DialogueTokenizer
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 THINKING = "enable_thinking"  # variable of chat templates of models that reason before they answer
@@ -40,8 +40,8 @@ class ModelFacts(NamedTuple):
 
     architecture: dict[str, Any]  # the recipe's section
     parameters: int
-    tokenizer: dict[str, Any]  # keys of the recipe's section: template, and what the tokenizer needs beside it
-    codec: "Codec"
+    tokenizer_settings: dict[str, Any]  # keys of the recipe's section: template, and what the tokenizer needs beside it
+    tokenizer: "DialogueTokenizer"
 
 
 def read_model(model: str, revision: str | None) -> ModelFiles:
@@ -123,11 +123,11 @@ def describe(model: ModelFiles, template: str | None) -> ModelFacts:
     if not any(file.exists() for pattern in VOCABULARIES for file in model.folder.glob(pattern)):
         raise UserError(f"no tokenizer in {model.name}: it has no tokenizer.json; copy the tokenizer's files there")
     with reading(model.folder):
-        tokenizer = AutoTokenizer.from_pretrained(model.folder)
-    chosen = _tokenizer(tokenizer, template, _end_ids(config, read_json(model.folder / GENERATION) or {}))
+        hf = AutoTokenizer.from_pretrained(model.folder)
+    chosen = _tokenizer(hf, template, _end_ids(config, read_json(model.folder / GENERATION) or {}))
     # Fail here rather than in a stage.
-    codec = tokenize.load(model.folder, Tokenizer(source="local", name=model.name, **chosen))
-    return ModelFacts(section, count, chosen, codec)
+    tokenizer = tokenize.load(model.folder, Tokenizer(source="local", name=model.name, **chosen))
+    return ModelFacts(section, count, chosen, tokenizer)
 
 
 def _tokenizer(tokenizer: "PreTrainedTokenizerBase", template: str | None, ends: set[int]) -> dict[str, Any]:

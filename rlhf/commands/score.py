@@ -61,7 +61,7 @@ class RewardModel:
         """Load the model."""
         run, recipe = stages.run, stages.run.loaded.recipe
         cuda.set_environment(recipe)
-        from rlhf.models.loading import load_base, load_codec
+        from rlhf.models.loading import load_base, load_tokenizer
         from rlhf.models.shared_base import SharedBase
         from rlhf.process.torch_setup import set_up_torch
 
@@ -71,7 +71,7 @@ class RewardModel:
         assert digest  # `finished_stages` has checked it
         self.digest = digest  # names the reward model in output files
         device = set_up_torch(recipe)
-        self.codec = load_codec(run)
+        self.tokenizer = load_tokenizer(run)
         self.shared = SharedBase(load_base(run, device), {"reference": stages.sft})
         self.shared.add_reward(stages.rm)
 
@@ -92,14 +92,14 @@ class RewardModel:
                     written[number, name] = item.prompt, answer
                 else:
                     messages[number, name] = item.prompt, answer
-        rows, counts = self.codec.encode([*messages.values()], *limits)
-        written_rows, written_counts = self.codec.encode_written([*written.values()], *limits)
+        rows, counts = self.tokenizer.encode([*messages.values()], *limits)
+        written_rows, written_counts = self.tokenizer.encode_written([*written.values()], *limits)
         encoded = dict(zip((*messages, *written), (*rows, *written_rows), strict=True))
         cut = {key: counts[key] + written_counts[key] for key in ("prompts_cut", "responses_cut")}
         keys = [(number, name) for number, item in enumerate(items) for name in item.answers]
         scorable = {key: row for key in keys if (row := encoded[key])}
         batch = 2 * self.options.per_device_train_batch_size
-        values = scores_of([*scorable.values()], self.shared.scores_at, self.codec.pad_id, batch)
+        values = scores_of([*scorable.values()], self.shared.scores_at, self.tokenizer.pad_id, batch)
         scores: dict[tuple[int, str], float | None] = dict(zip(scorable, values.tolist(), strict=True))
         return [
             ScoredItem(item, text, {name: scores.get((number, name)) for name in item.answers})
@@ -108,7 +108,7 @@ class RewardModel:
 
     def _prompt_text(self, prompt: tuple[Message, ...] | str) -> str:
         """Return a prompt as the text that the model reads."""
-        return prompt if isinstance(prompt, str) else self.codec.prompt_text(prompt)
+        return prompt if isinstance(prompt, str) else self.tokenizer.prompt_text(prompt)
 
 
 class ScoreFigures(NamedTuple):

@@ -12,7 +12,7 @@ from rlhf.data.quality.leakage import leaks
 from rlhf.data.rows import LEFT_OUT, Row
 from rlhf.data.source import read_source
 from rlhf.data.split import divide, row_key, shuffled
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.trainable import trainable
 from rlhf.errors import UserError
 from rlhf.process import distributed
@@ -27,18 +27,18 @@ from rlhf.terminal.progress import working
 RowT = TypeVar("RowT", bound=Row)
 
 
-def load_corpus(run: StageRun, codec: Codec | None = None) -> Corpus:
+def load_corpus(run: StageRun, tokenizer: DialogueTokenizer | None = None) -> Corpus:
     """Return the rows for a stage that has started. Their fingerprint goes into its manifest.
 
-    With the `codec` that writes them, rows that cannot be trained as written are bad rows. Raises UserError for bad
+    With the `tokenizer` that writes them, rows that cannot be trained as written are bad rows. Raises UserError for bad
     data, and when the stage's parents, or the run that it resumes, saw other data.
     """
     recipe = run.loaded.recipe
     with working(f"{run.stage}: reading data"), distributed.main_first():
         rows = read_source(recipe, run.run_directory / "data")
         refused: list[str] = []
-        if codec is not None:
-            rows, refused = trainable(rows, codec, recipe.data.on_bad_row)
+        if tokenizer is not None:
+            rows, refused = trainable(rows, tokenizer, recipe.data.on_bad_row)
         corpus, dropped = divide_rows(rows, recipe)
     facts = _fingerprint(rows.report, corpus, run.run_directory)
     if recipe.data.drop is not None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlhf.data.rows import PreferencePair
-from rlhf.data.tokenize import Codec, Encoded
+from rlhf.data.tokenize import DialogueTokenizer, Encoded
 from rlhf.errors import UserError
 from rlhf.recipe import Dpo, Rm
 from rlhf.terminal.progress import working
@@ -22,7 +22,7 @@ class EncodedPair(NamedTuple):
 
 
 def encode_pairs(
-    codec: Codec, pairs: Sequence[PreferencePair], options: Rm | Dpo
+    tokenizer: DialogueTokenizer, pairs: Sequence[PreferencePair], options: Rm | Dpo
 ) -> tuple[list[EncodedPair], dict[str, int], list[PreferencePair]]:
     """Return both sides of each pair as token ids, counts of what was cut, and the pairs that are left.
 
@@ -31,8 +31,8 @@ def encode_pairs(
     longest_response = options.max_completion_length if isinstance(options, Dpo) else None
     limits = options.max_prompt_length, options.max_length, longest_response
     with working("encoding pairs"):
-        chosen, cut_chosen = codec.encode([(p.prompt, p.chosen) for p in pairs], *limits)
-        rejected, cut_rejected = codec.encode([(p.prompt, p.rejected) for p in pairs], *limits)
+        chosen, cut_chosen = tokenizer.encode([(p.prompt, p.chosen) for p in pairs], *limits)
+        rejected, cut_rejected = tokenizer.encode([(p.prompt, p.rejected) for p in pairs], *limits)
     encoded = [EncodedPair(c, r) for c, r in zip(chosen, rejected, strict=True) if c and r]
     if not encoded:
         raise UserError("no pair's responses fit below max_length; raise it or lower max_prompt_length")

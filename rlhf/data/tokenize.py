@@ -51,7 +51,7 @@ class SpecialIds(Protocol):
     def eos_id(self) -> int: ...
 
 
-class Codec:
+class DialogueTokenizer:
     """A tokenizer together with the template by which dialogues are written for it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: Template, pad_token: str | None = None):
@@ -75,7 +75,7 @@ class Codec:
             tokenizer.pad_token = own
         if template == "chat" and not tokenizer.chat_template:
             raise UserError("tokenizer.template: chat, but the tokenizer has no chat template; use template: hh")
-        self.tokenizer, self.template = tokenizer, template
+        self.hf, self.template = tokenizer, template
         self.pad_id: int = tokenizer.pad_token_id
         self.eos_id: int = tokenizer.eos_token_id
         if template == "chat":
@@ -85,8 +85,8 @@ class Codec:
     @cached_property
     def control_tokens(self) -> list[str]:
         """The special tokens, which mark where texts and turns begin and end. Marks of reasoning are text."""
-        added = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
-        tokens = dict.fromkeys([*self.tokenizer.all_special_tokens, *added])
+        added = [token.content for token in self.hf.added_tokens_decoder.values() if token.special]
+        tokens = dict.fromkeys([*self.hf.all_special_tokens, *added])
         return [token for token in tokens if token and token not in (rendering.THINK, rendering.END_THINK)]
 
     @cached_property
@@ -103,18 +103,18 @@ class Codec:
             return render_hh(messages)
         if self.template == "plain":
             return render_plain(messages)
-        return chat_text(self.tokenizer, messages, add_generation_prompt=True)
+        return chat_text(self.hf, messages, add_generation_prompt=True)
 
     def _check_turn_end(self) -> None:
         """Raise UserError where the template ends an answer with a special token other than EOS.
 
         The model would have learned to stop there, and sampling would go on.
         """
-        end_token = turn_end(self.tokenizer)
-        if end_token is not None and end_token != self.tokenizer.eos_token:
+        end_token = turn_end(self.hf)
+        if end_token is not None and end_token != self.hf.eos_token:
             raise UserError(
                 f"the chat template ends an answer with {end_token}, the tokenizer's end of sequence is "
-                f"{self.tokenizer.eos_token}: set tokenizer.eos_token to {end_token!r}"
+                f"{self.hf.eos_token}: set tokenizer.eos_token to {end_token!r}"
             )
 
     def encode_prompts(self, prompts: Sequence[Sequence[Message]], max_length: int) -> tuple[list[list[int]], int]:
@@ -197,8 +197,8 @@ class Codec:
 
         Other special tokens stay: a reward may depend on `<think>`.
         """
-        silent = {self.pad_id, self.eos_id, self.tokenizer.bos_token_id}
-        text = self.tokenizer.decode([i for i in ids if i not in silent], skip_special_tokens=False)
+        silent = {self.pad_id, self.eos_id, self.hf.bos_token_id}
+        text = self.hf.decode([i for i in ids if i not in silent], skip_special_tokens=False)
         assert isinstance(text, str)
         return text.strip()
 
@@ -218,8 +218,8 @@ class Codec:
         conversation = [Message("user", "Hello."), Message("assistant", "Yes?"), Message("user", "Who are you?")]
         rows = [{"role": m.role, "content": m.content} for m in conversation]
         for gap in ("", " "):
-            self.tokenizer.chat_template = template.replace("GAP", repr(gap))
-            text = self.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True)
+            self.hf.chat_template = template.replace("GAP", repr(gap))
+            text = self.hf.apply_chat_template(rows, tokenize=False, add_generation_prompt=True)
             assert isinstance(text, str)
             if self._ids([text], bos=False) == self.encode_prompts([conversation], 1 << 20)[0]:
                 return True
@@ -236,16 +236,16 @@ class Codec:
             return response
 
         def render(answer: str) -> str:
-            return chat_text(self.tokenizer, (*messages, Message("assistant", answer)))
+            return chat_text(self.hf, (*messages, Message("assistant", answer)))
 
-        return rendering.answer_text(prompt, response, render, str(self.tokenizer.eos_token))
+        return rendering.answer_text(prompt, response, render, str(self.hf.eos_token))
 
     def _ids(self, texts: Sequence[str], bos: bool) -> list[list[int]]:  # rlhf/memory/rehearsal/seams.py replaces it
         """Return the ids of each text, with `bos` after a BOS where the tokenizer has one."""
         if not texts:
             return []
-        encoded: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-        start = self.tokenizer.bos_token_id
+        encoded: list[list[int]] = self.hf(list(texts), add_special_tokens=False)["input_ids"]
+        start = self.hf.bos_token_id
         if not bos or start is None or self.template == "chat":  # a chat template writes BOS itself, or does without
             return encoded
         return [ids if ids[:1] == [start] else [start, *ids] for ids in encoded]
@@ -254,7 +254,7 @@ class Codec:
         """Return a prompt cut to `length` ids: the last ones, after its BOS if it has one."""
         if len(ids) <= length:
             return ids
-        if ids[0] == self.tokenizer.bos_token_id:
+        if ids[0] == self.hf.bos_token_id:
             return [ids[0], *ids[len(ids) - length + 1 :]]
         return ids[-length:]
 
@@ -363,11 +363,13 @@ def words(vocab_size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token=PAD, bos_token=BOS, eos_token=EOS)
 
 
-def load(name: str | Path, settings: Tokenizer, errors_named: AbstractContextManager[None] | None = None) -> Codec:
-    """Return the codec of a saved tokenizer: a folder, or a hub id at a pinned revision.
+def load(
+    name: str | Path, settings: Tokenizer, errors_named: AbstractContextManager[None] | None = None
+) -> DialogueTokenizer:
+    """Return a saved tokenizer with its template: a folder, or a hub id at a pinned revision.
 
     `errors_named` turns what the library raises into a UserError. Raises UserError for an EOS token that is not in the
-    vocabulary, and for what `Codec` refuses.
+    vocabulary, and for what `DialogueTokenizer` refuses.
     """
     with errors_named or nullcontext():
         tokenizer = AutoTokenizer.from_pretrained(name, revision=settings.revision)
@@ -382,7 +384,7 @@ def load(name: str | Path, settings: Tokenizer, errors_named: AbstractContextMan
             raise UserError(f"the tokenizer's chat template is not text: {template!r}; use tokenizer.template: hh")
         variables = settings.chat_template_kwargs or {}
         tokenizer.chat_template = chat_template.with_settings(template, variables, settings.system_prompt)
-    return Codec(tokenizer, settings.template, settings.pad_token)
+    return DialogueTokenizer(tokenizer, settings.template, settings.pad_token)
 
 
 def pad_right(sequences: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor:

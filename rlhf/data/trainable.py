@@ -9,14 +9,14 @@ from rlhf.data.chat_template import check
 from rlhf.data.formats import RECIPE_ADVICE, ParsedRows
 from rlhf.data.rendering import END_THINK, THINK, closes_reasoning, is_ambiguous_reasoning, opens_reasoning
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row
-from rlhf.data.tokenize import Codec, chat_text, needed_pad_token, turn_end
+from rlhf.data.tokenize import DialogueTokenizer, chat_text, needed_pad_token, turn_end
 from rlhf.errors import UserError
 from rlhf.recipe.choices import OnBadRow
 from rlhf.run.reader import reading
 from rlhf.terminal import counted
 
 
-def why_not(codec: Codec, prompt: Sequence[Message], response: str | None = None) -> str | None:
+def why_not(tokenizer: DialogueTokenizer, prompt: Sequence[Message], response: str | None = None) -> str | None:
     """Return why a conversation cannot be trained on as written, or None. Without a response the prompt alone counts.
 
     Text must not spell control tokens or marks of turns, which would end or begin turns that nobody took; the template
@@ -24,11 +24,11 @@ def why_not(codec: Codec, prompt: Sequence[Message], response: str | None = None
     """
     said = [message.content for message in prompt]
     for text in said if response is None else [*said, response]:
-        if (reason := _spelled(codec, text)) is not None:
+        if (reason := _spelled(tokenizer, text)) is not None:
             return reason
     try:
-        text = codec.prompt_text(prompt)
-        answer = None if response is None else codec.answer_text(prompt, response, text)
+        text = tokenizer.prompt_text(prompt)
+        answer = None if response is None else tokenizer.answer_text(prompt, response, text)
     except (UserError, ValueError) as error:
         return str(error)
     if (lost := _lost_message(prompt, text)) is not None:
@@ -45,18 +45,18 @@ def why_not(codec: Codec, prompt: Sequence[Message], response: str | None = None
     return "the chat template does not continue the prompt with the response" if answer is None else None
 
 
-def refusals(codec: Codec, rows: Sequence[Row]) -> list[tuple[Row, str]]:
+def refusals(tokenizer: DialogueTokenizer, rows: Sequence[Row]) -> list[tuple[Row, str]]:
     """Return the rows that cannot be trained on as written, each with the reason. Texts without a template all can."""
-    reasons = ((row, _why_not_row(codec, row)) for row in rows)
+    reasons = ((row, _why_not_row(tokenizer, row)) for row in rows)
     return [(row, reason) for row, reason in reasons if reason is not None]
 
 
-def trainable(rows: ParsedRows, codec: Codec, on_bad_row: OnBadRow) -> tuple[ParsedRows, list[str]]:
+def trainable(rows: ParsedRows, tokenizer: DialogueTokenizer, on_bad_row: OnBadRow) -> tuple[ParsedRows, list[str]]:
     """Return the rows that can be trained on as written, and the place of each other row with the reason.
 
     Raises UserError for the first other row unless `on_bad_row` is skip.
     """
-    refused = refusals(codec, rows.all)
+    refused = refusals(tokenizer, rows.all)
     if not refused:
         return rows, []
     places = [f"{row.source}: {reason}" for row, reason in refused]
@@ -67,42 +67,42 @@ def trainable(rows: ParsedRows, codec: Codec, on_bad_row: OnBadRow) -> tuple[Par
     return rows.only(lambda row: id(row) not in left_out), places
 
 
-def codec_of_folder(folder: str | Path) -> Codec:
-    """Return the codec of a tokenizer with its own chat template, or `hh` without one, and tokens that suit it.
+def tokenizer_of_folder(folder: str | Path) -> DialogueTokenizer:
+    """Return a folder's tokenizer with its own chat template, or `hh` without one, and tokens that suit it.
 
-    Raises UserError where a recipe would have to say more, and for what `Codec` refuses.
+    Raises UserError where a recipe would have to say more, and for what `DialogueTokenizer` refuses.
     """
     with reading(Path(folder)):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     if tokenizer.chat_template:
         check(lambda messages: chat_text(tokenizer, messages))
         tokenizer.eos_token = turn_end(tokenizer) or tokenizer.eos_token
-    return Codec(tokenizer, "chat" if tokenizer.chat_template else "hh", needed_pad_token(tokenizer))
+    return DialogueTokenizer(tokenizer, "chat" if tokenizer.chat_template else "hh", needed_pad_token(tokenizer))
 
 
-def _why_not_row(codec: Codec, row: Row) -> str | None:
+def _why_not_row(tokenizer: DialogueTokenizer, row: Row) -> str | None:
     match row:
         case Document():
-            return _spelled_token(codec, row.text)
+            return _spelled_token(tokenizer, row.text)
         case Example():
-            return why_not(codec, row.prompt, row.response)
+            return why_not(tokenizer, row.prompt, row.response)
         case PreferencePair():
-            return why_not(codec, row.prompt, row.chosen) or why_not(codec, row.prompt, row.rejected)
+            return why_not(tokenizer, row.prompt, row.chosen) or why_not(tokenizer, row.prompt, row.rejected)
         case PromptOnly():
-            return why_not(codec, row.prompt)
+            return why_not(tokenizer, row.prompt)
 
 
-def _spelled(codec: Codec, text: str) -> str | None:
+def _spelled(tokenizer: DialogueTokenizer, text: str) -> str | None:
     """Return which control token, or else which mark of the template's turns, a text spells first; None for neither."""
-    if (reason := _spelled_token(codec, text)) is not None:
+    if (reason := _spelled_token(tokenizer, text)) is not None:
         return reason
-    mark = codec.turn_marks.search(text)
+    mark = tokenizer.turn_marks.search(text)
     return None if mark is None else f"a text spells the mark of a turn {mark[0]!r}"
 
 
-def _spelled_token(codec: Codec, text: str) -> str | None:
+def _spelled_token(tokenizer: DialogueTokenizer, text: str) -> str | None:
     """Return which control token a text spells first; None for none. It is all that a document must not spell."""
-    tokens = [token for token in codec.control_tokens if token in text]
+    tokens = [token for token in tokenizer.control_tokens if token in text]
     return f"a text spells the control token {min(tokens, key=text.index)!r}" if tokens else None
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlhf.data.batch import Rollout
 from rlhf.data.corpus import Prompt
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.worlds import toy
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean
@@ -93,7 +93,7 @@ def heldout_sampling(options: Evaluate, at_once: int | None = None) -> Sampling:
 def measure(
     shared: SharedBase,
     role: Role,
-    codec: Codec,
+    tokenizer: DialogueTokenizer,
     prompts: Sequence[Prompt],
     sampling: Sampling,
     *,
@@ -108,15 +108,15 @@ def measure(
     the scores.
     """
     prompts = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
-    ids, _ = codec.encode_prompts(prompts, sampling.max_prompt_length)
+    ids, _ = tokenizer.encode_prompts(prompts, sampling.max_prompt_length)
     with (
         working("evaluating on held-out prompts"),
         torch.random.fork_rng([shared.device] if shared.device.type == "cuda" else []),
     ):
         torch.manual_seed(seed + EVALUATION_SEED_OFFSET)
         with shared.role(role):
-            rollout = sample(shared.base, ids, codec, sampling, trunk=shared.role_trunk)
-        texts = codec.decode_rows(rollout.tokens, rollout.mask)
+            rollout = sample(shared.base, ids, tokenizer, sampling, trunk=shared.role_trunk)
+        texts = tokenizer.decode_rows(rollout.tokens, rollout.mask)
         scores = torch.zeros(len(ids), device=shared.device)
         divergence = torch.zeros((), dtype=torch.float64, device=shared.device)
         for index in rollout.sharded_by_length(sampling.batch_size):
@@ -128,7 +128,7 @@ def measure(
         distributed.all_sum(scores, divergence)
     true_rewards = None
     if with_true_reward:
-        prompt_texts = [codec.prompt_text(prompt) for prompt in prompts]
+        prompt_texts = [tokenizer.prompt_text(prompt) for prompt in prompts]
         true_rewards = torch.tensor([toy.true_reward(p, t) for p, t in zip(prompt_texts, texts, strict=True)])
     rewards: dict[str, Tensor] = {}
     final_scores = scores.cpu() if shared.score_head is not None else None
@@ -143,7 +143,7 @@ def measure(
         true_rewards=true_rewards,
         samples_per_prompt=samples_per_prompt,
         rewards=rewards,
-        other_ends=rollout.other_end_rate(shared.end_ids, codec.eos_id),
+        other_ends=rollout.other_end_rate(shared.end_ids, tokenizer.eos_id),
     )
 
 
@@ -290,7 +290,7 @@ def win_rate(differences: Tensor, start: PolicyStart, samples_per_prompt: int = 
 
 
 def sample_of(
-    codec: Codec,
+    tokenizer: DialogueTokenizer,
     prompts: Sequence[Prompt],
     before: PolicySamples,
     after: PolicySamples,
@@ -307,4 +307,4 @@ def sample_of(
     for name, samples in ((START_TITLES[start], before), (stage.upper(), after)):
         score = "" if samples.scores is None else f" (score {samples.scores[index]:.2f})"
         answers[name + score] = samples.texts[index]
-    return codec.prompt_text(prompts[index // before.samples_per_prompt]), answers
+    return tokenizer.prompt_text(prompts[index // before.samples_per_prompt]), answers

@@ -19,7 +19,7 @@ from rlhf.recipe.names import is_gguf
 
 if TYPE_CHECKING:
     from rlhf.data.corpus import Corpus, Prompt, Split
-    from rlhf.data.tokenize import Codec
+    from rlhf.data.tokenize import DialogueTokenizer
 
 SAMPLE = 2000  # rows whose lengths are counted; all rows are counted as rows
 UNCUT = 10**9  # tokens
@@ -59,26 +59,26 @@ def read_rows(recipe: Recipe, stages: Iterable[StageName]) -> OwnRows | None:
     from rlhf.data.trainable import trainable
 
     rows = read_source(recipe, Path())
-    codec = _codec(recipe.tokenizer)
-    if codec is not None:
-        rows, _ = trainable(rows, codec, recipe.data.on_bad_row)
+    tokenizer = _tokenizer(recipe.tokenizer)
+    if tokenizer is not None:
+        rows, _ = trainable(rows, tokenizer, recipe.data.on_bad_row)
     corpus, _ = divide_rows(rows, recipe)
     training = [stage for stage in TRAINING_STAGES if stage in set(stages)]
     unmet = {need.stage: need for need in needs(corpus, training) if not need.met}
     lacking = {stage: f"needed are {unmet[stage].lack}{unmet[stage].advice}" for stage in training if stage in unmet}
-    counted = {stage: _rows(corpus, stage, codec) for stage in training if stage not in unmet}
-    return OwnRows(counted, lacking, "words" if codec is None else "tokens")
+    counted = {stage: _rows(corpus, stage, tokenizer) for stage in training if stage not in unmet}
+    return OwnRows(counted, lacking, "words" if tokenizer is None else "tokens")
 
 
-def _rows(corpus: "Corpus", stage: TrainingName, codec: "Codec | None") -> Rows:
+def _rows(corpus: "Corpus", stage: TrainingName, tokenizer: "DialogueTokenizer | None") -> Rows:
     split = _split(corpus, stage)
     heldout = len(split) - len(split.train) - (len(split.test) if split.has_validation else 0)
     sample = random.Random(0).sample(split.train, min(SAMPLE, len(split.train)))
-    count = _counter(codec)
-    if codec is None:
+    count = _counter(tokenizer)
+    if tokenizer is None:
         prompts = count([render_hh(prompt) for prompt, _, _ in sample])
     else:
-        prompts = [len(ids) for ids in codec.encode_prompts([prompt for prompt, _, _ in sample], UNCUT)[0]]
+        prompts = [len(ids) for ids in tokenizer.encode_prompts([prompt for prompt, _, _ in sample], UNCUT)[0]]
     chosen, rejected = count([chosen for _, chosen, _ in sample]), count([rejected for _, _, rejected in sample])
     return Rows(len(split.train), heldout, list(zip(prompts, chosen, rejected, strict=True)))
 
@@ -95,16 +95,16 @@ def _split(corpus: "Corpus", stage: TrainingName) -> "Split[Answers]":
     return corpus.prompts(stage).map(lambda prompts: [(prompt, "", "") for prompt in prompts])
 
 
-def _counter(codec: "Codec | None") -> Callable[[list[str]], list[int]]:
+def _counter(tokenizer: "DialogueTokenizer | None") -> Callable[[list[str]], list[int]]:
     """Return what counts the tokens of texts, or without a tokenizer their words."""
-    if codec is None:
+    if tokenizer is None:
         return lambda texts: [len(text.split()) for text in texts]
-    tokenizer = codec.tokenizer
-    return lambda texts: [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+    hf = tokenizer.hf
+    return lambda texts: [len(ids) for ids in hf(texts, add_special_tokens=False)["input_ids"]]
 
 
-def _codec(settings: Tokenizer) -> "Codec | None":
-    """Return the codec of a tokenizer that is on this machine; None for one that is not, or that a run makes."""
+def _tokenizer(settings: Tokenizer) -> "DialogueTokenizer | None":
+    """Return a tokenizer that is on this machine; None for one that is not, or that a run makes."""
     folder = _folder(settings)
     if folder is None:
         return None

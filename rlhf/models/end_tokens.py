@@ -1,4 +1,4 @@
-"""Ids with which a checkpoint ends a text by its own account; training and sampling here end with the codec's EOS."""
+"""Ids with which a checkpoint ends a text by its own account; here texts end with the tokenizer's EOS."""
 
 from typing import Any
 

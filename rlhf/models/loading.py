@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from rlhf.data import hub, tokenize
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.models import folders, gguf, records, wheels
 from rlhf.models import weights as stored
@@ -42,12 +42,12 @@ ModelHead = Literal["lm", "score"]
 SCORE = "score.weight"  # the scalar head in transformers' classifiers
 
 
-def load_codec(run: StageRun) -> Codec:
-    """Return the recipe's codec. Raises UserError where its tokenizer cannot be loaded or does not fit the model."""
+def load_tokenizer(run: StageRun) -> DialogueTokenizer:
+    """Return the recipe's tokenizer. Raises UserError where it cannot be loaded or does not fit the model."""
     settings, architecture = run.loaded.recipe.tokenizer, run.loaded.recipe.model.architecture
     if settings.source == "words":
         assert settings.vocab_size
-        return Codec(tokenize.words(settings.vocab_size), settings.template)
+        return DialogueTokenizer(tokenize.words(settings.vocab_size), settings.template)
     name = local_name(settings)
     if settings.source == "train":
         name = str(run.parents.folder(PRETRAIN) / MODEL)
@@ -56,27 +56,27 @@ def load_codec(run: StageRun) -> Codec:
     base: records.ModelConfig | None = None
     if run.loaded.recipe.model.source in (PRETRAIN, "local", "package"):  # the tokenizer's class reads it too
         base = reader.read(Path(base_name(run)) / "config.json", records.ModelConfig)
-    codec = tokenize.load(name, settings, _loading("the tokenizer", name, settings))
-    entries = max(codec.tokenizer.get_vocab().values(), default=-1) + 1  # ids may have gaps
+    tokenizer = tokenize.load(name, settings, _loading("the tokenizer", name, settings))
+    entries = max(tokenizer.hf.get_vocab().values(), default=-1) + 1  # ids may have gaps
     vocabulary, holder = (architecture.vocab_size if architecture else None), "model.architecture.vocab_size is"
     if vocabulary is None:
         vocabulary, holder = base.vocab_size if base else None, "the base model's vocab_size is"
     if vocabulary and entries > vocabulary:
         raise UserError(f"the tokenizer {name} has {entries} entries, {holder} only {vocabulary}")
-    return codec
+    return tokenizer
 
 
-def new_base(architecture: Architecture, codec: Codec, dtype: str) -> PreTrainedModel:
+def new_base(architecture: Architecture, tokenizer: DialogueTokenizer, dtype: str) -> PreTrainedModel:
     """Return a model with random weights, drawn from torch's generator.
 
     Raises UserError for an architecture that is not supported.
     """
     config = config_of(
         architecture,
-        vocab_size=len(codec.tokenizer),
-        pad_token_id=codec.pad_id,
-        bos_token_id=codec.tokenizer.bos_token_id,
-        eos_token_id=codec.eos_id,
+        vocab_size=len(tokenizer.hf),
+        pad_token_id=tokenizer.pad_id,
+        bos_token_id=tokenizer.hf.bos_token_id,
+        eos_token_id=tokenizer.eos_id,
     )
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     check_model(model, "model.architecture")

@@ -67,9 +67,11 @@ class Decoding(ABC):
     With several rows of `uniforms` for each prompt, as many responses to it are decoded side by side.
     """
 
-    def __init__(self, model: Model, uniforms: Tensor, sampling: Sampling, codec: SpecialIds, value_fn: ValueFn | None):
+    def __init__(
+        self, model: Model, uniforms: Tensor, sampling: Sampling, tokenizer: SpecialIds, value_fn: ValueFn | None
+    ):
         self.output_layer, self.value_fn = model.get_output_embeddings(), value_fn
-        self.sampling, self.eos_id, self.pad_id = sampling, codec.eos_id, codec.pad_id
+        self.sampling, self.eos_id, self.pad_id = sampling, tokenizer.eos_id, tokenizer.pad_id
         self.logit_scale = logit_scale(model.config)
         batch_size, self.room = uniforms.shape
         device = uniforms.device

@@ -31,7 +31,7 @@ Phase = Callable[[str], AbstractContextManager[Any]]  # gives the block in which
 def sample(
     model: Model,
     prompts: Sequence[list[int]],
-    codec: SpecialIds,
+    tokenizer: SpecialIds,
     sampling: Sampling,
     value_fn: ValueFn | None = None,
     *,
@@ -78,16 +78,16 @@ def sample(
             indices = order[at : at + at_once]
             rows = [i * copies + copy for i in indices for copy in range(copies)]
             batch = [prompts[i] for i in indices]
-            start = partial(new_decoding, model, batch, uniforms[rows], sampling, codec, value_fn)
+            start = partial(new_decoding, model, batch, uniforms[rows], sampling, tokenizer, value_fn)
             tokens[rows], logprobs[rows], values[rows] = _decode(phase, start)
     if not replicate:
         distributed.all_sum(tokens, logprobs, values)
 
-    is_eos = tokens == codec.eos_id
+    is_eos = tokens == tokenizer.eos_id
     length = torch.where(is_eos.any(1), is_eos.int().argmax(1) + 1, sampling.response_length)
     responses = [row[:n] for row, n in zip(tokens.tolist(), length.tolist(), strict=True)]
     prompt_of_each = [prompt for prompt in prompts for _ in range(copies)]
-    rollout = collate(prompt_of_each, responses, codec.pad_id, codec.eos_id, device)
+    rollout = collate(prompt_of_each, responses, tokenizer.pad_id, tokenizer.eos_id, device)
     longest = int(length.max())
     return replace(rollout, logprobs=logprobs[:, :longest], values=values[:, :longest] if value_fn else None)
 

@@ -56,14 +56,14 @@ class LibraryDecoding(Decoding):  # rlhf/memory/rehearsal/seams.py replaces __in
         prompts: Sequence[list[int]],
         uniforms: Tensor,
         sampling: Sampling,
-        codec: SpecialIds,
+        tokenizer: SpecialIds,
         value_fn: ValueFn | None,
     ):
-        super().__init__(model, uniforms, sampling, codec, value_fn)
+        super().__init__(model, uniforms, sampling, tokenizer, value_fn)
         self.decoder = model.get_decoder()
         self.copies = len(uniforms) // len(prompts)
         device = uniforms.device
-        ids = pad_right([p[::-1] for p in prompts], codec.pad_id).flip(1).to(device)  # prompts end together
+        ids = pad_right([p[::-1] for p in prompts], tokenizer.pad_id).flip(1).to(device)  # prompts end together
         self.width = ids.shape[1]
         window = sliding_window(model.config)
         self.sliding = window if window and self.width + self.room > window else None

@@ -18,7 +18,7 @@ BOUND = {torch.float32: 0.01, torch.bfloat16: 0.5}
 
 
 @torch.no_grad()
-def check_sampling(model: Model, codec: SpecialIds) -> None:
+def check_sampling(model: Model, tokenizer: SpecialIds) -> None:
     """Sample a few tokens to padded prompts, and compare their log-probabilities with a forward pass over the whole.
 
     Raises UserError where they differ, or where the model cannot be sampled from. Random numbers drawn later are the
@@ -34,7 +34,7 @@ def check_sampling(model: Model, codec: SpecialIds) -> None:
     sampling = Sampling(longest, NEW_TOKENS, 1.0, batch_size=len(prompts))
     try:
         with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
-            rollout = sample(model, prompts, codec, sampling)
+            rollout = sample(model, prompts, tokenizer, sampling)
         with mixed_precision(model):
             logits = model(input_ids=rollout.ids, use_cache=False).logits
     except Exception as error:  # whatever a model's code raises

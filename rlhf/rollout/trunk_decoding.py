@@ -24,10 +24,10 @@ class TrunkDecoding(Decoding):
         prompts: Sequence[list[int]],
         uniforms: Tensor,
         sampling: Sampling,
-        codec: SpecialIds,
+        tokenizer: SpecialIds,
         value_fn: ValueFn | None,
     ):
-        super().__init__(model, uniforms, sampling, codec, value_fn)
+        super().__init__(model, uniforms, sampling, tokenizer, value_fn)
         self.trunk, self.role = trunk
         ids = pad_right(prompts, self.pad_id).to(uniforms.device)
         lengths = torch.tensor([len(p) for p in prompts], device=uniforms.device)

@@ -72,21 +72,25 @@ class Client:
         self._call("/v1/unload_lora_adapter", {"lora_name": self._name})
 
     def sample(
-        self, prompts: Sequence[list[int]], codec: SpecialIds, sampling: Sampling, device: torch.device | None = None
+        self,
+        prompts: Sequence[list[int]],
+        tokenizer: SpecialIds,
+        sampling: Sampling,
+        device: torch.device | None = None,
     ) -> Rollout:
         """Sample responses to prompts, in their order; each has its own seed from torch's generator."""
         prompts = [prompt for prompt in prompts for _ in range(sampling.samples_per_prompt)]
         seeds = torch.randint(2**31, (len(prompts),)).tolist()
         with ThreadPoolExecutor(sampling.batch_size) as pool:
-            answers = list(pool.map(lambda ids, seed: self._complete(ids, seed, codec, sampling), prompts, seeds))
-        rollout = collate(prompts, [ids for ids, _ in answers], codec.pad_id, codec.eos_id, device)
+            answers = list(pool.map(lambda ids, seed: self._complete(ids, seed, tokenizer, sampling), prompts, seeds))
+        rollout = collate(prompts, [ids for ids, _ in answers], tokenizer.pad_id, tokenizer.eos_id, device)
         logprobs = torch.zeros(rollout.mask.shape)
         for row, (_, values) in enumerate(answers):
             logprobs[row, : len(values)] = torch.tensor(values)
         return replace(rollout, logprobs=logprobs.to(device))
 
     def _complete(
-        self, prompt: list[int], seed: int, codec: SpecialIds, sampling: Sampling
+        self, prompt: list[int], seed: int, tokenizer: SpecialIds, sampling: Sampling
     ) -> tuple[list[int], list[float]]:
         result = self._call(
             "/v1/completions",
@@ -103,7 +107,7 @@ class Client:
                 "ignore_eos": True,  # EOS is among `stop_token_ids`
                 "seed": seed,
                 "logprobs": 0,
-                "stop_token_ids": [codec.eos_id],
+                "stop_token_ids": [tokenizer.eos_id],
                 "return_token_ids": True,
             },
         )

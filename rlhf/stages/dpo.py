@@ -15,11 +15,11 @@ from trl import DPOConfig, DPOTrainer
 from rlhf.data.batch import Rollout, collate
 from rlhf.data.load import load_corpus
 from rlhf.data.pairs import EncodedPair
-from rlhf.data.tokenize import Codec, Encoded
+from rlhf.data.tokenize import DialogueTokenizer, Encoded
 from rlhf.evaluation.policies import gains_over_start, sample_of
 from rlhf.evaluation.reward_model import accuracy
 from rlhf.models.adapters import save_adapter
-from rlhf.models.loading import load_codec
+from rlhf.models.loading import load_tokenizer
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.losses import dpo_loss
 from rlhf.observe.telemetry import Telemetry
@@ -41,26 +41,28 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     options = recipe.options(Dpo)
     telemetry = Telemetry(device)
 
-    codec = load_codec(run)
-    corpus = load_corpus(run, codec)
+    tokenizer = load_tokenizer(run)
+    corpus = load_corpus(run, tokenizer)
     split = corpus.preferences("dpo")
-    pairs = stage_pairs(run, codec, split, options)
+    pairs = stage_pairs(run, tokenizer, split, options)
     prompts = corpus.prompts("dpo").test[: recipe.evaluate.max_samples]
 
-    _fit(run, codec, pairs, device, telemetry)
+    _fit(run, tokenizer, pairs, device, telemetry)
     free_memory()
 
     with telemetry.phase("evaluate"):
-        before, after, shared = measure_against_start(run, codec, prompts, device)
+        before, after, shared = measure_against_start(run, tokenizer, prompts, device)
         with working("dpo: scoring held-out pairs"):
-            preferred = preference_accuracy(shared, codec, pairs.heldout, 2 * options.per_device_train_batch_size)
+            preferred = preference_accuracy(shared, tokenizer, pairs.heldout, 2 * options.per_device_train_batch_size)
     counts = {"preference_accuracy": preferred, "train_pairs": len(pairs.training), **pairs.cuts}
     metrics = gains_over_start(before, after, recipe.start) | counts | best_step_metric(run)
-    sample = sample_of(codec, prompts, before, after, "dpo", recipe.start)
+    sample = sample_of(tokenizer, prompts, before, after, "dpo", recipe.start)
     return Result(metrics, telemetry.costs(), sample)
 
 
-def _fit(run: StageRun, codec: Codec, pairs: StagePairs, device: torch.device, telemetry: Telemetry) -> None:
+def _fit(
+    run: StageRun, tokenizer: DialogueTokenizer, pairs: StagePairs, device: torch.device, telemetry: Telemetry
+) -> None:
     """Train and write the adapter. Only this function holds the model, so that `free_memory` can free it afterwards."""
     recipe = run.loaded.recipe
     options = recipe.options(Dpo)
@@ -71,12 +73,12 @@ def _fit(run: StageRun, codec: Codec, pairs: StagePairs, device: torch.device, t
         model=model,
         args=arguments(DPOConfig, run, options, max_length=None, **losses_of(options)),
         train_dataset=rows_to_dataset([_training_row(pair) for pair in pairs.training]),
-        processing_class=codec.tokenizer,
+        processing_class=tokenizer.hf,
     )
     evaluate = None
     if pairs.validation:
         with telemetry.phase("evaluate"):
-            evaluate = _Validation(model, pairs.validation, codec.pad_id, options)
+            evaluate = _Validation(model, pairs.validation, tokenizer.pad_id, options)
     weights = train(trainer, run, telemetry, pairs.lengths(), evaluate, pairs=True)
     save_adapter(model, run, run.path / ADAPTER, weights=weights)
     distributed.barrier()  # every rank reads the adapter
@@ -121,12 +123,14 @@ class _Validation(Measuring[Dpo]):
 
 
 @torch.no_grad()
-def preference_accuracy(shared: SharedBase, codec: Codec, pairs: Sequence[EncodedPair], batch_size: int) -> float:
+def preference_accuracy(
+    shared: SharedBase, tokenizer: DialogueTokenizer, pairs: Sequence[EncodedPair], batch_size: int
+) -> float:
     """Return the share of pairs whose chosen response gained more log-probability over the reference than the other."""
 
     def gains(sequences: Sequence[Encoded]) -> torch.Tensor:
         prompts, responses = [s.prompt for s in sequences], [s.response for s in sequences]
-        batch = collate(prompts, responses, codec.pad_id, codec.eos_id, shared.device)
+        batch = collate(prompts, responses, tokenizer.pad_id, tokenizer.eos_id, shared.device)
         policy, reference = (logprobs(role, batch) for role in ("policy", "reference"))
         return policy - reference
 

@@ -13,7 +13,7 @@ from rlhf.data.corpus import Corpus, Prompt
 from rlhf.data.load import load_corpus
 from rlhf.data.pairs import encode_pairs
 from rlhf.data.rows import PreferencePair
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.evaluation.likelihood import ScoredText, perplexity, scored_texts
 from rlhf.evaluation.policies import (
     EvaluationRewards,
@@ -28,7 +28,7 @@ from rlhf.evaluation.policies import (
 from rlhf.evaluation.references import Overlap, answers
 from rlhf.evaluation.reward_model import reward_model_figures, score_histograms, scores_of
 from rlhf.files import JsonObject, write_json
-from rlhf.models.loading import load_base, load_codec
+from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
@@ -51,21 +51,21 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     options = recipe.evaluate
     telemetry = Telemetry(device)
 
-    codec = load_codec(run)
-    corpus = load_corpus(run, codec)
+    tokenizer = load_tokenizer(run)
+    corpus = load_corpus(run, tokenizer)
     trained = run.parents.trained_policies()
-    prompts, reward_sums = _prompts_and_rewards(run, corpus, codec, trained)
-    demonstrations = _demonstrations(codec, corpus, options)
-    pairs = None if recipe.rm is None else _HeldoutPairs(codec, corpus, recipe.rm)
+    prompts, reward_sums = _prompts_and_rewards(run, corpus, tokenizer, trained)
+    demonstrations = _demonstrations(tokenizer, corpus, options)
+    pairs = None if recipe.rm is None else _HeldoutPairs(tokenizer, corpus, recipe.rm)
 
     with telemetry.phase("load"):
         shared = _load_roles(run, device, trained)
-        check_sampling(shared.base, codec)
+        check_sampling(shared.base, tokenizer)
         overlap = Overlap(answers(corpus, prompts, options.num_samples), options.bertscore_model, device)
     with telemetry.phase("evaluate"):
         labels: list[PolicyLabel] = [*dict.fromkeys(("base", recipe.start)), *trained]
         reward_fn = _reward_fn(reward_sums) if reward_sums else None
-        samples, perplexities = _measure_policies(shared, labels, codec, prompts, demonstrations, recipe, reward_fn)
+        samples, perplexities = _measure_policies(shared, labels, tokenizer, prompts, demonstrations, recipe, reward_fn)
         rm_metrics, rm_details = pairs.judged(shared) if pairs else ({}, {})
 
     metrics = _policy_metrics(samples, perplexities, overlap, telemetry, recipe.start) | rm_metrics
@@ -75,18 +75,18 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     if functions := _reward_functions(reward_sums):
         details["reward_functions"] = functions
     write_json(run.path / "details.json", details | rm_details)
-    run.logs.samples(0, _rows(codec, prompts, samples, options.num_samples))
+    run.logs.samples(0, _rows(tokenizer, prompts, samples, options.num_samples))
     texts = {name: policy.texts[0] for name, policy in samples.items()}
-    return Result(metrics, telemetry.costs(), (codec.prompt_text(prompts[0]), texts))
+    return Result(metrics, telemetry.costs(), (tokenizer.prompt_text(prompts[0]), texts))
 
 
 def _prompts_and_rewards(
-    run: StageRun, corpus: Corpus, codec: Codec, trained: Sequence[PolicyName]
+    run: StageRun, corpus: Corpus, tokenizer: DialogueTokenizer, trained: Sequence[PolicyName]
 ) -> tuple[list[Prompt], list[RewardSum]]:
     """Return held-out prompts, and the rewards of the policies where they are sums, which can judge all of these."""
     recipe = run.loaded.recipe
     reward_sums = [
-        RewardSum(stage, options, corpus.right_answers(), codec, run.path)
+        RewardSum(stage, options, corpus.right_answers(), tokenizer, run.path)
         for stage, options in recipe.online().items()
         if stage in trained and options.sums_rewards
     ]
@@ -112,13 +112,13 @@ def _load_roles(run: StageRun, device: torch.device, trained: Sequence[PolicyNam
 class _HeldoutPairs:
     """Held-out pairs, which the reward model is to judge. Raises UserError if none can be used."""
 
-    def __init__(self, codec: Codec, corpus: Corpus, options: Rm):
-        self.codec, self.batch_size = codec, 2 * options.per_device_train_batch_size
-        self.encoded, _, self.pairs = encode_pairs(codec, corpus.pairs.test[: options.max_eval_samples], options)
+    def __init__(self, tokenizer: DialogueTokenizer, corpus: Corpus, options: Rm):
+        self.tokenizer, self.batch_size = tokenizer, 2 * options.per_device_train_batch_size
+        self.encoded, _, self.pairs = encode_pairs(tokenizer, corpus.pairs.test[: options.max_eval_samples], options)
 
     def judged(self, shared: SharedBase) -> tuple[dict[str, float], JsonObject]:
         """Return metrics of the reward model, and what details.json has about it."""
-        pad_id = self.codec.pad_id
+        pad_id = self.tokenizer.pad_id
         chosen = scores_of([pair.chosen for pair in self.encoded], shared.scores_at, pad_id, self.batch_size)
         rejected = scores_of([pair.rejected for pair in self.encoded], shared.scores_at, pad_id, self.batch_size)
         length_differences = [len(pair.chosen.response) - len(pair.rejected.response) for pair in self.encoded]
@@ -128,7 +128,7 @@ class _HeldoutPairs:
         metrics |= {"accuracy_low": accuracy.low, "accuracy_high": accuracy.high}
         details: JsonObject = {
             "reward_model": curves.plain(),
-            "contradicted": contradicted(self.codec, self.pairs, margins),
+            "contradicted": contradicted(self.tokenizer, self.pairs, margins),
             "heldout_pairs": heldout_pairs(self.pairs, margins),
         }
         return {f"rm/{key}": value for key, value in metrics.items()}, details
@@ -137,7 +137,7 @@ class _HeldoutPairs:
 def _measure_policies(
     shared: SharedBase,
     labels: Sequence[PolicyLabel],
-    codec: Codec,
+    tokenizer: DialogueTokenizer,
     prompts: Sequence[Prompt],
     demonstrations: Sequence[ScoredText],
     recipe: Recipe,
@@ -152,7 +152,7 @@ def _measure_policies(
         samples[label] = measure(
             shared,
             role,
-            codec,
+            tokenizer,
             prompts,
             heldout_sampling(options),
             seed=recipe.seed,
@@ -162,7 +162,7 @@ def _measure_policies(
         )
         if demonstrations:
             with shared.roles.using(role):
-                perplexities[label] = perplexity(shared.base, demonstrations, codec.pad_id, options.batch_size)
+                perplexities[label] = perplexity(shared.base, demonstrations, tokenizer.pad_id, options.batch_size)
     return samples, perplexities
 
 
@@ -211,11 +211,11 @@ def _reward_fn(reward_sums: Sequence[RewardSum]) -> EvaluationRewards:
     return rewards
 
 
-def _demonstrations(codec: Codec, corpus: Corpus, options: Evaluate) -> list[ScoredText]:
+def _demonstrations(tokenizer: DialogueTokenizer, corpus: Corpus, options: Evaluate) -> list[ScoredText]:
     """Return held-out demonstrations as texts of which the responses are scored; none where data have prompts alone."""
     if not corpus.has_responses:
         return []
-    rows, _ = codec.encode(
+    rows, _ = tokenizer.encode(
         [(row.prompt, row.response) for row in corpus.demonstrations().test[: options.max_samples]],
         options.max_prompt_length,
         options.max_prompt_length + options.response_length,
@@ -252,13 +252,13 @@ def _repeated(key: str, start: PolicyStart) -> bool:
     return key.removesuffix(start) in REPEATED or (key.startswith("reward_") and key.endswith(f"_{start}"))
 
 
-def contradicted(codec: Codec, pairs: list[PreferencePair], margins: list[float]) -> list[JsonObject]:
+def contradicted(tokenizer: DialogueTokenizer, pairs: list[PreferencePair], margins: list[float]) -> list[JsonObject]:
     """Return the held-out pairs whose label the reward model contradicts most: its mistakes, or the annotators'."""
     worst = sorted(range(len(pairs)), key=lambda i: margins[i])[:CONTRADICTED]
     return [
         {
             "margin": margins[i],
-            "prompt": codec.prompt_text(pairs[i].prompt),
+            "prompt": tokenizer.prompt_text(pairs[i].prompt),
             "chosen": pairs[i].chosen,
             "rejected": pairs[i].rejected,
             "source": pairs[i].source,
@@ -285,15 +285,15 @@ def _hash(content: object) -> str:
 
 
 def _rows(
-    codec: Codec, prompts: Sequence[Prompt], samples: dict[str, PolicySamples], samples_per_prompt: int
+    tokenizer: DialogueTokenizer, prompts: Sequence[Prompt], samples: dict[str, PolicySamples], samples_per_prompt: int
 ) -> list[JsonObject]:
     """Return a row for each prompt with every policy's answer; with several samples a numbered row for each."""
     rows = []
     for i, (prompt, number) in enumerate(itertools.product(prompts, range(samples_per_prompt))):
-        row: JsonObject = {"prompt": codec.prompt_text(prompt)}
+        row: JsonObject = {"prompt": tokenizer.prompt_text(prompt)}
         if samples_per_prompt > 1:
             row["sample"] = number
-        if codec.template != "hh":  # only a transcript can be parsed back into messages
+        if tokenizer.template != "hh":  # only a transcript can be parsed back into messages
             row["messages"] = [{"role": message.role, "content": message.content} for message in prompt]
         for name, policy in samples.items():
             answer: JsonObject = {"response": policy.texts[i]}

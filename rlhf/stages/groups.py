@@ -152,14 +152,14 @@ def sample_and_score(session: Session, learner: "Learner", step: int) -> ScoredR
 @torch.no_grad()
 def score_responses(session: Session, learner: "Learner", rollout: Rollout, prompt_indices: list[int]) -> ScoredRollout:
     """Return responses to training prompts with their scores, raw and shaped."""
-    options, codec, shared = learner.options, session.codec, session.shared
+    options, tokenizer, shared = learner.options, session.tokenizer, session.shared
     assert session.reward_sum is not None
     rollout = role_passes.with_lower_states(shared, rollout, options.score_rows)
     model_scores = (
         role_passes.reward_scores(shared, rollout, options.score_rows).cpu() if options.model_scores else None
     )
     prompts = [session.prompts.train[i] for i in prompt_indices for _ in range(options.num_generations)]
-    texts = codec.decode_rows(rollout.tokens, rollout.mask)
+    texts = tokenizer.decode_rows(rollout.tokens, rollout.mask)
     by_name = session.reward_sum.per_response(prompts, texts, model_scores, rollout.response_ids)
     scores = session.reward_sum.total(by_name)
     shaped_scores = _shaped_scores(session.reward_sum, learner, rollout, by_name)

@@ -15,11 +15,11 @@ from trl import KTOConfig, KTOTrainer
 
 from rlhf.data.load import load_corpus
 from rlhf.data.rows import Example
-from rlhf.data.tokenize import Codec, Encoded
+from rlhf.data.tokenize import DialogueTokenizer, Encoded
 from rlhf.errors import UserError
 from rlhf.evaluation.policies import gains_over_start, sample_of
 from rlhf.models.adapters import save_adapter
-from rlhf.models.loading import load_codec
+from rlhf.models.loading import load_tokenizer
 from rlhf.objectives.losses import kto_loss
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
@@ -46,32 +46,32 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     options = recipe.options(Kto)
     telemetry = Telemetry(device)
 
-    codec = load_codec(run)
-    corpus = load_corpus(run, codec)
+    tokenizer = load_tokenizer(run)
+    corpus = load_corpus(run, tokenizer)
     split = corpus.judged(run.stage)
     shuffled = random.Random(recipe.seed).sample(split.train, len(split.train))  # both sides of a pair come together
-    training, cuts = _encode(codec, shuffled[: options.max_samples], options)
-    heldout, heldout_cuts = _encode(codec, split.test[: options.max_eval_samples], options)
+    training, cuts = _encode(tokenizer, shuffled[: options.max_samples], options)
+    heldout, heldout_cuts = _encode(tokenizer, split.test[: options.max_eval_samples], options)
     validation = heldout if options.eval_steps else []
     if options.eval_steps and split.has_validation:
-        validation, _ = _encode(codec, split.validation[: options.max_eval_samples], options)
+        validation, _ = _encode(tokenizer, split.validation[: options.max_eval_samples], options)
     run.describe(cuts={"train": cuts, "heldout": heldout_cuts})
     prompts = corpus.prompts(run.stage).test[: recipe.evaluate.max_samples]
 
-    telling = _fit(run, codec, training, validation, heldout, device, telemetry)
+    telling = _fit(run, tokenizer, training, validation, heldout, device, telemetry)
     free_memory()
 
     with telemetry.phase("evaluate"):
-        before, after, _ = measure_against_start(run, codec, prompts, device)
+        before, after, _ = measure_against_start(run, tokenizer, prompts, device)
     good = sum(judged.good for judged in training)
     counts = {"train_good": good, "train_bad": len(training) - good, **cuts}
     metrics = gains_over_start(before, after, recipe.start) | telling | counts | best_step_metric(run)
-    return Result(metrics, telemetry.costs(), sample_of(codec, prompts, before, after, run.stage, recipe.start))
+    return Result(metrics, telemetry.costs(), sample_of(tokenizer, prompts, before, after, run.stage, recipe.start))
 
 
 def _fit(
     run: StageRun,
-    codec: Codec,
+    tokenizer: DialogueTokenizer,
     training: Sequence[Judged],
     validation: Sequence[Judged],
     heldout: Sequence[Judged],
@@ -99,13 +99,13 @@ def _fit(
             undesirable_weight=options.undesirable_weight,
         ),
         train_dataset=rows_to_dataset(_training_rows(training, options.per_device_train_batch_size)),
-        processing_class=codec.tokenizer,
+        processing_class=tokenizer.hf,
     )
     with telemetry.phase("evaluate"), working(f"{run.stage}: scoring held-out answers"):
-        final = _Validation(model, heldout, codec.pad_id, options)
+        final = _Validation(model, heldout, tokenizer.pad_id, options)
         evaluate = final if validation is heldout else None
         if validation and evaluate is None:
-            evaluate = _Validation(model, validation, codec.pad_id, options)
+            evaluate = _Validation(model, validation, tokenizer.pad_id, options)
     lengths = [len(judged.row.prompt) + len(judged.row.response) for judged in training]
     weights = train(trainer, run, telemetry, lengths, evaluate)
     save_adapter(model, run, run.path / ADAPTER, weights=weights)
@@ -144,11 +144,11 @@ class _Trainer(EncodedRowsTrainer, KTOTrainer):
     """TRL's trainer with the changes of a run."""
 
 
-def _encode(codec: Codec, rows: Sequence[Example], options: Kto) -> tuple[list[Judged], dict[str, int]]:
+def _encode(tokenizer: DialogueTokenizer, rows: Sequence[Example], options: Kto) -> tuple[list[Judged], dict[str, int]]:
     """Return judged answers as token ids, and counts of what was cut. Raises UserError where none is left."""
     with working("encoding answers"):
         texts = [(row.prompt, row.response) for row in rows]
-        encoded, counts = codec.encode(texts, options.max_prompt_length, options.max_length)
+        encoded, counts = tokenizer.encode(texts, options.max_prompt_length, options.max_length)
     judged = [Judged(ids, bool(row.good)) for ids, row in zip(encoded, rows, strict=True) if ids]
     if not judged:
         raise UserError("kto: no answer fits below kto.max_length; raise it or lower kto.max_prompt_length")

@@ -8,10 +8,10 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.data.corpus import Corpus
 from rlhf.data.load import load_corpus
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.models.folders import share_weights
-from rlhf.models.loading import load_base, load_codec
+from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.models.nf4 import round_to_nf4
 from rlhf.models.precision import Model, mixed_precision
 from rlhf.models.weights import attach_adapter
@@ -33,8 +33,8 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     if device.type == "cuda":
         device = torch.device("cpu")  # in full precision the base may not fit the card; a CPU is fast enough
     telemetry = Telemetry(device)
-    codec = load_codec(run)
-    texts = _heldout(codec, load_corpus(run, codec), recipe, device)
+    tokenizer = load_tokenizer(run)
+    texts = _heldout(tokenizer, load_corpus(run, tokenizer), recipe, device)
 
     with telemetry.phase("merge"):
         # Merging into 4-bit weights would round the adapter away, so 16-bit ones are merged.
@@ -49,7 +49,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
         merged_logprobs = _logprobs(merged, texts)
         effect, divergence = _kl(expected, base_logprobs), _kl(expected, merged_logprobs)
         _check_merged(effect, divergence, ROUNDING[recipe.model.dtype])
-        _save(run, merged, codec)
+        _save(run, merged, tokenizer)
     size = sum(f.stat().st_size for f in (run.path / MODEL).glob("*.safetensors"))
     metrics = {
         "kl_of_merging": divergence.item(),
@@ -79,31 +79,35 @@ def _check_merged(effect: Tensor, divergence: Tensor, rounding: float) -> None:
         )
 
 
-def _save(run: StageRun, merged: PreTrainedModel, codec: Codec) -> None:
+def _save(run: StageRun, merged: PreTrainedModel, tokenizer: DialogueTokenizer) -> None:
     """Write the merged model with its tokenizer, and with the settings by which evaluations sample."""
     options, folder = run.loaded.recipe.evaluate, run.path / MODEL
-    ids = {"bos_token_id": codec.tokenizer.bos_token_id, "eos_token_id": codec.eos_id, "pad_token_id": codec.pad_id}
+    ids = {
+        "bos_token_id": tokenizer.hf.bos_token_id,
+        "eos_token_id": tokenizer.eos_id,
+        "pad_token_id": tokenizer.pad_id,
+    }
     sampling = {"temperature": options.temperature, "top_p": options.top_p, "top_k": 0}
     merged.generation_config = GenerationConfig(do_sample=True, **sampling, **ids)
     merged.save_pretrained(folder)
     share_weights(folder / "config.json")
-    if not codec.write_chat_template():
+    if not tokenizer.write_chat_template():
         say("merge: a chat interface will tokenize prompts otherwise than training did")
-    codec.tokenizer.save_pretrained(folder)
+    tokenizer.hf.save_pretrained(folder)
 
 
-def _heldout(codec: Codec, corpus: Corpus, recipe: Recipe, device: torch.device) -> list[Tensor]:
+def _heldout(tokenizer: DialogueTokenizer, corpus: Corpus, recipe: Recipe, device: torch.device) -> list[Tensor]:
     """Return the ends of the first held-out dialogues that fit SFT's limits; SFT has checked that some do.
 
     A recipe without SFT has held-out prompts in their place.
     """
     if recipe.sft is None:
         prompts = corpus.prompts("merge").test[:ROWS]
-        texts, _ = codec.encode_prompts(prompts, recipe.evaluate.max_prompt_length)
+        texts, _ = tokenizer.encode_prompts(prompts, recipe.evaluate.max_prompt_length)
     else:
         options = recipe.sft
         rows = [(row.prompt, row.response) for row in corpus.demonstrations().test[: options.max_eval_samples]]
-        encoded = codec.encode(rows, options.max_prompt_length, options.max_length)[0]
+        encoded = tokenizer.encode(rows, options.max_prompt_length, options.max_length)[0]
         texts = [row.prompt + row.response for row in encoded if row][:ROWS]
     return [torch.tensor([text[-TOKENS:]], device=device) for text in texts]
 

@@ -9,7 +9,7 @@ from transformers import DataCollatorForLanguageModeling, TrainingArguments
 
 from rlhf.data import tokenize
 from rlhf.data.load import load_corpus
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.evaluation.likelihood import perplexity
 from rlhf.models.folders import share_weights
 from rlhf.models.loading import new_base
@@ -30,35 +30,37 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     telemetry = Telemetry(device)
 
     assert recipe.tokenizer.vocab_size
-    untrained = Codec(tokenize.train([], recipe.tokenizer.vocab_size), recipe.tokenizer.template)  # its control tokens
+    untrained = DialogueTokenizer(
+        tokenize.train([], recipe.tokenizer.vocab_size), recipe.tokenizer.template
+    )  # its control tokens
     texts = load_corpus(run, untrained).texts(recipe.tokenizer.template)
     training = texts.train[: options.max_samples]
     with working("pretrain: training the tokenizer, encoding"):
-        codec = Codec(tokenize.train(training, recipe.tokenizer.vocab_size), recipe.tokenizer.template)
-        documents = codec.encode_texts(training, options.max_length)
-        heldout = codec.encode_texts(texts.test[: options.max_eval_samples], options.max_length)
+        tokenizer = DialogueTokenizer(tokenize.train(training, recipe.tokenizer.vocab_size), recipe.tokenizer.template)
+        documents = tokenizer.encode_texts(training, options.max_length)
+        heldout = tokenizer.encode_texts(texts.test[: options.max_eval_samples], options.max_length)
 
     torch.manual_seed(recipe.seed)
-    model = new_base(architecture, codec, recipe.model.dtype)
+    model = new_base(architecture, tokenizer, recipe.model.dtype)
     model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
     trainer = RunTrainer(
         model=model,
         args=arguments(TrainingArguments, run, options),
         train_dataset=rows_to_dataset([{"input_ids": ids} for ids in documents]),
-        data_collator=DataCollatorForLanguageModeling(codec.tokenizer, mlm=False),
+        data_collator=DataCollatorForLanguageModeling(tokenizer.hf, mlm=False),
     )
     train(trainer, run, telemetry, [len(ids) for ids in documents])
 
     folder = run.path / MODEL
     model.save_pretrained(folder)
     share_weights(folder / "config.json")
-    codec.tokenizer.save_pretrained(folder)
+    tokenizer.hf.save_pretrained(folder)
     batch_size = options.per_device_train_batch_size
     with telemetry.phase("evaluate"), working("pretrain: evaluating on held-out texts"):
         metrics = {
-            "perplexity": perplexity(model, [(ids, 0) for ids in heldout], codec.pad_id, batch_size),
+            "perplexity": perplexity(model, [(ids, 0) for ids in heldout], tokenizer.pad_id, batch_size),
             "parameters": sum(p.numel() for p in model.parameters()),
-            "vocab_size": len(codec.tokenizer),
+            "vocab_size": len(tokenizer.hf),
             "train_documents": len(training),
             "train_tokens": sum(map(len, documents)),
         }

@@ -15,12 +15,12 @@ from trl import RewardConfig, RewardTrainer
 from rlhf.data.load import load_corpus
 from rlhf.data.pairs import EncodedPair
 from rlhf.data.rows import PreferencePair
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.worlds import toy
 from rlhf.evaluation.reward_model import accuracy, scores_of
 from rlhf.files import JsonObject
 from rlhf.models.adapters import reward_from_sft, save_adapter
-from rlhf.models.loading import load_base, load_codec
+from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.models.precision import Model, mixed_precision
 from rlhf.objectives.losses import bradley_terry_loss, margin_ranking_loss
 from rlhf.observe.telemetry import Telemetry
@@ -42,35 +42,35 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     options = recipe.options(Rm)
     telemetry = Telemetry(device)
 
-    codec = load_codec(run)
-    split = load_corpus(run, codec).preferences("rm")
-    pairs = stage_pairs(run, codec, split, options)
+    tokenizer = load_tokenizer(run)
+    split = load_corpus(run, tokenizer).preferences("rm")
+    pairs = stage_pairs(run, tokenizer, split, options)
 
     torch.manual_seed(recipe.seed)  # the score head is drawn when the base is loaded
     with telemetry.phase("load"):
         base = load_base(run, device, head="score")
-        base.config.pad_token_id = codec.pad_id
+        base.config.pad_token_id = tokenizer.pad_id
         model = reward_from_sft(base, recipe.lora, run.parents.start())
 
     def evaluate() -> dict[str, float]:
-        chosen, rejected = _scores(model, codec, pairs.validation, options)
+        chosen, rejected = _scores(model, tokenizer, pairs.validation, options)
         margins = chosen - rejected
         loss = pair_loss(chosen, rejected, options)
         return {"loss": loss, "accuracy": accuracy(margins), "margin": margins.mean().item()}
 
-    trainer = _new_trainer(run, model, codec, pairs.training)
+    trainer = _new_trainer(run, model, tokenizer, pairs.training)
     weights = train(trainer, run, telemetry, pairs.lengths(), evaluate)
     save_adapter(model, run, run.path / ADAPTER, weights=weights)
 
     with telemetry.phase("evaluate"), working("rm: scoring held-out pairs"):
-        chosen, rejected = _scores(model, codec, pairs.heldout, options)
+        chosen, rejected = _scores(model, tokenizer, pairs.heldout, options)
     rows = zip(pairs.heldout_rows, chosen.tolist(), rejected.tolist(), strict=True)
-    run.logs.samples(0, [_sample_row(codec, *row) for row in itertools.islice(rows, SAMPLES)])
-    return Result(_metrics(run, codec, pairs, chosen, rejected), telemetry.costs())
+    run.logs.samples(0, [_sample_row(tokenizer, *row) for row in itertools.islice(rows, SAMPLES)])
+    return Result(_metrics(run, tokenizer, pairs, chosen, rejected), telemetry.costs())
 
 
 def _metrics(
-    run: StageRun, codec: Codec, pairs: StagePairs, chosen: torch.Tensor, rejected: torch.Tensor
+    run: StageRun, tokenizer: DialogueTokenizer, pairs: StagePairs, chosen: torch.Tensor, rejected: torch.Tensor
 ) -> dict[str, float]:
     """Return the metrics of the stage, given the scores (N,) of its held-out pairs."""
     margins, both = chosen - rejected, torch.cat([chosen, rejected])
@@ -87,11 +87,11 @@ def _metrics(
     data = run.loaded.recipe.data
     if data.has_true_reward:
         assert data.toy
-        metrics |= _against_best_possible(codec, pairs.heldout_rows, margins, data.toy.bayes_accuracy)
+        metrics |= _against_best_possible(tokenizer, pairs.heldout_rows, margins, data.toy.bayes_accuracy)
     return metrics
 
 
-def _new_trainer(run: StageRun, model: Model, codec: Codec, pairs: Sequence[EncodedPair]) -> "_Trainer":
+def _new_trainer(run: StageRun, model: Model, tokenizer: DialogueTokenizer, pairs: Sequence[EncodedPair]) -> "_Trainer":
     """Return TRL's trainer with the recipe's loss, for the training pairs."""
     options = run.loaded.recipe.options(Rm)
     ranking = options.loss_type == "margin_ranking"
@@ -107,11 +107,13 @@ def _new_trainer(run: StageRun, model: Model, codec: Codec, pairs: Sequence[Enco
             center_rewards_coefficient=options.center_rewards_coefficient or None,
         ),
         train_dataset=rows_to_dataset([_training_row(pair) | margin for pair in pairs]),
-        processing_class=codec.tokenizer,
+        processing_class=tokenizer.hf,
     )
 
 
-def _scores(model: Model, codec: Codec, pairs: Sequence[EncodedPair], options: Rm) -> tuple[torch.Tensor, torch.Tensor]:
+def _scores(
+    model: Model, tokenizer: DialogueTokenizer, pairs: Sequence[EncodedPair], options: Rm
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the model's scores (N,) of the chosen and of the rejected responses."""
     model.eval()
 
@@ -122,8 +124,8 @@ def _scores(model: Model, codec: Codec, pairs: Sequence[EncodedPair], options: R
         return scores.squeeze(-1)
 
     batch_size = 2 * options.per_device_train_batch_size
-    chosen = scores_of([pair.chosen for pair in pairs], score, codec.pad_id, batch_size)
-    rejected = scores_of([pair.rejected for pair in pairs], score, codec.pad_id, batch_size)
+    chosen = scores_of([pair.chosen for pair in pairs], score, tokenizer.pad_id, batch_size)
+    rejected = scores_of([pair.rejected for pair in pairs], score, tokenizer.pad_id, batch_size)
     return chosen, rejected
 
 
@@ -159,22 +161,22 @@ def _training_row(pair: EncodedPair) -> dict[str, object]:
     return {"chosen_ids": chosen_ids, "rejected_ids": rejected_ids}
 
 
-def _sample_row(codec: Codec, pair: PreferencePair, chosen: float, rejected: float) -> JsonObject:
+def _sample_row(tokenizer: DialogueTokenizer, pair: PreferencePair, chosen: float, rejected: float) -> JsonObject:
     return {
-        "prompt": codec.prompt_text(pair.prompt),
+        "prompt": tokenizer.prompt_text(pair.prompt),
         "chosen": {"response": pair.chosen, "score": chosen},
         "rejected": {"response": pair.rejected, "score": rejected},
     }
 
 
 def _against_best_possible(
-    codec: Codec, pairs: list[PreferencePair], margins: torch.Tensor, bayes_accuracy: float
+    tokenizer: DialogueTokenizer, pairs: list[PreferencePair], margins: torch.Tensor, bayes_accuracy: float
 ) -> dict[str, float]:
     """Return how far the accuracy is below the best possible one, in points.
 
     A judge who knows the annotator's utility has the best possible accuracy.
     """
-    texts = [(codec.prompt_text(p.prompt), p.chosen, p.rejected) for p in pairs]
+    texts = [(tokenizer.prompt_text(p.prompt), p.chosen, p.rejected) for p in pairs]
     tau = toy.annotator_tau(bayes_accuracy)
     realised, expected = toy.bayes_accuracy(texts, tau)
     return {

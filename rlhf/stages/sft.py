@@ -11,12 +11,12 @@ from trl import SFTConfig, SFTTrainer
 from rlhf.data.corpus import Prompt, Split
 from rlhf.data.load import load_corpus
 from rlhf.data.rows import Example
-from rlhf.data.tokenize import Codec, Encoded
+from rlhf.data.tokenize import DialogueTokenizer, Encoded
 from rlhf.errors import UserError
 from rlhf.evaluation.likelihood import ScoredText, perplexity, scored_texts
 from rlhf.evaluation.policies import heldout_sampling
 from rlhf.models.adapters import new_adapter, save_adapter
-from rlhf.models.loading import load_base, load_codec
+from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Sft
 from rlhf.recipe.stages import FEW_SAMPLES
@@ -46,20 +46,20 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     options = recipe.options(Sft)
     telemetry = Telemetry(device)
 
-    codec = load_codec(run)
-    corpus = load_corpus(run, codec)
+    tokenizer = load_tokenizer(run)
+    corpus = load_corpus(run, tokenizer)
     demonstrations = corpus.demonstrations()
-    rows = _encoded_rows(run, codec, demonstrations)
+    rows = _encoded_rows(run, tokenizer, demonstrations)
     prompts = corpus.prompts("sft").test[:FEW_SAMPLES]
 
     torch.manual_seed(recipe.seed)
     with telemetry.phase("load"):
         base = load_base(run, device)
-        check_sampling(base, codec)
+        check_sampling(base, tokenizer)
         model = new_adapter(base, recipe.lora)
 
     def perplexity_of(texts: list[ScoredText]) -> float:
-        return perplexity(model, texts, codec.pad_id, options.per_device_train_batch_size)
+        return perplexity(model, texts, tokenizer.pad_id, options.per_device_train_batch_size)
 
     def evaluate() -> dict[str, float]:
         value = perplexity_of(rows.validation)
@@ -67,20 +67,20 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
 
     def measure() -> tuple[float, list[str]]:
         with telemetry.phase("evaluate"), working("sft: evaluating on held-out rows"):
-            return perplexity_of(rows.heldout), _answers(model, codec, prompts, run)
+            return perplexity_of(rows.heldout), _answers(model, tokenizer, prompts, run)
 
     perplexity_before, answers_before = measure()
     trainer = _Trainer(
         model=model,
         args=arguments(SFTConfig, run, options, max_length=None),
         train_dataset=rows_to_dataset([_training_row(row) for row in rows.training]),
-        processing_class=codec.tokenizer,
+        processing_class=tokenizer.hf,
     )
     weights = train(trainer, run, telemetry, [len(row.prompt) + len(row.response) for row in rows.training], evaluate)
     save_adapter(model, run, run.path / ADAPTER, weights=weights)
     perplexity_after, answers_after = measure()
 
-    prompt_texts = [codec.prompt_text(prompt) for prompt in prompts]
+    prompt_texts = [tokenizer.prompt_text(prompt) for prompt in prompts]
     answers = zip(prompt_texts, answers_before, answers_after, strict=True)
     run.logs.samples(0, [{"prompt": prompt, "base": a, "SFT": b} for prompt, a, b in answers])
     metrics = {
@@ -98,18 +98,18 @@ class _Trainer(RunTrainer, SFTTrainer):
     """TRL's trainer with the changes of a run."""
 
 
-def _encoded_rows(run: StageRun, codec: Codec, demonstrations: Split[Example]) -> _Rows:
+def _encoded_rows(run: StageRun, tokenizer: DialogueTokenizer, demonstrations: Split[Example]) -> _Rows:
     """Encode the demonstrations, and note in the manifest what was cut."""
     options = run.loaded.recipe.options(Sft)
     examples = demonstrations.train[: options.max_samples]
     if options.train_on == "all":
         examples = every_answer(examples)
-    training, cuts = _encode(codec, examples, options)
-    heldout, heldout_cuts = _encode(codec, demonstrations.test[: options.max_eval_samples], options)
+    training, cuts = _encode(tokenizer, examples, options)
+    heldout, heldout_cuts = _encode(tokenizer, demonstrations.test[: options.max_eval_samples], options)
     run.describe(cuts={"train": cuts, "heldout": heldout_cuts})
     validation: list[Encoded] = []
     if options.eval_steps:
-        validation, _ = _encode(codec, demonstrations.validation[: options.max_eval_samples], options)
+        validation, _ = _encode(tokenizer, demonstrations.validation[: options.max_eval_samples], options)
     return _Rows(training, cuts, scored_texts(validation), scored_texts(heldout))
 
 
@@ -129,20 +129,20 @@ def every_answer(rows: Sequence[Example]) -> list[Example]:
     return list(found.values())
 
 
-def _answers(model: PeftModel, codec: Codec, prompts: list[Prompt], run: StageRun) -> list[str]:
+def _answers(model: PeftModel, tokenizer: DialogueTokenizer, prompts: list[Prompt], run: StageRun) -> list[str]:
     """Return one sampled response per held-out prompt, for reading."""
     settings = heldout_sampling(run.loaded.recipe.evaluate, FEW_SAMPLES)
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(run.loaded.recipe.seed)
         rollout = sample(
-            model, codec.encode_prompts(prompts, settings.max_prompt_length)[0], codec, settings, replicate=True
+            model, tokenizer.encode_prompts(prompts, settings.max_prompt_length)[0], tokenizer, settings, replicate=True
         )
-    return codec.decode_rows(rollout.tokens, rollout.mask)
+    return tokenizer.decode_rows(rollout.tokens, rollout.mask)
 
 
-def _encode(codec: Codec, rows: list[Example], options: Sft) -> tuple[list[Encoded], dict[str, int]]:
+def _encode(tokenizer: DialogueTokenizer, rows: list[Example], options: Sft) -> tuple[list[Encoded], dict[str, int]]:
     texts = [(row.prompt, row.response) for row in rows]
-    encoded, counts = codec.encode(texts, options.max_prompt_length, options.max_length)
+    encoded, counts = tokenizer.encode(texts, options.max_prompt_length, options.max_length)
     complete = [row for row in encoded if row]
     if not complete:
         raise UserError("sft: no response fits below sft.max_length; raise it or lower sft.max_prompt_length")

@@ -9,7 +9,7 @@ import torch
 
 from rlhf.commands import chat
 from rlhf.data.rows import Message
-from rlhf.models.loading import load_base, load_codec
+from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import as_yaml
 from rlhf.rollout.decoding import Sampling
@@ -44,12 +44,12 @@ def said(done, monkeypatch, capsys, text: str, *options: str) -> tuple[int, str,
 def test_the_likeliest_answer_is_the_one_that_evaluation_would_sample(done, monkeypatch, capsys, stage):
     loaded = small(merge__stage="sft")
     run = StageRun(done, loaded, "evaluate")
-    codec = load_codec(run)
+    tokenizer = load_tokenizer(run)
     shared = SharedBase(load_base(run, torch.device("cpu")), {"reference": run.run_directory / "sft"})
     shared.roles.activate("reference")
-    ids, _ = codec.encode_prompts([(Message("user", "hello there"),)], 64)
-    rollout = sample(shared.base, ids, codec, Sampling(64, 9, temperature=0.0, batch_size=1))
-    expected = codec.decode(rollout.tokens[0][rollout.mask[0]].tolist())
+    ids, _ = tokenizer.encode_prompts([(Message("user", "hello there"),)], 64)
+    rollout = sample(shared.base, ids, tokenizer, Sampling(64, 9, temperature=0.0, batch_size=1))
+    expected = tokenizer.decode(rollout.tokens[0][rollout.mask[0]].tolist())
     code, out, err = said(
         done, monkeypatch, capsys, "hello there\n", "--stage", stage, "--temperature", "0", "--tokens", "9"
     )

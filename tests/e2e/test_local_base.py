@@ -17,7 +17,7 @@ from trl import SFTConfig
 from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.models.end_tokens import end_ids
-from rlhf.models.loading import ModelHead, load_base, load_codec
+from rlhf.models.loading import ModelHead, load_base, load_tokenizer
 from rlhf.run.directory import StageRun
 from tests.helpers import content_of, noted, run_stages, small
 from tests.models import pretrained
@@ -158,7 +158,7 @@ def test_a_tokenizer_with_more_entries_than_the_model_has_rows_is_refused(traine
     shape = architecture.model_dump() | {"vocab_size": 300}
     loaded = pretrained(trained, tmp_path, model__architecture=shape)
     with pytest.raises(UserError, match=r"has 400 entries, model\.architecture\.vocab_size is only 300"):
-        load_codec(StageRun(tmp_path, loaded, "sft"))
+        load_tokenizer(StageRun(tmp_path, loaded, "sft"))
 
 
 # -- merging -----------------------------------------------------------------------------------------------------------

@@ -221,11 +221,11 @@ def test_a_base_model_with_the_chat_template_of_the_tuned_one_gets_hh(checkpoint
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": 2}))
     (folder / "generation_config.json").unlink()
-    assert new_model.describe(new_model.read_model(str(folder), None), None).tokenizer["template"] == "hh"
-    assert new_model.describe(new_model.read_model(str(folder), None), "chat").tokenizer["template"] == "chat"
+    assert new_model.describe(new_model.read_model(str(folder), None), None).tokenizer_settings["template"] == "hh"
+    assert new_model.describe(new_model.read_model(str(folder), None), "chat").tokenizer_settings["template"] == "chat"
     ids = [config["eos_token_id"], 2]
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
-    assert new_model.describe(new_model.read_model(str(folder), None), None).tokenizer["template"] == "chat"
+    assert new_model.describe(new_model.read_model(str(folder), None), None).tokenizer_settings["template"] == "chat"
 
 
 def test_reasoning_is_switched_off_and_the_end_of_a_turn_is_named(checkpoints, tmp_path):

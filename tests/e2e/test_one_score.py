@@ -39,7 +39,7 @@ def plain_scores(plain: PeftModel, rows: list[Encoded]) -> list[float]:
 
 def encoded(model: score.RewardModel, answers: list[str]) -> list[Encoded]:
     options = model.options
-    rows, _ = model.codec.encode(
+    rows, _ = model.tokenizer.encode(
         [(PROMPT, answer) for answer in answers], options.max_prompt_length, options.max_length
     )
     assert all(rows)
@@ -48,8 +48,8 @@ def encoded(model: score.RewardModel, answers: list[str]) -> list[Encoded]:
 
 def routes(model: score.RewardModel, plain: PeftModel, rows: list[Encoded]) -> dict[str, list[float]]:
     """The scores of the same tokens by each route that reads tokens."""
-    codec, shared = model.codec, model.shared
-    rollout = collate([row.prompt for row in rows], [row.response for row in rows], codec.pad_id, codec.eos_id)
+    tokenizer, shared = model.tokenizer, model.shared
+    rollout = collate([row.prompt for row in rows], [row.response for row in rows], tokenizer.pad_id, tokenizer.eos_id)
 
     @torch.no_grad()
     def stage(ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
@@ -57,8 +57,8 @@ def routes(model: score.RewardModel, plain: PeftModel, rows: list[Encoded]) -> d
         return logits.squeeze(-1)
 
     return {
-        "the stage rm": scores_of(rows, stage, codec.pad_id, 4).tolist(),
-        "evaluate": scores_of(rows, shared.scores_at, codec.pad_id, 4).tolist(),
+        "the stage rm": scores_of(rows, stage, tokenizer.pad_id, 4).tolist(),
+        "evaluate": scores_of(rows, shared.scores_at, tokenizer.pad_id, 4).tolist(),
         "samples": shared_scores(model, rollout),
         "ppo": reward_scores(shared, rollout, 4).tolist(),
         "ppo, row by row": reward_scores(shared, rollout, 1).tolist(),
@@ -72,11 +72,11 @@ def shared_scores(model: score.RewardModel, rollout) -> list[float]:
 
 def test_the_same_tokens_have_the_same_score(model, plain):
     """Answers that end, those that are cut, EOS alone, and white space at both ends."""
-    codec = model.codec
+    tokenizer = model.tokenizer
     ended = encoded(model, ANSWERS)
-    assert [row.response[-1] == codec.eos_id for row in ended] == [True] * 4 + [False, True]
+    assert [row.response[-1] == tokenizer.eos_id for row in ended] == [True] * 4 + [False, True]
     cut = [Encoded(row.prompt, row.response[:-1]) for row in ended[:4]]  # as sampling cuts them
-    rows = [*ended, *cut, Encoded(ended[0].prompt, [codec.eos_id])]
+    rows = [*ended, *cut, Encoded(ended[0].prompt, [tokenizer.eos_id])]
     expected = plain_scores(plain, rows)
     assert len({round(number, 5) for number in expected}) > 5
     for name, found in routes(model, plain, rows).items():
@@ -86,10 +86,12 @@ def test_the_same_tokens_have_the_same_score(model, plain):
 def test_a_cut_answer_may_end_with_the_padding_token(model, plain):
     """Places are counted here; plain transformers looks for the last token that is not padding: one place earlier."""
     (row,) = encoded(model, ["Red."])
-    cut = Encoded(row.prompt, [*row.response[:-1], model.codec.pad_id])
-    rollout = collate([cut.prompt], [cut.response], model.codec.pad_id, model.codec.eos_id)
+    cut = Encoded(row.prompt, [*row.response[:-1], model.tokenizer.pad_id])
+    rollout = collate([cut.prompt], [cut.response], model.tokenizer.pad_id, model.tokenizer.eos_id)
     counted = shared_scores(model, rollout)
-    assert scores_of([cut], model.shared.scores_at, model.codec.pad_id, 1).tolist() == pytest.approx(counted, abs=2e-5)
+    assert scores_of([cut], model.shared.scores_at, model.tokenizer.pad_id, 1).tolist() == pytest.approx(
+        counted, abs=2e-5
+    )
     shorter = Encoded(row.prompt, row.response[:-1])
     assert plain_scores(plain, [cut]) == pytest.approx(plain_scores(plain, [shorter]), abs=2e-5)
     assert plain_scores(plain, [cut]) != pytest.approx(counted, abs=2e-5)

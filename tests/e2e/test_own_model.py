@@ -12,7 +12,7 @@ from rlhf.commands import new
 from rlhf.commands.new_content import NewOptions
 from rlhf.data.rows import Message
 from rlhf.errors import UserError
-from rlhf.models.loading import load_base, load_codec
+from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.recipe import root_for_new
 from rlhf.run.directory import StageRun
 from tests.helpers import RECIPE, beside, run_stages, small
@@ -54,15 +54,15 @@ def test_the_snippets_on_the_page_give_the_models_own_answer(trained, tmp_path, 
     names: dict[str, Any] = {}
     exec(hh.replace("cpu-tiny/v2", "cpu-tiny/v1"), names)  # of the version that the tests train
     assert capsys.readouterr().out == names["text"] + "\n"
-    codec = load_codec(StageRun(out, small(), "ppo"))
+    tokenizer = load_tokenizer(StageRun(out, small(), "ppo"))
     said = (Message("user", "What kind of thing is a lemon?"),)
-    assert names["ids"][0].tolist() == codec.encode_prompts([said], 512)[0][0]
-    assert names["ids"][0].tolist().count(codec.tokenizer.bos_token_id) == 1
+    assert names["ids"][0].tolist() == tokenizer.encode_prompts([said], 512)[0][0]
+    assert names["ids"][0].tolist().count(tokenizer.hf.bos_token_id) == 1
 
-    codec = load_codec(StageRun(out, recipe_for(checkpoint(tmp_path / "model", "qwen3"), trained), "ppo"))
+    tokenizer = load_tokenizer(StageRun(out, recipe_for(checkpoint(tmp_path / "model", "qwen3"), trained), "ppo"))
     for bos, written in ((None, TEMPLATE), ("<bos>", TEMPLATE), ("<bos>", "{{ bos_token }}" + TEMPLATE)):
-        codec.tokenizer.bos_token, codec.tokenizer.chat_template = bos, written
-        names = {"tokenizer": codec.tokenizer}
+        tokenizer.hf.bos_token, tokenizer.hf.chat_template = bos, written
+        names = {"tokenizer": tokenizer.hf}
         exec(chat, names)
-        assert names["ids"] == codec.encode_prompts([said], 512)[0][0]
-        assert names["ids"].count(codec.tokenizer.convert_tokens_to_ids("<bos>")) == ("bos_token" in written)
+        assert names["ids"] == tokenizer.encode_prompts([said], 512)[0][0]
+        assert names["ids"].count(tokenizer.hf.convert_tokens_to_ids("<bos>")) == ("bos_token" in written)

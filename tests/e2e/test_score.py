@@ -115,12 +115,12 @@ def test_samples_have_the_score_that_ppo_and_evaluation_give_their_tokens(traine
     """The same prompts and answers once as ids through `SharedBase.scores`, once as the text of samples.jsonl."""
     _, pairs = heldout
     model = score.RewardModel(score.finished_stages(small(), trained))
-    codec, options = model.codec, model.options
-    sides, _ = codec.encode([(p.prompt, p.rejected) for p in pairs], options.max_prompt_length, options.max_length)
+    tokenizer, options = model.tokenizer, model.options
+    sides, _ = tokenizer.encode([(p.prompt, p.rejected) for p in pairs], options.max_prompt_length, options.max_length)
     whole = [side for side in sides if side]
     assert len(whole) == len(sides)
-    rollout = collate([s.prompt for s in whole], [s.response for s in whole], codec.pad_id, codec.eos_id)
-    rows = [{"step": 0, "prompt": codec.prompt_text(p.prompt), "ppo": {"response": p.rejected}} for p in pairs]
+    rollout = collate([s.prompt for s in whole], [s.response for s in whole], tokenizer.pad_id, tokenizer.eos_id)
+    rows = [{"step": 0, "prompt": tokenizer.prompt_text(p.prompt), "ppo": {"response": p.rejected}} for p in pairs]
     (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     scored, _ = model.score(score_items.read([tmp_path / "samples.jsonl"]))
     found = [row.scores["ppo"] for row in scored]

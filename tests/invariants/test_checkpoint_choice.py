@@ -184,7 +184,7 @@ def test_validation_rows_choose_and_test_rows_are_reported(split_chain, tmp_path
     monkeypatch.setattr(
         training_pairs,
         "encode_pairs",
-        lambda codec, pairs, options: noted(seen, pairs, encode_pairs(codec, pairs, options)),
+        lambda tokenizer, pairs, options: noted(seen, pairs, encode_pairs(tokenizer, pairs, options)),
     )
     summary = run_stages(loaded, out, "rm")
     run = StageRun(out, loaded, "rm")

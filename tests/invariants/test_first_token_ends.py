@@ -8,9 +8,9 @@ import torch
 
 from rlhf.data.batch import Rollout, collate
 from rlhf.data.pairs import EncodedPair
-from rlhf.data.tokenize import Codec, Encoded
+from rlhf.data.tokenize import DialogueTokenizer, Encoded
 from rlhf.evaluation.policies import exact_kl
-from rlhf.models.loading import load_codec
+from rlhf.models.loading import load_tokenizer
 from rlhf.recipe import Rm
 from rlhf.run.directory import StageRun
 from rlhf.stages import groups, ppo
@@ -34,14 +34,14 @@ def run(trained) -> StageRun:
 
 
 @pytest.fixture(scope="module")
-def codec(run) -> Codec:
-    return load_codec(run)
+def tokenizer(run) -> DialogueTokenizer:
+    return load_tokenizer(run)
 
 
 @pytest.fixture(scope="module")
-def rollout(codec) -> Rollout:
+def rollout(tokenizer) -> Rollout:
     """Eight responses, each of them EOS."""
-    return collate(PROMPTS, [[codec.eos_id]] * 8, codec.pad_id, codec.eos_id)
+    return collate(PROMPTS, [[tokenizer.eos_id]] * 8, tokenizer.pad_id, tokenizer.eos_id)
 
 
 def all_finite(numbers: dict[str, float]) -> bool:
@@ -81,19 +81,21 @@ def test_groups(run, rollout, stage, variant):
     assert all(p.isfinite().all() for p in learner.state.parameters("policy"))
 
 
-def test_its_text_is_empty_and_its_divergence_finite(run, codec, rollout):
-    assert codec.decode_rows(rollout.tokens, rollout.mask) == [""] * 8
+def test_its_text_is_empty_and_its_divergence_finite(run, tokenizer, rollout):
+    assert tokenizer.decode_rows(rollout.tokens, rollout.mask) == [""] * 8
     shared = group_learner.new_learner(run, "rloo").shared  # a policy that has moved
     assert 0 < exact_kl(shared, "policy", rollout, temperature=0.7) < math.inf
 
 
 @pytest.mark.parametrize("side", ["chosen", "rejected"])
-def test_held_out_pairs_of_rm_and_dpo(run, codec, side):
-    empty, other = Encoded([1, 7, 8, 9], [codec.eos_id]), Encoded([1, 7, 8, 9], [40, 41, codec.eos_id])
+def test_held_out_pairs_of_rm_and_dpo(run, tokenizer, side):
+    empty, other = Encoded([1, 7, 8, 9], [tokenizer.eos_id]), Encoded([1, 7, 8, 9], [40, 41, tokenizer.eos_id])
     rows: dict[str, Encoded] = {"chosen": other, "rejected": other, side: empty}
     shared = ppo_learner.roles(run)
-    assert preference_accuracy(shared, codec, [EncodedPair(**rows)], 2) == 0.5, "the policy is the reference still"
-    batch = collate([r.prompt for r in rows.values()], [r.response for r in rows.values()], codec.pad_id, codec.eos_id)
+    assert preference_accuracy(shared, tokenizer, [EncodedPair(**rows)], 2) == 0.5, "the policy is the reference still"
+    batch = collate(
+        [r.prompt for r in rows.values()], [r.response for r in rows.values()], tokenizer.pad_id, tokenizer.eos_id
+    )
     chosen, rejected = shared.scores(batch).chunk(2)
     assert chosen.isfinite().all() and rejected.isfinite().all() and chosen != rejected
     assert math.isfinite(pair_loss(chosen, rejected, run.loaded.recipe.options(Rm)))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlhf.data.batch import Rollout, joined
 from rlhf.models.lean.layouts import SharedPrompts
-from rlhf.models.loading import load_codec
+from rlhf.models.loading import load_tokenizer
 from rlhf.models.roles import Roles
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
@@ -33,16 +33,16 @@ def run(trained) -> StageRun:
 
 
 @pytest.fixture(scope="module")
-def codec(run):
-    return load_codec(run)
+def tokenizer(run):
+    return load_tokenizer(run)
 
 
 @pytest.fixture(scope="module")
-def rollout(codec) -> Rollout:
+def rollout(tokenizer) -> Rollout:
     """Two prompts with four made-up responses each, of many lengths; one is cut off without EOS."""
     generator = torch.Generator().manual_seed(3)
     prompts = [[1, 7, 8, 9]] * 4 + [[1, 40, 41, 42, 43, 44]] * 4
-    return made_up_rollout(prompts, codec, generator)
+    return made_up_rollout(prompts, tokenizer, generator)
 
 
 def scored(rollout: Rollout, rewards: list[float] = REWARDS) -> ScoredRollout:
@@ -262,30 +262,30 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
 
 
 @pytest.mark.parametrize("batch_size", [4, 8, 12])
-def test_responses_that_share_a_prefill_are_those_of_repeated_prompts(run, codec, batch_size):
+def test_responses_that_share_a_prefill_are_those_of_repeated_prompts(run, tokenizer, batch_size):
     """Three prompts, four responses to each: the tokens of twelve prompts, for a third of the prefill."""
     learner = new_learner(run, "grpo")
     prompts = [[1, 7, 8, 9], [1, 5], [1, 40, 41, 42, 43, 44]]
     settings = Sampling(64, 12, 1.0, batch_size)
     learner.shared.roles.activate("policy")
     torch.manual_seed(5)
-    plain = sample(learner.shared.base, [p for p in prompts for _ in range(4)], codec, settings)
+    plain = sample(learner.shared.base, [p for p in prompts for _ in range(4)], tokenizer, settings)
     torch.manual_seed(5)
-    shared = sample(learner.shared.base, prompts, codec, replace(settings, samples_per_prompt=4))
+    shared = sample(learner.shared.base, prompts, tokenizer, replace(settings, samples_per_prompt=4))
     assert torch.equal(plain.ids, shared.ids) and torch.equal(plain.response_length, shared.response_length)
     assert plain.logprobs is not None and shared.logprobs is not None
     assert (plain.logprobs - shared.logprobs)[plain.mask].abs().max() < 1e-5
     assert len({tuple(row) for row in shared.ids[:4].tolist()}) > 1, "the responses to a prompt differ"
 
 
-def test_a_prompt_is_computed_once_for_all_its_responses(run, codec, monkeypatch):
+def test_a_prompt_is_computed_once_for_all_its_responses(run, tokenizer, monkeypatch):
     learner = new_learner(run, "grpo")
     rows = []
     decoder = learner.shared.base.get_decoder()
     handle = decoder.register_forward_pre_hook(
         lambda _, args, kwargs: rows.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    sample(learner.shared.base, [[1, 7, 8, 9]] * 2, codec, Sampling(64, 3, 1.0, 8, samples_per_prompt=4))
+    sample(learner.shared.base, [[1, 7, 8, 9]] * 2, tokenizer, Sampling(64, 3, 1.0, 8, samples_per_prompt=4))
     handle.remove()
     assert rows[0] == (2, 4) and all(shape == (8, 1) for shape in rows[1:2])
 

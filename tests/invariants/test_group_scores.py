@@ -11,7 +11,7 @@ import torch
 from rlhf.data.batch import Rollout
 from rlhf.data.corpus import Prompt, Split
 from rlhf.data.rows import Message
-from rlhf.models.loading import load_codec
+from rlhf.models.loading import load_tokenizer
 from rlhf.objectives.kl import adapt
 from rlhf.recipe import Ppo
 from rlhf.run.directory import StageRun
@@ -36,34 +36,34 @@ def run(trained) -> StageRun:
 
 
 @pytest.fixture(scope="module")
-def codec(run):
-    return load_codec(run)
+def tokenizer(run):
+    return load_tokenizer(run)
 
 
-def session_of(learner: Learner, codec: Any) -> Session:
+def session_of(learner: Learner, tokenizer: Any) -> Session:
     """The parts of a session that scoring uses; `sample` makes up responses instead of sampling them."""
     options = learner.options
-    prompts = OnlinePrompts(Split(PROMPTS, PROMPTS), codec, options, seed=0)
+    prompts = OnlinePrompts(Split(PROMPTS, PROMPTS), tokenizer, options, seed=0)
     sampled: list[list[int]] = []
 
     def sample(indices: list[int]) -> Rollout:
         sampled.append(indices)
         generator = torch.Generator().manual_seed(len(sampled))
         copies = [prompts.ids[i] for i in indices for _ in range(options.num_generations)]
-        return made_up_rollout((copies * 2)[:8], codec, generator).rows(torch.arange(len(copies)))
+        return made_up_rollout((copies * 2)[:8], tokenizer, generator).rows(torch.arange(len(copies)))
 
-    parts = {"codec": codec, "shared": learner.shared, "prompts": prompts, "sample": sample, "sampled": sampled}
-    parts |= {"reward_sum": RewardSum("rloo", options, ANSWERS, codec), "phase": lambda name: nullcontext()}
+    parts = {"tokenizer": tokenizer, "shared": learner.shared, "prompts": prompts, "sample": sample, "sampled": sampled}
+    parts |= {"reward_sum": RewardSum("rloo", options, ANSWERS, tokenizer), "phase": lambda name: nullcontext()}
     return cast(Session, SimpleNamespace(**parts))
 
 
-def test_responses_are_scored_row_by_row(run, codec):
+def test_responses_are_scored_row_by_row(run, tokenizer):
     """Of two prompts with four responses each, one of them cut off and two longer than the buffer allows."""
     changes: dict[str, Any] = {"reward_funcs": ["model", "tests.own_rewards:answer_and_length"]}
     changes |= {"reward_weights": [0.5, 2.0], "score_clip": 0.9, "missing_eos_penalty": PENALTY}
     learner = new_learner(run, "rloo", **changes, max_completion_length=LIMIT, overlong_buffer=BUFFER)
     learner.shared.add_reward(run.parents.require("rm"))
-    session = session_of(learner, codec)
+    session = session_of(learner, tokenizer)
     indices = [7, 2]
     rollout = session.sample(indices)
     scored = score_responses(session, learner, rollout, indices)
@@ -72,7 +72,7 @@ def test_responses_are_scored_row_by_row(run, codec):
     norm = learner.state.score_norm
     assert norm.sd != 1 and norm.mean != 0
     for row, length in enumerate(LENGTHS):
-        text = codec.decode(rollout.tokens[row, :length].tolist())
+        text = tokenizer.decode(rollout.tokens[row, :length].tolist())
         function = [7, 2][row // 4] + len(text) / 1000
         assert scored.by_name["model"][row].item() == pytest.approx(model[row], rel=1e-5)
         assert scored.by_name["tests.own_rewards.answer_and_length"][row].item() == pytest.approx(function, rel=1e-6)
@@ -83,7 +83,7 @@ def test_responses_are_scored_row_by_row(run, codec):
         assert scored.shaped_scores[row].item() == pytest.approx(shaped, rel=1e-5, abs=1e-6), row
 
 
-def test_rows_of_replaced_prompts_stay_together(run, codec, monkeypatch):
+def test_rows_of_replaced_prompts_stay_together(run, tokenizer, monkeypatch):
     """Each response keeps its tokens, its raw and its shaped score; groups without a signal have left.
 
     Every attempt of a step draws anew.
@@ -91,7 +91,7 @@ def test_rows_of_replaced_prompts_stay_together(run, codec, monkeypatch):
     reward = "tests.own_rewards:below_five"
     changes: dict[str, Any] = {"reward_funcs": [reward], "reward_weights": [2.0], "normalize_scores": False}
     learner = new_learner(run, "rloo", **changes, resample_groups=3, missing_eos_penalty=None)
-    session = session_of(learner, codec)
+    session = session_of(learner, tokenizer)
     asked: list[tuple[int, int]] = []
     attempts: set[int] = set()
     replacements = OnlinePrompts.replacements
@@ -109,7 +109,7 @@ def test_rows_of_replaced_prompts_stay_together(run, codec, monkeypatch):
         answers = [session.prompts.ids.index(ids[:length].tolist()) for ids, length in rows]
         assert len(set(answers[:4])) == len(set(answers[4:])) == 1, "each group has one prompt"
         for row, (tokens, mask) in enumerate(zip(scored.rollout.tokens, scored.rollout.mask, strict=True)):
-            text, answer = codec.decode(tokens[mask].tolist()), answers[row]
+            text, answer = tokenizer.decode(tokens[mask].tolist()), answers[row]
             expected = 0.1 if answer < 5 else len(text) / 1000
             assert raw[row].item() == pytest.approx(expected, rel=1e-6)
             assert scored.scores[row].item() == scored.shaped_scores[row].item() == pytest.approx(2 * expected)
@@ -120,29 +120,29 @@ def test_rows_of_replaced_prompts_stay_together(run, codec, monkeypatch):
     assert {0, 3} <= attempts
 
 
-def test_a_group_whose_penalties_differ_is_kept(run, codec):
+def test_a_group_whose_penalties_differ_is_kept(run, tokenizer):
     """The raw rewards are all equal; the shaped ones, from which the policy learns, are not."""
     changes: dict[str, Any] = {"reward_funcs": ["length(most=1000)"], "normalize_scores": False}
     learner = new_learner(run, "rloo", **changes, resample_groups=1, missing_eos_penalty=PENALTY)
-    session = session_of(learner, codec)
+    session = session_of(learner, tokenizer)
     sample_and_score(session, learner, 0)
     assert [len(indices) for indices in session.sampled] == [2, 1]  # type: ignore[attr-defined]
 
 
-def test_each_attempt_draws_other_prompts(codec, run):
-    prompts = OnlinePrompts(Split(PROMPTS, PROMPTS), codec, new_learner(run, "rloo").options, seed=0)
+def test_each_attempt_draws_other_prompts(tokenizer, run):
+    prompts = OnlinePrompts(Split(PROMPTS, PROMPTS), tokenizer, new_learner(run, "rloo").options, seed=0)
     draws = [prompts.replacements(0, attempt, 5) for attempt in range(4)]
     assert len({tuple(draw) for draw in draws}) == 4
     assert all(tuple(draw) != tuple(prompts.of_step(0)) for draw in draws)
 
 
 @pytest.mark.parametrize("copies", [1, 4])
-def test_responses_are_sampled_in_the_order_of_their_prompts(run, codec, copies):
+def test_responses_are_sampled_in_the_order_of_their_prompts(run, tokenizer, copies):
     learner = new_learner(run, "rloo", num_generations=max(copies, 2))
-    prompts = OnlinePrompts(Split(PROMPTS, PROMPTS), codec, learner.options, seed=0)
+    prompts = OnlinePrompts(Split(PROMPTS, PROMPTS), tokenizer, learner.options, seed=0)
     options = SimpleNamespace(samples_per_prompt=copies)
     parts = {"prompts": prompts, "options": options, "sampling": sampling_settings(learner.options), "client": None}
-    parts |= {"shared": learner.shared, "codec": codec, "phase": lambda name: nullcontext()}
+    parts |= {"shared": learner.shared, "tokenizer": tokenizer, "phase": lambda name: nullcontext()}
     indices = [7, 2, 5]
     rollout = Session.sample(cast(Session, SimpleNamespace(**parts)), indices)
     found = [ids[:n].tolist() for ids, n in zip(rollout.ids, rollout.prompt_length, strict=True)]

@@ -24,7 +24,7 @@ NEW_TOKENS = 24  # with the longest prompt far beyond the windows of 16 tokens
 
 
 class Ids:
-    """The special tokens that sampling needs of a codec."""
+    """The special tokens that sampling needs of a tokenizer."""
 
     pad_id, eos_id = PAD, EOS
 

@@ -50,7 +50,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 class Ids:
-    """The special tokens that sampling needs of a codec."""
+    """The special tokens that sampling needs of a tokenizer."""
 
     pad_id, eos_id = 0, 5
 

@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf.data.batch import Rollout
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.models import output_layer
-from rlhf.models.loading import load_base, load_codec
+from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean
 from rlhf.rollout.decoding import Sampling
@@ -41,13 +41,13 @@ def run(trained) -> StageRun:
 
 
 @pytest.fixture(scope="module")
-def codec(run) -> Codec:
-    return load_codec(run)
+def tokenizer(run) -> DialogueTokenizer:
+    return load_tokenizer(run)
 
 
 @pytest.fixture(scope="module")
-def rollout(run, codec) -> Rollout:
-    return made_up_rollout(PROMPTS, codec, torch.Generator().manual_seed(3))
+def rollout(run, tokenizer) -> Rollout:
+    return made_up_rollout(PROMPTS, tokenizer, torch.Generator().manual_seed(3))
 
 
 @pytest.mark.parametrize("kind", ["head", "adapter"])
@@ -88,7 +88,7 @@ def test_recipe_keys_reach_sampling():
     assert sampling_settings(options().model_copy(update={"rollout_4bit": "unpacked"})).four_bit == "unpacked"
 
 
-def test_padding_and_its_content_do_not_change_the_result(run, rollout, codec):
+def test_padding_and_its_content_do_not_change_the_result(run, rollout, tokenizer):
     wider = torch.full((len(rollout.ids), rollout.ids.shape[1] + 5), 17)
     wider[:, : rollout.ids.shape[1]] = rollout.ids
     slots = torch.arange(wider.shape[1])
@@ -351,13 +351,13 @@ def test_a_critic_with_an_adapter_starts_as_the_normalised_reward_model(run, squ
 
 
 @pytest.mark.parametrize("kind", ["head", "adapter"])
-def test_log_probabilities_and_values_may_come_from_the_rollout(run, codec, kind):
+def test_log_probabilities_and_values_may_come_from_the_rollout(run, tokenizer, kind):
     learner = new_learner(run, kind, old_logprobs="rollout", response_length=8, temperature=0.7)
     with torch.no_grad():
         for weight in learner.state.parameters("policy"):
             weight.add_(0.05 * torch.randn_like(weight))
     learner.shared.roles.activate("policy")
-    rollout = sample(learner.shared.base, PROMPTS, codec, Sampling(64, 8, 0.7, 4), learner.sampling_value_fn)
+    rollout = sample(learner.shared.base, PROMPTS, tokenizer, Sampling(64, 8, 0.7, 4), learner.sampling_value_fn)
     assert (rollout.values is None) == (kind == "adapter")  # a critic of its own needs a pass of its own
     taken = make_batch(learner, rollout)
     assert rollout.logprobs is not None
@@ -434,7 +434,7 @@ def test_rewards_are_the_kl_penalty_and_the_normalised_score_at_the_last_token(r
         assert not batch.rewards[row, length:].any()
 
 
-def test_roles_are_what_plain_peft_makes_of_the_saved_adapters(run, rollout, codec):
+def test_roles_are_what_plain_peft_makes_of_the_saved_adapters(run, rollout, tokenizer):
     """The policy's log-probabilities and the reward model's scores, against models loaded without our code."""
     base = str(run.parents.require("pretrain") / "model")
     batch = make_batch(new_learner(run), rollout)
@@ -542,32 +542,32 @@ def test_every_prompt_is_used_once_per_epoch_and_the_order_is_a_function_of_seed
     assert steps[0] != prompt_order(10, 0, 4, seed=4)
 
 
-def sampled(run, codec, prompts, **changes) -> Rollout:
+def sampled(run, tokenizer, prompts, **changes) -> Rollout:
     shared = roles(run)
     shared.roles.activate("policy")
     torch.manual_seed(5)
     settings = {"max_prompt_length": 64, "response_length": 8, "temperature": 1.0, "batch_size": 4} | changes
-    return sample(shared.base, prompts, codec, Sampling(**settings))
+    return sample(shared.base, prompts, tokenizer, Sampling(**settings))
 
 
-def test_responses_belong_to_their_prompts_and_stop_at_eos(run, codec):
-    rollout = sampled(run, codec, PROMPTS)
+def test_responses_belong_to_their_prompts_and_stop_at_eos(run, tokenizer):
+    rollout = sampled(run, tokenizer, PROMPTS)
     for row, prompt in enumerate(PROMPTS):
         length = int(rollout.response_length[row])
         assert rollout.ids[row, : len(prompt)].tolist() == prompt
         response = rollout.tokens[row][rollout.mask[row]].tolist()
         assert 1 <= length == len(response) <= 8
-        assert codec.eos_id not in response[:-1]
-        assert rollout.ended[row] == (response[-1] == codec.eos_id)
+        assert tokenizer.eos_id not in response[:-1]
+        assert rollout.ended[row] == (response[-1] == tokenizer.eos_id)
 
 
 @pytest.mark.parametrize("temperature", [0.2, 0.1])  # the barely trained model is almost uniform at 1
-def test_samples_follow_the_distribution_that_training_assumes(run, codec, temperature):
+def test_samples_follow_the_distribution_that_training_assumes(run, tokenizer, temperature):
     """The first token of 4000 samples against softmax(logits / temperature), with prompts of unequal length."""
     shared = roles(run)
     shared.roles.activate("policy")
     prompts = [PROMPTS[2], PROMPTS[3]] * 2000
-    rollout = sampled(run, codec, prompts, response_length=1, temperature=temperature, batch_size=1000)
+    rollout = sampled(run, tokenizer, prompts, response_length=1, temperature=temperature, batch_size=1000)
     for which in (0, 1):
         with torch.no_grad():
             logits = shared.base(input_ids=torch.tensor([prompts[which]])).logits[0, -1]

@@ -41,7 +41,7 @@ SIZES: dict[str, Any] = {
 
 
 class Ids:
-    """What sampling needs of a codec."""
+    """What sampling needs of a tokenizer."""
 
     pad_id, eos_id = PAD, EOS
 

@@ -25,10 +25,10 @@ from rlhf.data.batch import Rollout
 from rlhf.data.pairs import encode_pairs
 from rlhf.data.rows import Example, Message, PreferencePair
 from rlhf.data.split import is_heldout
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.evaluation import policies as evaluation
-from rlhf.models.loading import load_codec
+from rlhf.models.loading import load_tokenizer
 from rlhf.objectives.losses import dpo_loss
 from rlhf.recipe import GROUPS, Dpo, PinnedRecipe
 from rlhf.rollout.engine import sample
@@ -78,30 +78,30 @@ def adapter(root: Path, stage: str) -> dict[str, Tensor]:
     return load_file(root / ROOT / stage / "adapter/adapter_model.safetensors")
 
 
-def last_answer(ids: list[int], codec: Codec) -> int:
+def last_answer(ids: list[int], tokenizer: DialogueTokenizer) -> int:
     """Where the response starts: behind the last "Assistant:", which is one token."""
-    turn = codec.tokenizer.convert_tokens_to_ids(ASSISTANT)
+    turn = tokenizer.hf.convert_tokens_to_ids(ASSISTANT)
     assert isinstance(turn, int)
     return len(ids) - ids[::-1].index(turn)
 
 
 @pytest.fixture(scope="module")
-def codec(trained) -> Codec:
-    return load_codec(StageRun(trained, small(), "ppo"))
+def tokenizer(trained) -> DialogueTokenizer:
+    return load_tokenizer(StageRun(trained, small(), "ppo"))
 
 
 # -- SFT ---------------------------------------------------------------------------------------------------------------
 
 
-def test_sft_learns_the_response_with_its_eos_and_nothing_of_the_prompt(trained, codec, tmp_path):
+def test_sft_learns_the_response_with_its_eos_and_nothing_of_the_prompt(trained, tokenizer, tmp_path):
     trainer = built("sft", small(), beside(trained, tmp_path, "pretrain"))
     batch = first_batch(trainer)
-    rows = [row[row != codec.pad_id].tolist() for row in batch["input_ids"]]
+    rows = [row[row != tokenizer.pad_id].tolist() for row in batch["input_ids"]]
     assert len({len(ids) for ids in rows}) > 1
-    starts = [last_answer(ids, codec) for ids in rows]
+    starts = [last_answer(ids, tokenizer) for ids in rows]
     for ids, start, labels in zip(rows, starts, batch["labels"].tolist(), strict=True):
         assert 3 < start < len(ids)
-        assert ids[-1] == codec.eos_id
+        assert ids[-1] == tokenizer.eos_id
         assert labels[:start] == [-100] * start
         assert labels[start : len(ids)] == ids[start:]
         assert set(labels[len(ids) :]) <= {-100}
@@ -251,7 +251,7 @@ def test_the_margin_ranking_loss_is_the_hinge_and_trains(trained, tmp_path, monk
 # -- DPO ---------------------------------------------------------------------------------------------------------------
 
 
-def test_the_reference_of_dpo_is_sft_and_its_policy_starts_there(trained, codec, tmp_path):
+def test_the_reference_of_dpo_is_sft_and_its_policy_starts_there(trained, tokenizer, tmp_path):
     trainer = built("dpo", small(), beside(trained, tmp_path, "pretrain", "sft"))
     batch = first_batch(trainer)
     reference = torch.cat(trainer.compute_ref_log_probs(trainer.model, batch))
@@ -263,7 +263,7 @@ def test_the_reference_of_dpo_is_sft_and_its_policy_starts_there(trained, codec,
             ids = padded[: int(real.sum())].tolist()
             with torch.no_grad():
                 logp = sft(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1)
-            sums.append(sum(logp[t - 1, ids[t]] for t in range(last_answer(ids, codec), len(ids))))
+            sums.append(sum(logp[t - 1, ids[t]] for t in range(last_answer(ids, tokenizer), len(ids))))
         return torch.stack(sums)
 
     expected = summed()
@@ -290,7 +290,7 @@ def test_the_reference_of_dpo_is_sft_and_its_policy_starts_there(trained, codec,
     ],
     ids=str,
 )
-def test_the_losses_of_dpo_are_those_of_the_validation(trained, codec, tmp_path, changes, arguments):
+def test_the_losses_of_dpo_are_those_of_the_validation(trained, tokenizer, tmp_path, changes, arguments):
     """TRL computes the loss that trains, ours is compared on validation pairs."""
     loaded = small(**{f"dpo__{key}": value for key, value in changes.items()})
     trainer = built("dpo", loaded, beside(trained, tmp_path, "pretrain", "sft"))
@@ -344,7 +344,7 @@ def test_sft_learns_every_answer_of_a_conversation():
     ]
 
 
-def test_a_recipe_says_which_answers_sft_learns(trained, tmp_path, codec):
+def test_a_recipe_says_which_answers_sft_learns(trained, tmp_path, tokenizer):
     """With `all` there are further rows: each learns one answer, up to its EOS, and nothing before it."""
     rows: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
     for train_on in ("last", "all"):
@@ -352,8 +352,8 @@ def test_a_recipe_says_which_answers_sft_learns(trained, tmp_path, codec):
         rows[train_on] = [(tuple(row["input_ids"]), tuple(row["labels"])) for row in trainer.train_dataset]
     assert set(rows["last"]) < set(rows["all"])
     for ids, labels in rows["all"]:
-        begin = last_answer(list(ids), codec)
-        assert labels == (-100,) * begin + ids[begin:] and ids[-1] == codec.eos_id
+        begin = last_answer(list(ids), tokenizer)
+        assert labels == (-100,) * begin + ids[begin:] and ids[-1] == tokenizer.eos_id
 
 
 def test_dpo_leaves_another_policy_than_sft(trained, tmp_path):
@@ -371,26 +371,26 @@ def pair(prompt: str, chosen: str, rejected: str) -> PreferencePair:
     return PreferencePair((Message("user", prompt),), chosen, rejected, "here:1")
 
 
-def test_cut_pairs_are_counted_and_a_pair_without_a_response_is_dropped(codec):
+def test_cut_pairs_are_counted_and_a_pair_without_a_response_is_dropped(tokenizer):
     words = "one two three four five six seven eight nine ten eleven twelve"
     pairs = [pair("Hello", "Yes.", words), pair("Hello " + words, "Yes.", words), pair("Hi", "No.", "Yes.")]
-    lengths = [len(codec.encode([(p.prompt, "x")], 999, 999)[0][0].prompt) for p in pairs]
+    lengths = [len(tokenizer.encode([(p.prompt, "x")], 999, 999)[0][0].prompt) for p in pairs]
     assert lengths[1] > lengths[0] + 8
 
     def encoded(prompt: int, whole: int) -> tuple[Any, dict[str, int]]:
         options: Any = SimpleNamespace(max_prompt_length=prompt, max_length=whole)
-        return encode_pairs(codec, pairs, options)[:2]
+        return encode_pairs(tokenizer, pairs, options)[:2]
 
     kept, counts = encoded(999, 999)
     assert len(kept) == 3
     assert not any(counts.values())
-    assert all(side.response[-1] == codec.eos_id for both in kept for side in both)
+    assert all(side.response[-1] == tokenizer.eos_id for both in kept for side in both)
 
     limit = lengths[1] - 2  # the second pair's prompt fills the whole room
     kept, counts = encoded(limit, limit)
     assert len(kept) == 2
     room: Any = SimpleNamespace(max_prompt_length=limit, max_length=limit)
-    assert encode_pairs(codec, pairs, room)[2] == pairs[::2]
+    assert encode_pairs(tokenizer, pairs, room)[2] == pairs[::2]
     assert counts["pairs_dropped"] == 1
     assert counts["prompts_cut"] == 1
 
@@ -403,15 +403,15 @@ def test_cut_pairs_are_counted_and_a_pair_without_a_response_is_dropped(codec):
         assert chosen.prompt == rejected.prompt
         for side in (chosen, rejected):
             assert 1 <= len(side.response) <= limit - len(side.prompt)
-        whole = codec.encode([(original.prompt, original.rejected)], 999, 999)[0][0]
+        whole = tokenizer.encode([(original.prompt, original.rejected)], 999, 999)[0][0]
         assert rejected.response == whole.response[: len(rejected.response)]
         assert rejected.prompt[0] == whole.prompt[0]
         assert rejected.prompt[1:] == whole.prompt[len(whole.prompt) - len(rejected.prompt) + 1 :]
-    assert kept[1][1].response[-1] != codec.eos_id
+    assert kept[1][1].response[-1] != tokenizer.eos_id
 
 
 @pytest.mark.parametrize("stage", ["rm", "dpo"])
-def test_a_stage_trains_on_rows_within_its_limits_and_records_the_cuts(trained, codec, tmp_path, stage):
+def test_a_stage_trains_on_rows_within_its_limits_and_records_the_cuts(trained, tokenizer, tmp_path, stage):
     loaded = small(**{f"{stage}__max_length": 30, f"{stage}__max_prompt_length": 24})
     trainer = built(stage, loaded, beside(trained, tmp_path, "pretrain", "sft"))
     names = ("chosen_ids", "rejected_ids")
@@ -420,7 +420,7 @@ def test_a_stage_trains_on_rows_within_its_limits_and_records_the_cuts(trained, 
     assert len(rows) == 64
     assert max(lengths) == 30
     cuts = content_of(tmp_path / ROOT / stage / "manifest.json")["cuts"]["train"]
-    assert cuts["responses_cut"] == sum(row[name][-1] != codec.eos_id for row in rows for name in names) > 0
+    assert cuts["responses_cut"] == sum(row[name][-1] != tokenizer.eos_id for row in rows for name in names) > 0
     assert cuts["prompts_cut"] > 0
     assert cuts["pairs_dropped"] == 0
 
@@ -514,7 +514,7 @@ class Spied:
             for stage in self.STAGES:
                 self.stage = stage
                 run_stages(self.loaded, out, self.stage)
-        self.codec = load_codec(StageRun(out, self.loaded, "sft"))
+        self.tokenizer = load_tokenizer(StageRun(out, self.loaded, "sft"))
 
     def _listen(self, patch: pytest.MonkeyPatch) -> None:
         forward, exact_kl = LlamaModel.forward, evaluation.exact_kl
@@ -563,8 +563,8 @@ class Spied:
 
     def sides(self, rows: Iterable[tuple[int, ...]]) -> list[bool]:
         """Whether the split holds out each dialogue; later pieces of a long text, without BOS, say nothing."""
-        real = [[i for i in row if i != self.codec.pad_id] for row in rows]
-        texts = [self.codec.tokenizer.decode(ids[1:]) for ids in real if ids[0] == self.codec.tokenizer.bos_token_id]
+        real = [[i for i in row if i != self.tokenizer.pad_id] for row in rows]
+        texts = [self.tokenizer.hf.decode(ids[1:]) for ids in real if ids[0] == self.tokenizer.hf.bos_token_id]
         return [self.side(str(text)) for text in texts]
 
     def side(self, text: str) -> bool:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.data.rows import Message
-from rlhf.data.tokenize import Codec, train
+from rlhf.data.tokenize import DialogueTokenizer, train
 from rlhf.data.trainable import why_not
 
 END = "{% if add_generation_prompt %}"
@@ -132,64 +132,64 @@ TURNS = st.one_of(
 )
 
 
-def made(family: str, special: Sequence[str] = (*SPECIAL, *ROLES, "<think>", "</think>")) -> Codec:
+def made(family: str, special: Sequence[str] = (*SPECIAL, *ROLES, "<think>", "</think>")) -> DialogueTokenizer:
     template, end, _ = FAMILIES[family]
     tokenizer = train(["Paris is a text"], 300)
     tokenizer.add_special_tokens({"additional_special_tokens": [*special, end]})
     tokenizer.eos_token, tokenizer.chat_template = end, template
-    return Codec(tokenizer, "chat")
+    return DialogueTokenizer(tokenizer, "chat")
 
 
-CODECS: dict[str, Codec] = {}
+TOKENIZERS: dict[str, DialogueTokenizer] = {}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_row_is_refused_or_trained_as_it_is_written(family, data):
-    codec = CODECS.get(family) or CODECS.setdefault(family, made(family))
+    tokenizer = TOKENIZERS.get(family) or TOKENIZERS.setdefault(family, made(family))
     _, end, ended = FAMILIES[family]
     prompt = tuple(Message(role, data.draw(TEXTS)) for role in data.draw(TURNS))
     response = data.draw(TEXTS)
-    reason = why_not(codec, prompt, response)
+    reason = why_not(tokenizer, prompt, response)
     if reason is not None:
         assert reason.strip()
         return
-    (row,), _ = codec.encode([(prompt, response)], 9999, 99999)
+    (row,), _ = tokenizer.encode([(prompt, response)], 9999, 99999)
     assert row
-    decode = codec.tokenizer.decode
-    assert decode(row.prompt) == codec.prompt_text(prompt)
+    decode = tokenizer.hf.decode
+    assert decode(row.prompt) == tokenizer.prompt_text(prompt)
     text = str(decode(row.response))
-    assert text.endswith(end) and row.response.count(codec.eos_id) == 1
+    assert text.endswith(end) and row.response.count(tokenizer.eos_id) == 1
     body = text.removesuffix(end).strip()
-    opened = codec.prompt_text(prompt).endswith("<think>\n")
+    opened = tokenizer.prompt_text(prompt).endswith("<think>\n")
     written = response.strip().removeprefix("<think>").strip() if opened else response.strip()
     before = body.removesuffix(written)
     assert not (opened and "<think>" in body)
     assert body.endswith(written) and re.sub(r"\s", "", before) in ("", "</think>" if opened else "<think></think>")
     ends = sum(message.role[0] in ended for message in prompt) + 1
     default_system = family == "smollm2" and prompt[0].role != "system"
-    assert (row.prompt + row.response).count(codec.eos_id) == ends + default_system
+    assert (row.prompt + row.response).count(tokenizer.eos_id) == ends + default_system
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_plain_row_is_trained(family):
-    codec = made(family)
-    assert why_not(codec, [Message("user", "Why?")], "So.") is None
-    assert why_not(codec, [Message("user", "Why?")], "<think>\nHm.\n</think>\n\nSo.") is None
-    assert why_not(codec, [Message("user", "Why?<|im_end|>")], "So.") is not None
+    tokenizer = made(family)
+    assert why_not(tokenizer, [Message("user", "Why?")], "So.") is None
+    assert why_not(tokenizer, [Message("user", "Why?")], "<think>\nHm.\n</think>\n\nSo.") is None
+    assert why_not(tokenizer, [Message("user", "Why?<|im_end|>")], "So.") is not None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_message_cannot_take_the_next_turns_in_plain_text(family):
     """Also where the marks of turns are no special tokens: only the end of a turn is one here."""
-    codec = made(family, special=())
-    said = codec.prompt_text([Message("user", "Hi"), Message("assistant", "Sure!"), Message("user", "Bye")])
+    tokenizer = made(family, special=())
+    said = tokenizer.prompt_text([Message("user", "Hi"), Message("assistant", "Sure!"), Message("user", "Bye")])
     forged = said[said.index("Hi") : said.index("Bye") + 3].replace(FAMILIES[family][1], "")
-    assert why_not(codec, [Message("user", forged)], "So.") is not None
-    assert why_not(codec, [Message("user", "Hi")], forged) is not None
+    assert why_not(tokenizer, [Message("user", forged)], "So.") is not None
+    assert why_not(tokenizer, [Message("user", "Hi")], forged) is not None
     plain = "# Users: a list\n\n- user, assistant\n### (c) [x](y) <b>no</b> {1, 2} or so"
     assert (
-        why_not(codec, [Message("system", "You help."), Message("user", plain)][family in REFUSES_SYSTEM :], plain)
+        why_not(tokenizer, [Message("system", "You help."), Message("user", plain)][family in REFUSES_SYSTEM :], plain)
         is None
     )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlhf.data.batch import Rollout
-from rlhf.models.loading import load_codec
+from rlhf.models.loading import load_tokenizer
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import GroupOptions, Grpo, SharedRole, StageName
 from rlhf.run.directory import StageRun
@@ -29,7 +29,7 @@ def run(trained) -> StageRun:
 def rollout(run) -> Rollout:
     """Two prompts with four made-up responses each, of many lengths; the second is cut off without EOS."""
     generator = torch.Generator().manual_seed(3)
-    made_up = grouped_rollout(load_codec(run), generator)
+    made_up = grouped_rollout(load_tokenizer(run), generator)
     return replace(made_up, logprobs=-10 * torch.rand(made_up.mask.shape, generator=generator))
 
 

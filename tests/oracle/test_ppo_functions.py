@@ -14,7 +14,7 @@ import torch
 
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
-from rlhf.models.loading import load_codec
+from rlhf.models.loading import load_tokenizer
 from rlhf.recipe import Ppo
 from rlhf.run.directory import StageRun
 from rlhf.stages import ppo
@@ -48,7 +48,7 @@ def options(**changes: Any) -> Ppo:
 
 @pytest.fixture(scope="module")
 def rollout(trained) -> Rollout:
-    return varied_rollout(load_codec(StageRun(trained, small(), "ppo")), torch.Generator().manual_seed(3))
+    return varied_rollout(load_tokenizer(StageRun(trained, small(), "ppo")), torch.Generator().manual_seed(3))
 
 
 class Step(NamedTuple):

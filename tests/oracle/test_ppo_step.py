@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rlhf.data.batch import Rollout
-from rlhf.data.tokenize import Codec
-from rlhf.models.loading import load_codec
+from rlhf.data.tokenize import DialogueTokenizer
+from rlhf.models.loading import load_tokenizer
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Ppo, SharedRole
 from rlhf.run.directory import StageRun
@@ -24,15 +24,15 @@ from tests.rollouts import LENGTHS, sampler_weight, varied_rollout
 
 
 @pytest.fixture(scope="module")
-def codec(trained) -> Codec:
-    return load_codec(StageRun(trained, small(), "ppo"))
+def tokenizer(trained) -> DialogueTokenizer:
+    return load_tokenizer(StageRun(trained, small(), "ppo"))
 
 
 @pytest.fixture(scope="module")
-def rollout(codec) -> Rollout:
+def rollout(tokenizer) -> Rollout:
     """Made-up dialogues of many lengths; the longest response is cut off without EOS."""
     generator = torch.Generator().manual_seed(3)
-    made_up = varied_rollout(codec, generator)
+    made_up = varied_rollout(tokenizer, generator)
     return replace(made_up, logprobs=-10 * torch.rand(made_up.mask.shape, generator=generator))
 
 

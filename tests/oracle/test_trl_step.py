@@ -16,7 +16,7 @@ from trl import GRPOConfig, GRPOTrainer
 from rlhf.data.batch import Rollout
 from rlhf.data.rows import Message
 from rlhf.models.adapters import trainable_adapter
-from rlhf.models.loading import load_base, load_codec
+from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.run.directory import StageRun
 from rlhf.stages.groups import ScoredRollout, _shaped_scores, make_batch
 from rlhf.stages.online.reward_sum import RewardSum
@@ -49,7 +49,7 @@ def run(trained) -> StageRun:
 def rollout(run) -> Rollout:
     """Two prompts with four made-up responses each, of many lengths."""
     generator = torch.Generator().manual_seed(3)
-    return grouped_rollout(load_codec(run), generator)
+    return grouped_rollout(load_tokenizer(run), generator)
 
 
 class GivenResponses(GRPOTrainer):
@@ -78,7 +78,7 @@ def trl_step(run: StageRun, rollout: Rollout, learner: Any, folder: Path, **opti
         vllm_importance_sampling_clip_max=1.5,
         **options,
     )
-    tokenizer = load_codec(run).tokenizer
+    tokenizer = load_tokenizer(run).hf
     rows = Dataset.from_list([{"prompt": "a"}] * 8)
     trainer = GivenResponses(model, [first, second], config, rows, processing_class=tokenizer)
     trainer.use_vllm = corrected is not None
@@ -100,7 +100,7 @@ def trl_step(run: StageRun, rollout: Rollout, learner: Any, folder: Path, **opti
 
 
 def our_step(run: StageRun, rollout: Rollout, learner: Any) -> dict[str, torch.Tensor]:
-    reward_sum = RewardSum("grpo", learner.options, {}, load_codec(run))
+    reward_sum = RewardSum("grpo", learner.options, {}, load_tokenizer(run))
     by_name = reward_sum.per_response([(Message("user", "a"),)] * 8, ["text"] * 8, None, [[0]] * 8)
     responses = ScoredRollout(
         rollout=rollout,

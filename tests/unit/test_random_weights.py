@@ -14,11 +14,11 @@ from rlhf.cli.choice import Choice
 from rlhf.data import formats, tokenize
 from rlhf.data.pairs import encode_pairs
 from rlhf.data.rows import PreferencePair
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.worlds import lengths
 from rlhf.errors import UserError
 from rlhf.models import loading
-from rlhf.models.loading import load_base, load_codec
+from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.recipe import Dpo, PinnedRecipe, Ppo, Rm
 from rlhf.recipe.choices import LengthsShape
 from rlhf.run.directory import StageRun
@@ -301,7 +301,7 @@ def test_a_tokenizer_that_the_hub_refuses_comes_with_the_way_out(tmp_path, monke
 
     monkeypatch.setattr("rlhf.data.tokenize.AutoTokenizer.from_pretrained", refuse)
     with pytest.raises(UserError, match=f"cannot load the tokenizer .*{PAGE} is gated: accept its licence there"):
-        load_codec(StageRun(tmp_path, recipe.load(RECIPE, HUB), "sft"))
+        load_tokenizer(StageRun(tmp_path, recipe.load(RECIPE, HUB), "sft"))
 
 
 def test_a_local_folder_s_error_is_not_the_hub_s(tmp_path):
@@ -326,16 +326,16 @@ def written(folder: Path, **options) -> tuple[PreferencePair, ...]:
 @pytest.mark.parametrize("vocab", [300, 32_000])
 def test_dialogues_have_the_tokens_that_they_are_meant_to_have(tmp_path, vocab):
     """Prompts with BOS and both marks of a turn, responses and their EOS."""
-    codec = Codec(tokenize.words(vocab), "hh")
+    tokenizer = DialogueTokenizer(tokenize.words(vocab), "hh")
     table = lengths.lengths_of_hh()
     for pair in written(tmp_path, pairs=150):
-        (chosen, rejected), counts = codec.encode(
+        (chosen, rejected), counts = tokenizer.encode(
             [(pair.prompt, pair.chosen), (pair.prompt, pair.rejected)], 2000, 4000
         )
         assert chosen and rejected and chosen.prompt == rejected.prompt
         sizes = len(chosen.prompt), len(chosen.response) - 1, len(rejected.response) - 1
         assert sizes in table
-        assert chosen.response[-1] == codec.eos_id
+        assert chosen.response[-1] == tokenizer.eos_id
         assert sum(counts.values()) == 0
 
 
@@ -362,16 +362,16 @@ def test_the_longest_dialogues_fill_every_stage_s_limits(tmp_path):
         ppo__max_prompt_length=90,
         ppo__response_length=20,
     )
-    codec = load_codec(StageRun(tmp_path, loaded, "sft"))
+    tokenizer = load_tokenizer(StageRun(tmp_path, loaded, "sft"))
     pairs = written(tmp_path, shape="longest", longest=loaded.recipe.longest(), pairs=9)
     for stage in (loaded.recipe.options(Rm), loaded.recipe.options(Dpo)):
-        for both in encode_pairs(codec, pairs, stage)[0]:
+        for both in encode_pairs(tokenizer, pairs, stage)[0]:
             for side in both:
                 assert len(side.prompt) == stage.max_prompt_length
                 assert len(side.prompt + side.response) == stage.max_length
-    rows, _ = codec.encode([(p.prompt, p.chosen) for p in pairs], 60, 100)
+    rows, _ = tokenizer.encode([(p.prompt, p.chosen) for p in pairs], 60, 100)
     assert {(len(row.prompt), len(row.prompt + row.response)) for row in rows if row} == {(60, 100)}
-    prompts, cut = codec.encode_prompts([p.prompt for p in pairs], loaded.recipe.options(Ppo).max_prompt_length)
+    prompts, cut = tokenizer.encode_prompts([p.prompt for p in pairs], loaded.recipe.options(Ppo).max_prompt_length)
     assert ({len(ids) for ids in prompts}, cut) == ({90}, 9)
 
 
@@ -459,8 +459,8 @@ def test_a_new_bfloat16_base_keeps_its_rotary_frequencies_in_float32():
     """They are computed and not stored, and bfloat16 would round the angle of each position."""
     architecture = recipe.load(RECIPE, SMALL).recipe.model.architecture
     assert architecture
-    codec = Codec(tokenize.words(VOCAB), "hh")
-    bases = {dtype: loading.new_base(architecture, codec, dtype) for dtype in ("float32", "bfloat16")}
+    tokenizer = DialogueTokenizer(tokenize.words(VOCAB), "hh")
+    bases = {dtype: loading.new_base(architecture, tokenizer, dtype) for dtype in ("float32", "bfloat16")}
     assert {p.dtype for p in bases["bfloat16"].parameters()} == {torch.bfloat16}
     whole, half = (bases[dtype].model.rotary_emb.inv_freq for dtype in ("float32", "bfloat16"))
     assert half.dtype == torch.float32 and torch.equal(half, whole)

@@ -11,7 +11,7 @@ import pytest
 from rlhf.data import tokenize
 from rlhf.data.corpus import Split
 from rlhf.data.rows import Message
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.recipe import GroupOptions, stage_name
 from rlhf.stages.evaluate import _reward_fn, _reward_functions
@@ -360,7 +360,7 @@ def test_a_function_may_be_async_and_have_no_verdict(tmp_path, monkeypatch):
     changes = {"reward_funcs": ["judges:late", "judges:other"], "reward_weights": [2.0, 0.5], "normalize_scores": False}
     options = grouped("grpo", changes).recipe.online()["grpo"]
     assert isinstance(options, GroupOptions)
-    reward_sum = RewardSum("grpo", options, {}, Codec(tokenize.words(300), "hh"))
+    reward_sum = RewardSum("grpo", options, {}, DialogueTokenizer(tokenize.words(300), "hh"))
     by_name = reward_sum.per_response([prompt] * 3, ["ab", "x", "xx"], None, [[0]] * 3)
     assert reward_sum.judged(by_name).tolist() == [True, False, True]
     assert reward_sum.total(by_name).tolist() == [4.5, 0.0, 4.0]  # without a verdict a part adds 0, as in TRL
@@ -406,23 +406,23 @@ def test_answers_that_no_response_can_match_are_refused_before_training(name, an
     good, bad = (Message("user", "One?"),), (Message("user", "Twelve?"),)
     options = grouped("grpo", {"reward_funcs": [name], "normalize_scores": False}).recipe.online()["grpo"]
     assert isinstance(options, GroupOptions)
-    codec = Codec(tokenize.words(300), "hh")
-    assert RewardSum("grpo", options, {good: "1"}, codec).usable(Split([good], [good])).train == [good]
+    tokenizer = DialogueTokenizer(tokenize.words(300), "hh")
+    assert RewardSum("grpo", options, {good: "1"}, tokenizer).usable(Split([good], [good])).train == [good]
     with pytest.raises(UserError, match=rf"^grpo: {name} .*'.*Twelve\?.*'.*: the answer {expected}") as error:
-        RewardSum("grpo", options, {good: "1", bad: answer}, codec).usable(Split([good], [good, bad]))
+        RewardSum("grpo", options, {good: "1", bad: answer}, tokenizer).usable(Split([good], [good, bad]))
     assert "\n" not in str(error.value)
 
 
 def test_an_evaluation_keeps_functions_of_one_name_apart():
     """Both sections call a reward `length`, with another limit each; `exact_answer` is the same in both."""
     prompt = (Message("user", "Say it."),)
-    codec = Codec(tokenize.words(300), "hh")
+    tokenizer = DialogueTokenizer(tokenize.words(300), "hh")
     sections = []
     for stage, most in (("rloo", 3), ("grpo", 60)):
         funcs = [f"length(most={most})", "exact_answer"]
         options = grouped(stage, {"reward_funcs": funcs, "normalize_scores": False}).recipe.online()[stage_name(stage)]
         assert isinstance(options, GroupOptions)
-        sections.append(RewardSum(stage_name(stage), options, {prompt: "b"}, codec))
+        sections.append(RewardSum(stage_name(stage), options, {prompt: "b"}, tokenizer))
     by_name, _ = _reward_fn(sections)([prompt], ["a b c d e"], None, [[1, 2]])
     assert by_name.keys() == {"rloo.length", "grpo.length", "exact_answer"}
     assert by_name["rloo.length"] != by_name["grpo.length"]
@@ -481,7 +481,7 @@ def test_a_recipe_sets_timeout_and_retries():
     changes = {"reward_funcs": ["json_valid"], "normalize_scores": False, "reward_timeout": 3, "reward_retries": 2}
     options = grouped("grpo", changes).recipe.online()["grpo"]
     assert isinstance(options, GroupOptions)
-    function = RewardSum("grpo", options, {}, Codec(tokenize.words(300), "hh")).functions["json_valid"]
+    function = RewardSum("grpo", options, {}, DialogueTokenizer(tokenize.words(300), "hh")).functions["json_valid"]
     assert function is not None and (function.timeout, function.retries) == (3.0, 2)
 
 

@@ -13,19 +13,19 @@ from tests.helpers import run_stages
 from tests.invariants.tiny import VOCAB, tiny
 
 
-def codec() -> SimpleNamespace:
-    return SimpleNamespace(tokenizer=object())
+def tokenizer() -> SimpleNamespace:
+    return SimpleNamespace(hf=object())
 
 
 def test_each_text_is_encoded_once_per_tokenizer():
     encoded = []
 
-    def encode(codec, texts, bos):
+    def encode(tokenizer, texts, bos):
         encoded.extend(texts)
         return [[int(bos), len(text)] for text in texts]
 
     ids = seams._encoded_once(encode)
-    first, second = codec(), codec()
+    first, second = tokenizer(), tokenizer()
     assert ids(first, ["a", "bb", "a"], True) == [[1, 1], [1, 2], [1, 1]]
     assert encoded == ["a", "bb"]
     assert ids(first, ["bb", "ccc"], True) == [[1, 2], [1, 3]]
@@ -37,8 +37,8 @@ def test_each_text_is_encoded_once_per_tokenizer():
 
 
 def test_whoever_changes_the_ids_of_a_text_changes_no_other():
-    ids = seams._encoded_once(lambda codec, texts, bos: [[1, 2] for _ in texts])
-    one = codec()
+    ids = seams._encoded_once(lambda tokenizer, texts, bos: [[1, 2] for _ in texts])
+    one = tokenizer()
     ids(one, ["a"], True)[0].append(3)
     assert ids(one, ["a", "a"], True) == [[1, 2], [1, 2]]
 

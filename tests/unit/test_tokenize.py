@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rlhf.data import tokenize
 from rlhf.data.rows import Message
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.recipe import Tokenizer as RecipeTokenizer
 
@@ -20,112 +20,114 @@ LONG = (Message("user", "What " * 30 + "is the capital?"),)
 
 
 @pytest.fixture(scope="module")
-def codec() -> Codec:
-    return Codec(tokenize.train(TEXTS, 300), "hh")
+def tokenizer() -> DialogueTokenizer:
+    return DialogueTokenizer(tokenize.train(TEXTS, 300), "hh")
 
 
-def test_a_sequence_is_bos_prompt_response_eos(codec):
-    (row,), counts = codec.encode([(PROMPT, "The capital is Paris.")], 64, 128)
+def test_a_sequence_is_bos_prompt_response_eos(tokenizer):
+    (row,), counts = tokenizer.encode([(PROMPT, "The capital is Paris.")], 64, 128)
     assert row
-    assert row.prompt[0] == codec.tokenizer.bos_token_id
-    assert row.prompt[-1] == codec.tokenizer.convert_tokens_to_ids("\n\nAssistant:")
-    assert row.response[-1] == codec.eos_id
-    assert codec.eos_id not in row.response[:-1]
-    assert codec.decode(row.response) == "The capital is Paris."
+    assert row.prompt[0] == tokenizer.hf.bos_token_id
+    assert row.prompt[-1] == tokenizer.hf.convert_tokens_to_ids("\n\nAssistant:")
+    assert row.response[-1] == tokenizer.eos_id
+    assert tokenizer.eos_id not in row.response[:-1]
+    assert tokenizer.decode(row.response) == "The capital is Paris."
     assert sum(counts.values()) == 0
-    assert codec.encode_prompts([PROMPT], 64)[0][0] == row.prompt
+    assert tokenizer.encode_prompts([PROMPT], 64)[0][0] == row.prompt
 
 
-def test_the_special_tokens_are_three_different_ones(codec):
-    assert len({codec.pad_id, codec.eos_id, codec.tokenizer.bos_token_id}) == 3
+def test_the_special_tokens_are_three_different_ones(tokenizer):
+    assert len({tokenizer.pad_id, tokenizer.eos_id, tokenizer.hf.bos_token_id}) == 3
 
 
-def test_any_text_survives_the_tokenizer(codec):
+def test_any_text_survives_the_tokenizer(tokenizer):
     for text in ("naïve ☃ 日本\n\ttabs", "<eo s> & \x00", "Human: not a turn"):
-        (row,), _ = codec.encode([(PROMPT, text)], 512, 1024)
+        (row,), _ = tokenizer.encode([(PROMPT, text)], 512, 1024)
         assert row
-        assert codec.decode(row.response) == text
+        assert tokenizer.decode(row.response) == text
 
 
-def test_prompts_lose_their_oldest_tokens_and_keep_bos(codec):
-    (row,), counts = codec.encode([(LONG, "Paris.")], 10, 64)
+def test_prompts_lose_their_oldest_tokens_and_keep_bos(tokenizer):
+    (row,), counts = tokenizer.encode([(LONG, "Paris.")], 10, 64)
     assert row
     assert len(row.prompt) == 10
-    assert row.prompt[0] == codec.tokenizer.bos_token_id
-    assert row.prompt[1:] == codec.encode_prompts([LONG], 999)[0][0][-9:]
+    assert row.prompt[0] == tokenizer.hf.bos_token_id
+    assert row.prompt[1:] == tokenizer.encode_prompts([LONG], 999)[0][0][-9:]
     assert counts["prompts_cut"] == 1
-    ids, cut = codec.encode_prompts([LONG, PROMPT], 20)
+    ids, cut = tokenizer.encode_prompts([LONG, PROMPT], 20)
     assert (len(ids[0]), cut) == (20, 1)
 
 
 @pytest.mark.parametrize("template", ["hh", "plain", "chat"])
 def test_a_response_is_cut_at_the_eos_that_its_text_holds_and_that_is_counted(template):
-    tokenizer = tokenize.train(TEXTS, 300)
-    eos = tokenizer.eos_token
-    tokenizer.chat_template = f"{{% for m in messages %}}[{{{{ m['content'] }}}}{eos}\n{{% endfor %}}"
-    codec = Codec(tokenizer, template)
-    (whole, cut), counts = codec.encode([(PROMPT, "a b"), (PROMPT, f"a b{eos} c d{eos}")], 128, 999)
-    assert whole and cut and cut.response == whole.response and cut.response.count(codec.eos_id) == 1
+    hf = tokenize.train(TEXTS, 300)
+    eos = hf.eos_token
+    hf.chat_template = f"{{% for m in messages %}}[{{{{ m['content'] }}}}{eos}\n{{% endfor %}}"
+    tokenizer = DialogueTokenizer(hf, template)
+    (whole, cut), counts = tokenizer.encode([(PROMPT, "a b"), (PROMPT, f"a b{eos} c d{eos}")], 128, 999)
+    assert whole and cut and cut.response == whole.response and cut.response.count(tokenizer.eos_id) == 1
     assert counts["responses_cut"] == 1
 
 
-def test_an_eos_with_nothing_behind_or_before_it_cuts_no_response(codec):
-    eos = codec.tokenizer.eos_token
-    codec = Codec(codec.tokenizer, "plain")
-    (whole, same, none), counts = codec.encode([(PROMPT, "a b"), (PROMPT, f"a b{eos}"), (PROMPT, f"{eos}a")], 128, 999)
+def test_an_eos_with_nothing_behind_or_before_it_cuts_no_response(tokenizer):
+    eos = tokenizer.hf.eos_token
+    tokenizer = DialogueTokenizer(tokenizer.hf, "plain")
+    (whole, same, none), counts = tokenizer.encode(
+        [(PROMPT, "a b"), (PROMPT, f"a b{eos}"), (PROMPT, f"{eos}a")], 128, 999
+    )
     assert whole and same == whole and none is None
     assert (counts["responses_cut"], counts["dropped"]) == (0, 1)
 
 
-def test_a_cut_response_has_no_eos_and_is_counted(codec):
-    (whole,), _ = codec.encode([(PROMPT, "The capital is Paris.")], 64, 999)
+def test_a_cut_response_has_no_eos_and_is_counted(tokenizer):
+    (whole,), _ = tokenizer.encode([(PROMPT, "The capital is Paris.")], 64, 999)
     limit = len(whole.prompt) + len(whole.response) - 1
-    (row,), counts = codec.encode([(PROMPT, "The capital is Paris.")], 64, limit)
+    (row,), counts = tokenizer.encode([(PROMPT, "The capital is Paris.")], 64, limit)
     assert row
     assert row.response == whole.response[:-1]
     assert counts["responses_cut"] == 1
-    (exact,), counts = codec.encode([(PROMPT, "The capital is Paris.")], 64, limit + 1)
+    (exact,), counts = tokenizer.encode([(PROMPT, "The capital is Paris.")], 64, limit + 1)
     assert exact == whole
     assert counts["responses_cut"] == 0
 
 
-def test_a_row_that_loses_its_whole_response_is_dropped_and_counted(codec):
-    length = len(codec.encode_prompts([PROMPT], 999)[0][0])
-    rows, counts = codec.encode([(PROMPT, "Paris."), (PROMPT, "Rome.")], length, length)
+def test_a_row_that_loses_its_whole_response_is_dropped_and_counted(tokenizer):
+    length = len(tokenizer.encode_prompts([PROMPT], 999)[0][0])
+    rows, counts = tokenizer.encode([(PROMPT, "Paris."), (PROMPT, "Rome.")], length, length)
     assert rows == [None, None]
     assert counts["dropped"] == 2
 
 
-def test_a_response_limit_of_its_own_counts_eos_and_what_it_cuts(codec):
+def test_a_response_limit_of_its_own_counts_eos_and_what_it_cuts(tokenizer):
     rows = [(PROMPT, "The capital is Paris."), (PROMPT, "Paris.")]
-    whole, _ = codec.encode(rows, 64, 999)
+    whole, _ = tokenizer.encode(rows, 64, 999)
     lengths = [len(row.response) for row in whole]
     limit = lengths[0] - 1
     assert lengths[1] <= limit
-    cut, counts = codec.encode(rows, 64, 999, limit)
+    cut, counts = tokenizer.encode(rows, 64, 999, limit)
     assert [row.prompt for row in cut] == [row.prompt for row in whole]
     assert [row.response for row in cut] == [whole[0].response[:limit], whole[1].response]
     assert counts["responses_cut"] == 1
-    assert codec.encode(rows, 64, 999, lengths[0]) == codec.encode(rows, 64, 999)
+    assert tokenizer.encode(rows, 64, 999, lengths[0]) == tokenizer.encode(rows, 64, 999)
     room = len(whole[0].prompt) + 2  # where the prompt leaves less than the limit, the smaller of the two counts
-    assert len(codec.encode(rows[:1], 64, room, limit)[0][0].response) == 2
+    assert len(tokenizer.encode(rows[:1], 64, room, limit)[0][0].response) == 2
 
 
-def test_documents_are_cut_into_pieces_and_lose_nothing(codec):
-    whole = codec.encode_texts(TEXTS[:1], 999)[0]
-    pieces = codec.encode_texts(TEXTS[:1], 5)
+def test_documents_are_cut_into_pieces_and_lose_nothing(tokenizer):
+    whole = tokenizer.encode_texts(TEXTS[:1], 999)[0]
+    pieces = tokenizer.encode_texts(TEXTS[:1], 5)
     assert all(len(piece) <= 5 for piece in pieces)
     assert [i for piece in pieces for i in piece] == whole
-    assert (whole[0], whole[-1]) == (codec.tokenizer.bos_token_id, codec.eos_id)
+    assert (whole[0], whole[-1]) == (tokenizer.hf.bos_token_id, tokenizer.eos_id)
 
 
-def test_a_saved_tokenizer_gives_the_same_ids(codec, tmp_path):
-    codec.tokenizer.save_pretrained(tmp_path)
+def test_a_saved_tokenizer_gives_the_same_ids(tokenizer, tmp_path):
+    tokenizer.hf.save_pretrained(tmp_path)
     again = tokenize.load(tmp_path, settings("hh"))
-    assert again.encode([(PROMPT, "The capital is Paris.")], 64, 128) == codec.encode(
+    assert again.encode([(PROMPT, "The capital is Paris.")], 64, 128) == tokenizer.encode(
         [(PROMPT, "The capital is Paris.")], 64, 128
     )
-    assert (again.pad_id, again.eos_id) == (codec.pad_id, codec.eos_id)
+    assert (again.pad_id, again.eos_id) == (tokenizer.pad_id, tokenizer.eos_id)
 
 
 def settings(template: str, **keys: Any) -> RecipeTokenizer:
@@ -142,29 +144,29 @@ def with_tokens(**tokens) -> PreTrainedTokenizerFast:
 
 def test_padding_is_never_eos():
     """With pad = EOS the reward model would read its score one token too early."""
-    codec = Codec(with_tokens(eos_token="</s>", unk_token="<unk>"), "hh")
-    assert codec.pad_id == codec.tokenizer.unk_token_id
-    codec = Codec(with_tokens(eos_token="</s>", pad_token="</s>", unk_token="<unk>"), "hh")
-    assert codec.pad_id != codec.eos_id
+    tokenizer = DialogueTokenizer(with_tokens(eos_token="</s>", unk_token="<unk>"), "hh")
+    assert tokenizer.pad_id == tokenizer.hf.unk_token_id
+    tokenizer = DialogueTokenizer(with_tokens(eos_token="</s>", pad_token="</s>", unk_token="<unk>"), "hh")
+    assert tokenizer.pad_id != tokenizer.eos_id
     with pytest.raises(UserError, match=r"neither a padding token .* nor an unknown token .*set tokenizer\.pad_token"):
-        Codec(with_tokens(eos_token="</s>"), "hh")
+        DialogueTokenizer(with_tokens(eos_token="</s>"), "hh")
     with pytest.raises(UserError, match="no end-of-sequence token"):
-        Codec(with_tokens(pad_token="<p>"), "hh")
+        DialogueTokenizer(with_tokens(pad_token="<p>"), "hh")
 
 
 def test_a_tokenizer_without_padding_or_unknown_token_is_given_one_by_the_recipe():
     """Like those of Llama 3 and of Qwen's base models."""
-    tokenizer = with_tokens(eos_token="</s>", bos_token="<s>", pad_token="</s>")
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|reserved_0|>", "<|right_pad|>"]})
+    hf = with_tokens(eos_token="</s>", bos_token="<s>", pad_token="</s>")
+    hf.add_special_tokens({"additional_special_tokens": ["<|reserved_0|>", "<|right_pad|>"]})
     with pytest.raises(UserError, match=r"such as <pad>, <\|right_pad\|>, <\|reserved_0\|>"):
-        Codec(tokenizer, "hh")
-    size = len(tokenizer)
-    codec = Codec(tokenizer, "hh", "<|right_pad|>")
-    assert codec.pad_id == tokenizer.convert_tokens_to_ids("<|right_pad|>") != codec.eos_id
-    assert len(codec.tokenizer) == size, "an entry more would need a row more of the embedding"
+        DialogueTokenizer(hf, "hh")
+    size = len(hf)
+    tokenizer = DialogueTokenizer(hf, "hh", "<|right_pad|>")
+    assert tokenizer.pad_id == hf.convert_tokens_to_ids("<|right_pad|>") != tokenizer.eos_id
+    assert len(tokenizer.hf) == size, "an entry more would need a row more of the embedding"
     for token, complaint in (("</s>", "begins or ends texts"), ("<s>", "begins or ends texts"), ("<no>", "not in the")):
         with pytest.raises(UserError, match=f"tokenizer.pad_token: '{token}' .*{complaint}"):
-            Codec(tokenizer, "hh", token)
+            DialogueTokenizer(hf, "hh", token)
 
 
 @pytest.mark.parametrize("length", [[512], "512", None])
@@ -172,67 +174,67 @@ def test_a_longest_length_that_is_no_number_is_refused(length):
     tokenizer = with_tokens(eos_token="</s>", pad_token="<p>")
     tokenizer.model_max_length = length
     with pytest.raises(UserError, match="model_max_length"):
-        Codec(tokenizer, "hh")
+        DialogueTokenizer(tokenizer, "hh")
 
 
 def test_the_chat_template_is_the_tokenizers_own():
-    tokenizer = with_tokens(eos_token="</s>", pad_token="<p>", bos_token="<s>")
+    hf = with_tokens(eos_token="</s>", pad_token="<p>", bos_token="<s>")
     with pytest.raises(UserError, match="no chat template"):
-        Codec(tokenizer, "chat")
-    tokenizer.chat_template = (
+        DialogueTokenizer(hf, "chat")
+    hf.chat_template = (
         "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
-    codec = Codec(tokenizer, "chat")
-    assert codec.prompt_text(PROMPT) == "<s>[user]What is the capital of France?[assistant]"
-    (row,), _ = codec.encode([(PROMPT, "Paris")], 64, 128)
+    tokenizer = DialogueTokenizer(hf, "chat")
+    assert tokenizer.prompt_text(PROMPT) == "<s>[user]What is the capital of France?[assistant]"
+    (row,), _ = tokenizer.encode([(PROMPT, "Paris")], 64, 128)
     assert row
-    assert row.prompt.count(tokenizer.bos_token_id) == 1  # the template writes it, and it is not put in twice
-    assert codec.decode(row.response) == "Paris"
+    assert row.prompt.count(hf.bos_token_id) == 1  # the template writes it, and it is not put in twice
+    assert tokenizer.decode(row.response) == "Paris"
 
 
 def test_the_plain_template_writes_what_the_h100_guides_snippets_write():
     """Training on f"{instruction}\\n{input}\\n{output}", scoring f"{prompt}\\n{response}"."""
-    codec = Codec(with_tokens(eos_token="</s>", pad_token="<p>", bos_token="<s>"), "plain")
+    tokenizer = DialogueTokenizer(with_tokens(eos_token="</s>", pad_token="<p>", bos_token="<s>"), "plain")
     instruction, given, output = "Name the capital.", "France", "The capital is Paris."
     prompt = (Message("user", f"{instruction}\n{given}"),)
-    (row,), counts = codec.encode([(prompt, output)], 64, 128)
+    (row,), counts = tokenizer.encode([(prompt, output)], 64, 128)
     assert row
     text = f"{instruction}\n{given}\n{output}"
-    assert codec.tokenizer.decode(row.prompt + row.response) == f"<s>{text}</s>"
-    assert codec.tokenizer.decode(row.prompt) == f"<s>{instruction}\n{given}\n"
-    assert codec.encode_prompts([prompt], 64)[0][0] == row.prompt
-    assert codec.decode(row.response) == output
+    assert tokenizer.hf.decode(row.prompt + row.response) == f"<s>{text}</s>"
+    assert tokenizer.hf.decode(row.prompt) == f"<s>{instruction}\n{given}\n"
+    assert tokenizer.encode_prompts([prompt], 64)[0][0] == row.prompt
+    assert tokenizer.decode(row.response) == output
     assert not counts["merged_at_response"]
     several = (Message("user", "Hello."), Message("assistant", "Yes?"), Message("user", "Who are you?"))
-    assert codec.prompt_text(several) == "Hello.\nYes?\nWho are you?\n"
+    assert tokenizer.prompt_text(several) == "Hello.\nYes?\nWho are you?\n"
 
 
 def test_the_response_is_written_as_the_template_writes_it():
     """Llama-2's template puts a space before the answer, and EOS after it; EOS must not be there twice."""
-    tokenizer = with_tokens(eos_token="</s>", pad_token="<p>", bos_token="<s>")
-    tokenizer.chat_template = (
+    hf = with_tokens(eos_token="</s>", pad_token="<p>", bos_token="<s>")
+    hf.chat_template = (
         "{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token }}[INST] {{ m['content'] }} [/INST]"
         "{% else %} {{ m['content'] }} {{ eos_token }}{% endif %}{% endfor %}"
     )
-    codec = Codec(tokenizer, "chat")
-    (row,), counts = codec.encode([(PROMPT, "Paris")], 64, 128)
+    tokenizer = DialogueTokenizer(hf, "chat")
+    (row,), counts = tokenizer.encode([(PROMPT, "Paris")], 64, 128)
     assert row
-    whole = tokenizer("<s>[INST] What is the capital of France? [/INST] Paris", add_special_tokens=False)["input_ids"]
-    assert row.prompt + row.response == [*whole, codec.eos_id]
+    whole = hf("<s>[INST] What is the capital of France? [/INST] Paris", add_special_tokens=False)["input_ids"]
+    assert row.prompt + row.response == [*whole, tokenizer.eos_id]
     assert counts["merged_at_response"] == 0
 
 
 def test_a_response_that_merges_with_the_prompt_is_encoded_apart_and_counted():
-    tokenizer = with_tokens(eos_token="</s>", pad_token="<p>")
-    tokenizer.add_tokens(["x]Par"])
-    tokenizer.chat_template = "[{% for m in messages %}{{ m['content'] }}{% endfor %}x]"
-    codec = Codec(tokenizer, "chat")
-    (row,), counts = codec.encode([(PROMPT, "Paris")], 64, 128)
+    hf = with_tokens(eos_token="</s>", pad_token="<p>")
+    hf.add_tokens(["x]Par"])
+    hf.chat_template = "[{% for m in messages %}{{ m['content'] }}{% endfor %}x]"
+    tokenizer = DialogueTokenizer(hf, "chat")
+    (row,), counts = tokenizer.encode([(PROMPT, "Paris")], 64, 128)
     assert row
     assert counts["merged_at_response"] == 1
-    assert row.prompt == codec.encode_prompts([PROMPT], 64)[0][0]
-    assert codec.decode(row.response) == "Paris"
+    assert row.prompt == tokenizer.encode_prompts([PROMPT], 64)[0][0]
+    assert tokenizer.decode(row.response) == "Paris"
 
 
 THINKING = (  # the parts of Qwen3's that matter here, with a mark that training on answers alone needs
@@ -255,16 +257,16 @@ def chat_tokenizer(folder: Path, template: str, eos: str = "<|im_end|>", **token
 
 def test_thinking_is_switched_off_and_a_system_prompt_is_put_first(tmp_path):
     keys = {"chat_template_kwargs": {"enable_thinking": False}, "system_prompt": 'Say "yes" or {{ no }}.\n'}
-    codec = tokenize.load(chat_tokenizer(tmp_path, THINKING), settings("chat", **keys))
+    tokenizer = tokenize.load(chat_tokenizer(tmp_path, THINKING), settings("chat", **keys))
     system = '<|im_start|>system\nSay "yes" or {{ no }}.\n<|im_end|>\n'
     question = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
-    assert codec.prompt_text(PROMPT) == f"{system}{question}<think>\n\n</think>\n\n"
-    (row,), counts = codec.encode([(PROMPT, "Paris")], 256, 512)
+    assert tokenizer.prompt_text(PROMPT) == f"{system}{question}<think>\n\n</think>\n\n"
+    (row,), counts = tokenizer.encode([(PROMPT, "Paris")], 256, 512)
     assert row and not counts["merged_at_response"]
-    assert codec.tokenizer.decode(row.response) == "Paris<|im_end|>", "the empty thought belongs to the prompt"
+    assert tokenizer.hf.decode(row.response) == "Paris<|im_end|>", "the empty thought belongs to the prompt"
     own = (Message("system", "Be brief."), *PROMPT)
-    assert codec.prompt_text(own).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user")
-    assert "yes" not in codec.prompt_text(own)
+    assert tokenizer.prompt_text(own).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user")
+    assert "yes" not in tokenizer.prompt_text(own)
 
 
 @pytest.mark.parametrize("start", ["", "\n", "  {% if true %}", "   "])
@@ -273,12 +275,12 @@ def test_settings_leave_the_template_behind_them_as_it_is(tmp_path, start):
     template = f"{start}{THINKING}" + ("{% endif %}" if "if" in start else "")
     plain = tokenize.load(chat_tokenizer(tmp_path / "a", template), settings("chat"))
     keys: dict[str, Any] = {"chat_template_kwargs": {"greeting": "\U0001f600"}}
-    codec = tokenize.load(chat_tokenizer(tmp_path / "b", template), settings("chat", **keys))
-    assert codec.prompt_text(PROMPT) == plain.prompt_text(PROMPT)
+    tokenizer = tokenize.load(chat_tokenizer(tmp_path / "b", template), settings("chat", **keys))
+    assert tokenizer.prompt_text(PROMPT) == plain.prompt_text(PROMPT)
     keys = {"system_prompt": "Be \U0001f600 and \u00e9."}
-    codec = tokenize.load(chat_tokenizer(tmp_path / "c", template), settings("chat", **keys))
-    assert "Be \U0001f600 and \u00e9.<|im_end|>" in codec.prompt_text(PROMPT)
-    assert codec.encode_prompts([PROMPT], 256)[0][0]
+    tokenizer = tokenize.load(chat_tokenizer(tmp_path / "c", template), settings("chat", **keys))
+    assert "Be \U0001f600 and \u00e9.<|im_end|>" in tokenizer.prompt_text(PROMPT)
+    assert tokenizer.encode_prompts([PROMPT], 256)[0][0]
 
 
 @pytest.mark.parametrize("name", ["messages", "add_generation_prompt"])
@@ -289,24 +291,24 @@ def test_variables_that_a_conversation_sets_are_reserved(name):
 
 def test_a_conversation_of_several_turns_continues_with_what_training_saw(tmp_path):
     turns = (*PROMPT, Message("assistant", "Paris"), Message("user", "Sure?"))
-    codec = tokenize.load(chat_tokenizer(tmp_path, THINKING), settings("chat"))
-    (row,), counts = codec.encode([(turns, "Yes")], 256, 512)
+    tokenizer = tokenize.load(chat_tokenizer(tmp_path, THINKING), settings("chat"))
+    (row,), counts = tokenizer.encode([(turns, "Yes")], 256, 512)
     assert row and not counts["merged_at_response"]
     rows = [{"role": m.role, "content": m.content} for m in turns]
-    served: Any = codec.tokenizer.apply_chat_template(rows, add_generation_prompt=True)
+    served: Any = tokenizer.hf.apply_chat_template(rows, add_generation_prompt=True)
     assert row.prompt == served["input_ids"]
-    assert codec.tokenizer.decode(row.response) == "<think>\n\n</think>\n\nYes<|im_end|>"
+    assert tokenizer.hf.decode(row.response) == "<think>\n\n</think>\n\nYes<|im_end|>"
 
 
 def test_a_saved_chat_tokenizer_renders_what_training_saw(tmp_path):
     """What `merge` writes and any server reads."""
     keys = {"chat_template_kwargs": {"enable_thinking": False}, "system_prompt": "Be kind."}
-    codec = tokenize.load(chat_tokenizer(tmp_path / "a", THINKING), settings("chat", **keys))
-    assert codec.write_chat_template()
-    codec.tokenizer.save_pretrained(tmp_path / "b")
+    tokenizer = tokenize.load(chat_tokenizer(tmp_path / "a", THINKING), settings("chat", **keys))
+    assert tokenizer.write_chat_template()
+    tokenizer.hf.save_pretrained(tmp_path / "b")
     rows = [{"role": m.role, "content": m.content} for m in PROMPT]
     served: Any = AutoTokenizer.from_pretrained(tmp_path / "b").apply_chat_template(rows, add_generation_prompt=True)
-    assert served["input_ids"] == codec.encode_prompts([PROMPT], 256)[0][0]
+    assert served["input_ids"] == tokenizer.encode_prompts([PROMPT], 256)[0][0]
 
 
 def test_an_answer_must_end_with_the_token_at_which_sampling_stops(tmp_path):
@@ -314,9 +316,9 @@ def test_an_answer_must_end_with_the_token_at_which_sampling_stops(tmp_path):
     folder = chat_tokenizer(tmp_path, THINKING, eos="</s>")
     with pytest.raises(UserError, match=r"ends an answer with <\|im_end\|>, .* is </s>: set tokenizer.eos_token"):
         tokenize.load(folder, settings("chat"))
-    codec = tokenize.load(folder, settings("chat", eos_token="<|im_end|>"))
-    (row,), _ = codec.encode([(PROMPT, "Paris")], 256, 512)
-    assert row and row.response[-1] == codec.eos_id == codec.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    tokenizer = tokenize.load(folder, settings("chat", eos_token="<|im_end|>"))
+    (row,), _ = tokenizer.encode([(PROMPT, "Paris")], 256, 512)
+    assert row and row.response[-1] == tokenizer.eos_id == tokenizer.hf.convert_tokens_to_ids("<|im_end|>")
     with pytest.raises(UserError, match=r"tokenizer\.eos_token: '<no>' is not in the vocabulary"):
         tokenize.load(folder, settings("chat", eos_token="<no>"))
 
@@ -324,9 +326,9 @@ def test_an_answer_must_end_with_the_token_at_which_sampling_stops(tmp_path):
 def test_a_chat_prompt_has_bos_where_its_template_writes_it(tmp_path):
     """Granite's tokenizer has one that its template does not write."""
     for number, (template, count) in enumerate(((THINKING, 0), ("{{ bos_token }}" + THINKING, 1))):
-        codec = tokenize.load(chat_tokenizer(tmp_path / str(number), template, bos_token="<s>"), settings("chat"))
-        (row,), _ = codec.encode([(PROMPT, "Paris")], 256, 512)
-        assert row and row.prompt.count(codec.tokenizer.bos_token_id) == count
+        tokenizer = tokenize.load(chat_tokenizer(tmp_path / str(number), template, bos_token="<s>"), settings("chat"))
+        (row,), _ = tokenizer.encode([(PROMPT, "Paris")], 256, 512)
+        assert row and row.prompt.count(tokenizer.hf.bos_token_id) == count
 
 
 @pytest.mark.parametrize("key", ["system_prompt", "chat_template_kwargs"])
@@ -349,29 +351,29 @@ def sentencepiece_like() -> PreTrainedTokenizerFast:
 @pytest.mark.parametrize("template", ["hh", "plain"])
 @pytest.mark.parametrize("made", [sentencepiece_like, lambda: tokenize.train(["Hello. Yes? Who are you?"] * 9, 300)])
 def test_a_chat_interface_makes_the_ids_that_training_made(made, template):
-    codec = Codec(made(), template)
-    assert codec.write_chat_template()
+    tokenizer = DialogueTokenizer(made(), template)
+    assert tokenizer.write_chat_template()
     for said in ([Message("system", "Hello."), Message("user", "Who?")], [Message("user", "Yes?")]):
         rows = [{"role": m.role, "content": m.content} for m in said]
-        found: Any = codec.tokenizer.apply_chat_template(rows, add_generation_prompt=True)
-        assert found["input_ids"] == codec.encode_prompts([said], 999)[0][0]
+        found: Any = tokenizer.hf.apply_chat_template(rows, add_generation_prompt=True)
+        assert found["input_ids"] == tokenizer.encode_prompts([said], 999)[0][0]
 
 
 def test_a_template_that_cannot_make_them_is_said(monkeypatch):
-    tokenizer = tokenize.train(["Hello. Yes? Who are you?"] * 9, 300)
-    tokenizer.bos_token = None
-    codec = Codec(tokenizer, "hh")
-    monkeypatch.setattr(codec, "encode_prompts", lambda prompts, length: ([[1, 2, 3]], 0))
-    assert not codec.write_chat_template()
+    hf = tokenize.train(["Hello. Yes? Who are you?"] * 9, 300)
+    hf.bos_token = None
+    tokenizer = DialogueTokenizer(hf, "hh")
+    monkeypatch.setattr(tokenizer, "encode_prompts", lambda prompts, length: ([[1, 2, 3]], 0))
+    assert not tokenizer.write_chat_template()
 
 
 def test_special_tokens_that_carry_meaning_stay_in_the_text():
-    tokenizer = tokenize.words(300)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
-    codec = Codec(tokenizer, "hh")
-    think, end = (tokenizer.get_vocab()[token] for token in ("<think>", "</think>"))
-    (word,) = tokenizer(" 15", add_special_tokens=False)["input_ids"][-1:]
-    text = codec.decode([tokenizer.bos_token_id, think, word, end, word, codec.eos_id, codec.pad_id])
+    hf = tokenize.words(300)
+    hf.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    tokenizer = DialogueTokenizer(hf, "hh")
+    think, end = (hf.get_vocab()[token] for token in ("<think>", "</think>"))
+    (word,) = hf(" 15", add_special_tokens=False)["input_ids"][-1:]
+    text = tokenizer.decode([hf.bos_token_id, think, word, end, word, tokenizer.eos_id, tokenizer.pad_id])
     assert text.startswith("<think>") and text.count("</think>") == 1
-    assert text.endswith(str(tokenizer.decode([word])).strip())
+    assert text.endswith(str(hf.decode([word])).strip())
     assert not any(token in text for token in (tokenize.PAD, tokenize.BOS, tokenize.EOS))

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models
 
 from rlhf.data.load import load_corpus
 from rlhf.data.rows import Message
-from rlhf.data.tokenize import Codec, train
+from rlhf.data.tokenize import DialogueTokenizer, train
 from rlhf.data.trainable import why_not
 from rlhf.errors import UserError
 from rlhf.run.directory import StageRun
@@ -29,16 +29,16 @@ PREFILLED = (
 ASKED = (Message("user", "Why?"),)
 
 
-def codec(template: str | None = None) -> Codec:
+def tokenizer(template: str | None = None) -> DialogueTokenizer:
     tokenizer = train(["a text of a few words"], 300)
     tokenizer.chat_template = template
-    return Codec(tokenizer, "chat" if template else "hh")
+    return DialogueTokenizer(tokenizer, "chat" if template else "hh")
 
 
-def trained(made: Codec, response: str) -> str:
+def trained(made: DialogueTokenizer, response: str) -> str:
     (row,), _ = made.encode([(ASKED, response)], 500, 999)
     assert row
-    return str(made.tokenizer.decode(row.prompt + row.response))
+    return str(made.hf.decode(row.prompt + row.response))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def trained(made: Codec, response: str) -> str:
     ],
 )
 def test_a_row_that_would_be_changed_is_refused_with_the_reason(template, prompt, response, reason):
-    found = why_not(codec(template), prompt, response)
+    found = why_not(tokenizer(template), prompt, response)
     if reason is None:
         assert found is None
     else:
@@ -89,12 +89,12 @@ def test_a_row_that_would_be_changed_is_refused_with_the_reason(template, prompt
     ],
 )
 def test_an_earlier_answer_may_lose_only_the_reasoning_that_it_begins_with(earlier, kept):
-    reason = why_not(codec(PREFILLED), (*ASKED, Message("assistant", earlier), *ASKED), "So.")
+    reason = why_not(tokenizer(PREFILLED), (*ASKED, Message("assistant", earlier), *ASKED), "So.")
     assert reason == (None if kept else "the chat template leaves out or alters message 2 (assistant)")
 
 
 def test_a_prompt_that_opens_reasoning_is_continued_there():
-    made = codec(PREFILLED)
+    made = tokenizer(PREFILLED)
     begun = "[user]Why?[A]<think>\n"
     assert trained(made, "<think>\nHm.\n</think>\nSo.") == f"{begun}Hm.\n</think>\nSo.<eos>"
     assert trained(made, "Hm.\n</think>\nSo.") == f"{begun}Hm.\n</think>\nSo.<eos>"
@@ -113,12 +113,12 @@ def test_a_prompt_that_opens_reasoning_is_continued_there():
     ],
 )
 def test_after_a_prompt_that_opens_reasoning_it_must_be_clear_what_is_reasoning(response):
-    assert "it is unclear where the response closes it" in (why_not(codec(PREFILLED), ASKED, response) or "")
-    assert why_not(codec(PREFILLED), ASKED, f"<think>\nHm.\n</think>\n{response.replace('<think>', '')}") is None
+    assert "it is unclear where the response closes it" in (why_not(tokenizer(PREFILLED), ASKED, response) or "")
+    assert why_not(tokenizer(PREFILLED), ASKED, f"<think>\nHm.\n</think>\n{response.replace('<think>', '')}") is None
 
 
 def test_reasoning_that_a_template_strips_from_answers_is_trained():
-    made = codec(PREFILLED.replace("<think>\n", ""))
+    made = tokenizer(PREFILLED.replace("<think>\n", ""))
     assert trained(made, "<think>\nHm.\n</think>\nSo.") == "[user]Why?[A]<think>\nHm.\n</think>\nSo.<eos>"
 
 
@@ -137,7 +137,7 @@ def test_an_answer_that_the_template_rewrites_is_trained_as_written(content, exp
     """The template keeps white space at the two ends, or strips it; nothing else of the answer is its own."""
     template = "{% for m in messages %}[{{ m.role }}]{{ (CONTENT) if m.role == 'assistant' else m.content }}"
     template += "{{ '<eos>' if m.role == 'assistant' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
-    made = codec(template.replace("CONTENT", content))
+    made = tokenizer(template.replace("CONTENT", content))
     assert trained(made, "  aa aa\n  bb\n") == f"[user]Why?[assistant]{expected}<eos>"
 
 
@@ -151,7 +151,7 @@ def load(tmp_path: Any, on_bad_row: str) -> tuple[Any, Any]:
     data = {"source": "files", "files": [str(file)], "on_bad_row": on_bad_row, "heldout_fraction": 0.3}
     run = StageRun(tmp_path / "runs", small(data=data), "rm")
     run.describe = described.update  # type: ignore[method-assign]
-    return load_corpus(run, codec()), described["data"]
+    return load_corpus(run, tokenizer()), described["data"]
 
 
 def test_such_rows_stop_a_stage_before_training(tmp_path):
@@ -176,7 +176,7 @@ def test_a_document_that_spells_a_control_token_stops_pretraining(tmp_path):
 def test_a_check_with_the_tokenizer_names_what_a_run_refuses(tmp_path, monkeypatch, capsys):
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"prompt": "Why?", "response": "So it is <eos> then."}) + "\n")
-    codec(ALTERNATE).tokenizer.save_pretrained(tmp_path / "tokenizer")
+    tokenizer(ALTERNATE).hf.save_pretrained(tmp_path / "tokenizer")
     code, _, err = rlhf(monkeypatch, capsys, "data", "check", "--tokenizer", tmp_path / "tokenizer", file)
     assert code == 1 and "rows.jsonl:1: a text spells the control token '<eos>'" in err
     (tmp_path / "bare").mkdir()
@@ -189,7 +189,7 @@ def test_the_report_as_json_counts_and_lists_what_the_template_would_change(tmp_
     turns = [{"role": role, "content": "Hi."} for role in ("user", "user", "assistant")]
     file = tmp_path / "a.jsonl"
     file.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in (turns, turns[1:], turns)))
-    codec(ALTERNATE).tokenizer.save_pretrained(tmp_path / "tokenizer")
+    tokenizer(ALTERNATE).hf.save_pretrained(tmp_path / "tokenizer")
     check = ("data", "check", file, "--json")
     code, out, _ = rlhf(monkeypatch, capsys, *check, "--tokenizer", tmp_path / "tokenizer")
     report = json.loads(out)

@@ -22,7 +22,7 @@ PROMPTS = [[5, 9, 3, 7], [11, 4], [8, 8, 21, 2, 30, 6, 17], [40]]
 
 
 class Ids:
-    """What sampling needs of a codec."""
+    """What sampling needs of a tokenizer."""
 
     pad_id = 0
 
@@ -47,8 +47,8 @@ def sampled(peft: Any, trunk: LeanTrunk | None, role: Role = "policy", **changes
         peft.base_model.set_adapter(role, inference_mode=True)
     torch.manual_seed(3)
     sampling = Sampling(8, ROOM, settings["temperature"], settings["batch_size"], settings["copies"])
-    codec: Any = Ids(settings["eos_id"])
-    draw = partial(sample, base, settings["prompts"], codec, sampling, lambda hidden: hidden @ head[2])
+    tokenizer: Any = Ids(settings["eos_id"])
+    draw = partial(sample, base, settings["prompts"], tokenizer, sampling, lambda hidden: hidden @ head[2])
     if trunk is None:
         return draw()
     with trunk.merging(role):

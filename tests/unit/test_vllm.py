@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from rlhf import recipe
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
-from rlhf.models.loading import load_base, load_codec
+from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.models.shared_base import SharedBase
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.vllm import Client
@@ -168,7 +168,7 @@ def test_a_served_policy_is_compared_with_the_trained_one(trained, noise, refuse
     run, options = StageRun(trained, loaded, "ppo"), loaded.recipe.options(recipe.Ppo)
     sft = run.parents.require("sft")
     shared = SharedBase(load_base(run, torch.device("cpu")), {"policy": sft, "reference": sft}, trainable=("policy",))
-    rollout = made_up_rollout([[1, 7, 8, 9]] * 8, load_codec(run), torch.Generator().manual_seed(0))
+    rollout = made_up_rollout([[1, 7, 8, 9]] * 8, load_tokenizer(run), torch.Generator().manual_seed(0))
     with torch.no_grad():
         own = role_passes.logprobs(shared, "policy", rollout, options)
     served = replace(rollout, logprobs=own + noise)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.memory.card import cards
 from rlhf.memory.card.cards import Gpu
 from rlhf.memory.card.kernels import Args, Kwargs, Op
@@ -26,7 +26,7 @@ from rlhf.memory.rehearsal.adapters import write_adapters
 from rlhf.memory.rehearsal.device import StandIn
 from rlhf.memory.rehearsal.operations import ALLOCATIONS, META, tensors_in
 from rlhf.memory.rehearsal.short_runs import rehearsal_changes
-from rlhf.models.loading import load_base, load_codec
+from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import SFT, OnlineOptions, PinnedRecipe, Ppo, SharedRole
@@ -93,24 +93,24 @@ def decoding_steps(loaded: PinnedRecipe, layers: int = LAYERS) -> dict[str, Deco
         recorder = _Recorder(hardware.device, architecture.vocab_size, cards.gpu_of(hardware.name))
         with recorder:
             shared = _roles(run, options)
-            codec = load_codec(run)
-            return {role: step(recorder, shared, role, codec, options) for role in ROLES}
+            tokenizer = load_tokenizer(run)
+            return {role: step(recorder, shared, role, tokenizer, options) for role in ROLES}
 
 
 def step(
-    recorder: "_Recorder", shared: SharedBase, role: SharedRole, codec: Codec, options: OnlineOptions
+    recorder: "_Recorder", shared: SharedBase, role: SharedRole, tokenizer: DialogueTokenizer, options: OnlineOptions
 ) -> DecodingStep:
     """Return the second decoding step of a rollout of `role`: the first one sets up what later ones find ready."""
     settings = sampling_settings(options)
     lengths = [settings.max_prompt_length] * settings.batch_size
     lengths[0] = max(1, settings.max_prompt_length // 2)  # a padded row, so that there is a mask
-    prompts = [[codec.eos_id] * length for length in lengths]
+    prompts = [[tokenizer.eos_id] * length for length in lengths]
     uniforms = torch.empty(settings.batch_size, settings.response_length, device=META)
     observe = shared.values if shared.value_head is not None and options.old_logprobs == "rollout" else None
     shared.roles.activate(role)
     shared.base.eval()
     with torch.no_grad(), mixed_precision(shared.base), fast_layers(shared.base, settings):
-        decoding = LibraryDecoding(shared.base, prompts, uniforms, settings, codec, observe)
+        decoding = LibraryDecoding(shared.base, prompts, uniforms, settings, tokenizer, observe)
         decoding.open_window(1)
         decoding.advance()
         with recorder.recording(shared.base.get_decoder()) as operations:

@@ -18,7 +18,7 @@ from rlhf.memory.phases import MOST_REPEATS
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from rlhf.data.tokenize import Codec
+    from rlhf.data.tokenize import DialogueTokenizer
     from rlhf.evaluation.references import Overlap
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ def seams() -> list[Seam]:
 
     return [
         Seam(tokenize, "words", _made_once, "the stand-in tokenizer is made once"),
-        Seam(tokenize.Codec, "_ids", _encoded_once, "the dialogues are encoded once"),
+        Seam(tokenize.DialogueTokenizer, "_ids", _encoded_once, "the dialogues are encoded once"),
         Seam(torch, "save", _left_out, "files take no memory of the device"),
         Seam(TrainState, "save", _left_out, "files take no memory of the device"),
         Seam(weights, "check_finite", _left_out, "adapters of zeros hold no NaN"),
@@ -108,14 +108,16 @@ def _made_once(make_tokenizer: MakeTokenizer) -> MakeTokenizer:
     return words
 
 
-def _encoded_once(encode: Callable[["Codec", Sequence[str], bool], list[list[int]]]) -> Callable[..., list[list[int]]]:
-    """Return `Codec._ids` with a memory: each text is encoded once per tokenizer. Tokenizers must live on."""
+def _encoded_once(
+    encode: Callable[["DialogueTokenizer", Sequence[str], bool], list[list[int]]],
+) -> Callable[..., list[list[int]]]:
+    """Return `DialogueTokenizer._ids` with a memory: a text is encoded once per tokenizer. They must live on."""
     known: dict[tuple[int, bool, str], list[int]] = {}
 
-    def ids(codec: "Codec", texts: Sequence[str], bos: bool) -> list[list[int]]:
-        keys = [(id(codec.tokenizer), bos, text) for text in texts]
+    def ids(tokenizer: "DialogueTokenizer", texts: Sequence[str], bos: bool) -> list[list[int]]:
+        keys = [(id(tokenizer.hf), bos, text) for text in texts]
         new = [key for key in dict.fromkeys(keys) if key not in known]
-        known.update(zip(new, encode(codec, [text for _, _, text in new], bos), strict=True))
+        known.update(zip(new, encode(tokenizer, [text for _, _, text in new], bos), strict=True))
         return [list(known[key]) for key in keys]
 
     return ids

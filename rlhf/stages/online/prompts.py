@@ -3,7 +3,7 @@
 import torch
 
 from rlhf.data.corpus import Prompt, Split
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.recipe import OnlineOptions
 
 REPLACEMENT_SEED_OFFSET = 1_000_003  # gives prompts that replace others an order of their own
@@ -17,10 +17,10 @@ class OnlinePrompts:
     test: prompts on which the result is reported; the same ones unless the recipe sets validation apart.
     """
 
-    def __init__(self, split: Split[Prompt], codec: Codec, options: OnlineOptions, seed: int):
+    def __init__(self, split: Split[Prompt], tokenizer: DialogueTokenizer, options: OnlineOptions, seed: int):
         self.options, self.seed = options, seed
         self.train = split.train[: options.max_samples]
-        self.ids, self.cut = codec.encode_prompts(self.train, options.max_prompt_length)
+        self.ids, self.cut = tokenizer.encode_prompts(self.train, options.max_prompt_length)
         self.validation = split.validation[: options.max_eval_samples]
         self.test = split.test[: options.max_eval_samples]
         self.has_validation = split.has_validation

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlhf.data.corpus import Prompt, Split
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.objectives.masked import masked_mean
 from rlhf.process import distributed
@@ -53,11 +53,11 @@ class RewardSum:
         stage: StageName,
         options: OnlineOptions,
         right_answers: dict[Prompt, str],
-        codec: Codec,
+        tokenizer: DialogueTokenizer,
         folder: Path | None = None,
     ):
         """`folder` is that of the run: a judge keeps its marks there."""
-        self.stage, self.right_answers, self.codec, self.folder = stage, right_answers, codec, folder
+        self.stage, self.right_answers, self.tokenizer, self.folder = stage, right_answers, tokenizer, folder
         labels = reward_functions.labels(options.reward_funcs)
         self.weights = dict(zip(labels, options.weights, strict=True))
         self.functions = {
@@ -120,7 +120,7 @@ class RewardSum:
         """
         computed: dict[str, list[float | None]] = {}
         if any(self.functions.values()):
-            written = [self.codec.prompt_text(prompt) for prompt in prompts]
+            written = [self.tokenizer.prompt_text(prompt) for prompt in prompts]
             right_answers = [self.right_answers.get(prompt) for prompt in prompts]
             computed = distributed.from_main(
                 lambda: {label: f(written, texts, right_answers, ids) for label, f in self.functions.items() if f}

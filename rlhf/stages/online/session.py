@@ -13,7 +13,7 @@ from rlhf.data.load import load_corpus
 from rlhf.evaluation.policies import PolicySamples, gains_over_start, measure, sample_of
 from rlhf.files import remove
 from rlhf.models.adapters import lora_config, save_adapter
-from rlhf.models.loading import base_name, load_base, load_codec
+from rlhf.models.loading import base_name, load_base, load_tokenizer
 from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
@@ -58,7 +58,7 @@ class Session:
         self._vllm_command = start_command(self.recipe, options, base_name(run)) if options.vllm_url else ""
         self.client = vllm.Client(options.vllm_url, self._vllm_command) if options.vllm_url else None
         self._server_is_checked = False
-        self.codec = load_codec(run)
+        self.tokenizer = load_tokenizer(run)
         self.prompts, self.reward_sum = self._read_prompts()
         run.describe(cuts={"prompts_cut": self.prompts.cut})
         torch.manual_seed(self.recipe.seed)
@@ -71,12 +71,12 @@ class Session:
 
     def _read_prompts(self) -> tuple[OnlinePrompts, RewardSum | None]:
         """Return the prompts, and the rewards where the score is a sum of them."""
-        stage, options, corpus = self.run.stage, self.options, load_corpus(self.run, self.codec)
+        stage, options, corpus = self.run.stage, self.options, load_corpus(self.run, self.tokenizer)
         split, reward_sum = corpus.prompts(stage), None
         if options.sums_rewards:
-            reward_sum = RewardSum(stage, options, corpus.right_answers(), self.codec, self.run.path)
+            reward_sum = RewardSum(stage, options, corpus.right_answers(), self.tokenizer, self.run.path)
             split = reward_sum.usable(split)
-        prompts = OnlinePrompts(split, self.codec, options, self.recipe.seed)
+        prompts = OnlinePrompts(split, self.tokenizer, options, self.recipe.seed)
         return prompts, reward_sum
 
     def _load_models(self) -> SharedBase:
@@ -94,7 +94,7 @@ class Session:
             shared.base.enable_input_require_grads()
         if self.options.model_scores:
             shared.add_reward(self.rm_dir)
-        check_sampling(shared.base, self.codec)
+        check_sampling(shared.base, self.tokenizer)
         return shared
 
     def _read_checkpoint(self) -> SavedState | None:
@@ -142,7 +142,7 @@ class Session:
 
     def sample(self, indices: Sequence[int], value_fn: ValueFn | None = None) -> Rollout:
         """Sample the policy's responses to training prompts, those to one prompt side by side."""
-        shared, codec = self.shared, self.codec
+        shared, tokenizer = self.shared, self.tokenizer
         prompts, copies = [self.prompts.ids[i] for i in indices], self.options.samples_per_prompt
         sampling = replace(self.sampling, samples_per_prompt=copies)
         if self.client is not None:
@@ -150,7 +150,7 @@ class Session:
             try:
                 save_adapter(shared.peft, self.run, folder, adapter="policy")
                 with self.client.adapter(folder):
-                    rollout = self.client.sample(prompts, codec, sampling, self.device)
+                    rollout = self.client.sample(prompts, tokenizer, sampling, self.device)
             finally:
                 remove(folder)
             if not self._server_is_checked:
@@ -159,7 +159,7 @@ class Session:
         else:
             with shared.role("policy"):
                 trunk = shared.role_trunk
-                rollout = sample(shared.base, prompts, codec, sampling, value_fn, phase=self.phase, trunk=trunk)
+                rollout = sample(shared.base, prompts, tokenizer, sampling, value_fn, phase=self.phase, trunk=trunk)
         if shared.lean_trunk is None or copies == 1:
             return rollout
         return replace(rollout, prompt_numbers=torch.arange(len(prompts), device=self.device).repeat_interleave(copies))
@@ -169,7 +169,7 @@ class Session:
         if self.reward_sum is None:
             return None
         prompts = [self.prompts.train[i] for i in self.prompts.of_step(step)]
-        texts = self.codec.decode_rows(rollout.tokens, rollout.mask)
+        texts = self.tokenizer.decode_rows(rollout.tokens, rollout.mask)
         return self.reward_sum.of_functions(prompts, texts, rollout.response_ids)
 
     def evaluate(self, role: SharedRole, prompts: Sequence[Prompt] | None = None) -> PolicySamples:
@@ -182,7 +182,7 @@ class Session:
             return measure(
                 self.shared,
                 role,
-                self.codec,
+                self.tokenizer,
                 prompts,
                 self.sampling,
                 seed=seed,
@@ -201,7 +201,7 @@ class Session:
         last = done == options.steps
         save = last or done % options.save_steps == 0
         self.telemetry.count(int((rollout.prompt_length + rollout.response_length).sum()))
-        ends = rollout.other_end_rate(self.shared.end_ids, self.codec.eos_id)
+        ends = rollout.other_end_rate(self.shared.end_ids, self.tokenizer.eos_id)
         metrics = metrics | {f"response/{name}": rate for name, rate in ends.items()}
         if save or done % options.eval_steps == 0:
             metrics = metrics | self._evaluate_policy(done)
@@ -218,7 +218,7 @@ class Session:
         """Measure the policy after a step, and log some of its responses. Return the metrics."""
         self._policy_samples = self.evaluate("policy")
         rows = zip(self.prompts.validation[:LOGGED_PROMPTS], self._policy_samples.texts, strict=False)
-        self.run.logs.samples(done, [{"prompt": self.codec.prompt_text(p), "response": text} for p, text in rows])
+        self.run.logs.samples(done, [{"prompt": self.tokenizer.prompt_text(p), "response": text} for p, text in rows])
         gains = gains_over_start(self._reference_samples, self._policy_samples, self.recipe.start)
         return {f"eval/{name}": value for name, value in gains.items()}
 
@@ -240,7 +240,7 @@ class Session:
         metrics = gains_over_start(before, after, self.recipe.start)
         metrics |= {"best_step": math.nan if best is None else best}
         metrics |= total_figures(self.reward_sum.judges()) if self.reward_sum else {}
-        sample = sample_of(self.codec, test, before, after, run.stage, self.recipe.start)
+        sample = sample_of(self.tokenizer, test, before, after, run.stage, self.recipe.start)
         return Result(metrics, self.telemetry.costs(), sample)
 
     def _choose_policy(self, state: TrainState) -> int | None:

@@ -6,7 +6,7 @@ from rlhf.data import amount
 from rlhf.data.corpus import Split
 from rlhf.data.pairs import EncodedPair, encode_pairs
 from rlhf.data.rows import PreferencePair
-from rlhf.data.tokenize import Codec
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.recipe import Dpo, Rm
 from rlhf.run.directory import StageRun
 
@@ -25,14 +25,16 @@ class StagePairs(NamedTuple):
         return [pair.longest() for pair in self.training]
 
 
-def stage_pairs(run: StageRun, codec: Codec, pairs: Split[PreferencePair], options: Rm | Dpo) -> StagePairs:
+def stage_pairs(
+    run: StageRun, tokenizer: DialogueTokenizer, pairs: Split[PreferencePair], options: Rm | Dpo
+) -> StagePairs:
     """Encode the pairs of a stage. Note in its manifest what was cut, and print advice where there are few."""
-    training, cuts, _ = encode_pairs(codec, pairs.train[: options.max_samples], options)
-    heldout, heldout_cuts, heldout_rows = encode_pairs(codec, pairs.test[: options.max_eval_samples], options)
+    training, cuts, _ = encode_pairs(tokenizer, pairs.train[: options.max_samples], options)
+    heldout, heldout_cuts, heldout_rows = encode_pairs(tokenizer, pairs.test[: options.max_eval_samples], options)
     run.describe(cuts={"train": cuts, "heldout": heldout_cuts})
     if run.is_main and not run.loaded.recipe.data.is_stand_in:  # stand-in data needs no advice on its amount
         amount.note(run.stage, len(training))
     validation: list[EncodedPair] = []
     if options.eval_steps:
-        validation, _, _ = encode_pairs(codec, pairs.validation[: options.max_eval_samples], options)
+        validation, _, _ = encode_pairs(tokenizer, pairs.validation[: options.max_eval_samples], options)
     return StagePairs(training, cuts, validation, heldout, heldout_rows)

@@ -7,7 +7,7 @@ import torch
 from peft import PeftModel
 
 from rlhf.data.corpus import Prompt
-from rlhf.data.tokenize import Codec, Encoded
+from rlhf.data.tokenize import DialogueTokenizer, Encoded
 from rlhf.evaluation.likelihood import scored_texts, sequence_logprobs
 from rlhf.evaluation.policies import START_TITLES, PolicySamples, heldout_sampling, measure
 from rlhf.models.adapters import new_adapter, trainable_adapter
@@ -52,18 +52,22 @@ class Measured(NamedTuple):
     shared: SharedBase  # with the roles `reference` and `policy`
 
 
-def measure_against_start(run: StageRun, codec: Codec, prompts: Sequence[Prompt], device: torch.device) -> Measured:
+def measure_against_start(
+    run: StageRun, tokenizer: DialogueTokenizer, prompts: Sequence[Prompt], device: torch.device
+) -> Measured:
     """Sample answers of a trained policy and of its start, and log the first ones."""
     recipe = run.loaded.recipe
     roles: dict[Role, AdapterStart] = {"policy": run.path, "reference": run.parents.start()}
     shared = SharedBase(load_base(run, device), roles, lean=recipe.hardware.trunk == "lean")
-    check_sampling(shared.base, codec)
+    check_sampling(shared.base, tokenizer)
     sampling, truth = heldout_sampling(recipe.evaluate), recipe.data.has_true_reward
     before, after = (
-        measure(shared, role, codec, prompts, sampling, seed=recipe.seed, with_true_reward=truth)
+        measure(shared, role, tokenizer, prompts, sampling, seed=recipe.seed, with_true_reward=truth)
         for role in ("reference", "policy")
     )
     titles = START_TITLES[recipe.start], STAGE_TABLE[run.stage].title
     answers = zip(prompts[:FEW_SAMPLES], before.texts, after.texts, strict=False)
-    run.logs.samples(0, [{"prompt": codec.prompt_text(prompt), titles[0]: a, titles[1]: b} for prompt, a, b in answers])
+    run.logs.samples(
+        0, [{"prompt": tokenizer.prompt_text(prompt), titles[0]: a, titles[1]: b} for prompt, a, b in answers]
+    )
     return Measured(before, after, shared)
