@@ -451,7 +451,16 @@ def test_what_the_glossary_names_in_the_code_exists():
 def test_the_words_of_this_project_are_in_the_glossary():
     """Terms that a reader of the code meets and that other projects use in another sense, or not at all."""
     terms = {term.strip().lower() for row in glossary() for term in re.split(r"[,;]", row[0])}
-    own = {"trunk", "lean trunk", "lower layers", "rehearsal", "stand-in", "tokenizer", "micro-batch", "minibatch"}
+    own = {
+        "trunk",
+        "lean trunk",
+        "lower layers",
+        "rehearsal",
+        "stand-in",
+        "dialogue tokenizer",
+        "micro-batch",
+        "minibatch",
+    }
     assert own | {"shared base", "role", "phase", "shard", "toy world", "shaped score", "critic warm-up"} <= terms
 
 
