@@ -7,6 +7,7 @@ Optimizer = Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_ada
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]  # of the learning rate
 KeptWeights = Literal["last", "best"]  # of the last step, or of the best checkpoint
 FourBit = Literal["library", "row_groups", "unpacked"]  # how decoding multiplies with 4-bit weights
+UpdateFourBit = Literal["packed", "unpacked"]  # how an update multiplies with 4-bit weights
 Trunk = Literal["library", "lean"]  # whose layers compute forward and backward passes
 CriticKind = Literal["head", "adapter"]  # a head on the policy's trunk, or a separate adapter
 Template = Literal["hh", "plain", "chat"]  # of dialogues: docs/data.md
