@@ -43,6 +43,11 @@ def matmul_to(dtype: torch.dtype, x: Tensor, y: Tensor) -> Tensor:
     return torch.mm(x, y).to(dtype)
 
 
+def wide_matmul(x: Tensor, y: Tensor) -> Tensor:
+    """Return `matmul_to` in float32, or in float64 for such matrices."""
+    return matmul_to(torch.promote_types(x.dtype, torch.float32), x, y)
+
+
 def _suits(x: Tensor) -> bool:
     """Return whether oneDNN has a fast kernel for x: it takes 100 times as long for a part of a wider matrix."""
     return x.dtype == torch.float32 and x.device.type == "cpu" and (x.is_contiguous() or x.t().is_contiguous())

@@ -13,6 +13,7 @@ from rlhf import recipe
 from rlhf.memory.card.allocator import LARGE_SEGMENT
 from rlhf.memory.predict import Predictor
 from rlhf.models.lean.trunk import LeanTrunk
+from rlhf.models.output_layer import logits_of
 from rlhf.models.precision import mixed_precision
 from rlhf.recipe import PinnedRecipe, StageName
 from tests.helpers import RECIPE, run_stages, undefined_metrics
@@ -166,3 +167,11 @@ def test_the_lean_trunk_s_kernels_are_as_exact_as_the_library_s(kind):
     errors, usual_errors = ([distance(x, y) for x, y in zip(found, truth, strict=True)] for found in (lean, usual))
     assert 0 < errors[0] < 1.1 * usual_errors[0]
     assert sum(errors) < 1.1 * sum(usual_errors)
+
+
+def test_logits_of_a_bfloat16_layer_are_not_rounded():
+    layer = torch.nn.Linear(256, 500, bias=False).bfloat16().cuda()
+    states = torch.randn(40, 256).bfloat16().cuda()
+    exact = states.double() @ layer.weight.double().t()
+    assert logits_of(layer, states).dtype == torch.float32
+    assert (logits_of(layer, states) - exact).abs().max() < 1e-5 * exact.abs().max()
