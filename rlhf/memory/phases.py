@@ -49,7 +49,7 @@ new_event = tuple.__new__  # makes an Event in half the time; a deep model has h
 # Marks among the events.
 BEGIN = "begin"  # of a phase
 PRODUCT = "product"  # the first matrix product of a thread, which makes cuBLAS's workspace
-CAPTURE = "capture"  # of a CUDA graph, which first empties the allocator's cache (torch.cuda.graph.__enter__)
+CAPTURE = "capture"  # of a CUDA graph, which first empties the allocator's cache on a full card (process/cuda.py)
 CAPTURED = "captured"  # the end of a capture
 DROPPED = "dropped"  # no graph is left
 PASS = "pass"  # the start or the end of a forward or backward pass; nothing happens in the allocator
