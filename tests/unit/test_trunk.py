@@ -152,7 +152,7 @@ def test_layers_below_the_first_adapter_can_be_computed_once_for_all_roles():
 
 @pytest.mark.parametrize("at", [None, AT], ids=["whole", "places"])
 def test_bfloat16_is_no_further_from_the_truth_than_peft(at):
-    """The truth: the same weights in float32. Errors are relative; here 0.80 to 0.97 of peft's."""
+    """The truth: the same weights in float32. Errors are relative; here 0.81 to 0.88 of peft's."""
     half = trunk_model(dtype=torch.bfloat16)
     exact = trunk_model()
     for a, b in zip(exact.parameters(), half.parameters(), strict=True):
