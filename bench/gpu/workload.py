@@ -10,7 +10,7 @@ from bench.gpu.measured import AllocatorPeaks
 
 
 def workload(kind: str) -> AllocatorPeaks:
-    """Return peak bytes after training steps of random lengths, between rollouts that empty the allocator's cache.
+    """Return peak bytes after training steps of random lengths, between rollouts.
 
     A step keeps the activations of 32 layers and frees them in reverse order. Sizes are those of a 7B model on a GPU,
     and a thousandth of them on a CPU.
@@ -29,8 +29,6 @@ def workload(kind: str) -> AllocatorPeaks:
             activations.pop()
         if step % 4 == 3:
             cache = [torch.empty(16, 8 * random.randint(128, 512), width // 4, device=kind) for _ in range(32)]
-            if kind == "cuda":
-                torch.cuda.empty_cache()  # as before each capture of a graph
             del cache
     del base
     if kind != "cuda":

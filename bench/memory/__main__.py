@@ -36,8 +36,8 @@ def cli() -> None:
 def pinned(write: bool, only: Path | None) -> None:
     """Compare what is predicted for every recipe with its predicted.json.
 
-    Exit code 1 where a phase grew, needs more of the card, or computes, moves or launches another amount, or a decoding
-    step has more operations or one that a graph cannot hold.
+    Exit code 1 where a phase grew, needs more of the card, or computes, moves or launches another amount, a decoding
+    step has more operations or one that a graph cannot hold, or an update has another number of operations in a layer.
     """
     failed, directories = False, [only.resolve()] if only else budgets.pinned_recipes(ROOT / "recipes")
     with Predictor() as predictor:
@@ -46,8 +46,9 @@ def pinned(write: bool, only: Path | None) -> None:
             peaks = pins.peaks(predictor, loaded)
             step, problems = pins.decoding_step(predictor, loaded)
             needed, work = pins.needs(predictor, loaded), pins.work(predictor, loaded)
+            passes = predictor.update_passes(loaded)
             if write:
-                pins.pin(directory, peaks, step, budgets.strategies(predictor, loaded), needed, work)
+                pins.pin(directory, peaks, step, budgets.strategies(predictor, loaded), needed, work, passes)
             else:
                 problems += budgets.changed_peaks(budgets.pinned(directory), peaks)
                 problems += budgets.changed_needs(budgets.pinned_needs(directory), needed)
@@ -56,6 +57,7 @@ def pinned(write: bool, only: Path | None) -> None:
                 if not pinned_work:
                     click.echo(f"{os.path.relpath(directory, ROOT)}: its operations are not pinned yet", err=True)
                 problems += budgets.more_operations(budgets.pinned_step(directory), step)
+                problems += budgets.changed_passes(budgets.pinned_passes(directory), passes)
             for line in problems:
                 failed = True
                 print(f"{os.path.relpath(directory, ROOT)}: {line}")

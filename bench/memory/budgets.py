@@ -12,7 +12,7 @@ from rlhf.errors import UserError, no_such
 from rlhf.memory import published_figures
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
-from rlhf.memory.prediction_file import FILE, Needs, Peaks, Pinned, Step, Works
+from rlhf.memory.prediction_file import FILE, Needs, Passes, Peaks, Pinned, Step, Works
 from rlhf.memory.strategies import StrategyCost, costs_alone
 from rlhf.recipe import PinnedRecipe
 from rlhf.run import reader
@@ -52,6 +52,11 @@ def pinned(directory: Path) -> Peaks:
 def pinned_step(directory: Path) -> Step:
     """Return the operations of a decoding step that are pinned; empty where none are."""
     return content(directory).decoding_step
+
+
+def pinned_passes(directory: Path) -> Passes:
+    """Return the operations of a layer in an update that are pinned; empty where none are."""
+    return content(directory).update_pass
 
 
 def pinned_needs(directory: Path) -> Needs:
@@ -101,6 +106,17 @@ def more_operations(before: Step, now: Step) -> Iterator[str]:
                 yield f"decoding step of {role}: {count} operations {place}, and none pinned"
             elif count > old:
                 yield f"decoding step of {role}: {count} operations {place}, where {old} are pinned"
+
+
+def changed_passes(before: Passes, now: Passes) -> Iterator[str]:
+    """Yield one line for each trunk and pass of an update whose layer has another number of operations than pinned.
+
+    Fewer are named too: what stays pinned would hide a later loss.
+    """
+    for trunk, counts in now.items():
+        for name, count in counts.items():
+            if (old := before.get(trunk, {}).get(name)) != count:
+                yield f"update, trunk {trunk}: {count} operations in the {name} pass of a layer, {old} are pinned"
 
 
 def changed_peaks(before: Peaks, now: Peaks) -> Iterator[str]:

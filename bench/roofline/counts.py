@@ -178,6 +178,7 @@ class LayerPasses:
     decoder: Decoder
     card: cards.Gpu
     lean: bool
+    form: Form = "library"  # in which weights are multiplied with
 
     @property
     def upper(self) -> range:
@@ -200,7 +201,7 @@ class LayerPasses:
         total = LeastWork()
         for number in numbers:
             narrow = self.lean and number == self.decoder.layers - 1
-            weights = self.decoder.weight_bytes(number, rows.tokens / count, self.card, "library")
+            weights = self.decoder.weight_bytes(number, rows.tokens / count, self.card, self.form)
             moved = count * weights + between * self.decoder.between_products(rows, narrow)
             total += LeastWork(flops(number, narrow), moved)
         return total
@@ -259,6 +260,10 @@ def _update(passes: LayerPasses, options: OnlineOptions, batch: RowSizes) -> dic
     changed = range(decoder.adapted.start, decoder.layers)
     roles = ("policy", "value") if _has_critic(options) else ("policy",)
     work: dict[str, LeastWork] = {}
+    if decoder.packed and options.update_4bit == "unpacked":
+        passes = replace(passes, form="copy")
+        copied = decoder.layers * sum(a * b for a, b in decoder.linear.values())
+        work["copy"] = LeastWork(moved=copied * (NF4_BYTES + decoder.size))
     for role in roles:
         forward = passes.forward(trained, count, passes.upper)
         if role == "policy":  # the forward pass also makes the gradient of the log-probabilities

@@ -9,13 +9,20 @@ from pydantic import TypeAdapter, ValidationError
 from rlhf import recipe as recipes
 from rlhf.files import cache_root, replacing
 from rlhf.memory.card import cards
-from rlhf.memory.phases import DECODING_STEP, RehearsalName, RehearsedStage, RehearsedStep
+from rlhf.memory.phases import (
+    DECODING_STEP,
+    UPDATE_PASS,
+    RehearsalName,
+    RehearsedPasses,
+    RehearsedStage,
+    RehearsedStep,
+)
 from rlhf.process.cuda import expandable_segments
 from rlhf.recipe import EVALUATE, ONLINE, STAGE_TABLE, PinnedRecipe
 from rlhf.run.packages import hash_of_modules, package_version
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
-Answer = TypeVar("Answer", RehearsedStage, RehearsedStep)
+Answer = TypeVar("Answer", RehearsedStage, RehearsedStep, RehearsedPasses)
 
 
 def file_of(loaded: PinnedRecipe, name: RehearsalName) -> Path:
@@ -23,7 +30,7 @@ def file_of(loaded: PinnedRecipe, name: RehearsalName) -> Path:
 
     Whether a recipe can be rehearsed may also depend on the other stages; a refusal is not stored.
     """
-    sizes_from = ONLINE if name == DECODING_STEP else STAGE_TABLE[name].sizes_from
+    sizes_from = ONLINE if name in (DECODING_STEP, UPDATE_PASS) else STAGE_TABLE[name].sizes_from
     deciding = {"model", "tokenizer", "data", "lora", EVALUATE, name, *sizes_from}
     recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
     roles = [loaded.recipe.start, *(loaded.recipe.policies() if name == EVALUATE else [])]

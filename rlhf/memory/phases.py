@@ -15,7 +15,9 @@ DEPTHS = (2, 4)  # layers with which a stage is rehearsed
 STEPS = 2  # of a rehearsed stage; the second one has optimizer states
 MOST_REPEATS = 2  # in a rehearsal, of a step's micro-batches or minibatches and of held-out batches
 DECODING_STEP: Literal["decoding step"] = "decoding step"
-RehearsalName = StageName | Literal["decoding step"]  # what is rehearsed: a stage, or one step of sampling
+UPDATE_PASS: Literal["update pass"] = "update pass"
+# What is rehearsed: a stage, one step of sampling, or the two passes of an update.
+RehearsalName = StageName | Literal["decoding step", "update pass"]
 ON_HOST = tuple(stage for stage, row in STAGE_TABLE.items() if row.on_host)  # stages that leave the card alone
 WHOLE = ""  # the whole stage: the empty path; nested phases are joined by a slash, the outermost first
 
@@ -47,7 +49,7 @@ new_event = tuple.__new__  # makes an Event in half the time; a deep model has h
 # Marks among the events.
 BEGIN = "begin"  # of a phase
 PRODUCT = "product"  # the first matrix product of a thread, which makes cuBLAS's workspace
-CAPTURE = "capture"  # of a CUDA graph, which first empties the allocator's cache (torch.cuda.graph.__enter__)
+CAPTURE = "capture"  # of a CUDA graph, which first empties the allocator's cache on a full card (process/cuda.py)
 CAPTURED = "captured"  # the end of a capture
 DROPPED = "dropped"  # no graph is left
 PASS = "pass"  # the start or the end of a forward or backward pass; nothing happens in the allocator
@@ -114,7 +116,7 @@ ONLY_KNOWN_KEYS = ConfigDict(extra="forbid")  # in a question or an answer as JS
 @with_config(ONLY_KNOWN_KEYS)
 @dataclass(frozen=True)
 class Question:
-    """What a rehearsal is asked: which stage, or the decoding step, of which recipe."""
+    """What a rehearsal is asked: which stage, decoding step or pass of an update, of which recipe."""
 
     recipe: str  # its folder
     overrides: dict[str, Any]  # rlhf.recipe.Changes; pydantic has no form for a recursive alias
@@ -159,10 +161,19 @@ class RehearsedStep:
     roles: Annotated[dict[str, RehearsedRole], Field(min_length=1)]
 
 
+@with_config(ONLY_KNOWN_KEYS)
+@dataclass(frozen=True)
+class RehearsedPasses:
+    """The answer of a rehearsal about an update: operations of a layer by trunk, of its forward and backward pass."""
+
+    per_layer: Annotated[dict[str, dict[str, int]], Field(min_length=1)]
+
+
 # What reads a question or an answer from JSON, checks it and writes it.
 QUESTION = TypeAdapter(Question)
 STAGE_ANSWER = TypeAdapter(RehearsedStage)
 STEP_ANSWER = TypeAdapter(RehearsedStep)
+PASSES_ANSWER = TypeAdapter(RehearsedPasses)
 
 
 class PredictedPhase(NamedTuple):

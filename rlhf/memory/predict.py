@@ -18,9 +18,11 @@ from rlhf.memory.extrapolate import extrapolate, with_inner
 from rlhf.memory.phases import (
     DECODING_STEP,
     ON_HOST,
+    PASSES_ANSWER,
     QUESTION,
     STAGE_ANSWER,
     STEP_ANSWER,
+    UPDATE_PASS,
     WHOLE,
     PredictedPhase,
     PredictedStage,
@@ -100,6 +102,18 @@ class Predictor:
             role: StepOperations(n.per_layer, n.outside, n.outside + layers * n.per_layer, n.unsafe)
             for role, n in rehearsed.roles.items()
         }
+
+    def update_passes(self, loaded: PinnedRecipe) -> dict[str, dict[str, int]]:
+        """Return the operations of a layer in the passes of an update, by trunk and by pass.
+
+        Empty without a card or a stage that updates a policy by samples of its own. Raises PredictionError when the
+        recipe has no architecture, or the passes cannot be rehearsed.
+        """
+        stage = loaded.recipe.rollout_stage()
+        if loaded.recipe.hardware.device != "cuda" or stage is None:
+            return {}
+        _layers(loaded)
+        return self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), UPDATE_PASS, PASSES_ANSWER).per_layer
 
     def _rehearsed(self, loaded: PinnedRecipe, name: RehearsalName, form: TypeAdapter[Answer]) -> Answer:
         """Return the answer of a rehearsal, from the cache if it was rehearsed before."""

@@ -21,6 +21,7 @@ Peaks = dict[StageName, dict[str, Parts]]  # stage -> phase -> component -> byte
 Needs = dict[StageName, dict[str, int]]  # stage -> phase -> bytes of the card that the phase needs beside the driver
 Works = dict[StageName, dict[str, dict[str, int]]]  # stage -> phase -> one of WORK -> count, of two steps
 Step = dict[str, dict[str, int]]  # role -> "per_layer" and "outside" -> operations of a decoding step
+Passes = dict[str, dict[str, int]]  # trunk -> "forward" and "backward" -> operations of a layer in an update
 
 
 class Pinned(Record):
@@ -29,6 +30,7 @@ class Pinned(Record):
     unit: str
     stages: Peaks
     decoding_step: Step = Field(default_factory=dict)
+    update_pass: Passes = Field(default_factory=dict)
     needed: Needs = Field(default_factory=dict)
     work: Works = Field(default_factory=dict)
     strategies: dict[str, StrategyCost] = Field(default_factory=dict)
@@ -96,14 +98,15 @@ def pin(
     costs: Mapping[str, StrategyCost] | None,
     needed: Needs,
     worked: Works | None = None,
+    passes: Passes | None = None,
 ) -> None:
     """Write predicted.json into a recipe's folder.
 
     It has the peaks of the phases of `stages` in bytes by component, the operations of a decoding `step`, the `costs`
-    of the strategies if known, what each phase `needed`, and what it `worked`.
+    of the strategies if known, what each phase `needed`, what it `worked`, and the operations of an update's `passes`.
     """
     content: dict[str, object] = {"unit": "bytes, predicted", "stages": stages, "decoding_step": step, "needed": needed}
-    content["work"] = worked or {}
+    content |= {"work": worked or {}, "update_pass": passes or {}}
     if costs:
         content["strategies"] = {name: cost._asdict() for name, cost in costs.items()}
     pinned = Pinned.model_validate(content)

@@ -22,7 +22,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from rlhf.models.forwards import replaced_forwards
-from rlhf.models.nf4 import four_bit_layers, unpacked
+from rlhf.models.nf4 import four_bit_layers, kept_unpacked, linear, unpacked
 from rlhf.models.precision import Model, dtype_of
 from rlhf.recipe.choices import FourBit
 from rlhf.recipe.model_types import RMS_NORMS
@@ -63,7 +63,7 @@ def merged_adapters(model: Model) -> Iterator[None]:
     forwards: dict[nn.Module, Forward] = {}
     for layer, (base, a, b, scaling) in _plain_adapters(model).items():
         weight = torch.addmm(unpacked(base).float(), b.float(), a.float(), alpha=scaling).to(dtype)
-        forwards[layer] = _linear(weight, base.bias)
+        forwards[layer] = linear(weight, base.bias)
     with replaced_forwards(forwards):
         yield
 
@@ -76,14 +76,12 @@ def four_bit_weights(model: Model, method: FourBit) -> Iterator[None]:
     each product. `row_groups`: the rows of a decoding step are multiplied in groups up to that number, each of which
     reads the packed weight. `unpacked`: every weight is unpacked once, when the block begins.
     """
-    forwards: dict[nn.Module, Forward] = {}
-    if method != "library":
-        for layer in four_bit_layers(model):
-            if method == "unpacked":
-                forwards[layer] = _linear(unpacked(layer), layer.bias)
-            else:
-                forwards[layer] = _in_row_groups(layer)
-    with replaced_forwards(forwards):
+    if method == "unpacked":
+        with kept_unpacked(model):
+            yield
+        return
+    layers = four_bit_layers(model) if method == "row_groups" else []
+    with replaced_forwards({layer: _in_row_groups(layer) for layer in layers}):
         yield
 
 
@@ -232,13 +230,3 @@ def fused_rows(x: Tensor, rows: int, out_features: int, in_features: int) -> int
         return chosen
 
     return next(filter(fused, range(rows, 1, -1)), 1)
-
-
-# -- all of them ---------------------------------------------------------------------------------------------------
-
-
-def _linear(weight: Tensor, bias: Tensor | None) -> Forward:
-    def forward(x: Tensor) -> Tensor:
-        return F.linear(x.to(weight.dtype), weight, bias).to(x.dtype)
-
-    return forward

@@ -1,18 +1,36 @@
-"""Log-probabilities of response tokens, from the hidden states before them and the output layer of a base model."""
+"""Logits and log-probabilities, from hidden states and the output layer of a base model.
+
+On CUDA logits leave a product of 16-bit matrices in float32: rounded to bfloat16 they would be off by up to 2^-9 of
+their size, and the ratio of a token's probabilities in training and in sampling with them.
+"""
 
 import torch
 import torch.nn.functional as F
 from peft.tuners.tuners_utils import BaseTunerLayer
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
-from rlhf.models.matmul import matmul, round_to_few_sizes
+from rlhf.models.matmul import matmul, round_to_few_sizes, wide_matmul
 from rlhf.models.traits import logit_scale
 from rlhf.objectives.logprobs import EntropyMode, TokenStatistics, linear_token_logprobs
+from rlhf.objectives.masked import at_least_float32
 
 LOGITS = 2**24  # numbers in the largest tensor of logits: 524 tokens of a vocabulary of 32,000, 64 MiB in float32
+
+
+def logits_of(layer: nn.Module, states: Tensor) -> Tensor:
+    """Return the logits (N, V) of states (N, H) in float32 or wider.
+
+    A layer that does not hold its whole weight, or is no plain product with one in 16 bits, is called as it is.
+    """
+    if type(layer) is nn.Linear and getattr(layer, "bias", None) is None:
+        weight = layer.weight
+        whole = type(weight) is nn.Parameter and weight.shape == (layer.out_features, layer.in_features)
+        if whole and weight.dtype != torch.float32:
+            return wide_matmul(states.to(weight.dtype), weight.t())
+    return at_least_float32(layer(states))
 
 
 def response_statistics(
@@ -47,6 +65,7 @@ def response_statistics(
         entropy,
         matmul if few_sizes else torch.mm,
         likeliest,
+        matmul if few_sizes else wide_matmul,
     )
 
     def to_slots(x: Tensor | None) -> Tensor | None:

@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from rlhf.objectives.masked import at_least_float32
 
+Matmul = Callable[[Tensor, Tensor], Tensor]
 EntropyMode = Literal["none", "value", "gradient"]  # whether it is computed, and differentiated
 
 
@@ -30,8 +31,9 @@ def linear_token_logprobs(
     temperature: float = 1.0,
     chunk: int = 4096,
     entropy: EntropyMode = "none",
-    matmul: Callable[[Tensor, Tensor], Tensor] = torch.mm,
+    matmul: Matmul = torch.mm,
     likeliest: bool = False,
+    to_logits: Matmul | None = None,
 ) -> TokenStatistics:
     """Return log p(id) = logit[id] - logsumexp(logits), logits = hidden @ weight.T / temperature, chunk by chunk.
 
@@ -42,7 +44,8 @@ def linear_token_logprobs(
     gradient while a chunk's logits exist and keep (N, H) of it: no logits are stored for the backward pass and none
     are computed twice. `entropy` adds the entropy of each distribution in nats: "value" computes it without a gradient,
     "gradient" keeps one in the same way, for another product of the chunk with `weight`. `likeliest` adds whether no
-    token is likelier. `matmul` multiplies matrices.
+    token is likelier. `matmul` multiplies matrices; `to_logits` makes the logits in its place, and may return them in
+    another type than its inputs have, so that they are not rounded to 16 bits.
 
     Shapes: hidden (N, H); weight (V, H), which gets no gradient; ids (N,) int64. Returns (N,) tensors, two in float32
     or wider and one of bool. At most `chunk` x V logits exist at a time, in two or three copies.
@@ -58,7 +61,8 @@ def linear_token_logprobs(
     if weight.requires_grad:
         raise ValueError("the output matrix must be frozen: it would get no gradient from here")
     apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _LinearLogprobs.apply
-    logp, entropies, tops = apply(hidden, weight, ids, temperature, chunk, entropy, matmul, likeliest)
+    products = matmul, to_logits or matmul
+    logp, entropies, tops = apply(hidden, weight, ids, temperature, chunk, entropy, products, likeliest)
     return TokenStatistics(logp, None if entropy == "none" else entropies, tops if likeliest else None)
 
 
@@ -72,14 +76,15 @@ class _LinearLogprobs(torch.autograd.Function):
         temperature: float,
         chunk: int,
         entropy: EntropyMode,
-        matmul: Callable[[Tensor, Tensor], Tensor],
+        products: tuple[Matmul, Matmul],
         likeliest: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        matmul, to_logits = products
         need_grad = ctx.needs_input_grad[0]
         logp_slopes, entropy_slopes = [], []  # gradients with respect to hidden
         logps, entropies, tops = [], [], []
         for states, tokens in zip(hidden.split(chunk), ids.split(chunk), strict=True):
-            logits = at_least_float32(matmul(states, weight.T))
+            logits = at_least_float32(to_logits(states, weight.T))
             if temperature != 1.0:
                 logits = logits / temperature
             picked = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)

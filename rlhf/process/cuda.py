@@ -3,7 +3,11 @@
 torch is imported only inside functions, so that the variables can be set before it.
 """
 
+import functools
+import itertools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rlhf.errors import UserError
@@ -17,6 +21,12 @@ if TYPE_CHECKING:
 # them as a process's use above `torch.cuda.memory_reserved`. This is a guess for large cards; on a Tesla T4 others
 # measured 140.9 MiB (docs/outside.md).
 CONTEXT_BYTES = 600_000_000
+# The allocator's cache is emptied before a graph is captured where the card has fewer bytes left (the temporaries of a
+# decoding step are predicted to take at most 0.5 GiB in the recipes here), and before each n-th capture: the memory of
+# dropped graphs is returned in no other way.
+CAPTURE_ROOM = 2 << 30
+EMPTIED_EVERY = 8
+_captures = itertools.count(1)  # numbers of the captures of this process
 
 
 def set_environment(recipe: Recipe) -> None:
@@ -66,6 +76,48 @@ def compute_deterministically(warn_only: bool) -> None:
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
     # Filling new tensors with NaN costs time and changes no result here.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # stubs lack it
+
+
+@contextmanager
+def capturing(graph: "torch.cuda.CUDAGraph") -> Iterator[None]:
+    """Capture what the block launches on the current device as a graph.
+
+    torch.cuda.graph does this too, but first waits for the device and empties the allocator's cache: what comes after
+    would ask the driver for gigabytes again. While it captures, the allocator cannot release its cache. So it is
+    emptied here only where `CAPTURE_ROOM` and `EMPTIED_EVERY` ask for it.
+    """
+    import torch
+
+    if next(_captures) % EMPTIED_EVERY == 0 or _room() < CAPTURE_ROOM:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    stream, current = _capture_stream(), torch.cuda.current_stream()
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        # "thread_local": CUDA calls of other threads meanwhile, such as loading data, are not errors.
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            yield
+        finally:
+            graph.capture_end()
+    current.wait_stream(stream)
+
+
+@functools.cache
+def _capture_stream() -> "torch.cuda.Stream":
+    """Return the stream of all captures: cuBLAS keeps a workspace for every stream that it has met."""
+    import torch
+
+    return torch.cuda.Stream()
+
+
+def _room() -> int:
+    """Return the bytes that the allocator may still take of the card, under the cap of `cap_memory`."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    cap = int(torch.cuda.get_per_process_memory_fraction() * total)
+    return min(free, cap - torch.cuda.memory_reserved())
 
 
 def cap_memory(device: "torch.device") -> None:

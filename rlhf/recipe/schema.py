@@ -331,6 +331,12 @@ class Recipe(Section):
                 )
             if options.rollout_4bit != "library" and self.model.quantization == "none":
                 raise ValueError(f"{stage}.rollout_4bit: {options.rollout_4bit} needs model.quantization: nf4")
+            if options.update_4bit == "unpacked" and self.model.quantization == "none":
+                raise ValueError(f"{stage}.update_4bit: unpacked needs model.quantization: nf4")
+            if options.update_4bit == "unpacked" and self.hardware.count > 1 and self.hardware.engine != "ddp":
+                raise ValueError(
+                    f"{stage}.update_4bit: unpacked needs hardware.engine: ddp, whose processes hold all weights"
+                )
             if options.vllm_url is not None and self.hardware.count > 1:
                 raise ValueError(f"{stage}.vllm_url needs hardware.count: 1: one server has one set of adapters")
 

@@ -21,7 +21,7 @@ from rlhf.recipe.bounds import (
     Vocabulary,
     Width,
 )
-from rlhf.recipe.choices import Device, Template
+from rlhf.recipe.choices import Device, Template, Trunk
 from rlhf.recipe.model_types import TYPES
 from rlhf.recipe.names import is_commit
 from rlhf.recipe.strict import AsTuple, Section
@@ -42,7 +42,7 @@ class Hardware(Section):
     count: Devices = 1  # devices, each with a process that works on its part of every batch
     engine: Literal["ddp", "fsdp", "deepspeed"] = "ddp"  # ddp: all weights on each; others: shards
     deterministic: bool = False  # on CUDA; a CPU always is (docs/reproducibility.md)
-    trunk: Literal["library", "lean"] = "library"  # forward and backward passes; lean: rlhf/models/lean/trunk.py
+    trunk: Trunk = "library"  # forward and backward passes; lean: rlhf/models/lean/trunk.py
 
 
 class Architecture(Section):

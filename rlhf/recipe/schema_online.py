@@ -22,7 +22,7 @@ from rlhf.recipe.bounds import (
     Temperature,
     Tokens,
 )
-from rlhf.recipe.choices import CriticKind, FourBit, KeptWeights, Optimizer, Schedule
+from rlhf.recipe.choices import CriticKind, FourBit, KeptWeights, Optimizer, Schedule, UpdateFourBit
 from rlhf.recipe.strict import AsTuple, Section
 
 MODEL_REWARD = "model"  # in reward_funcs: the reward model
@@ -41,6 +41,7 @@ class OnlineBase(Section):
     rollout_batch_size: BatchRows  # responses decoded together
     rollout_weights: Literal["adapter", "merged"] = "adapter"  # merged: sample with weights that include the adapter
     rollout_4bit: FourBit = "library"  # products with 4-bit weights: docs/speed-internals.md
+    update_4bit: UpdateFourBit = "packed"  # unpacked: 4-bit weights are unpacked once for an update
     score_batch_size: BatchRows | None = None  # responses scored together; null: per_device_train_batch_size
     vllm_url: Name | None = None  # address of a vLLM server that samples (rlhf/rollout/vllm.py)
     learning_rate: Rate

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rlhf.data.tokenize import SpecialIds
+from rlhf.models.output_layer import logits_of
 from rlhf.models.precision import Model
 from rlhf.models.traits import logit_scale
 from rlhf.recipe.choices import FourBit
@@ -95,8 +96,7 @@ class Decoding(ABC):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits (B, V) of hidden states (B, H)."""
-        logits: Tensor = self.output_layer(hidden)
-        return logits
+        return logits_of(self.output_layer, hidden)
 
     def _draw(self, hidden: Tensor) -> None:
         """Draw the token of this step for every row, from its hidden state (n, H)."""

@@ -13,6 +13,7 @@ from rlhf.data.tokenize import SpecialIds, pad_right
 from rlhf.models import decoding_layers
 from rlhf.models.precision import Model, dtype_of
 from rlhf.models.traits import ropes, sliding_window
+from rlhf.process.cuda import capturing
 from rlhf.rollout.cache import CacheLayer, repeated
 from rlhf.rollout.decoding import Decoding, Sampling, ValueFn
 
@@ -20,8 +21,8 @@ STEPS_BETWEEN_CHECKS_BY_DEVICE = {"cpu": 1, "cuda": 8}  # to look for ended rows
 GRAPHS = True  # capture decoding steps on CUDA
 FEW_KERNELS_BY_DEVICE = {"cpu": False, "cuda": True}  # same mathematics in fewer kernels, whose rounding may differ
 WORTH_A_GRAPH = 8  # replays below which a capture costs more than it saves
-# A capture synchronizes, empties the allocator's cache, runs a step without a graph and builds the new one. Estimated,
-# not measured: 0.15 s, the time in which a card of 1.3 TB/s reads this many bytes.
+# A capture runs a step without a graph and builds the new one. Estimated, not measured: 0.15 s, the time in which a
+# card of 1.3 TB/s reads this many bytes.
 CAPTURE_BYTES = 200_000_000_000
 GRAPH_SAFE_ROPE = ("default", "linear", "llama3", "yarn")  # the others read positions from Python
 
@@ -105,8 +106,7 @@ class LibraryDecoding(Decoding):  # rlhf/memory/rehearsal/seams.py replaces __in
                 graph = torch.cuda.CUDAGraph()
                 # Each graph has a separate memory pool. A shared pool outlives a dropped graph while a block in it
                 # lives, such as cuBLAS's workspace, and torch 2.11 asserts when the next capture enters it.
-                # "thread_local": CUDA calls of other threads meanwhile, such as loading data, are not errors.
-                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                with capturing(graph):
                     self.advance()
         self.deliver()
         return self.results

@@ -12,9 +12,13 @@ from bench.memory.measure import measure
 from rlhf import recipe
 from rlhf.memory.card.allocator import LARGE_SEGMENT
 from rlhf.memory.predict import Predictor
+from rlhf.models.lean.trunk import LeanTrunk
+from rlhf.models.output_layer import logits_of
+from rlhf.models.precision import mixed_precision
 from rlhf.recipe import PinnedRecipe, StageName
 from tests.helpers import RECIPE, run_stages, undefined_metrics
 from tests.lines import read_intact_lines
+from tests.trunk_models import distance, trunk_model
 
 pytestmark = pytest.mark.gpu
 SHAPE = {
@@ -135,3 +139,39 @@ def test_the_flash_attn_package_agrees_with_torch_s_kernel(tmp_path):
         folder = tmp_path / attention / loaded.name / loaded.version / "sft"
         losses.append(read_intact_lines(folder / "metrics.jsonl")[0]["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=5e-3)  # bfloat16 keeps 8 bits
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_the_lean_trunk_s_kernels_are_as_exact_as_the_library_s(kind):
+    """Hidden states and gradients in bfloat16; the truth are the same weights in float32."""
+    exact, half = trunk_model(kind).cuda(), trunk_model(kind, torch.bfloat16).cuda()
+    for a, b in zip(exact.parameters(), half.parameters(), strict=True):
+        a.data.copy_(b)
+    ids = torch.randint(64, (3, 9), device="cuda")
+
+    def step(model, trunk: LeanTrunk | None) -> list[torch.Tensor]:
+        model.zero_grad()
+        if trunk:
+            with trunk.merging("policy"):
+                states = trunk.hidden("policy", ids)
+                states.float().square().sum().backward()
+        else:
+            with mixed_precision(model):
+                states = model.get_base_model().model(input_ids=ids, use_cache=False).last_hidden_state
+            states.float().square().sum().backward()
+        return [states.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    truth = step(exact, None)
+    usual, lean = step(half, None), step(half, LeanTrunk(half.get_base_model()))
+    assert len(truth) == len(usual) == len(lean) == 1 + 2 * 2 * 7
+    errors, usual_errors = ([distance(x, y) for x, y in zip(found, truth, strict=True)] for found in (lean, usual))
+    assert 0 < errors[0] < 1.1 * usual_errors[0]
+    assert sum(errors) < 1.1 * sum(usual_errors)
+
+
+def test_logits_of_a_bfloat16_layer_are_not_rounded():
+    layer = torch.nn.Linear(256, 500, bias=False).bfloat16().cuda()
+    states = torch.randn(40, 256).bfloat16().cuda()
+    exact = states.double() @ layer.weight.double().t()
+    assert logits_of(layer, states).dtype == torch.float32
+    assert (logits_of(layer, states) - exact).abs().max() < 1e-5 * exact.abs().max()

@@ -5,6 +5,7 @@ import math
 import random
 import shutil
 from collections import Counter
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from rlhf.objectives.masked import masked_mean
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
+from rlhf.stages.online import train_state
 from rlhf.stages.online.prompts import prompt_order
 from rlhf.stages.online.role_passes import ScoreNorm, measure_score_norm
 from rlhf.stages.online.session import sampling_settings
@@ -237,6 +239,23 @@ def test_while_the_critic_warms_up_the_kl_coefficient_stays(run, rollout):
         batch = make_batch(learner, rollout)
         learner.advance(batch)
         assert learner.state.kl_coef == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("how", ["packed", "unpacked"])
+def test_an_update_unpacks_4_bit_weights_once_where_the_recipe_says_so(run, rollout, monkeypatch, how):
+    learner = new_learner(run)
+    learner.state.options = learner.state.options.model_copy(update={"update_4bit": how})
+    kept: list[object] = []
+
+    @contextmanager
+    def noting(base):
+        kept.append(base)
+        yield
+        kept.append("end")
+
+    monkeypatch.setattr(train_state, "kept_unpacked", noting)
+    learner.update(make_batch(learner, rollout))
+    assert kept == ([learner.shared.base, "end"] if how == "unpacked" else [])
 
 
 def test_the_first_minibatch_is_always_used(run, rollout):

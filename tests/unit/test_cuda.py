@@ -1,5 +1,6 @@
 """CUDA settings that can be checked without a GPU: variables, the choice of kernels, the memory cap."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -163,6 +164,54 @@ def test_a_cap_is_a_share_of_the_card_without_the_context(monkeypatch):
     monkeypatch.delenv("RLHF_VRAM_CAP")
     cuda.cap_memory(torch.device("cuda"))
     assert len(shares) == 3
+
+
+class Recorder:
+    """Stands for torch.cuda's streams and for a graph: notes what is called on it."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+
+    def capture_begin(self, capture_error_mode: str) -> None:
+        self.called.append(f"begin {capture_error_mode}")
+
+    def capture_end(self) -> None:
+        self.called.append("end")
+
+    def wait_stream(self, stream: object) -> None:
+        self.called.append("wait")
+
+
+@pytest.mark.parametrize(
+    ("free", "cap", "emptied"), [(2**31, 1.0, False), (2**31 - 1, 1.0, True), (2**40, 0.5, True)], ids=str
+)
+def test_the_cache_is_emptied_before_a_capture_only_on_a_full_card(monkeypatch, free, cap, emptied):
+    """A card of 64 GiB of which torch holds 31; half of it is the last case's cap. The capture ends in any case.
+
+    On a card with room the memory of dropped graphs is returned at every eighth capture.
+    """
+    recorder, total = Recorder(), 64 * 2**30
+    cuda._capture_stream.cache_clear()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, total))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: cap)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 31 * 2**30)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: recorder.called.append("empty"))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: recorder)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: recorder)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    graph: Any = recorder
+    with pytest.raises(ZeroDivisionError), cuda.capturing(graph):
+        recorder.called.append("step")
+        raise ZeroDivisionError
+    assert recorder.called == [*["empty"] * emptied, "wait", "begin thread_local", "step", "end"]
+    recorder.called.clear()
+    for _ in range(2 * cuda.EMPTIED_EVERY):
+        with cuda.capturing(graph):
+            pass
+    cuda._capture_stream.cache_clear()
+    assert recorder.called.count("wait") == 4 * cuda.EMPTIED_EVERY
+    assert recorder.called.count("empty") == (2 * cuda.EMPTIED_EVERY if emptied else 2)
 
 
 def test_determinism_is_no_other_run():

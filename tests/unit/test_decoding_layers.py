@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf.models import decoding_layers
-from rlhf.models.nf4 import unpacked
-from tests.decoding_models import ROLES, activated, adapted, states
+from rlhf.models.lean.trunk import LeanTrunk
+from rlhf.models.nf4 import COPY, kept_unpacked, unpacked
+from tests.decoding_models import ROLES, activated, adapted, hidden, states
 from tests.helpers import noted
 
 IDS = torch.randint(64, (5, 9), generator=torch.Generator().manual_seed(1))
@@ -169,6 +170,40 @@ def test_4_bit_weights_are_the_same_however_they_are_multiplied_with(role, how, 
         with decoding_layers.four_bit_weights(base, how), adapters(base) if adapters else torch.no_grad():
             multiplied = states(model, role, ids)
         assert (multiplied - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("lean", [False, True], ids=["library", "lean"])
+def test_an_update_with_weights_unpacked_once_has_the_same_bits(lean, dtype, monkeypatch):
+    """Forward and backward passes; recomputation too, which asks for the weights again."""
+    functional = pytest.importorskip("bitsandbytes.functional")
+    model = adapted(dtype, nf4=True)
+    base = activated(model, "policy")
+    base.activation_checkpointing_enable()
+    model.train()
+    trunk = LeanTrunk(base) if lean else None
+    dequantize = functional.dequantize_4bit
+    unpacked_shapes: list[torch.Size] = []
+    noting = lambda w, *more, **how: noted(unpacked_shapes, w.shape, dequantize(w, *more, **how))  # noqa: E731
+    monkeypatch.setattr(functional, "dequantize_4bit", noting)
+
+    def step() -> list[Tensor]:
+        model.zero_grad()
+        found = trunk.hidden("policy", IDS) if trunk else hidden(model, "policy", IDS)
+        found.float().square().sum().backward()
+        return [found, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    expected = step()
+    unpacked_shapes.clear()
+    with kept_unpacked(base):
+        assert len(unpacked_shapes) == 2 * 7, "each weight once"
+        for _ in range(2):
+            actual = step()
+            assert len(actual) == len(expected) == 1 + 2 * 2 * 7
+            assert all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
+        assert len(unpacked_shapes) == 2 * 7
+    assert not any(COPY in vars(module) or "forward" in vars(module) for module in base.modules())
+    assert all(torch.equal(x, y) for x, y in zip(step(), expected, strict=True))
 
 
 def test_rows_are_multiplied_in_groups_in_a_step_only(monkeypatch):

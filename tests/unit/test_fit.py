@@ -67,7 +67,10 @@ def test_the_largest_that_fits_is_found_wherever_the_first_try_points_to(
 
 
 def test_rows_that_are_scored_together_are_searched_apart_from_the_micro_batch():
-    """A row takes 10 bytes while it is sampled, evaluated or trained on, and 20 while it is scored."""
+    """A row takes 10 bytes while it is sampled, evaluated or trained on, and 20 while it is scored.
+
+    The 4-bit base takes 200 more where an update unpacks it, which is done with what everything else has left.
+    """
 
     def phase(size: int) -> PredictedPhase:
         return PredictedPhase(100 + size, {"base": 100, "activations": size}, 0, Work(), 100 + size, 100 + size)
@@ -76,9 +79,8 @@ def test_rows_that_are_scored_together_are_searched_apart_from_the_micro_batch()
         options = loaded.recipe.options(Ppo)
         sampling, scoring = 10 * options.rollout_batch_size, 20 * options.score_rows
         sizes = {"rollout": sampling, "score": scoring, "evaluate": sampling}
-        phases = {
-            name: phase(size) for name, size in (sizes | {"update": 10 * options.per_device_train_batch_size}).items()
-        }
+        sizes["update"] = 10 * options.per_device_train_batch_size + 200 * (options.update_4bit == "unpacked")
+        phases = {name: phase(size) for name, size in sizes.items()}
         return PredictedStage(max(phases.values(), key=lambda phase: phase.peak_bytes), phases)
 
     loaded = recipe.load(LLAMA)
@@ -90,6 +92,8 @@ def test_rows_that_are_scored_together_are_searched_apart_from_the_micro_batch()
         "ppo.score_batch_size": 10,
         "ppo.gradient_checkpointing": False,
     }
+    with_room = fit.fit(predict, loaded, ["ppo"], CONTEXT_BYTES + 100 + 250)
+    assert with_room.changes == found.changes | {"ppo.update_4bit": "unpacked"}
 
 
 def formula(loaded: PinnedRecipe, stage: str) -> PredictedStage:

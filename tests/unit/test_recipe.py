@@ -63,6 +63,7 @@ def test_every_recipe_loads(directory):
             "ppo: rollout_weights: merged needs old_logprobs: recompute and rollout_4bit: library",
         ),
         (lambda c: c["ppo"].update(rollout_4bit="row_groups"), "ppo.rollout_4bit: row_groups needs model.quantization"),
+        (lambda c: c["ppo"].update(update_4bit="unpacked"), "ppo.update_4bit: unpacked needs model.quantization: nf4"),
         (lambda c: c["ppo"].update(score_batch_size=0), "ppo.score_batch_size = 0: input should be greater than 0"),
         (lambda c: c["ppo"].update(value_warmup_steps=40), "ppo: value_warmup_steps must be below steps"),
         (lambda c: c["ppo"].update(keep_checkpoints=0), "ppo.keep_checkpoints = 0: input should be greater than 0"),

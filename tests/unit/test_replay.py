@@ -3,8 +3,9 @@
 import pytest
 
 from rlhf.memory.card.allocator import MIB, OutOfMemory
-from rlhf.memory.card.replay import TIGHT, replay
+from rlhf.memory.card.replay import TIGHT, replay, with_captures
 from rlhf.memory.phases import BEGIN, CAPTURE, CAPTURED, DROPPED, PRODUCT, Event
+from rlhf.process.cuda import CAPTURE_ROOM, EMPTIED_EVERY
 
 
 class Events:
@@ -94,9 +95,9 @@ def test_each_thread_s_first_product_makes_a_workspace():
 
 
 def test_a_captured_step_has_memory_of_its_own():
-    """The capture empties the cache of 100 MiB, and takes 30 and a workspace of 8 in two pages of its own.
+    """A capture takes 30 MiB and a workspace of 8 in two pages of its own, held until the graph is dropped.
 
-    They are held until the graph is dropped and something empties the cache.
+    It empties the cache of 100 MiB only on a card with little room left.
     """
     events = Events()
     events.release(events.make(100 * MIB))
@@ -107,7 +108,10 @@ def test_a_captured_step_has_memory_of_its_own():
     events.release(events.make(30 * MIB))
     events.mark(BEGIN, "after")
     events.make(1)
-    reserved = replay(events.recorded, expandable=True, workspace=8 * MIB)
+    with_room = with_captures(events.recorded, expandable=True, workspace=8 * MIB)
+    assert with_room["decode"].reserved == with_room["after"].reserved - 2 * MIB == 140 * MIB
+    assert with_room["decode"].needed == round(40 * MIB * (1 + TIGHT)), "the rest is given back on a full card"
+    reserved = replay(events.recorded, expandable=True, workspace=8 * MIB, capacity=CAPTURE_ROOM)
     assert reserved["decode"].reserved == 100 * MIB, "at its start"
     assert reserved["after"].reserved == (40 + 40 + 2) * MIB
     assert reserved["after"].allocated == 8 * MIB + 512
@@ -115,5 +119,18 @@ def test_a_captured_step_has_memory_of_its_own():
     events.mark(CAPTURE)
     events.mark(BEGIN, "again")
     events.make(1)
-    again = replay(events.recorded, expandable=True, workspace=8 * MIB)["again"]
+    again = replay(events.recorded, expandable=True, workspace=8 * MIB, capacity=CAPTURE_ROOM)["again"]
     assert again.reserved == (20 + 2 + 2) * MIB, "a page for the new workspace, two for a byte in each pool"
+
+
+def test_dropped_graphs_return_their_memory_at_every_eighth_capture():
+    """Each has a page of 20 MiB of its own."""
+    events = Events()
+    for number in range(1, EMPTIED_EVERY + 2):
+        events.mark(BEGIN, f"rollout {number}")
+        events.mark(CAPTURE)
+        events.release(events.make(20 * MIB))
+        events.mark(CAPTURED)
+        events.mark(DROPPED)
+    reserved = replay(events.recorded, expandable=True)
+    assert [reserved[f"rollout {n}"].reserved // (20 * MIB) for n in (1, 2, 7, 8, 9)] == [1, 2, 7, 7, 2]

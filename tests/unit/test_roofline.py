@@ -199,6 +199,10 @@ def test_changes_remove_what_they_are_about():
     grouped = phases(roofline.changed(packed, {"ppo.rollout_4bit": "row_groups"}), "ppo", 200)
     assert grouped["rollout/prefill"] == phases(packed, "ppo", 200)["rollout/prefill"], "groups are of decoding steps"
     assert grouped["rollout/decode"].moved < phases(packed, "ppo", 200)["rollout/decode"].moved
+    unpacked = phases(roofline.changed(packed, {"ppo.update_4bit": "unpacked"}), "ppo", 200)
+    for name in ("value forward", "value recomputed", "value backward"):  # 2 epochs of 4 minibatches of one micro-batch
+        saved = phases(packed, "ppo", 200)[f"update/{name}"].moved - unpacked[f"update/{name}"].moved
+        assert saved == pytest.approx(8 * unpacked["update/copy"].moved)
     merged = phases(roofline.changed(plain, {"ppo.rollout_weights": "merged"}), "ppo", 200)
     assert merged["rollout/copy"].moved == 2 * 2 * (7_241_732_096 - 2 * 32_000 * 4096 - 65 * 4096)
     assert merged["rollout/decode"].moved == work["rollout/decode"].moved - 127 * 4 * 41_943_040

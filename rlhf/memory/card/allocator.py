@@ -9,6 +9,7 @@ garbage_collection_threshold, roundup_power2_divisions. Addresses of new segment
 """
 
 from bisect import bisect_left, insort
+from math import inf
 
 MIB = 1 << 20
 MIN_BLOCK = 512  # kMinBlockSize: sizes are multiples of it
@@ -141,6 +142,11 @@ class Allocator:
         """Note that a private pool's graph is gone (notifyCaptureDestroy): empty_cache may return its memory."""
         if private in self._pools:
             self._freeable.add(private)
+
+    @property
+    def room(self) -> float:
+        """Return the bytes that the card has left, infinity without a capacity."""
+        return inf if self.capacity is None else self.capacity - self.reserved
 
     def reset_peaks(self) -> None:
         """Reset the peaks, as torch.cuda.reset_peak_memory_stats does."""

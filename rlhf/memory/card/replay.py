@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rlhf.memory.card.allocator import Allocator, Block
 from rlhf.memory.phases import BEGIN, CAPTURE, CAPTURED, DROPPED, PRODUCT, Event, Reserved
+from rlhf.process.cuda import CAPTURE_ROOM, EMPTIED_EVERY
 
 # On a full card blocks are placed differently than on one with room: stages of 4090-llama2-7b v2, replayed on cards of
 # just the size that they need, needed up to 1.2 % more than what was held at the peak.
@@ -12,15 +13,27 @@ TIGHT = 0.02
 Name = tuple[str, ...]
 
 
+def with_captures(events: Sequence[Event], expandable: bool, workspace: int = 0) -> dict[str, Reserved]:
+    """Return what `replay` returns for a card with room; `needed` is that of a full card.
+
+    The latter empties its cache before each capture of a graph.
+    """
+    reserved = replay(events, expandable, workspace)
+    if not any(event.name == CAPTURE for event in events):
+        return reserved
+    full = replay(events, expandable, workspace, full=True)
+    return {name: found._replace(needed=min(full[name].needed, found.reserved)) for name, found in reserved.items()}
+
+
 def replay(
-    events: Sequence[Event], expandable: bool, workspace: int = 0, capacity: int | None = None
+    events: Sequence[Event], expandable: bool, workspace: int = 0, capacity: int | None = None, full: bool = False
 ) -> dict[str, Reserved]:
     """Return the reserved bytes of each phase by its name, WHOLE for all events.
 
     An inner phase counts for the outer ones too.
 
-    `workspace` is that of cuBLAS in bytes; a captured graph has one of its own. `capacity` as in Allocator. Raises
-    OutOfMemory if the capacity does not suffice.
+    `workspace` is that of cuBLAS in bytes; a captured graph has one of its own. `capacity` as in Allocator. With `full`
+    every capture finds less than CAPTURE_ROOM left. Raises OutOfMemory if the capacity does not suffice.
     """
     allocator = Allocator(expandable, capacity)
     highest = _highest(events)
@@ -39,8 +52,9 @@ def replay(
         elif name == PRODUCT and workspace:
             allocator.malloc(workspace, capturing)
         elif name == CAPTURE:
-            allocator.empty_cache()
             graph += 1
+            if full or graph % EMPTIED_EVERY == 0 or allocator.room < CAPTURE_ROOM:
+                allocator.empty_cache()
             capturing = graph
             if workspace:
                 blocks[-graph] = allocator.malloc(workspace, capturing)

@@ -92,7 +92,7 @@ def decoding_steps(loaded: PinnedRecipe, layers: int = LAYERS) -> dict[str, Deco
         hardware = changed.recipe.hardware
         recorder = _Recorder(hardware.device, architecture.vocab_size, cards.gpu_of(hardware.name))
         with recorder:
-            shared = _roles(run, options)
+            shared = rehearsed_roles(run, options)
             tokenizer = load_tokenizer(run)
             return {role: step(recorder, shared, role, tokenizer, options) for role in ROLES}
 
@@ -118,12 +118,12 @@ def step(
     return DecodingStep(tuple(operations))
 
 
-def _roles(run: StageRun, options: OnlineOptions) -> SharedBase:
+def rehearsed_roles(run: StageRun, options: OnlineOptions, lean: bool = False) -> SharedBase:
     """Return the roles that sample, over one base on the stand-in device, from new adapters; with any head on them."""
     policy = run.run_directory / SFT
     write_adapters(run, (SFT,))  # also for a recipe without SFT, whose reference alone has no adapter
     reference = None if run.loaded.recipe.start == "base" else policy
-    shared = SharedBase(load_base(run, META), {"policy": policy, "reference": reference}, trainable=("policy",))
+    shared = SharedBase(load_base(run, META), {"policy": policy, "reference": reference}, ("policy",), lean)
     if isinstance(options, Ppo) and options.value_model == "head":
         shared.add_value_head()
     return shared

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf.memory.card import cards
-from rlhf.memory.card.replay import replay
+from rlhf.memory.card.replay import with_captures
 from rlhf.memory.phases import (
     DEPTHS,
     ON_HOST,
@@ -78,7 +78,7 @@ class RehearsalsAtDepths:
             deep = deepen(shallow.events, deeper.events, layers)
         except NotAligned:
             return RehearsedStage(peaks, None)
-        reserved = replay(deep.events, expandable, cards.workspace(hardware.name))
+        reserved = with_captures(deep.events, expandable, cards.workspace(hardware.name))
         return RehearsedStage(peaks, reserved, highest_at_depth(deep, layers, deeper.components))
 
 

@@ -22,8 +22,8 @@ from rlhf.memory.card.attention import attention
 from rlhf.memory.phases import CAPTURE, CAPTURED, DROPPED, PAGED
 from rlhf.memory.rehearsal import passes
 from rlhf.memory.rehearsal.operations import META
-from rlhf.models import random_base
-from rlhf.models.lean import layouts, trunk
+from rlhf.models import matmul, random_base
+from rlhf.models.lean import fused_linear, layouts, trunk
 from rlhf.rollout import library_decoding
 from rlhf.rollout.cache import CacheLayer
 from rlhf.rollout.library_decoding import LibraryDecoding
@@ -57,6 +57,8 @@ def patches(stand_in: "StandIn") -> Iterator[passes.Patch]:
         library_decoding.WINDOW_BY_DEVICE,
         library_decoding.FEW_KERNELS_BY_DEVICE,
         trunk.ONEDNN_BY_DEVICE,
+        fused_linear.FUSED_NORM_BY_DEVICE,
+        matmul.FLOAT32_OF_HALVES_BY_DEVICE,
         layouts.COPIES_HEADS_BY_DEVICE,
     ):
         yield mock.patch.dict(setting, {"meta": setting[stand_in.stands_for]})
@@ -78,6 +80,7 @@ def _cuda_patches(stand_in: "StandIn") -> Iterator[passes.Patch]:
     yield patch(F, "dropout", _dropout)
     # CUDA has one kernel for RMSNorm; other devices compute it in plain steps.
     yield patch(F, "rms_norm", _rms_norm)
+    yield patch(fused_linear, "fused_rms_norm", _rms_norm_and_scale)
     # CUDA's softmax reads float16 and writes float32; other devices copy its input first.
     for name in ("softmax", "log_softmax"):
         yield patch(F, name, _softmax_of_halves(getattr(F, name), getattr(torch.ops.aten, f"_{name}").default))
@@ -149,6 +152,10 @@ def _softmax_of_halves(plain: Callable[..., Tensor], kernel: Callable[..., Tenso
 
 def _rms_norm(x: Tensor, shape: list[int], weight: Tensor, eps: float) -> Tensor:
     return x * weight  # one operation with the same result in memory
+
+
+def _rms_norm_and_scale(x: Tensor, shape: list[int], weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return x * weight, x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
 
 
 def _labelled_cache(stand_in: "StandIn") -> Callable[..., None]:

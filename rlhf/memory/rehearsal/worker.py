@@ -2,7 +2,7 @@
 
 It is a process of its own, so that patches and stand-ins end with it: `python -m rlhf.memory.rehearsal.worker`. From
 each line of its input it reads a Question, and it writes {"result": ANSWER} or {"error": MESSAGE}. An answer is a
-RehearsedStage, or a RehearsedStep for DECODING_STEP (all three in rlhf/memory/phases.py).
+RehearsedStage, for DECODING_STEP a RehearsedStep, for UPDATE_PASS a RehearsedPasses (all in rlhf/memory/phases.py).
 """
 
 import gc
@@ -15,7 +15,17 @@ from pathlib import Path
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
-from rlhf.memory.phases import DECODING_STEP, QUESTION, STAGE_ANSWER, STEP_ANSWER, RehearsedRole, RehearsedStep
+from rlhf.memory.phases import (
+    DECODING_STEP,
+    PASSES_ANSWER,
+    QUESTION,
+    STAGE_ANSWER,
+    STEP_ANSWER,
+    UPDATE_PASS,
+    RehearsedPasses,
+    RehearsedRole,
+    RehearsedStep,
+)
 from rlhf.memory.rehearsal.meta_runs import RehearsalsAtDepths
 from rlhf.memory.rehearsal.seams import with_seams
 from rlhf.process.libraries import import_bitsandbytes
@@ -37,6 +47,13 @@ def _operations(loaded: PinnedRecipe) -> RehearsedStep:
     return RehearsedStep(roles)
 
 
+def _passes(loaded: PinnedRecipe) -> RehearsedPasses:
+    """Return what a layer launches in the passes of an update."""
+    from rlhf.memory.rehearsal.update_pass import update_passes
+
+    return RehearsedPasses(update_passes(loaded))
+
+
 def main() -> None:
     """Answer questions, one JSON object a line, until there are no more."""
     gc.disable()  # collections take a tenth of the time; what is predicted is the same with them
@@ -56,6 +73,8 @@ def main() -> None:
                 loaded = recipes.load(Path(question.recipe), question.overrides)
                 if question.name == DECODING_STEP:
                     result = STEP_ANSWER.dump_python(_operations(loaded))
+                elif question.name == UPDATE_PASS:
+                    result = PASSES_ANSWER.dump_python(_passes(loaded))
                 else:
                     result = STAGE_ANSWER.dump_python(rehearse(loaded, question.name, question.expandable))
                 answer = {"result": result}

@@ -17,6 +17,9 @@ The products with A and B have r columns. In float32 on a CPU they are slow besi
 memory that oneDNN needs for each shape (rlhf/models/matmul.py). There each weight is merged with its adapter once in a
 block of `LeanTrunk.merging`, for y and dz; the copies need the memory of the weights that have adapters. Otherwise the
 products stay apart, because a sum rounded to bfloat16 would lose small changes of B A.
+
+On a card a micro-batch may take less time than the host needs to launch its kernels. So adapters are cast and stacked
+once in a block (`LowRank`), s is part of a product, and gradients leave a product in the type of the weights.
 """
 
 from collections.abc import Sequence
@@ -28,9 +31,14 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rlhf.models.matmul import matmul
+from rlhf.models.matmul import matmul, matmul_to, scaled_matmul
 from rlhf.models.nf4 import unpacked
 from rlhf.objectives.masked import at_least_float32
+
+FUSED_NORM_BY_DEVICE = {"cpu": False, "cuda": True}
+# Torch's kernels of RMSNorm for CUDA. On a CPU the first is made of plain steps, and the second fails.
+fused_rms_norm = torch.ops.aten._fused_rms_norm.default
+fused_rms_norm_backward = torch.ops.aten._fused_rms_norm_backward.default
 
 
 class AdaptedLinear(NamedTuple):
@@ -56,6 +64,48 @@ def adapted_linear(layer: nn.Module, role: str) -> AdaptedLinear:
     a, b = (weights[role].weight for weights in (layer.lora_A, layer.lora_B))
     assert isinstance(a, Tensor) and isinstance(b, Tensor)
     return AdaptedLinear(base, (a, b), layer.scaling[role])
+
+
+class LowRank(NamedTuple):
+    """The adapters of a group of linear layers with the same input, in the type in which they are multiplied."""
+
+    down: Tensor  # the A of all, one below the other: (sum of r, in)
+    ups: list[Tensor]  # the B (out, r) of each
+    scaling: float
+    stored: torch.dtype  # of the adapters themselves, and of their gradients
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, parts: Sequence[AdaptedLinear], dtype: torch.dtype) -> "LowRank | None":
+        """Return the adapters of `parts`, None if there are none. Raises ValueError where their scalings differ."""
+        adapted = [part for part in parts if part.adapter]
+        if not adapted:
+            return None
+        if len({part.scaling for part in adapted}) > 1:
+            raise ValueError("adapters of one role have the same scaling in all layers")
+        downs, ups = ([part.adapter[i].to(dtype) for part in adapted] for i in (0, 1))
+        down = torch.cat(downs) if len(downs) > 1 else downs[0]
+        return cls(down, ups, adapted[0].scaling, adapted[0].adapter[0].dtype)
+
+    @property
+    def ranks(self) -> list[int]:
+        """Return the r of each adapter."""
+        return [up.shape[1] for up in self.ups]
+
+    def project(self, z: Tensor) -> tuple[Tensor, ...]:
+        """Return s A z^T (r, N) of each adapter, from one product."""
+        low: tuple[Tensor, ...] = scaled_matmul(self.down, z.t(), self.scaling).split(self.ranks)
+        return low
+
+    def gradients(self, columns: Sequence[Tensor]) -> Tensor:
+        """Return s B^T dy^T of all adapters, one below the other (sum of r, N), for the dy (N, out) of each.
+
+        On a CPU the product with few rows is 2 to 4 times as fast as that with few columns.
+        """
+        result = columns[0].new_empty(len(self.down), len(columns[0]))
+        for up, dy, rows in zip(self.ups, columns, result.split(self.ranks), strict=True):
+            scaled_matmul(up.t(), dy.t(), self.scaling, out=rows)
+        return result
 
 
 class InputOp:
@@ -90,6 +140,20 @@ class Norm(InputOp):
         return weighted.addcmul_(wide, mean.mul_(saved).mul_(saved), value=-1).mul_(saved).to(x.dtype)
 
 
+class FusedNorm(Norm):
+    """The same in one kernel for each direction, rounded once too."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Norm.forward`."""
+        z, scale = fused_rms_norm(x, [x.shape[-1]], self.weight, self.eps)
+        return z, scale
+
+    def backward(self, dz: Tensor, x: Tensor, saved: Tensor) -> Tensor:
+        """As `Norm.backward`."""
+        dx: Tensor = fused_rms_norm_backward(dz, x, [x.shape[-1]], saved, self.weight, [True, False])[0]
+        return dx
+
+
 class SwiGLU(InputOp):
     """SwiGLU (arXiv 2002.05202): z = silu(g) * u of x = [g, u]."""
 
@@ -112,7 +176,8 @@ class SwiGLU(InputOp):
 class Rotary(NamedTuple):
     """Rotary embedding (arXiv 2104.09864) of the first `heads` heads of each token, after a product.
 
-    Pairs (x_j, x_{j + D/2}) turn by the angles whose cosines and sines (1 or B, T, D/2) are given.
+    Pairs (x_j, x_{j + D/2}) turn by angles. `cos` (1 or B, T, D) has their cosines twice, `sin` their negated sines and
+    then their sines.
     """
 
     cos: Tensor
@@ -131,11 +196,9 @@ class Rotary(NamedTuple):
     def rotate_(self, y: Tensor, back: bool = False) -> Tensor:
         """Turn y (B, T, out) in place, forward or back; return it."""
         cos, sin = self.cos.unsqueeze(2), self.sin.unsqueeze(2)
-        first, second = heads_of(y, 2 * cos.shape[-1])[:, :, : self.heads].chunk(2, -1)
-        sign = -1 if back else 1
-        turned = first * sin
-        first.mul_(cos).addcmul_(second, sin, value=-sign)
-        second.mul_(cos).add_(turned, alpha=sign)
+        heads = heads_of(y, cos.shape[-1])[:, :, : self.heads]
+        partners = torch.cat(heads.chunk(2, -1)[::-1], -1)
+        heads.mul_(cos).addcmul_(partners, sin, value=-1 if back else 1)
         return y
 
 
@@ -162,7 +225,7 @@ class HeadNorm(NamedTuple):
 
     def _heads(self, y: Tensor) -> Tensor:
         """Return the heads (B, T, heads, D) of y that the norm changes."""
-        return heads_of(y, 2 * self.rotary.cos.shape[-1])[:, :, : self.rotary.heads]
+        return heads_of(y, self.rotary.cos.shape[-1])[:, :, : self.rotary.heads]
 
 
 OutputOp = Rotary | HeadNorm
@@ -177,6 +240,7 @@ class LinearGroup(NamedTuple):
     """The products of one group of linear layers, and what comes before and after them."""
 
     parts: Sequence[AdaptedLinear]
+    low_rank: LowRank | None  # their adapters; None if they have none, or for the group to cast them at each use
     merged: Tensor | None  # (sum of out, in)
     before: InputOp
     after: OutputOp | None
@@ -192,14 +256,15 @@ class LinearGroup(NamedTuple):
             y = matmul(z, self.merged.t())
         else:
             y = z.new_empty(len(z), sum(self.sizes))
-            low = iter(self._low(z))
-            for part, columns in zip(self.parts, y.split(self.sizes, 1), strict=True):
-                matmul(z, part.weight(z.dtype).t(), out=columns)
-                if part.adapter:
-                    columns.addmm_(next(low).t(), part.adapter[1].to(z.dtype).t(), alpha=part.scaling)
-        for part, columns in zip(self.parts, y.split(self.sizes, 1), strict=True):
+            columns = y.split(self.sizes, 1)
+            for part, own in zip(self.parts, columns, strict=True):
+                matmul(z, part.weight(z.dtype).t(), out=own)
+            if adapters := self._adapters(z.dtype):
+                for own, low, up in zip(self._adapted(columns), adapters.project(z), adapters.ups, strict=True):
+                    own.addmm_(low.t(), up.t())
+        for part, own in zip(self.parts, y.split(self.sizes, 1), strict=True):
             if part.layer.bias is not None:
-                columns.add_(part.layer.bias)
+                own.add_(part.layer.bias)
         return y
 
     def backward(
@@ -207,30 +272,33 @@ class LinearGroup(NamedTuple):
     ) -> tuple[Tensor | None, list[Tensor]]:
         """Return dz (N, in), and the gradients of A and B of each part that has them, if `needs_adapters`."""
         columns = dy.split(self.sizes, 1)
-        adapted = [(part, d) for part, d in zip(self.parts, columns, strict=True) if part.adapter]
-        # (r, N) each: s B^T dy^T. On a CPU the product with few rows is 2 to 4 times as fast as that with few columns.
-        low_gradients = [torch.mm(part.adapter[1].to(d.dtype).t(), d.t()).mul_(part.scaling) for part, d in adapted]
         dz = None
         if needs_input and self.merged is not None:
             dz = matmul(dy, self.merged)
         elif needs_input:
             dz = matmul(columns[0], self.parts[0].weight(dy.dtype))
-            for part, d in list(zip(self.parts, columns, strict=True))[1:]:
-                dz.addmm_(d, part.weight(d.dtype))
-            for (part, _), low_gradient in zip(adapted, low_gradients, strict=True):
-                dz.addmm_(low_gradient.t(), part.adapter[0].to(low_gradient.dtype))
+            for part, own in list(zip(self.parts, columns, strict=True))[1:]:
+                dz.addmm_(own, part.weight(own.dtype))
+        adapters = self._adapters(dy.dtype)
+        if adapters is None:
+            return dz, []
+        adapted = self._adapted(columns)
+        low_gradients = adapters.gradients(adapted)
+        if dz is not None and self.merged is None:
+            dz.addmm_(low_gradients.t(), adapters.down)
         gradients: list[Tensor] = []
         if needs_adapters:
-            to_a = torch.mm(torch.cat(low_gradients), z).split([len(x) for x in low_gradients])
-            for (part, d), low, da in zip(adapted, self._low(z), to_a, strict=True):
-                a, b = part.adapter
-                gradients += [da.to(a.dtype), torch.mm(low, d).mul_(part.scaling).t().to(b.dtype)]
+            to_a = matmul_to(adapters.stored, low_gradients, z).split(adapters.ranks)
+            for da, low, own in zip(to_a, adapters.project(z), adapted, strict=True):
+                gradients += [da, matmul_to(adapters.stored, low, own).t()]
         return dz, gradients
 
-    def _low(self, z: Tensor) -> list[Tensor]:
-        """Return A z^T (r, N) of each part with an adapter, from one product."""
-        downs = [part.adapter[0].to(z.dtype) for part in self.parts if part.adapter]
-        return list(torch.mm(torch.cat(downs), z.t()).split([len(a) for a in downs])) if downs else []
+    def _adapters(self, dtype: torch.dtype) -> LowRank | None:
+        return self.low_rank or LowRank.of(self.parts, dtype)
+
+    def _adapted(self, columns: Sequence[Tensor]) -> list[Tensor]:
+        """Return the columns of those parts that have an adapter."""
+        return [own for part, own in zip(self.parts, columns, strict=True) if part.adapter]
 
 
 class FusedLinear(torch.autograd.Function):

@@ -21,11 +21,14 @@ from transformers import PreTrainedModel
 
 from rlhf.data.batch import Rollout
 from rlhf.models.lean.fused_linear import (
+    FUSED_NORM_BY_DEVICE,
     AdaptedLinear,
     FusedLinear,
+    FusedNorm,
     HeadNorm,
     InputOp,
     LinearGroup,
+    LowRank,
     Norm,
     OutputOp,
     Rotary,
@@ -39,6 +42,7 @@ from rlhf.models.matmul import round_to_few_sizes
 from rlhf.models.nf4 import four_bit_layers
 from rlhf.recipe import Role
 
+Layers = tuple[nn.Module, ...]  # linear layers with the same input
 Layout = Sequences | SharedPrompts | DecodingLayout
 ONEDNN_BY_DEVICE = {"cpu": True, "cuda": False}  # products in float32 by oneDNN: weights merged, shapes padded
 
@@ -58,12 +62,16 @@ class LeanTrunk:
         self.eps = float(base.config.rms_norm_eps)
         self._packed = bool(four_bit_layers(base))  # a merged copy would unpack them for good
         self._merging: list[str] = []  # roles of the blocks that are open
-        self._linears: dict[str, dict[tuple[nn.Module, ...], list[AdaptedLinear]]] = {}  # of the roles in open blocks
-        self._merged: dict[str, dict[tuple[nn.Module, ...], Tensor]] = {}
+        # Of the roles in open blocks, by group of layers:
+        self._linears: dict[str, dict[Layers, tuple[list[AdaptedLinear], LowRank | None]]] = {}
+        self._merged: dict[str, dict[Layers, Tensor]] = {}
 
     @contextmanager
     def merging(self, role: str) -> Iterator[None]:
-        """Merge weights at their first use in this block and keep them to its end. Adapters must not change in it."""
+        """Merge weights, and cast adapters, at their first use in this block and keep them to its end.
+
+        Adapters must not change in it.
+        """
         self._merging.append(role)
         try:
             yield
@@ -157,11 +165,12 @@ class LeanTrunk:
         return states.detach()
 
     def _rotary(self, states: Tensor, length: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines (T, D/2) of the positions of states (B, T, H), or of the first `length`."""
+        """Return the tables of `Rotary` (T, D) for the positions of states (B, T, H), or the first `length`."""
         length = length or states.shape[1]
         tables = self.decoder.rotary_emb(states, torch.arange(length, device=states.device)[None])
-        cos, sin = (table[0].chunk(2, -1)[0] for table in tables)  # both halves are equal
-        return cos, sin
+        cos, sin = (table[0] for table in tables)  # both halves are equal
+        first, second = sin.chunk(2, -1)
+        return cos, torch.cat([-first, second], -1)
 
     def _final_states(self, role: str, states: Tensor, layout: Layout, from_lower: bool) -> Tensor:
         """Return the final-norm hidden states at the positions that `layout` selects.
@@ -187,7 +196,8 @@ class LeanTrunk:
         """Return the output of one layer for x (B, T, H); the last layer's at the positions that `layout` selects."""
         layer: Any = self.decoder.layers[number]
         attention, mlp = layer.self_attn, layer.mlp
-        norm = Norm(layer.input_layernorm.weight, self.eps)
+        norm_of = FusedNorm if FUSED_NORM_BY_DEVICE[x.device.type] else Norm
+        norm = norm_of(layer.input_layernorm.weight, self.eps)
         head_dim, (cos, sin) = attention.head_dim, layout.rotary
         query_heads, kv_heads = (self.base.config.num_attention_heads, self.base.config.num_key_value_heads)
         if last and not isinstance(layout, DecodingLayout) and layout.selects:
@@ -203,7 +213,7 @@ class LeanTrunk:
             q, k, v = heads_of(qkv, head_dim).split([query_heads, kv_heads, kv_heads], 2)
         mixed = layout.attend(number, q, k, v, last and layout.selects)
         x = self._linear(mixed.flatten(2), role, (attention.o_proj,), residual=x)
-        norm = Norm(layer.post_attention_layernorm.weight, self.eps)
+        norm = norm_of(layer.post_attention_layernorm.weight, self.eps)
         gate_up = self._linear(x, role, (mlp.gate_proj, mlp.up_proj), norm)
         return self._linear(gate_up, role, (mlp.down_proj,), SwiGLU(), residual=x)
 
@@ -219,28 +229,31 @@ class LeanTrunk:
         self,
         x: Tensor,
         role: str,
-        layers: tuple[nn.Module, ...],
+        layers: Layers,
         before: InputOp | None = None,
         after: OutputOp | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
         """Return the results (B, T, sum of out) of linear layers with the same input, side by side."""
-        parts = self._linears_of(role, layers)
+        parts, low_rank = self._linears_of(role, layers, x.dtype)
         adapters = [weight for part in parts for weight in part.adapter]
-        product = LinearGroup(parts, self._merged_weight(x, role, layers, parts), before or InputOp(), after)
+        merged = self._merged_weight(x, role, layers, parts)
+        product = LinearGroup(parts, low_rank, merged, before or InputOp(), after)
         result: Tensor = FusedLinear.apply(x, product, residual, *adapters)  # type: ignore[no-untyped-call]
         return result
 
-    def _linears_of(self, role: str, layers: tuple[nn.Module, ...]) -> list[AdaptedLinear]:
-        cache = self._linears.setdefault(role, {}) if role in self._merging else {}
+    def _linears_of(self, role: str, layers: Layers, dtype: torch.dtype) -> tuple[list[AdaptedLinear], LowRank | None]:
+        """Return layers with their adapters; in a block also the adapters in the type of the products."""
+        if role not in self._merging:
+            return [adapted_linear(layer, role) for layer in layers], None
+        cache = self._linears.setdefault(role, {})
         if layers not in cache:
-            cache[layers] = [adapted_linear(layer, role) for layer in layers]
+            parts = [adapted_linear(layer, role) for layer in layers]
+            cache[layers] = parts, LowRank.of(parts, dtype)
         return cache[layers]
 
     @torch.no_grad()
-    def _merged_weight(
-        self, x: Tensor, role: str, layers: tuple[nn.Module, ...], parts: Sequence[AdaptedLinear]
-    ) -> Tensor | None:
+    def _merged_weight(self, x: Tensor, role: str, layers: Layers, parts: Sequence[AdaptedLinear]) -> Tensor | None:
         """Return the weights (sum of out, in) with the adapters in them, None where the products stay apart."""
         if not self.merges or role not in self._merging or not any(part.adapter for part in parts):
             return None
