@@ -50,9 +50,8 @@ class Client:
     def _check_sleep_mode(self) -> None:
         """Raise UserError unless the server can sleep: others may say that they do, and free nothing."""
         try:
-            can_sleep = self._call("/server_info?config_format=json")["vllm_config"]["model_config"][
-                "enable_sleep_mode"
-            ]
+            settings = self._call("/server_info?config_format=json")["vllm_config"]
+            can_sleep = settings["model_config"]["enable_sleep_mode"]
         except (Interrupted, KeyError, TypeError):
             can_sleep = False
         if can_sleep is not True:

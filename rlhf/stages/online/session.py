@@ -55,7 +55,9 @@ class Session:
         self.telemetry = Telemetry(device)
         self.rm_dir = run.parents.folder(RM)
         self.sampling = sampling_settings(options)
-        self.client = vllm.Client(options.vllm_url, self._server, options.vllm_sleep) if options.vllm_url else None
+        self.client = (
+            vllm.Client(options.vllm_url, self._server_command, options.vllm_sleep) if options.vllm_url else None
+        )
         self._server_is_checked = False
         self.codec = load_codec(run)
         self.prompts, self.reward_sum = self._read_prompts()
@@ -155,7 +157,7 @@ class Session:
             finally:
                 remove(folder)
             if not self._server_is_checked:
-                check_served(shared, rollout, self.recipe, self.options, self._server)
+                check_served(shared, rollout, self.recipe, self.options, self._server_command)
                 self._server_is_checked = True
         else:
             with shared.role("policy"):
@@ -165,7 +167,7 @@ class Session:
             return rollout
         return replace(rollout, prompt_numbers=torch.arange(len(prompts), device=self.device).repeat_interleave(copies))
 
-    def _server(self) -> str:
+    def _server_command(self) -> str:
         """Return the command that starts the server of this run."""
         return start_command(self.recipe, self.options, base_name(self.run))
 
