@@ -1,15 +1,9 @@
 """GRPO and PPO that sample with a real vLLM server, started by the command that a run prints."""
 
 import json
-import os
 import re
-import shlex
-import signal
 import subprocess
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,13 +18,13 @@ from rlhf.recipe import PinnedRecipe
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.vllm import Client
 from rlhf.run.directory import StageRun
-from tests.helpers import GROUP, VLLM, free_port, not_none, one_line_of, run_stages
+from tests.helpers import GROUP, free_port, not_none, one_line_of, run_stages
 from tests.lines import read_intact_lines
 from tests.models import checkpoint, recipe_of
+from tests.vllm.server import answer, kill, serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
-START = 900  # seconds that a server may take to answer: it imports torch in three processes
 ROOT = Path("cpu-tiny/v1")
 RESULTS = ("adapter/adapter_model.safetensors", "metrics.jsonl", "samples.jsonl")
 ON_LENGTH = {"reward_funcs": ["length(most=5)"], "normalize_scores": False, "temperature": 0.7, "max_prompt_length": 64}
@@ -69,42 +63,6 @@ def printed_command(loaded: PinnedRecipe, out: Path) -> str:
         run_stages(loaded, out, "grpo")
     (command,) = re.findall("start one with: `(.*)`", one_line_of(caught))
     return str(command)
-
-
-@contextmanager
-def serving(command: str, port: int, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """The server that a command starts; all of its processes end with it."""
-    words = shlex.split(command)
-    place = words.index("vllm")
-    settings = dict(word.split("=", 1) for word in words[:place])
-    environment = os.environ | settings | {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
-    program = [os.environ[VLLM], *words[place + 1 :]]
-    with log.open("wb") as output:
-        process = subprocess.Popen(program, env=environment, stdout=output, stderr=output, start_new_session=True)
-    try:
-        deadline = time.monotonic() + START
-        while answer(port, "/health") is None:
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text(errors="replace")[-3000:]
-            time.sleep(0.5)
-        yield process
-    finally:
-        kill(process)
-
-
-def kill(process: "subprocess.Popen[bytes]") -> None:
-    """End a server with all its processes, as a power cut would."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def answer(port: int, path: str) -> str | None:
-    """What a server answers to a path; None while nothing answers."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as response:
-            return str(response.read().decode())
-    except OSError:
-        return None
 
 
 @pytest.fixture(scope="module")
