@@ -25,7 +25,7 @@ IMAGE   ?= rlhf-one-gpu:$(version)
 PYTHON  ?= python3
 VENV    ?= .venv
 EXTRAS  ?= gpu math report serve tracking $(filter wandb trackio,$(REPORT_TO)) $(filter docs,$(MAKECMDGOALS)) \
-           $(if $(filter test test-image fuzz lint bench-micro bench-gpu bench-against,$(MAKECMDGOALS)),dev)
+           $(if $(filter test test-% fuzz lint bench-micro bench-gpu bench-against,$(MAKECMDGOALS)),dev)
 
 MAIN    := help-all setup recipes plan fetch data-check sft rm ppo grpo dpo all evaluate report chat
 TARGETS := $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' Makefile)
@@ -127,6 +127,8 @@ bench-micro: setup  ## measure small functions with pytest-benchmark; each run i
 ##@ Develop
 test: setup ## run the tests, files side by side on all cores
 	@$(python) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
+test-vllm: setup ## sample with a real vLLM server, its CPU build, installed in .venv-vllm-0.32
+	@$(python) -m tests.vllm $(TEST_ARGS)
 fuzz: setup ## try malformed inputs and kills, generated from SEED; failures go to .fuzz (CASES= KILLS= ONLY=)
 	@$(here) $@
 	@$(if $(ONLY),,FUZZ_EXAMPLES=1000 $(python) -m pytest -q tests/fuzz/test_readers.py)

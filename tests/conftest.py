@@ -19,7 +19,7 @@ from rlhf.memory import predict as predicting
 from rlhf.memory.predict import Predictor
 from rlhf.memory.rehearsal.seams import with_seams
 from rlhf.process.libraries import quiet_libraries
-from tests.helpers import run_stages, small
+from tests.helpers import VLLM, run_stages, small
 
 # Started in the background of a script, or by nohup, this process and all that tests start would ignore them.
 for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
@@ -61,9 +61,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests with the mark `gpu` on a machine without a CUDA device."""
+    """Skip tests with the mark `gpu` on a machine without a CUDA device, and with `vllm` where no vLLM is named."""
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
+    if item.get_closest_marker("vllm") and not os.environ.get(VLLM):
+        pytest.skip("needs vLLM: make test-vllm")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,6 +1,7 @@
 """A chain small enough for tests, the released CPU recipe with its sizes turned down, and what many tests share."""
 
 import re
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from rlhf.run.directory import StageRun
 from rlhf.stages import runner
 
 T = TypeVar("T")
+VLLM = "RLHF_VLLM"  # the variable that names the command of a vLLM that tests start
 RECIPE = Path(__file__).parents[1] / "recipes" / "cpu-tiny" / "v1"
 SMALL: dict[str, Any] = {
     "hardware.threads": 1,
@@ -183,6 +185,14 @@ def wait_until(true: Callable[[], bool], otherwise: str, seconds: float = 10, pa
     while not true():
         assert time.monotonic() < deadline, otherwise
         time.sleep(pause)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        number: int = listener.getsockname()[1]
+        return number
 
 
 def gradient(x: torch.Tensor) -> torch.Tensor:

@@ -145,6 +145,12 @@ def described(folder: str) -> dict[str, Any]:
 
 
 def recipe_for(folder: str, trained: Path, **changes: Any) -> PinnedRecipe:
+    """Return the small recipe for a checkpoint and the pairs of the toy world, in files."""
+    pairs = [str(next((trained / "cpu-tiny/v1/data").rglob("pairs.jsonl")))]
+    return recipe_of(folder, **{"data__source": "files", "data__files": pairs} | changes)
+
+
+def recipe_of(folder: str, **changes: Any) -> PinnedRecipe:
     """Return the small recipe for a checkpoint, with its architecture and its own chat template."""
     options = {
         "pretrain": None,
@@ -153,8 +159,6 @@ def recipe_for(folder: str, trained: Path, **changes: Any) -> PinnedRecipe:
         "model__name": folder,
         "tokenizer": {"source": "local", "name": folder, "template": "chat", "pad_token": "<|fim_pad|>"},
         "lora__target_modules": "all-linear",
-        "data__source": "files",
-        "data__files": [str(next((trained / "cpu-tiny/v1/data").rglob("pairs.jsonl")))],
         "ppo__steps": 2,
         "sft__max_steps": 4,
         "rm__max_steps": 4,

@@ -116,7 +116,7 @@ def describe(model: ModelFiles, template: str | None) -> ModelFacts:
     folders.check_full(config, model.name)
     try:
         section = architecture.architecture_of(config)
-        count = parameters(section)
+        count = architecture.parameter_count(Architecture.model_validate(section), pad_token_id=None)
     except UserError as error:
         raise UserError(f"{model.name}: {error}") from None
     # Settings alone (tokenizer_config.json) are no tokenizer: transformers would ask for packages that convert one.
@@ -153,20 +153,6 @@ def _tokenizer(tokenizer: "PreTrainedTokenizerBase", template: str | None, ends:
     if pad_token := tokenize.needed_pad_token(tokenizer):
         keys["pad_token"] = pad_token
     return keys
-
-
-def parameters(section: Mapping[str, object]) -> int:
-    """Return the number of parameters of an architecture. Raises UserError for a model that is not supported."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from rlhf.models import architecture, support
-
-    config = architecture.config_of(Architecture.model_validate(section), pad_token_id=None)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    support.check_model(model, config.model_type)
-    return sum(weight.numel() for weight in model.parameters())
 
 
 def _end_ids(*configs: Mapping[str, object]) -> set[int]:

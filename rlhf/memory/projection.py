@@ -277,7 +277,7 @@ def decoding_step_bytes(
     shape, size = shape_of(recipe), NUMBER_BYTES[recipe.model.dtype]
     sampled = _sampled(recipe, stage, rows)
     slots = sampled.rows * (prompt + sampled.response_length / 2)
-    cached = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_width * slots * size
+    cached = shape.cached_per_token * slots * size
     matrix = (shape.vocab_size or recipe.tokenizer.vocab_size or 0) * shape.hidden_size * size
     try:
         return _layers_of_a_step(recipe, sampled) + matrix + cached

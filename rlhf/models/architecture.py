@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
-from rlhf.models.support import unsupported
+from rlhf.models.support import check_model, unsupported
 from rlhf.recipe import Architecture
 from rlhf.terminal import message_of
 
@@ -74,6 +75,18 @@ def config_of(architecture: Architecture, **changes: Any) -> PreTrainedConfig:
     if why := unsupported(config):
         raise UserError(f"model.architecture.model_type: {kind} {why}")
     return config
+
+
+def parameter_count(architecture: Architecture, **changes: Any) -> int:
+    """Return the number of weights of a model; `changes` are further keys of its configuration.
+
+    Raises UserError for a model that is not supported.
+    """
+    config = config_of(architecture, **changes)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    check_model(model, config.model_type)
+    return sum(weight.numel() for weight in model.parameters())
 
 
 def architecture_of(config: Mapping[str, Any]) -> JsonObject:

@@ -15,7 +15,7 @@ from rlhf.objectives.masked import check_mask, zero_pads
 
 
 class ImportanceWeights(NamedTuple):
-    """Weights of tokens, (B, R), 0 in padded slots; and a 0-dim share of the tokens whose ratio exceeds the cap."""
+    """Weights of tokens, 0 in padded slots, and whether the ratio of each exceeds the cap (bool); both (B, R)."""
 
     weights: Tensor
     over_cap: Tensor
@@ -47,4 +47,4 @@ def importance_weights(
     ratio = difference.exp()
     over = ratio > cap
     bounded = ratio.clamp(max=cap) if bound == "truncate" else torch.where(over, 0.0, ratio)
-    return ImportanceWeights(zero_pads(bounded, mask), (over & mask).sum() / mask.sum().clamp(min=1))
+    return ImportanceWeights(zero_pads(bounded, mask), over & mask)

@@ -104,6 +104,11 @@ class Architecture(Section):
         default = known.head_dim if known else None
         return int(self.others().get("head_dim") or default or self.hidden_size // self.num_attention_heads)
 
+    @property
+    def cached_per_token(self) -> int:
+        """Return the count of numbers, keys and values, that a cache holds for a token."""
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_width
+
     def config_keys(self) -> JsonObject:
         """Return the keys for transformers' configuration, model_type among them.
 

@@ -1,16 +1,10 @@
 """Client of a vLLM server that samples rollouts in place of `engine.sample`, over HTTP; without values.
 
-The server runs in a separate environment, because vLLM pins other versions of transformers than this project:
+rlhf/rollout/vllm_command.py has the command that starts a server for a recipe; a run without one prints it. On the same
+card the server holds a second copy of the base, unless it sleeps between samplings.
 
-    export VLLM_ALLOW_RUNTIME_LORA_UPDATING=1
-    vllm serve BASE --host 127.0.0.1 --dtype DTYPE --enable-lora --max-lora-rank R \
-        --logprobs-mode processed_logprobs --gpu-memory-utilization SHARE
-
-rlhf/rollout/vllm_command.py fills this in for a recipe; a run without a server prints it. The server reads the policy's
-adapter from the run directory, so it must see the same files. On the same card it holds a second copy of the base.
-
-The standard library sends these requests: loading and unloading an adapter are calls of vLLM's own, which openai's
-client does not have, and a package less is needed.
+The standard library sends these requests: adapters and sleep are calls of vLLM's own, which openai's client does not
+have, and a package less is needed.
 """
 
 import http.client
@@ -18,7 +12,7 @@ import json
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -34,42 +28,65 @@ from rlhf.rollout.decoding import Sampling
 from rlhf.terminal import excerpt, one_line
 
 TIMEOUT = 600  # seconds for one response
-COMMAND = (
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve BASE --host 127.0.0.1 --dtype DTYPE --enable-lora --max-lora-rank R "
-    "--logprobs-mode processed_logprobs --gpu-memory-utilization SHARE"
-)
 
 
 class Client:
-    """Client of the vLLM server at `url`, which follows one policy; `command` starts such a server.
+    """Client of the vLLM server at `url`, which follows one policy; `command()` is what starts such a server.
 
-    Raises Interrupted when the server cannot be reached or refuses, and UserError when it answers in another form.
+    With `sleeps` the server sleeps whenever it has no adapter: its weights lie in host memory and it has no cache.
+
+    Raises Interrupted when the server cannot be reached or refuses, and UserError when it cannot sleep but should, or
+    answers in another form.
     """
 
-    def __init__(self, url: str, command: str = COMMAND):
-        self.url, self._hint = url.rstrip("/"), f"start one with: {command}"
+    def __init__(self, url: str, command: Callable[[], str], sleeps: bool = False):
+        self.url, self._command, self._sleeps = url.rstrip("/"), command, sleeps
         self._name = ""
         self._call("/v1/models")
+        if sleeps:
+            self._check_sleep_mode()
+            self._call("/sleep?level=1", {})  # one that sleeps already stays as it is
+
+    def _check_sleep_mode(self) -> None:
+        """Raise UserError unless the server can sleep: others may say that they do, and free nothing."""
+        try:
+            settings = self._call("/server_info?config_format=json")["vllm_config"]
+            can_sleep = settings["model_config"]["enable_sleep_mode"]
+        except (Interrupted, KeyError, TypeError):
+            can_sleep = False
+        if can_sleep is not True:
+            raise UserError(
+                f"vllm_sleep: the vLLM server at {self.url} has no sleep mode, which takes VLLM_SERVER_DEV_MODE=1 and "
+                f"--enable-sleep-mode; {self._hint()}"
+            )
 
     @contextmanager
     def adapter(self, folder: Path) -> Iterator[None]:
-        """Sample with the adapter in this folder.
+        """Sample with the adapter in this folder, and wake a server that sleeps for it.
 
         Its name is new each time: the server may still hold an adapter of a run that was killed, and it caches its
         computations for a prompt under the adapter's name.
         """
+        if self._sleeps:
+            self._call("/wake_up", {})
         self._name = f"policy-{uuid.uuid4().hex}"
         self._call("/v1/load_lora_adapter", {"lora_name": self._name, "lora_path": str(folder.resolve())})
         try:
             yield
         except BaseException:
             with suppress(UserError):  # a server that has gone away would hide the error that happened first
-                self._unload()
+                self._release()
             raise
-        self._unload()
+        self._release()
 
-    def _unload(self) -> None:
+    def _release(self) -> None:
+        """Unload the adapter, and let a server that sleeps do so."""
         self._call("/v1/unload_lora_adapter", {"lora_name": self._name})
+        if self._sleeps:
+            self._call("/sleep?level=1", {})
+
+    def _hint(self) -> str:
+        return f"start one with: `{self._command()}`"
 
     def sample(
         self,
@@ -119,7 +136,7 @@ class Client:
             return ids, logprobs
         except (KeyError, IndexError, TypeError) as error:
             answer = one_line(str(result))
-            raise UserError(f"vLLM at {self.url} answers in another form: {answer}; {self._hint}") from error
+            raise UserError(f"vLLM at {self.url} answers in another form: {answer}; {self._hint()}") from error
 
     def _call(self, path: str, content: dict[str, Any] | None = None) -> Any:
         data = None if content is None else json.dumps(content).encode()
@@ -129,9 +146,9 @@ class Client:
                 body = response.read()
         except urllib.error.HTTPError as error:
             reason = excerpt(error.read().decode(errors="replace"))
-            raise Interrupted(f"vLLM at {self.url} refused {path} ({error.code}): {reason}; {self._hint}") from error
+            raise Interrupted(f"vLLM at {self.url} refused {path} ({error.code}): {reason}; {self._hint()}") from error
         except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a bad address
-            raise Interrupted(f"no vLLM server answers at {self.url} ({error}); {self._hint}") from error
+            raise Interrupted(f"no vLLM server answers at {self.url} ({error}); {self._hint()}") from error
         try:
             return json.loads(body)
         except ValueError:

@@ -1,4 +1,8 @@
-"""The command that starts the vLLM server of a recipe."""
+"""The command that starts the vLLM server of a recipe.
+
+It runs in a separate environment, because vLLM pins other versions of transformers than this project. The server reads
+the policy's adapter from the run directory, so it must see the same files.
+"""
 
 import math
 import shlex
@@ -6,9 +10,8 @@ from urllib.parse import urlsplit
 
 import psutil
 import torch
-from transformers import AutoModelForCausalLM
 
-from rlhf.models.architecture import config_of
+from rlhf.models.architecture import parameter_count
 from rlhf.recipe import Architecture, OnlineOptions, Recipe
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM 0.32 takes as --max-lora-rank
@@ -23,9 +26,10 @@ def start_command(recipe: Recipe, options: OnlineOptions, base: str) -> str:
     It has the recipe's dtype, the rank of its adapters, the length of its sequences, and a share of the memory that is
     estimated from weights and cache: what is left is the run's.
     """
+    on_cpu = recipe.hardware.device == "cpu"
     length = options.max_prompt_length + options.response_length
     # The CPU build of vLLM 0.32 ends when it splits a prompt that has a seed, so that all prompts must fit together.
-    together = options.rollout_batch_size * options.max_prompt_length if recipe.hardware.device == "cpu" else BATCHED
+    together = options.rollout_batch_size * options.max_prompt_length if on_cpu else BATCHED
     address = urlsplit(options.vllm_url or "http://127.0.0.1:8000")
     words = [
         *("vllm", "serve", base),
@@ -34,30 +38,36 @@ def start_command(recipe: Recipe, options: OnlineOptions, base: str) -> str:
         *("--enable-lora", "--max-lora-rank", str(next((r for r in RANKS if r >= recipe.lora.r), RANKS[-1]))),
         *("--logprobs-mode", "processed_logprobs", "--gpu-memory-utilization", f"{memory_share(recipe, options):.2f}"),
         *("--max-model-len", str(length), "--max-num-batched-tokens", str(max(length, together))),
+        *(("--enable-sleep-mode",) if options.vllm_sleep else ()),
     ]
-    return f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 {shlex.join(words)}"
+    settings = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": 1}
+    if options.vllm_sleep:
+        settings["VLLM_SERVER_DEV_MODE"] = 1
+    if on_cpu and recipe.model.architecture:
+        # Of its own accord that build gives the cache what its process leaves of the share, which may be nothing.
+        settings["VLLM_CPU_KVCACHE_SPACE"] = math.ceil(cache_bytes(recipe.model.architecture, recipe, options) / 2**30)
+    return " ".join([*(f"{name}={value}" for name, value in settings.items()), shlex.join(words)])
 
 
 def memory_share(recipe: Recipe, options: OnlineOptions) -> float:
     """Return the share of the memory that a server needs, from 0.05 to 0.9, rounded up to hundredths."""
-    architecture = recipe.model.architecture
-    if architecture is None:
+    shape, vocab_size = recipe.model.architecture, recipe.tokenizer.vocab_size
+    if shape is None:
         return UNKNOWN_SHARE
     total = recipe.hardware.memory_gb * 1e9 if recipe.hardware.memory_gb else psutil.virtual_memory().total
-    width = torch.empty(0, dtype=getattr(torch, recipe.model.dtype)).element_size()
-    tokens = options.rollout_batch_size * (options.max_prompt_length + options.response_length)
-    weights, per_token = sizes(architecture, recipe.tokenizer.vocab_size)
-    need = width * (weights + per_token * tokens) + OVERHEAD
+    changes = {} if shape.vocab_size or not vocab_size else {"vocab_size": vocab_size}
+    weights = number_bytes(recipe) * parameter_count(shape, **changes)
+    need = weights + cache_bytes(shape, recipe, options) + OVERHEAD
     return min(max(math.ceil(100 * need / total) / 100, 0.05), 0.9)
 
 
-def sizes(architecture: Architecture, vocab_size: int | None) -> tuple[int, int]:
-    """Return the number of weights of a model, and of the numbers that its cache holds for a token."""
-    changes = {} if architecture.vocab_size or not vocab_size else {"vocab_size": vocab_size}
-    config = config_of(architecture, **changes)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    heads = config.num_attention_heads
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    cached = 2 * config.num_hidden_layers * (getattr(config, "num_key_value_heads", None) or heads) * head_size
-    return sum(weight.numel() for weight in model.parameters()), cached
+def cache_bytes(shape: Architecture, recipe: Recipe, options: OnlineOptions) -> int:
+    """Return the bytes of keys and values of the responses that are sampled together, at full length."""
+    tokens = options.rollout_batch_size * (options.max_prompt_length + options.response_length)
+    return number_bytes(recipe) * shape.cached_per_token * tokens
+
+
+def number_bytes(recipe: Recipe) -> int:
+    """Return the bytes of a number in the recipe's dtype."""
+    dtype: torch.dtype = getattr(torch, recipe.model.dtype)
+    return dtype.itemsize

@@ -79,6 +79,7 @@ class Batch(TrainingBatch):
 
     old_logp: Tensor  # in nats, under the policy before the update
     sampling_weights: Tensor | None  # of each token in the policy loss, where the sampler differs from the policy
+    over_cap: Tensor | None  # bool: whether the ratio behind that weight exceeds the cap
     ref_logp: Tensor | None  # under the reference; None where beta is 0
     kl: Tensor | None  # from the reference, in nats
     rewards: Tensor  # (B,) with the KL where it is in the reward
@@ -194,7 +195,7 @@ def make_batch(learner: "Learner", scored: ScoredRollout) -> Batch:
     # computed only if joining replacements has dropped them
     rollout = role_passes.with_lower_states(shared, scored.rollout, options.score_rows)
     old_logp = role_passes.old_logprobs(shared, rollout, options)
-    corrected = role_passes.sampling_weights(rollout, old_logp, options)
+    weights, over_cap = role_passes.sampling_weights(rollout, old_logp, options)
     ref_logp, kl = None, None
     rewards = scored.shaped_scores.to(shared.device)
     if options.beta:
@@ -204,7 +205,8 @@ def make_batch(learner: "Learner", scored: ScoredRollout) -> Batch:
     return Batch(
         rollout=rollout,
         old_logp=old_logp,
-        sampling_weights=None if corrected is None else corrected.weights,
+        sampling_weights=weights,
+        over_cap=over_cap,
         ref_logp=ref_logp,
         kl=kl,
         rewards=rewards,
@@ -344,7 +346,7 @@ def batch_metrics(batch: Batch, scored: ScoredRollout, learner: Learner) -> dict
         "policy/entropy_estimate": -masked_mean(batch.old_logp, mask),
         "response/length": rollout.response_length.float().mean(),
         "response/eos_rate": rollout.ended.float().mean(),
-        **role_passes.sampling_mismatch(rollout, batch.old_logp, learner.options),
+        **role_passes.sampling_mismatch(rollout, batch.old_logp, batch.sampling_weights, batch.over_cap),
     }
     if batch.kl is not None:
         metrics |= {

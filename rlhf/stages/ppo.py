@@ -54,6 +54,7 @@ class Batch(TrainingBatch):
 
     old_logp: Tensor  # in nats, under the policy before the update
     sampling_weights: Tensor | None  # of each token in the policy loss, where the sampler differs from the policy
+    over_cap: Tensor | None  # bool: whether the ratio behind that weight exceeds the cap
     ref_logp: Tensor  # under the reference
     values: Tensor  # the critic's, before the update
     scores: Tensor  # (B,) raw: the reward model's, or the weighted sum of the rewards
@@ -131,7 +132,7 @@ def make_batch(learner: "Learner", rollout: Rollout, of_functions: Tensor | None
     # 2 score. Layers below the first adapter give all roles the same states; the lean trunk computes these once.
     rollout = role_passes.with_lower_states(shared, rollout, options.score_rows)
     old_logp, values = role_passes.old_logprobs_and_values(shared, rollout, options)
-    corrected = role_passes.sampling_weights(rollout, old_logp, options)
+    weights, over_cap = role_passes.sampling_weights(rollout, old_logp, options)
     ref_logp = role_passes.logprobs(shared, "reference", rollout, options)
     scores, shaped_scores = _scores(learner, rollout, of_functions)
 
@@ -148,7 +149,8 @@ def make_batch(learner: "Learner", rollout: Rollout, of_functions: Tensor | None
     return Batch(
         rollout=rollout,
         old_logp=old_logp,
-        sampling_weights=None if corrected is None else corrected.weights,
+        sampling_weights=weights,
+        over_cap=over_cap,
         ref_logp=ref_logp,
         values=values,
         scores=scores,
@@ -330,7 +332,7 @@ def batch_metrics(batch: Batch, learner: Learner) -> dict[str, float]:
         "val/explained_variance": explained_variance(batch.values, batch.returns, mask),
         "response/length": batch.rollout.response_length.float().mean(),
         "response/eos_rate": batch.rollout.ended.float().mean(),
-        **role_passes.sampling_mismatch(batch.rollout, batch.old_logp, learner.options),
+        **role_passes.sampling_mismatch(batch.rollout, batch.old_logp, batch.sampling_weights, batch.over_cap),
     }
     return {name: value.item() for name, value in metrics.items()} | {"objective/kl_coef": learner.state.kl_coef}
 

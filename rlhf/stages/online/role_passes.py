@@ -153,20 +153,22 @@ def measure_score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout]
     return norm
 
 
-def sampling_weights(rollout: Rollout, logp: Tensor, options: OnlineOptions) -> ImportanceWeights | None:
+def sampling_weights(rollout: Rollout, logp: Tensor, options: OnlineOptions) -> ImportanceWeights | tuple[None, None]:
     """Return the weights by which the recipe corrects a sampler that differs from `logp` (B, R); None: it does not."""
     if options.correction == "none":
-        return None
+        return None, None
     assert rollout.logprobs is not None  # sampling keeps them
     cap = options.sampling_correction_cap
     return importance_weights(logp, rollout.logprobs, rollout.mask, options.correction, cap)
 
 
-def sampling_mismatch(rollout: Rollout, logp: Tensor, options: OnlineOptions) -> dict[str, Tensor]:
+def sampling_mismatch(
+    rollout: Rollout, logp: Tensor, weights: Tensor | None = None, over_cap: Tensor | None = None
+) -> dict[str, Tensor]:
     """Return how far the log-probabilities of sampling are from `logp` (B, R), those that training uses.
 
-    It is 0 with `old_logprobs: rollout`. The dict is empty if the rollout has no log-probabilities. Where the recipe
-    corrects the difference, it has the mean weight and the share over the cap too.
+    It is 0 with `old_logprobs: rollout`. The dict is empty if the rollout has no log-probabilities. With the weights of
+    `sampling_weights` it has their mean and the share of the tokens over the cap too.
     """
     if rollout.logprobs is None:
         return {}
@@ -175,8 +177,7 @@ def sampling_mismatch(rollout: Rollout, logp: Tensor, options: OnlineOptions) ->
         "rollout/logprob_diff_avg": masked_mean(mismatch, rollout.mask),
         "rollout/logprob_diff_max": mismatch.max(),
     }
-    corrected = sampling_weights(rollout, logp, options)
-    if corrected is not None:
-        metrics["rollout/weight_avg"] = masked_mean(corrected.weights, rollout.mask)
-        metrics["rollout/over_cap"] = corrected.over_cap
+    if weights is not None and over_cap is not None:
+        metrics["rollout/weight_avg"] = masked_mean(weights, rollout.mask)
+        metrics["rollout/over_cap"] = masked_mean(over_cap, rollout.mask)
     return metrics

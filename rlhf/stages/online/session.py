@@ -55,8 +55,9 @@ class Session:
         self.telemetry = Telemetry(device)
         self.rm_dir = run.parents.folder(RM)
         self.sampling = sampling_settings(options)
-        self._vllm_command = start_command(self.recipe, options, base_name(run)) if options.vllm_url else ""
-        self.client = vllm.Client(options.vllm_url, self._vllm_command) if options.vllm_url else None
+        self.client = (
+            vllm.Client(options.vllm_url, self._server_command, options.vllm_sleep) if options.vllm_url else None
+        )
         self._server_is_checked = False
         self.tokenizer = load_tokenizer(run)
         self.prompts, self.reward_sum = self._read_prompts()
@@ -149,12 +150,14 @@ class Session:
             folder = self.run.path / "sampling.tmp"  # a name that a restart deletes, after a run that was killed
             try:
                 save_adapter(shared.peft, self.run, folder, adapter="policy")
+                if self.options.vllm_sleep and self.device.type == "cuda":
+                    torch.cuda.empty_cache()  # what torch keeps of the last update is the server's now
                 with self.client.adapter(folder):
                     rollout = self.client.sample(prompts, tokenizer, sampling, self.device)
             finally:
                 remove(folder)
             if not self._server_is_checked:
-                check_served(shared, rollout, self.recipe, self.options, self._vllm_command)
+                check_served(shared, rollout, self.recipe, self.options, self._server_command)
                 self._server_is_checked = True
         else:
             with shared.role("policy"):
@@ -163,6 +166,10 @@ class Session:
         if shared.lean_trunk is None or copies == 1:
             return rollout
         return replace(rollout, prompt_numbers=torch.arange(len(prompts), device=self.device).repeat_interleave(copies))
+
+    def _server_command(self) -> str:
+        """Return the command that starts the server of this run."""
+        return start_command(self.recipe, self.options, base_name(self.run))
 
     def function_rewards(self, step: int, rollout: Rollout) -> FunctionRewards | None:
         """Return what reward functions give the responses to the prompts of a step; None where a recipe names none."""

@@ -1,0 +1,49 @@
+"""The reward `judge` with a real vLLM server's chat endpoint, whose model is SmolLM2."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from rlhf import recipe
+from rlhf.errors import UserError
+from rlhf.models import wheels
+from rlhf.stages.online import reward_functions as rewards
+from rlhf.stages.online.judge_reward import JudgeReward
+from tests.helpers import RECIPE, free_port
+from tests.lines import read_intact_lines
+from tests.vllm.server import serving
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+
+def test_marks_of_a_served_model_are_asked_for_once_and_counted(tmp_path):
+    try:
+        base = wheels.fetched(recipe.load(RECIPE.parents[1] / "cpu-smollm2-sums/v1").recipe.model)
+    except UserError as error:
+        pytest.skip(str(error))
+    port = free_port()
+    place = f"--host 127.0.0.1 --port {port} --served-model-name smol"
+    limits = "--dtype float32 --max-model-len 1024 --gpu-memory-utilization 0.1"
+    questions = ["What is 2 + 2?"] * 4, ["4", "I like bananas.", "4", " "]
+    with serving(f"VLLM_CPU_KVCACHE_SPACE=1 vllm serve {base} {place} {limits}", port, tmp_path / "log"):
+        first = judge(port, tmp_path)
+        marks = first(*questions)
+    assert marks[0] == marks[2] and marks[3] == 0 and all(0 <= mark <= 1 for mark in marks if mark is not None)
+    lines = read_intact_lines(tmp_path / "judged.jsonl")
+    assert len(lines) == 2, "equal answers are one question, and an empty one is none"
+    assert all(line["tokens_in"] > 80 and line["tokens_out"] > 0 for line in lines)
+    figures = first.figures()
+    assert figures["judge_calls"] == 2
+    assert math.isclose(figures["judge_dollars"], sum(line["tokens_in"] for line in lines) / 1e6)
+    again = judge(port, tmp_path)
+    assert again(*questions) == marks and again.figures() == figures, "without a server: nothing is asked again"
+
+
+def judge(port: int, folder: Path) -> JudgeReward:
+    """A judge at that port, which keeps its marks in a folder."""
+    options = f"rubric='Right answers are good.', url='http://127.0.0.1:{port}/v1', model='smol', dollars_in=1.0"
+    function = rewards.find(f"judge({options})", "grpo.reward_funcs").function
+    assert isinstance(function, JudgeReward)
+    function.keep_in(folder)
+    return function
