@@ -25,7 +25,7 @@ IMAGE   ?= rlhf-one-gpu:$(version)
 PYTHON  ?= python3
 VENV    ?= .venv
 EXTRAS  ?= gpu math report serve tracking $(filter wandb trackio,$(REPORT_TO)) $(filter docs,$(MAKECMDGOALS)) \
-           $(if $(filter test test-image fuzz lint bench-micro bench-gpu bench-against,$(MAKECMDGOALS)),dev)
+           $(if $(filter test test-image fuzz lint bench-micro bench-gpu bench-against test-studies,$(MAKECMDGOALS)),dev)
 
 MAIN    := help-all setup recipes plan fetch data-check sft rm ppo grpo dpo all evaluate report chat
 TARGETS := $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' Makefile)
@@ -127,6 +127,8 @@ bench-micro: setup  ## measure small functions with pytest-benchmark; each run i
 ##@ Develop
 test: setup ## run the tests, files side by side on all cores
 	@$(python) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
+test-studies: setup ## run the tests of studies/, which `make test` leaves out
+	@$(python) -m pytest studies/tests -q $(TEST_ARGS)
 fuzz: setup ## try malformed inputs and kills, generated from SEED; failures go to .fuzz (CASES= KILLS= ONLY=)
 	@$(here) $@
 	@$(if $(ONLY),,FUZZ_EXAMPLES=1000 $(python) -m pytest -q tests/fuzz/test_readers.py)
@@ -144,4 +146,4 @@ lock: checked ## pin the versions in requirements/cpu.txt, after a change in pyp
 	@PATH="$(abspath $(VENV))/bin:$$PATH" requirements/lock.sh
 clean: ## remove caches and build leftovers; never runs/ or .venv
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@find rlhf bench tests -type d -name __pycache__ -prune -exec rm -rf {} +
+	@find rlhf bench studies tests -type d -name __pycache__ -prune -exec rm -rf {} +

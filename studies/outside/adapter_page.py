@@ -1,13 +1,14 @@
-"""The part of docs/outside.md about adapters on a T4, with the predictions that are kept blind."""
+"""The part of the page about adapters on a T4, with the predictions that are kept blind."""
 
 from collections.abc import Iterator, Sequence
 from statistics import mean, median, quantiles
 from typing import Any, NamedTuple
 
-from bench.paths import OUTSIDE
 from bench.reading import read
+from studies.kinds import OpenPredictions
+from studies.paths import OUTSIDE
 
-OPEN = OUTSIDE / "open-t4.json"  # predictions for the open runs, by `python -m bench.outside.blind --open`
+OPEN = OUTSIDE / "open-t4.json"  # predictions for the open runs, by `python -m studies.outside.blind --open`
 FIGURES = {
     "peak_allocated": "peak_allocated_mib",
     "peak_reserved": "peak_reserved_mib",
@@ -20,13 +21,12 @@ PEER = {"peak_allocated": "tensors", "peak_reserved": "allocator", "process": "p
 SECTION = """
 ## Adapters on a T4: open runs
 
-67 runs on a Tesla T4 are in the data of fitcheck-llm 0.3.1 (PyPI, MIT): LoRA of rank 32 on a float16 or an NF4 base,
-AdamW, gradient checkpointing, eager or memory-efficient attention, random tokens of full length. Their script
+{runs} runs on a Tesla T4 are in the data of fitcheck-llm 0.3.1 (PyPI, MIT): LoRA of rank 32 on a float16 or an NF4
+base, AdamW, gradient checkpointing, eager or memory-efficient attention, random tokens of full length. Their script
 (scripts/measure.py) runs one step to warm up, then measures one. Our own code of that loop runs on the stand-in device.
-{done} of the runs are compared here, with 24 predictions (bench/outside/open-t4.json, which names their date and the
-commit of the code): repeats of a setting share one, and are counted again. Predictions of the other 27 runs (23
-settings) are not made yet. Nothing about memory is fitted; the context, 140.9 MiB, is the source's own measured
-constant, so process memory tests nothing more than reserved memory.
+{done} of the runs are compared here, with {predictions} predictions ([open-t4.json](open-t4.json), with the date and
+the commit of each): repeats of a setting share one, and are counted again.{missing} Nothing about memory is fitted; the
+context, 140.9 MiB, is the source's own measured constant, so process memory tests nothing more than reserved memory.
 
 These runs were open: faults were found on them and corrected.
 
@@ -39,6 +39,8 @@ These runs were open: faults were found on them and corrected.
 
 An error is predicted over measured, minus 1. The peer is fitcheck-llm, with its own published errors on the same runs,
 where it published any.
+
+![Errors of this project and of fitcheck-llm on the same runs](../../docs/images/outside-errors.svg)
 
 | figure | runs | median error | mean error | worst | fitcheck-llm: median, mean, worst |
 | --- | ---: | ---: | ---: | ---: | ---: |
@@ -58,7 +60,7 @@ reserved memory, {worst}, is that of {worst_run}; its cause is not found.
 ## Blind predictions
 
 Three files hold predictions for runs whose measured figures nobody here had seen when they were committed:
-the T4 (12 runs of fitcheck-llm, bench/outside/blind-t4.json), an RTX 4080
+the T4 (12 runs of fitcheck-llm, blind-t4.json), an RTX 4080
 (12 runs of can-i-finetune-this, blind-rtx4080.json) and IBM's PowerLM-3b on an A100 (8 runs of fms-acceleration,
 blind-granite.json). Each names its date and the commit of the code. A correction is a second file.
 
@@ -91,17 +93,21 @@ class Compared(NamedTuple):
 
 def compared() -> list[Compared]:
     """Return the open runs on the T4 that have predictions."""
-    content = read(OUTSIDE / "fitcheck-t4.json", dict[str, Any])
-    predictions = read(OPEN, dict[str, Any])["runs"]
+    content = _measured()
+    predictions = read(OPEN, OpenPredictions)["runs"]
     found = []
     for run in content["runs"]:
-        predicted = predictions.get(name(run))
-        if predicted is None:
+        if name(run) not in predictions:
             continue
+        predicted = predictions[name(run)]["figures"]
         context = content["sessions"][run["session"]]["cuda_context_mib"]
         figures = {**predicted, "process": predicted["peak_reserved"] + context}
         found.append(Compared(name(run), run["measured"], figures, run["peer_error_pct"] or {}))
     return found
+
+
+def _measured() -> dict[str, Any]:
+    return read(OUTSIDE / "fitcheck-t4.json", dict[str, Any])
 
 
 def name(run: dict[str, Any]) -> str:
@@ -115,9 +121,14 @@ def name(run: dict[str, Any]) -> str:
 def section() -> str:
     """Return the part of the page."""
     runs = compared()
+    every = [name(run) for run in _measured()["runs"]]
+    done = {run.name for run in runs}
     worst, worst_run = max(((run.error("peak_reserved") or 0.0, run.name) for run in runs), key=lambda one: abs(one[0]))
     return SECTION.format(
+        runs=len(every),
         done=len(runs),
+        predictions=len(done),
+        missing=f" {len(every) - len(runs)} runs have no prediction yet." if len(every) > len(runs) else "",
         summary="\n".join(_summary(runs)),
         rows="\n".join(_rows(runs)),
         short=max(0.0, quantiles([1 / (1 + (run.error("peak_reserved") or 0.0)) - 1 for run in runs], n=20)[-1]),
