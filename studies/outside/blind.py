@@ -88,8 +88,10 @@ def write_open() -> None:
     content = read(adapter_page.OPEN, OpenPredictions)
     source = Source("fitcheck-t4.json", content["unit"], 1 << 20)
     runs = {adapter_page.name(run): run for run in t4_runs()}
-    for name in runs.keys() - content["runs"].keys():
-        figures = _adapter_figures(predict(t4_setting(runs[name])), source)
+    for name, run in runs.items():
+        if name in content["runs"]:
+            continue
+        figures = _adapter_figures(predict(t4_setting(run)), source)
         content["runs"][name] = {"predicted": now(), "commit": str(code()["commit"]), "figures": figures}
         write_json(adapter_page.OPEN, content)
         click.echo(name)
