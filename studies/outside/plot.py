@@ -65,7 +65,7 @@ def errors(runs: Sequence[Compared]) -> str:
     high = step * len(rows) + 54
 
     def x(percent: float) -> float:
-        return left + (percent + most) / (2 * most) * (wide - left - 16)
+        return left + (percent + most) / (2 * most) * (wide - left - 30)
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" font-family="sans-serif" font-size="12">',
@@ -74,7 +74,7 @@ def errors(runs: Sequence[Compared]) -> str:
     for tick in range(-most, most + 1, 10):
         colour = "#888" if tick == 0 else "#ddd"
         parts.append(f'<path d="M{x(tick):.1f} 8V{high - 40}" stroke="{colour}"/>')
-        parts.append(f'<text x="{x(tick):.1f}" y="{high - 26}" text-anchor="middle">{tick:+d} %</text>')
+        parts.append(f'<text x="{x(tick):.1f}" y="{high - 26}" text-anchor="middle">{tick} %</text>')
     for place, (label, colour, dots) in enumerate(rows):
         y = 8 + step * (place + 0.5)
         parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
