@@ -129,6 +129,8 @@ test: setup ## run the tests, files side by side on all cores
 	@$(python) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 test-vllm: setup ## sample with a real vLLM server, its CPU build, installed in .venv-vllm-0.32
 	@$(python) -m tests.vllm $(TEST_ARGS)
+test-studies: setup ## run the tests of studies/, which `make test` leaves out
+	@$(python) -m pytest studies/tests -q $(TEST_ARGS)
 fuzz: setup ## try malformed inputs and kills, generated from SEED; failures go to .fuzz (CASES= KILLS= ONLY=)
 	@$(here) $@
 	@$(if $(ONLY),,FUZZ_EXAMPLES=1000 $(python) -m pytest -q tests/fuzz/test_readers.py)
@@ -146,4 +148,4 @@ lock: checked ## pin the versions in requirements/cpu.txt, after a change in pyp
 	@PATH="$(abspath $(VENV))/bin:$$PATH" requirements/lock.sh
 clean: ## remove caches and build leftovers; never runs/ or .venv
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@find rlhf bench tests -type d -name __pycache__ -prune -exec rm -rf {} +
+	@find rlhf bench studies tests -type d -name __pycache__ -prune -exec rm -rf {} +

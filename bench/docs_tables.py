@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import layers
-from bench.kinds import LayersRecord, PeerRecord
+from bench.kinds import PeerRecord
 from bench.memory import budgets, sizes
 from bench.paths import ROOT
 from bench.peer import figures
@@ -37,9 +36,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "results": lambda: reproduce.table_of(_newest("cpu-tiny/v2/cpu/*.json")),
     "ppo-step": lambda: figures.markdown(read(_newest(PPO_STEPS), PeerRecord)),
     "ppo-phases": lambda: figures.phases_table(read(_newest(PPO_STEPS), PeerRecord)),
-    "layers": lambda: layers.markdown(read(_newest("layers/cpu_*.json"), LayersRecord)["summary"]),
     "modules of rlhf": lambda: _modules(ROOT / "rlhf"),
     "modules of bench": lambda: _modules(ROOT / "bench"),
+    "modules of studies": lambda: _modules(ROOT / "studies"),
 }
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from rlhf.errors import UserError
 
 ROOT = Path(__file__).parents[1]  # of the code: a checkout, or /app in the container image
-OUTSIDE = ROOT / "bench" / "outside"  # figures that others measured, and predictions for their runs
 # Records of the working directory first: an image holds only code, and is run in the caller's checkout.
 RESULTS = next((folder for folder in (Path("results"), ROOT / "results") if folder.is_dir()), Path("results"))
 

@@ -13,7 +13,7 @@ from bench.reading import check
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 
-WITHOUT_RECIPE = ("peers", "layers", "outside", "gpu")  # folders of results/ that are not named after a recipe
+WITHOUT_RECIPE = ("peers", "gpu")  # folders of results/ that are not named after a recipe
 
 
 class SeedStage(TypedDict):
@@ -78,8 +78,7 @@ def _problems(record: AnyRecord, place: Path, recipe_root: Path) -> list[str]:
 
 
 def _recipe_problems(record: AnyRecord, recipe_root: Path) -> list[str]:
-    name, _, version = record["recipe"].partition(" ")
-    version = record.get("version", version)  # bench.layers has both in one string
+    name, version = record["recipe"], record.get("version", "")
     folder = recipe_root / name / version
     if not (folder / "recipe.yaml").exists():
         return [f"there is no recipe {name} {version}"]

@@ -4,7 +4,6 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 
 import click
 
@@ -14,9 +13,7 @@ from bench.gpu.record import GpuRecord
 from bench.kinds import (
     AblationRecord,
     Contender,
-    LayersRecord,
     MemoryRecord,
-    OutsideRecord,
     PeerRecord,
     StepsRecord,
     SupervisedRecord,
@@ -41,7 +38,8 @@ TOKENS_OF_WARM_UP = ("d0fceebf", "fc82bc4d", "ec2acf72")
 
 HEAD = """# Results
 
-This page lists every measurement that is kept, with its commit. Records of the chain also have recipe hash, package
+This page lists every measurement that is kept, with its commit; [studies](../studies/README.md) keep theirs
+themselves. Records of the chain also have recipe hash, package
 versions, device and seeds; the oldest do not name the processor. Predictions stand next to the recipes
 (`predicted.json`); only records that compare them with measurements have predictions too. In comparisons with TRL,
 "1.10 times" means that ours is 1.10 times as fast. For PPO, RLOO and GRPO both sides have the same design in the
@@ -185,22 +183,6 @@ def _ratio(ours: Contender, theirs: Contender, name: str) -> str:
     return f"{ratio:.2f} times {name}{overlap}"
 
 
-def _layers(content: object, source: str) -> tuple[str, str]:
-    summary = check(content, LayersRecord, source)["summary"]
-    gains = (f"{layers.replace('_', ' ')} {row['true_gain']:.2f} sd" for layers, row in summary.items())
-    return "PPO with adapters in all or in upper layers", "true gain: " + ", ".join(gains)
-
-
-def _outside(content: object, source: str) -> tuple[str, str]:
-    record = check(content, OutsideRecord, source)
-    fitted = record["calibrated_on"]  # a run that the prediction was fitted to is no test of it
-    rows = [row for row in record["rows"] if "error" in row and row["file"] != fitted]
-    errors = sorted(abs(row["error"]["reserved_max"]) for row in rows)
-    text = f"maximum reserved of {len(errors)} runs: median error {median(errors):.2%}, worst {errors[-1]:.1%}"
-    origin = record["outside"]
-    return f"predicted memory compared with runs on an {origin['hardware']} by {origin['repository']}", text
-
-
 def _gpu(content: object, source: str) -> tuple[str, str]:
     record = check(content, GpuRecord, source)
     state = record["verdict"] or ("not decided" if record["outcome"] == "done" else record["outcome"])
@@ -217,8 +199,6 @@ DESCRIBED_BY: dict[str, Callable[[object, str], tuple[str, str]]] = {
     "stages_beside": _supervised,
     "figures": _peer,
     "gpu_item": _gpu,
-    "outside": _outside,
-    "adapters_in": _layers,
 }
 
 

@@ -1,7 +1,7 @@
 """Hooks of MkDocs for `make docs`: what the site has beyond docs/.
 
-Pages link to files of the repository that lie outside docs/. Markdown among them (`PAGES`, `INDEXES` and the recipes'
-cards) becomes pages of the site; any other file is copied. Links are rewritten to match.
+Pages link to files of the repository that lie outside docs/. Markdown among them (`PAGES`, `INDEXES`, the recipes'
+cards and the studies' pages) becomes pages of the site; any other file is copied. Links are rewritten to match.
 """
 
 import os.path
@@ -15,7 +15,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md", "CHANGELOG.md")
-INDEXES = ("recipes/README.md", "results/README.md")
+INDEXES = ("recipes/README.md", "results/README.md", "studies/README.md")
 MODULES = ("masked", "logprobs", "kl", "gae", "rewards", "losses", "groups")  # of rlhf.objectives, in reading order
 LOADED = re.compile(  # with an address that names a host; links, which readers follow or not, are none
     r"<(?:script|img|iframe|source|video|audio)\b[^>]*?\bsrc=[\"']?(?P<address>(?:https?:)?//[^\s\"'>]+)"
@@ -25,9 +25,9 @@ LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]*)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages outside docs/, the recipes' cards and the page about rlhf/objectives."""
-    cards = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("recipes/*/*/README.md"))]
-    for path in (*PAGES, *INDEXES, *cards):
+    """Add the pages outside docs/, recipes' cards, studies' pages and the page about rlhf/objectives."""
+    below = (*sorted(ROOT.glob("recipes/*/*/README.md")), *sorted(ROOT.glob("studies/*/README.md")))
+    for path in (*PAGES, *INDEXES, *(path.relative_to(ROOT).as_posix() for path in below)):
         files.append(File.generated(config, site_path(path), abs_src_path=str(ROOT / path)))
     text = "# The mathematics\n\nPure functions: tensors in, tensors out.\n\n"
     text += "\n".join(f"::: rlhf.objectives.{name}\n" for name in MODULES)

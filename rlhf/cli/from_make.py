@@ -38,7 +38,7 @@ MODULES: Mapping[str, tuple[str, str]] = {  # targets that run a module of Pytho
     "bench-ablation": ("bench.ablation", _OF_RECIPE),
     "bench-memory": ("bench.memory measure", _OF_RECIPE),
     "bench-gpu": ("bench.gpu", "BENCH_ARGS VRAM_CAP GPU"),
-    "bench-outside": ("bench.outside", "BENCH_ARGS"),
+    "bench-outside": ("studies.outside", "BENCH_ARGS"),
     "bench-peer": ("bench.peer", "BENCH_ARGS"),
     "bench-peer-supervised": ("bench.peer.supervised", _OF_RECIPE),
     "budgets": ("bench.memory pinned", "BENCH_ARGS"),

@@ -1,7 +1,7 @@
 """How long a stage would take: what it computes, moves and launches, against what the card can do.
 
 `limit` is the time at the card's nominal rates, which no program reaches. `projected` uses rates that are calibrated on
-training steps that others timed (bench/outside/speed.py), with an interval; nothing of this project was timed on a GPU.
+training steps that others timed (studies/outside/speed.py), with an interval; no GPU has timed this project.
 
 A rehearsal counts the work of a few steps on the longest rows. A stage does that work more often, on rows of the usual
 length.
@@ -50,10 +50,10 @@ class Shares(NamedTuple):
     most: float
 
 
-# Fitted to 29 timed runs on an L40S and an A100 (bench/outside/speed.py; a test repeats the fit from the record).
+# Fitted to 29 timed runs on an L40S and an A100 (studies/outside/speed.py; a test repeats the fit from the record).
 CALIBRATED = TimeFactors(products=1.35, memory=1.15, launch=5e-6)
 # Factors on projected training time. All 34 runs that the fit never saw took 0.87 to 1.37 times what is projected for
-# them (docs/outside.md); this project's own loops and cards were not among them.
+# them (studies/outside); this project's own loops and cards were not among them.
 SPREAD = (0.8, 1.5)
 # Assumed: no timed run decodes as rlhf/rollout/library_decoding.py does, with captured steps.
 DECODING = Shares(least=0.2, usual=0.5, most=0.7)

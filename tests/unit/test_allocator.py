@@ -85,6 +85,15 @@ def test_the_smallest_block_that_is_large_enough_is_taken():
     assert allocator.reserved == 70 * MIB
 
 
+def test_of_free_blocks_of_one_size_that_of_the_newest_segment_is_taken():
+    """Its address is the lowest."""
+    allocator = Allocator(expandable=False)
+    blocks = [allocator.malloc(64 * MIB) for _ in range(3)]
+    for block in blocks:
+        allocator.free(block)
+    assert [allocator.malloc(64 * MIB) for _ in range(3)] == blocks[::-1]
+
+
 def test_fixed_segments_are_never_joined():
     """Two free segments of 20 MiB are no room for 40: the classic fragmentation."""
     allocator = Allocator(expandable=False)

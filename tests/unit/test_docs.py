@@ -30,7 +30,7 @@ from rlhf.recipe.strict import Section
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES += sorted((ROOT / "recipes").rglob("*.md"))
+PAGES += sorted((ROOT / "recipes").rglob("*.md")) + sorted((ROOT / "studies").rglob("*.md"))
 
 
 def code_of(page: Path) -> list[str]:
@@ -131,7 +131,7 @@ def test_the_index_lists_every_page_once():
     assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.name != "index.md")
 
 
-@pytest.mark.parametrize("name", ["rlhf", "bench"])
+@pytest.mark.parametrize("name", ["rlhf", "bench", "studies"])
 def test_every_module_has_a_docstring_for_the_page_of_the_code(name):
     assert not [file for file in (ROOT / name).rglob("*.py") if not docs_tables._summary(file)]
 

@@ -219,7 +219,8 @@ def test_what_is_older_than_its_pins_is_installed_again(fake):
 @pytest.mark.parametrize("target", sorted(rules().keys() - {"checked"}))
 def test_what_developers_need_is_installed_for_their_targets_alone(target):
     found = commands(target, "VENV=absent", "REPORT_TO=wandb none", program="bin/setup")
-    for_dev = target in ("test", "test-image", "test-vllm", "fuzz", "lint", "bench-micro", "bench-gpu", "bench-against")
+    developers = {"test", "test-image", "test-vllm", "test-studies", "fuzz", "lint", "bench-micro", "bench-gpu"}
+    for_dev = target in developers | {"bench-against"}
     own = ["dev"] * for_dev + ["docs"] * (target == "docs")
     assert all(words[-1].split() == [*EXTRAS.split(), "wandb", *own] for words in found if words[-1] != "small")
     assert found or target in ("help", "clean")

@@ -116,6 +116,11 @@ def test_only_the_command_line_knows_click():
             assert not re.search(r"^\s*(import|from) click\b", file.read_text(), re.M), file
 
 
+def test_nothing_of_the_product_imports_a_study():
+    for file in [*(ROOT / "rlhf").rglob("*.py"), *(ROOT / "bench").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
+        assert not re.search(r"^\s*(import|from) studies\b", file.read_text(), re.M), file
+
+
 def test_the_package_has_fewer_than_twenty_parts():
     parts = {path.name for path in (ROOT / "rlhf").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert len(parts - {"__init__.py", "__main__.py"}) < 20, parts
@@ -138,7 +143,7 @@ def test_the_longest_files_of_the_suite_are_there():
     assert set(LONGEST) <= names
 
 
-@pytest.mark.parametrize("package", ["rlhf", "bench"])
+@pytest.mark.parametrize("package", ["rlhf", "bench", "studies"])
 def test_an_init_file_holds_a_docstring_and_imports_at_most(package):
     for file in (ROOT / package).rglob("__init__.py"):
         for node in ast.parse(file.read_text()).body:

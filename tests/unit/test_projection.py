@@ -1,5 +1,7 @@
 """The arithmetic behind projected hours and dollars: the work of a whole stage, padding, evaluations and rates."""
 
+from pathlib import Path
+
 import pytest
 
 from rlhf import recipe
@@ -9,6 +11,8 @@ from rlhf.memory.card import cards
 from rlhf.memory.phases import PredictedStage
 from tests.helpers import RECIPE
 from tests.unit.plans import SFT, Known, phase, planned, planned_stage, sft_recipe
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_work_of_sft_by_hand():
@@ -250,3 +254,10 @@ def test_padding_by_hand(monkeypatch):
     assert projection.padded_share(hh(), 10, 3, 1, None) == pytest.approx(0.9, abs=0.06)
     assert projection.padded_share(hh(), 8, 3, 4, None) == 1.0
     assert projection.padded_share(hh(), 10, 3, 64, None) == 1.0, "every batch has a long row"
+
+
+def test_the_page_has_the_rates():
+    rates, page = projection.CALIBRATED, (ROOT / "docs/memory.md").read_text(encoding="utf-8")
+    for share in (rates.products, rates.memory):
+        assert f"{100 / share:.0f} % of the" in page
+    assert f"{rates.launch * 1e6:.0f} microseconds" in page

@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 from typing_extensions import TypedDict
 
-from bench import ablation, kinds, layers, provenance
+from bench import ablation, kinds, provenance
 from bench.memory import __main__ as memory
 from bench.peer import __main__ as peer
 from bench.peer import supervised
@@ -25,8 +25,6 @@ KINDS: dict[str, type[object]] = {
     "phases": kinds.MemoryRecord,
     "figures": kinds.PeerRecord,
     "stages_beside": kinds.SupervisedRecord,
-    "adapters_in": kinds.LayersRecord,
-    "outside": kinds.OutsideRecord,
 }
 
 
@@ -114,7 +112,6 @@ def test_a_record_has_the_threads_of_the_recipe_s_runs_and_not_of_the_program_th
     ("program", "work"),
     [
         (ablation.main, "bench.ablation._measure"),
-        (layers.main, "bench.layers.run_seed"),
         (peer.main, "bench.peer.__main__.peer_python"),
         (supervised.main, "bench.peer.supervised.compare"),
         (memory.measure, "bench.memory.measure.measure"),

@@ -66,7 +66,7 @@ def first(key: str) -> Path:
     return next(file for file in RECORDS if key in json.loads(file.read_text()))
 
 
-@pytest.mark.parametrize("kind", ["seeds", "stages", "phases", "stages_beside", "figures", "outside", "adapters_in"])
+@pytest.mark.parametrize("kind", ["seeds", "stages", "phases", "stages_beside", "figures"])
 def test_a_record_of_uncommitted_code_or_of_another_recipe_is_refused_whatever_it_measures(kind):
     file = first(kind)
     place, honest = file.relative_to(ROOT / "results"), json.loads(file.read_text())
@@ -209,17 +209,6 @@ def test_ratios_to_tokens_of_trl_that_include_its_warm_up_are_marked_on_every_pa
     heads = re.findall(r"^\| stage \| ours, tokens per CPU second .*", log, re.M)
     assert len(heads) == sum(old)
     assert all(cell.endswith(r"\*") for head in heads for cell in head.strip("| ").split(" | ")[2:])
-
-
-def test_a_headline_of_outside_runs_leaves_out_the_one_that_the_prediction_was_fitted_to():
-    record = json.loads(first("outside").read_text())
-    fitted = next(row for row in record["rows"] if row["file"] == record["calibrated_on"])
-    (page,) = [line for line in (ROOT / "docs/outside.md").read_text().splitlines() if "- maximum reserved, " in line]
-    assert " ".join(page.split()[3:5]) == "53 runs:"
-    headline = results._outside(record, "a record")[1]
-    assert headline.startswith("maximum reserved of 53 runs:")
-    fitted["error"]["reserved_max"] = 9.0
-    assert results._outside(record, "a record")[1] == headline
 
 
 def test_a_headline_of_memory_names_the_phases_that_only_one_side_has():

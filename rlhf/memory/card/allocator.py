@@ -5,7 +5,9 @@ Every rule names its place in c10/cuda/CUDACachingAllocator.cpp. The constants a
 that takes its constants from that same header; the file of 2.13.0 itself was not at hand.
 
 One device and one stream. Not replayed, since this project leaves them at their defaults: max_split_size_mb,
-garbage_collection_threshold, roundup_power2_divisions. Addresses of new segments are assumed to increase.
+garbage_collection_threshold, roundup_power2_divisions. The address of a new segment is assumed to be below those before
+it, so that among free blocks of one size the newest segment's comes first. Runs on a T4 bear this out: of 20 settings
+in float16 the replay errs by at most 0.8 %, with rising addresses by -8.9 to +3.3 % (studies/outside).
 """
 
 from bisect import bisect_left, insort
@@ -19,6 +21,7 @@ MIN_LARGE = 10 * MIB  # kMinLargeAlloc: from here on a segment is as large as it
 LARGE_SEGMENT = 20 * MIB  # large_segment_size, default
 ROUND_LARGE = 2 * MIB  # kRoundLarge
 ADDRESS_SPACE = 20 << 40  # of an expandable segment, whole pages; torch takes more than the card has: never used up
+HIGHEST_ADDRESS = 1000 * ADDRESS_SPACE
 
 
 class OutOfMemory(Exception):
@@ -87,7 +90,7 @@ class Allocator:
         self.retries = 0  # times that the cache was released because the card was full
         self._pools: dict[object, tuple[Pool, Pool]] = {None: (Pool(small=True), Pool(small=False))}
         self._freeable: set[object] = set()
-        self._next_address = ADDRESS_SPACE
+        self._lowest_address = HIGHEST_ADDRESS
 
     # -- what a program asks for -----------------------------------------------------------------------------------
 
@@ -191,9 +194,8 @@ class Allocator:
         segment = segment_size(size)
         if not self._reserve(segment):
             return None
-        block = Block(self._next_address, segment, pool)
-        self._next_address += segment
-        return block
+        self._lowest_address -= segment
+        return Block(self._lowest_address, segment, pool)
 
     def _reserve(self, size: int) -> bool:
         if self.capacity is not None and self.reserved + size > self.capacity:
@@ -261,8 +263,8 @@ class Allocator:
                 following = following.next
             if room >= size:
                 return first
-        segment = Block(self._next_address, ADDRESS_SPACE, pool, mapped=False)
-        self._next_address += 2 * ADDRESS_SPACE
+        self._lowest_address -= 2 * ADDRESS_SPACE
+        segment = Block(self._lowest_address, ADDRESS_SPACE, pool, mapped=False)
         pool.add(segment)
         return segment
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from bench.kinds import OutsideRecord, TimedStep
-from bench.outside import compare, lengths, speed
-from bench.outside.__main__ import FOLDER
 from bench.reading import read
 from rlhf.memory import projection
 from rlhf.memory.card import cards
+from studies.kinds import OutsideRecord, TimedStep
+from studies.outside import compare, lengths, speed
+from studies.outside.__main__ import FOLDER
 
 CARD = cards.NominalRates(100.0, 10.0, "")
 RATES = projection.TimeFactors(1.5, 1.2, 5e-6)
@@ -70,10 +70,3 @@ def test_a_step_s_work_is_the_mean_over_the_run_s_lengths():
     assert step["flops"] == pytest.approx(np.mean(2.0 * every**2 + 3 * every))
     assert (step["moved"], step["launched"]) == pytest.approx((np.mean(5.0 * every), 7))
     assert step["seconds_measured"] == 0.5
-
-
-def test_the_page_has_the_rates():
-    rates, page = projection.CALIBRATED, (FOLDER.parents[2] / "docs/memory.md").read_text(encoding="utf-8")
-    for share in (rates.products, rates.memory):
-        assert f"{100 / share:.0f} % of the" in page
-    assert f"{rates.launch * 1e6:.0f} microseconds" in page

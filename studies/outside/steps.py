@@ -6,10 +6,10 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from bench.outside.loop import STEP
 from rlhf.memory.card.allocator import Allocator, Block
 from rlhf.memory.card.cards import SMALL_WORKSPACE
 from rlhf.memory.phases import PRODUCT, Event
+from studies.outside.loop import STEP
 
 HISTORY = 3  # steps back to which a step may release something
 

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.kinds import OutsideRow, PackedRow, TimedStep
 from rlhf.memory.card.cards import NominalRates
 from rlhf.memory.projection import CALIBRATED, TimeFactors, step_seconds
+from studies.kinds import OutsideRow, PackedRow, TimedStep
 
 L40S = NominalRates(362.05e12, 864e9, "NVIDIA L40S data sheet (half of the rate with sparsity)")
 A100 = NominalRates(312e12, 2.039e12, "NVIDIA A100 data sheet, 80 GB SXM")

@@ -1,28 +1,30 @@
-"""`python -m bench.outside`: predicted memory held against GPUs that other people measured.
+"""`python -m studies.outside`: predicted memory held against GPUs that other people measured.
 
---save writes a record to results/outside/peft-metamath/, and docs/outside.md and its plot from it.
+--save writes a record to studies/outside/results/, and the page from it with its pictures.
 """
 
 import os
 import time
 from collections.abc import Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import cast
 
 import click
 
 from bench import options
-from bench.kinds import OutsideRecord, OutsideRow, PackedRow, PackedSource, RunsSource
-from bench.outside import collect, collect_fms, compare, lengths, page, plot, speed
-from bench.paths import RESULTS, ROOT
 from bench.provenance import code, in_file_name, now, require_committed_code
+from bench.reading import read
 from rlhf.cli import guarded
 from rlhf.cli.options import WholeNumber
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.terminal.tables import rows_table
+from studies.kinds import OutsideRecord, OutsideRow, PackedRow, PackedSource, RunsSource
+from studies.outside import collect, collect_fms, compare, lengths, page, plot, speed
+from studies.paths import OUTSIDE
 
-FOLDER = RESULTS / "outside" / "peft-metamath"
+FOLDER = OUTSIDE / "results"
 PACKAGES = ("torch", "transformers", "peft")
 
 
@@ -35,9 +37,13 @@ PACKAGES = ("torch", "transformers", "peft")
     type=WholeNumber(min=1),
     help="Processes side by side.",
 )
-@click.option("--save", is_flag=True, help=f"Keep the comparison in {FOLDER}, and write docs/outside.md from it.")
-def main(only: str, jobs: int, save: bool) -> None:
+@click.option("--page", "page_only", is_flag=True, help="Only write the page again, from the newest record.")
+@click.option("--save", is_flag=True, help=f"Keep the comparison in {FOLDER}, and write the page from it.")
+def main(only: str, jobs: int, page_only: bool, save: bool) -> None:
     """Rehearse runs that others measured, predict their memory, and compare."""
+    if page_only:
+        write_page(max(FOLDER.glob("*.json")))
+        return
     if save and only:
         raise UserError("--save: a record has all runs: leave out --only or --save")
     if save:
@@ -85,9 +91,16 @@ def write(rows: list[OutsideRow], packed: list[PackedRow]) -> None:
         "packed": packed,
     }
     write_json(file, record)
-    page.write(record, ROOT / "docs")
-    plot.write(record, ROOT / "docs")
-    click.echo(f"wrote {file}, docs/outside.md and docs/images/outside.svg")
+    click.echo(f"wrote {file}")
+    write_page(file)
+
+
+def write_page(file: Path) -> None:
+    """Write the page and its pictures from a record."""
+    record = read(file, OutsideRecord)
+    page.write(record, file)
+    plot.write(record)
+    click.echo(f"wrote {page.PAGE} and its pictures")
 
 
 def _without_runs(content: Mapping[str, object]) -> dict[str, object]:

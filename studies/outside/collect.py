@@ -1,4 +1,4 @@
-"""`python -m bench.outside.collect CLONE`: the measured figures of PEFT's comparison, from a clone of its repository.
+"""`python -m studies.outside.collect CLONE`: the measured figures of PEFT's comparison, from a clone of its repository.
 
 Writes peft-metamath.json, which is committed: the figures, what is needed to rehearse each run, and where they stand.
 """
@@ -11,8 +11,8 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from bench.kinds import RunsSource
 from bench.reading import read
+from studies.kinds import RunsSource
 
 DATA = Path(__file__).parent / "peft-metamath.json"
 FOLDER = "method_comparison/MetaMathQA"

@@ -4,12 +4,16 @@ import json
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from bench import layers
-from bench.kinds import CurvePoint, LayersRecord, LayersRun
-from bench.paths import ROOT
+from bench import provenance
 from bench.reading import read
 from rlhf import recipe
+from rlhf.errors import UserError
+from rlhf.run.records import Code
+from studies.kinds import CurvePoint, LayersRecord, LayersRun
+from studies.layers import __main__ as layers
+from studies.paths import LAYERS
 
 
 def point(step: int, seconds: float, gain: float, kl: float) -> CurvePoint:
@@ -62,12 +66,20 @@ def test_the_table_has_means_over_seeds_and_a_dash_for_a_gain_that_is_not_reache
     assert len({line.count("|") for line in table}) == 1
 
 
-def test_the_page_shows_the_newest_record():
-    newest = max((ROOT / "results/layers").glob("cpu_*.json"), key=lambda file: file.name)
-    record = read(newest, LayersRecord)
+def test_the_page_shows_the_newest_record_which_is_of_committed_code_and_of_the_recipe_as_it_is():
+    record = read(max((LAYERS / "results").glob("cpu_*.json"), key=lambda file: file.name), LayersRecord)
     assert record["code"]["dirty"] is False
+    assert record["recipe_sha256"] == recipe.load(layers.RECIPE).sha256
     assert record["summary"] == json.loads(json.dumps(layers.layer_means(record["adapters_in"])))
-    assert layers.markdown(record["summary"]) in (ROOT / "docs/speed.md").read_text()
+    assert layers.markdown(record["summary"]) in (LAYERS / "README.md").read_text()
+
+
+def test_a_record_replaces_no_other_and_that_is_said_before_anything_is_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(layers, "run_seed", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr(provenance, "code_version", lambda: Code(commit="0" * 40, dirty=False))
+    (tmp_path / "record.json").write_text("kept")
+    result = CliRunner().invoke(layers.main, ["--save", str(tmp_path / "record.json")])
+    assert isinstance(result.exception, UserError) and "a record replaces no other" in str(result.exception)
 
 
 def test_a_half_and_a_third_of_the_layers_exist_and_the_recipe_accepts_the_changes():

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from bench.kinds import OutsideRow, PackedRow, TimedStep
-from bench.outside import collect, lengths
-from bench.outside.collect import PeftRun
-from bench.outside.collect_fms import PackedRun, packed_runs
 from rlhf.memory.phases import DEPTHS
 from rlhf.memory.rehearsal.depth import NotAligned, deepen
+from studies.kinds import OutsideRow, PackedRow, TimedStep
+from studies.outside import collect, lengths
+from studies.outside.collect import PeftRun
+from studies.outside.collect_fms import PackedRun, packed_runs
 
 if TYPE_CHECKING:
-    from bench.outside.steps import Recorded
+    from studies.outside.steps import Recorded
 
 Size = Literal["reserved_max", "reserved_average", "allocated_average"]
 
@@ -50,7 +50,7 @@ def name(run: PeftRun) -> str:
 
 def predict(run: PeftRun) -> OutsideRow:
     """Return the predicted bytes in the comparison's sizes, and what was counted; `failed` says why there are none."""
-    from bench.outside import steps
+    from studies.outside import steps
 
     measured: dict[str, int] = {size: run["measured"][size] for size in SIZES}
     row: OutsideRow = {"name": name(run), "file": run["file"], "measured": measured}
@@ -92,7 +92,7 @@ def _recorded(run: PeftRun, virtual: int) -> tuple["Recorded", int, np.ndarray]:
 
     They follow from 2 and 4 layers, or from all layers where two more do not add the same to every step.
     """
-    from bench.outside import loop, steps
+    from studies.outside import loop, steps
 
     few, more = (loop.rehearse(run, n, RECORDED) for n in DEPTHS)
     repeats = (loop.LAYERS - DEPTHS[0]) // (DEPTHS[1] - DEPTHS[0])
@@ -146,7 +146,7 @@ def predict_packed(jobs: int) -> Iterator[PackedRow]:
 
 
 def _packed(run: PackedRun) -> PackedRow:
-    from bench.outside import packed
+    from studies.outside import packed
 
     return packed.predict(run)
 

@@ -14,9 +14,6 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
-from bench.kinds import PackedRow
-from bench.outside.collect_fms import PackedRun
-from bench.outside.depths import work_of_step
 from rlhf.memory.card.cards import SMALL_WORKSPACE, Gpu
 from rlhf.memory.card.replay import replay
 from rlhf.memory.phases import DEPTHS, Event, Work
@@ -26,6 +23,9 @@ from rlhf.memory.rehearsal.operations import META
 from rlhf.models.nf4 import nf4_config
 from rlhf.models.random_base import LoadingOptions, random_base
 from rlhf.recipe import Model
+from studies.kinds import PackedRow
+from studies.outside.collect_fms import PackedRun
+from studies.outside.depths import work_of_step
 
 A100 = Gpu((8, 0), 108)  # NVIDIA A100 data sheet
 LENGTH, STEPS = 4096, 2

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bench.outside.adapter_step import BACKWARD, FORWARD, OPTIMIZER, STEP, Setting, rehearse
-from bench.outside.depths import work_of_step
-from bench.paths import OUTSIDE
 from bench.reading import read
 from rlhf.memory.card.cards import SMALL_WORKSPACE, Gpu
 from rlhf.memory.card.replay import replay
 from rlhf.memory.phases import DEPTHS, Work
 from rlhf.memory.rehearsal.depth import deepen
+from studies.outside.adapter_step import BACKWARD, FORWARD, OPTIMIZER, STEP, Setting, rehearse
+from studies.outside.depths import work_of_step
+from studies.paths import OUTSIDE
 
 T4 = Gpu((7, 5), 40)  # NVIDIA T4 data sheet
 RTX4080 = Gpu((8, 9), 76)  # NVIDIA Ada GPU architecture white paper

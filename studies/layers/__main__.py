@@ -1,4 +1,4 @@
-"""`python -m bench.layers`: what PPO learns with adapters in all layers or in the upper ones, and in how much time.
+"""`python -m studies.layers`: what PPO learns with adapters in all layers or in the upper ones, and in how much time.
 
 Runs whole chains of `rlhf run` with the lean trunk on the toy world of cpu-tiny, with a model of six layers. For each
 seed one base serves all choices of `lora.layers`; SFT, reward model and PPO are trained with the same choice.
@@ -19,7 +19,6 @@ import click
 from typing_extensions import TypedDict
 
 from bench import options
-from bench.kinds import CurvePoint, LayersMeans, LayersProvenance, LayersRecord, LayersRun
 from bench.paths import ROOT
 from bench.provenance import code, today
 from bench.reading import read
@@ -37,6 +36,7 @@ from rlhf.run.packages import package_versions
 from rlhf.run.reader import read_lines
 from rlhf.run.records import MetricsLine
 from rlhf.terminal.screen import OUT
+from studies.kinds import CurvePoint, LayersMeans, LayersProvenance, LayersRecord, LayersRun
 
 RECIPE = ROOT / "recipes" / "cpu-tiny" / "v2"
 # Six layers, so that a half and a third exist; narrower and with less data than the recipe, so that nine chains take
@@ -180,7 +180,7 @@ def layer_means(runs: Mapping[str, Mapping[str, LayersRun]]) -> dict[str, Layers
 
 
 def markdown(summary: Mapping[str, LayersMeans]) -> str:
-    """Return the table of a record as docs/speed.md shows it."""
+    """Return the table of a record as README.md shows it."""
     levels = " | ".join(f"{level:g} sd" for level in LEVELS)
     lines = [
         "| adapters in | true gain, sd (range) | KL, nats per token | CPU s per step | CPU s, SFT to PPO "
@@ -236,7 +236,7 @@ def main(seeds: tuple[int, ...], more: tuple[str, ...], jobs: int, save: Path | 
         "recipe": f"{RECIPE.parent.name} {RECIPE.name}",
         "recipe_sha256": recipes.load(RECIPE).sha256,
         "overrides": changes,
-        "command": shlex.join(["python", "-m", "bench.layers", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "studies.layers", *sys.argv[1:]]),
     }
     runs: dict[str, dict[str, LayersRun]] = {layers: {} for layers in LAYERS}
     with tempfile.TemporaryDirectory(prefix="rlhf-layers-") as folder, ThreadPoolExecutor(jobs) as pool:

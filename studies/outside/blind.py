@@ -1,7 +1,7 @@
-"""`python -m bench.outside.blind`: predictions for runs whose measured figures nobody here has seen.
+"""`python -m studies.outside.blind`: predictions for runs whose measured figures nobody here has seen.
 
 Writes blind-t4.json, blind-rtx4080.json and blind-granite.json beside this file, each once: a later correction is a
-second file (--correction 2). With --open it writes open-t4.json, the predictions for runs whose figures are known.
+second file (--correction 2). With --open it adds predictions for runs whose figures are known to open-t4.json.
 Commit the code first; the files name its commit.
 """
 
@@ -10,9 +10,6 @@ from typing import Any, NamedTuple
 
 import click
 
-from bench.outside import adapter_page, packed
-from bench.outside.adapter_runs import Predicted, predict, rtx4080_setting, t4_runs, t4_setting
-from bench.paths import OUTSIDE
 from bench.provenance import code, now, require_committed_code
 from bench.reading import read
 from rlhf.cli import guarded
@@ -20,6 +17,10 @@ from rlhf.errors import UserError
 from rlhf.files import JsonObject, write_json
 from rlhf.memory.card.cards import NominalRates
 from rlhf.memory.projection import CALIBRATED, SPREAD, step_seconds
+from studies.kinds import OpenPredictions
+from studies.outside import adapter_page, packed
+from studies.outside.adapter_runs import Predicted, predict, rtx4080_setting, t4_runs, t4_setting
+from studies.paths import OUTSIDE
 
 GRANITE = "ibm/PowerLM-3b"
 A100 = NominalRates(312e12, 2.039e12, "NVIDIA A100 data sheet, 80 GB SXM")
@@ -52,7 +53,7 @@ SOURCES = {
 @click.option(
     "--correction", default=1, show_default=True, help="Number of the file; the first one is never rewritten."
 )
-@click.option("--open", "opened", is_flag=True, help="Instead write open-t4.json.")
+@click.option("--open", "opened", is_flag=True, help="Instead predict the settings that open-t4.json lacks.")
 def main(names: tuple[str, ...], opened: bool, correction: int) -> None:
     """Predict the blind runs of the named sources, or of all, and keep the predictions."""
     require_committed_code()
@@ -79,11 +80,21 @@ def main(names: tuple[str, ...], opened: bool, correction: int) -> None:
 
 
 def write_open() -> None:
-    """Write open-t4.json: figures in MiB by a run's name, once for the runs that repeat it."""
+    """Add to open-t4.json what it lacks: figures in MiB by a setting's name, with their date and commit.
+
+    The file is written after each setting, so that a stopped run keeps what it has predicted. To predict a setting
+    again, remove it from the file first.
+    """
+    content = read(adapter_page.OPEN, OpenPredictions)
+    source = Source("fitcheck-t4.json", content["unit"], 1 << 20)
     runs = {adapter_page.name(run): run for run in t4_runs()}
-    source = Source("fitcheck-t4.json", "MiB", 1 << 20)
-    figures = {name: _adapter_figures(predict(t4_setting(run)), source) for name, run in runs.items()}
-    write_json(adapter_page.OPEN, {"predicted": now(), "code": code(), "unit": source.unit, "runs": figures})
+    for name, run in runs.items():
+        if name in content["runs"]:
+            continue
+        figures = _adapter_figures(predict(t4_setting(run)), source)
+        content["runs"][name] = {"predicted": now(), "commit": str(code()["commit"]), "figures": figures}
+        write_json(adapter_page.OPEN, content)
+        click.echo(name)
 
 
 def _t4(content: dict[str, Any]) -> Iterator[JsonObject]:
@@ -127,7 +138,7 @@ def _granite(content: dict[str, Any]) -> Iterator[JsonObject]:
 _PREDICTIONS = {"t4": _t4, "rtx4080": _rtx4080, "granite": _granite}
 
 
-def _adapter_figures(found: Predicted, source: Source) -> JsonObject:
+def _adapter_figures(found: Predicted, source: Source) -> dict[str, float]:
     return {
         "peak_allocated": found.allocated / source.bytes,
         "peak_reserved": found.reserved / source.bytes,

@@ -1,15 +1,17 @@
-"""docs/outside.md, made from a record of `python -m bench.outside`."""
+"""README.md of this folder, made from a record of `python -m studies.outside`."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from bench.kinds import OutsideRecord, OutsideRow, PackedRow
-from bench.outside import adapter_page, speed
-from bench.outside.compare import SIZES, summary
 from rlhf.memory.card.cards import NominalRates
 from rlhf.memory.projection import CALIBRATED, SPREAD
 from rlhf.terminal.wording import gb
+from studies.kinds import OutsideRecord, OutsideRow, PackedRow
+from studies.outside import adapter_page, speed
+from studies.outside.compare import SIZES, summary
+from studies.paths import OUTSIDE
 
+PAGE = OUTSIDE / "README.md"
 MIB = 1 << 20
 COLUMNS = (
     "run",
@@ -31,7 +33,8 @@ WORDS = {
 HEAD = """# Predicted memory compared with GPUs that others measured
 
 This page compares this project's predictions with memory and times that other people measured on GPUs. This project's
-own loops have not run on a GPU yet. `make bench-outside BENCH_ARGS=--save` makes the page from [this record]({record}).
+own loops have not run on a GPU yet. `make bench-outside BENCH_ARGS=--save` makes the page from [this
+record]({record}).
 
 An error is predicted over measured, minus 1: a negative one means that the prediction is too low. Reserved memory is
 what torch's allocator took from the card; allocated memory is the part in use.
@@ -62,7 +65,7 @@ Errors over all runs except the calibrated one:
 
 {summary}
 
-![Predicted over measured maximum of reserved memory](images/outside.svg)
+![Predicted over measured maximum of reserved memory](../../docs/images/outside.svg)
 
 The peak of every run is in the loss, where the logits are in float32. So this tests weights, optimizer states,
 activations and the loss. It does not test peaks inside a layer's backward pass, paged optimizers, or PPO's loop.
@@ -263,7 +266,7 @@ def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def page(record: OutsideRecord, file: str) -> str:
-    """Return the whole page; `file` is where the record is, as seen from docs/."""
+    """Return the whole page; `file` is where the record is, as seen from the page."""
     rows = sorted((row for row in record["rows"] if "error" in row), key=lambda row: -row["measured"]["reserved_max"])
     failed = [row for row in record["rows"] if "failed" in row]
     source = record["outside"]
@@ -284,7 +287,6 @@ def page(record: OutsideRecord, file: str) -> str:
     return text + _misses(rows) + _packed(record) + adapter_page.section() + _time(record) + LOOKED_AT
 
 
-def write(record: OutsideRecord, docs: Path) -> None:
-    """Write docs/outside.md from a record that lies in results/."""
-    newest = max((docs.parent / "results" / "outside" / "peft-metamath").glob("*.json"))
-    (docs / "outside.md").write_text(page(record, f"../{newest.relative_to(docs.parent)}"), encoding="utf-8")
+def write(record: OutsideRecord, file: Path) -> None:
+    """Write the page from a record that lies in `file`."""
+    PAGE.write_text(page(record, str(file.relative_to(OUTSIDE))), encoding="utf-8")

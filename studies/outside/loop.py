@@ -17,11 +17,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from bench.outside.collect import PeftRun, Training
 from rlhf.memory.card.cards import Gpu
 from rlhf.memory.phases import Event
 from rlhf.memory.rehearsal.device import StandIn
 from rlhf.memory.rehearsal.operations import META
+from studies.outside.collect import PeftRun, Training
 
 L40S = Gpu((8, 9), 142)  # compute capability; NVIDIA's L40S data sheet: 142 multiprocessors
 LAYERS, VOCABULARY, ROWS, STEPS, WARMUP = 28, 128256, 4, 5000, 500

@@ -1,4 +1,4 @@
-"""`python -m bench.outside.collect_fms CLONE`: measured figures of fms-acceleration, from a clone of its repository.
+"""`python -m studies.outside.collect_fms CLONE`: measured figures of fms-acceleration, from a clone of its repository.
 
 Writes fms-acceleration.json, which is committed: the runs on one GPU that use neither the repository's own kernels nor
 a mixture of experts, and that did not run out of memory.
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from typing_extensions import TypedDict
 
-from bench.kinds import PackedSource
-from bench.outside.collect import git
 from bench.reading import read
+from studies.kinds import PackedSource
+from studies.outside.collect import git
 
 DATA = Path(__file__).parent / "fms-acceleration.json"
 FILE = "scripts/benchmarks/refs/a100_80gb.csv"

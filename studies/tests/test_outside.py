@@ -7,17 +7,19 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from bench.kinds import OutsideRecord
-from bench.outside import adapter_page, blind, collect, collect_fms, compare, lengths, loop, page, plot, steps
-from bench.outside.loop import STEP
-from bench.paths import OUTSIDE, ROOT
 from bench.reading import read
 from rlhf.errors import UserError
 from rlhf.memory.card.cards import SMALL_WORKSPACE
+from rlhf.memory.fit import USED
 from rlhf.memory.phases import PRODUCT, Event
 from rlhf.memory.rehearsal.depth import NotAligned, deepen
+from studies.kinds import OpenPredictions, OutsideRecord
+from studies.outside import adapter_page, blind, collect, collect_fms, compare, lengths, loop, page, plot, steps
+from studies.outside.__main__ import FOLDER
+from studies.outside.loop import STEP
+from studies.paths import OUTSIDE
 
-RECORDS = sorted((ROOT / "results" / "outside" / "peft-metamath").glob("*.json"))
+RECORDS = sorted(FOLDER.glob("*.json"))
 MIB = 1 << 20
 
 
@@ -117,9 +119,10 @@ def test_bytes_of_a_simulated_run_by_hand():
 @pytest.mark.parametrize("file", RECORDS[-1:], ids=lambda file: file.stem)
 def test_the_page_is_made_from_the_newest_record(file):
     record = read(file, OutsideRecord)
-    text = (ROOT / "docs" / "outside.md").read_text()
-    assert text == page.page(record, f"../{file.relative_to(ROOT)}")
-    assert (ROOT / "docs/images/outside.svg").read_text() == plot.plot([r for r in record["rows"] if "error" in r])
+    assert record["code"]["dirty"] is False
+    assert page.PAGE.read_text() == page.page(record, str(file.relative_to(OUTSIDE)))
+    assert plot.IMAGE.read_text() == plot.plot([r for r in record["rows"] if "error" in r])
+    assert plot.ERRORS.read_text() == plot.errors(adapter_page.compared())
     files = {row["file"] for row in record["rows"]}
     assert files == {run["file"] for run in compare.runs()}, "every run is compared, or it is said why not"
 
@@ -173,7 +176,18 @@ def test_predictions_are_written_as_they_are_asked_for(monkeypatch):
     assert opened == [True]
 
 
+def test_every_open_run_has_a_prediction_of_committed_code():
+    content = read(adapter_page.OPEN, OpenPredictions)
+    assert len(adapter_page.compared()) == len(read(OUTSIDE / "fitcheck-t4.json", dict[str, Any])["runs"])
+    assert all(len(one["commit"]) == 40 and one["predicted"] for one in content["runs"].values())
+
+
 def test_open_runs_on_the_t4_are_within_what_the_page_claims():
     runs = adapter_page.compared()
     errors = sorted(abs(run.error("peak_allocated") or 0.0) for run in runs)
     assert errors[len(errors) // 2] < 0.003 and errors[-1] < 0.02
+    assert all(abs(run.error("peak_reserved") or 0.0) < 0.01 for run in runs if ", float16, " in run.name)
+
+
+def test_the_margin_of_a_card_is_what_95_percent_of_the_open_runs_needed():
+    assert adapter_page.above_prediction(adapter_page.compared()) <= 1 - USED

@@ -1,0 +1,1 @@
+"""Studies: what was found out once about this project's methods, run by hand; no part of the product needs them."""

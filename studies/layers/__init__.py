@@ -1,0 +1,1 @@
+"""What PPO learns with adapters in all layers or in the upper ones."""

@@ -1,0 +1,6 @@
+"""Folders of the studies: each has its code, its data, its page and its records."""
+
+from pathlib import Path
+
+OUTSIDE = Path(__file__).parent / "outside"
+LAYERS = Path(__file__).parent / "layers"
