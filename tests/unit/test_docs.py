@@ -315,9 +315,11 @@ def summaries_of_the_records() -> list[Any]:
 
 def test_every_key_of_the_summaries_in_the_records_is_explained():
     summaries, page = summaries_of_the_records(), (ROOT / "docs/metrics.md").read_text()
-    metrics = {re.sub(r"^(base|sft|ppo|dpo|rm)/", "", key) for summary in summaries for key in summary["metrics"]}
+    metrics = {re.sub(r"^(base|sft|ppo|grpo|dpo|rm)/", "", key) for summary in summaries for key in summary["metrics"]}
     assert len(metrics) > 60
-    assert not {key for key in {*metrics, *(key for summary in summaries for key in summary)} if f"`{key}`" not in page}
+    for key in {*metrics, *(key for summary in summaries for key in summary)}:
+        general = re.sub(r"_base(?=_|$)", "_sft", key).replace("reward_numeric_answer", "reward_NAME")
+        assert f"`{key}`" in page or f"`{general}`" in page, key
 
 
 def test_the_names_of_our_targets_lead_to_their_metrics():
