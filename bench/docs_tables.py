@@ -1,4 +1,4 @@
-"""Writes the tables of docs/ that say what the code, a record or a prediction says (`make docs-tables`).
+"""Writes the tables of README and docs/ that say what the code, a record or a prediction says (`make docs-tables`).
 
 A table stands between `<!-- NAME -->` and `<!-- /NAME -->`. For `keys ppo` its rows name keys of the section `ppo`; all
 columns but the meaning, the last one, are written from the schema. A new key needs a row with its name and its meaning
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bench import sums
 from bench.kinds import PeerRecord
 from bench.memory import budgets, sizes
 from bench.paths import ROOT
@@ -33,6 +34,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "peaks": lambda: budgets.peaks_table(ROOT / "recipes"),
     "strategies": lambda: budgets.strategies_table(ROOT / "recipes/h100-mistral-7b/v1"),
     "sizes": lambda: sizes.table(sizes.content()),
+    "sums": sums.table,
     "results": lambda: reproduce.table_of(_newest("cpu-tiny/v2/cpu/*.json")),
     "ppo-step": lambda: figures.markdown(read(_newest(PPO_STEPS), PeerRecord)),
     "ppo-phases": lambda: figures.phases_table(read(_newest(PPO_STEPS), PeerRecord)),
@@ -192,17 +194,19 @@ def _summary(file: Path) -> str:
 
 def pages() -> Iterator[Path]:
     """Yield the pages that have tables to write."""
-    for page in sorted((ROOT / "docs").glob("*.md")):
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         names = [block["name"] for block in BLOCK.finditer(page.read_text())]
         if any(name in TABLES or name in FILLED or name.startswith("keys ") for name in names):
             yield page
 
 
 def main() -> None:
-    """Write all tables."""
+    """Write all tables, and the picture of `sums`."""
     for page in pages():
         page.write_text(written(page.read_text()))
         print(f"written: {page.relative_to(ROOT)}")
+    sums.IMAGE.write_text(sums.chart(), encoding="utf-8")
+    print(f"written: {sums.IMAGE.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ SHA256 = {
     "cpu-tiny/v2": "70ca0700b0dba784f86e5bf9334fe763ed35e6c91584cc01c787c9767d60d3d3",
     "cpu-tiny-groups/v1": "5da68ce4bd117fe17008c8c0857b7ace09aab8f1c3b6b869677ff0a9f0f9e3aa",
     "cpu-tiny-sums/v1": "513caf7103993936a204a09c050a5cb1087956c74f59a05de00bb2352688e700",
+    "cpu-smollm2-sums/v1": "2790725e68d95091df1bbca63b636f85082c270647738ba181b564ff0f8e713e",
 }
 
 

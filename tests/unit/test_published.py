@@ -275,7 +275,7 @@ def test_every_row_names_its_place_and_what_it_is_compared_with(directory):
             assert target.not_comparable and len(target.not_comparable.split()) >= 3, target.name
         elif not DERIVED.fullmatch(target.metric):
             assert target.stage != "all", target.name
-            assert re.sub(r"^((first|last)\.|(base|sft|ppo|dpo)/)", "", target.metric) in known(target.stage), (
+            assert re.sub(r"^((first|last)\.|(base|sft|ppo|grpo|dpo)/)", "", target.metric) in known(target.stage), (
                 target.metric
             )
 

@@ -37,6 +37,7 @@ RESOLVED = {
     "cpu-tiny/v2": "b3fad802314aafb8",
     "cpu-tiny-groups/v1": "de951ec175594f66",
     "cpu-tiny-sums/v1": "091dfcdd628d5f49",
+    "cpu-smollm2-sums/v1": "79d3a2e2d74e3838",
 }
 
 
@@ -53,6 +54,7 @@ TARGETS = {
     "cpu-tiny/v2": "bda85cb920d28a9c",
     "cpu-tiny-groups/v1": "f2a2c283b20c53b7",
     "cpu-tiny-sums/v1": "d526f9597a6e94b5",
+    "cpu-smollm2-sums/v1": "2a65a16be23496dd",
 }
 
 

@@ -1,0 +1,149 @@
+"""README's table and picture of cpu-smollm2-sums: its answers before and after GRPO, from the newest record.
+
+Beside a record PATH.json lie logs as the runs wrote them, in the folder PATH: of each seed `seed-N/metrics.jsonl` and
+`telemetry.jsonl` of GRPO, and of seed 0 `samples.jsonl` of an evaluation with `evaluate.max_samples=8`.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.paths import ROOT
+from rlhf import recipe as recipes
+from rlhf.run import reader
+from rlhf.run.layout import METRICS, SAMPLES, TELEMETRY
+from rlhf.run.outcomes import Reproduction
+from rlhf.run.records import MetricsLine, TelemetryLine
+from rlhf.stats import wilson
+
+NAME = "cpu-smollm2-sums/v1"
+RECORDS = ROOT / "results" / NAME / "cpu"
+IMAGE = ROOT / "docs" / "images" / "sums.svg"
+SHOWN = 3  # questions of the table: the first held-out ones
+REWARD = "reward_numeric_answer"
+WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM = 640, 300, 58, 16, 14, 64
+COLOURS = ("#1f6feb", "#cf222e", "#1a7f37", "#8250df", "#9a6700")
+
+
+def newest() -> Path:
+    """Return the newest record; their names begin with the date."""
+    return max(RECORDS.glob("*.json"), key=lambda file: file.name)
+
+
+def samples(file: Path) -> list[dict[str, Any]]:
+    """Return the first held-out questions of seed 0, each with the answers of `base` and `grpo`."""
+    return [json.loads(line) for line in (file.with_suffix("") / "seed-0" / SAMPLES).read_text().splitlines()]
+
+
+def logged(file: Path) -> dict[str, list[MetricsLine]]:
+    """Return what GRPO logged, by seed."""
+    folders = sorted(file.with_suffix("").glob("seed-*"))
+    return {folder.name.removeprefix("seed-"): reader.read_lines(folder / METRICS, MetricsLine) for folder in folders}
+
+
+def cpu_minutes(file: Path, seed: str) -> float:
+    """Return the CPU time of a seed's GRPO in minutes, from loading the model to the last step's evaluation."""
+    lines = reader.read_lines(file.with_suffix("") / f"seed-{seed}" / TELEMETRY, TelemetryLine)
+    return sum(float(line.plain()["cpu/total"]) for line in lines) / 60
+
+
+def table() -> str:
+    """Return the table: the first questions with both answers, then each seed's share of right answers and time."""
+    file = newest()
+    record = reader.read(file, Reproduction)
+    assert record is not None
+    rows = [("held-out question", "answer before", "answer after")]
+    rows += [("---",) * 3]
+    for row in samples(file)[:SHOWN]:
+        rows.append((_question(row), _cell(row["base"]["response"]), _cell(row["grpo"]["response"])))
+    for seed, stages in record.seeds.items():
+        metrics = stages["grpo"].metrics
+        time = f"{cpu_minutes(file, seed):.1f} CPU minutes, {stages['grpo'].wall_seconds / 60:.1f} by the clock"
+        rows.append((f"**right, seed {seed}** ({time})", _share(metrics[f"{REWARD}_base"]), _share(metrics[REWARD])))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows) + "\n"
+
+
+def _question(row: dict[str, Any]) -> str:
+    """Return the question of a sample, without the sentence that all of them end with."""
+    return _cell(row["messages"][-1]["content"].partition("?")[0] + "?")
+
+
+def _cell(text: str) -> str:
+    """Return a text as the cell of a table: on one line, with the signs of Markdown shown as they are."""
+    return re.sub(r"([|*_<\\`$])", r"\\\1", " ".join(text.split()))
+
+
+def answered() -> int:
+    """Return how many held-out questions the recipe asks in an evaluation of GRPO, once each."""
+    grpo = recipes.load(ROOT / "recipes" / NAME).recipe.grpo
+    assert grpo is not None
+    return grpo.max_eval_samples
+
+
+def _share(share: float | None) -> str:
+    """Return a share of right answers with its Wilson interval of 95 %."""
+    assert share is not None
+    value, low, high = (100 * end for end in wilson(share * answered(), answered()))
+    return f"{value:.0f} % ({low:.0f} to {high:.0f})"
+
+
+def chart() -> str:
+    """Return the share of right answers over the steps as SVG: in training as lines, on held-out questions as dots."""
+    logs = logged(newest())
+    last = max(lines[-1].step for lines in logs.values())
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {HIGH}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDE}" height="{HIGH}" fill="white"/>',
+        *_grid(last),
+    ]
+    for number, (seed, lines) in enumerate(logs.items()):
+        parts += _curve(lines, last, seed, COLOURS[number % len(COLOURS)], number)
+    middle = (LEFT + WIDE - RIGHT) / 2
+    parts.append(
+        f'<text x="{middle:.0f}" y="{HIGH - 26}" text-anchor="middle">step of GRPO</text>'
+        f'<text x="{middle:.0f}" y="{HIGH - 8}" text-anchor="middle" fill="#666">'
+        "lines: the 64 answers of a step; dots: answers to 64 held-out questions</text>"
+        f'<text transform="translate(16 {(HIGH - BOTTOM + TOP) / 2:.0f}) rotate(-90)" text-anchor="middle">'
+        "right answers, %</text>"
+    )
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _x(step: float, last: int) -> float:
+    """Return the place of a step across the picture."""
+    return LEFT + step / last * (WIDE - LEFT - RIGHT)
+
+
+def _y(share: float) -> float:
+    """Return the place of a share, 0 to 1, down the picture."""
+    return HIGH - BOTTOM - share * (HIGH - BOTTOM - TOP)
+
+
+def _grid(last: int) -> list[str]:
+    """Return the ticks of both axes."""
+    parts = []
+    for percent in range(0, 101, 20):
+        at = _y(percent / 100)
+        parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDE - RIGHT}" stroke="#e4e4e4"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{percent}</text>')
+    for step in range(0, last + 1, 5):
+        parts.append(f'<text x="{_x(step, last):.1f}" y="{HIGH - BOTTOM + 17}" text-anchor="middle">{step}</text>')
+    return parts
+
+
+def _curve(lines: Sequence[MetricsLine], last: int, seed: str, colour: str, number: int) -> list[str]:
+    """Return a seed's line of training, its dots of held-out questions, the base's at step 0, and its name."""
+    training = [(line.step, float(line.values["objective/scores"] or 0.0)) for line in lines]
+    held_out = [(line.step, line.values[f"eval/{REWARD}"]) for line in lines if f"eval/{REWARD}" in line.values]
+    base = next(line.values[f"eval/{REWARD}_base"] for line in lines if f"eval/{REWARD}_base" in line.values)
+    points = " ".join(f"{_x(step, last):.1f},{_y(share):.1f}" for step, share in training)
+    parts = [f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.4" stroke-opacity="0.6"/>']
+    for step, share in [(0, base), *held_out]:
+        if share is not None:
+            parts.append(f'<circle cx="{_x(step, last):.1f}" cy="{_y(share):.1f}" r="4.5" fill="{colour}"/>')
+    down = TOP + 18 + 18 * number
+    parts.append(f'<circle cx="{LEFT + 18}" cy="{down - 4}" r="4.5" fill="{colour}"/>')
+    parts.append(f'<text x="{LEFT + 30}" y="{down}">seed {seed}</text>')
+    return parts
