@@ -10,7 +10,7 @@ from bench.against import judge
 from bench.against.checkout import Checkout
 from bench.against.compare import Comparison
 from bench.against.judge import Bounds, Change
-from bench.against.planted import plant
+from bench.against.plants import plant
 from bench.paths import ROOT
 from bench.steps import with_parents
 from rlhf import recipe
