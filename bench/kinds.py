@@ -413,7 +413,6 @@ class SameRow(TypedDict):
     """A comparison of a commit with itself: what is called worse is an alarm without a reason."""
 
     worse: list[Worse]
-    seconds: int  # wall
     load: float  # average of five minutes, at the end
 
 

@@ -52,11 +52,12 @@ PLANTS = {
         "ppo",
     ),
     "role scored twice": Plant(
-        "the reward model scores half of the responses again",
+        "the reward model scores half of the responses again in every second step",
         "rlhf/stages/ppo.py",
         SCORES,
-        SCORES + "        half = rollout.rows(torch.arange(len(rollout.ids) // 2))\n"
-        "        role_passes.reward_scores(learner.shared, half, options.score_rows)\n",
+        SCORES + "        if learner.state.step % 2:\n"
+        "            half = rollout.rows(torch.arange(len(rollout.ids) // 2))\n"
+        "            role_passes.reward_scores(learner.shared, half, options.score_rows)\n",
         "ppo",
     ),
     "checkpointing lost": Plant(
@@ -90,12 +91,15 @@ PLANTS = {
         "micro",
     ),
     "layer twice": Plant(
-        "the last layer is computed twice",
+        "the last of two layers is computed twice in every third micro-batch",
         "rlhf/models/shared_base.py",
         "        return self._hidden_at(rollout.ids, rollout.predictors)\n",
+        "        self.passes = getattr(self, 'passes', 0) + 1\n"
         "        layer = self.base.get_decoder().layers[-1]\n"
+        "        once_more = torch.no_grad()(layer.__class__.forward)\n"
         "        again = layer.register_forward_hook(\n"
-        "            lambda m, i, k, out: m.__class__.forward(m, *i, **k) is None or out, with_kwargs=True\n"
+        "            lambda m, i, k, out: self.passes % 3 == 0 and once_more(m, *i, **k) is None or out,\n"
+        "            with_kwargs=True,\n"
         "        )\n"
         "        try:\n"
         "            return self._hidden_at(rollout.ids, rollout.predictors)\n"
@@ -111,18 +115,20 @@ PLANTS = {
         "ppo",
     ),
     "extra pass in DPO": Plant(
-        "the policy scores held-out pairs twice after DPO",
+        "the policy scores a third of the held-out pairs twice after DPO",
         "rlhf/stages/dpo.py",
         '        policy, reference = (logprobs(role, batch) for role in ("policy", "reference"))\n',
         '        policy, reference = (logprobs(role, batch) for role in ("policy", "reference"))\n'
-        '        policy = logprobs("policy", batch)\n',
+        '        logprobs("policy", batch.rows(torch.arange(len(batch.ids) // 3)))\n',
         "dpo",
     ),
     "evaluation with graphs": Plant(
-        "scores of held-out pairs keep their graphs",
+        "scores of held-out pairs keep the graphs of their log-probabilities",
         "rlhf/stages/dpo.py",
-        "@torch.no_grad()\ndef preference_accuracy(",
-        "def preference_accuracy(",
+        "                logp = shared.logprobs(shared.response_hidden(micro_batch), micro_batch, 1.0)\n",
+        "                torch.set_grad_enabled(True)\n"
+        "                hidden = shared.response_hidden(micro_batch).requires_grad_()\n"
+        "                logp = shared.logprobs(hidden, micro_batch, 1.0)\n",
         "dpo",
     ),
     "memory in the update": Plant(
