@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import layers
-from bench.kinds import LayersRecord, PeerRecord
+from bench.against import table
+from bench.kinds import LayersRecord, PeerRecord, SameRecord
 from bench.memory import budgets, sizes
 from bench.paths import ROOT
 from bench.peer import figures
@@ -38,6 +39,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "ppo-step": lambda: figures.markdown(read(_newest(PPO_STEPS), PeerRecord)),
     "ppo-phases": lambda: figures.phases_table(read(_newest(PPO_STEPS), PeerRecord)),
     "layers": lambda: layers.markdown(read(_newest("layers/cpu_*.json"), LayersRecord)["summary"]),
+    "planted": lambda: table.planted(table.newest_rows(ROOT / "results/against")),
+    "the same": lambda: table.same(read(_newest("against/same_*.json"), SameRecord)),
     "modules of rlhf": lambda: _modules(ROOT / "rlhf"),
     "modules of bench": lambda: _modules(ROOT / "bench"),
 }

@@ -13,7 +13,13 @@ from bench.reading import check
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 
-WITHOUT_RECIPE = ("peers", "layers", "outside", "gpu")  # folders of results/ that are not named after a recipe
+WITHOUT_RECIPE = (
+    "peers",
+    "layers",
+    "outside",
+    "against",
+    "gpu",
+)  # folders of results/ that are not named after a recipe
 
 
 class SeedStage(TypedDict):

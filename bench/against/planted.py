@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
@@ -23,14 +23,15 @@ from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.cli.options import OneOf, WholeNumber
 from rlhf.files import write_json
-from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe import Changes, PinnedRecipe, StageName
 from rlhf.run.packages import package_versions
 from rlhf.terminal import say
 
 CPU_RECIPE = ROOT / "recipes" / "cpu-tiny" / "v2"
 STEPS = 2
+MICRO = "micro/"  # before the name of a small function
 FEW = 5  # comparisons of a commit with itself by the same two processes, whose start takes longer than a stage
-SMALLER = {
+SMALLER: Changes = {
     "ppo.batch_size": 16,
     "ppo.rollout_batch_size": 16,
     "ppo.per_device_train_batch_size": 8,
@@ -38,9 +39,9 @@ SMALLER = {
 }
 
 
-def small_recipe() -> PinnedRecipe:
-    """Return the recipe for a CPU with smaller batches, to save time."""
-    return recipes.load(CPU_RECIPE, SMALLER)
+def small_recipe(vocabulary: int = 800) -> PinnedRecipe:
+    """Return the recipe for a CPU with smaller batches, to save time, and with a vocabulary of so many tokens."""
+    return recipes.load(CPU_RECIPE, SMALLER | {"tokenizer.vocab_size": vocabulary})
 
 
 def counts(side: Checkout, loaded: PinnedRecipe, stage: StageName) -> dict[StageName, Cost]:
@@ -56,22 +57,26 @@ def counts(side: Checkout, loaded: PinnedRecipe, stage: StageName) -> dict[Stage
 
 def all_counted(base: Checkout, names: Sequence[str], at_once: int) -> Iterator[tuple[str, list[Change]]]:
     """Yield each plant's name with what its stage counts. `at_once` processes run, which changes no count."""
-    loaded = small_recipe()
-    stages = {name: recipes.stage_name(PLANTS[name].where) for name in names}
     with ThreadPoolExecutor(at_once) as pool:
-        bases = {stage: pool.submit(counts, base, loaded, stage) for stage in dict.fromkeys(stages.values())}
-        plants = {name: pool.submit(counts, plant(name, base), loaded, stage) for name, stage in stages.items()}
-        for name, stage in stages.items():
-            old, new = bases[stage].result()[stage], plants[name].result()[stage]
-            yield name, [*judge.counted(stage, old, new, Bounds())]
+        bases: dict[str, Future[dict[StageName, Cost]]] = {}  # by stage and vocabulary
+        plants = {}
+        for name in names:
+            stage, loaded = recipes.stage_name(PLANTS[name].where), small_recipe(PLANTS[name].vocabulary)
+            key = f"{stage} {PLANTS[name].vocabulary}"
+            if key not in bases:
+                bases[key] = pool.submit(counts, base, loaded, stage)
+            plants[name] = stage, bases[key], pool.submit(counts, plant(name, base), loaded, stage)
+        for name, (stage, old, new) in plants.items():
+            yield name, [*judge.counted(stage, old.result()[stage], new.result()[stage], Bounds())]
 
 
 def otherwise(base: Checkout, name: str, rounds: int) -> list[Change]:
     """Return what the comparison measures of a plant that the counts on a CPU cannot see."""
     new, where, bounds = plant(name, base), PLANTS[name].where, Bounds()
-    if where == "micro":
-        return small_functions(base, new, rounds, bounds._replace(slower=MICRO_SLOWER), say)
-    loaded = small_recipe()
+    if where.startswith(MICRO):
+        only = where.removeprefix(MICRO)
+        return small_functions(base, new, rounds, bounds._replace(slower=MICRO_SLOWER), say, only)
+    loaded = small_recipe(PLANTS[name].vocabulary)
     with Comparison(base, new, loaded, steps=STEPS, shape="hh", bounds=bounds, say=say) as comparison:
         if where == "card":
             return comparison.predicted(CARD)
