@@ -40,7 +40,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "ppo-phases": lambda: figures.phases_table(read(_newest(PPO_STEPS), PeerRecord)),
     "layers": lambda: layers.markdown(read(_newest("layers/cpu_*.json"), LayersRecord)["summary"]),
     "planted": lambda: table.planted(table.newest_rows(ROOT / "results/against")),
-    "the same": lambda: table.same(read(_newest("against/same_*.json"), SameRecord)),
+    "the same": lambda: table.same(
+        [read(file, SameRecord) for file in sorted(ROOT.glob("results/against/same_*.json"))]
+    ),
     "modules of rlhf": lambda: _modules(ROOT / "rlhf"),
     "modules of bench": lambda: _modules(ROOT / "bench"),
 }

@@ -1,5 +1,6 @@
 """`python -m bench.results`: write results/README.md and charts from the records there, and recipes/README.md."""
 
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -260,7 +261,7 @@ def main(check: bool) -> None:
     pages = {RESULTS / "README.md": page(RESULTS), recipes / "README.md": recipe_index.page(recipes)}
     pages |= history.charts(RESULTS)
     for file, text in pages.items():
-        name = file.relative_to(ROOT)
+        name = os.path.relpath(file, ROOT)
         if not check:
             file.write_text(text, encoding="utf-8")
             print(f"written to {name}")

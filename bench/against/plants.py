@@ -8,7 +8,7 @@ from bench.against.checkout import FOLDER, Checkout
 from rlhf.errors import UserError
 from rlhf.recipe import StageName
 
-MOST = 0.15  # share by which no plant changes any figure that finds it: a larger one shows less
+MOST = 0.15  # share by which a plant should at most change a figure: that a larger one is found shows less
 
 
 class Plant(NamedTuple):

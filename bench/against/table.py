@@ -58,11 +58,14 @@ def markdown(title: str, changes: Sequence[Change], verdicts: Sequence[str]) -> 
 
 
 def newest_rows(folder: Path) -> dict[str, PlantRow]:
-    """Return the newest row of each plant below results/against: a record may have some of them."""
+    """Return the newest row of each plant in the records of a folder: a record may have some of them.
+
+    A plant that was written anew since, which says that it does something else, has none.
+    """
     rows: dict[str, PlantRow] = {}
     for file in sorted(folder.glob("planted_*.json")):  # names begin with date and time
         rows |= read(file, PlantedRecord)["planted"]
-    return {name: rows[name] for name in PLANTS if name in rows}
+    return {name: rows[name] for name, plant in PLANTS.items() if name in rows and rows[name]["does"] == plant.does}
 
 
 def planted(rows: Mapping[str, PlantRow]) -> str:
@@ -81,16 +84,19 @@ def planted(rows: Mapping[str, PlantRow]) -> str:
     return "\n".join(lines)
 
 
-def same(record: SameRecord) -> str:
-    """Return the table of comparisons of a commit with itself, as Markdown."""
-    rows = record["same"]
-    loads = [row["load"] for row in rows]
-    cells = (
-        str(len(rows)),
-        ", ".join(record["stages_compared"]),
-        str(record["rounds"]),
-        f"{min(loads):.1f} to {max(loads):.1f}",
-        str(sum(bool(row["worse"]) for row in rows)),
-    )
-    head = "| comparisons | stages | timed pairs in each | load average | alarms |\n| --- | --- | --- | --- | --- |"
-    return f"{head}\n| {' | '.join(cells)} |"
+def same(records: Sequence[SameRecord]) -> str:
+    """Return the table of comparisons of a commit with itself, a row for each record, as Markdown."""
+    lines = ["| date | stages | timed pairs in each | load average | comparisons | alarms |", "| --- " * 6 + "|"]
+    for record in records:
+        loads = [row["load"] for row in record["same"]]
+        alarms = sum(bool(row["worse"]) for row in record["same"])
+        cells = (
+            record["date"].replace("T", " "),
+            ", ".join(record["stages_compared"]),
+            str(record["rounds"]),
+            f"{min(loads):.1f} to {max(loads):.1f}",
+            str(len(loads)),
+            str(alarms),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
