@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import sums
-from bench.kinds import PeerRecord
+from bench.against import table
+from bench.kinds import PeerRecord, SameRecord
 from bench.memory import budgets, sizes
 from bench.paths import ROOT
 from bench.peer import figures
@@ -38,6 +39,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "results": lambda: reproduce.table_of(_newest("cpu-tiny/v2/cpu/*.json")),
     "ppo-step": lambda: figures.markdown(read(_newest(PPO_STEPS), PeerRecord)),
     "ppo-phases": lambda: figures.phases_table(read(_newest(PPO_STEPS), PeerRecord)),
+    "planted": lambda: table.planted(table.newest_rows(ROOT / "results/against")),
+    "the same": lambda: table.same(
+        [read(file, SameRecord) for file in sorted(ROOT.glob("results/against/same_*.json"))]
+    ),
     "modules of rlhf": lambda: _modules(ROOT / "rlhf"),
     "modules of bench": lambda: _modules(ROOT / "bench"),
     "modules of studies": lambda: _modules(ROOT / "studies"),

@@ -249,3 +249,55 @@ class SupervisedRecord(OfRecipe):
     steps: NotRequired[int]  # of each run; missing in records from before the key
     repeats: int
     stages_beside: dict[StageName, dict[str, SideFigures]]  # ours; trl; trl, tuned
+
+
+# -- python -m bench.against.planted: key `planted`, or `same` -------------------------------------------------------
+
+
+class Worse(TypedDict):
+    """A figure that the comparison called worse; `low` and `high` are of the ratio new / old, equal where it counts."""
+
+    place: str  # stage/phase
+    what: str  # as bench.against.judge names figures
+    old: float
+    new: float
+    ratio: float
+    low: float
+    high: float
+
+
+class PlantRow(TypedDict):
+    """A planted regression, and what of it the comparison found: nothing where `worse` is empty."""
+
+    does: str
+    worse: list[Worse]
+    load: float  # average of five minutes, at the end
+
+
+class SameRow(TypedDict):
+    """A comparison of a commit with itself: what is called worse is an alarm without a reason."""
+
+    worse: list[Worse]
+    load: float  # average of five minutes, at the end
+
+
+class AgainstProvenance(OfRecipe):
+    """What the experiments with `bench.against` were measured with."""
+
+    date: str  # ISO 8601
+    packages: dict[str, str]
+    steps: int  # of each stage
+    rounds: int  # timed pairs; what looks worse has as many again
+
+
+class PlantedRecord(AgainstProvenance):
+    """A record of `python -m bench.against.planted`."""
+
+    planted: dict[str, PlantRow]
+
+
+class SameRecord(AgainstProvenance):
+    """A record of `python -m bench.against.planted --same N`."""
+
+    stages_compared: list[StageName]
+    same: list[SameRow]

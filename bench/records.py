@@ -13,7 +13,7 @@ from bench.reading import check
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 
-WITHOUT_RECIPE = ("peers", "gpu")  # folders of results/ that are not named after a recipe
+WITHOUT_RECIPE = ("peers", "against", "gpu")  # folders of results/ that are not named after a recipe
 
 
 class SeedStage(TypedDict):

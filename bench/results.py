@@ -1,5 +1,6 @@
-"""`python -m bench.results`: write results/README.md from the records in that folder, and recipes/README.md."""
+"""`python -m bench.results`: write results/README.md and charts from the records there, and recipes/README.md."""
 
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from bench import options, recipe_index
+from bench import history, options, recipe_index
 from bench.clocks import clock_of
 from bench.gpu.record import GpuRecord
 from bench.kinds import (
@@ -15,6 +16,8 @@ from bench.kinds import (
     Contender,
     MemoryRecord,
     PeerRecord,
+    PlantedRecord,
+    SameRecord,
     StepsRecord,
     SupervisedRecord,
 )
@@ -56,13 +59,21 @@ between them, before the first release, so their figures of PPO and DPO differ.
 | record | what | device | date | commit | headline |
 | --- | --- | --- | --- | --- | --- |
 """
+CHARTS = """
+## Records of `make bench` over time
+
+A new record is compared with those of the same processor and number of threads, which a line joins. Those of another
+machine are only shown.
+"""
 
 
 def page(root: Path = RESULTS) -> str:
-    """Return the page: one line for each record, by folder, and the last by name first within one."""
+    """Return the page: one line for each record, by folder, and the last by name first within one; then the charts."""
     newest_first = sorted(root.rglob("*.json"), key=lambda file: file.name, reverse=True)
     files = sorted(newest_first, key=lambda file: str(file.parent))
-    return HEAD + "".join(_line(file, root) for file in files)
+    lines = "".join(_line(file, root) for file in files)
+    paths = [chart.relative_to(root) for chart in history.charts(root)]
+    return HEAD + lines + CHARTS + "".join(f"\n![{path}]({path})\n" for path in paths)
 
 
 def _line(file: Path, root: Path) -> str:
@@ -190,6 +201,24 @@ def _gpu(content: object, source: str) -> tuple[str, str]:
     return f"GPU, {record['gpu_item']}: {record['claim']}", text.replace("|", "\\|")
 
 
+def _planted(content: object, source: str) -> tuple[str, str]:
+    rows = check(content, PlantedRecord, source)["planted"].values()
+    largest = max((row["worse"][0]["ratio"] - 1 for row in rows if row["worse"]), default=0.0)
+    found = sum(bool(row["worse"]) for row in rows)
+    return (
+        "regressions planted for `make bench-against`",
+        f"{found} of {len(rows)} found, the largest at {largest:+.1%}",
+    )
+
+
+def _same(content: object, source: str) -> tuple[str, str]:
+    rows = check(content, SameRecord, source)["same"]
+    alarms = sum(bool(row["worse"]) for row in rows)
+    loads = [row["load"] for row in rows]
+    text = f"{alarms} alarms in {len(rows)} comparisons at load averages of {min(loads):.1f} to {max(loads):.1f}"
+    return "a commit beside itself by `make bench-against`", text
+
+
 # The key by which a kind of record is known -> its subject and headline, of a content that is checked there.
 DESCRIBED_BY: dict[str, Callable[[object, str], tuple[str, str]]] = {
     "seeds": _reproduced,
@@ -199,21 +228,25 @@ DESCRIBED_BY: dict[str, Callable[[object, str], tuple[str, str]]] = {
     "stages_beside": _supervised,
     "figures": _peer,
     "gpu_item": _gpu,
+    "planted": _planted,
+    "same": _same,
 }
 
 
 @options.command()
 @click.option("--check", is_flag=True, help="Only say whether the pages are up to date.")
 def main(check: bool) -> None:
-    """Write results/README.md and recipes/README.md."""
+    """Write results/README.md with the charts of records over time, and recipes/README.md."""
     recipes = ROOT / "recipes"
     pages = {RESULTS / "README.md": page(RESULTS), recipes / "README.md": recipe_index.page(recipes)}
+    pages |= history.charts(RESULTS)
     for file, text in pages.items():
+        name = os.path.relpath(file, ROOT)
         if not check:
             file.write_text(text, encoding="utf-8")
-            print(f"written to {file.parent.name}/{file.name}")
+            print(f"written to {name}")
         elif not file.is_file() or file.read_text(encoding="utf-8") != text:
-            sys.exit(f"{file.parent.name}/{file.name} is out of date: `make results-index`")
+            sys.exit(f"{name} is out of date: `make results-index`")
 
 
 if __name__ == "__main__":

@@ -134,9 +134,11 @@ def growth(held: Sequence[float]) -> float:
     """Return the bytes by which a process grows in a step: the mean of the first or the second half, the smaller one.
 
     Pages come in jumps, which the median of single steps misses. What comes once, as a buffer does, is in one half.
+    Of two steps there is one difference, and of one none: 0.
     """
     middle = len(held) // 2
-    return min((held[middle] - held[0]) / middle, (held[-1] - held[middle]) / (len(held) - 1 - middle))
+    halves = (held[: middle + 1], held[middle:])
+    return min(((half[-1] - half[0]) / (len(half) - 1) for half in halves if len(half) > 1), default=0.0)
 
 
 def spread(values: Sequence[float]) -> Spread:

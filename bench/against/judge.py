@@ -11,6 +11,7 @@ from statistics import median
 from typing import NamedTuple
 
 from bench.against.sides import Cost, Predicted
+from bench.steps import growth
 from rlhf.recipe import StageName
 
 CPU, WALL, RATE, PEAK, HELD, CARD_PEAK, PROCESS = (
@@ -97,11 +98,6 @@ def counted(stage: StageName, old: Cost, new: Cost, bounds: Bounds) -> Iterator[
         change = exact(stage, "", HELD, before_last, new["held"][-1], bounds, before_last)
         kept = growth(new["held"]) - growth(old["held"]) > GROWTH * before_last  # in every step: that has no limit
         yield replace(change, bound=0.0, share=1.0) if kept and not bounds.gross else change
-
-
-def growth(held: Sequence[int]) -> float:
-    """Return the bytes by which what is held grows from one step to the next."""
-    return (held[-1] - held[0]) / (len(held) - 1) if len(held) > 1 else 0.0
 
 
 def exact(stage: str, phase: str, what: str, old: float, new: float, bounds: Bounds, whole: float) -> Change:

@@ -1,36 +1,37 @@
-"""`python -m bench.against.planted`: whether the comparison finds what was planted, and nothing in equal code.
+"""`python -m bench.against.planted`: whether the comparison finds what was planted, and nothing in equal code."""
 
-Each plant is a regression as a commit might bring it by accident, put into a copy of the commit that stands here.
-"""
-
-import json
-import shutil
+import os
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import cast
 
 import click
 
-from bench import options
+from bench import options, provenance
 from bench.against import checkout, judge
-from bench.against.checkout import FOLDER, Checkout
+from bench.against.checkout import Checkout
 from bench.against.compare import CARD, MICRO_SLOWER, Comparison, small_functions
 from bench.against.judge import Bounds, Change
+from bench.against.plants import PLANTS, TIMED, plant
 from bench.against.sides import Cost, Side
+from bench.kinds import PlantedRecord, PlantRow, SameRecord, SameRow, Worse
 from bench.paths import ROOT
 from bench.steps import STAGES, with_parents
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.cli.options import OneOf, WholeNumber
-from rlhf.errors import UserError
-from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.files import write_json
+from rlhf.recipe import Changes, PinnedRecipe, StageName
+from rlhf.run.packages import package_versions
 from rlhf.terminal import say
 
 CPU_RECIPE = ROOT / "recipes" / "cpu-tiny" / "v2"
 STEPS = 2
-SMALLER = {
+MICRO = "micro/"  # before the name of a small function
+FEW = 5  # comparisons of a commit with itself by the same two processes, whose start takes longer than a stage
+SMALLER: Changes = {
     "ppo.batch_size": 16,
     "ppo.rollout_batch_size": 16,
     "ppo.per_device_train_batch_size": 8,
@@ -38,142 +39,9 @@ SMALLER = {
 }
 
 
-class Plant(NamedTuple):
-    """A regression: a text of a file with what replaces it, and where it should be found."""
-
-    file: str
-    old: str
-    new: str
-    where: StageName | str  # a stage; `card`: in the predictions of a card's recipe; `micro`: in a small function
-
-
-ADVANCE = "            learner.advance(batch)\n"
-PLANTS = {
-    "copied logits": Plant(
-        "rlhf/objectives/logprobs.py",
-        "normaliser = logits.logsumexp(1)",
-        "copied = logits.clone()\n            normaliser = copied.logsumexp(1)",
-        "card",  # with the CPU's small vocabulary it costs less than is allowed
-    ),
-    "item in the loop": Plant(
-        "rlhf/rollout/library_decoding.py",
-        "            self.advance()\n            ahead",
-        "            self.advance()\n            self.position.sum().item()\n            ahead",
-        "ppo",
-    ),
-    "optimizer twice": Plant(
-        "rlhf/stages/online/train_state.py",
-        "        self.used.append(stats | self.state.step_optimizer())",
-        "        self.used.append(stats | self.state.step_optimizer())\n"
-        "        self.state.twice = [  # type: ignore[attr-defined]\n"
-        "            {n: v.clone() for n, v in s.items()} for s in self.state.optimizer.state.values()\n"
-        "        ]",
-        "ppo",
-    ),
-    "role scored twice": Plant(
-        "rlhf/stages/ppo.py",
-        "        raw = role_passes.reward_scores(learner.shared, rollout, options.score_rows)\n",
-        "        raw = role_passes.reward_scores(learner.shared, rollout, options.score_rows)\n" * 2,
-        "ppo",
-    ),
-    "checkpointing lost": Plant(
-        "rlhf/stages/online/train_state.py",
-        "self.shared.base.train(self.options.gradient_checkpointing)",
-        "self.shared.base.train(False)",
-        "card",
-    ),
-    "padded to the longest": Plant(
-        "rlhf/data/batch.py",
-        "width = int((prompt + response).max())",
-        "width = self.ids.shape[1]",
-        "ppo",
-    ),
-    "leak per step": Plant(
-        "rlhf/stages/ppo.py",
-        ADVANCE,
-        ADVANCE + "            learner.__dict__.setdefault('kept', []).append(batch)\n",
-        "ppo",
-    ),
-    "slower tokenizer": Plant(
-        "rlhf/data/tokenize.py",
-        "        prompts = self._ids(texts, bos=True)\n",
-        "        prompts = self._ids(texts, bos=True)\n        self._ids(texts[: len(texts) // 3], bos=True)\n",
-        "micro",
-    ),
-    "layer twice": Plant(
-        "rlhf/models/shared_base.py",
-        "        return self._hidden_at(rollout.ids, rollout.predictors)\n",
-        "        layer = self.base.get_decoder().layers[-1]\n"
-        "        again = layer.register_forward_hook(\n"
-        "            lambda m, i, k, out: m.__class__.forward(m, *i, **k) is None or out, with_kwargs=True\n"
-        "        )\n"
-        "        try:\n"
-        "            return self._hidden_at(rollout.ids, rollout.predictors)\n"
-        "        finally:\n"
-        "            again.remove()\n",
-        "ppo",
-    ),
-    "larger cache": Plant(
-        "rlhf/rollout/library_decoding.py",
-        "slots = round_up(self.width + self.room, self.window_rule.whole)",
-        "slots = round_up(round(1.15 * (self.width + self.room)), self.window_rule.whole)",
-        "ppo",
-    ),
-    "extra pass in DPO": Plant(
-        "rlhf/stages/dpo.py",
-        '        policy, reference = (logprobs(role, batch) for role in ("policy", "reference"))\n',
-        '        policy, reference = (logprobs(role, batch) for role in ("policy", "reference"))\n'
-        '        policy = logprobs("policy", batch)\n',
-        "dpo",
-    ),
-    "evaluation with graphs": Plant(
-        "rlhf/stages/dpo.py",
-        "@torch.no_grad()\ndef preference_accuracy(",
-        "def preference_accuracy(",
-        "dpo",
-    ),
-    "memory in the update": Plant(
-        "rlhf/stages/ppo.py",
-        "            hidden = self.shared.response_hidden(micro.rollout)\n            loss, stats",
-        "            more = torch.empty(7_000_000)\n"
-        "            hidden = self.shared.response_hidden(micro.rollout)\n            loss, stats",
-        "ppo",
-    ),
-    "time in scoring": Plant(
-        "rlhf/stages/ppo.py",
-        "                batch = make_batch(learner, *with_verdict(rollout, rewards))  # 2, 3, 4\n",
-        "                import time\n\n"
-        "                start = time.process_time()\n"
-        "                batch = make_batch(learner, *with_verdict(rollout, rewards))  # 2, 3, 4\n"
-        "                end = time.process_time() + 0.15 * (time.process_time() - start)\n"
-        "                while time.process_time() < end:\n"
-        "                    pass\n",
-        "ppo",
-    ),
-}
-TIMED = ("time in scoring",)  # of a stage, and no count can see it
-
-
-def plant(name: str, base: Checkout, into: Path = FOLDER) -> Checkout:
-    """Return a copy of a checkout, below `into`, with one of PLANTS in it.
-
-    Raises UserError where its code is not as it was.
-    """
-    planted = PLANTS[name]
-    folder = into / f"planted-{name.replace(' ', '-')}"
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(base.root, folder)
-    file = folder / planted.file
-    text = file.read_text(encoding="utf-8")
-    if text.count(planted.old) != 1:
-        raise UserError(f"{planted.file}: the text that {name!r} replaces is not there once: write the plant anew")
-    file.write_text(text.replace(planted.old, planted.new), encoding="utf-8")
-    return Checkout(name, folder, base.python)
-
-
-def small_recipe() -> PinnedRecipe:
-    """Return the recipe for a CPU with smaller batches, to save time."""
-    return recipes.load(CPU_RECIPE, SMALLER)
+def small_recipe(vocabulary: int = 800) -> PinnedRecipe:
+    """Return the recipe for a CPU with smaller batches, to save time, and with a vocabulary of so many tokens."""
+    return recipes.load(CPU_RECIPE, SMALLER | {"tokenizer.vocab_size": vocabulary})
 
 
 def counts(side: Checkout, loaded: PinnedRecipe, stage: StageName) -> dict[StageName, Cost]:
@@ -189,22 +57,26 @@ def counts(side: Checkout, loaded: PinnedRecipe, stage: StageName) -> dict[Stage
 
 def all_counted(base: Checkout, names: Sequence[str], at_once: int) -> Iterator[tuple[str, list[Change]]]:
     """Yield each plant's name with what its stage counts. `at_once` processes run, which changes no count."""
-    loaded = small_recipe()
-    stages = {name: recipes.stage_name(PLANTS[name].where) for name in names}
     with ThreadPoolExecutor(at_once) as pool:
-        bases = {stage: pool.submit(counts, base, loaded, stage) for stage in set(stages.values())}
-        plants = {name: pool.submit(counts, plant(name, base), loaded, stage) for name, stage in stages.items()}
-        for name, stage in stages.items():
-            old, new = bases[stage].result()[stage], plants[name].result()[stage]
-            yield name, [*judge.counted(stage, old, new, Bounds())]
+        bases: dict[str, Future[dict[StageName, Cost]]] = {}  # by stage and vocabulary
+        plants = {}
+        for name in names:
+            stage, loaded = recipes.stage_name(PLANTS[name].where), small_recipe(PLANTS[name].vocabulary)
+            key = f"{stage} {PLANTS[name].vocabulary}"
+            if key not in bases:
+                bases[key] = pool.submit(counts, base, loaded, stage)
+            plants[name] = stage, bases[key], pool.submit(counts, plant(name, base), loaded, stage)
+        for name, (stage, old, new) in plants.items():
+            yield name, [*judge.counted(stage, old.result()[stage], new.result()[stage], Bounds())]
 
 
 def otherwise(base: Checkout, name: str, rounds: int) -> list[Change]:
     """Return what the comparison measures of a plant that the counts on a CPU cannot see."""
     new, where, bounds = plant(name, base), PLANTS[name].where, Bounds()
-    if where == "micro":
-        return small_functions(base, new, rounds, bounds._replace(slower=MICRO_SLOWER), say)
-    loaded = small_recipe()
+    if where.startswith(MICRO):
+        only = where.removeprefix(MICRO)
+        return small_functions(base, new, rounds, bounds._replace(slower=MICRO_SLOWER), say, only)
+    loaded = small_recipe(PLANTS[name].vocabulary)
     with Comparison(base, new, loaded, steps=STEPS, shape="hh", bounds=bounds, say=say) as comparison:
         if where == "card":
             return comparison.predicted(CARD)
@@ -213,47 +85,98 @@ def otherwise(base: Checkout, name: str, rounds: int) -> list[Change]:
         return comparison.timed([stage], rounds)
 
 
+def each_planted(base: Checkout, names: Sequence[str], rounds: int, at_once: int) -> Iterator[tuple[str, list[Change]]]:
+    """Yield each plant's name with what the comparison measures of it; those that counts can see come first."""
+    by_counts = [name for name in names if PLANTS[name].where in STAGES and name not in TIMED]
+    yield from all_counted(base, by_counts, at_once)
+    for name in names:
+        if name not in by_counts:
+            yield name, otherwise(base, name, rounds)
+
+
+def with_itself(base: Checkout, stages: Sequence[StageName], rounds: int, number: int) -> Iterator[list[Change]]:
+    """Yield the changes of a checkout beside itself, `number` times.
+
+    Every FEW comparisons have new processes, whose first one counts too: the others would count the same.
+    """
+    loaded = small_recipe()
+    same = base._replace(name="the same")
+    for first in range(0, number, FEW):
+        with Comparison(base, same, loaded, steps=STEPS, shape="hh", bounds=Bounds(), say=say) as comparison:
+            counted = comparison.counted(with_parents(loaded, stages))
+            for _ in range(first, min(first + FEW, number)):
+                yield counted + comparison.timed(stages, rounds)
+                counted = []
+
+
+def worse(changes: Sequence[Change]) -> list[Worse]:
+    """Return the changes that are worse than allowed, as a record has them, the largest first."""
+    found = sorted((change for change in changes if change.worse), key=lambda change: -change.ratio)
+    keys = ("place", "what", "old", "new", "ratio", "low", "high")
+    return [cast(Worse, {key: getattr(change, key) for key in keys}) for change in found]
+
+
+def origin(loaded: PinnedRecipe, rounds: int) -> dict[str, object]:
+    """Return the keys that both records have."""
+    return {
+        "date": provenance.now(),
+        "code": provenance.code(),
+        "packages": package_versions(),
+        "device": provenance.describe_for(loaded.recipe),
+        "recipe": loaded.name,
+        "version": loaded.version,
+        "recipe_sha256": loaded.sha256,
+        "overrides": loaded.overrides,
+        "steps": STEPS,
+        "rounds": rounds,
+    }
+
+
+def load() -> float:
+    """Return the machine's load average of the last five minutes: processes that run or wait for a processor."""
+    return round(os.getloadavg()[1], 2)
+
+
 @options.command()
 @click.option("--only", "names", multiple=True, type=OneOf([*PLANTS]), help="Only this plant; may be repeated.")
 @click.option("--same", default=0, type=WholeNumber(min=0), help="Instead, compare the code with itself so often.")
 @click.option("--stage", "stages", multiple=True, type=OneOf(STAGES), help="With --same: only this stage.")
 @click.option("--rounds", default=3, show_default=True, type=WholeNumber(min=2), help="Timed runs of each side.")
 @click.option("--at-once", default=2, show_default=True, type=WholeNumber(min=1), help="Processes that count.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Add a line of JSON for each.")
+@options.SAVE
 def main(
-    names: tuple[str, ...], same: int, stages: tuple[StageName, ...], rounds: int, at_once: int, out: Path | None
+    names: tuple[str, ...], same: int, stages: tuple[StageName, ...], rounds: int, at_once: int, save: Path | None
 ) -> None:
     """Compare the commit that stands here with copies that something was planted in, or with itself.
 
-    Exit code 1: a plant was not found, or something was found in equal code.
+    The record has whatever was measured so far. Exit code 1: a plant was not found, or something was found in equal
+    code.
     """
-    base = checkout.unpack("HEAD")
+    base, loaded = checkout.unpack("HEAD"), small_recipe()
+    record: PlantedRecord | SameRecord
     failed = False
 
-    def note(name: str, lines: Sequence[str], good: bool) -> None:
+    def note(name: str, changes: Sequence[Change], good: bool) -> None:
         nonlocal failed
         failed |= not good
+        lines = judge.verdicts(changes)
         print(f"{'good' if good else 'WRONG'}  {name}: {'; '.join(lines) or 'nothing is worse'}", flush=True)
-        if out:
-            with out.open("a", encoding="utf-8") as file:
-                print(json.dumps({"name": name, "good": good, "lines": list(lines)}), file=file)
+        if save:
+            write_json(save, record)
 
-    for number in range(same):
-        copy = base._replace(name=f"the same, {number + 1}")
-        loaded = small_recipe()
+    if same:
         chosen = options.stages_of(loaded, stages, STAGES)
-        with Comparison(base, copy, loaded, steps=STEPS, shape="hh", bounds=Bounds(), say=say) as comparison:
-            found = comparison.counted(with_parents(loaded, chosen)) + comparison.timed(chosen, rounds)
-        lines = judge.verdicts(found)
-        note(copy.name, lines, not lines)
-    chosen_plants = [] if same else [name for name in PLANTS if name in (names or PLANTS)]
-    by_counts = [name for name in chosen_plants if PLANTS[name].where in STAGES and name not in TIMED]
-    for name, found in all_counted(base, by_counts, at_once):
-        note(name, judge.verdicts(found), any(change.worse for change in found))
-    for name in chosen_plants:
-        if name not in by_counts:
-            lines = judge.verdicts(otherwise(base, name, rounds))
-            note(name, lines, bool(lines))
+        record = same_record = cast(SameRecord, origin(loaded, rounds) | {"stages_compared": chosen, "same": []})
+        for number, changes in enumerate(with_itself(base, chosen, rounds, same), 1):
+            row: SameRow = {"worse": worse(changes), "load": load()}
+            same_record["same"].append(row)
+            note(f"the same, {number}", changes, not row["worse"])
+        sys.exit(failed)
+    record = planted_record = cast(PlantedRecord, origin(loaded, rounds) | {"planted": {}})
+    for name, changes in each_planted(base, [name for name in PLANTS if name in (names or PLANTS)], rounds, at_once):
+        found: PlantRow = {"does": PLANTS[name].does, "worse": worse(changes), "load": load()}
+        planted_record["planted"][name] = found
+        note(name, changes, bool(found["worse"]))
     sys.exit(failed)
 
 

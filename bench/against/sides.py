@@ -42,7 +42,7 @@ class Cost(TypedDict):
 
     seconds: dict[str, Seconds]
     counts: dict[str, Counts]  # empty where it was timed
-    held: list[int]  # bytes alive before each step of an optimizer; empty where it was timed
+    held: list[int]  # bytes alive before each step of training updates weights; empty where it was timed
     tokens: int  # that went through the model, without padding
     card_peak_bytes: dict[str, int]  # of torch's allocator, where a GPU ran the stage
     peak_rss_bytes: int  # of the process since it began

@@ -1,8 +1,12 @@
-"""The table of a comparison: a row for each phase, a column for each figure."""
+"""The table of a comparison, with a row for each phase, and those of the records about the comparison itself."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from bench.against.judge import CARD_PEAK, COUNTED, CPU, HELD, PEAK, PROCESS, RATE, WALL, Change
+from bench.against.plants import PLANTS
+from bench.kinds import PlantedRecord, PlantRow, SameRecord
+from bench.reading import read
 from rlhf.terminal import screen
 from rlhf.terminal.tables import rows_table
 
@@ -51,3 +55,48 @@ def markdown(title: str, changes: Sequence[Change], verdicts: Sequence[str]) -> 
     lines = [columns, ["---"] * len(columns), *cells]
     listing = "\n".join(f"- worse: {line}" for line in verdicts) or "Nothing is worse."
     return f"### {title}\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in lines) + f"\n\n{listing}\n\n{NOTE}\n"
+
+
+def newest_rows(folder: Path) -> dict[str, PlantRow]:
+    """Return the newest row of each plant in the records of a folder: a record may have some of them.
+
+    A plant that was written anew since, which says that it does something else, has none.
+    """
+    rows: dict[str, PlantRow] = {}
+    for file in sorted(folder.glob("planted_*.json")):  # names begin with date and time
+        rows |= read(file, PlantedRecord)["planted"]
+    return {name: rows[name] for name, plant in PLANTS.items() if name in rows and rows[name]["does"] == plant.does}
+
+
+def planted(rows: Mapping[str, PlantRow]) -> str:
+    """Return the table of what was planted and which change found it, the largest one, as Markdown."""
+    lines = ["| planted | what it does | found by | load average |", "| --- | --- | --- | --- |"]
+    for name, plant in PLANTS.items():
+        row = rows.get(name)
+        found, load = "not measured", ""
+        if row:
+            found, load = "nothing", f"{row['load']:.1f}"
+            if row["worse"]:
+                largest, *others = row["worse"]
+                more = f" (and {len(others)} more)" if others else ""
+                found = f"{largest['place']}: {largest['what']} {largest['ratio'] - 1:+.1%}{more}"
+        lines.append(f"| {name} | {plant.does} | {found} | {load} |")
+    return "\n".join(lines)
+
+
+def same(records: Sequence[SameRecord]) -> str:
+    """Return the table of comparisons of a commit with itself, a row for each record, as Markdown."""
+    lines = ["| date | stages | timed pairs in each | load average | comparisons | alarms |", "| --- " * 6 + "|"]
+    for record in records:
+        loads = [row["load"] for row in record["same"]]
+        alarms = sum(bool(row["worse"]) for row in record["same"])
+        cells = (
+            record["date"].replace("T", " "),
+            ", ".join(record["stages_compared"]),
+            str(record["rounds"]),
+            f"{min(loads):.1f} to {max(loads):.1f}",
+            str(len(loads)),
+            str(alarms),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

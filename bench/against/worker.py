@@ -32,6 +32,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 PHASES = ("load", "evaluate", "references", "train", "rollout", "prefill", "decode", "score", "update", "merge")
 OPTIMIZER_STEP = "Optimizer.step#"  # how torch names the block of an optimizer's step
+TRAIN, UPDATE = "train", "update"  # phases: of all steps of a stage, and of one step, in which optimizers take several
 ENTER_BLOCK = torch.ops.profiler._record_function_enter_new.default
 LEAVE_BLOCK = torch.ops.profiler._record_function_exit._RecordFunction
 # These allocate and launch nothing on a device.
@@ -77,7 +78,7 @@ class Counter(TorchDispatchMode):
     """Counts what torch's operations compute, move, launch and hold in each phase, by its path; "" is the whole stage.
 
     A count is the same in every run of the same code, however busy the machine is. `held` has the bytes that were alive
-    before each step of an optimizer.
+    before each step of training: before its optimizer's step, or the first of an update's.
     """
 
     def __init__(self) -> None:
@@ -87,6 +88,7 @@ class Counter(TorchDispatchMode):
         self._alive = 0
         self._storages: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}  # by id: bytes
         self._open: list[str | None] = []
+        self._update_began = False  # and its optimizer took no step yet
         self._here = [self._phase("")]
 
     @classmethod
@@ -120,10 +122,12 @@ class Counter(TorchDispatchMode):
 
     def _cross(self, entered: str | None) -> None:
         """Note that a block begins, by its name, or that the innermost one ends."""
-        if entered is not None and entered.startswith(OPTIMIZER_STEP):
-            gc.collect()  # what only a cycle keeps is garbage that Python has not collected yet
-            self.held.append(self._alive)
         if entered is not None:
+            if entered.startswith(OPTIMIZER_STEP) and (self._update_began or TRAIN in self._open):
+                gc.collect()  # what only a cycle keeps is garbage that Python has not collected yet
+                self.held.append(self._alive)
+                self._update_began = False
+            self._update_began |= entered == UPDATE
             self._open.append(entered if entered in PHASES else None)
         else:
             self._open.pop()

@@ -10,7 +10,7 @@ from bench.against import judge
 from bench.against.checkout import Checkout
 from bench.against.compare import Comparison
 from bench.against.judge import Bounds, Change
-from bench.against.planted import plant
+from bench.against.plants import plant
 from bench.paths import ROOT
 from bench.steps import with_parents
 from rlhf import recipe
@@ -53,7 +53,7 @@ def test_equal_code_has_equal_counts(tmp_path):
 def test_a_role_that_is_scored_twice_is_found_and_nothing_else(tmp_path):
     changes = compared(tmp_path, "role scored twice")
     worse = {(change.place, change.what) for change in changes if change.worse}
-    assert {("ppo/score", "operations"), ("ppo/score", "launches")} <= worse
+    assert {("ppo/score", "operations"), ("ppo/score", "bytes moved")} <= worse
     assert not [place for place, _ in worse if place not in ("ppo", "ppo/score")]
     (line,) = judge.verdicts(changes)
     assert line.startswith("ppo/score: ")

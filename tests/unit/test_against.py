@@ -2,19 +2,22 @@
 
 import subprocess
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from click.testing import CliRunner
 
 from bench.against import __main__ as against
-from bench.against import checkout, compare, judge, micro, planted, table
+from bench.against import checkout, compare, judge, micro, planted, plants, table
 from bench.against.judge import Bounds, Change
 from bench.against.sides import Cost, Counts, Predicted, SideFailed
 from bench.against.worker import PHASES, Clock, Counter
+from bench.kinds import SameRecord, SameRow
 from bench.paths import ROOT
 from rlhf import recipe
 from rlhf.errors import UserError
+from rlhf.files import write_json
 from rlhf.memory import phases
 from rlhf.recipe import StageName
 from tests.helpers import RECIPE
@@ -56,19 +59,24 @@ def test_products_bytes_launches_reads_and_peaks_are_counted_by_phase():
     assert (train["peak_bytes"], whole["peak_bytes"]) == (800 + 404, 800 + z.nbytes)
 
 
-def test_what_is_held_before_each_step_of_an_optimizer_is_counted():
+def test_what_is_held_in_each_step_is_counted_once_however_often_an_optimizer_steps():
     """A tensor that is kept in every step grows it; a backward pass is counted too."""
     kept = []
     with Counter() as counter:
         weight = torch.ones(5, 5, requires_grad=True)
         optimizer = torch.optim.SGD([weight])
+        optimizer.step()  # outside of the steps
         for _ in range(3):
-            (weight @ weight).sum().backward()
-            optimizer.step()
+            with torch.profiler.record_function("update"):
+                for _ in range(2):
+                    (weight @ weight).sum().backward()
+                    optimizer.step()
             kept.append(torch.ones(25))
-    assert counter.held == [200, 300, 400], "the weight, its gradient, and what is kept"
-    assert judge.growth(counter.held) == 100
-    assert counter.counts[""]["flops"] == 3 * 3 * 2 * 5**3
+        with torch.profiler.record_function("train"):
+            optimizer.step()
+            optimizer.step()
+    assert counter.held == [200, 300, 400, 500, 500], "the weight, its gradient, and what is kept"
+    assert counter.counts[""]["flops"] == 6 * 3 * 2 * 5**3
 
 
 def test_seconds_of_a_phase_inside_another_count_for_both():
@@ -311,12 +319,44 @@ def test_the_short_form_fails_for_a_mistake_in_its_options(monkeypatch):
         CliRunner().invoke(against.main, ["--short", "--stage", "kto"], catch_exceptions=False)
 
 
-@pytest.mark.parametrize("name", planted.PLANTS)
+@pytest.mark.parametrize("name", plants.PLANTS)
 def test_every_plant_still_fits_the_code(name):
-    plant = planted.PLANTS[name]
+    plant = plants.PLANTS[name]
     text = (ROOT / plant.file).read_text()
     assert text.count(plant.old) == 1
     compile(text.replace(plant.old, plant.new), plant.file, "exec")
+
+
+def test_the_table_of_plants_has_the_newest_row_of_each_and_the_largest_change(tmp_path):
+    """Two records: the first has two plants, the second one of them again."""
+    before, after = cost(in_score=counts(400)), cost(in_score=counts(430, 1100))
+    found = planted.worse([*judge.counted("ppo", before, after, Bounds())])
+    assert [(row["what"], row["ratio"]) for row in found] == [("bytes moved", 1.1), ("operations", 1.075)]
+    loaded = planted.small_recipe()
+    for date, rows in {
+        "2026-01-01": {"leak per step": [], "layer twice": found},
+        "2026-01-02": {"leak per step": found},
+    }.items():
+        planted_rows = {
+            name: {"does": plants.PLANTS[name].does, "worse": worse, "load": 2.0} for name, worse in rows.items()
+        } | {"larger cache": {"does": "something else", "worse": [], "load": 2.0}}
+        record = planted.origin(loaded, 3) | {"planted": planted_rows}
+        write_json(tmp_path / f"planted_{date}.json", record)
+    lines = {line.split(" | ")[0]: line for line in table.planted(table.newest_rows(tmp_path)).splitlines()}
+    assert len(lines) == 2 + len(plants.PLANTS)
+    for name in ("leak per step", "layer twice"):
+        assert lines[f"| {name}"].endswith("| ppo/score: bytes moved +10.0% (and 1 more) | 2.0 |")
+    for name in ("copied logits", "larger cache"):
+        assert lines[f"| {name}"].endswith("| not measured |  |")
+
+
+def test_the_table_of_equal_code_counts_alarms():
+    row: SameRow = {"worse": [], "load": 2.0}
+    loaded = planted.small_recipe()
+    record = cast(
+        SameRecord, planted.origin(loaded, 3) | {"stages_compared": ["sft", "rm"], "same": [row, row | {"load": 9.0}]}
+    )
+    assert table.same([record]).endswith(" | sft, rm | 3 | 2.0 to 9.0 | 2 | 0 |")
 
 
 def test_the_folder_of_checkouts_is_ignored_by_git():
