@@ -135,8 +135,7 @@ fuzz: setup ## try malformed inputs and kills, generated from SEED; failures go 
 	@$(here) $@
 	@$(if $(ONLY),,FUZZ_EXAMPLES=1000 $(python) -m pytest -q tests/fuzz/test_readers.py)
 lint: setup ## run ruff, mypy, hadolint and shellcheck
-	@$(VENV)/bin/ruff check .
-	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/hadolint Dockerfile
 	@$(VENV)/bin/shellcheck .ci/run bin/in-container bin/setup requirements/lock.sh tests/image/test.sh cloud/*.sh
