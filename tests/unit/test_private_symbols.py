@@ -51,6 +51,8 @@ SYMBOLS = {  # module:name -> the module that uses, overrides or replaces it
     "torch:_C._current_graph_task_id": "rlhf/memory/rehearsal/gradient_sums.py",
     "torch.autograd.graph:_engine_run_backward": "rlhf/memory/rehearsal/gradient_sums.py",
     "torch.ops.mkldnn:_linear_pointwise": "rlhf/models/matmul.py",
+    "torch.ops.aten:_fused_rms_norm": "rlhf/models/lean/fused_linear.py",
+    "torch.ops.aten:_fused_rms_norm_backward": "rlhf/models/lean/fused_linear.py",
     "torch.ops.aten:_softmax_backward_data": KERNELS,
     "torch.ops.aten:_local_scalar_dense": "rlhf/memory/rehearsal/device.py",
 }
