@@ -1,7 +1,7 @@
 """README's table and picture of cpu-smollm2-sums: its answers before and after GRPO, from the newest record.
 
-Beside a record PATH.json lie logs as the runs wrote them, in the folder PATH: of each seed `seed-N/metrics.jsonl` and
-`telemetry.jsonl` of GRPO, and of seed 0 `samples.jsonl` of an evaluation with `evaluate.max_samples=8`.
+Beside a record PATH.json lie the logs of its runs as they were written, in the folder PATH: of each seed
+`seed-N/metrics.jsonl` and `telemetry.jsonl` of GRPO, of seed 0 `samples.jsonl` of the evaluation too.
 """
 
 import json
@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.paths import ROOT
-from rlhf import recipe as recipes
 from rlhf.run import reader
 from rlhf.run.layout import METRICS, SAMPLES, TELEMETRY
 from rlhf.run.outcomes import Reproduction
 from rlhf.run.records import MetricsLine, TelemetryLine
-from rlhf.stats import wilson
 
-NAME = "cpu-smollm2-sums/v1"
-RECORDS = ROOT / "results" / NAME / "cpu"
+RECORDS = ROOT / "results" / "cpu-smollm2-sums" / "v1" / "cpu"
 IMAGE = ROOT / "docs" / "images" / "sums.svg"
 SHOWN = 3  # questions of the table: the first held-out ones
 REWARD = "reward_numeric_answer"
@@ -33,7 +30,7 @@ def newest() -> Path:
 
 
 def samples(file: Path) -> list[dict[str, Any]]:
-    """Return the first held-out questions of seed 0, each with the answers of `base` and `grpo`."""
+    """Return the held-out questions of seed 0, each with the answers of `base` and `grpo` and their rewards."""
     return [json.loads(line) for line in (file.with_suffix("") / "seed-0" / SAMPLES).read_text().splitlines()]
 
 
@@ -59,9 +56,9 @@ def table() -> str:
     for row in samples(file)[:SHOWN]:
         rows.append((_question(row), _cell(row["base"]["response"]), _cell(row["grpo"]["response"])))
     for seed, stages in record.seeds.items():
-        metrics = stages["grpo"].metrics
-        time = f"{cpu_minutes(file, seed):.1f} CPU minutes, {stages['grpo'].wall_seconds / 60:.1f} by the clock"
-        rows.append((f"**right, seed {seed}** ({time})", _share(metrics[f"{REWARD}_base"]), _share(metrics[REWARD])))
+        metrics = stages["evaluate"].metrics
+        time = f"{cpu_minutes(file, seed):.1f} CPU minutes"
+        rows.append((f"**right, seed {seed}** ({time})", _share(metrics, "base"), _share(metrics, "grpo")))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows) + "\n"
 
 
@@ -75,18 +72,10 @@ def _cell(text: str) -> str:
     return re.sub(r"([|*_<\\`$])", r"\\\1", " ".join(text.split()))
 
 
-def answered() -> int:
-    """Return how many held-out questions the recipe asks in an evaluation of GRPO, once each."""
-    grpo = recipes.load(ROOT / "recipes" / NAME).recipe.grpo
-    assert grpo is not None
-    return grpo.max_eval_samples
-
-
-def _share(share: float | None) -> str:
-    """Return a share of right answers with its Wilson interval of 95 %."""
-    assert share is not None
-    value, low, high = (100 * end for end in wilson(share * answered(), answered()))
-    return f"{value:.0f} % ({low:.0f} to {high:.0f})"
+def _share(metrics: dict[str, Any], policy: str) -> str:
+    """Return a policy's share of right answers with its 95 % interval."""
+    value, low, high = (100 * metrics[f"{policy}/{REWARD}{end}"] for end in ("", "_low", "_high"))
+    return f"{value:.1f} % ({low:.1f} to {high:.1f})"
 
 
 def chart() -> str:
