@@ -70,8 +70,8 @@ class Client:
         if self._sleeps:
             self._call("/wake_up", {})
         self._name = f"policy-{uuid.uuid4().hex}"
-        self._call("/v1/load_lora_adapter", {"lora_name": self._name, "lora_path": str(folder.resolve())})
         try:
+            self._call("/v1/load_lora_adapter", {"lora_name": self._name, "lora_path": str(folder.resolve())})
             yield
         except BaseException:
             with suppress(UserError):  # a server that has gone away would hide the error that happened first
@@ -81,9 +81,11 @@ class Client:
 
     def _release(self) -> None:
         """Unload the adapter, and let a server that sleeps do so."""
-        self._call("/v1/unload_lora_adapter", {"lora_name": self._name})
-        if self._sleeps:
-            self._call("/sleep?level=1", {})
+        try:
+            self._call("/v1/unload_lora_adapter", {"lora_name": self._name})
+        finally:
+            if self._sleeps:
+                self._call("/sleep?level=1", {})
 
     def _hint(self) -> str:
         return f"start one with: `{self._command()}`"

@@ -38,7 +38,7 @@ These runs were open: faults were found on them and corrected.
 - Transformers 5 allocates and releases what a packed model takes before it loads it, and four threads put weights on
   the card ahead of the one that packs them. What they leave behind decides which later blocks fit.
 - The allocator's replay let the addresses of new segments rise, and torch takes the lowest of equal free blocks. With
-  falling addresses the float16 runs, whose loading has one order, are reserved within {float16:.1%}. The record above
+  falling addresses the float16 runs, whose loading has one order, are reserved within {float16:.2%}. The record above
   was made with rising ones.
 
 An error is predicted over measured, minus 1. The peer is fitcheck-llm, with its own published errors on the same runs,
@@ -62,8 +62,8 @@ them, and 5,684 and 5,716 MiB in the others: it depends on the holes that loadin
 fit into what attention has used. This was tried once, on 2026-11-26.
 
 Such draws were made for every NF4 setting. They also reach what TinyLlama reserved with eager attention and 2 × 512
-tokens. Other errors above 3 % they do not explain: SmolLM2-135M (2 × 512), Qwen2.5-1.5B (sdpa, 1 × 2048) and the first
-TinyLlama run with sdpa and 2 × 512.
+tokens. Other errors above 3 % are not explained: SmolLM2-135M (2 × 512), Qwen2.5-1.5B (sdpa, 1 × 2048) and TinyLlama
+with sdpa (4 × 1024, and the first run of 2 × 512).
 
 | run | allocated, measured, MiB | error | reserved, measured, MiB | error | peer: allocated | peer: process |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |
