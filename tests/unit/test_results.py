@@ -56,7 +56,7 @@ TARGETS = {
     "cpu-tiny/v2": "bda85cb920d28a9c",
     "cpu-tiny-groups/v1": "f2a2c283b20c53b7",
     "cpu-tiny-sums/v1": "d526f9597a6e94b5",
-    "cpu-smollm2-sums/v1": "2a65a16be23496dd",
+    "cpu-smollm2-sums/v1": "474ee0172f85934e",
 }
 
 
