@@ -18,7 +18,7 @@ from bench import sums
 from bench.against import table
 from bench.kinds import PeerRecord, SameRecord
 from bench.memory import budgets, sizes
-from bench.paths import ROOT
+from bench.paths import ROOT, newest
 from bench.peer import figures
 from bench.reading import read
 from rlhf.commands import reproduce
@@ -36,9 +36,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "strategies": lambda: budgets.strategies_table(ROOT / "recipes/h100-mistral-7b/v1"),
     "sizes": lambda: sizes.table(sizes.content()),
     "sums": sums.table,
-    "results": lambda: reproduce.table_of(_newest("cpu-tiny/v2/cpu/*.json")),
-    "ppo-step": lambda: figures.markdown(read(_newest(PPO_STEPS), PeerRecord)),
-    "ppo-phases": lambda: figures.phases_table(read(_newest(PPO_STEPS), PeerRecord)),
+    "results": lambda: reproduce.table_of(newest(ROOT / "results", "cpu-tiny/v2/cpu/*.json")),
+    "ppo-step": lambda: figures.markdown(read(newest(ROOT / "results", PPO_STEPS), PeerRecord)),
+    "ppo-phases": lambda: figures.phases_table(read(newest(ROOT / "results", PPO_STEPS), PeerRecord)),
     "planted": lambda: table.planted(table.newest_rows(ROOT / "results/against")),
     "the same": lambda: table.same(
         [read(file, SameRecord) for file in sorted(ROOT.glob("results/against/same_*.json"))]
@@ -173,11 +173,6 @@ def _range(kind: dict[str, Any], whole: bool) -> str:
     if below is not None:
         return f"{lowest}, below {below:,g}"
     return lowest if high >= LARGE else f"{lowest}, at most {high:,g}"
-
-
-def _newest(pattern: str) -> Path:
-    """Return the newest of some records; their names begin with the date."""
-    return max((ROOT / "results").glob(pattern), key=lambda file: file.name)
 
 
 def _modules(package: Path) -> str:

@@ -9,6 +9,7 @@ from bench import compare
 from bench.clocks import clock_of
 from bench.kinds import StepsRecord
 from bench.reading import read
+from bench.svg import picture
 from rlhf.recipe import StageName
 
 NAME = "history.svg"
@@ -25,16 +26,18 @@ class Point(NamedTuple):
     rate: float
 
 
-def charts(root: Path) -> dict[Path, str]:
-    """Return each chart by its file: one for each folder of records of `make bench`, and shape of rows in it.
-
-    Raises UserError for a record that is damaged.
-    """
+def records_of(root: Path) -> dict[Path, list[Path]]:
+    """Return the records of each chart by its file: one for each folder of `make bench`, and shape of rows in it."""
     files: dict[Path, list[Path]] = {}
     for file in sorted(root.glob("*/*/*/bench/*.json")):
         shape = file.stem.rpartition("_")[2]
         files.setdefault(file.parent / f"{shape}-{NAME}", []).append(file)
-    return {chart: drawn([read(file, StepsRecord) for file in group]) for chart, group in files.items()}
+    return files
+
+
+def charts(root: Path) -> dict[Path, str]:
+    """Return each chart by its file. Raises UserError for a record that is damaged."""
+    return {chart: drawn([read(file, StepsRecord) for file in group]) for chart, group in records_of(root).items()}
 
 
 def drawn(records: Sequence[StepsRecord]) -> str:
@@ -45,10 +48,7 @@ def drawn(records: Sequence[StepsRecord]) -> str:
     machines = list(dict.fromkeys(machine_of(record) for record in records))
     stages = list(dict.fromkeys(stage for record in records for stage in record["stages"]))
     high = TOP + PANEL * len(stages) + LEGEND * (len(machines) + 1) + 10
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {high}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDE}" height="{high}" fill="white"/>',
-    ]
+    parts: list[str] = []
     for number, stage in enumerate(stages):
         parts += _panel(stage, [*points(records, stage)], machines, len(records), TOP + PANEL * number)
     bottom = TOP + PANEL * len(stages) + 10
@@ -57,7 +57,7 @@ def drawn(records: Sequence[StepsRecord]) -> str:
         down, colour = bottom + LEGEND * number, COLOURS[(number - 1) % len(COLOURS)]
         parts.append(f'<circle cx="{LEFT + 4}" cy="{down - 4}" r="4" fill="{colour}"/>')
         parts.append(f'<text x="{LEFT + 16}" y="{down}">{escape(machine)}</text>')
-    return "\n".join([*parts, "</svg>\n"])
+    return picture(WIDE, high, parts)
 
 
 def machine_of(record: StepsRecord) -> str:

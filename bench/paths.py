@@ -9,6 +9,11 @@ ROOT = Path(__file__).parents[1]  # of the code: a checkout, or /app in the cont
 RESULTS = next((folder for folder in (Path("results"), ROOT / "results") if folder.is_dir()), Path("results"))
 
 
+def newest(folder: Path, pattern: str = "*.json") -> Path:
+    """Return the newest of some records; their names begin with the date."""
+    return max(folder.glob(pattern), key=lambda file: file.name)
+
+
 def require_own_folder(folder: Path, mark: str) -> None:
     """Raise UserError for a folder that is about to be emptied and holds files, but not `mark`, which ours have."""
     if folder.exists() and any(folder.iterdir()) and not (folder / mark).exists():

@@ -72,7 +72,7 @@ def page(root: Path = RESULTS) -> str:
     newest_first = sorted(root.rglob("*.json"), key=lambda file: file.name, reverse=True)
     files = sorted(newest_first, key=lambda file: str(file.parent))
     lines = "".join(_line(file, root) for file in files)
-    paths = [chart.relative_to(root) for chart in history.charts(root)]
+    paths = [chart.relative_to(root) for chart in history.records_of(root)]
     return HEAD + lines + CHARTS + "".join(f"\n![{path}]({path})\n" for path in paths)
 
 

@@ -4,17 +4,19 @@ Beside a record PATH.json lie the logs of its runs as they were written, in the 
 `seed-N/metrics.jsonl` and `telemetry.jsonl` of GRPO, of seed 0 `samples.jsonl` of the evaluation too.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import paths
 from bench.paths import ROOT
+from bench.steps import telemetry
+from bench.svg import picture
 from rlhf.run import reader
-from rlhf.run.layout import METRICS, SAMPLES, TELEMETRY
-from rlhf.run.outcomes import Reproduction
-from rlhf.run.records import MetricsLine, TelemetryLine
+from rlhf.run.layout import METRICS, SAMPLES
+from rlhf.run.outcomes import Reproduction, SampleLine
+from rlhf.run.records import MetricsLine
 
 RECORDS = ROOT / "results" / "cpu-smollm2-sums" / "v1" / "cpu"
 IMAGE = ROOT / "docs" / "images" / "sums.svg"
@@ -26,12 +28,12 @@ COLOURS = ("#1f6feb", "#cf222e", "#1a7f37", "#8250df", "#9a6700")
 
 def newest() -> Path:
     """Return the newest record; their names begin with the date."""
-    return max(RECORDS.glob("*.json"), key=lambda file: file.name)
+    return paths.newest(RECORDS)
 
 
 def samples(file: Path) -> list[dict[str, Any]]:
     """Return the held-out questions of seed 0, each with the answers of `base` and `grpo` and their rewards."""
-    return [json.loads(line) for line in (file.with_suffix("") / "seed-0" / SAMPLES).read_text().splitlines()]
+    return [line.plain() for line in reader.read_lines(file.with_suffix("") / "seed-0" / SAMPLES, SampleLine)]
 
 
 def logged(file: Path) -> dict[str, list[MetricsLine]]:
@@ -42,8 +44,8 @@ def logged(file: Path) -> dict[str, list[MetricsLine]]:
 
 def cpu_minutes(file: Path, seed: str) -> float:
     """Return the CPU time of a seed's GRPO in minutes, from loading the model to the last step's evaluation."""
-    lines = reader.read_lines(file.with_suffix("") / f"seed-{seed}" / TELEMETRY, TelemetryLine)
-    return sum(float(line.plain()["cpu/total"]) for line in lines) / 60
+    rows = telemetry(file.with_suffix("") / f"seed-{seed}", ("cpu/total",))
+    return sum(row["cpu/total"] for row in rows) / 60
 
 
 def table() -> str:
@@ -82,11 +84,7 @@ def chart() -> str:
     """Return the share of right answers over the steps as SVG: in training as lines, on held-out questions as dots."""
     logs = logged(newest())
     last = max(lines[-1].step for lines in logs.values())
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {HIGH}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDE}" height="{HIGH}" fill="white"/>',
-        *_grid(last),
-    ]
+    parts = _grid(last)
     for number, (seed, lines) in enumerate(logs.items()):
         parts += _curve(lines, last, seed, COLOURS[number % len(COLOURS)], number)
     middle = (LEFT + WIDE - RIGHT) / 2
@@ -97,7 +95,7 @@ def chart() -> str:
         f'<text transform="translate(16 {(HIGH - BOTTOM + TOP) / 2:.0f}) rotate(-90)" text-anchor="middle">'
         "right answers, %</text>"
     )
-    return "\n".join([*parts, "</svg>\n"])
+    return picture(WIDE, HIGH, parts)
 
 
 def _x(step: float, last: int) -> float:

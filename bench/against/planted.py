@@ -58,11 +58,11 @@ def counts(side: Checkout, loaded: PinnedRecipe, stage: StageName) -> dict[Stage
 def all_counted(base: Checkout, names: Sequence[str], at_once: int) -> Iterator[tuple[str, list[Change]]]:
     """Yield each plant's name with what its stage counts. `at_once` processes run, which changes no count."""
     with ThreadPoolExecutor(at_once) as pool:
-        bases: dict[str, Future[dict[StageName, Cost]]] = {}  # by stage and vocabulary
+        bases: dict[tuple[StageName, int], Future[dict[StageName, Cost]]] = {}  # by stage and vocabulary
         plants = {}
         for name in names:
             stage, loaded = recipes.stage_name(PLANTS[name].where), small_recipe(PLANTS[name].vocabulary)
-            key = f"{stage} {PLANTS[name].vocabulary}"
+            key = stage, PLANTS[name].vocabulary
             if key not in bases:
                 bases[key] = pool.submit(counts, base, loaded, stage)
             plants[name] = stage, bases[key], pool.submit(counts, plant(name, base), loaded, stage)
@@ -112,8 +112,7 @@ def with_itself(base: Checkout, stages: Sequence[StageName], rounds: int, number
 def worse(changes: Sequence[Change]) -> list[Worse]:
     """Return the changes that are worse than allowed, as a record has them, the largest first."""
     found = sorted((change for change in changes if change.worse), key=lambda change: -change.ratio)
-    keys = ("place", "what", "old", "new", "ratio", "low", "high")
-    return [cast(Worse, {key: getattr(change, key) for key in keys}) for change in found]
+    return [cast(Worse, {key: getattr(change, key) for key in Worse.__annotations__}) for change in found]
 
 
 def origin(loaded: PinnedRecipe, rounds: int) -> dict[str, object]:
@@ -153,10 +152,9 @@ def main(
     code.
     """
     base, loaded = checkout.unpack("HEAD"), small_recipe()
-    record: PlantedRecord | SameRecord
     failed = False
 
-    def note(name: str, changes: Sequence[Change], good: bool) -> None:
+    def note(record: PlantedRecord | SameRecord, name: str, changes: Sequence[Change], good: bool) -> None:
         nonlocal failed
         failed |= not good
         lines = judge.verdicts(changes)
@@ -166,17 +164,17 @@ def main(
 
     if same:
         chosen = options.stages_of(loaded, stages, STAGES)
-        record = same_record = cast(SameRecord, origin(loaded, rounds) | {"stages_compared": chosen, "same": []})
+        same_record = cast(SameRecord, origin(loaded, rounds) | {"stages_compared": chosen, "same": []})
         for number, changes in enumerate(with_itself(base, chosen, rounds, same), 1):
             row: SameRow = {"worse": worse(changes), "load": load()}
             same_record["same"].append(row)
-            note(f"the same, {number}", changes, not row["worse"])
+            note(same_record, f"the same, {number}", changes, not row["worse"])
         sys.exit(failed)
-    record = planted_record = cast(PlantedRecord, origin(loaded, rounds) | {"planted": {}})
+    planted_record = cast(PlantedRecord, origin(loaded, rounds) | {"planted": {}})
     for name, changes in each_planted(base, [name for name in PLANTS if name in (names or PLANTS)], rounds, at_once):
         found: PlantRow = {"does": PLANTS[name].does, "worse": worse(changes), "load": load()}
         planted_record["planted"][name] = found
-        note(name, changes, bool(found["worse"]))
+        note(planted_record, name, changes, bool(found["worse"]))
     sys.exit(failed)
 
 

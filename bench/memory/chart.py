@@ -6,6 +6,7 @@ from math import log
 from pathlib import Path
 
 from bench.memory.sizes import CARDS, FILE, SIZES, STAGES, Sizes
+from bench.svg import picture
 from rlhf.recipe import StageName
 from rlhf.terminal.wording import GB
 
@@ -18,14 +19,7 @@ WORDS = {"sft": "SFT", "rm": "reward model", "ppo": "PPO", "dpo": "DPO"}
 
 def chart(predicted: Sizes) -> str:
     """Return the predicted need over model size as SVG, with a line for each stage and one for each card."""
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {HIGH}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDE}" height="{HIGH}" fill="white"/>',
-        *_grid(),
-        *_lines(predicted["needed"]),
-        *_legend(),
-    ]
-    return "\n".join([*parts, "</svg>\n"])
+    return picture(WIDE, HIGH, [*_grid(), *_lines(predicted["needed"]), *_legend()])
 
 
 def _x(billions: float) -> float:

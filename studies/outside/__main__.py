@@ -13,6 +13,7 @@ from typing import cast
 import click
 
 from bench import options
+from bench.paths import newest
 from bench.provenance import code, in_file_name, now, require_committed_code
 from bench.reading import read
 from rlhf.cli import guarded
@@ -42,7 +43,7 @@ PACKAGES = ("torch", "transformers", "peft")
 def main(only: str, jobs: int, page_only: bool, save: bool) -> None:
     """Rehearse runs that others measured, predict their memory, and compare."""
     if page_only:
-        write_page(max(FOLDER.glob("*.json")))
+        write_page(newest(FOLDER))
         return
     if save and only:
         raise UserError("--save: a record has all runs: leave out --only or --save")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from bench.paths import ROOT
+from bench.svg import picture
 from studies.kinds import OutsideRecord, OutsideRow
 from studies.outside.adapter_page import PEER, Compared, compared
 
@@ -21,10 +22,7 @@ def plot(rows: Sequence[OutsideRow]) -> str:
     def y(size: float) -> float:
         return high - bottom - (size / 2**30 - low) / (top - low) * (high - bottom - 14)
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{wide}" height="{high}" fill="white"/>',
-    ]
+    parts: list[str] = []
     for tick in range(20, 38, 4):
         at = tick * 2**30
         parts.append(f'<path d="M{x(at):.1f} {y(low * 2**30):.1f}V{y(top * 2**30):.1f}" stroke="#ddd"/>')
@@ -48,7 +46,7 @@ def plot(rows: Sequence[OutsideRow]) -> str:
     parts.append(
         f'<text transform="translate(16 {high / 2:.0f}) rotate(-90)" text-anchor="middle">predicted, no GPU</text>'
     )
-    return "\n".join([*parts, "</svg>\n"])
+    return picture(wide, high, parts)
 
 
 def errors(runs: Sequence[Compared]) -> str:
@@ -67,10 +65,7 @@ def errors(runs: Sequence[Compared]) -> str:
     def x(percent: float) -> float:
         return left + (percent + most) / (2 * most) * (wide - left - 30)
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{wide}" height="{high}" fill="white"/>',
-    ]
+    parts: list[str] = []
     for tick in range(-most, most + 1, 10):
         colour = "#888" if tick == 0 else "#ddd"
         parts.append(f'<path d="M{x(tick):.1f} 8V{high - 40}" stroke="{colour}"/>')
@@ -85,7 +80,7 @@ def errors(runs: Sequence[Compared]) -> str:
             )
     middle = (left + wide) / 2
     parts.append(f'<text x="{middle:.0f}" y="{high - 8}" text-anchor="middle">predicted over measured, minus 1</text>')
-    return "\n".join([*parts, "</svg>\n"])
+    return picture(wide, high, parts)
 
 
 def write(record: OutsideRecord) -> None:

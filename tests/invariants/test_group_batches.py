@@ -24,7 +24,7 @@ from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.train_state import Update, read_state
 from tests.helpers import beside, grouped, noted, run_stages
 from tests.invariants.group_learner import REWARDS, assert_same, new_learner
-from tests.rollouts import made_up_rollout, mean_entropy
+from tests.rollouts import grouped_rollout, mean_entropy
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +40,7 @@ def tokenizer(run):
 @pytest.fixture(scope="module")
 def rollout(tokenizer) -> Rollout:
     """Two prompts with four made-up responses each, of many lengths; one is cut off without EOS."""
-    generator = torch.Generator().manual_seed(3)
-    prompts = [[1, 7, 8, 9]] * 4 + [[1, 40, 41, 42, 43, 44]] * 4
-    return made_up_rollout(prompts, tokenizer, generator)
+    return grouped_rollout(tokenizer, torch.Generator().manual_seed(3))
 
 
 def scored(rollout: Rollout, rewards: list[float] = REWARDS) -> ScoredRollout:
