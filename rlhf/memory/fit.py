@@ -261,7 +261,7 @@ def _setting_groups(loaded: PinnedRecipe, stages: Sequence[StageName]) -> list[S
         if stage in stages:
             groups += _rollout_groups(stage, options)
     groups += [_training_group(loaded, stage) for stage in stages if stage in TRAINING_STAGES]
-    if recipe.model.quantization == "nf4" and (recipe.hardware.count == 1 or recipe.hardware.engine == "ddp"):
+    if recipe.model.quantization == "nf4" and not recipe.hardware.divides_weights:
         groups += [_unpacking_group(stage) for stage in recipe.online() if stage in stages]
     return groups
 

@@ -13,7 +13,7 @@ change inside it. There are no gradients.
 import math
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -68,8 +68,7 @@ def merged_adapters(model: Model) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def four_bit_weights(model: Model, method: FourBit) -> Iterator[None]:
+def four_bit_weights(model: Model, method: FourBit) -> AbstractContextManager[None]:
     """Multiply with 4-bit weights by another method inside the block.
 
     `library`: as bitsandbytes chooses. Above a number of rows that depends on card and shape it unpacks the weight in
@@ -77,12 +76,9 @@ def four_bit_weights(model: Model, method: FourBit) -> Iterator[None]:
     reads the packed weight. `unpacked`: every weight is unpacked once, when the block begins.
     """
     if method == "unpacked":
-        with kept_unpacked(model):
-            yield
-        return
+        return kept_unpacked(model)
     layers = four_bit_layers(model) if method == "row_groups" else []
-    with replaced_forwards({layer: _in_row_groups(layer) for layer in layers}):
-        yield
+    return replaced_forwards({layer: _in_row_groups(layer) for layer in layers})
 
 
 # -- adapters ------------------------------------------------------------------------------------------------------

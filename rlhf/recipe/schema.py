@@ -294,7 +294,7 @@ class Recipe(Section):
                 raise ValueError(f"{stage}: {error}") from None
             if rows < row.least_rows:
                 raise ValueError(f"{stage}.per_device_train_batch_size: {stage} needs at least {row.least_rows}")
-            if options.eval_steps and self.hardware.count > 1 and self.hardware.engine != "ddp":
+            if options.eval_steps and self.hardware.divides_weights:
                 raise ValueError(
                     f"{stage}.eval_steps needs hardware.engine: ddp or hardware.count: 1, not engine: "
                     f"{self.hardware.engine}, which divides the weights"
@@ -304,7 +304,7 @@ class Recipe(Section):
         """Raise ValueError where the lean trunk cannot compute the passes of this recipe."""
         if self.hardware.trunk == "library":
             return
-        if self.hardware.count > 1 and self.hardware.engine != "ddp":
+        if self.hardware.divides_weights:
             raise ValueError("hardware.trunk: lean needs hardware.engine: ddp, whose processes hold all weights")
         if self.lora.lora_dropout:
             raise ValueError("hardware.trunk: lean needs lora.lora_dropout: 0")
@@ -333,7 +333,7 @@ class Recipe(Section):
                 raise ValueError(f"{stage}.rollout_4bit: {options.rollout_4bit} needs model.quantization: nf4")
             if options.update_4bit == "unpacked" and self.model.quantization == "none":
                 raise ValueError(f"{stage}.update_4bit: unpacked needs model.quantization: nf4")
-            if options.update_4bit == "unpacked" and self.hardware.count > 1 and self.hardware.engine != "ddp":
+            if options.update_4bit == "unpacked" and self.hardware.divides_weights:
                 raise ValueError(
                     f"{stage}.update_4bit: unpacked needs hardware.engine: ddp, whose processes hold all weights"
                 )

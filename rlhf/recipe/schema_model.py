@@ -44,6 +44,11 @@ class Hardware(Section):
     deterministic: bool = False  # on CUDA; a CPU always is (docs/reproducibility.md)
     trunk: Trunk = "library"  # forward and backward passes; lean: rlhf/models/lean/trunk.py
 
+    @property
+    def divides_weights(self) -> bool:
+        """Return whether each process holds only a part of the weights."""
+        return self.count > 1 and self.engine != "ddp"
+
 
 class Architecture(Section):
     """The shape of the model, in the keys of transformers' configuration of its type (`transformers.LlamaConfig` …).

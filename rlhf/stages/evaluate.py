@@ -85,14 +85,14 @@ def _prompts_and_rewards(
 ) -> tuple[list[Prompt], list[RewardSum]]:
     """Return held-out prompts, and the rewards of the policies where they are sums, which can judge all of these."""
     recipe = run.loaded.recipe
+    known: dict[str, RewardFunction] = {}
     reward_sums = [
-        RewardSum(stage, options, corpus.right_answers(), tokenizer, run.path)
+        RewardSum(stage, options, corpus.right_answers(), tokenizer, run.path, known)
         for stage, options in recipe.online().items()
         if stage in trained and options.sums_rewards
     ]
-    prompts, known = corpus.prompts("evaluate"), dict[str, RewardFunction]()
+    prompts = corpus.prompts("evaluate")
     for reward_sum in reward_sums:
-        reward_sum.take_functions(known)
         prompts = reward_sum.usable(prompts)
     return prompts.test[: recipe.evaluate.max_samples], reward_sums
 

@@ -103,9 +103,9 @@ def _fit(
     )
     with telemetry.phase("evaluate"), working(f"{run.stage}: scoring held-out answers"):
         final = _Validation(model, heldout, tokenizer.pad_id, options)
-        evaluate = final if validation is heldout else None
-        if validation and evaluate is None:
-            evaluate = _Validation(model, validation, tokenizer.pad_id, options)
+        evaluate: _Validation | None = final
+        if validation is not heldout:
+            evaluate = _Validation(model, validation, tokenizer.pad_id, options) if validation else None
     lengths = [len(judged.row.prompt) + len(judged.row.response) for judged in training]
     weights = train(trainer, run, telemetry, lengths, evaluate)
     save_adapter(model, run, run.path / ADAPTER, weights=weights)

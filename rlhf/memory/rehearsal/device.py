@@ -13,13 +13,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rlhf.memory.card.cards import UNKNOWN, Gpu
+from rlhf.memory.card.cards import UNKNOWN, Gpu, gpu_of
 from rlhf.memory.card.kernels import Args, Kwargs, Op, inside
+from rlhf.memory.phases import PHASES
 from rlhf.memory.rehearsal.known import known_numbers, remember
 from rlhf.memory.rehearsal.operations import META, tensors_in
 from rlhf.memory.rehearsal.paths import patches
 from rlhf.memory.rehearsal.shapes import Shapes
 from rlhf.memory.rehearsal.tracker import Tracker
+from rlhf.recipe import Recipe
 from rlhf.recipe.choices import Device
 
 aten = torch.ops.aten
@@ -180,3 +182,10 @@ _ANSWERS: dict[int, Callable[..., Any]] = {  # by id: torch's operations live fo
     id(aten.index_put_.default): _index_put_,
     id(aten.equal.default): lambda a, b: True,
 }
+
+
+def stand_in_of(recipe: Recipe) -> StandIn:
+    """Return the device that is stood in for where this recipe, which has an architecture, is rehearsed."""
+    architecture, hardware = recipe.model.architecture, recipe.hardware
+    assert architecture and architecture.vocab_size
+    return StandIn(hardware.device, PHASES, architecture.vocab_size, gpu_of(hardware.name))

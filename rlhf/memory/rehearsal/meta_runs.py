@@ -9,7 +9,6 @@ from rlhf.memory.card.replay import with_captures
 from rlhf.memory.phases import (
     DEPTHS,
     ON_HOST,
-    PHASES,
     Event,
     Parts,
     Peak,
@@ -53,11 +52,9 @@ class Rehearsals(ShortRuns[Peak]):
             write_adapters(ShortRun(folder, changed, stages[0]), stages)
 
     def _device(self, recipe: Recipe) -> "StandIn":
-        from rlhf.memory.rehearsal.device import StandIn
+        from rlhf.memory.rehearsal.device import stand_in_of  # imports torch
 
-        architecture, hardware = recipe.model.architecture, recipe.hardware
-        assert architecture and architecture.vocab_size
-        return StandIn(hardware.device, PHASES, architecture.vocab_size, cards.gpu_of(hardware.name))
+        return stand_in_of(recipe)
 
 
 class RehearsalsAtDepths:

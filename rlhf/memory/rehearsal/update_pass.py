@@ -10,10 +10,9 @@ from pathlib import Path
 
 import torch
 
-from rlhf.memory.card import cards
-from rlhf.memory.phases import DEPTHS, PHASES
+from rlhf.memory.phases import DEPTHS
 from rlhf.memory.rehearsal.decoding_step import rehearsed_roles
-from rlhf.memory.rehearsal.device import StandIn
+from rlhf.memory.rehearsal.device import stand_in_of
 from rlhf.memory.rehearsal.operations import META
 from rlhf.memory.rehearsal.short_runs import rehearsal_changes
 from rlhf.recipe import PinnedRecipe
@@ -48,12 +47,7 @@ def _operations(loaded: PinnedRecipe, trunk: Trunk, layers: int) -> tuple[int, i
     changed = loaded.with_changes({**rehearsal_changes(loaded.recipe, layers), "lora.layers": "all"})
     recipe = changed.recipe
     stage, options = next(iter(recipe.online().items()))
-    assert recipe.model.architecture and recipe.model.architecture.vocab_size
-    gpu = cards.gpu_of(recipe.hardware.name)
-    with (
-        tempfile.TemporaryDirectory(prefix="rlhf-plan-") as folder,
-        StandIn(recipe.hardware.device, PHASES, recipe.model.architecture.vocab_size, gpu) as stand_in,
-    ):
+    with tempfile.TemporaryDirectory(prefix="rlhf-plan-") as folder, stand_in_of(recipe) as stand_in:
         shared = rehearsed_roles(StageRun(Path(folder), changed, stage), options, lean=trunk == "lean")
         ids = torch.zeros(ROWS, TOKENS, dtype=torch.int64, device=META)
         with shared.role("policy"):

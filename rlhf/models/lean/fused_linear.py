@@ -252,17 +252,15 @@ class LinearGroup(NamedTuple):
 
     def forward(self, z: Tensor) -> Tensor:
         """Return y (N, sum of out) for z (N, in)."""
-        if self.merged is not None:
-            y = matmul(z, self.merged.t())
-        else:
-            y = z.new_empty(len(z), sum(self.sizes))
-            columns = y.split(self.sizes, 1)
+        y = z.new_empty(len(z), sum(self.sizes)) if self.merged is None else matmul(z, self.merged.t())
+        columns = y.split(self.sizes, 1)
+        if self.merged is None:
             for part, own in zip(self.parts, columns, strict=True):
                 matmul(z, part.weight(z.dtype).t(), out=own)
             if adapters := self._adapters(z.dtype):
                 for own, low, up in zip(self._adapted(columns), adapters.project(z), adapters.ups, strict=True):
                     own.addmm_(low.t(), up.t())
-        for part, own in zip(self.parts, y.split(self.sizes, 1), strict=True):
+        for part, own in zip(self.parts, columns, strict=True):
             if part.layer.bias is not None:
                 own.add_(part.layer.bias)
         return y

@@ -55,13 +55,22 @@ class RewardSum:
         right_answers: dict[Prompt, str],
         tokenizer: DialogueTokenizer,
         folder: Path | None = None,
+        known: dict[str, RewardFunction] | None = None,
     ):
-        """`folder` is that of the run: a judge keeps its marks there."""
+        """`folder` is that of the run: a judge keeps its marks there.
+
+        Functions in `known` are used by their names, and new ones are added to it: a judge that several policies are
+        measured with is asked once.
+        """
         self.stage, self.right_answers, self.tokenizer, self.folder = stage, right_answers, tokenizer, folder
         labels = reward_functions.labels(options.reward_funcs)
         self.weights = dict(zip(labels, options.weights, strict=True))
+        known = {} if known is None else known
+        for name in options.reward_funcs:
+            if name != MODEL_REWARD and name not in known:
+                known[name] = self._find(name, options)
         self.functions = {
-            label: None if name == MODEL_REWARD else self._find(name, options)
+            label: None if name == MODEL_REWARD else known[name]
             for label, name in zip(labels, options.reward_funcs, strict=True)
         }
 
@@ -78,15 +87,6 @@ class RewardSum:
         """Return the judges among the rewards."""
         functions = (function.function for function in self.functions.values() if function)
         return [function for function in functions if isinstance(function, JudgeReward)]
-
-    def take_functions(self, known: dict[str, RewardFunction]) -> None:
-        """Use the functions in `known` that have the names of these, and add the others to it.
-
-        A judge that several policies are measured with is then asked once.
-        """
-        self.functions = {
-            label: function and known.setdefault(function.name, function) for label, function in self.functions.items()
-        }
 
     def usable(self, prompts: Split[Prompt]) -> Split[Prompt]:
         """Return the prompts that the rewards can judge: all, or those with a right answer if a function needs it.
