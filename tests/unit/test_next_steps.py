@@ -162,6 +162,7 @@ def test_a_missing_evaluation_is_named_with_the_options_of_the_run(tmp_path, mon
 
 
 def test_what_chat_lacks_is_named_with_the_variables_of_make(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # a run in the checkout would be named too
     change = "ppo.steps=3"
     options = ("--hw", "cpu", "--out", tmp_path, "--set", change)
     monkeypatch.setenv(make_words.STARTED, f"HW='cpu' OUT='{tmp_path}' SET='{change}'")
