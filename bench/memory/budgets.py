@@ -142,7 +142,8 @@ def changed_peaks(before: Peaks, now: Peaks) -> Iterator[str]:
 def peaks_table(root: Path) -> str:
     """Return the pinned peaks of every recipe as Markdown, in GB; "–" where the recipe has no such stage."""
     recipes_stages = {f"{d.parent.name} {d.name}": pinned(d) for d in pinned_recipes(root)}
-    shown = [stage for stage in PREDICTED_STAGES if stage not in ON_HOST]
+    had = {stage for stages in recipes_stages.values() for stage in stages}
+    shown = [stage for stage in PREDICTED_STAGES if stage in had and stage not in ON_HOST]
     lines = ["| recipe | " + " | ".join(shown) + " |", "| --- |" + " ---: |" * len(shown)]
     for name, stages in recipes_stages.items():
         cells = " | ".join(

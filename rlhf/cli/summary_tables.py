@@ -6,9 +6,10 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from rlhf.recipe import EVALUATE, RM, published
+from rlhf.recipe import EVALUATE, REWARD_MODELS, STAGE_TABLE, published
 from rlhf.recipe.published import Verdict
 from rlhf.recipe.released import difference
+from rlhf.recipe.stages import OF_REWARD_MODELS
 from rlhf.run.finished import totals
 from rlhf.run.records import Comparison, Summary
 from rlhf.terminal import screen
@@ -76,19 +77,24 @@ def targets_table(summaries: Sequence[Summary], price: float | None = None) -> N
 def _side_by_side(metrics: Mapping[str, float | None]) -> None:
     """Print metrics named `<policy>/<metric>`: a column for each policy and a row for each metric.
 
-    Those of the reward model get a table of their own. Brackets are 95 % intervals.
+    Those of reward models get a table of their own. Brackets are 95 % intervals.
     """
     columns = list(dict.fromkeys(name.partition("/")[0] for name in metrics))
-    every = dict.fromkeys(name.partition("/")[2] for name in metrics if not name.startswith("rm/"))
+    every = dict.fromkeys(name.partition("/")[2] for name in metrics if not name.startswith(OF_REWARD_MODELS))
     measures = without_ends(every)
-    policies = [column for column in columns if column != RM]
+    models = [column for column in columns if column in REWARD_MODELS]
+    policies = [column for column in columns if column not in models]
     rows = [(_words(name), *(estimate(metrics, f"{policy}/{name}", "\n") for policy in policies)) for name in measures]
     title = "on held-out prompts" + (" (brackets: 95 %)" if len(measures) < len(every) else "")
     rows_table(title, ("", *policies), rows, numbers=True)
-    of_rm = {name.removeprefix("rm/"): value for name, value in metrics.items() if name.startswith("rm/")}
-    if of_rm:
-        body = [(_words(name), estimate(of_rm, name)) for name in without_ends(of_rm)]
-        rows_table("reward model on held-out pairs", ("", RM), body, numbers=True)
+    if models:
+        of_models = dict.fromkeys(name.partition("/")[2] for name in metrics if name.startswith(OF_REWARD_MODELS))
+        body = [
+            (_words(name), *(estimate(metrics, f"{model}/{name}") for model in models))
+            for name in without_ends(of_models)
+        ]
+        title = " and ".join(STAGE_TABLE[stage].title for stage in REWARD_MODELS if stage in models)
+        rows_table(f"{title} on held-out pairs", ("", *models), body, numbers=True)
 
 
 def _changes(summary: Summary) -> str:

@@ -2,14 +2,14 @@
 
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from rlhf.data.normal import normal_answer, normal_prompt
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
 from rlhf.data.transcripts import render_hh
 from rlhf.errors import UserError
-from rlhf.recipe import PRETRAIN, SFT, StageName
+from rlhf.recipe import PRETRAIN, SECOND_RM, SFT, StageName
 from rlhf.recipe.choices import Template
 
 T = TypeVar("T")
@@ -24,11 +24,13 @@ class Split(Generic[T]):
     """Rows for training, and test rows, on which results are reported; no conversation is in both.
 
     `validation` chooses checkpoints: separate conversations with `data.validation_fraction`, else the test rows.
+    `second` are training rows of the second reward model alone, with `data.second_rm_fraction`.
     """
 
     train: list[T]
     test: list[T]
     _validation: list[T] | None = None  # rows that data.validation_fraction sets apart; None without it
+    second: list[T] = field(default_factory=list)
 
     @property
     def validation(self) -> list[T]:
@@ -46,10 +48,10 @@ class Split(Generic[T]):
         return self._validation
 
     def __len__(self) -> int:
-        return len(self.train) + len(self.test) + len(self._validation or ())
+        return len(self.train) + len(self.test) + len(self._validation or ()) + len(self.second)
 
     def __iter__(self) -> Iterator[T]:
-        return itertools.chain(self.train, self.test, self._validation or ())
+        return itertools.chain(self.train, self.test, self._validation or (), self.second)
 
     @property
     def has_validation(self) -> bool:
@@ -57,9 +59,9 @@ class Split(Generic[T]):
         return self._validation is not None
 
     def map(self, make: Callable[[list[T]], list[U]]) -> "Split[U]":
-        """Apply `make` to each part: to the training rows, the test rows, the validation rows."""
+        """Apply `make` to each part: to the training rows, the test rows, the validation rows, the second ones."""
         validation = None if self._validation is None else make(self._validation)
-        return Split(make(self.train), make(self.test), validation)
+        return Split(make(self.train), make(self.test), validation, make(self.second))
 
     def only(self, keep: Callable[[T], bool]) -> "Split[T]":
         """Return the rows of each part for which `keep` is true."""
@@ -82,6 +84,7 @@ def _joined(*splits: Split[T]) -> Split[T]:
         [row for split in splits for row in split.train],
         [row for split in splits for row in split.test],
         [row for rows in validation for row in rows] if any(split.has_validation for split in splits) else None,
+        [row for split in splits for row in split.second],
     )
 
 
@@ -143,7 +146,8 @@ class Corpus:
 
     def preferences(self, stage: StageName) -> Split[PreferencePair]:
         """Return the preference pairs for `stage`. Raises UserError where there are none."""
-        return self._rows_with_answers(self.pairs, stage, PAIRS)
+        pairs = replace(self.pairs, train=self.pairs.second) if stage == SECOND_RM else self.pairs
+        return self._rows_with_answers(pairs, stage, PAIRS)
 
     def judged(self, stage: StageName) -> Split[Example]:
         """Return the answers that are labelled good or bad; without any, both sides of each pair.

@@ -1,6 +1,7 @@
 """Reads, checks and divides the recipe's data, which every stage trains and is evaluated on."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -74,7 +75,9 @@ def divide_rows(rows: ParsedRows, recipe: Recipe) -> tuple[Corpus, dict[str, int
     def split(rows: Iterable[RowT]) -> Split[RowT]:
         train, heldout = divide(rows, row_key, seed=seed, fraction=recipe.data.heldout_fraction)
         train = [row for row in train if id(row) not in leaking]
-        return _with_validation(shuffled(train, seed), shuffled(heldout, seed), seed, recipe.data)
+        train, second = _without_second(train, seed, recipe.data)
+        parts = _with_validation(shuffled(train, seed), shuffled(heldout, seed), seed, recipe.data)
+        return replace(parts, second=shuffled(second, seed))
 
     corpus = Corpus(
         documents=split(remaining.documents),
@@ -104,6 +107,14 @@ def _with_validation(train: list[RowT], heldout: list[RowT], seed: int, data: Da
         return Split(train, heldout)
     test, validation = divide(heldout, row_key, seed=seed, fraction=data.validation_fraction)
     return Split(train, test, validation)
+
+
+def _without_second(train: list[RowT], seed: int, data: Data) -> tuple[list[RowT], list[RowT]]:
+    """Divide training rows into those of all other stages, and those of the second reward model alone."""
+    if data.second_rm_fraction is None:
+        return train, []
+    heldout = data.heldout_fraction  # the keys below it are gone already
+    return divide(train, row_key, seed=seed, fraction=heldout + (1 - heldout) * data.second_rm_fraction)
 
 
 def _fingerprint(report: ReadReport, corpus: Corpus, run_directory: Path) -> DataRead:

@@ -57,6 +57,7 @@ class PolicySamples:
     samples_per_prompt: int = 1
     rewards: dict[str, Tensor] = field(default_factory=dict)  # of reward functions, by name
     other_ends: dict[str, float] = field(default_factory=dict)  # as `Rollout.other_end_rate`
+    second_scores: Tensor | None = None  # raw, of the second reward model
 
     @property
     def prompt_indices(self) -> list[int]:
@@ -75,6 +76,8 @@ class PolicySamples:
             means["score"] = self.scores.mean().item()
         if self.true_rewards is not None:
             means["true_reward"] = self.true_rewards.mean().item()
+        if self.second_scores is not None:
+            means["second_score"] = self.second_scores.mean().item()
         return means | {f"reward_{name}": _mean_verdict(numbers) for name, numbers in self.rewards.items()}
 
 
@@ -117,21 +120,23 @@ def measure(
         with shared.role(role):
             rollout = sample(shared.base, ids, tokenizer, sampling, trunk=shared.role_trunk)
         texts = tokenizer.decode_rows(rollout.tokens, rollout.mask)
-        scores = torch.zeros(len(ids), device=shared.device)
+        scores = {head: torch.zeros(len(ids), device=shared.device) for head in shared.score_heads}
         divergence = torch.zeros((), dtype=torch.float64, device=shared.device)
         for index in rollout.sharded_by_length(sampling.batch_size):
             batch = rollout.rows(index)
             if role != "reference":
                 divergence += exact_kl(shared, role, batch, sampling.temperature)
-            if shared.score_head is not None:
-                scores[index] = shared.scores(batch)
-        distributed.all_sum(scores, divergence)
+            for head, numbers in scores.items():
+                numbers[index] = shared.scores(batch, head)
+        distributed.all_sum(*scores.values(), divergence)
     true_rewards = None
     if with_true_reward:
         prompt_texts = [tokenizer.prompt_text(prompt) for prompt in prompts]
         true_rewards = torch.tensor([toy.true_reward(p, t) for p, t in zip(prompt_texts, texts, strict=True)])
     rewards: dict[str, Tensor] = {}
-    final_scores = scores.cpu() if shared.score_head is not None else None
+    final_scores, second_scores = (
+        scores[name].cpu() if name in scores else None for name in ("reward", "second_reward")
+    )
     if reward_fn is not None:
         rewards, final_scores = reward_fn(prompts, texts, final_scores, rollout.response_ids)
     return PolicySamples(
@@ -141,6 +146,7 @@ def measure(
         kl=divergence.item() / int(rollout.response_length.sum()),
         scores=final_scores,
         true_rewards=true_rewards,
+        second_scores=second_scores,
         samples_per_prompt=samples_per_prompt,
         rewards=rewards,
         other_ends=rollout.other_end_rate(shared.end_ids, tokenizer.eos_id),
@@ -170,16 +176,22 @@ def gains_over_start(before: PolicySamples, after: PolicySamples, start: PolicyS
     for name, numbers in before.rewards.items():
         metrics[f"reward_{name}_{start}"] = _mean_verdict(numbers)
         metrics[f"reward_{name}_gain"] = metrics[f"reward_{name}"] - metrics[f"reward_{name}_{start}"]
-    for name, old, new in (
-        ("score", before.scores, after.scores),
-        ("true_reward", before.true_rewards, after.true_rewards),
-    ):
-        if old is not None and new is not None:
-            metrics[f"{name}_{start}"] = old.mean().item()
-            metrics[f"{name}_gain_sd"] = gain(old, new)
+    for name, old, new in _judgements(before, after):
+        metrics[f"{name}_{start}"] = old.mean().item()
+        metrics[f"{name}_gain_sd"] = gain(old, new)
     if before.scores is not None and after.scores is not None:
         metrics |= win_rate(after.scores - before.scores, start, after.samples_per_prompt)
     return metrics
+
+
+def _judgements(before: PolicySamples, after: PolicySamples) -> list[tuple[str, Tensor, Tensor]]:
+    """Return each judgement that both sides have, by the name of its metrics: the numbers before and after."""
+    rows = (
+        ("score", before.scores, after.scores),
+        ("true_reward", before.true_rewards, after.true_rewards),
+        ("second_score", before.second_scores, after.second_scores),
+    )
+    return [(name, old, new) for name, old, new in rows if old is not None and new is not None]
 
 
 def gain(old: Tensor, new: Tensor) -> float:
@@ -189,10 +201,7 @@ def gain(old: Tensor, new: Tensor) -> float:
 
 def gains_over_base(base: PolicySamples, after: PolicySamples) -> dict[str, float]:
     """Return a policy's gains over the base, in standard deviations of the base's own samples."""
-    rows = (("score", base.scores, after.scores), ("true_reward", base.true_rewards, after.true_rewards))
-    return {
-        f"{name}_gain_over_base_sd": gain(old, new) for name, old, new in rows if old is not None and new is not None
-    }
+    return {f"{name}_gain_over_base_sd": gain(old, new) for name, old, new in _judgements(base, after)}
 
 
 def further_metrics(
@@ -200,7 +209,8 @@ def further_metrics(
 ) -> dict[str, float]:
     """Return what the evaluation adds to `gains_over_start`.
 
-    These are variety, the win rate at equal length, and how much more the score gained than the true reward.
+    These are variety, the win rate at equal length, and how much more the score gained than the true reward, or than
+    the score of the second reward model.
     """
     metrics = {"distinct_1": distinct(after.texts, 1), "distinct_2": distinct(after.texts, 2)}
     if before is after:
@@ -216,6 +226,8 @@ def further_metrics(
             metrics |= {rate: controlled.value, f"{rate}_low": controlled.low, f"{rate}_high": controlled.high}
     if "true_reward_gain_sd" in gains and "score_gain_sd" in gains:
         metrics["proxy_truth_gap_sd"] = gains["score_gain_sd"] - gains["true_reward_gain_sd"]
+    if "second_score_gain_sd" in gains and "score_gain_sd" in gains:
+        metrics["second_gap_sd"] = gains["score_gain_sd"] - gains["second_score_gain_sd"]
     return metrics
 
 
@@ -232,12 +244,8 @@ def interval_ends(before: PolicySamples, after: PolicySamples, start: PolicyStar
     if before is not after:
         for name, numbers in after.rewards.items():
             estimates[f"reward_{name}_gain"] = mean_interval(*_with_verdict(numbers - before.rewards[name], prompts))
-        for name, old, new in (
-            ("score", before.scores, after.scores),
-            ("true_reward", before.true_rewards, after.true_rewards),
-        ):
-            if old is not None and new is not None:
-                estimates[f"{name}_gain_sd"] = gain_in_sd(old.tolist(), new.tolist(), prompts)
+        for name, old, new in _judgements(before, after):
+            estimates[f"{name}_gain_sd"] = gain_in_sd(old.tolist(), new.tolist(), prompts)
         if before.scores is not None and after.scores is not None:
             won = outcomes((after.scores - before.scores).tolist())
             estimates[f"win_rate_vs_{start}"] = clustered_share(won, prompts)

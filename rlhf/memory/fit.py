@@ -20,7 +20,7 @@ from rlhf.memory.strategies import divisors, four_bit_changes, global_batch, mic
 from rlhf.memory.weights import NUMBER_BYTES, layers_bytes
 from rlhf.recipe import (
     EVALUATE,
-    RM,
+    REWARD_MODELS,
     STAGE_TABLE,
     TRAINING_STAGES,
     Changes,
@@ -44,7 +44,7 @@ def base_bytes(recipe: Recipe, stage: StageName) -> int:
     shape = recipe.model.architecture
     if shape is None:
         raise PredictionError("the base's size is computed from model.architecture, which this recipe does not have")
-    tables = 1 if shape.tie_word_embeddings or stage == RM else 2
+    tables = 1 if shape.tie_word_embeddings or stage in REWARD_MODELS else 2
     numbers = tables * (shape.vocab_size or 0) * shape.hidden_size
     return layers_bytes(recipe) + numbers * NUMBER_BYTES[recipe.model.dtype]
 

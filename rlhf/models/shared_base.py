@@ -3,6 +3,7 @@
     policy     trainable, starts as a copy of SFT; in a recipe without SFT as a new adapter
     reference  frozen copy of SFT; without SFT the base itself
     reward     frozen: the reward model's adapter and its scalar head
+    second_reward  likewise, of the second reward model, which only measures
     value      trainable: either a head on the policy's hidden states, or a separate adapter that starts as the
                reward model, so that the critic begins by knowing what the score will be; where functions alone
                reward, as the policy
@@ -30,7 +31,7 @@ from rlhf.models.sharding import keep_layers_whole, shard_layers
 from rlhf.models.traits import logit_scale
 from rlhf.models.weights import reward_weights
 from rlhf.objectives.logprobs import EntropyMode, TokenStatistics
-from rlhf.recipe import Role
+from rlhf.recipe import Role, ScoreRole
 from rlhf.run.layout import ADAPTER
 
 
@@ -53,7 +54,7 @@ class SharedBase:
         self.base = base
         self.logit_scale = logit_scale(base.config)
         self.lean_trunk = LeanTrunk(base) if lean else None
-        self.score_head: nn.Linear | None = None
+        self.score_heads: dict[ScoreRole, nn.Linear] = {}
         self.value_head: nn.Linear | None = None
         self.sharded = False
         self.roles = Roles(base, adapters, trainable)
@@ -68,11 +69,11 @@ class SharedBase:
         """Return the device of the base."""
         return self.base.device
 
-    def add_reward(self, rm_dir: Path) -> None:
-        """Add the reward model's adapter as role `reward`, and its head."""
+    def add_reward(self, rm_dir: Path, role: ScoreRole = "reward") -> None:
+        """Add a reward model's adapter as a role, and its head."""
         weights, head = reward_weights(rm_dir, self.base.config.hidden_size)
-        self.roles.add("reward", rm_dir / ADAPTER, weights)
-        self.score_head = _head(head).to(self.device).requires_grad_(False)
+        self.roles.add(role, rm_dir / ADAPTER, weights)
+        self.score_heads[role] = _head(head).to(self.device).requires_grad_(False)
 
     def add_value_head(self) -> nn.Linear:
         """Add a critic that is a head on the policy's hidden states. Return the head, which starts at zero."""
@@ -193,20 +194,21 @@ class SharedBase:
             values: Tensor = self.value_head(hidden.float())
         return values.squeeze(-1)
 
-    def scores(self, rollout: Rollout) -> Tensor:
-        """Return the reward model's raw scores (B,) float32 of prompts with their responses."""
-        return self.scores_at(rollout.ids, rollout.last, rollout.lower_states)
+    def scores(self, rollout: Rollout, role: ScoreRole = "reward") -> Tensor:
+        """Return a reward model's raw scores (B,) float32 of prompts with their responses."""
+        return self.scores_at(rollout.ids, rollout.last, rollout.lower_states, role)
 
     @torch.no_grad()
-    def scores_at(self, ids: Tensor, last: Tensor, lower_states: Tensor | None = None) -> Tensor:
-        """Return the reward model's raw scores (B,) float32 of right-padded sequences (B, T).
+    def scores_at(
+        self, ids: Tensor, last: Tensor, lower_states: Tensor | None = None, role: ScoreRole = "reward"
+    ) -> Tensor:
+        """Return a reward model's raw scores (B,) float32 of right-padded sequences (B, T).
 
         last: the position (B,) of the last real token, at which the head reads; lower_states: as in `Rollout`.
         """
-        assert self.score_head is not None
-        with self.roles.using("reward"):
+        with self.roles.using(role):
             at_end = self._hidden_at(ids.to(self.device), last.to(self.device)[:, None], lower_states).squeeze(1)
-        scores: Tensor = self.score_head(at_end.float())
+        scores: Tensor = self.score_heads[role](at_end.float())
         return scores.squeeze(-1)
 
     def _hidden_at(self, ids: Tensor, positions: Tensor, lower_states: Tensor | None = None) -> Tensor:

@@ -55,19 +55,26 @@ def more_entropy(h: History) -> dict[str, float]:
     return more_kl(h) | {f"{h.stage}.entropy_coef": 2 * h.online.entropy_coef or 0.01}
 
 
+def _reward_model(h: History) -> Rm:
+    """Return the section of the reward model that the history is of."""
+    section = h.recipe.section(h.stage)
+    assert isinstance(section, Rm)
+    return section
+
+
 def fit_more(h: History) -> dict[str, float]:
     """Return remedies for a reward model that has learned too little."""
-    rm = h.recipe.options(Rm)
-    return {"rm.num_train_epochs": 2 * rm.num_train_epochs, "rm.learning_rate": 2 * rm.learning_rate}
+    rm = _reward_model(h)
+    return {f"{h.stage}.num_train_epochs": 2 * rm.num_train_epochs, f"{h.stage}.learning_rate": 2 * rm.learning_rate}
 
 
 def fit_less(h: History) -> dict[str, float]:
     """Return remedies for a reward model that has learned its pairs by heart."""
-    rm = h.recipe.options(Rm)
-    fewer_epochs = {"rm.num_train_epochs": rm.num_train_epochs / 2}
+    rm = _reward_model(h)
+    fewer_epochs = {f"{h.stage}.num_train_epochs": rm.num_train_epochs / 2}
     if rm.loss_type != "bradley_terry":  # the other loss refuses centred rewards
         return fewer_epochs
-    return fewer_epochs | {"rm.center_rewards_coefficient": 2 * rm.center_rewards_coefficient or 0.01}
+    return fewer_epochs | {f"{h.stage}.center_rewards_coefficient": 2 * rm.center_rewards_coefficient or 0.01}
 
 
 def larger_groups(h: History) -> dict[str, float]:

@@ -15,7 +15,7 @@ from rlhf.recipe.folders import (
     resolve,
     root_for_new,
 )
-from rlhf.recipe.names import Role, SharedRole
+from rlhf.recipe.names import Role, ScoreRole, SharedRole
 from rlhf.recipe.pinned import PinnedRecipe, content_hash, load
 from rlhf.recipe.published import Figure
 from rlhf.recipe.random_weights import random_weights_changes
@@ -41,7 +41,9 @@ from rlhf.recipe.stages import (
     ONLINE,
     POLICIES,
     PRETRAIN,
+    REWARD_MODELS,
     RM,
+    SECOND_RM,
     SFT,
     STAGE_TABLE,
     STAGES,
@@ -65,7 +67,9 @@ __all__ = [
     "ONLINE",
     "POLICIES",
     "PRETRAIN",
+    "REWARD_MODELS",
     "RM",
+    "SECOND_RM",
     "SFT",
     "STAGES",
     "STAGE_TABLE",
@@ -101,6 +105,7 @@ __all__ = [
     "Rloo",
     "Rm",
     "Role",
+    "ScoreRole",
     "Sft",
     "SharedRole",
     "StageName",

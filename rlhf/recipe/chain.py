@@ -13,7 +13,7 @@ from rlhf.recipe.stages import (
     ONLINE,
     POLICIES,
     PRETRAIN,
-    RM,
+    REWARD_MODELS,
     SFT,
     STAGE_TABLE,
     STAGES,
@@ -28,7 +28,7 @@ def parents(recipe: Recipe, stage: StageName) -> list[StageName]:
         needed.add(recipe.merge.stage)
     section = recipe.section(stage)
     if isinstance(section, OnlineOptions) and not section.model_scores:
-        needed.discard(RM)
+        needed -= {*REWARD_MODELS}
     needed |= {name for parent in needed for name in parents(recipe, parent)}
     return [name for name in STAGES if name in needed and recipe.section(name) is not None]
 

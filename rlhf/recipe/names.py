@@ -5,7 +5,8 @@ from typing import Literal
 
 from rlhf.recipe.stages import PolicyName
 
-SharedRole = Literal["policy", "reference", "reward", "value", "base"]  # base: without an adapter
+ScoreRole = Literal["reward", "second_reward"]  # of the reward model, and of the second one
+SharedRole = Literal["policy", "reference", "reward", "second_reward", "value", "base"]  # base: without an adapter
 Role = SharedRole | PolicyName  # in an evaluation each policy has a role too
 
 

@@ -224,6 +224,7 @@ class Recipe(Section):
     pretrain: Pretrain | None = None
     sft: Sft | None = None  # null: policies start at the base, which is then the reference
     rm: Rm | None = None
+    second_rm: Rm | None = None  # only measures: it learns from pairs that no other stage sees
     ppo: Ppo | None = None
     rloo: Rloo | None = None
     grpo: Grpo | None = None
@@ -257,6 +258,10 @@ class Recipe(Section):
             )
         if self.data.source in ("toy", "sums", "lengths") and self.tokenizer.template != "hh":
             raise ValueError(f"data.source: {self.data.source} writes HH transcripts and needs tokenizer.template: hh")
+        if (self.data.second_rm_fraction is None) != (self.second_rm is None):
+            raise ValueError("a recipe has both data.second_rm_fraction and a second_rm section, or neither")
+        if self.second_rm is not None and self.rm is None:
+            raise ValueError("second_rm needs a section rm: it is held against that reward model")
         if (self.tokenizer.source == "words") != self.data.is_stand_in:
             raise ValueError("a recipe has both tokenizer.source: words and data.source: lengths, or neither")
 
@@ -398,6 +403,10 @@ class Recipe(Section):
     def training_section(self, stage: TrainingName) -> Dialogues | OnlineOptions:
         """Return the section of a stage that trains an adapter. Raises KeyError if the recipe has none."""
         return (self.dialogues() | self.online())[stage]
+
+    def seed_of(self, stage: StageName) -> int:
+        """Return the seed with which a stage trains."""
+        return self.seed + STAGE_TABLE[stage].seed_offset
 
     def processes(self, stage: StageName) -> int:
         """Return the number of processes that work on a stage."""

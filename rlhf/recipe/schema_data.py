@@ -95,6 +95,8 @@ class Data(Section):
     # Share of all conversations that only choose checkpoints. They are held out; results are reported on the other
     # held-out rows. null: all held-out rows serve both purposes.
     validation_fraction: Annotated[float | None, Field(gt=0, lt=1)] = None
+    # Share of the training conversations that only the second reward model learns from. null: there is none.
+    second_rm_fraction: Annotated[float | None, Field(gt=0, lt=1)] = None
     drop: Annotated[tuple[Flaw, ...] | None, AsTuple] = None  # rows to leave out: docs/data.md; null: none
     toy: Toy | None = None
     sums: Sums | None = None

@@ -10,10 +10,11 @@ from typing import Final, Literal, NamedTuple, get_args
 
 from rlhf.errors import UserError
 
-StageName = Literal["pretrain", "sft", "rm", "ppo", "rloo", "grpo", "dpo", "kto", "evaluate", "merge"]
+StageName = Literal["pretrain", "sft", "rm", "second_rm", "ppo", "rloo", "grpo", "dpo", "kto", "evaluate", "merge"]
 OnlineName = Literal["ppo", "rloo", "grpo"]  # stages that learn from their own samples
 GroupName = Literal["rloo", "grpo"]  # those of them that compare several responses to a prompt
-TrainingName = Literal["sft", "rm", "ppo", "rloo", "grpo", "dpo", "kto"]  # stages that train an adapter
+TrainingName = Literal["sft", "rm", "second_rm", "ppo", "rloo", "grpo", "dpo", "kto"]  # stages that train an adapter
+RewardModelName = Literal["rm", "second_rm"]
 PolicyName = Literal["ppo", "rloo", "grpo", "dpo", "kto"]  # stages whose policy is compared with where it started
 PolicyStart = Literal["sft", "base"]  # where policies start: SFT's adapter, or the base without one
 PolicyLabel = PolicyStart | PolicyName  # what an evaluation measures
@@ -24,16 +25,20 @@ GROUPS: tuple[GroupName, ...] = get_args(GroupName)
 STARTS: tuple[PolicyStart, ...] = get_args(PolicyStart)
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 TRAINING_STAGES: tuple[TrainingName, ...] = get_args(TrainingName)  # `hardware.count` processes share one of them
+REWARD_MODELS: tuple[RewardModelName, ...] = get_args(RewardModelName)
 
 # Stages that other code names: most make what others read.
 PRETRAIN: Final = "pretrain"  # a base model
 SFT: Final = "sft"  # the adapter at which policies start
 RM: Final = "rm"  # the reward model
+SECOND_RM: Final = "second_rm"  # a reward model that only measures: no policy learns from it
 PPO: Final = "ppo"
 DPO: Final = "dpo"
 EVALUATE: Final = "evaluate"  # figures of all policies
 MERGE: Final = "merge"  # one checkpoint
 
+
+OF_REWARD_MODELS = tuple(f"{name}/" for name in REWARD_MODELS)  # how their metrics of an evaluation begin
 
 FEW_SAMPLES = 8  # held-out prompts whose answers are logged before and after
 
@@ -57,6 +62,7 @@ class Stage:
     chooses: bool = True  # validation rows choose its checkpoints, where the data set some apart
     module: str | None = None  # of rlhf.stages; None: named as the stage
     also_decided_by: tuple[str, ...] = ()  # sections of the recipe beside its own and its parents'
+    seed_offset: int = 0  # added to the recipe's seed
     sizes_from: tuple[StageName, ...] = ()  # stages whose sections give sizes to its rehearsal
     least_rows: int = 1  # of a micro-batch; more than one where its loss compares them: their number is in the result
     shared: bool = True  # `hardware.count` processes may share it
@@ -105,7 +111,7 @@ def _of_groups(title: str, place: tuple[int, int]) -> Stage:
     return Stage(
         title=title,
         place=place,
-        parents=("sft", "rm"),
+        parents=("sft", *REWARD_MODELS),
         rows="prompts",
         module="groups",
         learning_phase="update",
@@ -119,6 +125,25 @@ def _of_groups(title: str, place: tuple[int, int]) -> Stage:
             Curve("groups/reward_sd", "standard deviation of the rewards in a group", "reward"),
             *_OF_RESPONSES,
             _CLIPPED,
+        ),
+    )
+
+
+def _reward_model(title: str, place: tuple[int, int], module: str | None = None, seed_offset: int = 0) -> Stage:
+    """Return the row of a model that learns to score responses."""
+    return Stage(
+        title=title,
+        place=place,
+        parents=("sft",),
+        rows="pairs",
+        module=module,
+        seed_offset=seed_offset,
+        divided=("train", "evaluate"),
+        checks=(*_LOSS_CHECKS, "same_scores", "chance", "overconfident"),
+        curves=(
+            _LOSS_OF_PAIRS,
+            Curve("accuracy", "accuracy", "share of pairs"),
+            Curve("margin", "margin", "score"),
         ),
     )
 
@@ -137,23 +162,12 @@ STAGE_TABLE: dict[StageName, Stage] = {
         checks=_LOSS_CHECKS,
         curves=(_LOSS_OF_TOKENS,),
     ),
-    "rm": Stage(
-        title="reward model",
-        place=(1, 1),
-        parents=("sft",),
-        rows="pairs",
-        divided=("train", "evaluate"),
-        checks=(*_LOSS_CHECKS, "same_scores", "chance", "overconfident"),
-        curves=(
-            _LOSS_OF_PAIRS,
-            Curve("accuracy", "accuracy", "share of pairs"),
-            Curve("margin", "margin", "score"),
-        ),
-    ),
+    "rm": _reward_model("reward model", (1, 1)),
+    "second_rm": _reward_model("second reward model", (1, 0), module="rm", seed_offset=1_000_000),
     "ppo": Stage(
         title="PPO",
         place=(0, 2),
-        parents=("sft", "rm"),
+        parents=("sft", *REWARD_MODELS),
         rows="prompts",
         learning_phase="update",
         divided=("update",),
@@ -205,7 +219,7 @@ STAGE_TABLE: dict[StageName, Stage] = {
     "evaluate": Stage(
         title="evaluation",
         place=(0, 5),
-        parents=("sft", "rm"),  # and every trained policy that exists
+        parents=("sft", *REWARD_MODELS),  # and every trained policy that exists
         rows="prompts",
         chooses=False,
         sizes_from=("rm",),

@@ -6,8 +6,22 @@ from typing import NamedTuple
 from rlhf.errors import UserError
 from rlhf.rating.pairs import pair_answers
 from rlhf.rating.summary import summarize
-from rlhf.recipe import EVALUATE, ONLINE
-from rlhf.report.parts import COLOURS, Chart, Charts, Section, Table, Trace, Turn, dialogue, line, middles, table
+from rlhf.recipe import EVALUATE, ONLINE, RM, SECOND_RM
+from rlhf.recipe.stages import OF_REWARD_MODELS
+from rlhf.report.parts import (
+    COLOURS,
+    STAGE_TITLES,
+    Chart,
+    Charts,
+    Section,
+    Table,
+    Trace,
+    Turn,
+    dialogue,
+    line,
+    middles,
+    table,
+)
 from rlhf.report.runs import RunRecords, check_evaluation, details, suffix
 from rlhf.run import reader
 from rlhf.run.layout import SAMPLES
@@ -32,7 +46,7 @@ def sections_of_policies(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
     for run in runs:
         check_evaluation(run)
         metrics = run.summaries[EVALUATE].metrics if EVALUATE in run.summaries else {}
-        names = [name.split("/", 1) for name in metrics if "/" in name and not name.startswith("rm/")]
+        names = [name.split("/", 1) for name in metrics if "/" in name and not name.startswith(OF_REWARD_MODELS)]
         if not names:
             continue
         policies = list(dict.fromkeys(policy for policy, _ in names))
@@ -99,6 +113,12 @@ class RewardModel(NamedTuple):
     contradicted: list[ContradictedPair]
 
 
+def _words(metric: str) -> str:
+    """Return a reward model's metric in words; the second model's begin with its name."""
+    stage, _, name = metric.partition("/")
+    return ("" if stage == RM else f"{STAGE_TITLES[SECOND_RM]}: ") + name.replace("_", " ")
+
+
 def sections_of_reward_model(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return metrics, calibration, margins and scores of the reward model, and the pairs that it contradicts."""
     model_charts: list[Chart] = []
@@ -110,8 +130,8 @@ def sections_of_reward_model(runs: Sequence[RunRecords], charts: Charts) -> list
         if record.reward_model is None:
             continue
         metrics = run.summaries[EVALUATE].metrics if EVALUATE in run.summaries else {}
-        keys = without_ends(name for name in metrics if name.startswith("rm/"))
-        rows += [(run.name, key.removeprefix("rm/").replace("_", " "), estimate(metrics, key)) for key in keys]
+        keys = without_ends(name for name in metrics if name.startswith(OF_REWARD_MODELS))
+        rows += [(run.name, _words(key), estimate(metrics, key)) for key in keys]
         model_charts += _reward_model_charts(record.reward_model, suffix(run, runs), charts)
         for pair in record.contradicted:
             sides = (Turn("chosen", pair.chosen), Turn("rejected", pair.rejected))
@@ -188,7 +208,8 @@ def _answers(row: SampleLine) -> list[Turn]:
     """Return each policy's answer in a line of samples, with its score and true reward if they are known."""
     turns = []
     for policy, answer in row.answers.items():
-        values = (("score", answer.score), ("true reward", answer.true_reward), *answer.rewards.items())
+        known = (("score", answer.score), ("true reward", answer.true_reward), ("second score", answer.second_score))
+        values = (*known, *answer.rewards.items())
         scores = "".join(f", {name} {value:.3f}" for name, value in values if value is not None)
         turns.append(Turn(policy + scores, answer.response))
     return turns

@@ -96,7 +96,11 @@ def _gain(stage: StageName, summary: Summary | None) -> str:
     metrics = summary.metrics if summary else {}
     may_be_sum = stage in GROUPS or any(_reward_gain(key, metrics) for key in metrics)
     score = "score" if may_be_sum else "score of the reward model"
-    names = (("true_reward_gain_sd", "true reward"), ("score_gain_sd", score))
+    names = (
+        ("true_reward_gain_sd", "true reward"),
+        ("score_gain_sd", score),
+        ("second_score_gain_sd", "score of the second reward model"),
+    )
     in_sd = [f"{name} {value:+.2f}" for key, name in names if (value := metrics.get(key)) is not None]
     texts = [text for key in metrics if (text := _reward_gain(key, metrics))]
     texts += [f"{', '.join(in_sd)} standard deviations"] if in_sd else []

@@ -1,6 +1,7 @@
 """Sections about training: curves, score against KL, time and memory."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -94,6 +95,11 @@ def _memory_over_time(runs: Sequence[RunRecords], stage: StageName, charts: Char
     return [charts.add(f"{measured}, measured", lines, shapes=[level(card)] if card else [], **axes)]
 
 
+SECOND = "score of the second reward model"
+# What judges beside the score: its key, its name, and how its line is drawn.
+JUDGES = (("true_reward", "true reward", "dash"), ("second_score", SECOND, "dot"))
+
+
 def sections_of_frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
     """Return score against KL for the evaluations of PPO, RLOO and GRPO; the chosen checkpoint is marked."""
     scores: list[Trace] = []
@@ -117,7 +123,7 @@ def sections_of_frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
     frontier_charts = [charts.add(f"{methods}'s evaluations, in order", scores, tall=True, **axes)]
     if gains:
         gain = axes | {"yaxis": {"title": {"text": f"gain over {start}, standard deviations"}}}
-        frontier_charts.append(charts.add("gain by the reward model, and true gain", gains, tall=True, **gain))
+        frontier_charts.append(charts.add(_gains_title(gains), gains, tall=True, **gain))
     return [Section("Score against divergence", "chart.html", frontier_charts)]
 
 
@@ -132,21 +138,41 @@ def _chosen(run: RunRecords, stage: StageName, rows: Sequence[MetricsLine], colo
     """Return a star at the evaluation of the chosen checkpoint; none if no checkpoint was chosen."""
     record = reader.read(run.run_directory / stage / "checkpoints" / "best.json", records.BestCheckpoint)
     best = record.best_step if record else None
-    star = {"symbol": "star", "size": 16, "color": colour, "line": {"width": 1, "color": "#000"}}
     points = [(row.values.get(EVALUATED_KL), row.values["eval/score"]) for row in rows if row.step == best]
-    return [{"x": [x], "y": [y], "mode": "markers", "marker": star, "name": f"picked: step {best}"} for x, y in points]
+    return [_star(x, y, f"picked: step {best}", colour) for x, y in points]
+
+
+def _star(x: float | None, y: float | None, name: str, colour: str) -> Trace:
+    """Return one marked point of a chart."""
+    star = {"symbol": "star", "size": 16, "color": colour, "line": {"width": 1, "color": "#000"}}
+    return {"x": [x], "y": [y], "mode": "markers", "marker": star, "name": name}
 
 
 def _gain_traces(rows: Sequence[MetricsLine], ending: str, colour: str) -> list[Trace]:
-    """Return the gains of score and true reward against KL, from the start on; none without a true reward."""
-    if rows[0].values.get("eval/true_reward_gain_sd") is None:
+    """Return gains in score, and in what else judges, against KL, from the start on; none where nothing else judges.
+
+    A star marks the highest gain by the second reward model: where the score goes on rising after it, the policy has
+    over-optimised the first.
+    """
+    judges = [judge for judge in JUDGES if rows[0].values.get(f"eval/{judge[0]}_gain_sd") is not None]
+    if not judges:
         return []
     kl = [0, *(row.values.get(EVALUATED_KL) for row in rows)]
     traces: list[Trace] = []
-    for key, name, dash in (("score", "score", "solid"), ("true_reward", "true reward", "dash")):
+    for key, name, dash in (("score", "score", "solid"), *judges):
         gains = [0, *(row.values.get(f"eval/{key}_gain_sd") for row in rows)]
         traces.append({"x": kl, "y": gains, "name": name + ending, "line": {"color": colour, "dash": dash}})
+        if key == "second_score":
+            steps = [0, *(row.step for row in rows)]
+            at, _ = max(enumerate(gains), key=lambda point: -math.inf if point[1] is None else point[1])
+            traces.append(_star(kl[at], gains[at], f"highest: step {steps[at]}", colour))
     return traces
+
+
+def _gains_title(traces: Sequence[Trace]) -> str:
+    """Return the title of a chart of gains, by what judges beside the reward model."""
+    second = any(str(trace["name"]).startswith(SECOND) for trace in traces)
+    return "gains by both reward models" if second else "gain by the reward model, and true gain"
 
 
 def sections_of_time(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:

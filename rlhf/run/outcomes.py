@@ -15,6 +15,7 @@ class Answer(Record):
     response: str
     score: Number | None = None
     true_reward: Number | None = None
+    second_score: Number | None = None
     rewards: dict[str, Number] = Field(default_factory=dict)  # of reward functions, by name
 
 

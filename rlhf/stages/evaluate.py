@@ -1,5 +1,6 @@
 """Evaluation of every policy of a run on the same held-out prompts, and of a reward model on held-out pairs."""
 
+import functools
 import hashlib
 import itertools
 import json
@@ -32,16 +33,30 @@ from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe import Evaluate, PolicyLabel, PolicyName, PolicyStart, Recipe, Rm, Role, StageName
+from rlhf.recipe import (
+    RM,
+    SECOND_RM,
+    Evaluate,
+    PolicyLabel,
+    PolicyName,
+    PolicyStart,
+    Recipe,
+    Rm,
+    Role,
+    ScoreRole,
+    StageName,
+)
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
+from rlhf.run.outcomes import RewardModelFigures
 from rlhf.stages.online.judge_reward import total_figures
 from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.stages.online.reward_sum import ByName, RewardSum
 from rlhf.stages.result import Result
 from rlhf.stats import clustered_share, outcomes
 
-REPEATED = ("response_length_", "score_", "true_reward_")  # with the start's name: they are logged under that already
+# With the start's name; they are logged under that already.
+REPEATED = ("response_length_", "score_", "true_reward_", "second_score_")
 CONTRADICTED = 10  # pairs that are listed
 
 
@@ -105,33 +120,44 @@ def _load_roles(run: StageRun, device: torch.device, trained: Sequence[PolicyNam
     }
     shared = SharedBase(load_base(run, device), roles, lean=run.loaded.recipe.hardware.trunk == "lean")
     if run.loaded.recipe.rm is not None:
-        shared.add_reward(run.parents.folder("rm"))
+        shared.add_reward(run.parents.folder(RM))
+    if run.loaded.recipe.second_rm is not None:
+        shared.add_reward(run.parents.folder(SECOND_RM), "second_reward")
     return shared
 
 
 class _HeldoutPairs:
-    """Held-out pairs, which the reward model is to judge. Raises UserError if none can be used."""
+    """Held-out pairs, which the reward models are to judge. Raises UserError if none can be used."""
 
     def __init__(self, tokenizer: DialogueTokenizer, corpus: Corpus, options: Rm):
         self.tokenizer, self.batch_size = tokenizer, 2 * options.per_device_train_batch_size
         self.encoded, _, self.pairs = encode_pairs(tokenizer, corpus.pairs.test[: options.max_eval_samples], options)
 
     def judged(self, shared: SharedBase) -> tuple[dict[str, float], JsonObject]:
-        """Return metrics of the reward model, and what details.json has about it."""
-        pad_id = self.tokenizer.pad_id
-        chosen = scores_of([pair.chosen for pair in self.encoded], shared.scores_at, pad_id, self.batch_size)
-        rejected = scores_of([pair.rejected for pair in self.encoded], shared.scores_at, pad_id, self.batch_size)
-        length_differences = [len(pair.chosen.response) - len(pair.rejected.response) for pair in self.encoded]
-        metrics, curves = reward_model_figures(chosen.tolist(), rejected.tolist(), length_differences)
-        margins = (chosen - rejected).tolist()
-        accuracy = clustered_share(outcomes(margins), [pair.prompt for pair in self.pairs])
-        metrics |= {"accuracy_low": accuracy.low, "accuracy_high": accuracy.high}
+        """Return metrics of each reward model, as `<stage>/<metric>`, and what details.json has about the first."""
+        metrics, curves, margins = self._figures(shared, "reward")
+        named = {f"{RM}/{key}": value for key, value in metrics.items()}
+        if "second_reward" in shared.score_heads:
+            second, _, _ = self._figures(shared, "second_reward")
+            named |= {f"{SECOND_RM}/{key}": value for key, value in second.items()}
         details: JsonObject = {
             "reward_model": curves.plain(),
             "contradicted": contradicted(self.tokenizer, self.pairs, margins),
             "heldout_pairs": heldout_pairs(self.pairs, margins),
         }
-        return {f"rm/{key}": value for key, value in metrics.items()}, details
+        return named, details
+
+    def _figures(self, shared: SharedBase, role: ScoreRole) -> tuple[dict[str, float], RewardModelFigures, list[float]]:
+        """Return metrics of one reward model, its curves, and its margin of each pair."""
+        score = functools.partial(shared.scores_at, role=role)
+        pad_id = self.tokenizer.pad_id
+        chosen = scores_of([pair.chosen for pair in self.encoded], score, pad_id, self.batch_size)
+        rejected = scores_of([pair.rejected for pair in self.encoded], score, pad_id, self.batch_size)
+        length_differences = [len(pair.chosen.response) - len(pair.rejected.response) for pair in self.encoded]
+        metrics, curves = reward_model_figures(chosen.tolist(), rejected.tolist(), length_differences)
+        margins = (chosen - rejected).tolist()
+        accuracy = clustered_share(outcomes(margins), [pair.prompt for pair in self.pairs])
+        return metrics | {"accuracy_low": accuracy.low, "accuracy_high": accuracy.high}, curves, margins
 
 
 def _measure_policies(
@@ -301,6 +327,8 @@ def _rows(
                 answer["score"] = policy.scores[i].item()
             if policy.true_rewards is not None:
                 answer["true_reward"] = policy.true_rewards[i].item()
+            if policy.second_scores is not None:
+                answer["second_score"] = policy.second_scores[i].item()
             if policy.rewards:
                 given = {reward: numbers[i].item() for reward, numbers in policy.rewards.items()}
                 answer["rewards"] = {reward: number for reward, number in given.items() if not math.isnan(number)}

@@ -39,14 +39,14 @@ SAMPLES = 8  # held-out pairs whose scores are kept
 def run_stage(run: StageRun, device: torch.device) -> Result:
     """Train the reward model, and measure its accuracy on held-out pairs."""
     recipe = run.loaded.recipe
-    options = recipe.options(Rm)
+    options = _options(run)
     telemetry = Telemetry(device)
 
     tokenizer = load_tokenizer(run)
-    split = load_corpus(run, tokenizer).preferences("rm")
+    split = load_corpus(run, tokenizer).preferences(run.stage)
     pairs = stage_pairs(run, tokenizer, split, options)
 
-    torch.manual_seed(recipe.seed)  # the score head is drawn when the base is loaded
+    torch.manual_seed(recipe.seed_of(run.stage))  # the score head is drawn when the base is loaded
     with telemetry.phase("load"):
         base = load_base(run, device, head="score")
         base.config.pad_token_id = tokenizer.pad_id
@@ -62,11 +62,18 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     weights = train(trainer, run, telemetry, pairs.lengths(), evaluate)
     save_adapter(model, run, run.path / ADAPTER, weights=weights)
 
-    with telemetry.phase("evaluate"), working("rm: scoring held-out pairs"):
+    with telemetry.phase("evaluate"), working(f"{run.stage}: scoring held-out pairs"):
         chosen, rejected = _scores(model, tokenizer, pairs.heldout, options)
     rows = zip(pairs.heldout_rows, chosen.tolist(), rejected.tolist(), strict=True)
     run.logs.samples(0, [_sample_row(tokenizer, *row) for row in itertools.islice(rows, SAMPLES)])
     return Result(_metrics(run, tokenizer, pairs, chosen, rejected), telemetry.costs())
+
+
+def _options(run: StageRun) -> Rm:
+    """Return the section of this stage; a recipe may train a second reward model."""
+    options = run.loaded.recipe.section(run.stage)
+    assert isinstance(options, Rm)
+    return options
 
 
 def _metrics(
@@ -93,7 +100,7 @@ def _metrics(
 
 def _new_trainer(run: StageRun, model: Model, tokenizer: DialogueTokenizer, pairs: Sequence[EncodedPair]) -> "_Trainer":
     """Return TRL's trainer with the recipe's loss, for the training pairs."""
-    options = run.loaded.recipe.options(Rm)
+    options = _options(run)
     ranking = options.loss_type == "margin_ranking"
     margin = {"margin": options.margin} if options.margin and not ranking else {}
     return _Trainer(

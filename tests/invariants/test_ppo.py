@@ -364,7 +364,7 @@ def test_a_critic_of_squashed_scores_starts_as_the_sigmoid_s_tangent():
 @pytest.mark.parametrize(("squashed", "norm"), [(False, NORM), (True, TANGENT)])
 def test_a_critic_with_an_adapter_starts_as_the_normalised_reward_model(run, squashed, norm):
     shared = new_learner(run, "adapter", sigmoid_scores=squashed, normalize_scores=not squashed).shared
-    score, value = not_none(shared.score_head), not_none(shared.value_head)
+    score, value = shared.score_heads["reward"], not_none(shared.value_head)
     assert torch.allclose(value.weight, score.weight / norm.sd)
     assert value.bias.item() == pytest.approx(-norm.mean / norm.sd)
 
@@ -401,8 +401,8 @@ def test_only_policy_and_value_move(run, rollout, kind):
     learner = new_learner(run, kind)
     shared = learner.shared
     before = {name: p.detach().clone() for name, p in shared.peft.named_parameters()}
-    assert shared.score_head and shared.value_head
-    score = shared.score_head.weight.clone()
+    assert shared.value_head
+    score = shared.score_heads["reward"].weight.clone()
     head = shared.value_head.weight.detach().clone()
     learner.update(make_batch(learner, rollout))
     trainable = {"policy", "value"} if kind == "adapter" else {"policy"}
@@ -410,7 +410,7 @@ def test_only_policy_and_value_move(run, rollout, kind):
     expected = {name for name in before if any(f".{role}." in name for role in trainable)}
     assert moved == expected
     assert {n for n in before if ".reference." in n or ".reward." in n}
-    assert torch.equal(shared.score_head.weight, score)
+    assert torch.equal(shared.score_heads["reward"].weight, score)
     assert not torch.equal(shared.value_head.weight, head)
 
 

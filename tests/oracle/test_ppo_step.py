@@ -76,7 +76,7 @@ def reference_step(
             d = ref[i] - old[i]
             kl = {"k1": -d, "k2": d**2 / 2, "k3": d.exp() - 1 - d}[o.kl_estimator]
             shaped.append(-kl_coef * kl if o.kl_penalty == "reward" else torch.zeros(spans[i][1]))
-            score = (not_none(shared.score_head)(states(i, "reward")[-1]).item() - NORM[0]) / NORM[1]
+            score = (shared.score_heads["reward"](states(i, "reward")[-1]).item() - NORM[0]) / NORM[1]
             score = 1 / (1 + math.exp(-score)) if o.sigmoid_scores else score
             score = max(-o.score_clip, min(o.score_clip, score)) if o.score_clip else score
             shaped[i][-1] += score - (o.missing_eos_penalty or 0.0) * (not rollout.ended[i])
@@ -256,7 +256,7 @@ def test_scores_are_normalised_by_mean_and_sd_of_sft_responses(trained, rollout:
     for row, n in zip(rollout.ids, (rollout.prompt_length + rollout.response_length).tolist(), strict=True):
         with torch.no_grad():
             last = shared.base.model(input_ids=row[None, :n]).last_hidden_state[0, -1]
-            scores.append(not_none(shared.score_head)(last).item())
+            scores.append(shared.score_heads["reward"](last).item())
     drawn = []
 
     def draw(step: int) -> Rollout:  # unequal parts: a mean of means would not do

@@ -284,6 +284,7 @@ def test_every_recipe_of_a_guide_is_checked():
     ours = {
         "cpu-tiny",
         "cpu-tiny-kto",
+        "cpu-smollm2-hh",
         "cpu-smollm2-sums",
         "cpu-tiny-groups",
         "cpu-tiny-sums",

@@ -9,21 +9,21 @@ from rlhf.memory.rehearsal.operations import META
 from rlhf.models.adapters import new_adapter, save_adapter
 from rlhf.models.loading import load_base
 from rlhf.models.weights import SCORE_WEIGHT
-from rlhf.recipe import RM, StageName
+from rlhf.recipe import REWARD_MODELS, StageName
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER, ADAPTER_FILE, SUMMARY
 
 
 def write_adapters(run: StageRun, stages: Iterable[StageName]) -> None:
-    """Write a new adapter of the recipe's shape as the result of each stage, beside the run; `rm` also has its head.
+    """Write a new adapter of the recipe's shape as the result of each stage, beside the run.
 
-    Call it where the stand-in device is on (rlhf/memory/rehearsal/device.py).
+    A reward model's has a head. Call it where the stand-in device is on (rlhf/memory/rehearsal/device.py).
     """
     model = new_adapter(load_base(run, META), run.loaded.recipe.lora)
     for stage in stages:
         folder = run.run_directory / stage / ADAPTER
         save_adapter(model, run, folder)
-        if stage == RM:
+        if stage in REWARD_MODELS:
             file = folder / ADAPTER_FILE
             head = torch.zeros(1, model.config.hidden_size)
             save_file(load_file(file) | {SCORE_WEIGHT: head}, file, {"format": "pt"})

@@ -22,7 +22,7 @@ from rlhf.memory.rehearsal.known import known_numbers
 from rlhf.memory.rehearsal.peaks import Storage
 from rlhf.memory.rehearsal.tracker import Tracker
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import Role
+from rlhf.recipe import Role, ScoreRole
 from rlhf.stages.online.train_state import TrainState
 
 T = TypeVar("T")
@@ -162,10 +162,12 @@ def _states(repeats: Repeats, run: Callable[..., Tensor]) -> Callable[..., Tenso
 
 
 def _scores(repeats: Repeats, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def scores_at(self: SharedBase, ids: Tensor, last: Tensor, lower_states: Tensor | None = None) -> Tensor:
-        with self.roles.using("reward"):
-            key = ("score", self.base.training, ids.shape, ids.is_meta, lower_states is None)
-            return repeats(key, lambda: run(self, ids, last, lower_states))
+    def scores_at(
+        self: SharedBase, ids: Tensor, last: Tensor, lower_states: Tensor | None = None, role: ScoreRole = "reward"
+    ) -> Tensor:
+        with self.roles.using(role):
+            key = ("score", role, self.base.training, ids.shape, ids.is_meta, lower_states is None)
+            return repeats(key, lambda: run(self, ids, last, lower_states, role))
 
     return scores_at
 

@@ -18,7 +18,7 @@ from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import RM, OnlineOptions, Role, SharedRole
+from rlhf.recipe import RM, SECOND_RM, OnlineOptions, Role, SharedRole
 from rlhf.rollout import vllm
 from rlhf.rollout.decoding import Sampling, ValueFn
 from rlhf.rollout.engine import sample
@@ -95,6 +95,8 @@ class Session:
             shared.base.enable_input_require_grads()
         if self.options.model_scores:
             shared.add_reward(self.rm_dir)
+            if self.recipe.second_rm is not None:
+                shared.add_reward(self.run.parents.folder(SECOND_RM), "second_reward")
         check_sampling(shared.base, self.tokenizer)
         return shared
 

@@ -37,7 +37,7 @@ def arguments(kind: type[ArgumentsT], run: StageRun, options: Optimization, **ov
     micro_batch, accumulated = options.per_device(recipe.processes(run.stage))
     args = kind(
         output_dir=str(run.path / "checkpoints" / ".partial"),
-        seed=recipe.seed,
+        seed=recipe.seed_of(run.stage),
         use_cpu=recipe.hardware.device == "cpu",
         bf16=recipe.model.dtype == "bfloat16",
         learning_rate=options.learning_rate,
@@ -89,7 +89,7 @@ def train(
     eval_steps = options.eval_steps if isinstance(options, Dialogues) else None
     trainer.remove_callback(PrinterCallback)
     if options.group_by_length:
-        trainer.group_by_length(lengths, recipe.seed)
+        trainer.group_by_length(lengths, recipe.seed_of(run.stage))
     lean = recipe.hardware.trunk == "lean" and isinstance(trainer.model, PeftModel)  # pretrain has no adapters
     if lean or recipe.hardware.device == "cuda":  # the library gains nothing on a CPU, and would round differently
         trainer.hide_right_padding()
