@@ -28,7 +28,7 @@ def with_second(**changes: Any) -> PinnedRecipe:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory) -> Path:
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The root of a finished chain."""
     out = tmp_path_factory.mktemp("second")
     run_stages(with_second(), out, *STAGES)
