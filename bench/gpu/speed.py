@@ -69,7 +69,7 @@ def conclude(record: GpuRecord, root: Path = ROOT / "recipes") -> None:
     """
     from bench.derived import derived_figures
     from bench.roofline.times import beside
-    from rlhf.memory.card.cards import NominalRates
+    from rlhf.memory.card.cards import Rates
     from rlhf.memory.predict import Predictor
 
     measured = speed_of(record)
@@ -80,7 +80,7 @@ def conclude(record: GpuRecord, root: Path = ROOT / "recipes") -> None:
             predicted = predictor.predict(loaded, stage)
             row |= derived_figures(loaded, stage, row, predicted, measured["ceilings"], measured["shape"])
             if stage in ONLINE and not row.get("out_of_memory"):
-                card = NominalRates(measured["ceilings"]["flops"], measured["ceilings"]["bandwidth"], "measured")
+                card = Rates(measured["ceilings"]["flops"], measured["ceilings"]["bandwidth"], "measured")
                 medians = {phase: seconds["median"] for phase, seconds in row["phase_seconds"].items()}
                 row["roofline"] = beside(loaded.recipe, stage, medians, card, measured["shape"] == "longest")
     decided = decision(measured, record["recipe"])

@@ -17,7 +17,7 @@ from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.cli.options import OneOf
 from rlhf.errors import UserError
-from rlhf.memory.card.cards import CARDS, NominalRates, rates_of
+from rlhf.memory.card.cards import CARDS, Rates, rates_of
 from rlhf.memory.projection import row_tokens
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import ONLINE, Changes, OnlineName, PinnedRecipe, Recipe
@@ -121,7 +121,7 @@ def predict(loaded: PinnedRecipe, stage: OnlineName) -> Roofline:
     }
 
 
-def gains(recipe: Recipe, stage: OnlineName, prompt: float, card: NominalRates) -> dict[str, Change]:
+def gains(recipe: Recipe, stage: OnlineName, prompt: float, card: Rates) -> dict[str, Change]:
     """Return the least seconds of a step with each of CHANGES that applies, and how many times as fast that is."""
     now = seconds(phases(recipe, stage, prompt), card)
     changes: dict[str, Change] = {}

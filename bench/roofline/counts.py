@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rlhf.errors import UserError
 from rlhf.memory.card import cards
-from rlhf.memory.card.cards import NominalRates
+from rlhf.memory.card.cards import Rates
 from rlhf.memory.projection import decoding_step_bytes
 from rlhf.memory.weights import ADAPTER_BYTES, NF4_BYTES, NUMBER_BYTES, Form, bytes_of_product, llama_layer
 from rlhf.recipe import OnlineName, OnlineOptions, Ppo, Recipe
@@ -38,9 +38,9 @@ class LeastWork:
         """Return this work `count` times."""
         return LeastWork(self.flops * count, self.moved * count)
 
-    def seconds(self, card: NominalRates) -> float:
+    def seconds(self, card: Rates) -> float:
         """Return the least seconds at a card's rates."""
-        return max(self.flops / card.flops, self.moved / card.bandwidth)
+        return max(card.seconds(self.flops, self.moved))
 
 
 class RowSizes(NamedTuple):

@@ -4,22 +4,23 @@ from collections.abc import Mapping
 
 from bench.kinds import Bound
 from bench.roofline.counts import LeastWork, phases
-from rlhf.memory.card.cards import NominalRates
+from rlhf.memory.card.cards import Rates
 from rlhf.memory.projection import row_tokens
 from rlhf.recipe import OnlineName, Recipe
 
 
-def seconds(work: Mapping[str, LeastWork], card: NominalRates) -> float:
+def seconds(work: Mapping[str, LeastWork], card: Rates) -> float:
     """Return the least seconds of a step, its phases one after another."""
     return sum(part.seconds(card) for part in work.values())
 
 
-def bound(work: LeastWork, card: NominalRates) -> str:
+def bound(work: LeastWork, card: Rates) -> str:
     """Return what bounds a phase on a card, compute or memory."""
-    return "compute" if work.flops / card.flops >= work.moved / card.bandwidth else "memory"
+    computing, moving = card.seconds(work.flops, work.moved)
+    return "compute" if computing >= moving else "memory"
 
 
-def by_phase(recipe: Recipe, stage: OnlineName, prompt: float, card: NominalRates) -> dict[str, float]:
+def by_phase(recipe: Recipe, stage: OnlineName, prompt: float, card: Rates) -> dict[str, float]:
     """Return the least seconds of the phases whose time a run measures: those of the rollout, score and update."""
     sums: dict[str, float] = {}
     for name, part in phases(recipe, stage, prompt).items():
@@ -30,7 +31,7 @@ def by_phase(recipe: Recipe, stage: OnlineName, prompt: float, card: NominalRate
 
 
 def beside(
-    recipe: Recipe, stage: OnlineName, measured: Mapping[str, float], card: NominalRates, longest: bool
+    recipe: Recipe, stage: OnlineName, measured: Mapping[str, float], card: Rates, longest: bool
 ) -> dict[str, Bound]:
     """Return the least seconds of each measured phase, and their share of the seconds measured.
 

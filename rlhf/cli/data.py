@@ -109,7 +109,7 @@ def check_data(
         rows = read(list(files))
         heldout_rows = read(list(heldout)) if heldout else None
         report = quality.check(rows, heldout=heldout_rows, seed=seed, fraction=fraction, count=count, unit=unit)
-    refused = _refused(tokenizer, [*rows.all, *(heldout_rows.all if heldout_rows else ())]) if tokenizer else None
+    refused = _refused(tokenizer, [*rows.rows, *(heldout_rows.rows if heldout_rows else ())]) if tokenizer else None
     if refused is not None:
         report = report.with_template(refused)
     content = json.dumps(report.to_dict(), indent=2)

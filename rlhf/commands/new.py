@@ -20,7 +20,7 @@ from rlhf.commands.new_model import describe, read_model
 from rlhf.errors import OptionError, UserError
 from rlhf.files import sync_tree
 from rlhf.memory import machine, prediction_file
-from rlhf.memory.card.cards import lacks_bfloat16
+from rlhf.memory.card.cards import Rates, lacks_bfloat16
 from rlhf.memory.fit import USED, Fit, fit
 from rlhf.memory.predict import Predictor, card_needed_bytes
 from rlhf.memory.strategies import four_bit_changes, micro_batch
@@ -168,7 +168,7 @@ class NewRecipe(NamedTuple):
     stages: tuple[StageName, ...]
     fit: Fit
     hours: Mapping[StageName, float]  # projected, of stages that train on a CPU whose rate was measured
-    rates: machine.Rates | None
+    rates: Rates | None
 
 
 def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Say) -> NewRecipe:

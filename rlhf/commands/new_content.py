@@ -11,7 +11,7 @@ from rlhf.commands.new_model import ModelFacts, ModelFiles
 from rlhf.data import formats
 from rlhf.data.corpus import JUDGED
 from rlhf.data.formats import ParsedRows
-from rlhf.data.rows import Example, PreferencePair, PromptOnly
+from rlhf.data.rows import Document, Example, PreferencePair, PromptOnly
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.memory.card.cards import CARDS
 from rlhf.memory.fit import USED
@@ -301,8 +301,7 @@ def _data(options: NewOptions, names: tuple[str, ...], tokenizer: "DialogueToken
     rows = formats.read([*files], on_bad_row="skip", advice=formats.CHECK_ADVICE)
     _check_kinds(options, names[0], rows)
     _check_answers(comparing, names[0], rows)
-    with_prompt: list[Example | PreferencePair | PromptOnly] = [*rows.examples, *rows.pairs, *rows.bare_prompts]
-    prompts = {row.prompt for row in with_prompt}
+    prompts = {row.prompt for row in rows.rows if not isinstance(row, Document)}
     return OwnData(files, len(rows.pairs), len(prompts), _longest(rows.pairs, tokenizer) if rows.pairs else None)
 
 

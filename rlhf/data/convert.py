@@ -95,7 +95,7 @@ def convert(
                 rows = _pair_compared(str(file), rows, pairings)
         raw_files.append((str(file), rows, partial(sha256, file)))
     parsed = formats.parse(raw_files, on_bad_row=on_bad_row, kind=kind, advice=formats.CONVERT_ADVICE)
-    kinds = {type(row): row.source for row in parsed.all}
+    kinds = {type(row): row.source for row in parsed.rows}
     if len(kinds) > 1:
         raise UserError(f"rows of different kinds: {', '.join(kinds.values())}; convert them into a file for each kind")
     return Converted(parsed, pairings)
@@ -106,7 +106,7 @@ def write(rows: formats.ParsedRows, file: Path) -> int:
 
     Raises UserError where there is a file already, for a name of another kind of file, and without rows.
     """
-    converted = rows.all
+    converted = rows.rows
     if os.path.lexists(file):
         raise UserError(f"{file}: is there already and is not overwritten; choose another --to")
     if file.suffix.lower() in OTHER_SUFFIXES:

@@ -1,12 +1,12 @@
 """The rows of a recipe's data: for training, for the choice of checkpoints, and for results."""
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from rlhf.data.normal import normal_answer, normal_prompt
-from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
+from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row, RowT, of_kind
 from rlhf.data.transcripts import render_hh
 from rlhf.errors import UserError
 from rlhf.recipe import PRETRAIN, SECOND_RM, SFT, StageName
@@ -77,29 +77,47 @@ class Split(Generic[T]):
         )
 
 
-def _joined(*splits: Split[T]) -> Split[T]:
-    """Return the rows of several splits, part by part."""
-    validation = [split.test if split._validation is None else split._validation for split in splits]
-    return Split(
-        [row for split in splits for row in split.train],
-        [row for split in splits for row in split.test],
-        [row for rows in validation for row in rows] if any(split.has_validation for split in splits) else None,
-        [row for split in splits for row in split.second],
-    )
-
-
-def _prompts(rows: Iterable[Example | PreferencePair | PromptOnly]) -> list[Prompt]:
-    return [row.prompt for row in rows]
+def _dialogues(row: Row) -> list[tuple[Prompt, str]]:
+    """Return the prompt of a row with each of its responses."""
+    match row:
+        case Example():
+            return [(row.prompt, row.response)]
+        case PreferencePair():
+            return [(row.prompt, row.chosen), (row.prompt, row.rejected)]
+        case _:
+            return []
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The rows of a recipe's data by kind, each split into training, validation and test rows."""
+    """The rows of a recipe's data: training, validation and test rows, in each part one kind after another."""
 
-    documents: Split[Document]
-    examples: Split[Example]
-    pairs: Split[PreferencePair]
-    bare_prompts: Split[PromptOnly] = field(default_factory=lambda: Split([], []))  # prompts without a response
+    rows: Split[Row]
+
+    def _of(self, kind: type[RowT]) -> Split[RowT]:
+        return self.rows.map(lambda rows: of_kind(rows, kind))
+
+    @property
+    def documents(self) -> Split[Document]:
+        return self._of(Document)
+
+    @property
+    def examples(self) -> Split[Example]:
+        return self._of(Example)
+
+    @property
+    def pairs(self) -> Split[PreferencePair]:
+        return self._of(PreferencePair)
+
+    @property
+    def bare_prompts(self) -> Split[PromptOnly]:
+        """Return the prompts without a response."""
+        return self._of(PromptOnly)
+
+    @property
+    def with_prompts(self) -> Split[Example | PreferencePair | PromptOnly]:
+        """Return the rows that have a prompt: all but the documents."""
+        return self.rows.map(lambda rows: [row for row in rows if not isinstance(row, Document)])
 
     def texts(self, template: Template) -> Split[str]:
         """Return plain texts for pretraining: the documents, or else every dialogue with each of its responses."""
@@ -109,14 +127,10 @@ class Corpus:
         if template != "hh":
             raise UserError("pretraining on dialogues needs tokenizer.template: hh")
 
-        dialogues = _joined(
-            self.examples.map(lambda rows: [(row.prompt, row.response) for row in rows]),
-            self.pairs.map(
-                lambda rows: [(row.prompt, answer) for row in rows for answer in (row.chosen, row.rejected)]
-            ),
-        )
-        texts = dialogues.map(lambda rows: [f"{render_hh(prompt)} {response}" for prompt, response in rows])
-        return self._rows_with_answers(texts, PRETRAIN, "texts")
+        def rendered(rows: list[Row]) -> list[str]:
+            return [f"{render_hh(prompt)} {response}" for row in rows for prompt, response in _dialogues(row)]
+
+        return self._rows_with_answers(self.rows.map(rendered), PRETRAIN, "texts")
 
     @property
     def imitated(self) -> Split[Example]:
@@ -196,5 +210,5 @@ class Corpus:
 
     def prompts(self, stage: StageName) -> Split[Prompt]:
         """Return every distinct prompt for `stage`, in order of first appearance. Raises UserError for none."""
-        prompts = _joined(self.examples.map(_prompts), self.pairs.map(_prompts), self.bare_prompts.map(_prompts))
-        return prompts.map(lambda rows: list(dict.fromkeys(rows))).required(stage, "prompts")
+        prompts = self.with_prompts.map(lambda rows: list(dict.fromkeys(row.prompt for row in rows)))
+        return prompts.required(stage, "prompts")

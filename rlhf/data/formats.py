@@ -35,7 +35,7 @@ from rlhf.data.parsing import (
     row_object,
 )
 from rlhf.data.raw import Malformed
-from rlhf.data.rows import LEFT_OUT, Document, Example, LeftOut, PreferencePair, PromptOnly, Row
+from rlhf.data.rows import KINDS, LEFT_OUT, Document, Example, LeftOut, PreferencePair, PromptOnly, Row, of_kind
 from rlhf.data.verdicts import VERDICTS, Columns, compared
 from rlhf.errors import UserError
 from rlhf.files import sha256
@@ -88,28 +88,32 @@ class ReadReport:
 
 @dataclass(frozen=True, slots=True)
 class ParsedRows:
-    """Rows by kind, each in the order of the files, with the report of reading them."""
+    """Rows, one kind after another and each kind in the order of the files, with the report of reading them."""
 
-    documents: tuple[Document, ...]
-    examples: tuple[Example, ...]
-    pairs: tuple[PreferencePair, ...]
+    rows: tuple[Row, ...]
     report: ReadReport
-    bare_prompts: tuple[PromptOnly, ...] = ()  # prompts without a response
 
     @property
-    def all(self) -> list[Row]:
-        """Return the rows of all kinds, one kind after another."""
-        return [*self.documents, *self.examples, *self.pairs, *self.bare_prompts]
+    def documents(self) -> tuple[Document, ...]:
+        return tuple(of_kind(self.rows, Document))
 
-    def only(self, keep: Callable[[Row], bool]) -> "ParsedRows":
-        """Return the rows for which `keep` is true, with the same report."""
-        return replace(
-            self,
-            documents=tuple(filter(keep, self.documents)),
-            examples=tuple(filter(keep, self.examples)),
-            pairs=tuple(filter(keep, self.pairs)),
-            bare_prompts=tuple(filter(keep, self.bare_prompts)),
-        )
+    @property
+    def examples(self) -> tuple[Example, ...]:
+        return tuple(of_kind(self.rows, Example))
+
+    @property
+    def pairs(self) -> tuple[PreferencePair, ...]:
+        return tuple(of_kind(self.rows, PreferencePair))
+
+    @property
+    def bare_prompts(self) -> tuple[PromptOnly, ...]:
+        """Return the prompts without a response."""
+        return tuple(of_kind(self.rows, PromptOnly))
+
+    def without(self, rows: Iterable[Row]) -> "ParsedRows":
+        """Return all but these very rows, whatever they equal, with the same report."""
+        left_out = {id(row) for row in rows}
+        return replace(self, rows=tuple(row for row in self.rows if id(row) not in left_out))
 
 
 class Advice(NamedTuple):
@@ -323,13 +327,7 @@ class _Reader:
         """Return what was read so far."""
         left_out = {reason: tuple(sources) for reason, sources in self.left_out.items()}
         report = ReadReport(tuple(self.files), tuple(self.malformed), left_out)
-        return ParsedRows(
-            tuple(row for row in self.kept if isinstance(row, Document)),
-            tuple(row for row in self.kept if isinstance(row, Example)),
-            tuple(row for row in self.kept if isinstance(row, PreferencePair)),
-            report,
-            tuple(row for row in self.kept if isinstance(row, PromptOnly)),
-        )
+        return ParsedRows(tuple(sorted(self.kept, key=lambda row: KINDS.index(type(row)))), report)
 
 
 def refuse_unknown(row: dict[str, object], kind: RowKind) -> None:

@@ -1,16 +1,15 @@
 """Reads, checks and divides the recipe's data, which every stage trains and is evaluated on."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from rlhf import recipe as recipes
 from rlhf.data.corpus import Corpus, Split
 from rlhf.data.formats import ParsedRows, ReadReport
 from rlhf.data.quality import flaws
 from rlhf.data.quality.leakage import leaks
-from rlhf.data.rows import LEFT_OUT, Row
+from rlhf.data.rows import KINDS, LEFT_OUT, Row, of_kind
 from rlhf.data.source import read_source
 from rlhf.data.split import divide, row_key, shuffled
 from rlhf.data.tokenize import DialogueTokenizer
@@ -24,8 +23,6 @@ from rlhf.run.reader import read
 from rlhf.run.records import DataFile, DataRead, Manifest
 from rlhf.terminal import counted, say
 from rlhf.terminal.progress import working
-
-RowT = TypeVar("RowT", bound=Row)
 
 
 def load_corpus(run: StageRun, tokenizer: DialogueTokenizer | None = None) -> Corpus:
@@ -66,27 +63,15 @@ def divide_rows(rows: ParsedRows, recipe: Recipe) -> tuple[Corpus, dict[str, int
     """
     seed, reasons = recipe.seed, recipe.data.drop or ()
     remaining, dropped = flaws.drop(rows, [reason for reason in reasons if reason != "leaked"])
-    leaking: set[int] = set()
+    train, heldout = divide(remaining.rows, row_key, seed=seed, fraction=recipe.data.heldout_fraction)
     if "leaked" in reasons:
-        sides = divide(remaining.all, row_key, seed=seed, fraction=recipe.data.heldout_fraction)
-        leaking = {id(row) for row in leaks(*sides).leaking}
-        dropped["leaked"] = len(leaking)
-
-    def split(rows: Iterable[RowT]) -> Split[RowT]:
-        train, heldout = divide(rows, row_key, seed=seed, fraction=recipe.data.heldout_fraction)
+        leaking = {id(row) for row in leaks(train, heldout).leaking}
         train = [row for row in train if id(row) not in leaking]
-        train, second = _without_second(train, seed, recipe.data)
-        parts = _with_validation(shuffled(train, seed), shuffled(heldout, seed), seed, recipe.data)
-        return replace(parts, second=shuffled(second, seed))
-
-    corpus = Corpus(
-        documents=split(remaining.documents),
-        examples=split(remaining.examples),
-        pairs=split(remaining.pairs),
-        bare_prompts=split(remaining.bare_prompts),
-    )
-    kinds = (corpus.documents, corpus.examples, corpus.pairs, corpus.bare_prompts)
-    if reasons and not any(kind.train for kind in kinds):
+        dropped["leaked"] = len(leaking)
+    train, second = _without_second(train, seed, recipe.data)
+    parts = _with_validation(_shuffled_kinds(train, seed), _shuffled_kinds(heldout, seed), seed, recipe.data)
+    corpus = Corpus(replace(parts, second=_shuffled_kinds(second, seed)))
+    if reasons and not train:
         raise UserError(f"data.drop leaves nothing to train on ({_counts(dropped)}); leave a reason out of it")
     return corpus, dropped
 
@@ -101,7 +86,12 @@ def _first(places: Sequence[str]) -> str:
     return f"{', '.join(places[:3])} … (all in manifest.json)"
 
 
-def _with_validation(train: list[RowT], heldout: list[RowT], seed: int, data: Data) -> Split[RowT]:
+def _shuffled_kinds(rows: Sequence[Row], seed: int) -> list[Row]:
+    """Return the rows one kind after another, each kind in an order of its own that the seed decides."""
+    return [row for kind in KINDS for row in shuffled(of_kind(rows, kind), seed)]
+
+
+def _with_validation(train: list[Row], heldout: list[Row], seed: int, data: Data) -> Split[Row]:
     """Set the validation rows apart from the test rows, where the recipe asks for it."""
     if data.validation_fraction is None:
         return Split(train, heldout)
@@ -109,7 +99,7 @@ def _with_validation(train: list[RowT], heldout: list[RowT], seed: int, data: Da
     return Split(train, test, validation)
 
 
-def _without_second(train: list[RowT], seed: int, data: Data) -> tuple[list[RowT], list[RowT]]:
+def _without_second(train: list[Row], seed: int, data: Data) -> tuple[list[Row], list[Row]]:
     """Divide training rows into those of all other stages, and those of the second reward model alone."""
     if data.second_rm_fraction is None:
         return train, []

@@ -2,17 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from rlhf.data.corpus import JUDGED, PAIRS, Corpus, Split
 from rlhf.data.formats import ParsedRows
-from rlhf.data.rows import Row
 from rlhf.data.source import read_source
 from rlhf.data.split import divide, row_key
 from rlhf.errors import UserError
 from rlhf.recipe import RM, STAGE_TABLE, Recipe, StageName
-
-RowT = TypeVar("RowT", bound=Row)
 
 
 class Need(NamedTuple):
@@ -73,7 +70,7 @@ def _need(corpus: Corpus, stage: StageName) -> Need:
             labelled = _counts(corpus.labelled)
             return Need(stage, JUDGED, *(labelled if labelled[0] else pairs))
         case "prompts":
-            train, heldout, validation = _sum(examples, pairs, _counts(corpus.bare_prompts))
+            train, heldout, validation = _counts(corpus.with_prompts)
             return Need(stage, "rows with a prompt", train, heldout, validation if row.chooses else None)
 
 
@@ -81,12 +78,6 @@ def _counts(split: Split[Any]) -> Counts:
     """Return the numbers of training, test and validation rows."""
     validation = len(split) - len(split.train) - len(split.test) if split.has_validation else None
     return len(split.train), len(split.test), validation
-
-
-def _sum(*kinds: Counts) -> Counts:
-    """Return the sums over kinds of rows. Validation rows are set apart of all kinds or of none."""
-    validation = [rows[2] for rows in kinds if rows[2] is not None]
-    return sum(rows[0] for rows in kinds), sum(rows[1] for rows in kinds), sum(validation) if validation else None
 
 
 def check_rows(recipe: Recipe, stages: Sequence[StageName]) -> None:
@@ -116,11 +107,7 @@ def check_rows(recipe: Recipe, stages: Sequence[StageName]) -> None:
 
 def stages_in_words(rows: ParsedRows, seed: int, fraction: float) -> str:
     """Return which stages these rows can train and which they cannot, with the rows on each side of the split."""
-
-    def split(kind: Sequence[RowT]) -> Split[RowT]:
-        return Split(*divide(kind, row_key, seed=seed, fraction=fraction))
-
-    corpus = Corpus(split(rows.documents), split(rows.examples), split(rows.pairs), split(rows.bare_prompts))
+    corpus = Corpus(Split(*divide(rows.rows, row_key, seed=seed, fraction=fraction)))
     needed = needs(corpus, [stage for stage, row in STAGE_TABLE.items() if row.curves and row.rows != "prompts"])
     met, unmet = [need for need in needed if need.met], [need for need in needed if not need.met]
     can = ", ".join(map(str, met)) or "no stage that learns answers"

@@ -1,7 +1,8 @@
 """Rows of data after reading: documents, examples, preference pairs, bare prompts."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 MessageRole = Literal["system", "user", "assistant"]
 
@@ -61,6 +62,15 @@ class PromptOnly:
 
 
 Row = Document | Example | PreferencePair | PromptOnly
+KINDS: tuple[type[Row], ...] = (Document, Example, PreferencePair, PromptOnly)  # rows of all kinds stand in this order
+RowT = TypeVar("RowT", bound=Row)
+
+
+def of_kind(rows: Iterable[Row], kind: type[RowT]) -> list[RowT]:
+    """Return the rows of one kind, in their order."""
+    return [row for row in rows if isinstance(row, kind)]
+
+
 LeftOut = Literal["prompts_differ", "identical", "empty", "untrained"]
 LEFT_OUT: dict[LeftOut, str] = {  # reasons why rows are left out, in words
     "prompts_differ": "prompts differ",

@@ -26,7 +26,7 @@ def choose(rows: ParsedRows, count: int, *, seed: int | None, only: str | None =
     They are the first rows, or drawn at random with a `seed`. `only`: the name of a flaw (rlhf/data/quality/flaws.py)
     that each of them has.
     """
-    candidates: list[Row] = rows.all
+    candidates = [*rows.rows]
     total = len(candidates)
     if only:
         flawed = {id(row) for row in FLAWS[only](candidates)}

@@ -56,15 +56,14 @@ def trainable(rows: ParsedRows, tokenizer: DialogueTokenizer, on_bad_row: OnBadR
 
     Raises UserError for the first other row unless `on_bad_row` is skip.
     """
-    refused = refusals(tokenizer, rows.all)
+    refused = refusals(tokenizer, rows.rows)
     if not refused:
         return rows, []
     places = [f"{row.source}: {reason}" for row, reason in refused]
     if on_bad_row == "stop":
         others = f", and {counted(len(places) - 1, 'other row')} like it" if places[1:] else ""
         raise UserError(f"{places[0]}; it cannot be trained as written{others}. {RECIPE_ADVICE.skip}")
-    left_out = {id(row) for row, _ in refused}
-    return rows.only(lambda row: id(row) not in left_out), places
+    return rows.without(row for row, _ in refused), places
 
 
 def tokenizer_of_folder(folder: str | Path) -> DialogueTokenizer:

@@ -335,4 +335,4 @@ def _row_seconds(recipe: Recipe, stage: TrainingName, checkpointing: bool, micro
     card = rates_of(recipe.hardware.name) or RATES_4090  # only the ratio of its rates counts
     weight_bytes = 0.5 + 2 + 2 if recipe.model.quantization == "nf4" else 4 if recipe.model.dtype == "float32" else 2
     passes = 3 if checkpointing else 2
-    return passes * (2 * row_tokens(recipe, stage, micro) / card.flops + weight_bytes / (micro * card.bandwidth))
+    return passes * sum(card.seconds(2 * row_tokens(recipe, stage, micro), weight_bytes / micro))

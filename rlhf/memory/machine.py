@@ -3,10 +3,10 @@
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import psutil
 
+from rlhf.memory.card.cards import Rates
 from rlhf.memory.own_rows import read_rows
 from rlhf.memory.phases import PredictedStage
 from rlhf.memory.projection import SECONDS_PER_HOUR, stage_work
@@ -15,13 +15,6 @@ from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName
 LIBRARIES = 1_000_000_000  # bytes of the process beside tensors: 0.7 GB when torch, transformers and TRL are imported
 SECONDS = 1.0  # that each rate is measured for
 COPIED = 128 * 2**20  # bytes: more than a processor's cache
-
-
-class Rates(NamedTuple):
-    """What this machine does in a second."""
-
-    flops: float  # operations of float32 products
-    bandwidth: float  # bytes that are read or written
 
 
 def free_bytes() -> int:
@@ -46,7 +39,7 @@ def measure(width: int, inner: int) -> Rates:
         source = torch.zeros(COPIED, dtype=torch.uint8)
         target = torch.empty_like(source)
         products = 2 * 512 * width * inner / _seconds(lambda: rows @ matrix)
-        return Rates(products, 2 * COPIED / _seconds(lambda: target.copy_(source)))
+        return Rates(products, 2 * COPIED / _seconds(lambda: target.copy_(source)), "measured, in float32")
     finally:
         torch.set_num_threads(before)
 
@@ -76,6 +69,6 @@ def projected_hours(
     for stage, predicted in stages.items():
         work = stage_work(loaded.recipe, stage, predicted, rows.get(stage) if stage in TRAINING_STAGES else None)
         if work is not None:
-            seconds = work.flops / rates.flops + (work.moved + work.decoded_bytes) / rates.bandwidth
+            seconds = sum(rates.seconds(work.flops, work.moved + work.decoded_bytes))
             hours[stage] = seconds / SECONDS_PER_HOUR
     return hours

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rlhf.data.worlds.lengths import lengths_of_hh
 from rlhf.files import JsonObject
 from rlhf.memory.card import cards
-from rlhf.memory.card.cards import NominalRates
+from rlhf.memory.card.cards import Rates
 from rlhf.memory.own_rows import Lengths, Rows
 from rlhf.memory.phases import MOST_REPEATS, STEPS, PredictedStage, PredictionError, Work
 from rlhf.memory.weights import (
@@ -87,14 +87,14 @@ class StageWork(NamedTuple):
     moved: float = 0.0  # bytes that operations other than products read and write, decoding left out
     launched: float = 0.0  # operations that launch a kernel, decoding left out
 
-    def limit(self, card: NominalRates) -> float:
+    def limit(self, card: Rates) -> float:
         """Return seconds at the card's nominal rates, with nothing moved but what decoding reads."""
-        return self.flops / card.flops + self.decoded_bytes / card.bandwidth
+        return sum(card.seconds(self.flops, self.decoded_bytes))
 
-    def projected(self, card: NominalRates) -> Projected:
+    def projected(self, card: Rates) -> Projected:
         """Return seconds at the calibrated rates; decoding at a share of the bandwidth that is assumed."""
         computing = step_seconds(self.flops, self.moved, self.launched, card)
-        reading = self.decoded_bytes / card.bandwidth
+        _, reading = card.seconds(0, self.decoded_bytes)
         faster, slower = SPREAD
         return Projected(
             computing + reading / DECODING.usual,
@@ -103,11 +103,9 @@ class StageWork(NamedTuple):
         )
 
 
-def step_seconds(
-    flops: float, moved: float, launched: float, card: NominalRates, factors: TimeFactors = CALIBRATED
-) -> float:
+def step_seconds(flops: float, moved: float, launched: float, card: Rates, factors: TimeFactors = CALIBRATED) -> float:
     """Return the projected seconds of work that has these counts: the three parts one after another."""
-    products, memory = flops / card.flops, moved / card.bandwidth
+    products, memory = card.seconds(flops, moved)
     return products * factors.products + memory * factors.memory + launched * factors.launch
 
 

@@ -15,7 +15,7 @@ from bench.reading import read
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, write_json
-from rlhf.memory.card.cards import NominalRates
+from rlhf.memory.card.cards import Rates
 from rlhf.memory.projection import CALIBRATED, SPREAD, step_seconds
 from studies.kinds import OpenPredictions
 from studies.outside import adapter_page, packed
@@ -23,11 +23,11 @@ from studies.outside.adapter_runs import Predicted, predict, rtx4080_setting, t4
 from studies.paths import OUTSIDE
 
 GRANITE = "ibm/PowerLM-3b"
-A100 = NominalRates(312e12, 2.039e12, "NVIDIA A100 data sheet, 80 GB SXM")
+A100 = Rates(312e12, 2.039e12, "NVIDIA A100 data sheet, 80 GB SXM")
 # Where an NF4 base makes activations float32, products run outside the tensor cores.
-T4_FLOAT32 = NominalRates(8.1e12, 320e9, "NVIDIA T4 data sheet, single precision")
-RTX4080_FLOAT32 = NominalRates(48.7e12, 716.8e9, "NVIDIA Ada GPU architecture white paper, GeForce RTX 4080, FP32")
-RTX4080_BFLOAT16 = NominalRates(97.5e12, 716.8e9, f"{RTX4080_FLOAT32.source.removesuffix('FP32')}bfloat16")
+T4_FLOAT32 = Rates(8.1e12, 320e9, "NVIDIA T4 data sheet, single precision")
+RTX4080_FLOAT32 = Rates(48.7e12, 716.8e9, "NVIDIA Ada GPU architecture white paper, GeForce RTX 4080, FP32")
+RTX4080_BFLOAT16 = Rates(97.5e12, 716.8e9, f"{RTX4080_FLOAT32.source.removesuffix('FP32')}bfloat16")
 # Assumed: what a process holds of an A100 beside the allocator's segments, in bytes.
 A100_CONTEXT = 500 << 20
 FIRST_STEP = 2.0  # seconds, assumed: loading kernels in the first of two or three steps, whose mean is published
@@ -146,7 +146,7 @@ def _adapter_figures(found: Predicted, source: Source) -> dict[str, float]:
     }
 
 
-def _seconds(found: Predicted, card: NominalRates) -> float:
+def _seconds(found: Predicted, card: Rates) -> float:
     return step_seconds(found.work.flops, found.work.moved, found.work.launched, card, CALIBRATED)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rlhf.memory.card.cards import NominalRates
+from rlhf.memory.card.cards import Rates
 from rlhf.memory.projection import CALIBRATED, SPREAD
 from rlhf.terminal.wording import gb
 from studies.kinds import OutsideRecord, OutsideRow, PackedRow
@@ -247,7 +247,7 @@ def _time(record: OutsideRecord) -> str:
     )
 
 
-def time_spread(runs: Sequence[speed.Timed], card: NominalRates) -> str:
+def time_spread(runs: Sequence[speed.Timed], card: Rates) -> str:
     """Return the errors of projected times of the runs on a card."""
     return speed.spread([speed.ratio(run) for run in runs if run.card == card])
 

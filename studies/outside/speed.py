@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlhf.memory.card.cards import NominalRates
+from rlhf.memory.card.cards import Rates
 from rlhf.memory.projection import CALIBRATED, TimeFactors, step_seconds
 from studies.kinds import OutsideRow, PackedRow, TimedStep
 
-L40S = NominalRates(362.05e12, 864e9, "NVIDIA L40S data sheet (half of the rate with sparsity)")
-A100 = NominalRates(312e12, 2.039e12, "NVIDIA A100 data sheet, 80 GB SXM")
+L40S = Rates(362.05e12, 864e9, "NVIDIA L40S data sheet (half of the rate with sparsity)")
+A100 = Rates(312e12, 2.039e12, "NVIDIA A100 data sheet, 80 GB SXM")
 
 
 class Timed(NamedTuple):
@@ -28,7 +28,7 @@ class Timed(NamedTuple):
 
     name: str
     step: TimedStep
-    card: NominalRates
+    card: Rates
 
 
 def timed(rows: Sequence[OutsideRow], packed: Sequence[PackedRow]) -> tuple[list[Timed], list[Timed]]:
@@ -57,8 +57,8 @@ def fit(runs: Sequence[Timed]) -> TimeFactors:
     return TimeFactors(products, memory, launch)
 
 
-def _nominal(step: TimedStep, card: NominalRates) -> tuple[float, float, float]:
-    return step["flops"] / card.flops, step["moved"] / card.bandwidth, step["launched"]
+def _nominal(step: TimedStep, card: Rates) -> tuple[float, float, float]:
+    return *card.seconds(step["flops"], step["moved"]), step["launched"]
 
 
 def ratio(run: Timed, factors: TimeFactors = CALIBRATED) -> float:

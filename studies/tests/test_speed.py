@@ -10,7 +10,7 @@ from studies.kinds import OutsideRecord, TimedStep
 from studies.outside import compare, lengths, speed
 from studies.outside.__main__ import FOLDER
 
-CARD = cards.NominalRates(100.0, 10.0, "")
+CARD = cards.Rates(100.0, 10.0, "")
 RATES = projection.TimeFactors(1.5, 1.2, 5e-6)
 
 

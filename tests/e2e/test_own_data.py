@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from rlhf.data.corpus import Corpus, Split
+from rlhf.data.corpus import Corpus
 from rlhf.data.load import load_corpus
+from rlhf.data.rows import PromptOnly
 from rlhf.errors import UserError
 from rlhf.run.directory import StageRun
 from tests.helpers import TWO_STEPS, content_of, run_stages, small
@@ -106,7 +107,7 @@ def test_prompts_alone_feed_ppo_and_no_other_stage(tmp_path):
         UserError, match=r"^pretrain needs texts, and the data has only prompts without a response, which"
     ):
         run_stages(alone, tmp_path / "alone", "pretrain")
-    corpus = Corpus(Split([], []), Split([], []), Split([], []), corpus.bare_prompts)
+    corpus = Corpus(corpus.rows.only(lambda row: isinstance(row, PromptOnly)))
     for stage, rows in (("sft", corpus.demonstrations), ("rm", lambda: corpus.preferences("rm"))):
         with pytest.raises(UserError, match=f"^{stage} needs .*only prompts without a response"):
             rows()

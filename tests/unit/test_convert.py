@@ -118,8 +118,8 @@ def test_what_is_written_is_read_back(tmp_path, kind):
     def check(rows):
         before = convert.convert([write(tmp_path / "a.jsonl", *rows)], {}).rows
         left_out = before.report.counts()["identical"] + before.report.counts()["prompts_differ"]
-        assert len(before.all) + left_out == 1
-        if before.all:
+        assert len(before.rows) + left_out == 1
+        if before.rows:
             (tmp_path / "b.jsonl").unlink(missing_ok=True)
             convert.write(before, tmp_path / "b.jsonl")
             assert content(formats.read([tmp_path / "b.jsonl"])) == content(before)

@@ -120,7 +120,7 @@ def test_a_row_without_an_answer_to_train_on_is_left_out_and_counted(row):
     good = PAIR if "chosen" in row else conversation(USER, NO)
     rows = read(row, good)
     assert rows.report.left_out["untrained"] == ("a.jsonl:1",) and rows.report.counts()["untrained"] == 1
-    assert [kept.source for kept in rows.all] == ["a.jsonl:2"]
+    assert [kept.source for kept in rows.rows] == ["a.jsonl:2"]
 
 
 def test_a_weight_on_a_users_turn_is_refused():

@@ -59,7 +59,7 @@ def test_a_repeat_is_a_duplicate_and_opposite_labels_contradict():
     answers = [Example(question, "4", "a", right_answer=right) for right in ("4", "5", "4")]
     assert FLAWS["duplicates"](answers) == answers[2:], "another right answer is another row"
     assert FLAWS["further_answers"]([*clean(), *answers]) == answers[1:2]
-    parsed = ParsedRows((), tuple(answers), (), ReadReport((), (), {}))
+    parsed = ParsedRows(tuple(answers), ReadReport((), (), {}))
     assert [row.right_answer for row in flaws.drop(parsed, ["further_answers"])[0].examples] == ["4", "4"]
 
 
@@ -68,8 +68,8 @@ def test_scores_that_say_nothing_or_the_opposite_are_found_and_dropped():
         replace(pair_of_one_turn(f"Which of {margin}?", "It is this.", "It is that."), margin=margin)
         for margin in (0.5, 0.0, -1.5)
     )
-    rows = ParsedRows((), (), (*clean(), right, equal, opposite), ReadReport((), (), dict.fromkeys(LEFT_OUT, ())))
-    found = {flaw: find(rows.all) for flaw, find in FLAWS.items()}
+    rows = ParsedRows((*clean(), right, equal, opposite), ReadReport((), (), dict.fromkeys(LEFT_OUT, ())))
+    found = {flaw: find(rows.rows) for flaw, find in FLAWS.items()}
     assert {flaw: flawed for flaw, flawed in found.items() if flawed} == {"tied": [equal], "inverted": [opposite]}
     kept, counts = flaws.drop(rows, ["tied", "inverted"])
     assert kept.pairs == (*clean(), right) and counts == {"tied": 1, "inverted": 1}
@@ -122,9 +122,7 @@ def test_every_flaw_is_counted_in_the_report_and_can_be_dropped():
 def test_drop_counts_each_row_for_the_first_reason():
     both = pair_of_one_turn("Tell me.", "Yes<br>", "It is not.")  # one word, and HTML
     rows = ParsedRows(
-        (Document("<p>a</p>", "a:1"),),
-        (Example((Message("user", "Q?"),), "Yes.", "a:2"),),
-        (*clean(3), both),
+        (Document("<p>a</p>", "a:1"), Example((Message("user", "Q?"),), "Yes.", "a:2"), *clean(3), both),
         ReadReport((), (), {}),
     )
     kept, counts = flaws.drop(rows, ["one_word", "html"])

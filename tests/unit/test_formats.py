@@ -217,7 +217,7 @@ SYSTEM = Message("system", "Be brief.")
 def test_texts_beside_a_prompt_are_its_system_message_or_refused(write, row):
     """What a row says elsewhere must not be lost: the answer may depend on it."""
     beside = {"system": "Be brief.", "history": [], "context": " "}
-    (parsed,) = read([write("one.jsonl", lines(row | beside))]).all
+    (parsed,) = read([write("one.jsonl", lines(row | beside))]).rows
     assert not isinstance(parsed, Document) and parsed.prompt == (SYSTEM, Message("user", "Capital of Peru?"))
     for key, value in (("history", [["Hi", "Hello"]]), ("context", "Peru's capital is Lima."), ("passage", "Lima.")):
         message = refusal([write("one.jsonl", lines(row | {key: value}))])
@@ -227,7 +227,7 @@ def test_texts_beside_a_prompt_are_its_system_message_or_refused(write, row):
 def test_a_system_message_beside_another_is_refused_unless_it_is_the_same(write):
     own = [{"role": "system", "content": "Be kind."}, *({"role": r, "content": r} for r in ("user", "assistant"))]
     assert "'system' differs" in refusal([write("one.jsonl", lines({"messages": own, "system": "Be brief."}))])
-    (parsed,) = read([write("one.jsonl", lines({"messages": own, "system": "Be  kind."}))]).all
+    (parsed,) = read([write("one.jsonl", lines({"messages": own, "system": "Be  kind."}))]).rows
     assert not isinstance(parsed, Document)
     assert [m.content for m in parsed.prompt] == ["Be kind.", "user"]
 
@@ -858,8 +858,8 @@ def test_an_object_that_holds_all_rows_is_recognised(write, content, message):
 
 @pytest.mark.parametrize("row", [PREFERENCE, TEXT, {**MESSAGES, "tags": ["a", "b"]}])
 def test_a_file_of_one_object_is_one_row_on_one_line_or_on_several(write, row):
-    (one,) = read([write("a.json", json.dumps(row).encode())]).all
-    (other,) = read([write("b.json", json.dumps(row, indent=2).encode())]).all
+    (one,) = read([write("a.json", json.dumps(row).encode())]).rows
+    (other,) = read([write("b.json", json.dumps(row, indent=2).encode())]).rows
     assert replace(one, source="") == replace(other, source="") and other.source == "b.json:row 1"
 
 

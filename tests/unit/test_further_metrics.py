@@ -140,7 +140,7 @@ def prompt(text: str) -> tuple[Message, ...]:
 def test_references_are_those_of_the_prompt():
     pairs = [PreferencePair(prompt("p"), "yes", "no", "1"), PreferencePair(prompt("p"), "later", "x", "2")]
     examples = [Example(prompt("q"), "right", "3"), Example(prompt("p"), "unused", "4")]
-    corpus = Corpus(Split([], []), Split([], examples), Split([], pairs))
+    corpus = Corpus(Split([], [*examples, *pairs]))
     asked = [prompt("q"), prompt("p"), prompt("r")]
     assert answers(corpus, asked, 1) == [("right", None), ("yes", "no"), None]
     assert answers(corpus, asked[:2], 2) == [("right", None), ("right", None), ("yes", "no"), ("yes", "no")]

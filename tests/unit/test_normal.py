@@ -9,7 +9,7 @@ from rlhf.data.normal import normal_answer, normalise
 from rlhf.data.parsing import parse_row
 from rlhf.data.quality.check import label_noise
 from rlhf.data.quality.flaws import FLAWS
-from rlhf.data.rows import Message, PromptOnly
+from rlhf.data.rows import Message, PromptOnly, Row
 from rlhf.data.split import conversation_key
 from rlhf.data.transcripts import parse_hh
 from tests.unit.rows import pair_of_one_turn
@@ -48,11 +48,14 @@ def test_spellings_of_one_text_are_one_text():
 
 @pytest.mark.parametrize(("right", "further"), [("10.0", 0), ("11", 1)])
 def test_right_answers_of_one_prompt_are_compared_by_value(right, further):
-    rows = [PromptOnly((Message("user", ONE),), "a:1", "10"), PromptOnly((Message("user", OTHER),), "a:2", right)]
+    rows: list[Row] = [
+        PromptOnly((Message("user", ONE),), "a:1", "10"),
+        PromptOnly((Message("user", OTHER),), "a:2", right),
+    ]
     assert len(FLAWS["further_answers"](rows)) == further
     if not further:
-        answers = Corpus(Split([], []), Split([], []), Split([], []), Split(rows, [])).right_answers()
-        assert list(answers) == [row.prompt for row in rows], "every spelling has its answer"
+        answers = Corpus(Split(rows, [])).right_answers()
+        assert list(answers) == [(Message("user", text),) for text in (ONE, OTHER)], "every spelling has its answer"
 
 
 def test_turns_are_found_behind_line_ends_of_windows():

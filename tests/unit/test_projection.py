@@ -165,7 +165,7 @@ def test_hours_fall_with_the_card_s_rate(monkeypatch):
     assert projected(1.0) is None
 
 
-CARD = cards.NominalRates(1000.0, 10.0, "")
+CARD = cards.Rates(1000.0, 10.0, "")
 
 
 def test_the_three_parts_of_a_step_add_up():

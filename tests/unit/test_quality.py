@@ -32,7 +32,7 @@ def parsed(
         "untrained": tuple(untrained),
     }
     report = ReadReport(files, tuple(malformed), left_out)
-    return ParsedRows(tuple(documents), tuple(examples), tuple(pairs), report)
+    return ParsedRows((*documents, *examples, *pairs), report)
 
 
 def hints(report) -> dict[str, str]:
@@ -56,10 +56,10 @@ def test_good_pairs_give_no_finding():
 
 def test_prompts_alone_are_counted_and_said_to_be_for_ppo_only():
     asked = tuple(PromptOnly((Message("user", f"question {i} of all"),), f"p:{i}") for i in range(50))
-    report = check(replace(parsed(), bare_prompts=asked))
+    report = check(replace(parsed(), rows=asked))
     assert (report.prompts, report.repeated_prompts, report.severity) == (50, 0, "note")
     assert "Only PPO, RLOO and GRPO" in hints(report)["prompts without a response"]
-    both = check(replace(parsed(pairs=distinct(1000)), bare_prompts=asked))
+    both = check(replace(parsed(), rows=(*distinct(1000), *asked)))
     assert "prompts without a response" not in hints(both) and "words per prompt" in [
         line.name for line in both.table()
     ]

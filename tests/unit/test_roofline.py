@@ -21,7 +21,7 @@ from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.memory import projection, weights
 from rlhf.memory.card import cards
-from rlhf.memory.card.cards import NominalRates
+from rlhf.memory.card.cards import Rates
 from rlhf.memory.phases import PredictedPhase, PredictedStage, PredictionError, Work
 from rlhf.memory.weights import NF4_BYTES
 from rlhf.models import matmul
@@ -229,7 +229,7 @@ def test_the_lean_trunk_computes_a_prompt_once_for_the_responses_in_a_micro_batc
 
 
 def test_a_bound_is_the_larger_quotient():
-    card = NominalRates(flops=10.0, bandwidth=2.0, source="made up")
+    card = Rates(flops=10.0, bandwidth=2.0, source="made up")
     assert (LeastWork(100, 2).seconds(card), times.bound(LeastWork(100, 2), card)) == (10, "compute")
     assert (LeastWork(100, 40).seconds(card), times.bound(LeastWork(100, 40), card)) == (20, "memory")
 

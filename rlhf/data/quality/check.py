@@ -33,14 +33,14 @@ def check(
     Leakage is looked for between `rows` and `heldout`, or within `rows` as the seed and the fraction divide them.
     Lengths are what `count` says, in its `unit`.
     """
-    all_rows: list[Row] = rows.all
+    all_rows: Sequence[Row] = rows.rows
     prompts = [row.prompt for row in all_rows if not isinstance(row, Document)]
     if heldout is None:
         training, heldout_rows = divide(all_rows, row_key, seed=seed, fraction=fraction)
     else:
-        training, heldout_rows = all_rows, heldout.all
-    flawed_rows = {name: find(all_rows) for name, find in FLAWS.items()}
+        training, heldout_rows = [*all_rows], [*heldout.rows]
     leaked = leaks(training, heldout_rows)
+    flawed_rows = {name: find(all_rows) for name, find in FLAWS.items()}
     return QualityReport(
         rows=rows.report.rows,
         **rows.report.counts(),

@@ -1,7 +1,6 @@
 """Flaws of rows, which `rlhf data check` counts and lists and which `data.drop` leaves out."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from rapidfuzz.distance import Indel
@@ -147,15 +146,9 @@ def drop(rows: ParsedRows, reasons: Iterable[str]) -> tuple[ParsedRows, dict[str
     """
     counts = {}
     for reason in reasons:
-        removed = {id(row) for row in FLAWS[reason](rows.all)}
-        counts[reason] = len(removed)
-        rows = replace(
-            rows,
-            documents=tuple(row for row in rows.documents if id(row) not in removed),
-            examples=tuple(row for row in rows.examples if id(row) not in removed),
-            pairs=tuple(row for row in rows.pairs if id(row) not in removed),
-            bare_prompts=tuple(row for row in rows.bare_prompts if id(row) not in removed),
-        )
+        kept = rows.without(FLAWS[reason](rows.rows))
+        counts[reason] = len(rows.rows) - len(kept.rows)
+        rows = kept
     return rows, counts
 
 

@@ -11,13 +11,20 @@ class Gpu(NamedTuple):
     multiprocessors: int
 
 
-class NominalRates(NamedTuple):
-    """Nominal rates of a card, and their source."""
+class Rates(NamedTuple):
+    """What a device does in a second, and where the figures are from: nominal rates of a card, or measured ones."""
 
-    flops: float  # per second, bfloat16 with float32 accumulation, dense
+    flops: float  # operations of products; of a card bfloat16 with float32 accumulation, dense
     bandwidth: float  # bytes per second
     source: str
     link: float | None = None  # bytes per second that it can receive from the others of its machine
+
+    def seconds(self, flops: float, moved: float) -> tuple[float, float]:
+        """Return the seconds of these operations and those of moving these bytes, on which all estimates of time rest.
+
+        Their sum is the time if one waits for the other, the larger one if both go on at once.
+        """
+        return flops / self.flops, moved / self.bandwidth
 
 
 class Memory(NamedTuple):
@@ -32,7 +39,7 @@ class Card(NamedTuple):
 
     words: str  # its name as it is sold
     gpu: Gpu  # from the same papers as the rates
-    rates: NominalRates | None = None
+    rates: Rates | None = None
     memory: Memory | None = None  # what nvidia-smi shows; `rlhf new --card` takes the names of cards that have it
 
 
@@ -40,7 +47,7 @@ _H100_PCIE, _H100_SXM = Gpu((9, 0), 114), Gpu((9, 0), 132)
 UNKNOWN = _H100_SXM  # with the largest workspaces, and where 4-bit weights are unpacked soonest
 _ADA_4090 = Gpu((8, 9), 128)
 _PAPER_4090 = "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090"
-RATES_4090 = NominalRates(165.2e12, 1.008e12, _PAPER_4090)
+RATES_4090 = Rates(165.2e12, 1.008e12, _PAPER_4090)
 
 CARDS = {  # by the recipe's hardware.name: `h100` is the PCIe card, `8xh100` SXM
     "4090": Card("RTX 4090", _ADA_4090, RATES_4090, Memory(25.7, "24,564 MiB")),
@@ -54,13 +61,13 @@ CARDS = {  # by the recipe's hardware.name: `h100` is the PCIe card, `8xh100` SX
     "h100": Card(
         "H100",
         _H100_PCIE,
-        NominalRates(756e12, 2.0e12, "NVIDIA H100 data sheet, PCIe (half of the rate with sparsity)"),
+        Rates(756e12, 2.0e12, "NVIDIA H100 data sheet, PCIe (half of the rate with sparsity)"),
         Memory(85.5, "81,559 MiB"),
     ),
     "8xh100": Card(
         "H100 SXM",
         _H100_SXM,
-        NominalRates(
+        Rates(
             989.5e12,
             3.35e12,
             "NVIDIA H100 data sheet, SXM (half of the rates with sparsity, NVLink of both directions)",
@@ -72,43 +79,43 @@ CARDS = {  # by the recipe's hardware.name: `h100` is the PCIe card, `8xh100` SX
     "t4": Card(
         "Tesla T4",
         Gpu((7, 5), 40),
-        NominalRates(65e12, 320e9, "NVIDIA T4 data sheet, float16"),
+        Rates(65e12, 320e9, "NVIDIA T4 data sheet, float16"),
         Memory(15.6, "14,912 MiB that CUDA shows of 16 GB"),
     ),
     "a100": Card(
         "A100",
         Gpu((8, 0), 108),
-        NominalRates(312e12, 2.039e12, "NVIDIA A100 data sheet, 80 GB SXM"),
+        Rates(312e12, 2.039e12, "NVIDIA A100 data sheet, 80 GB SXM"),
         Memory(85.9, "81,920 MiB"),
     ),
     "3060": Card(
         "RTX 3060",
         Gpu((8, 6), 28),
-        NominalRates(25.5e12, 360e9, "NVIDIA GeForce RTX 3060 12 GB; the 3090's matrix rate by units and boost clock"),
+        Rates(25.5e12, 360e9, "NVIDIA GeForce RTX 3060 12 GB; the 3090's matrix rate by units and boost clock"),
         Memory(12.8, "12,288 MiB"),
     ),
     "3090": Card(
         "RTX 3090",
         Gpu((8, 6), 82),
-        NominalRates(71e12, 936e9, "NVIDIA Ampere GA102 GPU architecture white paper, GeForce RTX 3090"),
+        Rates(71e12, 936e9, "NVIDIA Ampere GA102 GPU architecture white paper, GeForce RTX 3090"),
         Memory(25.7, "24,576 MiB"),
     ),
     "4080": Card(
         "RTX 4080",
         Gpu((8, 9), 76),
-        NominalRates(97.5e12, 716.8e9, "NVIDIA Ada GPU architecture white paper, GeForce RTX 4080"),
+        Rates(97.5e12, 716.8e9, "NVIDIA Ada GPU architecture white paper, GeForce RTX 4080"),
         Memory(17.1, "16,376 MiB"),
     ),
     "l40s": Card(
         "L40S",
         Gpu((8, 9), 142),
-        NominalRates(362.05e12, 864e9, "NVIDIA L40S data sheet (half of the rate with sparsity)"),
+        Rates(362.05e12, 864e9, "NVIDIA L40S data sheet (half of the rate with sparsity)"),
         Memory(48.3, "46,068 MiB"),
     ),
     "5090": Card(
         "RTX 5090",
         Gpu((12, 0), 170),
-        NominalRates(209.5e12, 1.792e12, "NVIDIA RTX Blackwell GPU architecture white paper, GeForce RTX 5090"),
+        Rates(209.5e12, 1.792e12, "NVIDIA RTX Blackwell GPU architecture white paper, GeForce RTX 5090"),
         Memory(34.1, "32,607 MiB"),
     ),
 }
@@ -128,7 +135,7 @@ def gpu_of(hardware: str) -> Gpu:
     return card.gpu if card else UNKNOWN
 
 
-def rates_of(hardware: str) -> NominalRates | None:
+def rates_of(hardware: str) -> Rates | None:
     """Return the nominal rates of a recipe's hardware.name; None where they are not known.
 
     Several cards need a name of their own here, because their rates include the link between them.
