@@ -31,7 +31,8 @@ from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import SFT, OnlineOptions, PinnedRecipe, Ppo, SharedRole
 from rlhf.recipe.choices import Device
-from rlhf.rollout.library_decoding import LibraryDecoding, fast_layers
+from rlhf.rollout import own_tokens
+from rlhf.rollout.library_decoding import LibraryDecoding, fast_layers, using_attention
 from rlhf.run.directory import StageRun
 from rlhf.stages.online.session import sampling_settings
 
@@ -131,7 +132,13 @@ def step(
     observe = shared.values if shared.value_head is not None and options.old_logprobs == "rollout" else None
     shared.roles.activate(role)
     shared.base.eval()
-    with torch.no_grad(), mixed_precision(shared.base), fast_layers(shared.base, settings):
+    attention = own_tokens.attention_of_steps(shared.base)
+    with (
+        torch.no_grad(),
+        mixed_precision(shared.base),
+        using_attention(shared.base, attention),
+        fast_layers(shared.base, settings),
+    ):
         decoding = LibraryDecoding(shared.base, prompts, uniforms, settings, tokenizer, observe)
         decoding.open_window(1)
         decoding.advance()
