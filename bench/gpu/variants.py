@@ -15,7 +15,7 @@ import torch
 from bench.rounds import in_order
 from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.recipe.choices import FourBit
-from rlhf.rollout import library_decoding
+from rlhf.rollout import library_decoding, own_tokens
 from rlhf.stages.supervised.forward import as_decoder, without_mask
 
 T = TypeVar("T")
@@ -58,12 +58,14 @@ def lean_trunk(shared: Any) -> Iterator[None]:
         yield
 
 
-# Attention reads 63 slots beyond the step, on every device.
+# Attention reads 63 slots beyond the step, on every device, where it reads through a mask.
 windows_of_64 = setting(
     library_decoding,
     "WINDOW_BY_DEVICE",
     {device: replace(window, ahead=63) for device, window in library_decoding.WINDOW_BY_DEVICE.items()},
 )
+# Steps read padded and empty slots too, and leave them out by a mask.
+through_a_mask = setting(own_tokens, "BY_DEVICE", dict.fromkeys(own_tokens.BY_DEVICE, False))
 # LoRA layers and norms of peft and transformers decode, not the lean ones.
 library_layers = setting(
     library_decoding, "FEW_KERNELS_BY_DEVICE", dict.fromkeys(library_decoding.FEW_KERNELS_BY_DEVICE, False)
@@ -126,7 +128,7 @@ AS_IT_IS = "as the stages run"
 DECODING: dict[str, Variant] = {
     AS_IT_IS: as_it_is,
     "plain steps": setting(library_decoding, "GRAPHS", False),
-    "windows of 64": windows_of_64,
+    "through a mask": through_a_mask,
     "peft's layers": library_layers,
     "frozen role": frozen_role,
     "no adapters": no_adapters,

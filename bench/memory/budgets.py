@@ -21,6 +21,7 @@ from rlhf.terminal.wording import GB, gb
 MORE = 0.03  # by which a phase's peak or need may exceed what is pinned
 LESS = 0.01  # by which it may fall below
 WORK = 0.01  # by which operations, bytes and launches of a phase may differ, which are counted
+PLACES = {"per_layer": "in a layer", "per_plain_layer": "in a layer without adapters", "outside": "outside the layers"}
 NAMES = {"flops": "matrix operations", "moved": "bytes moved", "launched": "launches"}
 
 
@@ -101,7 +102,7 @@ def more_operations(before: Step, now: Step) -> Iterator[str]:
     for role, counts in now.items():
         for where, count in counts.items():
             old = before.get(role, {}).get(where)
-            place = "in a layer" if where == "per_layer" else "outside the layers"
+            place = PLACES[where]
             if old is None:
                 yield f"decoding step of {role}: {count} operations {place}, and none pinned"
             elif count > old:

@@ -10,7 +10,7 @@ from rlhf.errors import UserError
 from rlhf.files import JsonValue
 from rlhf.memory import published_figures
 from rlhf.memory.fit import Fit
-from rlhf.memory.phases import PeakPart
+from rlhf.memory.phases import PeakPart, StepOperations
 from rlhf.memory.plan import Plan, PlannedPhase, StageTime
 from rlhf.memory.predict import card_needed_bytes
 from rlhf.memory.published_figures import ComparedFigure
@@ -161,11 +161,17 @@ def step_lines(plan: Plan) -> list[str]:
     roles = next((planned.decoding_step for planned in plan.stages.values() if planned.decoding_step), None)
     if not roles:
         return []
-    counts = ", ".join(f"{role} {n.total:,} ({n.per_layer} a layer)" for role, n in roles.items())
+    counts = ", ".join(f"{role} {n.total:,} ({_in_layers(n)})" for role, n in roles.items())
     unsafe = dict.fromkeys(reason for n in roles.values() for reason in n.unsafe)
     return [f"operations of a decoding step, each at least one kernel: {counts}"] + [
         f"a captured graph cannot hold {reason}" for reason in unsafe
     ]
+
+
+def _in_layers(role: StepOperations) -> str:
+    if role.per_plain_layer in (None, role.per_layer):
+        return f"{role.per_layer} a layer"
+    return f"{role.per_layer} a layer with adapters, {role.per_plain_layer} without"
 
 
 def time_lines(plan: Plan) -> list[str]:

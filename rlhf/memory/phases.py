@@ -146,9 +146,10 @@ class RehearsedStage:
 
 @dataclass(frozen=True)
 class RehearsedRole:
-    """The operations of one decoding step of a role."""
+    """The operations of one decoding step of a role; a plain layer has no adapters, and None says that none is."""
 
     per_layer: int
+    per_plain_layer: int | None
     outside: int
     unsafe: list[str]
 
@@ -205,7 +206,8 @@ Predict = Callable[[PinnedRecipe, StageName], PredictedStage]
 class StepOperations:
     """Operations of one decoding step, each at least one kernel."""
 
-    per_layer: int
+    per_layer: int  # with adapters
     outside: int  # before, between and after the layers
     total: int
     unsafe: list[str]  # what a captured graph must not hold, with the reason
+    per_plain_layer: int | None = None  # without adapters; None if all layers have them

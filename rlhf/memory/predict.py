@@ -29,6 +29,7 @@ from rlhf.memory.phases import (
     PredictionError,
     Question,
     RehearsalName,
+    RehearsedRole,
     Reserved,
     StepOperations,
 )
@@ -97,11 +98,10 @@ class Predictor:
         if loaded.recipe.hardware.device != "cuda" or stage is None:
             return None
         layers = _layers(loaded)
+        adapted = loaded.recipe.lora.layer_numbers(layers)
+        plain = 0 if adapted is None else layers - len(adapted)
         rehearsed = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), DECODING_STEP, STEP_ANSWER)
-        return {
-            role: StepOperations(n.per_layer, n.outside, n.outside + layers * n.per_layer, n.unsafe)
-            for role, n in rehearsed.roles.items()
-        }
+        return {role: _of_all_layers(n, layers - plain, plain) for role, n in rehearsed.roles.items()}
 
     def update_passes(self, loaded: PinnedRecipe) -> dict[str, dict[str, int]]:
         """Return the operations of a layer in the passes of an update, by trunk and by pass.
@@ -145,6 +145,12 @@ class Predictor:
             raise PredictionError(f"memory of {name} cannot be predicted: {reason}")
         result: JsonObject = answer["result"]
         return result
+
+
+def _of_all_layers(role: RehearsedRole, adapted: int, plain: int) -> StepOperations:
+    """Return a role's operations of a decoding step of a model with `adapted` and `plain` layers."""
+    total = role.outside + adapted * role.per_layer + plain * (role.per_plain_layer or 0)
+    return StepOperations(role.per_layer, role.outside, total, role.unsafe, role.per_plain_layer)
 
 
 def _with_reserved(phase: PredictedPhase, name: str, replayed: Mapping[str, Reserved] | None) -> PredictedPhase:

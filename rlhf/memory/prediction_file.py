@@ -20,7 +20,9 @@ WORK = ("flops", "moved", "launched")  # of rlhf.memory.phases.Work: operations 
 Peaks = dict[StageName, dict[str, Parts]]  # stage -> phase -> component -> bytes
 Needs = dict[StageName, dict[str, int]]  # stage -> phase -> bytes of the card that the phase needs beside the driver
 Works = dict[StageName, dict[str, dict[str, int]]]  # stage -> phase -> one of WORK -> count, of two steps
-Step = dict[str, dict[str, int]]  # role -> "per_layer" and "outside" -> operations of a decoding step
+# role -> "per_layer", "outside" and, where not all layers have adapters, "per_plain_layer" -> operations of a
+# decoding step
+Step = dict[str, dict[str, int]]
 Passes = dict[str, dict[str, int]]  # trunk -> "forward" and "backward" -> operations of a layer in an update
 
 
@@ -88,6 +90,9 @@ def decoding_step(predictor: Predictor, loaded: PinnedRecipe) -> tuple[Step, lis
     """Return the operations of a decoding step by role, and those that a captured graph must not hold."""
     operations = predictor.decoding_step(loaded) or {}
     step = {role: {"per_layer": n.per_layer, "outside": n.outside} for role, n in operations.items()}
+    for role, n in operations.items():
+        if n.per_plain_layer is not None:
+            step[role]["per_plain_layer"] = n.per_plain_layer
     return step, [f"decoding step of {role}: {reason}" for role, n in operations.items() for reason in n.unsafe]
 
 

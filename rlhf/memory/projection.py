@@ -29,6 +29,7 @@ from rlhf.memory.weights import (
     shape_of,
 )
 from rlhf.recipe import STAGE_TABLE, TRAINING_STAGES, Dialogues, OnlineOptions, Recipe, StageName, TrainingName
+from rlhf.recipe.model_types import TESTED
 from rlhf.recipe.stages import FEW_SAMPLES
 
 SECONDS_PER_HOUR = 3600
@@ -55,6 +56,7 @@ CALIBRATED = TimeFactors(products=1.35, memory=1.15, launch=5e-6)
 # Factors on projected training time. All 34 runs that the fit never saw took 0.87 to 1.37 times what is projected for
 # them (studies/outside); this project's own loops and cards were not among them.
 SPREAD = (0.8, 1.5)
+WINDOW = 256  # steps for which rlhf/rollout/library_decoding.py opens the cache on a card at once
 # Assumed: no timed run decodes as rlhf/rollout/library_decoding.py does, with captured steps.
 DECODING = Shares(least=0.2, usual=0.5, most=0.7)
 
@@ -267,14 +269,14 @@ def decoding_step_bytes(
 ) -> float:
     """Return the bytes that a mean decoding step of a stage moves: weights, active adapters, keys and values.
 
-    `prompt` is the mean of a prompt's tokens; half of a response follows it in a mean step. Weights count in the form
-    in which they are multiplied with (`bytes_of_product`). Rows of the embedding table are looked up, and do not count.
-    Of layers that are not known, the weights count as they were found in a rehearsal, `predicted`, and no adapters;
-    without one this raises PredictionError.
+    `prompt` is the mean of a prompt's tokens; of keys and values the slots of `cached_slots` are read. Weights count in
+    the form in which they are multiplied with (`bytes_of_product`). Rows of the embedding table are looked up, and do
+    not count. Of layers that are not known, the weights count as they were found in a rehearsal, `predicted`, and no
+    adapters; without one this raises PredictionError.
     """
     shape, size = shape_of(recipe), NUMBER_BYTES[recipe.model.dtype]
     sampled = _sampled(recipe, stage, rows)
-    slots = sampled.rows * (prompt + sampled.response_length / 2)
+    slots = sampled.rows * cached_slots(recipe, prompt, sampled.response_length)
     cached = shape.cached_per_token * slots * size
     matrix = (shape.vocab_size or recipe.tokenizer.vocab_size or 0) * shape.hidden_size * size
     try:
@@ -285,6 +287,24 @@ def decoding_step_bytes(
     decoding = predicted.phases.get("rollout") or predicted.phases["evaluate/decode"]
     held = decoding.components.get("base", 0) + decoding.components.get("quantization", 0)
     return held - (0 if shape.tie_word_embeddings else matrix) + cached
+
+
+def cached_slots(recipe: Recipe, prompt: float, response: int) -> float:
+    """Return the slots of the cache that a row reads in a mean decoding step, with `prompt` tokens before a response.
+
+    The tokens that it has, of the response half of them; on a card whose kernel cannot read them alone
+    (rlhf/rollout/own_tokens.py) a window that also has slots for the tokens to come.
+    """
+    hardware, model = recipe.hardware, recipe.model
+    alone = (
+        shape_of(recipe).model_type in TESTED
+        and model.dtype != "float32"
+        and model.attention != "eager"
+        and cards.gpu_of(hardware.name).capability >= (8, 0)
+    )
+    if alone or hardware.device == "cpu":
+        return prompt + response / 2
+    return prompt + mean(min(response, -(-step // WINDOW) * WINDOW) for step in range(1, response + 1))
 
 
 class _Sampled(NamedTuple):

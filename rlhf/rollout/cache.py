@@ -14,27 +14,33 @@ def repeated(x: Tensor, copies: int) -> Tensor:
 class CacheLayer(CacheLayerMixin):
     """Keys and values of one layer in buffers that are allocated once; a step reads a view of the first `window`.
 
-    Each prompt has `copies` rows in them.
+    Each prompt has `copies` rows in them. With `by_slot` the heads of a slot lie side by side in memory, as attention
+    to rows of different length needs them (rlhf/rollout/own_tokens.py); the shape is the same.
     """
 
     keys: Tensor  # both from the first update on
     values: Tensor
 
-    def __init__(self, slots: int, copies: int = 1):
+    def __init__(self, slots: int, copies: int = 1, by_slot: bool = False):
         super().__init__()  # type: ignore[no-untyped-call]  # transformers does not annotate it
         self.slots = slots
         self.copies = copies
+        self.by_slot = by_slot
         self.window = 0
         self.slot: Tensor | None = None  # (1,) where the next token goes; None while the prompts go in
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate the buffers, for keys and values of these shapes."""
-        prompts, heads, _, size = key_states.shape
-        batch_size = prompts * self.copies
-        # zeros: a slot that is masked out still enters a product with weight 0, and 0 * NaN is NaN
-        self.keys = key_states.new_zeros(batch_size, heads, self.slots, size)
-        self.values = value_states.new_zeros(batch_size, heads, self.slots, value_states.shape[-1])
+        self.keys, self.values = self._buffer(key_states), self._buffer(value_states)
         self.is_initialized = True
+
+    def _buffer(self, states: Tensor) -> Tensor:
+        prompts, heads, _, size = states.shape
+        rows = prompts * self.copies
+        # zeros: a slot that is masked out still enters a product with weight 0, and 0 * NaN is NaN
+        if self.by_slot:
+            return states.new_zeros(rows, self.slots, heads, size).transpose(1, 2)
+        return states.new_zeros(rows, heads, self.slots, size)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Store new keys and values. Return those to attend to: the prompts' own, later the window's."""
@@ -47,6 +53,13 @@ class CacheLayer(CacheLayerMixin):
         self.keys.index_copy_(2, self.slot, key_states)
         self.values.index_copy_(2, self.slot, value_states)
         return self.keys[:, :, : self.window], self.values[:, :, : self.window]
+
+    def keep(self, index: Tensor) -> None:
+        """Keep some of the rows, in memory as before."""
+        for name in ("keys", "values"):
+            cached: Tensor = getattr(self, name)
+            kept = cached.transpose(1, 2)[index].transpose(1, 2) if self.by_slot else cached[index]
+            setattr(self, name, kept)
 
     def get_seq_length(self) -> int:
         """Return the slots that are attended to."""

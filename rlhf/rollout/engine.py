@@ -20,6 +20,7 @@ from rlhf.data.tokenize import SpecialIds
 from rlhf.models.lean.trunk import RoleTrunk
 from rlhf.models.precision import Model, mixed_precision
 from rlhf.process import distributed
+from rlhf.rollout import own_tokens
 from rlhf.rollout.decoding import Decoding, Sampling, ValueFn
 from rlhf.rollout.library_decoding import LibraryDecoding, fast_layers, using_attention
 from rlhf.rollout.trunk_decoding import TrunkDecoding
@@ -71,7 +72,7 @@ def sample(
     has_all_weights = not replicate or distributed.world() == 1
     with (
         mixed_precision(model),
-        using_attention(model, "sdpa"),  # flash attention cannot mask the padding before a short prompt
+        using_attention(model, own_tokens.attention_of_steps(model)),  # others cannot mask a short prompt's padding
         fast_layers(model, sampling, whole=has_all_weights and lean is None),  # the lean trunk does not call the layers
     ):
         for at in range(0, len(order), at_once):

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from rlhf.models import decoding_layers
 from rlhf.models.precision import Model, dtype_of
 from rlhf.models.traits import ropes, sliding_window
 from rlhf.process.cuda import capturing
+from rlhf.rollout import own_tokens
 from rlhf.rollout.cache import CacheLayer, repeated
 from rlhf.rollout.decoding import Decoding, Sampling, ValueFn
 
@@ -77,12 +77,16 @@ class LibraryDecoding(Decoding):  # rlhf/memory/rehearsal/seams.py replaces __in
         self.step_uses_bias = self.prefill_uses_bias or FEW_KERNELS_BY_DEVICE[device.type]
         safe_ropes = all(rope.get("rope_type", "default") in GRAPH_SAFE_ROPE for rope in ropes(model.config))
         self.captures = GRAPHS and uniforms.is_cuda and safe_ropes
-        self.layers = [CacheLayer(slots, self.copies) for _ in range(model.config.num_hidden_layers)]
+        by_slot = model.config._attn_implementation == own_tokens.NAME
+        self.layers = [CacheLayer(slots, self.copies, by_slot) for _ in range(model.config.num_hidden_layers)]
         self.cache = Cache(layers=[*self.layers])
         lengths = torch.tensor([len(p) for p in prompts for _ in range(self.copies)], device=device)
+        self.mean_prompt = sum(map(len, prompts)) / len(prompts)
         self.real = torch.arange(slots, device=device) >= self.width - lengths[:, None]
         self.position = lengths[:, None] - 1  # of the newest token
         self._prefill(ids)
+        self.own_tokens = by_slot and all(own_tokens.readable(layer.keys, layer.values) for layer in self.layers)
+        self.spans = self._spans() if self.own_tokens else None
 
     def run(self) -> list[Tensor]:
         """Decode to the end, as `Decoding.run`; on CUDA most steps replay a captured graph."""
@@ -117,7 +121,8 @@ class LibraryDecoding(Decoding):  # rlhf/memory/rehearsal/seams.py replaces __in
         if needed <= self.layers[0].window:
             return False
         for layer in self.layers:
-            layer.window = min(round_up(needed + self.window_rule.ahead, self.window_rule.multiple), layer.slots)
+            opened = round_up(needed + self.window_rule.ahead, self.window_rule.multiple)
+            layer.window = layer.slots if self.own_tokens else min(opened, layer.slots)
         return True
 
     def _worth_dropping(self, step: int, left: int) -> bool:
@@ -128,7 +133,8 @@ class LibraryDecoding(Decoding):  # rlhf/memory/rehearsal/seams.py replaces __in
         """
         if left > len(self.rows) // 2:
             return False
-        read = sum(x[0, :, : layer.window].nbytes for layer in self.layers for x in (layer.keys, layer.values))
+        slot = sum(x[0, :, 0].nbytes for layer in self.layers for x in (layer.keys, layer.values))
+        read = slot * (self.mean_prompt + step if self.own_tokens else self.layers[0].window)
         return not self.captures or read * (len(self.rows) - left) * (self.room - step) > CAPTURE_BYTES
 
     def _drop_ended(self) -> None:
@@ -136,7 +142,9 @@ class LibraryDecoding(Decoding):  # rlhf/memory/rehearsal/seams.py replaces __in
         self._keep(index)
         self.real, self.position = self.real[index], self.position[index]
         for layer in self.layers:
-            layer.reorder_cache(cast(torch.LongTensor, index))
+            layer.keep(index)
+        if self.own_tokens:
+            self.spans = self._spans()
 
     def _prefill(self, ids: Tensor) -> None:
         real = self.real[:: self.copies, : self.width]
@@ -159,12 +167,26 @@ class LibraryDecoding(Decoding):  # rlhf/memory/rehearsal/seams.py replaces __in
         newest = self.rows.tokens.index_select(1, self.step)
         self.step += 1
         self.position += 1
-        window = self.layers[0].window
-        slots = torch.arange(window, device=newest.device)
-        mask = self.real[:, :window] & (slots < self.width + self.step)
-        masks = self._masks(mask[:, None, None], self.slot, self.step_uses_bias)
-        self._draw(self._forward(newest, self.position, masks))
+        self._draw(self._forward(newest, self.position, self._step_masks()))
         self.slot += 1
+
+    def _spans(self) -> Tensor:
+        """Return where the cached tokens of each row are, as `own_tokens.spans`."""
+        padding = (~self.real[:, : self.width]).sum(1)
+        return own_tokens.spans(padding, self.position.squeeze(1) + 1, self.layers[0].slots)
+
+    def _step_masks(self) -> Tensor | dict[str, Tensor]:
+        """Return what the attention of a step reads: the tokens of each row where it can, else a mask of the window."""
+        if self.spans is None:
+            window = self.layers[0].window
+            slots = torch.arange(window, device=self.real.device)
+            mask = self.real[:, :window] & (slots < self.width + self.step)
+            return self._masks(mask[:, None, None], self.slot, self.step_uses_bias)
+        self.spans.select(2, 2).add_(1)
+        if not self.sliding:
+            return self.spans
+        near = own_tokens.newest(self.spans, self.sliding)
+        return {"full_attention": self.spans, "sliding_attention": near} if self.kinds else near
 
     def _masks(self, mask: Tensor, queries: Tensor | None, as_bias: bool) -> Tensor | dict[str, Tensor]:
         """Return the mask (B, 1, queries, slots) of every kind of attention layer: one, or one for each kind.

@@ -16,6 +16,10 @@ from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.output_layer import logits_of
 from rlhf.models.precision import mixed_precision
 from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.rollout import own_tokens
+from rlhf.rollout.decoding import Sampling
+from rlhf.rollout.engine import sample
+from tests import models
 from tests.helpers import RECIPE, run_stages, undefined_metrics
 from tests.lines import read_intact_lines
 from tests.trunk_models import distance, trunk_model
@@ -167,6 +171,27 @@ def test_the_lean_trunk_s_kernels_are_as_exact_as_the_library_s(kind):
     errors, usual_errors = ([distance(x, y) for x, y in zip(found, truth, strict=True)] for found in (lean, usual))
     assert 0 < errors[0] < 1.1 * usual_errors[0]
     assert sum(errors) < 1.1 * sum(usual_errors)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3_text"])
+def test_rows_read_their_own_tokens(kind):
+    """torch's kernel works on this card; what captured steps draw has the log-probabilities of a forward pass."""
+    assert all(own_tokens.kernel_works(torch.device("cuda"), torch.bfloat16, size) for size in (8, 16, 64, 128, 256))
+    model = models.model(kind, 64).bfloat16().requires_grad_(False).cuda()
+    prompts = [[6 + place % 50 for place in range(length)] for length in (3, 9, 20, 7)]
+    torch.manual_seed(0)
+    rollout = sample(model, prompts, Ids(), Sampling(32, 40, 1.0, batch_size=4))
+    with torch.no_grad():
+        logp = model(input_ids=rollout.ids, use_cache=False).logits.float().log_softmax(-1)
+    own = logp[:, :-1].gather(2, rollout.ids[:, 1:, None]).squeeze(2).gather(1, rollout.predictors)
+    assert rollout.logprobs is not None
+    assert (rollout.logprobs - own)[rollout.mask].abs().max() < 0.2
+
+
+class Ids:
+    """The special tokens that sampling needs of a tokenizer."""
+
+    pad_id, eos_id = 0, 5
 
 
 def test_logits_of_a_bfloat16_layer_are_not_rounded():

@@ -161,7 +161,7 @@ def test_windows_on_cuda(width, windows):
     """One for 128 or 256 steps of a prompt that is padded to 384, and for any prompt one every 256 steps."""
     room = 128 if width > 100 else 528
     rule = WINDOW_BY_DEVICE["cuda"]
-    decoding: Any = SimpleNamespace(width=width, room=room, window_rule=rule)
+    decoding: Any = SimpleNamespace(width=width, room=room, window_rule=rule, own_tokens=False)
     decoding.layers = [CacheLayer(round_up(width + room, rule.whole))]
     decoding.layers[0].window = width
     opened = [step for step in range(1, room) if LibraryDecoding.open_window(decoding, step)]

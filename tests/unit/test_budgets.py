@@ -98,6 +98,8 @@ def test_more_operations_than_are_pinned_are_named():
         "decoding step of base: 42 operations outside the layers, where 40 are pinned",
     ]
     assert not list(budgets.more_operations(more, STEP))
+    (line,) = budgets.more_operations({"policy": {"per_plain_layer": 9}}, {"policy": {"per_plain_layer": 10}})
+    assert line == "decoding step of policy: 10 operations in a layer without adapters, where 9 are pinned"
     assert list(budgets.more_operations({}, {"base": {"outside": 42}})) == [
         "decoding step of base: 42 operations outside the layers, and none pinned"
     ]

@@ -93,6 +93,20 @@ def test_two_layers_tell_what_four_have(bf16):
         assert deeper[role].per_layer == bf16[role].per_layer
 
 
+def test_layers_without_adapters_are_counted_as_such():
+    """Of five layers the upper three have adapters; a step without any is the same in all of them."""
+    changes = {"lora__layers": "upper_half", "model__architecture__num_hidden_layers": 5}
+    loaded = load(BF16, **changes)
+    deeper = decoding_step.decoding_steps(loaded, layers=5)
+    with Predictor() as predictor:
+        predicted = predictor.decoding_step(loaded)
+    assert predicted is not None
+    for role in ROLES:
+        assert len(deeper[role].operations) == predicted[role].total
+    assert predicted["policy"].per_layer > predicted["base"].per_layer
+    assert {step.per_plain_layer for step in predicted.values()} == {predicted["base"].per_layer}
+
+
 def test_views_and_allocations_are_no_kernels(monkeypatch, bf16):
     draw = LibraryDecoding._draw
 
@@ -113,11 +127,20 @@ def test_a_layer_without_adapters_by_hand(bf16):
     names = bf16["base"].per_layer
     assert names.count("aten::mm") == 7
     assert names.count("aten::index_copy_") == 2  # keys, values
-    assert names.count("aten::_scaled_dot_product_efficient_attention") == 1
+    assert names.count("torch_attn::_varlen_attn") == 1
+
+
+def test_float32_decodes_through_a_mask():
+    for role, step in decoding_step.decoding_steps(load(BF16, model__dtype="float32")).items():
+        assert step.per_layer.count("aten::_scaled_dot_product_efficient_attention") == 1, role
+        assert "torch_attn::_varlen_attn" not in step.per_layer
 
 
 def test_layers_that_differ_are_refused():
     step = DecodingStep((Operation("aten::mm", 0), Operation("aten::add", 1), Operation("aten::mul", None)))
-    with pytest.raises(ValueError, match="2 decoder layers have 2 different lists"):
+    with pytest.raises(ValueError, match="2 decoder layers of one kind have 2 different lists"):
         step.per_layer  # noqa: B018
     assert step.outside == ("aten::mul",)
+    assert step.per_plain_layer is None
+    upper = DecodingStep(step.operations, adapted=(1,))
+    assert (upper.per_plain_layer, upper.per_layer) == (("aten::mm",), ("aten::add",))

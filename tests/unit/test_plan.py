@@ -542,6 +542,11 @@ def test_operations_of_a_decoding_step_are_shown():
     assert tables.step_lines(of([])) == [counts]
     host_read = "aten::_local_scalar_dense reads a value on the host"
     assert tables.step_lines(of([host_read])) == [counts, f"a captured graph cannot hold {host_read}"]
+    upper = StepOperations(per_layer=50, outside=40, total=1000, unsafe=[], per_plain_layer=10)
+    (line,) = tables.step_lines(planned({"ppo": planned_stage(decoding_step={"policy": upper})}))
+    assert line.endswith(": policy 1,000 (50 a layer with adapters, 10 without)")
+    base = StepOperations(per_layer=10, outside=40, total=360, unsafe=[], per_plain_layer=10)
+    assert tables.step_lines(planned({"ppo": planned_stage(decoding_step={"base": base})}))[0].endswith("(10 a layer)")
     assert tables.step_lines(planned({"ppo": planned_stage()})) == tables.step_lines(planned({})) == []
 
 

@@ -54,6 +54,7 @@ SYMBOLS = {  # module:name -> the module that uses, overrides or replaces it
     "torch.ops.aten:_fused_rms_norm": "rlhf/models/lean/fused_linear.py",
     "torch.ops.aten:_fused_rms_norm_backward": "rlhf/models/lean/fused_linear.py",
     "torch.ops.aten:_softmax_backward_data": KERNELS,
+    "torch.nn.attention.varlen:_varlen_attn": KERNELS,
     "torch.ops.aten:_local_scalar_dense": "rlhf/memory/rehearsal/device.py",
 }
 # What operations and modules of torch are made of, and its kernels by their names: used wherever one is looked at.

@@ -26,6 +26,8 @@ from rlhf.memory.phases import PredictedPhase, PredictedStage, PredictionError, 
 from rlhf.memory.weights import NF4_BYTES
 from rlhf.models import matmul
 from rlhf.models.lean.trunk import LeanTrunk
+from rlhf.recipe import Ppo
+from rlhf.rollout.library_decoding import WINDOW_BY_DEVICE
 
 RECIPES = ROOT / "recipes"
 CARD = cards.gpu_of("h100")
@@ -171,6 +173,33 @@ def test_hours_mbu_and_roofline_count_the_same_bytes_of_a_decoding_step(monkeypa
     monkeypatch.setattr(projection, "step_flops", lambda *_: {"update": 1.0})
     figures = derived.derived_figures(loaded, stage, row, predicted, {"flops": 1.0, "bandwidth": 1.0}, "longest")
     assert figures["mbu"] == pytest.approx(batches * steps * expected)
+
+
+def test_slots_that_a_row_reads_in_a_step():
+    """Its own tokens, where the card's kernel can; else a window, which for up to 256 tokens is the whole response."""
+    bf16 = recipe.load(RECIPES / "h100-mistral-7b/v2").recipe
+    assert projection.cached_slots(bf16, 200, 128) == 200 + 64
+    for changes in ({"hardware.name": "t4"}, {"model.attention": "eager"}, {"model.dtype": "float32"}):
+        assert projection.cached_slots(roofline.changed(bf16, changes), 200, 128) == 200 + 128
+    other = recipe.load(RECIPES / "h100-mistral-7b/v2", {"model.architecture.model_type": "cohere"}).recipe
+    assert projection.cached_slots(other, 200, 384) == 200 + (256 * 256 + 128 * 384) / 384
+    assert projection.cached_slots(recipe.load(RECIPES / "cpu-tiny/v2").recipe, 24, 40) == 24 + 20
+    assert WINDOW_BY_DEVICE["cuda"].ahead + 1 == projection.WINDOW
+
+
+@pytest.mark.parametrize(
+    ("folder", "own", "window"),
+    [("4090-llama2-7b/v2", 2_040_948_326, 5_368_709_120), ("h100-mistral-7b/v2", 408_189_665, 1_073_741_824)],
+)
+def test_bytes_of_keys_and_values_in_a_step(folder, own, window):
+    """Of a mean step on rows as long as HH-RLHF's; the window of 512 slots is what a mask would have it read."""
+    loaded = recipe.load(RECIPES / folder).recipe
+    options = loaded.options(Ppo)
+    assert loaded.model.architecture
+    size = 2 * loaded.model.architecture.cached_per_token * options.rollout_batch_size
+    prompt = projection._mean_prompt(loaded, options.max_prompt_length, None)
+    assert round(size * projection.cached_slots(loaded, prompt, options.response_length)) == own
+    assert size * 512 == window
 
 
 def test_a_step_of_layers_that_are_not_known_reads_what_a_rehearsal_found():

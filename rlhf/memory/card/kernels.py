@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+import torch.nn.attention.varlen  # registers its operations
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
@@ -32,6 +33,7 @@ def inside(gpu: Gpu) -> dict[Op, Count]:
         aten._scaled_dot_product_efficient_attention_backward.default: functools.partial(_efficient_backward, gpu),
         aten._softmax_backward_data.default: _softmax_backward,
         aten._safe_softmax.default: _safe_softmax,
+        torch.ops.torch_attn._varlen_attn.default: _own_tokens,
     }
     if hasattr(torch.ops.bitsandbytes, "gemm_4bit"):
         counts[torch.ops.bitsandbytes.gemm_4bit.default] = functools.partial(_gemm_4bit, gpu)
@@ -94,6 +96,30 @@ def _gemm_4bit_flops(args: Args, kwargs: Kwargs) -> int:
 
 
 # -- attention -----------------------------------------------------------------------------------------------------
+
+
+def _own_tokens(args: Args, kwargs: Kwargs) -> int:
+    """Return the bytes of grouped queries and of their results in another order, and of partial sums; at most.
+
+    Source: flash_attn/flash_api.cpp, mha_varlen_fwd, for one query a row. Keys are split into as many parts as fill the
+    card, at most one for each block of them.
+    """
+    query, key, longest = args[0], args[1], args[6]
+    rows, heads, size = query.shape
+    if heads == key.shape[1]:
+        return 0
+    width = -(-size // 32) * 32 if size <= 128 else -(-size // 64) * 64
+    block = 256 if size <= 64 else 128 if size <= 128 else 64
+    parts = -(-longest // block)
+    size_of_sums: int = (parts > 1) * parts * rows * heads * (width + 1) * 4
+    return size_of_sums + 2 * int(query.nbytes)
+
+
+def _own_tokens_flops(args: Args, kwargs: Kwargs) -> int:
+    """Return the operations of one query a row, to as many tokens as the longest row can have."""
+    query, longest = args[0], args[6]
+    count: int = 4 * query.numel() * longest
+    return count
 
 
 def _softmax_backward(args: Args, kwargs: Kwargs) -> int:
@@ -200,6 +226,7 @@ def _of_tensors(count: Callable[..., int]) -> Count:
 
 # What torch's own table of operations does not know, or not in every release.
 FLOPS: dict[Op, Count] = {packet.default: _of_tensors(count) for packet, count in ATTENTION_FLOPS.items()}
+FLOPS[torch.ops.torch_attn._varlen_attn.default] = _own_tokens_flops
 with contextlib.suppress(ImportError):
     import bitsandbytes  # noqa: F401  # registers its operations
 

@@ -31,11 +31,12 @@ from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import SFT, OnlineOptions, PinnedRecipe, Ppo, SharedRole
 from rlhf.recipe.choices import Device
-from rlhf.rollout.library_decoding import LibraryDecoding, fast_layers
+from rlhf.rollout import own_tokens
+from rlhf.rollout.library_decoding import LibraryDecoding, fast_layers, using_attention
 from rlhf.run.directory import StageRun
 from rlhf.stages.online.session import sampling_settings
 
-LAYERS = 2  # all decoder layers are alike
+LAYERS_OF_A_KIND = 2  # that are rehearsed: layers with adapters are alike, and so are those without
 ROLES: tuple[SharedRole, ...] = ("policy", "reference", "base")  # trainable adapter, frozen adapter, no adapter
 
 HOST_READ = "reads a value on the host"
@@ -57,14 +58,28 @@ class DecodingStep:
     """The operations of one decoding step, in order."""
 
     operations: tuple[Operation, ...]
+    adapted: tuple[int, ...] | None = None  # numbers of the layers that have adapters; None: all
 
     @property
     def per_layer(self) -> tuple[str, ...]:
-        """Return the operations of one decoder layer. Raises ValueError if layers differ."""
-        layers = {op.layer for op in self.operations} - {None}
+        """Return the operations of a decoder layer that has adapters. Raises ValueError if such layers differ."""
+        return self._of_layers(self._layers if self.adapted is None else self._layers & {*self.adapted})
+
+    @property
+    def per_plain_layer(self) -> tuple[str, ...] | None:
+        """Return the operations of a layer without adapters; None if all have them. Raises as `per_layer`."""
+        return None if self.adapted is None else self._of_layers(self._layers - {*self.adapted})
+
+    @property
+    def _layers(self) -> set[int]:
+        return {op.layer for op in self.operations if op.layer is not None}
+
+    def _of_layers(self, layers: set[int]) -> tuple[str, ...]:
         names = {tuple(op.name for op in self.operations if op.layer == layer) for layer in layers}
         if len(names) != 1:
-            raise ValueError(f"{len(layers)} decoder layers have {len(names)} different lists of operations")
+            raise ValueError(
+                f"{len(layers)} decoder layers of one kind have {len(names)} different lists of operations"
+            )
         return names.pop()
 
     @property
@@ -78,11 +93,14 @@ class DecodingStep:
         return tuple(op for op in self.operations if op.unsafe)
 
 
-def decoding_steps(loaded: PinnedRecipe, layers: int = LAYERS) -> dict[str, DecodingStep]:
+def decoding_steps(loaded: PinnedRecipe, layers: int | None = None) -> dict[str, DecodingStep]:
     """Return one step of a rollout for each of `ROLES`, on a model of the recipe's shape with `layers` layers.
 
-    The rollout is that of the recipe's `rollout_stage`, which there must be.
+    Without `layers` there are LAYERS_OF_A_KIND with adapters, and as many without if not all have them. The rollout is
+    that of the recipe's `rollout_stage`, which there must be.
     """
+    kinds = 1 if loaded.recipe.lora.layers == "all" else 2
+    layers = layers or kinds * LAYERS_OF_A_KIND
     changed = loaded.with_changes(rehearsal_changes(loaded.recipe, layers))
     architecture = changed.recipe.model.architecture
     stage, options = next(iter(changed.recipe.online().items()))
@@ -94,13 +112,18 @@ def decoding_steps(loaded: PinnedRecipe, layers: int = LAYERS) -> dict[str, Deco
         with recorder:
             shared = rehearsed_roles(run, options)
             tokenizer = load_tokenizer(run)
-            return {role: step(recorder, shared, role, tokenizer, options) for role in ROLES}
+            numbers = changed.recipe.lora.layer_numbers(layers)
+            adapted = None if numbers is None else tuple(numbers)
+            return {role: DecodingStep(step(recorder, shared, role, tokenizer, options), adapted) for role in ROLES}
 
 
 def step(
     recorder: "_Recorder", shared: SharedBase, role: SharedRole, tokenizer: DialogueTokenizer, options: OnlineOptions
-) -> DecodingStep:
-    """Return the second decoding step of a rollout of `role`: the first one sets up what later ones find ready."""
+) -> tuple[Operation, ...]:
+    """Return the operations of the second decoding step of a rollout of `role`.
+
+    The first one sets up what later ones find ready.
+    """
     settings = sampling_settings(options)
     lengths = [settings.max_prompt_length] * settings.batch_size
     lengths[0] = max(1, settings.max_prompt_length // 2)  # a padded row, so that there is a mask
@@ -109,13 +132,19 @@ def step(
     observe = shared.values if shared.value_head is not None and options.old_logprobs == "rollout" else None
     shared.roles.activate(role)
     shared.base.eval()
-    with torch.no_grad(), mixed_precision(shared.base), fast_layers(shared.base, settings):
+    attention = own_tokens.attention_of_steps(shared.base)
+    with (
+        torch.no_grad(),
+        mixed_precision(shared.base),
+        using_attention(shared.base, attention),
+        fast_layers(shared.base, settings),
+    ):
         decoding = LibraryDecoding(shared.base, prompts, uniforms, settings, tokenizer, observe)
         decoding.open_window(1)
         decoding.advance()
         with recorder.recording(shared.base.get_decoder()) as operations:
             decoding.advance()
-    return DecodingStep(tuple(operations))
+    return tuple(operations)
 
 
 def rehearsed_roles(run: StageRun, options: OnlineOptions, lean: bool = False) -> SharedBase:

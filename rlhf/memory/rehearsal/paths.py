@@ -24,7 +24,7 @@ from rlhf.memory.rehearsal import passes
 from rlhf.memory.rehearsal.operations import META
 from rlhf.models import matmul, random_base
 from rlhf.models.lean import fused_linear, layouts, trunk
-from rlhf.rollout import library_decoding
+from rlhf.rollout import library_decoding, own_tokens
 from rlhf.rollout.cache import CacheLayer
 from rlhf.rollout.library_decoding import LibraryDecoding
 from rlhf.rollout.trunk_decoding import TrunkDecoding
@@ -56,12 +56,15 @@ def patches(stand_in: "StandIn") -> Iterator[passes.Patch]:
         library_decoding.STEPS_BETWEEN_CHECKS_BY_DEVICE,
         library_decoding.WINDOW_BY_DEVICE,
         library_decoding.FEW_KERNELS_BY_DEVICE,
+        own_tokens.BY_DEVICE,
         trunk.ONEDNN_BY_DEVICE,
         fused_linear.FUSED_NORM_BY_DEVICE,
         matmul.FLOAT32_OF_HALVES_BY_DEVICE,
         layouts.COPIES_HEADS_BY_DEVICE,
     ):
         yield mock.patch.dict(setting, {"meta": setting[stand_in.stands_for]})
+    # The kernel that is tried on a card.
+    yield patch(own_tokens, "kernel_works", lambda *_: stand_in.gpu.capability >= (8, 0))
     yield patch(LibraryDecoding, "steps", lambda self: (1, self.room - 1) if self.room > 2 else range(1, self.room))
     yield patch(TrunkDecoding, "steps", lambda self: range(1, min(self.room, 3)))
     yield patch(CacheLayer, "lazy_initialization", _labelled_cache(stand_in))

@@ -39,6 +39,7 @@ def _operations(loaded: PinnedRecipe) -> RehearsedStep:
     roles = {
         role: RehearsedRole(
             per_layer=len(step.per_layer),
+            per_plain_layer=None if step.per_plain_layer is None else len(step.per_plain_layer),
             outside=len(step.outside),
             unsafe=[f"{operation.name} {operation.unsafe}" for operation in step.unsafe],
         )
