@@ -188,13 +188,18 @@ def time_lines(plan: Plan) -> list[str]:
 
 def hints(plan: Plan) -> list[str]:
     """Return closing lines: how to name a price, and at the end whether all fits the card and how much is left."""
-    lines = []
+    lines = [
+        f"{stage}: its vLLM server takes {gb(planned.server_bytes)} GB of the card beside this"
+        for stage, planned in plan.stages.items()
+        if planned.server_bytes
+    ]
     if plan.price_per_hour is None and any(planned.time for planned in plan.stages.values()):
         lines.append("--price, dollars for an hour of a card, adds the cost")
     on_card = {stage: planned for stage, planned in plan.stages.items() if planned.in_memory_of == "cuda"}
     if plan.card_bytes and on_card and all(planned.fits for planned in on_card.values()):
-        largest = max(on_card, key=lambda stage: on_card[stage].card_needed_bytes)
-        needed = on_card[largest].card_needed_bytes
+        needs = {stage: planned.card_needed_bytes + planned.server_bytes for stage, planned in on_card.items()}
+        largest = max(needs, key=lambda stage: needs[stage])
+        needed = needs[largest]
         room = "; --fastest looks for settings that use the rest"
         lines.append(
             f"fits the card: {largest} needs most, {gb(needed)} of {gb(plan.card_bytes)} GB"

@@ -12,12 +12,22 @@ from rlhf.memory import projection, ranks
 from rlhf.memory.card import cards
 from rlhf.memory.fit import Fit
 from rlhf.memory.own_rows import OwnRows, Rows, read_rows
-from rlhf.memory.phases import ON_HOST, Parts, PredictedPhase, PredictedStage, PredictionError, StepOperations
+from rlhf.memory.phases import (
+    ON_HOST,
+    Parts,
+    PeakPart,
+    PredictedPhase,
+    PredictedStage,
+    PredictionError,
+    StepOperations,
+)
 from rlhf.memory.predict import Predictor, card_needed_bytes, card_reserved_bytes
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName, TrainingName, published
 from rlhf.recipe.choices import Device
 from rlhf.recipe.published import Figure, VerdictWord, verdict_of
 from rlhf.terminal.wording import GB
+
+KEPT: tuple[PeakPart, ...] = ("base", "quantization", "adapters", "heads", "optimizer")  # from one step to the next
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,7 @@ class PlannedStage:
     peak_bytes: int
     card_reserved_bytes: int
     card_needed_bytes: int
+    server_bytes: int  # that a vLLM server of this stage takes of the same card while the stage needs most
     fits: bool | None  # None without a card
     published_bytes: tuple[int | None, int | None] | None  # published: the lowest and the highest figure
     verdict: VerdictWord | None  # on the peak, by the published figures
@@ -179,12 +190,14 @@ def _stage(
     rows = own.stages.get(stage) if own and stage in TRAINING_STAGES else None
     place: Device | Literal["host"] = "host" if stage in ON_HOST else hardware.device
     whole, need, card = predicted.whole, card_needed_bytes(predicted.whole), hardware.memory_gb
+    server = server_bytes(loaded.recipe, stage, whole)
     return PlannedStage(
         in_memory_of=place,
         peak_bytes=whole.peak_bytes,
         card_reserved_bytes=card_reserved_bytes(whole),
         card_needed_bytes=need,
-        fits=need <= card * GB if card and place == "cuda" else None,
+        server_bytes=server,
+        fits=need + server <= card * GB if card and place == "cuda" else None,
         published_bytes=_published(loaded, stage),
         verdict=_peak_verdict(loaded, stage, whole.peak_bytes),
         phases={name: _phase(phase) for name, phase in predicted.phases.items()},
@@ -192,6 +205,24 @@ def _stage(
         decoding_step=step,
         no_time=no_time,
     )
+
+
+def server_bytes(recipe: Recipe, stage: StageName, whole: PredictedPhase) -> int:
+    """Return the bytes of a vLLM server on the run's own card beside what the stage needs.
+
+    A server that sleeps has left the card when the stage needs most. Awake it stands beside weights and states only, so
+    what it takes beyond the rest of that peak is counted. What it keeps asleep is not known, and is not counted.
+    """
+    options = recipe.online().get(stage)
+    if options is None or options.vllm_url is None:
+        return 0
+    from rlhf.rollout.vllm_command import bytes_on_card  # needs torch, which a plan from the cache does without
+
+    awake = bytes_on_card(recipe, options)
+    if not options.vllm_sleep:
+        return awake
+    kept = sum(whole.components.get(part, 0) for part in KEPT)
+    return max(0, awake - (whole.peak_bytes - kept))
 
 
 def _phase(phase: PredictedPhase) -> PlannedPhase:

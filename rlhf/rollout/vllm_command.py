@@ -17,6 +17,7 @@ from rlhf.recipe import Architecture, OnlineOptions, Recipe
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM 0.32 takes as --max-lora-rank
 OVERHEAD = 1.5e9  # bytes of a server beside weights and cache; not measured on a card
 UNKNOWN_SHARE = 0.4  # of the memory, for a base of unknown shape
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 BATCHED = 8192  # tokens of prompts that a card computes together
 
 
@@ -59,6 +60,17 @@ def memory_share(recipe: Recipe, options: OnlineOptions) -> float:
     weights = number_bytes(recipe) * parameter_count(shape, **changes)
     need = weights + cache_bytes(shape, recipe, options) + OVERHEAD
     return min(max(math.ceil(100 * need / total) / 100, 0.05), 0.9)
+
+
+def bytes_on_card(recipe: Recipe, options: OnlineOptions) -> int:
+    """Return the bytes that the server of the printed command takes of the run's own card, awake.
+
+    0 without a server, for one on another machine, and without a card of known memory.
+    """
+    here = options.vllm_url is not None and urlsplit(options.vllm_url).hostname in LOOPBACK
+    if not here or recipe.hardware.device == "cpu" or recipe.hardware.memory_gb is None:
+        return 0
+    return round(memory_share(recipe, options) * recipe.hardware.memory_gb * 1e9)
 
 
 def cache_bytes(shape: Architecture, recipe: Recipe, options: OnlineOptions) -> int:

@@ -18,6 +18,7 @@ def planned_stage(**changes: Any) -> PlannedStage:
         "peak_bytes": 10**9,
         "card_reserved_bytes": 2 * 10**9,
         "card_needed_bytes": 10**9,
+        "server_bytes": 0,
         "fits": True,
         "published_bytes": None,
         "verdict": None,
