@@ -84,7 +84,7 @@ kto: $(ready)       ## train KTO: the policy on answers that were judged one by 
 evaluate: $(ready)  ## compare the trained policies on held-out prompts
 merge: $(ready)     ## merge the trained adapter into its base model (SET=merge.stage=dpo: DPO's)
 all: $(ready) ppo rloo grpo dpo kto evaluate merge ## run every stage of the recipe; its data must suffice for each
-reproduce: $(ready) ## run the recipe once for each of SEEDS; as a guide has it: RECIPE=recipes/NAME/v1
+reproduce: $(ready) ## run the recipe once for each of SEEDS; GUIDE=1: as a published guide has it
 
 ##@ Use (after training)
 report: setup       ## write one page about a run: figures, curves, samples, provenance

@@ -29,6 +29,7 @@ class Choice:
 
     hw: str | None = None
     directory: Path | None = None
+    guide: bool = False
     data: tuple[str, ...] = ()
     weights: str | None = None
     changes: tuple[str, ...] = ()
@@ -40,7 +41,7 @@ class Choice:
         Raises OptionError if the options name no recipe, missing files or what a recipe cannot have, UsageError if they
         exclude each other, and UserError if the recipe itself is wrong.
         """
-        directory, data = self._directory(), (*self.data, *more_data)
+        directory, data = self.directory_of_recipe(), (*self.data, *more_data)
         as_written = recipes.load(directory).recipe  # without options, whose mistakes come below
         with _of_options():
             changes = recipes.parse_overrides(self.changes)
@@ -96,16 +97,24 @@ class Choice:
         del changes["seed"]
         return seed
 
-    def _directory(self) -> Path:
+    def directory_of_recipe(self) -> Path:
         """Return the recipe's folder, from --recipe or --hw. Raises OptionError, UserError or UsageError."""
         if self.directory is not None:
             if self.hw is not None:
                 raise click.UsageError("--hw and --recipe both name a recipe: leave one out")
+            if self.guide:
+                raise click.UsageError("--recipe names a version, which --guide would choose: leave one out")
             recipes.check_directory(self.directory, recipes_root())
             return self.directory
         if self.hw is None:
             raise OptionError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
-        return recipes.resolve(self.hw, recipes_root())
+        default = recipes.resolve(self.hw, recipes_root())
+        if not self.guide:
+            return default
+        found = recipes.guide_of(default)
+        if found is None:
+            raise OptionError(f"--guide: {default.parent} follows no published guide; leave it out")
+        return found[0]
 
 
 def _data_changes(data: Sequence[str], own: Data) -> Changes:
@@ -147,10 +156,10 @@ def _about_version(chosen: PinnedRecipe, by_hardware: bool) -> str:
     if not by_hardware or len(versions) == 1:
         return chosen.status if chosen.released_sha256 else ""
     first = recipes.load(versions[0])
-    guide = next((figure.guide for figure in first.figures if figure.guide), None)
+    of_guide = recipes.guide_of(chosen.directory)
     about_first = ""
-    if chosen.directory != first.directory and guide:
-        about_first = f"; {first.version} has the {guide}'s own settings: --recipe {first.directory}"
+    if of_guide and of_guide[0] != chosen.directory:
+        about_first = f"; {of_guide[0].name} has the {of_guide[1]}'s own settings: --guide"
     elif first.recipe.model != recipes.load(chosen.directory).recipe.model:
         about_first = f"; {first.version} trains another model"
     return f"{chosen.status}{about_first}"

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import click
 
 from rlhf import recipe as recipes
-from rlhf.cli.choice import recipes_root
+from rlhf.cli.choice import Choice, recipes_root
 from rlhf.cli.entry import cli
 from rlhf.cli.guard import guarded
 from rlhf.errors import OptionError
@@ -75,7 +75,7 @@ OF_CONTAINER = ("IMAGE", "BASE", "FLASH_ATTN")
 OF_CARD = ("VRAM_CAP", "GPU")
 CARD = r"\d+(,\d+)*|(GPU|MIG)-[\w-]+"  # what GPU may be
 WORDS = ("DATA", "SET", "STOP_ON", "REPORT_TO")  # several values, which spaces separate
-SWITCHES = ("RESUME", "SUMMARY", "FLASH_ATTN")
+SWITCHES = ("GUIDE", "RESUME", "SUMMARY", "FLASH_ATTN")
 ON, OFF = ("1", "yes", "true"), ("0", "no", "false")
 PATHS = ("RECIPE", "RUN", "DATA", "WEIGHTS", "OUT", "REUSE", "FILES")
 NOT_EMPTY = ("OUT", "PORT")  # others count as not given where they are empty
@@ -87,7 +87,22 @@ ARGUMENTS = {  # targets, and the variable with their further arguments
     "judge": "AB_ARGS",
 }
 OF_A_RUN = (  # what the commands that are named as next, or as missing, repeat
-    *("HW", "RECIPE", "RUN", "DATA", "OUT", "REUSE", "WEIGHTS", "SET", "SEED", "PRICE", "RUNTIME", "IMAGE", "VENV"),
+    *(
+        "HW",
+        "GUIDE",
+        "RECIPE",
+        "RUN",
+        "DATA",
+        "OUT",
+        "REUSE",
+        "WEIGHTS",
+        "SET",
+        "SEED",
+        "PRICE",
+        "RUNTIME",
+        "IMAGE",
+        "VENV",
+    ),
 )
 MOST = 6  # targets that a message names
 HELP = 105  # characters of a variable's help
@@ -228,7 +243,7 @@ def _check_value(name: str, value: str) -> None:
 def _recipe_folder(values: Values) -> Path:
     """Return the folder of the recipe that RECIPE or HW names. Raises OptionError if there is none."""
     if "RECIPE" not in values:
-        return recipes.resolve(values.get("HW", "cpu"), recipes_root())
+        return Choice(values.get("HW", "cpu"), guide=values.get("GUIDE") in ON).directory_of_recipe()
     recipes.check_directory(Path(values["RECIPE"]), recipes_root())
     return Path(values["RECIPE"])
 

@@ -30,7 +30,7 @@ def _run(stage: StageName, begun: bool) -> str:
     """Return the command that runs a stage and all that it builds on: make's if make started this one."""
     if line := next_steps.typed_make_line(("run", stage)):
         return f"`{line}{' RESUME=1' if begun else ''}`"
-    typed = typed_options(only=("hw", "directory", "out", *RUN_HELP))
+    typed = typed_options(only=("hw", "directory", "guide", "out", *RUN_HELP))
     resumed = ["--resume"] if begun else []
     return f"`{shlex.join(['rlhf', 'run', stage, *typed, '--with-parents', *resumed])}`"
 
@@ -42,4 +42,6 @@ def naming_the_evaluation() -> Iterator[None]:
         yield
     except EvaluationMissing as error:
         line = next_steps.typed_make_line(("run", EVALUATE))
-        raise EvaluationMissing(error.run_directory, typed_options(only=("hw", "directory", "out")), line) from error
+        raise EvaluationMissing(
+            error.run_directory, typed_options(only=("hw", "directory", "guide", "out")), line
+        ) from error

@@ -114,7 +114,8 @@ def stage_rows(plan: Plan) -> list[tuple[str, ...]]:
     """Return a row for each stage: peak, need, published range, verdict, hours, cost; and one for the chain."""
     rows = []
     for stage, planned in plan.stages.items():
-        published = "-".join(dict.fromkeys(gb(x, 0) for x in planned.published_bytes or () if x)) or "-"
+        ranges = ("-".join(dict.fromkeys(gb(x, 0) for x in ends if x)) for ends in planned.published_bytes or ())
+        published = ", ".join(dict.fromkeys(ranges)) or "-"
         verdict = {True: "fits", False: "DOES NOT FIT", None: f"on {planned.in_memory_of}"}[planned.fits]
         verdict += f", {planned.verdict}" if planned.verdict else ""
         sizes = [gb(size) for size in (planned.peak_bytes, planned.card_needed_bytes, planned.card_reserved_bytes)]

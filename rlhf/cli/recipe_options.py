@@ -17,6 +17,7 @@ from rlhf.recipe.strict import dotted_keys
 
 Command = Callable[..., None]
 HARDWARE = "Take the default recipe of this hardware; `rlhf recipes` lists both. This or --recipe must be given."
+GUIDE = "With --hw: take the version that keeps the settings of a published guide, where there is one."
 CHANGES = "Change a key of the recipe. May be repeated."
 TRAINING_HELP = {
     "data": "Train on this file instead of the recipe's data. May be repeated.",
@@ -93,6 +94,7 @@ def chooses_recipe(
             type=click.Path(path_type=Path),
             help="Folder of a recipe, used instead of --hw.",
         ),
+        click.option("--guide", is_flag=True, help=GUIDE),
     ]
     if data:
         options.append(click.option("--data", multiple=True, metavar="FILE", help=data))

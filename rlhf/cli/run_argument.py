@@ -15,7 +15,7 @@ from rlhf.errors import OptionError
 from rlhf.recipe import MERGE, POLICIES, PRETRAIN, Changes, as_yaml
 from rlhf.run.named import NamedRun, RunSettings, is_run, named_run, settings_of
 
-OF_THE_RUN = ("--hw", "--out", "--data", "--weights", "--seed")  # options whose values a run directory has
+OF_THE_RUN = ("--hw", "--guide", "--out", "--data", "--weights", "--seed")  # options whose values a run directory has
 
 
 def _named(context: click.Context, parameter: click.Parameter, word: str | None) -> NamedRun | None:

@@ -7,7 +7,7 @@ from click.core import ParameterSource
 
 from rlhf.cli.choice import RECIPE_ROOT
 
-NAMES_RECIPE = ("hw", "directory", "changes")  # parameters of a command that name its recipe
+NAMES_RECIPE = ("hw", "directory", "guide", "changes")  # parameters of a command that name its recipe
 
 
 def typed_options(leave_out: Collection[str] = (), only: Collection[str] | None = None) -> list[str]:

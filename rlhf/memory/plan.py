@@ -78,7 +78,7 @@ class PlannedStage:
     card_needed_bytes: int
     server_bytes: int  # that a vLLM server of this stage takes of the same card while the stage needs most
     fits: bool | None  # None without a card
-    published_bytes: tuple[int | None, int | None] | None  # published: the lowest and the highest figure
+    published_bytes: list[tuple[int | None, int | None]] | None  # published ranges, from low to high; a number is both
     verdict: VerdictWord | None  # on the peak, by the published figures
     phases: dict[str, PlannedPhase]
     time: StageTime | None  # None where rates of the card or the number of rows are not known
@@ -291,13 +291,13 @@ def _traffic(recipe: Recipe, stage: TrainingName, seconds: float, link: float, r
     return RankTraffic(traffic.gradients, traffic.weights, steps, waiting, scaling)
 
 
-def _published(loaded: PinnedRecipe, stage: StageName) -> tuple[int | None, int | None] | None:
-    """Return the published range of a stage's peak in bytes, from the lowest to the highest figure that is given."""
-    ranges = [figure.printed for figure in _peak_figures(loaded, stage)]
-    if not ranges:
-        return None
-    lows, highs = [low for low, _ in ranges if low is not None], [high for _, high in ranges if high is not None]
-    return round(min(lows) * GB) if lows else None, round(max(highs) * GB) if highs else None
+def _published(loaded: PinnedRecipe, stage: StageName) -> list[tuple[int | None, int | None]] | None:
+    """Return the ranges in bytes that are published for a stage's peak, one for each figure; None without any."""
+
+    def size(end: float | None) -> int | None:
+        return None if end is None else round(end * GB)
+
+    return [(size(low), size(high)) for low, high in (f.printed for f in _peak_figures(loaded, stage))] or None
 
 
 def _peak_verdict(loaded: PinnedRecipe, stage: StageName, peak: int) -> VerdictWord | None:

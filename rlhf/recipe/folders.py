@@ -80,6 +80,16 @@ def resolve(hardware: str, root: Path) -> Path:
     return by_status.get("released") or by_status["draft"]
 
 
+def guide_of(directory: Path) -> tuple[Path, str] | None:
+    """Return the version of a recipe that keeps the settings of a published guide, with the guide's name.
+
+    It is the first version, if its published figures are a guide's: later ones change its settings. None without one.
+    """
+    first = next(version for version in available(directory.parents[1]) if version.parent == directory.parent)
+    guide = next((figure.guide for figure in load(first).figures if figure.guide), None)
+    return (first, guide) if guide else None
+
+
 def is_default(directory: Path, root: Path) -> bool:
     """Return whether `resolve` takes a recipe for its hardware."""
     try:

@@ -61,7 +61,7 @@ def _check_metric(metric: str) -> None:
     kind, _, rest = metric.partition(".")
     if kind == "component_gb" and rest not in COMPONENTS:
         raise ValueError(f"metric: {metric} names no component of a peak: {', '.join(COMPONENTS)}")
-    known = {f"{name}.{quantity}" for name in get_args(StrategyName) for quantity in QUANTITIES}
+    known = {f"{name}.{quantity}" for name in (*get_args(StrategyName), "combined") for quantity in QUANTITIES}
     if kind == "effect" and rest not in known:
         raise ValueError(f"metric: {metric} is not effect.<strategy>.<{'|'.join(QUANTITIES)}>")
 

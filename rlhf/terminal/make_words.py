@@ -10,14 +10,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 STARTED = "RLHF_MAKE"  # environment: the variables of a run that make was given, as shell words
-_VARIABLES = """HW RECIPE DATA WEIGHTS SET SEED SEEDS OUT REUSE RESUME STOP_ON REPORT_TO FIT PRICE STAGE TEMPERATURE
-    PORT PROMPT RESPONSE SUMMARY URL MODEL"""
+_VARIABLES = """HW GUIDE RECIPE DATA WEIGHTS SET SEED SEEDS OUT REUSE RESUME STOP_ON REPORT_TO FIT PRICE STAGE
+    TEMPERATURE PORT PROMPT RESPONSE SUMMARY URL MODEL"""
 OPTIONS: Mapping[str, str] = {name: f"--{name.lower().replace('_', '-')}" for name in _VARIABLES.split()}
 _SPELT = {option: f"{name}=…" for name, option in OPTIONS.items()} | {
     "--resume": "RESUME=1",
     "--restart": "RESUME=0",
     "--fastest": "FIT=card",
     "--summary": "SUMMARY=1",
+    "--guide": "GUIDE=1",
     "--save": "BENCH_ARGS=--save",
     "FILES...": "DATA=…",
     "RLHF_VRAM_CAP": "VRAM_CAP=…",

@@ -115,7 +115,7 @@ def test_the_version_that_hw_takes_is_said_once_on_stderr_where_there_are_severa
     _, stdout, err = command("report", "--hw", "h100", *out)
     first, *others = err.splitlines()
     folder = recipe.default_root() / "h100-mistral-7b/v1"
-    about = f"v1 has the H100 guide's own settings: --recipe {folder}"
+    about = "v1 has the H100 guide's own settings: --guide"
     assert first == f"recipe: {folder.with_name('v2')} (draft; {about})"
     assert not stdout
     assert not [line for line in others if line.startswith("recipe: ")]
@@ -124,6 +124,19 @@ def test_the_version_that_hw_takes_is_said_once_on_stderr_where_there_are_severa
     assert "recipe: " not in command("report", "--hw", "2x4090", *out)[2]
     assert "recipe: " not in command("chat", "--hw", "cpu", "--set", "ppo.kl=1", *out)[2], "an error stands alone"
     assert "recipe: " not in command("report", "--recipe", folder, *out)[2]
+    of_guide = command("report", "--hw", "h100", "--guide", *out)[2].splitlines()
+    assert of_guide[0] == f"recipe: {folder} (draft)"
+
+
+def test_the_version_that_keeps_a_guide_s_settings(command):
+    root = recipe.default_root()
+    for hw, folder in (("4090", "4090-llama2-7b/v1"), ("h100", "h100-mistral-7b/v1")):
+        assert Choice(hw, guide=True).directory_of_recipe() == root / folder
+        assert recipe.guide_of(root / folder) == recipe.guide_of(Choice(hw).directory_of_recipe())
+    code, _, err = command("reproduce", "--hw", "cpu", "--guide")
+    assert code == 2 and f"--guide: {root / 'cpu-tiny'} follows no published guide" in err
+    code, _, err = command("plan", "--guide", "--recipe", root / "4090-llama2-7b/v2")
+    assert code == 2 and "--recipe names a version, which --guide would choose" in err
 
 
 def test_a_shell_completes_hardware_and_stages():

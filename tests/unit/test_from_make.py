@@ -128,6 +128,7 @@ def test_switches_are_on_or_off(value, on, off):
     [
         ("pretrain", ["REPORT_TO=none"], "run pretrain --with-parents --hw cpu --out runs"),
         ("reproduce", [], "reproduce --hw cpu --out runs"),
+        ("reproduce", ["HW=4090", "GUIDE=1"], "reproduce --hw 4090 --out runs --guide"),
         ("reproduce", ["SEEDS=5 6", "OUT=o"], "reproduce --hw cpu --out o --seeds '5 6'"),
         ("plan", ["HW=4090", "FIT=12GB", "PRICE=2"], "plan --hw 4090 --fit 12GB --price 2"),
         ("recipes", [], "recipes"),

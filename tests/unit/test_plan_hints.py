@@ -53,7 +53,7 @@ def full(cost: float | None = None, fits: bool = False) -> Plan:
     larger = PlannedPhase(2 * 10**9, None, None, 0, {"base": 10**9})
     phases = {"evaluate": larger, "evaluate/prefill": larger, "evaluate/decode": phase, "train": phase}
     time = StageTime(2.2, 14.8, (13.8, 17.6), cost, None)
-    budget = (22 * 10**9, 24 * 10**9)
+    budget = [(22 * 10**9, 24 * 10**9)]
     stage = planned_stage(**sizes, time=time, fits=fits, verdict="worse", published_bytes=budget, phases=phases)
     return planned({"sft": stage}, card_bytes=10**9)
 

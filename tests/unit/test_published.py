@@ -131,6 +131,7 @@ FIGURES: dict[str, list[tuple[str, float | None, float | None, str]]] = {
         ("VRAM Optimization Strategies", 2, 2, "times"),
         ("VRAM Optimization Strategies", -30, -30, "percent"),
         ("VRAM Optimization Strategies", None, 0, "percent"),  # several GPUs
+        ("VRAM Optimization Strategies", 3, 4, "times"),
         ("Training Tips and Tricks", 0, None, "standard deviations of SFT's scores"),
         ("Training Tips and Tricks", None, 3.466, "nats per token"),  # 5 bits
         ("Training Tips and Tricks", None, 0, "change of loss"),
