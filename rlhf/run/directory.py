@@ -35,7 +35,7 @@ from rlhf.run.finished import (
     result_files,
     result_hash,
 )
-from rlhf.run.layout import FINDINGS, MANIFEST, RESULTS, SUMMARY
+from rlhf.run.layout import FINDINGS, MANIFEST, RESULT_FOLDERS, SUMMARY
 from rlhf.run.lock import locked, make_run_directory
 from rlhf.run.logs import LOGS, Logs
 from rlhf.run.packages import package_versions
@@ -224,7 +224,7 @@ class StageRun:
             targets=[comparison(figure, values) for figure in figures(self.loaded, self.stage)],
             all_stages=figures(self.loaded, "all"),
         )
-        for folder in RESULTS:
+        for folder in RESULT_FOLDERS:
             sync_tree(self.path / folder)
         self.logs.sync()
         write_json(self.path / SUMMARY, summary.content())
