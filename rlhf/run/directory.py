@@ -4,7 +4,7 @@ manifest.json     inputs: recipe, settings, parents, data, packages, device, arg
 metrics.jsonl     one object per logged step; a function of recipe, data and seed alone
 telemetry.jsonl   cost of each step (seconds, tokens, bytes); differs from run to run
 samples.jsonl     prompts and responses
-findings.jsonl    signs of trouble, once each, with remedies
+findings.jsonl    what checks found, once each, with advice
 judged.jsonl      marks that the reward `judge` was given, with their tokens; none is asked for twice
 checkpoints/step-000200/   complete or absent: renamed when complete, with a hash of every file
 adapter/          the result in peft's format (`model/` for pretrain and merge)
