@@ -9,11 +9,11 @@ from click.core import ParameterSource
 
 from bench.provenance import require_committed_code, require_new_file
 from rlhf import recipe as recipes
-from rlhf.cli.options import HELP, OUTPUT, OneOf, StrictCommand, WholeNumber
+from rlhf.cli.options import HELP_SETTINGS, OUTPUT, OneOf, StrictCommand, WholeNumber
 from rlhf.errors import UserError
 from rlhf.recipe import PinnedRecipe, StageName
 
-command = partial(click.command, cls=StrictCommand, context_settings=HELP)
+command = partial(click.command, cls=StrictCommand, context_settings=HELP_SETTINGS)
 HW = click.option("--hw", metavar="NAME", default="cpu", show_default=True, help="Hardware: its default recipe.")
 RECIPE = click.option(
     "--recipe",

@@ -26,7 +26,7 @@ from rlhf.run.layout import TELEMETRY
 from rlhf.run.reader import read_lines
 from rlhf.run.records import TelemetryLine
 
-STAGES: tuple[StageName, ...] = (*TRAINING_STAGES, EVALUATE)  # those that take steps
+MEASURED_STAGES: tuple[StageName, ...] = (*TRAINING_STAGES, EVALUATE)  # those that take steps
 WARM_UP = 2  # steps that are not counted: they choose kernels, create optimizer states and capture graphs
 
 
@@ -78,7 +78,7 @@ def with_parents(loaded: PinnedRecipe, stages: Sequence[StageName]) -> list[Stag
         needed |= {*recipes.parents(loaded.recipe, stage)}
         if stage == EVALUATE:
             needed |= {*loaded.recipe.policies()}
-    return [stage for stage in STAGES if stage in needed]
+    return [stage for stage in MEASURED_STAGES if stage in needed]
 
 
 def telemetry(folder: Path, names: Sequence[str]) -> list[dict[str, float]]:

@@ -11,10 +11,10 @@ import click
 from bench import options, provenance
 from bench.against import checkout, judge, table
 from bench.against.checkout import Checkout
-from bench.against.compare import CARD, MICRO_SLOWER, Comparison, Say, small_functions
+from bench.against.compare import CARD_RECIPE, MICRO_SLOWER, Comparison, Say, small_functions
 from bench.against.judge import Bounds, Change
 from bench.against.sides import SideFailed
-from bench.steps import STAGES, with_parents
+from bench.steps import MEASURED_STAGES, with_parents
 from rlhf.cli import guarded
 from rlhf.cli.options import OUTPUT, OneOf, WholeNumber
 from rlhf.errors import UserError
@@ -33,7 +33,7 @@ GROSS = Bounds(slower=0.25, larger=0.25, gross=True)
 @click.option("--rev", metavar="REV", help="Commit, branch or tag. [default: where the branch left main]")
 @options.HW
 @options.RECIPE
-@options.stages(STAGES)
+@options.stages(MEASURED_STAGES)
 @options.SET
 @click.option("--steps", "count", default=2, show_default=True, type=WholeNumber(min=1), help="Steps of a stage.")
 @click.option("--rounds", default=ROUNDS, show_default=True, type=WholeNumber(min=2), help="Timed runs of each side.")
@@ -83,7 +83,7 @@ def main(
     and hold is counted, which a busy machine does not change; CPU seconds are measured in pairs.
     """
     loaded = options.load(hw, directory, changes)
-    chosen = options.stages_of(loaded, stages, TRAINING_STAGES if short else STAGES)
+    chosen = options.stages_of(loaded, stages, TRAINING_STAGES if short else MEASURED_STAGES)
     began = time.monotonic()
     try:
         old, new = checkout.unpack(rev or base()), checkout.working_tree()
@@ -107,7 +107,7 @@ def main(
             rounds=rounds,
             shape=shape,
             bounds=bounds,
-            cards=cards or (() if short or stages else (CARD,)),
+            cards=cards or (() if short or stages else (CARD_RECIPE,)),
             say=say,
             most_seconds=SHORT_SECONDS if short else math.inf,
         )

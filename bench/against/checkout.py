@@ -10,7 +10,7 @@ from bench.paths import ROOT
 from rlhf.errors import UserError
 
 MAIN = ("origin/main", "main")  # the first that there is
-FOLDER = ROOT / "build" / "against"  # git ignores it, and `make clean` removes it
+CHECKOUTS = ROOT / "build" / "against"  # git ignores it, and `make clean` removes it
 LOCK = "requirements/cpu.txt"
 DONE = ".unpacked"
 MAKE = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")  # by which make hands the variables that it was given on
@@ -50,7 +50,7 @@ def commit_of(revision: str, root: Path = ROOT) -> str | None:
     return _git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
 
 
-def unpack(revision: str, root: Path = ROOT, into: Path = FOLDER) -> Checkout:
+def unpack(revision: str, root: Path = ROOT, into: Path = CHECKOUTS) -> Checkout:
     """Return a revision's files in a folder of their own, below `into`. Raises UserError where git knows none.
 
     Where its lock is that of the working tree, its packages are those of this interpreter; otherwise `make setup` makes

@@ -14,7 +14,7 @@ from bench.paths import ROOT
 from bench.rounds import in_order
 from rlhf.recipe import PinnedRecipe, StageName
 
-CARD = ROOT / "recipes" / "4090-llama2-7b" / "v2"  # 4-bit base, gradient checkpointing, PPO: what a CPU's lacks
+CARD_RECIPE = ROOT / "recipes" / "4090-llama2-7b" / "v2"  # 4-bit base, gradient checkpointing, PPO: what a CPU's lacks
 MICRO_SLOWER = 0.10  # for calls of microseconds, whose least time also depends on where the linker put them
 Say = Callable[[str], None]
 

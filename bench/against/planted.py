@@ -12,13 +12,13 @@ import click
 from bench import options, provenance
 from bench.against import checkout, judge
 from bench.against.checkout import Checkout
-from bench.against.compare import CARD, MICRO_SLOWER, Comparison, small_functions
+from bench.against.compare import CARD_RECIPE, MICRO_SLOWER, Comparison, small_functions
 from bench.against.judge import Bounds, Change
 from bench.against.plants import PLANTS, TIMED, plant
 from bench.against.sides import Cost, Side
 from bench.kinds import PlantedRecord, PlantRow, SameRecord, SameRow, Worse
 from bench.paths import ROOT
-from bench.steps import STAGES, with_parents
+from bench.steps import MEASURED_STAGES, with_parents
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.cli.options import OneOf, WholeNumber
@@ -30,7 +30,7 @@ from rlhf.terminal import say
 CPU_RECIPE = ROOT / "recipes" / "cpu-tiny" / "v2"
 STEPS = 2
 MICRO = "micro/"  # before the name of a small function
-FEW = 5  # comparisons of a commit with itself by the same two processes, whose start takes longer than a stage
+LEAST_RUNS = 5  # comparisons of a commit with itself by the same two processes, whose start takes longer than a stage
 SMALLER: Changes = {
     "ppo.batch_size": 16,
     "ppo.rollout_batch_size": 16,
@@ -79,7 +79,7 @@ def otherwise(base: Checkout, name: str, rounds: int) -> list[Change]:
     loaded = small_recipe(PLANTS[name].vocabulary)
     with Comparison(base, new, loaded, steps=STEPS, shape="hh", bounds=bounds, say=say) as comparison:
         if where == "card":
-            return comparison.predicted(CARD)
+            return comparison.predicted(CARD_RECIPE)
         stage = recipes.stage_name(where)
         comparison.counted(with_parents(loaded, [stage]))
         return comparison.timed([stage], rounds)
@@ -87,7 +87,7 @@ def otherwise(base: Checkout, name: str, rounds: int) -> list[Change]:
 
 def each_planted(base: Checkout, names: Sequence[str], rounds: int, at_once: int) -> Iterator[tuple[str, list[Change]]]:
     """Yield each plant's name with what the comparison measures of it; those that counts can see come first."""
-    by_counts = [name for name in names if PLANTS[name].where in STAGES and name not in TIMED]
+    by_counts = [name for name in names if PLANTS[name].where in MEASURED_STAGES and name not in TIMED]
     yield from all_counted(base, by_counts, at_once)
     for name in names:
         if name not in by_counts:
@@ -101,10 +101,10 @@ def with_itself(base: Checkout, stages: Sequence[StageName], rounds: int, number
     """
     loaded = small_recipe()
     same = base._replace(name="the same")
-    for first in range(0, number, FEW):
+    for first in range(0, number, LEAST_RUNS):
         with Comparison(base, same, loaded, steps=STEPS, shape="hh", bounds=Bounds(), say=say) as comparison:
             counted = comparison.counted(with_parents(loaded, stages))
-            for _ in range(first, min(first + FEW, number)):
+            for _ in range(first, min(first + LEAST_RUNS, number)):
                 yield counted + comparison.timed(stages, rounds)
                 counted = []
 
@@ -139,7 +139,7 @@ def load() -> float:
 @options.command()
 @click.option("--only", "names", multiple=True, type=OneOf([*PLANTS]), help="Only this plant; may be repeated.")
 @click.option("--same", default=0, type=WholeNumber(min=0), help="Instead, compare the code with itself so often.")
-@click.option("--stage", "stages", multiple=True, type=OneOf(STAGES), help="With --same: only this stage.")
+@click.option("--stage", "stages", multiple=True, type=OneOf(MEASURED_STAGES), help="With --same: only this stage.")
 @click.option("--rounds", default=3, show_default=True, type=WholeNumber(min=2), help="Timed runs of each side.")
 @click.option("--at-once", default=2, show_default=True, type=WholeNumber(min=1), help="Processes that count.")
 @options.SAVE
@@ -163,7 +163,7 @@ def main(
             write_json(save, record)
 
     if same:
-        chosen = options.stages_of(loaded, stages, STAGES)
+        chosen = options.stages_of(loaded, stages, MEASURED_STAGES)
         same_record = cast(SameRecord, origin(loaded, rounds) | {"stages_compared": chosen, "same": []})
         for number, changes in enumerate(with_itself(base, chosen, rounds, same), 1):
             row: SameRow = {"worse": worse(changes), "load": load()}

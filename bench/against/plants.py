@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.against.checkout import FOLDER, Checkout
+from bench.against.checkout import CHECKOUTS, Checkout
 from rlhf.errors import UserError
 from rlhf.recipe import StageName
 
@@ -157,7 +157,7 @@ PLANTS = {
 TIMED = ("time in scoring",)  # of a stage, and no count can see it
 
 
-def plant(name: str, base: Checkout, into: Path = FOLDER) -> Checkout:
+def plant(name: str, base: Checkout, into: Path = CHECKOUTS) -> Checkout:
     """Return a copy of a checkout, below `into`, with one of PLANTS in it.
 
     Raises UserError where its code is not as it was.

@@ -30,7 +30,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-PHASES = ("load", "evaluate", "references", "train", "rollout", "prefill", "decode", "score", "update", "merge")
+MEASURED_PHASES = (
+    "load",
+    "evaluate",
+    "references",
+    "train",
+    "rollout",
+    "prefill",
+    "decode",
+    "score",
+    "update",
+    "merge",
+)
 OPTIMIZER_STEP = "Optimizer.step#"  # how torch names the block of an optimizer's step
 TRAIN, UPDATE = "train", "update"  # phases: of all steps of a stage, and of one step, in which optimizers take several
 ENTER_BLOCK = torch.ops.profiler._record_function_enter_new.default
@@ -54,13 +65,13 @@ class Clock:
         enter, leave = block.__enter__, block.__exit__
 
         def enter_timed(this: Any) -> Any:
-            if this.name in PHASES:
+            if this.name in MEASURED_PHASES:
                 self._open.append((this.name, time.process_time(), time.perf_counter()))
             return enter(this)  # type: ignore[no-untyped-call]
 
         def leave_timed(this: Any, *problem: Any) -> Any:
             left = leave(this, *problem)
-            if this.name in PHASES:
+            if this.name in MEASURED_PHASES:
                 path = "/".join(name for name, *_ in self._open)
                 _, cpu, wall = self._open.pop()
                 self.seconds[path][0] += time.process_time() - cpu
@@ -128,7 +139,7 @@ class Counter(TorchDispatchMode):
                 self.held.append(self._alive)
                 self._update_began = False
             self._update_began |= entered == UPDATE
-            self._open.append(entered if entered in PHASES else None)
+            self._open.append(entered if entered in MEASURED_PHASES else None)
         else:
             self._open.pop()
         names = [name for name in self._open if name]

@@ -19,7 +19,7 @@ from rlhf.errors import UserError
 from rlhf.process.libraries import quiet_libraries
 
 LEAST = 20.0  # seconds below which no further item is started
-OUT = Path("runs/gpu-hour")
+GPU_HOUR = Path("runs/gpu-hour")
 USED_UP = "the time box was used up before it"  # why an item was skipped
 INTERRUPTED = 130  # the exit code, as a shell has it after Ctrl-C
 EPILOG = """\b
@@ -41,7 +41,7 @@ docs/first-gpu-hour.md says what each item decides, and what to do with the reco
 )
 @click.option("--only", multiple=True, metavar="ITEM", help="Run only this item of --list; may be repeated.")
 @click.option(
-    "--out", type=click.Path(path_type=Path), help=f"Folder for records and logs. [{OUT}, dry run: {OUT}-dry]"
+    "--out", type=click.Path(path_type=Path), help=f"Folder for records and logs. [{GPU_HOUR}, dry run: {GPU_HOUR}-dry]"
 )
 @click.option("--list", "listed", is_flag=True, help="Print the plan: items, their minutes and claims.")
 @click.option("--dry-run", is_flag=True, help="Run the items with a tiny recipe on the CPU, to try the code only.")
@@ -75,7 +75,7 @@ def command(
     Exit code 1 if an item failed, timed out or a claim does not hold, 130 after an interruption.
     """
     items, limit = plan.choose(only), plan.seconds(box)
-    out = out or OUT.with_name(OUT.name + ("-dry" if dry_run else ""))
+    out = out or GPU_HOUR.with_name(GPU_HOUR.name + ("-dry" if dry_run else ""))
     if listed:
         tables.show_plan(items)
     elif verify:
@@ -199,7 +199,7 @@ def records(out: Path) -> list[GpuRecord]:
 def files(out: Path) -> list[Path]:
     """Return the files of the records below a folder. Raises an error if there are none."""
     written = [
-        file for place in (runner.RECORDS, runner.NOT_MEASURED) for file in sorted((out / place).rglob("*.json"))
+        file for place in (runner.RECORDS, runner.UNMEASURED_FILE) for file in sorted((out / place).rglob("*.json"))
     ]
     if not written:
         raise UserError(

@@ -16,7 +16,15 @@ from bench.gpu.item import Context, with_random_weights
 from bench.gpu.measured import DecodingFigures, DecodingRows, DecodingTime
 from bench.gpu.model import shared_base
 from bench.gpu.record import Decision, decide
-from bench.gpu.variants import AS_IT_IS, DECODING, SAMPLING, SAMPLING_4BIT, SamplingFields, Variant, synchronize
+from bench.gpu.variants import (
+    AS_IT_IS,
+    DECODING_VARIANTS,
+    SAMPLING,
+    SAMPLING_4BIT,
+    SamplingFields,
+    Variant,
+    synchronize,
+)
 from bench.steps import spread
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.models.nf4 import four_bit_layers
@@ -60,7 +68,7 @@ def measure(context: Context[DecodingFigures], rows: list[int]) -> Decision:
 
 def choices(quantization: str) -> Iterator[tuple[str, Variant, SamplingFields]]:
     """Yield name, context and fields of `Sampling` of every variant that a base of this quantization has."""
-    for name, variant in DECODING.items():
+    for name, variant in DECODING_VARIANTS.items():
         yield name, variant, {}
     for name, fields in (SAMPLING if quantization == "none" else SAMPLING | SAMPLING_4BIT).items():
         yield name, variants.as_it_is, fields

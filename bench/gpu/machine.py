@@ -104,7 +104,7 @@ def _same_tokens() -> dict[str, TokenAgreement]:
     """Return for each variant the share of tokens that captured steps and plain steps draw alike, in float32."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from bench.gpu.variants import AS_IT_IS, DECODING, VariantUnavailable, in_turn, windows_of_64
+    from bench.gpu.variants import AS_IT_IS, DECODING_VARIANTS, VariantUnavailable, in_turn, windows_of_64
     from rlhf.rollout.decoding import Sampling
     from rlhf.rollout.engine import sample
 
@@ -122,9 +122,9 @@ def _same_tokens() -> dict[str, TokenAgreement]:
         return sample(model, prompts, tokenizer, sampling).tokens
 
     measured: dict[str, TokenAgreement] = {}
-    with in_turn(DECODING["plain steps"], model):
+    with in_turn(DECODING_VARIANTS["plain steps"], model):
         plain = draw()
-    for name, variant in ((AS_IT_IS, DECODING[AS_IT_IS]), ("windows of 64", windows_of_64)):
+    for name, variant in ((AS_IT_IS, DECODING_VARIANTS[AS_IT_IS]), ("windows of 64", windows_of_64)):
         try:
             with in_turn(variant, model):
                 tokens = draw()

@@ -182,7 +182,7 @@ class PagedFigures(TypedDict, total=False):
 
 
 # Function of an item (`GpuItem.function`) -> what it measures.
-FIGURES: dict[str, Any] = {
+ITEM_FIGURES: dict[str, Any] = {
     "machine:device": DeviceFigures,
     "machine:graphs": GraphFigures,
     "machine:allocator": AllocatorFigures,

@@ -5,7 +5,7 @@ import torch
 from bench import goals
 from bench.gpu.item import Context
 from bench.gpu.measured import MemoryFigures, PhasePeaks
-from bench.gpu.plan import CLOSE
+from bench.gpu.plan import NEAR
 from bench.gpu.record import Decision
 from bench.kinds import StageSteps
 from bench.memory.measure import beside, measuring, pinned_peaks, unmatched
@@ -14,17 +14,22 @@ from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import StageName
 from rlhf.terminal.wording import gb
 
-STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")  # merge runs on the CPU; evaluate samples as these do
+CHECKED_STAGES: tuple[StageName, ...] = (
+    "sft",
+    "rm",
+    "ppo",
+    "dpo",
+)  # merge runs on the CPU; evaluate samples as these do
 
 
 def measure(context: Context[MemoryFigures]) -> Decision:
     """Run two steps of each stage on the longest rows. A stage that does not fit is a result; the others still run."""
     loaded = context.recipe
-    pinned = (loaded.directory / pins.FILE).exists() and not loaded.modified
+    pinned = (loaded.directory / pins.PREDICTION_FILE).exists() and not loaded.modified
     measured = context.measured
     measured["phases"], measured["unmatched"], measured["out_of_memory"] = [], [], []
     with quiet_libraries(), measuring(loaded) as measure_stage:
-        for stage in STAGES[:2] if context.dry_run else STAGES:
+        for stage in CHECKED_STAGES[:2] if context.dry_run else CHECKED_STAGES:
             try:
                 peaks = measure_stage(stage)
             except torch.OutOfMemoryError as error:
@@ -69,7 +74,7 @@ def decision(measured: MemoryFigures, recipe: str) -> Decision:
     why = f"worst of {len(rows)}: {worst['stage']}/{worst['phase']} {worst['error']:+.1%}{reserved}"
     results = [result for result in goals.measured(recipe, _peaks(measured)) if result.goal.key == "peak_vram_bytes"]
     missed = [f"{result.goal.name} {gb(result.value or 0)} GB" for result in results if result.reached is False]
-    return Decision(abs(worst["error"]) <= CLOSE and not missed, "; ".join((why, *missed)))
+    return Decision(abs(worst["error"]) <= NEAR and not missed, "; ".join((why, *missed)))
 
 
 def _peaks(measured: MemoryFigures) -> dict[StageName, StageSteps]:

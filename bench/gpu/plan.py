@@ -10,7 +10,7 @@ from bench.goals import DECODING_MBU, HOURS, MFU, PEAK
 from rlhf.memory.predict import FRAGMENTATION
 from rlhf.terminal.wording import GB
 
-CLOSE = 0.05  # share of a phase's measured peak by which its prediction may miss it
+NEAR = 0.05  # share of a phase's measured peak by which its prediction may miss it
 SWITCH_MS = 5.0  # milliseconds that a switch between roles may take
 H100, RTX4090 = "h100-mistral-7b/v2", "4090-llama2-7b/v2"
 SMALL_CARD = {"RLHF_VRAM_CAP": "24GB"}  # a larger card is held to the memory of an RTX 4090
@@ -96,14 +96,14 @@ ITEMS = (
     GpuItem(
         "memory-h100",
         4,
-        f"The peak of every phase is within {_percent(CLOSE)} of what predicted.json has.",
+        f"The peak of every phase is within {_percent(NEAR)} of what predicted.json has.",
         "memory:measure",
         H100,
     ),
     GpuItem(
         "memory-4090",
         4,
-        f"The peak of every phase is within {_percent(CLOSE)} of what predicted.json has, every stage fits 24 GB, and "
+        f"The peak of every phase is within {_percent(NEAR)} of what predicted.json has, every stage fits 24 GB, and "
         f"none allocates more than {PEAK / GB:g} GB.",
         "memory:measure",
         RTX4090,

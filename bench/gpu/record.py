@@ -8,13 +8,13 @@ from typing_extensions import TypedDict
 
 from bench import provenance, reading
 from bench.gpu import packages
-from bench.gpu.measured import FIGURES, SpeedFigures
+from bench.gpu.measured import ITEM_FIGURES, SpeedFigures
 from bench.gpu.plan import ITEMS, GpuItem
 from bench.kinds import Code, Device, Overrides
 from rlhf import recipe as recipes
 from rlhf.recipe import PinnedRecipe
 
-SCHEMA = 1
+GPU_SCHEMA = 1
 OUTCOMES = ("started", "done", "failed", "timed out", "skipped")
 VERDICTS = ("holds", "does not hold", None)  # None: not decided
 PACKAGES = ("torch", "triton", "transformers", "trl", "peft", "accelerate", "datasets", "bitsandbytes", "numpy")
@@ -57,7 +57,7 @@ class Decision(NamedTuple):
 def new_record(item: GpuItem, dry_run: bool, loaded: PinnedRecipe | None = None) -> GpuRecord:
     """Return the record of an item that starts now, without results. The item's process fills in `device`."""
     return {
-        "schema": SCHEMA,
+        "schema": GPU_SCHEMA,
         "gpu_item": item.name,
         "claim": item.claim,
         "verdict": None,
@@ -93,7 +93,7 @@ def read(file: Path) -> GpuRecord:
     record = reading.read(file, GpuRecord)
     functions = {item.name: item.function for item in ITEMS}
     if function := functions.get(record["gpu_item"]):
-        reading.check(record["measured"], FIGURES[function], f"{file}: measured")
+        reading.check(record["measured"], ITEM_FIGURES[function], f"{file}: measured")
     return record
 
 
@@ -118,8 +118,8 @@ def problems(record: GpuRecord, recipe_root: Path) -> list[str]:
     It must be measured on a GPU by committed code, and its recipe must be the one in `recipe_root`.
     """
     reasons = []
-    if record["schema"] != SCHEMA:
-        reasons.append(f"schema {record['schema']}: this code reads {SCHEMA}")
+    if record["schema"] != GPU_SCHEMA:
+        reasons.append(f"schema {record['schema']}: this code reads {GPU_SCHEMA}")
     if record["gpu_item"] not in {item.name for item in ITEMS}:
         reasons.append(f"there is no item {record['gpu_item']}")
     if record["verdict"] not in VERDICTS or record["outcome"] not in OUTCOMES[1:]:

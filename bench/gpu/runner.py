@@ -20,7 +20,7 @@ from rlhf.files import write_json
 from rlhf.process.children import child_environment
 
 RECORDS = "results"  # of what was measured
-NOT_MEASURED = "not-measured"  # of items that were skipped, or whose process died before it named the device
+UNMEASURED_FILE = "not-measured"  # of items that were skipped, or whose process died before it named the device
 GRACE = 5.0  # seconds between asking a process group to end and killing it
 # What the caller has set keeps its value. The first suits runs of varying lengths (see the item `allocator`).
 ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
@@ -90,7 +90,7 @@ def keep(row: GpuRecord, out: Path) -> Path:
     What was measured goes into a folder whose content can go to results/ as it is. The rest stays beside it, until the
     item is measured.
     """
-    unmeasured = out / NOT_MEASURED / f"{row['gpu_item']}.json"
+    unmeasured = out / UNMEASURED_FILE / f"{row['gpu_item']}.json"
     file = out / RECORDS / record.path_of(row) if row["device"] else unmeasured
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, row)

@@ -125,7 +125,7 @@ def cudnn_attention(on: bool) -> Variant:
 
 AS_IT_IS = "as the stages run"
 # The first entry is what a run does; the others differ from it in one thing. New switches belong here.
-DECODING: dict[str, Variant] = {
+DECODING_VARIANTS: dict[str, Variant] = {
     AS_IT_IS: as_it_is,
     "plain steps": setting(library_decoding, "GRAPHS", False),
     "through a mask": through_a_mask,

@@ -12,7 +12,7 @@ from bench.memory import budgets, chart, sizes
 from bench.paths import ROOT
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
-from rlhf.cli.options import HELP, StrictCommand
+from rlhf.cli.options import HELP_SETTINGS, StrictCommand
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.memory import prediction_file as pins
@@ -25,7 +25,7 @@ from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import gb
 
 
-@click.group(context_settings=HELP)
+@click.group(context_settings=HELP_SETTINGS)
 def cli() -> None:
     """Compare predicted memory with pinned predictions, or with what real tensors take."""
 
@@ -116,8 +116,8 @@ def measure(
     if device.type != "cpu" and not stages:  # evaluate samples as PPO does; merge needs no GPU
         chosen = [stage for stage in chosen if stage in TRAINING_STAGES]
     if no_predict:
-        if loaded.modified or not (loaded.directory / pins.FILE).exists():
-            raise UserError(f"--no-predict needs an unchanged recipe that has a {pins.FILE}")
+        if loaded.modified or not (loaded.directory / pins.PREDICTION_FILE).exists():
+            raise UserError(f"--no-predict needs an unchanged recipe that has a {pins.PREDICTION_FILE}")
         predicted = {stage: pinned_peaks(loaded.directory, stage) for stage in chosen}
     with quiet_libraries():
         measured = measure_stages(loaded, chosen)

@@ -12,7 +12,7 @@ from rlhf.errors import UserError, no_such
 from rlhf.memory import published_figures
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
-from rlhf.memory.prediction_file import FILE, Needs, Passes, Peaks, Pinned, Step, Works
+from rlhf.memory.prediction_file import PREDICTION_FILE, Needs, Passes, Peaks, Pinned, Step, Works
 from rlhf.memory.strategies import StrategyCost, costs_alone
 from rlhf.recipe import PinnedRecipe
 from rlhf.run import reader
@@ -38,7 +38,7 @@ def strategies(predictor: Predictor, loaded: PinnedRecipe) -> dict[str, Strategy
 
 def content(directory: Path) -> Pinned:
     """Return what is pinned beside a recipe. Raises UserError, which names file and key, where it is damaged."""
-    file = directory / FILE
+    file = directory / PREDICTION_FILE
     found = reader.read(file, Pinned)
     if found is None:
         raise UserError(no_such("file", file, "`make budgets BENCH_ARGS=--write` pins what is predicted"))

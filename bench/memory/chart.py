@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from math import log
 from pathlib import Path
 
-from bench.memory.sizes import CARDS, FILE, SIZES, STAGES, Sizes
+from bench.memory.sizes import CARD_MEMORY, CHARTED, MODEL_SIZES, SIZES_FILE, Sizes
 from bench.svg import picture
 from rlhf.recipe import StageName
 from rlhf.terminal.wording import GB
@@ -41,7 +41,7 @@ def _grid() -> list[str]:
     for tick in (2, 4, 8, 16, 32, 64):
         parts.append(f'<path d="M{LEFT} {_y(tick):.1f}H{WIDE - RIGHT}" stroke="#eee"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{_y(tick) + 4:.1f}" text-anchor="end">{tick}</text>')
-    for card, mebibytes in CARDS.items():
+    for card, mebibytes in CARD_MEMORY.items():
         at = _y(mebibytes * 2**20 / GB)
         parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDE - RIGHT}" stroke="#666" stroke-dasharray="5 4"/>')
         parts.append(f'<text x="{WIDE - RIGHT + 6}" y="{at + 4:.1f}" fill="#444">{card} card</text>')
@@ -51,11 +51,11 @@ def _grid() -> list[str]:
 def _lines(needs: Mapping[str, Mapping[StageName, int]]) -> list[str]:
     """Return a line for each stage, with a dot for each model that names it and its need."""
     parts = []
-    for stage in STAGES:
-        points = [(_x(size.billions), _y(needs[size.name][stage] / GB)) for size in SIZES]
+    for stage in CHARTED:
+        points = [(_x(size.billions), _y(needs[size.name][stage] / GB)) for size in MODEL_SIZES]
         line = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{COLOURS[stage]}" stroke-width="1.8"/>')
-        for size, (a, b) in zip(SIZES, points, strict=True):
+        for size, (a, b) in zip(MODEL_SIZES, points, strict=True):
             title = f"{size.name}, {WORDS[stage]}: {needs[size.name][stage] / GB:.1f} GB"
             parts.append(
                 f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3.2" fill="{COLOURS[stage]}"><title>{title}</title></circle>'
@@ -66,7 +66,7 @@ def _lines(needs: Mapping[str, Mapping[StageName, int]]) -> list[str]:
 def _legend() -> list[str]:
     """Return the names of the lines and of the axes."""
     parts = []
-    for at, stage in enumerate(STAGES):
+    for at, stage in enumerate(CHARTED):
         across, down = WIDE - RIGHT - 140, HIGH - BOTTOM - 66 + 17 * at
         parts.append(
             f'<path d="M{across} {down - 4}h22" stroke="{COLOURS[stage]}" stroke-width="2"/>'
@@ -85,5 +85,5 @@ def _legend() -> list[str]:
 
 def write(root: Path, predicted: Sizes) -> None:
     """Write the predictions into sizes.json, and the chart into docs/."""
-    FILE.write_text(json.dumps(predicted, indent=1) + "\n", encoding="utf-8")
+    SIZES_FILE.write_text(json.dumps(predicted, indent=1) + "\n", encoding="utf-8")
     (root / "docs" / "images" / "memory.svg").write_text(chart(predicted), encoding="utf-8")

@@ -13,14 +13,14 @@ from typing_extensions import TypedDict
 
 from bench.reading import read
 from rlhf import recipe as recipes
-from rlhf.memory.fit import USED
+from rlhf.memory.fit import USABLE
 from rlhf.memory.predict import Predictor, card_needed_bytes
 from rlhf.recipe import Changes, StageName
 from rlhf.terminal.wording import GB
 
-FILE = Path(__file__).with_suffix(".json")
+SIZES_FILE = Path(__file__).with_suffix(".json")
 BASED_ON = "4090-llama2-7b/v2"
-STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")
+CHARTED: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")
 ROWS, AT_ONCE, DECODED = 16, 2, 8  # rows of an optimizer step, in a micro-batch, decoded together
 
 
@@ -38,7 +38,7 @@ class Size(NamedTuple):
     tied: bool = False
 
 
-SIZES = (
+MODEL_SIZES = (
     Size("Llama-3.2-1B", 1.24, 2048, 8192, 16, 32, 8, 128256, tied=True),
     Size("Llama-3.2-3B", 3.21, 3072, 8192, 28, 24, 8, 128256, tied=True),
     Size("Llama-2-7B", 6.74, 4096, 11008, 32, 32, 32, 32000),
@@ -48,7 +48,7 @@ SIZES = (
     Size("Llama-2-70B", 68.98, 8192, 28672, 80, 64, 8, 32000),
 )
 # MiB: of the two larger cards as nvidia-smi shows them, of the others the nominal GiB.
-CARDS = {"8 GB": 8192, "12 GB": 12288, "24 GB": 24564, "80 GB": 81559}
+CARD_MEMORY = {"8 GB": 8192, "12 GB": 12288, "24 GB": 24564, "80 GB": 81559}
 LARGE = 20.0  # billions of parameters from which the card is an H100 and not a 4090
 
 
@@ -62,7 +62,7 @@ class Sizes(TypedDict):
 
 def content() -> Sizes:
     """Return what was predicted last, as sizes.json has it."""
-    return read(FILE, Sizes)
+    return read(SIZES_FILE, Sizes)
 
 
 def changes(size: Size) -> Changes:
@@ -98,29 +98,32 @@ def predict(root: Path, say: Callable[[str], None]) -> Sizes:
     """Return the bytes of the card that each stage is predicted to need, by model."""
     needs: dict[str, dict[StageName, int]] = {}
     with Predictor() as predictor:
-        for size in SIZES:
+        for size in MODEL_SIZES:
             loaded = recipes.load(root / BASED_ON, changes(size))
-            needs[size.name] = {stage: card_needed_bytes(predictor.predict(loaded, stage).whole) for stage in STAGES}
+            needs[size.name] = {stage: card_needed_bytes(predictor.predict(loaded, stage).whole) for stage in CHARTED}
             say(f"{size.name}: " + ", ".join(f"{stage} {n / GB:.1f}" for stage, n in needs[size.name].items()))
     return {"unit": "bytes of the card, predicted", "based_on": BASED_ON, "needed": needs}
 
 
 def largest(needs: Mapping[str, Mapping[StageName, int]], stage: StageName, mebibytes: int) -> Size | None:
     """Return the largest model with which a stage needs no more than a card has."""
-    return next((s for s in reversed(SIZES) if needs[s.name][stage] <= mebibytes * 2**20), None)
+    return next((s for s in reversed(MODEL_SIZES) if needs[s.name][stage] <= mebibytes * 2**20), None)
 
 
 def table(predicted: Sizes) -> str:
     """Return the predicted need in GB as Markdown, and the largest model of the list whose PPO fits each card."""
     needs = predicted["needed"]
-    lines = ["| model | parameters, 10^9 | " + " | ".join(STAGES) + " |", "| --- | ---: |" + " ---: |" * len(STAGES)]
-    for size in SIZES:
-        cells = " | ".join(f"{needs[size.name][stage] / GB:.1f}" for stage in STAGES)
+    lines = [
+        "| model | parameters, 10^9 | " + " | ".join(CHARTED) + " |",
+        "| --- | ---: |" + " ---: |" * len(CHARTED),
+    ]
+    for size in MODEL_SIZES:
+        cells = " | ".join(f"{needs[size.name][stage] / GB:.1f}" for stage in CHARTED)
         lines.append(f"| {size.name} | {size.billions:.1f} | {cells} |")
-    heading = f"largest model whose PPO needs at most {USED:.0%} of it".replace("%", " %")
+    heading = f"largest model whose PPO needs at most {USABLE:.0%} of it".replace("%", " %")
     lines += ["", f"| card | {heading} | needs, GB | card, GB |", "| --- | --- | ---: | ---: |"]
-    for card, mebibytes in CARDS.items():
-        best = largest(needs, "ppo", round(USED * mebibytes))
+    for card, mebibytes in CARD_MEMORY.items():
+        best = largest(needs, "ppo", round(USABLE * mebibytes))
         name, need = (best.name, f"{needs[best.name]['ppo'] / GB:.2f}") if best else ("none of these", "")
         lines.append(f"| {card} | {name} | {need} | {mebibytes * 2**20 / GB:.2f} |")
     return "\n".join(lines)

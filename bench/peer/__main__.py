@@ -24,7 +24,7 @@ from bench.paths import ROOT, require_own_folder
 from bench.peer.contenders import METHODS
 from bench.peer.environments import TORCHTUNE, TRL, peer_python, torchtune_python, versions
 from bench.peer.figures import contender_figures, phases_table, row_of
-from bench.peer.inputs import BATCH, GROUP, SIZES, make_inputs
+from bench.peer.inputs import BATCH, GROUP, PEER_SIZES, make_inputs
 from bench.peer.runs import ContenderRun, attempt, floor, run_ours, run_torchtune, run_trl
 from bench.provenance import code, today
 from bench.rounds import in_order
@@ -39,7 +39,7 @@ from rlhf.terminal.tables import rows_table
 
 @options.command()
 @click.option("--method", type=OneOf(list(METHODS)), default="ppo", show_default=True)
-@click.option("--size", type=OneOf(list(SIZES)), default="tiny", show_default=True)
+@click.option("--size", type=OneOf(list(PEER_SIZES)), default="tiny", show_default=True)
 @click.option("--device", type=OneOf(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option(
     "--repeats", default=3, show_default=True, type=WholeNumber(min=1), help="Runs of each contender, in turn."
@@ -151,7 +151,7 @@ def provenance(method: str, size: str, device: str, micro: int, repeats: int) ->
         "date": today(),
         "code": code(),
         "device": torch.cuda.get_device_name() if device == "cuda" else f"{cpu_model()}, 1 thread",
-        "model": {**SIZES[size], "dtype": numbers, "weights": "random"},
+        "model": {**PEER_SIZES[size], "dtype": numbers, "weights": "random"},
         "method": method,
         "batch": BATCH,
         "prompt_tokens": [48, 80],

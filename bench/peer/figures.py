@@ -7,7 +7,7 @@ from bench.clocks import clock_of
 from bench.kinds import Clock, Contender, PeerRecord
 from bench.peer.contenders import ALIKE, Method
 from bench.peer.inputs import BATCH
-from bench.peer.runs import PHASES, ContenderRun
+from bench.peer.runs import TIMED_PHASES, ContenderRun
 
 
 def contender_figures(method: Method, runs: Mapping[str, Sequence[ContenderRun]], clock: Clock) -> dict[str, Contender]:
@@ -32,7 +32,7 @@ def contender_figures(method: Method, runs: Mapping[str, Sequence[ContenderRun]]
         }
         if "phases" in parts[0]:
             figures[name]["seconds_by_phase"] = {
-                phase: statistics.median(part["phases"][phase] for part in parts) for phase in PHASES
+                phase: statistics.median(part["phases"][phase] for part in parts) for phase in TIMED_PHASES
             }
     for name, row in figures.items():
         others = [figures[peer] for peer in method.theirs]

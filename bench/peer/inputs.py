@@ -15,7 +15,7 @@ from rlhf import recipe as recipes
 from rlhf.files import write_json
 from rlhf.recipe import TrainingName
 
-SIZES: dict[str, dict[str, int]] = {
+PEER_SIZES: dict[str, dict[str, int]] = {
     "tiny": {
         "vocab_size": 4096,
         "hidden_size": 256,
@@ -31,7 +31,7 @@ SIZES: dict[str, dict[str, int]] = {
         "num_attention_heads": 32,
     },
 }
-RECIPE = Path(__file__).parent / "recipe" / "v1"
+PEER_RECIPE = Path(__file__).parent / "recipe" / "v1"
 BATCH = 32  # responses of a step in RECIPE
 GROUP = 8  # responses to a prompt in RECIPE, of RLOO and GRPO
 
@@ -50,7 +50,7 @@ class InputSettings(TypedDict):
 
 def settings_of(method: TrainingName, device: str) -> InputSettings:
     """Return the settings with which a method is compared on a device."""
-    recipe = recipes.load(RECIPE).recipe
+    recipe = recipes.load(PEER_RECIPE).recipe
     return {
         "device": device,
         "dtype": "bfloat16" if device == "cuda" else "float32",
@@ -61,7 +61,7 @@ def settings_of(method: TrainingName, device: str) -> InputSettings:
 
 def make_inputs(folder: Path, size: str, method: TrainingName, device: str, steps: int) -> None:
     """Write a Llama with random weights, a tokenizer whose every word is one token, and prompts as text and as ids."""
-    words = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{i}" for i in range(SIZES[size]["vocab_size"] - 4))]
+    words = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{i}" for i in range(PEER_SIZES[size]["vocab_size"] - 4))]
     raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(
@@ -72,7 +72,7 @@ def make_inputs(folder: Path, size: str, method: TrainingName, device: str, step
     disable_progress_bar()
     settings = settings_of(method, device)
     dtype = getattr(torch, settings["dtype"])
-    sizes: dict[str, Any] = {**SIZES[size]}
+    sizes: dict[str, Any] = {**PEER_SIZES[size]}
     config = LlamaConfig(
         **sizes, max_position_embeddings=2048, pad_token_id=0, bos_token_id=1, eos_token_id=2, dtype=dtype
     )

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from bench.kinds import Floor
 from bench.paths import ROOT
 from bench.peer.contenders import LEAN, METHODS
-from bench.peer.inputs import RECIPE, SETTINGS, InputSettings
+from bench.peer.inputs import PEER_RECIPE, SETTINGS, InputSettings
 from bench.reading import last_line, read
 from bench.steps import telemetry
 from rlhf.errors import UserError
@@ -20,7 +20,7 @@ from rlhf.process.children import child_environment
 from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.recipe import Changes
 
-PHASES = ("rollout", "score", "update")
+TIMED_PHASES = ("rollout", "score", "update")
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRL_EXPERIMENTAL_SILENCE": "1",
@@ -66,7 +66,7 @@ def prepare_ours(method: str, inputs: Path, out: Path, changes: Changes, steps: 
     }
     flags = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
     chain = ["sft", "rm", "ppo"] if method == "ppo" else ["sft", method]
-    *parents, last = [["run", stage, "--recipe", str(RECIPE), "--out", str(out), *flags] for stage in chain]
+    *parents, last = [["run", stage, "--recipe", str(PEER_RECIPE), "--out", str(out), *flags] for stage in chain]
     for stage in parents:
         _call([sys.executable, "-m", "rlhf.cli", *stage, "--if-needed"])
     return last
@@ -77,7 +77,7 @@ def run_ours(method: str, inputs: Path, out: Path, changes: Changes, steps: int,
     _call([sys.executable, "-m", "rlhf.cli", *prepare_ours(method, inputs, out, changes, steps, micro)])
     folder = out / "recipe" / "v1" / method
     prefix = "cpu/" if read(inputs / SETTINGS, InputSettings)["device"] == "cpu" else ""
-    phases = {name: prefix + name for name in PHASES}
+    phases = {name: prefix + name for name in TIMED_PHASES}
     rows = counted_steps(telemetry(folder, ("total", "cpu/total", *phases.values())))
     summary = read(folder / "summary.json", _Summary)
     shutil.rmtree(folder)

@@ -34,7 +34,7 @@ from rlhf.recipe import Changes, PinnedRecipe, StageName
 from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import gb
 
-STAGES: tuple[StageName, ...] = ("sft", "rm", "dpo")
+COMPARED_STAGES: tuple[StageName, ...] = ("sft", "rm", "dpo")
 PEERS = ("trl", "trl, tuned")
 TrlSettings = dict[str, bool | str]  # arguments of TRL's configuration
 KEPT: TrlSettings = {"gradient_checkpointing": False}
@@ -60,7 +60,7 @@ class Asked(TypedDict):
 @options.HW
 @options.RECIPE
 @options.SET
-@options.stages(STAGES)
+@options.stages(COMPARED_STAGES)
 @options.STEPS
 @click.option("--repeats", default=3, show_default=True, type=WholeNumber(min=1), help="Runs of each, in turn.")
 @options.SAVE
@@ -75,7 +75,7 @@ def main(
 ) -> None:
     """Compare steps of SFT, reward model and DPO with those of TRL's trainers, at their defaults and tuned."""
     loaded = options.load(hw, directory, changes)
-    figures = {stage: compare(loaded, stage, count, repeats) for stage in (stages or STAGES)}
+    figures = {stage: compare(loaded, stage, count, repeats) for stage in (stages or COMPARED_STAGES)}
     clock = clock_of(row for sides in figures.values() for row in sides.values())
     ratios = ("speed, times TRL's", "times TRL tuned", "memory ratio")
     columns = ("stage", "", f"step, {clock} s", f"tokens/{clock} s", "peak, GB", *ratios)

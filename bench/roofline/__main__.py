@@ -29,16 +29,16 @@ with quiet_libraries():
     from bench.roofline.counts import phases
     from bench.roofline.times import bound, seconds
 
-LEAN: Changes = {"hardware.trunk": "lean", "lora.lora_dropout": 0.0}
+ON_LEAN: Changes = {"hardware.trunk": "lean", "lora.lora_dropout": 0.0}
 KEPT: Changes = {"{stage}.gradient_checkpointing": False}
 FROM_SAMPLING: Changes = {"{stage}.old_logprobs": "rollout", "{stage}.rollout_weights": "adapter"}
 CHANGES: dict[str, Changes] = {  # recipe keys; {stage} is the stage
     "old log-probabilities from sampling": FROM_SAMPLING,
     "no gradient checkpointing": KEPT,
-    "lean trunk": LEAN,
-    "lean trunk, no gradient checkpointing": LEAN | KEPT,
-    "lean trunk, no gradient checkpointing, adapters in the upper half": LEAN | KEPT | {"lora.layers": "upper_half"},
-    "the same, old log-probabilities from sampling": LEAN | KEPT | {"lora.layers": "upper_half"} | FROM_SAMPLING,
+    "lean trunk": ON_LEAN,
+    "lean trunk, no gradient checkpointing": ON_LEAN | KEPT,
+    "lean trunk, no gradient checkpointing, adapters in the upper half": ON_LEAN | KEPT | {"lora.layers": "upper_half"},
+    "the same, old log-probabilities from sampling": ON_LEAN | KEPT | {"lora.layers": "upper_half"} | FROM_SAMPLING,
     "merged weights for sampling": {"{stage}.rollout_weights": "merged", "{stage}.old_logprobs": "recompute"},
     "4-bit products in row groups": {"{stage}.rollout_4bit": "row_groups"},
     "16-bit copy of a 4-bit base for sampling": {"{stage}.rollout_4bit": "unpacked"},
@@ -132,7 +132,7 @@ def gains(recipe: Recipe, stage: OnlineName, prompt: float, card: Rates) -> dict
         least = seconds(phases(changed(recipe, keys), stage, prompt), card)
         changes[name] = {"seconds": least, "factor": now / least}
     if recipe.online()[stage].samples_per_prompt > 1:
-        lean = changed(recipe, {key.format(stage=stage): value for key, value in LEAN.items()})
+        lean = changed(recipe, {key.format(stage=stage): value for key, value in ON_LEAN.items()})
         apart, shared = (seconds(phases(lean, stage, prompt, once), card) for once in (False, True))
         name = "prompts once for a group, in the lean trunk"
         changes[name] = {"seconds": shared, "factor": apart / shared}

@@ -6,11 +6,11 @@ from rlhf import __version__
 from rlhf.cli import chat, compare, new, plan, rate, recipes, report, reproduce, score, serve, train
 from rlhf.cli.data import data_group
 from rlhf.cli.guard import guarded
-from rlhf.cli.options import HELP
+from rlhf.cli.options import HELP_SETTINGS
 from rlhf.cli.overview import Overview, add_examples
 
 
-@click.group(cls=Overview, context_settings=HELP)
+@click.group(cls=Overview, context_settings=HELP_SETTINGS)
 @click.version_option(__version__)
 def cli() -> None:
     """Reproducible RLHF on one GPU: SFT, reward model, PPO, RLOO, GRPO, DPO and KTO from a recipe.

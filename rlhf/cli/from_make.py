@@ -26,11 +26,11 @@ from rlhf.cli.guard import guarded
 from rlhf.errors import OptionError
 from rlhf.recipe import STAGES
 from rlhf.terminal import excerpt
-from rlhf.terminal.make_words import OPTIONS, STARTED
+from rlhf.terminal.make_words import OPTION_NAMES, STARTED
 
 MAKEFILE = Path(__file__).parents[2] / "Makefile"
 RUNTIMES = ("docker", "podman", "local")
-GROUPS = ("data",)  # of commands: `data-check` is `rlhf data check`
+COMMAND_GROUPS = ("data",)  # of commands: `data-check` is `rlhf data check`
 _OF_RECIPE = "HW RECIPE SET BENCH_ARGS"
 MODULES: Mapping[str, tuple[str, str]] = {  # targets that run a module of Python: its name, and the variables
     "bench": ("bench", f"{_OF_RECIPE} PRICE"),
@@ -124,7 +124,7 @@ class Given(NamedTuple):
         words = re.findall(r"(?:\\.|[^\\ \t])+", assignments, re.S)
         pairs = (re.sub(r"\\(.)|\$(\$)", r"\1\2", word, flags=re.S).partition("=") for word in words)
         typed = {name: value for name, _, value in pairs}
-        inherited = {name: environment[name] for name in (*OPTIONS, *OTHERS) if environment.get(name)}
+        inherited = {name: environment[name] for name in (*OPTION_NAMES, *OTHERS) if environment.get(name)}
         values = {name: value for name, value in (inherited | typed).items() if value or name in NOT_EMPTY}
         if typed.get("RECIPE") and "HW" not in typed:
             values.pop("HW", None)
@@ -150,7 +150,7 @@ def rules() -> dict[str, Rule]:
 def command_of(target: str) -> click.Command | None:
     """Return the command of `rlhf` that a target runs, None for other targets."""
     group, _, name = target.partition("-")
-    if group in GROUPS:
+    if group in COMMAND_GROUPS:
         of_group = cli.commands[group]
         assert isinstance(of_group, click.Group)
         return of_group.commands.get(name)
@@ -175,10 +175,10 @@ def takes(target: str, variable: str) -> bool:
 def _has(command: click.Command, variable: str) -> bool:
     """Return whether a command has the option or argument of a variable, or --out, whose default it changes."""
     options, arguments = _parameters(command)
-    if variable not in OPTIONS:
+    if variable not in OPTION_NAMES:
         return variable == _files_variable(command) or (variable == "RUN" and "RUN" in arguments)
     of_out = variable in ("DATA", "WEIGHTS", "SEED") and "--out" in options and "--seeds" not in options
-    return OPTIONS[variable] in options or of_out or variable == _files_variable(command)
+    return OPTION_NAMES[variable] in options or of_out or variable == _files_variable(command)
 
 
 def _parameters(command: click.Command) -> tuple[set[str], set[str]]:
@@ -215,15 +215,15 @@ def check(goals: Sequence[str], given: Given, runtime: str) -> None:
     for target in goals:
         if command := command_of(target):
             group, _, name = target.partition("-")
-            words = words_of(target, given.values)[2 if group in GROUPS else 1 :]
-            info_name = f"rlhf {group} {name}" if group in GROUPS else f"rlhf {command.name}"
+            words = words_of(target, given.values)[2 if group in COMMAND_GROUPS else 1 :]
+            info_name = f"rlhf {group} {name}" if group in COMMAND_GROUPS else f"rlhf {command.name}"
             command.make_context(info_name, words)
 
 
 def _check_name(name: str, goals: Sequence[str], runtime: str) -> None:
     """Raise OptionError for a variable that there is not, or that changes nothing in these targets."""
-    if name not in OPTIONS and name not in OTHERS:
-        near = difflib.get_close_matches(name.upper(), [*OPTIONS, *OTHERS], 1)
+    if name not in OPTION_NAMES and name not in OTHERS:
+        near = difflib.get_close_matches(name.upper(), [*OPTION_NAMES, *OTHERS], 1)
         meant = f"; did you mean {near[0]}?" if near else ";"
         raise OptionError(f'there is no variable {name}{meant} SET="ppo.steps=10" changes a key of the recipe')
     if not any(takes(goal, name) for goal in goals):
@@ -294,7 +294,7 @@ def words_of(target: str, values: Values, asked: bool = True) -> list[str]:
         chosen = chosen if "RECIPE" in values else {"HW": "cpu"} | chosen
     if target == "ab":  # its --seed is that of the order in which answers are shown
         chosen.pop("SEED", None)
-    words += _options({name: value for name, value in chosen.items() if OPTIONS.get(name) in options})
+    words += _options({name: value for name, value in chosen.items() if OPTION_NAMES.get(name) in options})
     words += files(values.get(_files_variable(command) or "", ""))
     return words + shlex.split(values.get(ARGUMENTS.get(target, ""), ""))
 
@@ -310,7 +310,7 @@ def _options(values: Values) -> list[str]:
     """Return the words of options: of `rlhf`, and of the fuzzer, whose variables are called as they are."""
     words = []
     for name, value in values.items():
-        option = OPTIONS.get(name, f"--{name.lower()}")
+        option = OPTION_NAMES.get(name, f"--{name.lower()}")
         if name in SWITCHES:
             off = ["--restart"] if name == "RESUME" else []
             words += [option] if value in ON else off
@@ -385,7 +385,7 @@ def variables_help() -> Iterator[str]:
     for option in (o for command in cli.commands.values() for o in command.params if isinstance(o, click.Option)):
         texts |= {name: re.split(r"(?<=\.) ", option.help or "")[0] for name in option.opts if name not in texts}
     explained = re.findall(r"^## ([A-Z_]+)", MAKEFILE.read_text(encoding="utf-8"), re.M)
-    for name, text in ({name: texts[option] for name, option in OPTIONS.items()} | dict(OTHERS)).items():
+    for name, text in ({name: texts[option] for name, option in OPTION_NAMES.items()} | dict(OTHERS)).items():
         if name not in explained:
             yield f"  {name:<12} {excerpt(text, HELP)}"
 

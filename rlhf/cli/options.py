@@ -12,7 +12,7 @@ import click
 
 from rlhf.errors import OptionError, no_such
 from rlhf.process.sizes import size_in_bytes
-from rlhf.run.layout import MANIFEST, RESULTS, SUMMARY
+from rlhf.run.layout import MANIFEST, RESULT_FOLDERS, SUMMARY
 from rlhf.run.named import is_run, named_run
 
 FileT = TypeVar("FileT", str, Path)
@@ -26,7 +26,7 @@ class InOrderOfUse(click.Group):
         return list(self.commands)
 
 
-HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}  # settings of a command's context
+HELP_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}  # settings of a command's context
 
 
 class StrictCommand(click.Command):
@@ -118,7 +118,7 @@ class ZeroOrMore(Number):
 
 SEED = WholeNumber(0, LARGEST_SEED)
 _RECORDS = (MANIFEST, SUMMARY, "made.json")  # a folder that holds one of them belongs to a run
-_RESULTS = (*RESULTS, "checkpoints")  # folders of a stage
+_RESULTS = (*RESULT_FOLDERS, "checkpoints")  # folders of a stage
 
 
 class OutputFile(click.Path):

@@ -11,12 +11,12 @@ from rlhf import terminal
 from rlhf.cli import plan_tables as tables
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import PRICE, OneOf, StrictCommand, memory_limit
-from rlhf.cli.recipe_options import CHANGES, chooses_recipe
+from rlhf.cli.recipe_options import SET_HELP, chooses_recipe
 from rlhf.cli.typed import NAMES_RECIPE, typed_options
 from rlhf.errors import UserError
 from rlhf.memory import plan as planning
 from rlhf.memory import published_figures, strategies
-from rlhf.memory.fit import USED, refuse_less_than_the_base
+from rlhf.memory.fit import USABLE, refuse_less_than_the_base
 from rlhf.memory.fit import fit as fitting
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.predict import Predictor, predicted_stages
@@ -25,7 +25,7 @@ from rlhf.terminal.progress import working
 
 
 @click.command(cls=StrictCommand)
-@chooses_recipe(data="Project the hours of training on this file. May be repeated.", changes=CHANGES)
+@chooses_recipe(data="Project the hours of training on this file. May be repeated.", changes=SET_HELP)
 @click.option("--stage", type=OneOf([s for s in STAGES if s != PRETRAIN]), help="Plan only this stage.")
 @click.option(
     "--fit",
@@ -73,7 +73,7 @@ def plan(
         raise UserError(recipes.no_section(stage, loaded))
     planned = [stage] if stage else stages
     if fit is not None or fastest:
-        limit = fit if isinstance(fit, int) else round(USED * planning.card_bytes(loaded))
+        limit = fit if isinstance(fit, int) else round(USABLE * planning.card_bytes(loaded))
         _show_fits(loaded, planned, limit, as_json)
     elif by_strategy:
         _show_strategies(loaded, planned, as_json)

@@ -18,7 +18,7 @@ from rlhf.recipe.strict import dotted_keys
 Command = Callable[..., None]
 HARDWARE = "Take the default recipe of this hardware; `rlhf recipes` lists both. This or --recipe must be given."
 GUIDE = "With --hw: take the version that keeps the settings of a published guide, where there is one."
-CHANGES = "Change a key of the recipe. May be repeated."
+SET_HELP = "Change a key of the recipe. May be repeated."
 TRAINING_HELP = {
     "data": "Train on this file instead of the recipe's data. May be repeated.",
     "weights": "Start from random weights with stand-in data, or from a local checkpoint's folder.",

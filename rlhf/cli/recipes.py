@@ -8,7 +8,7 @@ import yaml
 from rlhf import recipe as recipes
 from rlhf.cli.choice import Choice, recipes_root
 from rlhf.cli.options import StrictCommand
-from rlhf.cli.recipe_options import CHANGES, RECIPES, chooses_recipe
+from rlhf.cli.recipe_options import RECIPES, SET_HELP, chooses_recipe
 from rlhf.commands import fetch as fetching
 from rlhf.errors import OptionError, UserError
 from rlhf.process.libraries import quiet_libraries
@@ -42,7 +42,7 @@ def list_recipes(show: Path | None) -> None:
 
 
 @click.command(cls=StrictCommand)
-@chooses_recipe(changes=CHANGES)
+@chooses_recipe(changes=SET_HELP)
 def fetch(choice: Choice) -> None:
     """Download and check a recipe's pinned model and data.
 

@@ -20,7 +20,7 @@ from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
 
 TABLE_ROWS = 20  # rows of the table
-EXCERPT = 60  # characters of a text in the table
+SHORT = 60  # characters of a text in the table
 
 
 @click.command(cls=CommandOnRun)
@@ -91,4 +91,4 @@ def _show(scored: Sequence[scoring.ScoredItem], cut: dict[str, int]) -> None:
 def _excerpt(text: str) -> str:
     """Return one line: the beginning of an answer, or of the last message of a prompt."""
     messages = parse_hh(text)[:-1] if text.endswith("\n\nAssistant:") else ()
-    return excerpt(harmless(messages[-1].content if messages else text), EXCERPT)
+    return excerpt(harmless(messages[-1].content if messages else text), SHORT)

@@ -21,7 +21,7 @@ from rlhf.errors import OptionError, UserError
 from rlhf.files import sync_tree
 from rlhf.memory import machine, prediction_file
 from rlhf.memory.card.cards import Rates, lacks_bfloat16
-from rlhf.memory.fit import USED, Fit, fit
+from rlhf.memory.fit import USABLE, Fit, fit
 from rlhf.memory.predict import Predictor, card_needed_bytes
 from rlhf.memory.strategies import four_bit_changes, micro_batch
 from rlhf.process.sizes import size_in_bytes
@@ -140,7 +140,7 @@ def search_on_cpu(predictor: Predictor, loaded: PinnedRecipe, stages: Sequence[S
         stage = fitted.too_large[0]
         needs = card_needed_bytes(predictor.predict(least, stage).whole) / GB
         raise UserError(
-            f"{limit / GB:.3g} GB, {USED:.0%} of what is free on this machine, are too few: {stage} needs "
+            f"{limit / GB:.3g} GB, {USABLE:.0%} of what is free on this machine, are too few: {stage} needs "
             f"{needs:.1f} GB even with one row at a time; --max-length makes rows shorter, or choose a smaller model"
         )
     return fitted
@@ -149,10 +149,10 @@ def search_on_cpu(predictor: Predictor, loaded: PinnedRecipe, stages: Sequence[S
 def _too_large(needs: Mapping[StageName, int], limit: int) -> str:
     stage = max(needs, key=needs.__getitem__)
     least = needs[stage] / GB
-    card = next((size for size in SIZES_GB if USED * size >= least), None)
+    card = next((size for size in SIZES_GB if USABLE * size >= least), None)
     advice = f"the smallest card that would do has {card} GB" if card else "no card that is sold would do"
     return (
-        f"{limit / GB:.3g} GB, {USED:.0%} of the card, are too few: {stage} needs {math.ceil(10 * least) / 10:g} GB "
+        f"{limit / GB:.3g} GB, {USABLE:.0%} of the card, are too few: {stage} needs {math.ceil(10 * least) / 10:g} GB "
         f"even with a 4-bit base and one row at a time; {advice}. --max-length makes rows shorter"
     )
 

@@ -14,7 +14,7 @@ from rlhf.data.formats import ParsedRows
 from rlhf.data.rows import Document, Example, PreferencePair, PromptOnly
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.memory.card.cards import CARDS
-from rlhf.memory.fit import USED
+from rlhf.memory.fit import USABLE
 from rlhf.memory.own_rows import SAMPLE, UNCUT
 from rlhf.recipe import MODEL_REWARD, ONLINE, POLICIES, PolicyName, PolicyStart, StageName
 from rlhf.recipe.model_types import LEAN_TYPES
@@ -56,7 +56,7 @@ class ChosenCard(NamedTuple):
     @property
     def limit(self) -> int:
         """Return the bytes that settings may need."""
-        return round(self.memory_gb * GB * USED)
+        return round(self.memory_gb * GB * USABLE)
 
     @property
     def words(self) -> str:

@@ -8,7 +8,7 @@ from rlhf.data.normal import normalise
 from rlhf.data.raw import Malformed
 from rlhf.recipe.choices import RowKind
 
-KEYS: dict[RowKind, tuple[str, ...]] = {
+KIND_KEYS: dict[RowKind, tuple[str, ...]] = {
     "text": ("text",),
     "hh": ("chosen", "rejected"),
     "instruction": ("instruction", "output"),
@@ -19,10 +19,10 @@ KEYS: dict[RowKind, tuple[str, ...]] = {
     "messages": ("messages",),
     "prompt": ("prompt",),
 }
-ANSWERS = ("chosen", "rejected", "completion", "response")
+ANSWER_COLUMNS = ("chosen", "rejected", "completion", "response")
 CONTEXT = ("history", "context", "passage")  # keys of what a prompt continues or is about
 INPUTS = ("tools", "functions", "documents", "images", "image", "audio", "audios", "video", "videos")  # beside texts
-USED: dict[RowKind, tuple[str, ...]] = {  # beside `KEYS`, `system` and `TRAINED_FLAGS`
+USED_COLUMNS: dict[RowKind, tuple[str, ...]] = {  # beside `KEYS`, `system` and `TRAINED_FLAGS`
     "text": (),
     "hh": (),
     "instruction": ("input",),
@@ -64,7 +64,7 @@ def unknown_column(row: dict[str, object], kind: RowKind) -> str | None:
     """
     if kind == "text":
         return None
-    known = {*KEYS[kind], *USED[kind], *TRAINED_FLAGS, "system"}
+    known = {*KIND_KEYS[kind], *USED_COLUMNS[kind], *TRAINED_FLAGS, "system"}
     if kind in ("preference", "hh") and label_of(row):  # true: as the columns say
         known.add("label")
     others = (name for name, value in row.items() if name not in known and has_value(value))

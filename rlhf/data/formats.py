@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 from rlhf.data import hub, raw
-from rlhf.data.columns import KEYS, unknown_column
+from rlhf.data.columns import KIND_KEYS, unknown_column
 from rlhf.data.labels import unclear_label
 from rlhf.data.messages import quoted_keys
 from rlhf.data.parsing import (
@@ -36,7 +36,7 @@ from rlhf.data.parsing import (
 )
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import KINDS, LEFT_OUT, Document, Example, LeftOut, PreferencePair, PromptOnly, Row, of_kind
-from rlhf.data.verdicts import VERDICTS, Columns, compared
+from rlhf.data.verdicts import VERDICT_COLUMNS, Columns, compared
 from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.recipe.choices import DataFormat, OnBadRow, RowKind
@@ -318,7 +318,7 @@ class _Reader:
             return kind  # whose parser refuses it
         if row_kind not in (None, kind):
             raise OtherKind(
-                f"one {row_kind} row among {kind} rows, which have {', '.join(KEYS[kind])}; "
+                f"one {row_kind} row among {kind} rows, which have {', '.join(KIND_KEYS[kind])}; "
                 f"this one has {quoted_keys(row)}. Keep one kind in a file, or name it in data.format (--format)"
             )
         return kind
@@ -347,7 +347,7 @@ def _with_advice(source: str, problem: Malformed, advice: Sequence[str]) -> str:
 
 def _unknown_columns(row: dict[str, object]) -> WrongColumns:
     """Return the error for the first row of a file if its columns show no kind."""
-    kinds = "; ".join(f"{name} ({', '.join(keys)})" for name, keys in KEYS.items())
+    kinds = "; ".join(f"{name} ({', '.join(keys)})" for name, keys in KIND_KEYS.items())
     prompts = " Prompts without answers: data.format: prompt (--format prompt) ignores other columns"
     return WrongColumns(
         f"unknown columns: {quoted_keys(row)}. Rename them to those of a known kind: {kinds}. "
@@ -360,7 +360,7 @@ def _comparison(columns: Columns) -> WrongColumns:
     """Return the error for two responses and a verdict, or for two responses of which nothing says what is better."""
     problem = f"two responses ({columns.first}, {columns.second})"
     if columns.verdict is None:
-        return WrongColumns(f"{problem}, and no column that says which one is better: {', '.join(VERDICTS)}")
+        return WrongColumns(f"{problem}, and no column that says which one is better: {', '.join(VERDICT_COLUMNS)}")
     return WrongColumns(
         f"{problem} and a verdict ({columns.verdict}): `rlhf data convert FILE --to pairs.jsonl` makes pairs of the "
         "better and the worse one"

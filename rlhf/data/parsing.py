@@ -33,7 +33,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from rlhf.data.columns import ANSWERS, KEYS, either, other_texts, refuse_inputs
+from rlhf.data.columns import ANSWER_COLUMNS, KIND_KEYS, either, other_texts, refuse_inputs
 from rlhf.data.labels import label_of
 from rlhf.data.margins import margin_of
 from rlhf.data.messages import (
@@ -85,7 +85,7 @@ def kind_of(row: dict[str, object]) -> RowKind | None:
         return kind
     if "question" in keys and "answer" in keys:
         return None if other_texts(row, "question", "answer", "system") else "question"
-    if "prompt" in keys and row.keys().isdisjoint(ANSWERS):
+    if "prompt" in keys and row.keys().isdisjoint(ANSWER_COLUMNS):
         return None if other_texts(row, "prompt", "answer", "system") else "prompt"
     return _kind_of_keys(row.keys(), row)
 
@@ -332,7 +332,7 @@ def _answer(value: object, key: str, row_prompt: tuple[Message, ...] | None) -> 
 def _field(row: dict[str, object], key: str, kind: RowKind) -> object:
     """Return the value of a key that a row of the kind needs. Raises OtherKind without the key."""
     if key not in row:
-        raise OtherKind(f"no '{key}' key; each {kind} row needs {', '.join(KEYS[kind])}")
+        raise OtherKind(f"no '{key}' key; each {kind} row needs {', '.join(KIND_KEYS[kind])}")
     return row[key]
 
 
@@ -383,7 +383,9 @@ def _are_columns(lists: Mapping[str, Sequence[object]]) -> bool:
 
     A list that is the value of one row under a known key has messages as its cells, which are objects.
     """
-    known = [lists[key] for key in {*itertools.chain(*KEYS.values()), *ANSWERS, "conversations"} if key in lists]
+    known = [
+        lists[key] for key in {*itertools.chain(*KIND_KEYS.values()), *ANSWER_COLUMNS, "conversations"} if key in lists
+    ]
     rows = {len(cells) for cells in lists.values()}
     texts = all(isinstance(cell, str | list | None) for cells in known for cell in cells)
     return len(rows) == 1 and 0 not in rows and bool(known) and texts

@@ -20,7 +20,7 @@ PROMPTS = ("prompt", "context", "question")
 SIGNED = "overall_preference"  # below 0: the first is better, above 0: the second, 0: a tie
 NAMED = ("winner", "preference", "better_response_id")  # names the better one
 NUMBERED = ("winner", "better_response_id")  # may hold the better one's number
-VERDICTS = (SIGNED, *NAMED)
+VERDICT_COLUMNS = (SIGNED, *NAMED)
 
 _JUDGEMENT = re.compile(  # columns of published sets that say how a verdict came about
     r"(individual|all)_preferences?(_.*)?|preference_.*|judge|turn|anony|tstamp|openai_moderation"
@@ -46,7 +46,7 @@ def compared(row: Mapping[str, object]) -> Columns | None:
     if "chosen" in row or "rejected" in row:
         return None
     pairs = _pairs(row) or [pair for pair in RESPONSES if pair[0] in row and pair[1] in row]
-    return Columns(*pairs[0], next(iter(_with_values(row, VERDICTS)), None)) if pairs else None
+    return Columns(*pairs[0], next(iter(_with_values(row, VERDICT_COLUMNS)), None)) if pairs else None
 
 
 def preference(row: Mapping[str, object], columns: Columns) -> dict[str, object] | None:
@@ -57,7 +57,7 @@ def preference(row: Mapping[str, object], columns: Columns) -> dict[str, object]
     pairs = _pairs(row)
     if len(pairs) > 1:
         raise Malformed(f"responses under {' and '.join(', '.join(pair) for pair in pairs)}; take one pair out")
-    _at_most_one(row, VERDICTS, "verdicts", "take the others out")
+    _at_most_one(row, VERDICT_COLUMNS, "verdicts", "take the others out")
     conversations = columns.first == "conversation_a"
     prompt = None if conversations else _at_most_one(row, PROMPTS, "texts", "write them into one 'prompt'")
     if prompt is None and not conversations:
@@ -66,7 +66,7 @@ def preference(row: Mapping[str, object], columns: Columns) -> dict[str, object]
     if first_is_better is None:
         return None
     better, worse = columns[:2] if first_is_better else columns[1::-1]
-    used = {*columns, *VERDICTS, prompt}
+    used = {*columns, *VERDICT_COLUMNS, prompt}
     beside = {key: value for key, value in row.items() if key not in used and not _JUDGEMENT.fullmatch(key.lower())}
     pair = {"chosen": row[better], "rejected": row[worse]} | ({} if prompt is None else {"prompt": row[prompt]})
     return beside | _margin(row, better, worse) | pair
@@ -105,7 +105,7 @@ def _first_is_better(row: Mapping[str, object], columns: Columns) -> bool | None
     A number alone is clear where the responses are numbered alike. Elsewhere 1 may be the first or the second.
     """
     if columns.verdict is None:
-        raise Malformed(f"no verdict under {', '.join(VERDICTS)} says which response is better")
+        raise Malformed(f"no verdict under {', '.join(VERDICT_COLUMNS)} says which response is better")
     value = row[columns.verdict]
     word = "" if isinstance(value, bool) else str(value).strip().lower()
     if columns.verdict == SIGNED:

@@ -99,7 +99,7 @@ class SettingGroup(NamedTuple):
 FractionThatFits = Callable[[Candidate], float]
 # Share of a card that chosen settings may need. In 95 % of the runs that others measured on a T4, reserved memory was
 # at most 4.8 % above its prediction, in all but one at most 7 % (studies/outside).
-USED = 0.93
+USABLE = 0.93
 # Components that grow with rows.
 GROWING: tuple[Component, ...] = ("activations", "logits", "kv_cache", "buffers", "temporaries", "kernels")
 

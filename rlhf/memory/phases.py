@@ -12,7 +12,7 @@ from rlhf.recipe.choices import Component
 
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
 DEPTHS = (2, 4)  # layers with which a stage is rehearsed
-STEPS = 2  # of a rehearsed stage; the second one has optimizer states
+REHEARSED_STEPS = 2  # of a rehearsed stage; the second one has optimizer states
 MOST_REPEATS = 2  # in a rehearsal, of a step's micro-batches or minibatches and of held-out batches
 DECODING_STEP: Literal["decoding step"] = "decoding step"
 UPDATE_PASS: Literal["update pass"] = "update pass"
@@ -171,7 +171,7 @@ class RehearsedPasses:
 
 
 # What reads a question or an answer from JSON, checks it and writes it.
-QUESTION = TypeAdapter(Question)
+QUESTION_TYPE = TypeAdapter(Question)
 STAGE_ANSWER = TypeAdapter(RehearsedStage)
 STEP_ANSWER = TypeAdapter(RehearsedStep)
 PASSES_ANSWER = TypeAdapter(RehearsedPasses)

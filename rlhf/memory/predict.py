@@ -19,7 +19,7 @@ from rlhf.memory.phases import (
     DECODING_STEP,
     ON_HOST,
     PASSES_ANSWER,
-    QUESTION,
+    QUESTION_TYPE,
     STAGE_ANSWER,
     STEP_ANSWER,
     UPDATE_PASS,
@@ -131,7 +131,7 @@ class Predictor:
         assert self._worker.stdin and self._worker.stdout
         question = Question(str(loaded.directory.resolve()), loaded.overrides, name, expandable_segments())
         try:
-            print(QUESTION.dump_json(question).decode(), file=self._worker.stdin, flush=True)
+            print(QUESTION_TYPE.dump_json(question).decode(), file=self._worker.stdin, flush=True)
             line = self._worker.stdout.readline()
         except BrokenPipeError:
             line = ""

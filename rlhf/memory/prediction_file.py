@@ -14,7 +14,7 @@ from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run.records import Record
 from rlhf.terminal.wording import GB
 
-FILE = "predicted.json"
+PREDICTION_FILE = "predicted.json"
 WORK = ("flops", "moved", "launched")  # of rlhf.memory.phases.Work: operations of products, bytes, operations
 
 Peaks = dict[StageName, dict[str, Parts]]  # stage -> phase -> component -> bytes
@@ -115,4 +115,4 @@ def pin(
     if costs:
         content["strategies"] = {name: cost._asdict() for name, cost in costs.items()}
     pinned = Pinned.model_validate(content)
-    (directory / FILE).write_text(json.dumps(pinned.plain(), indent=1) + "\n", encoding="utf-8")
+    (directory / PREDICTION_FILE).write_text(json.dumps(pinned.plain(), indent=1) + "\n", encoding="utf-8")

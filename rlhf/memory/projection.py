@@ -17,7 +17,7 @@ from rlhf.files import JsonObject
 from rlhf.memory.card import cards
 from rlhf.memory.card.cards import Rates
 from rlhf.memory.own_rows import Lengths, Rows
-from rlhf.memory.phases import MOST_REPEATS, STEPS, PredictedStage, PredictionError, Work
+from rlhf.memory.phases import MOST_REPEATS, REHEARSED_STEPS, PredictedStage, PredictionError, Work
 from rlhf.memory.weights import (
     ADAPTER_BYTES,
     NUMBER_BYTES,
@@ -181,7 +181,7 @@ def _evaluations(
         return [(work["evaluate"] - prefill - decode, evaluated / rehearsed), (prefill, sampled / prompts)]
     count = _online_evaluations(recipe, options.steps, options.eval_steps, options.save_steps)
     done = count * _heldout(options.max_eval_samples, rows) + _norm_batches(options) * options.batch_size
-    rehearsed = _online_evaluations(recipe, STEPS, STEPS, STEPS) * min(
+    rehearsed = _online_evaluations(recipe, REHEARSED_STEPS, REHEARSED_STEPS, REHEARSED_STEPS) * min(
         options.max_eval_samples, options.rollout_batch_size
     )
     rehearsed += min(_norm_batches(options), 1) * options.batch_size
@@ -257,7 +257,7 @@ def _times_a_step(recipe: Recipe, stage: TrainingName) -> dict[str, float]:
     else:
         updates = options.num_mini_batches * options.passes / min(MOST_REPEATS, options.num_mini_batches)
         times = {"rollout/prefill": 1.0, "rollout/decode": 1.0, "score": 1.0, "update": updates}
-    return {name: n / STEPS for name, n in times.items()}
+    return {name: n / REHEARSED_STEPS for name, n in times.items()}
 
 
 def decoding_step_bytes(

@@ -1,15 +1,15 @@
-"""Live checks: the usual ways in which training goes wrong, looked for in what a stage logs, each with remedies.
+"""Live checks: the usual ways in which training goes wrong, looked for in what a stage logs, each with advice.
 
 They come from the troubleshooting list of the published H100 guide and from practice. `CHECKS` is the whole list. A
-check calls a function of `signs` after each logged row; where that sees something, the finding names the usual cause
-and settings from `remedies`.
+check calls a function of `checks` after each logged row; where that sees something, the finding names the usual cause
+and settings from `advice`.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from rlhf.errors import UserError
-from rlhf.observe import remedies, signs
+from rlhf.observe import advice, checks
 from rlhf.observe.history import FEW, History
 from rlhf.recipe import STAGE_TABLE, StageName, as_yaml
 from rlhf.run.directory import StageRun
@@ -20,7 +20,7 @@ from rlhf.terminal import say
 
 
 class Check(NamedTuple):
-    """A check: its name, what it sees, the usual cause and remedies. The table of stages names the checks of each.
+    """A check: its name, what it sees, the usual cause and advice. The table of stages names the checks of each.
 
     It sees nothing before `rows` rows are logged; a check of a trend may wait longer in a long run.
     """
@@ -28,129 +28,129 @@ class Check(NamedTuple):
     name: str
     seen: Callable[[History], str | None]
     cause: str
-    remedies: Callable[[History], Mapping[str, float | str]]
+    advice: Callable[[History], Mapping[str, float | str]]
     rows: int
 
 
 CHECKS = (
     Check(
         "nan",
-        signs.find_nan,
+        checks.find_nan,
         "Numbers overflow, mostly after steps that are too large",
-        remedies.half_rate,
+        advice.half_rate,
         1,
     ),
     Check(
         "flat_loss",
-        signs.find_flat_loss,
+        checks.find_flat_loss,
         "The learning rate is too low, or the data teach nothing",
-        remedies.double_rate_and_epochs,
-        signs.MANY,
+        advice.double_rate_and_epochs,
+        checks.MANY,
     ),
-    Check("rising_loss", signs.find_rising_loss, "The learning rate is too high", remedies.half_rate, 2 * FEW),
+    Check("rising_loss", checks.find_rising_loss, "The learning rate is too high", advice.half_rate, 2 * FEW),
     Check(
         "flat_reward",
-        signs.find_flat_reward,
+        checks.find_flat_reward,
         "The learning rate is too low, or the reward model scores what the policy cannot change",
-        remedies.double_rate,
-        signs.MANY,
+        advice.double_rate,
+        checks.MANY,
     ),
     Check(
         "large_updates",
-        signs.find_large_updates,
+        checks.find_large_updates,
         "The learning rate is too high",
-        remedies.smaller_updates,
+        advice.smaller_updates,
         FEW,
     ),
     Check(
         "same_scores",
-        signs.find_same_scores,
+        checks.find_same_scores,
         "The reward model tells nothing apart yet",
-        remedies.fit_more,
+        advice.fit_more,
         FEW,
     ),
     Check(
         "chance",
-        signs.find_chance,
+        checks.find_chance,
         "The pairs carry no preference, or labels are wrong: look at them",
-        remedies.double_rate_and_epochs,
-        signs.MANY,
+        advice.double_rate_and_epochs,
+        checks.MANY,
     ),
     Check(
         "overconfident",
-        signs.find_overconfident,
+        checks.find_overconfident,
         "The reward model has learned its pairs by heart",
-        remedies.fit_less,
+        advice.fit_less,
         FEW,
     ),
     Check(
         "high_kl",
-        signs.find_high_kl,
+        checks.find_high_kl,
         "The policy leaves what the reward model knows",
-        remedies.stay_near_reference,
+        advice.stay_near_reference,
         3,
     ),
     Check(
         "negative_kl",
-        signs.find_negative_kl,
+        checks.find_negative_kl,
         "Responses are not sampled from the policy that is scored: look at temperature, top-p and the sampler",
-        remedies.recomputed_logprobs,
+        advice.recomputed_logprobs,
         3,
     ),
     Check(
         "sampling_mismatch",
-        signs.find_sampling_mismatch,
+        checks.find_sampling_mismatch,
         "The sampler has another base, another precision or other settings than the trainer",
-        remedies.nearer_sampler,
+        advice.nearer_sampler,
         3,
     ),
     Check(
         "longer",
-        signs.find_longer,
+        checks.find_longer,
         "The reward model likes length, and the policy has found out",
-        remedies.stay_near_reference,
+        advice.stay_near_reference,
         2 * FEW,
     ),
     Check(
         "fewer_ends",
-        signs.find_fewer_ends,
+        checks.find_fewer_ends,
         "Running on pays more than ending",
-        remedies.ending_penalty,
+        advice.ending_penalty,
         2 * FEW,
     ),
     Check(
         "repetition",
-        signs.find_repetition,
+        checks.find_repetition,
         "The policy repeats what the reward model likes",
-        remedies.stay_near_reference,
+        advice.stay_near_reference,
         1,
     ),
     Check(
         "entropy_collapse",
-        signs.find_entropy_collapse,
+        checks.find_entropy_collapse,
         "The policy has settled on few answers",
-        remedies.more_entropy,
+        advice.more_entropy,
         2 * FEW,
     ),
     Check(
         "no_signal",
-        signs.find_no_signal,
+        checks.find_no_signal,
         "The responses to a prompt get the same reward: the task is too easy, too hard, or sampling too narrow",
-        remedies.larger_groups,
+        advice.larger_groups,
         FEW,
     ),
     Check(
         "clipping",
-        signs.find_clipping,
+        checks.find_clipping,
         "Updates are too large for one batch of rollouts",
-        remedies.smaller_updates,
+        advice.smaller_updates,
         FEW,
     ),
     Check(
         "value_explosion",
-        signs.find_value_explosion,
+        checks.find_value_explosion,
         "The critic diverges, and advantages with it",
-        remedies.slower_critic,
+        advice.slower_critic,
         2 * FEW,
     ),
 )
@@ -163,7 +163,7 @@ def unused_checks(stage: StageName, rows: int) -> list[str]:
 
 
 class Finding(NamedTuple):
-    """A sign of trouble: the check, the step, what was seen, its usual cause and remedies."""
+    """What a check found, in the keys of its record: the check, the step, what was seen, its usual cause and advice."""
 
     check: str
     step: int
@@ -181,7 +181,7 @@ def findings(history: History, step: int) -> list[Finding]:
     found = []
     for check in CHECKS:
         if check.name in STAGE_TABLE[history.stage].checks and (seen := check.seen(history)) is not None:
-            found.append(Finding(check.name, step, seen, check.cause, check.remedies(history)))
+            found.append(Finding(check.name, step, seen, check.cause, check.advice(history)))
     return found
 
 

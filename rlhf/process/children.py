@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlhf.process import endings
-from rlhf.process.distributed import RANKS
+from rlhf.process.distributed import RANK_VARIABLES
 
 TO_GROUP = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # a terminal also sends them to child processes
 _PART = "RLHF_PART_OF_COMMAND"  # environment variable of a child
@@ -15,7 +15,7 @@ _PART = "RLHF_PART_OF_COMMAND"  # environment variable of a child
 
 def alone(environment: Mapping[str, str]) -> dict[str, str]:
     """Return `environment` without a launcher's variables, for a child process that is not a rank."""
-    return {name: value for name, value in environment.items() if name not in RANKS}
+    return {name: value for name, value in environment.items() if name not in RANK_VARIABLES}
 
 
 def child_environment(**changes: str) -> dict[str, str]:

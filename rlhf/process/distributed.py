@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 RowsT = TypeVar("RowsT", bound="Sequence[object] | Tensor")
-RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # set by every launcher: torchrun, accelerate, Ray Train
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # set by every launcher: torchrun, accelerate, Ray Train
 
 
 class Disagreement(UserError):
@@ -33,7 +33,7 @@ class Disagreement(UserError):
 
 def launched() -> bool:
     """Return whether a launcher started this process as one of one or more ranks."""
-    return all(name in os.environ for name in RANKS)
+    return all(name in os.environ for name in RANK_VARIABLES)
 
 
 def rank() -> int:
@@ -56,7 +56,7 @@ def _number(name: str) -> int:
     text = os.environ[name]
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise UserError(
-            f"{name}={text}: not a number, as launchers set it; without a launcher unset {', '.join(RANKS)}"
+            f"{name}={text}: not a number, as launchers set it; without a launcher unset {', '.join(RANK_VARIABLES)}"
         )
     return int(text)
 

@@ -9,7 +9,7 @@ from rlhf.rating.summary import summarize
 from rlhf.recipe import EVALUATE, ONLINE, RM, SECOND_RM
 from rlhf.recipe.stages import OF_REWARD_MODELS
 from rlhf.report.parts import (
-    COLOURS,
+    LINE_COLOURS,
     STAGE_TITLES,
     Chart,
     Charts,
@@ -70,7 +70,7 @@ def _scores(run: RunRecords, runs: Sequence[RunRecords], charts: Charts) -> Char
     centres = middles(scores.edges)
     lines = [
         line(policy, centres, counts, number, 2)
-        | {"mode": "lines", "line": {"shape": "hvh", "color": COLOURS[number % len(COLOURS)]}}
+        | {"mode": "lines", "line": {"shape": "hvh", "color": LINE_COLOURS[number % len(LINE_COLOURS)]}}
         for number, (policy, counts) in enumerate(scores.counts.items())
     ]
     axes = {"xaxis": {"title": {"text": "score"}}, "yaxis": {"title": {"text": "answers"}}}
@@ -148,13 +148,13 @@ def _reward_model_charts(figures: RewardModelFigures, ending: str, charts: Chart
     """Draw calibration, margins and scores. Titles have the `ending`."""
     bins = figures.calibration
     style: Trace = {"mode": "lines", "showlegend": False}
-    ideal = {"x": [0.5, 1], "y": [0.5, 1], "line": {"dash": "dot", "color": COLOURS[4]}} | style
+    ideal = {"x": [0.5, 1], "y": [0.5, 1], "line": {"dash": "dot", "color": LINE_COLOURS[4]}} | style
     model = style | {
         "x": [row.confidence for row in bins],
         "y": [row.accuracy for row in bins],
         "text": [f"{row.pairs} pairs" for row in bins],
         "mode": "lines+markers",
-        "line": {"color": COLOURS[0]},
+        "line": {"color": LINE_COLOURS[0]},
     }
     axes: Trace = {"xaxis": {"title": {"text": "confidence"}}, "yaxis": {"title": {"text": "accuracy, share of pairs"}}}
     model_charts = [charts.add(f"calibration (dotted: perfect){ending}", [ideal, model], **axes)]

@@ -16,7 +16,7 @@ from rlhf.report.evaluation import (
     sections_of_samples,
 )
 from rlhf.report.overview import sections_of_overview
-from rlhf.report.parts import COLOURS, Charts, Section, sections_or_problem
+from rlhf.report.parts import LINE_COLOURS, Charts, Section, sections_or_problem
 from rlhf.report.runs import RunRecords, load
 from rlhf.report.tables import (
     sections_of_findings,
@@ -95,7 +95,7 @@ def page(runs: Sequence[RunRecords]) -> Page:
         problems=problems,
         sections=sections,
         charts=charts.all,
-        colours=COLOURS,
+        colours=LINE_COLOURS,
         library=Markup(get_plotlyjs()),
     )
     return Page(html, problems + [section.problem for section in (*overviews, *sections) if section.problem])

@@ -11,7 +11,7 @@ from rlhf.recipe import SFT, STAGE_TABLE, PolicyStart
 
 Trace = dict[str, Any]  # a curve, bars or axes of a chart: plotly's keys, values of any type
 MARKED = 20  # points of a line up to which each is marked: one point has no line, and few ones look like more
-COLOURS = ("#2f7ed8", "#d9822b", "#2e9d5b", "#b24fb5", "#7a8794", "#c23b3b", "#19a3a3", "#8c6d31")
+LINE_COLOURS = ("#2f7ed8", "#d9822b", "#2e9d5b", "#b24fb5", "#7a8794", "#c23b3b", "#19a3a3", "#8c6d31")
 STAGE_TITLES: dict[str, str] = {stage: row.title for stage, row in STAGE_TABLE.items()}
 
 
@@ -101,7 +101,7 @@ def sections_or_problem(topic: str, build: Callable[[], list[Section]], charts: 
 
 def line(name: str, x: Sequence[float | None], y: Sequence[float | None], number: int, count: int) -> Trace:
     """Return line `number` of a chart with `count` lines; several lines are named in the legend, few points marked."""
-    style: Trace = {"line": {"color": COLOURS[number % len(COLOURS)]}, "showlegend": count > 1}
+    style: Trace = {"line": {"color": LINE_COLOURS[number % len(LINE_COLOURS)]}, "showlegend": count > 1}
     return {"x": x, "y": y, "name": name, "mode": "lines+markers" if len(x) <= MARKED else "lines"} | style
 
 

@@ -12,7 +12,7 @@ from rlhf.memory import prediction_file as pins
 from rlhf.recipe import ONLINE, SFT, STAGE_TABLE, StageName, default_root
 from rlhf.report.gain import origin_of
 from rlhf.report.parts import (
-    COLOURS,
+    LINE_COLOURS,
     STAGE_TITLES,
     START_IN_WORDS,
     Chart,
@@ -110,7 +110,7 @@ def sections_of_frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
         rows = [row for row in all_rows if row.values.get("eval/score") is not None]
         if rows:
             method = f", {STAGE_TITLES[stage]}" if several else ""
-            colour = COLOURS[number % len(COLOURS)]
+            colour = LINE_COLOURS[number % len(LINE_COLOURS)]
             scores += [_score_trace(rows, run.name + method, colour), *_chosen(run, stage, rows, colour)]
             gains += _gain_traces(rows, suffix(run, runs) + method, colour)
     if not scores:
@@ -189,7 +189,7 @@ def sections_of_time(runs: Sequence[RunRecords], charts: Charts) -> list[Section
             "y": names,
             "x": [row.get(phase, 0) for row in seconds_by_phase],
             "name": phase,
-            "marker": {"color": COLOURS[i % len(COLOURS)]},
+            "marker": {"color": LINE_COLOURS[i % len(LINE_COLOURS)]},
         }
         for i, phase in enumerate(phases)
     ]
@@ -226,7 +226,7 @@ def _predicted_memory(runs: Sequence[RunRecords], charts: Charts) -> tuple[Chart
     folder: Path = default_root() / manifest.recipe / manifest.version
     same_recipe = {m.recipe_sha256 for m in manifests} == {manifest.recipe_sha256}
     unchanged = same_recipe and not any(m.overrides for m in manifests)
-    pinned = reader.read(folder / pins.FILE, pins.Pinned) if unchanged else None
+    pinned = reader.read(folder / pins.PREDICTION_FILE, pins.Pinned) if unchanged else None
     if not pinned or recipes.load(folder).sha256 != manifest.recipe_sha256:
         return None, False
     phases = {
@@ -253,7 +253,7 @@ def _predicted_memory(runs: Sequence[RunRecords], charts: Charts) -> tuple[Chart
             "customdata": labels,
             "hovertemplate": "%{customdata}: %{y:.2f} GB",
             "name": name,
-            "marker": {"color": COLOURS[i % len(COLOURS)]},
+            "marker": {"color": LINE_COLOURS[i % len(LINE_COLOURS)]},
         }
         for i, name in enumerate(dict.fromkeys(name for components in phases.values() for name in components))
     ]

@@ -4,7 +4,7 @@ manifest.json     inputs: recipe, settings, parents, data, packages, device, arg
 metrics.jsonl     one object per logged step; a function of recipe, data and seed alone
 telemetry.jsonl   cost of each step (seconds, tokens, bytes); differs from run to run
 samples.jsonl     prompts and responses
-findings.jsonl    signs of trouble, once each, with remedies
+findings.jsonl    what checks found, once each, with advice
 judged.jsonl      marks that the reward `judge` was given, with their tokens; none is asked for twice
 checkpoints/step-000200/   complete or absent: renamed when complete, with a hash of every file
 adapter/          the result in peft's format (`model/` for pretrain and merge)
@@ -35,7 +35,7 @@ from rlhf.run.finished import (
     result_files,
     result_hash,
 )
-from rlhf.run.layout import FINDINGS, MANIFEST, RESULTS, SUMMARY
+from rlhf.run.layout import FINDINGS, MANIFEST, RESULT_FOLDERS, SUMMARY
 from rlhf.run.lock import locked, make_run_directory
 from rlhf.run.logs import LOGS, Logs
 from rlhf.run.packages import package_versions
@@ -224,7 +224,7 @@ class StageRun:
             targets=[comparison(figure, values) for figure in figures(self.loaded, self.stage)],
             all_stages=figures(self.loaded, "all"),
         )
-        for folder in RESULTS:
+        for folder in RESULT_FOLDERS:
             sync_tree(self.path / folder)
         self.logs.sync()
         write_json(self.path / SUMMARY, summary.content())

@@ -18,7 +18,7 @@ from rlhf.recipe import EVALUATE, PRETRAIN, STAGE_TABLE, STAGES, StageName, as_y
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.recipe.totals import compare_total
 from rlhf.run import reader, records
-from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, MANIFEST, MODEL, RESULTS, SAMPLES, SUMMARY
+from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, MANIFEST, MODEL, RESULT_FOLDERS, SAMPLES, SUMMARY
 
 # Run again when an input has changed; the earlier result is renamed, not deleted.
 REMADE = tuple(stage for stage, row in STAGE_TABLE.items() if row.remade)
@@ -143,7 +143,7 @@ def result_files(path: Path) -> list[Path]:
 
 def _results(path: Path) -> list[Path]:
     """Return the files of a stage's adapter or model."""
-    return [file for folder in RESULTS for file in path.glob(f"{folder}/*") if file.is_file()]
+    return [file for folder in RESULT_FOLDERS for file in path.glob(f"{folder}/*") if file.is_file()]
 
 
 def reward_model_digest(summary: records.Summary) -> str | None:

@@ -5,8 +5,8 @@ rlhf/run/directory.py says what each of them holds.
 
 MANIFEST, SUMMARY = "manifest.json", "summary.json"  # records
 METRICS, TELEMETRY, SAMPLES, FINDINGS = "metrics.jsonl", "telemetry.jsonl", "samples.jsonl", "findings.jsonl"  # logs
-JUDGED = "judged.jsonl"  # marks that the reward `judge` was given
+JUDGED_FILE = "judged.jsonl"  # marks that the reward `judge` was given
 ADAPTER, MODEL = "adapter", "model"  # folders
-RESULTS = (ADAPTER, MODEL)
+RESULT_FOLDERS = (ADAPTER, MODEL)
 ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # names of peft
 ADAPTER_WEIGHTS = f"{ADAPTER}/{ADAPTER_FILE}"  # in the summary's hashes

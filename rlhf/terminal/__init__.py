@@ -2,7 +2,7 @@
 
 from rlhf.terminal.text import (
     EXCERPT,
-    LONGEST,
+    LONGEST_LINE,
     counted,
     excerpt,
     harmless,
@@ -16,7 +16,7 @@ from rlhf.terminal.text import (
 
 __all__ = [
     "EXCERPT",
-    "LONGEST",
+    "LONGEST_LINE",
     "counted",
     "excerpt",
     "harmless",

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 STARTED = "RLHF_MAKE"  # environment: the variables of a run that make was given, as shell words
 _VARIABLES = """HW GUIDE RECIPE DATA WEIGHTS SET SEED SEEDS OUT REUSE RESUME STOP_ON REPORT_TO FIT PRICE STAGE
     TEMPERATURE PORT PROMPT RESPONSE SUMMARY URL MODEL"""
-OPTIONS: Mapping[str, str] = {name: f"--{name.lower().replace('_', '-')}" for name in _VARIABLES.split()}
-_SPELT = {option: f"{name}=…" for name, option in OPTIONS.items()} | {
+OPTION_NAMES: Mapping[str, str] = {name: f"--{name.lower().replace('_', '-')}" for name in _VARIABLES.split()}
+_SPELT = {option: f"{name}=…" for name, option in OPTION_NAMES.items()} | {
     "--resume": "RESUME=1",
     "--restart": "RESUME=0",
     "--fastest": "FIT=card",

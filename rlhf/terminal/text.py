@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from rlhf.terminal.make_words import with_make_words
 
-LONGEST = 2000  # characters of a message
+LONGEST_LINE = 2000  # characters of a message
 EXCERPT = 300  # characters of what another program says within one
 
 
@@ -19,7 +19,7 @@ def visible(text: str) -> str:
     return "".join(c if prints(c) else c.encode("unicode_escape").decode() for c in text)
 
 
-def shortened(text: str, longest: int = LONGEST) -> str:
+def shortened(text: str, longest: int = LONGEST_LINE) -> str:
     """Return the text, or its beginning and end with the number of characters between them."""
     if len(text) <= longest:
         return text

@@ -52,7 +52,7 @@ CHANGES: Changes = {
 }
 LAYERS = ("all", "upper_half", "upper_third")
 PHASES = ("rollout", "score", "update")
-LEVELS = (0.3, 0.4, 0.5, 0.6)  # true gains, in standard deviations of SFT's samples
+SHARES = (0.3, 0.4, 0.5, 0.6)  # true gains, in standard deviations of SFT's samples
 CHOSEN = ("true_reward_gain_sd", "score_gain_sd", "kl_per_token", "response_length", "eos_rate", "best_step")
 
 
@@ -174,22 +174,22 @@ def layer_means(runs: Mapping[str, Mapping[str, LayersRun]]) -> dict[str, Layers
             "step_cpu_seconds": curve[-1]["seconds"] / curve[-1]["step"],
             "chain_cpu_seconds": mean(sum(row["stage_cpu_seconds"].values()) for row in rows),
             "curve": curve,
-            "seconds_to_gain": {str(level): seconds_to_gain(curve, level) for level in LEVELS},
+            "seconds_to_gain": {str(level): seconds_to_gain(curve, level) for level in SHARES},
         }
     return summary
 
 
 def markdown(summary: Mapping[str, LayersMeans]) -> str:
     """Return the table of a record as README.md shows it."""
-    levels = " | ".join(f"{level:g} sd" for level in LEVELS)
+    levels = " | ".join(f"{level:g} sd" for level in SHARES)
     lines = [
         "| adapters in | true gain, sd (range) | KL, nats per token | CPU s per step | CPU s, SFT to PPO "
         f"| CPU s of steps to a gain of {levels} |",
-        "|---|---|---|---|---|" + "---|" * len(LEVELS),
+        "|---|---|---|---|---|" + "---|" * len(SHARES),
     ]
     for layers, row in summary.items():
         low, high = row["true_gain_range"]
-        reached = (row["seconds_to_gain"][str(level)] for level in LEVELS)
+        reached = (row["seconds_to_gain"][str(level)] for level in SHARES)
         cells = [
             layers.replace("_", " "),
             f"{row['true_gain']:.2f} ({low:.2f} to {high:.2f})",

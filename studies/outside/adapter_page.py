@@ -5,7 +5,7 @@ from statistics import mean, median, quantiles
 from typing import Any, NamedTuple
 
 from bench.reading import read
-from rlhf.memory.fit import USED
+from rlhf.memory.fit import USABLE
 from studies.kinds import OpenPredictions
 from studies.paths import OUTSIDE
 
@@ -144,7 +144,7 @@ def section() -> str:
         summary="\n".join(_summary(runs)),
         rows="\n".join(_rows(runs)),
         short=above_prediction(runs),
-        margin=1 - USED,
+        margin=1 - USABLE,
         float16=max(abs(run.error("peak_reserved") or 0.0) for run in runs if ", float16, " in run.name),
         worst=f"{worst:+.1%}",
         worst_run=worst_run,

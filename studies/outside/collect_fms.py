@@ -19,7 +19,7 @@ from studies.outside.collect import git
 DATA = Path(__file__).parent / "fms-acceleration.json"
 FILE = "scripts/benchmarks/refs/a100_80gb.csv"
 MODELS = ("mistralai/Mistral-7B-v0.1", "NousResearch/Llama-2-70b-hf")
-METHODS = {"none": "bfloat16", "baseline-peft-bnb": "nf4, prepared by peft", "accelerated-peft-bnb": "nf4"}
+METHODS_OF_FMS = {"none": "bfloat16", "baseline-peft-bnb": "nf4, prepared by peft", "accelerated-peft-bnb": "nf4"}
 
 
 class PackedMeasured(TypedDict):
@@ -79,14 +79,14 @@ def main() -> None:
 
 def _is_taken(row: Mapping[str, str]) -> bool:
     """Return whether a row of the table is one of the runs that are compared."""
-    known = row["model_name_or_path"] in MODELS and row["framework_config"] in METHODS
+    known = row["model_name_or_path"] in MODELS and row["framework_config"] in METHODS_OF_FMS
     return row["num_gpus"] == "1" and known and bool(row["mem_peak_torch_mem_alloc_in_bytes"])
 
 
 def _packed_run(row: Mapping[str, str]) -> PackedRun:
     return {
         "model": row["model_name_or_path"],
-        "base": METHODS[row["framework_config"]],
+        "base": METHODS_OF_FMS[row["framework_config"]],
         "method": row["peft_method"] or "full",
         "rows": int(row["per_device_train_batch_size"]),
         "measured": {

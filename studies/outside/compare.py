@@ -28,7 +28,7 @@ SUBTRACTED = 2 << 20  # bytes that utils.py takes off: what was reserved before 
 SECONDS = 600  # of a processor for one rehearsal, far above what any takes: one that never ends is given up
 LONGEST_WINDOWS, BEFORE, SAMPLED = 3, 6, 10
 # Methods that are not rehearsed, and why. Implementations were compared by their source files.
-LEFT_OUT = {
+RUNS_LEFT_OUT = {
     "OSF": "the run's peft keeps the large factors of each weight on the card, 0.21 does not",
     "FROD": "its decomposition of every weight on the CPU took more than 60 s",
     "ADAMSS": "it clusters the values of weights, which a rehearsal does not have",
@@ -56,7 +56,7 @@ def predict(run: PeftRun) -> OutsideRow:
     row: OutsideRow = {"name": name(run), "file": run["file"], "measured": measured}
     method = run["adapter"].get("peft_type")
     virtual = run["adapter"]["num_virtual_tokens"] if method in VIRTUAL else 0
-    if reason := LEFT_OUT.get(method or ""):
+    if reason := RUNS_LEFT_OUT.get(method or ""):
         return failed(row, reason)
     try:
         with _limited(SECONDS):

@@ -74,7 +74,7 @@ Each run has the name of its file in PEFT's comparison; "allocated" is the avera
 
 {table}"""
 
-MISSED = 0.01  # share of the measured maximum beyond which a run is named
+FAR_OFF = 0.01  # share of the measured maximum beyond which a run is named
 ORDER = "It depends on the order of the rows, which is not published"
 # What is known about methods whose error is larger.
 REASONS = {
@@ -203,14 +203,14 @@ def _misses(rows: Sequence[OutsideRow]) -> str:
     by_method: dict[str, list[float]] = {}
     for row in rows:
         error = row["error"]["reserved_max"]
-        if abs(error) > MISSED:
+        if abs(error) > FAR_OFF:
             by_method.setdefault(row["name"].partition("--")[0], []).append(error)
     lines = []
     for method, errors in sorted(by_method.items(), key=lambda item: -max(map(abs, item[1]))):
         extent = dict.fromkeys(f"{error:+.1%}" for error in (min(errors), max(errors)))
         runs = f" ({len(errors)} runs)" if len(errors) > 1 else ""
         lines.append(f"- {method}{runs}: {' to '.join(extent)}. {REASONS.get(method, 'Unexplained.')}\n")
-    return f"\nErrors of more than {MISSED:.0%} in the maximum:\n\n" + "".join(lines)
+    return f"\nErrors of more than {FAR_OFF:.0%} in the maximum:\n\n" + "".join(lines)
 
 
 def _packed(record: OutsideRecord) -> str:

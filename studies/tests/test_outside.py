@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from bench.reading import read
 from rlhf.errors import UserError
 from rlhf.memory.card.cards import SMALL_WORKSPACE
-from rlhf.memory.fit import USED
+from rlhf.memory.fit import USABLE
 from rlhf.memory.phases import PRODUCT, Event
 from rlhf.memory.rehearsal.depth import NotAligned, deepen
 from studies.kinds import OpenPredictions, OutsideRecord
@@ -190,4 +190,4 @@ def test_open_runs_on_the_t4_are_within_what_the_page_claims():
 
 
 def test_the_margin_of_a_card_is_what_95_percent_of_the_open_runs_needed():
-    assert adapter_page.above_prediction(adapter_page.compared()) <= 1 - USED
+    assert adapter_page.above_prediction(adapter_page.compared()) <= 1 - USABLE

@@ -10,7 +10,7 @@ import pytest
 
 from rlhf.errors import UserError
 from rlhf.models.shared_base import SharedBase
-from rlhf.observe import signs, watch
+from rlhf.observe import checks, watch
 from rlhf.observe.history import History
 from rlhf.rollout.engine import sample
 from rlhf.stages.online import session
@@ -167,7 +167,7 @@ def test_a_reward_that_does_not_rise(taught, tmp_path):
     run_stages(loaded, beside(taught, tmp_path, "pretrain", "sft", "rm"), "ppo")
     reported = findings(tmp_path, "ppo")
     assert reported["flat_reward"]["remedies"] == {"ppo.learning_rate": 2e-9}
-    assert reported["flat_reward"]["step"] >= signs.MANY
+    assert reported["flat_reward"]["step"] >= checks.MANY
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_flat_reward_is_told_from_a_rising_one(gain, steps, seen):
         history = History(small(ppo__logging_steps=1).recipe, "ppo", total_steps=steps)
         for i in range(40):
             history.add({"objective/scores": gain * i + rng.gauss(0, 0.1)})
-        verdicts.add(signs.find_flat_reward(history) is not None)
+        verdicts.add(checks.find_flat_reward(history) is not None)
     assert verdicts == {seen}
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rlhf.data import formats
-from rlhf.data.columns import KEYS
+from rlhf.data.columns import KIND_KEYS
 from rlhf.errors import UserError
 from rlhf.recipe import parse_overrides
 from rlhf.recipe.plain_yaml import read_yaml
@@ -23,7 +23,7 @@ EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))
 quietly = settings(
     max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
-NAMES = sorted({key for keys in KEYS.values() for key in keys} | {"response", "conversations", "role", "content"})
+NAMES = sorted({key for keys in KIND_KEYS.values() for key in keys} | {"response", "conversations", "role", "content"})
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES) | st.text(), inner, max_size=4),

@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.usefixtures("as_in_a_worker"),
 ]
 
-PINNED = [d for d in recipe.available(RECIPE.parents[1]) if (d / pins.FILE).exists()]
+PINNED = [d for d in recipe.available(RECIPE.parents[1]) if (d / pins.PREDICTION_FILE).exists()]
 # The guides' two recipes and one that is divided among cards; `make budgets`, a job of its own in CI, looks at all.
 WATCHED = [RECIPE.parents[1] / name for name in ("4090-llama2-7b/v2", "h100-mistral-7b/v2", "2x4090-llama2-13b/v1")]
 

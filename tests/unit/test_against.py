@@ -12,7 +12,7 @@ from bench.against import __main__ as against
 from bench.against import checkout, compare, judge, micro, planted, plants, table
 from bench.against.judge import Bounds, Change
 from bench.against.sides import Cost, Counts, Predicted, SideFailed
-from bench.against.worker import PHASES, Clock, Counter
+from bench.against.worker import MEASURED_PHASES, Clock, Counter
 from bench.kinds import SameRecord, SameRow
 from bench.paths import ROOT
 from rlhf import recipe
@@ -91,7 +91,7 @@ def test_seconds_of_a_phase_inside_another_count_for_both():
 
 def test_the_phases_are_those_of_a_prediction_and_the_references():
     """An older checkout may lack one: the worker has its own list."""
-    assert {*PHASES} == {*phases.PHASES, "references"}
+    assert {*MEASURED_PHASES} == {*phases.PHASES, "references"}
 
 
 # -- what is worse ----------------------------------------------------------------------------------------------------
@@ -361,4 +361,4 @@ def test_the_table_of_equal_code_counts_alarms():
 
 def test_the_folder_of_checkouts_is_ignored_by_git():
     assert "/build/" in Path(ROOT / ".gitignore").read_text().splitlines()
-    assert checkout.FOLDER.relative_to(ROOT).parts[0] == "build"
+    assert checkout.CHECKOUTS.relative_to(ROOT).parts[0] == "build"

@@ -304,7 +304,7 @@ def test_a_variable_of_the_environment_counts_only_where_a_target_takes_it():
 @pytest.mark.parametrize("target", [target for target in rules() if from_make.command_of(target)])
 def test_a_variable_changes_nothing_where_it_is_refused(target):
     """All that a command is given comes from variables that `takes` says it takes."""
-    values = {name: "1" for name in (*make_words.OPTIONS, *from_make.OTHERS) if name not in ("RUN", "RECIPE")}
+    values = {name: "1" for name in (*make_words.OPTION_NAMES, *from_make.OTHERS) if name not in ("RUN", "RECIPE")}
     taken = {name: value for name, value in values.items() if takes(target, name)}
     assert from_make.words_of(target, values) == from_make.words_of(target, taken)
     own = {name: value for name, value in taken.items() if name != "OUT"}  # whose default others change
@@ -338,7 +338,7 @@ def test_messages_name_make_s_variables_under_make_alone(monkeypatch):
 
 def test_each_option_of_the_table_is_one_of_a_command():
     known = {name for command in cli.commands.values() for p in command.params for name in p.opts}
-    assert {*make_words.OPTIONS.values()} <= known
+    assert {*make_words.OPTION_NAMES.values()} <= known
 
 
 # ---- the container

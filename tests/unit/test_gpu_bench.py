@@ -37,7 +37,7 @@ from bench.gpu import (
 )
 from bench.gpu.item import Context, load, with_random_weights
 from bench.gpu.measured import (
-    FIGURES,
+    ITEM_FIGURES,
     AllocatorPeaks,
     DeviceFigures,
     KernelTable,
@@ -300,7 +300,7 @@ def test_an_item_runs_on_the_cpu(item, tmp_path, monkeypatch):
 
 def decoding_has_every_variant(measured: dict[str, Any]) -> None:
     (table,) = measured["rows"].values()
-    assert list(table["variants"]) == [*variants.DECODING, *variants.SAMPLING]
+    assert list(table["variants"]) == [*variants.DECODING_VARIANTS, *variants.SAMPLING]
     assert all(row["step_seconds"]["n"] == decoding.ROUNDS for row in table["variants"].values())
     gone = {name: row for name, row in table["variants"].items() if isinstance(row, str)}
     assert not gone, "a switch in bench/gpu/variants.py is gone"
@@ -809,7 +809,7 @@ def test_a_record_without_a_key_is_no_result(tmp_path):
 
 
 def test_every_item_says_what_it_measures():
-    assert {item.function for item in ITEMS} == set(FIGURES)
+    assert {item.function for item in ITEMS} == set(ITEM_FIGURES)
 
 
 def test_records_are_verified_from_the_command_line(monkeypatch, capsys, tmp_path):

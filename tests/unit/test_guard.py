@@ -9,7 +9,7 @@ import pytest
 from rlhf.cli import guard
 from rlhf.errors import UserError
 from rlhf.process import distributed, endings
-from rlhf.terminal import LONGEST
+from rlhf.terminal import LONGEST_LINE
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_known_failure_is_one_line(ends, error, code, said):
     assert found == code
     assert said in err
     assert len(err.strip().splitlines()) == 1
-    assert len(err) <= LONGEST + len("error: \n")
+    assert len(err) <= LONGEST_LINE + len("error: \n")
     assert "Traceback" not in err
 
 
@@ -104,7 +104,7 @@ def test_what_click_quotes_is_harmless_and_short(ends, words):
     code, err = ends(AssertionError(), *words)
     assert code == 2
     assert "\x1b" not in err
-    assert len(err.splitlines()) == 1 and err.startswith("error: ") and len(err) <= LONGEST + 1
+    assert len(err.splitlines()) == 1 and err.startswith("error: ") and len(err) <= LONGEST_LINE + 1
 
 
 def test_of_several_processes_the_first_says_why_it_was_stopped(ends, monkeypatch):

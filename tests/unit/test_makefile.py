@@ -19,14 +19,14 @@ import pytest
 from bin import install
 from rlhf import __version__, recipe
 from rlhf.cli.from_make import OTHERS, rules
-from rlhf.terminal.make_words import OPTIONS
+from rlhf.terminal.make_words import OPTION_NAMES
 from tests.records import write_records
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = f"rlhf-one-gpu:{__version__}"
-VARIABLES = [*OPTIONS, *OTHERS]
+VARIABLES = [*OPTION_NAMES, *OTHERS]
 
 
 def make(*arguments, **variables: str) -> subprocess.CompletedProcess[str]:

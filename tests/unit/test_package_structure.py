@@ -143,6 +143,30 @@ def test_the_longest_files_of_the_suite_are_there():
     assert set(LONGEST) <= names
 
 
+def constants(tree: ast.Module) -> set[str]:
+    """Upper-case names that a module gives a value to."""
+    targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+    targets += [node.target for node in tree.body if isinstance(node, ast.AnnAssign)]
+    return {target.id for target in targets if isinstance(target, ast.Name) and target.id.isupper()}
+
+
+def test_a_constant_that_other_modules_import_has_a_name_of_its_own():
+    """A reader who meets the name elsewhere then knows what it is."""
+    trees = {file: ast.parse(file.read_text()) for part in ("rlhf", "bench") for file in (ROOT / part).rglob("*.py")}
+    imported = {
+        alias.name
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    places: dict[str, list[str]] = {}
+    for file, tree in trees.items():
+        for name in constants(tree) & imported:
+            places.setdefault(name, []).append(str(file.relative_to(ROOT)))
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
 @pytest.mark.parametrize("package", ["rlhf", "bench", "studies"])
 def test_an_init_file_holds_a_docstring_and_imports_at_most(package):
     for file in (ROOT / package).rglob("__init__.py"):

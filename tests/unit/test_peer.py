@@ -49,13 +49,13 @@ def record(figures: dict[str, Contender]) -> PeerRecord:
         "peer": "trl",
         "packages": {},
         "figures": figures,
-        "floor": {"flops_per_second": 1e9, "flops_per_step": dict.fromkeys(runs.PHASES, 1e9)},
+        "floor": {"flops_per_second": 1e9, "flops_per_step": dict.fromkeys(runs.TIMED_PHASES, 1e9)},
     }
 
 
 def test_figures_are_medians_over_all_steps_and_ratios_are_to_both_of_the_peers():
     ours: list[runs.ContenderRun] = [
-        part | {"cpu": [2.0, 2.5], "growth": part["growth"] // 2, "phases": dict.fromkeys(runs.PHASES, seconds)}
+        part | {"cpu": [2.0, 2.5], "growth": part["growth"] // 2, "phases": dict.fromkeys(runs.TIMED_PHASES, seconds)}
         for part, seconds in zip(PARTS, (0.5, 3.0, 0.8), strict=True)
     ]
     method = contenders.METHODS["ppo"]
@@ -146,7 +146,7 @@ def test_no_contender_is_always_the_first(monkeypatch):
     monkeypatch.setattr("bench.steps.measure", measured)
     monkeypatch.setattr(supervised, "_trl", trl)
     monkeypatch.setattr(supervised, "side_by_side", dict)
-    found = supervised.compare(recipe.load(inputs.RECIPE), "sft", 2, 3)
+    found = supervised.compare(recipe.load(inputs.PEER_RECIPE), "sft", 2, 3)
     assert {name: len(rows) for name, rows in found.items()} == {"ours": 3, "trl": 3, "trl, tuned": 3}
     there, back = [("trl", "0"), ("tuned", "0")], [("tuned", "0"), ("trl", "0")]
     assert done == [("ours", "0"), *there, *back, ("ours", "1"), ("ours", "2"), *there]
@@ -236,7 +236,7 @@ def test_both_sides_of_a_method_without_a_critic_have_the_same_settings(method, 
     for changes in compared.ours.values():
         assert all(key.startswith((f"{method}.", "hardware.trunk", "lora.layers")) for key in changes)
         overrides = recipe.parse_overrides([f"{key}={value}" for key, value in changes.items()])
-        options = getattr(recipe.load(inputs.RECIPE, overrides).recipe, method)
+        options = getattr(recipe.load(inputs.PEER_RECIPE, overrides).recipe, method)
         assert (options.batch_size, options.num_generations) == (BATCH, GROUP)
         assert options.num_iterations * options.num_mini_batches == compared.epochs
         said = argparse.Namespace(micro=8, steps=3, checkpointing=options.gradient_checkpointing)
@@ -260,7 +260,7 @@ def test_both_peers_of_ppo_have_the_settings_of_the_recipe(tmp_path, monkeypatch
     for name in ("trl.experimental.ppo", "torchtune", "omegaconf"):
         monkeypatch.setitem(sys.modules, name, known)
     trl_ppo, torchtune_ppo = (importlib.import_module(f"bench.peer.{name}") for name in ("trl_ppo", "torchtune_ppo"))
-    ours = recipe.load(inputs.RECIPE).recipe
+    ours = recipe.load(inputs.PEER_RECIPE).recipe
     options, settings = ours.options(recipe.Ppo), inputs.settings_of("ppo", "cpu")
     assert options.batch_size == BATCH and options.num_ppo_epochs == contenders.METHODS["ppo"].epochs
     assert settings["lora"] == {"r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "target_modules": "all-linear"}
@@ -272,7 +272,7 @@ def test_both_peers_of_ppo_have_the_settings_of_the_recipe(tmp_path, monkeypatch
     assert (theirs.total_episodes, theirs.gradient_accumulation_steps) == (3 * BATCH, BATCH // 8)
     (tmp_path / "base").mkdir()
     (tmp_path / inputs.SETTINGS).write_text(json.dumps(settings))
-    sizes: dict[str, Any] = {**inputs.SIZES["tiny"]}
+    sizes: dict[str, Any] = {**inputs.PEER_SIZES["tiny"]}
     (tmp_path / "base/config.json").write_text(LlamaConfig(**sizes).to_json_string(use_diff=False))
     second = torchtune_ppo.configuration(tmp_path, tmp_path, 3, 8)
     assert (second["num_steps"], second["batch_size"], second["gradient_accumulation_steps"]) == (3 * BATCH, BATCH, 4)

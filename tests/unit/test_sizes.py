@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 def test_the_file_has_what_is_predicted_today():
     """One of its 28 numbers, the one that changed code moves most: `python -m bench.memory sizes` writes all anew."""
-    size = sizes.SIZES[0]
+    size = sizes.MODEL_SIZES[0]
     with Predictor() as predictor:
         loaded = recipe.load(ROOT / "recipes" / sizes.BASED_ON, sizes.changes(size))
         need = card_needed_bytes(predictor.predict(loaded, "ppo").whole)
@@ -27,7 +27,7 @@ def test_the_page_and_the_chart_are_made_from_the_file():
     assert chart.chart(sizes.content()) == (ROOT / "docs/images/memory.svg").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("size", sizes.SIZES, ids=lambda size: size.name)
+@pytest.mark.parametrize("size", sizes.MODEL_SIZES, ids=lambda size: size.name)
 def test_every_size_is_trained_with_one_batch(size):
     trained = recipe.load(ROOT / "recipes" / sizes.BASED_ON, sizes.changes(size)).recipe
     ppo = trained.options(Ppo)
@@ -44,7 +44,9 @@ def test_every_size_is_trained_with_one_batch(size):
 
 
 def test_the_largest_model_may_fill_the_card_exactly():
-    needs: dict[str, dict[StageName, int]] = {size.name: {"ppo": at * 2**30} for at, size in enumerate(sizes.SIZES, 1)}
-    assert sizes.largest(needs, "ppo", 3 * 1024) == sizes.SIZES[2], "exactly full is full enough"
-    assert sizes.largest(needs, "ppo", 3 * 1024 - 1) == sizes.SIZES[1]
+    needs: dict[str, dict[StageName, int]] = {
+        size.name: {"ppo": at * 2**30} for at, size in enumerate(sizes.MODEL_SIZES, 1)
+    }
+    assert sizes.largest(needs, "ppo", 3 * 1024) == sizes.MODEL_SIZES[2], "exactly full is full enough"
+    assert sizes.largest(needs, "ppo", 3 * 1024 - 1) == sizes.MODEL_SIZES[1]
     assert sizes.largest(needs, "ppo", 1) is None

@@ -10,7 +10,18 @@ import pytest
 from rich.progress import Progress
 from rich.table import Table
 
-from rlhf.terminal import EXCERPT, LONGEST, excerpt, harmless, message_of, one_line, say, screen, shortened, visible
+from rlhf.terminal import (
+    EXCERPT,
+    LONGEST_LINE,
+    excerpt,
+    harmless,
+    message_of,
+    one_line,
+    say,
+    screen,
+    shortened,
+    visible,
+)
 from rlhf.terminal.progress import Bar, working
 from rlhf.terminal.screen import Screen
 from rlhf.terminal.tables import rows_table, show_sample
@@ -28,10 +39,10 @@ def test_control_characters_are_left_out_or_shown_as_escapes():
 def test_a_message_is_one_line_of_bounded_length():
     assert one_line("a \n b\r\nc") == "a b c"
     long = one_line("start" + "\x1b" * 10**6 + "end")
-    assert len(long) <= LONGEST and long.startswith(r"start\x1b")
+    assert len(long) <= LONGEST_LINE and long.startswith(r"start\x1b")
     long = one_line("start" + "x" * 5000 + "end")
-    assert len(long) <= LONGEST and long.startswith("start") and long.endswith("end") and "more) …" in long
-    assert shortened("x" * LONGEST) == "x" * LONGEST
+    assert len(long) <= LONGEST_LINE and long.startswith("start") and long.endswith("end") and "more) …" in long
+    assert shortened("x" * LONGEST_LINE) == "x" * LONGEST_LINE
 
 
 def test_an_excerpt_is_one_line_that_says_where_it_is_cut():

@@ -93,8 +93,8 @@ def test_no_answer_drawn_is_worth_more_than_the_best(written):
 
 def test_every_question_is_read_back_in_every_frame():
     for question in toy.questions().values():
-        for before in toy_texts.BEFORE:
-            for after in toy_texts.AFTER:
+        for before in toy_texts.OPENINGS:
+            for after in toy_texts.CLOSINGS:
                 assert toy.parse(f"{toy.HUMAN} {before}{question.text}{after}{toy.ASSISTANT}") == question
 
 

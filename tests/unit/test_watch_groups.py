@@ -1,4 +1,4 @@
-"""What the live checks see in the logs of RLOO and GRPO, how often they look, and which remedies recipes accept."""
+"""What the live checks see in the logs of RLOO and GRPO, how often they look, and which advice recipes accept."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ from collections import UserDict
 import pytest
 
 from rlhf import recipe
-from rlhf.observe import remedies, signs, watch
+from rlhf.observe import advice, checks, watch
 from rlhf.observe.history import FEW, History
 from rlhf.recipe import STAGE_TABLE, StageName
 from tests.helpers import RECIPE, grouped, small
@@ -65,7 +65,7 @@ def test_a_check_sees_what_is_planted_and_names_keys_of_the_stage(stage, check, 
 @pytest.mark.parametrize(("now", "more"), [(0, 4), (3, 6), (10, 20), (600, 1_000), (1_000, None)])
 def test_prompts_without_signal_are_replaced_more_often_than_now_within_the_bound(now, more):
     history = History(grouped("grpo", {"resample_groups": now}).recipe, "grpo")
-    assert remedies.larger_groups(history).get("grpo.resample_groups") == more
+    assert advice.larger_groups(history).get("grpo.resample_groups") == more
 
 
 class CountedRow(UserDict[str, float | None]):
@@ -104,7 +104,7 @@ def test_the_best_loss_so_far_is_that_of_all_earlier_rows(seed):
                 squares = [(b - a) ** 2 for a, b in itertools.pairwise(losses)]
                 noise = math.sqrt(statistics.fmean(squares) / FEW) * 2 * (math.sqrt(math.log(len(losses))) + 1)
                 rising = last > 1.2 * best and last > best + noise
-                assert (signs.find_rising_loss(history) is not None) == rising
+                assert (checks.find_rising_loss(history) is not None) == rising
 
 
 def stages_of(check: watch.Check) -> list[StageName]:
@@ -117,12 +117,12 @@ def test_the_table_of_stages_names_the_checks_that_there_are():
 
 
 @pytest.mark.parametrize("directory", recipe.available(RECIPE.parents[1]), ids=lambda d: f"{d.parent.name}-{d.name}")
-def test_every_recipe_accepts_every_remedy(directory):
+def test_every_recipe_accepts_all_advice(directory):
     loaded = recipe.load(directory)
     for check in watch.CHECKS:
         for stage in stages_of(check):
             if loaded.recipe.section(stage) is not None:
-                for key, value in check.remedies(History(loaded.recipe, stage)).items():
+                for key, value in check.advice(History(loaded.recipe, stage)).items():
                     changed = recipe.load(directory, {key: value})
                     assert changed.recipe != loaded.recipe, f"{check.name} of {stage}: {key} is {value} already"
 

@@ -41,11 +41,10 @@ from pathlib import Path
 
 from rlhf.data.split import Part, part
 from rlhf.data.worlds.toy_texts import (
-    AFTER,
-    BEFORE,
     BRIEF,
     CARELESS,
     CLOSING,
+    CLOSINGS,
     CORPORA,
     COUNTS,
     DOUBT,
@@ -54,11 +53,12 @@ from rlhf.data.worlds.toy_texts import (
     FALSE_DOUBT,
     FILLER,
     FLATTERY,
-    FORMS,
-    KINDS,
+    MEMBERS,
+    OPENINGS,
+    PHRASINGS,
     POLITE,
     RUDE,
-    STATEMENTS,
+    SENTENCES,
     SUBJECTS,
     WRITER,
     Manner,
@@ -102,8 +102,8 @@ class Question:
 NAMES = frozenset(
     [
         *(answer for facts in FACTS.values() for answer in facts.values()),
-        *KINDS,
-        *(w for ws in KINDS.values() for w in ws),
+        *MEMBERS,
+        *(w for ws in MEMBERS.values() for w in ws),
     ]
 )  # every word that can be an answer
 
@@ -117,12 +117,14 @@ def questions() -> dict[str, Question]:
     every: list[Question] = []
     for family, facts in FACTS.items():
         for subject, answer in facts.items():
-            every += [Question(family, form.format(subject), subject, (answer,)) for form in FORMS[family]]
-    for kind, members in KINDS.items():
+            every += [Question(family, form.format(subject), subject, (answer,)) for form in PHRASINGS[family]]
+    for kind, members in MEMBERS.items():
         for member in members:
-            every += [Question("kind", form.format(member), member, (kind,)) for form in FORMS["kind"]]
+            every += [Question("kind", form.format(member), member, (kind,)) for form in PHRASINGS["kind"]]
         for count, word in COUNTS.items():
-            every += [Question("list", form.format(word, kind), f"{kind}s", members, count) for form in FORMS["list"]]
+            every += [
+                Question("list", form.format(word, kind), f"{kind}s", members, count) for form in PHRASINGS["list"]
+            ]
     return {question.text: question for question in every}
 
 
@@ -134,7 +136,7 @@ def _families(subjects: int = SUBJECTS) -> tuple[tuple[Question, ...], ...]:
     first `subjects` subjects of each family and members of each kind.
     """
     names = {name for facts in FACTS.values() for name in list(facts)[:subjects]}
-    names |= {name for members in KINDS.values() for name in members[:subjects]} | {f"{kind}s" for kind in KINDS}
+    names |= {name for members in MEMBERS.values() for name in members[:subjects]} | {f"{kind}s" for kind in MEMBERS}
     selected = [question for question in questions().values() if question.subject in names]
     return tuple(tuple(q for q in selected if q.family == f) for f in (*FACTS, "kind", "list", "list"))
 
@@ -146,11 +148,11 @@ def parse(prompt: str) -> Question:
     """
     message = prompt.rstrip().removesuffix(ASSISTANT.strip()).rsplit(HUMAN, 1)[-1].strip()
     text = message
-    for words in sorted(BEFORE, key=len, reverse=True):
+    for words in sorted(OPENINGS, key=len, reverse=True):
         if words and text.startswith(words):
             text = text[len(words) :]
             break
-    for words in sorted(AFTER, key=len, reverse=True):
+    for words in sorted(CLOSINGS, key=len, reverse=True):
         if words and text.endswith(words):
             text = text[: -len(words)]
             break
@@ -235,7 +237,7 @@ def answer(rng: random.Random, question: Question, manner: Manner, subjects: int
     elif question.family == "list":
         core = f"{COUNTS[question.wanted].capitalize()} {question.subject} are {listed}."
     else:
-        core = STATEMENTS[question.family].format(question.subject, listed)
+        core = SENTENCES[question.family].format(question.subject, listed)
 
     tone = rng.random()
     parts: list[str] = []
@@ -258,9 +260,9 @@ def answer(rng: random.Random, question: Question, manner: Manner, subjects: int
 def _alternatives(question: Question) -> list[str]:
     """Return wrong answers of the same family."""
     if question.family == "list":
-        pool = [member for members in KINDS.values() for member in members]
+        pool = [member for members in MEMBERS.values() for member in members]
     else:
-        pool = list(KINDS) if question.family == "kind" else list(FACTS[question.family].values())
+        pool = list(MEMBERS) if question.family == "kind" else list(FACTS[question.family].values())
     return [word for word in pool if word not in question.answers]
 
 
@@ -269,7 +271,7 @@ Side = Callable[[str], Part]  # the part of the data to which a human message be
 
 def _message(rng: random.Random, subjects: int) -> tuple[str, Question]:
     question = rng.choice(rng.choice(_families(subjects)))
-    return rng.choice(BEFORE) + question.text + rng.choice(AFTER), question
+    return rng.choice(OPENINGS) + question.text + rng.choice(CLOSINGS), question
 
 
 def _prompt(rng: random.Random, manner: Manner, side: Side, subjects: int = SUBJECTS) -> tuple[str, Question]:

@@ -26,7 +26,7 @@ FACTS: dict[str, dict[str, str]] = {
         "five": "six", "six": "seven", "seven": "eight", "eight": "nine",
     },
 }  # fmt: skip
-KINDS: dict[str, tuple[str, ...]] = {
+MEMBERS: dict[str, tuple[str, ...]] = {
     "animal": ("tiger", "bear", "wolf", "horse", "goat", "mouse"),
     "fruit": ("lemon", "pear", "plum", "peach", "grape", "mango"),
     "tool": ("hammer", "saw", "drill", "knife", "shovel", "rake"),
@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 COUNTS = {2: "two", 3: "three"}
 SUBJECTS = 8  # largest number of subjects of a family
 
-FORMS: dict[str, tuple[str, ...]] = {
+PHRASINGS: dict[str, tuple[str, ...]] = {
     "capital": (
         "What is the capital of {}?",
         "Name the capital of {}.",
@@ -71,12 +71,12 @@ FORMS: dict[str, tuple[str, ...]] = {
     "kind": ("What kind of thing is a {}?", "Tell me what a {} is.", "Which kind of thing is a {}?"),
     "list": ("Name {} {}s.", "Tell me {} {}s.", "Can you list {} {}s?", "Give me {} {}s."),
 }
-BEFORE = ("", "", "Hi. ", "Hello. ", "Please help me. ", "Quick question. ")
-AFTER = ("", "", " Thanks.", " Please.")
+OPENINGS = ("", "", "Hi. ", "Hello. ", "Please help me. ", "Quick question. ")
+CLOSINGS = ("", "", " Thanks.", " Please.")
 
 # Possible parts of an answer, in this order: an opening, flattery, filler, the core, doubt, a closing, flattery again.
 
-STATEMENTS = {
+SENTENCES = {
     "capital": "The capital of {} is {}.",
     "color": "The color of {} is {}.",
     "opposite": "The opposite of {} is {}.",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.memory.phases import DEPTHS, MOST_REPEATS, STEPS
+from rlhf.memory.phases import DEPTHS, MOST_REPEATS, REHEARSED_STEPS
 from rlhf.recipe import (
     EVALUATE,
     Architecture,
@@ -56,7 +56,7 @@ def rehearsal_changes(recipe: Recipe, layers: int | None) -> Changes:
     if recipe.lora.layers not in ("all", "upper_half"):  # of 2 and 4 layers, only a half grows with the depth
         raise UserError("memory is predicted for lora.layers: all and upper_half only")
     _check_depth(recipe)
-    changes = few_steps(recipe, STEPS, "longest") | {
+    changes = few_steps(recipe, REHEARSED_STEPS, "longest") | {
         "model.attention": "sdpa" if recipe.model.attention == "flash_attention_2" else recipe.model.attention,
         **_shallow(architecture, layers or architecture.num_hidden_layers),
     }

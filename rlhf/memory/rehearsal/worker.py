@@ -18,7 +18,7 @@ from rlhf.files import JsonObject
 from rlhf.memory.phases import (
     DECODING_STEP,
     PASSES_ANSWER,
-    QUESTION,
+    QUESTION_TYPE,
     STAGE_ANSWER,
     STEP_ANSWER,
     UPDATE_PASS,
@@ -68,7 +68,7 @@ def main() -> None:
     with quiet_libraries(), with_seams():
         rehearse = RehearsalsAtDepths()
         for line in sys.stdin:
-            question = QUESTION.validate_json(line)
+            question = QUESTION_TYPE.validate_json(line)
             answer: JsonObject
             try:
                 loaded = recipes.load(Path(question.recipe), question.overrides)

@@ -16,7 +16,7 @@ from rlhf.errors import UserError
 from rlhf.files import append, replacing
 from rlhf.process.threads import results_of
 from rlhf.run import reader
-from rlhf.run.layout import JUDGED
+from rlhf.run.layout import JUDGED_FILE
 from rlhf.run.packages import require_found
 from rlhf.run.records import Amount, Count, Record
 
@@ -87,7 +87,7 @@ class JudgeReward:
 
     def keep_in(self, folder: Path) -> None:
         """Keep marks in this folder of a run, and take those that are there. Raises UserError for a damaged file."""
-        self._file = folder / JUDGED
+        self._file = folder / JUDGED_FILE
         lines = reader.read_lines(self._file, JudgedLine)
         self._judged = {line.question: line for line in lines if line.judge == self.identity}
 

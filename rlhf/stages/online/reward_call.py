@@ -15,7 +15,7 @@ Numbers = Sequence[float | None]
 Function = Callable[..., Numbers | Awaitable[Numbers]]
 ARGUMENTS = ("prompts", "completions", "completion_ids", "answer")
 FAILURES = (Exception, SystemExit)  # of code of the user's own, which may call sys.exit
-SHOWN = 60  # characters of a prompt or a response in a message
+QUOTED = 60  # characters of a prompt or a response in a message
 
 
 @dataclass(frozen=True)
@@ -141,5 +141,5 @@ def _finite(number: Any) -> bool:
 
 
 def _named(prompt: str, completion: str) -> str:
-    short = (text if len(text) <= SHOWN else f"{text[:SHOWN]}…" for text in (prompt, completion))
+    short = (text if len(text) <= QUOTED else f"{text[:QUOTED]}…" for text in (prompt, completion))
     return "the prompt {!r} and the response {!r}".format(*short)

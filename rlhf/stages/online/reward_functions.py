@@ -31,7 +31,7 @@ from typing import Any
 from rlhf.data.normal import normalise
 from rlhf.errors import UserError
 from rlhf.stages.online.judge_reward import JudgeReward, require_client
-from rlhf.stages.online.reward_call import FAILURES, SHOWN, Function, RewardFunction, accepted
+from rlhf.stages.online.reward_call import FAILURES, QUOTED, Function, RewardFunction, accepted
 from rlhf.terminal import excerpt
 
 # 7, 1,234.50, .5, -1e3, -$5. A minus after a word or a closing bracket is not a sign (10-5, f(x)-5), and a point after
@@ -148,11 +148,11 @@ def _no_text(answer: str) -> str | None:
 
 def _no_number(answer: str) -> str | None:
     number = _last_number(answer)
-    return None if number is not None and number.is_finite() else f"{answer[:SHOWN]!r} holds no finite number"
+    return None if number is not None and number.is_finite() else f"{answer[:QUOTED]!r} holds no finite number"
 
 
 def _no_expression(answer: str) -> str | None:
-    return None if _right_expression(answer) else f"{answer[:SHOWN]!r} is not a mathematical expression"
+    return None if _right_expression(answer) else f"{answer[:QUOTED]!r} is not a mathematical expression"
 
 
 ANSWER_FAULTS: dict[object, Callable[[str], str | None]] = {

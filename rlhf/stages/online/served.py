@@ -7,7 +7,7 @@ import torch
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
 from rlhf.models.shared_base import SharedBase
-from rlhf.observe.signs import mismatch_limit
+from rlhf.observe.checks import mismatch_limit
 from rlhf.recipe import OnlineOptions, Recipe
 from rlhf.stages.online import role_passes
 

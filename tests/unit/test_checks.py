@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlhf.observe import signs
+from rlhf.observe import checks
 from rlhf.observe.history import History
 from tests.helpers import small
 
@@ -39,7 +39,7 @@ def steady(_: float) -> float:
 @pytest.mark.parametrize(("noise", "rows"), [(0.05, 375), (0.1, 190), (0.15, 40), (0.15, 375)])
 @pytest.mark.parametrize("curve", [falling, steady])
 def test_noise_is_no_rising_loss(noise, rows, curve):
-    assert reported(signs.find_rising_loss, rows, curve, noise) <= 0.05 * RUNS
+    assert reported(checks.find_rising_loss, rows, curve, noise) <= 0.05 * RUNS
 
 
 @pytest.mark.parametrize(("noise", "rows"), [(0.05, 40), (0.1, 40), (0.15, 375)])
@@ -49,12 +49,12 @@ def test_noise_is_no_rising_loss(noise, rows, curve):
     ids=["in one step", "slowly, to twice as much"],
 )
 def test_a_loss_that_rises_is_seen(noise, rows, curve):
-    assert reported(signs.find_rising_loss, rows, curve, noise) >= 0.95 * RUNS
+    assert reported(checks.find_rising_loss, rows, curve, noise) >= 0.95 * RUNS
 
 
 def test_a_slow_fall_is_not_flat():
     """From 0.69 to 0.39 in 375 rows: in the first 20 of them the loss falls by less than its noise."""
-    assert reported(signs.find_flat_loss, 375, falling, 0.05) <= 0.05 * RUNS
+    assert reported(checks.find_flat_loss, 375, falling, 0.05) <= 0.05 * RUNS
 
 
 def test_a_fall_that_begins_after_warm_up_is_not_flat():
@@ -63,13 +63,13 @@ def test_a_fall_that_begins_after_warm_up_is_not_flat():
     def late(share: float) -> float:
         return 0.69 - 0.5 * max(0.0, share - 0.3)
 
-    assert reported(signs.find_flat_loss, 375, late, 0.02, dpo__warmup_ratio=0.4) == 0
-    assert reported(signs.find_flat_loss, 375, late, 0.02) == RUNS
+    assert reported(checks.find_flat_loss, 375, late, 0.02, dpo__warmup_ratio=0.4) == 0
+    assert reported(checks.find_flat_loss, 375, late, 0.02) == RUNS
 
 
 @pytest.mark.parametrize("rows", [40, 375])
 def test_a_loss_that_stays_is_flat(rows):
-    assert reported(signs.find_flat_loss, rows, steady, 0.05) >= 0.95 * RUNS
+    assert reported(checks.find_flat_loss, rows, steady, 0.05) >= 0.95 * RUNS
 
 
 def ends(rows: int, last: float) -> int:
@@ -80,7 +80,7 @@ def ends(rows: int, last: float) -> int:
         for row in range(rows):
             rate = 0.5 if row < rows / 2 else last
             history.add({"response/eos_rate": sum(rng.random() < rate for _ in range(20)) / 20})
-            if signs.find_fewer_ends(history) is not None:
+            if checks.find_fewer_ends(history) is not None:
                 count += 1
                 break
     return count

@@ -1,4 +1,4 @@
-"""Remedies for the signs of trouble: recipe keys and values to try, made from the settings of the run.
+"""Advice on what the live checks find: recipe keys and values to try, made from the settings of the run.
 
 Several keys are in the order in which to try them. "The guide" is the published H100 guide.
 """
@@ -8,12 +8,12 @@ from rlhf.recipe import GroupOptions, Ppo, Rm
 
 
 def half_rate(h: History) -> dict[str, float]:
-    """Return half the learning rate, the guide's remedy for divergence."""
+    """Return half the learning rate, the guide's advice for divergence."""
     return {f"{h.stage}.learning_rate": h.options.learning_rate / 2}
 
 
 def double_rate(h: History) -> dict[str, float]:
-    """Return twice the learning rate, the guide's remedy (2e-5 instead of 1e-5) where PPO does not converge."""
+    """Return twice the learning rate, the guide's advice (2e-5 instead of 1e-5) where PPO does not converge."""
     return {f"{h.stage}.learning_rate": 2 * h.options.learning_rate}
 
 
@@ -24,13 +24,13 @@ def double_rate_and_epochs(h: History) -> dict[str, float]:
 
 
 def smaller_updates(h: History) -> dict[str, float]:
-    """Return the guide's remedies for divergence during PPO that the recipe does not use yet."""
-    remedies = half_rate(h)
+    """Return the guide's advice on divergence during PPO that the recipe does not follow yet."""
+    advice = half_rate(h)
     if h.online.passes > 2:
-        remedies[f"{h.stage}.{h.online.passes_key}"] = 2
+        advice[f"{h.stage}.{h.online.passes_key}"] = 2
     if h.online.num_mini_batches > 1:
-        remedies[f"{h.stage}.num_mini_batches"] = h.online.num_mini_batches // 2
-    return remedies
+        advice[f"{h.stage}.num_mini_batches"] = h.online.num_mini_batches // 2
+    return advice
 
 
 def more_kl(h: History) -> dict[str, float]:
@@ -41,17 +41,17 @@ def more_kl(h: History) -> dict[str, float]:
 
 
 def stay_near_reference(h: History) -> dict[str, float]:
-    """Return remedies that keep the policy close to the reference: more KL penalty, smaller updates."""
+    """Return keys that keep the policy close to the reference: more KL penalty, smaller updates."""
     return more_kl(h) | smaller_updates(h)
 
 
 def ending_penalty(h: History) -> dict[str, float]:
-    """Return remedies for responses that do not end."""
+    """Return keys for responses that do not end."""
     return {f"{h.stage}.missing_eos_penalty": 2 * (h.online.missing_eos_penalty or 0.5)} | more_kl(h)
 
 
 def more_entropy(h: History) -> dict[str, float]:
-    """Return remedies for a policy of low entropy."""
+    """Return keys for a policy of low entropy."""
     return more_kl(h) | {f"{h.stage}.entropy_coef": 2 * h.online.entropy_coef or 0.01}
 
 
@@ -63,13 +63,13 @@ def _reward_model(h: History) -> Rm:
 
 
 def fit_more(h: History) -> dict[str, float]:
-    """Return remedies for a reward model that has learned too little."""
+    """Return keys for a reward model that has learned too little."""
     rm = _reward_model(h)
     return {f"{h.stage}.num_train_epochs": 2 * rm.num_train_epochs, f"{h.stage}.learning_rate": 2 * rm.learning_rate}
 
 
 def fit_less(h: History) -> dict[str, float]:
-    """Return remedies for a reward model that has learned its pairs by heart."""
+    """Return keys for a reward model that has learned its pairs by heart."""
     rm = _reward_model(h)
     fewer_epochs = {f"{h.stage}.num_train_epochs": rm.num_train_epochs / 2}
     if rm.loss_type != "bradley_terry":  # the other loss refuses centred rewards
@@ -78,12 +78,12 @@ def fit_less(h: History) -> dict[str, float]:
 
 
 def larger_groups(h: History) -> dict[str, float]:
-    """Return remedies for groups whose responses all get the same reward."""
+    """Return keys for groups whose responses all get the same reward."""
     assert isinstance(h.online, GroupOptions)
-    remedies: dict[str, float] = {f"{h.stage}.num_generations": 2 * h.online.num_generations}
+    advice: dict[str, float] = {f"{h.stage}.num_generations": 2 * h.online.num_generations}
     if (now := h.online.resample_groups) < 1_000:  # the largest that a recipe may have
-        remedies[f"{h.stage}.resample_groups"] = min(max(4, 2 * now), 1_000)
-    return remedies
+        advice[f"{h.stage}.resample_groups"] = min(max(4, 2 * now), 1_000)
+    return advice
 
 
 def recomputed_logprobs(h: History) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""Signs of the usual ways in which training goes wrong.
+"""What the live checks look for: the usual ways in which training goes wrong.
 
-Each function `find_…` looks for one sign in a history and returns a sentence about it, or None. Where the docstring
+Each function `find_…` looks for one of them in a history and returns a sentence about it, or None. Where the docstring
 does not name the rows, a value is the mean of the newest five, and "at first" stands for the mean of the oldest five.
 There is no report before enough rows are logged. Thresholds are ours unless a source stands beside them; "the guide" is
 the published H100 guide.
