@@ -125,13 +125,11 @@ PLANTS = {
         "dpo",
     ),
     "evaluation with graphs": Plant(
-        "scores of held-out pairs keep the graphs of their log-probabilities",
-        "rlhf/stages/dpo.py",
-        "                logp = shared.logprobs(shared.response_hidden(micro_batch), micro_batch, 1.0)\n",
-        "                torch.set_grad_enabled(True)\n"
-        "                hidden = shared.response_hidden(micro_batch).requires_grad_()\n"
-        "                logp = shared.logprobs(hidden, micro_batch, 1.0)\n",
-        "dpo",
+        "the divergence of held-out responses is computed with a graph",
+        "rlhf/evaluation/policies.py",
+        "@torch.no_grad()\ndef exact_kl(",
+        "@torch.enable_grad()\ndef exact_kl(",
+        "ppo",
     ),
     "memory in the update": Plant(
         "28 MB more in every micro-batch",
