@@ -98,7 +98,10 @@ def note_training(recipe: Recipe, shared: SharedBase, note: Note) -> None:
 
 
 def note_rollout(recipe: Recipe, shared: SharedBase, tokenizer: DialogueTokenizer, note: Note) -> None:
-    """Note the attention calls of prefill and decoding in PPO's rollout."""
+    """Note the attention calls of prefill and decoding in PPO's rollout, of decoding those through a mask.
+
+    A step whose rows read their own tokens calls another function (rlhf/rollout/own_tokens.py).
+    """
     options = recipe.options(Ppo)
     prompts = [[3] * (options.max_prompt_length - row % 3) for row in range(options.rollout_batch_size)]
     sampling = Sampling(options.max_prompt_length, options.response_length, 1.0, options.rollout_batch_size)
@@ -108,7 +111,10 @@ def note_rollout(recipe: Recipe, shared: SharedBase, tokenizer: DialogueTokenize
         with recording(name, note):
             yield
 
-    with mock.patch("rlhf.rollout.library_decoding.GRAPHS", False):
+    with (
+        mock.patch("rlhf.rollout.library_decoding.GRAPHS", False),
+        mock.patch.dict("rlhf.rollout.own_tokens.BY_DEVICE", {shared.device.type: False}),
+    ):
         sample(shared.base, prompts, tokenizer, sampling, phase=phase)
 
 

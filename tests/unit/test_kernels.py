@@ -244,3 +244,16 @@ def test_a_card_before_ampere_is_refused_for_bfloat16():
     plan.check_type(loaded)
     with pytest.raises(UserError, match=r"hardware\.name: t4: a Tesla T4 does not compute in bfloat16"):
         plan.check_type(on_t4)
+
+
+def test_what_attention_to_a_row_s_own_tokens_allocates_and_computes():
+    """Grouped queries are copied, and so are their results; partial sums of at most 4 blocks of 128 keys, by hand."""
+    op = torch.ops.torch_attn._varlen_attn.default
+    keys = torch.empty(16 * 512, 8, 128, dtype=torch.bfloat16, device=META)
+    for heads, inside in ((8, 0), (32, 2 * 16 * 32 * 128 * 2 + 4 * 16 * 32 * (128 + 1) * 4)):
+        query = torch.empty(16, heads, 128, dtype=torch.bfloat16, device=META)
+        args = (query, keys, keys, None, None, 1, 512)
+        assert kernels.inside(CARDS["h100"].gpu)[op](args, {}) == inside
+        assert kernels.FLOPS[op](args, {}) == 4 * 16 * heads * 128 * 512
+    short = (*args[:6], 128)
+    assert kernels.inside(CARDS["h100"].gpu)[op](short, {}) == 2 * 16 * 32 * 128 * 2, "one block has no partial sums"
