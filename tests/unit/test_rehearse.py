@@ -103,7 +103,7 @@ def test_made_rows_are_of_the_kind_that_the_recipe_names(kind, tmp_path):
     file = tmp_path / "rows.jsonl"
     rehearse_content.write_rows(of_cards(CARDS[0], data__format=kind), file)
     read = formats.read([file], kind=kind)
-    assert len(read.all) == 225 and not any(read.report.counts().values())
+    assert len(read.rows) == 225 and not any(read.report.counts().values())
     row = json.loads(file.read_text().partition("\n")[0])
     assert kind_of(row) == kind
 
