@@ -24,7 +24,8 @@ QUESTION = [Message("user", "Which word is the opposite of full?")]
 @pytest.mark.parametrize("kind", models.KINDS)
 def test_every_stage_runs(trained, tmp_path, kind):
     checkpoint = models.checkpoint(tmp_path / "model", kind)
-    loaded = models.recipe_for(checkpoint, trained, merge__stage="ppo", **TWO_STEPS)
+    two_of_ppo = {"ppo__steps": 2, "ppo__save_steps": 2, "ppo__norm_responses": 8}
+    loaded = models.recipe_for(checkpoint, trained, merge__stage="ppo", **TWO_STEPS, **two_of_ppo)
     out = tmp_path / "runs"
     run_stages(loaded, out, *STAGES)
     folder = out / "cpu-tiny/v1"

@@ -20,7 +20,7 @@ from tests.lines import read_intact_lines
 
 ROOT = Path("cpu-tiny/v1")
 PARENTS = ("pretrain", "sft", "rm")
-LONG = {"ppo.steps": 24, "ppo.save_steps": 1, "ppo.eval_steps": 8}
+LONG = {"ppo.steps": 16, "ppo.save_steps": 1, "ppo.eval_steps": 8}
 
 
 def start(out: Path, *more: str) -> subprocess.Popen[bytes]:
@@ -38,47 +38,41 @@ def kill_when(process: subprocess.Popen[bytes], moment: Callable[[], bool], paus
 
 
 @pytest.mark.slow
-def test_killed_three_times_it_ends_with_the_same_bytes(trained, tmp_path):
-    """Twice at a random time after a random step, once while a checkpoint is being written."""
+def test_killed_twice_it_ends_with_the_same_bytes(trained, tmp_path):
+    """Once at a random time after a random step, once while a checkpoint is being written."""
     whole = beside(trained, tmp_path / "whole", *PARENTS) / ROOT / "ppo"
     run_stages(small(**{key.replace(".", "__"): value for key, value in LONG.items()}), tmp_path / "whole", "ppo")
     cut = beside(trained, tmp_path / "cut", *PARENTS) / ROOT / "ppo"
     seed = int(os.environ.get("RLHF_KILL_SEED") or random.SystemRandom().randrange(10**6))
     draw = random.Random(seed)
-    print(f"random moments from RLHF_KILL_SEED={seed}")
+    print(f"a random moment from RLHF_KILL_SEED={seed}")
+    step, delay = draw.randint(2, 6), draw.uniform(0, 0.3)
+    reached: list[float] = []
 
-    def later(first: int, last: int) -> Callable[[], bool]:
-        step, delay = draw.randint(first, last), draw.uniform(0, 0.3)
-        reached: list[float] = []
-
-        def moment() -> bool:
-            log = cut / "metrics.jsonl"
-            if not reached and log.exists() and log.read_bytes().count(b"\n") >= step:
-                reached.append(time.monotonic() + delay)
-            return bool(reached) and time.monotonic() >= reached[0]
-
-        return moment
+    def later() -> bool:
+        log = cut / "metrics.jsonl"
+        if not reached and log.exists() and log.read_bytes().count(b"\n") >= step:
+            reached.append(time.monotonic() + delay)
+        return bool(reached) and time.monotonic() >= reached[0]
 
     def while_writing() -> bool:
         partial = next((cut / "checkpoints").glob(".partial-*"), None)
-        return partial is not None and int(partial.name.split("-")[1]) > 12
+        return partial is not None and int(partial.name.split("-")[1]) > 11
 
     def resumed_at() -> int:
         return checkpoint_step(Path(content_of(cut / "manifest.json")["resumed_from"] or "step-0"))
 
-    kill_when(start(tmp_path / "cut"), later(2, 6))
+    kill_when(start(tmp_path / "cut"), later)
     kill_when(start(tmp_path / "cut", "--resume"), while_writing, pause=0.0005)
     assert resumed_at() >= 1
-    kill_when(start(tmp_path / "cut", "--resume"), later(16, 20))
-    assert resumed_at() >= 12
     assert not (cut / "summary.json").exists()
     last = start(tmp_path / "cut", "--resume")
     assert last.wait(120) == 0
-    assert resumed_at() >= 15
+    assert resumed_at() >= 11
     assert not list(cut.parent.glob("ppo.before*")), "a run that starts over sets the old one aside"
 
     for name in ("metrics.jsonl", "samples.jsonl", "adapter/adapter_model.safetensors", "checkpoints/best.json"):
-        assert (cut / name).read_bytes() == (whole / name).read_bytes(), f"{name} differs; moments from seed {seed}"
+        assert (cut / name).read_bytes() == (whole / name).read_bytes(), f"{name} differs; the moment from seed {seed}"
     assert content_of(cut / "summary.json")["metrics"] == content_of(whole / "summary.json")["metrics"]
 
 

@@ -50,7 +50,7 @@ def rlhf(copy: Path, *words: str) -> str:
 def test_a_stage_of_ones_own_runs_like_the_others(copy):
     where = ("--recipe", "recipes/again/v1")
     assert "again" in rlhf(copy, "run", "--help")
-    assert re.search(r"│ again +│", rlhf(copy, "plan", *where))
+    assert re.search(r"│ again +│", rlhf(copy, "plan", *where, "--stage", "again"))
     printed = rlhf(copy, "run", "evaluate", "--with-parents", *where)
     assert "written to runs/again/v1/again" in printed and "again: " in printed
     assert (copy / "runs/again/v1/again/adapter/adapter_model.safetensors").is_file()

@@ -130,6 +130,7 @@ PPO = {
     "ppo__normalize_scores": False,
     "ppo__missing_eos_penalty": None,
 }
+TEN = {"ppo__steps": 10, "ppo__save_steps": 10}
 
 
 @pytest.mark.slow
@@ -220,7 +221,7 @@ def test_responses_from_another_policy_than_the_one_that_is_scored(trained, tmp_
         return sample(*arguments, **options)
 
     monkeypatch.setattr(session, "sample", of_the_reference)
-    loaded = small(**PPO, ppo__learning_rate=0.01)
+    loaded = small(**PPO | TEN, ppo__learning_rate=0.01)
     run_stages(loaded, beside(trained, tmp_path, "pretrain", "sft", "rm"), "ppo")
     reported = findings(tmp_path, "ppo")
     assert {"negative_kl", "sampling_mismatch"} <= set(reported)
@@ -235,7 +236,7 @@ def test_a_critic_that_cannot_follow(taught, tmp_path, monkeypatch):
         return score(self, rollout) + 2.0 ** len(asked) / 100 * (rollout.response_length % 3)
 
     monkeypatch.setattr(SharedBase, "scores", growing)
-    run_stages(small(**TAUGHT | PPO), beside(taught, tmp_path, "pretrain", "sft", "rm"), "ppo")
+    run_stages(small(**TAUGHT | PPO | TEN), beside(taught, tmp_path, "pretrain", "sft", "rm"), "ppo")
     finding = findings(tmp_path, "ppo")["value_explosion"]
     assert list(finding["remedies"]) == ["ppo.value_learning_rate"]
 
