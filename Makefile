@@ -27,7 +27,7 @@ VENV    ?= .venv
 EXTRAS  ?= gpu math report serve tracking $(filter wandb trackio,$(REPORT_TO)) $(filter docs,$(MAKECMDGOALS)) \
            $(if $(filter test test-% fuzz lint bench-micro bench-gpu bench-against,$(MAKECMDGOALS)),dev)
 
-MAIN    := help-all setup recipes plan fetch data-check sft rm ppo grpo dpo all evaluate report chat
+MAIN    := help-all setup recipes plan rehearse fetch data-check sft rm ppo grpo dpo all evaluate report chat
 TARGETS := $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' Makefile)
 unknown := $(filter-out $(TARGETS),$(MAKECMDGOALS))
 $(if $(unknown),$(error no target '$(firstword $(unknown))'; `make help-all` lists them))
@@ -69,6 +69,7 @@ checked:
 recipes: setup     ## list the recipes
 fetch: $(ready)    ## download the pinned model and data of a recipe and check them; afterwards stages run offline
 plan: setup        ## memory, time and cost of a recipe, predicted without a GPU; nothing is started
+rehearse: setup    ## run a card recipe's whole chain on a CPU, two steps a stage, with a small model in its place
 data-check: setup  ## check the quality of the files in DATA (exits with 3 on warnings, 1 on errors)
 data-show: setup   ## show some rows of the files in DATA: the chosen answer beside the rejected one
 
@@ -95,7 +96,7 @@ score: $(ready)     ## score answers with the trained reward model: PROMPT= RESP
 serve: $(ready) merge ## merge if needed, and serve the model at an OpenAI-compatible address (PORT=8000)
 
 # How they run: these in .venv, and those in a container too.
-recipes plan data-check data-show report ab judge bench-against bench-gpu bench-outside bench-peer \
+recipes plan rehearse data-check data-show report ab judge bench-against bench-gpu bench-outside bench-peer \
 bench-peer-supervised budgets results-index docs-tables:
 	@$(here) $@
 fetch pretrain sft rm ppo rloo grpo dpo kto evaluate merge reproduce chat score serve bench bench-ablation bench-memory:
@@ -135,8 +136,7 @@ fuzz: setup ## try malformed inputs and kills, generated from SEED; failures go 
 	@$(here) $@
 	@$(if $(ONLY),,FUZZ_EXAMPLES=1000 $(python) -m pytest -q tests/fuzz/test_readers.py)
 lint: setup ## run ruff, mypy, hadolint and shellcheck
-	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
-	@$(VENV)/bin/mypy
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
 	@$(VENV)/bin/hadolint Dockerfile
 	@$(VENV)/bin/shellcheck .ci/run bin/in-container bin/setup requirements/lock.sh tests/image/test.sh cloud/*.sh
 docs: setup ## build the documentation as a site, build/site; a broken link is an error

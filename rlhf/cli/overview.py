@@ -8,7 +8,7 @@ from rlhf.recipe import STAGES
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Prepare": ("recipes", "new", "data", "plan", "fetch"),
-    "Train": ("run", "reproduce", "results"),
+    "Train": ("rehearse", "run", "reproduce", "results"),
     "Judge the result": ("report", "chat", "compare", "score", "ab", "judge", "ratings"),
     "Deploy": ("serve",),
 }
@@ -28,6 +28,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "rlhf run ppo --hw cpu --with-parents",
         "rlhf run ppo --hw cpu --set ppo.kl_coef=0.1 --out runs/kl --reuse runs",
     ),
+    "rehearse": ("rlhf rehearse --hw 4090",),
     "reproduce": ("rlhf reproduce --hw cpu --seeds 0,1,2 --out runs/seeds",),
     "results": ("rlhf results runs/seeds/cpu-tiny-v2.json",),
     "report": ("rlhf report --hw cpu", "rlhf report runs/cpu-tiny/v2 runs/kl/cpu-tiny/v2 --to both.html"),

@@ -1,1 +1,1 @@
-"""The work behind the commands fetch, new, reproduce, compare, chat, score and serve; rlhf/cli prints the results."""
+"""The work behind fetch, new, rehearse, reproduce, compare, chat, score and serve; rlhf/cli prints the results."""
