@@ -125,11 +125,11 @@ PLANTS = {
         "dpo",
     ),
     "evaluation with graphs": Plant(
-        "the divergence of held-out responses keeps the graph of a sixteenth of them",
+        "the divergence of held-out responses keeps the graph of a quarter of them",
         "rlhf/evaluation/policies.py",
         "    total = 0.0\n    chunk = max(1, min(KL_CHUNK",
         "    with torch.enable_grad(), shared.role(role):\n"
-        "        kept = shared.response_hidden(rollout.rows(torch.arange(-(-len(rollout.ids) // 16))))\n"
+        "        kept = shared.response_hidden(rollout.rows(torch.arange(-(-len(rollout.ids) // 4))))\n"
         "    total = 0.0 * len(kept)\n    chunk = max(1, min(KL_CHUNK",
         "ppo",
     ),
