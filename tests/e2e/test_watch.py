@@ -137,7 +137,7 @@ TEN = {"ppo__steps": 10, "ppo__save_steps": 10}
 def test_a_reward_that_can_be_had_by_repetition(taught, tmp_path, monkeypatch):
     """The score is the share of eight tokens. The policy says little else soon, far from the reference."""
 
-    def share(self, rollout):
+    def share(self, rollout, role="reward"):
         return ((rollout.tokens // 8 == 9) & rollout.mask).sum(-1) / rollout.mask.sum(-1) * 5
 
     monkeypatch.setattr(SharedBase, "scores", share)
@@ -151,7 +151,7 @@ def test_a_reward_that_can_be_had_by_repetition(taught, tmp_path, monkeypatch):
 
 
 def test_a_reward_for_length(taught, tmp_path, monkeypatch):
-    monkeypatch.setattr(SharedBase, "scores", lambda self, rollout: rollout.response_length / 10)
+    monkeypatch.setattr(SharedBase, "scores", lambda self, rollout, role="reward": rollout.response_length / 10)
     more = {"ppo__steps": 30, "ppo__save_steps": 30, "ppo__response_length": 64}
     more |= {f"ppo__{key}": 16 for key in ("batch_size", "per_device_train_batch_size", "rollout_batch_size")}
     loaded = small(**TAUGHT | PPO | more, ppo__learning_rate=0.01, ppo__value_learning_rate=0.003)
@@ -231,7 +231,7 @@ def test_a_critic_that_cannot_follow(taught, tmp_path, monkeypatch):
     """The scores double from one scoring to the next."""
     score, asked = SharedBase.scores, []
 
-    def growing(self, rollout):
+    def growing(self, rollout, role="reward"):
         asked.append(1)
         return score(self, rollout) + 2.0 ** len(asked) / 100 * (rollout.response_length % 3)
 

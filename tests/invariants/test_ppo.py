@@ -289,7 +289,7 @@ def test_the_rate_that_is_named_is_that_of_the_role_whose_gradient_is_not_finite
 
 def test_a_score_that_is_not_finite_is_blamed_on_the_reward_model(run, rollout, monkeypatch):
     learner = new_learner(run)
-    monkeypatch.setattr(learner.shared, "scores", lambda rows: torch.full((len(rows.ids),), math.nan))
+    monkeypatch.setattr(learner.shared, "scores", lambda rows, role="reward": torch.full((len(rows.ids),), math.nan))
     with pytest.raises(UserError, match=r"the reward model gives scores that are not finite"):
         make_batch(learner, rollout)
 
@@ -507,7 +507,7 @@ def test_scores_are_normalised_by_as_many_responses_as_the_recipe_asks_for(run, 
 
 
 def test_scores_that_are_not_finite_are_called_that(run, rollout, monkeypatch):
-    monkeypatch.setattr(SharedBase, "scores", lambda self, rows: torch.full((len(rows.ids),), torch.nan))
+    monkeypatch.setattr(SharedBase, "scores", lambda self, rows, role="reward": torch.full((len(rows.ids),), torch.nan))
     with pytest.raises(UserError, match="scores that are not finite"):
         measure_score_norm(roles(run), lambda step: rollout, options(batch_size=8))
 
