@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
-from rlhf.recipe import TRAINING_STAGES, Changes, Evaluate, Recipe
+from rlhf.recipe import PRETRAIN, TRAINING_STAGES, Changes, Evaluate, Recipe
 from rlhf.recipe.choices import RowKind
 from rlhf.recipe.schema import StageOptions
 from rlhf.recipe.schema_model import Model, Tokenizer
@@ -21,7 +21,7 @@ from rlhf.recipe.stages import FEW_SAMPLES
 STAND_IN = Path("cpu-smollm2-sums") / "v1"  # the recipe whose model and tokenizer stand for a card's
 STEPS = 2  # of each stage that trains; a checkpoint and an evaluation follow each
 PROMPT, RESPONSE = 64, 8  # tokens, at most
-BATCH = 4  # responses of a step of PPO, RLOO or GRPO
+RESPONSES = 4  # responses of a step of PPO, RLOO or GRPO
 HELD_OUT = 2  # rows or prompts of an evaluation
 MICRO_BATCH = 2  # rows
 QUESTIONS = (  # of different lengths, so that rows are padded
@@ -75,7 +75,7 @@ def of_recipe(recipe: Recipe, stand_in: StandIn, rows: Path) -> Rehearsal:
         "hardware.count": 1,
         "hardware.engine": "ddp",
         **stand_in.changes,
-        "pretrain": None,
+        PRETRAIN: None,
         "evaluate.bertscore_model": None,
     }
     if recipe.model.attention == "flash_attention_2":
@@ -164,17 +164,17 @@ def _short_online(options: OnlineOptions) -> JsonObject:
     so does the rehearsal.
     """
     mini_batches = min(2, options.num_mini_batches)
-    rows = BATCH // mini_batches
+    rows = RESPONSES // mini_batches
     is_divided = options.batch_size // options.num_mini_batches > options.per_device_train_batch_size
     section: JsonObject = {
         "steps": STEPS,
         "logging_steps": 1,
         "save_steps": 1,
         "eval_steps": 1,
-        "batch_size": BATCH,
+        "batch_size": RESPONSES,
         "num_mini_batches": mini_batches,
         "per_device_train_batch_size": rows // 2 if is_divided else rows,
-        "rollout_batch_size": BATCH // 2 if options.rollout_batch_size < options.batch_size else BATCH,
+        "rollout_batch_size": RESPONSES // 2 if options.rollout_batch_size < options.batch_size else RESPONSES,
         "vllm_url": None,
         "vllm_sleep": False,
         "max_samples": READ,
@@ -183,8 +183,8 @@ def _short_online(options: OnlineOptions) -> JsonObject:
     most = {
         options.passes_key: 2,
         "num_generations": 2,
-        "score_batch_size": BATCH,
-        "norm_responses": BATCH,
+        "score_batch_size": RESPONSES,
+        "norm_responses": RESPONSES,
         "warmup_steps": 1,
         "value_warmup_steps": STEPS - 1,
         "resample_groups": 1,

@@ -97,7 +97,7 @@ def test_a_recipe_for_a_cpu_trains_as_it_is_written(checkpoints, trained, tmp_pa
     assert (written.model.dtype, written.model.quantization, written.lora.lora_dropout) == ("float32", "none", 0.0)
     assert written.hardware.threads == machine.threads()
     assert {section.optim for section in written.dialogues().values()} == {"adamw_torch_fused"}
-    assert {*made.hours} == {"sft", "rm", "ppo", "dpo"} and min(made.rates) > 0
+    assert {*made.hours} == {"sft", "rm", "ppo", "dpo"} and min(made.rates.flops, made.rates.bandwidth) > 0
     assert "as a base in float32" in (made.folder / "README.md").read_text()
     changes: dict[str, Any] = {"sft.max_steps": 2, "sft.max_eval_samples": 8, "sft.max_samples": 64}
     summary = run_stages(recipe.load(made.folder, changes), tmp_path / "runs", "sft")
