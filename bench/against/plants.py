@@ -125,12 +125,10 @@ PLANTS = {
         "dpo",
     ),
     "evaluation with graphs": Plant(
-        "the divergence of held-out responses keeps the graph of a quarter of them",
+        "the divergence of held-out responses is computed with a graph",
         "rlhf/evaluation/policies.py",
-        "    total = 0.0\n    chunk = max(1, min(KL_CHUNK",
-        "    with torch.enable_grad(), shared.role(role):\n"
-        "        kept = shared.response_hidden(rollout.rows(torch.arange(-(-len(rollout.ids) // 4))))\n"
-        "    total = 0.0 * len(kept)\n    chunk = max(1, min(KL_CHUNK",
+        "@torch.no_grad()\ndef exact_kl(",
+        "@torch.enable_grad()\ndef exact_kl(",
         "ppo",
     ),
     "memory in the update": Plant(
