@@ -152,7 +152,7 @@ def headline(folder: str, commit: str) -> str:
 
 
 # Found by a larger change: docs/benchmarks.md says so too.
-OTHERS = {"layer twice"}
+OTHERS = {"evaluation with graphs", "layer twice"}
 
 
 def test_what_was_planted_was_found_by_no_larger_change_than_is_allowed():
