@@ -74,9 +74,8 @@ def _announce(number: int, total: int, stage: StageName) -> None:
 
 def _run_parent(unfinished: StageRun, more_data: Sequence[str]) -> None:
     """Run a stage in a process of its own. Exits with its exit code if it fails."""
-    options = stage_command(
-        unfinished.stage, more_data, "hw", "directory", "guide"
-    )  # what these chose is already announced
+    # what these options chose is already announced
+    options = stage_command(unfinished.stage, more_data, "hw", "directory", "guide")
     command_line = [sys.executable, "-m", "rlhf.cli", *options, "--recipe", str(unfinished.loaded.directory)]
     with endings.reporting_progress(lambda: runner.progress(unfinished)):
         code = children.run_child(command_line)

@@ -6,10 +6,24 @@ from statistics import correlation, fmean, quantiles
 import torch
 
 from rlhf.data.tokenize import Encoded, pad_right
+from rlhf.models.shared_base import SharedBase
+from rlhf.recipe import RM, SECOND_RM, ScoreRole
+from rlhf.recipe.stages import RewardModelName
+from rlhf.run.directory import StageRun
 from rlhf.run.outcomes import Histograms, RewardModelFigures
 from rlhf.stats import calibration, histogram, outcomes, sigmoid
 
 HEALTHY = (0.3, 0.7)  # range that a published guide recommends for a reward model's scores after a sigmoid
+
+
+SCORE_ROLES: dict[RewardModelName, ScoreRole] = {RM: "reward", SECOND_RM: "second_reward"}
+
+
+def add_reward_models(shared: SharedBase, run: StageRun) -> None:
+    """Add the finished reward models that the recipe has, each as its role, with its head."""
+    for stage, role in SCORE_ROLES.items():
+        if run.loaded.recipe.section(stage) is not None:
+            shared.add_reward(run.parents.folder(stage), role)
 
 
 def scores_of(

@@ -55,22 +55,15 @@ def more_entropy(h: History) -> dict[str, float]:
     return more_kl(h) | {f"{h.stage}.entropy_coef": 2 * h.online.entropy_coef or 0.01}
 
 
-def _reward_model(h: History) -> Rm:
-    """Return the section of the reward model that the history is of."""
-    section = h.recipe.section(h.stage)
-    assert isinstance(section, Rm)
-    return section
-
-
 def fit_more(h: History) -> dict[str, float]:
     """Return keys for a reward model that has learned too little."""
-    rm = _reward_model(h)
+    rm = h.recipe.options(Rm, h.stage)
     return {f"{h.stage}.num_train_epochs": 2 * rm.num_train_epochs, f"{h.stage}.learning_rate": 2 * rm.learning_rate}
 
 
 def fit_less(h: History) -> dict[str, float]:
     """Return keys for a reward model that has learned its pairs by heart."""
-    rm = _reward_model(h)
+    rm = h.recipe.options(Rm, h.stage)
     fewer_epochs = {f"{h.stage}.num_train_epochs": rm.num_train_epochs / 2}
     if rm.loss_type != "bradley_terry":  # the other loss refuses centred rewards
         return fewer_epochs

@@ -372,9 +372,13 @@ class Recipe(Section):
         """Return the section of a stage, None where the recipe has none."""
         return self.sections().get(stage)
 
-    def options(self, kind: type[OptionsT]) -> OptionsT:
-        """Return the section of a kind, for code of the stage that it belongs to. Raises UserError if there is none."""
-        section = next((options for options in self.sections().values() if isinstance(options, kind)), None)
+    def options(self, kind: type[OptionsT], stage: StageName | None = None) -> OptionsT:
+        """Return the section of a kind, for code of the stage that it belongs to; `stage` says which of several.
+
+        Without `stage` it is the first. Raises UserError if there is none.
+        """
+        of_kind = {name: options for name, options in self.sections().items() if isinstance(options, kind)}
+        section = next(iter(of_kind.values()), None) if stage is None else of_kind.get(stage)
         if section is None:
             raise UserError(f"this needs a recipe with a section {kind.__name__.lower()}")
         return section

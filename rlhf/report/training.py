@@ -95,9 +95,8 @@ def _memory_over_time(runs: Sequence[RunRecords], stage: StageName, charts: Char
     return [charts.add(f"{measured}, measured", lines, shapes=[level(card)] if card else [], **axes)]
 
 
-SECOND = "score of the second reward model"
 # What judges beside the score: its key, its name, and how its line is drawn.
-JUDGES = (("true_reward", "true reward", "dash"), ("second_score", SECOND, "dot"))
+JUDGES = (("true_reward", "true reward", "dash"), ("second_score", "score of the second reward model", "dot"))
 
 
 def sections_of_frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
@@ -123,7 +122,9 @@ def sections_of_frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
     frontier_charts = [charts.add(f"{methods}'s evaluations, in order", scores, tall=True, **axes)]
     if gains:
         gain = axes | {"yaxis": {"title": {"text": f"gain over {start}, standard deviations"}}}
-        frontier_charts.append(charts.add(_gains_title(gains), gains, tall=True, **gain))
+        second = any("eval/second_score_gain_sd" in row.values for _, _, rows in trained for row in rows)
+        title = "gains by both reward models" if second else "gain by the reward model, and true gain"
+        frontier_charts.append(charts.add(title, gains, tall=True, **gain))
     return [Section("Score against divergence", "chart.html", frontier_charts)]
 
 
@@ -167,12 +168,6 @@ def _gain_traces(rows: Sequence[MetricsLine], ending: str, colour: str) -> list[
             at, _ = max(enumerate(gains), key=lambda point: -math.inf if point[1] is None else point[1])
             traces.append(_star(kl[at], gains[at], f"highest: step {steps[at]}", colour))
     return traces
-
-
-def _gains_title(traces: Sequence[Trace]) -> str:
-    """Return the title of a chart of gains, by what judges beside the reward model."""
-    second = any(str(trace["name"]).startswith(SECOND) for trace in traces)
-    return "gains by both reward models" if second else "gain by the reward model, and true gain"
 
 
 def sections_of_time(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:

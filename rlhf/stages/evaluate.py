@@ -27,7 +27,7 @@ from rlhf.evaluation.policies import (
     measure,
 )
 from rlhf.evaluation.references import Overlap, answers
-from rlhf.evaluation.reward_model import reward_model_figures, score_histograms, scores_of
+from rlhf.evaluation.reward_model import add_reward_models, reward_model_figures, score_histograms, scores_of
 from rlhf.files import JsonObject, write_json
 from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.models.roles import AdapterStart
@@ -119,10 +119,7 @@ def _load_roles(run: StageRun, device: torch.device, trained: Sequence[PolicyNam
         **{stage: run.parents.folder(stage) for stage in trained},
     }
     shared = SharedBase(load_base(run, device), roles, lean=run.loaded.recipe.hardware.trunk == "lean")
-    if run.loaded.recipe.rm is not None:
-        shared.add_reward(run.parents.folder(RM))
-    if run.loaded.recipe.second_rm is not None:
-        shared.add_reward(run.parents.folder(SECOND_RM), "second_reward")
+    add_reward_models(shared, run)
     return shared
 
 

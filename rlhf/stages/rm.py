@@ -39,7 +39,7 @@ SAMPLES = 8  # held-out pairs whose scores are kept
 def run_stage(run: StageRun, device: torch.device) -> Result:
     """Train the reward model, and measure its accuracy on held-out pairs."""
     recipe = run.loaded.recipe
-    options = _options(run)
+    options = recipe.options(Rm, run.stage)
     telemetry = Telemetry(device)
 
     tokenizer = load_tokenizer(run)
@@ -69,13 +69,6 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     return Result(_metrics(run, tokenizer, pairs, chosen, rejected), telemetry.costs())
 
 
-def _options(run: StageRun) -> Rm:
-    """Return the section of this stage; a recipe may train a second reward model."""
-    options = run.loaded.recipe.section(run.stage)
-    assert isinstance(options, Rm)
-    return options
-
-
 def _metrics(
     run: StageRun, tokenizer: DialogueTokenizer, pairs: StagePairs, chosen: torch.Tensor, rejected: torch.Tensor
 ) -> dict[str, float]:
@@ -100,7 +93,7 @@ def _metrics(
 
 def _new_trainer(run: StageRun, model: Model, tokenizer: DialogueTokenizer, pairs: Sequence[EncodedPair]) -> "_Trainer":
     """Return TRL's trainer with the recipe's loss, for the training pairs."""
-    options = _options(run)
+    options = run.loaded.recipe.options(Rm, run.stage)
     ranking = options.loss_type == "margin_ranking"
     margin = {"margin": options.margin} if options.margin and not ranking else {}
     return _Trainer(

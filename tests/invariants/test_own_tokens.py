@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf.data.batch import Rollout
 from rlhf.models.traits import sliding_window
@@ -15,6 +14,7 @@ from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.rollout.library_decoding import WINDOW_BY_DEVICE, LibraryDecoding, using_attention
 from tests import kernels, models
+from tests.rollouts import WatchQuestions
 
 VOCABULARY, PAD, EOS = 64, 0, 5
 NEW_TOKENS = 24  # with the longest prompt far beyond the windows of 16 tokens
@@ -125,23 +125,17 @@ def test_rows_that_are_kept_stay_in_the_layout_of_the_kernel(monkeypatch, read):
 def test_a_step_asks_the_device_for_nothing_and_makes_no_state(read):
     """What a CUDA graph replays: the lengths are tensors that a step changes in place."""
     model = models.model("mistral", VOCABULARY).requires_grad_(False)
-    asked: list[str] = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func.overloadpacket.__name__ in ("_local_scalar_dense", "nonzero", "lift_fresh", "is_nonzero"):
-                asked.append(str(func))
-            return func(*args, **(kwargs or {}))
+    watch = WatchQuestions()
 
     with using_attention(model, own_tokens.NAME), torch.no_grad():
         state = decoding(model)
         state.open_window(1)
         places = {name: x.data_ptr() for name, x in vars(state).items() if isinstance(x, Tensor)}
         assert "spans" in places
-        with Watch():
+        with watch:
             state.advance()
             state.advance()
-    assert not asked
+    assert not watch.asked
     assert places == {name: x.data_ptr() for name, x in vars(state).items() if isinstance(x, Tensor)}
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from rlhf.data.batch import Rollout
@@ -26,6 +25,7 @@ from rlhf.rollout.library_decoding import (
 )
 from tests.decoding_models import activated, adapted
 from tests.oracle.dense import token_logprobs
+from tests.rollouts import WatchQuestions
 
 VOCAB, EOS, PAD = 50, 2, 0
 KV = ("keys", "values")
@@ -237,13 +237,7 @@ def test_a_decoding_step_can_be_captured_as_a_graph(model):
     decoding = LibraryDecoding(model, prompts(4), torch.rand(4, 30), Sampling(30, 30, 1.0, 4), Ids(), None)
     for layer in decoding.layers:
         layer.window = decoding.width + decoding.room
-    asked: list[str] = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func.overloadpacket.__name__ in ("_local_scalar_dense", "nonzero", "lift_fresh", "is_nonzero"):
-                asked.append(str(func))
-            return func(*args, **(kwargs or {}))
+    watch = WatchQuestions()
 
     def state() -> dict[str, object]:
         parts = vars(decoding) | vars(decoding.rows)
@@ -254,10 +248,10 @@ def test_a_decoding_step_can_be_captured_as_a_graph(model):
 
     before = state()
     assert {"step", "position", "tokens", "ended"} <= before.keys()
-    with torch.no_grad(), Watch():
+    with torch.no_grad(), watch:
         decoding.advance()
         decoding.advance()
-    assert not asked
+    assert not watch.asked
     assert state() == before
     assert decoding.step.item() == 2
 

@@ -11,6 +11,7 @@ from rlhf.data.batch import Rollout
 from rlhf.data.corpus import Prompt
 from rlhf.data.load import load_corpus
 from rlhf.evaluation.policies import PolicySamples, gains_over_start, measure, sample_of
+from rlhf.evaluation.reward_model import add_reward_models
 from rlhf.files import remove
 from rlhf.models.adapters import lora_config, save_adapter
 from rlhf.models.loading import base_name, load_base, load_tokenizer
@@ -18,7 +19,7 @@ from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import RM, SECOND_RM, OnlineOptions, Role, SharedRole
+from rlhf.recipe import RM, OnlineOptions, Role, SharedRole
 from rlhf.rollout import vllm
 from rlhf.rollout.decoding import Sampling, ValueFn
 from rlhf.rollout.engine import sample
@@ -94,9 +95,7 @@ class Session:
             shared.base.activation_checkpointing_enable()
             shared.base.enable_input_require_grads()
         if self.options.model_scores:
-            shared.add_reward(self.rm_dir)
-            if self.recipe.second_rm is not None:
-                shared.add_reward(self.run.parents.folder(SECOND_RM), "second_reward")
+            add_reward_models(shared, self.run)
         check_sampling(shared.base, self.tokenizer)
         return shared
 
