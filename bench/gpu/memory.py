@@ -10,6 +10,7 @@ from bench.gpu.record import Decision
 from bench.kinds import StageSteps
 from bench.memory.measure import beside, measuring, pinned_peaks, unmatched
 from rlhf.memory import prediction_file as pins
+from rlhf.memory.phases import WHOLE
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import StageName
 from rlhf.terminal.wording import gb
@@ -69,8 +70,9 @@ def decision(measured: MemoryFigures, recipe: str) -> Decision:
     if not rows:
         return Decision(None, "nothing is pinned for this recipe")
     worst = max(rows, key=lambda row: abs(row["error"]))
-    ratios = [row["reserved_bytes"] / row["measured_bytes"] for row in rows if row["reserved_bytes"]]
-    reserved = f"; reserved at most {max(ratios) - 1:+.0%} above allocated" if ratios else ""
+    stages = [row for row in measured["phases"] if row["phase"] == WHOLE]  # a phase keeps what earlier ones reserved
+    ratios = [row["reserved_bytes"] / row["measured_bytes"] for row in stages if row["reserved_bytes"]]
+    reserved = f"; stages reserve at most {max(ratios) - 1:.0%} more than they allocate" if ratios else ""
     why = f"worst of {len(rows)}: {worst['stage']}/{worst['phase']} {worst['error']:+.1%}{reserved}"
     results = [result for result in goals.measured(recipe, _peaks(measured)) if result.goal.key == "peak_vram_bytes"]
     missed = [f"{result.goal.name} {gb(result.value or 0)} GB" for result in results if result.reached is False]

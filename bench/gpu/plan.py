@@ -79,6 +79,14 @@ ITEMS = (
         modules=("pytest", "bitsandbytes"),
     ),
     GpuItem(
+        "repeat",
+        3,
+        "Two runs of SFT, reward model, PPO and DPO with one seed have the same bits, in bfloat16 and on a 4-bit base.",
+        "suites:measure",
+        options={"tests": ["tests/gpu"], "choose": "same_bits"},
+        modules=("pytest", "bitsandbytes"),
+    ),
+    GpuItem(
         "decoding",
         5,
         f"A decoding step of 16 rows reads at {_percent(DECODING_MBU)} of the bandwidth of a large copy.",
@@ -161,7 +169,7 @@ ITEMS = (
         4,
         "Memory of a small model is as predicted in every phase, and a micro-batch changes gradients by rounding only.",
         "suites:measure",
-        options={"tests": ["tests/gpu"], "choose": "not chain"},
+        options={"tests": ["tests/gpu"], "choose": "not chain and not same_bits"},
         modules=("pytest", "bitsandbytes"),
     ),
     GpuItem(

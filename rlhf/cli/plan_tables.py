@@ -233,7 +233,7 @@ def show(plan: Plan, as_json: bool) -> None:
     for line in time_lines(plan):
         screen.OUT.print(line, style="dim")
     if on_card:
-        screen.OUT.print("No GPU of ours has measured any of these figures yet.", style="dim")
+        screen.OUT.print("These are predictions; docs/memory.md says how near they came on cards.", style="dim")
     for line in hints(plan):  # the verdict is the last line, where a terminal stands
         screen.OUT.print(line)
 

@@ -1,7 +1,8 @@
 """How long a stage would take: what it computes, moves and launches, against what the card can do.
 
 `limit` is the time at the card's nominal rates, which no program reaches. `projected` uses rates that are calibrated on
-training steps that others timed (studies/outside/speed.py), with an interval; no GPU has timed this project.
+training steps that others timed (studies/outside/speed.py), with an interval. On an H200 the host took longer than they
+say (docs/roofline.md).
 
 A rehearsal counts the work of a few steps on the longest rows. A stage does that work more often, on rows of the usual
 length.

@@ -105,6 +105,18 @@ def test_the_chain_runs_and_dpo_begins_at_its_reference(tmp_path, quantization):
 
 
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_two_runs_have_the_same_bits(tmp_path, quantization):
+    if quantization == "nf4":
+        pytest.importorskip("bitsandbytes")
+    loaded = on_gpu(quantization)
+    for number in ("first", "second"):
+        run_stages(loaded, tmp_path / number, *STAGES)
+    names = [f"{stage}/{file}" for stage in STAGES for file in ("adapter/adapter_model.safetensors", "metrics.jsonl")]
+    first, second = (tmp_path / number / loaded.name / loaded.version for number in ("first", "second"))
+    assert [name for name in names if (first / name).read_bytes() != (second / name).read_bytes()] == []
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
 def test_memory_is_as_predicted_in_every_phase(quantization):
     """Within 5 % and two pages of the allocator, which constant costs of kernels may take."""
     if quantization == "nf4":

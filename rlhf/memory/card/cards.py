@@ -74,7 +74,12 @@ CARDS = {  # by the recipe's hardware.name: `h100` is the PCIe card, `8xh100` SX
             450e9,
         ),
     ),
-    "h200": Card("H200", _H100_SXM),
+    "h200": Card(
+        "H200",
+        _H100_SXM,
+        Rates(989.5e12, 4.8e12, "NVIDIA H200 data sheet, SXM (half of the rate with sparsity)"),
+        Memory(150.7, "143,771 MiB"),
+    ),
     # Turing multiplies float16 on its tensor cores, and has no bfloat16 (`lacks_bfloat16`).
     "t4": Card(
         "Tesla T4",
