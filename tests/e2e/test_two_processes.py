@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path("cpu-tiny/v1")
 PARENTS = {"sft": ["pretrain"], "rm": ["pretrain", "sft"], "dpo": ["pretrain", "sft"], "ppo": ["pretrain", "sft", "rm"]}
-THIRTY = {"logging_steps": 1, "save_steps": 15, "num_train_epochs": 9, "max_steps": 30}
+SIXTEEN = {"logging_steps": 1, "save_steps": 8, "num_train_epochs": 9, "max_steps": 16}  # two epochs
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
@@ -56,7 +56,7 @@ def compare(one: Path, two: Path, steps: int, adapter: str = "adapter") -> None:
 
 
 CHANGES: dict[str, dict[str, Any]] = {
-    **{stage: {f"{stage}.{key}": value for key, value in THIRTY.items()} for stage in ("sft", "rm", "dpo")},
+    **{stage: {f"{stage}.{key}": value for key, value in SIXTEEN.items()} for stage in ("sft", "rm", "dpo")},
     **{stage: {stage: GROUP | {"steps": 6, "save_steps": 3, "eval_steps": 3}} for stage in ("rloo", "grpo")},
 }
 for _stage in ("sft", "rm", "dpo"):
@@ -81,7 +81,7 @@ def run_by_two(trained, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("stage", ["sft", "rm", "dpo"])
-def test_trl_stages_take_the_same_thirty_steps(request, trained, tmp_path, stage):
+def test_trl_stages_take_the_same_sixteen_steps(request, trained, tmp_path, stage):
     """60 rows in batches of 8: the last of each epoch is a short one, which two processes share too."""
     changes = CHANGES[stage]
     one = beside(trained, tmp_path / "one", *PARENTS[stage])
@@ -91,7 +91,7 @@ def test_trl_stages_take_the_same_thirty_steps(request, trained, tmp_path, stage
         run_two(stage, two, changes)
     else:
         two = request.getfixturevalue("run_by_two")
-    compare(one / ROOT / stage, two / ROOT / stage, 30)
+    compare(one / ROOT / stage, two / ROOT / stage, 16)
     manifest = content_of(two / ROOT / stage / "manifest.json")
     assert manifest["device"]["processes"] == 2 and manifest["device"]["engine"] == "ddp"
     again, result, _ = runner.execute(stage, sizes(changes | {"hardware.count": 2}), two)
@@ -100,12 +100,12 @@ def test_trl_stages_take_the_same_thirty_steps(request, trained, tmp_path, stage
     )
 
 
-PPO = {"ppo.steps": 30, "ppo.save_steps": 10, "ppo.eval_steps": 10, "ppo.lr_scheduler_type": "constant"}
+PPO = {"ppo.steps": 16, "ppo.save_steps": 6, "ppo.eval_steps": 6, "ppo.lr_scheduler_type": "constant"}
 
 
 @pytest.fixture(scope="module")
 def ppo_alone(trained, tmp_path_factory) -> Path:
-    """Thirty steps of PPO in one process."""
+    """Sixteen steps of PPO in one process."""
     out = beside(trained, tmp_path_factory.mktemp("alone"), *PARENTS["ppo"])
     run_stages(sizes(PPO), out, "ppo")
     return out / ROOT / "ppo"
@@ -123,9 +123,9 @@ def with_fsdp(folder: Path) -> Path:
 def test_ppo_takes_the_same_steps_with_its_base_divided(trained, tmp_path, ppo_alone):
     recipe = with_fsdp(tmp_path)
     two = beside(trained, tmp_path / "two", *PARENTS["ppo"])
-    changes = PPO | {"ppo.steps": 10, "hardware.engine": "fsdp", "ppo.gradient_checkpointing": True}
+    changes = PPO | {"ppo.steps": 6, "hardware.engine": "fsdp", "ppo.gradient_checkpointing": True}
     run_two("ppo", two, changes, recipe)
-    compare(ppo_alone, two / ROOT / "ppo", 10, "checkpoints/step-000010/adapter")
+    compare(ppo_alone, two / ROOT / "ppo", 6, "checkpoints/step-000006/adapter")
 
 
 def test_a_base_in_four_bits_is_divided_too(tmp_path):
@@ -145,7 +145,7 @@ def test_a_rank_that_dies_ends_the_run_and_another_number_of_processes_resumes_i
     line = command("ppo", out, PPO | {"hardware.count": 2})
     started = subprocess.Popen([sys.executable, "-m", *line], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 300
-    while len(read_intact_lines(folder / "metrics.jsonl")) < 25:
+    while len(read_intact_lines(folder / "metrics.jsonl")) < 14:
         assert started.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     ranks = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
@@ -157,8 +157,8 @@ def test_a_rank_that_dies_ends_the_run_and_another_number_of_processes_resumes_i
     (error,) = (line for line in err.splitlines() if "[flat_reward]" not in line)  # which so small a run deserves
     assert error.startswith("error: ppo: rank 1 was killed by SIGKILL") and "`--resume`" in error
     run_stages(sizes(PPO), out, "ppo", resume=True)
-    assert content_of(folder / "manifest.json")["resumed_from"] == "step-000020"
-    compare(ppo_alone, folder, 30)
+    assert content_of(folder / "manifest.json")["resumed_from"] == "step-000012"
+    compare(ppo_alone, folder, 16)
 
 
 RANKS = """
