@@ -194,6 +194,19 @@ def test_versions_are_read_tolerantly(monkeypatch, tmp_path):
     assert {"torch", "trl", "pyyaml"} <= set(packages.required()) and "sacrebleu" not in packages.required()
 
 
+def test_missing_packages_are_named_through_those_that_need_them(monkeypatch, tmp_path):
+    """A client of the hub needs one of HTTP, and that one others: each is named by the one that is here."""
+    needs = {"hub_client": ["http_client"], "http_client": ["http_core; python_version > '3'", "odd; extra == 'odd'"]}
+    for name, lines in needs.items():
+        (tmp_path / f"{name}-1.0.dist-info").mkdir()
+        metadata = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0"]
+        metadata += [f"Requires-Dist: {line}" for line in lines]
+        (tmp_path / f"{name}-1.0.dist-info/METADATA").write_text("\n".join(metadata) + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(packages, "required", lambda: {"hub_client": ">=1"})
+    assert packages.indirect() == ["missing: http_core, needed by http_client"]
+
+
 # ---- processes ----
 
 
