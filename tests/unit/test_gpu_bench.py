@@ -645,6 +645,24 @@ def test_training_holds_where_the_host_is_ahead_and_roles_switch_fast(host, swit
     assert training.decision(measured, False) == (None, "ppo is not measured yet"), "an item may be cut off"
 
 
+def test_training_that_is_cut_off_has_measured_both_stages(tmp_path, monkeypatch):
+    left = [training.RoundTimes([1.0], [0.5], [0.3], None)] * 4
+
+    def micro_batch(*_: object) -> training.RoundTimes:
+        if not left:
+            raise KeyboardInterrupt
+        return left.pop()
+
+    monkeypatch.setattr(training, "micro_batch", micro_batch)
+    monkeypatch.setattr(training, "counted", lambda *_: 1)
+    context = Context[TrainingFigures](BY_NAME["training"], True, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        training.measure(context)
+    found = {stage: list(table["variants"]) for stage, table in context.measured["micro_batches"].items()}
+    names = [variants.AS_IT_IS, f"{variants.AS_IT_IS}, padded"]
+    assert found == {"sft": names, "ppo": names}
+
+
 def test_a_micro_batch_is_trained_and_scored_as_stages_do_and_the_host_is_timed_on_few_tokens(tmp_path, monkeypatch):
     """Passes with gradients are in training mode. What the host needs, it does not wait for on a whole micro-batch."""
     tiny = load(BY_NAME["training"], True)
