@@ -73,26 +73,33 @@ def report() -> list[str]:
 
 
 def indirect() -> list[str]:
-    """Return a line for each missing package that a required one needs, according to metadata.
+    """Return a line for each missing package that a required one needs, by itself or through others.
 
-    Torch's requirements are left out: where it finds CUDA's libraries depends on its installation.
+    What a package needs is in its metadata. Torch's requirements are left out: where it finds CUDA's libraries depends
+    on its installation.
     """
+    lines = []
+    open_names, known = [*required()], {*required(), "torch"}
+    for name in open_names:  # grows while it is walked
+        for needed in _needs(name):
+            if not _present(needed):
+                lines.append(f"missing: {needed}, needed by {name}")
+            elif needed not in known:
+                known.add(needed)
+                open_names.append(needed)
+    return list(dict.fromkeys(lines))
+
+
+def _needs(name: str) -> list[str]:
+    """Return the packages that an installed one needs here; none of torch, and of one without metadata."""
     try:
         from packaging.requirements import Requirement
-    except ImportError:
+
+        lines = [] if name == "torch" else importlib.metadata.requires(name) or []
+    except (ImportError, importlib.metadata.PackageNotFoundError):
         return []
-    lines = []
-    for name in required():
-        try:
-            requirements = (
-                [] if name == "torch" else [Requirement(line) for line in importlib.metadata.requires(name) or []]
-            )
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        for needed in requirements:
-            if (needed.marker is None or needed.marker.evaluate({"extra": ""})) and not _present(needed.name):
-                lines.append(f"missing: {needed.name}, needed by {name}")
-    return list(dict.fromkeys(lines))
+    requirements = map(Requirement, lines)
+    return [needed.name for needed in requirements if needed.marker is None or needed.marker.evaluate({"extra": ""})]
 
 
 def _present(name: str) -> bool:

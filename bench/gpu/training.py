@@ -48,22 +48,22 @@ def measure(context: Context[TrainingFigures]) -> Decision:
     measured["micro_batches"] = {
         stage: {"rows": rows, "length": length, "variants": {}} for stage, (rows, length) in sizes.items()
     }
-    for stage, (rows, length) in sizes.items():
-        table = measured["micro_batches"][stage]
-        operations = {padded: counted(shared, rows, length, padded) for padded in (False, True)}
-        work = {
-            f"{name}, padded" if padded else name: partial(micro_batch, shared, variant, rows, length, padded)
-            for name, variant in TRAINING.items()
-            for padded in (False, True)
-        }
-        for name, runs in variants.in_rounds(work, ROUNDS):
-            of_work = operations[name.endswith(", padded")]
-            table["variants"][name] = runs if isinstance(runs, str) else figures(runs, of_work, measured["flops"])
-            if name == AS_IT_IS:  # decides, and may be all that there is time for
-                decided = decision(measured, context.dry_run)
-                decide(context.record, decided)
-            context.save()
-    return decided
+    operations = {
+        (stage, padded): counted(shared, *size, padded) for stage, size in sizes.items() for padded in (False, True)
+    }
+    work = {
+        (stage, name, padded): partial(micro_batch, shared, variant, *size, padded)
+        for name, variant in TRAINING.items()
+        for padded in (False, True)
+        for stage, size in sizes.items()
+    }
+    # Rounds go over both stages, so that one that is cut off has measured both.
+    for (stage, name, padded), runs in variants.in_rounds(work, ROUNDS):
+        row = runs if isinstance(runs, str) else figures(runs, operations[stage, padded], measured["flops"])
+        measured["micro_batches"][stage]["variants"][f"{name}, padded" if padded else name] = row
+        decide(context.record, decision(measured, context.dry_run))
+        context.save()
+    return decision(measured, context.dry_run)
 
 
 def decision(measured: TrainingFigures, dry_run: bool) -> Decision:

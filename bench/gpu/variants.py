@@ -4,7 +4,7 @@ A variant is called with the shared base (or with a plain model) and is on insid
 VariantUnavailable where the code that is measured has no such switch.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from types import ModuleType
@@ -18,6 +18,7 @@ from rlhf.recipe.choices import FourBit
 from rlhf.rollout import library_decoding, own_tokens
 from rlhf.stages.supervised.forward import as_decoder, without_mask
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
@@ -149,9 +150,9 @@ SAMPLING_4BIT: dict[str, SamplingFields] = {
 }
 TRAINING: dict[str, Variant] = {
     AS_IT_IS: as_it_is,
+    "lean trunk": lean_trunk,
     "LoRA inputs cast": lora_casts,
     "cuDNN attention allowed": cudnn_attention(True),
-    "lean trunk": lean_trunk,
 }
 
 
@@ -164,14 +165,14 @@ def in_turn(variant: Variant, shared: Any) -> Iterator[None]:
         synchronize()
 
 
-def in_rounds(work: Mapping[str, Callable[[int], T]], rounds: int) -> Iterator[tuple[str, list[T] | str]]:
+def in_rounds(work: Mapping[K, Callable[[int], T]], rounds: int) -> Iterator[tuple[K, list[T] | str]]:
     """Do every piece of work once in each round, so that a drift of the card's clocks falls on all of them.
 
     Every second round has the reverse order.
     Work is called with the number of its round. After each piece its name and its results so far are yielded; instead
     of the results an error as text, after which this piece is left out.
     """
-    results: dict[str, list[T]] = {name: [] for name in work}
+    results: dict[K, list[T]] = {name: [] for name in work}
     failed = set()
     for number in range(rounds):
         for name, do in in_order(work.items(), number):

@@ -194,6 +194,19 @@ def test_versions_are_read_tolerantly(monkeypatch, tmp_path):
     assert {"torch", "trl", "pyyaml"} <= set(packages.required()) and "sacrebleu" not in packages.required()
 
 
+def test_missing_packages_are_named_through_those_that_need_them(monkeypatch, tmp_path):
+    """A client of the hub needs one of HTTP, and that one others: each is named by the one that is here."""
+    needs = {"hub_client": ["http_client"], "http_client": ["http_core; python_version > '3'", "odd; extra == 'odd'"]}
+    for name, lines in needs.items():
+        (tmp_path / f"{name}-1.0.dist-info").mkdir()
+        metadata = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0"]
+        metadata += [f"Requires-Dist: {line}" for line in lines]
+        (tmp_path / f"{name}-1.0.dist-info/METADATA").write_text("\n".join(metadata) + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(packages, "required", lambda: {"hub_client": ">=1"})
+    assert packages.indirect() == ["missing: http_core, needed by http_client"]
+
+
 # ---- processes ----
 
 
@@ -632,6 +645,24 @@ def test_training_holds_where_the_host_is_ahead_and_roles_switch_fast(host, swit
     assert training.decision(measured, False) == (False, "ppo: RuntimeError: no kernel")
     table["variants"].clear()
     assert training.decision(measured, False) == (None, "ppo is not measured yet"), "an item may be cut off"
+
+
+def test_training_that_is_cut_off_has_measured_both_stages(tmp_path, monkeypatch):
+    left = [training.RoundTimes([1.0], [0.5], [0.3], None)] * 4
+
+    def micro_batch(*_: object) -> training.RoundTimes:
+        if not left:
+            raise KeyboardInterrupt
+        return left.pop()
+
+    monkeypatch.setattr(training, "micro_batch", micro_batch)
+    monkeypatch.setattr(training, "counted", lambda *_: 1)
+    context = Context[TrainingFigures](BY_NAME["training"], True, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        training.measure(context)
+    found = {stage: list(table["variants"]) for stage, table in context.measured["micro_batches"].items()}
+    names = [variants.AS_IT_IS, f"{variants.AS_IT_IS}, padded"]
+    assert found == {"sft": names, "ppo": names}
 
 
 def test_a_micro_batch_is_trained_and_scored_as_stages_do_and_the_host_is_timed_on_few_tokens(tmp_path, monkeypatch):

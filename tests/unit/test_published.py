@@ -323,7 +323,8 @@ SHAPE = (
     *("hidden_size", "intermediate_size", "max_position_embeddings", "model_type", "sliding_window"),
     *("num_attention_heads", "num_hidden_layers", "num_key_value_heads"),
 )
-SFT_BATCH = {"sft.per_device_train_batch_size", "sft.gradient_accumulation_steps"}
+GRADIENT_ACCUMULATION = "gradient_accumulation_steps"
+SFT_BATCH = {"sft.per_device_train_batch_size", f"sft.{GRADIENT_ACCUMULATION}"}
 
 
 @pytest.mark.parametrize(
@@ -342,6 +343,24 @@ def test_a_variant_of_the_guides_recipe_differs_from_it_in_one_thing(name, diffe
     guide, variant = (recipe.load(ROOT / "recipes" / which).recipe for which in ("h100-mistral-7b/v1", name))
     found = recipe.differences(guide.model_dump(), variant.model_dump())
     assert set(found) == differs | LABELS
+
+
+SPEED = {
+    *("hardware.trunk", "ppo.rollout_weights", "ppo.rollout_batch_size", "ppo.score_batch_size"),
+    *(f"{s}.{key}" for s in ("sft", "rm", "dpo") for key in ("per_device_train_batch_size", GRADIENT_ACCUMULATION)),
+    "evaluate.batch_size",
+}
+
+
+def test_the_fast_version_takes_the_optimizer_steps_of_the_one_that_was_measured():
+    """Only keys of speed differ, and the rows of a step do not."""
+    folder = ROOT / "recipes/h100-mistral-7b"
+    measured, fast = (recipe.load(folder / version).recipe for version in ("v2", "v4"))
+    assert set(recipe.differences(measured.model_dump(), fast.model_dump())) == SPEED | LABELS
+    for stage in ("sft", "rm", "dpo"):
+        before, now = (loaded.dialogues()[stage] for loaded in (measured, fast))
+        rows = [o.per_device_train_batch_size * o.gradient_accumulation_steps for o in (before, now)]
+        assert rows[0] == rows[1], stage
 
 
 @pytest.mark.parametrize("directory", [d for d in DIRECTORIES if "cpu-tiny" not in d.parent.name], ids=str)
