@@ -1,8 +1,9 @@
 """The bits of the lean trunk in float32 on a CPU: its arithmetic at a released record's commit, written out.
 
 Recipe cpu-smollm2-sums/v1 has a record of commit 58447a2f. Here are its operations on numbers in the order of that
-commit, with the tensors' layout in memory, and without the trunk's code. So both sides round in the same way on every
-processor. Adapters are merged, as wherever that recipe uses them, and their scaling is 2, as it is there.
+commit, with the tensors' layout in memory, and without the trunk's code. So both sides run the same kernels of torch,
+which the processor chooses. Adapters are merged and their scaling is 2, as wherever that recipe uses them. Not pinned:
+products that stay apart from their adapters, and other scalings, which round differently since 6acf562a.
 """
 
 from collections.abc import Callable, Sequence
