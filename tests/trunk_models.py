@@ -28,11 +28,13 @@ KINDS: dict[str, Any] = {
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def trunk_model(kind: str = "llama", dtype: torch.dtype = torch.float32, nf4: bool = False, **lora: Any) -> Any:
+def trunk_model(
+    kind: str = "llama", dtype: torch.dtype = torch.float32, nf4: bool = False, sizes: Any = SIZES, **lora: Any
+) -> Any:
     """A base with the roles `policy` and `reference`, whose scaling is no power of two and whose norms are not 1."""
     torch.manual_seed(0)
     config, model = KINDS[kind]
-    base = model(config(**SIZES))
+    base = model(config(**sizes))
     if nf4:
         four_bit(base)
     settings: dict[str, Any] = {"r": 4, "lora_alpha": 6, "target_modules": ALL, "init_lora_weights": False} | lora

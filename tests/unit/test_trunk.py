@@ -73,11 +73,12 @@ def test_values_and_gradients_are_those_of_peft_but_for_the_order_of_sums(kind, 
     assert distance(roles[0], roles[1]) > 0.05 < distance(roles[0], roles[2]), "roles must differ for this test"
 
 
+@pytest.mark.parametrize("rotary_of", [fused_linear.Rotary, fused_linear.FusedRotary])
 @pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize(
     ("before", "heads_normed"), [("nothing", False), ("norm", False), ("gate", False), ("norm", True)]
 )
-def test_the_backward_pass_of_a_product_is_the_derivative_of_its_forward_pass(before, heads_normed, merged):
+def test_the_backward_pass_of_a_product_is_the_derivative_of_its_forward_pass(before, heads_normed, merged, rotary_of):
     """In float64, against differences. Two layers, one of them without an adapter; biases; rotary; a residual."""
     torch.manual_seed(0)
 
@@ -93,7 +94,7 @@ def test_the_backward_pass_of_a_product_is_the_derivative_of_its_forward_pass(be
     a, b = random(3, width).requires_grad_(), random(2 * size, 3).requires_grad_()
     angles = random(1, 5, size // 2)
     tables = torch.cat([angles.cos()] * 2, -1), torch.cat([-angles.sin(), angles.sin()], -1)
-    rotary = fused_linear.Rotary(*tables, heads)
+    rotary = rotary_of(*tables, heads)
     head_norm = fused_linear.Norm(random(heads, size), 1e-3)
     after = fused_linear.HeadNorm(head_norm, rotary) if heads_normed else rotary
     input_ops = {"nothing": fused_linear.InputOp(), "norm": fused_linear.Norm(random(width), 1e-3)}
@@ -294,6 +295,16 @@ def test_the_norm_of_a_card_is_that_of_a_cpu(dtype, monkeypatch):
     assert distance(fused_z, z) < bound and distance(fused_scale, scale) < 1e-6
     dx = fused.backward(dz, x, fused_scale)
     assert dx.dtype == dtype and distance(dx, plain.backward(dz, x, scale)) < bound
+
+
+def test_the_rotary_embedding_of_a_card_is_that_of_a_cpu():
+    torch.manual_seed(0)
+    angles, y = torch.randn(1, 5, 8), torch.randn(2, 5, 64)
+    tables = torch.cat([angles.cos()] * 2, -1), torch.cat([-angles.sin(), angles.sin()], -1)
+    plain, fused = (kind(*tables, 3) for kind in (fused_linear.Rotary, fused_linear.FusedRotary))
+    for back in (False, True):
+        assert distance(turned := plain.rotate_(y.clone(), back), y) > 0.1
+        assert distance(fused.rotate_(y.clone(), back), turned) < 1e-7
 
 
 def test_fewer_numbers_are_kept_for_the_backward_pass():

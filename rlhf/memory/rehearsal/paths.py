@@ -58,7 +58,7 @@ def patches(stand_in: "StandIn") -> Iterator[passes.Patch]:
         library_decoding.FEW_KERNELS_BY_DEVICE,
         own_tokens.BY_DEVICE,
         trunk.ONEDNN_BY_DEVICE,
-        fused_linear.FUSED_NORM_BY_DEVICE,
+        fused_linear.FUSED_BY_DEVICE,
         matmul.FLOAT32_OF_HALVES_BY_DEVICE,
         layouts.COPIES_HEADS_BY_DEVICE,
     ):

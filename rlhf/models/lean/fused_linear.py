@@ -19,7 +19,8 @@ block of `LeanTrunk.merging`, for y and dz; the copies need the memory of the we
 products stay apart, because a sum rounded to bfloat16 would lose small changes of B A.
 
 On a card a micro-batch may take less time than the host needs to launch its kernels. So adapters are cast and stacked
-once in a block (`LowRank`), s is part of a product, and gradients leave a product in the type of the weights.
+once in a block (`LowRank`), s is part of a product, and gradients leave a product in the type of the weights. Norms and
+rotary embeddings have fewer kernels there, with other roundings; on a CPU they keep those of the released recipes.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ from rlhf.models.matmul import matmul, matmul_to, scaled_matmul
 from rlhf.models.nf4 import unpacked
 from rlhf.objectives.masked import at_least_float32
 
-FUSED_NORM_BY_DEVICE = {"cpu": False, "cuda": True}
+FUSED_BY_DEVICE = {"cpu": False, "cuda": True}  # `FusedNorm` and `FusedRotary`
 # Torch's kernels of RMSNorm for CUDA. On a CPU the first is made of plain steps, and the second fails.
 fused_rms_norm = torch.ops.aten._fused_rms_norm.default
 fused_rms_norm_backward = torch.ops.aten._fused_rms_norm_backward.default
@@ -195,6 +196,20 @@ class Rotary(NamedTuple):
 
     def rotate_(self, y: Tensor, back: bool = False) -> Tensor:
         """Turn y (B, T, out) in place, forward or back; return it."""
+        (cos, _), (_, sin) = (table.unsqueeze(2).chunk(2, -1) for table in (self.cos, self.sin))
+        first, second = heads_of(y, self.cos.shape[-1])[:, :, : self.heads].chunk(2, -1)
+        sign = -1 if back else 1
+        turned = first * sin
+        first.mul_(cos).addcmul_(second, sin, value=-sign)
+        second.mul_(cos).add_(turned, alpha=sign)
+        return y
+
+
+class FusedRotary(Rotary):
+    """The same in three kernels; the second half of a head is rounded once less, where `addcmul` does not round."""
+
+    def rotate_(self, y: Tensor, back: bool = False) -> Tensor:
+        """As `Rotary.rotate_`."""
         cos, sin = self.cos.unsqueeze(2), self.sin.unsqueeze(2)
         heads = heads_of(y, cos.shape[-1])[:, :, : self.heads]
         partners = torch.cat(heads.chunk(2, -1)[::-1], -1)

@@ -21,10 +21,11 @@ from transformers import PreTrainedModel
 
 from rlhf.data.batch import Rollout
 from rlhf.models.lean.fused_linear import (
-    FUSED_NORM_BY_DEVICE,
+    FUSED_BY_DEVICE,
     AdaptedLinear,
     FusedLinear,
     FusedNorm,
+    FusedRotary,
     HeadNorm,
     InputOp,
     LinearGroup,
@@ -196,7 +197,7 @@ class LeanTrunk:
         """Return the output of one layer for x (B, T, H); the last layer's at the positions that `layout` selects."""
         layer: Any = self.decoder.layers[number]
         attention, mlp = layer.self_attn, layer.mlp
-        norm_of = FusedNorm if FUSED_NORM_BY_DEVICE[x.device.type] else Norm
+        norm_of = FusedNorm if FUSED_BY_DEVICE[x.device.type] else Norm
         norm = norm_of(layer.input_layernorm.weight, self.eps)
         head_dim, (cos, sin) = attention.head_dim, layout.rotary
         query_heads, kv_heads = (self.base.config.num_attention_heads, self.base.config.num_key_value_heads)
@@ -219,7 +220,8 @@ class LeanTrunk:
 
     def _output_op(self, attention: Any, cos: Tensor, sin: Tensor, queries: int, keys: int) -> OutputOp:
         """Return the step after the product that gives `queries` heads of queries and `keys` heads of keys."""
-        rotary = Rotary(cos, sin, queries + keys)
+        rotary_of = FusedRotary if FUSED_BY_DEVICE[cos.device.type] else Rotary
+        rotary = rotary_of(cos, sin, queries + keys)
         if not hasattr(attention, "q_norm"):
             return rotary
         weights = (attention.q_norm.weight.expand(queries, -1), attention.k_norm.weight.expand(keys, -1))
