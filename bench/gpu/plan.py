@@ -96,7 +96,7 @@ ITEMS = (
     ),
     GpuItem(
         "training",
-        3,
+        4,
         f"A micro-batch is bound by the GPU and not by its host, and switching roles takes at most {SWITCH_MS:g} ms.",
         "training:measure",
         H100,

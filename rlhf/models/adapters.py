@@ -140,5 +140,7 @@ def save_adapter(
     save_file(tensors, folder / ADAPTER_FILE, {"format": "pt"})
     config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     config.update(base_model_name_or_path=base, revision=revision, inference_mode=True)
+    if isinstance(config["target_modules"], list):  # of a set, whose order differs from process to process
+        config["target_modules"].sort()
     (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     share_weights(folder / ADAPTER_CONFIG)

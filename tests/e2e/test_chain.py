@@ -100,6 +100,9 @@ def test_same_seed_same_bytes_in_another_process(chain, tmp_path):
     code += f"run_stages(small(), Path({str(tmp_path)!r}), 'pretrain', 'sft', 'rm', 'ppo', 'dpo')"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
     assert digests(tmp_path) == digests(chain)
+    for stage in ADAPTERS:  # their configurations name the base's folder, and a set's order is another one there
+        one, other = (content_of(r / "cpu-tiny/v1" / stage / "adapter/adapter_config.json") for r in (tmp_path, chain))
+        assert one | {"base_model_name_or_path": ""} == other | {"base_model_name_or_path": ""}, stage
 
 
 def test_another_seed_gives_another_result(chain, tmp_path):
