@@ -190,6 +190,7 @@ ITEM_FIGURES: dict[str, Any] = {
     "suites:measure": SuiteFigures,
     "decoding:measure": DecodingFigures,
     "training:measure": TrainingFigures,
+    "training:compiled": TrainingFigures,
     "memory:measure": MemoryFigures,
     "speed:measure": SpeedFigures,
     "nf4:products": ProductFigures,

@@ -165,6 +165,13 @@ ITEMS = (
         modules=("bitsandbytes",),
     ),
     GpuItem(
+        "compiled",
+        3,
+        "Layers through torch.compile make a micro-batch faster than the lean trunk does.",
+        "training:compiled",
+        H100,
+    ),
+    GpuItem(
         "small-memory",
         4,
         "Memory of a small model is as predicted in every phase, and a micro-batch changes gradients by rounding only.",

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from bench.gpu.measured import MicroBatchTime, TrainingFigures
 from bench.gpu.model import shared_base
 from bench.gpu.plan import SWITCH_MS
 from bench.gpu.record import Decision, decide
-from bench.gpu.variants import AS_IT_IS, TRAINING, Variant, synchronize
+from bench.gpu.variants import AS_IT_IS, COMPILED, COMPILED_LAYERS, LEAN, TRAINING, Variant, synchronize
 from bench.steps import spread
 from rlhf.memory.card.kernels import ATTENTION_FLOPS
 from rlhf.models.precision import mixed_precision
@@ -34,6 +34,20 @@ SWITCHES = 5
 
 def measure(context: Context[TrainingFigures]) -> Decision:
     """Time forward and backward pass of the decoder, without output layer, in micro-batches of SFT and PPO."""
+    return _measure(context, TRAINING, (False, True), decision)
+
+
+def compiled(context: Context[TrainingFigures]) -> Decision:
+    """Time the same passes without padding as the stages run them, on the lean trunk, and with compiled layers."""
+    return _measure(context, COMPILED, (False,), compiled_decision)
+
+
+def _measure(
+    context: Context[TrainingFigures],
+    chosen: Mapping[str, Variant],
+    paddings: Sequence[bool],
+    decided: Callable[[TrainingFigures, bool], Decision],
+) -> Decision:
     loaded = with_random_weights(context.recipe)
     recipe = loaded.recipe
     measured = context.measured
@@ -49,21 +63,21 @@ def measure(context: Context[TrainingFigures]) -> Decision:
         stage: {"rows": rows, "length": length, "variants": {}} for stage, (rows, length) in sizes.items()
     }
     operations = {
-        (stage, padded): counted(shared, *size, padded) for stage, size in sizes.items() for padded in (False, True)
+        (stage, padded): counted(shared, *size, padded) for stage, size in sizes.items() for padded in paddings
     }
     work = {
         (stage, name, padded): partial(micro_batch, shared, variant, *size, padded)
-        for name, variant in TRAINING.items()
-        for padded in (False, True)
+        for name, variant in chosen.items()
+        for padded in paddings
         for stage, size in sizes.items()
     }
     # Rounds go over both stages, so that one that is cut off has measured both.
     for (stage, name, padded), runs in variants.in_rounds(work, ROUNDS):
         row = runs if isinstance(runs, str) else figures(runs, operations[stage, padded], measured["flops"])
         measured["micro_batches"][stage]["variants"][f"{name}, padded" if padded else name] = row
-        decide(context.record, decision(measured, context.dry_run))
+        decide(context.record, decided(measured, context.dry_run))
         context.save()
-    return decision(measured, context.dry_run)
+    return decided(measured, context.dry_run)
 
 
 def decision(measured: TrainingFigures, dry_run: bool) -> Decision:
@@ -83,6 +97,21 @@ def decision(measured: TrainingFigures, dry_run: bool) -> Decision:
     switch = measured["switch_ms"]
     why = f"host {host:.0%} of the time, role switch {switch:.1f} ms, {', '.join(mfu for _, mfu in shares)}"
     return Decision(None if dry_run else host <= HOST and switch <= SWITCH_MS, why)
+
+
+def compiled_decision(measured: TrainingFigures, dry_run: bool) -> Decision:
+    """Return whether compiled layers beat the lean trunk in both micro-batches. A dry run decides nothing."""
+    ratios = {}
+    for stage, table in measured["micro_batches"].items():
+        rows = [table["variants"].get(name) for name in (LEAN, COMPILED_LAYERS)]
+        if failed := [row for row in rows if isinstance(row, str)]:
+            return Decision(False, f"{stage}: {failed[0]}")
+        lean, layers = (row["seconds"]["median"] if isinstance(row, dict) else None for row in rows)
+        if lean is None or layers is None:
+            return Decision(None, f"{stage} is not measured yet")
+        ratios[stage] = lean / layers
+    why = ", ".join(f"{stage}: {ratio:.2f} times the lean trunk's speed" for stage, ratio in ratios.items())
+    return Decision(None if dry_run else min(ratios.values()) > 1, why)
 
 
 class RoundTimes(NamedTuple):

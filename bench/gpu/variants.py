@@ -59,6 +59,20 @@ def lean_trunk(shared: Any) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def compiled_layers(shared: Any) -> Iterator[None]:
+    """Run the library's layers through torch.compile. On a CPU, where only the code is tried, nothing is generated."""
+    layers = shared.base.get_decoder().layers
+    backend = "inductor" if shared.device.type == "cuda" else "eager"
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, backend=backend)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward  # of this object; its class has the usual one
+
+
 # Attention reads 63 slots beyond the step, on every device, where it reads through a mask.
 windows_of_64 = setting(
     library_decoding,
@@ -148,9 +162,11 @@ SAMPLING_4BIT: dict[str, SamplingFields] = {
     "4-bit products in row groups": {"four_bit": "row_groups"},
     "4-bit weights unpacked": {"four_bit": "unpacked"},
 }
+LEAN, COMPILED_LAYERS = "lean trunk", "compiled layers"
+COMPILED: dict[str, Variant] = {AS_IT_IS: as_it_is, LEAN: lean_trunk, COMPILED_LAYERS: compiled_layers}
 TRAINING: dict[str, Variant] = {
     AS_IT_IS: as_it_is,
-    "lean trunk": lean_trunk,
+    LEAN: lean_trunk,
     "LoRA inputs cast": lora_casts,
     "cuDNN attention allowed": cudnn_attention(True),
 }

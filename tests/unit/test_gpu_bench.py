@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench import goals, records, results
+from bench import goals, records, results, steps
 from bench.gpu import (
     attention,
     command,
@@ -351,7 +351,15 @@ def memory_has_reserved_or_not(measured: dict[str, Any]) -> None:
     )
 
 
+def compiled_has_every_variant(measured: dict[str, Any]) -> None:
+    assert set(measured["micro_batches"]) == {"sft", "ppo"}
+    for table in measured["micro_batches"].values():
+        assert list(table["variants"]) == list(variants.COMPILED)
+        assert not [row for row in table["variants"].values() if isinstance(row, str)]
+
+
 CHECKS = {
+    "compiled": compiled_has_every_variant,
     "decoding": decoding_has_every_variant,
     "training": training_has_every_variant,
     "attention": attention_has_every_kind,
@@ -645,6 +653,28 @@ def test_training_holds_where_the_host_is_ahead_and_roles_switch_fast(host, swit
     assert training.decision(measured, False) == (False, "ppo: RuntimeError: no kernel")
     table["variants"].clear()
     assert training.decision(measured, False) == (None, "ppo is not measured yet"), "an item may be cut off"
+
+
+@pytest.mark.parametrize(("seconds", "holds"), [(0.9, True), (1.0, False), (None, None)])
+def test_compiled_layers_are_held_against_the_lean_trunk(seconds, holds):
+    def time(median: float) -> MicroBatchTime:
+        one = steps.spread([median])
+        return {
+            "seconds": one,
+            "host_seconds": one,
+            "scoring_seconds": one,
+            "operations": 1,
+            "peak_bytes": 1,
+            "mfu": 0.1,
+        }
+
+    rows: dict[str, MicroBatchTime | str] = {variants.LEAN: time(1.0)}
+    if seconds:
+        rows[variants.COMPILED_LAYERS] = time(seconds)
+    measured: TrainingFigures = {"micro_batches": {"sft": {"rows": 1, "length": 8, "variants": rows}}}
+    assert training.compiled_decision(measured, False).holds is holds
+    rows[variants.COMPILED_LAYERS] = "RuntimeError: no compiler"
+    assert training.compiled_decision(measured, False) == (False, "sft: RuntimeError: no compiler")
 
 
 def test_training_that_is_cut_off_has_measured_both_stages(tmp_path, monkeypatch):
