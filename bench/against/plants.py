@@ -63,12 +63,11 @@ PLANTS = {
         "ppo",
     ),
     "checkpointing lost": Plant(
-        "the last two layers keep their activations instead of computing them again",
+        "the first layer keeps its activations instead of computing them again",
         "rlhf/stages/online/train_state.py",
         "self.shared.base.train(self.options.gradient_checkpointing)",
         "self.shared.base.train(self.options.gradient_checkpointing)\n"
-        "        for layer in self.shared.base.get_decoder().layers[-2:]:\n"
-        "            layer.train(False)",
+        "        self.shared.base.get_decoder().layers[0].train(False)",
         "card",
     ),
     "padded to the longest": Plant(
