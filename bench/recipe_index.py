@@ -14,12 +14,12 @@ GATED = ("meta-llama/",)
 HEAD = """# Recipes
 
 Each folder has one recipe in numbered versions. A *released* version never changes and has
-[records](../results/README.md) of what it learns. A *draft* has none; stages of `h100-mistral-7b` v2 and
-`4090-llama2-7b` v2 were measured on an H200, and the other figures of recipes for GPUs are predictions. The version in
-bold is the one that `HW=` (or `--hw`) takes for its hardware; others are named by their folder, such as
-`RECIPE=recipes/h100-mistral-7b/v1`. Each link leads to the page of a version. The columns after the versions describe
-the one in bold, or the newest where none is. [docs/recipes.md](../docs/recipes.md) explains
-the keys of a recipe. This page is made by `make results-index` and checked by the tests.
+[records](../results/README.md) of what it learns. A *draft* has none; those pages also have what a GPU measured of
+some drafts, whose other figures are predictions. The version in bold is the one that `HW=` (or `--hw`) takes for its
+hardware; others are named by their folder, such as `RECIPE=recipes/h100-mistral-7b/v1`. Each link leads to the page of
+a version. The columns after the versions describe the one in bold, or the newest where none is.
+[docs/recipes.md](../docs/recipes.md) explains the keys of a recipe. This page is made by `make results-index` and
+checked by the tests.
 
 *Needs* is predicted: the GB of the card that the stage in brackets needs, which is the stage that needs most
 ([docs/memory.md](../docs/memory.md#what-the-numbers-mean)). *Gated* weights are downloaded after you accept the licence
