@@ -1,10 +1,11 @@
 """What changed between two sides: ratios with intervals, and which of them are worse than is allowed.
 
 A count is exact, and its ratio has no interval. Seconds are measured in pairs, one side right after the other. The
-interval of their ratio is that of the pairs, widened to the ratio of both sides' least seconds: what else the machine
-does only ever adds to seconds, so that the least of several are the nearest to what the code needs.
+interval is that of the median of the pairs' ratios, widened to the ratio of both sides' least seconds: what else the
+machine does only ever adds to seconds, so that the least of several are the nearest to what the code needs.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -25,7 +26,7 @@ REST = "the rest"  # of a stage: reading and encoding rows, starting, writing
 MATERIAL = 0.01  # share of the whole stage's below which a change of a phase is not judged
 SHORTEST = 0.2  # seconds of a phase below which its time is not judged
 GROWTH = 0.001  # share of the held bytes by which they may grow in a step
-TRIMMED = 6  # pairs from which on the most extreme one at each end is left out of the interval
+OUTSIDE = 0.11  # at most, the probability that a median lies beyond one end: one of six pairs may be an outlier
 
 
 class Bounds(NamedTuple):
@@ -156,7 +157,7 @@ def spread(
 ) -> Change:
     """Return the change of a figure that was measured in pairs of (old, new)."""
     ratios = sorted(new / old if old > 0 else 1.0 for old, new in pairs)
-    dropped = int(len(ratios) >= TRIMMED)
+    dropped = extremes(len(ratios))
     olds, news = [old for old, _ in pairs], [new for _, new in pairs]
     least = min(news) / min(olds) if min(olds) > 0 else 1.0
     low, high = min(ratios[dropped], least), max(ratios[-1 - dropped], least)
@@ -165,6 +166,20 @@ def spread(
         bound = None
     share = (median(news) - median(olds)) / whole if whole else 0.0
     return Change(stage, phase, what, median(olds), median(news), low, high, bound, median(ratios), share)
+
+
+def extremes(count: int) -> int:
+    """Return how many of `count` measured values lie beyond each end of the interval of their median, 78 % or more.
+
+    The interval goes from one value to another, so that nothing is assumed about how they are distributed: k or fewer
+    of them lie below the true median with the probability of k or fewer heads in `count` throws. A few values have no
+    other interval than from the least to the greatest.
+    """
+    beyond, below = -1, 0.0
+    while below <= OUTSIDE:
+        beyond += 1
+        below += math.comb(count, beyond) / 2**count
+    return max(0, beyond - 1)
 
 
 def verdicts(changes: Sequence[Change]) -> list[str]:

@@ -1,5 +1,6 @@
 """The comparison with another commit: what is counted, what is worse, and which commit a change is held against."""
 
+import random
 import subprocess
 from pathlib import Path
 from typing import cast
@@ -145,6 +146,20 @@ def test_one_pair_of_many_may_be_an_outlier():
     pairs = [(cost(20.0, 4.0), cost(20.0, 4.6))] * 5 + [(cost(20.0, 6.0), cost(20.0, 4.6))]
     assert "ppo/score CPU s" in worse(*judge.timed("ppo", pairs, Bounds()))
     assert "ppo/score CPU s" not in worse(*judge.timed("ppo", pairs[3:], Bounds()))
+
+
+@pytest.mark.parametrize(("slower", "found"), [(1.14, True), (1.0, False)])
+def test_more_pairs_find_what_a_busy_machine_hides_in_a_few(slower, found):
+    """Pairs whose ratios differ by a fifth: a seventh more time is seen in 60 of them, no change in none."""
+    chance = random.Random(0)
+    seen = {}
+    for rounds in (6, 60):
+        cases = [
+            [(chance.lognormvariate(0, 0.15), slower * chance.lognormvariate(0, 0.15)) for _ in range(rounds)]
+            for _ in range(50)
+        ]
+        seen[rounds] = sum(judge.spread("ppo", "score", judge.CPU, pairs, Bounds(), 1.0).worse for pairs in cases)
+    assert seen[6] <= 20 < 30 <= seen[60] if found else max(seen.values()) <= 2, seen
 
 
 def test_the_time_between_phases_counts_as_the_rest():
