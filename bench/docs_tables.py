@@ -21,6 +21,7 @@ from bench.memory import budgets, sizes
 from bench.paths import ROOT, newest
 from bench.peer import figures
 from bench.reading import read
+from bench.roofline import __main__ as roofline
 from rlhf.commands import reproduce
 from rlhf.errors import UserError
 from rlhf.recipe import Recipe, load
@@ -29,7 +30,7 @@ from rlhf.recipe.strict import Section
 BLOCK = re.compile(r"(<!-- (?P<name>[^/].*?) -->\n)(?P<table>.*?)(<!-- /(?P=name) -->)", re.S)
 ROW = re.compile(r"^\| `(\w+)` \|(?:.*[^\\\n]\|)? (.*) \|$", re.M)
 LARGE = 1e30  # a bound of numbers that only keeps them finite
-PPO_STEPS = "peers/trl-1.12-ppo/cpu_*.json"
+CARDS = ("4090-llama2-7b/v2", "4090-mistral-7b/v1", "h100-mistral-7b/v2")  # the recipes of docs/roofline.md
 MANY = 8  # values that a text may have; more are explained elsewhere
 TABLES: dict[str, Callable[[], str]] = {
     "peaks": lambda: budgets.peaks_table(ROOT / "recipes"),
@@ -37,8 +38,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "sizes": lambda: sizes.table(sizes.content()),
     "sums": sums.table,
     "results": lambda: reproduce.table_of(newest(ROOT / "results", "cpu-tiny/v2/cpu/*.json")),
-    "ppo-step": lambda: figures.markdown(read(newest(ROOT / "results", PPO_STEPS), PeerRecord)),
-    "ppo-phases": lambda: figures.phases_table(read(newest(ROOT / "results", PPO_STEPS), PeerRecord)),
+    "ppo-step": lambda: figures.markdown(_steps("trl-1.12-ppo")),
+    "ppo-phases": lambda: figures.phases_table(_steps("trl-1.12-ppo")),
+    "grpo-step": lambda: figures.markdown(_steps("trl-1.16-grpo")),
+    "grpo-phases": lambda: figures.phases_table(_steps("trl-1.16-grpo")),
+    "rloo-step": lambda: figures.markdown(_steps("trl-1.16-rloo")),
+    "rloo-phases": lambda: figures.phases_table(_steps("trl-1.16-rloo")),
+    "rooflines": lambda: roofline.markdown([roofline.predict(load(ROOT / "recipes" / name), "ppo") for name in CARDS]),
     "planted": lambda: table.planted(table.newest_rows(ROOT / "results/against")),
     "the same": lambda: table.same(
         [read(file, SameRecord) for file in sorted(ROOT.glob("results/against/same_*.json"))]
@@ -47,6 +53,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "modules of bench": lambda: _modules(ROOT / "bench"),
     "modules of studies": lambda: _modules(ROOT / "studies"),
 }
+
+
+def _steps(peer: str) -> PeerRecord:
+    """Return the newest record of steps compared with a peer's on a CPU."""
+    return read(newest(ROOT / "results", f"peers/{peer}/cpu_*.json"), PeerRecord)
 
 
 def _with_limit(cells: list[str]) -> list[str]:
