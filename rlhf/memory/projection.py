@@ -1,8 +1,8 @@
 """How long a stage would take: what it computes, moves and launches, against what the card can do.
 
 `limit` is the time at the card's nominal rates, which no program reaches. `projected` uses rates that are calibrated on
-training steps that others timed (studies/outside/speed.py), with an interval. On an H200 the host took longer than they
-say (docs/roofline.md).
+training steps that others timed (studies/outside/speed.py), with an interval. A phase takes no less time than the host
+needs to launch its kernels, which was measured beside an H200 (docs/roofline.md).
 
 A rehearsal counts the work of a few steps on the longest rows. A stage does that work more often, on rows of the usual
 length.
@@ -10,6 +10,7 @@ length.
 
 import math
 import random
+from collections.abc import Sequence
 from statistics import mean
 from typing import NamedTuple
 
@@ -57,6 +58,9 @@ CALIBRATED = TimeFactors(products=1.35, memory=1.15, launch=5e-6)
 # Factors on projected training time. All 34 runs that the fit never saw took 0.87 to 1.37 times what is projected for
 # them (studies/outside); this project's own loops and cards were not among them.
 SPREAD = (0.8, 1.5)
+# Seconds of the host for an operation that launches a kernel, forward and backward. Measured beside an H200: 0.177 s
+# for the 6,955 of a micro-batch of SFT (docs/roofline.md). None of the runs above waited for its host.
+HOST_LAUNCH = 25e-6
 WINDOW = 256  # steps for which rlhf/rollout/library_decoding.py opens the cache on a card at once
 # Assumed: no timed run decodes as rlhf/rollout/library_decoding.py does, with captured steps.
 DECODING = Shares(least=0.2, usual=0.5, most=0.7)
@@ -67,6 +71,7 @@ def basis() -> JsonObject:
     return {
         "training": CALIBRATED._asdict(),
         "training_interval": list(SPREAD),
+        "host_seconds_of_a_launch": HOST_LAUNCH,
         "decoding_share_of_bandwidth": DECODING._asdict(),
     }
 
@@ -82,13 +87,33 @@ class Projected(NamedTuple):
     high: float
 
 
-class StageWork(NamedTuple):
-    """What a whole stage does."""
+class PhaseWork(NamedTuple):
+    """What a phase does in a whole stage."""
 
     flops: float
-    decoded_bytes: float  # read while it decodes
-    moved: float = 0.0  # bytes that operations other than products read and write, decoding left out
-    launched: float = 0.0  # operations that launch a kernel, decoding left out
+    moved: float  # bytes that operations other than products read and write
+    launched: float  # operations that launch a kernel
+
+    def seconds(self, card: Rates) -> float:
+        """Return seconds at the calibrated rates, or those of the host where the card waits for it."""
+        return max(step_seconds(*self, card), self.launched * HOST_LAUNCH)
+
+
+class StageWork(NamedTuple):
+    """What a whole stage does: its phases but for decoding, and the bytes that are read while it decodes."""
+
+    phases: Sequence[PhaseWork]
+    decoded_bytes: float
+
+    @property
+    def flops(self) -> float:
+        """Return the operations of all phases."""
+        return sum(phase.flops for phase in self.phases)
+
+    @property
+    def moved(self) -> float:
+        """Return the bytes that operations other than products read and write in all phases."""
+        return sum(phase.moved for phase in self.phases)
 
     def limit(self, card: Rates) -> float:
         """Return seconds at the card's nominal rates, with nothing moved but what decoding reads."""
@@ -96,7 +121,7 @@ class StageWork(NamedTuple):
 
     def projected(self, card: Rates) -> Projected:
         """Return seconds at the calibrated rates; decoding at a share of the bandwidth that is assumed."""
-        computing = step_seconds(self.flops, self.moved, self.launched, card)
+        computing = sum(phase.seconds(card) for phase in self.phases)
         _, reading = card.seconds(0, self.decoded_bytes)
         faster, slower = SPREAD
         return Projected(
@@ -122,22 +147,20 @@ def stage_work(
     if stage not in TRAINING_STAGES or (steps := optimizer_steps(recipe, stage, rows)) is None:
         return None
     options = recipe.training_section(stage)
-    # Of the longest row's tokens, with which the work was rehearsed.
-    share = row_tokens(recipe, stage, options.per_device_train_batch_size, rows) / _longest_row(recipe, stage)
     times = {name: n * steps for name, n in _times_a_step(recipe, stage).items() if name != "rollout/decode"}
     decoded = 0.0
     if any(name.endswith("decode") for name in predicted.phases):
         longest = (recipe.evaluate if isinstance(options, Dialogues) else options).max_prompt_length
         step = decoding_step_bytes(recipe, stage, _mean_prompt(recipe, longest, rows), predicted, rows)
         decoded = _decoding_steps(recipe, stage, rows) * step
-    repeated = [(predicted.phases[name].work, n) for name, n in times.items() if name in predicted.phases]
-    repeated += _evaluations(recipe, stage, predicted, rows)
-    return StageWork(
-        share * sum(work.flops * n for work, n in repeated),
-        decoded,
-        share * sum(work.moved * n for work, n in repeated),
-        sum(work.launched * n for work, n in repeated),  # a kernel is launched for short rows as for long ones
-    )
+    repeated = [(name, predicted.phases[name].work, n) for name, n in times.items() if name in predicted.phases]
+    repeated += [("evaluate", work, n) for work, n in _evaluations(recipe, stage, predicted, rows)]
+    phases = []
+    for name, work, n in repeated:
+        share = _share_of_longest(recipe, stage, name, rows)  # of the tokens with which the work was rehearsed
+        # A kernel is launched for short rows as for long ones.
+        phases.append(PhaseWork(share * work.flops * n, share * work.moved * n, work.launched * n))
+    return StageWork(phases, decoded)
 
 
 def optimizer_steps(recipe: Recipe, stage: TrainingName, rows: Rows | None = None) -> int | None:
@@ -348,7 +371,7 @@ def _layers_of_a_step(recipe: Recipe, sampled: _Sampled) -> float:
 
 
 def row_tokens(recipe: Recipe, stage: TrainingName, micro: int, rows: Rows | None = None) -> float:
-    """Return the mean tokens of a row, with the padding of micro-batches of `micro` rows.
+    """Return the mean tokens of a row, with the padding of micro-batches of `micro` rows of SFT, reward model and DPO.
 
     Responses of a rollout are taken to be as long as the stage admits. `rows` are those of files that were read.
     """
@@ -370,15 +393,39 @@ def row_tokens(recipe: Recipe, stage: TrainingName, micro: int, rows: Rows | Non
     return options.max_length * share
 
 
-def _longest_row(recipe: Recipe, stage: TrainingName) -> int:
-    """Return the tokens of the longest row that a training stage admits."""
+def _share_of_longest(recipe: Recipe, stage: TrainingName, phase: str, rows: Rows | None) -> float:
+    """Return the tokens of a row in a phase, with its padding, over those of the longest row that the stage admits.
+
+    Rows of a rollout are sampled as they come, and sorted by length before they are scored and before an update.
+    """
     options = recipe.training_section(stage)
     if isinstance(options, Dialogues):
-        return options.max_length
-    return options.max_prompt_length + options.response_length
+        return row_tokens(recipe, stage, options.per_device_train_batch_size, rows) / options.max_length
+    together = {  # rows of a pass, and those that are sorted for it
+        "rollout/prefill": (options.rollout_batch_size, min(options.rollout_batch_size, options.batch_size)),
+        "score": (options.score_rows, options.batch_size),
+        "update": (options.per_device_train_batch_size, options.batch_size // options.num_mini_batches),
+        "evaluate": (options.rollout_batch_size, min(options.rollout_batch_size, options.max_eval_samples)),
+    }
+    micro, sorted_rows = together[phase]
+    copies = 1 if phase == "evaluate" else options.samples_per_prompt
+    prompt = _padded_prompt(recipe, options.max_prompt_length, micro / copies, sorted_rows / copies, rows)
+    if phase == "rollout/prefill":
+        return prompt / options.max_prompt_length
+    return (prompt + options.response_length) / (options.max_prompt_length + options.response_length)
+
+
+def _padded_prompt(recipe: Recipe, longest: int, micro: float, sorted_prompts: float, rows: Rows | None) -> float:
+    """Return the mean tokens of a prompt, padded to the longest of `micro` prompts of so many that were sorted."""
+    lengths = _lengths(recipe, rows)
+    if lengths is None:
+        return longest
+    table, together = [min(prompt, longest) for prompt, _, _ in lengths], math.ceil(sorted_prompts)
+    return _padded(table, min(math.ceil(micro), together), together)
 
 
 SORTED_BATCHES = 16  # batches that are sorted by length together, as in rlhf/stages/supervised/row_order.py
+DRAWN = 2**14  # rows: enough for a mean
 
 
 def padded_share(
@@ -399,12 +446,22 @@ def padded_share(
     if lengths is None:
         return 1.0
     table = [min(min(p, longest_prompt) + (max(c, r) if pairs else c) + 1, longest) for p, c, r in lengths]
-    size = (grouped or micro) * SORTED_BATCHES
-    drawn = random.Random(0).choices(table, k=16 * size)  # enough for a mean
-    windows = [drawn[at : at + size] for at in range(0, len(drawn), size)]
-    ordered = [row for window in windows for row in (sorted(window) if grouped else window)]
-    padded = sum(micro * max(ordered[at : at + micro]) for at in range(0, len(ordered), micro))
-    return padded / (len(drawn) * longest)
+    return _padded(table, micro, grouped * SORTED_BATCHES if grouped else micro) / longest
+
+
+def _padded(table: Sequence[int], micro: int, sorted_rows: int) -> float:
+    """Return the mean tokens of rows whose lengths are drawn from `table`, padded to the longest of their micro-batch.
+
+    So many rows are sorted by length, and then divided into micro-batches.
+    """
+    most = max(1, DRAWN // sorted_rows) * sorted_rows
+    drawn = random.Random(0).choices(table, k=most)
+    padded = 0
+    for at in range(0, most, sorted_rows):
+        ordered = sorted(drawn[at : at + sorted_rows])
+        parts = [ordered[first : first + micro] for first in range(0, sorted_rows, micro)]
+        padded += sum(len(part) * part[-1] for part in parts)
+    return padded / most
 
 
 def _mean_prompt(recipe: Recipe, longest: int, rows: Rows | None) -> float:

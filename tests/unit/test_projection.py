@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 
 def test_work_of_sft_by_hand():
     """Rehearsed: 2 steps of 2 micro-batches of 4, 100 operations a row. 80 rows, and 32 held-out ones of 10 each."""
-    assert projection.stage_work(sft_recipe().recipe, "sft", SFT) == (80 * 100 + 32 * 10, 0, 0, 0)
+    work = projection.stage_work(sft_recipe().recipe, "sft", SFT)
+    assert work and (work.flops, work.moved, work.decoded_bytes) == (80 * 100 + 32 * 10, 0, 0)
 
 
 def test_padding_lessens_what_is_computed_and_moved_but_no_launches(monkeypatch):
@@ -25,7 +26,7 @@ def test_padding_lessens_what_is_computed_and_moved_but_no_launches(monkeypatch)
     stage = SFT._replace(phases={"train": phase(1600, 320, 40, base=1), "evaluate": phase(80, 16, 4, base=1)})
     monkeypatch.setattr(projection, "padded_share", lambda *_, **__: 0.5)
     work = projection.stage_work(sft_recipe().recipe, "sft", stage)
-    assert work == ((8000 + 320) / 2, 0, (10 * 160 + 4 * 16) / 2, 10 * 20 + 4 * 4)
+    assert work and work.phases[:2] == [(8000 / 2, 10 * 160 / 2, 10 * 20), (320 / 2, 4 * 16 / 2, 4 * 4)]
 
 
 def test_training_work_doubles_with_the_rows():
@@ -174,14 +175,22 @@ def test_the_three_parts_of_a_step_add_up():
 
 
 def test_decoding_is_limited_by_bandwidth():
-    work = projection.StageWork(0.0, 200.0)
+    work = projection.StageWork([], 200.0)
     assert work.limit(CARD) == 20
     shares = projection.DECODING
     assert work.projected(CARD) == (20 / shares.usual, 20 / shares.most, 20 / shares.least)
 
 
+def test_a_phase_takes_no_less_than_the_host_needs_to_launch_it():
+    """Of two phases one waits for its million launches, which the other's products cannot hide."""
+    products, launches = projection.PhaseWork(5000.0, 0.0, 0.0), projection.PhaseWork(1.0, 0.0, 1e6)
+    work = projection.StageWork([products, launches], 0.0)
+    expected = 5 * projection.CALIBRATED.products + 1e6 * projection.HOST_LAUNCH
+    assert work.projected(CARD).seconds == pytest.approx(expected)
+
+
 def test_an_interval_holds_what_is_projected_and_no_less_than_the_limit():
-    interval = projection.StageWork(5000.0, 200.0, 100.0, 4.0).projected(CARD)
+    interval = projection.StageWork([projection.PhaseWork(5000.0, 100.0, 4.0)], 200.0).projected(CARD)
     assert 25 <= interval.low < interval.seconds < interval.high
 
 
@@ -256,8 +265,22 @@ def test_padding_by_hand(monkeypatch):
     assert projection.padded_share(hh(), 10, 3, 64, None) == 1.0, "every batch has a long row"
 
 
+def test_prompts_of_a_rollout_are_padded_to_the_longest_of_a_pass(monkeypatch):
+    """Prompts of 4 and 8 tokens, 2 more in a response. A batch of 64 has both; four of them in order are alike."""
+    monkeypatch.setattr(projection, "lengths_of_hh", lambda: [(4, 1, 1), (8, 1, 1)])
+    changes = {"max_prompt_length": 8, "response_length": 2, "batch_size": 64, "rollout_batch_size": 64}
+    changes |= {"num_mini_batches": 1, "per_device_train_batch_size": 4, "score_batch_size": 64}
+    recipe_of = hh(**{f"ppo.{key}": value for key, value in changes.items()})
+    shares = {
+        name: projection._share_of_longest(recipe_of, "ppo", name, None)
+        for name in ("rollout/prefill", "score", "update")
+    }
+    assert shares["rollout/prefill"] == shares["score"] == 1
+    assert shares["update"] == pytest.approx((6 + 2) / 10, abs=0.04)
+
+
 def test_the_page_has_the_rates():
     rates, page = projection.CALIBRATED, (ROOT / "docs/memory.md").read_text(encoding="utf-8")
     for share in (rates.products, rates.memory):
         assert f"{100 / share:.0f} % of the" in page
-    assert f"{rates.launch * 1e6:.0f} microseconds" in page
+    assert f"{rates.launch * 1e6:.0f} microseconds" in page and f"{projection.HOST_LAUNCH * 1e6:.0f} micro" in page
