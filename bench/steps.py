@@ -51,14 +51,17 @@ def measure(
     *,
     steps: int,
     shape: LengthsShape,
+    supervised_steps: int | None = None,
     preflight: bool = True,
 ) -> dict[StageName, StageSteps]:
     """Run the stages one after another below `out`. Return `stage_steps` of each stage, or {"out_of_memory": True}.
 
     A stage whose parent did not fit is out of memory too. Parents that are not among `stages` are run for their
-    adapters only. `shape` chooses the lengths of rows (`data.lengths`).
+    adapters only. `shape` chooses the lengths of rows (`data.lengths`). `steps` follow those of the warm-up;
+    `supervised_steps` are those of stages that do not sample, if others.
     """
-    overrides = loaded.with_changes(few_steps(loaded.recipe, WARM_UP + steps, shape)).overrides
+    supervised = WARM_UP + (steps if supervised_steps is None else supervised_steps)
+    overrides = loaded.with_changes(few_steps(loaded.recipe, WARM_UP + steps, shape, supervised)).overrides
     by_stage: dict[StageName, StageSteps] = {}
     too_large: set[StageName] = set()
     for stage in with_parents(loaded, [stage for stage in stages if stage in TRAINING_STAGES]):

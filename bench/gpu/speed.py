@@ -12,11 +12,14 @@ from bench.gpu.measured import SpeedFigures
 from bench.gpu.record import Decision, GpuRecord, decide, speed_of
 from bench.paths import ROOT
 from rlhf import recipe as recipes
+from rlhf.memory import projection
 from rlhf.recipe import ONLINE, Changes, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.terminal.wording import gb
 
 STEPS = 4  # after the warm-up
+# With the warm-up a window of row_order.py: its batches have rows of similar length each, short to long.
+SUPERVISED_STEPS = projection.SORTED_BATCHES - steps.WARM_UP
 
 
 def measure(context: Context[SpeedFigures], shape: LengthsShape, stages: list[StageName]) -> Decision:
@@ -26,9 +29,12 @@ def measure(context: Context[SpeedFigures], shape: LengthsShape, stages: list[St
     measured["ceilings"] = ceilings(context.device, getattr(torch, context.recipe.recipe.model.dtype))
     measured["stages"] = {}
     out = context.scratch / "runs"
+    count = 2 if context.dry_run else STEPS
+    supervised = SUPERVISED_STEPS if shape == "hh" and not context.dry_run else count
     for stage in stages[:1] if context.dry_run else stages:
-        count = 2 if context.dry_run else STEPS
-        measured["stages"] |= steps.measure(context.recipe, (stage,), out, steps=count, shape=shape, preflight=False)
+        measured["stages"] |= steps.measure(
+            context.recipe, (stage,), out, steps=count, supervised_steps=supervised, shape=shape, preflight=False
+        )
         context.save()
     return decision(measured, context.recipe.name)
 

@@ -9,6 +9,7 @@ from rlhf.cli import plan_tables as tables
 from rlhf.memory import plan, projection
 from rlhf.memory.card import cards
 from rlhf.memory.phases import PredictedStage
+from rlhf.memory.rehearsal import short_runs
 from tests.helpers import RECIPE
 from tests.unit.plans import SFT, Known, phase, planned, planned_stage, sft_recipe
 
@@ -277,6 +278,16 @@ def test_prompts_of_a_rollout_are_padded_to_the_longest_of_a_pass(monkeypatch):
     }
     assert shares["rollout/prefill"] == shares["score"] == 1
     assert shares["update"] == pytest.approx((6 + 2) / 10, abs=0.04)
+
+
+def test_a_short_run_of_real_lengths_takes_all_of_its_rows():
+    """Batches have rows of similar length, so that a few of many would be shorter or longer than the stage's."""
+    loaded = recipe.load(RECIPE)
+    changed = loaded.with_changes(short_runs.few_steps(loaded.recipe, 4, "hh", supervised_steps=6)).recipe
+    sft = changed.options(recipe.Sft)
+    assert (sft.max_steps, changed.options(recipe.Ppo).steps) == (6, 4)
+    assert sft.max_samples == 6 * sft.per_device_train_batch_size * sft.gradient_accumulation_steps
+    assert short_runs.few_steps(loaded.recipe, 4, "longest")["sft.max_samples"] is None, "rows are alike"
 
 
 def test_the_page_has_the_rates():

@@ -129,11 +129,11 @@ def _shallow(architecture: Architecture, layers: int) -> Changes:
     return {f"model.architecture.{key}": value for key, value in changes.items()}
 
 
-def few_steps(recipe: Recipe, steps: int, shape: LengthsShape) -> Changes:
+def few_steps(recipe: Recipe, steps: int, shape: LengthsShape, supervised_steps: int | None = None) -> Changes:
     """Return the overrides by which every stage takes `steps` steps on random weights.
 
     Each step is logged, with little around it. `shape` as in `data.lengths`. Scores are not normalised: that would
-    sample for a while before the first step.
+    sample for a while before the first step. `supervised_steps`: those of stages that do not sample, if others.
     """
     sampled = min(recipe.evaluate.max_samples, recipe.evaluate.batch_size)
     changes: Changes = {
@@ -145,12 +145,13 @@ def few_steps(recipe: Recipe, steps: int, shape: LengthsShape) -> Changes:
     for stage, options in recipe.online().items():
         changes |= _few_online_steps(stage, options, steps)
         rows += [options.batch_size, _evaluated(options)]
+    taken = supervised_steps or steps
     for stage, supervised in recipe.dialogues().items():
-        changes |= _few_supervised_steps(stage, supervised, steps)
-        rows.append(steps * supervised.per_device_train_batch_size * supervised.gradient_accumulation_steps)
+        changes |= _few_supervised_steps(stage, supervised, taken, shape)
+        rows.append(taken * supervised.per_device_train_batch_size * supervised.gradient_accumulation_steps)
     most = max(rows)
     if most > MOST_ROWS:
-        raise UserError(f"{most} rows in {steps} steps are more than any card holds: lower the batch sizes")
+        raise UserError(f"{most} rows in {taken} steps are more than any card holds: lower the batch sizes")
     # Half of the pairs are held out, and as many prompts as are decoded together must be among them.
     return recipes.random_weights_changes(recipe, 3 * most, shape) | changes
 
@@ -185,10 +186,12 @@ def _evaluated(options: OnlineOptions) -> int:
     return min(options.max_eval_samples, options.rollout_batch_size)
 
 
-def _few_supervised_steps(stage: StageName, options: Dialogues, steps: int) -> Changes:
+def _few_supervised_steps(stage: StageName, options: Dialogues, steps: int, shape: LengthsShape) -> Changes:
+    batch = options.per_device_train_batch_size * options.gradient_accumulation_steps
     section: Changes = {
         "max_steps": steps,
-        "max_samples": None,
+        # Batches of similar rows differ much in length: of real lengths a run has as many rows as it takes.
+        "max_samples": steps * batch if shape == "hh" else None,
         "max_eval_samples": min(options.max_eval_samples, MOST_REPEATS * options.per_device_train_batch_size),
         "logging_steps": 1,
         "save_steps": steps,
