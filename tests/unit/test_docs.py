@@ -419,16 +419,21 @@ def test_the_tests_that_are_named_as_evidence_exist():
 
 
 def glossary() -> list[list[str]]:
-    """Term, symbol, meaning, unit and code of every row of docs/glossary.md."""
+    """Term, meaning and code of every row of docs/glossary.md."""
     rows = _rows((ROOT / "docs/glossary.md").read_text())
     return [row for row in rows if row[0] != "term" and set(row[0]) != {"-"}]
 
 
+def terms_of(row: list[str]) -> list[str]:
+    """The terms that a row defines, without their symbol: `trunk, backbone`, `policy (π)`."""
+    return [term.strip().lower() for term in re.sub(r" \(.*\)", "", row[0]).split(",")]
+
+
 def test_every_term_of_the_glossary_is_defined_once():
     rows = glossary()
-    assert len(rows) > 60
-    assert all(len(row) == 5 and all(row) for row in rows)
-    terms = [term.strip().lower() for row in rows for term in re.split(r"[,;]", row[0])]
+    assert len(rows) > 55
+    assert all(len(row) == 3 and all(row) for row in rows)
+    terms = [term for row in rows for term in terms_of(row)]
     assert len(set(terms)) == len(terms), [term for term in terms if terms.count(term) > 1]
 
 
@@ -451,14 +456,14 @@ def _exists(name: str) -> bool:
 
 
 def test_what_the_glossary_names_in_the_code_exists():
-    names = {name for row in glossary() for name in re.findall(r"`([^`]+)`", row[4])}
+    names = {name for row in glossary() for name in re.findall(r"`([^`]+)`", row[2])}
     assert len(names) > 50
     assert not [name for name in names if not _exists(name)]
 
 
 def test_the_words_of_this_project_are_in_the_glossary():
     """Terms that a reader of the code meets and that other projects use in another sense, or not at all."""
-    terms = {term.strip().lower() for row in glossary() for term in re.split(r"[,;]", row[0])}
+    terms = {term for row in glossary() for term in terms_of(row)}
     own = {
         "trunk",
         "lean trunk",
@@ -473,7 +478,7 @@ def test_the_words_of_this_project_are_in_the_glossary():
 
 
 def test_the_stages_and_roles_of_the_glossary_are_those_of_the_code():
-    meanings = {row[0]: row[2] for row in glossary()}
+    meanings = {row[0]: row[1] for row in glossary()}
     assert meanings["stage"].partition(": ")[2].split(", ") == list(recipe.STAGES)
     assert set(re.findall(r"\w+", meanings["role"])) >= set(get_args(recipe.SharedRole))
 
