@@ -127,7 +127,7 @@ bench-micro: setup  ## measure small functions with pytest-benchmark; each run i
 
 ##@ Develop
 test: setup ## run the tests, files side by side on all cores
-	@$(python) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE $(python) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 test-vllm: setup ## sample with a real vLLM server, its CPU build, installed in .venv-vllm-0.32
 	@$(python) -m tests.vllm $(TEST_ARGS)
 test-studies: setup ## run the tests of studies/, which `make test` leaves out

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
-from unittest import mock
 
 Function = Callable[..., Any]  # that is compiled, with arguments of its own
 
@@ -36,6 +35,7 @@ def import_bitsandbytes() -> None:
     package that no stage needs.
     """
     import logging
+    from unittest import mock  # imports asyncio, which `rlhf --help` does without
 
     import torch
 

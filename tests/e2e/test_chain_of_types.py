@@ -17,6 +17,10 @@ from tests.helpers import TWO_STEPS, content_of, run_stages
 from tests.lines import read_intact_lines
 
 STAGES = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
+# What every type costs, twelve times over: two steps of training, and few held-out rows of few tokens.
+FEW_STEPS = TWO_STEPS | {"ppo__steps": 2, "ppo__save_steps": 2, "ppo__norm_responses": 8}
+FEW_ROWS = {f"{stage}__max_eval_samples": 4 for stage in ("sft", "rm", "ppo", "dpo")}
+FEW_ROWS |= {"evaluate__max_samples": 4, "evaluate__response_length": 8}
 QUESTION = [Message("user", "Which word is the opposite of full?")]
 
 
@@ -24,8 +28,10 @@ QUESTION = [Message("user", "Which word is the opposite of full?")]
 @pytest.mark.parametrize("kind", models.KINDS)
 def test_every_stage_runs(trained, tmp_path, kind):
     checkpoint = models.checkpoint(tmp_path / "model", kind)
-    two_of_ppo = {"ppo__steps": 2, "ppo__save_steps": 2, "ppo__norm_responses": 8}
-    loaded = models.recipe_for(checkpoint, trained, merge__stage="ppo", **TWO_STEPS, **two_of_ppo)
+    pairs = next((trained / "cpu-tiny/v1/data").rglob("pairs.jsonl")).read_text().splitlines(keepends=True)
+    (tmp_path / "pairs.jsonl").write_text("".join(pairs[:80]))  # each stage reads and checks all of them
+    own = {"data__files": [str(tmp_path / "pairs.jsonl")], "merge__stage": "ppo"}
+    loaded = models.recipe_for(checkpoint, trained, **own, **FEW_STEPS, **FEW_ROWS)
     out = tmp_path / "runs"
     run_stages(loaded, out, *STAGES)
     folder = out / "cpu-tiny/v1"

@@ -1,5 +1,6 @@
 """Another stage, added to a copy of the package as docs/howto.md says: plan, run, report and help know it."""
 
+import json
 import os
 import re
 import shutil
@@ -37,23 +38,45 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def rlhf(copy: Path, *words: str) -> str:
-    """What `rlhf` of the copy prints."""
+# Commands in one process: starting it with all libraries takes longer than any of them.
+COMMANDS = """
+import json
+import sys
+from rlhf import cli
+
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["rlhf", *words]
+    print("$ rlhf", *words, flush=True)
+    try:
+        cli.main()
+    except SystemExit as end:
+        if end.code:
+            raise
+"""
+
+
+def rlhf(copy: Path, *commands: str) -> list[str]:
+    """What each command of the copy prints."""
     environment = os.environ | {"PYTHONPATH": str(copy), "COLUMNS": "160"}
-    command = [sys.executable, "-m", "rlhf", *words]
-    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+    line = [sys.executable, "-c", COMMANDS, json.dumps([words.split() for words in commands])]
+    done = subprocess.run(
+        line, cwd=copy, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout
+    _, *printed = done.stdout.split("$ rlhf")
+    return printed
 
 
 @pytest.mark.slow
 def test_a_stage_of_ones_own_runs_like_the_others(copy):
-    where = ("--recipe", "recipes/again/v1")
-    assert "again" in rlhf(copy, "run", "--help")
-    assert re.search(r"│ again +│", rlhf(copy, "plan", *where, "--stage", "again"))
-    printed = rlhf(copy, "run", "evaluate", "--with-parents", *where)
-    assert "written to runs/again/v1/again" in printed and "again: " in printed
+    where = "--recipe recipes/again/v1"
+    chain = [f"run {stage} {where}" for stage in ("pretrain", "sft", "evaluate --with-parents")]
+    usage, planned, *_, evaluated, _ = rlhf(
+        copy, "run --help", f"plan {where} --stage again", *chain, f"report {where}"
+    )
+    assert "again" in usage
+    assert re.search(r"│ again +│", planned)
+    assert "written to runs/again/v1/again" in evaluated and "again: " in evaluated
     assert (copy / "runs/again/v1/again/adapter/adapter_model.safetensors").is_file()
-    rlhf(copy, "report", *where)
     page = (copy / "runs/again/v1/report.html").read_text()
     assert "SFT → DPO again" in page and 'data-label="stage">again</td>' in page

@@ -13,8 +13,8 @@ pytestmark = [
 ]
 
 PINNED = [d for d in recipe.available(RECIPE.parents[1]) if (d / pins.PREDICTION_FILE).exists()]
-# The guides' two recipes and one that is divided among cards; `make budgets`, a job of its own in CI, looks at all.
-WATCHED = [RECIPE.parents[1] / name for name in ("4090-llama2-7b/v2", "h100-mistral-7b/v2", "2x4090-llama2-13b/v1")]
+# The guides' two recipes; `make budgets`, a job of its own in CI, looks at all.
+WATCHED = [RECIPE.parents[1] / name for name in ("4090-llama2-7b/v2", "h100-mistral-7b/v2")]
 
 
 def test_every_recipe_for_a_card_has_its_peaks_pinned():

@@ -11,9 +11,20 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf import recipe
 from rlhf.cli.plan_tables import between_rows
 from rlhf.memory import ranks, weights
-from rlhf.memory.phases import Parts, PredictedPhase, PredictedStage, PredictionError, Work
+from rlhf.memory.phases import (
+    WHOLE,
+    Parts,
+    Peak,
+    PredictedPhase,
+    PredictedStage,
+    PredictionError,
+    RehearsedStage,
+    Work,
+)
 from rlhf.memory.plan import RankTraffic, StageTime
+from rlhf.memory.predict import Predictor
 from rlhf.recipe import PinnedRecipe, Ppo, Sft
+from tests.helpers import noted
 from tests.unit.plans import planned, planned_stage
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -34,6 +45,16 @@ def test_one_rank_takes_its_share_of_the_rows_and_all_of_the_steps():
     assert ranks.recipe_of_one_rank(whole, "evaluate") is whole, "which one process does"
     one = load("4090-llama2-7b/v2")
     assert ranks.recipe_of_one_rank(one, "ppo") is one
+
+
+def test_one_rank_is_rehearsed(monkeypatch):
+    asked: list[PinnedRecipe] = []
+    peaks = {WHOLE: Peak(), "update": Peak(by_operation={"step": {"base": 1}})}
+    answer = RehearsedStage([peaks, peaks], None)
+    monkeypatch.setattr(Predictor, "_rehearsed", lambda self, loaded, *_: noted(asked, loaded, answer))
+    whole = load("2x4090-llama2-13b/v1")
+    Predictor().predict(whole, "ppo")
+    assert asked == [ranks.recipe_of_one_rank(whole, "ppo")] and asked != [whole]
 
 
 def test_adapters_are_counted_as_peft_makes_them():

@@ -1,6 +1,5 @@
 """A call of a reward function: what it is given, how long it may take, and what it may return."""
 
-import asyncio
 import inspect
 import math
 import threading
@@ -75,7 +74,11 @@ class RewardFunction:
 
         def numbers() -> Numbers:
             result = self.function(**arguments)
-            return list(asyncio.run(_awaited(result)) if isinstance(result, Awaitable) else result)
+            if isinstance(result, Awaitable):
+                import asyncio  # few rewards need it, and it would slow every command's start
+
+                result = asyncio.run(_awaited(result))
+            return list(result)
 
         for left in reversed(range(self.retries + 1)):
             try:
