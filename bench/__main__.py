@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from typing_extensions import TypedDict
 
-from bench import compare, costs, goals, options, provenance, steps
+from bench import compare, costs, options, provenance, steps, targets
 from bench.clocks import clock_of
 from bench.derived import derived_figures
 from bench.kinds import StageSteps, StepsRecord
@@ -95,8 +95,8 @@ def show(loaded: PinnedRecipe, record: StepsRecord, price: float | None) -> list
     if compared:
         title = "published figures; hours and cost are projected"
         rows_table(title, ("stage", "figure", "published", "here", "verdict"), costs.figure_rows(compared))
-    if goal_rows := goals.rows(loaded.name, stages):
-        rows_table("goals, reached at a ratio of 1", ("", "goal", "measured", "ratio"), goal_rows)
+    if target_rows := targets.rows(loaded.name, stages):
+        rows_table("targets, reached at a ratio of 1", ("", "target", "measured", "ratio"), target_rows)
     screen.OUT.print(NOTE, style="dim")
     return [*out_of_memory(stages), *costs.worse(compared)]
 

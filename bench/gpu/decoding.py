@@ -10,7 +10,6 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 
 from bench.ceilings import ceilings
-from bench.goals import DECODING_MBU, rate_ends, reached
 from bench.gpu import variants
 from bench.gpu.item import Context, with_random_weights
 from bench.gpu.measured import DecodingFigures, DecodingRows, DecodingTime
@@ -26,6 +25,7 @@ from bench.gpu.variants import (
     synchronize,
 )
 from bench.steps import spread
+from bench.targets import DECODING_MBU, rate_ends, reached
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.models.nf4 import four_bit_layers
 from rlhf.models.shared_base import SharedBase
@@ -75,7 +75,7 @@ def choices(quantization: str) -> Iterator[tuple[str, Variant, SamplingFields]]:
 
 
 def decision(row: DecodingTime | str, count: int, dry_run: bool) -> Decision:
-    """Return whether a step as the stages run it reaches the goal; None if that lies between its quartiles."""
+    """Return whether a step as the stages run it reaches the target; None if that lies between its quartiles."""
     if isinstance(row, str):
         return Decision(False, row)
     if "mbu" not in row:

@@ -2,7 +2,7 @@
 
 import torch
 
-from bench import goals
+from bench import targets
 from bench.gpu.item import Context
 from bench.gpu.measured import MemoryFigures, PhasePeaks
 from bench.gpu.plan import NEAR
@@ -58,7 +58,7 @@ def measure(context: Context[MemoryFigures]) -> Decision:
 
 
 def decision(measured: MemoryFigures, recipe: str) -> Decision:
-    """Return whether all phases are close to their predictions, fit, and reach the recipe's goals for peaks.
+    """Return whether all phases are close to their predictions, fit, and reach the recipe's targets for peaks.
 
     Nothing is decided without predictions.
     """
@@ -74,8 +74,10 @@ def decision(measured: MemoryFigures, recipe: str) -> Decision:
     ratios = [row["reserved_bytes"] / row["measured_bytes"] for row in stages if row["reserved_bytes"]]
     reserved = f"; stages reserve at most {max(ratios) - 1:.0%} more than they allocate" if ratios else ""
     why = f"worst of {len(rows)}: {worst['stage']}/{worst['phase']} {worst['error']:+.1%}{reserved}"
-    results = [result for result in goals.measured(recipe, _peaks(measured)) if result.goal.key == "peak_vram_bytes"]
-    missed = [f"{result.goal.name} {gb(result.value or 0)} GB" for result in results if result.reached is False]
+    results = [
+        result for result in targets.measured(recipe, _peaks(measured)) if result.target.key == "peak_vram_bytes"
+    ]
+    missed = [f"{result.target.name} {gb(result.value or 0)} GB" for result in results if result.reached is False]
     return Decision(abs(worst["error"]) <= NEAR and not missed, "; ".join((why, *missed)))
 
 

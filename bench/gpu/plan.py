@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import click
 
-from bench.goals import DECODING_MBU, HOURS, MFU, PEAK
+from bench.targets import DECODING_MBU, HOURS, MFU, PEAK
 from rlhf.memory.predict import FRAGMENTATION
 from rlhf.terminal.wording import GB
 

@@ -5,7 +5,7 @@ from typing import cast
 
 import torch
 
-from bench import goals, steps
+from bench import steps, targets
 from bench.ceilings import ceilings
 from bench.gpu.item import Context
 from bench.gpu.measured import SpeedFigures
@@ -40,16 +40,16 @@ def measure(context: Context[SpeedFigures], shape: LengthsShape, stages: list[St
 
 
 def decision(measured: SpeedFigures, recipe: str) -> Decision:
-    """Return whether every stage ran and every measured goal of the recipe is reached.
+    """Return whether every stage ran and every measured target of the recipe is reached.
 
-    Nothing is decided where a goal lies between the quartiles of what was measured for it.
+    Nothing is decided where a target lies between the quartiles of what was measured for it.
     """
     stages = measured["stages"]
     if too_large := [stage for stage, row in stages.items() if row.get("out_of_memory")]:
         return Decision(False, f"out of memory in {', '.join(too_large)}")
     step_times = ", ".join(f"{stage} {row['step_seconds']['median']:.3g} s" for stage, row in stages.items())
-    usual = measured["shape"] == "hh"  # hours are of these, the other goals of the longest rows
-    wanted = [result for result in goals.measured(recipe, stages) if (result.goal.key == "hours") == usual]
+    usual = measured["shape"] == "hh"  # hours are of these, the other targets of the longest rows
+    wanted = [result for result in targets.measured(recipe, stages) if (result.target.key == "hours") == usual]
     if usual and not wanted:
         peak = max((row["peak_vram_bytes"] or 0 for row in stages.values()), default=0)
         return Decision(True if peak else None, f"{step_times} a step" + (f", peak {gb(peak, 1)} GB" if peak else ""))
@@ -63,9 +63,9 @@ def decision(measured: SpeedFigures, recipe: str) -> Decision:
     )
 
 
-def _said(result: goals.Measured) -> str:
-    between = " (the goal is within its spread)" if result.reached is None else ""
-    return f"{result.goal.name} {result.value:.3g}{between}"
+def _said(result: targets.Measured) -> str:
+    between = " (the target is within its spread)" if result.reached is None else ""
+    return f"{result.target.name} {result.value:.3g}{between}"
 
 
 def conclude(record: GpuRecord, root: Path = ROOT / "recipes") -> None:
@@ -90,5 +90,5 @@ def conclude(record: GpuRecord, root: Path = ROOT / "recipes") -> None:
                 medians = {phase: seconds["median"] for phase, seconds in row["phase_seconds"].items()}
                 row["roofline"] = beside(loaded.recipe, stage, medians, card, measured["shape"] == "longest")
     decided = decision(measured, record["recipe"])
-    complete = record["outcome"] == "done"  # of an item that was cut off some goals are not measured
+    complete = record["outcome"] == "done"  # of an item that was cut off some targets are not measured
     decide(record, decided if complete or decided.holds is False else Decision(None, decided.why))

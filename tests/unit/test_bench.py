@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 
 from bench import __main__ as bench
-from bench import ablation, ceilings, compare, costs, derived, goals, options, provenance, results, steps
+from bench import ablation, ceilings, compare, costs, derived, options, provenance, results, steps, targets
 from bench.kinds import Ceilings, Device, Spread, StageSteps, StepsRecord
 from bench.memory import budgets
 from bench.paths import ROOT
@@ -569,22 +569,22 @@ def test_an_ablation_has_a_median_round():
     assert (result.exit_code, "2 is even" in result.output) == (2, True)
 
 
-def test_goals_are_ratios_that_are_reached_at_one():
+def test_targets_are_ratios_that_are_reached_at_one():
     stages: dict[StageName, StageSteps] = {
         "sft": {"mfu": 0.21, "hours": 1.0},
         "rm": {"hours": 1.0},
         "ppo": {"mbu": 0.9, "hours": 6.0},
         "dpo": {"mfu": None, "hours": 1.0},
     }
-    rows = {row[0]: row[1:] for row in goals.rows("h100-mistral-7b", stages)}
+    rows = {row[0]: row[1:] for row in targets.rows("h100-mistral-7b", stages)}
     assert rows["sft: MFU"] == ("≥ 0.42", "0.21", "0.50")
     assert rows["dpo: MFU"][1:] == ("-", "-")
-    partly = {row[0]: row[1:] for row in goals.rows("h100-mistral-7b", {"sft": {"hours": 1.0}, "rm": {"hours": 1.0}})}
+    partly = {row[0]: row[1:] for row in targets.rows("h100-mistral-7b", {"sft": {"hours": 1.0}, "rm": {"hours": 1.0}})}
     assert partly["sft, rm and ppo: hours"][1:] == ("-", "-"), "a sum of some stages is not that of all"
     assert rows["ppo: MBU of decoding"][-1] == "1.50"
     assert rows["sft, rm and ppo: hours"] == ("≤ 4 h", "8", "0.50")
-    assert goals.rows("cpu-tiny", stages) == []
-    (row, *_) = goals.rows("4090-llama2-7b", {"sft": {"peak_vram_bytes": 6 * 10**9}})
+    assert targets.rows("cpu-tiny", stages) == []
+    (row, *_) = targets.rows("4090-llama2-7b", {"sft": {"peak_vram_bytes": 6 * 10**9}})
     assert row[-1] == "2.00"
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench import goals, records, results, steps
+from bench import records, results, steps, targets
 from bench.gpu import (
     attention,
     command,
@@ -454,14 +454,14 @@ def test_memory_holds_within_5_percent_on_both_sides(error, holds):
 
 
 @pytest.mark.parametrize(("peak", "holds"), [(12.0, True), (12.01, False)])
-def test_a_recipe_s_goals_for_peaks_are_decided_where_memory_is_measured(peak, holds):
+def test_a_recipe_s_targets_for_peaks_are_decided_where_memory_is_measured(peak, holds):
     """The highest phase of a stage counts; each has the bytes that were predicted."""
     phases = [
         NEAR | {"stage": "ppo", "phase": name, "measured_bytes": size} for name, size in (("", peak * 1e9), ("load", 9))
     ]
     decision = memory.decision(figures(phases=[NEAR, *phases]), "4090-llama2-7b")
     assert decision.holds is holds and ("ppo: peak memory 12.01 GB" in decision.why) is not holds
-    assert memory.decision(figures(phases=phases), "h100-mistral-7b").holds is True, "which has no such goal"
+    assert memory.decision(figures(phases=phases), "h100-mistral-7b").holds is True, "which has no such target"
 
 
 def test_memory_does_not_hold_where_a_phase_is_missing_on_one_side():
@@ -475,7 +475,7 @@ def test_memory_does_not_hold_where_a_phase_is_missing_on_one_side():
     assert unmatched("ppo", {"update": 1}, {"": 3, "update": 1}) == []
 
 
-def test_speed_is_decided_by_the_goals_of_its_recipe():
+def test_speed_is_decided_by_the_targets_of_its_recipe():
     def measured(
         mfu: float | None, mbu: float | None, shape: str = "longest", hours: float | None = None
     ) -> SpeedFigures:
@@ -486,7 +486,7 @@ def test_speed_is_decided_by_the_goals_of_its_recipe():
     assert speed.decision(measured(0.5, 0.7), "h100-mistral-7b").holds is True
     assert speed.decision(measured(0.5, 0.5), "h100-mistral-7b").holds is False
     almost = speed.decision(measured(0.4199, 0.7), "h100-mistral-7b")
-    assert almost.holds is False, "99.98 % of a goal is not all of it, though it is printed as 0.42"
+    assert almost.holds is False, "99.98 % of a target is not all of it, though it is printed as 0.42"
     assert speed.decision(measured(None, None), "cpu-tiny").holds is None
     spread: Spread = {"median": 1.0, "low": 0.9, "high": 1.1, "n": 4}
     for mfu, holds in ((0.4201, None), (0.4199, None), (0.47, True), (0.37, False)):
@@ -503,9 +503,9 @@ def test_speed_is_decided_by_the_goals_of_its_recipe():
 
 
 def test_hours_are_measured_on_rows_of_usual_length():
-    """For each recipe with a goal in hours an item of the plan measures its stages as a run has them."""
-    for name, wanted in goals.GOALS.items():
-        for stages in (goal.stages for goal in wanted if goal.key == "hours"):
+    """For each recipe with a target in hours an item of the plan measures its stages as a run has them."""
+    for name, wanted in targets.TARGETS.items():
+        for stages in (target.stages for target in wanted if target.key == "hours"):
             assert [
                 item
                 for item in ITEMS

@@ -1,4 +1,4 @@
-"""Goals for a benchmark's figures. A ratio of 1 or above reaches a goal."""
+"""Targets for a benchmark's figures. A ratio of 1 or above reaches a target."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
@@ -8,7 +8,7 @@ from rlhf.recipe import StageName
 from rlhf.recipe.totals import CHAIN
 
 
-class Goal(NamedTuple):
+class Target(NamedTuple):
     """A limit on one figure of a stage, or on its sum over several stages."""
 
     name: str
@@ -24,37 +24,37 @@ DECODING_MBU = 0.60  # share of the bandwidth of a large copy, for a decoding st
 # NeMo-Automodel's 42.8 % of the nominal rate.
 MFU = 0.42
 HOURS, PEAK = 4.0, 12e9  # the guides have 12 to 36 hours, 18 to 24 GB
-GOALS = {
+TARGETS = {
     "h100-mistral-7b": (
-        *(Goal(f"{stage}: MFU", (stage,), "mfu", MFU, False, "") for stage in ("sft", "dpo")),
-        Goal("ppo: MBU of decoding", ("ppo",), "mbu", DECODING_MBU, False, ""),
-        Goal("sft, rm and ppo: hours", CHAIN, "hours", HOURS, True, "h"),
+        *(Target(f"{stage}: MFU", (stage,), "mfu", MFU, False, "") for stage in ("sft", "dpo")),
+        Target("ppo: MBU of decoding", ("ppo",), "mbu", DECODING_MBU, False, ""),
+        Target("sft, rm and ppo: hours", CHAIN, "hours", HOURS, True, "h"),
     ),
     "4090-llama2-7b": tuple(
-        Goal(f"{stage}: peak memory", (stage,), "peak_vram_bytes", PEAK, True, "bytes")
+        Target(f"{stage}: peak memory", (stage,), "peak_vram_bytes", PEAK, True, "bytes")
         for stage in ("sft", "rm", "ppo", "dpo")
     ),
 }
 
 
 class Measured(NamedTuple):
-    """A goal and what was measured for it; None if it was not."""
+    """A target and what was measured for it; None if it was not."""
 
-    goal: Goal
+    target: Target
     value: float | None
     ends: tuple[float, float] | None  # the same at both quartiles of the seconds that it follows from
 
     @property
     def ratio(self) -> float | None:
-        """Return how near the goal is: 1 or above if it is reached, None if nothing was measured."""
+        """Return how near the target is: 1 or above if it is reached, None if nothing was measured."""
         if self.value is None:
             return None
-        return self.goal.value / self.value if self.goal.at_most else self.value / self.goal.value
+        return self.target.value / self.value if self.target.at_most else self.value / self.target.value
 
     @property
     def reached(self) -> bool | None:
-        """Return whether the goal is reached; None if it lies between both ends, or nothing was measured."""
-        return None if self.ends is None else reached(self.ends, self.goal.value, self.goal.at_most)
+        """Return whether the target is reached; None if it lies between both ends, or nothing was measured."""
+        return None if self.ends is None else reached(self.ends, self.target.value, self.target.at_most)
 
 
 def reached(ends: tuple[float, float], limit: float, at_most: bool = False) -> bool | None:
@@ -69,17 +69,17 @@ def rate_ends(rate: float, seconds: Spread) -> tuple[float, float]:
 
 
 def measured(recipe: str, stages: Mapping[StageName, StageSteps]) -> list[Measured]:
-    """Return what was measured for each goal of a recipe; None where a stage of it was not."""
+    """Return what was measured for each target of a recipe; None where a stage of it was not."""
     results = []
-    for goal in GOALS.get(recipe, ()):
-        values = [stages[stage].get(goal.key) if stage in stages else None for stage in goal.stages]
+    for target in TARGETS.get(recipe, ()):
+        values = [stages[stage].get(target.key) if stage in stages else None for stage in target.stages]
         known = [value for value in values if value is not None]
         if len(known) < len(values):
-            results.append(Measured(goal, None, None))
+            results.append(Measured(target, None, None))
             continue
-        ends = [_ends(goal.key, value, stages[stage]) for stage, value in zip(goal.stages, known, strict=True)]
+        ends = [_ends(target.key, value, stages[stage]) for stage, value in zip(target.stages, known, strict=True)]
         low, high = map(sum, zip(*ends, strict=True))
-        results.append(Measured(goal, sum(known), (low, high)))
+        results.append(Measured(target, sum(known), (low, high)))
     return results
 
 
@@ -94,10 +94,10 @@ def _ends(key: str, value: float, row: StageSteps) -> tuple[float, float]:
 
 
 def rows(recipe: str, stages: Mapping[StageName, StageSteps]) -> list[tuple[str, ...]]:
-    """Return a table row for each goal of a recipe: goal, limit, measured, ratio; "-" if not measured."""
+    """Return a table row for each target of a recipe: target, limit, measured, ratio; "-" if not measured."""
     table: list[tuple[str, ...]] = []
     for result in measured(recipe, stages):
-        goal, ratio = result.goal, result.ratio
-        limit = f"{'≤' if goal.at_most else '≥'} {goal.value:g} {goal.unit}".strip()
-        table.append((goal.name, limit, *(("-", "-") if ratio is None else (f"{result.value:.3g}", f"{ratio:.2f}"))))
+        target, ratio = result.target, result.ratio
+        limit = f"{'≤' if target.at_most else '≥'} {target.value:g} {target.unit}".strip()
+        table.append((target.name, limit, *(("-", "-") if ratio is None else (f"{result.value:.3g}", f"{ratio:.2f}"))))
     return table
