@@ -6,7 +6,10 @@ stages on real tensors, and the profiler every allocation that torch's CPU alloc
 
 import collections
 import functools
+import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,11 +22,13 @@ from bench.memory.measure import RealRuns, measure
 from rlhf import recipe
 from rlhf.data.batch import Rollout
 from rlhf.evaluation import policies as evaluation
+from rlhf.memory import predict as predicting
 from rlhf.memory.card import cards
 from rlhf.memory.card.allocator import LARGE_SEGMENT
 from rlhf.memory.card.replay import replay
 from rlhf.memory.extrapolate import extrapolate
 from rlhf.memory.phases import (
+    STAGE_ANSWER,
     WHOLE,
     Parts,
     Peak,
@@ -42,7 +47,7 @@ from rlhf.rollout.engine import sample
 from rlhf.rollout.library_decoding import LibraryDecoding
 from rlhf.stages import ppo
 from rlhf.stages.online import session
-from tests.helpers import RECIPE
+from tests.helpers import RECIPE, not_none
 from tests.invariants.tiny import HIDDEN, INTERMEDIATE, KV_HEADS, PROMPT, RANK, RESPONSE, SIZE, TINY, VOCAB, tiny
 
 pytestmark = [
@@ -717,12 +722,18 @@ def test_a_rehearsal_that_fails_leaves_no_answer_behind(predictor):
     assert "merge" in predicted.phases
 
 
-def test_a_rehearsal_that_was_killed_is_started_again(tmp_path, monkeypatch):
+def test_a_worker_that_was_killed_is_started_again(tmp_path, monkeypatch):
+    """Processes that answer every question alike stand in for workers, which take seconds to start."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with Predictor() as predictor:
-        predictor.predict(tiny(2), "merge")
-        assert predictor._worker
-        predictor._worker.kill()
-        with pytest.raises(PredictionError, match=r"its process was killed by SIGKILL .* when memory is short"):
-            predictor.predict(tiny(2), "sft")
-        assert predictor.predict(tiny(2), "sft").whole.peak_bytes
+    peaks = {WHOLE: rehearsed(), "train": rehearsed(step={"base": 1})}
+    answer = json.dumps({"result": STAGE_ANSWER.dump_python(RehearsedStage([peaks, peaks], None), mode="json")})
+    command = [sys.executable, "-c", f"import sys\nfor line in sys.stdin: print({answer!r}, flush=True)"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    monkeypatch.setattr(predicting, "_start_worker", lambda: subprocess.Popen(command, **pipes))
+    predictor = Predictor()
+    predictor.predict(tiny(2), "merge")
+    not_none(predictor._worker).kill()
+    with pytest.raises(PredictionError, match=r"its process was killed by SIGKILL .* when memory is short"):
+        predictor.predict(tiny(2), "sft")
+    assert predictor.predict(tiny(2), "sft").whole.peak_bytes == 1
+    not_none(predictor._worker).communicate()
