@@ -30,7 +30,7 @@ FEW = 8  # held-out rows of an evaluation: it is no part of a step
 @options.SET
 @click.option("--data", multiple=True, metavar="FILE", help="Rows used instead of the recipe's. May be repeated.")
 @options.stages(REAL_STAGES, "those that the recipe has")
-@options.STEPS
+@click.option("--steps", "count", default=2, show_default=True, type=WholeNumber(min=1), help="Steps after warm-up.")
 @click.option("--repeats", default=3, show_default=True, type=WholeNumber(min=1), help="Runs of each, in turn.")
 @options.SAVE
 def main(
