@@ -97,7 +97,7 @@ serve: $(ready) merge ## merge if needed, and serve the model at an OpenAI-compa
 
 # How they run: these in .venv, and those in a container too.
 recipes plan rehearse data-check data-show report ab judge bench-against bench-gpu bench-outside bench-peer \
-bench-peer-supervised budgets results-index docs-tables:
+bench-peer-real bench-peer-supervised budgets results-index docs-tables:
 	@$(here) $@
 fetch pretrain sft rm ppo rloo grpo dpo kto evaluate merge reproduce chat score serve bench bench-ablation bench-memory:
 	@$(rlhf) $@
@@ -119,6 +119,7 @@ bench-gpu: setup    ## measure what only a GPU can show (BENCH_ARGS="--box 55m";
 bench-outside: setup ## compare predicted memory with GPU runs that others measured (BENCH_ARGS="--only lora")
 bench-peer: setup   ## compare a step of PPO, RLOO or GRPO with TRL's (BENCH_ARGS="--method grpo")
 bench-peer-supervised: setup ## compare steps of SFT, reward model and DPO with TRL's, at its defaults and tuned
+bench-peer-real: setup ## the same, and GRPO, on a recipe's own model and rows (RECIPE= DATA=)
 budgets: setup      ## fail if predicted memory, operations or launches are not as pinned (BENCH_ARGS=--write: pin)
 results-index: setup ## write results/README.md from the records, and recipes/README.md from the recipes
 docs-tables: setup  ## write the tables of docs/ that say what the code says; a test compares them

@@ -231,23 +231,35 @@ class SideFigures(TypedDict):
     step_seconds: float
     step_seconds_range: NotRequired[list[float]]
     tokens_per_second: float
-    peak_bytes: float | None  # of a GPU while it trains; None on a CPU
+    peak_bytes: float | None  # of a GPU while it trains; of the process on a CPU, where older records have None
     clock: NotRequired[Clock]
     times_faster: NotRequired[float]
     times_faster_range: NotRequired[list[float]]
     times_faster_tuned: NotRequired[float]
     times_faster_tuned_range: NotRequired[list[float]]
     memory_ratio: NotRequired[float]
+    memory_ratio_range: NotRequired[list[float]]
+    memory_ratio_tuned: NotRequired[float]
+    memory_ratio_tuned_range: NotRequired[list[float]]
+
+
+class NamedFile(TypedDict):
+    """A file by its name without folders, and its SHA-256."""
+
+    name: str
+    sha256: str
 
 
 class SupervisedRecord(OfRecipe):
-    """A record of `python -m bench.peer.supervised`."""
+    """A record of `python -m bench.peer.supervised` or of `python -m bench.peer.real`."""
 
     date: str  # ISO 8601
     peer: str
     packages: dict[str, str]
     steps: NotRequired[int]  # of each run; missing in records from before the key
     repeats: int
+    weights: NotRequired[str]  # "the recipe's"; missing where they are random
+    rows: NotRequired[list[NamedFile]]  # files that were given instead of the recipe's data
     stages_beside: dict[StageName, dict[str, SideFigures]]  # ours; trl; trl, tuned
 
 

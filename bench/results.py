@@ -141,12 +141,18 @@ def _supervised(content: object, source: str) -> tuple[str, str]:
     peer = record["peer"].partition(" at ")[0]
     settings = [f"{key}={as_yaml(value)}" for key, value in record.get("overrides", {}).items()]
     mark = r" \*" if str(record["code"]["commit"])[:8] in TOKENS_OF_WARM_UP else ""
-    subject = ", ".join([f"steps compared with {peer}", *settings, f"{clock_of(ours.values())} seconds"])
+    model = ["the recipe's model"] if "weights" in record else []
+    subject = ", ".join([f"steps compared with {peer}", *model, *settings, f"{clock_of(ours.values())} seconds"])
     ratios = (
         f"{stage} {_with_range(row['times_faster'], row.get('times_faster_range'))} times TRL's defaults"
         + (
             f", {_with_range(row['times_faster_tuned'], row.get('times_faster_tuned_range'))} times tuned"
             if "times_faster_tuned" in row
+            else ""
+        )
+        + (
+            f", {_with_range(row['memory_ratio_tuned'], row.get('memory_ratio_tuned_range'))} of the memory of tuned"
+            if "memory_ratio_tuned" in row
             else ""
         )
         for stage, row in ours.items()

@@ -6,7 +6,7 @@ Seconds are CPU seconds of the process on a CPU, and wall seconds on a GPU; each
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NotRequired
 
@@ -16,7 +16,6 @@ from bench.kinds import Spread, StageSteps
 from bench.reading import read
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.files import JsonValue
 from rlhf.memory.rehearsal.short_runs import few_steps
 from rlhf.process.children import child_environment
 from rlhf.process.exhaustion import EXHAUSTED
@@ -54,23 +53,33 @@ def measure(
     supervised_steps: int | None = None,
     preflight: bool = True,
 ) -> dict[StageName, StageSteps]:
-    """Run the stages one after another below `out`. Return `stage_steps` of each stage, or {"out_of_memory": True}.
+    """Run a few steps of the stages on random weights below `out`; return what `measure_short` does.
 
-    A stage whose parent did not fit is out of memory too. Parents that are not among `stages` are run for their
-    adapters only. `shape` chooses the lengths of rows (`data.lengths`). `steps` follow those of the warm-up;
-    `supervised_steps` are those of stages that do not sample, if others.
+    `shape` chooses the lengths of rows (`data.lengths`). `steps` follow those of the warm-up; `supervised_steps` are
+    those of stages that do not sample, if others.
     """
     supervised = WARM_UP + (steps if supervised_steps is None else supervised_steps)
-    overrides = loaded.with_changes(few_steps(loaded.recipe, WARM_UP + steps, shape, supervised)).overrides
+    short = loaded.with_changes(few_steps(loaded.recipe, WARM_UP + steps, shape, supervised))
+    return measure_short(short, stages, out, preflight=preflight)
+
+
+def measure_short(
+    short: PinnedRecipe, stages: Sequence[StageName], out: Path, *, preflight: bool = True, warm_up: int = WARM_UP
+) -> dict[StageName, StageSteps]:
+    """Run the stages of a recipe of few steps one after another below `out`. Those that are finished there are kept.
+
+    Return `stage_steps` of each stage, or {"out_of_memory": True}. A stage whose parent did not fit is out of memory
+    too. Parents that are not among `stages` are run for their adapters only.
+    """
     by_stage: dict[StageName, StageSteps] = {}
     too_large: set[StageName] = set()
-    for stage in with_parents(loaded, [stage for stage in stages if stage in TRAINING_STAGES]):
-        parents = {*recipes.parents(loaded.recipe, stage)}
-        if parents & too_large or _run(loaded, stage, out, overrides, preflight) == "out of memory":
+    for stage in with_parents(short, [stage for stage in stages if stage in TRAINING_STAGES]):
+        parents = {*recipes.parents(short.recipe, stage)}
+        if parents & too_large or _run(short, stage, out, preflight) == "out of memory":
             too_large.add(stage)
         if stage in stages:
-            folder = out / loaded.name / loaded.version / stage
-            by_stage[stage] = {"out_of_memory": True} if stage in too_large else stage_steps(folder)
+            folder = out / short.name / short.version / stage
+            by_stage[stage] = {"out_of_memory": True} if stage in too_large else stage_steps(folder, warm_up)
     return by_stage
 
 
@@ -99,12 +108,12 @@ def telemetry(folder: Path, names: Sequence[str]) -> list[dict[str, float]]:
     return rows
 
 
-def stage_steps(folder: Path) -> StageSteps:
+def stage_steps(folder: Path, warm_up: int = WARM_UP) -> StageSteps:
     """Return seconds of the steps after the warm-up by phase, tokens of a step and peaks, from a finished stage."""
     summary = read(folder / "summary.json", _Summary)
-    rows = [row for row in telemetry(folder, ("step", "tokens")) if row["step"] > WARM_UP]
+    rows = [row for row in telemetry(folder, ("step", "tokens")) if row["step"] > warm_up]
     if not rows:
-        raise UserError(f"{folder}: all of its steps are warm-up: it takes more than {WARM_UP}")
+        raise UserError(f"{folder}: all of its steps are warm-up: it takes more than {warm_up}")
     cpu = summary["peak_vram_bytes"] is None
     names = ["train"] if "train" in rows[0] else ["rollout", "rollout/prefill", "rollout/decode", "score", "update"]
     prefix = "cpu/" if cpu and f"cpu/{names[0]}" in rows[0] else ""  # steadier than the wall on a shared machine
@@ -150,11 +159,13 @@ def spread(values: Sequence[float]) -> Spread:
     return {"median": median, "low": low, "high": high, "n": len(values)}
 
 
-def _run(loaded: PinnedRecipe, stage: StageName, out: Path, changes: Mapping[str, JsonValue], preflight: bool) -> str:
+def _run(loaded: PinnedRecipe, stage: StageName, out: Path, preflight: bool) -> str:
     """Run a stage. Return `done`, or `out of memory`. Raises UserError with the end of stderr for any other failure."""
     command = [sys.executable, "-m", "rlhf.cli", "run", stage, "--recipe", str(loaded.directory), "--out", str(out)]
     command += ["--if-needed", *([] if preflight else ["--no-preflight"])]
-    command += [part for key, value in changes.items() for part in ("--set", f"{key}={recipes.as_yaml(value)}")]
+    command += [
+        part for key, value in loaded.overrides.items() for part in ("--set", f"{key}={recipes.as_yaml(value)}")
+    ]
     environment = child_environment(HF_HUB_OFFLINE="1")
     process = subprocess.run(command, capture_output=True, text=True, env=environment)
     if process.returncode == EXHAUSTED:

@@ -3,10 +3,11 @@
 Both sides train the same adapter shape on the same random weights and the same rows, with the recipe's micro-batch,
 accumulation and longest row. All else of TRL's is its default; once more it keeps activations and puts rows of similar
 length into a batch where it can, as a careful user would. Ours is the real stage. Processes take turns.
-`make bench-peer` compares PPO, RLOO and GRPO.
+`make bench-peer` compares PPO, RLOO and GRPO, `make bench-peer-real` a recipe's own model and rows.
 """
 
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -43,17 +44,19 @@ TUNED: dict[str, TrlSettings] = {
     "sft": KEPT | {"train_sampling_strategy": "group_by_length"},
     "rm": KEPT,
     "dpo": KEPT,
+    "grpo": KEPT,
 }
 
 
 class Asked(TypedDict):
-    """What bench/peer/trl_supervised.py is told, as JSON."""
+    """What bench/peer/trl_stages.py is told, as JSON."""
 
     recipe: str  # folder
     overrides: Changes
     stage: StageName
     out: str  # folder of our run, which has the rows and the weights
     settings: TrlSettings
+    warm_up: int  # steps that do not count
 
 
 @options.command()
@@ -75,14 +78,20 @@ def main(
 ) -> None:
     """Compare steps of SFT, reward model and DPO with those of TRL's trainers, at their defaults and tuned."""
     loaded = options.load(hw, directory, changes)
-    figures = {stage: compare(loaded, stage, count, repeats) for stage in (stages or COMPARED_STAGES)}
+    short = loaded.with_changes(few_steps(loaded.recipe, steps.WARM_UP + count, "hh"))
+    figures = {stage: compare(short, stage, repeats, steps.WARM_UP) for stage in (stages or COMPARED_STAGES)}
+    show(loaded, figures)
+    if save:
+        write_json(save, record_of(loaded, count, repeats, figures))
+
+
+def show(loaded: PinnedRecipe, figures: Mapping[StageName, Mapping[str, SideFigures]]) -> None:
+    """Print the figures of all stages."""
     clock = clock_of(row for sides in figures.values() for row in sides.values())
-    ratios = ("speed, times TRL's", "times TRL tuned", "memory ratio")
+    ratios = ("speed, times TRL's", "times TRL tuned", "memory ratio", "to TRL tuned")
     columns = ("stage", "", f"step, {clock} s", f"tokens/{clock} s", "peak, GB", *ratios)
     rows = [_row(stage, name, row) for stage, sides in figures.items() for name, row in sides.items()]
     rows_table(f"{loaded.name} {loaded.version} compared with trl {version('trl')}", columns, rows)
-    if save:
-        write_json(save, record_of(loaded, count, repeats, figures))
 
 
 def record_of(
@@ -105,8 +114,8 @@ def record_of(
     }
 
 
-def compare(loaded: PinnedRecipe, stage: StageName, count: int, repeats: int) -> dict[str, SideFigures]:
-    """Run both sides in turn; return `side_by_side` of all repeats.
+def compare(short: PinnedRecipe, stage: StageName, repeats: int, warm_up: int) -> dict[str, SideFigures]:
+    """Run both sides of a recipe of few steps in turn; return `side_by_side` of all repeats.
 
     TRL's trainers take the rows and the weights of our first run.
     """
@@ -116,15 +125,16 @@ def compare(loaded: PinnedRecipe, stage: StageName, count: int, repeats: int) ->
         for number in range(repeats):
             for name in in_order(runs, number):
                 if name == "ours":
-                    runs[name].append(_ours(loaded, stage, Path(folder, str(number)), count))
+                    runs[name].append(_ours(short, stage, folder, warm_up))
                 else:
-                    runs[name].append(_trl(loaded, stage, Path(folder, "0"), count, settings[name]))
+                    runs[name].append(_trl(short, stage, folder, settings[name], warm_up))
     return side_by_side(runs)
 
 
-def _ours(loaded: PinnedRecipe, stage: StageName, out: Path, count: int) -> StageSteps:
-    """Run our stage once in a new folder."""
-    row = steps.measure(loaded, (stage,), out, steps=count, shape="hh", preflight=False)[stage]
+def _ours(short: PinnedRecipe, stage: StageName, out: str, warm_up: int) -> StageSteps:
+    """Run our stage once, again if it was run below `out`; what it builds on is run there once."""
+    shutil.rmtree(Path(out, short.name, short.version, stage), ignore_errors=True)
+    row = steps.measure_short(short, (stage,), Path(out), preflight=False, warm_up=warm_up)[stage]
     if row.get("out_of_memory"):
         raise UserError(f"{stage}: out of memory; what fits can be compared: lower the micro-batch")
     return row
@@ -138,24 +148,36 @@ def side_by_side(runs: Mapping[str, Sequence[StageSteps]]) -> dict[str, SideFigu
     sides = {name: summary(parts) for name, parts in runs.items()}
     ours, theirs, tuned = (sides[name] for name in ("ours", *PEERS))
     ours["times_faster"] = ours["tokens_per_second"] / theirs["tokens_per_second"]
-    ours["times_faster_range"] = _ratio_range(runs["ours"], runs[PEERS[0]])
+    ours["times_faster_range"] = _range_of(_speeds(runs["ours"], runs[PEERS[0]]))
     ours["times_faster_tuned"] = ours["tokens_per_second"] / tuned["tokens_per_second"]
-    ours["times_faster_tuned_range"] = _ratio_range(runs["ours"], runs[PEERS[1]])
-    if ours["peak_bytes"] and theirs["peak_bytes"]:
+    ours["times_faster_tuned_range"] = _range_of(_speeds(runs["ours"], runs[PEERS[1]]))
+    if ours["peak_bytes"] and theirs["peak_bytes"] and tuned["peak_bytes"]:
         ours["memory_ratio"] = ours["peak_bytes"] / theirs["peak_bytes"]
+        ours["memory_ratio_range"] = _range_of(_memory(runs["ours"], runs[PEERS[0]]))
+        ours["memory_ratio_tuned"] = ours["peak_bytes"] / tuned["peak_bytes"]
+        ours["memory_ratio_tuned_range"] = _range_of(_memory(runs["ours"], runs[PEERS[1]]))
     return sides
 
 
-def _ratio_range(ours: Sequence[StageSteps], theirs: Sequence[StageSteps]) -> list[float]:
-    """Return the least and the most of the ratios of tokens per second within a round."""
-    rounds = [a["tokens_per_second"] / b["tokens_per_second"] for a, b in zip(ours, theirs, strict=True)]
-    return [min(rounds), max(rounds)]
+def _speeds(ours: Sequence[StageSteps], theirs: Sequence[StageSteps]) -> list[float]:
+    """Return the ratio of tokens per second of each round."""
+    return [a["tokens_per_second"] / b["tokens_per_second"] for a, b in zip(ours, theirs, strict=True)]
+
+
+def _memory(ours: Sequence[StageSteps], theirs: Sequence[StageSteps]) -> list[float]:
+    """Return the ratio of the peaks of each round in which both are known."""
+    peaks = ((_peak(a), _peak(b)) for a, b in zip(ours, theirs, strict=True))
+    return [a / b for a, b in peaks if a and b]
+
+
+def _range_of(ratios: Sequence[float]) -> list[float]:
+    return [min(ratios), max(ratios)]
 
 
 def summary(parts: Sequence[StageSteps]) -> SideFigures:
     """Return the median and range of the repeats' medians.
 
-    The peak is a GPU's while it trains; a whole process has more.
+    The peak is a GPU's while it trains, on a CPU that of the whole process.
     """
     seconds = [part["step_seconds"]["median"] for part in parts]
     peaks = [peak for part in parts if (peak := _peak(part))]
@@ -169,21 +191,23 @@ def summary(parts: Sequence[StageSteps]) -> SideFigures:
 
 
 def _peak(part: StageSteps) -> int | None:
-    peaks = part["phase_peak_bytes"] or {}
+    peaks = part["phase_peak_bytes"]
+    if peaks is None:
+        return part.get("peak_rss_bytes")
     return max((peaks[name] for name in ("train", "rollout", "score", "update") if name in peaks), default=None)
 
 
-def _trl(loaded: PinnedRecipe, stage: StageName, out: Path, count: int, settings: TrlSettings) -> StageSteps:
+def _trl(short: PinnedRecipe, stage: StageName, out: str, settings: TrlSettings, warm_up: int) -> StageSteps:
     """Run TRL's trainer once. Return the same keys as `bench.steps` has for ours."""
-    overrides = loaded.with_changes(few_steps(loaded.recipe, steps.WARM_UP + count, "hh")).overrides
     asked: Asked = {
-        "recipe": str(loaded.directory),
-        "overrides": overrides,
+        "recipe": str(short.directory),
+        "overrides": short.overrides,
         "stage": stage,
-        "out": str(out),
+        "out": out,
         "settings": settings,
+        "warm_up": warm_up,
     }
-    command = [sys.executable, "-m", "bench.peer.trl_supervised", json.dumps(asked)]
+    command = [sys.executable, "-m", "bench.peer.trl_stages", json.dumps(asked)]
     environment = child_environment(TRL_EXPERIMENTAL_SILENCE="1", HF_HUB_OFFLINE="1")
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
@@ -195,7 +219,8 @@ def _row(stage: StageName, name: str, row: SideFigures) -> tuple[str, ...]:
     ratios = (
         _ratio(row.get("times_faster"), row.get("times_faster_range")),
         _ratio(row.get("times_faster_tuned"), row.get("times_faster_tuned_range")),
-        _ratio(row.get("memory_ratio"), None),
+        _ratio(row.get("memory_ratio"), row.get("memory_ratio_range")),
+        _ratio(row.get("memory_ratio_tuned"), row.get("memory_ratio_tuned_range")),
     )
     peak = gb(row["peak_bytes"] or 0)
     shown = f"{row['step_seconds']:.3g}", f"{row['tokens_per_second']:,.0f}", peak

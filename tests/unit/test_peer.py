@@ -101,6 +101,7 @@ def test_a_supervised_ratio_is_of_tokens_per_second_with_the_range_over_the_roun
     assert ours["times_faster_range"] == pytest.approx([5 / 3, 2.4])
     assert ours["times_faster_tuned_range"] == [0.8, 1.2]
     assert (ours["step_seconds"], ours["step_seconds_range"], ours["memory_ratio"]) == (2.0, [1.0, 3.0], 2.0)
+    assert ours["memory_ratio_range"] == pytest.approx([5 / 3, 2.4]) and ours["memory_ratio_tuned"] == 1.0
     assert "1.00 (0.80 to 1.20)" in supervised._row("sft", "ours", ours)
 
 
@@ -135,21 +136,22 @@ def test_no_contender_is_always_the_first(monkeypatch):
     """TRL's trainers have the rows of our first run, which therefore begins."""
     done: list[tuple[str, str]] = []
 
-    def measured(loaded: object, stages: tuple[StageName], out: Path, **_: object) -> dict[StageName, StageSteps]:
-        done.append(("ours", out.name))
+    def measured(short: object, stages: tuple[StageName], out: Path, **_: object) -> dict[StageName, StageSteps]:
+        done.append(("ours", str(out)))
         return {stage: {"tokens_per_second": 1.0} for stage in stages}
 
-    def trl(loaded: object, stage: StageName, out: Path, count: int, settings: object) -> StageSteps:
-        done.append(("tuned" if settings else "trl", out.name))
+    def trl(short: object, stage: StageName, out: str, settings: object, warm_up: int) -> StageSteps:
+        done.append(("tuned" if settings else "trl", out))
         return {"tokens_per_second": 1.0}
 
-    monkeypatch.setattr("bench.steps.measure", measured)
+    monkeypatch.setattr("bench.steps.measure_short", measured)
     monkeypatch.setattr(supervised, "_trl", trl)
     monkeypatch.setattr(supervised, "side_by_side", dict)
-    found = supervised.compare(recipe.load(inputs.PEER_RECIPE), "sft", 2, 3)
+    found = supervised.compare(recipe.load(inputs.PEER_RECIPE), "sft", 3, 2)
     assert {name: len(rows) for name, rows in found.items()} == {"ours": 3, "trl": 3, "trl, tuned": 3}
-    there, back = [("trl", "0"), ("tuned", "0")], [("tuned", "0"), ("trl", "0")]
-    assert done == [("ours", "0"), *there, *back, ("ours", "1"), ("ours", "2"), *there]
+    there, back = ["trl", "tuned"], ["tuned", "trl"]
+    assert [name for name, _ in done] == ["ours", *there, *back, "ours", "ours", *there]
+    assert len({out for _, out in done}) == 1, "in the folder of our first run"
 
 
 def test_a_contender_that_does_not_fit_is_a_row():

@@ -1,0 +1,171 @@
+"""A few steps of TRL's SFTTrainer, RewardTrainer, DPOTrainer or GRPOTrainer, on the rows and weights of a run of ours.
+
+Rows are the token ids on which our stage trains; GRPO gets the text of its prompts, and the recipe's reward functions.
+Tokens are those that the trainer counts, without padding, in the steps whose seconds count.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+
+from bench.kinds import StageSteps
+from bench.peer.supervised import Asked
+from bench.peer.training import StepClock, timed
+from bench.steps import spread
+from rlhf import recipe as recipes
+from rlhf.data.corpus import Corpus
+from rlhf.data.load import divide_rows
+from rlhf.data.pairs import encode_pairs
+from rlhf.data.source import read_source
+from rlhf.data.tokenize import DialogueTokenizer
+from rlhf.errors import UserError
+from rlhf.models.adapters import lora_config
+from rlhf.models.loading import load_base, load_tokenizer
+from rlhf.process.torch_setup import set_up_torch
+from rlhf.recipe import Dialogues, Dpo, Grpo, Rm, Sft
+from rlhf.run.directory import StageRun
+from rlhf.stages.online import reward_functions
+from rlhf.stages.supervised.forward import IGNORED
+
+Rows = list[dict[str, Any]]
+# Settings of GRPO that have the same name on both sides.
+SAME = (
+    *("num_generations", "num_iterations", "max_completion_length", "temperature", "beta", "epsilon", "loss_type"),
+    *("scale_rewards", "learning_rate", "lr_scheduler_type", "max_grad_norm"),
+)
+
+
+class TokenizedDPOTrainer(DPOTrainer):
+    """TRL's trainer for rows that are token ids already, which its two others take as they are."""
+
+    def _prepare_dataset(self, dataset: Any, *_: object, **__: object) -> Any:
+        return dataset
+
+
+TRAINERS: dict[str, tuple[Any, Any]] = {
+    "sft": (SFTConfig, SFTTrainer),
+    "rm": (RewardConfig, RewardTrainer),
+    "dpo": (DPOConfig, TokenizedDPOTrainer),
+    "grpo": (GRPOConfig, GRPOTrainer),
+}
+
+
+def rows_of(run: StageRun, tokenizer: DialogueTokenizer) -> Rows:
+    """Return the training rows of our run as TRL's trainer of the same stage takes them."""
+    recipe = run.loaded.recipe
+    corpus, _ = divide_rows(read_source(recipe, run.run_directory / "data"), recipe)
+    options = recipe.section(run.stage)
+    if isinstance(options, Grpo):
+        return prompt_rows(tokenizer, corpus, options)
+    if isinstance(options, Sft):
+        texts = [(row.prompt, row.response) for row in corpus.demonstrations().train[: options.max_samples]]
+        encoded, _ = tokenizer.encode(texts, options.max_prompt_length, options.max_length)
+        return [
+            {"input_ids": row.prompt + row.response, "labels": [IGNORED] * len(row.prompt) + row.response}
+            for row in encoded
+            if row
+        ]
+    assert isinstance(options, Rm | Dpo)
+    pairs, *_ = encode_pairs(tokenizer, corpus.preferences(run.stage).train[: options.max_samples], options)
+    if isinstance(options, Rm):
+        return [{f"{name}_ids": side.prompt + side.response for name, side in pair._asdict().items()} for pair in pairs]
+    responses = ({f"{name}_ids": side.response for name, side in pair._asdict().items()} for pair in pairs)
+    return [{"prompt_ids": pair.chosen.prompt, **row} for pair, row in zip(pairs, responses, strict=True)]
+
+
+def prompt_rows(tokenizer: DialogueTokenizer, corpus: Corpus, options: Grpo) -> Rows:
+    """Return the prompts as text, with their right answers. Raises UserError where TRL would read other tokens."""
+    answers = corpus.right_answers()
+    prompts = corpus.prompts("grpo").train[: options.max_samples]
+    texts = [tokenizer.prompt_text(prompt) for prompt in prompts]
+    ids, _ = tokenizer.encode_prompts(prompts, options.max_prompt_length)
+    if tokenizer.hf(texts)["input_ids"] != ids:
+        raise UserError("grpo: TRL would read other prompts: they are cut, or need a BOS that the tokenizer leaves out")
+    return [{"prompt": text, "answer": answers.get(prompt)} for text, prompt in zip(texts, prompts, strict=True)]
+
+
+def rewards_of(options: Grpo) -> list[Callable[..., Any]]:
+    """Return the recipe's reward functions as TRL calls them. Raises UserError where a reward model is among them."""
+    if options.model_scores:
+        raise UserError("grpo: a reward model is not compared with TRL: name functions alone in grpo.reward_funcs")
+
+    def for_trl(name: str) -> Callable[..., Any]:
+        function = reward_functions.find(name, "grpo.reward_funcs")
+
+        def reward(prompts: Any, completions: Any, completion_ids: Any, answer: Any, **_: object) -> Any:
+            return function(prompts, completions, answer, completion_ids)
+
+        reward.__name__ = name
+        return reward
+
+    return [for_trl(name) for name in options.reward_funcs]
+
+
+def same_settings(options: Dialogues | Grpo) -> dict[str, Any]:
+    """Return the settings of ours that TRL's configuration has too: batches, lengths, and those in SAME for GRPO.
+
+    Raises UserError for GRPO with several updates of a batch, of which TRL makes steps.
+    """
+    if isinstance(options, Dialogues):
+        names = ("per_device_train_batch_size", "gradient_accumulation_steps", "max_length", "max_steps")
+        return {name: getattr(options, name) for name in names} | {"include_num_input_tokens_seen": "non_padding"}
+    if options.num_iterations * options.num_mini_batches > 1:
+        raise UserError("grpo: a step is compared that has one update: num_iterations and num_mini_batches must be 1")
+    micro = options.per_device_train_batch_size
+    batches = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": options.batch_size // micro}
+    return {name: getattr(options, name) for name in SAME} | batches | {"max_steps": options.steps}
+
+
+def main() -> None:
+    """Read `Asked` from the first argument as JSON; print the keys of `StageSteps` that TRL's trainer has."""
+    asked: Asked = json.loads(sys.argv[1])
+    loaded = recipes.load(Path(asked["recipe"]), asked["overrides"])
+    stage, recipe = asked["stage"], loaded.recipe
+    run = StageRun(Path(asked["out"]), loaded, stage)
+    device, tokenizer = set_up_torch(recipe), load_tokenizer(run)
+    options = recipe.section(stage)
+    assert isinstance(options, Dialogues | Grpo)
+    kind, trainer = TRAINERS[stage]
+    settings = kind(
+        output_dir=str(run.run_directory / "trl"),
+        use_cpu=device.type == "cpu",
+        bf16=recipe.model.dtype == "bfloat16",
+        save_strategy="no",
+        report_to="none",
+        **same_settings(options),
+        **asked["settings"],
+    )
+    cuda = device.type == "cuda"
+    clock = StepClock()
+    task = "SEQ_CLS" if stage == "rm" else "CAUSAL_LM"
+    base = load_base(run, device, head="score" if stage == "rm" else "lm")
+    base.config.pad_token_id = tokenizer.pad_id
+    built = trainer(
+        model=base,
+        args=settings,
+        train_dataset=Dataset.from_list(rows_of(run, tokenizer)),
+        processing_class=tokenizer.hf,
+        peft_config=lora_config(recipe.lora, base, task),
+        callbacks=[clock],
+        **({"reward_funcs": rewards_of(options)} if isinstance(options, Grpo) else {}),
+    )
+    taken = timed(built, clock, cuda, asked["warm_up"])
+    seconds = taken["wall"] if cuda else taken["cpu"]
+    figures: StageSteps = {
+        "clock": "wall" if cuda else "cpu",
+        "step_seconds": spread(seconds),
+        "tokens_per_second": clock.tokens_after(asked["warm_up"]) / sum(seconds),
+        "phase_peak_bytes": {"train": taken["peak"]} if cuda else None,
+    }
+    if not cuda:
+        figures["peak_rss_bytes"] = taken["peak"]
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
