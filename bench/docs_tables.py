@@ -30,7 +30,7 @@ from rlhf.recipe.strict import Section
 BLOCK = re.compile(r"(<!-- (?P<name>[^/].*?) -->\n)(?P<table>.*?)(<!-- /(?P=name) -->)", re.S)
 ROW = re.compile(r"^\| `(\w+)` \|(?:.*[^\\\n]\|)? (.*) \|$", re.M)
 LARGE = 1e30  # a bound of numbers that only keeps them finite
-CARDS = ("4090-llama2-7b/v2", "4090-mistral-7b/v1", "h100-mistral-7b/v2")  # the recipes of docs/roofline.md
+ROOFLINES = ("4090-llama2-7b/v2", "4090-mistral-7b/v1", "h100-mistral-7b/v2")  # the recipes of docs/roofline.md
 MANY = 8  # values that a text may have; more are explained elsewhere
 TABLES: dict[str, Callable[[], str]] = {
     "peaks": lambda: budgets.peaks_table(ROOT / "recipes"),
@@ -44,7 +44,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "grpo-phases": lambda: figures.phases_table(_steps("trl-1.16-grpo")),
     "rloo-step": lambda: figures.markdown(_steps("trl-1.16-rloo")),
     "rloo-phases": lambda: figures.phases_table(_steps("trl-1.16-rloo")),
-    "rooflines": lambda: roofline.markdown([roofline.predict(load(ROOT / "recipes" / name), "ppo") for name in CARDS]),
+    "rooflines": lambda: roofline.markdown(
+        [roofline.predict(load(ROOT / "recipes" / name), "ppo") for name in ROOFLINES]
+    ),
     "planted": lambda: table.planted(table.newest_rows(ROOT / "results/against")),
     "the same": lambda: table.same(
         [read(file, SameRecord) for file in sorted(ROOT.glob("results/against/same_*.json"))]
