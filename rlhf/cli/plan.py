@@ -107,11 +107,13 @@ def _show_strategies(loaded: PinnedRecipe, stages: Sequence[StageName], as_json:
 
 def _show_published(loaded: PinnedRecipe, stage: StageName | None, price: float | None, as_json: bool) -> None:
     """Print the published figures of a stage, or of all, beside their predictions."""
+    figures = tuple(figure for figure in loaded.figures if stage in (None, figure.stage))
+    effects = loaded.recipe.sft and any((figure.metric or "").startswith("effect.") for figure in figures)
     with Predictor() as predictor, working("rehearsing the stages") as say:
         made = planning.make_plan(predictor, loaded, predicted_stages(loaded.recipe), price, say)
-        costs = strategies.costs_alone(predictor.predict, loaded, SFT, say) if loaded.recipe.sft else {}
-    rows = published_figures.compare(loaded, made, costs)
-    tables.show_published(loaded, [row for row in rows if stage in (None, row.figure.stage)], as_json)
+        costs = strategies.costs_alone(predictor.predict, loaded, SFT, say) if effects else {}
+    rows = published_figures.compare(loaded._replace(figures=figures), made, costs)
+    tables.show_published(loaded, rows, as_json)
 
 
 def _show_plan(loaded: PinnedRecipe, stages: Sequence[StageName], price: float | None, as_json: bool) -> None:

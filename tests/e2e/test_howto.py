@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlhf import recipe
-from tests.helpers import SMALL, beside, grouped, not_none, run_stages
+from tests.helpers import SMALL, beside, grouped, run_stages
 from tests.howto import applied, example
 from tests.lines import read_intact_lines
 
@@ -32,10 +32,18 @@ def changed(tmp_path_factory) -> Path:
 
 def output_of(root: Path, *words: object) -> str:
     """What Python prints in a copy of the project."""
-    environment = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = os.environ | {"PYTHONPATH": str(root)}
     done = subprocess.run([sys.executable, *map(str, words)], cwd=root, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+@pytest.fixture(scope="module")
+def tested(changed) -> str:
+    """What pytest says of the cases that the page adds; one process runs all, as starting it takes longest."""
+    files = ("unit/test_formats.py", "unit/test_architecture.py", "invariants/test_model_types.py")
+    words = ("-m", "pytest", "-v", "-p", "no:cacheprovider", "-k", "turn or arcee")
+    return output_of(changed, *words, *(f"tests/{file}" for file in files))
 
 
 def test_the_page_s_python_runs_a_stage_and_loads_its_adapter(trained, tmp_path, monkeypatch, capsys):
@@ -51,11 +59,11 @@ def test_the_page_s_python_runs_a_stage_and_loads_its_adapter(trained, tmp_path,
 
 
 @pytest.mark.slow
-def test_a_row_format_of_its_own_is_recognised_and_read(changed):
+def test_a_row_format_of_its_own_is_recognised_and_read(changed, tested):
     rows = changed / "turns.jsonl"
     rows.write_text('{"user": "Capital of Peru?", "assistant": "Lima."}\n' * 3)
     assert "Lima." in output_of(changed, "-m", "rlhf.cli", "data", "show", rows)
-    output_of(changed, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/unit/test_formats.py", "-k", "turn")
+    assert re.search(r"test_formats\.py::\S+\[(\S+-)?turn(-\S+)?\] PASSED", tested)
 
 
 @pytest.mark.slow
@@ -84,7 +92,5 @@ def test_a_reward_of_its_own_trains(trained, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_model_type_of_its_own_is_compared_with_transformers(changed):
-    files = ("tests/invariants/test_model_types.py", "tests/unit/test_architecture.py")
-    output = output_of(changed, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", "arcee")
-    assert int(not_none(re.search(r"(\d+) passed", output))[1]) >= 5
+def test_a_model_type_of_its_own_is_compared_with_transformers(tested):
+    assert len(re.findall(r"\[\S*arcee\S*\] PASSED", tested)) >= 5

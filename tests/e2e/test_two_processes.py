@@ -63,14 +63,30 @@ for _stage in ("sft", "rm", "dpo"):
     CHANGES[_stage][f"{_stage}.max_samples"] = 60
 
 
+# On a random base, which needs no training; NF4 wants rows of whole blocks of 64.
+FOUR_BITS: dict[str, Any] = {"model.architecture.hidden_size": 64, "model.architecture.intermediate_size": 128}
+FOUR_BITS |= {"model.quantization": "nf4", "hardware.engine": "fsdp"}
+FOUR_BITS |= random_weights_changes(sizes(FOUR_BITS).recipe, 120, "hh")
+
+
 @pytest.fixture(scope="module")
-def run_by_two(trained, tmp_path_factory) -> Path:
+def four_bits(tmp_path_factory) -> Path:
+    """Root of what PPO on a base in four bits builds on."""
+    out: Path = tmp_path_factory.mktemp("four-bits")
+    run_stages(sizes(FOUR_BITS), out, "sft", "rm")
+    return out
+
+
+@pytest.fixture(scope="module")
+def run_by_two(trained, four_bits, tmp_path_factory) -> Path:
     """Root of stages that two processes have run; each is left as a command of its own would leave it."""
     out = beside(trained, tmp_path_factory.mktemp("two"), *PARENTS["ppo"])
     stages_to_run = [(stage, str(out), CHANGES[stage] | {"hardware.count": 2}) for stage in ("dpo", "rloo", "grpo")]
     # the chain's reward model is among the parents of these, so that another one is trained elsewhere
     rm = beside(trained, tmp_path_factory.mktemp("two"), *PARENTS["rm"])
     stages_to_run.append(("rm", str(rm), CHANGES["rm"] | {"hardware.count": 2}))
+    divided = beside(four_bits, out / "four-bits", "sft", "rm")  # their stages under fsdp need the processes alone
+    stages_to_run.append(("ppo", str(divided), FOUR_BITS | {"hardware.count": 2}))
     (out / "stages.json").write_text(json.dumps(stages_to_run))
     command = [*LAUNCHER, "-m", "tests.e2e.ranks", str(out / "stages.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[2])
@@ -128,15 +144,9 @@ def test_ppo_takes_the_same_steps_with_its_base_divided(trained, tmp_path, ppo_a
     compare(ppo_alone, two / ROOT / "ppo", 6, "checkpoints/step-000006/adapter")
 
 
-def test_a_base_in_four_bits_is_divided_too(tmp_path):
-    """On a random base, which needs no training; NF4 wants rows of whole blocks of 64."""
-    sizes_of_nf4 = {"model.architecture.hidden_size": 64, "model.architecture.intermediate_size": 128}
-    changes: dict[str, Any] = sizes_of_nf4 | {"model.quantization": "nf4", "hardware.engine": "fsdp"}
-    changes |= random_weights_changes(sizes(changes).recipe, 120, "hh")
-    one, two = tmp_path / "one", tmp_path / "two"
-    run_stages(sizes(changes), one, "sft", "rm", "ppo")
-    run_two("ppo", beside(one, two, "sft", "rm"), changes, with_fsdp(tmp_path))
-    compare(one / ROOT / "ppo", two / ROOT / "ppo", 4)
+def test_a_base_in_four_bits_is_divided_too(four_bits, run_by_two):
+    run_stages(sizes(FOUR_BITS), four_bits, "ppo")
+    compare(four_bits / ROOT / "ppo", run_by_two / "four-bits" / ROOT / "ppo", 4)
 
 
 def test_a_rank_that_dies_ends_the_run_and_another_number_of_processes_resumes_it(trained, tmp_path, ppo_alone):
@@ -154,63 +164,16 @@ def test_a_rank_that_dies_ends_the_run_and_another_number_of_processes_resumes_i
     began = time.monotonic()
     _, err = started.communicate(timeout=60)
     assert started.returncode == 1 and time.monotonic() - began < 60
-    (error,) = (line for line in err.splitlines() if "[flat_reward]" not in line)  # which so small a run deserves
-    assert error.startswith("error: ppo: rank 1 was killed by SIGKILL") and "`--resume`" in error
+    lines = [line for line in err.splitlines() if "[flat_reward]" not in line]  # which so small a run deserves
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("error: ppo: rank 1 was killed by SIGKILL") and "`--resume`" in lines[0]
     run_stages(sizes(PPO), out, "ppo", resume=True)
     assert content_of(folder / "manifest.json")["resumed_from"] == "step-000012"
     compare(ppo_alone, folder, 16)
 
 
-RANKS = """
-import sys
-import torch
-from accelerate import PartialState
-from transformers import LlamaConfig, LlamaForCausalLM
-from rlhf.process import distributed
-from rlhf.errors import UserError
-from rlhf.models.sharding import keep_layers_whole, shard_layers
-
-PartialState(cpu=True)
-me = distributed.rank()
-assert distributed.world() == 2
-assert distributed.from_main(lambda: f"made by {me}") == "made by 0"
-assert distributed.own_rows([1, 2, 3, 4, 5]) == [[1, 3, 5], [2, 4]][me]
-assert distributed.sum_of({"a": 1.5, "b": me}, "cpu") == {"a": 3.0, "b": 1.0}
-gradients = [torch.nn.Parameter(torch.zeros(2, 3)), torch.nn.Parameter(torch.zeros(4))]
-gradients[0].grad = torch.full((2, 3), 1.0 + me)
-distributed.reduce_gradients(gradients)
-assert gradients[0].grad.tolist() == [[3.0] * 3] * 2 and gradients[1].grad is None
-distributed.agree("recipe", "same")
-try:
-    distributed.agree("data", me)
-    raise AssertionError("a rank with other data was let in")
-except UserError as error:
-    assert str(error).startswith("rank 1 (on ") and "another data than rank 0" in str(error), error
-
-torch.manual_seed(0)
-sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=50)
-model = LlamaForCausalLM(LlamaConfig(**sizes)).requires_grad_(False)
-ids = torch.arange(12).view(2, 6)
-before = model(input_ids=ids).logits
-kept = model.model.layers[0].self_attn.q_proj.weight
-whole = kept.numel()
-shard_layers(model.model, {kept})
-other = model.model.layers[1].self_attn.q_proj.weight
-assert kept.numel() == whole and other.to_local().numel() == whole // 2
-assert torch.equal(model(input_ids=ids).logits, before)
-keep_layers_whole(model, whole=True)
-if me == 0:  # a rank goes through a gathered base alone
-    assert torch.equal(model(input_ids=ids).logits, before)
-keep_layers_whole(model, whole=False)
-assert model.model.layers[1].self_attn.q_proj.weight.to_local().numel() == whole // 2
-PartialState().destroy_process_group()
-"""
-
-
-def test_ranks_gather_rows_numbers_and_shards_as_one_process_has_them(tmp_path):
-    (tmp_path / "ranks.py").write_text(RANKS)
-    done = subprocess.run([*LAUNCHER, str(tmp_path / "ranks.py")], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+def test_ranks_gather_rows_numbers_and_shards_as_one_process_has_them(run_by_two):
+    assert {file.name for file in run_by_two.glob("gathered-*")} == {"gathered-0", "gathered-1"}
 
 
 def test_ranks_that_differ_or_are_too_few_do_not_start(trained, tmp_path):

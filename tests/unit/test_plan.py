@@ -18,6 +18,7 @@ from rlhf.memory.cache import file_of
 from rlhf.memory.phases import STAGE_ANSWER, PredictedPhase, PredictedStage, PredictionError, StepOperations, Work
 from rlhf.memory.predict import Predictor, card_needed_bytes, card_reserved_bytes, predicted_stages
 from rlhf.memory.preflight import require_fit
+from rlhf.memory.strategies import StrategyCost
 from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import PinnedRecipe
@@ -26,7 +27,7 @@ from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.published import Figure
 from rlhf.recipe.strict import with_overrides
 from rlhf.terminal import make_words
-from tests.helpers import RECIPE, grouped, rlhf
+from tests.helpers import RECIPE, grouped, noted, rlhf
 from tests.unit.plans import SFT, Known, global_batch, phase, planned, planned_stage, sft_recipe
 
 LENGTHS = {"max_length": 64, "max_prompt_length": 40, "max_eval_samples": 4, "max_samples": 64, "logging_steps": 1}
@@ -355,8 +356,9 @@ def test_a_stage_that_does_not_fit_is_refused_before_it_loads(command, predictor
 
 def test_the_refusal_s_way_out_keeps_what_was_given(command, narrow, monkeypatch):
     monkeypatch.setattr("rlhf.process.torch_setup.device_of", lambda recipe: torch.device("cpu"))
-    _, _, err = command("run", "sft", "--recipe", narrow, "--set", "lora.r=3")
-    assert f"`rlhf plan --recipe {narrow} --set lora.r=3 --fastest`" in err
+    given = "--set hardware.memory_gb=1.9"  # what the test before this one has predicted is read again
+    _, _, err = command("run", "sft", "--recipe", narrow, *given.split())
+    assert f"`rlhf plan --recipe {narrow} {given} --fastest`" in err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -432,11 +434,14 @@ def test_options_that_cannot_be_answered_are_refused(command, small, options, me
     assert message in " ".join(err.split())
 
 
-def test_published_figures_as_json_and_of_one_stage(command, folder, small):
+def test_published_figures_as_json_and_of_one_stage(command, folder, small, monkeypatch):
     about = {"unit": "GB", "source": "guide > page > line"}
     target = {"name": "peak", "stage": "sft", "metric": "peak_vram_gb", "range": [100, 200]} | about
     reason = {"name": "pace", "stage": "rm", "not_comparable": "no", "value": 1} | about
     counted = {"name": "effect", "stage": "sft", "metric": "effect.gradient_checkpointing.time_percent", "value": 2}
+    costs = {"none": StrategyCost(100, 1.0), "gradient_checkpointing": StrategyCost(60, 1.25)}
+    asked: list[str] = []
+    monkeypatch.setattr(strategies, "costs_alone", lambda predict, loaded, stage, say: noted(asked, stage, costs))
     (small / "published.yaml").write_text(
         yaml.safe_dump({"guide": "guide", "targets": [target, reason, counted | about]})
     )
@@ -446,9 +451,11 @@ def test_published_figures_as_json_and_of_one_stage(command, folder, small):
         assert (code, [row["stage"] for row in rows]) == (0, ["sft", "rm", "sft"])
         assert rows[0]["predicted"] > 0 and (rows[0]["basis"], rows[0]["verdict"]) == ("predicted", "better")
         assert (rows[1]["predicted"], rows[1]["verdict"], rows[1]["detail"]) == (None, "not comparable", "no")
-        assert rows[2]["predicted"] is None and "times the operations are counted" in rows[2]["detail"]
+        assert rows[2]["predicted"] is None and "1.25 times the operations are counted" in rows[2]["detail"]
+        assert asked == ["sft"]
         _, out, _ = command("plan", "--recipe", small, "--published", "--stage", "rm")
         assert "pace" in out and "peak" not in out
+        assert asked == ["sft"], "no strategy is rehearsed where no figure is about one"
         _, out, _ = command("plan", "--recipe", small, "--published", "--stage", "sft")
         assert "predicted: better (-" in " ".join(out.split())
     finally:
