@@ -43,6 +43,7 @@ from rlhf.data.messages import (
     has_value,
     quoted_keys,
     read_messages,
+    spoken_text,
     text,
     type_name,
 )
@@ -267,7 +268,7 @@ def _prompt(value: object) -> tuple[Message, ...]:
     """Return the messages of a prompt: text, a transcript or a list of messages. Raises Malformed."""
     if isinstance(value, list):
         return read_messages(value, "prompt")
-    prompt = text(value, "prompt")
+    prompt = spoken_text(value, "prompt")
     if not _is_transcript(prompt):
         return (Message("user", prompt),)
     *turns, last = parse_hh(prompt)
@@ -303,7 +304,7 @@ def _answer(value: object, key: str, row_prompt: tuple[Message, ...] | None) -> 
     if isinstance(value, list):
         turns = read_messages(value, key)
     else:
-        answer = text(value, key)
+        answer = spoken_text(value, key)
         is_transcript = row_prompt is None or answer.startswith(("\n\nHuman:", "\r\n\r\nHuman:"))
         turns = parse_hh(answer) if is_transcript else (Message("assistant", answer.removeprefix(" ")),)
     if not any(turn.role == "assistant" for turn in turns):
