@@ -222,7 +222,8 @@ def _right_answer(row: dict[str, object]) -> str | None:
     if isinstance(answer, float) and not math.isfinite(answer):
         raise Malformed(f"'answer' is {answer}; it must be text or a finite number")
     if isinstance(answer, int | float) and not isinstance(answer, bool):
-        answer = str(answer)
+        # A table with an empty cell among whole numbers holds them as 7.0, which no text of a response is equal to.
+        answer = str(int(answer) if isinstance(answer, float) and answer.is_integer() else answer)
     return None if answer is None else text(answer, "answer").strip() or None  # in a table, no answer is an empty cell
 
 
