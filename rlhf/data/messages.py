@@ -39,6 +39,7 @@ _ROLES: dict[object, MessageRole] = {
     "model": "assistant",
 }
 _FLAGS: dict[object, bool] = {0: False, 1: True, "0": False, "1": True, "false": False, "true": True}
+_MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*(['"])(?:role|content|from|value)\1\s*:.*\}\s*\]\s*""", re.DOTALL)
 _TYPES = {
     type(None): "null",
     bool: "a boolean",
@@ -169,6 +170,17 @@ def text(value: object, name: str) -> str:
         except UnicodeEncodeError as error:
             raise Malformed(f"'{name}' holds half a surrogate pair at character {error.start}") from None
     return value
+
+
+def spoken_text(value: object, name: str) -> str:
+    """Return a value that is text, and no list of messages as a cell of a table holds it. Raises Malformed."""
+    content = text(value, name)
+    if _MESSAGES_AS_TEXT.fullmatch(content):
+        raise Malformed(
+            f"'{name}' is a list of messages written as text, as CSV files hold lists: write the rows as JSON lines or "
+            "Parquet, which keep lists"
+        )
+    return content
 
 
 def type_name(value: object) -> str:

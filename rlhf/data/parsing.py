@@ -43,6 +43,7 @@ from rlhf.data.messages import (
     has_value,
     quoted_keys,
     read_messages,
+    spoken_text,
     text,
     type_name,
 )
@@ -221,7 +222,8 @@ def _right_answer(row: dict[str, object]) -> str | None:
     if isinstance(answer, float) and not math.isfinite(answer):
         raise Malformed(f"'answer' is {answer}; it must be text or a finite number")
     if isinstance(answer, int | float) and not isinstance(answer, bool):
-        answer = str(answer)
+        # A table with an empty cell among whole numbers holds them as 7.0, which no text of a response is equal to.
+        answer = str(int(answer) if isinstance(answer, float) and answer.is_integer() else answer)
     return None if answer is None else text(answer, "answer").strip() or None  # in a table, no answer is an empty cell
 
 
@@ -267,7 +269,7 @@ def _prompt(value: object) -> tuple[Message, ...]:
     """Return the messages of a prompt: text, a transcript or a list of messages. Raises Malformed."""
     if isinstance(value, list):
         return read_messages(value, "prompt")
-    prompt = text(value, "prompt")
+    prompt = spoken_text(value, "prompt")
     if not _is_transcript(prompt):
         return (Message("user", prompt),)
     *turns, last = parse_hh(prompt)
@@ -303,7 +305,7 @@ def _answer(value: object, key: str, row_prompt: tuple[Message, ...] | None) -> 
     if isinstance(value, list):
         turns = read_messages(value, key)
     else:
-        answer = text(value, key)
+        answer = spoken_text(value, key)
         is_transcript = row_prompt is None or answer.startswith(("\n\nHuman:", "\r\n\r\nHuman:"))
         turns = parse_hh(answer) if is_transcript else (Message("assistant", answer.removeprefix(" ")),)
     if not any(turn.role == "assistant" for turn in turns):

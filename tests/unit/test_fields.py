@@ -265,3 +265,25 @@ def test_a_repeated_beginning_may_be_spelled_another_way():
     system = {"role": "system", "content": "Be brief."}
     (pair,) = read({"prompt": "Is 91 prime?", "chosen": [system, USER, NO], "rejected": [system, USER, YES]}).pairs
     assert pair.prompt[0].role == "system"
+
+
+@pytest.mark.parametrize("written", [str, json.dumps, lambda turns: str(turns).replace("}, {", "}\n {")])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Is 91 prime?", "chosen": [USER, NO], "rejected": [USER, YES]},
+        {"chosen": [USER, NO], "rejected": [USER, YES]},
+        {"prompt": [USER], "completion": "No."},
+        {"prompt": "Is 91 prime?", "completion": [NO]},
+        {"prompt": [USER]},
+    ],
+)
+def test_a_list_of_messages_as_a_table_holds_it_is_no_text(row, written):
+    """Pandas and datasets write lists into CSV as Python shows them; a model would learn to answer with brackets."""
+    as_text = {key: written(value) if isinstance(value, list) else value for key, value in row.items()}
+    assert "is a list of messages written as text" in refusal(as_text)
+
+
+def test_an_answer_that_quotes_messages_stays_as_it_is():
+    answer = 'Send this:\n[{"role": "user", "content": "Hi"}]'
+    assert read({"prompt": "How?", "completion": answer}).examples[0].response == answer

@@ -282,6 +282,13 @@ def test_an_answer_that_no_reward_can_compare_with_is_malformed(write, answer):
     assert [row.right_answer for row in read([file], on_bad_row="skip").bare_prompts] == ["4"]
 
 
+@pytest.mark.parametrize(("answer", "written"), [(7.0, "7"), (-0.0, "0"), (8.5, "8.5"), (7, "7"), ("7.0", "7.0")])
+def test_a_whole_answer_is_written_as_one_also_where_a_table_made_it_a_float(write, answer, written):
+    """pandas makes 7 of a column with an empty cell 7.0, and `exact_answer` would give each right answer of 7 a 0."""
+    rows = read([write("a.jsonl", lines({"prompt": "3+4?", "answer": answer}))])
+    assert rows.bare_prompts[0].right_answer == written
+
+
 def test_an_empty_answer_of_a_prompt_is_none(write):
     rows = read([write("a.csv", b"prompt,answer\n2+2?,4\n3+3?,\n4+4?,  \n")])
     assert [row.right_answer for row in rows.bare_prompts] == ["4", None, None]

@@ -325,6 +325,41 @@ def test_a_function_of_the_user_s_own_gets_what_it_names(tmp_path, monkeypatch):
         rewards.find("own_rewards:text", "here")(["p"], ["a"], [None])
 
 
+@pytest.mark.parametrize(
+    ("signature", "argument"),
+    [
+        ("def f(completions, ground_truth):", "ground_truth"),
+        ("def f(prompts, completions, trainer_state, **kwargs):", "trainer_state"),
+        ("def f(completions, *, solution):", "solution"),
+        ("def f(completions, /):", "completions"),
+        ("async def f(texts):", "texts"),
+        ("def f(prompts, completions, log=None, *args, **kwargs):", None),
+    ],
+)
+def test_an_argument_that_no_call_gives_is_refused_before_training(tmp_path, monkeypatch, signature, argument):
+    """It would fail at the first step, after SFT and the reward model."""
+    (tmp_path / "needs_more.py").write_text(f"{signature}\n    return [1.0] * len(completions)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "needs_more", raising=False)
+    if argument is None:
+        assert given("needs_more:f", "text") == 1
+        return
+    with pytest.raises(UserError, match=f"needs_more:f needs the argument '{argument}'; .* completion_ids, answer,"):
+        rewards.find("needs_more:f", "grpo.reward_funcs")
+
+
+@pytest.mark.parametrize("name", ["my_rewards.py:polite", "./my_rewards.py:polite", "/a folder/my_rewards.py:polite"])
+def test_a_file_in_place_of_its_module_gets_the_name_to_write(name):
+    with pytest.raises(UserError, match=r"name the module, not its file: my_rewards:polite, with my_rewards\.py in"):
+        rewards.find(name, "grpo.reward_funcs")
+
+
+def test_a_class_in_place_of_a_function_is_refused_before_training():
+    with pytest.raises(UserError, match="decimal:Decimal is a class; name a function"):
+        rewards.find("decimal:Decimal", "grpo.reward_funcs")
+
+
 def test_code_of_the_user_s_own_that_exits_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

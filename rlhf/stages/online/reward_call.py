@@ -104,6 +104,16 @@ def accepted(function: Function) -> list[str]:
     return [name for name in ARGUMENTS if name in parameters]
 
 
+def not_given(function: Function) -> str | None:
+    """Return an argument without a default that a function needs and is not given by its name; None where all are."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        given = name in ARGUMENTS if by_name else parameter.kind is not parameter.POSITIONAL_ONLY
+        if not given and parameter.default is parameter.empty:
+            return name
+    return None
+
+
 class OutOfTime(Exception):
     """A call took longer than it may."""
 

@@ -31,7 +31,7 @@ from typing import Any
 from rlhf.data.normal import normalise
 from rlhf.errors import UserError
 from rlhf.stages.online.judge_reward import JudgeReward, require_client
-from rlhf.stages.online.reward_call import FAILURES, QUOTED, Function, RewardFunction, accepted
+from rlhf.stages.online.reward_call import ARGUMENTS, FAILURES, QUOTED, Function, RewardFunction, accepted, not_given
 from rlhf.terminal import excerpt
 
 # 7, 1,234.50, .5, -1e3, -$5. A minus after a word or a closing bracket is not a sign (10-5, f(x)-5), and a point after
@@ -64,6 +64,12 @@ def labels(names: Sequence[str]) -> list[str]:
 
 def find(name: str, where: str) -> RewardFunction:
     """Return the reward that a recipe names. Raises UserError, which begins with `where`, when there is none."""
+    if file := re.fullmatch(r"(?:.*/)?(\w[\w-]*)\.py:(\w+)", name):
+        module, attribute = file.groups()
+        raise UserError(
+            f"{where}: {name}: name the module, not its file: {module}:{attribute}, with {module}.py in the folder in "
+            "which the command is started"
+        )
     if ":" in name and re.fullmatch(r"[\w.]+:\w+", name):
         function: Function = _imported(name, where)
     else:
@@ -245,6 +251,13 @@ def _imported(name: str, where: str) -> Function:
         raise UserError(
             f"{where}: {name} cannot be used ({reason}); modules are looked for in {folder} first"
         ) from error
+    if isinstance(function, type):
+        raise UserError(f"{where}: {name} is a class; name a function, or an object that can be called")
+    if (argument := not_given(function)) is not None:
+        raise UserError(
+            f"{where}: {name} needs the argument {argument[:40]!r}; a reward function is given {', '.join(ARGUMENTS)}, "
+            "each by its name (docs/rewards.md)"
+        )
     return function
 
 
