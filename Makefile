@@ -96,7 +96,7 @@ score: $(ready)     ## score answers with the trained reward model: PROMPT= RESP
 serve: $(ready) merge ## merge if needed, and serve the model at an OpenAI-compatible address (PORT=8000)
 
 # How they run: these in .venv, and those in a container too.
-recipes plan rehearse data-check data-show report ab judge bench-against bench-gpu bench-outside bench-peer \
+recipes plan rehearse data-check data-show report ab judge bench-against bench-gpu bench-peer \
 bench-peer-real bench-peer-supervised budgets results-index docs-tables:
 	@$(here) $@
 fetch pretrain sft rm ppo rloo grpo dpo kto evaluate merge reproduce chat score serve bench bench-ablation bench-memory:
@@ -116,7 +116,6 @@ bench-against: setup ## compare this code with REV's: time, measured in turn, an
 bench-ablation: $(ready) ## measure the published ways to save memory, one at a time, in steps of SFT
 bench-memory: $(ready) ## compare predicted with measured peaks, in two steps of every stage that is predicted
 bench-gpu: setup    ## measure what only a GPU can show (BENCH_ARGS="--box 55m"; --dry-run needs none)
-bench-outside: setup ## compare predicted memory with GPU runs that others measured (BENCH_ARGS="--only lora")
 bench-peer: setup   ## compare a step of PPO, RLOO or GRPO with TRL's (BENCH_ARGS="--method grpo")
 bench-peer-supervised: setup ## compare steps of SFT, reward model and DPO with TRL's, at its defaults and tuned
 bench-peer-real: setup ## the same, and GRPO, on a recipe's own model and rows (RECIPE= DATA=)

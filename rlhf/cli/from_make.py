@@ -38,7 +38,6 @@ MODULES: Mapping[str, tuple[str, str]] = {  # targets that run a module of Pytho
     "bench-ablation": ("bench.ablation", _OF_RECIPE),
     "bench-memory": ("bench.memory measure", _OF_RECIPE),
     "bench-gpu": ("bench.gpu", "BENCH_ARGS VRAM_CAP GPU"),
-    "bench-outside": ("studies.outside", "BENCH_ARGS"),
     "bench-peer": ("bench.peer", "BENCH_ARGS"),
     "bench-peer-real": ("bench.peer.real", f"{_OF_RECIPE} DATA"),
     "bench-peer-supervised": ("bench.peer.supervised", _OF_RECIPE),
