@@ -62,11 +62,11 @@ def main(
 def few_real_steps(recipe: Recipe, count: int) -> Changes:
     """Return the overrides by which every stage takes `count` steps on its own rows, with little around them."""
     changes: Changes = {"evaluate.max_samples": FEW}
-    sections: dict[StageName, Changes] = {}
-    sections |= {stage: {"steps": count, "eval_steps": count} for stage in recipe.online()}
-    sections |= {stage: {"max_steps": count, "eval_steps": None} for stage in recipe.dialogues()}
-    for stage, section in sections.items():
-        section |= {"max_eval_samples": FEW, "logging_steps": 1, "save_steps": count, "adapter": "last"}
+    around: Changes = {"max_eval_samples": FEW, "logging_steps": 1, "save_steps": count, "adapter": "last"}
+    online: Changes = {"steps": count, "eval_steps": count} | around
+    dialogues: Changes = {"max_steps": count, "eval_steps": None} | around
+    for stage in (*recipe.online(), *recipe.dialogues()):
+        section = online if stage in recipe.online() else dialogues
         changes |= {f"{stage}.{key}": value for key, value in section.items()}
     return changes
 

@@ -285,6 +285,7 @@ def test_every_recipe_of_a_guide_is_checked():
     ours = {
         "cpu-tiny",
         "cpu-tiny-kto",
+        "cpu-gemma3-sums",
         "cpu-smollm2-hh",
         "cpu-smollm2-sums",
         "cpu-tiny-groups",
