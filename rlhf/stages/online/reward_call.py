@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import math
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ Numbers = Sequence[float | None]
 Function = Callable[..., Numbers | Awaitable[Numbers]]
 ARGUMENTS = ("prompts", "completions", "completion_ids", "answer")
 FAILURES = (Exception, SystemExit)  # of code of the user's own, which may call sys.exit
+LARGEST = 3.4e38  # finite in float32
 QUOTED = 60  # characters of a prompt or a response in a message
 
 
@@ -58,7 +59,7 @@ class RewardFunction:
         for number, prompt, completion in zip(numbers, prompts, completions, strict=True):
             if number is not None and not _finite(number):
                 where = _named(prompt, completion)
-                raise UserError(f"reward {self.name} is {number!r}, not a finite number, for {where}")
+                raise UserError(f"reward {self.name} is {number!r}, not a finite number in float32, for {where}")
         return [None if number is None else float(number) for number in numbers]
 
     def _call(
@@ -75,7 +76,10 @@ class RewardFunction:
 
         def numbers() -> Numbers:
             result = self.function(**arguments)
-            return list(asyncio.run(_awaited(result)) if isinstance(result, Awaitable) else result)
+            values = asyncio.run(_awaited(result)) if isinstance(result, Awaitable) else result
+            if isinstance(values, Mapping | Set):  # whose keys would be taken for the numbers, or in any order
+                raise TypeError(f"it returned a {type(values).__name__}, not a list of numbers")
+            return list(values)
 
         for left in reversed(range(self.retries + 1)):
             try:
@@ -144,8 +148,9 @@ async def _awaited(numbers: Awaitable[Numbers]) -> Numbers:
 
 
 def _finite(number: Any) -> bool:
+    """Return whether a number is finite in float32 too, in which rewards are added and weighted."""
     try:
-        return math.isfinite(number)
+        return math.isfinite(number) and abs(number) <= LARGEST
     except (TypeError, OverflowError):
         return False
 
