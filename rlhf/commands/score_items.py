@@ -71,4 +71,5 @@ def _item(source: str, row: object) -> Item:
     if not isinstance(row, dict) or not answers:
         raise UserError(f"{source}: {row if isinstance(row, Exception) else 'no prompt with an answer in this row'}")
     as_text = "step" in row and isinstance(row["prompt"], str)  # a run wrote it in the model's own template
-    return Item(source, row["prompt"] if as_text else parse_prompt(row["prompt"], source), answers, row)
+    prompt = row["prompt"] if as_text else parse_prompt(row["prompt"], source, row.get("system"))
+    return Item(source, prompt, answers, row)

@@ -22,6 +22,7 @@ INERT = re.compile(  # of a row: origins and kinds too
     rf"(.*_)?({_OWN}|source|origin|dataset|subset|split|from|url|category|domain|task|type|topic|tag|licen[cs]e|version"
     rf"|turns|level|difficulty|metadata|meta){_SUFFIX}"
 )
+_INDEX = re.compile(r"(?:unnamed:_\d+(?:_\d+)?)?|__index_level_\d+__")  # as pandas writes it beside its columns
 MATTERS = re.compile("image|picture|audio|video|document|passage|context|history|previous|tool")
 LABEL = 100  # most characters of a text with spaces that still is a name or a label, and no text to answer
 TRAINED_FLAGS = ("weight", "train", "training", "loss", "loss_mask")  # 0 or false: context, never a target
@@ -142,6 +143,8 @@ def is_inert(name: str, value: object, names: re.Pattern[str] = INERT) -> bool:
     Its value must be a label too: a number, a short text, or a list of them; metadata and ratings may be anything.
     """
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-. ]", "_", name).lower()
+    if _INDEX.fullmatch(name):
+        return str(value).isdecimal()
     if not names.fullmatch(name) or MATTERS.search(name):
         return False
     return name.endswith(("metadata", "meta", "ratings")) or _is_label(value)

@@ -120,14 +120,21 @@ def parse_row(row: dict[str, object], kind: RowKind, source: str) -> Row | LeftO
 def _parse_with_system(row: dict[str, object], kind: RowKind, source: str) -> Row | LeftOut:
     """Return a row of the kind with the system message that stands beside it. Raises Malformed and _Untrained."""
     parsed = _parse_row(row, kind, source)
-    if isinstance(parsed, Document | str) or not has_value(row.get("system")):
+    if isinstance(parsed, Document | str):
         return parsed
-    system = content_text(row["system"], "system")
-    own = next((message.content for message in parsed.prompt[:1] if message.role == "system"), "")
+    return replace(parsed, prompt=_with_system(parsed.prompt, row.get("system")))
+
+
+def _with_system(prompt: tuple[Message, ...], beside: object) -> tuple[Message, ...]:
+    """Return a prompt with the system message that stands beside it, if one does. Raises Malformed for two."""
+    if not has_value(beside):
+        return prompt
+    system = content_text(beside, "system")
+    own = next((message.content for message in prompt[:1] if message.role == "system"), "")
     if own.strip() and normalise(own) != normalise(system):
         raise Malformed("'system' differs from the system message of the conversation; keep one of them")
-    turns = [message for message in parsed.prompt if message.role != "system"]
-    return parsed if own.strip() else replace(parsed, prompt=(Message("system", system), *turns))
+    turns = [message for message in prompt if message.role != "system"]
+    return prompt if own.strip() else (Message("system", system), *turns)
 
 
 def _parse_row(row: dict[str, object], kind: RowKind, source: str) -> Row | LeftOut:
@@ -285,13 +292,13 @@ def _is_transcript(prompt: str) -> bool:
     return ends and "\n\nHuman:" in prompt
 
 
-def parse_prompt(value: object, source: str) -> tuple[Message, ...]:
+def parse_prompt(value: object, source: str, system: object = None) -> tuple[Message, ...]:
     """Return the messages of a prompt as preference rows may hold it: text, a transcript or a list of messages.
 
-    Raises UserError for anything else.
+    `system` is what stands beside it under that name. Raises UserError for anything else.
     """
     try:
-        return _prompt(value)
+        return _with_system(_prompt(value), system)
     except Malformed as problem:
         raise UserError(f"{source}: {problem}") from None
 

@@ -29,6 +29,11 @@ RECORD = "conversion.json"
 READERS = ("transformers", "gguf")  # packages that read a file
 BYTES = 4.2  # on disk for each weight: float32, and the tokenizer
 
+# Names in a file, as llama.cpp groups them, of rules that split texts before the merges: as GPT-2 does, and each digit
+# alone before that. Old files state none, or "default".
+AS_GPT2 = (None, "default", "gpt-2", "phi-2", "olmo", "mpt", "jais", "gigachat", "mellum")
+DIGITS_ALONE = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone")
+
 Make = Callable[[Path], None]  # fills an empty folder
 
 
@@ -160,11 +165,14 @@ def _convert(file: Path, folder: Path, header: Header) -> None:
     # Each step would parse the file again, which takes most of the time: a vocabulary has many entries.
     with quiet_libraries(), mock.patch("gguf.GGUFReader", lambda path: header.content):
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **named)
+        try:
+            _split_as_trained(tokenizer, header.pre_tokenizer)
+        except UserError as error:
+            raise UserError(f"{file}: {error}") from None
         unpacked = GgufConfig(dequantize=True)
         model: Any = AutoModelForCausalLM.from_pretrained(
             file.parent, **named, quantization_config=unpacked, dtype=torch.float32
         )
-    _split_as_trained(tokenizer, header.pre_tokenizer)
     # Its weights are plain numbers now: as a quantised model it could not be saved, nor loaded as one of full weights.
     for key in ("quantization_config", "_pre_quantization_dtype"):
         model.config.__dict__.pop(key, None)
@@ -176,13 +184,21 @@ def _convert(file: Path, folder: Path, header: Header) -> None:
 def _split_as_trained(tokenizer: Any, pre_tokenizer: str | None) -> None:
     """Split texts as the vocabulary's merges were learned, where transformers does not know the name in the file.
 
-    SmolLM's tokenizer takes each digit alone, before it splits as GPT-2's does (its tokenizer.json on the hub).
+    It then splits a byte-level vocabulary as GPT-2 does. Others meet merges that no text led to in training: numbers
+    above all become other tokens. Raises UserError for a name that nothing here knows.
     """
     from tokenizers import pre_tokenizers
 
-    if pre_tokenizer == "smollm":
+    if pre_tokenizer in DIGITS_ALONE:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    elif pre_tokenizer not in AS_GPT2 and isinstance(
+        tokenizer.backend_tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel
+    ):
+        raise UserError(
+            f"its tokenizer splits texts by the rule {pre_tokenizer!r:.40}, which is unknown here, and the model would "
+            "read other tokens than in training: take the model's folder or its name on the hub instead of a GGUF file"
         )
 
 

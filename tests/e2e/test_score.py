@@ -111,6 +111,13 @@ def test_every_way_to_name_an_answer_gives_the_same_score(trained, heldout, comm
     assert read_intact_lines(tmp_path / "again.jsonl")[5]["response"]["true_reward"] == 1.5
 
 
+def test_a_system_message_beside_a_prompt_is_read_as_in_training(tmp_path):
+    row = {"system": "Be brief.", "prompt": "Hi?", "response": "Hello."}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    (item,) = score_items.read([tmp_path / "rows.jsonl"])
+    assert told(item.prompt) == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi?"}]
+
+
 def test_samples_have_the_score_that_ppo_and_evaluation_give_their_tokens(trained, heldout, tmp_path):
     """The same prompts and answers once as ids through `SharedBase.scores`, once as the text of samples.jsonl."""
     _, pairs = heldout

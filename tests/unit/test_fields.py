@@ -205,6 +205,8 @@ def test_a_row_says_the_same_through_json(tmp_path):
         ("reward_model", {"style": "rule", "ground_truth": "72"}),
         ("is_correct", False),
         ("label", False),
+        ("", "in French"),
+        ("Unnamed: 3", "in French"),
     ],
 )
 def test_a_column_that_an_answer_may_depend_on_is_refused_in_every_kind(column, value):
@@ -223,6 +225,10 @@ def test_a_column_that_an_answer_may_depend_on_is_refused_in_every_kind(column, 
         ("scores", {"helpful": 3, "short": None}),
         ("turns", 2),
         ("metadata", {"anything": ["may", {"stand": "here"}]}),
+        ("", "17"),
+        ("Unnamed: 0", 17),
+        ("Unnamed: 0.1", 17),
+        ("__index_level_0__", 17),
     ],
 )
 def test_ids_origins_and_scores_are_without_influence(column, value):

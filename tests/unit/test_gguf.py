@@ -31,7 +31,7 @@ CHAT = (
 )
 
 
-def tiny(path: Path, kind: str = "Q4_0") -> dict[str, np.ndarray]:
+def tiny(path: Path, kind: str = "Q4_0", pre: str = "smollm") -> dict[str, np.ndarray]:
     """Write a small Llama with the parts of SmolLM2's file; return the weights that its file holds, unpacked."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = [*SPECIAL, *alphabet, "Ġ3", "33"]
@@ -48,7 +48,7 @@ def tiny(path: Path, kind: str = "Q4_0") -> dict[str, np.ndarray]:
     out.add_rope_freq_base(10_000.0)
     out.add_vocab_size(len(tokens))
     out.add_tokenizer_model("gpt2")
-    out.add_tokenizer_pre("smollm")
+    out.add_tokenizer_pre(pre)
     out.add_token_list(tokens)
     out.add_token_types([3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL)))
     out.add_token_merges(["Ġ 3", "3 3"])
@@ -119,6 +119,23 @@ def test_the_tokenizer_ends_pads_and_splits_as_the_model_was_trained(file):
     assert names(prompt)[:1] == ["<|im_start|>"] and names(prompt).count("<|im_start|>") == 2
     # The merges "Ġ3" and "33" are in the file: a digit that is not taken alone would meet them.
     assert names(tokenizer.hf("is 33").input_ids) == ["i", "s", "Ġ", "3", "3"]
+
+
+@pytest.mark.parametrize(
+    ("pre", "tokens"),
+    [("refact", ["Ġ", "3", "3"]), ("starcoder", ["Ġ", "3", "3"]), ("qwen2", ["Ġ", "3", "3"]), ("gpt-2", ["Ġ3", "3"])],
+)
+def test_digits_are_split_by_the_rule_that_the_file_names(tmp_path, pre, tokens):
+    tiny(tmp_path / "tiny.gguf", pre=pre)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.converted(tmp_path / "tiny.gguf"))
+    assert tokenizer.convert_ids_to_tokens(tokenizer("is 33").input_ids)[2:] == tokens
+
+
+def test_an_unknown_rule_for_splitting_is_refused(tmp_path):
+    """transformers takes GPT-2's rule for it: the model would read other tokens than in training."""
+    tiny(tmp_path / "tiny.gguf", pre="deepseek-llm")
+    line = refused(gguf.converted, tmp_path / "tiny.gguf")
+    assert "tiny.gguf: its tokenizer splits texts by the rule 'deepseek-llm', which is unknown here" in line
 
 
 def test_a_file_is_converted_once_and_the_record_says_from_what(file, monkeypatch):

@@ -360,6 +360,24 @@ def test_a_class_in_place_of_a_function_is_refused_before_training():
         rewards.find("decimal:Decimal", "grpo.reward_funcs")
 
 
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ("dict(enumerate([3.0, 4.0]))", "it returned a dict, not a list of numbers"),
+        ("{3.0, 4.0}", "it returned a set, not a list of numbers"),
+        ("[3.0, 1e39]", r"is 1e\+39, not a finite number in float32, .* the response 'two'"),
+    ],
+)
+def test_what_would_become_other_numbers_is_refused(tmp_path, monkeypatch, returned, said):
+    """The keys of an object were taken for its numbers, and 1e39 became infinite."""
+    (tmp_path / "returns.py").write_text(f"def f(completions):\n    return {returned}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "returns", raising=False)
+    with pytest.raises(UserError, match=said):
+        rewards.find("returns:f", "grpo.reward_funcs")(["p", "p"], ["one", "two"], [None, None])
+
+
 def test_code_of_the_user_s_own_that_exits_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -3,7 +3,7 @@
 import inspect
 import math
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ Numbers = Sequence[float | None]
 Function = Callable[..., Numbers | Awaitable[Numbers]]
 ARGUMENTS = ("prompts", "completions", "completion_ids", "answer")
 FAILURES = (Exception, SystemExit)  # of code of the user's own, which may call sys.exit
+LARGEST = 3.4e38  # finite in float32
 QUOTED = 60  # characters of a prompt or a response in a message
 
 
@@ -57,7 +58,7 @@ class RewardFunction:
         for number, prompt, completion in zip(numbers, prompts, completions, strict=True):
             if number is not None and not _finite(number):
                 where = _named(prompt, completion)
-                raise UserError(f"reward {self.name} is {number!r}, not a finite number, for {where}")
+                raise UserError(f"reward {self.name} is {number!r}, not a finite number in float32, for {where}")
         return [None if number is None else float(number) for number in numbers]
 
     def _call(
@@ -78,6 +79,8 @@ class RewardFunction:
                 import asyncio  # few rewards need it, and it would slow every command's start
 
                 result = asyncio.run(_awaited(result))
+            if isinstance(result, Mapping | Set):  # whose keys would be taken for the numbers, or in any order
+                raise TypeError(f"it returned a {type(result).__name__}, not a list of numbers")
             return list(result)
 
         for left in reversed(range(self.retries + 1)):
@@ -147,8 +150,9 @@ async def _awaited(numbers: Awaitable[Numbers]) -> Numbers:
 
 
 def _finite(number: Any) -> bool:
+    """Return whether a number is finite in float32 too, in which rewards are added and weighted."""
     try:
-        return math.isfinite(number)
+        return math.isfinite(number) and abs(number) <= LARGEST
     except (TypeError, OverflowError):
         return False
 
