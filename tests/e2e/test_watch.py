@@ -152,7 +152,7 @@ def test_a_reward_that_can_be_had_by_repetition(taught, tmp_path, monkeypatch):
 
 def test_a_reward_for_length(taught, tmp_path, monkeypatch):
     monkeypatch.setattr(SharedBase, "scores", lambda self, rollout, role="reward": rollout.response_length / 10)
-    more = {"ppo__steps": 30, "ppo__save_steps": 30, "ppo__response_length": 64}
+    more = {"ppo__steps": 20, "ppo__save_steps": 20, "ppo__response_length": 48}
     more |= {f"ppo__{key}": 16 for key in ("batch_size", "per_device_train_batch_size", "rollout_batch_size")}
     loaded = small(**TAUGHT | PPO | more, ppo__learning_rate=0.01, ppo__value_learning_rate=0.003)
     run_stages(loaded, beside(taught, tmp_path, "pretrain", "sft", "rm"), "ppo")
@@ -195,7 +195,7 @@ def test_a_flat_reward_is_told_from_a_rising_one(gain, steps, seen):
 
 def test_updates_that_are_too_large(taught, tmp_path, capsys):
     """And a stage that is told to stop on them does, and says how to go on."""
-    more = {"ppo__steps": 8, "ppo__save_steps": 8, "ppo__learning_rate": 0.01, "ppo__num_ppo_epochs": 10}
+    more = {"ppo__steps": 8, "ppo__save_steps": 8, "ppo__learning_rate": 0.01, "ppo__num_ppo_epochs": 6}
     loaded = small(**TAUGHT | PPO | more)
     out = beside(taught, tmp_path, "pretrain", "sft", "rm")
     stopped = r"ppo: stopped on (clipping|large_updates); start again with another setting, as in .*/ppo/findings.jsonl"
