@@ -1,6 +1,7 @@
 """A model for which `rlhf new` writes a recipe: its config.json and tokenizer, read without its weights."""
 
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -150,6 +151,9 @@ def _tokenizer(tokenizer: "PreTrainedTokenizerBase", template: str | None, ends:
             keys["eos_token"] = tokenizer.eos_token = end
         if THINKING in str(tokenizer.chat_template):
             keys["chat_template_kwargs"] = {THINKING: False}
+        if tokenize.writes_the_date(tokenizer):
+            today = {chat_template.CLOCK: time.strftime("%d %b %Y")}
+            keys["chat_template_kwargs"] = keys.get("chat_template_kwargs", {}) | today
     if pad_token := tokenize.needed_pad_token(tokenizer):
         keys["pad_token"] = pad_token
     return keys

@@ -21,6 +21,7 @@ WAIT = 60  # seconds by the clock: a child that waits for a lock uses no CPU tim
 MEMORY = 2**28  # bytes beyond what the process has mapped
 LONGEST = 2**20  # characters to which two short conversations may grow
 WORD = "quokka"
+CLOCK = "strftime_now"  # the function by which templates write today's date; a recipe may set what it returns
 PROBES = (
     (Message("user", f"What is a {WORD}?"),),
     (Message("user", "Hello."), Message("assistant", "Hello."), Message("user", f"What is a {WORD}?")),
@@ -33,10 +34,17 @@ BRACKETED = re.compile(r"(?<!\S)[<\[{|]\S*\w\S*[>\]}|](?!\S)")  # a word such as
 def with_settings(template: str, variables: Mapping[str, object], system_prompt: str | None) -> str:
     """Return a chat template in which variables have given values and conversations have a system message.
 
-    `variables` are what `apply_chat_template` would pass on, such as `enable_thinking`. A conversation that begins with
+    `variables` are what `apply_chat_template` would pass on, such as `enable_thinking`; that of CLOCK is the date that
+    the template writes. A conversation that begins with
     a system message keeps it. Since the template itself says so, a server that uses it renders what training did.
     """
-    lines = [f"{{%- set {name} = {json.dumps(value, ensure_ascii=False)} %}}" for name, value in variables.items()]
+    lines = [
+        f"{{%- macro {name}(format) %}}{{{{ {written} }}}}{{%- endmacro %}}"
+        if name == CLOCK
+        else f"{{%- set {name} = {written} %}}"
+        for name, value in variables.items()
+        for written in [json.dumps(value, ensure_ascii=False)]
+    ]
     if system_prompt is not None:
         message = json.dumps({"role": "system", "content": system_prompt}, ensure_ascii=False)
         lines.append(

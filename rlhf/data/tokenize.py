@@ -8,7 +8,7 @@ begins ("…\\n\\nAssistant:"); the response ends with EOS. Prompts lose their o
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -302,16 +302,35 @@ def needed_pad_token(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def chat_text(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], add_generation_prompt: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    add_generation_prompt: bool = False,
+    template: str | None = None,
 ) -> str:
-    """Return a conversation as the tokenizer's chat template writes it. Raises UserError where that refuses it."""
+    """Return a conversation as a chat template, the tokenizer's by default, writes it.
+
+    Raises UserError where that refuses it.
+    """
     rows = [{"role": m.role, "content": m.content} for m in messages]
     try:
-        text = tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=add_generation_prompt)
+        text = tokenizer.apply_chat_template(
+            rows, chat_template=template, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
     except Exception as error:  # a template may raise anything
         raise UserError(f"the tokenizer's chat template refuses a conversation: {why_unreadable(error)}") from error
     assert isinstance(text, str)
     return text
+
+
+def writes_the_date(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether the chat template, which must have been checked, writes today's date into a conversation."""
+    day = "29 Feb 2000"
+    dated = chat_template.with_settings(str(tokenizer.chat_template), {chat_template.CLOCK: day}, None)
+    for conversation in (chat_template.EXCHANGE, (Message("system", "Hello."), *chat_template.EXCHANGE)):
+        with suppress(UserError):  # it may accept no system message
+            if day in chat_text(tokenizer, conversation, template=dated):
+                return True
+    return False
 
 
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> str | None:
@@ -384,7 +403,13 @@ def load(
             raise UserError(f"the tokenizer's chat template is not text: {template!r}; use tokenizer.template: hh")
         variables = settings.chat_template_kwargs or {}
         tokenizer.chat_template = chat_template.with_settings(template, variables, settings.system_prompt)
-    return DialogueTokenizer(tokenizer, settings.template, settings.pad_token)
+    dialogues = DialogueTokenizer(tokenizer, settings.template, settings.pad_token)
+    if template is not None and writes_the_date(tokenizer):
+        raise UserError(
+            "the tokenizer's chat template writes today's date, so that a run on another day has other tokens; set the "
+            f"date that it writes: tokenizer.chat_template_kwargs: {{{chat_template.CLOCK}: 26 Jul 2024}}"
+        )
+    return dialogues
 
 
 def pad_right(sequences: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor:

@@ -283,6 +283,32 @@ def test_settings_leave_the_template_behind_them_as_it_is(tmp_path, start):
     assert tokenizer.encode_prompts([PROMPT], 256)[0][0]
 
 
+DATED = "Today is {{ strftime_now('%d %b %Y') }}.\n" + THINKING
+DATED_BY_LLAMA = (  # as Llama 3.2 has it
+    "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+    "{{ date_string }}\n" + THINKING
+)
+
+
+@pytest.mark.parametrize("template", [DATED, DATED_BY_LLAMA])
+def test_a_template_that_writes_todays_date_is_refused_until_the_date_is_set(tmp_path, template):
+    """A run that goes on after midnight would have other tokens, and so would the next one."""
+    folder = chat_tokenizer(tmp_path, template)
+    with pytest.raises(
+        UserError, match=r"writes today's date, .*: tokenizer\.chat_template_kwargs: \{strftime_now: 26"
+    ):
+        tokenize.load(folder, settings("chat"))
+    tokenizer = tokenize.load(folder, settings("chat", chat_template_kwargs={"strftime_now": "1 May 2020"}))
+    assert "1 May 2020" in tokenizer.prompt_text(PROMPT).partition("\n")[0]
+    tokenize.load(folder, settings("hh"))
+
+
+def test_a_date_may_be_set_by_the_variable_of_the_template(tmp_path):
+    keys = {"chat_template_kwargs": {"date_string": "1 May 2020"}}
+    tokenizer = tokenize.load(chat_tokenizer(tmp_path, DATED_BY_LLAMA), settings("chat", **keys))
+    assert tokenizer.prompt_text(PROMPT).startswith("1 May 2020\n")
+
+
 @pytest.mark.parametrize("name", ["messages", "add_generation_prompt"])
 def test_variables_that_a_conversation_sets_are_reserved(name):
     with pytest.raises(ValidationError, match=f"{name} is set by what renders a conversation"):

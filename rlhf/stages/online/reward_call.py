@@ -12,7 +12,7 @@ from rlhf.terminal import excerpt
 
 Numbers = Sequence[float | None]
 Function = Callable[..., Numbers | Awaitable[Numbers]]
-ARGUMENTS = ("prompts", "completions", "completion_ids", "answer")
+REWARD_ARGUMENTS = ("prompts", "completions", "completion_ids", "answer")
 FAILURES = (Exception, SystemExit)  # of code of the user's own, which may call sys.exit
 LARGEST = 3.4e38  # finite in float32
 QUOTED = 60  # characters of a prompt or a response in a message
@@ -103,15 +103,15 @@ def accepted(function: Function) -> list[str]:
     """Return the names of the arguments that a function takes, without those of TRL such as `trainer_state`."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return list(ARGUMENTS)
-    return [name for name in ARGUMENTS if name in parameters]
+        return list(REWARD_ARGUMENTS)
+    return [name for name in REWARD_ARGUMENTS if name in parameters]
 
 
 def not_given(function: Function) -> str | None:
     """Return an argument without a default that a function needs and is not given by its name; None where all are."""
     for name, parameter in inspect.signature(function).parameters.items():
         by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        given = name in ARGUMENTS if by_name else parameter.kind is not parameter.POSITIONAL_ONLY
+        given = name in REWARD_ARGUMENTS if by_name else parameter.kind is not parameter.POSITIONAL_ONLY
         if not given and parameter.default is parameter.empty:
             return name
     return None

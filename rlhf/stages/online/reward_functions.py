@@ -31,7 +31,15 @@ from typing import Any
 from rlhf.data.normal import normalise
 from rlhf.errors import UserError
 from rlhf.stages.online.judge_reward import JudgeReward, require_client
-from rlhf.stages.online.reward_call import ARGUMENTS, FAILURES, QUOTED, Function, RewardFunction, accepted, not_given
+from rlhf.stages.online.reward_call import (
+    FAILURES,
+    QUOTED,
+    REWARD_ARGUMENTS,
+    Function,
+    RewardFunction,
+    accepted,
+    not_given,
+)
 from rlhf.terminal import excerpt
 
 # 7, 1,234.50, .5, -1e3, -$5. A minus after a word or a closing bracket is not a sign (10-5, f(x)-5), and a point after
@@ -255,8 +263,8 @@ def _imported(name: str, where: str) -> Function:
         raise UserError(f"{where}: {name} is a class; name a function, or an object that can be called")
     if (argument := not_given(function)) is not None:
         raise UserError(
-            f"{where}: {name} needs the argument {argument[:40]!r}; a reward function is given {', '.join(ARGUMENTS)}, "
-            "each by its name (docs/rewards.md)"
+            f"{where}: {name} needs the argument {argument[:40]!r}; a reward function is given "
+            f"{', '.join(REWARD_ARGUMENTS)}, each by its name (docs/rewards.md)"
         )
     return function
 
