@@ -12,14 +12,14 @@ from bench.gpu.measured import SpeedFigures
 from bench.gpu.record import Decision, GpuRecord, decide, speed_of
 from bench.paths import ROOT
 from rlhf import recipe as recipes
-from rlhf.memory import projection
+from rlhf.memory import padding
 from rlhf.recipe import ONLINE, Changes, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.terminal.wording import gb
 
 STEPS = 4  # after the warm-up
 # With the warm-up a window of row_order.py: its batches have rows of similar length each, short to long.
-SUPERVISED_STEPS = projection.SORTED_BATCHES - steps.WARM_UP
+SUPERVISED_STEPS = padding.SORTED_BATCHES - steps.WARM_UP
 
 
 def measure(context: Context[SpeedFigures], shape: LengthsShape, stages: list[StageName]) -> Decision:

@@ -21,7 +21,7 @@ from rlhf.recipe import Changes, Recipe, StageName
 
 REAL_STAGES: tuple[StageName, ...] = ("sft", "rm", "dpo", "grpo")
 WARM_UP = 1  # step that does not count: it creates the optimizer's states
-FEW = 8  # held-out rows of an evaluation: it is no part of a step
+EVALUATED = 8  # held-out rows of an evaluation: it is no part of a step
 
 
 @options.command()
@@ -61,8 +61,8 @@ def main(
 
 def few_real_steps(recipe: Recipe, count: int) -> Changes:
     """Return the overrides by which every stage takes `count` steps on its own rows, with little around them."""
-    changes: Changes = {"evaluate.max_samples": FEW}
-    around: Changes = {"max_eval_samples": FEW, "logging_steps": 1, "save_steps": count, "adapter": "last"}
+    changes: Changes = {"evaluate.max_samples": EVALUATED}
+    around: Changes = {"max_eval_samples": EVALUATED, "logging_steps": 1, "save_steps": count, "adapter": "last"}
     online: Changes = {"steps": count, "eval_steps": count} | around
     dialogues: Changes = {"max_steps": count, "eval_steps": None} | around
     for stage in (*recipe.online(), *recipe.dialogues()):

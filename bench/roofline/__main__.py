@@ -18,7 +18,7 @@ from rlhf.cli import guarded
 from rlhf.cli.options import OneOf
 from rlhf.errors import UserError
 from rlhf.memory.card.cards import CARDS, Rates, rates_of
-from rlhf.memory.projection import row_tokens
+from rlhf.memory.padding import row_tokens
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import ONLINE, Changes, OnlineName, PinnedRecipe, Recipe
 from rlhf.terminal.screen import OUT

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from bench.kinds import Bound
 from bench.roofline.counts import LeastWork, phases
 from rlhf.memory.card.cards import Rates
-from rlhf.memory.projection import row_tokens
+from rlhf.memory.padding import row_tokens
 from rlhf.recipe import OnlineName, Recipe
 
 

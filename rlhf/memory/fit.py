@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from rlhf.errors import UserError
 from rlhf.memory.card.cards import RATES_4090, rates_of
+from rlhf.memory.padding import row_tokens
 from rlhf.memory.phases import Predict, PredictedPhase, PredictedStage, PredictionError
 from rlhf.memory.predict import card_needed_bytes
-from rlhf.memory.projection import row_tokens
 from rlhf.memory.strategies import divisors, four_bit_changes, global_batch, micro_batch
 from rlhf.memory.weights import NUMBER_BYTES, layers_bytes
 from rlhf.recipe import (

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
-from rlhf.memory import projection, ranks
+from rlhf.memory import padding, projection, ranks
 from rlhf.memory.card import cards
 from rlhf.memory.fit import Fit
 from rlhf.memory.own_rows import OwnRows, Rows, read_rows
@@ -249,7 +249,7 @@ def _row_lengths(recipe: Recipe, own: OwnRows | None) -> str:
     if own:
         made = "" if own.unit == "tokens" else ", of which a text has fewer than tokens: the tokenizer is not here"
         return f"from the files of this run, in {own.unit}{made}"
-    if projection.as_long_as_hh(recipe):
+    if padding.as_long_as_hh(recipe):
         return "those of HH-RLHF"
     return "every row as long as the recipe admits"
 

@@ -6,7 +6,7 @@ import pytest
 
 from rlhf import recipe
 from rlhf.cli import plan_tables as tables
-from rlhf.memory import plan, projection
+from rlhf.memory import padding, plan, projection
 from rlhf.memory.card import cards
 from rlhf.memory.phases import PredictedStage
 from rlhf.memory.rehearsal import short_runs
@@ -25,7 +25,7 @@ def test_work_of_sft_by_hand():
 def test_padding_lessens_what_is_computed_and_moved_but_no_launches(monkeypatch):
     """10 steps and 4 batches of held-out rows; half of each row's tokens are padding that the longest row lacks."""
     stage = SFT._replace(phases={"train": phase(1600, 320, 40, base=1), "evaluate": phase(80, 16, 4, base=1)})
-    monkeypatch.setattr(projection, "padded_share", lambda *_, **__: 0.5)
+    monkeypatch.setattr(padding, "padded_share", lambda *_, **__: 0.5)
     work = projection.stage_work(sft_recipe().recipe, "sft", stage)
     assert work and work.phases[:2] == [(8000 / 2, 10 * 160 / 2, 10 * 20), (320 / 2, 4 * 16 / 2, 4 * 4)]
 
@@ -120,7 +120,7 @@ def test_sft_and_dpo_sample_before_and_after():
 
 def test_rows_of_sft_have_no_rejected_answer():
     tokens = {
-        stage: projection.row_tokens(recipe.load(RECIPE.parents[1] / "4090-llama2-7b/v2").recipe, stage, 1)
+        stage: padding.row_tokens(recipe.load(RECIPE.parents[1] / "4090-llama2-7b/v2").recipe, stage, 1)
         for stage in ("sft", "rm")
     }
     assert tokens["sft"] < 0.95 * tokens["rm"]
@@ -244,7 +244,7 @@ def hh(**more) -> recipe.Recipe:
 @pytest.mark.parametrize("batch", [1, 4, 16])
 @pytest.mark.parametrize("longest", [128, 512, 2048])
 def test_padding_is_less_where_rows_are_grouped(batch, longest):
-    grouped, mixed = (projection.padded_share(hh(), longest, longest - 32, batch, way) for way in (batch, None))
+    grouped, mixed = (padding.padded_share(hh(), longest, longest - 32, batch, way) for way in (batch, None))
     assert 0 < grouped <= mixed <= 1
     assert (grouped == mixed) == (batch == 1)
 
@@ -254,27 +254,26 @@ def test_padding_of_rows_whose_length_is_not_known():
     longest = recipe.load(RECIPE, HH | {"data.source": "lengths", "data.lengths": {"pairs": 9, "shape": "longest"}})
     unused = recipe.load(RECIPE, {"data.lengths": {"pairs": 9, "shape": "hh"}})
     for unknown in (toy, longest.recipe, unused.recipe):
-        assert projection.padded_share(unknown, 512, 384, 8, 16) == 1.0
-        assert projection.padded_share(unknown, 512, 384, 8, None) == 1.0
+        assert padding.padded_share(unknown, 512, 384, 8, 16) == 1.0
+        assert padding.padded_share(unknown, 512, 384, 8, None) == 1.0
 
 
 def test_padding_by_hand(monkeypatch):
     """Rows of 3 + 4 + 1 = 8 and 3 + 8 + 1 = 12 tokens, in equal numbers; nothing is longer than 10."""
-    monkeypatch.setattr(projection, "lengths_of_hh", lambda: [(5, 4, 2), (3, 1, 8)])
-    assert projection.padded_share(hh(), 10, 3, 1, None) == pytest.approx(0.9, abs=0.06)
-    assert projection.padded_share(hh(), 8, 3, 4, None) == 1.0
-    assert projection.padded_share(hh(), 10, 3, 64, None) == 1.0, "every batch has a long row"
+    monkeypatch.setattr(padding, "lengths_of_hh", lambda: [(5, 4, 2), (3, 1, 8)])
+    assert padding.padded_share(hh(), 10, 3, 1, None) == pytest.approx(0.9, abs=0.06)
+    assert padding.padded_share(hh(), 8, 3, 4, None) == 1.0
+    assert padding.padded_share(hh(), 10, 3, 64, None) == 1.0, "every batch has a long row"
 
 
 def test_prompts_of_a_rollout_are_padded_to_the_longest_of_a_pass(monkeypatch):
     """Prompts of 4 and 8 tokens, 2 more in a response. A batch of 64 has both; four of them in order are alike."""
-    monkeypatch.setattr(projection, "lengths_of_hh", lambda: [(4, 1, 1), (8, 1, 1)])
+    monkeypatch.setattr(padding, "lengths_of_hh", lambda: [(4, 1, 1), (8, 1, 1)])
     changes = {"max_prompt_length": 8, "response_length": 2, "batch_size": 64, "rollout_batch_size": 64}
     changes |= {"num_mini_batches": 1, "per_device_train_batch_size": 4, "score_batch_size": 64}
     recipe_of = hh(**{f"ppo.{key}": value for key, value in changes.items()})
     shares = {
-        name: projection._share_of_longest(recipe_of, "ppo", name, None)
-        for name in ("rollout/prefill", "score", "update")
+        name: padding.share_of_longest(recipe_of, "ppo", name, None) for name in ("rollout/prefill", "score", "update")
     }
     assert shares["rollout/prefill"] == shares["score"] == 1
     assert shares["update"] == pytest.approx((6 + 2) / 10, abs=0.04)

@@ -197,7 +197,7 @@ def test_bytes_of_keys_and_values_in_a_step(folder, own, window):
     options = loaded.options(Ppo)
     assert loaded.model.architecture
     size = 2 * loaded.model.architecture.cached_per_token * options.rollout_batch_size
-    prompt = projection._mean_prompt(loaded, options.max_prompt_length, None)
+    prompt = padding.mean_prompt(loaded, options.max_prompt_length, None)
     assert round(size * projection.cached_slots(loaded, prompt, options.response_length)) == own
     assert size * 512 == window
 
