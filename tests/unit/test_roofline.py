@@ -19,7 +19,7 @@ from bench.roofline import times
 from bench.roofline.counts import Decoder, LayerPasses, LeastWork, RowSizes, phases
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.memory import projection, weights
+from rlhf.memory import padding, projection, weights
 from rlhf.memory.card import cards
 from rlhf.memory.card.cards import Rates
 from rlhf.memory.phases import PredictedPhase, PredictedStage, PredictionError, Work
