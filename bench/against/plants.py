@@ -85,10 +85,10 @@ PLANTS = {
         "ppo",
     ),
     "slower tokenizer": Plant(
-        "a third of the prompts are encoded again",
+        "two fifths of the prompts are encoded again",
         "rlhf/data/tokenize.py",
         "        prompts = self._ids(texts, bos=True)\n",
-        "        prompts = self._ids(texts, bos=True)\n        self._ids(texts[: len(texts) // 3], bos=True)\n",
+        "        prompts = self._ids(texts, bos=True)\n        self._ids(texts[: 2 * len(texts) // 5], bos=True)\n",
         "micro/encode_dialogues",
     ),
     "layer twice": Plant(
