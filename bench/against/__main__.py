@@ -23,7 +23,7 @@ from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.terminal import say
 
-ROUNDS = 3  # pairs of timed runs of each stage, and as many again where one of them looks worse
+ROUNDS = 3  # pairs of timed runs of each stage, and more where one of them looks worse
 SHORT = 1, 2  # steps and rounds of --short
 SHORT_SECONDS = 120  # after which it times no further pair
 GROSS = Bounds(slower=0.25, larger=0.25, gross=True)

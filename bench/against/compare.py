@@ -15,6 +15,7 @@ from bench.rounds import in_order
 from rlhf.recipe import PinnedRecipe, StageName
 
 CARD_RECIPE = ROOT / "recipes" / "4090-llama2-7b" / "v2"  # 4-bit base, gradient checkpointing, PPO: what a CPU's lacks
+AGAIN = 2  # times as many pairs of what looks worse
 MICRO_SLOWER = 0.10  # for calls of microseconds, whose least time also depends on where the linker put them
 Say = Callable[[str], None]
 
@@ -73,8 +74,8 @@ class Comparison:
     def timed(self, stages: Sequence[StageName], rounds: int) -> list[Change]:
         """Return the changes of the stages' seconds, from `rounds` pairs of runs. The stages have been counted before.
 
-        Stages that look worse are measured as often again by new processes, because many figures are compared, of which
-        one may look worse by chance. A stage for which the time does not suffice is left out.
+        Stages that look worse are measured twice as often again by new processes, because many figures are compared, of
+        which one may look worse by chance. A stage for which the time does not suffice is left out.
         """
         pairs: dict[StageName, list[tuple[Cost, Cost]]] = {stage: [] for stage in stages}
         self._rounds(pairs, stages, rounds)
@@ -86,8 +87,8 @@ class Comparison:
                 side.restart()
                 side.wait_until_ready()
             self._rounds({stage: [] for stage in suspects}, suspects, 1)  # a first run also imports
-            self._rounds(pairs, suspects, rounds)
-        stages = [stage for stage in stages if stage not in suspects or len(pairs[stage]) == 2 * rounds]
+            self._rounds(pairs, suspects, AGAIN * rounds)
+        stages = [stage for stage in stages if stage not in suspects or len(pairs[stage]) == (1 + AGAIN) * rounds]
         return [change for stage in stages for change in judge.timed(stage, pairs[stage], self.bounds)]
 
     def _rounds(
@@ -114,12 +115,12 @@ class Comparison:
 def small_functions(
     old: Checkout, new: Checkout, rounds: int, bounds: Bounds, say: Say, only: str | None = None
 ) -> list[Change]:
-    """Return the changes of the small functions' times, from pairs of runs; as many again where one looks worse.
+    """Return the changes of the small functions' times, from pairs of runs; AGAIN times as many more if one looks worse.
 
     `only` names one of them, as pytest's `-k` does.
     """
     runs: list[tuple[dict[str, float], dict[str, float]]] = []
-    for number in range(2 * rounds):
+    for number in range((1 + AGAIN) * rounds):
         if number == rounds and not any(change.worse for change in micro.changes(runs, bounds)):
             break
         say(f"round {number + 1}: small functions of both, in turn")
