@@ -115,7 +115,7 @@ class Comparison:
 def small_functions(
     old: Checkout, new: Checkout, rounds: int, bounds: Bounds, say: Say, only: str | None = None
 ) -> list[Change]:
-    """Return the changes of the small functions' times, from pairs of runs; AGAIN times as many more if one looks worse.
+    """Return the changes of the small functions' times, from pairs of runs; more pairs where one looks worse.
 
     `only` names one of them, as pytest's `-k` does.
     """
