@@ -391,7 +391,7 @@ def test_a_stage_whose_parent_did_not_fit_does_not_fit_and_others_are_measured(t
         return noted(tried, stage, "out of memory" if stage in too_large else "done")
 
     monkeypatch.setattr(steps, "_run", run)
-    monkeypatch.setattr(steps, "stage_steps", lambda folder: {"hours": 1.0})
+    monkeypatch.setattr(steps, "stage_steps", lambda folder, warm_up: {"hours": 1.0})
     loaded, lost = recipe.load(RECIPE), {"out_of_memory": True}
     too_large = {"sft"}
     assert steps.measure(loaded, ["ppo"], tmp_path, steps=1, shape="hh") == {"ppo": lost}

@@ -161,7 +161,7 @@ def test_hours_mbu_and_roofline_count_the_same_bytes_of_a_decoding_step(monkeypa
     predicted = PredictedStage(
         PredictedPhase(1, {"base": 1}, 0, Work()), {"rollout/decode": PredictedPhase(1, {}, 0, Work())}
     )
-    monkeypatch.setattr(projection, "_mean_prompt", lambda recipe, most, rows: most)
+    monkeypatch.setattr(projection, "mean_prompt", lambda recipe, most, rows: most)
     whole = projection.stage_work(loaded.recipe, stage, predicted)
     assert whole and whole.decoded_bytes / projection._decoding_steps(loaded.recipe, stage, None) == pytest.approx(
         expected
