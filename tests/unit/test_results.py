@@ -141,7 +141,7 @@ def test_a_chart_joins_the_records_of_one_machine_alone():
 def test_the_page_of_results_names_the_processor_and_its_threads_where_the_record_does():
     devices = {cells(line)[0]: cells(line)[2] for line in results.page().splitlines() if line.startswith("| [")}
     named = [device for record, device in devices.items() if "cpu-tiny/v2/" in record]
-    assert named == ["AMD EPYC, 1 thread"]
+    assert named == ["AMD EPYC, 1 thread", "Intel(R) Xeon(R) Processor @ 2.80GHz, 1 thread"]
     assert all(device != "cpu" for record, device in devices.items() if "peers/trl-defaults" not in record)
 
 
