@@ -35,16 +35,10 @@ def with_settings(template: str, variables: Mapping[str, object], system_prompt:
     """Return a chat template in which variables have given values and conversations have a system message.
 
     `variables` are what `apply_chat_template` would pass on, such as `enable_thinking`; that of CLOCK is the date that
-    the template writes. A conversation that begins with
-    a system message keeps it. Since the template itself says so, a server that uses it renders what training did.
+    the template writes. A conversation that begins with a system message keeps it. Since the template itself says so, a
+    server that uses it renders what training did.
     """
-    lines = [
-        f"{{%- macro {name}(format) %}}{{{{ {written} }}}}{{%- endmacro %}}"
-        if name == CLOCK
-        else f"{{%- set {name} = {written} %}}"
-        for name, value in variables.items()
-        for written in [json.dumps(value, ensure_ascii=False)]
-    ]
+    lines = [_setting(name, json.dumps(value, ensure_ascii=False)) for name, value in variables.items()]
     if system_prompt is not None:
         message = json.dumps({"role": "system", "content": system_prompt}, ensure_ascii=False)
         lines.append(
@@ -54,6 +48,13 @@ def with_settings(template: str, variables: Mapping[str, object], system_prompt:
         )
     # Jinja drops the line break behind a tag here, and with it what a template may begin with.
     return "".join([*lines, "\n", template]) if lines else template
+
+
+def _setting(name: str, value: str) -> str:
+    """Return the tag that gives a variable a value, written as JSON; CLOCK is a function, which returns it."""
+    if name == CLOCK:
+        return f"{{%- macro {name}(format) %}}{{{{ {value} }}}}{{%- endmacro %}}"
+    return f"{{%- set {name} = {value} %}}"
 
 
 def check(render: Callable[[Sequence[Message]], str]) -> None:
