@@ -106,7 +106,8 @@ def _reproduced(content: object, source: str) -> tuple[str, str]:
         verdicts += [verdict for *_, verdict in totals(stages, reproduction.price_per_hour)]
     compared = [verdict for verdict in verdicts if verdict.word not in (NOT_COMPARABLE, NOT_MEASURED)]
     noun = "targets" if any(verdict.word in (MET, MISSED) for verdict in compared) else "figures:"
-    return f"the chain, {len(seeds)} seeds", count(compared, noun)
+    files = "".join(f", rows of {file.name}" for file in reproduction.rows)
+    return f"the chain, {len(seeds)} seeds{files}", count(compared, noun) or "not compared with the recipe's targets"
 
 
 def _steps(content: object, source: str) -> tuple[str, str]:

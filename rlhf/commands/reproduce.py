@@ -7,7 +7,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rlhf.commands import conditions
 from rlhf.errors import UserError
@@ -16,11 +16,13 @@ from rlhf.process import children
 from rlhf.recipe import EVALUATE, STAGES, TRAINING_STAGES, PinnedRecipe, StageName, no_section, parents, published
 from rlhf.recipe.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, verdict_of
 from rlhf.run import reader
-from rlhf.run.finished import read_summary, totals
+from rlhf.run.finished import read_manifest, read_summary, totals
 from rlhf.run.layout import SUMMARY
 from rlhf.run.outcomes import Reproduction
-from rlhf.run.records import Summary
+from rlhf.run.records import DataFile, Summary
 from rlhf.terminal import say, wording
+
+OF_ROWS = ("data.source", "data.files", "data.format")  # keys by which rows of files stand in for the recipe's
 
 
 def chain(loaded: PinnedRecipe, until: Sequence[StageName]) -> list[StageName]:
@@ -122,10 +124,30 @@ def write_record(
         "modified": loaded.modified,
         **conditions.of_stage(every[0]),
         "price_per_hour": price,
+        **_own_rows(loaded, every),
         "seeds": {seed: {s: summary.plain() for s, summary in run.items()} for seed, run in summaries.items()},
     }
     write_json(out / f"{loaded.name}-{loaded.version}.json", content)
     return Reproduction.model_validate(content)
+
+
+def _own_rows(loaded: PinnedRecipe, folders: Sequence[Path]) -> dict[str, Any]:
+    """Return the files that `--data` named, by name and hash, and what else options changed; {} without such files."""
+    if "data.files" not in loaded.overrides:
+        return {}
+    read = {(file.name, file.sha256) for folder in folders for file in _data_files(folder)}
+    others = {
+        key: value
+        for key, value in loaded.overrides.items()
+        if key not in OF_ROWS and not (key.startswith("data.") and value is None)  # keys of the hub, of no use then
+    }
+    return {"rows": [{"name": Path(name).name, "sha256": digest} for name, digest in sorted(read)], "overrides": others}
+
+
+def _data_files(folder: Path) -> list[DataFile]:
+    """Return the files of data that a stage has read."""
+    data = read_manifest(folder).data
+    return data.files if data else []
 
 
 def _summary(folder: Path) -> Summary:
@@ -149,10 +171,11 @@ def markdown(reproduction: Reproduction) -> str:
     columns, *body = rows(reproduction.seeds, reproduction.price_per_hour)
     lines = [columns, ("---",) * len(columns), *body]
     packages = reproduction.packages
+    files = "".join(f", rows of {file.name} (sha256 {file.sha256[:12]})" for file in reproduction.rows)
     sha256, edited = reproduction.recipe_sha256[:12], reproduction.edited()
     measured = (
         f"Measured by `rlhf reproduce`: recipe {reproduction.recipe} {reproduction.version} "
-        f"({edited or sha256}), {reproduction.device.text()}, commit "
+        f"({edited or sha256}){files}, {reproduction.device.text()}, commit "
         f"{(reproduction.code.commit or 'unknown')[:12]}, torch {packages.torch}, "
         f"transformers {packages.transformers}, trl {packages.trl}, peft {packages.peft}."
     )
@@ -162,14 +185,15 @@ def markdown(reproduction: Reproduction) -> str:
 def record_of(loaded: PinnedRecipe) -> tuple[Path, Reproduction] | None:
     """Return the newest record of this recipe in `results/` of its checkout; None without one.
 
-    An edited recipe, and one that options changed, has none. Raises UserError for a damaged record.
+    An edited recipe, and one that options changed, has none, and a record of other rows is none of it. Raises UserError
+    for a damaged record.
     """
     if loaded.modified:
         return None
     checkout = Path(os.path.abspath(loaded.directory)).parents[2]
     for file in sorted((checkout / "results" / loaded.name / loaded.version).glob("*/*.json"), reverse=True):
         record = reader.read(file, Reproduction)
-        if record is not None and record.recipe_sha256 == loaded.sha256:
+        if record is not None and record.recipe_sha256 == loaded.sha256 and not record.rows:
             return file, record
     return None
 

@@ -138,6 +138,13 @@ class Packages(Record):
     peft: str
 
 
+class RowsFile(Record):
+    """A file that was given instead of the recipe's data, with its hash."""
+
+    name: str  # without its folder
+    sha256: str
+
+
 class Reproduction(Record):
     """The record that `rlhf reproduce` writes: the summaries of a chain by seed and stage."""
 
@@ -149,6 +156,7 @@ class Reproduction(Record):
     device: Device
     packages: Packages
     price_per_hour: Amount | None = None
+    rows: list[RowsFile] = Field(default=[])  # if `--data` named some
     seeds: Annotated[dict[str, dict[str, Summary]], Field(min_length=1)]
 
     @model_validator(mode="after")

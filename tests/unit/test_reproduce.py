@@ -1,5 +1,6 @@
 """`rlhf reproduce`: what it starts for each seed, what it records and what it refuses to put into one table."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from rlhf.terminal import wording
 from tests.helpers import RECIPE, noted, rlhf
 from tests.records import write_records
 
+ROOT = Path(__file__).parents[2]
 LOADED = recipe.load(RECIPE)
 PACKAGES = dict.fromkeys(("torch", "transformers", "trl", "peft"), "1")
 
@@ -57,6 +59,31 @@ def test_a_record_holds_every_seed_and_is_read_back(tmp_path):
     record = reproduce.write_record(LOADED, ["sft"], [0, 1], tmp_path, price=2.0)
     assert record.seeds.keys() == {"0", "1"} and record.price_per_hour == 2.0
     assert reader.read(tmp_path / "cpu-tiny-v1.json", Reproduction) == record
+
+
+OWN_ROWS = {"data.source": "files", "data.files": ["/my/rows.jsonl"], "data.format": "auto", "data.name": None}
+
+
+@pytest.mark.parametrize("others", [{}, {"ppo.steps": 3}])
+def test_a_record_names_the_files_of_own_rows_and_what_else_was_changed(tmp_path, others):
+    file = {"name": "/my/rows.jsonl", "sha256": "a" * 64, "rows": 9}
+    measured(tmp_path, 0, data={"sha256": "b" * 64, "files": [file]})
+    loaded = LOADED._replace(overrides=OWN_ROWS | others)
+    record = reproduce.write_record(loaded, ["sft"], [0], tmp_path)
+    assert [(one.name, one.sha256) for one in record.rows] == [("rows.jsonl", "a" * 64)]
+    assert json.loads((tmp_path / "cpu-tiny-v1.json").read_text())["overrides"] == others
+    assert ", rows of rows.jsonl (sha256 aaaaaaaaaaaa), " in reproduce.markdown(record)
+
+
+def test_a_record_of_other_rows_is_not_shown_beside_the_recipes_own(tmp_path):
+    folder = tmp_path / "recipes/cpu-tiny/v1"
+    copytree(RECIPE, folder)
+    record = next((ROOT / "results/cpu-tiny/v1/cpu").glob("*.json"))
+    kept = tmp_path / "results/cpu-tiny/v1/cpu/2026-01-01.json"
+    kept.parent.mkdir(parents=True)
+    for rows, shown in (([], True), ([{"name": "rows.jsonl", "sha256": "a" * 64}], False)):
+        kept.write_text(json.dumps(json.loads(record.read_text()) | {"rows": rows}))
+        assert (reproduce.record_of(recipe.load(folder)) is not None) is shown
 
 
 @pytest.mark.parametrize(

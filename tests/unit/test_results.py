@@ -112,6 +112,27 @@ def test_a_seed_that_is_not_done_or_was_modified_is_a_reason(change, reason):
     assert records.problems(record, file.relative_to(ROOT / "results"), ROOT / "recipes") == [reason]
 
 
+@pytest.mark.parametrize(
+    ("status", "overrides", "kept"), [("draft", {}, True), ("draft", {"ppo.steps": 3}, False), ("released", {}, False)]
+)
+def test_a_draft_alone_has_records_of_other_rows_than_its_own(tmp_path, status, overrides, kept):
+    file = next(file for file in SEEDS if "cpu-tiny" in file.parts)
+    record = json.loads(file.read_text())
+    folder = tmp_path / record["recipe"] / record["version"]
+    copytree(ROOT / "recipes" / record["recipe"] / record["version"], folder)
+    (folder / "recipe.yaml").write_text(
+        (folder / "recipe.yaml").read_text().replace("status: released", f"status: {status}")
+    )
+    record |= {"recipe": "mine", "recipe_sha256": recipe.load(folder).sha256, "modified": True, "overrides": overrides}
+    record["rows"] = [{"name": "rows.jsonl", "sha256": "a" * 64}]
+    for summary in record["seeds"].values():
+        for stage in summary.values():
+            stage["modified"] = True
+    folder.parent.rename(tmp_path / "mine")
+    place = Path("mine", *file.relative_to(ROOT / "results").parts[1:])
+    assert (records.problems(record, place, tmp_path) == []) is kept
+
+
 def test_the_page_of_results_is_made_from_the_records():
     assert (ROOT / "results/README.md").read_text() == results.page(), "out of date: `make results-index`"
 
