@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from rlhf import stats
 from rlhf.commands.score_items import Item
+from rlhf.data.parsing import parse_prompt
 from rlhf.data.rows import Message
 from rlhf.files import JsonObject, write_output
 from rlhf.process import cuda
@@ -84,6 +85,7 @@ class RewardModel:
         from rlhf.evaluation.reward_model import scores_of
 
         limits = self.options.max_prompt_length, self.options.max_length
+        items = [self._parsed(item) for item in items]
         texts = [self._prompt_text(item.prompt) for item in items]
         messages, written = {}, {}
         for number, item in enumerate(items):
@@ -105,6 +107,13 @@ class RewardModel:
             ScoredItem(item, text, {name: scores.get((number, name)) for name in item.answers})
             for number, (item, text) in enumerate(zip(items, texts, strict=True))
         ], cut
+
+    def _parsed(self, item: Item) -> Item:
+        """Return an item with its prompt as messages, unless a run wrote it: then it ends as the template ends it."""
+        ending = self._prompt_text((Message("user", "Hello."),)).rpartition("Hello.")[2]
+        if not isinstance(item.prompt, str) or item.prompt.endswith(ending):
+            return item
+        return item._replace(prompt=parse_prompt(item.prompt, item.source, item.row.get("system")))
 
     def _prompt_text(self, prompt: tuple[Message, ...] | str) -> str:
         """Return a prompt as the text that the model reads."""

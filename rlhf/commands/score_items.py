@@ -17,7 +17,7 @@ ANSWERS = ("response", "base", "SFT", "PPO", "DPO")  # keys of samples under whi
 class Item(NamedTuple):
     """A prompt and its answers by name.
 
-    `prompt` is text if a run wrote it so. `row` is the row of a run's samples that it was read from.
+    `prompt` is text if a run may have written it so. `row` is the row of a run's samples that it was read from.
     """
 
     source: str
@@ -70,6 +70,6 @@ def _item(source: str, row: object) -> Item:
     answers = _answers(row)
     if not isinstance(row, dict) or not answers:
         raise UserError(f"{source}: {row if isinstance(row, Exception) else 'no prompt with an answer in this row'}")
-    as_text = "step" in row and isinstance(row["prompt"], str)  # a run wrote it in the model's own template
+    as_text = "step" in row and isinstance(row["prompt"], str)  # as a run writes it, in the model's own template
     prompt = row["prompt"] if as_text else parse_prompt(row["prompt"], source, row.get("system"))
     return Item(source, prompt, answers, row)

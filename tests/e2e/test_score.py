@@ -94,6 +94,7 @@ def test_every_way_to_name_an_answer_gives_the_same_score(trained, heldout, comm
         "sampled": {"step": 4, "prompt": prompt, "response": pair.chosen},
         "evaluated": {"step": 0, "prompt": prompt, "response": {"response": pair.chosen, "true_reward": 1.5}},
         "array": [{"prompt": pair.prompt[0].content, "response": pair.chosen}],
+        "own step": {"step": 4, "prompt": pair.prompt[0].content, "response": pair.chosen},
     }
     for name, row in files.items():
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
@@ -103,7 +104,7 @@ def test_every_way_to_name_an_answer_gives_the_same_score(trained, heldout, comm
     assert len(items) == len(files) + 1
     scored, _ = model.score(items)
     (expected,) = read_intact_lines(trained / "cpu-tiny/v1/rm/samples.jsonl")[:1]
-    assert [row.scores["response"] for row in scored] == pytest.approx([expected["chosen"]["score"]] * 8, abs=1e-5)
+    assert [row.scores["response"] for row in scored] == pytest.approx([expected["chosen"]["score"]] * 9, abs=1e-5)
     score.write(scored, model.digest, tmp_path / "again.jsonl")
     again, _ = model.score(score_items.read([tmp_path / "again.jsonl"]))
     assert [row.scores for row in again] == [row.scores for row in scored]
