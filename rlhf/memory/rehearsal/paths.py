@@ -61,6 +61,7 @@ def patches(stand_in: "StandIn") -> Iterator[passes.Patch]:
         fused_linear.FUSED_BY_DEVICE,
         matmul.FLOAT32_OF_HALVES_BY_DEVICE,
         layouts.COPIES_HEADS_BY_DEVICE,
+        layouts.WIDE_ATTENTION_BY_DEVICE,
     ):
         yield mock.patch.dict(setting, {"meta": setting[stand_in.stands_for]})
     # The kernel that is tried on a card.

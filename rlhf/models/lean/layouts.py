@@ -7,10 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlhf.data.batch import Rollout
+from rlhf.objectives.masked import at_least_float32
 
 # With a mask, whether keys that several heads share are copied for each head. On a card, fused kernels take either a
 # mask or shared keys: with both, torch would form all scores.
 COPIES_HEADS_BY_DEVICE = {"cpu": False, "cuda": True}
+
+# Whether attention of bfloat16 is computed in float32, and rounded once. torch's kernel for a CPU is slow in bfloat16:
+# its backward pass took 4 times as long on an AMD EPYC with AVX512-BF16.
+WIDE_ATTENTION_BY_DEVICE = {"cpu": True, "cuda": False}
 
 
 class Sequences:
@@ -206,6 +211,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     if grouped and mask is not None and COPIES_HEADS_BY_DEVICE[q.device.type]:
         k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
         grouped = False
+    dtype = q.dtype
+    if WIDE_ATTENTION_BY_DEVICE[q.device.type]:
+        q, k, v = (at_least_float32(x) for x in (q, k, v))
     mixed = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -214,7 +222,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         is_causal=mask is None,
         enable_gqa=grouped,
     )
-    return mixed.transpose(1, 2)
+    return mixed.transpose(1, 2).to(dtype)
 
 
 def _slots_last(x: Tensor) -> Tensor:
