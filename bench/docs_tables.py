@@ -1,4 +1,4 @@
-"""Writes the tables of README and docs/ that say what the code, a record or a prediction says (`make docs-tables`).
+"""Writes the tables of pages that say what the code, a record or a prediction says (`make docs-tables`).
 
 A table stands between `<!-- NAME -->` and `<!-- /NAME -->`. For `keys ppo` its rows name keys of the section `ppo`; all
 columns but the meaning, the last one, are written from the schema. A new key needs a row with its name and its meaning
@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import sums
+from bench import preferences, sums
 from bench.against import table
-from bench.kinds import PeerRecord, SameRecord
+from bench.kinds import PeerRecord, SameRecord, SupervisedRecord
 from bench.memory import budgets, sizes
 from bench.paths import ROOT, newest
-from bench.peer import figures
+from bench.peer import figures, supervised
 from bench.reading import read
 from bench.roofline import __main__ as roofline
 from rlhf.commands import reproduce
@@ -37,6 +37,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "strategies": lambda: budgets.strategies_table(ROOT / "recipes/h100-mistral-7b/v1"),
     "sizes": lambda: sizes.table(sizes.content()),
     "sums": sums.table,
+    "preferences": preferences.table,
     "results": lambda: reproduce.table_of(newest(ROOT / "results", "cpu-tiny/v2/cpu/*.json")),
     "ppo-step": lambda: figures.markdown(_steps("trl-1.12-ppo")),
     "ppo-phases": lambda: figures.phases_table(_steps("trl-1.12-ppo")),
@@ -44,6 +45,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "grpo-phases": lambda: figures.phases_table(_steps("trl-1.16-grpo")),
     "rloo-step": lambda: figures.markdown(_steps("trl-1.16-rloo")),
     "rloo-phases": lambda: figures.phases_table(_steps("trl-1.16-rloo")),
+    "real steps": lambda: supervised.markdown(
+        [read(file, SupervisedRecord) for file in sorted(ROOT.glob("results/peers/trl-1.16-smollm2/cpu_*.json"))]
+    ),
     "rooflines": lambda: roofline.markdown(
         [roofline.predict(load(ROOT / "recipes" / name), "ppo") for name in ROOFLINES]
     ),
@@ -207,7 +211,7 @@ def _summary(file: Path) -> str:
 
 def pages() -> Iterator[Path]:
     """Yield the pages that have tables to write."""
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("recipes/*/*/README.md"))):
         names = [block["name"] for block in BLOCK.finditer(page.read_text())]
         if any(name in TABLES or name in FILLED or name.startswith("keys ") for name in names):
             yield page

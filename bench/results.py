@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -23,6 +23,7 @@ from bench.kinds import (
 )
 from bench.paths import RESULTS, ROOT
 from bench.peer.contenders import ALIKE
+from bench.peer.supervised import with_range
 from bench.reading import check, read
 from bench.records import Origin
 from rlhf.cli import guarded
@@ -145,25 +146,20 @@ def _supervised(content: object, source: str) -> tuple[str, str]:
     model = ["the recipe's model"] if "weights" in record else []
     subject = ", ".join([f"steps compared with {peer}", *model, *settings, f"{clock_of(ours.values())} seconds"])
     ratios = (
-        f"{stage} {_with_range(row['times_faster'], row.get('times_faster_range'))} times TRL's defaults"
+        f"{stage} {with_range(row['times_faster'], row.get('times_faster_range'))} times TRL's defaults"
         + (
-            f", {_with_range(row['times_faster_tuned'], row.get('times_faster_tuned_range'))} times tuned"
+            f", {with_range(row['times_faster_tuned'], row.get('times_faster_tuned_range'))} times tuned"
             if "times_faster_tuned" in row
             else ""
         )
         + (
-            f", {_with_range(row['memory_ratio_tuned'], row.get('memory_ratio_tuned_range'))} of the memory of tuned"
+            f", {with_range(row['memory_ratio_tuned'], row.get('memory_ratio_tuned_range'))} of the memory of tuned"
             if "memory_ratio_tuned" in row
             else ""
         )
         for stage, row in ours.items()
     )
     return subject, "; ".join(ratios) + mark
-
-
-def _with_range(ratio: float, rounds: Sequence[float] | None) -> str:
-    """Return a ratio, with the range of the ratios within a round where a record has it."""
-    return f"{ratio:.2f}" + (f" ({rounds[0]:.2f} to {rounds[1]:.2f})" if rounds else "")
 
 
 def _ablation(content: object, source: str) -> tuple[str, str]:

@@ -94,6 +94,43 @@ def show(loaded: PinnedRecipe, figures: Mapping[StageName, Mapping[str, SideFigu
     rows_table(f"{loaded.name} {loaded.version} compared with trl {version('trl')}", columns, rows)
 
 
+def markdown(records: Sequence[SupervisedRecord]) -> str:
+    """Return the table of some records, a row for each stage: ours, and beside it TRL's defaults and TRL tuned."""
+    columns = (
+        "processor",
+        "stage",
+        "CPU s a step",
+        "speed ÷ TRL's",
+        "÷ tuned",
+        "peak, GB",
+        "memory ÷ TRL's",
+        "÷ tuned",
+    )
+    lines = [columns, ("---", "---", *["---:"] * 6)]
+    for record in records:
+        for stage, sides in record["stages_beside"].items():
+            ours, device = sides["ours"], record["device"]
+            peak = ours["peak_bytes"]
+            lines.append(
+                (
+                    (device if isinstance(device, str) else device.get("model") or device["name"]).replace("(R)", ""),
+                    stage,
+                    f"{ours['step_seconds']:.1f}",
+                    with_range(ours.get("times_faster"), ours.get("times_faster_range")),
+                    with_range(ours.get("times_faster_tuned"), ours.get("times_faster_tuned_range")),
+                    "–" if peak is None else gb(peak),
+                    with_range(ours.get("memory_ratio"), ours.get("memory_ratio_range")),
+                    with_range(ours.get("memory_ratio_tuned"), ours.get("memory_ratio_tuned_range")),
+                )
+            )
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+def with_range(ratio: float | None, rounds: Sequence[float] | None) -> str:
+    """Return a ratio, with the range of the ratios within a round where a record has it."""
+    return "–" if ratio is None else f"{ratio:.2f}" + (f" ({rounds[0]:.2f} to {rounds[1]:.2f})" if rounds else "")
+
+
 def record_of(
     loaded: PinnedRecipe, count: int, repeats: int, figures: dict[StageName, dict[str, SideFigures]]
 ) -> SupervisedRecord:

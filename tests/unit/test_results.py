@@ -66,8 +66,8 @@ def test_the_targets_of_released_recipes_never_change():
 
 
 def first(key: str) -> Path:
-    """The first stored record with this key."""
-    return next(file for file in RECORDS if key in json.loads(file.read_text()))
+    """The first stored record with this key, made with the recipe's own rows."""
+    return next(file for file in RECORDS if key in (record := json.loads(file.read_text())) and "rows" not in record)
 
 
 @pytest.mark.parametrize("kind", ["seeds", "stages", "phases", "stages_beside", "figures", "planted", "same"])
