@@ -58,7 +58,8 @@ def words(text: str) -> str:
 
 def test_the_hashes_of_released_recipes_are_those_of_their_records_and_files():
     records = [json.loads(file.read_text()) for file in sorted((ROOT / "results").glob("*/v*/*/*.json"))]
-    assert {f"{r['recipe']}/{r['version']}": r["recipe_sha256"] for r in records} == released.SHA256
+    own_rows = [record for record in records if "rows" not in record]  # drafts alone have records of other rows
+    assert {f"{r['recipe']}/{r['version']}": r["recipe_sha256"] for r in own_rows} == released.SHA256
     loaded = [recipe.load(directory) for directory in recipe.available(ROOT / "recipes")]
     files = {f"{one.name}/{one.version}": one.sha256 for one in loaded if one.recipe.status == "released"}
     assert files == released.SHA256
