@@ -256,12 +256,13 @@ def _arrows_to(stage: StageName, manifest: Manifest) -> Iterable[StageName]:
 
 
 def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
-    """Return the path of an arrow between two boxes: to the right within a row, down otherwise."""
+    """Return the path of an arrow between two boxes: to the right within a row, up or down otherwise."""
     (x1, y1), (x2, y2) = start, end
     if y1 == y2:
         return f"M{x1 + BOX_WIDTH} {y1 + BOX_HEIGHT // 2}H{x2 - 3}"
     shift = (x2 > x1) * 24 - (x2 < x1) * 24  # arrows that cross columns start and end beside the straight ones
-    return f"M{x1 + BOX_WIDTH // 2 + shift} {y1 + BOX_HEIGHT}L{x2 + BOX_WIDTH // 2 - shift} {y2 - 3}"
+    leaves, arrives = (y1 + BOX_HEIGHT, y2 - 3) if y2 > y1 else (y1, y2 + BOX_HEIGHT + 3)
+    return f"M{x1 + BOX_WIDTH // 2 + shift} {leaves}L{x2 + BOX_WIDTH // 2 - shift} {arrives}"
 
 
 def _box(stage: StageName, x: int, y: int, summary: Summary | None, state: str) -> Box:

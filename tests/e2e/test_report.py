@@ -858,3 +858,12 @@ def test_on_a_phone_every_cell_is_in_sight(evaluated, chromium, tmp_path):
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="no run there; `rlhf run` makes one, with folders named pretrain, sft, rm"):
         report.write([tmp_path], tmp_path / "x.html")
+
+
+def test_an_arrow_to_a_row_above_ends_below_its_box():
+    """That from SFT to the second reward model."""
+    low, high = (2, 2 + overview.ROW), (2 + overview.COLUMN, 2)
+    start, end = (int(point.split()[1]) for point in overview._arrow(low, high)[1:].split("L"))
+    assert (start, end) == (low[1], high[1] + overview.BOX_HEIGHT + 3)
+    start, end = (int(point.split()[1]) for point in overview._arrow(high, low)[1:].split("L"))
+    assert (start, end) == (high[1] + overview.BOX_HEIGHT, low[1] - 3)
