@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 from bench.kinds import Code, Device
 from rlhf.errors import UserError
 from rlhf.recipe import Recipe
+from rlhf.run import reader, records
 from rlhf.run.provenance import code_version
 
 if TYPE_CHECKING:
@@ -65,6 +66,14 @@ def require_new_file(file: Path, option: str = "--save") -> None:
 def device_name(device: Device | str | None) -> str:
     """Return the name of a record's device, which some kinds have as a string alone; empty where there is none."""
     return device if isinstance(device, str) else device["name"] if device else ""
+
+
+def device_text(device: object, source: str) -> str:
+    """Return the processor with its threads, or the card; some kinds of records have this text alone.
+
+    `source` names the record in the UserError that a damaged device raises.
+    """
+    return device if isinstance(device, str) else reader.check(device, records.Device, source).text() if device else ""
 
 
 def device_folder(name: str) -> str:

@@ -24,6 +24,7 @@ from bench.kinds import (
 from bench.paths import RESULTS, ROOT
 from bench.peer.contenders import ALIKE
 from bench.peer.supervised import with_range
+from bench.provenance import device_text
 from bench.reading import check, read
 from bench.records import Origin
 from rlhf.cli import guarded
@@ -33,7 +34,6 @@ from rlhf.recipe.published import MET, MISSED, NOT_COMPARABLE, NOT_MEASURED, cou
 from rlhf.run import reader
 from rlhf.run.finished import totals
 from rlhf.run.outcomes import Reproduction
-from rlhf.run.records import Device
 
 CLOSE = 0.005  # share of the measured peak within which a predicted one counts as near
 
@@ -87,15 +87,10 @@ def _line(file: Path, root: Path) -> str:
     record = check(content, Origin, str(file))
     commit = (record["code"]["commit"] or "unknown")[:8]
     date = re.search(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", file.name)
-    device = _device(record.get("device"), str(file))
+    device = device_text(record.get("device"), str(file))
     path = file.relative_to(root)
     cells = (f"[{path}]({path})", subject, device, date[0] if date else "", commit, headline)
     return f"| {' | '.join(cells)} |\n"
-
-
-def _device(device: object, source: str) -> str:
-    """Return the processor with its threads, or the card; some kinds of records have this text alone."""
-    return device if isinstance(device, str) else reader.check(device, Device, source).text() if device else ""
 
 
 def _reproduced(content: object, source: str) -> tuple[str, str]:

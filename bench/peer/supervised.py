@@ -22,7 +22,7 @@ import click
 from bench import options, steps
 from bench.clocks import clock_of
 from bench.kinds import SideFigures, StageSteps, SupervisedRecord
-from bench.provenance import code, describe_for, today
+from bench.provenance import code, describe_for, device_text, today
 from bench.reading import last_line
 from bench.rounds import in_order
 from rlhf.cli import guarded
@@ -109,11 +109,11 @@ def markdown(records: Sequence[SupervisedRecord]) -> str:
     lines = [columns, ("---", "---", *["---:"] * 6)]
     for record in records:
         for stage, sides in record["stages_beside"].items():
-            ours, device = sides["ours"], record["device"]
+            ours = sides["ours"]
             peak = ours["peak_bytes"]
             lines.append(
                 (
-                    (device if isinstance(device, str) else device.get("model") or device["name"]).replace("(R)", ""),
+                    device_text(record["device"], stage),
                     stage,
                     f"{ours['step_seconds']:.1f}",
                     with_range(ours.get("times_faster"), ours.get("times_faster_range")),

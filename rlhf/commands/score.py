@@ -85,7 +85,8 @@ class RewardModel:
         from rlhf.evaluation.reward_model import scores_of
 
         limits = self.options.max_prompt_length, self.options.max_length
-        items = [self._parsed(item) for item in items]
+        ending = self._prompt_text((Message("user", "Hello."),)).rpartition("Hello.")[2]
+        items = [_parsed(item, ending) for item in items]
         texts = [self._prompt_text(item.prompt) for item in items]
         messages, written = {}, {}
         for number, item in enumerate(items):
@@ -108,16 +109,16 @@ class RewardModel:
             for number, (item, text) in enumerate(zip(items, texts, strict=True))
         ], cut
 
-    def _parsed(self, item: Item) -> Item:
-        """Return an item with its prompt as messages, unless a run wrote it: then it ends as the template ends it."""
-        ending = self._prompt_text((Message("user", "Hello."),)).rpartition("Hello.")[2]
-        if not isinstance(item.prompt, str) or item.prompt.endswith(ending):
-            return item
-        return item._replace(prompt=parse_prompt(item.prompt, item.source, item.row.get("system")))
-
     def _prompt_text(self, prompt: tuple[Message, ...] | str) -> str:
         """Return a prompt as the text that the model reads."""
         return prompt if isinstance(prompt, str) else self.tokenizer.prompt_text(prompt)
+
+
+def _parsed(item: Item, ending: str) -> Item:
+    """Return an item with its prompt as messages, unless a run wrote it: then it has the `ending` of the template."""
+    if not isinstance(item.prompt, str) or item.prompt.endswith(ending):
+        return item
+    return item._replace(prompt=parse_prompt(item.prompt, item.source, item.row.get("system")))
 
 
 class ScoreFigures(NamedTuple):

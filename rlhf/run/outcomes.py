@@ -6,7 +6,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from rlhf.recipe.released import difference
-from rlhf.run.records import Amount, Code, Count, Device, Number, Record, Summary
+from rlhf.run.records import Amount, Code, Count, DataFile, Device, Number, Record, Summary
 
 
 class Answer(Record):
@@ -138,13 +138,6 @@ class Packages(Record):
     peft: str
 
 
-class RowsFile(Record):
-    """A file that was given instead of the recipe's data, with its hash."""
-
-    name: str  # without its folder
-    sha256: str
-
-
 class Reproduction(Record):
     """The record that `rlhf reproduce` writes: the summaries of a chain by seed and stage."""
 
@@ -156,7 +149,7 @@ class Reproduction(Record):
     device: Device
     packages: Packages
     price_per_hour: Amount | None = None
-    rows: list[RowsFile] = Field(default=[])  # if `--data` named some
+    rows: list[DataFile] = Field(default=[])  # files that `--data` named, without their folders
     seeds: Annotated[dict[str, dict[str, Summary]], Field(min_length=1)]
 
     @model_validator(mode="after")
