@@ -69,13 +69,7 @@ def rehearse(setting: Setting, layers: int) -> Rehearsed:
             model = _model(setting, layers)
             optimizer = _optimizer(setting, [p for p in model.parameters() if p.requires_grad])
             model.train()
-            batch = torch.ones((setting.rows, setting.length), dtype=torch.int64).to(META)
-            kept = None
-            for step in range(setting.steps):
-                if setting.clears_after:
-                    batch = torch.ones((setting.rows, setting.length), dtype=torch.int64).to(META)
-                kept = _step(setting, model, optimizer, batch, named=step > 0 or setting.clears_after)
-            del kept
+            _steps(setting, model, optimizer)
         work = {name: peak.work for name, peak in recorder.peaks().items()}
         return Rehearsed(recorder.events(), work)
     finally:
@@ -204,21 +198,32 @@ def _optimizer(setting: Setting, weights: list[nn.Parameter]) -> Any:
     return bitsandbytes.optim.PagedAdamW8bit(weights, lr=1e-4)
 
 
-def _step(setting: Setting, model: Any, optimizer: Any, batch: Tensor, named: bool) -> Any:
-    """Run one step, and return the output if the script keeps it until the next one has its own."""
-    phase: Callable[[str], contextlib.AbstractContextManager[Any]] = (
-        torch.profiler.record_function if named else lambda name: contextlib.nullcontext()
-    )
-    extra = {"attention_mask": torch.ones_like(batch)} if setting.clears_after else {}
-    with phase(STEP):
-        if not setting.clears_after:
-            optimizer.zero_grad()
-        with phase(FORWARD):
-            out = model(input_ids=batch, labels=batch, **extra)
-        with phase(BACKWARD):
-            out.loss.backward()
-        with phase(OPTIMIZER):
-            optimizer.step()
+def _steps(setting: Setting, model: Any, optimizer: Any) -> None:
+    """Run the steps in one frame, so that an output dies where the script's own name for it is given the next one.
+
+    can-i-finetune-this keeps an output through the next forward pass, and no longer; measure.py's step is a function,
+    whose output dies with it.
+    """
+    batch = torch.ones((setting.rows, setting.length), dtype=torch.int64).to(META)
+    out = None
+    for step in range(setting.steps):
         if setting.clears_after:
-            optimizer.zero_grad()
-    return out if setting.clears_after else None
+            batch = torch.ones((setting.rows, setting.length), dtype=torch.int64).to(META)
+        named = step > 0 or setting.clears_after
+        phase: Callable[[str], contextlib.AbstractContextManager[Any]] = (
+            torch.profiler.record_function if named else lambda name: contextlib.nullcontext()
+        )
+        extra = {"attention_mask": torch.ones_like(batch)} if setting.clears_after else {}
+        with phase(STEP):
+            if not setting.clears_after:
+                optimizer.zero_grad()
+            with phase(FORWARD):
+                out = model(input_ids=batch, labels=batch, **extra)
+            with phase(BACKWARD):
+                out.loss.backward()
+            with phase(OPTIMIZER):
+                optimizer.step()
+            if setting.clears_after:
+                optimizer.zero_grad()
+        if not setting.clears_after:
+            out = None

@@ -14,7 +14,19 @@ from rlhf.memory.fit import USABLE
 from rlhf.memory.phases import PRODUCT, Event
 from rlhf.memory.rehearsal.depth import NotAligned, deepen
 from studies.kinds import OpenPredictions, OutsideRecord
-from studies.outside import adapter_page, blind, collect, collect_fms, compare, lengths, loop, page, plot, steps
+from studies.outside import (
+    adapter_page,
+    adapter_runs,
+    blind,
+    collect,
+    collect_fms,
+    compare,
+    lengths,
+    loop,
+    page,
+    plot,
+    steps,
+)
 from studies.outside.__main__ import FOLDER
 from studies.outside.loop import STEP
 from studies.paths import OUTSIDE
@@ -144,6 +156,19 @@ def test_a_run_of_lora_with_rank_64_is_predicted_within_half_a_percent():
     assert row["sizes_exact"]
     assert abs(row["error"]["reserved_max"]) < 0.005
     assert abs(row["error"]["allocated_average"]) < 0.001
+
+
+def test_a_step_does_not_hold_the_output_of_the_one_before_through_its_backward_pass():
+    """The source's name for the output is given the new one after the forward pass, where the old one dies."""
+    (run,) = (
+        run
+        for run in read(OUTSIDE / "canifinetune-rtx4080-blind.json", dict[str, Any])["runs"]
+        if run["id"] == "Qwen__Qwen2.5-0.5B-Instruct_qlora_s1024_b1_r16_steps3"
+    )
+    setting = adapter_runs.rtx4080_setting(run)
+    three, one = (adapter_runs.predict(setting._replace(steps=steps)).allocated for steps in (3, 1))
+    logits = 1024 * setting.shape["vocab_size"] * 4  # float32
+    assert one <= three < one + logits
 
 
 def test_blind_predictions_answer_every_run_of_their_settings():
