@@ -1,12 +1,13 @@
 """The part of the page about adapters on a T4, with the predictions that are kept blind."""
 
 from collections.abc import Iterator, Sequence
-from statistics import mean, median, quantiles
+from statistics import quantiles
 from typing import Any, NamedTuple
 
 from bench.reading import read
 from rlhf.memory.fit import USABLE
 from studies.kinds import OpenPredictions
+from studies.outside import opened
 from studies.paths import OUTSIDE
 
 OPEN = OUTSIDE / "open-t4.json"  # predictions for the open runs, by `python -m studies.outside.blind --open`
@@ -82,7 +83,8 @@ blind-granite.json). Each names its date and the commit of the code. A correctio
 - The loops ran with later versions of the libraries than these runs, whose sources were read where memory is concerned.
 - Seconds of a step are intervals, from counted work and nominal rates. The T4's are calibrated by hand on open runs of
   Qwen2.5-1.5B and TinyLlama.
-
+"""
+HOLE = """
 ## The largest hole
 
 No published run of PPO with a critic on one card has a peak of memory. Nothing on this page tests that loop.
@@ -132,6 +134,10 @@ def name(run: dict[str, Any]) -> str:
 
 def section() -> str:
     """Return the part of the page."""
+    return _t4() + opened.section() + HOLE
+
+
+def _t4() -> str:
     runs = compared()
     every = [name(run) for run in _measured()["runs"]]
     done = {run.name for run in runs}
@@ -161,13 +167,8 @@ def _summary(runs: Sequence[Compared]) -> Iterator[str]:
         errors = [error for run in runs if (error := run.error(figure)) is not None]
         key = PEER.get(figure)
         theirs = [run.peer[key] / 100 for run in runs if key and run.peer.get(key) is not None]
-        cells = [figure.replace("peak_", ""), str(len(errors)), *_spread(errors)]
-        yield f"| {' | '.join(cells)} | {', '.join(_spread(theirs)) if theirs else '–'} |"
-
-
-def _spread(errors: Sequence[float]) -> list[str]:
-    sizes = [abs(error) for error in errors]
-    return [f"{median(sizes):.2%}", f"{mean(sizes):.2%}", f"{max(errors, key=abs):+.1%}"]
+        cells = [figure.replace("peak_", ""), str(len(errors)), *opened.spread(errors)]
+        yield f"| {' | '.join(cells)} | {', '.join(opened.spread(theirs)) if theirs else '–'} |"
 
 
 def _rows(runs: Sequence[Compared]) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The comparison with runs that others measured: its data, its lengths, and the page that is made from the record."""
 
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from studies.outside import (
     compare,
     lengths,
     loop,
+    opened,
     page,
     plot,
     steps,
@@ -185,6 +187,14 @@ def test_blind_predictions_answer_every_run_of_their_settings():
         for run in predicted["runs"]:
             assert 0 < run["peak_allocated"] < run["peak_reserved"]
             assert run["step_seconds"][0] < run["step_seconds"][1]
+
+
+def test_the_correction_is_kept_beside_the_blind_predictions_that_it_corrects():
+    blind_errors, corrected = (opened.errors(name, "peak_allocated") for name in opened.FILES)
+    assert len(blind_errors) == len(corrected) == 12
+    assert min(blind_errors.values()) > -0.01 and median(blind_errors.values()) == pytest.approx(0.132, abs=0.001)
+    assert max(map(abs, corrected.values())) < 0.002
+    assert max(abs(error) for error in opened.errors("corrected", "peak_reserved").values()) < 0.09
 
 
 def test_predictions_are_written_as_they_are_asked_for(monkeypatch):
