@@ -51,7 +51,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "rooflines": lambda: roofline.markdown(
         [roofline.predict(load(ROOT / "recipes" / name), "ppo") for name in ROOFLINES]
     ),
-    "planted": lambda: table.planted(table.newest_rows(ROOT / "results/against")),
+    "planted": lambda: table.planted(ROOT / "results/against"),
     "the same": lambda: table.same(
         [read(file, SameRecord) for file in sorted(ROOT.glob("results/against/same_*.json"))]
     ),

@@ -263,7 +263,7 @@ class SupervisedRecord(OfRecipe):
     stages_beside: dict[StageName, dict[str, SideFigures]]  # ours; trl; trl, tuned
 
 
-# -- python -m bench.against.planted: key `planted`, or `same` -------------------------------------------------------
+# -- experiments with bench.against, which no command makes any more: key `planted`, or `same` ------------------------
 
 
 class Worse(TypedDict):
@@ -303,13 +303,13 @@ class AgainstProvenance(OfRecipe):
 
 
 class PlantedRecord(AgainstProvenance):
-    """A record of `python -m bench.against.planted`."""
+    """Regressions that were planted in copies of a commit."""
 
     planted: dict[str, PlantRow]
 
 
 class SameRecord(AgainstProvenance):
-    """A record of `python -m bench.against.planted --same N`."""
+    """A commit that was compared with itself."""
 
     stages_compared: list[StageName]
     same: list[SameRow]

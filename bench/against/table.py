@@ -1,10 +1,9 @@
 """The table of a comparison, with a row for each phase, and those of the records about the comparison itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.against.judge import CARD_PEAK, COUNTED, CPU, HELD, PEAK, PROCESS, RATE, WALL, Change
-from bench.against.plants import PLANTS
 from bench.kinds import PlantedRecord, PlantRow, SameRecord
 from bench.reading import read
 from rlhf.terminal import screen
@@ -57,30 +56,22 @@ def markdown(title: str, changes: Sequence[Change], verdicts: Sequence[str]) -> 
     return f"### {title}\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in lines) + f"\n\n{listing}\n\n{NOTE}\n"
 
 
-def newest_rows(folder: Path) -> dict[str, PlantRow]:
-    """Return the newest row of each plant in the records of a folder: a record may have some of them.
+def planted(folder: Path) -> str:
+    """Return the table of what was planted and which change found it, the largest one, as Markdown.
 
-    A plant that was written anew since, which says that it does something else, has none.
+    It has the newest row of each plant in the records of a folder, because a record may have some of them.
     """
     rows: dict[str, PlantRow] = {}
     for file in sorted(folder.glob("planted_*.json")):  # names begin with date and time
         rows |= read(file, PlantedRecord)["planted"]
-    return {name: rows[name] for name, plant in PLANTS.items() if name in rows and rows[name]["does"] == plant.does}
-
-
-def planted(rows: Mapping[str, PlantRow]) -> str:
-    """Return the table of what was planted and which change found it, the largest one, as Markdown."""
     lines = ["| planted | what it does | found by | load average |", "| --- | --- | --- | --- |"]
-    for name, plant in PLANTS.items():
-        row = rows.get(name)
-        found, load = "not measured", ""
-        if row:
-            found, load = "nothing", f"{row['load']:.1f}"
-            if row["worse"]:
-                largest, *others = row["worse"]
-                more = f" (and {len(others)} more)" if others else ""
-                found = f"{largest['place']}: {largest['what']} {largest['ratio'] - 1:+.1%}{more}"
-        lines.append(f"| {name} | {plant.does} | {found} | {load} |")
+    for name, row in rows.items():
+        found = "nothing"
+        if row["worse"]:
+            largest, *others = row["worse"]
+            more = f" (and {len(others)} more)" if others else ""
+            found = f"{largest['place']}: {largest['what']} {largest['ratio'] - 1:+.1%}{more}"
+        lines.append(f"| {name} | {row['does']} | {found} | {row['load']:.1f} |")
     return "\n".join(lines)
 
 

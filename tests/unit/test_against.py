@@ -1,5 +1,6 @@
 """The comparison with another commit: what is counted, what is worse, and which commit a change is held against."""
 
+import json
 import random
 import subprocess
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from click.testing import CliRunner
 
 from bench.against import __main__ as against
-from bench.against import checkout, compare, judge, micro, planted, plants, table
+from bench.against import checkout, compare, judge, micro, table
 from bench.against.judge import Bounds, Change
 from bench.against.sides import Cost, Counts, Predicted, SideFailed
 from bench.against.worker import MEASURED_PHASES, Clock, Counter
@@ -334,43 +335,19 @@ def test_the_short_form_fails_for_a_mistake_in_its_options(monkeypatch):
         CliRunner().invoke(against.main, ["--short", "--stage", "kto"], catch_exceptions=False)
 
 
-@pytest.mark.parametrize("name", plants.PLANTS)
-def test_every_plant_still_fits_the_code(name):
-    plant = plants.PLANTS[name]
-    text = (ROOT / plant.file).read_text()
-    assert text.count(plant.old) == 1
-    compile(text.replace(plant.old, plant.new), plant.file, "exec")
-
-
-def test_the_table_of_plants_has_the_newest_row_of_each_and_the_largest_change(tmp_path):
-    """Two records: the first has two plants, the second one of them again."""
-    before, after = cost(in_score=counts(400)), cost(in_score=counts(430, 1100))
-    found = planted.worse([*judge.counted("ppo", before, after, Bounds())])
-    assert [(row["what"], row["ratio"]) for row in found] == [("bytes moved", 1.1), ("operations", 1.075)]
-    loaded = planted.small_recipe()
-    for date, rows in {
-        "2026-01-01": {"leak per step": [], "layer twice": found},
-        "2026-01-02": {"leak per step": found},
-    }.items():
-        planted_rows = {
-            name: {"does": plants.PLANTS[name].does, "worse": worse, "load": 2.0} for name, worse in rows.items()
-        } | {"larger cache": {"does": "something else", "worse": [], "load": 2.0}}
-        record = planted.origin(loaded, 3) | {"planted": planted_rows}
-        write_json(tmp_path / f"planted_{date}.json", record)
-    lines = {line.split(" | ")[0]: line for line in table.planted(table.newest_rows(tmp_path)).splitlines()}
-    assert len(lines) == 2 + len(plants.PLANTS)
-    for name in ("leak per step", "layer twice"):
-        assert lines[f"| {name}"].endswith("| ppo/score: bytes moved +10.0% (and 1 more) | 2.0 |")
-    for name in ("copied logits", "larger cache"):
-        assert lines[f"| {name}"].endswith("| not measured |  |")
-
-
-def test_the_table_of_equal_code_counts_alarms():
+def test_the_tables_of_experiments_have_the_newest_row_of_each_plant_and_count_alarms(tmp_path):
+    worse = {"place": "ppo/score", "what": "operations", "old": 1.0, "new": 1.1, "ratio": 1.1, "low": 1.1, "high": 1.1}
+    origin = json.loads(next((ROOT / "results/against").glob("planted_*.json")).read_text())
+    found, missed = ({"does": "x", "worse": rows, "load": 2.0} for rows in ([worse, worse], []))
+    for day, rows in enumerate([{"leak": missed, "twice": found}, {"leak": found, "slower": missed}]):
+        write_json(tmp_path / f"planted_2026-01-0{day}.json", origin | {"planted": rows})
+    assert table.planted(tmp_path).splitlines()[2:] == [
+        "| leak | x | ppo/score: operations +10.0% (and 1 more) | 2.0 |",
+        "| twice | x | ppo/score: operations +10.0% (and 1 more) | 2.0 |",
+        "| slower | x | nothing | 2.0 |",
+    ]
     row: SameRow = {"worse": [], "load": 2.0}
-    loaded = planted.small_recipe()
-    record = cast(
-        SameRecord, planted.origin(loaded, 3) | {"stages_compared": ["sft", "rm"], "same": [row, row | {"load": 9.0}]}
-    )
+    record = cast(SameRecord, origin | {"stages_compared": ["sft", "rm"], "same": [row, row | {"load": 9.0}]})
     assert table.same([record]).endswith(" | sft, rm | 3 | 2.0 to 9.0 | 2 | 0 |")
 
 

@@ -8,7 +8,6 @@ from shutil import copytree
 import pytest
 
 from bench import history, recipe_index, records, results
-from bench.against import plants, table
 from bench.kinds import Device, PeerRecord, SameRecord, StageSteps, StepsRecord
 from bench.memory import budgets
 from bench.peer import contenders, figures
@@ -170,17 +169,6 @@ def headline(folder: str, commit: str) -> str:
     """The line of the page for a stored record of a peer."""
     (line,) = [line for line in results.page().splitlines() if f"peers/{folder}/" in line and commit in line]
     return line
-
-
-# Found by a larger change, or by none: docs/benchmarks.md says so too.
-OTHERS = {"evaluation with graphs", "layer twice", "slower tokenizer"}
-
-
-def test_what_was_planted_was_found_by_no_larger_change_than_is_allowed():
-    """A measured time may seem larger than what was planted: its interval's end counts."""
-    rows = table.newest_rows(ROOT / "results/against")
-    largest = {name: max((found["low"] - 1 for found in row["worse"]), default=0.0) for name, row in rows.items()}
-    assert {name for name, share in largest.items() if not 0 < share <= plants.MOST} == OTHERS
 
 
 def test_a_commit_beside_itself_raises_no_alarm():
