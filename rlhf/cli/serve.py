@@ -1,5 +1,9 @@
-"""`rlhf serve`: offer the merged model to OpenAI's clients."""
+"""`rlhf serve`: print and start the server of another program for the merged model."""
 
+import os
+import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,12 +14,17 @@ from rlhf.cli.missing import naming_the_run
 from rlhf.cli.options import OneOf, WholeNumber
 from rlhf.cli.recipe_options import REUSE, RUN_HELP, chooses_recipe
 from rlhf.cli.run_argument import RUN_AS_OPTIONS, CommandOnRun
-from rlhf.commands import serve as serving
-from rlhf.recipe import MERGE
+from rlhf.recipe import EVALUATE, MERGE, Recipe
+from rlhf.run.directory import StageRun
+from rlhf.run.layout import MODEL
+from rlhf.run.packages import require_found
+from rlhf.terminal import say
+
+ENGINES = ("vllm", "transformers")
 
 
 class Serve(CommandOnRun):
-    """The command whose words after `--` are options of vLLM: `engine_options`."""
+    """The command whose words after `--` are options of the server: `engine_options`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -24,20 +33,14 @@ class Serve(CommandOnRun):
         return unread
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return [*super().collect_usage_pieces(ctx), "[-- VLLM_OPTION...]"]
+        return [*super().collect_usage_pieces(ctx), "[-- SERVER_OPTION...]"]
 
 
 @click.command(cls=Serve)
 @RUN_AS_OPTIONS
 @chooses_recipe(**RUN_HELP, out=True)
 @REUSE
-@click.option(
-    "--engine",
-    default="auto",
-    show_default=True,
-    type=OneOf(serving.ENGINES),
-    help="Server to use; auto takes vLLM if it is installed and starts.",
-)
+@click.option("--engine", type=OneOf(ENGINES), help="Server to start. [default: vllm if it is installed]")
 @click.option(
     "--host", metavar="NAME", default="127.0.0.1", show_default=True, help="Address to listen on; clients need no key."
 )
@@ -48,15 +51,50 @@ def serve(
     choice: Choice,
     out: Path,
     reuse: Path | None,
-    engine: serving.Engine,
+    engine: str | None,
     host: str,
     port: int,
     engine_options: Sequence[str],
 ) -> None:
     """Serve the merged model to OpenAI's clients.
 
-    RUN is a run directory, <out>/<recipe>/<version>, or a stage's folder in it, and has all settings. Without it, name
-    the recipe and its changes as for the run. Options after `--` are passed on to vLLM.
+    The command is printed and takes the place of this one. The model's name is its path below the runs root. RUN is a
+    run directory, <out>/<recipe>/<version>, or a stage's folder in it, and has all settings. Without it, name the
+    recipe and its changes as for the run. Options after `--` are passed on to the server.
     """
     with naming_the_run("serve", MERGE):
-        serving.run(choice.load(), out, engine, host, port, reuse, engine_options)
+        loaded = choice.load()
+        merged = StageRun(out, loaded, EVALUATE, reuse).parents.require(MERGE)
+    root = merged.parents[2]
+    model = str((merged / MODEL).relative_to(root))
+    words = server_command(engine or ("vllm" if shutil.which("vllm") else "transformers"), model, loaded.recipe)
+    words += ["--host", host, "--port", str(port), *engine_options]  # those given last win
+    say(f"cd {shlex.quote(str(root))} && {shlex.join(words)}")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.chdir(root)
+    try:
+        os.execvp(words[0], words)
+    except FileNotFoundError:
+        raise click.UsageError(f"--engine {engine}: there is no command {words[0]} here; install it") from None
+
+
+def server_command(engine: str, model: str, recipe: Recipe) -> list[str]:
+    """Return the command line of a server for a model; its folder is the model's name.
+
+    Raises UserError without the packages that transformers' server needs.
+    """
+    if engine == "vllm":  # of its own accord it computes a float32 model in 16 bits
+        return ["vllm", "serve", model, "--served-model-name", model, "--dtype", recipe.model.dtype]
+    require_found(("fastapi", "uvicorn", "openai"), "serve", "serve")
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # this server lists models from there and fails without it
+    return [
+        sys.executable,
+        "-m",
+        "transformers.cli.transformers",
+        "serve",
+        model,
+        "--device",
+        recipe.hardware.device,
+    ]

@@ -18,7 +18,7 @@ from rlhf.recipe import PinnedRecipe, Recipe, StageName
 from rlhf.recipe.plain_yaml import read_yaml
 
 LOST = 75  # exit code of a rank that ended because another one did
-DISTRIBUTED_TYPES = {"ddp": "MULTI_GPU", "fsdp": "FSDP", "deepspeed": "DEEPSPEED"}  # of accelerate, by engine
+DISTRIBUTED_TYPES = {"ddp": "MULTI_GPU", "fsdp": "FSDP"}  # of accelerate, by engine
 _STARTED_HERE = "RLHF_LAUNCHED"
 
 
@@ -52,8 +52,6 @@ def launch(loaded: PinnedRecipe, stage: StageName) -> None:
         raise UserError(_failure_message(error.failures, stage)) from (MemoryError() if exhausted else None)
     except SignalException as stop:
         raise endings.stop_for(stop.sigval) from None
-    except ImportError as error:
-        raise UserError(f"hardware.engine: {loaded.recipe.hardware.engine}: {error} (pip install it)") from None
     except (ConnectionError, RuntimeError) as error:
         raise UserError(f"the processes could not be started: {explain(str(error))}") from error
     finally:

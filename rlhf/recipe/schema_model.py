@@ -40,7 +40,7 @@ class Hardware(Section):
     memory_gb: Positive | None = None  # of the card; null on a CPU
     threads: Threads | None = None  # pinned on a CPU: results are bit-equal only at equal thread counts
     count: Devices = 1  # devices, each with a process that works on its part of every batch
-    engine: Literal["ddp", "fsdp", "deepspeed"] = "ddp"  # ddp: all weights on each; others: shards
+    engine: Literal["ddp", "fsdp"] = "ddp"  # ddp: all weights on each device; fsdp: shards
     deterministic: bool = False  # on CUDA; a CPU always is (docs/reproducibility.md)
     trunk: Trunk = "library"  # forward and backward passes; lean: rlhf/models/lean/trunk.py
 

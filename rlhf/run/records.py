@@ -94,7 +94,7 @@ class Device(Record):
     cuda: str | None = None
     driver: str | None = None
     processes: Count = 1
-    engine: str | None = None  # which divides the work among the processes: ddp, fsdp or deepspeed
+    engine: str | None = None  # which divides the work among the processes: ddp or fsdp
 
     def text(self) -> str:
         """Return the card's name, or the processor's with its threads, as far as the record has them."""

@@ -99,8 +99,7 @@ def test_another_number_of_processes_is_refused(monkeypatch, stage, count, world
     ("stage", "engine", "message"),
     [
         ("rm", "fsdp", "rm under fsdp needs GPUs: on CPUs transformers would silently use ddp"),
-        ("dpo", "deepspeed", "dpo under deepspeed needs GPUs"),
-        ("ppo", "deepspeed", "ppo divides its base by fsdp only"),
+        ("dpo", "fsdp", "dpo under fsdp needs GPUs"),
     ],
 )
 def test_an_engine_that_would_not_do_what_it_says_is_refused(stage, engine, message):
@@ -116,7 +115,7 @@ def test_engines_need_their_file(tmp_path):
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(RECIPES)))
 def test_the_files_for_accelerate_start_what_the_recipe_says(file):
-    """Only read: FSDP and DeepSpeed under TRL's trainers need GPUs, on which nothing of this was run."""
+    """Only read: FSDP under TRL's trainers need GPUs, on which it was not run."""
     config, loaded = load_config_from_file(str(file)), recipe.load(file.parent)
     engine = file.stem.removeprefix("accelerate-")
     assert config.distributed_type.value == launching.DISTRIBUTED_TYPES[engine]
@@ -124,8 +123,6 @@ def test_the_files_for_accelerate_start_what_the_recipe_says(file):
     assert config.mixed_precision == ("bf16" if loaded.recipe.model.dtype == "bfloat16" else "no")
     if engine == "fsdp":
         assert config.fsdp_config["fsdp_version"] == 2
-    if engine == "deepspeed":
-        assert config.deepspeed_config["zero_stage"] == 3
 
 
 def test_the_recipe_for_two_processes_is_the_one_for_one():
