@@ -47,7 +47,7 @@ from rlhf.data.messages import (
     text,
     type_name,
 )
-from rlhf.data.normal import normal_prompt, normalise
+from rlhf.data.normal import normal_prompt, normalise, says_something
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, LeftOut, Message, PreferencePair, PromptOnly, Row
 from rlhf.data.transcripts import parse_hh
@@ -140,7 +140,7 @@ def _with_system(prompt: tuple[Message, ...], beside: object) -> tuple[Message, 
 def _parse_row(row: dict[str, object], kind: RowKind, source: str) -> Row | LeftOut:
     if kind == "text":
         document = text(_field(row, "text", kind), "text")
-        if not document.strip():
+        if not says_something(document):
             raise Malformed("'text' is empty")
         return Document(document, source)
     if kind == "instruction":
@@ -162,12 +162,12 @@ def _instruction(row: dict[str, object], source: str) -> Example | LeftOut:
     """Return an example, or why it is left out. Raises Malformed."""
     request = text(_field(row, "instruction", "instruction"), "instruction")
     response = text(_field(row, "output", "instruction"), "output").removeprefix(" ").rstrip()
-    if not request.strip():
+    if not says_something(request):
         raise Malformed("'instruction' is empty")
     if row.get("input") is not None:
         extra = text(row["input"], "input")
         request += f"\n{extra}" if extra.strip() else ""
-    return Example((Message("user", request),), response, source) if response else "empty"
+    return Example((Message("user", request),), response, source) if says_something(response) else "empty"
 
 
 def _conversation(row: dict[str, object], source: str) -> Example | LeftOut:
@@ -218,7 +218,7 @@ def _question(row: dict[str, object], source: str) -> Example | LeftOut:
 def _prompt_only(row: dict[str, object], source: str) -> PromptOnly:
     """Return a prompt with the right answer, if the row has one. Raises Malformed."""
     prompt = _prompt(_field(row, "prompt", "prompt"))
-    if not prompt or prompt[-1].role != "user" or not prompt[-1].content.strip():
+    if not prompt or prompt[-1].role != "user" or not says_something(prompt[-1].content):
         raise Malformed("'prompt' does not end with a user turn that has text")
     return PromptOnly(prompt, source, _right_answer(row))
 
@@ -231,16 +231,17 @@ def _right_answer(row: dict[str, object]) -> str | None:
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         # A table with an empty cell among whole numbers holds them as 7.0, which no text of a response is equal to.
         answer = str(int(answer) if isinstance(answer, float) and answer.is_integer() else answer)
-    return None if answer is None else text(answer, "answer").strip() or None  # in a table, no answer is an empty cell
+    answer = None if answer is None else text(answer, "answer").strip()
+    return answer if answer and says_something(answer) else None  # in a table, no answer is an empty cell
 
 
 def _example(
     prompt: tuple[Message, ...], response: str, source: str, right_answer: str | None = None
 ) -> Example | LeftOut:
     """Return an example, or why it is left out. Raises Malformed without a user turn."""
-    if not any(message.role == "user" and message.content.strip() for message in prompt):
+    if not any(message.role == "user" and says_something(message.content) for message in prompt):
         raise Malformed("no user turn with text before the answer")
-    return Example(prompt, response.rstrip(), source, right_answer) if response.strip() else "empty"
+    return Example(prompt, response.rstrip(), source, right_answer) if says_something(response) else "empty"
 
 
 def _pair(row: dict[str, object], kind: RowKind, source: str) -> PreferencePair | LeftOut:
@@ -255,10 +256,10 @@ def _pair(row: dict[str, object], kind: RowKind, source: str) -> PreferencePair 
         return "prompts_differ"
     if row_prompt is not None and not _begins_with(prompt, row_prompt):
         raise Malformed("'chosen' and 'rejected' hold conversations that do not begin with 'prompt'")
-    if not any(message.role == "user" and message.content.strip() for message in prompt):
+    if not any(message.role == "user" and says_something(message.content) for message in prompt):
         raise Malformed("no user turn with text before the answer")
     chosen, rejected = chosen.rstrip(), rejected.rstrip()
-    if not chosen or not rejected:
+    if not says_something(chosen) or not says_something(rejected):
         return "empty"
     if normalise(chosen) == normalise(rejected):
         return "identical"

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeVar
 
-from rlhf.data.normal import normalise
+from rlhf.data.normal import normalise, says_something
 from rlhf.data.rows import Document, Message, Row
 from rlhf.data.transcripts import parse_hh
 
@@ -46,7 +46,7 @@ def conversation_key(prompt: Sequence[Message]) -> str:
     decides. Raises ValueError when no user message holds text; the readers admit no such prompt.
     """
     for message in prompt:
-        if message.role == "user" and message.content.strip():
+        if message.role == "user" and says_something(message.content):
             return normalise(message.content)
     raise ValueError("a prompt without a user message has no conversation key")
 

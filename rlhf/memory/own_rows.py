@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.data.needs import needs
+from rlhf.data.scripts import words
 from rlhf.data.source import read_source
 from rlhf.data.transcripts import render_hh
 from rlhf.errors import UserError
@@ -98,7 +99,7 @@ def _split(corpus: "Corpus", stage: TrainingName) -> "Split[Answers]":
 def _counter(tokenizer: "DialogueTokenizer | None") -> Callable[[list[str]], list[int]]:
     """Return what counts the tokens of texts, or without a tokenizer their words."""
     if tokenizer is None:
-        return lambda texts: [len(text.split()) for text in texts]
+        return lambda texts: [len(words(text)) for text in texts]
     hf = tokenizer.hf
     return lambda texts: [len(ids) for ids in hf(texts, add_special_tokens=False)["input_ids"]]
 

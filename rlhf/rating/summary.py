@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from rlhf import stats
+from rlhf.data.scripts import words
 from rlhf.files import JsonObject
 from rlhf.rating.pairs import Pair, PairedAnswers
 from rlhf.rating.store import JUDGE, WIN_OF_B, Rating, current_ratings
@@ -100,7 +101,7 @@ def _figures(votes: Sequence[Vote]) -> Figures:
             choices[pair.item].append(rating.choice)
     pairs = {pair.item: pair for _, pair in votes}
     outcomes = [fmean(WIN_OF_B[choice] for choice in pair_choices) for pair_choices in choices.values()]
-    length_differences = [float(len(pairs[item].b.split()) - len(pairs[item].a.split())) for item in choices]  # words
+    length_differences = [float(len(words(pairs[item].b)) - len(words(pairs[item].a))) for item in choices]
     in_both_orders = [rating.said for rating, _ in votes if rating.said and None not in rating.said.values()]
     return Figures(
         wins=sum(outcome > 0.5 for outcome in outcomes),

@@ -5,19 +5,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.data.corpus import Corpus, Split
-from rlhf.data.normal import normal_answer, normalise
+from rlhf.data.normal import normal_answer, normalise, says_something
 from rlhf.data.parsing import parse_row
 from rlhf.data.quality.check import label_noise
-from rlhf.data.quality.flaws import FLAWS
+from rlhf.data.quality.flaws import FLAWS, near_identical
+from rlhf.data.quality.leakage import leaks
+from rlhf.data.raw import Malformed
 from rlhf.data.rows import Message, PromptOnly, Row
+from rlhf.data.scripts import words
 from rlhf.data.split import conversation_key
 from rlhf.data.transcripts import parse_hh
 from tests.unit.rows import pair_of_one_turn
 
-ONE, OTHER = "Où est le café ?\nLà.", "Ou\u0300 est  le cafe\u0301\u00a0?\r\nLa\u0300. "
+SPELLINGS = [
+    ("Où est le café ?\nLà.", "Ou\u0300 est  le cafe\u0301\u00a0?\r\nLa\u0300. "),
+    ("Where is it? There.", "\ufeffWhere is\u200b it? \u2060The\u00adre.\u200e"),
+    ("ABC (12) はガ", "ＡＢＣ\u3000（１２） はｶ\uff9e"),
+    ("A heart ❤ and می\u200cخواهم", "A heart ❤\ufe0f and میخواهم\U000e0001\u034f"),
+]
+ONE, OTHER = SPELLINGS[0]
+DIFFERENT = [("x²", "x2"), ("½", "1/2"), ("\U0001f3f4\U000e0067\U000e0062", "\U0001f3f4"), ("ﬁ", "fi"), ("A", "a")]
 
 
-@given(st.text() | st.text(alphabet="e\u0301\u0323 \u2028\u00a0\r\n"))
+@given(st.text() | st.text(alphabet="e\u0301\u0323 \u2028\u00a0\r\n\u200b\ufeffＡｶ\uff9e\U0001f3f4\U000e0067\u034f"))
 def test_the_normal_form_is_its_own(text):
     assert normalise(normalise(text)) == normalise(text)
 
@@ -29,21 +39,69 @@ def test_ascii_keeps_the_side_that_white_space_alone_decided(text):
 
 def test_numbers_are_compared_by_value():
     assert len({normal_answer(text) for text in ("10.0", "10", "1e1", " +10. ")}) == 1
+    assert len({normal_answer(text) for text in ("-5", "\u22125", "\u2013 5", "- 5.0", "\uff0d\uff15")}) == 1
     assert len({normal_answer(text) for text in ("10", "-10", "10.01", "ten", "1e99999", "10" + 30 * "0" + "1")}) == 6
 
 
-def test_spellings_of_one_text_are_one_text():
-    assert ONE != OTHER
-    assert conversation_key((Message("user", ONE),)) == conversation_key((Message("user", OTHER),))
-    assert parse_row({"prompt": "Q?", "chosen": ONE, "rejected": OTHER}, "preference", "a:1") == "identical"
+@pytest.mark.parametrize(("one", "other"), SPELLINGS)
+def test_spellings_of_one_text_are_one_text(one, other):
+    assert one != other
+    assert conversation_key((Message("user", one),)) == conversation_key((Message("user", other),))
+    assert parse_row({"prompt": "Q?", "chosen": one, "rejected": other}, "preference", "a:1") == "identical"
     first, again, opposite = (
-        pair_of_one_turn(ONE, ONE, "No."),
-        pair_of_one_turn(OTHER, OTHER, "No."),
-        pair_of_one_turn(OTHER, "No.", OTHER),
+        pair_of_one_turn(one, one, "No."),
+        pair_of_one_turn(other, other, "No."),
+        pair_of_one_turn(other, "No.", other),
     )
+    assert near_identical([pair_of_one_turn("Q?", one, other)]) and leaks([first], [again]).by_kind["same_turn"]
     assert FLAWS["duplicates"]([first, again]) == [again]
     assert FLAWS["contradictory"]([first, opposite]) == [first, opposite]
     assert label_noise([first, opposite]).disagreement.total == 1
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT)
+def test_what_says_something_else_is_another_text(one, other):
+    assert normalise(one) != normalise(other)
+
+
+@pytest.mark.parametrize(
+    "nothing", ["", "\u200b", "\ufeff \u2060", "\u3164", "\u2800", "\u202e\n", "\x07", "\U000e0041"]
+)
+def test_a_text_of_characters_that_show_nothing_is_empty(nothing):
+    """It is an answer to leave out, no prompt, and no right answer."""
+    assert not says_something(nothing) and says_something(f"{nothing}。")
+    assert parse_row({"prompt": "Q?", "chosen": "A.", "rejected": nothing}, "preference", "a:1") == "empty"
+    assert parse_row({"prompt": "Q?", "completion": nothing}, "completion", "a:1") == "empty"
+    assert parse_row({"prompt": "Q?", "answer": nothing}, "prompt", "a:1") == PromptOnly(
+        (Message("user", "Q?"),), "a:1"
+    )
+    with pytest.raises(Malformed, match="user turn that has text"):
+        parse_row({"prompt": nothing}, "prompt", "a:1")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Two  words, no more.", "Two|words,|no|more."),
+        ("今天天气很好。", "今|天|天|气|很|好"),
+        ("iPhone手机 costs 5元", "iPhone|手|机|costs|5|元"),
+        ("ｶﾞｽの「火」", "ガ|ス|の|火"),
+        ("ม้าดี!", "ม้|า|ดี"),
+        ("안녕 세상", "안녕|세상"),
+        ("a\u200bb – \u200b", "ab|–"),
+        ("\u2060", ""),
+    ],
+)
+def test_a_word_is_what_spaces_part_or_a_letter_of_a_script_without_spaces(text, expected):
+    assert words(text) == [*filter(None, expected.split("|"))]
+
+
+def test_near_copies_and_repeats_are_found_in_texts_without_spaces():
+    answer = "今天天气很好我们一起去公园散步吧然后再到河边的茶馆里喝一杯新茶看看书聊聊最近的工作和生活"
+    first = pair_of_one_turn("你好", answer, "不")
+    near = pair_of_one_turn("您好吗", answer[:-1] + "嘛", "好")
+    assert leaks([first], [near]).by_kind["near_copies"] == [(near, first)]
+    assert FLAWS["one_word"]([first]) == [first] and not FLAWS["one_word"]([pair_of_one_turn("你好", "很好", "不好")])
 
 
 @pytest.mark.parametrize(("right", "further"), [("10.0", 0), ("11", 1)])

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.data.quality.oddities import ODDITIES, control, html, invisible, mojibake, script, unfinished
+from rlhf.data.quality.oddities import ODDITIES, control, html, invisible, mojibake, unfinished
+from rlhf.data.scripts import script
 
 LONG = "You could begin with a walk along the river in the morning, before it gets too hot for that. After that "
 

@@ -12,9 +12,9 @@ from rlhf.data.normal import normal_prompt, normalise
 from rlhf.data.quality import spread
 from rlhf.data.quality.flaws import FLAWS, texts
 from rlhf.data.quality.leakage import Leaks, leaks
-from rlhf.data.quality.oddities import script
 from rlhf.data.quality.report import LISTED, LabelNoise, Leakage, QualityReport, Share
 from rlhf.data.rows import Document, Message, PreferencePair, Row
+from rlhf.data.scripts import script, words
 from rlhf.data.split import divide, row_key
 from rlhf.stats import wilson
 
@@ -115,7 +115,7 @@ def _noise(disagreement: float | None) -> float | None:
 
 def _chosen_longer(pairs: Sequence[PreferencePair]) -> Share:
     """Return the share of pairs whose chosen answer has more words, among those of unequal length."""
-    differences = [len(pair.chosen.split()) - len(pair.rejected.split()) for pair in pairs]
+    differences = [len(words(pair.chosen)) - len(words(pair.rejected)) for pair in pairs]
     return share(sum(d > 0 for d in differences), sum(d != 0 for d in differences))
 
 

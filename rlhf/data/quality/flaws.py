@@ -7,8 +7,9 @@ from rapidfuzz.distance import Indel
 
 from rlhf.data.formats import ParsedRows
 from rlhf.data.normal import normal_answer, normal_prompt, normalise
-from rlhf.data.quality.oddities import ODDITIES, script, templated, unfinished
+from rlhf.data.quality.oddities import ODDITIES, templated, unfinished
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row
+from rlhf.data.scripts import script, words
 
 NEAR_IDENTICAL = 0.95  # least share of words, in order, that two answers have in common
 
@@ -35,7 +36,7 @@ def texts(row: Row) -> tuple[str, ...]:
 
 def near_identical(rows: Sequence[Row]) -> list[Row]:
     """Return the pairs whose answers share NEAR_IDENTICAL of their words in order."""
-    return [row for row in _pairs(rows) if nearly_identical(row.chosen.split(), row.rejected.split())]
+    return [row for row in _pairs(rows) if nearly_identical(words(row.chosen), words(row.rejected))]
 
 
 def contradictory(rows: Sequence[Row]) -> list[Row]:
@@ -92,7 +93,7 @@ def further_answers(rows: Sequence[Row]) -> list[Row]:
 
 def one_word(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with a response of at most one word."""
-    return [row for row in rows if any(len(answer.split()) <= 1 for answer in responses(row))]
+    return [row for row in rows if any(len(words(answer)) <= 1 for answer in responses(row))]
 
 
 def cut_off(rows: Sequence[Row]) -> list[Row]:

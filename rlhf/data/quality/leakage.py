@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rlhf.data.normal import normalise
 from rlhf.data.quality.flaws import prompt, responses
 from rlhf.data.rows import Document, Row
+from rlhf.data.scripts import split_without_spaces, words
 from rlhf.data.split import row_key
 
 ANSWER_WORDS = 13  # shorter answers fit many questions: I’m sorry, I don’t know how to do that.
@@ -88,7 +89,7 @@ def _turns(row: Row) -> list[Hashable]:
 
 def _answers(row: Row) -> list[Hashable]:
     """Return the answers that are long enough to be told apart."""
-    return [_normalized(answer) for answer in responses(row) if len(answer.split()) >= ANSWER_WORDS]
+    return [_normalized(answer) for answer in responses(row) if len(words(answer)) >= ANSWER_WORDS]
 
 
 def _normalized(text: str) -> str:
@@ -154,7 +155,7 @@ def _row_shingles(row: Row) -> Iterator[int]:
 
 def _words(text: str) -> list[str]:
     """Return the words of a text in lower case, without punctuation."""
-    return _WORD.findall(normalise(text).casefold())
+    return split_without_spaces(_WORD.findall(normalise(text).casefold()))
 
 
 def _shingles(words: Sequence[str]) -> Iterator[int]:

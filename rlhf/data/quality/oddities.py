@@ -7,10 +7,7 @@ texts in our tests, which have AMANHÃ and MAÇÃ before a quotation mark or a d
 """
 
 import re
-import unicodedata
-from collections import Counter
 from collections.abc import Callable
-from functools import cache
 from html.entities import html5
 
 # Short answers and short last lines (headings, names, results) often end without a full stop though they are complete.
@@ -146,28 +143,3 @@ ODDITIES: dict[str, Callable[[str], bool]] = {
     "invisible": invisible,
     "html": html,
 }
-
-
-_LATIN = re.compile("[A-Za-z]")
-_TOGETHER = {"Cjk": "CJK", "Hiragana": "CJK", "Katakana": "CJK"}
-
-
-def script(text: str) -> str | None:
-    """Return the script of most letters of the text: Latin, Cyrillic, CJK (kana too), …; None without letters."""
-    if text.isascii():
-        return "Latin" if _LATIN.search(text) else None
-    counts: Counter[str] = Counter()
-    for character, count in Counter(text).items():
-        if character.isalpha():
-            counts[_script_of(character)] += count
-    return max(counts, key=lambda name: (counts[name], name)) if counts else None
-
-
-@cache
-def _script_of(letter: str) -> str:
-    """Return the first word of a letter's Unicode name.
-
-    It is the name of the letter's script, except for styled letters (Mathematical, …).
-    """
-    first = unicodedata.name(letter, "Unnamed").split()[0].capitalize()
-    return _TOGETHER.get(first, first)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlhf.data import scripts
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.terminal import message_of
 
@@ -53,8 +54,8 @@ def spread(lengths: Sequence[int]) -> Lengths:
 
 
 def words(texts: Sequence[str]) -> list[int]:
-    """Return the number of words of each text, split at white space."""
-    return [len(text.split()) for text in texts]
+    """Return the number of words of each text, as rlhf/data/scripts.py tells words apart."""
+    return [len(scripts.words(text)) for text in texts]
 
 
 def tokens(folder: str | Path, option: str = "") -> LengthFn:

@@ -12,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlhf.data.normal import says_something
 from rlhf.errors import UserError
 from rlhf.files import append, replacing
 from rlhf.process.threads import results_of
@@ -103,7 +104,7 @@ class JudgeReward:
         questions = {
             self._digest(prompt, answer): self._question(prompt, answer)
             for prompt, answer in zip(prompts, completions, strict=True)
-            if answer.strip()
+            if says_something(answer)
         }
         new = {digest: question for digest, question in questions.items() if digest not in self._judged}
         failures: list[UserError] = []
@@ -117,7 +118,7 @@ class JudgeReward:
         marks: list[float | None] = []
         for prompt, answer in zip(prompts, completions, strict=True):
             line = self._judged.get(self._digest(prompt, answer))
-            marks.append(0.0 if not answer.strip() else None if line is None else line.mark)
+            marks.append(0.0 if not says_something(answer) else None if line is None else line.mark)
         return marks
 
     def _keep(self, line: JudgedLine) -> None:

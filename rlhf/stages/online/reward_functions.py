@@ -23,12 +23,14 @@ import math
 import os
 import re
 import sys
+import unicodedata
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import partial
 from typing import Any
 
-from rlhf.data.normal import normalise
+from rlhf.data.normal import normalise, plain_signs, says_something
+from rlhf.data.scripts import words
 from rlhf.errors import UserError
 from rlhf.stages.online.judge_reward import JudgeReward, require_client
 from rlhf.stages.online.reward_call import (
@@ -61,7 +63,7 @@ LISTED = re.compile(r"(?<!\w)[(\[{](?:[^()\[\]{},]|\([^()]*\))+(?:,(?:[^()\[\]{}
 MARKED = re.compile(r"(?<!\\)(?:\$(?=\S)[^$]*(?<=\S)\$(?!\d)|\\\(|\\\[|\\boxed)")
 # Commands of TeX without any word around them
 BARE_TEX = re.compile(r"(?=[^\\]*\\)(?:\\[A-Za-z]+(?![A-Za-z])|\\(?![A-Za-z])|[^A-Za-z\\]|[A-Za-z](?![A-Za-z]))+")
-CLOSING_MARKS = ".,;:!?"  # which exact_answer ignores at the end
+CLOSING_MARKS = ".,;:!?。"  # which exact_answer ignores at the end
 
 
 def labels(names: Sequence[str]) -> list[str]:
@@ -125,7 +127,7 @@ def math_answer(completions: list[str], answer: list[str]) -> list[float]:
 
 def regex(completions: list[str], *, pattern: str) -> list[float]:
     compiled = re.compile(pattern)
-    return [float(bool(completion.strip()) and compiled.search(completion) is not None) for completion in completions]
+    return [float(says_something(completion) and compiled.search(completion) is not None) for completion in completions]
 
 
 def length(
@@ -136,7 +138,7 @@ def length(
             raise ValueError("no tokens are given")
         sizes = [len(ids) for ids in completion_ids]
     else:
-        sizes = [len(completion.split()) for completion in completions]
+        sizes = [len(words(completion)) for completion in completions]
     return [-min(max(size / most - 1, 0.0), 1.0) for size in sizes]
 
 
@@ -162,7 +164,12 @@ def _no_text(answer: str) -> str | None:
 
 def _no_number(answer: str) -> str | None:
     number = _last_number(answer)
-    return None if number is not None and number.is_finite() else f"{answer[:QUOTED]!r} holds no finite number"
+    if number is None or not number.is_finite():
+        return f"{answer[:QUOTED]!r} holds no finite number"
+    first = plain_signs(answer).strip()[0]
+    if first != "-" and unicodedata.category(first) == "Pd":
+        return f"{answer[:QUOTED]!r} begins with a dash that may be a minus or not; write a minus as -"
+    return None
 
 
 def _no_expression(answer: str) -> str | None:
@@ -283,7 +290,9 @@ def _extract(text: str, pattern: str | None) -> str | None:
 def _plain(text: str) -> str:
     """Return a text in the form that exact_answer compares. One of closing marks alone keeps them: "?" is an answer."""
     spaced = normalise(text).casefold()
-    return spaced.rstrip(CLOSING_MARKS + " ") or spaced
+    plain = spaced.rstrip(CLOSING_MARKS + " ") or spaced
+    number = plain_signs(plain)
+    return number if NUMBER.fullmatch(number) else plain
 
 
 def _is_exact(found: str | None, right: str) -> bool:
@@ -319,7 +328,7 @@ def _bare(answer: str) -> str:
 
 def _in_tex(text: str) -> str:
     """Return a text with the signs and the grouped digits that math-verify misreads as TeX writes them."""
-    text = re.sub(r"√(\w+|\([^()]*\))", r"\\sqrt{\1}", text.replace("∞", "\\infty "))
+    text = re.sub(r"√(\w+|\([^()]*\))", r"\\sqrt{\1}", plain_signs(text).replace("∞", "\\infty "))
     return re.sub(r"(?<=\d)\\[,;: ](?=\d{3}(?!\d))", "", text)
 
 
@@ -343,7 +352,7 @@ def _expression(completion: str, answer: str) -> list[Any]:
 
 def _last_number(text: str) -> Decimal | None:
     """Return the last number of a text with all its digits; infinite or 0 where a float would be."""
-    numbers = list(NUMBER.finditer(text.replace("\u2212", "-")))  # a typeset minus
+    numbers = list(NUMBER.finditer(plain_signs(text)))
     if not numbers:
         return None
     digits = "".join(c for c in numbers[-1][0] if c.isdecimal() or c in "-+.eE")
