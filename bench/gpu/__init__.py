@@ -10,8 +10,7 @@ record.py    what a record holds, where it goes below results/, and how a contri
 measured.py  what each item measures, with units
 packages.py  which packages are missing, and how to bring them; needs nothing but Python
 
-The items themselves: machine.py (device, graphs, and the allocator under workload.py), attention.py, suites.py
-(tests/gpu), decoding.py and training.py with the table of variants.py, memory.py, speed.py, nf4.py (products of 4-bit
-weights, paged optimizers).
+The items themselves: machine.py (device), suites.py (tests/gpu), decoding.py and training.py with the table of
+variants.py, memory.py, speed.py.
 docs/first-gpu-hour.md is the guide for people.
 """

@@ -26,48 +26,6 @@ class DeviceFigures(TypedDict, total=False):
     ceilings: Ceilings
 
 
-class TokenAgreement(TypedDict):
-    """How far a variant draws the tokens of plain steps."""
-
-    share: float  # of the tokens, 0 to 1
-
-
-class GraphFigures(TypedDict, total=False):
-    """Whether graphs can be captured one after another: `works` or an error (machine:graphs)."""
-
-    own_pool: str
-    rollout: dict[str, TokenAgreement] | str  # by variant
-    shared_pool: str
-
-
-class AllocatorPeaks(TypedDict):
-    """Peaks of torch's allocator in bytes; None on a CPU, whose allocator reserves nothing."""
-
-    allocated: int | None
-    reserved: int | None
-
-
-class AllocatorFigures(TypedDict, total=False):
-    """Peaks with expandable segments and with fixed ones (machine:allocator)."""
-
-    expandable: AllocatorPeaks
-    fixed: AllocatorPeaks
-
-
-class KernelTime(TypedDict):
-    """The kernel that torch chooses for a shape, and the milliseconds of its first and of a later call."""
-
-    kernel: str
-    first_ms: float
-    later_ms: float  # the median of three
-
-
-KernelTable = dict[str, KernelTime | str]  # by shape
-# "as the stages run" and the other setting of cuDNN -> kernels by shape; and whether the stages allow cuDNN
-# (attention:measure).
-AttentionFigures = dict[str, bool | KernelTable]
-
-
 class SuiteFigures(TypedDict, total=False):
     """Outcome of each test (passed, skipped, failure, error), and the messages of those that failed (suites)."""
 
@@ -161,38 +119,12 @@ class SpeedFigures(TypedDict, total=False):
     stages: dict[StageName, StageSteps]
 
 
-# Layer and rows -> choice -> median microseconds of a product over a ring of weights, or an error (nf4:products).
-ProductFigures = dict[str, dict[str, float | str]]
-
-
-class OptimizerTime(TypedDict):
-    """Ten steps of an optimizer."""
-
-    step_seconds: float  # the median
-    state_bytes_allocated: int  # by torch's allocator; paged states are not in it
-
-
-class PagedFigures(TypedDict, total=False):
-    """8-bit AdamW with and without paged states (nf4:paged)."""
-
-    unpaged: OptimizerTime
-    paged: OptimizerTime
-    paged_bytes: int
-    same_weights: bool
-
-
 # Function of an item (`GpuItem.function`) -> what it measures.
 ITEM_FIGURES: dict[str, Any] = {
     "machine:device": DeviceFigures,
-    "machine:graphs": GraphFigures,
-    "machine:allocator": AllocatorFigures,
-    "attention:measure": AttentionFigures,
     "suites:measure": SuiteFigures,
     "decoding:measure": DecodingFigures,
     "training:measure": TrainingFigures,
-    "training:compiled": TrainingFigures,
     "memory:measure": MemoryFigures,
     "speed:measure": SpeedFigures,
-    "nf4:products": ProductFigures,
-    "nf4:paged": PagedFigures,
 }

@@ -7,12 +7,11 @@ from typing import NamedTuple
 import click
 
 from bench.targets import DECODING_MBU, HOURS, MFU, PEAK
-from rlhf.memory.predict import FRAGMENTATION
 from rlhf.terminal.wording import GB
 
 NEAR = 0.05  # share of a phase's measured peak by which its prediction may miss it
 SWITCH_MS = 5.0  # milliseconds that a switch between roles may take
-H100, RTX4090 = "h100-mistral-7b/v2", "4090-llama2-7b/v2"
+H100, H100_LEAN, RTX4090 = "h100-mistral-7b/v2", "h100-mistral-7b/v4", "4090-llama2-7b/v2"
 SMALL_CARD = {"RLHF_VRAM_CAP": "24GB"}  # a larger card is held to the memory of an RTX 4090
 
 
@@ -29,7 +28,6 @@ class GpuItem(NamedTuple):
     function: str  # module and function below bench.gpu; called with a Context and the options
     recipe: str | None = None  # folder below recipes/ whose shapes it uses; None: it is about the card alone
     options: Mapping[str, object] = {}  # keyword arguments of the function
-    runs_on_cpu: bool = True  # whether a dry run can do it on a CPU
     modules: tuple[str, ...] = ()  # packages that not every machine has
     environment: Mapping[str, str] = {}
 
@@ -42,49 +40,28 @@ ITEMS = (
         "machine:device",
     ),
     GpuItem(
-        "graphs",
-        1,
-        "Decoding steps can be captured as CUDA graphs again and again, and draw the tokens of plain steps.",
-        "machine:graphs",
-        runs_on_cpu=False,
-    ),
-    GpuItem(
-        "attention",
+        "chain-lean",
         2,
-        "Attention takes flash without a mask and the memory-efficient kernel with one, as memory predictions assume, "
-        "and no new shape waits for a plan.",
-        "attention:measure",
-        H100,
-    ),
-    GpuItem(
-        "allocator",
-        1,
-        f"With expandable segments the allocator reserves at most {_percent(FRAGMENTATION)} more than it allocates.",
-        "machine:allocator",
-    ),
-    GpuItem(
-        "chain-bf16",
-        3,
-        "SFT, reward model, PPO and DPO run in bfloat16, and DPO starts at its reference.",
+        "SFT, reward model, PPO, GRPO and DPO run on the lean trunk in bfloat16, and DPO starts at its reference.",
         "suites:measure",
-        options={"tests": ["tests/gpu", "tests/invariants/test_rollout.py"], "choose": "chain and none or captured"},
+        options={"tests": ["tests/gpu"], "choose": "chain and lean"},
         modules=("pytest",),
     ),
     GpuItem(
-        "chain-nf4",
-        3,
-        "SFT, reward model, PPO and DPO run on a 4-bit base, with a paged optimizer that pages.",
-        "suites:measure",
-        options={"tests": ["tests/gpu"], "choose": "chain and nf4"},
-        modules=("pytest", "bitsandbytes"),
+        "hours-v4",
+        4,
+        "By their mean step on rows as long as HH-RLHF's, SFT, reward model and PPO of the lean trunk take at most "
+        f"{HOURS:g} hours together.",
+        "speed:measure",
+        H100_LEAN,
+        {"shape": "hh", "stages": ["sft", "rm", "ppo"]},
     ),
     GpuItem(
-        "repeat",
-        3,
-        "Two runs of SFT, reward model, PPO and DPO with one seed have the same bits, in bfloat16 and on a 4-bit base.",
-        "suites:measure",
-        options={"tests": ["tests/gpu"], "choose": "same_bits"},
-        modules=("pytest", "bitsandbytes"),
+        "training",
+        4,
+        f"A micro-batch is bound by the GPU and not by its host, and switching roles takes at most {SWITCH_MS:g} ms.",
+        "training:measure",
+        H100,
     ),
     GpuItem(
         "decoding",
@@ -93,13 +70,6 @@ ITEMS = (
         "decoding:measure",
         H100,
         {"rows": [16, 8, 32]},
-    ),
-    GpuItem(
-        "training",
-        4,
-        f"A micro-batch is bound by the GPU and not by its host, and switching roles takes at most {SWITCH_MS:g} ms.",
-        "training:measure",
-        H100,
     ),
     GpuItem(
         "memory-h100",
@@ -128,23 +98,6 @@ ITEMS = (
         {"shape": "longest", "stages": ["sft", "rm", "ppo", "dpo"]},
     ),
     GpuItem(
-        "hours-h100",
-        4,
-        "By their mean step on rows as long as HH-RLHF's, SFT, reward model and PPO take at most "
-        f"{HOURS:g} hours together.",
-        "speed:measure",
-        H100,
-        {"shape": "hh", "stages": ["sft", "rm", "ppo"]},
-    ),
-    GpuItem(
-        "nf4",
-        2,
-        "What bitsandbytes chooses for the rows of a decoding step is the fastest choice when weights are cold.",
-        "nf4:products",
-        RTX4090,
-        modules=("bitsandbytes",),
-    ),
-    GpuItem(
         "ppo-4090",
         5,
         "PPO of the 24 GB recipe runs as `rlhf run` within 24 GB.",
@@ -165,30 +118,17 @@ ITEMS = (
         modules=("bitsandbytes",),
     ),
     GpuItem(
-        "compiled",
-        3,
-        "Layers through torch.compile make a micro-batch faster than the lean trunk does.",
-        "training:compiled",
-        H100,
-    ),
-    GpuItem(
-        "small-memory",
-        4,
-        "Memory of a small model is as predicted in every phase, and a micro-batch changes gradients by rounding only.",
+        "tests",
+        12,
+        "Every test of tests/gpu passes: chains in 16 and 4 bits, twice with the same bits, with the memory that is "
+        "predicted, and micro-batches whose gradients differ by rounding only.",
         "suites:measure",
-        options={"tests": ["tests/gpu"], "choose": "not chain and not same_bits"},
+        options={"tests": ["tests/gpu"], "choose": "not (chain and lean)"},
         modules=("pytest", "bitsandbytes"),
     ),
-    GpuItem(
-        "paged",
-        2,
-        "Paged 8-bit AdamW makes the updates of the unpaged one, with its states outside of the allocator.",
-        "nf4:paged",
-        RTX4090,
-        runs_on_cpu=False,
-        modules=("bitsandbytes",),
-    ),
 )
+# What an H200 has decided (docs/first-gpu-hour.md). Its records stay; such an item is not run again.
+DECIDED = (*("graphs", "chain-bf16", "chain-nf4", "repeat", "hours-h100", "small-memory", "paged"),)
 
 
 def choose(only: tuple[str, ...]) -> list[GpuItem]:

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 from bench import provenance, reading
 from bench.gpu import packages
 from bench.gpu.measured import ITEM_FIGURES, SpeedFigures
-from bench.gpu.plan import ITEMS, GpuItem
+from bench.gpu.plan import DECIDED, ITEMS, GpuItem
 from bench.kinds import Code, Device, Overrides
 from rlhf import recipe as recipes
 from rlhf.recipe import PinnedRecipe
@@ -120,7 +120,7 @@ def problems(record: GpuRecord, recipe_root: Path) -> list[str]:
     reasons = []
     if record["schema"] != GPU_SCHEMA:
         reasons.append(f"schema {record['schema']}: this code reads {GPU_SCHEMA}")
-    if record["gpu_item"] not in {item.name for item in ITEMS}:
+    if record["gpu_item"] not in {*DECIDED, *(item.name for item in ITEMS)}:
         reasons.append(f"there is no item {record['gpu_item']}")
     if record["verdict"] not in VERDICTS or record["outcome"] not in OUTCOMES[1:]:
         reasons.append(f"verdict {record['verdict']!r} or outcome {record['outcome']!r} is unknown")

@@ -22,7 +22,7 @@ from rlhf.process.children import child_environment
 RECORDS = "results"  # of what was measured
 UNMEASURED_FILE = "not-measured"  # of items that were skipped, or whose process died before it named the device
 GRACE = 5.0  # seconds between asking a process group to end and killing it
-# What the caller has set keeps its value. The first suits runs of varying lengths (see the item `allocator`).
+# What the caller has set keeps its value. The first suits rows of varying lengths.
 ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
 
 

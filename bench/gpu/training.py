@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from bench.gpu.measured import MicroBatchTime, TrainingFigures
 from bench.gpu.model import shared_base
 from bench.gpu.plan import SWITCH_MS
 from bench.gpu.record import Decision, decide
-from bench.gpu.variants import AS_IT_IS, COMPILED, COMPILED_LAYERS, LEAN, TRAINING, Variant, synchronize
+from bench.gpu.variants import AS_IT_IS, TRAINING, Variant, synchronize
 from bench.steps import spread
 from rlhf.memory.card.kernels import ATTENTION_FLOPS
 from rlhf.models.precision import mixed_precision
@@ -34,20 +34,6 @@ SWITCHES = 5
 
 def measure(context: Context[TrainingFigures]) -> Decision:
     """Time forward and backward pass of the decoder, without output layer, in micro-batches of SFT and PPO."""
-    return _measure(context, TRAINING, (False, True), decision)
-
-
-def compiled(context: Context[TrainingFigures]) -> Decision:
-    """Time the same passes without padding as the stages run them, on the lean trunk, and with compiled layers."""
-    return _measure(context, COMPILED, (False,), compiled_decision)
-
-
-def _measure(
-    context: Context[TrainingFigures],
-    chosen: Mapping[str, Variant],
-    paddings: Sequence[bool],
-    decided: Callable[[TrainingFigures, bool], Decision],
-) -> Decision:
     loaded = with_random_weights(context.recipe)
     recipe = loaded.recipe
     measured = context.measured
@@ -62,22 +48,19 @@ def _measure(
     measured["micro_batches"] = {
         stage: {"rows": rows, "length": length, "variants": {}} for stage, (rows, length) in sizes.items()
     }
-    operations = {
-        (stage, padded): counted(shared, *size, padded) for stage, size in sizes.items() for padded in paddings
-    }
+    operations = {stage: counted(shared, *size) for stage, size in sizes.items()}
     work = {
-        (stage, name, padded): partial(micro_batch, shared, variant, *size, padded)
-        for name, variant in chosen.items()
-        for padded in paddings
+        (stage, name): partial(micro_batch, shared, variant, *size)
+        for name, variant in TRAINING.items()
         for stage, size in sizes.items()
     }
     # Rounds go over both stages, so that one that is cut off has measured both.
-    for (stage, name, padded), runs in variants.in_rounds(work, ROUNDS):
-        row = runs if isinstance(runs, str) else figures(runs, operations[stage, padded], measured["flops"])
-        measured["micro_batches"][stage]["variants"][f"{name}, padded" if padded else name] = row
-        decide(context.record, decided(measured, context.dry_run))
+    for (stage, name), runs in variants.in_rounds(work, ROUNDS):
+        row = runs if isinstance(runs, str) else figures(runs, operations[stage], measured["flops"])
+        measured["micro_batches"][stage]["variants"][name] = row
+        decide(context.record, decision(measured, context.dry_run))
         context.save()
-    return decided(measured, context.dry_run)
+    return decision(measured, context.dry_run)
 
 
 def decision(measured: TrainingFigures, dry_run: bool) -> Decision:
@@ -99,21 +82,6 @@ def decision(measured: TrainingFigures, dry_run: bool) -> Decision:
     return Decision(None if dry_run else host <= HOST and switch <= SWITCH_MS, why)
 
 
-def compiled_decision(measured: TrainingFigures, dry_run: bool) -> Decision:
-    """Return whether compiled layers beat the lean trunk in both micro-batches. A dry run decides nothing."""
-    ratios = {}
-    for stage, table in measured["micro_batches"].items():
-        rows = [table["variants"].get(name) for name in (LEAN, COMPILED_LAYERS)]
-        if failed := [row for row in rows if isinstance(row, str)]:
-            return Decision(False, f"{stage}: {failed[0]}")
-        lean, layers = (row["seconds"]["median"] if isinstance(row, dict) else None for row in rows)
-        if lean is None or layers is None:
-            return Decision(None, f"{stage} is not measured yet")
-        ratios[stage] = lean / layers
-    why = ", ".join(f"{stage}: {ratio:.2f} times the lean trunk's speed" for stage, ratio in ratios.items())
-    return Decision(None if dry_run else min(ratios.values()) > 1, why)
-
-
 class RoundTimes(NamedTuple):
     """What the passes of a micro-batch took in one round."""
 
@@ -123,28 +91,25 @@ class RoundTimes(NamedTuple):
     peak_bytes: int | None
 
 
-def micro_batch(shared: SharedBase, variant: Variant, rows: int, length: int, padded: bool, number: int) -> RoundTimes:
-    """Time both passes and a forward pass under a variant. `number` is that of the round.
-
-    With `padded` half of the last row is masked padding, on the right.
-    """
+def micro_batch(shared: SharedBase, variant: Variant, rows: int, length: int, number: int) -> RoundTimes:
+    """Time both passes and a forward pass under a variant. `number` is that of the round."""
     with variants.in_turn(variant, shared):
-        return _passes(shared, rows, length, padded)
+        return _passes(shared, rows, length)
 
 
-def _passes(shared: SharedBase, rows: int, length: int, padded: bool) -> RoundTimes:
+def _passes(shared: SharedBase, rows: int, length: int) -> RoundTimes:
     device = shared.device
-    whole, few = _batch(rows, length, padded, device), _batch(1, FEW_TOKENS, padded, device)
+    whole, few = _tokens(rows, length, device), _tokens(1, FEW_TOKENS, device)
 
     def both() -> None:
-        _forward(shared, *whole).backward()
+        _forward(shared, whole).backward()
 
     def queued() -> None:
-        _forward(shared, *few).backward()
+        _forward(shared, few).backward()
 
     def scoring() -> None:
         with torch.no_grad():
-            _forward(shared, *whole)
+            _forward(shared, whole)
 
     shared.base.train()
     both()  # the warm-up
@@ -161,35 +126,28 @@ def _passes(shared: SharedBase, rows: int, length: int, padded: bool) -> RoundTi
     return RoundTimes(seconds, host, scoring_seconds, peak)
 
 
-def _forward(shared: SharedBase, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+def _tokens(rows: int, length: int, device: torch.device) -> torch.Tensor:
+    """Return tokens of shape (rows, length)."""
+    return torch.randint(3, 40, (rows, length), device=device)
+
+
+def _forward(shared: SharedBase, ids: torch.Tensor) -> torch.Tensor:
     """Return the sum of the decoder's output for tokens of shape (rows, length), as a loss."""
     with mixed_precision(shared.base):
-        decoder = shared.base.get_decoder()
-        hidden: torch.Tensor = decoder(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        hidden: torch.Tensor = shared.base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         return hidden.float().sum()
 
 
-def counted(shared: SharedBase, rows: int, length: int, padded: bool) -> int:
+def counted(shared: SharedBase, rows: int, length: int) -> int:
     """Return the operations of both passes as the stages run them: of products and attention, without 4-bit products.
 
     They are counted once and outside of what is timed: the counter takes longer than the passes.
     """
-    ids, mask = _batch(rows, length, padded, shared.device)
     shared.base.train()
     with FlopCounterMode(display=False, custom_mapping={**ATTENTION_FLOPS}) as counter:
-        _forward(shared, ids, mask).backward()
+        _forward(shared, _tokens(rows, length, shared.device)).backward()
     shared.base.zero_grad(set_to_none=True)
     return int(counter.get_total_flops())
-
-
-def _batch(rows: int, length: int, padded: bool, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return tokens of shape (rows, length), and a mask of that shape if half of the last row is padding."""
-    ids = torch.randint(3, 40, (rows, length), device=device)
-    if not padded:
-        return ids, None
-    mask = torch.ones_like(ids)
-    mask[-1, length // 2 :] = 0
-    return ids, mask
 
 
 def figures(runs: Sequence[RoundTimes], operations: int, flops: float) -> MicroBatchTime:

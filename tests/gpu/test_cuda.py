@@ -4,6 +4,8 @@
 """
 
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +37,7 @@ SHAPE = {
     "vocab_size": 8000,
 }
 # Changes to a width at which a base or a key-value cache that is not counted exceeds what a prediction may miss.
-WIDE = {
+WIDE: dict[str, Any] = {
     f"model__architecture__{key}": value
     for key, value in {
         "hidden_size": 2048,
@@ -46,9 +48,18 @@ WIDE = {
     }.items()
 }
 STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")
-
-
-PAGED = {  # adapters whose optimizer states bitsandbytes pages: those of at least 1e5 numbers
+GROUPS = RECIPE.parents[1] / "cpu-tiny-groups" / "v1"
+LEAN: dict[str, Any] = {  # with GRPO, whose prompts are shared by a group
+    "hardware__trunk": "lean",
+    "grpo__steps": 2,
+    "grpo__batch_size": 16,
+    "grpo__per_device_train_batch_size": 8,
+    "grpo__rollout_batch_size": 16,
+    "grpo__save_steps": 2,
+    "grpo__eval_steps": 2,
+    "grpo__max_eval_samples": 16,
+}
+PAGED: dict[str, Any] = {  # adapters whose optimizer states bitsandbytes pages: those of at least 1e5 numbers
     "lora__r": 128,
     "lora__lora_alpha": 256,
     **{f"{stage}__optim": "paged_adamw_8bit" for stage in STAGES},
@@ -60,7 +71,7 @@ def card() -> str:
     return "h100" if torch.cuda.get_device_capability()[0] >= 9 else "4090"
 
 
-def on_gpu(quantization: str, **changes) -> PinnedRecipe:
+def on_gpu(quantization: str, directory: Path = RECIPE, **changes) -> PinnedRecipe:
     """A small Llama with random weights in bfloat16 on the card, a few steps of each stage."""
     overrides = {
         "hardware.device": "cuda",
@@ -84,21 +95,21 @@ def on_gpu(quantization: str, **changes) -> PinnedRecipe:
         **{f"{s}.max_eval_samples": 16 for s in ("sft", "rm", "dpo")},
         **{f"{s}.per_device_train_batch_size": 8 for s in ("sft", "rm", "dpo")},
     }
-    loaded = recipe.load(RECIPE, overrides)
+    loaded = recipe.load(directory, overrides)
     random = recipe.random_weights_changes(loaded.recipe, 300, "hh")
-    return recipe.load(RECIPE, overrides | random | {k.replace("__", "."): v for k, v in changes.items()})
+    return recipe.load(directory, overrides | random | {k.replace("__", "."): v for k, v in changes.items()})
 
 
-@pytest.mark.parametrize("quantization", ["none", "nf4"])
-def test_the_chain_runs_and_dpo_begins_at_its_reference(tmp_path, quantization):
-    if quantization == "nf4":
+@pytest.mark.parametrize("kind", ["none", "nf4", "lean"])
+def test_the_chain_runs_and_dpo_begins_at_its_reference(tmp_path, kind):
+    if kind == "nf4":
         pytest.importorskip("bitsandbytes")
-    loaded = on_gpu(quantization, **(PAGED if quantization == "nf4" else {}))
-    for stage in STAGES:
+    loaded = on_gpu("none", GROUPS, **LEAN) if kind == "lean" else on_gpu(kind, **(PAGED if kind == "nf4" else {}))
+    for stage in (*STAGES, "grpo") if kind == "lean" else STAGES:
         assert undefined_metrics(run_stages(loaded, tmp_path, stage)) == set(), stage
     first = read_intact_lines(tmp_path / loaded.name / loaded.version / "dpo" / "metrics.jsonl")[0]
     assert first["loss"] == pytest.approx(math.log(2), abs=1e-3)  # policy and reference are the same adapter still
-    if quantization == "nf4":
+    if kind == "nf4":
         from bitsandbytes.functional import GlobalPageManager
 
         assert GlobalPageManager.get_instance().paged_tensors, "no optimizer state was paged"

@@ -1,8 +1,6 @@
 """The GPU benchmark without a GPU: its plan, its processes, its records, and every item on a stand-in."""
 
-import contextlib
 import importlib
-import itertools
 import json
 import os
 import re
@@ -17,14 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from bench import records, results, steps, targets
+from bench import records, results, targets
 from bench.gpu import (
-    attention,
     command,
     decoding,
     machine,
     memory,
-    nf4,
     packages,
     plan,
     record,
@@ -38,16 +34,11 @@ from bench.gpu import (
 from bench.gpu.item import Context, load, with_random_weights
 from bench.gpu.measured import (
     ITEM_FIGURES,
-    AllocatorPeaks,
     DeviceFigures,
-    KernelTable,
-    KernelTime,
     MemoryFigures,
     MicroBatch,
     MicroBatchTime,
-    PagedFigures,
     PhasePeaks,
-    ProductFigures,
     SpeedFigures,
     SuiteFigures,
     TrainingFigures,
@@ -63,9 +54,7 @@ from bench.roofline.counts import phases
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.errors import UserError
-from rlhf.memory.predict import FRAGMENTATION
 from rlhf.memory.projection import decoding_step_bytes
-from rlhf.rollout import library_decoding
 from rlhf.rollout.decoding import Sampling
 from tests.decoding_models import adapted
 from tests.helpers import called, noted, wait_until
@@ -98,9 +87,8 @@ def good_record(name: str = "memory-4090", **changes) -> GpuRecord:
 def test_the_plan_is_in_order_and_everything_in_it_exists():
     names = [item.name for item in ITEMS]
     assert len(set(names)) == len(names)
-    assert names[:2] == ["device", "graphs"], "what all others depend on comes first"
-    assert names.index("chain-bf16") < names.index("decoding") < names.index("memory-h100") < names.index("speed-h100")
-    assert names[-1] == "paged", "managed memory may disturb what comes after it"
+    assert names[0] == "device", "what all others depend on comes first"
+    assert not {*names} & {*plan.DECIDED}
     assert sum(item.minutes for item in ITEMS) <= 60
     for item in ITEMS:
         module, function = item.function.split(":")
@@ -137,30 +125,25 @@ def test_without_a_gpu_it_refuses_at_once(monkeypatch, capsys, tmp_path):
 
 
 @no_gpu
-def test_a_dry_run_leaves_records_and_says_what_it_could_not_do(tmp_path):
-    words = ["--dry-run", "--out", str(tmp_path), "--only", "device", "--only", "graphs"]
+def test_a_dry_run_leaves_a_record(tmp_path):
+    words = ["--dry-run", "--out", str(tmp_path), "--only", "device"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}  # a child must still find this checkout
     done = subprocess.run(
         [sys.executable, "-m", "bench.gpu", *words], cwd=ROOT, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "graphs: skipped (cannot run without CUDA)" in done.stdout
-    rows = {row["gpu_item"]: row for row in command.records(tmp_path)}
-    assert list(rows) == ["device", "graphs"]
-    assert [row["outcome"] for row in rows.values()] == ["done", "skipped"]
-    assert all(
-        set(row) == set(GpuRecord.__annotations__) and row["dry_run"] and row["verdict"] is None
-        for row in rows.values()
-    )
-    assert check(rows["device"]["measured"], DeviceFigures, "device")["ceilings"]["bandwidth"] > 0
-    assert rows["device"]["environment"]["PYTORCH_ALLOC_CONF"]
+    (row,) = command.records(tmp_path)
+    assert set(row) == set(GpuRecord.__annotations__) and row["dry_run"]
+    assert (row["gpu_item"], row["outcome"], row["verdict"]) == ("device", "done", None)
+    assert check(row["measured"], DeviceFigures, "device")["ceilings"]["bandwidth"] > 0
+    assert row["environment"]["PYTORCH_ALLOC_CONF"]
     assert not list((tmp_path / "unfinished").iterdir())
-    assert (tmp_path / runner.RECORDS / record.path_of(rows["device"])).exists()
+    assert (tmp_path / runner.RECORDS / record.path_of(row)).exists()
 
 
 def test_items_wait_for_nothing_once_the_box_is_used_up(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(runner, "run", lambda *_: pytest.fail("an item was started"))
-    words = ("--dry-run", "--box", "5s", "--only", "device", "--only", "allocator", "--out", str(tmp_path))
+    words = ("--dry-run", "--box", "5s", "--only", "device", "--only", "training", "--out", str(tmp_path))
     code, out, _ = gpu_bench(monkeypatch, capsys, *words)
     assert code == 0 and out.count("skipped (the time box was used up before it)") == 2
 
@@ -286,12 +269,12 @@ def test_an_item_whose_process_dies_is_a_failure(tmp_path, monkeypatch):
 # ---- every item on a stand-in ----
 
 
-EACH = {item.function: item for item in reversed(ITEMS) if item.runs_on_cpu and "suites" not in item.function}
+EACH = {item.function: item for item in reversed(ITEMS) if "suites" not in item.function}
 
 
 @pytest.mark.parametrize("item", reversed(EACH.values()), ids=lambda item: item.name)
 def test_an_item_runs_on_the_cpu(item, tmp_path, monkeypatch):
-    if item.name == "speed-h100":  # what steps.measure does is tested elsewhere, and takes long
+    if item.function == "speed:measure":  # what steps.measure does is tested elsewhere, and takes long
         stage = {"step_seconds": dict.fromkeys(("median", "low", "high"), 1.0) | {"n": 4}, "peak_vram_bytes": None}
         monkeypatch.setattr(
             "bench.gpu.speed.steps.measure", lambda loaded, stages, out, **_: dict.fromkeys(stages, stage)
@@ -330,17 +313,11 @@ def decoding_has_every_variant(measured: dict[str, Any]) -> None:
 def training_has_every_variant(measured: dict[str, Any]) -> None:
     assert set(measured["micro_batches"]) == {"sft", "ppo"} and measured["switch_ms"] > 0
     for table in measured["micro_batches"].values():
-        assert len(table["variants"]) == 2 * len(variants.TRAINING)
+        assert list(table["variants"]) == [*variants.TRAINING]
         for row in table["variants"].values():
             # On a CPU both are of the same work, measured one after the other: a busy machine may turn them round.
             assert row["operations"] > 0 and 0 < row["host_seconds"]["low"] <= 3 * row["seconds"]["high"]
             assert row["seconds"]["n"] == training.ROUNDS * training.REPEATS
-
-
-def attention_has_every_kind(measured: dict[str, Any]) -> None:
-    kinds = {(label.split(",")[0], label.endswith("no mask")) for label in measured["as the stages run"]}
-    assert {("training", True), ("training", False), ("decode", False)} <= kinds
-    assert len(measured) == 3, "as the stages run, and the other setting of cuDNN"
 
 
 def memory_has_reserved_or_not(measured: dict[str, Any]) -> None:
@@ -351,18 +328,9 @@ def memory_has_reserved_or_not(measured: dict[str, Any]) -> None:
     )
 
 
-def compiled_has_every_variant(measured: dict[str, Any]) -> None:
-    assert set(measured["micro_batches"]) == {"sft", "ppo"}
-    for table in measured["micro_batches"].values():
-        assert list(table["variants"]) == list(variants.COMPILED)
-        assert not [row for row in table["variants"].values() if isinstance(row, str)]
-
-
 CHECKS = {
-    "compiled": compiled_has_every_variant,
     "decoding": decoding_has_every_variant,
     "training": training_has_every_variant,
-    "attention": attention_has_every_kind,
     "memory-h100": memory_has_reserved_or_not,
 }
 
@@ -386,7 +354,7 @@ def test_a_suite_is_decided_by_its_tests(outcomes, dry_run, holds, why):
 def test_a_suite_runs_the_tests_that_are_chosen(tmp_path):
     body = "import pytest\ndef test_chosen():\n    assert 1 == 2\ndef test_chosen_skip():\n    pytest.skip('no GPU')\n"
     (tmp_path / "test_one.py").write_text(body + "def test_other():\n    pass\n")
-    context = Context[SuiteFigures](BY_NAME["chain-nf4"], True, tmp_path)
+    context = Context[SuiteFigures](BY_NAME["tests"], True, tmp_path)
     assert suites.measure(context, [str(tmp_path)], "chosen").holds is False
     # In a checkout below the folder of temporary files, a name begins with the path from there.
     outcomes = {name.rpartition(".")[2]: outcome for name, outcome in context.measured["tests"].items()}
@@ -396,7 +364,7 @@ def test_a_suite_runs_the_tests_that_are_chosen(tmp_path):
 
 
 def test_an_error_in_an_item_is_in_its_record(tmp_path):
-    row = Context[object](BY_NAME["paged"]._replace(function="machine:nothing"), True, tmp_path).run()
+    row = Context[object](BY_NAME["device"]._replace(function="machine:nothing"), True, tmp_path).run()
     assert row["outcome"] == "failed" and (row["error"] or "").startswith("AttributeError")
 
 
@@ -557,78 +525,6 @@ def test_a_speed_record_has_the_bounds_of_its_phases(monkeypatch, capsys):
     assert "speed-h100: ppo/update" in capsys.readouterr().out
 
 
-def test_attention_must_take_the_predicted_kernels_and_build_no_plan():
-    usual: KernelTime = {
-        "kernel": "flash",
-        "first_ms": 900.0,
-        "later_ms": 1.0,
-    }  # the first of its kind loads the kernel
-    table: KernelTable = {"training, a": usual, "training, b": {**usual, "first_ms": 2.0}}
-    masked = dict.fromkeys(table, False)
-    assert attention._decision(table, masked, False).holds is True
-    assert attention._decision(table | {"training, b": usual}, masked, False).holds is False
-    assert attention._decision(table, masked | {"training, b": True}, False).holds is False
-    assert attention._decision(table | {"training, b": "RuntimeError: no plan"}, masked, False).holds is False
-
-
-def test_the_dispatch_holds_where_nothing_is_much_faster():
-    measured: ProductFigures = {"q, 8 rows": {"as dispatched": 10.0, "unpacked": 9.5, "bfloat16 weight": 1.0}}
-    assert nf4.products_decision(measured, False).holds is True
-    measured["q, 16 rows"] = {"as dispatched": 10.0, "fused in groups of 8": 5.0}
-    decision = nf4.products_decision(measured, False)
-    assert decision.holds is False and "1 of 2" in decision.why and "q, 16 rows: by a factor of 2.00" in decision.why
-    measured["q, 32 rows"] = {"as dispatched": "RuntimeError: no kernel"}
-    assert nf4.products_decision(measured, False) == (False, "q, 32 rows: RuntimeError: no kernel")
-
-
-def test_products_that_nothing_can_be_compared_with_decide_nothing():
-    alone: ProductFigures = {"q, 32 rows": {"as dispatched": 5.0, "row groups": "RuntimeError: no kernel"}}
-    assert nf4.products_decision(alone, False).holds is None
-    slow: ProductFigures = {"k, 32 rows": {"as dispatched": 9.0, "row groups": 5.0}}
-    decision = nf4.products_decision(alone | slow, False)
-    assert decision.holds is False and decision.why.startswith("1 of 1 products could be faster; k, 32 rows")
-
-
-def test_a_product_s_time_is_that_of_a_ring_over_its_weights(monkeypatch):
-    """A second for each ring of replays; of a GPU Python's calls are captured and not timed."""
-    bitsandbytes = pytest.importorskip("bitsandbytes")
-    monkeypatch.setattr(bitsandbytes, "matmul_4bit", lambda x, weight, quant_state: x)
-    clock = itertools.count()
-    monkeypatch.setattr("bench.gpu.nf4.time.perf_counter", lambda: float(next(clock)))
-    x, weight = torch.ones(10, 4), torch.ones(4, 4)
-    rings = nf4.Rings([(weight, None)] * 5, [weight] * 2)
-    for choice, count in (("as dispatched", 5), ("bfloat16 weight", 2)):
-        assert nf4._microseconds(choice, x, rings) == pytest.approx(1e6 / (nf4.REPLAYS * count)), choice
-    done: list[str] = []
-    graph = SimpleNamespace(replay=lambda: done.append("replayed"))
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **_: noted(done, "captures", contextlib.nullcontext()))
-    replay = nf4._captured(lambda: done.append("worked"), torch.device("cuda"))
-    replay()
-    assert done == ["worked", "captures", "worked", "replayed"]
-
-
-def test_two_optimizers_are_given_the_same_weights_and_gradients():
-    """Or a paged one could differ from the other for a reason of ours."""
-    shapes, cpu = [(4, 6), (6, 4)], torch.device("cpu")
-    (one, spent), (same, _) = (nf4._updates(torch.optim.SGD, shapes, cpu, steps=3) for _ in range(2))
-    (other, _) = nf4._updates(torch.optim.SGD, shapes, cpu, steps=2)
-    assert all(map(torch.equal, one, same)) and not any(map(torch.equal, one, other))
-    assert spent["step_seconds"] > 0
-
-
-@pytest.mark.parametrize(("size", "same", "holds"), [(1, True, True), (1, False, False), (0, True, False)])
-def test_a_paged_optimizer_pages_and_makes_the_same_updates(size, same, holds):
-    measured: PagedFigures = {
-        "paged": {"step_seconds": 3.0, "state_bytes_allocated": 0},
-        "unpaged": {"step_seconds": 2.0, "state_bytes_allocated": 1},
-        "paged_bytes": size,
-        "same_weights": same,
-    }
-    decision = nf4.paged_decision(measured)
-    assert decision.holds is holds and "1.50 times the time" in decision.why
-
-
 @pytest.mark.parametrize(
     ("host", "switch", "holds"), [(0.8, 5.0, True), (0.81, 5.0, False), (0.8, 5.1, False), (0.1, 0.1, True)]
 )
@@ -655,30 +551,8 @@ def test_training_holds_where_the_host_is_ahead_and_roles_switch_fast(host, swit
     assert training.decision(measured, False) == (None, "ppo is not measured yet"), "an item may be cut off"
 
 
-@pytest.mark.parametrize(("seconds", "holds"), [(0.9, True), (1.0, False), (None, None)])
-def test_compiled_layers_are_held_against_the_lean_trunk(seconds, holds):
-    def time(median: float) -> MicroBatchTime:
-        one = steps.spread([median])
-        return {
-            "seconds": one,
-            "host_seconds": one,
-            "scoring_seconds": one,
-            "operations": 1,
-            "peak_bytes": 1,
-            "mfu": 0.1,
-        }
-
-    rows: dict[str, MicroBatchTime | str] = {variants.LEAN: time(1.0)}
-    if seconds:
-        rows[variants.COMPILED_LAYERS] = time(seconds)
-    measured: TrainingFigures = {"micro_batches": {"sft": {"rows": 1, "length": 8, "variants": rows}}}
-    assert training.compiled_decision(measured, False).holds is holds
-    rows[variants.COMPILED_LAYERS] = "RuntimeError: no compiler"
-    assert training.compiled_decision(measured, False) == (False, "sft: RuntimeError: no compiler")
-
-
 def test_training_that_is_cut_off_has_measured_both_stages(tmp_path, monkeypatch):
-    left = [training.RoundTimes([1.0], [0.5], [0.3], None)] * 4
+    left = [training.RoundTimes([1.0], [0.5], [0.3], None)] * 3
 
     def micro_batch(*_: object) -> training.RoundTimes:
         if not left:
@@ -691,8 +565,7 @@ def test_training_that_is_cut_off_has_measured_both_stages(tmp_path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         training.measure(context)
     found = {stage: list(table["variants"]) for stage, table in context.measured["micro_batches"].items()}
-    names = [variants.AS_IT_IS, f"{variants.AS_IT_IS}, padded"]
-    assert found == {"sft": names, "ppo": names}
+    assert found == {"sft": [*variants.TRAINING], "ppo": [variants.AS_IT_IS]}
 
 
 def test_a_micro_batch_is_trained_and_scored_as_stages_do_and_the_host_is_timed_on_few_tokens(tmp_path, monkeypatch):
@@ -708,37 +581,13 @@ def test_a_micro_batch_is_trained_and_scored_as_stages_do_and_the_host_is_timed_
 
     shared.base.get_decoder().register_forward_pre_hook(note, with_kwargs=True)
     monkeypatch.setattr(training, "timed", lambda work: (work(), ([2.0], [1.0]))[1])
-    times = training._passes(shared, 2, 16, padded=True)
+    times = training._passes(shared, 2, 16)
     few = (1, training.FEW_TOKENS)
     assert passes == [(True, True, (2, 16))] * 2 + [(True, True, few)] * 2 + [(False, False, (2, 16))] * 2
     assert (times.seconds, times.host_seconds, times.scoring_seconds) == ([2.0], [1.0], [2.0])
 
 
-def test_the_allocator_holds_up_to_the_waste_that_predictions_assume():
-    def waste(expandable: int) -> Decision:
-        fixed: AllocatorPeaks = {"allocated": 100, "reserved": 150}
-        return machine.allocator_decision({"expandable": {"allocated": 100, "reserved": expandable}, "fixed": fixed})
-
-    limit = round(100 * (1 + FRAGMENTATION))
-    assert waste(limit - 1).holds is True and waste(limit + 1).holds is False
-    assert "fixed: +50.0%" in waste(limit).why
-    none: AllocatorPeaks = {"allocated": None, "reserved": None}
-    assert machine.allocator_decision({"expandable": none, "fixed": none}).holds is None
-
-
 # ---- variants ----
-
-
-def test_a_variant_changes_a_switch_for_a_while_only():
-    usual: object = library_decoding.WINDOW_BY_DEVICE
-    with variants.setting(library_decoding, "WINDOW_BY_DEVICE", 4096)(None):
-        assert vars(library_decoding)["WINDOW_BY_DEVICE"] == 4096
-    assert usual == library_decoding.WINDOW_BY_DEVICE
-    with (
-        pytest.raises(variants.VariantUnavailable, match=r"rlhf.rollout.library_decoding has no LEAN"),
-        variants.setting(library_decoding, "LEAN", 1)(None),
-    ):
-        pass
 
 
 def test_variants_take_turns_and_one_that_fails_is_left_out():
@@ -815,7 +664,7 @@ def test_a_record_says_where_it_belongs_and_the_page_lists_it(tmp_path):
     )
     later = row | {"date": "2999-01-01T00:00:01"}
     assert record.path_of(later) != record.path_of(row), "a second run on the same day and commit replaces none"
-    alone = good_record("graphs")
+    alone = good_record("device")
     assert record.path_of(alone).parts[:2] == ("gpu", "nvidia-h200")
     for kept in (row, alone):
         runner.keep(kept, tmp_path)
@@ -840,6 +689,7 @@ def test_a_record_says_where_it_belongs_and_the_page_lists_it(tmp_path):
         ({"packages": {}}, "it names no version of torch"),
         ({"schema": 0}, "schema 0"),
         ({"gpu_item": "speed"}, "there is no item speed"),
+        ({"gpu_item": "graphs"}, None),  # decided: its record stays
         ({"verdict": "perhaps"}, "verdict 'perhaps'"),
     ],
 )
@@ -878,9 +728,9 @@ def test_every_item_says_what_it_measures():
 def test_records_are_verified_from_the_command_line(monkeypatch, capsys, tmp_path):
     runner.keep(good_record(), tmp_path)
     assert gpu_bench(monkeypatch, capsys, "--verify", "--out", str(tmp_path))[0] == 0
-    runner.keep(good_record("graphs", dry_run=True), tmp_path)
+    runner.keep(good_record("device", dry_run=True), tmp_path)
     code, out, _ = gpu_bench(monkeypatch, capsys, "--verify", "--out", str(tmp_path))
-    assert code == 1 and "graphs.json: it was not measured on a GPU" in out
+    assert code == 1 and "device.json: it was not measured on a GPU" in out
     code, _, err = gpu_bench(monkeypatch, capsys, "--verify", "--out", str(tmp_path / "none"))
     assert code == 1 and "there are no records" in err
 
@@ -888,26 +738,26 @@ def test_records_are_verified_from_the_command_line(monkeypatch, capsys, tmp_pat
 def test_items_that_the_time_did_not_reach_are_no_obstacle_to_the_others(monkeypatch, capsys, tmp_path):
     """The default box is shorter than the plan: what was measured can be contributed all the same."""
     runner.keep(good_record(), tmp_path)
-    runner.skip(BY_NAME["nf4"], tmp_path, False, command.USED_UP)
+    runner.skip(BY_NAME["decoding-nf4"], tmp_path, False, command.USED_UP)
     code, out, _ = gpu_bench(monkeypatch, capsys, "--verify", "--out", str(tmp_path))
-    assert code == 0 and f"nf4: not measured ({command.USED_UP})" in out
+    assert code == 0 and f"decoding-nf4: not measured ({command.USED_UP})" in out
     (file,) = (tmp_path / runner.RECORDS).rglob("*.json")
     assert "memory-4090" in file.name, "what may be copied to results/ is measured"
-    runner.keep(good_record("nf4"), tmp_path)
+    runner.keep(good_record("decoding-nf4"), tmp_path)
     assert [row["outcome"] for row in command.records(tmp_path)] == ["done", "done"], "it is measured now"
 
 
 def test_a_damaged_record_is_named_and_the_others_are_verified(monkeypatch, capsys, tmp_path):
     damaged = runner.keep(good_record(), tmp_path)
     damaged.write_text("{")
-    runner.keep(good_record("graphs"), tmp_path)
+    runner.keep(good_record("device"), tmp_path)
     code, out, _ = gpu_bench(monkeypatch, capsys, "--verify", "--out", str(tmp_path))
     assert code == 1 and f"{damaged}: cannot be read" in out
 
 
 def test_an_interruption_ends_the_item_and_keeps_every_record(tmp_path):
     """As Ctrl-C, a lost connection and SIGTERM do; the item's own processes are gone, too."""
-    words = ["--dry-run", "--out", str(tmp_path), "--only", "allocator", "--only", "decoding"]
+    words = ["--dry-run", "--out", str(tmp_path), "--only", "device", "--only", "decoding"]
     child = subprocess.Popen(
         [sys.executable, "-m", "bench.gpu", *words],
         cwd=ROOT,
@@ -926,7 +776,7 @@ def test_an_interruption_ends_the_item_and_keeps_every_record(tmp_path):
     assert child.returncode == command.INTERRUPTED, rest
     assert "interrupted" in rest and "what was decided" in rest
     rows = {row["gpu_item"]: row for row in command.records(tmp_path)}
-    assert rows["allocator"]["outcome"] == "done"
+    assert rows["device"]["outcome"] == "done"
     assert (rows["decoding"]["outcome"], rows["decoding"]["error"]) == ("failed", "interrupted")
 
 
@@ -958,6 +808,6 @@ def test_a_prediction_that_fails_leaves_the_others_and_says_so(monkeypatch, caps
 
 
 def test_the_command_that_goes_on_names_the_items_that_the_time_did_not_reach(monkeypatch, capsys, tmp_path):
-    words = ("--dry-run", "--box", "5s", "--only", "device", "--only", "allocator", "--out", str(tmp_path))
+    words = ("--dry-run", "--box", "5s", "--only", "device", "--only", "training", "--out", str(tmp_path))
     _, out, _ = gpu_bench(monkeypatch, capsys, *words)
-    assert f"to go on: python -m bench.gpu --only device --only allocator --out {tmp_path}" in out
+    assert f"to go on: python -m bench.gpu --only device --only training --out {tmp_path}" in out
