@@ -9,6 +9,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
+from rlhf.models.dropout import is_dropout, without_dropout
 from rlhf.models.support import check_model, unsupported
 from rlhf.recipe import Architecture
 from rlhf.terminal import message_of
@@ -47,13 +48,12 @@ IRRELEVANT = {
     "initializer_range",
     "auto_map",
     "_name_or_path",
-    "attention_dropout",
     "model_type",
 }
 
 
 def config_of(architecture: Architecture, **changes: Any) -> PreTrainedConfig:
-    """Return transformers' configuration of an architecture; `changes` are further keys of it.
+    """Return transformers' configuration of an architecture, without dropout; `changes` are further keys of it.
 
     Raises UserError for a type that transformers does not know, a key that this type does not have, a value that it
     refuses, and an architecture that is not supported.
@@ -74,7 +74,7 @@ def config_of(architecture: Architecture, **changes: Any) -> PreTrainedConfig:
         raise UserError(f"model.architecture: {message_of(error)}") from error
     if why := unsupported(config):
         raise UserError(f"model.architecture.model_type: {kind} {why}")
-    return config
+    return without_dropout(config)
 
 
 def parameter_count(architecture: Architecture, **changes: Any) -> int:
@@ -115,7 +115,7 @@ def architecture_of(config: Mapping[str, Any]) -> JsonObject:
     others = {
         key: value
         for key, value in actual.to_dict().items()
-        if key not in IRRELEVANT | required.keys() and key in known and value != plain.get(key)
+        if key not in IRRELEVANT | required.keys() and key in known and value != plain.get(key) and not is_dropout(key)
     }
     return {"model_type": kind, **required, **others}
 

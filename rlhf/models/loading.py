@@ -1,6 +1,6 @@
 """Loading of base models and tokenizers from the run directory, a folder or the hub."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,11 +24,12 @@ from rlhf.models import folders, gguf, records, wheels
 from rlhf.models import weights as stored
 from rlhf.models.architecture import config_of, shape_differences
 from rlhf.models.classifier import add_classifier
+from rlhf.models.dropout import without_dropout
 from rlhf.models.end_tokens import end_ids
 from rlhf.models.lean import limits
 from rlhf.models.nf4 import check_blocks, check_layers, keep_layout, nf4_config
 from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
-from rlhf.models.support import check_lengths, check_model, unsupported
+from rlhf.models.support import check_lengths, check_model, check_training, unsupported
 from rlhf.recipe import PRETRAIN, Architecture, Model, Recipe, Tokenizer, shape
 from rlhf.recipe.names import is_gguf
 from rlhf.run import reader
@@ -80,6 +81,7 @@ def new_base(architecture: Architecture, tokenizer: DialogueTokenizer, dtype: st
     )
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     check_model(model, "model.architecture")
+    check_training(model, "model.architecture")
     for parameter in model.parameters():  # but no buffers: rotary frequencies are float32 in every model
         parameter.data = parameter.data.to(getattr(torch, dtype))
     return model
@@ -131,6 +133,7 @@ def load_base(run: StageRun, device: torch.device, head: ModelHead = "lm", quant
         _check_loaded(base, settings, name, whole=head == "lm")
     if nf4 is not None:
         check_layers(base, name)
+    check_training(base, name)
     check_lengths(base.config, recipe.longest(), name)
     if recipe.hardware.trunk == "lean":
         limits.check_supported(base)
@@ -176,23 +179,15 @@ def _read_base(
     options: LoadingOptions,
 ) -> PreTrainedModel:
     """Return a checkpoint's model: a folder's, or the hub's at its pinned revision."""
-    pinned: dict[str, str | int | None] = {"revision": settings.revision} if settings.source == "hub" else {}
     loading = partial(_loading, "the base model", name, settings)
-    if kind is AutoModelForSequenceClassification:
-        pinned["num_labels"] = 1
-        with loading():
-            config = AutoConfig.from_pretrained(name, revision=settings.revision)
-        _check_supported(config, name)
-        add_classifier(config)
-    return _from_pretrained(kind, name, device, loading(), quantization_config=nf4, **options, **pinned)
+    return _from_pretrained(kind, name, device, loading, settings.revision, quantization_config=nf4, **options)
 
 
 def _check_loaded(base: PreTrainedModel, settings: Model, name: str, whole: bool) -> None:
-    """Raise UserError for a checkpoint that is not supported, or not of the recipe's shape.
+    """Raise UserError for a checkpoint that is not of the recipe's shape, or whose parts are not supported.
 
     `whole`: it has its language-model head, so that its parts can be compared with it.
     """
-    _check_supported(base.config, name)
     if settings.architecture:
         _check_architecture(base.config, settings.architecture, name)
     if whole:
@@ -209,21 +204,34 @@ def _check_supported(config: PreTrainedConfig, name: str) -> None:
 
 def load_merged(folder: Path, device: torch.device) -> PreTrainedModel:
     """Return the model that the stage merge has written. Raises UserError where it cannot be used."""
-    return _from_pretrained(AutoModelForCausalLM, str(folder), device, reading(folder))
+    return _from_pretrained(AutoModelForCausalLM, str(folder), device, partial(reading, folder))
 
 
 def _from_pretrained(
-    kind: AutoModel, name: str, device: torch.device, errors_named: AbstractContextManager[None], **options: object
+    kind: AutoModel,
+    name: str,
+    device: torch.device,
+    errors_named: Callable[[], AbstractContextManager[None]],
+    revision: str | None = None,
+    **options: object,
 ) -> PreTrainedModel:
-    """Return a checkpoint's model, whose weights must all be there and finite.
+    """Return a checkpoint's model without dropout, whose weights must all be there and finite.
 
-    A folder is checked before it is read. `errors_named` turns what the library raises into a UserError.
+    A folder is checked before it is read. Blocks of `errors_named` turn what the library raises into a UserError.
     """
     if Path(name).is_dir():
         folders.check(Path(name))
-    with errors_named:
+    with errors_named():
+        config = without_dropout(AutoConfig.from_pretrained(name, revision=revision))
+    _check_supported(config, name)
+    if kind is AutoModelForSequenceClassification:
+        config.num_labels = 1
+        add_classifier(config)
+    with errors_named():
         loaded: Any = kind.from_pretrained(
             name,
+            config=config,
+            revision=revision,
             device_map={"": device},
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # the report names them; an error would not

@@ -3,10 +3,13 @@
 The engine samples with its own key-value cache, and computes log-probabilities from final hidden states and the
 output matrix, without ever making all logits. That is exact for a decoder of plain attention layers whose logits are
 one product with the output matrix, times a constant. `unsupported` refuses what is known to be otherwise; `check_model`
-compares the parts with the model's own forward pass.
+compares the parts with the model's own forward pass, `check_training` that pass in training with the one in evaluation.
 """
 
+from typing import Any
+
 import torch
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -69,17 +72,54 @@ def check_model(model: PreTrainedModel, name: str) -> None:
         raise UserError(f"{name}: attention with sinks is not supported")
     if model.device.type == "meta":
         return
-    ids = torch.arange(1, 9, device=model.device)[None] % int(output_layer.weight.shape[0])
+    ids = _few_tokens(model)
     logits = model(input_ids=ids, use_cache=False).logits
-    logits_type, logits = logits.dtype, logits.float()
     hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
     product = output_layer(hidden).float() * logit_scale(model.config)
     shorter = model(input_ids=ids[:, :4], use_cache=False).logits.float()
-    # far above rounding, far below another formula
-    bound = (1e-3 if logits_type == torch.float32 else 0.05) * float(logits.abs().max()) + 1e-4
     for other, what in (
         (product, "its logits are not its hidden states times the output matrix"),
         (shorter, "its output for a token depends on later tokens"),
     ):
-        if float((logits[:, : other.shape[1]] - other).abs().max()) > bound:
+        if _differ(other, logits[:, : other.shape[1]]):
             raise UserError(f"{name}: {what}, which is not supported")
+
+
+@torch.no_grad()
+def check_training(model: PreTrainedModel, name: str) -> None:
+    """Compare the forward pass in training mode with that in evaluation mode, on eight tokens.
+
+    Raises UserError where results differ or random numbers are drawn: noise that `without_dropout` does not know.
+    Nothing is computed on the device meta.
+    """
+    if model.device.type == "meta":
+        return
+    mode, results = model.training, []
+    before = _generator_state(model.device)
+    try:
+        for training in (True, False):
+            results.append(model.train(training)(input_ids=_few_tokens(model), use_cache=False).logits)
+    finally:
+        model.train(mode)
+    if _differ(*results) or not torch.equal(_generator_state(model.device), before):
+        raise UserError(
+            f"{name}: a {model.config.model_type} model computes in training what it does not in evaluation, dropout "
+            "or other noise that its configuration does not name, which is not supported"
+        )
+
+
+def _few_tokens(model: PreTrainedModel) -> Tensor:
+    """Return a row of eight token ids (1, 8)."""
+    embedding: Any = model.get_input_embeddings()
+    return torch.arange(1, 9, device=model.device)[None] % len(embedding.weight)
+
+
+def _differ(actual: Tensor, expected: Tensor) -> bool:
+    """Return whether logits of the same shape differ by far more than rounding, by as much as other formulas do."""
+    share = 1e-3 if expected.dtype == torch.float32 else 0.05
+    return bool((actual.float() - expected.float()).abs().max() > share * expected.abs().max() + 1e-4)
+
+
+def _generator_state(device: torch.device) -> Tensor:
+    """Return the state of the generator that dropout on a device draws from."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

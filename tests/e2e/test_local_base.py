@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from rlhf.models.end_tokens import end_ids
 from rlhf.models.loading import ModelHead, load_base, load_tokenizer
 from rlhf.run.directory import StageRun
 from tests.helpers import content_of, noted, run_stages, small
+from tests.lines import read_intact_lines
 from tests.models import pretrained
 
 
@@ -28,8 +30,17 @@ def weights(root: Path, stage: str) -> dict[str, torch.Tensor]:
 
 
 def test_the_chain_starts_from_a_local_checkpoint(trained, tmp_path):
-    loaded = pretrained(trained, tmp_path, merge__stage="dpo")
+    """Its dropout acts nowhere: DPO starts at its reference, and PPO's first ratio is 1, also where it recomputes."""
+    base = tmp_path / "base"
+    shutil.copytree(trained / "cpu-tiny/v1/pretrain/model", base)
+    (base / "config.json").write_text(json.dumps(content_of(base / "config.json") | {"attention_dropout": 0.3}))
+    one_step = {"ppo__gradient_checkpointing": True, "ppo__num_mini_batches": 1, "ppo__num_ppo_epochs": 1}
+    changes = {"model__name": str(base), "merge__stage": "dpo", "dpo__logging_steps": 1}
+    loaded = pretrained(trained, tmp_path, **changes, **one_step)
     run_stages(loaded, tmp_path, "sft", "rm", "ppo", "dpo", "evaluate", "merge")
+    first = {stage: read_intact_lines(tmp_path / f"cpu-tiny/v1/{stage}/metrics.jsonl")[0] for stage in ("ppo", "dpo")}
+    assert first["ppo"]["val/ratio"] == pytest.approx(1, abs=1e-6) and first["ppo"]["policy/approxkl_avg"] < 1e-9
+    assert first["dpo"]["loss"] == pytest.approx(math.log(2)) and first["dpo"]["rewards/chosen"] == 0
     config = json.loads((tmp_path / "cpu-tiny/v1/ppo/adapter/adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == loaded.recipe.model.name
     assert content_of(tmp_path / "cpu-tiny/v1/merge/summary.json")["metrics"]["adapter_effect"] > 0

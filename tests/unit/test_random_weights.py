@@ -253,7 +253,7 @@ def test_what_the_hub_refuses_comes_with_the_way_out(tmp_path, monkeypatch, answ
         assert (name, options["revision"]) == ("meta-llama/Llama-2-7b-hf", "0" * 40)
         raise OSError(answer)
 
-    monkeypatch.setattr("rlhf.models.loading.AutoModelForCausalLM.from_pretrained", refuse)
+    monkeypatch.setattr("rlhf.models.loading.AutoConfig.from_pretrained", refuse)
     with pytest.raises(UserError) as caught:
         load_base(StageRun(tmp_path, recipe.load(RECIPE, HUB), "sft"), CPU)
     message = str(caught.value)
@@ -269,7 +269,7 @@ def test_the_reason_may_stand_in_what_caused_the_error(tmp_path, monkeypatch):
     def refuse(name, **options):
         raise OSError("x is not a local folder and is not a valid model identifier") from ValueError("401 Unauthorized")
 
-    monkeypatch.setattr("rlhf.models.loading.AutoModelForCausalLM.from_pretrained", refuse)
+    monkeypatch.setattr("rlhf.models.loading.AutoConfig.from_pretrained", refuse)
     with pytest.raises(UserError, match="is gated: accept its licence there"):
         load_base(StageRun(tmp_path, recipe.load(RECIPE, HUB), "sft"), CPU)
 
@@ -289,7 +289,7 @@ def test_an_address_or_a_number_is_no_diagnosis(tmp_path, monkeypatch, answer, a
     def refuse(name, **options):
         raise OSError(answer)
 
-    monkeypatch.setattr("rlhf.models.loading.AutoModelForCausalLM.from_pretrained", refuse)
+    monkeypatch.setattr("rlhf.models.loading.AutoConfig.from_pretrained", refuse)
     with pytest.raises(UserError) as caught:
         load_base(StageRun(tmp_path, recipe.load(RECIPE, HUB), "sft"), CPU)
     assert advice in str(caught.value)

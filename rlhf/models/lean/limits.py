@@ -53,8 +53,6 @@ def _why_unsupported(base: PreTrainedModel) -> str | None:
         return "a sliding window in some layers"
     if (rope := (getattr(config, "rope_parameters", None) or {}).get("rope_type")) in LENGTH_DEPENDENT_ROPE:
         return f"a rope of type {rope}, whose frequencies depend on the length"
-    if getattr(config, "attention_dropout", 0.0):
-        return "attention dropout"
     if foreign := [m for m in base.get_decoder().modules() if isinstance(m, nn.Linear) and type(m) is not nn.Linear]:
         kinds = {type(m).__name__ for m in foreign} - {"Linear4bit"}
         return f"layers of type {kinds.pop()}" if kinds else None
