@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlhf.memory.card.attention import backend
+from rlhf.memory.card.attention import attention, backend
 from rlhf.memory.card.cards import Gpu
 
 ADA, HOPPER, TURING = Gpu((8, 9), 128), Gpu((9, 0), 132), Gpu((7, 5), 40)
@@ -55,3 +55,10 @@ def test_large_heads_have_no_flash_backward_pass_on_consumer_cards():
         assert chosen(q=q) == "flash"
     assert chosen(q=heads(size=256).requires_grad_()) == "flash"
     assert chosen(q=heads(size=256).requires_grad_(), dropout=0.1) == "efficient"
+
+
+def test_the_stand_in_takes_the_arguments_by_the_names_that_torch_gives_them():
+    q = heads(32)
+    k = heads(8)
+    out = attention("cuda", ADA)(query=q, key=k, value=k, is_causal=True, enable_gqa=True)
+    assert out.shape == q.shape and out.dtype == q.dtype

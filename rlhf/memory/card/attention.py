@@ -26,9 +26,9 @@ def attention(stands_for: Device, gpu: Gpu = UNKNOWN) -> Callable[..., Tensor]:
     kernel = partial(_attention_on_cuda, gpu) if stands_for == "cuda" else _attention_on_cpu
 
     def attend(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
         attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
@@ -36,7 +36,7 @@ def attention(stands_for: Device, gpu: Gpu = UNKNOWN) -> Callable[..., Tensor]:
         enable_gqa: bool = False,
     ) -> Tensor:
         """Stand in for F.scaled_dot_product_attention."""
-        return kernel(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return kernel(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     return attend
 
