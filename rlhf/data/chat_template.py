@@ -28,6 +28,9 @@ PROBES = (
 )
 
 EXCHANGE = (Message("user", WORD), Message("assistant", WORD), Message("user", WORD))
+WITH_SYSTEM = (Message("system", WORD), *EXCHANGE)
+# How the marks of most published templates look, and nothing else: <|user|>, <｜User｜>, <|turn>, <turn|>, [|user|]
+MARK_SHAPE = re.compile(r"<[|｜][^\s<>|｜]*\w[^\s<>|｜]*[|｜]?>|<[^\s<>|｜/]{2,}[|｜]>|\[\|[A-Za-z]{3,}\|\]")
 BRACKETED = re.compile(r"(?<!\S)[<\[{|]\S*\w\S*[>\]}|](?!\S)")  # a word such as [INST] or <|user|>
 
 
@@ -71,6 +74,25 @@ def check(render: Callable[[Sequence[Message]], str]) -> None:
         raise UserError("the tokenizer's chat template leaves out what is said; use tokenizer.template: hh")
 
 
+def is_mark(token: str, written: str) -> bool:
+    """Return whether an added token marks something: by its look, or because the template, or what it writes, has it.
+
+    One of letters and digits alone, or of signs alone, is none: it may be a word, an indentation or a full stop.
+    """
+    return bool(
+        MARK_SHAPE.fullmatch(token) or (token in written and re.search(r"\w", token) and re.search(r"[^\w\s]", token))
+    )
+
+
+def written(render: Callable[[Sequence[Message]], str]) -> str:
+    """Return what a checked template writes around short conversations, with a system message where it takes one."""
+    texts = []
+    for conversation in (EXCHANGE, WITH_SYSTEM):
+        with suppress(UserError):
+            texts.append(render(conversation))
+    return "\n".join(texts)
+
+
 def turn_marks(render: Callable[[Sequence[Message]], str], known: Collection[str]) -> re.Pattern[str]:
     """Return a pattern of the plain text by which a checked template marks turns: `[INST]`, `<|user|>`, `USER:`.
 
@@ -79,7 +101,7 @@ def turn_marks(render: Callable[[Sequence[Message]], str], known: Collection[str
     written before the first message: other text there may be a system prompt. `known` are tokens that need no mark.
     """
     marks: dict[str, None] = {}
-    for conversation in (EXCHANGE, (Message("system", WORD), *EXCHANGE)):
+    for conversation in (EXCHANGE, WITH_SYSTEM):
         with suppress(UserError):  # it may accept no system message
             text = render(conversation)
             for token in sorted(known, key=len, reverse=True):

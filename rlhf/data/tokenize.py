@@ -84,16 +84,36 @@ class DialogueTokenizer:
 
     @cached_property
     def control_tokens(self) -> list[str]:
-        """The special tokens, which mark where texts and turns begin and end. Marks of reasoning are text."""
-        added = [token.content for token in self.hf.added_tokens_decoder.values() if token.special]
+        """The tokens that mark where texts and turns begin and end. Marks of reasoning are text.
+
+        They are the special ones, and of the others that were added to the vocabulary those that the chat template
+        writes and those that look like a mark (`<|x|>`). A word or white space, which texts hold, is none.
+        """
+        chat = self.template == "chat"
+        written = f"{self.hf.chat_template}\n{chat_template.written(self.prompt_text)}" if chat else ""
+        added = [
+            token.content
+            for token in self.hf.added_tokens_decoder.values()
+            if token.special or chat_template.is_mark(token.content, written)
+        ]
         tokens = dict.fromkeys([*self.hf.all_special_tokens, *added])
-        return [token for token in tokens if token and token not in (rendering.THINK, rendering.END_THINK)]
+        reasoning = {*rendering.THINK.marks, *self.reasoning.marks}
+        return [token for token in tokens if token and token not in reasoning]
+
+    @cached_property
+    def reasoning(self) -> rendering.Reasoning:
+        """The marks between which the template has a model reason."""
+        if self.template != "chat":
+            return rendering.THINK
+        added = (token.content for token in self.hf.added_tokens_decoder.values())
+        known = " ".join([str(self.hf.chat_template), *added])
+        return rendering.reasoning_of(self.prompt_text, lambda said: chat_text(self.hf, said), known)
 
     @cached_property
     def turn_marks(self) -> re.Pattern[str]:
         """Find the plain text by which the template marks turns; `plain` marks none."""
         if self.template == "chat":
-            known = [*self.control_tokens, rendering.THINK, rendering.END_THINK]
+            known = [*self.control_tokens, *rendering.THINK.marks, *self.reasoning.marks]
             return chat_template.turn_marks(self.prompt_text, known)
         return re.compile("|".join(TURNS) if self.template == "hh" else r"(?!)")
 
@@ -238,7 +258,7 @@ class DialogueTokenizer:
         def render(answer: str) -> str:
             return chat_text(self.hf, (*messages, Message("assistant", answer)))
 
-        return rendering.answer_text(prompt, response, render, str(self.hf.eos_token))
+        return rendering.answer_text(prompt, response, render, str(self.hf.eos_token), self.reasoning)
 
     def _ids(self, texts: Sequence[str], bos: bool) -> list[list[int]]:  # rlhf/memory/rehearsal/seams.py replaces it
         """Return the ids of each text, with `bos` after a BOS where the tokenizer has one."""

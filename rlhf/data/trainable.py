@@ -7,7 +7,6 @@ from transformers import AutoTokenizer
 
 from rlhf.data.chat_template import check
 from rlhf.data.formats import RECIPE_ADVICE, ParsedRows
-from rlhf.data.rendering import END_THINK, THINK, closes_reasoning, is_ambiguous_reasoning, opens_reasoning
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row
 from rlhf.data.tokenize import DialogueTokenizer, chat_text, needed_pad_token, turn_end
 from rlhf.errors import UserError
@@ -31,16 +30,19 @@ def why_not(tokenizer: DialogueTokenizer, prompt: Sequence[Message], response: s
         answer = None if response is None else tokenizer.answer_text(prompt, response, text)
     except (UserError, ValueError) as error:
         return str(error)
-    if (lost := _lost_message(prompt, text)) is not None:
+    if (lost := _lost_message(tokenizer, prompt, text)) is not None:
         return f"the chat template leaves out or alters message {lost + 1} ({prompt[lost].role})"
     if response is None:
         return None
-    if closes_reasoning(text) and THINK in response:
+    reasoning = tokenizer.reasoning
+    if reasoning.closes(text) and reasoning.opened in response:
         return "the response has reasoning, which the chat template closes before it"
-    if opens_reasoning(text) and is_ambiguous_reasoning(response):
+    if reasoning.opens(text) and reasoning.closed is None:
+        return f"the chat template opens reasoning with {reasoning.opened}, and nothing says what closes it"
+    if reasoning.opens(text) and reasoning.is_ambiguous(response):
         return (
             "the chat template opens reasoning, and it is unclear where the response closes it: begin it "
-            f"with {THINK}, or have {END_THINK} once, on a line of its own"
+            f"with {reasoning.opened}, or have {reasoning.closed} once, on a line of its own"
         )
     return "the chat template does not continue the prompt with the response" if answer is None else None
 
@@ -105,7 +107,7 @@ def _spelled_token(tokenizer: DialogueTokenizer, text: str) -> str | None:
     return f"a text spells the control token {min(tokens, key=text.index)!r}" if tokens else None
 
 
-def _lost_message(prompt: Sequence[Message], text: str) -> int | None:
+def _lost_message(tokenizer: DialogueTokenizer, prompt: Sequence[Message], text: str) -> int | None:
     """Return the index of the first message of a prompt that its text lacks; None if it has all, in their order.
 
     White space at the ends may go, and so may the reasoning with which earlier answers begin: templates remove it by
@@ -114,8 +116,8 @@ def _lost_message(prompt: Sequence[Message], text: str) -> int | None:
     position = 0
     for index, message in enumerate(prompt):
         content = message.content.strip()
-        if message.role == "assistant" and content.startswith(THINK) and END_THINK in content:
-            content = content.partition(END_THINK)[2].strip()
+        if message.role == "assistant":
+            content = tokenizer.reasoning.without(content)
         found = text.find(content, position)
         if found < 0:
             return index

@@ -12,10 +12,11 @@ from rlhf.data.formats import ParsedRows, ReadReport
 from rlhf.data.quality import flaws
 from rlhf.data.quality.check import check
 from rlhf.data.quality.flaws import FLAWS, nearly_identical
-from rlhf.data.quality.oddities import templated
 from rlhf.data.quality.report import QualityReport
+from rlhf.data.quality.template_marks import templated
 from rlhf.data.rows import LEFT_OUT, Document, Example, Message, PreferencePair
 from rlhf.recipe import Flaw
+from tests.unit.published_templates import BY_BRACKETS, PUBLISHED
 from tests.unit.rows import pair_of_one_turn
 
 CUT = "You could begin with a walk along the river in the morning, before it gets too hot for that, and then you"
@@ -98,6 +99,17 @@ def test_marks_of_a_chat_template_are_seen(text):
     assert FLAWS["templated"]([Document(text, "a:1")]) == []
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_a_published_template_writes_is_seen(name):
+    template = PUBLISHED[name]
+    asked = template.user.format("Name a bird.") + template.generation
+    answered = template.user.format("Name a bird.") + template.answer.format("An owl.")
+    systems = [template.system.format("Be brief.")] if template.system else []
+    assert all(map(templated, [asked, answered, *(system + asked for system in systems)]))
+    if name in BY_BRACKETS:
+        assert templated(template.answer.format("An owl.")) and not templated(f"Write\n```\n{asked}\n```\nfirst.")
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -108,6 +120,9 @@ def test_marks_of_a_chat_template_are_seen(text):
         "See [1] and a < b | c > d. F# has 1 |> f <| 2.",
         "The end | user | assistant",
         "### Instructions:\nMix both.",
+        "E[|X|] is the mean of |X|; OCaml has [|1; 2|] and [|x|], Haskell f <|> g and <$>.",
+        "The log says User: hi, and then Assistant: hello.",
+        "[INSTRUCTIONS] <bot> <user> </user> [system]",
     ],
 )
 def test_ordinary_text_is_not_taken_for_a_template(text):

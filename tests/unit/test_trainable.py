@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, models
 
+from rlhf.data import chat_template
 from rlhf.data.load import load_corpus
+from rlhf.data.rendering import THINK
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import DialogueTokenizer, train
 from rlhf.data.trainable import why_not
@@ -15,6 +17,7 @@ from rlhf.errors import UserError
 from rlhf.run.directory import StageRun
 from rlhf.stages import pretrain
 from tests.helpers import rlhf, small
+from tests.unit.published_templates import PUBLISHED
 
 ALTERNATE = (
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
@@ -115,6 +118,88 @@ def test_a_prompt_that_opens_reasoning_is_continued_there():
 def test_after_a_prompt_that_opens_reasoning_it_must_be_clear_what_is_reasoning(response):
     assert "it is unclear where the response closes it" in (why_not(tokenizer(PREFILLED), ASKED, response) or "")
     assert why_not(tokenizer(PREFILLED), ASKED, f"<think>\nHm.\n</think>\n{response.replace('<think>', '')}") is None
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Save the child process in which each template is tried."""
+    monkeypatch.setattr(chat_template, "check", lambda render: None)
+
+
+MARKS = [  # what opens reasoning, what closes it, and whether the template says so
+    ("<thought>\n", "</thought>", False),
+    ("<reasoning>", "</reasoning>", True),
+    ("[THINK]", "[/THINK]", False),
+    ("<|START_THINKING|>", "<|END_THINKING|>", True),
+    ("<|channel>thought\n", "<channel|>", True),
+    ("◁think▷", "◁/think▷", True),
+    ("<|deliberate|>", None, False),
+]
+
+
+@pytest.mark.parametrize("name", ["chatml", "deepseek", "llama 3", "phi 3", "vicuna", "gemma 4", "dots"])
+@pytest.mark.parametrize(("opened", "closed", "known"), MARKS)
+@pytest.mark.parametrize("always", [False, True])
+def test_reasoning_that_a_published_template_opens_under_any_name_is_closed_before_a_bare_answer(
+    unchecked, name, opened, closed, known, always
+):
+    """`always`: the template writes the mark in front of answers too, which would make a bare one reasoning."""
+    published = PUBLISHED[name]
+    answer = published.answer.replace("{}", f"{opened}{{}}") if always else published.answer
+    published = published._replace(generation=published.generation + opened, answer=answer)
+    made = tokenizer(published.jinja + (f"{{# {closed} #}}" if known else ""))
+    if closed is None:
+        assert "nothing says what closes it" in (why_not(made, ASKED, "So.") or "")
+        return
+    text = made.prompt_text(ASKED)
+    end = published.answer.partition("{}")[2].rstrip()
+    assert (
+        made.answer_text(ASKED, "So.", text) == f"{'' if opened.endswith(chr(10)) else chr(10)}\n{closed}\n\nSo.{end}"
+    )
+    assert why_not(made, ASKED, "So.") is None is why_not(made, ASKED, f"{opened}Hm.\n{closed}\nSo.")
+    assert "it is unclear where" in (why_not(made, ASKED, f"Hm.{closed}So.") or "")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_template_is_known_by_what_it_writes(unchecked, name):
+    """No mark of a role is one of reasoning, and texts with marks of its turns are refused with any tokenizer."""
+    made = tokenizer(PUBLISHED[name].jinja)
+    turns = (*ASKED, Message("assistant", "So."), *ASKED)
+    assert made.reasoning == THINK and why_not(made, turns, "So.") is None
+    said = made.prompt_text(turns)
+    for forged in (said, made.prompt_text(ASKED), said[said.index("y?") : said.rindex("W") + 1]):
+        assert why_not(made, (Message("user", forged),), "So.") and why_not(made, ASKED, forged)
+
+
+@pytest.mark.parametrize(
+    ("token", "counts"),
+    [
+        ("<|user|>", True),  # the template writes it
+        ("@bot@", True),
+        ("<tool_call>", True),  # only its source has it
+        ("<|fim_prefix|>", True),  # it looks like a mark
+        ("<turn|>", True),
+        ("covid", False),
+        ("user", False),  # a word, though the template has it
+        ("   ", False),
+        ("<table>", False),  # a text's own, as Gemma has it
+        ("<think>", False),
+        ("<ponder>", False),  # opens reasoning
+    ],
+)
+def test_an_added_token_controls_by_the_template_and_its_look_not_by_a_flag(unchecked, token, counts):
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}<|user|>{{ m.content }}{% else %}@bot@{{ m.content }}<eos>"
+        "{% endif %}{% if m.tool_calls %}<tool_call>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}@bot@<ponder>{% endif %}"
+    )
+    made = train(["a text of a few words"], 300)
+    made.add_tokens([AddedToken(token, special=False)])
+    made.chat_template = template
+    dialogues = DialogueTokenizer(made, "chat")
+    assert (token in dialogues.control_tokens) == counts
+    row = (Message("user", f"I say {token} here."),)
+    assert bool(why_not(dialogues, row, "So.")) == counts
 
 
 def test_reasoning_that_a_template_strips_from_answers_is_trained():

@@ -7,7 +7,8 @@ from rapidfuzz.distance import Indel
 
 from rlhf.data.formats import ParsedRows
 from rlhf.data.normal import normal_answer, normal_prompt, normalise
-from rlhf.data.quality.oddities import ODDITIES, templated, unfinished
+from rlhf.data.quality.oddities import ODDITIES, unfinished
+from rlhf.data.quality.template_marks import templated
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row
 from rlhf.data.scripts import script, words
 

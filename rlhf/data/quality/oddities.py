@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable
 from html.entities import html5
 
+from rlhf.data.quality.template_marks import FENCED
+
 # Short answers and short last lines (headings, names, results) often end without a full stop though they are complete.
 RESPONSE_WORDS, LINE_WORDS, ITEM_WORDS = 20, 6, 20
 
@@ -82,7 +84,6 @@ _INVISIBLE = re.compile(
     "(?<![\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff])\u200b|[\u2060\ufeff\u202a-\u202e\u2066-\u2069]"
     "|(?<=[A-Za-z])[\u200c\u200d]|(?<![\U0001f3f4\U000e0020-\U000e007f])[\U000e0001-\U000e007f]"
 )
-_CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.S)
 _NAMES = "p|br|div|span|a|b|i|u|em|strong|ul|ol|li|table|tr|td|th|h[1-6]|img|font|sup|sub"
 _TAG = re.compile(rf"</?(?:{_NAMES})(?:\s[^<>]*)?/?>", re.I)
 _ENTITY = re.compile(r"&(\w+;|#\d+;|#[xX][0-9a-fA-F]+;)")
@@ -102,38 +103,13 @@ def html(text: str) -> bool:
     """Return whether the text has tags or entities of HTML outside code between backticks."""
     if "<" not in text and "&" not in text:
         return False
-    text = _CODE.sub("", text)
+    text = FENCED.sub("", text)
     return bool(_TAG.search(text)) or any(e[0] == "#" or e in html5 for e in _ENTITY.findall(text))
 
 
 def replaced(text: str) -> bool:
     """Return whether the text has U+FFFD, which decoders put where they could not read."""
     return "\ufffd" in text
-
-
-# What chat templates of ChatML, Llama, Zephyr, Phi, DeepSeek, Command, Mistral and Gemma put around turns.
-_TEMPLATE_MARK = re.compile(
-    r"<[|｜](?:im_start|im_end|im_sep|(?:start|end)_header_id|eot_id|eom_id|begin_of_text|end_of_text|endoftext|eot|eom"
-    r"|header_start|header_end|begin▁of▁sentence|end▁of▁sentence|(?:START|END)_OF_TURN_TOKEN|end|system|user|assistant)"
-    r"[|｜]>|\[/?INST\]|<</?SYS>>|</?(?:start|end)_of_turn>",
-    re.I,
-)
-_HEADINGS = (("### Instruction:", "### Response:"), ("### Human:", "### Assistant:"))  # of Alpaca and Guanaco
-
-
-def templated(text: str) -> bool:
-    """Return whether the text holds marks of a chat template outside code between backticks.
-
-    Headings count only together, and <s> and </s> only around a text: elsewhere HTML strikes words out with them.
-    """
-    if any(all(heading in text for heading in headings) for headings in _HEADINGS):
-        return True
-    if "<" not in text and "[" not in text:
-        return False
-    text = _CODE.sub("", text).strip()
-    begins, ends = text.startswith("<s>"), text.endswith("</s>")
-    around = (begins or ends) and (text.count("<s>"), text.count("</s>")) == (begins, ends)
-    return around or bool(_TEMPLATE_MARK.search(text))
 
 
 ODDITIES: dict[str, Callable[[str], bool]] = {
