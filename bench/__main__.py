@@ -18,6 +18,7 @@ from rlhf.cli import guarded
 from rlhf.cli.options import OUTPUT, PRICE, OneOf, WholeNumber
 from rlhf.errors import UserError
 from rlhf.files import write_json
+from rlhf.memory import side_by_side
 from rlhf.memory.phases import Predict, PredictedStage, PredictionError
 from rlhf.memory.predict import Predictor
 from rlhf.process.libraries import quiet_libraries
@@ -95,6 +96,8 @@ def show(loaded: PinnedRecipe, record: StepsRecord, price: float | None) -> list
     if compared:
         title = "published figures; hours and cost are projected"
         rows_table(title, ("stage", "figure", "published", "here", "verdict"), costs.figure_rows(compared))
+    here = {} if loaded.modified else side_by_side.of_record(record, "this run")
+    side_by_side.show(side_by_side.lines(loaded.directory.parents[1], RESULTS, loaded.name, here))
     if target_rows := targets.rows(loaded.name, stages):
         rows_table("targets, reached at a ratio of 1", ("", "target", "measured", "ratio"), target_rows)
     screen.OUT.print(NOTE, style="dim")

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from bench.kinds import StageSteps
+from rlhf.memory import prediction_file, published_figures
+from rlhf.memory.plan import Plan, plan_of
 from rlhf.recipe import PinnedRecipe, StageName, published
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.recipe.totals import Spent, compare_total
@@ -16,8 +18,11 @@ def comparisons(
 ) -> list[Compared]:
     """Compare every published cost of the measured stages, then those of all stages together.
 
-    Hours and dollars are projected from the measured steps. `price` is in dollars per hour of one card.
+    Hours and dollars are projected from the measured steps. `price` is in dollars per hour of one card. More of them
+    than published are explained up to what the recipe's own prediction reaches, as more memory is.
     """
+    pinned = prediction_file.read(loaded.directory)
+    plan = plan_of(loaded, prediction_file.stages_of(pinned), price) if pinned else None
     measured = {stage: row for stage, row in stages.items() if not row.get("out_of_memory")}
     spent: dict[str, Spent] = {
         stage: Spent(
@@ -31,12 +36,23 @@ def comparisons(
     for figure in loaded.figures:
         if not published.is_cost(figure.metric):
             continue
+        figure = _with_projected(figure, plan)
         if figure.stage == "all":
             compared.append((figure, *compare_total(figure, spent, price)))
         elif figure.stage in measured:
             value = costs(measured[figure.stage]).get(figure.metric or "")
             compared.append((figure, value, published.verdict_of(figure, value)))
     return sorted(compared, key=lambda row: row[0].stage == "all")
+
+
+def _with_projected(figure: Figure, plan: Plan | None) -> Figure:
+    """Return a figure of time or money as one that expects the projection's upper end, where that is worse."""
+    if plan is None or figure.metric not in ("hours", "cost_usd"):
+        return figure
+    projected, high = published_figures.predicted(plan, {}, figure, figure.metric), figure.accepted[1]
+    if projected is None or high is None or projected.high <= high:
+        return figure
+    return figure.model_copy(update={"expected": projected.high, "explained": f"projected are {projected}"})
 
 
 def costs(row: StageSteps) -> dict[str, float]:
@@ -65,6 +81,6 @@ def worse(compared: Sequence[Compared]) -> Iterator[str]:
     for row in compared:
         by_cost.setdefault((row[0].stage, row[0].metric), []).append(row)
     for (stage, metric), rows in by_cost.items():
-        if published.best(verdict.word for *_, verdict in rows) in published.BAD:
-            listing = "; ".join(f"{verdict} than {figure.title}, {figure.text()}" for figure, _, verdict in rows)
-            yield f"{stage}: {metric} {rows[0][1]:.3g} is {listing}"
+        if published.best(verdict.word for *_, verdict in rows) == published.MISSED:
+            listing = "; ".join(f"{figure.title}, {figure.text()} ({verdict.detail})" for figure, _, verdict in rows)
+            yield f"{stage}: {metric} {rows[0][1]:.3g} misses {listing}"

@@ -24,6 +24,7 @@ from bench.reading import read
 from bench.roofline import __main__ as roofline
 from rlhf.commands import reproduce
 from rlhf.errors import UserError
+from rlhf.memory import side_by_side
 from rlhf.recipe import Recipe, load
 from rlhf.recipe.strict import Section
 
@@ -36,6 +37,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "peaks": lambda: budgets.peaks_table(ROOT / "recipes"),
     "strategies": lambda: budgets.strategies_table(ROOT / "recipes/h100-mistral-7b/v1"),
     "sizes": lambda: sizes.table(sizes.content()),
+    "guides": lambda: side_by_side.markdown(side_by_side.lines(ROOT / "recipes", ROOT / "results"), ROOT),
     "sums": sums.table,
     "preferences": preferences.table,
     "results": lambda: reproduce.table_of(newest(ROOT / "results", "cpu-tiny/v2/cpu/*.json")),

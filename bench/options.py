@@ -8,13 +8,27 @@ import click
 from click.core import ParameterSource
 
 from bench.provenance import require_committed_code, require_new_file
-from rlhf import recipe as recipes
+from rlhf.cli import recipe_options
+from rlhf.cli.choice import Choice
 from rlhf.cli.options import HELP_SETTINGS, OUTPUT, OneOf, StrictCommand, WholeNumber
 from rlhf.errors import UserError
 from rlhf.recipe import PinnedRecipe, StageName
 
 command = partial(click.command, cls=StrictCommand, context_settings=HELP_SETTINGS)
-HW = click.option("--hw", metavar="NAME", default="cpu", show_default=True, help="Hardware: its default recipe.")
+_HW = click.option("--hw", metavar="NAME", default="cpu", show_default=True, help="Hardware: its default recipe.")
+_GUIDE = "bench.guide"  # key of --guide in click's context, where `load` finds it
+
+
+def _keep_guide(context: click.Context, parameter: click.Parameter, guide: bool) -> None:
+    context.meta[_GUIDE] = guide
+
+
+def HW(command: Callable[..., None]) -> Callable[..., None]:
+    """Add --hw, and --guide, which no command takes without it."""
+    guide = click.option("--guide", is_flag=True, expose_value=False, callback=_keep_guide, help=recipe_options.GUIDE)
+    return _HW(guide(command))
+
+
 RECIPE = click.option(
     "--recipe",
     "directory",
@@ -64,12 +78,8 @@ def stages_of(loaded: PinnedRecipe, chosen: Sequence[StageName], measurable: Seq
 
 
 def load(hw: str, directory: Path | None, changes: tuple[str, ...]) -> PinnedRecipe:
-    """Return the recipe that the options name. Raises UserError where there is none, or a change does not fit it.
-
-    Raises UsageError if both name one.
-    """
+    """Return the recipe that the options name, with --guide; raises what `rlhf.cli.choice.Choice.load` does."""
     context = click.get_current_context()
-    if directory and context.get_parameter_source("hw") is ParameterSource.COMMANDLINE:
-        raise click.UsageError("--hw and --recipe both name a recipe: leave one out")
-    folder = directory or recipes.resolve(hw, recipes.default_root())
-    return recipes.load(folder, recipes.parse_overrides(changes))
+    typed = context.get_parameter_source("hw") is ParameterSource.COMMANDLINE
+    guide = context.meta.get(_GUIDE, False)
+    return Choice(hw if typed or not directory else None, directory, guide, changes=changes).load()

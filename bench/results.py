@@ -30,7 +30,7 @@ from bench.records import Origin
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.recipe import as_yaml
-from rlhf.recipe.published import MET, MISSED, NOT_COMPARABLE, NOT_MEASURED, count
+from rlhf.recipe.published import NOT_COMPARED, count
 from rlhf.run import reader
 from rlhf.run.finished import totals
 from rlhf.run.outcomes import Reproduction
@@ -100,10 +100,11 @@ def _reproduced(content: object, source: str) -> tuple[str, str]:
     verdicts = [target.outcome for summary in summaries for target in summary.targets]
     for stages in seeds.values():
         verdicts += [verdict for *_, verdict in totals(stages, reproduction.price_per_hour)]
-    compared = [verdict for verdict in verdicts if verdict.word not in (NOT_COMPARABLE, NOT_MEASURED)]
-    noun = "targets" if any(verdict.word in (MET, MISSED) for verdict in compared) else "figures:"
+    compared = [verdict for verdict in verdicts if verdict.word != NOT_COMPARED]
     files = "".join(f", rows of {file.name}" for file in reproduction.rows)
-    return f"the chain, {len(seeds)} seeds{files}", count(compared, noun) or "not compared with the recipe's targets"
+    return f"the chain, {len(seeds)} seeds{files}", count(
+        compared, "targets"
+    ) or "not compared with the recipe's targets"
 
 
 def _steps(content: object, source: str) -> tuple[str, str]:

@@ -9,13 +9,12 @@ from pathlib import Path
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError, no_such
-from rlhf.memory import published_figures
+from rlhf.memory import prediction_file, published_figures
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.predict import PREDICTED_STAGES, Predictor
 from rlhf.memory.prediction_file import PREDICTION_FILE, Needs, Passes, Peaks, Pinned, Step, Works
 from rlhf.memory.strategies import StrategyCost, costs_alone
 from rlhf.recipe import PinnedRecipe
-from rlhf.run import reader
 from rlhf.terminal.wording import GB, gb
 
 MORE = 0.03  # by which a phase's peak or need may exceed what is pinned
@@ -38,9 +37,9 @@ def strategies(predictor: Predictor, loaded: PinnedRecipe) -> dict[str, Strategy
 
 def content(directory: Path) -> Pinned:
     """Return what is pinned beside a recipe. Raises UserError, which names file and key, where it is damaged."""
-    file = directory / PREDICTION_FILE
-    found = reader.read(file, Pinned)
+    found = prediction_file.read(directory)
     if found is None:
+        file = directory / PREDICTION_FILE
         raise UserError(no_such("file", file, "`make budgets BENCH_ARGS=--write` pins what is predicted"))
     return found
 

@@ -31,7 +31,7 @@ from rlhf.terminal.make_words import OPTION_NAMES, STARTED
 MAKEFILE = Path(__file__).parents[2] / "Makefile"
 RUNTIMES = ("docker", "podman", "local")
 COMMAND_GROUPS = ("data",)  # of commands: `data-check` is `rlhf data check`
-_OF_RECIPE = "HW RECIPE SET BENCH_ARGS"
+_OF_RECIPE = "HW GUIDE RECIPE SET BENCH_ARGS"
 MODULES: Mapping[str, tuple[str, str]] = {  # targets that run a module of Python: its name, and the variables
     "bench": ("bench", f"{_OF_RECIPE} PRICE"),
     "bench-against": ("bench.against", f"{_OF_RECIPE} REV"),

@@ -15,7 +15,7 @@ from rlhf.cli.recipe_options import SET_HELP, chooses_recipe
 from rlhf.cli.typed import NAMES_RECIPE, typed_options
 from rlhf.errors import UserError
 from rlhf.memory import plan as planning
-from rlhf.memory import published_figures, strategies
+from rlhf.memory import published_figures, side_by_side, strategies
 from rlhf.memory.fit import USABLE, refuse_less_than_the_base
 from rlhf.memory.fit import fit as fitting
 from rlhf.memory.phases import ON_HOST
@@ -114,6 +114,9 @@ def _show_published(loaded: PinnedRecipe, stage: StageName | None, price: float 
         costs = strategies.costs_alone(predictor.predict, loaded, SFT, say) if effects else {}
     rows = published_figures.compare(loaded._replace(figures=figures), made, costs)
     tables.show_published(loaded, rows, as_json)
+    if not as_json:
+        root = loaded.directory.resolve().parents[1]
+        side_by_side.show(side_by_side.lines(root, root.parent / "results", loaded.name))
 
 
 def _show_plan(loaded: PinnedRecipe, stages: Sequence[StageName], price: float | None, as_json: bool) -> None:

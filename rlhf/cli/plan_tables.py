@@ -16,7 +16,7 @@ from rlhf.memory.predict import card_needed_bytes
 from rlhf.memory.published_figures import ComparedFigure
 from rlhf.memory.strategies import StrategyCost
 from rlhf.recipe import PinnedRecipe, TrainingName, as_yaml, totals
-from rlhf.terminal import make_words, screen, wording
+from rlhf.terminal import make_words, screen
 from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import gb
 
@@ -330,9 +330,9 @@ def show_published(loaded: PinnedRecipe, rows: Sequence[ComparedFigure], as_json
         return
     cells = []
     for row in rows:
-        value = "" if row.predicted is None else wording.number(float(f"{row.predicted:.3g}"))
+        value = "" if row.predicted is None else str(row.predicted)
         judgement = f"{row.basis}: {row.verdict}" if row.basis else str(row.verdict)
         published = row.figure.text(in_full=True)
         cells.append((row.figure.stage, row.figure.title, published, value, judgement))
     columns = ("stage", "figure", "published", "predicted", "verdict")
-    rows_table(f"{loaded.name} {loaded.version}: published figures, nothing of it measured", columns, cells)
+    rows_table(f"{loaded.name} {loaded.version}: published figures and what is predicted", columns, cells)

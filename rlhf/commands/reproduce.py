@@ -14,7 +14,7 @@ from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.process import children
 from rlhf.recipe import EVALUATE, STAGES, TRAINING_STAGES, PinnedRecipe, StageName, no_section, parents, published
-from rlhf.recipe.published import NOT_COMPARABLE, NOT_MEASURED, Figure, Verdict, verdict_of
+from rlhf.recipe.published import NOT_COMPARED, Figure, Verdict, verdict_of
 from rlhf.run import reader
 from rlhf.run.finished import read_manifest, read_summary, totals
 from rlhf.run.layout import SUMMARY
@@ -270,7 +270,7 @@ def figure_verdict(figure: Figure, values: Sequence[float | None], verdicts: Seq
     range_text = figure.text()
     if figure.range_of_mean:
         range_text += f"; mean {wording.span(*figure.range_of_mean)}"
-    if all(verdict.word in (NOT_COMPARABLE, NOT_MEASURED) for verdict in verdicts):
+    if all(verdict.word == NOT_COMPARED for verdict in verdicts):
         return range_text, str(verdicts[0])
     verdict = published.count(verdicts)
     if None not in values and (figure.guide or figure.range_of_mean):

@@ -127,13 +127,27 @@ def make_plan(
     """
     check_type(loaded.recipe)
     own = read_rows(loaded.recipe, stages)
-    planned = {}
+    predicted, step = {}, None
     for number, stage in enumerate(stages, 1):
         say(f"rehearsing {stage} ({number} of {len(stages)})")
-        predicted = predictor.predict(loaded, stage)
-        step = predictor.decoding_step(loaded) if stage == loaded.recipe.rollout_stage() else None
-        planned[stage] = _stage(loaded, stage, predicted, price, step, own)
-    hardware = loaded.recipe.hardware
+        predicted[stage] = predictor.predict(loaded, stage)
+        step = predictor.decoding_step(loaded) if stage == loaded.recipe.rollout_stage() else step
+    return plan_of(loaded, predicted, price, step, own)
+
+
+def plan_of(
+    loaded: PinnedRecipe,
+    predicted: Mapping[StageName, PredictedStage],
+    price: float | None = None,
+    step: dict[str, StepOperations] | None = None,
+    own: OwnRows | None = None,
+) -> Plan:
+    """Return the plan that follows from predictions; `step` is a decoding step of the rollout by role."""
+    hardware, rollout = loaded.recipe.hardware, loaded.recipe.rollout_stage()
+    planned = {
+        stage: _stage(loaded, stage, of_stage, price, step if stage == rollout else None, own)
+        for stage, of_stage in predicted.items()
+    }
     return Plan(
         recipe=loaded.name,
         version=loaded.version,

@@ -87,6 +87,10 @@ class Predictor:
         phases = with_inner(peaks)  # before what is needed, which is at least the peak
         phases = {name: _with_reserved(phase, name, rehearsed.reserved) for name, phase in phases.items()}
         whole = phases.pop(WHOLE)
+        # A stage needs what its neediest phase does. The replay of all events together may add the margin of a full
+        # card (TIGHT) to a phase that never reserves so much.
+        if needed := [phase.needed_bytes for phase in phases.values() if phase.needed_bytes is not None]:
+            whole = whole._replace(needed_bytes=max(whole.peak_bytes, *needed))
         return ranks.divide(loaded.recipe, stage, PredictedStage(whole, phases))
 
     def decoding_step(self, loaded: PinnedRecipe) -> dict[str, StepOperations] | None:

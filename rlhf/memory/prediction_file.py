@@ -6,11 +6,12 @@ from pathlib import Path
 
 from pydantic import Field
 
-from rlhf.memory.phases import ON_HOST, Parts
+from rlhf.memory.phases import ON_HOST, Parts, PredictedPhase, PredictedStage, Work
 from rlhf.memory.predict import Predictor, predicted_stages
 from rlhf.memory.strategies import StrategyCost
 from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.run import reader
 from rlhf.run.records import Record
 from rlhf.terminal.wording import GB
 
@@ -36,6 +37,32 @@ class Pinned(Record):
     needed: Needs = Field(default_factory=dict)
     work: Works = Field(default_factory=dict)
     strategies: dict[str, StrategyCost] = Field(default_factory=dict)
+
+
+def read(directory: Path) -> Pinned | None:
+    """Return what is pinned beside a recipe; None where nothing is. Raises UserError for a damaged file."""
+    return reader.read(directory / PREDICTION_FILE, Pinned)
+
+
+def stages_of(pinned: Pinned) -> dict[StageName, PredictedStage]:
+    """Return the pinned stages as they were predicted, but for what the allocator reserves, which is not pinned."""
+    predicted = {}
+    for stage, phases in pinned.stages.items():
+        counted, needed = pinned.work.get(stage, {}), pinned.needed.get(stage, {})
+        of_phase = {
+            name: PredictedPhase(
+                peak_bytes=sum(parts.values()),
+                components=parts,
+                paged_bytes=0,  # they are in what is needed
+                work=Work(**counted.get(name, {})),
+                needed_bytes=needed.get(name),
+            )
+            for name, parts in phases.items()
+        }
+        whole = max(of_phase.values(), key=lambda phase: phase.peak_bytes)
+        most = max(needed.values(), default=None)
+        predicted[stage] = PredictedStage(whole._replace(needed_bytes=most), of_phase)
+    return predicted
 
 
 def peaks(predictor: Predictor, loaded: PinnedRecipe) -> Peaks:

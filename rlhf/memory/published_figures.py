@@ -2,17 +2,37 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 from rlhf.files import JsonObject
 from rlhf.memory.phases import ON_HOST
 from rlhf.memory.plan import Plan, PlannedPhase
 from rlhf.memory.strategies import StrategyCost
-from rlhf.recipe import MERGE, SFT, PinnedRecipe, published, totals
+from rlhf.recipe import MERGE, SFT, PinnedRecipe, StageName, published, totals
 from rlhf.recipe.choices import Component
 from rlhf.recipe.published import Figure, Verdict, verdict_of
 from rlhf.terminal import wording
 from rlhf.terminal.wording import GB
+
+
+class Predicted(NamedTuple):
+    """A predicted or projected value in its figure's unit, and the range in which it is expected.
+
+    Memory has no range; its ends are the value.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Return both ends of the range."""
+        return self.low, self.high
+
+    def __str__(self) -> str:
+        texts = [wording.number(float(f"{number:.3g}")) for number in self]
+        return texts[0] if self.low == self.high else f"{texts[0]} ({texts[1]} to {texts[2]})"
 
 
 @dataclass(frozen=True)
@@ -20,7 +40,7 @@ class ComparedFigure:
     """A published figure and its prediction."""
 
     figure: Figure
-    predicted: float | None  # None if only a run can tell
+    predicted: Predicted | None  # None if only a run can tell
     verdict: Verdict
 
     @property
@@ -41,7 +61,8 @@ class ComparedFigure:
             "published": list(figure.printed),
             "accepted": list(figure.accepted),
             "unit": figure.unit,
-            "predicted": self.predicted,
+            "predicted": self.predicted and self.predicted.value,
+            "predicted_range": self.predicted and list(self.predicted.ends),
             "basis": self.basis,
             "verdict": self.verdict.word,
             "detail": self.verdict.detail,
@@ -53,7 +74,7 @@ def compare(loaded: PinnedRecipe, plan: Plan, costs: Mapping[str, StrategyCost])
     rows = []
     for figure in loaded.figures:
         value = None if figure.metric is None else predicted(plan, costs, figure, figure.metric)
-        verdict = _unpredicted(figure, plan, costs) if value is None else verdict_of(figure, value)
+        verdict = verdict_of(figure, value.value, value.ends) if value else _unpredicted(figure, plan, costs)
         rows.append(ComparedFigure(figure, value, verdict))
     return rows
 
@@ -72,7 +93,7 @@ def of_strategy(loaded: PinnedRecipe, strategy: str, measured: Mapping[str, floa
     return texts
 
 
-def predicted(plan: Plan, costs: Mapping[str, StrategyCost], figure: Figure, metric: str) -> float | None:
+def predicted(plan: Plan, costs: Mapping[str, StrategyCost], figure: Figure, metric: str) -> Predicted | None:
     """Return what is predicted or projected for a figure's `metric`; None if only a run can tell.
 
     `peak_vram_gb`, `hours`, `cost_usd` of a stage or of SFT, reward model and PPO together (`all`; the peak that a
@@ -81,17 +102,30 @@ def predicted(plan: Plan, costs: Mapping[str, StrategyCost], figure: Figure, met
     `merged_model_gb`; `effect.<strategy>.<memory_gb|memory_percent>`, of a strategy alone on SFT's step without any.
     Its times (`time_percent`, `time_factor`) are not predicted: operations are counted, and they are not time.
     """
+    if metric in ("hours", "cost_usd"):
+        return _of_time(plan, totals.CHAIN if figure.stage == "all" else (figure.stage,), metric)
+    value = _of_memory(plan, costs, figure, metric)
+    return None if value is None else Predicted(value, value, value)
+
+
+def _of_time(plan: Plan, stages: Sequence[StageName], metric: str) -> Predicted | None:
+    """Return the hours or dollars of some stages together; None if those of one are not known."""
+    times = [plan.stages[stage].time if stage in plan.stages else None for stage in stages]
+    if None in times or (metric == "cost_usd" and plan.price_per_hour is None):
+        return None
+    known = []
+    for time in (time for time in times if time):
+        rate = 1.0 if metric == "hours" else (time.projected_cost or 0.0) / time.projected_hours
+        known.append([rate * hours for hours in (time.projected_hours, *time.projected_hours_range)])
+    return Predicted(*map(sum, zip(*known, strict=True)))
+
+
+def _of_memory(plan: Plan, costs: Mapping[str, StrategyCost], figure: Figure, metric: str) -> float | None:
     stage, stages = figure.stage, plan.stages
     if metric == "peak_vram_gb":
         wanted = (stage,) if stage != "all" else totals.CHAIN if figure.guide else tuple(stages)
         peaks = [stages[name].peak_bytes for name in wanted if name in stages and name not in ON_HOST]
         return max(peaks) / GB if peaks else None
-    if metric in ("hours", "cost_usd"):
-        wanted = totals.CHAIN if stage == "all" else (stage,)
-        times = [stages[name].time if name in stages else None for name in wanted]
-        known = [time for time in times if time is not None]
-        values = [time.projected_hours if metric == "hours" else time.projected_cost for time in known]
-        return _sum(values) if len(known) == len(times) else None
     if metric.startswith("component_gb."):
         part = cast(Component, metric.removeprefix("component_gb."))  # checked when the figure was read
         return _most(stages[stage].phases, part) if stage != "all" and stage in stages else None
@@ -103,11 +137,6 @@ def predicted(plan: Plan, costs: Mapping[str, StrategyCost], figure: Figure, met
         _, strategy, quantity = metric.split(".")
         return _effect(costs, strategy, quantity)
     return None
-
-
-def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
 
 
 def _most(phases: Mapping[str, PlannedPhase], component: Component) -> float:
@@ -127,9 +156,9 @@ def _unpredicted(figure: Figure, plan: Plan, costs: Mapping[str, StrategyCost]) 
     if metric is None:
         return verdict_of(figure, None)
     if metric == "cost_usd" and plan.price_per_hour is None:
-        return Verdict(published.NOT_MEASURED, "projected with --price")
+        return Verdict(published.NOT_COMPARED, "projected with --price")
     if metric.startswith("effect."):
         counted = costs.get(metric.split(".")[1])
         operations = f"; {counted.flops:.2f} times the operations are counted" if counted else ""
-        return Verdict(published.NOT_MEASURED, published.why_not_measured(metric) + operations)
-    return Verdict(published.NOT_MEASURED, f"known after {'the chain' if figure.stage == 'all' else figure.stage}")
+        return Verdict(published.NOT_COMPARED, published.why_not_measured(metric) + operations)
+    return Verdict(published.NOT_COMPARED, f"known after {'the chain' if figure.stage == 'all' else figure.stage}")

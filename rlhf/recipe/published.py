@@ -19,19 +19,13 @@ from rlhf.recipe.strict import AsTuple, Section
 from rlhf.terminal.wording import span
 
 QUANTITIES = ("memory_gb", "memory_percent", "time_percent", "time_factor")  # of a strategy's effect
-VerdictWord = Literal[
-    "reproduces", "better", "worse", "explained", "differs", "met", "missed", "not measured", "not comparable"
-]
-REPRODUCES: Final = "reproduces"  # this and the next four are verdicts on published figures
-BETTER: Final = "better"
-WORSE: Final = "worse"
-EXPLAINED: Final = "explained"  # worse, and by no more than the recipe says and explains
-DIFFERS: Final = "differs"
-MET: Final = "met"  # this and the next one are verdicts on targets of our own
+VerdictWord = Literal["met", "better", "explained", "missed", "not compared"]
+MET: Final = "met"
+BETTER: Final = "better"  # than a published figure
+EXPLAINED: Final = "explained"  # worse than published, and by no more than the recipe says and explains
 MISSED: Final = "missed"
-NOT_MEASURED: Final = "not measured"
-NOT_COMPARABLE: Final = "not comparable"
-GOOD, BAD = (REPRODUCES, BETTER, MET), (WORSE, MISSED)
+NOT_COMPARED: Final = "not compared"  # not measured, or with nothing here that could be compared
+GOOD = (MET, BETTER)
 
 EXPLAINED_UP_TO = 1.1  # times what a figure expects
 ABOUT = "10%"  # the tolerance of a figure that is published as "about" or "~"
@@ -198,7 +192,7 @@ class Verdict(NamedTuple):
     def __str__(self) -> str:
         if not self.detail:
             return self.word
-        return f"{self.word}: {self.detail}" if self.word in (NOT_COMPARABLE, NOT_MEASURED) else self.with_distance
+        return f"{self.word}: {self.detail}" if self.word == NOT_COMPARED else self.with_distance
 
     @property
     def with_distance(self) -> str:
@@ -206,29 +200,27 @@ class Verdict(NamedTuple):
         return f"{self.word} ({self.detail})"
 
 
-def verdict_of(figure: Figure, value: float | None) -> Verdict:
+def verdict_of(figure: Figure, value: float | None, ends: tuple[float, float] | None = None) -> Verdict:
     """Compare a value with a figure, both in the figure's unit. None, NaN and infinity count as not measured.
 
-    A value within the tolerance reproduces a published figure. A value beyond it is better or worse, by the figure's
-    direction, or differs where neither direction is better. A worse cost that the figure expects, or one at most 10 %
-    above it, is explained. A target of our own is met or missed.
+    A projected value has `ends`, the range in which it is expected: what the range reaches is not called missed.
+
+    A value within the tolerance has met the figure. One beyond it on the better side is better than a published figure,
+    and has met a target of our own. Any other has missed it; but a worse cost that the figure expects, or one at most
+    10 % above it, is explained.
     """
     if figure.not_comparable is not None:
-        return Verdict(NOT_COMPARABLE, figure.not_comparable)
+        return Verdict(NOT_COMPARED, figure.not_comparable)
     if value is None or not math.isfinite(value):
-        return Verdict(NOT_MEASURED, why_not_measured(figure.metric or ""))
+        return Verdict(NOT_COMPARED, why_not_measured(figure.metric or "") or "not measured")
     low, high = figure.accepted
-    below, above = low is not None and value < low, high is not None and value > high
-    word: VerdictWord
-    if not below and not above:
-        word = REPRODUCES
-    elif figure.direction == "neither":
-        word = DIFFERS
-    else:
-        word = BETTER if below == (figure.direction == "less") else WORSE
-    if figure.guide is None:
-        word = MET if word in GOOD else MISSED
-    if word == WORSE and figure.expected is not None and value <= figure.expected * EXPLAINED_UP_TO:
+    least, most = ends or (value, value)
+    below, above = low is not None and most < low, high is not None and least > high
+    word: VerdictWord = MET
+    if below or above:
+        is_better = figure.direction == ("less" if below else "more")
+        word = MISSED if not is_better else BETTER if figure.guide else MET
+    if word == MISSED and figure.expected is not None and value <= figure.expected * EXPLAINED_UP_TO:
         return Verdict(EXPLAINED, f"{distance(figure, value)}; {figure.explained}")
     return Verdict(word, distance(figure, value))
 
@@ -265,17 +257,14 @@ def is_cost(metric: str | None) -> bool:
 def best(words: Iterable[VerdictWord]) -> VerdictWord | None:
     """Return the most favourable of several verdicts on one value; None without any.
 
-    A guide may publish several figures for one quantity that disagree: 45 and 61 GB for one stage. A value that
-    reproduces one of them is therefore good, and only a value worse than all of them counts as worse.
+    A guide may publish several figures for one quantity that disagree: 45 and 61 GB for one stage. A value that meets
+    one of them is therefore good, and only a value worse than all of them has missed.
     """
-    order = (REPRODUCES, MET, BETTER, DIFFERS, EXPLAINED, NOT_MEASURED, NOT_COMPARABLE, WORSE, MISSED)
-    return min(words, key=order.index, default=None)
+    return min(words, key=(MET, BETTER, EXPLAINED, NOT_COMPARED, MISSED).index, default=None)
 
 
 def count(verdicts: Iterable[Verdict], noun: str = "") -> str:
-    """Return verdicts in words: "2 of 3 met", "2 of 3 targets met", "2 of 3 reproduced, 1 of 3 better"."""
+    """Return verdicts in words: "2 of 3 met", "2 of 3 targets met", "2 of 3 met, 1 of 3 better"."""
     words = [verdict.word for verdict in verdicts]
-    kinds: list[VerdictWord] = [MET] if MET in words or MISSED in words else list(dict.fromkeys(words))
-    of_several = {REPRODUCES: "reproduced", DIFFERS: "different"}
-    counted = ((words.count(kind), of_several.get(kind, kind)) for kind in kinds)
-    return ", ".join(" ".join(f"{number} of {len(words)} {noun} {kind}".split()) for number, kind in counted)
+    kinds: Iterable[VerdictWord] = [MET] if MISSED in words and {*words} <= {MET, MISSED} else dict.fromkeys(words)
+    return ", ".join(" ".join(f"{words.count(kind)} of {len(words)} {noun} {kind}".split()) for kind in kinds)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from rlhf.recipe.published import NOT_MEASURED, Figure, Verdict, verdict_of
+from rlhf.recipe.published import NOT_COMPARED, Figure, Verdict, verdict_of
 from rlhf.recipe.stages import PPO, RM, SFT, StageName
 
 CHAIN: tuple[StageName, ...] = (SFT, RM, PPO)  # the stages whose hours and cost a published total adds up
@@ -54,5 +54,5 @@ def compare_total(
     value, missing = total(figure.metric or "", stages, price)
     high = figure.accepted[1]
     if missing and (value is None or high is None or value <= high):
-        return None, Verdict(NOT_MEASURED, missing)
+        return None, Verdict(NOT_COMPARED, missing)
     return value, verdict_of(figure, value)

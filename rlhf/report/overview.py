@@ -71,16 +71,14 @@ def outcome(
 
 def _judgement(verdicts: Sequence[tuple[str, str, Verdict]]) -> tuple[str, str]:
     """Return how many figures were reached and which were not, as a sentence, and its kind; "" for both without any."""
-    judged = [(stage, title, v) for stage, title, v in verdicts if v.word in (*published.GOOD, *published.BAD)]
+    judged = [(stage, title, v) for stage, title, v in verdicts if v.word in (*published.GOOD, published.MISSED)]
     if not judged:
         return "", ""
     good = sum(verdict.word in published.GOOD for *_, verdict in judged)
-    targets = any(verdict.word in (published.MET, published.MISSED) for *_, verdict in judged)
-    noun = "targets met" if targets else "published figures reproduced or bettered"
-    bad = [f"{STAGE_TITLES.get(stage, stage)}, {title}" for stage, title, v in judged if v.word in published.BAD]
-    missed = f"; {'missed' if targets else 'worse'}: {'; '.join(bad[:3])}" if bad else ""
+    bad = [f"{STAGE_TITLES.get(stage, stage)}, {title}" for stage, title, v in judged if v.word == published.MISSED]
+    missed = f"; missed: {'; '.join(bad[:3])}" if bad else ""
     remaining = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-    return f"{good} of {len(judged)} {noun}{missed}{remaining}.", "bad" if bad else "good"
+    return f"{good} of {len(judged)} targets met{missed}{remaining}.", "bad" if bad else "good"
 
 
 def gains(summaries: Summaries) -> str:
@@ -270,7 +268,7 @@ def _box(stage: StageName, x: int, y: int, summary: Summary | None, state: str) 
     if summary is None:
         return Box(x, y, "open", STAGE_TITLES[stage], state)
     words = [target.outcome.word for target in summary.targets]
-    good, bad = (sum(word in kinds for word in words) for kinds in (published.GOOD, published.BAD))
+    good, bad = sum(word in published.GOOD for word in words), words.count(published.MISSED)
     line = _duration(summary.wall_seconds)
     line += f" · {good} of {good + bad} {'✓' if not bad else '✗'}" if good + bad else ""
     return Box(x, y, "bad" if bad else "good" if good else "plain", STAGE_TITLES[stage], line)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from rlhf.errors import UserError
 from rlhf.observe import watch
 from rlhf.recipe import STAGES, StageName, as_yaml, published
-from rlhf.recipe.published import DIFFERS, Figure, Verdict
+from rlhf.recipe.published import Figure, Verdict
 from rlhf.recipe.released import difference
 from rlhf.report.parts import Cell, Charts, Section, table
 from rlhf.report.runs import RunRecords, metrics
@@ -40,7 +40,7 @@ def sections_of_verdicts(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
 def _figure_cells(figure: Figure, value: float | None, verdict: Verdict, predicted: float | None) -> tuple[object, ...]:
     """Return the cells of a figure: its name and range, the predicted GB, the measured value and the verdict."""
     expected = f"{predicted / GB:.2f}" if predicted else ""
-    kinds = {DIFFERS: "warn"} | dict.fromkeys(published.GOOD, "good") | dict.fromkeys(published.BAD, "bad")
+    kinds = {published.MISSED: "bad"} | dict.fromkeys(published.GOOD, "good")
     verdict_cell = Cell(str(verdict), kinds.get(verdict.word, ""))
     return (figure.title, figure.text(in_full=True), expected, wording.number(value), verdict_cell)
 

@@ -608,7 +608,7 @@ def test_targets_are_measured_against_their_range():
     assert (
         comparison(target, {}).outcome.word
         == comparison(target, {"kl_per_token": math.nan}).outcome.word
-        == "not measured"
+        == "not compared"
     )
 
 

@@ -54,7 +54,7 @@ def full(cost: float | None = None, fits: bool = False) -> Plan:
     phases = {"evaluate": larger, "evaluate/prefill": larger, "evaluate/decode": phase, "train": phase}
     time = StageTime(2.2, 14.8, (13.8, 17.6), cost, None)
     budget = [(22 * 10**9, 24 * 10**9)]
-    stage = planned_stage(**sizes, time=time, fits=fits, verdict="worse", published_bytes=budget, phases=phases)
+    stage = planned_stage(**sizes, time=time, fits=fits, verdict="missed", published_bytes=budget, phases=phases)
     return planned({"sft": stage}, card_bytes=10**9)
 
 
@@ -64,7 +64,7 @@ def test_80_columns_show_the_stage_table_whole(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     (row,) = [line for line in lines if "DOES NOT FIT" in line]
     cells = [cell.strip() for cell in row.strip("│").split("│")]
-    assert cells == ["sft", "20.00", "20.00", "DOES NOT FIT, worse", "14.8 (13.8-17.6)", "$123.45"]
+    assert cells == ["sft", "20.00", "20.00", "DOES NOT FIT, missed", "14.8 (13.8-17.6)", "$123.45"]
     assert max(map(len, lines)) <= 80
     assert [line.partition(":")[0] for line in lines[-7:-2]] == ["peak", "needs", "verdict", "hours projected", "hours"]
 

@@ -405,49 +405,49 @@ LOSS = {"metric": "last.loss", "unit": "nats per token"}
 @pytest.mark.parametrize(
     ("keys", "value", "said"),
     [
-        ({"value": 61, "about": True}, 58, "reproduces (-4.9 %)"),
+        ({"value": 61, "about": True}, 58, "met (-4.9 %)"),
         ({"value": 61, "about": True}, 19, "better (-68.9 %)"),
-        ({"value": 61, "about": True}, 67.2, "worse (+10.2 %)"),
-        ({"value": 45}, 58, "worse (+28.9 %)"),
-        ({"value": 45}, 45.5, "reproduces (+1.1 %)"),
-        ({"value": 45}, 45.6, "worse (+1.3 %)"),
-        ({"value": 20}, 24.9, "worse (+24.5 %)"),
-        ({"range": (None, 80)}, 84, "worse (+5.0 %)"),
-        ({"range": (None, 80)}, 12, "reproduces"),
-        ({"range": (18, 24)}, 19, "reproduces"),
+        ({"value": 61, "about": True}, 67.2, "missed (+10.2 %)"),
+        ({"value": 45}, 58, "missed (+28.9 %)"),
+        ({"value": 45}, 45.5, "met (+1.1 %)"),
+        ({"value": 45}, 45.6, "missed (+1.3 %)"),
+        ({"value": 20}, 24.9, "missed (+24.5 %)"),
+        ({"range": (None, 80)}, 84, "missed (+5.0 %)"),
+        ({"range": (None, 80)}, 12, "met"),
+        ({"range": (18, 24)}, 19, "met"),
         ({"range": (18, 24)}, 9, "better (-50.0 %)"),
-        ({"range": (18, 24)}, 24.1, "worse (+0.4 %)"),
-        ({"range": (8, 10), "about": True}, 10.9, "reproduces (+9.0 %)"),
-        ({"value": 28}, float("nan"), "not measured"),
-        ({"value": 0.05, "tolerance": "10%"}, 0.0545, "reproduces (+9.0 %)"),
-        ({"value": 47.76, "tolerance": 1}, 48.7, "reproduces (+2.0 %)"),
+        ({"range": (18, 24)}, 24.1, "missed (+0.4 %)"),
+        ({"range": (8, 10), "about": True}, 10.9, "met (+9.0 %)"),
+        ({"value": 28}, float("nan"), "not compared: not measured"),
+        ({"value": 0.05, "tolerance": "10%"}, 0.0545, "met (+9.0 %)"),
+        ({"value": 47.76, "tolerance": 1}, 48.7, "met (+2.0 %)"),
         ({"value": 28}, 0.109, "better (-99.6 %)"),
-        ({"value": 1.2, **LOSS}, 1.19, "reproduces (-0.8 %)"),
-        ({"value": 1.2, **LOSS}, 1.25, "reproduces (+4.2 %)"),
-        ({"value": 1.2, **LOSS}, 1.26, "worse (+5.0 %)"),
+        ({"value": 1.2, **LOSS}, 1.19, "met (-0.8 %)"),
+        ({"value": 1.2, **LOSS}, 1.25, "met (+4.2 %)"),
+        ({"value": 1.2, **LOSS}, 1.26, "missed (+5.0 %)"),
         ({"value": 1.2, **LOSS}, 1.1, "better (-8.3 %)"),
-        ({"value": 2.5, **LOSS, "metric": "first.loss"}, 2.45, "reproduces (-2.0 %)"),
-        ({"value": 2.5, **LOSS, "metric": "first.loss"}, 2.3, "differs (-8.0 %)"),
+        ({"value": 2.5, **LOSS, "metric": "first.loss"}, 2.45, "met (-2.0 %)"),
+        ({"value": 2.5, **LOSS, "metric": "first.loss"}, 2.3, "missed (-8.0 %)"),
         ({"value": 0.72, **SHARE}, 0.74, "better (+2 points)"),
-        ({"value": 0.72, **SHARE}, 0.724, "reproduces (+0.4 points)"),
-        ({"value": 0.72, **SHARE}, 0.7, "worse (-2 points)"),
-        ({"range": (0.7, None), **SHARE}, 0.69, "worse (-1 points)"),
+        ({"value": 0.72, **SHARE}, 0.724, "met (+0.4 points)"),
+        ({"value": 0.72, **SHARE}, 0.7, "missed (-2 points)"),
+        ({"range": (0.7, None), **SHARE}, 0.69, "missed (-1 points)"),
         ({"range": (-30, -20), **EFFECT}, -77, "better (-47 points)"),
-        ({"value": -10, "about": True, "metric": "effect.batch_size.memory_gb"}, -9.5, "reproduces (+5.0 %)"),
-        ({"range": (0.1, 0.3), "metric": "kl_per_token", "unit": "nats"}, 0.05, "differs (-50.0 %)"),
-        ({"range": (None, 3.5), "better": "less", "metric": "kl_per_token", "unit": "nats"}, 4.2, "worse (+20.0 %)"),
-        ({"range": (0, None), "metric": "score_gain_sd", "unit": "sd"}, -0.2, "worse (-0.2)"),
+        ({"value": -10, "about": True, "metric": "effect.batch_size.memory_gb"}, -9.5, "met (+5.0 %)"),
+        ({"range": (0.1, 0.3), "metric": "kl_per_token", "unit": "nats"}, 0.05, "missed (-50.0 %)"),
+        ({"range": (None, 3.5), "better": "less", "metric": "kl_per_token", "unit": "nats"}, 4.2, "missed (+20.0 %)"),
+        ({"range": (0, None), "metric": "score_gain_sd", "unit": "sd"}, -0.2, "missed (-0.2)"),
         ({"guide": None, "range": (None, 5), "metric": "accuracy_gap_points"}, 5.025, "missed (+0.5 %)"),
         ({"guide": None, "range": (None, 5), "metric": "accuracy_gap_points"}, 5, "met"),
         ({"guide": None, "range": (2, 4), "metric": "hours", "unit": "hours"}, 1, "met (-50.0 %)"),
         ({"guide": None, "range": (0.05, 0.3), "metric": "kl_per_token", "unit": "nats"}, 0.04, "missed (-20.0 %)"),
-        ({"value": 61}, None, "not measured"),
-        ({"value": 6, "metric": "component_gb.activations"}, None, "not measured: predicted only: a run measures the "
+        ({"value": 61}, None, "not compared: not measured"),
+        ({"value": 6, "metric": "component_gb.activations"}, None, "not compared: predicted only: a run measures the "
          "peak, not which part of it activations are"),
         ({"value": 1, **EXPECTED}, 3.3, "explained (+230 %; two of them)"),
-        ({"value": 1, **EXPECTED}, 3.31, "worse (+231 %)"),
-        ({"value": 1, **EXPECTED}, 1, "reproduces (+0.0 %)"),
-        ({"value": 2, "metric": None, "not_comparable": "a raw score"}, 2.0, "not comparable: a raw score"),
+        ({"value": 1, **EXPECTED}, 3.31, "missed (+231 %)"),
+        ({"value": 1, **EXPECTED}, 1, "met (+0.0 %)"),
+        ({"value": 2, "metric": None, "not_comparable": "a raw score"}, 2.0, "not compared: a raw score"),
     ],
 )  # fmt: skip
 def test_a_value_reproduces_a_figure_is_better_or_is_worse(keys, value, said):
@@ -540,7 +540,7 @@ def test_a_total_that_lacks_stages_is_missed_only_above_its_range():
     """SFT and the reward model took 12 hours: PPO might have taken none."""
     aim = figure("hours", guide=None, unit="hours", stage="all", range=(0.0, 12.0))
     without_ppo = {stage: CHAIN[stage] for stage in ("sft", "rm")}
-    assert totals.compare_total(aim, without_ppo) == (None, published.Verdict("not measured", "needs ppo"))
+    assert totals.compare_total(aim, without_ppo) == (None, published.Verdict("not compared", "needs ppo"))
     value, verdict = totals.compare_total(aim, without_ppo | {"rm": Spent(25.0, 4.1)})
     assert value == pytest.approx(12.1) and verdict.word == "missed"
 
@@ -554,19 +554,28 @@ def test_a_guide_s_total_counts_the_guide_s_stages():
 
 
 def test_the_most_favourable_of_several_figures_counts():
-    assert published.best(["worse", "reproduces"]) == "reproduces"
-    assert published.best(["worse", "better"]) == "better"
-    assert published.best(["worse", "not measured"]) == "not measured"
-    assert published.best(["worse", "worse"]) == "worse"
-    assert published.best(["worse", "explained"]) == "explained"
+    assert published.best(["missed", "met"]) == "met"
+    assert published.best(["missed", "better"]) == "better"
+    assert published.best(["missed", "not compared"]) == "not compared"
+    assert published.best(["missed", "missed"]) == "missed"
+    assert published.best(["missed", "explained"]) == "explained"
     assert published.best([]) is None
 
 
 def test_verdicts_are_counted_in_words():
-    words: list[published.VerdictWord] = ["reproduces", "differs", "reproduces"]
+    words: list[published.VerdictWord] = ["met", "better", "met", "missed"]
     verdicts = [published.Verdict(word) for word in words]
-    assert published.count(verdicts) == "2 of 3 reproduced, 1 of 3 different"
-    assert published.count([published.Verdict("met"), published.Verdict("missed")], "targets") == "1 of 2 targets met"
+    assert published.count(verdicts) == "2 of 4 met, 1 of 4 better, 1 of 4 missed"
+    assert published.count(verdicts[2:], "targets") == "1 of 2 targets met"
+
+
+@pytest.mark.parametrize(
+    ("ends", "word"),
+    [((10.2, 21.5), "met"), ((12.1, 21.5), "missed"), ((3.0, 5.9), "better"), ((3.0, 6.0), "met"), (None, "missed")],
+)
+def test_the_range_of_a_projection_decides(ends, word):
+    """12.9 hours where 6 to 12 are published, as PPO of the guide's settings is projected for a 4090."""
+    assert verdict_of(figure(range=(6, 12), metric="hours", unit="hours"), 12.9, ends).word == word
 
 
 # -- records ---------------------------------------------------------------------------------------------------------
@@ -608,12 +617,12 @@ def test_reproduce_compares_each_seed_their_mean_and_all_stages_together():
     rows = {(row[0], row[1]): row[2:] for row in reproduce.rows(seeds)}
     assert rows["stage", "metric"][0] == "published"
     after = rows["sft", "perplexity after (Training Metrics Timeline)"]
-    assert after[-1] == "1 of 2 reproduced, 1 of 2 worse, mean worse (+1.7 %)"
-    assert rows["sft", "held-out perplexity (Step 1, SFT Training)"][-1] == "2 of 2 reproduced, mean reproduces"
+    assert after[-1] == "1 of 2 met, mean missed (+1.7 %)"
+    assert rows["sft", "held-out perplexity (Step 1, SFT Training)"][-1] == "2 of 2 met, mean met"
     assert rows["rm", "held-out accuracy (Step 2, Reward Model)"][0] == "≥ 0.7"
-    assert rows["sft", "peak memory (Step 1, SFT Training)"][-1] == "1 of 2 reproduced, 1 of 2 worse, mean reproduces"
-    assert rows["ppo", "first KL (Training Metrics Timeline)"][-1].startswith("not comparable: 0 by construction")
-    assert rows["all", "peak memory (Memory Usage Breakdown)"][-1] == "2 of 2 reproduced, mean reproduces"
+    assert rows["sft", "peak memory (Step 1, SFT Training)"][-1] == "1 of 2 met, mean met"
+    assert rows["ppo", "first KL (Training Metrics Timeline)"][-1].startswith("not compared: 0 by construction")
+    assert rows["all", "peak memory (Memory Usage Breakdown)"][-1] == "2 of 2 met, mean met"
     on_timeline = rows["all", "time on the timeline (Training Metrics Timeline)"]
     assert on_timeline[:3] == ("22 hours", "18", "18") and on_timeline[-1] == "2 of 2 better, mean better (-18.2 %)"
 
@@ -622,5 +631,5 @@ def test_reproduce_adds_up_the_cost_where_a_price_is_given():
     seeds = {"0": summaries_of("h100-mistral-7b", {}, hours=8.0)}
     name = "all", "cost of a run (Overview)"
     priced = {row[:2]: row for row in reproduce.rows(seeds, price=1.99)}
-    assert priced[name][2:4] == ("47.76 USD", "47.76") and "reproduces (+0.0 %)" in priced[name][-1]
-    assert {row[:2]: row for row in reproduce.rows(seeds)}[name][-1].startswith("not measured: needs the price")
+    assert priced[name][2:4] == ("47.76 USD", "47.76") and "met (+0.0 %)" in priced[name][-1]
+    assert {row[:2]: row for row in reproduce.rows(seeds)}[name][-1].startswith("not compared: needs the price")

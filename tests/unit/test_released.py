@@ -88,7 +88,7 @@ def test_the_summary_and_its_tables_say_it_and_show_targets_without_a_verdict(ed
     summary = finished(edited, tmp_path)
     assert (summary.modified, summary.released_sha256) == (True, released.SHA256["cpu-tiny/v1"])
     target = next(target for target in summary.targets if target.metric == "true_reward_gain_sd")
-    assert (target.measured, str(target.outcome)) == (2.0, "not comparable: target of the released recipe")
+    assert (target.measured, str(target.outcome)) == (2.0, "not compared: target of the released recipe")
     for show in (summary_table, lambda one: targets_table([one])):
         show(summary)
         printed = words(capsys.readouterr().out)
