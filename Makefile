@@ -116,7 +116,7 @@ bench-against: setup ## compare this code with REV's: time, measured in turn, an
 bench-ablation: $(ready) ## measure the published ways to save memory, one at a time, in steps of SFT
 bench-memory: $(ready) ## compare predicted with measured peaks, in two steps of every stage that is predicted
 bench-gpu: setup    ## measure what only a GPU can show (BENCH_ARGS="--box 55m"; --dry-run needs none)
-bench-peer: setup   ## compare a step of PPO, RLOO or GRPO with TRL's (BENCH_ARGS="--method grpo")
+bench-peer: setup   ## compare steps of PPO, RLOO or GRPO with TRL's (BENCH_ARGS="--stage grpo")
 bench-peer-supervised: setup ## compare steps of SFT, reward model and DPO with TRL's, at its defaults and tuned
 bench-peer-real: setup ## the same, and GRPO, on a recipe's own model and rows (RECIPE= DATA=)
 budgets: setup      ## fail if predicted memory, operations or launches are not as pinned (BENCH_ARGS=--write: pin)

@@ -19,7 +19,7 @@ from bench.against import table
 from bench.kinds import PeerRecord, SameRecord, SupervisedRecord
 from bench.memory import budgets, sizes
 from bench.paths import ROOT, newest
-from bench.peer import figures, supervised
+from bench.peer import figures
 from bench.reading import read
 from bench.roofline import __main__ as roofline
 from rlhf.commands import reproduce
@@ -47,7 +47,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "grpo-phases": lambda: figures.phases_table(_steps("trl-1.16-grpo")),
     "rloo-step": lambda: figures.markdown(_steps("trl-1.16-rloo")),
     "rloo-phases": lambda: figures.phases_table(_steps("trl-1.16-rloo")),
-    "real steps": lambda: supervised.markdown(
+    "real steps": lambda: figures.stages_table(
         [read(file, SupervisedRecord) for file in sorted(ROOT.glob("results/peers/trl-1.16-smollm2/cpu_*.json"))]
     ),
     "rooflines": lambda: roofline.markdown(

@@ -167,7 +167,7 @@ class AblationRecord(OfRecipe):
     strategies: dict[str, StageSteps]  # the median round of each; also "none" and "combined"
 
 
-# -- python -m bench.peer: key `figures` -----------------------------------------------------------------------------
+# -- steps of PPO, RLOO and GRPO beside TRL until 2026-11-27, which nothing writes any more: key `figures` -------------
 
 
 class Contender(TypedDict, total=False):
@@ -216,31 +216,35 @@ class PeerProvenance(Traced):
 
 
 class PeerRecord(PeerProvenance):
-    """A record of `python -m bench.peer`."""
+    """A record of PPO, RLOO or GRPO beside peers."""
 
     figures: dict[str, Contender]
     floor: Floor
 
 
-# -- python -m bench.peer.supervised: key `stages_beside` ------------------------------------------------------------
+# -- python -m bench.peer: key `stages_beside` ------------------------------------------------------------------------
 
 
-class SideFigures(TypedDict):
-    """One side's median over its repeats, and the range of them. Ratios are ours to TRL's, in our row alone."""
+class SideFigures(TypedDict, total=False):
+    """One contender's median over its repeats, and the range of them; of one that did not fit `out_of_memory` alone.
 
+    Ratios are ours to TRL's two, in our rows alone: to TRL's defaults and to TRL tuned; of PPO to both value models.
+    """
+
+    out_of_memory: bool
     step_seconds: float
-    step_seconds_range: NotRequired[list[float]]
+    step_seconds_range: list[float]
     tokens_per_second: float
     peak_bytes: float | None  # of a GPU while it trains; of the process on a CPU, where older records have None
-    clock: NotRequired[Clock]
-    times_faster: NotRequired[float]
-    times_faster_range: NotRequired[list[float]]
-    times_faster_tuned: NotRequired[float]
-    times_faster_tuned_range: NotRequired[list[float]]
-    memory_ratio: NotRequired[float]
-    memory_ratio_range: NotRequired[list[float]]
-    memory_ratio_tuned: NotRequired[float]
-    memory_ratio_tuned_range: NotRequired[list[float]]
+    clock: Clock
+    times_faster: float
+    times_faster_range: list[float]
+    times_faster_tuned: float
+    times_faster_tuned_range: list[float]
+    memory_ratio: float
+    memory_ratio_range: list[float]
+    memory_ratio_tuned: float
+    memory_ratio_tuned_range: list[float]
 
 
 class NamedFile(TypedDict):
@@ -250,17 +254,23 @@ class NamedFile(TypedDict):
     sha256: str
 
 
-class SupervisedRecord(OfRecipe):
-    """A record of `python -m bench.peer.supervised` or of `python -m bench.peer.real`."""
+class SupervisedRecord(Traced):
+    """A record of `python -m bench.peer`; the recipe is missing where the model was made up for the comparison."""
 
+    recipe: NotRequired[str]
+    version: NotRequired[str]
+    recipe_sha256: NotRequired[str]
+    overrides: NotRequired[Overrides]
+    made_up: NotRequired[str]  # the size of the model
     date: str  # ISO 8601
     peer: str
     packages: dict[str, str]
+    peer_packages: NotRequired[dict[str, dict[str, str]]]  # of environments of their own
     steps: NotRequired[int]  # of each run; missing in records from before the key
     repeats: int
     weights: NotRequired[str]  # "the recipe's"; missing where they are random
     rows: NotRequired[list[NamedFile]]  # files that were given instead of the recipe's data
-    stages_beside: dict[StageName, dict[str, SideFigures]]  # ours; trl; trl, tuned
+    stages_beside: dict[StageName, dict[str, SideFigures]]  # ours and variants; TRL's two; others
 
 
 # -- experiments with bench.against, which no command makes any more: key `planted`, or `same` ------------------------

@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
@@ -18,12 +18,12 @@ from bench.kinds import (
     PeerRecord,
     PlantedRecord,
     SameRecord,
+    SideFigures,
     StepsRecord,
     SupervisedRecord,
 )
 from bench.paths import RESULTS, ROOT
-from bench.peer.contenders import ALIKE
-from bench.peer.supervised import with_range
+from bench.peer.figures import ALIKE, ratios_of
 from bench.provenance import device_text
 from bench.reading import check, read
 from bench.records import Origin
@@ -141,21 +141,17 @@ def _supervised(content: object, source: str) -> tuple[str, str]:
     mark = r" \*" if str(record["code"]["commit"])[:8] in TOKENS_OF_WARM_UP else ""
     model = ["the recipe's model"] if "weights" in record else []
     subject = ", ".join([f"steps compared with {peer}", *model, *settings, f"{clock_of(ours.values())} seconds"])
-    ratios = (
-        f"{stage} {with_range(row['times_faster'], row.get('times_faster_range'))} times TRL's defaults"
-        + (
-            f", {with_range(row['times_faster_tuned'], row.get('times_faster_tuned_range'))} times tuned"
-            if "times_faster_tuned" in row
-            else ""
-        )
-        + (
-            f", {with_range(row['memory_ratio_tuned'], row.get('memory_ratio_tuned_range'))} of the memory of tuned"
-            if "memory_ratio_tuned" in row
-            else ""
-        )
-        for stage, row in ours.items()
-    )
+    ratios = (_beside(stage, sides) for stage, sides in record["stages_beside"].items())
     return subject, "; ".join(ratios) + mark
+
+
+def _beside(stage: str, sides: Mapping[str, SideFigures]) -> str:
+    """Return the ratios of a stage of ours to TRL's two, which stand first among the others; some have one."""
+    words = {"trl": "TRL's defaults", "trl, tuned": "tuned"}
+    first, second, *_ = [*(words.get(name, name) for name in sides if not name.startswith("ours")), ""]
+    faster, than_tuned, _, of_tuned = ratios_of(sides["ours"])
+    known = [(faster, f"times {first}"), (than_tuned, f"times {second}"), (of_tuned, f"of the memory of {second}")]
+    return f"{stage} {', '.join(f'{ratio} {of}' for ratio, of in known if ratio != '–')}"
 
 
 def _ablation(content: object, source: str) -> tuple[str, str]:

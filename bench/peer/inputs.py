@@ -1,7 +1,8 @@
-"""What both sides of the comparison read: a model with random weights, a tokenizer, prompts."""
+"""What the comparison reads: a made-up model with rows of one length, and files for peers that cannot read a recipe."""
 
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,13 @@ from transformers.utils.logging import disable_progress_bar
 from typing_extensions import TypedDict
 
 from rlhf import recipe as recipes
+from rlhf.data.load import divide_rows
+from rlhf.data.source import read_source
 from rlhf.files import write_json
-from rlhf.recipe import TrainingName
+from rlhf.models.loading import load_base, load_tokenizer
+from rlhf.process.torch_setup import device_of
+from rlhf.recipe import Changes, PinnedRecipe, Ppo, StageName
+from rlhf.run.directory import StageRun
 
 PEER_SIZES: dict[str, dict[str, int]] = {
     "tiny": {
@@ -32,35 +38,38 @@ PEER_SIZES: dict[str, dict[str, int]] = {
     },
 }
 PEER_RECIPE = Path(__file__).parent / "recipe" / "v1"
-BATCH = 32  # responses of a step in RECIPE
-GROUP = 8  # responses to a prompt in RECIPE, of RLOO and GRPO
+ROWS = 640
+SETTINGS = "settings.json"  # in the folder of the files
 
 
-SETTINGS = "settings.json"  # in the folder of the inputs
+class Asked(TypedDict):
+    """What the script of a peer is told, as JSON in its first argument."""
+
+    recipe: str  # folder
+    overrides: Changes
+    stage: StageName
+    out: str  # folder of our run, which has the rows and the weights
+    files: str  # folder of what `write_files` writes
+    settings: dict[str, Any]  # of `Peer.settings`
+    warm_up: int  # steps that do not count
 
 
-class InputSettings(TypedDict):
-    """What the inputs were made for, as both sides read it: the scripts of the peers take no setting from elsewhere."""
+class FileSettings(TypedDict):
+    """What a peer of PPO reads in SETTINGS: it takes no setting from elsewhere."""
 
     device: str  # cpu or cuda
+    threads: int | None  # of torch, on a CPU
     dtype: str  # of torch: float32 or bfloat16
     lora: dict[str, Any]  # peft's arguments for the recipe's adapters
-    options: dict[str, Any]  # the section of the method in RECIPE
+    options: dict[str, Any]  # the section of the stage
+    tokens: dict[str, int]  # ids of padding, begin and end
 
 
-def settings_of(method: TrainingName, device: str) -> InputSettings:
-    """Return the settings with which a method is compared on a device."""
-    recipe = recipes.load(PEER_RECIPE).recipe
-    return {
-        "device": device,
-        "dtype": "bfloat16" if device == "cuda" else "float32",
-        "lora": recipe.lora.model_dump(include={"r", "lora_alpha", "lora_dropout", "target_modules"}),
-        "options": recipe.training_section(method).model_dump(mode="json"),
-    }
+def make_model(folder: Path, size: str, loaded: PinnedRecipe) -> Changes:
+    """Write a Llama with random weights, a tokenizer whose every word is one token, and rows; return where they are.
 
-
-def make_inputs(folder: Path, size: str, method: TrainingName, device: str, steps: int) -> None:
-    """Write a Llama with random weights, a tokenizer whose every word is one token, and prompts as text and as ids."""
+    A prompt has 47 to 79 tokens, a response 64.
+    """
     words = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{i}" for i in range(PEER_SIZES[size]["vocab_size"] - 4))]
     raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -68,29 +77,49 @@ def make_inputs(folder: Path, size: str, method: TrainingName, device: str, step
         tokenizer_object=raw, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
-    tokenizer.save_pretrained(folder / "base")
+    base, pairs = folder / "base", folder / "pairs.jsonl"
+    tokenizer.save_pretrained(base)
     disable_progress_bar()
-    settings = settings_of(method, device)
-    dtype = getattr(torch, settings["dtype"])
+    dtype = getattr(torch, loaded.recipe.model.dtype)
     sizes: dict[str, Any] = {**PEER_SIZES[size]}
     config = LlamaConfig(
         **sizes, max_position_embeddings=2048, pad_token_id=0, bos_token_id=1, eos_token_id=2, dtype=dtype
     )
     torch.manual_seed(0)
-    with torch.device(device):
+    with torch.device(device_of(loaded.recipe)):
         torch.set_default_dtype(dtype)
-        LlamaForCausalLM(config).save_pretrained(folder / "base")
+        LlamaForCausalLM(config).save_pretrained(base)
         torch.set_default_dtype(torch.float32)
     draw = random.Random(0)
 
     def text(low: int, high: int) -> str:
         return " ".join(f"w{draw.randrange(len(words) - 4)}" for _ in range(draw.randint(low, high)))
 
-    rows = [
-        {"prompt": text(47, 79), "chosen": text(64, 64), "rejected": text(64, 64)}
-        for _ in range(2 * BATCH * (steps + 1))
-    ]
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    prompts = [[1, *tokenizer(row["prompt"])["input_ids"]] for row in rows]
+    rows = [{"prompt": text(47, 79), "chosen": text(64, 64), "rejected": text(64, 64)} for _ in range(ROWS)]
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"model.name": str(base), "tokenizer.name": str(base), "data.files": [str(pairs)]}
+
+
+def write_files(asked: Asked) -> None:
+    """Write base, prompts as token ids and settings of PPO below `files`, from the run of ours below `out`."""
+    loaded, folder = recipes.load(Path(asked["recipe"]), asked["overrides"]), Path(asked["files"])
+    recipe, run = loaded.recipe, StageRun(Path(asked["out"]), loaded, asked["stage"])
+    tokenizer, options = load_tokenizer(run), recipe.options(Ppo)
+    corpus, _ = divide_rows(read_source(recipe, run.run_directory / "data"), recipe)
+    prompts, _ = tokenizer.encode_prompts(corpus.prompts("ppo").train[: options.max_samples], options.max_prompt_length)
+    load_base(run, torch.device("cpu"), quantize=False).save_pretrained(folder / "base")
+    tokenizer.hf.save_pretrained(folder / "base")
+    settings: FileSettings = {
+        "device": device_of(recipe).type,
+        "threads": recipe.hardware.threads,
+        "dtype": recipe.model.dtype,
+        "lora": recipe.lora.model_dump(include={"r", "lora_alpha", "lora_dropout", "target_modules"}),
+        "options": options.model_dump(mode="json"),
+        "tokens": {"pad": tokenizer.pad_id, "bos": tokenizer.hf.bos_token_id, "eos": tokenizer.eos_id},
+    }
     (folder / "prompts.json").write_text(json.dumps(prompts))
     write_json(folder / SETTINGS, settings)
+
+
+if __name__ == "__main__":
+    write_files(json.loads(sys.argv[1]))

@@ -1,17 +1,16 @@
-"""torchtune's single-device PPO recipe on the inputs that `python -m bench.peer` made; prints one JSON line.
+"""torchtune's single-device PPO recipe on the files that bench/peer/inputs.py wrote; prints one JSON line.
 
 Runs where torchtune 0.6.1 is, its last release. The recipe trains all weights of a policy and of a value model, and
 keeps a reference and a reward model of its own; it has no adapters. Its code is used as it is, but it saves nothing at
 the end. Seconds and memory are taken as in trl_ppo.py.
 """
 
-import argparse
 import importlib.util
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,8 @@ from bench.peer.training import StepClock, timed
 class Vocabulary:
     """What the recipe asks of a tokenizer: prompts are ids already."""
 
-    pad_id, bos_id, eos_id = 0, 1, 2
-    stop_tokens = (2,)
+    def __init__(self, pad: int, bos: int, eos: int):
+        self.pad_id, self.bos_id, self.eos_id, self.stop_tokens = pad, bos, eos, (eos,)
 
 
 class Prompts(Dataset[dict[str, list[int]]]):
@@ -44,11 +43,10 @@ class Prompts(Dataset[dict[str, list[int]]]):
         return {"tokens": self.prompts[number], "labels": self.prompts[number]}
 
 
-def configuration(inputs: Path, work: Path, steps: int, micro: int) -> Any:
+def configuration(inputs: Path, work: Path, settings: Mapping[str, Any]) -> Any:
     """Return the recipe's configuration: settings are ours; what saves memory at the price of time is off."""
-    settings = json.loads((inputs / "settings.json").read_text())
     ours = settings["options"]
-    batch = ours["batch_size"]
+    batch, micro = ours["batch_size"], ours["per_device_train_batch_size"]
     base = json.loads((inputs / "base" / "config.json").read_text())
     sizes = {
         "vocab_size": base["vocab_size"],
@@ -78,7 +76,7 @@ def configuration(inputs: Path, work: Path, steps: int, micro: int) -> Any:
             "device": settings["device"],
             "dtype": {"float32": "fp32", "bfloat16": "bf16"}[settings["dtype"]],
             "seed": 0,
-            "tokenizer": {"_component_": "bench.peer.torchtune_ppo.Vocabulary"},
+            "tokenizer": {"_component_": "bench.peer.torchtune_ppo.Vocabulary", **settings["tokens"]},
             "dataset": {"_component_": "bench.peer.torchtune_ppo.Prompts", "file": str(inputs / "prompts.json")},
             "shuffle": False,
             "policy_model": {"_component_": f"{models}.llama2", **sizes},
@@ -90,7 +88,7 @@ def configuration(inputs: Path, work: Path, steps: int, micro: int) -> Any:
             "resume_from_checkpoint": False,
             "batch_size": batch,
             "forward_batch_size": ours["rollout_batch_size"],
-            "num_steps": batch * steps,
+            "num_steps": batch * ours["steps"],
             "ppo_epochs": ours["num_ppo_epochs"],
             "ppo_batch_size": batch // ours["num_mini_batches"],
             "gradient_accumulation_steps": batch // ours["num_mini_batches"] // micro,
@@ -105,7 +103,7 @@ def configuration(inputs: Path, work: Path, steps: int, micro: int) -> Any:
             "min_response_length": None,
             "penalise_no_eos": False,
             "reward_penalty": 0,
-            "stop_token_ids": [Vocabulary.eos_id],
+            "stop_token_ids": [settings["tokens"]["eos"]],
             "whiten_rewards": False,
             "gamma": ours["gamma"],
             "lmbda": ours["lam"],
@@ -147,14 +145,11 @@ def recipe_class() -> Any:
 
 def main() -> None:
     """Run the recipe; print what its steps took as one JSON line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("inputs", type=Path)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--micro", type=int, required=True)
-    options = parser.parse_args()
-    cuda = json.loads((options.inputs / "settings.json").read_text())["device"] == "cuda"
-    if not cuda:
-        torch.set_num_threads(1)
+    asked: dict[str, Any] = json.loads(sys.argv[1])
+    files = Path(asked["files"])
+    settings = json.loads((files / "settings.json").read_text())
+    if settings["threads"]:
+        torch.set_num_threads(settings["threads"])
     clock = StepClock()
 
     class Timed(recipe_class()):  # type: ignore[misc]
@@ -167,13 +162,11 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        reward_checkpoint(options.inputs / "base", work / "reward")
-        config = configuration(options.inputs, work, options.steps, options.micro)
+        reward_checkpoint(files / "base", work / "reward")
+        config = configuration(files, work, settings)
         trainer = Timed(config)
         trainer.setup(config)
-        figures = timed(trainer, clock, cuda, warm_up=1)
-    versions = {name: version(name) for name in ("torchtune", "torchao", "torch")}
-    print(json.dumps({"versions": versions, **figures}))
+        print(json.dumps(timed(trainer, clock, settings["device"] == "cuda", asked["warm_up"])))
 
 
 if __name__ == "__main__":

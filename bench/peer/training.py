@@ -1,21 +1,22 @@
-"""How the scripts that run a trainer of TRL take its time and its memory. Needs torch and transformers alone."""
+"""How the scripts of the peers take the time and the memory of a trainer. Needs torch and transformers alone."""
 
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from transformers import TrainerCallback
+from typing_extensions import TypedDict
 
 
 class Taken(TypedDict):
-    """What the steps of a trainer took. A script adds the versions of its packages and prints it as one line."""
+    """What the steps of a trainer took after its warm-up. A script prints it as one line of JSON."""
 
-    wall: list[float]  # seconds of each counted step
-    cpu: list[float]  # seconds of each counted step, of all threads of the process
-    growth: int  # bytes
-    peak: int  # bytes
+    wall: list[float]  # seconds of each step
+    cpu: list[float]  # seconds of each step, of all threads of the process
+    tokens: int | None  # of these steps, as the trainer counts them, without padding; None where it counts none
+    peak: int  # bytes, of resident pages on a CPU, of torch's allocator on a GPU
 
 
 class StepClock(TrainerCallback):
@@ -30,13 +31,6 @@ class StepClock(TrainerCallback):
         self.tokens.append(state.num_input_tokens_seen)
         self.mark()
 
-    def tokens_after(self, warm_up: int) -> int:
-        """Return the tokens of the steps after the first `warm_up`: those whose seconds `timed` returns.
-
-        A sampler that puts the longest rows first gives the warm-up more of them.
-        """
-        return self.tokens[-1] - self.tokens[warm_up - 1]
-
     def mark(self) -> None:
         """Note the seconds now, with the GPU idle."""
         if torch.cuda.is_available():
@@ -45,30 +39,22 @@ class StepClock(TrainerCallback):
 
 
 def timed(trainer: Any, clock: StepClock, cuda: bool, warm_up: int) -> Taken:
-    """Train; return wall and CPU seconds of each step after the first `warm_up`, and by how much memory grew, in bytes.
+    """Train; return what the steps after the first `warm_up` took.
 
-    Growth is the peak less what was held before the first step: of resident pages on a CPU, of torch's allocator on a
-    GPU.
+    Tokens are of the same steps: a sampler that puts the longest rows first gives the warm-up more of them.
     """
-    held = _begin(cuda)
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
     clock.marks.clear()
     clock.mark()
     trainer.train()
-    peak = torch.cuda.max_memory_allocated() if cuda else _status("VmHWM")
     wall, cpu = ([b - a for a, b in pairwise(marks)] for marks in zip(*clock.marks[warm_up:], strict=True))
-    return {"wall": wall, "cpu": cpu, "growth": peak - held, "peak": peak}
+    tokens = clock.tokens[-1] - clock.tokens[warm_up - 1] if clock.tokens else 0
+    peak = torch.cuda.max_memory_allocated() if cuda else resident_peak()
+    return {"wall": wall, "cpu": cpu, "tokens": tokens or None, "peak": peak}
 
 
-def _begin(cuda: bool) -> int:
-    """Forget the peak so far; return the bytes that are held now."""
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated()
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
-
-
-def _status(key: str) -> int:
-    """Return a size of this process in bytes, by its name in /proc/self/status."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+def resident_peak() -> int:
+    """Return the most bytes that this process has held in memory."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024

@@ -1,18 +1,16 @@
-"""TRL's PPOTrainer on the inputs that `python -m bench.peer` made; runs where TRL 1.12 is, prints one JSON line.
+"""TRL's PPOTrainer on the files that bench/peer/inputs.py wrote; runs where TRL 1.12 is, prints one JSON line.
 
-Nothing of the trainer is replaced. Seconds are taken between its own callbacks, and memory is what the process holds
-at its peak (CPU: resident pages, GPU: torch's allocator) beyond what it held when training began.
+Nothing of the trainer is replaced. Seconds are taken between its own callbacks.
 """
 
-import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-import trl
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -40,15 +38,16 @@ SAME = (
 )
 
 
-def configuration(micro: int, steps: int, settings: Mapping[str, Any]) -> Any:
-    """Return the trainer's settings: those of ours, for `steps` batches of responses in micro-batches of `micro`."""
+def configuration(settings: Mapping[str, Any]) -> Any:
+    """Return the trainer's settings: those of ours, for as many steps."""
     ours = settings["options"]
+    micro = ours["per_device_train_batch_size"]
     return PPOConfig(
         **{name: ours[name] for name in SAME},
         output_dir=tempfile.mkdtemp(),
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=ours["batch_size"] // ours["num_mini_batches"] // micro,
-        total_episodes=ours["batch_size"] * steps,
+        total_episodes=ours["batch_size"] * ours["steps"],
         local_rollout_forward_batch_size=ours["rollout_batch_size"],
         num_sample_generations=0,
         use_cpu=settings["device"] != "cuda",
@@ -62,32 +61,27 @@ def configuration(micro: int, steps: int, settings: Mapping[str, Any]) -> Any:
 
 def main() -> None:
     """Run the trainer; print what its steps took as one JSON line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("inputs", type=Path)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--micro", type=int, required=True)
-    parser.add_argument("--lora-value", action="store_true", help="train the value model through LoRA, not whole")
-    options = parser.parse_args()
-    settings = json.loads((options.inputs / "settings.json").read_text())
-    cuda = settings["device"] == "cuda"
-    if not cuda:
-        torch.set_num_threads(1)
+    asked: dict[str, Any] = json.loads(sys.argv[1])
+    files = Path(asked["files"])
+    settings = json.loads((files / "settings.json").read_text())
+    if settings["threads"]:
+        torch.set_num_threads(settings["threads"])
 
     load = {"dtype": getattr(torch, settings["dtype"]), "device_map": {"": settings["device"]}}
-    base = str(options.inputs / "base")
+    base = str(files / "base")
     tokenizer = AutoTokenizer.from_pretrained(base, padding_side="left")
     policy = AutoModelForCausalLM.from_pretrained(base, **load)
     torch.manual_seed(0)
     reward = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, **load)
     value = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, **load)
     lora: dict[str, Any] = settings["lora"]
-    if options.lora_value:
+    if asked["settings"]["lora_value"]:
         names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
         value = get_peft_model(value, LoraConfig(task_type="SEQ_CLS", **{**lora, "target_modules": names}))
-    prompts = json.loads((options.inputs / "prompts.json").read_text())
+    prompts = json.loads((files / "prompts.json").read_text())
     clock = StepClock()
     trainer = PPOTrainer(
-        args=configuration(options.micro, options.steps, settings),
+        args=configuration(settings),
         processing_class=tokenizer,
         model=policy,
         ref_model=None,
@@ -97,8 +91,7 @@ def main() -> None:
         peft_config=LoraConfig(task_type="CAUSAL_LM", **lora),
         callbacks=[clock],
     )
-    versions = {"trl": trl.__version__, "torch": torch.__version__}
-    print(json.dumps({"versions": versions, **timed(trainer, clock, cuda, warm_up=1)}))
+    print(json.dumps(timed(trainer, clock, settings["device"] == "cuda", asked["warm_up"])))
 
 
 if __name__ == "__main__":

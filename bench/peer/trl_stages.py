@@ -1,7 +1,7 @@
-"""A few steps of TRL's SFTTrainer, RewardTrainer, DPOTrainer or GRPOTrainer, on the rows and weights of a run of ours.
+"""A few steps of TRL's trainer of SFT, reward model, DPO, RLOO or GRPO, on the rows and weights of a run of ours.
 
-Rows are the token ids on which our stage trains; GRPO gets the text of its prompts, and the recipe's reward functions.
-Tokens are those that the trainer counts, without padding, in the steps whose seconds count.
+Rows are the token ids on which our stage trains; RLOO and GRPO get the text of their prompts, and the recipe's reward
+functions. Tokens are those that the trainer counts, without padding, in the steps whose seconds count.
 """
 
 import json
@@ -11,12 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+from trl import (
+    DPOConfig,
+    DPOTrainer,
+    GRPOConfig,
+    GRPOTrainer,
+    RewardConfig,
+    RewardTrainer,
+    RLOOConfig,
+    RLOOTrainer,
+    SFTConfig,
+    SFTTrainer,
+)
 
-from bench.kinds import StageSteps
-from bench.peer.supervised import Asked
+from bench.peer.inputs import Asked
 from bench.peer.training import StepClock, timed
-from bench.steps import spread
 from rlhf import recipe as recipes
 from rlhf.data.corpus import Corpus
 from rlhf.data.load import divide_rows
@@ -27,17 +36,18 @@ from rlhf.errors import UserError
 from rlhf.models.adapters import lora_config
 from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.process.torch_setup import set_up_torch
-from rlhf.recipe import Dialogues, Dpo, Grpo, Rm, Sft
+from rlhf.recipe import Dialogues, Dpo, GroupOptions, Grpo, Rm, Sft, StageName
 from rlhf.run.directory import StageRun
 from rlhf.stages.online import reward_functions
 from rlhf.stages.supervised.forward import IGNORED
 
 Rows = list[dict[str, Any]]
-# Settings of GRPO that have the same name on both sides.
+# Settings that have the same name on both sides: of RLOO and GRPO, and of GRPO alone.
 SAME = (
-    *("num_generations", "num_iterations", "max_completion_length", "temperature", "beta", "epsilon", "loss_type"),
-    *("scale_rewards", "learning_rate", "lr_scheduler_type", "max_grad_norm"),
+    *("num_generations", "num_iterations", "max_completion_length", "temperature", "beta"),
+    *("learning_rate", "lr_scheduler_type", "max_grad_norm"),
 )
+SAME_OF_GRPO = ("epsilon", "loss_type", "scale_rewards")
 
 
 class TokenizedDPOTrainer(DPOTrainer):
@@ -51,6 +61,7 @@ TRAINERS: dict[str, tuple[Any, Any]] = {
     "sft": (SFTConfig, SFTTrainer),
     "rm": (RewardConfig, RewardTrainer),
     "dpo": (DPOConfig, TokenizedDPOTrainer),
+    "rloo": (RLOOConfig, RLOOTrainer),
     "grpo": (GRPOConfig, GRPOTrainer),
 }
 
@@ -60,8 +71,8 @@ def rows_of(run: StageRun, tokenizer: DialogueTokenizer) -> Rows:
     recipe = run.loaded.recipe
     corpus, _ = divide_rows(read_source(recipe, run.run_directory / "data"), recipe)
     options = recipe.section(run.stage)
-    if isinstance(options, Grpo):
-        return prompt_rows(tokenizer, corpus, options)
+    if isinstance(options, GroupOptions):
+        return prompt_rows(tokenizer, corpus, options, run.stage)
     if isinstance(options, Sft):
         texts = [(row.prompt, row.response) for row in corpus.demonstrations().train[: options.max_samples]]
         encoded, _ = tokenizer.encode(texts, options.max_prompt_length, options.max_length)
@@ -78,24 +89,30 @@ def rows_of(run: StageRun, tokenizer: DialogueTokenizer) -> Rows:
     return [{"prompt_ids": pair.chosen.prompt, **row} for pair, row in zip(pairs, responses, strict=True)]
 
 
-def prompt_rows(tokenizer: DialogueTokenizer, corpus: Corpus, options: Grpo) -> Rows:
-    """Return the prompts as text, with their right answers. Raises UserError where TRL would read other tokens."""
+def prompt_rows(tokenizer: DialogueTokenizer, corpus: Corpus, options: GroupOptions, stage: StageName) -> Rows:
+    """Return the prompts as text, with their right answers; a BOS that the tokenizer leaves out stands in the text.
+
+    Raises UserError where TRL would read other tokens.
+    """
     answers = corpus.right_answers()
-    prompts = corpus.prompts("grpo").train[: options.max_samples]
-    texts = [tokenizer.prompt_text(prompt) for prompt in prompts]
+    prompts = corpus.prompts(stage).train[: options.max_samples]
+    plain = [tokenizer.prompt_text(prompt) for prompt in prompts]
     ids, _ = tokenizer.encode_prompts(prompts, options.max_prompt_length)
-    if tokenizer.hf(texts)["input_ids"] != ids:
-        raise UserError("grpo: TRL would read other prompts: they are cut, or need a BOS that the tokenizer leaves out")
-    return [{"prompt": text, "answer": answers.get(prompt)} for text, prompt in zip(texts, prompts, strict=True)]
+    for bos in ("", f"{tokenizer.hf.bos_token} "):
+        texts = [bos + text for text in plain]
+        if tokenizer.hf(texts)["input_ids"] == ids:
+            right = map(answers.get, prompts)
+            return [{"prompt": text, "answer": answer} for text, answer in zip(texts, right, strict=True)]
+    raise UserError(f"{stage}: TRL would read other prompts: they are cut, or need a BOS that no text has")
 
 
-def rewards_of(options: Grpo) -> list[Callable[..., Any]]:
+def rewards_of(options: GroupOptions, stage: StageName) -> list[Callable[..., Any]]:
     """Return the recipe's reward functions as TRL calls them. Raises UserError where a reward model is among them."""
     if options.model_scores:
-        raise UserError("grpo: a reward model is not compared with TRL: name functions alone in grpo.reward_funcs")
+        raise UserError(f"{stage}: a reward model is not compared with TRL: name functions alone in its reward_funcs")
 
     def for_trl(name: str) -> Callable[..., Any]:
-        function = reward_functions.find(name, "grpo.reward_funcs")
+        function = reward_functions.find(name, f"{stage}.reward_funcs")
 
         def reward(prompts: Any, completions: Any, completion_ids: Any, answer: Any, **_: object) -> Any:
             return function(prompts, completions, answer, completion_ids)
@@ -106,30 +123,31 @@ def rewards_of(options: Grpo) -> list[Callable[..., Any]]:
     return [for_trl(name) for name in options.reward_funcs]
 
 
-def same_settings(options: Dialogues | Grpo) -> dict[str, Any]:
-    """Return the settings of ours that TRL's configuration has too: batches, lengths, and those in SAME for GRPO.
+def same_settings(options: Dialogues | GroupOptions) -> dict[str, Any]:
+    """Return the settings of ours that TRL's configuration has too: batches, lengths, and those in SAME.
 
-    Raises UserError for GRPO with several updates of a batch, of which TRL makes steps.
+    Raises UserError for several updates of a batch of responses, of which TRL makes steps.
     """
     if isinstance(options, Dialogues):
         names = ("per_device_train_batch_size", "gradient_accumulation_steps", "max_length", "max_steps")
         return {name: getattr(options, name) for name in names} | {"include_num_input_tokens_seen": "non_padding"}
     if options.num_iterations * options.num_mini_batches > 1:
-        raise UserError("grpo: a step is compared that has one update: num_iterations and num_mini_batches must be 1")
+        raise UserError("a step is compared that has one update: num_iterations and num_mini_batches must be 1")
+    same = SAME + SAME_OF_GRPO if isinstance(options, Grpo) else SAME
     micro = options.per_device_train_batch_size
     batches = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": options.batch_size // micro}
-    return {name: getattr(options, name) for name in SAME} | batches | {"max_steps": options.steps}
+    return {name: getattr(options, name) for name in same} | batches | {"max_steps": options.steps}
 
 
 def main() -> None:
-    """Read `Asked` from the first argument as JSON; print the keys of `StageSteps` that TRL's trainer has."""
+    """Read `Asked` from the first argument as JSON; print what the steps took."""
     asked: Asked = json.loads(sys.argv[1])
     loaded = recipes.load(Path(asked["recipe"]), asked["overrides"])
     stage, recipe = asked["stage"], loaded.recipe
     run = StageRun(Path(asked["out"]), loaded, stage)
     device, tokenizer = set_up_torch(recipe), load_tokenizer(run)
     options = recipe.section(stage)
-    assert isinstance(options, Dialogues | Grpo)
+    assert isinstance(options, Dialogues | GroupOptions)
     kind, trainer = TRAINERS[stage]
     settings = kind(
         output_dir=str(run.run_directory / "trl"),
@@ -140,7 +158,6 @@ def main() -> None:
         **same_settings(options),
         **asked["settings"],
     )
-    cuda = device.type == "cuda"
     clock = StepClock()
     task = "SEQ_CLS" if stage == "rm" else "CAUSAL_LM"
     base = load_base(run, device, head="score" if stage == "rm" else "lm")
@@ -152,19 +169,9 @@ def main() -> None:
         processing_class=tokenizer.hf,
         peft_config=lora_config(recipe.lora, base, task),
         callbacks=[clock],
-        **({"reward_funcs": rewards_of(options)} if isinstance(options, Grpo) else {}),
+        **({"reward_funcs": rewards_of(options, stage)} if isinstance(options, GroupOptions) else {}),
     )
-    taken = timed(built, clock, cuda, asked["warm_up"])
-    seconds = taken["wall"] if cuda else taken["cpu"]
-    figures: StageSteps = {
-        "clock": "wall" if cuda else "cpu",
-        "step_seconds": spread(seconds),
-        "tokens_per_second": clock.tokens_after(asked["warm_up"]) / sum(seconds),
-        "phase_peak_bytes": {"train": taken["peak"]} if cuda else None,
-    }
-    if not cuda:
-        figures["peak_rss_bytes"] = taken["peak"]
-    print(json.dumps(figures))
+    print(json.dumps(timed(built, clock, device.type == "cuda", asked["warm_up"])))
 
 
 if __name__ == "__main__":

@@ -187,6 +187,7 @@ def test_a_run_directory_is_enough(target, stage):
         ("bench", "-m bench --hw 4090 --set a=1 --price 2 --save"),
         ("bench-memory", "-m bench.memory measure --hw 4090 --set a=1 --save"),
         ("bench-peer", "-m bench.peer --save"),
+        ("bench-peer-supervised", "-m bench.peer --weights random --hw 4090 --set a=1 --save"),
     ],
 )
 def test_benchmarks_are_modules(target, expected):

@@ -12,7 +12,6 @@ from typing_extensions import TypedDict
 from bench import ablation, kinds, provenance
 from bench.memory import __main__ as memory
 from bench.peer import __main__ as peer
-from bench.peer import supervised
 from bench.reading import check, last_line, read
 from rlhf import recipe
 from rlhf.errors import UserError
@@ -112,8 +111,7 @@ def test_a_record_has_the_threads_of_the_recipe_s_runs_and_not_of_the_program_th
     ("program", "work"),
     [
         (ablation.main, "bench.ablation._measure"),
-        (peer.main, "bench.peer.__main__.peer_python"),
-        (supervised.main, "bench.peer.supervised.compare"),
+        (peer.main, "bench.peer.__main__.Comparison"),
         (memory.measure, "bench.memory.measure.measure"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from bench import history, recipe_index, records, results
 from bench.kinds import Device, PeerRecord, SameRecord, StageSteps, StepsRecord
 from bench.memory import budgets
-from bench.peer import contenders, figures
+from bench.peer import figures
 from bench.reading import read
 from rlhf import recipe
 from rlhf.commands import reproduce
@@ -277,11 +277,8 @@ def test_a_headline_of_memory_names_the_phases_that_only_one_side_has():
     assert results._memory(record, "a record")[1] == headline + ", 1 only predicted or only measured"
 
 
-def test_the_designs_that_headlines_compare_are_contenders():
-    ours = {name for method in contenders.METHODS.values() for name in method.ours}
-    theirs = {name for method in contenders.METHODS.values() for name in method.theirs}
-    assert {pair[0] for pair in contenders.ALIKE} <= ours and {pair[1] for pair in contenders.ALIKE} <= theirs
-    lost = {name: {"out_of_memory": True} for name in (*ours, *theirs)}
+def test_like_designs_that_do_not_fit_make_no_headline():
+    lost = {name: {"out_of_memory": True} for pair in figures.ALIKE for name in pair}
     record = json.loads(first("figures").read_text()) | {"figures": lost}
     assert results._peer(record, "a record")[1] == "like designs did not fit both"
 
