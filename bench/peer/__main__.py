@@ -41,7 +41,7 @@ from rlhf.recipe import Changes, PinnedRecipe, Recipe, StageName
 
 Weights = Literal["made-up", "random", "recipe"]
 # Stages without `--stage`: of the made-up model, of a recipe with random weights, of one with its own.
-STAGES: dict[Weights, tuple[StageName, ...]] = {
+USUAL_STAGES: dict[Weights, tuple[StageName, ...]] = {
     "made-up": ("ppo",),
     "random": ("sft", "rm", "dpo"),
     "recipe": ("sft", "rm", "dpo", "grpo"),
@@ -55,7 +55,7 @@ GLIBC = {"MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_MMAP_THRESHOLD_": str
 @options.command()
 @click.option(
     "--weights",
-    type=OneOf(list(STAGES)),
+    type=OneOf(list(USUAL_STAGES)),
     default="made-up",
     show_default=True,
     help="A made-up model; or a recipe with random weights and rows, or with its own.",
@@ -83,7 +83,7 @@ def main(
 ) -> None:
     """Compare steps of SFT, reward model, PPO, RLOO, GRPO and DPO with those of TRL's trainers, in turn."""
     loaded = options.load(hw, directory or (PEER_RECIPE if weights == "made-up" else None), changes)
-    chosen = options.stages_of(loaded, stages, [*METHODS] if stages else STAGES[weights])
+    chosen = options.stages_of(loaded, stages, [*METHODS] if stages else USUAL_STAGES[weights])
     with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder:
         short = shortened(loaded, weights, size, data, count, Path(folder))
         beside = {
