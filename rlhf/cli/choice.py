@@ -128,7 +128,7 @@ def _data_changes(data: Sequence[str], own: Data) -> Changes:
     if not data:
         return {}
     files = [str(Path(file).resolve()) for file in data]
-    unused: Changes = {f"data.{key}": None for key in own.hub_keys()}
+    unused: Changes = {f"data.{key}": None for key in own.own_keys()}
     return {"data.source": "files", "data.files": files, "data.format": "auto"} | unused
 
 

@@ -1,11 +1,12 @@
 """`rlhf data …`: commands that check, show and convert data files. Nothing here imports torch."""
 
+import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 
@@ -22,13 +23,14 @@ from rlhf.cli.options import (
 )
 from rlhf.data import convert, formats, show
 from rlhf.data.needs import stages_in_words
+from rlhf.data.prepare import Preparation
 from rlhf.data.quality import check as quality
 from rlhf.data.quality import flaws, spread
 from rlhf.data.quality.report import SEVERITIES, QualityReport
 from rlhf.data.rows import Row
 from rlhf.errors import UserError
 from rlhf.files import write_output
-from rlhf.recipe.choices import DataFormat
+from rlhf.recipe.choices import DataFormat, RatedPairs
 from rlhf.terminal import counted, say, screen
 from rlhf.terminal.make_words import with_make_words
 from rlhf.terminal.progress import working
@@ -46,6 +48,44 @@ FORMAT = click.option(
     show_default=True,
     help="Kind of rows, as data.format of a recipe; auto: as the first row shows.",
 )
+PREPARING = (
+    click.option(
+        "--rename",
+        multiple=True,
+        metavar="OLD=NEW",
+        help="Rename a column first, for example question=prompt, as data.rename of a recipe. May be repeated.",
+    ),
+    click.option(
+        "--ignore",
+        multiple=True,
+        metavar="NAMES",
+        help="Columns, or fields of messages, that no answer needs, as data.ignore of a recipe: topic,language.",
+    ),
+    click.option(
+        "--rated",
+        type=OneOf(get_args(RatedPairs)),
+        default="best_worst",
+        show_default=True,
+        help="Pairs that are made of a prompt's rated answers, as data.rated of a recipe.",
+    ),
+    click.option("--rating", metavar="NAME", help="Number that rates an answer, as data.rating of a recipe."),
+)
+
+
+def preparing(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of rows before their kind is told, as one argument `preparation`."""
+
+    @functools.wraps(command)
+    def prepared(
+        rename: tuple[str, ...], ignore: tuple[str, ...], rated: RatedPairs, rating: str | None, **others: Any
+    ) -> None:
+        ignored = [name for names in ignore for name in names.split(",")]
+        preparation = Preparation(convert.parse_names(rename), ignored, rated, rating, "--rename")
+        command(preparation=preparation, **others)
+
+    for option in reversed(PREPARING):
+        prepared = option(prepared)
+    return prepared
 
 
 @click.group("data", cls=InOrderOfUse)
@@ -80,6 +120,7 @@ def data_group() -> None:
     help="Share of held-out conversations, as data.heldout_fraction of a recipe.",
 )
 @FORMAT
+@preparing
 @click.option(
     "--tokenizer",
     metavar="DIR",
@@ -96,6 +137,7 @@ def check_data(
     tokenizer: str | None,
     as_json: bool,
     to: Path | None,
+    preparation: Preparation,
 ) -> None:
     """Check the quality of FILES, read as in training.
 
@@ -105,7 +147,7 @@ def check_data(
         refuse_inputs(to, [*files, *heldout, *(Path(tokenizer).glob("*") if tokenizer else ())])
     count, unit = (spread.tokens(tokenizer, "--tokenizer"), "tokens") if tokenizer else (spread.words, "words")
     with working("reading and checking"):
-        read = partial(formats.read, on_bad_row="skip", kind=kind, advice=formats.CHECK_ADVICE)
+        read = partial(formats.read, on_bad_row="skip", kind=kind, advice=formats.CHECK_ADVICE, preparation=preparation)
         rows = read(list(files))
         heldout_rows = read(list(heldout)) if heldout else None
         report = quality.check(rows, heldout=heldout_rows, seed=seed, fraction=fraction, count=count, unit=unit)
@@ -119,7 +161,8 @@ def check_data(
         click.echo(content)
     else:
         _print_check(report)
-        screen.OUT.print(f"note: {stages_in_words(rows, seed, fraction)}", style="dim")
+        for note in [*rows.report.notes, stages_in_words(rows, seed, fraction)]:
+            screen.OUT.print(f"note: {note}", style="dim")
     malformed = [*rows.report.malformed, *(heldout_rows.report.malformed if heldout_rows else ())]
     if malformed:
         raise UserError(f"{_named(malformed)}. {REPAIR}")
@@ -196,12 +239,21 @@ def flaws_line(report: QualityReport) -> str:
     help="Show only rows with this flaw, as `rlhf data check` counts it.",
 )
 @FORMAT
-def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: str | None, kind: DataFormat) -> None:
+@preparing
+def show_data(
+    files: tuple[str, ...],
+    count: int,
+    seed: int,
+    first: bool,
+    only: str | None,
+    kind: DataFormat,
+    preparation: Preparation,
+) -> None:
     """Show rows of FILES: the chosen answer beside the rejected one.
 
     Words that differ are bold. Control characters are written as escapes.
     """
-    rows = formats.read(list(files), on_bad_row="skip", kind=kind, advice=formats.CHECK_ADVICE)
+    rows = formats.read(list(files), on_bad_row="skip", kind=kind, advice=formats.CHECK_ADVICE, preparation=preparation)
     chosen, total, searched = show.choose(rows, count, seed=None if first else seed, only=only)
     for row in chosen:
         screen.OUT.print(show.render(row))
@@ -210,6 +262,8 @@ def show_data(files: tuple[str, ...], count: int, seed: int, first: bool, only: 
     flaw = f" with {only} among {counted(searched, 'row')}" if only else ""
     message = f"{shown}{flaw}" + (f", {order}" if len(chosen) < total else "")
     screen.OUT.print(f"{message}; {rows.report.summary()}", style="dim")
+    for note in rows.report.notes:
+        screen.OUT.print(note, style="dim")
     if rows.report.malformed:
         screen.OUT.print(f"malformed: {_named(rows.report.malformed)}", style="dim")
 
@@ -222,24 +276,19 @@ def _named(malformed: Sequence[tuple[str, str]]) -> str:
 
 @data_group.command("convert", cls=StrictCommand)
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), callback=existing_files)
-@click.option(
-    "--rename",
-    multiple=True,
-    metavar="OLD=NEW",
-    help="Rename a column first, for example question=prompt. May be repeated.",
-)
 @FORMAT
+@preparing
 @click.option("--skip-bad-rows", is_flag=True, help="Leave malformed rows out, instead of stopping at the first one.")
 @click.option("--to", type=OUTPUT, required=True, metavar="FILE", help="JSON lines file to write.")
 def convert_data(
-    files: tuple[Path, ...], rename: tuple[str, ...], kind: DataFormat, skip_bad_rows: bool, to: Path
+    files: tuple[Path, ...], kind: DataFormat, skip_bad_rows: bool, to: Path, preparation: Preparation
 ) -> None:
     """Rewrite FILES of any known kind as JSON lines in one plain form.
 
     Answers that are labelled good or bad one by one (prompt, completion, label) become preference pairs.
     """
-    converted = convert.convert(files, convert.parse_names(rename), "skip" if skip_bad_rows else "stop", kind)
+    converted = convert.convert(files, preparation, "skip" if skip_bad_rows else "stop", kind)
     count = convert.write(converted.rows, to)
-    for pairing in converted.pairings:
-        screen.OUT.print(pairing.in_words())
+    for note in [*(pairing.in_words() for pairing in converted.pairings), *converted.rows.report.notes]:
+        screen.OUT.print(note)
     screen.OUT.print(f"{converted.rows.report.summary()}; {counted(count, 'row')} written to {to}")

@@ -95,7 +95,7 @@ def needs_rows(recipe: Recipe) -> bool:
 
 def _made_data(recipe: Recipe, rows: Path) -> Changes:
     """Return the changes that put made rows in the place of the data, of the kind that the recipe names."""
-    changes: Changes = {f"data.{key}": None for key in recipe.data.hub_keys()}
+    changes: Changes = {f"data.{key}": None for key in recipe.data.own_keys()}
     changes |= {"data.source": "files", "data.files": [str(rows)], "data.heldout_fraction": 0.5, "data.drop": None}
     return changes | ({"data.validation_fraction": 0.25} if recipe.data.validation_fraction else {})
 

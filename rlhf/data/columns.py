@@ -1,11 +1,26 @@
 """Columns of rows: those that each kind of row is read from, and which others may stand beside them."""
 
+import itertools
 from collections.abc import Iterator
 
-from rlhf.data.labels import label_of
-from rlhf.data.messages import TRAINED_FLAGS, has_value, is_inert
+from rlhf.data.fields import (
+    NO_FACTS,
+    Field,
+    FileFacts,
+    Unread,
+    boolean,
+    has_value,
+    is_free,
+    is_text,
+    is_word,
+    leaves,
+    switches_training,
+    values,
+)
+from rlhf.data.margins import SIDES, number_or_none, twin_fields
 from rlhf.data.normal import normalise
 from rlhf.data.raw import Malformed
+from rlhf.data.verdicts import agrees, names_verdict
 from rlhf.recipe.choices import RowKind
 
 KIND_KEYS: dict[RowKind, tuple[str, ...]] = {
@@ -20,9 +35,10 @@ KIND_KEYS: dict[RowKind, tuple[str, ...]] = {
     "prompt": ("prompt",),
 }
 ANSWER_COLUMNS = ("chosen", "rejected", "completion", "response")
+MESSAGE_COLUMNS = ("prompt", "messages", "conversations", *ANSWER_COLUMNS)  # that may hold messages
 CONTEXT = ("history", "context", "passage")  # keys of what a prompt continues or is about
-INPUTS = ("tools", "functions", "documents", "images", "image", "audio", "audios", "video", "videos")  # beside texts
-USED_COLUMNS: dict[RowKind, tuple[str, ...]] = {  # beside `KEYS`, `system` and `TRAINED_FLAGS`
+INPUT_COLUMNS = ("tools", "functions", "documents", "images", "image", "audio", "audios", "video", "videos")
+USED_COLUMNS: dict[RowKind, tuple[str, ...]] = {  # beside `KIND_KEYS`, `system` and what switches training
     "text": (),
     "hh": (),
     "instruction": ("input",),
@@ -49,7 +65,7 @@ def either(row: dict[str, object], *names: str) -> str:
 
 def refuse_inputs(row: dict[str, object], kind: RowKind) -> None:
     """Raise Malformed for a column that holds what an answer is about, and that no stage can give to the model."""
-    lost = next((key for key in INPUTS if row.get(key) is not False and has_value(row.get(key))), None)
+    lost = next((key for key in INPUT_COLUMNS if row.get(key) is not False and has_value(row.get(key))), None)
     if lost is not None:
         raise Malformed(f"'{lost}' would be lost, and the answer may depend on it; take the row out")
     context = next((key for key in CONTEXT if kind not in ("text", "prompt") and has_value(row.get(key))), None)
@@ -57,20 +73,39 @@ def refuse_inputs(row: dict[str, object], kind: RowKind) -> None:
         raise Malformed(f"'{context}' would be lost; put it into the prompt, or take the column out")
 
 
-def unknown_column(row: dict[str, object], kind: RowKind) -> str | None:
-    """Return the first column with a value that no stage reads and that an answer may depend on; None without one.
+def unread_columns(row: dict[str, object], kind: RowKind, facts: FileFacts = NO_FACTS) -> Unread:
+    """Return the columns of a row that no stage reads.
 
-    A document answers nothing. A column that repeats what others say is known, as sets of the hub have it.
+    Ids, times and the like are neither refused nor named; nor is a column that repeats what others say, as sets of the
+    hub have it. What a pair says of each of its answers is about them, if it is no text. A document answers nothing.
     """
-    if kind == "text":
-        return None
-    known = {*KIND_KEYS[kind], *USED_COLUMNS[kind], *TRAINED_FLAGS, "system"}
-    if kind in ("preference", "hh") and label_of(row):  # true: as the columns say
-        known.add("label")
-    others = (name for name, value in row.items() if name not in known and has_value(value))
-    unknown = [name for name in others if not is_inert(name, row[name])]
-    used = [row[name] for name in row if name in known]
-    return next((name for name in unknown if not _is_repeated(row[name], used)), None)
+    used = {*KIND_KEYS[kind], *USED_COLUMNS[kind], "system"}
+    told = [row[name] for name in row if name in used]
+    is_pair = kind in ("preference", "hh")
+    about = set(itertools.chain(*twin_fields(row, *SIDES))) if is_pair else set()
+    unread = Unread([], [])
+    for column, content in row.items():
+        if column in used or switches_training(column) or _is_repeated(content, told):
+            continue
+        verdict = is_pair and names_verdict(column) and has_value(content)
+        if is_pair and (column == "margin" or (verdict and agrees(column, content))):
+            continue
+        others = [leaf for leaf in leaves(column, content) if verdict or not _is_free(*leaf, about, facts)]
+        if kind == "text" or all(_is_told(name, value, about, facts) for name, value in others):
+            unread.named.extend([column] if others else [])
+        else:
+            unread.refused.append(Field(column, column, content))
+    return unread
+
+
+def _is_free(name: str, value: object, about: set[str], facts: FileFacts) -> bool:
+    """Return whether a field is without influence, as a number about an answer is, or it is the rating of one."""
+    return is_free(name, value, facts) or (name in about and number_or_none(value) is not None)
+
+
+def _is_told(name: str, value: object, about: set[str], facts: FileFacts) -> bool:
+    """Return whether a field is named and no more: it is about an answer, or the same throughout the file."""
+    return is_word(value) and (name in about or (name in facts.constant and boolean(value) is None))
 
 
 def _is_repeated(value: object, used: list[object]) -> bool:
@@ -94,8 +129,9 @@ def _texts(values: object) -> Iterator[str]:
 
 
 def other_texts(row: dict[str, object], *expected: str) -> bool:
-    """Return whether a column beside `expected` holds a text or a list and is not named like metadata."""
-    return any(
-        isinstance(value, str | list | dict) and value and key not in expected and not is_inert(key, value)
-        for key, value in row.items()
-    )
+    """Return whether a column beside `expected` holds a text, or messages, that may be what is answered or an answer.
+
+    One word may be a label; with a mark behind it, as a sentence has it, it is a text.
+    """
+    texts = (name for name, value in row.items() if name not in expected and any(map(is_text, values(value))))
+    return any(not is_free(name, row[name]) for name in texts)

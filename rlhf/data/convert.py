@@ -17,18 +17,22 @@ Rows of two responses with a verdict become pairs too, without the ties.
 import json
 import os
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.data import formats, raw
+from rlhf.data.fields import FileFacts, has_value, survey
 from rlhf.data.labels import label_of
-from rlhf.data.messages import has_value, quoted_keys
 from rlhf.data.normal import normal_prompt
-from rlhf.data.parsing import OtherKind, kind_of, parse_row, row_object
+from rlhf.data.parsing import kind_of, parse_row, row_object
+from rlhf.data.prepare import Preparation, prepared
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, LeftOut, Message, PreferencePair, Row
+from rlhf.data.transcripts import begins_with_turn
+from rlhf.data.unread import refuse_unread
 from rlhf.data.verdicts import compared, preference
 from rlhf.errors import OptionError, UserError
 from rlhf.files import replacing, sha256
@@ -47,11 +51,13 @@ class Pairing(NamedTuple):
     answers: int
     pairs: int
     left_out: int  # their answer is empty, or the row says that it is not trained on
+    unused: tuple[str, ...] = ()  # columns that are the same throughout the file
 
     def in_words(self) -> str:
         """Return one line: `kto.jsonl: 4 answers: 1 pair, 2 answers without a partner`."""
         alone = counted(self.answers - 2 * self.pairs, "answer")
         left_out = f", {self.left_out:,} empty or untrained left out" if self.left_out else ""
+        left_out += f"; not used in training: {', '.join(self.unused)}" if self.unused else ""
         return (
             f"{self.file}: {counted(self.answers, 'answer')}: {counted(self.pairs, 'pair')}, "
             f"{alone} without a partner{left_out}"
@@ -79,26 +85,35 @@ class Converted(NamedTuple):
 
 
 def convert(
-    files: Sequence[Path], names: Mapping[str, str], on_bad_row: OnBadRow = "stop", kind: DataFormat = "auto"
+    files: Sequence[Path],
+    preparation: Preparation = formats.AS_THEY_ARE,
+    on_bad_row: OnBadRow = "stop",
+    kind: DataFormat = "auto",
 ) -> Converted:
-    """Read files of a kind and rename their columns (`names`: old -> new). Raises UserError as `formats.read` does."""
-    if len({*names.values()}) < len(names):
-        raise OptionError("--rename gives two columns the same name; give each another name")
+    """Read files of a kind as `preparation` says. Raises UserError as `formats.read` does."""
     raw_files = []
     pairings: list[Pairing | Comparisons] = []
     for file in files:
-        rows = _rename_columns(raw.rows(file), names)
+        rows = partial(_rows, file, preparation)
         if kind in ("auto", "preference"):
-            if _holds_labelled(_rename_columns(raw.rows(file), names)):
-                rows = _pair_labelled(str(file), rows, pairings, kind)
-            elif _holds_compared(_rename_columns(raw.rows(file), names)):
-                rows = _pair_compared(str(file), rows, pairings)
+            if _holds_labelled(rows()):
+                paired = [*_pair_labelled(str(file), rows(), pairings, kind, survey(rows()))]
+                rows = partial(iter, paired)
+            elif _holds_compared(rows()):
+                paired = [*_pair_compared(str(file), rows(), pairings)]
+                rows = partial(iter, paired)
         raw_files.append((str(file), rows, partial(sha256, file)))
-    parsed = formats.parse(raw_files, on_bad_row=on_bad_row, kind=kind, advice=formats.CONVERT_ADVICE)
+    pairs_only = Preparation(rated=preparation.rated, rating=preparation.rating)
+    advice = formats.CONVERT_ADVICE
+    parsed = formats.parse(raw_files, on_bad_row=on_bad_row, kind=kind, advice=advice, preparation=pairs_only)
     kinds = {type(row): row.source for row in parsed.rows}
     if len(kinds) > 1:
         raise UserError(f"rows of different kinds: {', '.join(kinds.values())}; convert them into a file for each kind")
     return Converted(parsed, pairings)
+
+
+def _rows(file: Path, preparation: Preparation) -> Iterator[RawRow]:
+    return iter(prepared(raw.rows(file), preparation))
 
 
 def write(rows: formats.ParsedRows, file: Path) -> int:
@@ -159,25 +174,9 @@ def _plain_message(message: Message) -> dict[str, object]:
 
 def _answer(before: list[dict[str, object]], text: str) -> object:
     """Return an answer as text, or as messages where turns stand before it or the reader would change the text."""
-    if before or text.startswith((" ", "\n\nHuman:", "\r\n\r\nHuman:")):
+    if before or text.startswith(" ") or begins_with_turn(text):
         return [*before, {"role": "assistant", "content": text}]
     return text
-
-
-def _rename_columns(rows: Iterable[RawRow], names: Mapping[str, str]) -> Iterator[RawRow]:
-    """Yield rows with new column names; a row that lacks one, or has the new name already, is malformed."""
-    for source, row in rows:
-        if isinstance(row, dict):
-            missing = [old for old in names if old not in row]
-            existing = [new for old, new in names.items() if new in row and new not in names]
-            if missing or existing:
-                problem = (
-                    f"no column {missing[0]!r} to rename" if missing else f"{existing[0]!r} is another column's name"
-                )
-                yield source, OtherKind(f"{problem} (--rename); the row has {quoted_keys(row)}")
-                continue
-            row = {names.get(key, key): value for key, value in row.items()}
-        yield source, row
 
 
 def _holds_labelled(rows: Iterable[RawRow]) -> bool:
@@ -195,7 +194,7 @@ def _holds_compared(rows: Iterable[RawRow]) -> bool:
     """Return whether the first row of a known form has two responses and a verdict."""
     for _, row in rows:
         if isinstance(row, dict):
-            if (columns := compared(row)) and columns.verdict:
+            if compared(row):
                 return True
             if kind_of(row) is not None:
                 return False
@@ -230,7 +229,7 @@ def _pair_compared(name: str, rows: Iterable[RawRow], pairings: list[Pairing | C
 
 
 def _pair_labelled(
-    name: str, rows: Iterable[RawRow], pairings: list[Pairing | Comparisons], kind: DataFormat
+    name: str, rows: Iterable[RawRow], pairings: list[Pairing | Comparisons], kind: DataFormat, facts: FileFacts
 ) -> Iterator[RawRow]:
     """Yield preference rows from labelled answers and add their numbers to `pairings`.
 
@@ -239,10 +238,11 @@ def _pair_labelled(
     """
     answers: dict[Hashable, tuple[list[Example], list[Example]]] = defaultdict(lambda: ([], []))
     left_out = bad_rows = 0
+    unused: dict[str, None] = {}
     for source, value in rows:
         try:
             row = row_object(value)
-            example = _labelled(row, source, kind)
+            example = _labelled(row, source, kind, facts, unused)
         except Malformed as problem:
             bad_rows += 1
             yield source, problem
@@ -259,26 +259,28 @@ def _pair_labelled(
             yield source, _plain_pair(good[0].prompt, chosen.response, rejected.response)
     if not pairs + bad_rows:  # the reader names the bad rows
         raise UserError(f"{name}: no prompt has a good and a bad answer, so there is nothing to pair")
-    pairings.append(Pairing(name, sum(len(good) + len(bad) for good, bad in answers.values()), pairs, left_out))
+    count = sum(len(good) + len(bad) for good, bad in answers.values())
+    pairings.append(Pairing(name, count, pairs, left_out, (*unused,)))
 
 
-def _labelled(row: dict[str, object], source: str, kind: DataFormat) -> Row | LeftOut:
+def _labelled(
+    row: dict[str, object], source: str, kind: DataFormat, facts: FileFacts, unused: dict[str, None]
+) -> Row | LeftOut:
     """Return the example of a labelled answer, or why it is left out. Raises Malformed, also where a column is lost."""
     if kind_of(row) != "labelled":
         raise Malformed("no 'prompt' with a 'label' of true or false, as other rows of the file have them")
     if has_value(row.get("completion")) and has_value(row.get("response")):
         raise Malformed("answers under 'completion' and 'response'; take one out")
-    example = parse_row({**row, "label": None}, "completion", source)
-    if kind == "auto":
-        used = ("completion", "response", "label")
-        formats.refuse_unknown({key: value for key, value in row.items() if key not in used}, "preference")
+    example = parse_row({**row, "label": None}, "completion", source, facts)
+    others = {key: value for key, value in row.items() if key not in ("completion", "response", "label")}
+    refuse_unread(others, "preference", replace(facts, sample=()), kind == "auto", unused)
     return example
 
 
 def parse_names(pairs: Sequence[str]) -> dict[str, str]:
     """Parse column names of the command line, `question=prompt`, into {old: new}.
 
-    Raises OptionError for anything else, and for a column that is named twice.
+    Raises OptionError for anything else, for a column that is named twice, and for two of one new name.
     """
     names: dict[str, str] = {}
     for pair in pairs:
@@ -287,5 +289,7 @@ def parse_names(pairs: Sequence[str]) -> dict[str, str]:
             raise OptionError(f"--rename {pair}: write OLD=NEW, for example question=prompt")
         if old in names:
             raise OptionError(f"--rename {pair}: {old} has the new name {names[old]} already; give each column one")
+        if new in names.values():
+            raise OptionError(f"--rename {pair}: gives two columns the same name; give each another name")
         names[old] = new
     return names

@@ -19,24 +19,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple, NoReturn, get_args
 
 from rlhf.data import hub, raw
-from rlhf.data.columns import KIND_KEYS, unknown_column
+from rlhf.data.columns import KIND_KEYS
+from rlhf.data.fields import FileFacts, survey
 from rlhf.data.labels import unclear_label
 from rlhf.data.messages import quoted_keys
 from rlhf.data.parsing import (
     LabelledAnswer,
     OtherKind,
-    UnknownColumn,
     WrongColumns,
     kind_of,
     parse_row,
     row_object,
 )
+from rlhf.data.prepare import Preparation, RawRows, prepared, with_pairs
+from rlhf.data.rated import Count
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import KINDS, LEFT_OUT, Document, Example, LeftOut, PreferencePair, PromptOnly, Row, of_kind
-from rlhf.data.verdicts import VERDICT_COLUMNS, Columns, compared
+from rlhf.data.unread import UnknownColumn, ignoring, refuse_unread
+from rlhf.data.verdicts import Columns, compared
 from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.recipe.choices import DataFormat, OnBadRow, RowKind
@@ -60,12 +63,14 @@ class FileReport:
 class ReadReport:
     """Files that were read, and the rows that were not kept.
 
-    `malformed` pairs a source with what is wrong; `left_out` has the sources of the other rows by reason.
+    `malformed` pairs a source with what is wrong; `left_out` has the sources of the other rows by reason. `notes` say
+    which columns were not used, and which pairs were made of rated answers.
     """
 
     files: tuple[FileReport, ...]
     malformed: tuple[tuple[str, str], ...]
     left_out: Mapping[LeftOut, tuple[str, ...]]
+    notes: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -130,12 +135,13 @@ class Advice(NamedTuple):
 RENAME = "rename its columns (`rlhf data convert FILE --rename OLD=NEW --to new.jsonl`)"
 RECIPE_ADVICE = Advice(
     "Repair it, or leave such rows out: --set data.on_bad_row=skip; `rlhf data check FILE` lists all",
-    RENAME,
+    f"{RENAME[:-1]}; of a set of the hub: --set data.rename.OLD=NEW)",
     "name its kind of rows: --set data.format=KIND (docs/data.md)",
 )
 FORMAT = "name its kind of rows with --format KIND"
 CONVERT_ADVICE = Advice("Leave such rows out with --skip-bad-rows", "rename its columns with --rename OLD=NEW", FORMAT)
 CHECK_ADVICE = Advice("Repair the row", RENAME, FORMAT)
+AS_THEY_ARE = Preparation()
 
 
 def read(
@@ -144,6 +150,7 @@ def read(
     on_bad_row: OnBadRow = "stop",
     kind: DataFormat = "auto",
     advice: Advice = RECIPE_ADVICE,
+    preparation: Preparation = AS_THEY_ARE,
 ) -> ParsedRows:
     """Read JSON lines, JSON arrays (both also gzipped), CSV, TSV and Parquet.
 
@@ -151,11 +158,13 @@ def read(
     """
     if isinstance(files, str) or not files:
         raise UserError(f"data files: {files!r} is not a list of at least one file; name the files in data.files")
-    raw_files = ((str(path), raw.rows(path), partial(sha256, path)) for path in map(Path, files))
-    return parse(raw_files, on_bad_row=on_bad_row, kind=kind, advice=advice)
+    raw_files = ((str(path), partial(raw.rows, path), partial(sha256, path)) for path in map(Path, files))
+    return parse(raw_files, on_bad_row=on_bad_row, kind=kind, advice=advice, preparation=preparation)
 
 
-RawFile = tuple[str, Iterable[tuple[str, object]], Callable[[], str]]  # name, (source, row) of each row, hash
+# Name, what yields (source, row) of each row from the first on, and hash. Rows are read twice: first for what holds for
+# the file.
+RawFile = tuple[str, Callable[[], RawRows], Callable[[], str]]
 
 
 def parse(
@@ -164,9 +173,10 @@ def parse(
     on_bad_row: OnBadRow = "stop",
     kind: DataFormat = "auto",
     advice: Advice = RECIPE_ADVICE,
+    preparation: Preparation = AS_THEY_ARE,
 ) -> ParsedRows:
     """Parse raw rows; all rows of a file have one kind. Raises UserError as `read` does."""
-    reader = _Reader(on_bad_row, kind, advice)
+    reader = _Reader(on_bad_row, kind, advice, preparation)
     for name, rows, hash_of_file in files:
         reader.take(name, rows, hash_of_file)
     return reader.rows()
@@ -180,6 +190,7 @@ def read_hub(
     data_dir: str | None = None,
     on_bad_row: OnBadRow = "stop",
     kind: DataFormat = "auto",
+    preparation: Preparation = AS_THEY_ARE,
 ) -> ParsedRows:
     """Read one split of a data set on the hub at one commit; `name` may also be a local folder that holds a set.
 
@@ -205,47 +216,53 @@ def read_hub(
     digest = hashlib.sha256()
 
     def rows() -> Iterator[tuple[str, object]]:
+        nonlocal digest
+        digest = hashlib.sha256()
         for number, row in enumerate(table, 1):
             digest.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
             yield f"{label}:row {number}", row
 
-    reader = _Reader(on_bad_row, kind)
-    reader.take(label, rows(), digest.hexdigest)
+    reader = _Reader(on_bad_row, kind, RECIPE_ADVICE, preparation)
+    reader.take(label, rows, lambda: digest.hexdigest())
     return reader.rows()
 
 
 class _Reader:
     """Reader of one file after another, which keeps account of the rows left out."""
 
-    def __init__(self, on_bad_row: OnBadRow, kind: DataFormat, advice: Advice = RECIPE_ADVICE):
+    def __init__(self, on_bad_row: OnBadRow, kind: DataFormat, advice: Advice, preparation: Preparation):
         for name, value, choices in (("on_bad_row", on_bad_row, OnBadRow), ("kind", kind, DataFormat)):
             if value not in get_args(choices):
                 raise ValueError(f"{name} is one of {', '.join(get_args(choices))}, not {value!r}")
         self.on_bad_row = on_bad_row
         self.advice = advice
         self.kind = kind
+        self.preparation = preparation
+        self.notes: list[str] = []
         self.kept: list[Row] = []
         self.left_out: dict[LeftOut, list[str]] = {reason: [] for reason in LEFT_OUT}
         self.malformed: list[tuple[str, str]] = []
         self.files: list[FileReport] = []
 
-    def take(self, name: str, rows: Iterable[tuple[str, object]], sha256: Callable[[], str]) -> None:
+    def take(self, name: str, rows: Callable[[], RawRows], sha256: Callable[[], str]) -> None:
         """Parse the (source, row) of one file; `sha256` is called after the last row."""
         kind: RowKind | None = None if self.kind == "auto" else self.kind
         count = 0
         bad: dict[int, tuple[str, Malformed]] = {}  # by the row's number
-        remaining = iter(rows)
+        facts = survey(self._prepared(rows(), Count()))
+        rated, unused = Count(), dict[str, None]()
+        remaining = iter(self._prepared(rows(), rated))
         for source, value in remaining:
             count += 1
             try:
                 row = row_object(value)
                 kind = self._checked_kind(row, kind)
-                outcome = self._parsed(row, kind, source)
+                outcome = self._parsed(row, kind, source, facts, unused)
             except LabelledAnswer as problem:  # no row is used: an answer without a label may be a bad one too
                 raise UserError(f"{source}: {problem}") from None
             except Malformed as problem:
                 if self.on_bad_row == "stop":
-                    way_out = self._way_out(problem, remaining) if count == 1 else [self.advice.skip]
+                    way_out = self._way_out(problem, remaining, facts) if count == 1 else [self.advice.skip]
                     raise UserError(_with_advice(source, problem, way_out)) from None
                 bad[count] = source, problem
             else:
@@ -253,25 +270,46 @@ class _Reader:
                     self.left_out[outcome].append(source)
                 else:
                     self.kept.append(outcome)
+        self._note(name, rated, [*unused, *rated.unused])
         if not count:
-            raise UserError(f"{name}: no rows in it; add some (docs/data.md), or name another file")
+            why = f"{rated.in_words(self.preparation.rated)}: no pair to train on" if rated.prompts else "no rows in it"
+            raise UserError(f"{name}: {why}; add some (docs/data.md), or name another file")
         if kind is None or 2 * len(bad) > count:
-            source, first = bad[min(bad)]
-            if count == 1:
-                raise UserError(_with_advice(source, first, self._repair(first)))
-            likely = ": likely the wrong format" if isinstance(first, WrongColumns | OtherKind) else ""
-            advice = "".join(f"{way_out}; the" for way_out in self._repair(first)) or "The"
-            raise UserError(
-                f"{name}: {len(bad):,} of {count:,} rows are malformed, more than half{likely}. {advice} first is "
-                f"{source}: {first}"
-            )
+            self._refuse(name, [bad[number] for number in sorted(bad)], count)
         self.malformed += [(source, str(problem)) for _, (source, problem) in sorted(bad.items())]
+        assert kind is not None
         self.files.append(FileReport(name, sha256(), kind, count))
 
-    def _way_out(self, problem: Malformed, later: Iterator[tuple[str, object]]) -> list[str]:
+    def _note(self, name: str, rated: Count, unused: Sequence[str]) -> None:
+        """Add what is worth a line about a file: pairs that were made of rated answers, and columns without use."""
+        if rated.prompts:
+            self.notes.append(f"{name}: {rated.in_words(self.preparation.rated)}")
+        if unused:
+            them = "it" if len(unused) == 1 else "them"
+            says = f"{ignoring(unused)} says that no answer needs {them}"
+            self.notes.append(f"{name}: not used in training: {', '.join(unused)}; {says}")
+
+    def _refuse(self, name: str, bad: Sequence[tuple[str, Malformed]], count: int) -> NoReturn:
+        """Raise UserError for a file of which most rows are bad."""
+        source, first = bad[0]
+        if count == 1:
+            raise UserError(_with_advice(source, first, self._repair(first)))
+        likely = ": likely the wrong format" if isinstance(first, WrongColumns | OtherKind) else ""
+        advice = "".join(f"{way_out}; the" for way_out in self._repair(first)) or "The"
+        raise UserError(
+            f"{name}: {len(bad):,} of {count:,} rows are malformed, more than half{likely}. {advice} first is "
+            f"{source}: {first}"
+        )
+
+    def _prepared(self, rows: RawRows, count: Count) -> RawRows:
+        """Return rows as the preparation says; rated answers become pairs unless another kind is named."""
+        rows = prepared(rows, self.preparation)
+        return with_pairs(rows, self.preparation, count) if self.kind in ("auto", "preference") else rows
+
+    def _way_out(self, problem: Malformed, later: Iterator[tuple[str, object]], facts: FileFacts) -> list[str]:
         """Return advice on a bad first row. It may be left out only if one of the rows behind it can be used."""
         peeked = list(itertools.islice(later, PEEKED))
-        if any(self._usable(value) for _, value in peeked):
+        if any(self._usable(value, facts) for _, value in peeked):
             return [self.advice.skip]
         same = [f"The next {len(peeked):,} rows are malformed too"] if len(peeked) > 1 else []
         return [*same, *self._repair(problem)]
@@ -286,20 +324,24 @@ class _Reader:
             return [f"Repair the file, or {self.advice.rename}"]
         return [f"Repair the file, {self.advice.rename}, or {self.advice.kind}"]
 
-    def _usable(self, value: object) -> bool:
+    def _usable(self, value: object, facts: FileFacts) -> bool:
         """Return whether a row can be read."""
         try:
             row = row_object(value)
-            self._parsed(row, self._checked_kind(row, None if self.kind == "auto" else self.kind), "")
+            self._parsed(row, self._checked_kind(row, None if self.kind == "auto" else self.kind), "", facts, {})
         except Malformed:
             return False
         return True
 
-    def _parsed(self, row: dict[str, object], kind: RowKind, source: str) -> Row | LeftOut:
-        """Return a row of the kind, or why it is left out. Raises Malformed, also for a column that nothing reads."""
-        outcome = parse_row(row, kind, source)
-        if self.kind == "auto":
-            refuse_unknown(row, kind)
+    def _parsed(
+        self, row: dict[str, object], kind: RowKind, source: str, facts: FileFacts, unused: dict[str, None]
+    ) -> Row | LeftOut:
+        """Return a row of the kind, or why it is left out. Raises Malformed, also for a column that nothing reads.
+
+        Columns that are named and no more are added to `unused`.
+        """
+        outcome = parse_row(row, kind, source, facts)
+        refuse_unread(row, kind, facts, self.kind == "auto", unused)
         return outcome
 
     def _checked_kind(self, row: dict[str, object], kind: RowKind | None) -> RowKind:
@@ -326,18 +368,8 @@ class _Reader:
     def rows(self) -> ParsedRows:
         """Return what was read so far."""
         left_out = {reason: tuple(sources) for reason, sources in self.left_out.items()}
-        report = ReadReport(tuple(self.files), tuple(self.malformed), left_out)
+        report = ReadReport(tuple(self.files), tuple(self.malformed), left_out, tuple(self.notes))
         return ParsedRows(tuple(sorted(self.kept, key=lambda row: KINDS.index(type(row)))), report)
-
-
-def refuse_unknown(row: dict[str, object], kind: RowKind) -> None:
-    """Raise UnknownColumn for a row with a column that no stage reads and that an answer may depend on."""
-    unknown = unknown_column(row, kind)
-    if unknown is not None:
-        raise UnknownColumn(
-            f"'{unknown[:40]}' is not used in training, and the answer may depend on it: take the column out, or "
-            f"name the kind of the rows, which ignores it (data.format: {kind}; --format {kind})"
-        )
 
 
 def _with_advice(source: str, problem: Malformed, advice: Sequence[str]) -> str:
@@ -351,19 +383,17 @@ def _unknown_columns(row: dict[str, object]) -> WrongColumns:
     prompts = " Prompts without answers: data.format: prompt (--format prompt) ignores other columns"
     return WrongColumns(
         f"unknown columns: {quoted_keys(row)}. Rename them to those of a known kind: {kinds}. "
-        "`rlhf data convert FILE --rename problem=prompt --to new.jsonl` does that."
-        + (prompts if "prompt" in row else "")
+        "`rlhf data convert FILE --rename problem=prompt --to new.jsonl` does that, and so does "
+        "--set data.rename.problem=prompt." + (prompts if "prompt" in row else "")
     )
 
 
 def _comparison(columns: Columns) -> WrongColumns:
-    """Return the error for two responses and a verdict, or for two responses of which nothing says what is better."""
-    problem = f"two responses ({columns.first}, {columns.second})"
-    if columns.verdict is None:
-        return WrongColumns(f"{problem}, and no column that says which one is better: {', '.join(VERDICT_COLUMNS)}")
+    """Return the error for two responses, whose better one a verdict or their ratings say."""
+    verdict = "" if columns.verdict is None else f" and a verdict ({columns.verdict})"
     return WrongColumns(
-        f"{problem} and a verdict ({columns.verdict}): `rlhf data convert FILE --to pairs.jsonl` makes pairs of the "
-        "better and the worse one"
+        f"two responses ({columns.first}, {columns.second}){verdict}: `rlhf data convert FILE --to pairs.jsonl` makes "
+        "pairs of the better and the worse one"
     )
 
 

@@ -42,6 +42,8 @@ def load_corpus(run: StageRun, tokenizer: DialogueTokenizer | None = None) -> Co
     if recipe.data.drop is not None:
         facts = facts.model_copy(update={"dropped": dropped})
         say(f"{run.stage}: data.drop left out {_counts(dropped) or 'nothing'}")
+    for note in rows.report.notes:
+        say(f"{run.stage}: {note}")
     if facts.left_out:
         say(f"{run.stage}: {rows.report.summary()}: {_first(facts.left_out)}")
     if refused:
@@ -129,7 +131,8 @@ def _fingerprint(report: ReadReport, corpus: Corpus, run_directory: Path) -> Dat
             *(f"{source}: {LEFT_OUT[reason]}" for reason, sources in report.left_out.items() for source in sources),
         ],
     )
-    return facts.model_copy(update=report.counts())
+    notes = {"notes": [*report.notes]} if report.notes else {}
+    return facts.model_copy(update={**report.counts(), **notes})
 
 
 def _require_data_of_earlier_runs(run: StageRun, data_sha256: str) -> None:

@@ -1,35 +1,72 @@
-"""Margins of preference pairs: by how much the chosen answer was scored above the rejected one."""
+"""Margins of preference pairs: by how much the chosen answer was rated above the rejected one."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from rlhf.data.messages import has_value
+from rlhf.data.fields import has_value, leaves, twins, words
 from rlhf.data.raw import Malformed
 
-SCORES = (  # columns that score the chosen and the rejected answer
-    ("score_chosen", "score_rejected"),
-    ("chosen_score", "rejected_score"),
-    ("rating_chosen", "rating_rejected"),
-    ("chosen_rating", "rejected_rating"),
-    ("reward_chosen", "reward_rejected"),
-    ("chosen_reward", "rejected_reward"),
-)
+SIDES = ("chosen", "rejected")
+_PLACES = {"rank", "ranks", "ranking", "place", "position"}  # 1 is the best
+_MEASURES = {  # words of names that count or identify an answer, and do not judge it
+    *("id", "ids", "uid", "idx", "index", "hash", "seed", "time", "date", "year", "temperature"),
+    *("n", "num", "number", "count", "counts", "len", "length", "lengths", "size", "turns", "turn", "rounds"),
+    *("token", "tokens", "word", "words", "char", "chars", "characters", "bytes", "lines", "sentences", "label"),
+    *("loss", "nll", "ppl", "perplexity", "logp", "logps", "logprob", "logprobs", "prob", "probs", "probability"),
+}
 
 
-def margin_of(row: Mapping[str, object]) -> float | None:
-    """Return the difference of the scores, or else the margin that a row states; None where it has neither.
+def margin_of(row: Mapping[str, object], sides: tuple[str, str] = SIDES) -> float | None:
+    """Return the difference of the ratings, or else the margin that a row states; None where it has neither.
 
-    A score without its counterpart says nothing. Raises Malformed for one that is not a finite number.
+    Ratings are two numbers whose names differ as the names of the answers do, which are those of the better and of the
+    worse one: `rm_score_chosen` and `rm_score_rejected`. One without its counterpart says nothing. Raises Malformed for
+    a number that is not finite, and for a rating that is no number beside one that is.
     """
-    row = {name.replace("-", "_"): value for name, value in row.items()}
-    for columns in SCORES:
-        margin = difference(row, *columns)
+    fields = dict(_fields(row))
+    for better, worse in twin_fields(row, *sides):
+        numbers = number_or_none(fields[better]), number_or_none(fields[worse])
+        if not judges(better) or numbers == (None, None):
+            continue
+        margin = _difference(fields, better, worse)
         if margin is not None:
-            return margin
+            return -margin if is_place(better) else margin
     return _number(row, "margin")
 
 
-def difference(row: Mapping[str, object], better: str, worse: str) -> float | None:
+def twin_fields(row: Mapping[str, object], one: str, other: str) -> list[tuple[str, str]]:
+    """Return the names of the fields of a row that say something of each answer: `scores.chosen`, `scores.rejected`.
+
+    The answers themselves are none.
+    """
+    return [pair for pair in twins(dict(_fields(row)), one, other) if words(pair[0]) != (one,)]
+
+
+def _fields(row: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield the fields of a row and of the objects in it, with dotted names; those without a value too."""
+    for name, value in row.items():
+        yield from leaves(name, value) if isinstance(value, dict) else [(name, value)]
+
+
+def judges(name: str) -> bool:
+    """Return whether a number of this name may judge an answer: it is none that counts or identifies it."""
+    return _MEASURES.isdisjoint(words(name))
+
+
+def is_place(name: str) -> bool:
+    """Return whether a number of this name is a place, of which 1 is the best."""
+    return not _PLACES.isdisjoint(words(name))
+
+
+def number_or_none(value: object) -> float | None:
+    """Return a number, or a text as a table has numbers; None for anything else. It need not be finite."""
+    try:
+        return None if isinstance(value, bool) or not isinstance(value, int | float | str) else float(value)
+    except (ValueError, OverflowError):
+        return math.inf if isinstance(value, int) else None
+
+
+def _difference(row: Mapping[str, object], better: str, worse: str) -> float | None:
     """Return the difference of two columns' numbers; None without one of them. Raises Malformed if it is not finite."""
     high, low = _number(row, better), _number(row, worse)
     return None if high is None or low is None else _finite(high - low, f"{better} - {worse}")

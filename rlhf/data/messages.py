@@ -1,31 +1,28 @@
-"""Messages of conversations as files hold them, and every field of a row or a message that is not text to train on.
+"""Messages of conversations as files hold them.
 
-A field is used, or it is known to be without influence (`is_inert`), or it refuses the row: an answer may depend on it,
-and a model would learn to give that answer without it.
+A field of a message is used, or it is known to be without influence (rlhf/data/fields.py), or it refuses the row: an
+answer may depend on it, and a model would learn to give that answer without it.
 """
 
 import itertools
-import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
+from rlhf.data.fields import (
+    MESSAGE,
+    NO_FACTS,
+    Field,
+    FileFacts,
+    Unread,
+    boolean,
+    fields_of_messages,
+    has_value,
+    is_free,
+    switches_training,
+)
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Message, MessageRole
 
-_SUFFIX = r"s?(_(chosen|rejected|prompt|response|completion|[ab]|\d+))?"
-_OWN = (  # of a message or a part: ids, times, people and models, counts, judgements
-    r"id|uid|uuid|idx|index|hash|date|time|timestamp|created|created_at|updated_at|model|annotator|author|lang|language"
-    r"|n|tokens|length|count|score|rating|rank|reward|margin|quality"
-)
-INERT_OF_MESSAGE = re.compile(rf"(.*_)?({_OWN}){_SUFFIX}")
-INERT = re.compile(  # of a row: origins and kinds too
-    rf"(.*_)?({_OWN}|source|origin|dataset|subset|split|from|url|category|domain|task|type|topic|tag|licen[cs]e|version"
-    rf"|turns|level|difficulty|metadata|meta){_SUFFIX}"
-)
-_INDEX = re.compile(r"(?:unnamed:_\d+(?:_\d+)?)?|__index_level_\d+__")  # as pandas writes it beside its columns
-MATTERS = re.compile("image|picture|audio|video|document|passage|context|history|previous|tool")
-LABEL = 100  # most characters of a text with spaces that still is a name or a label, and no text to answer
-TRAINED_FLAGS = ("weight", "train", "training", "loss", "loss_mask")  # 0 or false: context, never a target
 _TOOL_FIELDS = ("tool_calls", "function_call")
 _TOOL_ROLES = ("tool", "function", "function_call", "tool_call", "tool_response", "observation", "ipython")
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
@@ -39,7 +36,6 @@ _ROLES: dict[object, MessageRole] = {
     "developer": "system",
     "model": "assistant",
 }
-_FLAGS: dict[object, bool] = {0: False, 1: True, "0": False, "1": True, "false": False, "true": True}
 _MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*(['"])(?:role|content|from|value)\1\s*:.*\}\s*\]\s*""", re.DOTALL)
 _TYPES = {
     type(None): "null",
@@ -79,15 +75,12 @@ def _message(value: object, place: str, number: int) -> Message:
         raise Malformed(
             f"'{place}.{reasoning}' would be lost; write it into the content as <think>…</think>, or take it out"
         )
-    flags = {field: flag(fields[field], f"{place}.{field}") for field in TRAINED_FLAGS if field in fields}
+    flags = trained_flags(fields, f"{place}.")
     marked = next((field for field, trained in flags.items() if trained), None)
     if role != "assistant" and marked:
         raise Malformed(
             f"'{place}.{marked}' asks to train on a {role} turn; only answers of the assistant are trained on"
         )
-    unknown = first_unknown(fields, (role_key, content_key, *TRAINED_FLAGS))
-    if unknown is not None:
-        raise Malformed(f"'{place}.{unknown[:40]}' is not used in training; take it out if the answer does not need it")
     return Message(role, content_text(fields.get(content_key), f"{place}.content"), all(flags.values()))
 
 
@@ -107,60 +100,42 @@ def _part_text(part: object, place: str) -> str:
     kind = part.get("type", "text")
     if kind not in _TEXT_PARTS:
         raise Malformed(f"'{place}' is a part of type {str(kind)[:40]!r}; only text can be trained on")
-    unknown = first_unknown(part, ("type", "text"))
+    others = ((name, value) for name, value in part.items() if name not in ("type", "text") and has_value(value))
+    unknown = next((name for name, value in others if not is_free(name, value)), None)
     if unknown is not None:
         raise Malformed(f"'{place}.{unknown[:40]}' is not used in training; take it out")
     return text(part.get("text"), f"{place}.text")
 
 
-def flag(value: object, place: str) -> bool:
-    """Return whether a weight or flag says that something is trained on. Raises Malformed unless it is 0 or 1."""
-    key = value.strip().lower() if isinstance(value, str) else value
-    if not isinstance(key, str | bool | int | float) or key not in _FLAGS:
-        raise Malformed(f"'{place}' is {str(value)[:40]!r}; it must be 0 (context only) or 1 (trained on)")
-    return _FLAGS[key]
+def trained_flags(fields: Mapping[str, object], prefix: str = "") -> dict[str, bool]:
+    """Return the fields of a message or a row that say whether it is trained on. Raises Malformed unless 0 or 1."""
+    named = {name: value for name, value in fields.items() if has_value(value) and switches_training(name)}
+    flags = {name: boolean(value) for name, value in named.items()}
+    for name, trained in flags.items():
+        if trained is None:
+            raise Malformed(
+                f"'{prefix}{name}' is {str(named[name])[:40]!r}; it must be 0 (context only) or 1 (trained on), or be "
+                f"listed in data.ignore (--ignore {name})"
+            )
+    return {name: bool(trained) for name, trained in flags.items()}
 
 
-def first_unknown(fields: Mapping[str, object], known: Collection[str]) -> str | None:
-    """Return the first field of a message with a value that is neither known nor without influence; None without one.
+def unread_fields(messages: object, column: str, facts: FileFacts = NO_FACTS) -> Unread:
+    """Return the fields of messages that no stage reads.
 
-    false is no value there: it says that something was not done with the message.
+    Ids, times and the like are neither refused nor named. A field of 0 or 1, or of true or false, may switch training
+    off and is refused also where it is constant.
     """
-    others = (name for name, value in fields.items() if name not in known and value is not False and has_value(value))
-    return next((name for name in others if not is_inert(name, fields[name], INERT_OF_MESSAGE)), None)
-
-
-def has_value(value: object) -> bool:
-    """Return whether a field says anything; null, NaN, and an empty text, list or object do not."""
-    if isinstance(value, float) and math.isnan(value):
-        return False
-    return bool(value.strip()) if isinstance(value, str) else value is False or value not in (None, [], {})
-
-
-def is_inert(name: str, value: object, names: re.Pattern[str] = INERT) -> bool:
-    """Return whether a field says nothing that an answer depends on, by its name: an id, an origin, a score.
-
-    Its value must be a label too: a number, a short text, or a list of them; metadata and ratings may be anything.
-    """
-    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-. ]", "_", name).lower()
-    if _INDEX.fullmatch(name):
-        return str(value).isdecimal()
-    if not names.fullmatch(name) or MATTERS.search(name):
-        return False
-    return name.endswith(("metadata", "meta", "ratings")) or _is_label(value)
-
-
-def _is_label(value: object) -> bool:
-    """Return whether a value is a name, a number, or a list of them; an object may hold numbers only."""
-    if isinstance(value, list):
-        return all(map(_is_label, value))
-    if isinstance(value, dict):
-        return all(isinstance(number, int | float | None) for number in value.values())
-    return (
-        not isinstance(value, str)
-        or not re.search(r"\s", value.strip())
-        or (len(value) <= LABEL and "\n" not in value.strip())
-    )
+    unread = Unread([], [])
+    for place, name, value in fields_of_messages(messages, column):
+        own = name.removeprefix(MESSAGE)
+        if is_free(name, value, facts) or switches_training(own):
+            continue
+        if name in facts.constant and boolean(value) is None:
+            unread.named.append(own)
+        else:
+            unread.refused.append(Field(place, own, value))
+    return unread
 
 
 def text(value: object, name: str) -> str:

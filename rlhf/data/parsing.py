@@ -20,9 +20,9 @@ Eight kinds of rows are known. The first row of a file decides its kind, unless 
                                                             -> PromptOnly
 
 A text under `system` is the system message of a row that has no other. Other fields that have a value are used, or
-without influence by their name (rlhf/data/columns.py), or the row is refused, because its answer may depend on them.
-Where the caller names the kind, unknown columns are ignored; texts under a name of CONTEXT and INPUTS never are, but
-beside bare prompts. Each parsed row carries its source: `file:line`, or `file:row N` where rows are not lines.
+without influence by their values (rlhf/data/columns.py), or the row is refused, because its answer may depend on them.
+Where the caller names the kind, unknown columns are ignored; texts under a name of CONTEXT and INPUT_COLUMNS never are,
+but beside bare prompts. Each parsed row carries its source: `file:line`, or `file:row N` where rows are not lines.
 
 Texts are kept unchanged, with two exceptions: the one space that a transcript puts after `Human:` or `Assistant:`
 (and some sets put before a response of plain text) is dropped, and so is white space at the end of a response.
@@ -34,23 +34,24 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from rlhf.data.columns import ANSWER_COLUMNS, KIND_KEYS, either, other_texts, refuse_inputs
+from rlhf.data.fields import NO_FACTS, FileFacts, has_value
 from rlhf.data.labels import label_of
 from rlhf.data.margins import margin_of
 from rlhf.data.messages import (
-    TRAINED_FLAGS,
     content_text,
-    flag,
-    has_value,
     quoted_keys,
     read_messages,
     spoken_text,
     text,
+    trained_flags,
     type_name,
+    unread_fields,
 )
 from rlhf.data.normal import normal_prompt, normalise, says_something
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, LeftOut, Message, PreferencePair, PromptOnly, Row
-from rlhf.data.transcripts import parse_hh
+from rlhf.data.transcripts import begins_with_turn, is_transcript, parse_hh
+from rlhf.data.verdicts import contradicts
 from rlhf.errors import UserError
 from rlhf.recipe.choices import RowKind
 
@@ -61,10 +62,6 @@ class WrongColumns(Malformed):
 
 class OtherKind(Malformed):
     """A row that is not of the kind that it was read as. Naming the kind may help."""
-
-
-class UnknownColumn(Malformed):
-    """A row with a column that no stage reads. The message says what to do."""
 
 
 class _Untrained(Exception):
@@ -105,21 +102,20 @@ def _kind_of_keys(keys: Collection[str], row: dict[str, object]) -> RowKind | No
     return "text" if "text" in keys else None
 
 
-def parse_row(row: dict[str, object], kind: RowKind, source: str) -> Row | LeftOut:
+def parse_row(row: dict[str, object], kind: RowKind, source: str, facts: FileFacts = NO_FACTS) -> Row | LeftOut:
     """Return a row of the kind, or the reason why it is left out. Raises Malformed if it is not of that kind."""
     refuse_inputs(row, kind)
-    flags = [flag(row[key], key) for key in TRAINED_FLAGS if has_value(row.get(key))]
-    if not all(flags):
+    if not all(trained_flags(row).values()):
         return "untrained"
     try:
-        return _parse_with_system(row, kind, source)
+        return _parse_with_system(row, kind, source, facts)
     except _Untrained:
         return "untrained"
 
 
-def _parse_with_system(row: dict[str, object], kind: RowKind, source: str) -> Row | LeftOut:
+def _parse_with_system(row: dict[str, object], kind: RowKind, source: str, facts: FileFacts) -> Row | LeftOut:
     """Return a row of the kind with the system message that stands beside it. Raises Malformed and _Untrained."""
-    parsed = _parse_row(row, kind, source)
+    parsed = _parse_row(row, kind, source, facts)
     if isinstance(parsed, Document | str):
         return parsed
     return replace(parsed, prompt=_with_system(parsed.prompt, row.get("system")))
@@ -137,7 +133,7 @@ def _with_system(prompt: tuple[Message, ...], beside: object) -> tuple[Message, 
     return prompt if own.strip() else (Message("system", system), *turns)
 
 
-def _parse_row(row: dict[str, object], kind: RowKind, source: str) -> Row | LeftOut:
+def _parse_row(row: dict[str, object], kind: RowKind, source: str, facts: FileFacts) -> Row | LeftOut:
     if kind == "text":
         document = text(_field(row, "text", kind), "text")
         if not says_something(document):
@@ -148,14 +144,14 @@ def _parse_row(row: dict[str, object], kind: RowKind, source: str) -> Row | Left
     if kind == "messages":
         return _conversation(row, source)
     if kind == "completion":
-        return _completion(row, source)
+        return _completion(row, source, facts)
     if kind == "labelled":
-        return _labelled(row, source)
+        return _labelled(row, source, facts)
     if kind == "question":
         return _question(row, source)
     if kind == "prompt":
-        return _prompt_only(row, source)
-    return _pair(row, kind, source)
+        return _prompt_only(row, source, facts)
+    return _pair(row, kind, source, facts)
 
 
 def _instruction(row: dict[str, object], source: str) -> Example | LeftOut:
@@ -180,23 +176,23 @@ def _conversation(row: dict[str, object], source: str) -> Example | LeftOut:
     return _example(prompt, response, source)
 
 
-def _labelled(row: dict[str, object], source: str) -> Example | LeftOut:
+def _labelled(row: dict[str, object], source: str, facts: FileFacts) -> Example | LeftOut:
     """Return the example of an answer with its label, or why it is left out. Raises Malformed."""
     good = label_of(row)
     if good is None:
         raise Malformed(f"'label' is {str(_field(row, 'label', 'labelled'))[:40]!r}; it must be true or false")
-    example = _completion({**row, "label": None}, source)
+    example = _completion({**row, "label": None}, source, facts)
     return replace(example, good=good) if isinstance(example, Example) else example
 
 
-def _completion(row: dict[str, object], source: str) -> Example | LeftOut:
+def _completion(row: dict[str, object], source: str, facts: FileFacts) -> Example | LeftOut:
     """Return the example of a prompt and its response, or why it is left out. Raises Malformed."""
     if label_of(row) is not None:
         raise LabelledAnswer(
             "an answer that is labelled good or bad by itself (KTO), among answers without a label, which may be bad "
             "ones too: label all of them, or none"
         )
-    row_prompt = _prompt(_field(row, "prompt", "completion"))
+    row_prompt = _prompt(_field(row, "prompt", "completion"), facts)
     key = either(row, "completion", "response")
     prompt, response = _answer(_field(row, key, "completion"), key, row_prompt)
     if not _begins_with(prompt, row_prompt):
@@ -215,9 +211,9 @@ def _question(row: dict[str, object], source: str) -> Example | LeftOut:
     return _example((Message("user", question),), answer, source, answer)
 
 
-def _prompt_only(row: dict[str, object], source: str) -> PromptOnly:
+def _prompt_only(row: dict[str, object], source: str, facts: FileFacts) -> PromptOnly:
     """Return a prompt with the right answer, if the row has one. Raises Malformed."""
-    prompt = _prompt(_field(row, "prompt", "prompt"))
+    prompt = _prompt(_field(row, "prompt", "prompt"), facts)
     if not prompt or prompt[-1].role != "user" or not says_something(prompt[-1].content):
         raise Malformed("'prompt' does not end with a user turn that has text")
     return PromptOnly(prompt, source, _right_answer(row))
@@ -244,12 +240,17 @@ def _example(
     return Example(prompt, response.rstrip(), source, right_answer) if says_something(response) else "empty"
 
 
-def _pair(row: dict[str, object], kind: RowKind, source: str) -> PreferencePair | LeftOut:
+def _pair(row: dict[str, object], kind: RowKind, source: str, facts: FileFacts) -> PreferencePair | LeftOut:
     """Return a preference pair, or why it is left out. Raises Malformed."""
     sides = [_field(row, "chosen", kind), _field(row, "rejected", kind)]
+    if (verdict := contradicts(row)) is not None:
+        raise Malformed(
+            f"'{verdict}' is {str(row[verdict])[:40]!r}, so the better answer is not the one under 'chosen': swap the "
+            "two, or take the row out"
+        )
     row_prompt = None
     if kind == "preference" and (row.get("prompt") is not None or not all(isinstance(side, list) for side in sides)):
-        row_prompt = _prompt(_field(row, "prompt", kind))
+        row_prompt = _prompt(_field(row, "prompt", kind), facts)
     prompt, chosen = _answer(sides[0], "chosen", row_prompt)
     other_prompt, rejected = _answer(sides[1], "rejected", row_prompt)
     if normal_prompt(prompt) != normal_prompt(other_prompt):
@@ -273,24 +274,18 @@ def _begins_with(prompt: Sequence[Message], beginning: Sequence[Message]) -> boo
     return turns[start : start + len(first)] == first
 
 
-def _prompt(value: object) -> tuple[Message, ...]:
-    """Return the messages of a prompt: text, a transcript or a list of messages. Raises Malformed."""
+def _prompt(value: object, facts: FileFacts = NO_FACTS) -> tuple[Message, ...]:
+    """Return the messages of a prompt: text, a transcript or a list of messages. Raises Malformed.
+
+    A text is read as a transcript if it has the shape of one, and the file is one of transcripts.
+    """
     if isinstance(value, list):
         return read_messages(value, "prompt")
     prompt = spoken_text(value, "prompt")
-    if not _is_transcript(prompt):
+    if facts.transcripts is False or not is_transcript(prompt):
         return (Message("user", prompt),)
     *turns, last = parse_hh(prompt)
     return (*turns, last) if last.content.strip() else tuple(turns)
-
-
-def _is_transcript(prompt: str) -> bool:
-    """Return whether a prompt is a transcript, and not a text that merely begins with `Human:` or quotes a turn."""
-    prompt = prompt.replace("\r\n", "\n")
-    begins, ends = prompt.lstrip().startswith("Human:"), prompt.rstrip().endswith("\n\nAssistant:")
-    if prompt.startswith("\n\nHuman:") or (begins and "\n\nAssistant:" in prompt):
-        return True
-    return ends and "\n\nHuman:" in prompt
 
 
 def parse_prompt(value: object, source: str, system: object = None) -> tuple[Message, ...]:
@@ -299,6 +294,8 @@ def parse_prompt(value: object, source: str, system: object = None) -> tuple[Mes
     `system` is what stands beside it under that name. Raises UserError for anything else.
     """
     try:
+        for field in unread_fields(value, "prompt").refused:
+            raise Malformed(f"'{field.place}' is not used; take it out if the answer does not need it")
         return _with_system(_prompt(value), system)
     except Malformed as problem:
         raise UserError(f"{source}: {problem}") from None
@@ -314,7 +311,7 @@ def _answer(value: object, key: str, row_prompt: tuple[Message, ...] | None) -> 
         turns = read_messages(value, key)
     else:
         answer = spoken_text(value, key)
-        is_transcript = row_prompt is None or answer.startswith(("\n\nHuman:", "\r\n\r\nHuman:"))
+        is_transcript = row_prompt is None or begins_with_turn(answer)
         turns = parse_hh(answer) if is_transcript else (Message("assistant", answer.removeprefix(" ")),)
     if not any(turn.role == "assistant" for turn in turns):
         problem = f"'{key}' has no assistant turn"

@@ -6,6 +6,7 @@ from types import ModuleType
 
 from rlhf import recipe as recipes
 from rlhf.data import formats
+from rlhf.data.prepare import Preparation
 from rlhf.data.worlds import additions, lengths, sums, toy, toy_texts
 from rlhf.errors import UserError
 from rlhf.files import sha256, write_json
@@ -25,7 +26,13 @@ def read_from_hub(data: Data) -> formats.ParsedRows:
         data_dir=data.data_dir,
         on_bad_row=data.on_bad_row,
         kind=data.format,
+        preparation=preparation(data),
     )
+
+
+def preparation(data: Data) -> Preparation:
+    """Return what a recipe says about the columns of its rows."""
+    return Preparation(data.rename or {}, data.ignore or (), data.rated or "best_worst", data.rating)
 
 
 def read_source(recipe: Recipe, folder: Path) -> formats.ParsedRows:
@@ -34,7 +41,7 @@ def read_source(recipe: Recipe, folder: Path) -> formats.ParsedRows:
     if data.source == "hub":
         return read_from_hub(data)
     if data.source == "files":
-        return formats.read(data.files, on_bad_row=data.on_bad_row, kind=data.format)
+        return formats.read(data.files, on_bad_row=data.on_bad_row, kind=data.format, preparation=preparation(data))
     # Each combination of settings and generator code has a separate folder.
     if data.source == "lengths":
         assert data.lengths

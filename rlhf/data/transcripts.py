@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from rlhf.data.rows import Message, MessageRole
 
 _TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
+_LINE_END = re.compile("\r\n|[\r\x85\u2028\u2029]")
 _ROLE_OF_SPEAKER: dict[str, MessageRole] = {"Human": "user", "Assistant": "assistant"}
 _SPEAKER_OF_ROLE = {role: speaker for speaker, role in _ROLE_OF_SPEAKER.items()}
 
@@ -14,13 +15,35 @@ def parse_hh(text: str) -> tuple[Message, ...]:
     """Return the turns of a transcript.
 
     Text before the first turn is a system message; a text without turns is a system message as a whole.
-    Line ends of Windows become those of Unix, in front of turns and within them.
+    Line ends of other systems become those of Unix, in front of turns and within them.
     """
-    lead, *parts = _TURN.split(text.replace("\r\n", "\n"))
+    lead, *parts = _TURN.split(_unix(text))
     messages = [Message("system", lead)] if lead.strip() else []
     for speaker, content in zip(parts[::2], parts[1::2], strict=True):
         messages.append(Message(_ROLE_OF_SPEAKER[speaker], content.removeprefix(" ")))
     return tuple(messages)
+
+
+def begins_with_turn(text: str) -> bool:
+    """Return whether a text begins as transcripts of HH do: with an empty line and the user's mark."""
+    return _unix(text).startswith("\n\nHuman:")
+
+
+def is_transcript(prompt: str) -> bool:
+    """Return whether a prompt has the shape of a transcript: from a mark of the user's to where the assistant answers.
+
+    No text of the assistant's stands last. A text that merely begins with `Human:`, or quotes turns, has another shape.
+    """
+    text = _unix(prompt)
+    begins = text.lstrip().startswith("Human:")
+    if text.rstrip().endswith("\n\nAssistant:"):
+        return begins or "\n\nHuman:" in text
+    return begins and (begins_with_turn(text) or "\n\nAssistant:" in text) and parse_hh(text)[-1].role == "user"
+
+
+def _unix(text: str) -> str:
+    """Return a text whose line ends are those of Unix."""
+    return text if text.isascii() and "\r" not in text else _LINE_END.sub("\n", text)
 
 
 def render_hh(messages: Sequence[Message]) -> str:

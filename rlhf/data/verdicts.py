@@ -1,114 +1,187 @@
-"""Rows of two responses and a verdict on which is better, as HelpSteer3, Chatbot Arena and PKU-SafeRLHF have them."""
+"""Rows of two responses and a verdict on which is better, as HelpSteer3, Chatbot Arena and PKU-SafeRLHF have them.
+
+Two columns hold the responses if their names differ in a mark alone: a and b, 1 and 2, first and second. A column holds
+the verdict if its name says so: `winner`, `preferred`, `better_response_id`. Numbers whose names have the marks too are
+ratings, which decide where no verdict stands.
+"""
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from rlhf.data.margins import difference
-from rlhf.data.messages import has_value
+from rlhf.data.fields import boolean, has_value, is_messages, is_text, twins, values, words
+from rlhf.data.margins import margin_of, twin_fields
 from rlhf.data.raw import Malformed
 
-RESPONSES = (  # columns of the first and of the second response
-    ("response1", "response2"),
-    ("response_1", "response_2"),
-    ("response_0", "response_1"),
-    ("response_a", "response_b"),
-    ("conversation_a", "conversation_b"),
+# Marks of the first and of the second response, and those that others beside them would have.
+MARKS = (
+    ("a", "b", ("c",)),
+    ("1", "2", ("0", "3")),
+    ("0", "1", ("2",)),
+    ("one", "two", ("three",)),
+    ("first", "second", ("third",)),
+    ("left", "right", ()),
 )
-PROMPTS = ("prompt", "context", "question")
+PROMPTS = ("prompt", "context", "question", "instruction")
 SIGNED = "overall_preference"  # below 0: the first is better, above 0: the second, 0: a tie
-NAMED = ("winner", "preference", "better_response_id")  # names the better one
-NUMBERED = ("winner", "better_response_id")  # may hold the better one's number
-VERDICT_COLUMNS = (SIGNED, *NAMED)
-
+RESPONSE_WORDS = {
+    *("response", "answer", "output", "completion", "conversation", "reply", "generation", "candidate"),
+    *("summary", "text"),
+}
+_VERDICTS = {
+    *("winner", "winning", "won", "preferred", "preference", "better", "best", "chosen", "choice", "selected"),
+    *("verdict", "label", "judgment"),
+}
+_BESIDE_VERDICTS = RESPONSE_WORDS | {
+    *("id", "idx", "index", "number", "model", "name", "side", "is", "the", "which", "overall", "human"),
+    "final",
+}
+_GRADES = {"preference", "label"}  # a number under these may be a grade
+_TIES = {"tie", "tied", "draw", "both", "neither", "tie (bothbad)", "both_bad", "bothbad"}
 _JUDGEMENT = re.compile(  # columns of published sets that say how a verdict came about
-    r"(individual|all)_preferences?(_.*)?|preference_.*|judge|turn|anony|tstamp|openai_moderation"
-    r"|is_response_\d_safe|response_\d_(severity_level|sha256)"
+    r"(individual|all)_preferences?(_.*)?|preference_.*|judge|turn|anony|tstamp|openai_moderation|toxic_chat_tag"
 )
-_SCORES = ("score_{}", "rating_{}", "response_{}_score", "response_{}_rating")  # with a response's letter or number
-_TIES = {"tie", "tie (bothbad)", "both_bad", "bothbad"}
+_ANSWERS = ("completion", "response", "output")  # columns of rows of one answer
 
 
 class Columns(NamedTuple):
-    """The columns of two responses and of the verdict on them; None where no column has one."""
+    """The columns of two responses, their marks, and the column of the verdict; None where no column has one."""
 
     first: str
     second: str
+    marks: tuple[str, str]
     verdict: str | None
 
 
+def names_verdict(name: str) -> bool:
+    """Return whether a column is named as one that says which of two responses is better."""
+    own = {*words(name)} - _BESIDE_VERDICTS
+    return bool(own) and own <= _VERDICTS and ("chosen" not in own or words(name) == ("chosen",))
+
+
+def agrees(name: str, value: object) -> bool:
+    """Return whether a verdict beside a chosen and a rejected answer says that the chosen one is better."""
+    return names_verdict(name) and _side(value) is True
+
+
+def contradicts(row: Mapping[str, object]) -> str | None:
+    """Return the column that says that the rejected answer of a pair is the better one; None without one."""
+    others = (name for name in row if name not in ("chosen", "rejected") and names_verdict(name))
+    return next((name for name in others if _side(row[name]) is False), None)
+
+
+def _side(value: object) -> bool | None:
+    """Return whether a verdict beside a pair means the chosen answer (true) or the rejected one; None if neither."""
+    text = str(value).strip().lower()
+    if text in ("chosen", "rejected"):
+        return text == "chosen"
+    return boolean(value)
+
+
 def compared(row: Mapping[str, object]) -> Columns | None:
-    """Return the columns of two responses; None for a row without them, and for one that has chosen or rejected.
+    """Return the columns of two responses; None for a row without them, and for one that has a rejected answer.
 
     Columns with values come before those without.
     """
-    if "chosen" in row or "rejected" in row:
+    if has_value(row.get("rejected")):
         return None
-    pairs = _pairs(row) or [pair for pair in RESPONSES if pair[0] in row and pair[1] in row]
-    return Columns(*pairs[0], next(iter(_with_values(row, VERDICT_COLUMNS)), None)) if pairs else None
+    verdict = next(iter(_verdicts(row)), None)
+    found = [Columns(*columns, verdict) for columns in _pairs(row)]
+    return max(found, key=lambda columns: _are_given(row, columns), default=None)
 
 
 def preference(row: Mapping[str, object], columns: Columns) -> dict[str, object] | None:
     """Return the preference row of two responses and a verdict; None for a tie. Raises Malformed.
 
-    It keeps every other column of the row, so that the reader uses it, or refuses to lose it.
+    Ratings of the two become its margin, and decide where there is no verdict. What else is said of each response, but
+    for texts, goes. The row keeps every other column, so that the reader uses it, or refuses to lose it.
     """
-    pairs = _pairs(row)
-    if len(pairs) > 1:
-        raise Malformed(f"responses under {' and '.join(', '.join(pair) for pair in pairs)}; take one pair out")
-    _at_most_one(row, VERDICT_COLUMNS, "verdicts", "take the others out")
-    conversations = columns.first == "conversation_a"
-    prompt = None if conversations else _at_most_one(row, PROMPTS, "texts", "write them into one 'prompt'")
-    if prompt is None and not conversations:
+    pairs = [f"{first}, {second}" for first, second, marks in _pairs(row) if _are_given(row, (first, second))]
+    _at_most_one(pairs, "responses", "take one pair out", quote=str)
+    _at_most_one(_verdicts(row), "verdicts", "take the others out")
+    are_whole = _is_whole(row[columns.first])
+    prompts = [name for name in PROMPTS if has_value(row.get(name)) and not are_whole]
+    prompt = _at_most_one(prompts, "texts", "write them into one 'prompt'")
+    if prompt is None and not are_whole:
         raise Malformed(f"no prompt under {', '.join(PROMPTS)}; name its column: --rename OLD=prompt")
-    first_is_better = _first_is_better(row, columns)
+    rating = margin_of({key: value for key, value in row.items() if key != "margin"}, columns.marks)
+    first_is_better = _by_rating(rating) if columns.verdict is None else _by_verdict(row, columns)
     if first_is_better is None:
         return None
-    better, worse = columns[:2] if first_is_better else columns[1::-1]
-    used = {*columns, *VERDICT_COLUMNS, prompt}
-    beside = {key: value for key, value in row.items() if key not in used and not _JUDGEMENT.fullmatch(key.lower())}
+    better, worse = (columns.first, columns.second) if first_is_better else (columns.second, columns.first)
     pair = {"chosen": row[better], "rejected": row[worse]} | ({} if prompt is None else {"prompt": row[prompt]})
-    return beside | _margin(row, better, worse) | pair
+    margin = {} if rating is None else {"margin": rating if first_is_better else -rating}
+    used = {columns.first, columns.second, columns.verdict, prompt, *_about_responses(row, columns)}
+    beside = {key: value for key, value in row.items() if key not in used and not _JUDGEMENT.fullmatch(key.lower())}
+    return beside | margin | pair
 
 
-def _with_values(row: Mapping[str, object], names: Sequence[str]) -> list[str]:
-    """Return those columns of `names` that have a value in a row."""
-    return [name for name in names if has_value(row.get(name))]
+def _verdicts(row: Mapping[str, object]) -> list[str]:
+    """Return the columns of a row that have a verdict, that of a sign first."""
+    return sorted((n for n, value in row.items() if has_value(value) and names_verdict(n)), key=lambda n: n != SIGNED)
 
 
-def _pairs(row: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Return the pairs of columns that have two responses in a row."""
-    return [pair for pair in RESPONSES if len(_with_values(row, pair)) == 2]
+def _pairs(row: Mapping[str, object]) -> list[tuple[str, str, tuple[str, str]]]:
+    """Return the pairs of columns that hold two responses, with their marks.
+
+    They are named as responses; or, beside a prompt and a verdict and without any other answer, they are texts.
+    """
+    pairs = []
+    for one, two, others in MARKS:
+        more = {name for mark in others for name, _ in twins(row, one, mark)}
+        pairs += [(first, second, (one, two)) for first, second in twins(row, one, two) if first not in more]
+    named = [pair for pair in pairs if len(words(pair[0])) == 2 and not RESPONSE_WORDS.isdisjoint(words(pair[0]))]
+    asked = any(has_value(row.get(prompt)) for prompt in PROMPTS) and _verdicts(row)
+    if named or not asked or any(has_value(row.get(answer)) for answer in _ANSWERS):
+        return named
+    return [pair for pair in pairs if all(is_text(row[name]) or is_messages(row[name]) for name in pair[:2])]
 
 
-def _at_most_one(row: Mapping[str, object], names: Sequence[str], what: str, way_out: str) -> str | None:
-    """Return the column of `names` that has a value; None without one. Raises Malformed for several."""
-    found = _with_values(row, names)
+def _are_given(row: Mapping[str, object], columns: Sequence[object]) -> bool:
+    """Return whether both responses have a value."""
+    return all(has_value(row[str(name)]) for name in columns[:2])
+
+
+def _is_whole(response: object) -> bool:
+    """Return whether a response is a whole conversation, the prompt included."""
+    return is_messages(response) and any(
+        (turn.get("role") or turn.get("from")) in ("user", "human") for turn in response
+    )
+
+
+def _about_responses(row: Mapping[str, object], columns: Columns) -> list[str]:
+    """Return the columns without texts that say something of one response, by its name or beside a twin."""
+    about = {name.partition(".")[0] for pair in twin_fields(row, *columns.marks) for name in pair}
+    for own in map(words, columns[:2]):
+        about |= {name for name in row if {*own} < {*words(name)}}
+    return [name for name in about if not any(map(is_text, values(row.get(name))))]
+
+
+def _at_most_one(found: Sequence[str], what: str, way_out: str, quote: Callable[[str], str] = repr) -> str | None:
+    """Return the only one of the columns that were found; None without one. Raises Malformed for several."""
     if len(found) > 1:
-        raise Malformed(f"{what} under {' and '.join(map(repr, found))}; {way_out}")
+        raise Malformed(f"{what} under {' and '.join(map(quote, found))}; {way_out}")
     return found[0] if found else None
 
 
-def _margin(row: Mapping[str, object], better: str, worse: str) -> dict[str, float]:
-    """Return by how much the better response was scored above the worse one, as a column; empty without scores."""
-    for name in _SCORES:
-        margin = difference(row, *(name.format(column[-1]) for column in (better, worse)))
-        if margin is not None:
-            return {"margin": margin}
-    return {}
+def _by_rating(margin: float | None) -> bool | None:
+    """Return whether the first response is rated higher; None for a tie. Raises Malformed without ratings."""
+    if margin is None:
+        raise Malformed("no verdict and no ratings say which response is better, as `winner` or `score_…` do")
+    return None if margin == 0 else margin > 0
 
 
-def _first_is_better(row: Mapping[str, object], columns: Columns) -> bool | None:
+def _by_verdict(row: Mapping[str, object], columns: Columns) -> bool | None:
     """Return whether the first response is better; None for a tie. Raises Malformed where that is not clear.
 
     A number alone is clear where the responses are numbered alike. Elsewhere 1 may be the first or the second.
     """
-    if columns.verdict is None:
-        raise Malformed(f"no verdict under {', '.join(VERDICT_COLUMNS)} says which response is better")
-    value = row[columns.verdict]
+    value = row[str(columns.verdict)]
     word = "" if isinstance(value, bool) else str(value).strip().lower()
+    known = f"{columns.first}, {columns.second} or tie"
     if columns.verdict == SIGNED:
+        known = "below 0 for the first response, above 0 for the second, and 0 for a tie"
         try:
             sign = float(word)
         except ValueError:
@@ -117,23 +190,23 @@ def _first_is_better(row: Mapping[str, object], columns: Columns) -> bool | None
             return None if sign == 0 else sign < 0
     elif word in _TIES:
         return None
-    else:
-        first, second = _names(columns)
-        if word in first | second:
-            return word in first
-    known = (
-        "below 0 for the first response, above 0 for the second, and 0 for a tie"
-        if columns.verdict == SIGNED
-        else f"{columns.first}, {columns.second} or tie"
-    )
+    elif has_value(value) and value in (row[columns.first], row[columns.second]):
+        return value == row[columns.first]
+    elif (side := _named_side(word, columns)) is not None:
+        return side
     raise Malformed(f"'{columns.verdict}' is {value!r:.40}, which does not say for sure what is better; write {known}")
 
 
-def _names(columns: Columns) -> tuple[set[str], set[str]]:
-    """Return the words that name the first response under the column of the verdict, and those for the second."""
-    is_numbered = columns.first[-1].isdigit()
-    numbers = (columns.first[-1], columns.second[-1]) if is_numbered else ("1", "2")
-    words = ["{0}", "model_{0}", "response_{0}", "conversation_{0}", "response{1}", "response_{1}"]
-    words += ["{1}"] if is_numbered and columns.verdict in NUMBERED else []
-    first, second = ({word.format(*names) for word in words} for names in zip("ab", numbers, strict=True))
-    return first, second
+def _named_side(word: str, columns: Columns) -> bool | None:
+    """Return whether a verdict names the first response or the second, by its mark or its letter; None for neither.
+
+    Words such as `model` or `response` may stand beside the mark.
+    """
+    numbered, letters = columns.marks[0].isdigit(), ("a", "b")
+    if not re.search(r"[^\W\d]", word):  # a number alone, which may be a grade
+        grade = not _GRADES.isdisjoint(words(str(columns.verdict)))
+        mark, names = word.removesuffix(".0"), [columns.marks] if numbered and not grade else []
+    else:
+        own = [part for part in words(word) if part not in _BESIDE_VERDICTS | {"option", "assistant", "system"}]
+        mark, names = " ".join(own), [columns.marks, letters, *([] if numbered else [("1", "2")])]
+    return next((mark == first for first, second in names if mark in (first, second)), None)

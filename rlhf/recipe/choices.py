@@ -14,6 +14,7 @@ Template = Literal["hh", "plain", "chat"]  # of dialogues: docs/data.md
 RowKind = Literal["text", "hh", "instruction", "preference", "completion", "labelled", "question", "messages", "prompt"]
 DataFormat = Literal["auto", RowKind]
 OnBadRow = Literal["stop", "skip"]
+RatedPairs = Literal["best_worst", "all"]  # pairs of a prompt's rated answers
 LengthsShape = Literal["hh", "longest"]  # as long as dialogues of HH-RLHF, or as every stage admits
 
 # What a peak of memory consists of.

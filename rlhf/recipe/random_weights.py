@@ -26,6 +26,6 @@ def random_weights_changes(recipe: Recipe, pairs: int, shape: LengthsShape) -> C
         PRETRAIN: None,
         "data.source": "lengths",
         **({"data.files": []} if recipe.data.files else {}),
-        **{f"data.{key}": None for key in recipe.data.hub_keys()},
+        **{f"data.{key}": None for key in recipe.data.own_keys()},
         "data.lengths": {"pairs": pairs, "shape": shape},
     }

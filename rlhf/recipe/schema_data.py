@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from rlhf.recipe.bounds import MadeRows, MadeRowsOrZero, Name
-from rlhf.recipe.choices import DataFormat, LengthsShape, OnBadRow
+from rlhf.recipe.choices import DataFormat, LengthsShape, OnBadRow, RatedPairs
 from rlhf.recipe.names import is_commit
 from rlhf.recipe.strict import AsTuple, Section
 
@@ -78,6 +78,7 @@ Flaw = Literal[
 
 
 HUB_KEYS = ("name", "revision", "data_dir", "split")  # of a set of the hub
+ROW_KEYS = ("rename", "ignore", "rated", "rating")  # about the columns of the rows that a recipe names
 
 
 class Data(Section):
@@ -90,6 +91,10 @@ class Data(Section):
     data_dir: Name | None = None
     split: Name | None = None  # of the hub's set; null: train
     format: DataFormat = "auto"
+    rename: dict[Name, Name] | None = None  # columns of the rows: {old: new}
+    ignore: Annotated[tuple[Name, ...] | None, AsTuple] = None  # columns and fields of messages that no answer needs
+    rated: RatedPairs | None = None  # pairs of a prompt's rated answers; null: best_worst, one pair for a prompt
+    rating: Name | None = None  # which number rates an answer, where there are several
     on_bad_row: OnBadRow
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
     # Share of all conversations that only choose checkpoints. They are held out; results are reported on the other
@@ -135,16 +140,24 @@ class Data(Section):
         """Raise ValueError for keys of files or of the hub that the source does not read."""
         if self.files and self.source != "files":
             raise ValueError(f"files is set, but source is {self.source}: set source: files, or remove files")
-        unused = self.hub_keys() if self.source != "hub" else []
+        unused = [key for key in HUB_KEYS if getattr(self, key) is not None] if self.source != "hub" else []
         if unused:
             raise ValueError(
                 f"{unused[0]} is set, but source is {self.source}: set source: hub, or remove {', '.join(unused)}"
             )
         return self
 
-    def hub_keys(self) -> list[str]:
-        """Return the keys that are set and that only a set of the hub has."""
-        return [key for key in HUB_KEYS if getattr(self, key) is not None]
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        """Raise ValueError for columns of one new name."""
+        new = [*(self.rename or {}).values()]
+        if len({*new}) < len(new):
+            raise ValueError("rename gives two columns the same name; give each another name")
+        return self
+
+    def own_keys(self) -> list[str]:
+        """Return the keys that are set and that hold for the recipe's own rows, but not for others in their place."""
+        return [key for key in (*HUB_KEYS, *ROW_KEYS) if getattr(self, key) is not None]
 
     @model_validator(mode="after")
     def _check_parts(self) -> Self:

@@ -7,12 +7,13 @@ from typing import NamedTuple, cast
 
 from rlhf import stats
 from rlhf.data import formats
+from rlhf.data.prepare import Preparation
 from rlhf.data.quality import check as quality
 from rlhf.data.quality import spread
 from rlhf.errors import UserError
 from rlhf.files import sha256, write_json
 from rlhf.recipe import PRETRAIN
-from rlhf.recipe.choices import DataFormat
+from rlhf.recipe.choices import DataFormat, RatedPairs
 from rlhf.report.parts import Cell, Chart, Charts, Section, Table, Trace, table
 from rlhf.report.runs import RunRecords, suffix
 from rlhf.run import reader
@@ -116,6 +117,8 @@ def quality_of(run: RunRecords) -> Quality | str | None:
 def _rows(settings: DataSettings, files: list[str]) -> formats.ParsedRows:
     """Read the rows of a run again."""
     format = cast(DataFormat, settings.format)
+    rated = cast(RatedPairs, settings.rated or "best_worst")
+    preparation = Preparation(settings.rename or {}, settings.ignore or (), rated, settings.rating)
     if settings.source == "hub":
         assert settings.name and settings.revision  # required by the recipe
         return formats.read_hub(
@@ -125,5 +128,6 @@ def _rows(settings: DataSettings, files: list[str]) -> formats.ParsedRows:
             data_dir=settings.data_dir,
             on_bad_row="skip",
             kind=format,
+            preparation=preparation,
         )
-    return formats.read(files, on_bad_row="skip", kind=format)
+    return formats.read(files, on_bad_row="skip", kind=format, preparation=preparation)

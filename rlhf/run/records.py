@@ -134,6 +134,7 @@ class DataRead(Record):
     template: Count = 0  # rows that the tokenizer's template cannot write as they are
     untrained: Count = 0
     left_out: list[str] = []  # rows, each with the reason
+    notes: list[str] = []  # columns that were not used, and pairs that were made of rated answers
     dropped: dict[str, Count] = {}  # rows that `data.drop` left out, by reason
 
 
@@ -153,6 +154,10 @@ class DataSettings(Record):
     revision: str | None = None
     data_dir: str | None = None
     split: str | None = None
+    rename: dict[str, str] | None = None
+    ignore: list[str] | None = None
+    rated: str | None = None
+    rating: str | None = None
 
 
 class TokenizerSettings(Record):

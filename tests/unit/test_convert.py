@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.data import convert, formats
+from rlhf.data.prepare import Preparation
 from rlhf.errors import OptionError, UserError
 from tests.helpers import rlhf
 
@@ -39,7 +40,7 @@ def content(rows: formats.ParsedRows) -> list[Any]:
 
 @pytest.mark.parametrize("kind", ROWS)
 def test_a_converted_file_holds_the_same_rows(tmp_path, kind):
-    before = convert.convert([write(tmp_path / "a.jsonl", ROWS[kind], ROWS[kind])], {}).rows
+    before = convert.convert([write(tmp_path / "a.jsonl", ROWS[kind], ROWS[kind])]).rows
     assert convert.write(before, tmp_path / "b.jsonl") == 2
     assert content(formats.read([tmp_path / "b.jsonl"])) == content(before)
 
@@ -116,7 +117,7 @@ def test_what_is_written_is_read_back(tmp_path, kind):
     @settings(deadline=None, max_examples=25)
     @given(rows=rows_of(kind))
     def check(rows):
-        before = convert.convert([write(tmp_path / "a.jsonl", *rows)], {}).rows
+        before = convert.convert([write(tmp_path / "a.jsonl", *rows)]).rows
         left_out = before.report.counts()["identical"] + before.report.counts()["prompts_differ"]
         assert len(before.rows) + left_out == 1
         if before.rows:
@@ -130,7 +131,7 @@ def test_what_is_written_is_read_back(tmp_path, kind):
 def test_an_answer_that_begins_like_a_transcript_stays_one_answer(tmp_path):
     answer = "\r\n\r\nHuman: Hi\r\n\r\nAssistant: Hello"
     row = {"prompt": "A?", "completion": [message("assistant", answer)]}
-    convert.write(convert.convert([write(tmp_path / "a.jsonl", row)], {}).rows, tmp_path / "b.jsonl")
+    convert.write(convert.convert([write(tmp_path / "a.jsonl", row)]).rows, tmp_path / "b.jsonl")
     (example,) = formats.read([tmp_path / "b.jsonl"]).examples
     assert (len(example.prompt), example.response) == (1, answer)
 
@@ -140,7 +141,7 @@ def test_a_prompt_that_ends_with_the_assistant_is_read_back(tmp_path, kind):
     begun = [message("user", "A?"), message("assistant", "Sure,")]
     whole = [[*begun, message("assistant", text)] for text in ("x", "y")]
     row: dict[str, Any] = {"messages": whole[0]} if kind == "messages" else {"chosen": whole[0], "rejected": whole[1]}
-    before = convert.convert([write(tmp_path / "a.jsonl", row)], {}).rows
+    before = convert.convert([write(tmp_path / "a.jsonl", row)]).rows
     convert.write(before, tmp_path / "b.jsonl")
     after = formats.read([tmp_path / "b.jsonl"])
     ((prompt, *_),) = content(after)
@@ -151,17 +152,18 @@ def test_a_prompt_that_ends_with_the_assistant_is_read_back(tmp_path, kind):
 def test_columns_are_renamed(tmp_path):
     file = write(tmp_path / "a.jsonl", {"riddle": "Capital of Peru?", "answer": "Lima.", "id": 3})
     with pytest.raises(UserError, match=r"unknown columns: .* --rename problem=prompt"):
-        convert.convert([file], {})
+        convert.convert([file])
     names = convert.parse_names(["riddle=prompt", "answer=completion"])
-    (example,) = convert.convert([file], names).rows.examples
+    (example,) = convert.convert([file], Preparation(names)).rows.examples
     assert (example.prompt[0].content, example.response) == ("Capital of Peru?", "Lima.")
     for names, reason in (
         ({"typo": "prompt"}, r"a\.jsonl:1: no column 'typo' to rename \(--rename\); the row has 'riddle'"),
         ({"riddle": "id"}, r"'id' is another column's name \(--rename\); the row has"),
-        ({"riddle": "prompt", "answer": "prompt"}, "two columns the same name"),
     ):
         with pytest.raises(UserError, match=reason):
-            convert.convert([file], names)
+            convert.convert([file], Preparation(names, option="--rename"))
+    with pytest.raises(OptionError, match="two columns the same name"):
+        convert.parse_names(["riddle=prompt", "answer=prompt"])
     for wrong in ("question", "=prompt", "question="):
         with pytest.raises(UserError, match=f"--rename {wrong}: write OLD=NEW"):
             convert.parse_names([wrong])
@@ -169,7 +171,7 @@ def test_columns_are_renamed(tmp_path):
 
 def test_two_columns_may_swap_their_names(tmp_path):
     file = write(tmp_path / "a.jsonl", {"chosen": "worse", "rejected": "better", "prompt": "A?"})
-    (pair,) = convert.convert([file], {"chosen": "rejected", "rejected": "chosen"}).rows.pairs
+    (pair,) = convert.convert([file], Preparation({"chosen": "rejected", "rejected": "chosen"})).rows.pairs
     assert (pair.chosen, pair.rejected) == ("better", "worse")
 
 
@@ -178,28 +180,28 @@ def test_labelled_answers_become_pairs(tmp_path):
         return {"prompt": prompt, "completion": completion, "label": label}
 
     rows = [row("A?", "a1", True), row("B?", "b", True), row("A?", "a2", False), row("A?", "a3", True)]
-    pairs = convert.convert([write(tmp_path / "kto.jsonl", *rows)], {}).rows.pairs
+    pairs = convert.convert([write(tmp_path / "kto.jsonl", *rows)]).rows.pairs
     assert [(pair.prompt[0].content, pair.chosen, pair.rejected) for pair in pairs] == [("A?", "a1", "a2")]
     bytes_row = row(b"A?", "a1", True), row(b"A?", "a2", False)
     pq.write_table(pa.Table.from_pylist(list(bytes_row)), tmp_path / "bytes.parquet")
     with pytest.raises(UserError, match="prompt"):
-        convert.convert([tmp_path / "bytes.parquet"], {})
+        convert.convert([tmp_path / "bytes.parquet"])
     with pytest.raises(UserError, match=r"one\.jsonl: no prompt has a good and a bad answer"):
-        convert.convert([write(tmp_path / "one.jsonl", *rows[:2])], {})
+        convert.convert([write(tmp_path / "one.jsonl", *rows[:2])])
     table = tmp_path / "kto.csv"
     table.write_text("prompt,completion,label\nA?,a1,True\nA?,a2,false\n")
-    (pair,) = convert.convert([table], {}).rows.pairs
+    (pair,) = convert.convert([table]).rows.pairs
     assert (pair.chosen, pair.rejected) == ("a1", "a2")
     assert [row.good for row in formats.read([table]).examples] == [True, False]
-    listed = convert.convert([write(tmp_path / "again.jsonl", *rows), table], {})
+    listed = convert.convert([write(tmp_path / "again.jsonl", *rows), table])
     assert [pairing.in_words().split("/")[-1] for pairing in listed.pairings] == [
         "again.jsonl: 4 answers: 1 pair, 2 answers without a partner",
         "kto.csv: 2 answers: 1 pair, 0 answers without a partner",
     ]
     mixed = write(tmp_path / "mixed.jsonl", rows[0], ROWS["text"], rows[2])
     with pytest.raises(UserError, match=r"mixed\.jsonl:2: no 'prompt' with a 'label'"):
-        convert.convert([mixed], {})
-    found = convert.convert([mixed], {}, "skip").rows
+        convert.convert([mixed])
+    found = convert.convert([mixed], on_bad_row="skip").rows
     assert (len(found.pairs), len(found.report.malformed)) == (1, 1)
 
 
@@ -207,11 +209,11 @@ def test_labelled_answers_become_pairs(tmp_path):
 def test_labelled_answers_may_be_named_response(tmp_path, others):
     """Parquet and hub sets fill absent keys with null."""
     rows = [{"prompt": "A?", "response": text, "label": text == "a", **others} for text in ("a", "b")]
-    (pair,) = convert.convert([write(tmp_path / "kto.jsonl", *rows)], {}).rows.pairs
+    (pair,) = convert.convert([write(tmp_path / "kto.jsonl", *rows)]).rows.pairs
     assert (pair.chosen, pair.rejected) == ("a", "b")
     both = [row | {"completion": f"{row['response']}1"} for row in rows]
     with pytest.raises(UserError, match=r"both\.jsonl:1: answers under 'completion' and 'response'; take one out"):
-        convert.convert([write(tmp_path / "both.jsonl", *both)], {})
+        convert.convert([write(tmp_path / "both.jsonl", *both)])
 
 
 def labelled(text: str, **more: Any) -> dict[str, Any]:
@@ -221,9 +223,9 @@ def labelled(text: str, **more: Any) -> dict[str, Any]:
 def test_labelled_answers_keep_their_system_message_and_are_paired_within_it(tmp_path):
     rows = [labelled("good", system="Be kind."), labelled("bad 1", system="Be brief."), labelled("bad 2")]
     with pytest.raises(UserError, match="no prompt has a good and a bad answer"):
-        convert.convert([write(tmp_path / "a.jsonl", *rows)], {})
+        convert.convert([write(tmp_path / "a.jsonl", *rows)])
     rows.append(labelled("bad 3", prompt=" A?\n", system="Be  kind."))
-    (pair,) = convert.convert([write(tmp_path / "b.jsonl", *rows)], {}).rows.pairs
+    (pair,) = convert.convert([write(tmp_path / "b.jsonl", *rows)]).rows.pairs
     assert [(turn.role, turn.content) for turn in pair.prompt] == [("system", "Be kind."), ("user", "A?")]
     assert (pair.chosen, pair.rejected) == ("good", "bad 3"), "spellings of one prompt"
 
@@ -231,7 +233,7 @@ def test_labelled_answers_keep_their_system_message_and_are_paired_within_it(tmp
 @pytest.mark.parametrize("beside", [{"weight": 0}, {"train": False}, {"completion": " "}])
 def test_labelled_answers_that_are_not_trained_on_are_left_out_before_pairing(tmp_path, beside):
     rows = [labelled("good 1") | beside, labelled("good 2"), labelled("bad")]
-    found = convert.convert([write(tmp_path / "a.jsonl", *rows)], {})
+    found = convert.convert([write(tmp_path / "a.jsonl", *rows)])
     assert [(pair.chosen, pair.rejected) for pair in found.rows.pairs] == [("good 2", "bad")]
     words = "2 answers: 1 pair, 0 answers without a partner, 1 empty or untrained left out"
     assert found.pairings[0].in_words().endswith(words)
@@ -240,7 +242,7 @@ def test_labelled_answers_that_are_not_trained_on_are_left_out_before_pairing(tm
 @pytest.mark.parametrize(
     ("beside", "reason"),
     [
-        ({"input": "2, 3"}, r"'input' is not used in training.*--format preference"),
+        ({"input": "2, 3"}, r"'input' is not used in training.*--ignore input\)"),
         ({"answer": "5"}, "'answer' is not used in training"),
         ({"tools": [{"name": "add"}]}, "'tools' would be lost"),
         ({"context": "Earlier."}, "'context' would be lost"),
@@ -249,15 +251,16 @@ def test_labelled_answers_that_are_not_trained_on_are_left_out_before_pairing(tm
 def test_no_column_beside_labelled_answers_is_lost(tmp_path, beside, reason):
     file = write(tmp_path / "a.jsonl", labelled("good", **beside), labelled("bad"))
     with pytest.raises(UserError, match=rf"a\.jsonl:1: .*{reason}"):
-        convert.convert([file], {})
-    if "--format" in reason:
-        assert len(convert.convert([file], {}, kind="preference").rows.pairs) == 1
+        convert.convert([file])
+    if "--ignore" in reason:
+        assert len(convert.convert([file], Preparation(ignore=["input"])).rows.pairs) == 1
+        assert len(convert.convert([file], kind="preference").rows.pairs) == 1
 
 
 def test_an_answer_without_a_label_may_come_before_labelled_ones(tmp_path):
     rows = [{"prompt": "A?", "completion": text, "label": text == "a"} for text in ("a", "b")]
     file = write(tmp_path / "kto.jsonl", ROWS["completion"], *rows)
-    found = convert.convert([file], {}, "skip").rows
+    found = convert.convert([file], on_bad_row="skip").rows
     assert [(pair.chosen, pair.rejected) for pair in found.pairs] == [("a", "b")]
     assert [source for source, _ in found.report.malformed] == [f"{file}:1"]
 
@@ -269,8 +272,8 @@ def test_a_wrong_row_among_labelled_answers_is_named_wherever_it_stands(tmp_path
     rows.insert(place, rows[0] | wrong)
     file = write(tmp_path / "kto.jsonl", *rows)
     with pytest.raises(UserError, match=rf"kto\.jsonl:{place + 1}: .* Leave such rows out with --skip-bad-rows"):
-        convert.convert([file], {})
-    found = convert.convert([file], {}, "skip")
+        convert.convert([file])
+    found = convert.convert([file], on_bad_row="skip")
     assert [(pair.chosen, pair.rejected) for pair in found.rows.pairs] == [("a", "b")]
     assert [source for source, _ in found.rows.report.malformed] == [f"{file}:{place + 1}"]
     assert ": 2 answers: 1 pair" in found.pairings[0].in_words()
@@ -278,13 +281,13 @@ def test_a_wrong_row_among_labelled_answers_is_named_wherever_it_stands(tmp_path
 
 def test_pairs_with_a_label_are_not_taken_for_labelled_answers(tmp_path):
     file = write(tmp_path / "a.jsonl", ROWS["preference"] | {"label": 1})
-    assert len(convert.convert([file], {}).rows.pairs) == 1
+    assert len(convert.convert([file]).rows.pairs) == 1
 
 
 def test_a_converted_file_has_rows_of_one_kind(tmp_path):
     files = [write(tmp_path / f"{kind}.jsonl", ROWS[kind]) for kind in ("preference", "completion")]
     with pytest.raises(UserError, match=r"rows of different kinds: .*completion\.jsonl:1, .*preference\.jsonl:1; conv"):
-        convert.convert(files, {})
+        convert.convert(files)
 
 
 @pytest.mark.parametrize("command", [("data", "check"), ("data", "show"), ("data", "convert", "--to", "b.jsonl")])
@@ -326,7 +329,7 @@ def test_a_column_is_renamed_once():
 def test_a_file_that_is_there_is_not_overwritten(tmp_path):
     file = write(tmp_path / "a.jsonl", ROWS["text"])
     with pytest.raises(UserError, match="is there already and is not overwritten"):
-        convert.write(convert.convert([file], {}).rows, file)
+        convert.write(convert.convert([file]).rows, file)
     assert file.read_text()
 
 
@@ -344,18 +347,18 @@ def test_a_kind_may_be_named_for_every_command_as_for_a_run(tmp_path, monkeypatc
 
 
 def test_a_name_of_another_kind_of_file_and_nothing_to_write_are_refused(tmp_path):
-    rows = convert.convert([write(tmp_path / "a.jsonl", ROWS["text"])], {}).rows
+    rows = convert.convert([write(tmp_path / "a.jsonl", ROWS["text"])]).rows
     for name, kind in (("b.parquet", "parquet"), ("b.jsonl.gz", "gz"), ("b.CSV", "CSV")):
         with pytest.raises(UserError, match=f"JSON lines are written, and no {kind}; give it a name"):
             convert.write(rows, tmp_path / name)
     empty = write(tmp_path / "c.jsonl", ROWS["instruction"] | {"output": ""})
     with pytest.raises(UserError, match="no row is left to write"):
-        convert.write(convert.convert([empty], {}).rows, tmp_path / "d.jsonl")
+        convert.write(convert.convert([empty]).rows, tmp_path / "d.jsonl")
     assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "c.jsonl"}
 
 
 def test_a_file_that_cannot_be_written_to_its_end_leaves_nothing_in_the_way_of_the_next_try(tmp_path, monkeypatch):
-    rows = convert.convert([write(tmp_path / "a.jsonl", ROWS["text"], ROWS["text"])], {}).rows
+    rows = convert.convert([write(tmp_path / "a.jsonl", ROWS["text"], ROWS["text"])]).rows
     with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
         patch.setattr(convert, "_plain", Mock(side_effect=[ROWS["text"], OSError("no space")]))
         convert.write(rows, tmp_path / "b.jsonl")

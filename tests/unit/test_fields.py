@@ -1,11 +1,13 @@
 """Every field of a row or a message is used, known to be without influence, or named in a refusal."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from rlhf.data import formats
+from rlhf.data.prepare import Preparation
 from rlhf.data.rows import Example, Message, PreferencePair
 from rlhf.errors import UserError
 from rlhf.recipe.choices import DataFormat
@@ -16,9 +18,12 @@ YES = {"role": "assistant", "content": "Yes."}
 PAIR = {"prompt": "Is 91 prime?", "chosen": "No.", "rejected": "Yes."}
 
 
-def read(*rows: dict[str, Any], kind: DataFormat = "auto") -> formats.ParsedRows:
+def read(*rows: dict[str, Any], kind: DataFormat = "auto", ignore: Sequence[str] = ()) -> formats.ParsedRows:
     raw = [(f"a.jsonl:{number}", row) for number, row in enumerate(rows, 1)]
-    return formats.parse([("a.jsonl", raw, lambda: "0" * 64)], on_bad_row="stop", kind=kind)
+    preparation = Preparation(ignore=ignore)
+    return formats.parse(
+        [("a.jsonl", lambda: raw, lambda: "0" * 64)], on_bad_row="stop", kind=kind, preparation=preparation
+    )
 
 
 def refusal(*rows: dict[str, Any], kind: DataFormat = "auto") -> str:
@@ -80,7 +85,7 @@ def test_inputs_beside_the_texts_refuse_the_row_also_where_its_kind_is_named(key
 
 
 def test_a_column_that_nothing_reads_is_refused_unless_the_kind_is_named():
-    row = PAIR | {"hint": "7 divides it", "prompt_id": "x", "score_chosen": 8.0, "num_turns": 2, "created_at": "2026"}
+    row = PAIR | {"hint": "7 divides it", "prompt_id": "x7", "score_chosen": 8, "score_rejected": 1, "created": "2026"}
     assert refusal(row).startswith("a.jsonl:1: 'hint' is not used in training")
     assert len(read(row, kind="preference").pairs) == len(read(row | {"hint": None}).pairs) == 1
 
@@ -156,6 +161,28 @@ def test_answers_of_several_turns_with_a_common_beginning_are_a_pair_behind_it()
     assert read(other, row).report.left_out["prompts_differ"] == ("a.jsonl:1",)
 
 
+POEM = "Human: Hi\n\nAssistant: Hello.\n\nContinue this as a poem."
+QUOTED = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: Bye.\n\nContinue this as a poem."
+
+
+def test_the_file_decides_whether_prompts_are_transcripts():
+    plain = [PAIR | {"prompt": prompt} for prompt in (QUOTED, "Is 91 prime?", POEM, "Is 97 prime?")]
+    for rows in (plain, plain[::-1], plain[:2]):
+        assert [p.prompt for p in read(*rows).pairs] == [(Message("user", str(row["prompt"])),) for row in rows]
+    asked = [PAIR | {"prompt": f"\n\nHuman: Is {n} prime?\n\nAssistant:"} for n in range(2)]
+    read_rows = read(plain[1], *asked).pairs
+    assert [pair.prompt[0].content for pair in read_rows] == ["Is 91 prime?", "Is 0 prime?", "Is 1 prime?"]
+    assert read(PAIR | {"prompt": POEM}).pairs[0].prompt == (Message("user", POEM),), "no one answers it there"
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\r", "\u2028", "\u2029", "\x85"])
+def test_every_line_end_counts_in_a_transcript(end):
+    prompt = f"{end}{end}Human: Hi{end}you{end}{end}Assistant:"
+    asked = (Message("user", "Hi\nyou"),)
+    assert read(PAIR | {"prompt": prompt}).pairs[0].prompt == asked
+    assert read({side: f"{prompt} {side}" for side in ("chosen", "rejected")}).pairs[0].prompt == asked
+
+
 @pytest.mark.parametrize("prompt", ["Human: Nature's Last Error? Discuss.", "Write on:\n\nAssistant:", "Human:"])
 def test_a_text_with_one_mark_of_a_transcript_stays_as_it_is(prompt):
     assert read(PAIR | {"prompt": prompt}).pairs[0].prompt == (Message("user", prompt),)
@@ -191,6 +218,42 @@ def test_a_row_says_the_same_through_json(tmp_path):
     assert formats.read([file], on_bad_row="stop").examples[0].response == NO["content"]
 
 
+# Switches of training
+
+
+@pytest.mark.parametrize("off", [False, 0, 0.0, "0", "false", " False ", "0.0"])
+@pytest.mark.parametrize(
+    "name",
+    ["trainable", "include_in_loss", "loss", "train", "weight", "lossMask", "is-trained", "computeLoss", "learn"],
+)
+def test_what_says_by_its_name_that_it_is_not_trained_on_is_context(name, off):
+    again = {"role": "user", "content": "Sure?"}
+    (example,) = read(conversation(USER, YES | {name: off}, again, NO | {name: 1})).examples
+    assert example.response == NO["content"] and not example.prompt[1].trained
+    for row in (conversation(USER, NO | {name: off}), conversation(USER, NO, **{name: off}), PAIR | {name: off}):
+        good = PAIR if "chosen" in row else conversation(USER, NO)
+        for kind in ("auto", "preference" if "chosen" in row else "messages"):
+            assert read(row, good, kind=kind).report.counts()["untrained"] == 1
+
+
+@pytest.mark.parametrize("value", [False, 0, True, 1, "true", 0.0])
+@pytest.mark.parametrize("name", ["mask", "masked", "ignore", "no_loss", "skip_training", "is_target", "draft", "ok"])
+def test_a_field_of_a_message_that_may_switch_training_off_is_never_silent(name, value):
+    rows = [conversation(USER, NO | {name: value})] * 3
+    for kind in ("auto", "messages"):
+        assert f"a.jsonl:1: 'messages[2].{name}' is not used in training" in refusal(*rows, kind=kind)
+    assert "a switch of training is written as train: true or false" in refusal(*rows)
+    assert f"--set data.ignore=[{name}] (`rlhf data …`: --ignore {name})" in refusal(*rows)
+    assert len(read(*rows, ignore=[name]).examples) == 3
+    assert f"'{name}' is not used" in refusal(PAIR | {name: value}, PAIR | {name: value})
+
+
+def test_a_weight_between_is_refused_with_the_way_out():
+    row = {"prompt": "q", "completion": "a", "loss": 2.31}
+    assert "'loss' is '2.31'; it must be 0 (context only) or 1" in refusal(row)
+    assert len(read(row, ignore=["loss"]).examples) == 1
+
+
 # Names and values
 
 
@@ -198,41 +261,99 @@ def test_a_row_says_the_same_through_json(tmp_path):
     ("column", "value"),
     [
         ("image_url", "http://x/cat.jpg"),
+        ("look", "https://x.org/a/cat.webp"),
         ("image_id", 17),
         ("previous_turns", [{"role": "user", "content": "Tell me."}]),
         ("turns", [{"role": "user", "content": "Tell me."}]),
-        ("source", "Bonjour, je suis une loutre qui nage.\nElle nage bien."),
+        ("source", "guten Tag"),
+        ("source", "Bonjour"),
+        ("id", "guten Tag"),
+        ("prompt_id", "hallo"),
+        ("created_at", "the day before"),
+        ("url", "see the page"),
+        ("topic", "cats"),
+        ("language", "French"),
+        ("level", 5),
+        ("metadata", {"anything": ["may", {"stand": "here"}]}),
         ("reward_model", {"style": "rule", "ground_truth": "72"}),
         ("is_correct", False),
-        ("label", False),
+        ("label", "bad"),
         ("", "in French"),
         ("Unnamed: 3", "in French"),
     ],
 )
 def test_a_column_that_an_answer_may_depend_on_is_refused_in_every_kind(column, value):
-    rows = (PAIR, conversation(USER, NO), {"instruction": "Is 91 prime?", "output": "No."})
-    for row in rows:
-        assert f"'{column}' is not used in training" in refusal(row | {column: value})
+    for row in (PAIR, conversation(USER, NO), {"instruction": "Is 91 prime?", "output": "No."}):
+        message = refusal(row | {column: value}, row | {column: f"{value}!"})
+        assert message.startswith(f"a.jsonl:1: '{column}' is ") and f"--set data.ignore=[{column}]" in message
+        assert len(read(row | {column: value}, ignore=[column]).rows) == 1
+    if isinstance(value, str) and " " in value:  # words are a text, also where they are always the same
+        assert f"'{column}' is " in refusal(PAIR | {column: value}, PAIR | {column: value})
+
+
+def test_one_refusal_names_all_such_columns_and_fields_of_the_file():
+    rows = [conversation(USER, NO | {"mood": "calm"}, topic="x"), conversation(USER, NO, topic="y", more="of it")]
+    assert refusal(*rows).endswith("--set data.ignore=[mood,topic,more] (`rlhf data …`: --ignore mood,topic,more)")
+    assert len(read(*rows, ignore=["mood", "topic", "more"]).examples) == 2
+    nested = PAIR | {"meta": {"id": "a1", "lang": "de"}}
+    assert "data.ignore=[meta]" in refusal(nested) and len(read(nested, ignore=["meta.lang"]).pairs) == 1
 
 
 @pytest.mark.parametrize(
-    ("column", "value"),
+    ("column", "values"),
     [
-        ("chosen-model", "m"),
-        ("sourceUrl", "http://x/very/long"),
-        ("level", "Level 5"),
-        ("source", "Stack Exchange"),
-        ("scores", {"helpful": 3, "short": None}),
-        ("turns", 2),
-        ("metadata", {"anything": ["may", {"stand": "here"}]}),
-        ("", "17"),
-        ("Unnamed: 0", 17),
-        ("Unnamed: 0.1", 17),
-        ("__index_level_0__", 17),
+        ("sourceUrl", ["http://x/very/long", "https://y.org/a?b=c"]),
+        ("prompt_id", ["x7", 17]),
+        ("post.id", ["hgkpq7", "hgkpqz", "a8"]),
+        ("anything", ["550e8400-e29b-41d4-a716-446655440000", "0123456789abcdef" * 2]),
+        ("when", ["2026-11-27T16:00:00Z", "2026-11-27"]),
+        ("timestamp", [1700000000, 1700000001.5]),
+        ("uids", [["a1", "b2"], ["c3"]]),
+        ("metadata", [{"id": "a1", "time": "2026-01-01"}, {"id": 3, "time": ""}]),
+        ("", ["17", "18"]),
+        ("Unnamed: 0", [17, 18]),
+        ("Unnamed: 0.1", [17, 18]),
+        ("__index_level_0__", [17, 18]),
     ],
 )
-def test_ids_origins_and_scores_are_without_influence(column, value):
-    assert len(read(PAIR | {column: value}).pairs) == 1
+def test_ids_hashes_times_and_pages_are_without_influence(column, values):
+    rows = [PAIR | {column: value} for value in values]
+    assert len(read(*rows).pairs) == len(values) and read(*rows).report.notes == ()
+
+
+@pytest.mark.parametrize("value", ["general", "gpt-4", 2.5, ["a", "b"]])
+def test_one_word_throughout_a_file_is_named_with_the_key_that_says_so(value):
+    read_rows = read(*[PAIR | {"domain": value}] * 2)
+    (note,) = read_rows.report.notes
+    assert note.startswith("a.jsonl: not used in training: domain; --set data.ignore=[domain]")
+    messages = read(*[conversation(USER, NO | {"model": "gpt-4"})] * 2)
+    assert "not used in training: model;" in messages.report.notes[0]
+    assert read(*[PAIR | {"domain": value}] * 2, ignore=["domain"]).report.notes == ()
+    assert "'domain' is not used" in refusal(PAIR | {"domain": value}, PAIR), "not in all rows"
+
+
+def test_what_a_pair_says_of_each_answer_is_about_them_and_a_text_is_not():
+    rows = [PAIR | {"chosen_model": f"m{n}", "rejected_model": "b", "safe.chosen": n == 1} for n in range(2)]
+    rows = [row | {"safe.rejected": False} for row in rows]
+    assert "chosen_model, rejected_model, safe.chosen" in read(*rows).report.notes[0]
+    inputs = {"chosen_input": "2, 3", "rejected_input": "3, 4"}
+    assert "'chosen_input' is not used" in refusal(PAIR | inputs)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("winner", "rejected"), ("label", False), ("preferred", 0), ("best", "0")]
+)
+def test_a_pair_whose_verdict_is_for_the_other_answer_is_refused_with_the_right_way(column, value):
+    for kind in ("auto", "preference"):
+        message = refusal(PAIR | {column: value}, kind=kind)
+        assert "the better answer is not the one under 'chosen': swap the two" in message and "ename" not in message
+    assert len(read(PAIR | {column: "chosen"}, PAIR | {column: True}).pairs) == 2
+
+
+def test_documents_answer_nothing_and_other_columns_are_named():
+    rows = read({"text": "Rain.", "topic": "of rain", "id": "a1"}, {"text": "Sun.", "topic": "sun", "trainable": 0})
+    assert rows.report.notes[0].startswith("a.jsonl: not used in training: topic;")
+    assert rows.report.counts()["untrained"] == 1
 
 
 @pytest.mark.parametrize("place", ["message", "part"])

@@ -101,13 +101,18 @@ def test_text_is_kept_as_it_stands(write):
 
 
 def test_a_prompt_alone_is_a_row_for_ppo(write):
-    rows = read([write("a.jsonl", lines({"prompt": "Capital of Peru?", "prompt_id": "x7", "source": "web", "n": 3}))])
-    assert rows.bare_prompts == (PromptOnly((user("Capital of Peru?"),), "a.jsonl:1"),)
+    row = {"prompt": "Capital of Peru?", "prompt_id": "x7", "source": "web", "n": 3}
+    rows = read([write("a.jsonl", lines(row, row))])
+    assert rows.bare_prompts[0] == PromptOnly((user("Capital of Peru?"),), "a.jsonl:1")
+    assert rows.report.notes == (
+        "a.jsonl: not used in training: source, n; --set data.ignore=[source,n] (`rlhf data …`: --ignore source,n) "
+        "says that no answer needs them",
+    )
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Capital of Peru?"}]
     assert read([write("b.jsonl", lines({"prompt": turns}))]).bare_prompts[0].prompt[1] == user("Capital of Peru?")
     transcript = "\n\nHuman: Hi\n\nAssistant: Hello!\n\nHuman: A joke?\n\nAssistant:"
-    (row,) = read([write("c.jsonl", lines({"prompt": transcript}))]).bare_prompts
-    assert row.prompt == (user("Hi"), assistant("Hello!"), user("A joke?"))
+    (asked,) = read([write("c.jsonl", lines({"prompt": transcript}))]).bare_prompts
+    assert asked.prompt == (user("Hi"), assistant("Hello!"), user("A joke?"))
 
 
 def test_a_prompt_beside_an_unknown_text_is_not_taken_for_a_prompt_alone(write):
@@ -418,7 +423,7 @@ def test_preference_as_conversations(write, row):
 
 def test_text_prompt_with_whole_conversations(write):
     start = [{"role": "user", "content": "Hi"}]
-    pair = pair_of(write, {"prompt": "Hi", "chosen": [*start, HELLO], "rejected": [*start, GO], "score": 7})
+    pair = pair_of(write, {"prompt": "Hi", "chosen": [*start, HELLO], "rejected": [*start, GO], "id": 7})
     assert pair == PreferencePair((user("Hi"),), "Hello!", "Go.", "one.jsonl:1")
 
 
@@ -863,7 +868,7 @@ def test_an_object_that_holds_all_rows_is_recognised(write, content, message):
             assert refusal([write(name, text)], on_bad_row=policy) == f"{name}:{place}: {message}"
 
 
-@pytest.mark.parametrize("row", [PREFERENCE, TEXT, {**MESSAGES, "tags": ["a", "b"]}])
+@pytest.mark.parametrize("row", [PREFERENCE, TEXT, {**MESSAGES, "ids": ["a1", "b2"]}])
 def test_a_file_of_one_object_is_one_row_on_one_line_or_on_several(write, row):
     (one,) = read([write("a.json", json.dumps(row).encode())]).rows
     (other,) = read([write("b.json", json.dumps(row, indent=2).encode())]).rows

@@ -5,18 +5,42 @@ import json
 import pytest
 
 from rlhf.data import convert, formats
-from rlhf.data.margins import SCORES, margin_of
+from rlhf.data.margins import margin_of
 from rlhf.data.raw import Malformed
 
 PAIR = {"prompt": "Name a metal.", "chosen": "Iron.", "rejected": "Wood."}
 
 
-@pytest.mark.parametrize(("chosen", "rejected"), SCORES)
-def test_the_margin_is_the_difference_of_the_scores(chosen, rejected):
+NAMES = (
+    ("score_chosen", "score_rejected"),
+    ("chosen-rating", "rejected-rating"),
+    ("rewardChosen", "rewardRejected"),
+    ("chosen_avg_rating", "rejected_avg_rating"),
+    ("rm_score_chosen_v2", "rm_score_rejected_v2"),
+    ("helpfulness of chosen", "helpfulness of rejected"),
+    ("judge.chosen.score", "judge.rejected.score"),
+)
+
+
+@pytest.mark.parametrize(("chosen", "rejected"), NAMES)
+def test_two_numbers_whose_names_differ_as_those_of_the_answers_are_ratings(chosen, rejected):
     assert margin_of({chosen: 3, rejected: 8.5}) == -5.5
     assert margin_of({chosen: "3", rejected: " 2"}) == 1, "cells of a table are text"
     assert margin_of({chosen: 3, rejected: None}) is margin_of({rejected: 3, chosen: ""}) is None
     assert margin_of({chosen: 3, rejected: 2, "margin": -4}) == 1
+    assert margin_of({chosen: 0, rejected: 0}) == 0 and margin_of({rejected: 0, chosen: 0.5}) == 0.5
+
+
+def test_ratings_may_stand_in_an_object_and_places_count_downwards():
+    assert margin_of({"scores": {"chosen": 8, "rejected": 3}}) == 5
+    assert margin_of({"chosen_rank": 1, "rejected_rank": 4}) == 3
+
+
+@pytest.mark.parametrize("name", ["{}_length", "n_tokens_{}", "{}Id", "{}_logprob", "is_{}_safe", "{}_model"])
+def test_counts_ids_and_booleans_are_no_ratings(name):
+    value = {"is_{}_safe": (True, False), "{}_model": ("gpt-4", "llama")}.get(name, (7, 3))
+    assert margin_of(dict(zip(map(name.format, ("chosen", "rejected")), value, strict=True))) is None
+    assert margin_of({"chosen": "4", "rejected": "5"}) is None, "these are the answers"
 
 
 def test_without_scores_the_margin_is_read():
@@ -31,11 +55,12 @@ def test_without_scores_the_margin_is_read():
     )
 
 
-@pytest.mark.parametrize("wrong", [True, "high", [1], {"a": 1}, float("-inf"), "inf", 10**400])
+@pytest.mark.parametrize("wrong", [True, "high", [1], float("-inf"), "inf", 10**400])
 @pytest.mark.parametrize("column", ["margin", "score_chosen", "rejected_rating"])
 def test_what_is_no_finite_number_is_named(column, wrong):
+    beside = {"score_rejected": 1, "chosen_rating": 2} if column != "margin" else {}
     with pytest.raises(Malformed, match=f"'{column}' is .*finite number"):
-        margin_of({column: wrong})
+        margin_of({column: wrong} | beside)
 
 
 def test_scores_too_far_apart_for_a_number_are_refused():
@@ -48,7 +73,7 @@ def test_a_margin_is_read_and_kept_on_conversion(tmp_path):
     file.write_text(
         "".join(json.dumps(PAIR | extra) + "\n" for extra in ({"score_chosen": 3, "score_rejected": 8}, {}))
     )
-    before = convert.convert([file], {}).rows
+    before = convert.convert([file]).rows
     assert [pair.margin for pair in before.pairs] == [-5, None]
     convert.write(before, tmp_path / "b.jsonl")
     assert [pair.margin for pair in formats.read([tmp_path / "b.jsonl"]).pairs] == [-5, None]

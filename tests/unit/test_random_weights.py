@@ -435,7 +435,7 @@ def test_files_take_the_place_of_the_hub(tmp_path):
     for name in ("4090-llama2-7b", "4090-qwen3-8b", "4090-llama31-8b-gsm8k"):
         loaded = Choice(directory=RECIPE.parents[1] / name / "v1", data=(str(file),)).load()
         assert (loaded.recipe.data.source, loaded.recipe.data.files) == ("files", (str(file),))
-        assert loaded.recipe.data.hub_keys() == []
+        assert loaded.recipe.data.own_keys() == []
     changes = {"data.source": "files", "data.files": [str(file)], "data.format": "auto"}
     assert Choice(directory=RECIPE, data=(str(file),)).load().overrides == changes, "nothing to remove"
 

@@ -117,7 +117,7 @@ def test_rows_of_no_named_kind_suit_the_rewards(tmp_path):
 
 
 def test_data_that_are_here_are_taken_as_they_are(tmp_path):
-    here: dict[str, Any] = {f"data.{key}": None for key in CARDS[0].recipe.data.hub_keys()}
+    here: dict[str, Any] = {f"data.{key}": None for key in CARDS[0].recipe.data.own_keys()}
     loaded = CARDS[0].with_changes(here | {"data.source": "files", "data.files": ["mine.jsonl"]})
     changed = rehearsed(loaded, tmp_path / "rows.jsonl").recipe
     assert changed.data == loaded.recipe.data

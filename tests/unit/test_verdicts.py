@@ -61,7 +61,7 @@ def test_the_verdict_decides_and_ties_are_left_out(tmp_path, row, chosen):
     tie = {"better_response_id": "tie"} if "better_response_id" in row else tie
     tied = row | {key: value for key, value in tie.items() if key in row}
     file = write(tmp_path / "a.jsonl", row, tied)
-    found = convert.convert([file], {})
+    found = convert.convert([file])
     assert [pair.chosen for pair in found.rows.pairs] == [chosen]
     assert {found.rows.pairs[0].chosen, found.rows.pairs[0].rejected} == {"One.", "Two."}
     assert found.rows.pairs[0].source == f"{file}:1"
@@ -78,18 +78,18 @@ def test_the_verdict_decides_and_ties_are_left_out(tmp_path, row, chosen):
 )
 def test_a_verdict_that_is_not_clear_is_refused(tmp_path, row):
     with pytest.raises(UserError, match=r"a\.jsonl:1: .*does not say for sure what is better; write"):
-        convert.convert([write(tmp_path / "a.jsonl", row)], {})
+        convert.convert([write(tmp_path / "a.jsonl", row)])
 
 
 def test_rows_without_a_prompt_a_verdict_or_a_pair_are_refused(tmp_path):
     with pytest.raises(UserError, match="name its column: --rename OLD=prompt"):
-        convert.convert([write(tmp_path / "a.jsonl", numbered(1, context=None))], {})
-    with pytest.raises(UserError, match="no column that says which one is better"):
-        convert.convert([write(tmp_path / "b.jsonl", numbered(None))], {})
+        convert.convert([write(tmp_path / "a.jsonl", numbered(1, context=None))])
+    with pytest.raises(UserError, match="no verdict and no ratings say which response is better"):
+        convert.convert([write(tmp_path / "b.jsonl", numbered(None))])
     with pytest.raises(UserError, match="every row is a tie"):
-        convert.convert([write(tmp_path / "c.jsonl", numbered(0))], {})
+        convert.convert([write(tmp_path / "c.jsonl", numbered(0))])
     with pytest.raises(UserError, match="'history' would be lost"):
-        convert.convert([write(tmp_path / "d.jsonl", lettered("a", history="Earlier."))], {})
+        convert.convert([write(tmp_path / "d.jsonl", lettered("a", history="Earlier."))])
 
 
 @pytest.mark.parametrize("row", [numbered(-2), arena("model_a"), lettered("b")])
@@ -110,27 +110,27 @@ def test_reading_refuses_them_with_the_command_that_converts(tmp_path, monkeypat
         ({"tools": [{"name": "look_up"}]}, "'tools' would be lost"),
         ({"images": ["tree.png"]}, "'images' would be lost"),
         ({"input": "An oak."}, "'input' is not used in training"),
-        ({"criteria": "Be short."}, r"'criteria' is not used in training.*--format preference"),
+        ({"criteria": "Be short."}, r"'criteria' is not used in training.*--ignore criteria\)"),
         ({"response1": "Three."}, "'response1' is not used"),
-        ({"response1": "Three.", "response2": "Four."}, "response1, response2 and response_a, response_b; take one"),
+        ({"response1": "Three.", "response2": "Four."}, "response_a, response_b and response1, response2; take one"),
         ({"overall_preference": -1}, "verdicts under 'overall_preference' and 'winner'; take the others out"),
         ({"score_a": 1, "score_b": "much"}, "'score_b' is 'much'; it must be a finite number"),
     ],
 )
 def test_no_other_column_is_lost(tmp_path, beside, reason):
     with pytest.raises(UserError, match=rf"a\.jsonl:1: .*{reason}"):
-        convert.convert([write(tmp_path / "a.jsonl", lettered("a", **beside))], {})
+        convert.convert([write(tmp_path / "a.jsonl", lettered("a", **beside))])
 
 
 def test_a_named_kind_ignores_unknown_columns_as_the_message_says(tmp_path):
     file = write(tmp_path / "a.jsonl", lettered("b", criteria="Be short."))
-    (pair,) = convert.convert([file], {}, kind="preference").rows.pairs
+    (pair,) = convert.convert([file], kind="preference").rows.pairs
     assert (pair.chosen, pair.rejected) == ("Two.", "One.")
 
 
 @pytest.mark.parametrize("beside", [{"weight": 0}, {"train": False}, {"train": "false"}])
 def test_a_row_that_is_not_trained_on_makes_no_pair(tmp_path, beside):
-    rows = convert.convert([write(tmp_path / "a.jsonl", lettered("a", **beside), lettered("b"))], {}).rows
+    rows = convert.convert([write(tmp_path / "a.jsonl", lettered("a", **beside), lettered("b"))]).rows
     assert [pair.chosen for pair in rows.pairs] == ["Two."]
     assert rows.report.counts()["untrained"] == 1
 
@@ -148,15 +148,15 @@ def test_a_row_that_is_not_trained_on_makes_no_pair(tmp_path, beside):
     ],
 )
 def test_scores_of_the_responses_become_the_margin(tmp_path, row, margin):
-    (pair,) = convert.convert([write(tmp_path / "a.jsonl", row)], {}).rows.pairs
+    (pair,) = convert.convert([write(tmp_path / "a.jsonl", row)]).rows.pairs
     assert pair.margin == margin
 
 
 def test_whole_conversations_must_begin_with_a_prompt_beside_them(tmp_path):
-    (pair,) = convert.convert([write(tmp_path / "a.jsonl", arena("model_a") | {"prompt": "Hi"})], {}).rows.pairs
+    (pair,) = convert.convert([write(tmp_path / "a.jsonl", arena("model_a") | {"prompt": "Hi"})]).rows.pairs
     assert [message.content for message in pair.prompt] == ["Hi"]
     with pytest.raises(UserError, match="do not begin with 'prompt'"):
-        convert.convert([write(tmp_path / "b.jsonl", arena("model_a") | {"prompt": "Bye"})], {})
+        convert.convert([write(tmp_path / "b.jsonl", arena("model_a") | {"prompt": "Bye"})])
 
 
 @pytest.mark.parametrize(
@@ -172,13 +172,62 @@ def test_whole_conversations_must_begin_with_a_prompt_beside_them(tmp_path):
     ],
 )
 def test_columns_on_how_a_verdict_came_about_are_left_out(tmp_path, row):
-    assert len(convert.convert([write(tmp_path / "a.jsonl", row)], {}).rows.pairs) == 1
+    assert len(convert.convert([write(tmp_path / "a.jsonl", row, row)]).rows.pairs) == 2
 
 
 @pytest.mark.parametrize("names", [("context", "question"), ("prompt", "context"), ("prompt", "question")])
 def test_a_passage_is_not_taken_for_the_prompt(tmp_path, names):
     row = {"response1": "Paris", "response2": "London", "overall_preference": -2} | dict.fromkeys(names, "A text.")
     with pytest.raises(UserError, match=rf"a\.jsonl:1: texts under '{names[0]}' and '{names[1]}'; write them into one"):
-        convert.convert([write(tmp_path / "a.jsonl", row)], {})
-    (pair,) = convert.convert([write(tmp_path / "b.jsonl", row | {names[0]: " "})], {}).rows.pairs
+        convert.convert([write(tmp_path / "a.jsonl", row)])
+    (pair,) = convert.convert([write(tmp_path / "b.jsonl", row | {names[0]: " "})]).rows.pairs
     assert [message.content for message in pair.prompt] == ["A text."]
+
+
+@pytest.mark.parametrize(
+    ("row", "chosen"),
+    [
+        ({"prompt": "Q?", "responseA": "One.", "responseB": "Two.", "preferred": "B"}, "Two."),
+        ({"question": "Q?", "left_output": "One.", "right_output": "Two.", "verdict": "left"}, "One."),
+        ({"prompt": "Q?", "option1": "One.", "option2": "Two.", "best": "option2"}, "Two."),
+        ({"prompt": "Q?", "first_reply": "One.", "second_reply": "Two.", "choice": "second"}, "Two."),
+        ({"prompt": "Q?", "response_1": "One.", "response_2": "Two.", "better_response": 2.0}, "Two."),
+        ({"prompt": "Q?", "answer_a": "One.", "answer_b": "Two.", "preferred_answer": "Two."}, "Two."),
+        ({"prompt": "Q?", "response_a": "One.", "response_b": "Two.", "chosen": "A"}, "One."),
+        ({"prompt": "Q?", "response_a": "One.", "response_b": "Two.", "quality_a": 1, "qualityB": 3}, "Two."),
+        (
+            {"prompt": "Q?", "response_a": "One.", "response_b": "Two.", "winner_model_a": 1, "winner_model_b": 0},
+            "One.",
+        ),
+        ({"prompt": "Q?", "output 1": "One.", "output 2": "Two.", "ranks": {"1": 2, "2": 1}}, "Two."),
+    ],
+)
+def test_responses_verdicts_and_ratings_are_found_by_their_shape(tmp_path, row, chosen):
+    file = write(tmp_path / "a.jsonl", row)
+    (pair,) = convert.convert([file]).rows.pairs
+    assert pair.chosen == chosen
+    with pytest.raises(UserError, match="two responses") as refusal:
+        formats.read([file])
+    assert "ename" not in str(refusal.value) and "--to pairs.jsonl" in str(refusal.value)
+
+
+@pytest.mark.parametrize("verdict", [1, 0, True, 0.5, "yes", "the long one"])
+@pytest.mark.parametrize("column", ["label", "preferred", "better_response", "human_choice"])
+def test_a_verdict_that_names_no_response_is_refused_with_what_to_write(tmp_path, column, verdict):
+    with pytest.raises(UserError, match=rf"'{column}' is .* write response_a, response_b or tie") as refusal:
+        convert.convert([write(tmp_path / "a.jsonl", lettered(verdict, column))])
+    assert "ename" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "Q?", "choice_a": "One of it.", "choice_b": "Two.", "choice_c": "Three.", "answer": "a"},
+        {"sentence1": "One is.", "sentence2": "Two are.", "label": 1},
+        {"prompt": "Q?", "completion": "Yes.", "hint_1": "One of it.", "hint_2": "Two of it."},
+    ],
+)
+def test_choices_sentences_and_hints_are_no_two_responses(tmp_path, row):
+    with pytest.raises(UserError) as refusal:
+        formats.read([write(tmp_path / "a.jsonl", row)])
+    assert "two responses" not in str(refusal.value)

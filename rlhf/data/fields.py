@@ -1,0 +1,243 @@
+"""Fields of rows and messages by the shape of their names and values: what may stand beside texts unread.
+
+A name alone frees no field. One is without influence on an answer if its values are ids, hashes, times or addresses of
+pages, or if a whole file has one and the same word or number in it, which tells no row from another.
+"""
+
+import datetime
+import itertools
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple, TypeGuard
+
+from rlhf.data.transcripts import is_transcript
+from rlhf.errors import UserError
+
+SURVEYED = 10_000  # rows of a file that decide what holds for the file
+MESSAGE = "[]."  # before the name of a field of messages, wherever they stand
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_]+")
+_INDEX = re.compile(r"(?:Unnamed: \d+(?:\.\d+)?)?|__index_level_\d+__")  # as pandas writes it beside its columns
+_POINTS_AT_INPUT = re.compile("image|picture|photo|audio|video|document|passage|context|history|previous|tool")
+_IDS = {"id", "uid", "uuid", "guid", "idx", "index", "hash", "sha", "md"}
+_TIMES = {"time", "timestamp", "tstamp", "date", "datetime", "created", "updated", "modified"}
+_HASH = re.compile(r"(?i)(?=.*\d)(?:[0-9a-f]{16,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?)?")
+_CLOCK = re.compile(r"(?=(?:.*\d){4})[\d\s:./+TZ-]+")
+_PAGE = re.compile(
+    r"(?i)https?://\S+(?<!\.png|\.jpg|\.gif|\.svg|\.bmp|\.wav|\.mp3|\.mp4|\.pdf|\.csv|\.txt)"
+    r"(?<!\.jpeg|\.webp|\.tiff|\.flac|\.webm|\.docx|\.json)"
+)
+_ID = re.compile(r"\S*\d\S*|(?=\S*[a-z])[A-Za-z]\S*[A-Z]\S*")  # with a digit, or a capital inside of it
+_TRAINED = re.compile(r"train\w*|loss(?:es)?|weights?|learn\w*|supervis\w*|backprop\w*")
+_OF_TRAINED = {
+    *("on", "in", "into", "is", "it", "do", "to", "for", "with", "per", "the", "this", "be", "has", "should"),
+    *("use", "used", "include", "included", "including", "apply", "applied", "compute", "computed", "enable"),
+    *("enabled", "turn", "message", "msg", "token", "tokens", "sft", "flag", "mask"),
+}
+_BOOLEANS: dict[object, bool] = {0: False, 1: True, "0": False, "1": True, "0.0": False, "1.0": True}
+_BOOLEANS |= {"false": False, "true": True}
+
+
+@lru_cache(maxsize=10_000)
+def words(name: str) -> tuple[str, ...]:
+    """Return the words of a name in lower case: `scoreChosen`, `score-chosen` and `score.chosen` have the same."""
+    return tuple(word.lower() for word in _WORDS.findall(name))
+
+
+def has_value(value: object) -> bool:
+    """Return whether a field says anything; null, NaN, and an empty text, list or object do not. false and 0 do."""
+    if isinstance(value, float) and math.isnan(value):
+        return False
+    return bool(value.strip()) if isinstance(value, str) else value is False or value not in (None, [], {})
+
+
+def leaves(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield the fields with a value of an object in an object, with dotted names; any other value under its name."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(f"{name}.{key}", inner)
+    elif has_value(value):
+        yield name, value
+
+
+def twins(names: Collection[str], one: str, other: str) -> list[tuple[str, str]]:
+    """Return the names that differ in a word alone, which is `one` in the first and `other` in the second."""
+    by_words = {words(name): name for name in names}
+    return [
+        (name, by_words[twin])
+        for own, name in by_words.items()
+        for place, word in enumerate(own)
+        if word == one and (twin := (*own[:place], other, *own[place + 1 :])) in by_words
+    ]
+
+
+def boolean(value: object) -> bool | None:
+    """Return a value that is true or false, 1 or 0, or their text, as a boolean; None for any other."""
+    key = value.strip().lower() if isinstance(value, str) else value
+    return _BOOLEANS.get(key) if isinstance(key, str | bool | int | float) else None
+
+
+def switches_training(name: str) -> bool:
+    """Return whether a field says by its name that something is trained on: `train`, `loss_mask`, `includeInLoss`."""
+    own = words(name)
+    kinds = [bool(_TRAINED.fullmatch(word)) for word in own]
+    known = all(trains or word in _OF_TRAINED for trains, word in zip(kinds, own, strict=True))
+    return any(kinds) and known and own[0] != "mask"  # a mask of the loss, or a loss that is masked
+
+
+def is_word(value: object) -> bool:
+    """Return whether a value is a number or a word without white space, or a list of them."""
+    if isinstance(value, list):
+        return all(map(is_word, value))
+    return isinstance(value, int | float) or (isinstance(value, str) and not re.search(r"\s", value.strip()))
+
+
+def is_text(value: object) -> bool:
+    """Return whether a value is a text: words, or one word with a mark behind it as a sentence has it."""
+    return isinstance(value, str) and bool(value.strip()) and not re.fullmatch(r"\S*\w", value.strip())
+
+
+def values(value: object) -> Iterator[object]:
+    """Yield the values in lists and objects, however deep; any other value itself."""
+    if isinstance(value, list | dict):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from values(inner)
+    else:
+        yield value
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """What holds for all rows of a file, and no row can say by itself.
+
+    `ids` and `constant` are names of fields, dotted, those of messages behind `[].`; `transcripts` says whether texts
+    of prompts are transcripts, None where there are no texts to tell by.
+    """
+
+    ids: frozenset[str] = frozenset()
+    constant: frozenset[str] = frozenset()
+    transcripts: bool | None = None
+    sample: tuple[dict[str, object], ...] = ()
+
+
+NO_FACTS = FileFacts()
+
+
+class Field(NamedTuple):
+    """A field where it stands in a row (`messages[2].mask`), its name (`mask`), and its value."""
+
+    place: str
+    name: str
+    value: object
+
+
+class Unread(NamedTuple):
+    """Fields that no stage reads: those that an answer may depend on, and the names of those that a report names."""
+
+    refused: list[Field]
+    named: list[str]
+
+
+_SAMPLE = 100  # rows by which a refusal names all columns that it is about
+
+
+@dataclass(slots=True)
+class _Column:
+    rows: int = 0
+    ids: int = 0
+    values: set[str] = field(default_factory=set)  # at most two
+
+
+def survey(rows: Iterable[tuple[str, object]]) -> FileFacts:
+    """Return what holds for a file by its first rows. A file that cannot be read on is left to its reader."""
+    columns: dict[str, _Column] = {}
+    count = texts = transcripts = 0
+    sample = []
+    try:
+        for _, row in itertools.islice(rows, SURVEYED):
+            if not isinstance(row, dict):
+                continue
+            count += 1
+            sample += [row] if count <= _SAMPLE else []
+            if isinstance(prompt := row.get("prompt"), str):
+                texts, transcripts = texts + 1, transcripts + is_transcript(prompt)
+            seen = set()
+            for _, name, value in fields(row):
+                column = columns.setdefault(name, _Column())
+                column.rows += name not in seen
+                seen.add(name)
+                column.ids += _is_id(value)
+                if len(column.values) < 2:
+                    column.values.add(repr(value) if is_word(value) else "")
+    except UserError:
+        pass
+    return FileFacts(
+        frozenset(name for name, column in columns.items() if _names_id(name) and 2 * column.ids >= column.rows),
+        frozenset(
+            name
+            for name, column in columns.items()
+            if 1 < column.rows == count and len(column.values) == 1 and column.values != {""}
+        ),
+        2 * transcripts > texts if texts else None,
+        tuple(sample),
+    )
+
+
+def fields(row: Mapping[str, object]) -> Iterator[Field]:
+    """Yield the fields of a row that have a value, and those of its messages but for role and content."""
+    for column, value in row.items():
+        if is_messages(value):
+            yield from fields_of_messages(value, column)
+        for name, leaf in leaves(column, value):
+            yield Field(name, name, leaf)
+
+
+def fields_of_messages(messages: object, column: str) -> Iterator[Field]:
+    """Yield the fields of messages that have a value, but for role and content; their names begin with `[].`."""
+    for number, message in enumerate(messages if isinstance(messages, list) else (), 1):
+        if isinstance(message, dict):
+            read = {
+                new if message.get(new) is not None else old for new, old in (("role", "from"), ("content", "value"))
+            }
+            for key in message.keys() - read if len(message) > 2 else ():
+                for name, leaf in leaves(key, message[key]):
+                    yield Field(f"{column}[{number}].{name}", MESSAGE + name, leaf)
+
+
+def is_messages(value: object) -> TypeGuard[list[dict[str, object]]]:
+    """Return whether a value is a list of messages."""
+    return isinstance(value, list) and bool(value) and all(isinstance(turn, dict) for turn in value)
+
+
+def is_free(name: str, value: object, facts: FileFacts = NO_FACTS) -> bool:
+    """Return whether a field is an id, a hash, a time or the address of a page, by its values."""
+    if isinstance(value, list):
+        return all(is_free(name, element, facts) for element in value)
+    if _INDEX.fullmatch(name):
+        return str(value).isdecimal()
+    if isinstance(value, bool | dict) or _POINTS_AT_INPUT.search(" ".join(words(name))):
+        return False
+    if isinstance(value, datetime.date | datetime.time):
+        return True
+    text = str(value).strip()
+    if any(shape.fullmatch(text) for shape in (_HASH, _TIME, _PAGE)):
+        return True
+    if _names_id(name) and is_word(value):
+        return name in facts.ids or _is_id(value)
+    return not _TIMES.isdisjoint(words(name)) and bool(_CLOCK.fullmatch(text))
+
+
+def _names_id(name: str) -> bool:
+    return any(word.removesuffix("s") in _IDS for word in words(name))
+
+
+def _is_id(value: object) -> bool:
+    """Return whether a value has the shape of an id: a whole number, or a word with a digit or a capital inside."""
+    if isinstance(value, list):
+        return all(map(_is_id, value))
+    if isinstance(value, bool | float):
+        return isinstance(value, float) and value.is_integer()
+    return bool(_ID.fullmatch(str(value).strip())) if isinstance(value, int | str) else False

@@ -1,0 +1,163 @@
+"""Rows of one prompt and several answers, each with a rating or a rank, as UltraFeedback and Nectar have them.
+
+The answers are a list of objects, each with a text and a number (`completions`, `answers`), or a list of texts beside a
+list of as many numbers (`responses` and `scores` or `ranks`). A prompt gives one pair, of the answers that are rated
+best and worst; or all pairs of answers with different ratings. The difference of the ratings is the pair's margin.
+"""
+
+import itertools
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rlhf.data.columns import CONTEXT, INPUT_COLUMNS
+from rlhf.data.fields import has_value, is_messages, is_text, leaves, switches_training, values, words
+from rlhf.data.margins import is_place, judges, number_or_none
+from rlhf.data.raw import Malformed
+from rlhf.data.verdicts import PROMPTS, RESPONSE_WORDS
+from rlhf.recipe.choices import RatedPairs
+from rlhf.terminal import counted
+
+_OTHER_ANSWERS = ("chosen", "rejected", "completion", "response", "output", "messages", "conversations")
+_AMBIGUOUS = {"ranking", "rankings", "order"}  # of lists: the place of each answer, or the answers by place
+_READ = {*INPUT_COLUMNS, *CONTEXT, "system", "input"}
+_MEANS = ("fine", "avg", "average", "mean")  # of ratings of aspects: before an overall one
+
+
+Found = tuple[list[str], list[tuple[object, float | None]]]  # columns that were read, and answers with their ratings
+
+
+class Rated(NamedTuple):
+    """The prompt of a row, its answers with ratings (more is better), and the columns beside them that are kept."""
+
+    prompt: object
+    answers: list[tuple[object, float]]
+    beside: dict[str, object]
+
+
+@dataclass(slots=True)
+class Count:
+    """The numbers of prompts with rated answers in a file, of the pairs and ties, and columns that are not used."""
+
+    prompts: int = 0
+    pairs: int = 0
+    ties: int = 0
+    unused: dict[str, None] = field(default_factory=dict)
+
+    def in_words(self, how: RatedPairs) -> str:
+        """Return a line: `4 prompts with rated answers: 3 pairs of the best and the worst, 1 tie left out`."""
+        kind = "the best and the worst" if how == "best_worst" else "all that are rated differently"
+        prompts = f"{counted(self.prompts, 'prompt')} with rated answers"
+        return f"{prompts}: {counted(self.pairs, 'pair')} of {kind}, {counted(self.ties, 'tie')} left out"
+
+
+def rated_answers(row: Mapping[str, object], rating: str | None) -> Rated | None:
+    """Return the rated answers of a row; None for a row without. `rating` names the rating where there are several.
+
+    Raises Malformed where it is not clear which numbers are the ratings, and for fewer than two rated answers.
+    """
+    prompt = next((name for name in PROMPTS if has_value(row.get(name))), None)
+    if prompt is None or any(has_value(row.get(name)) for name in _OTHER_ANSWERS):
+        return None
+    found = _of_objects(row, rating) or _of_lists(row, rating)
+    if found is None:
+        return None
+    (column, *numbers), answers = found
+    known = [(answer, float(value)) for answer, value in answers if value is not None and has_value(answer)]
+    if len(known) < 2:
+        raise Malformed(f"'{column}' has fewer than two answers with a rating; take the row out")
+    beside = {name: value for name, value in row.items() if name not in (column, *numbers, prompt)}
+    asked = row[prompt]
+    if prompt == "instruction" and has_value(extra := beside.pop("input", None)):
+        asked = f"{asked}\n{extra}"
+    return Rated(asked, known, beside)
+
+
+def pairs(rated: Rated, how: RatedPairs, count: Count) -> Iterator[dict[str, object]]:
+    """Yield the pairs of a prompt's answers as preference rows, and count them.
+
+    Of answers that are rated alike the first one is taken. Labels, numbers and lists beside them are not used.
+    """
+    kept = {name: value for name, value in rated.beside.items() if _may_be_read(name, value)}
+    count.unused |= dict.fromkeys(name for name, value in rated.beside.items() if name not in kept and has_value(value))
+    count.prompts += 1
+    by_rating = sorted(rated.answers, key=lambda answer: -answer[1])  # stable: the first of equal ones stays first
+    worst = min(rated.answers, key=lambda answer: answer[1])
+    for better, worse in itertools.combinations(by_rating, 2) if how == "all" else [(by_rating[0], worst)]:
+        if better[1] == worse[1]:
+            count.ties += 1
+            continue
+        count.pairs += 1
+        yield kept | {"prompt": rated.prompt, "chosen": better[0], "rejected": worse[0], "margin": better[1] - worse[1]}
+
+
+def _may_be_read(name: str, value: object) -> bool:
+    """Return whether a column beside rated answers is read, or holds a text that the answers may depend on."""
+    return (
+        name in _READ or switches_training(name) or (not isinstance(value, list) and any(map(is_text, values(value))))
+    )
+
+
+def _of_objects(row: Mapping[str, object], rating: str | None) -> Found | None:
+    """Return the column of a list of objects with one text and a rating each, and these; None without such a list."""
+    for column, value in row.items():
+        if column in PROMPTS or not is_messages(value) or len(value) < 2:
+            continue
+        texts = [[n for n in item if {*words(n)} & RESPONSE_WORDS and has_value(item[n])] for item in value]
+        if any(len(names) != 1 for names in texts) or any("role" in item or "from" in item for item in value):
+            continue
+        ratings = _ratings([dict(itertools.chain(*(leaves(n, v) for n, v in item.items()))) for item in value], rating)
+        return [column], [(item[name], number) for item, (name,), number in zip(value, texts, ratings, strict=True)]
+    return None
+
+
+def _of_lists(row: Mapping[str, object], rating: str | None) -> Found | None:
+    """Return the columns of a list of texts and of lists of numbers, and the texts rated by these; None without."""
+    lists = {name: value for name, value in row.items() if isinstance(value, list) and len(value) > 1}
+    numbers = {name: value for name, value in lists.items() if all(number_or_none(n) is not None for n in value)}
+    for column, texts in lists.items():
+        beside = {name: value for name, value in numbers.items() if name != column and len(value) == len(texts)}
+        if column in PROMPTS or not beside or not all(isinstance(text, str) for text in texts) or column in numbers:
+            continue
+        if {*words(column)}.isdisjoint({*RESPONSE_WORDS, *(f"{name}s" for name in RESPONSE_WORDS)}):
+            continue
+        if unclear := [name for name in beside if not _AMBIGUOUS.isdisjoint(words(name))]:
+            raise Malformed(
+                f"'{unclear[0]}' may hold the place of each answer, or the answers by place: write it as 'ranks', the "
+                "place of each answer, 1 for the best"
+            )
+        items = [dict(zip(beside, row_numbers, strict=True)) for row_numbers in zip(*beside.values(), strict=True)]
+        return [column, *beside], list(zip(texts, _ratings(items, rating), strict=True))
+    return None
+
+
+def _ratings(items: Sequence[Mapping[str, object]], rating: str | None) -> list[float | None]:
+    """Return the rating of each answer by its fields, those in objects with dotted names; more is better.
+
+    A number of the answer itself comes before those of its aspects, whose mean counts. Raises Malformed where several
+    may be the rating.
+    """
+    names = dict.fromkeys(name for item in items for name in item if judges(name))
+    own = [name for name in names if all(n.get(name) is None or number_or_none(n[name]) is not None for n in items)]
+    own = [name for name in own if any(item.get(name) is not None for item in items) and "." not in name]
+    if rating is not None:
+        own = [name for name in own if name == rating]
+    elif len(own) > 1:
+        means = [name for name in own if not {*words(name)}.isdisjoint(_MEANS)]
+        overall = [name for name in own if "overall" in words(name)]
+        own = means or overall or own
+    if len(own) > 1:
+        raise Malformed(f"{', '.join(own)} may each be the rating of an answer; name one: --set data.rating={own[0]}")
+    if own:
+        sign = -1 if is_place(own[0]) else 1
+        return [None if (number := number_or_none(item.get(own[0]))) is None else sign * number for item in items]
+    if rating is None and (aspects := [name for name in names if {*words(name)} & {"rating", "score"} and "." in name]):
+        return [_mean([item.get(name) for name in aspects]) for item in items]
+    raise Malformed("no number beside each answer rates it" + (f": {rating} (data.rating) is none" if rating else ""))
+
+
+def _mean(numbers: Sequence[object]) -> float | None:
+    """Return the mean of those that are numbers; None without any."""
+    known = [number for number in map(number_or_none, numbers) if number is not None]
+    return statistics.fmean(known) if known else None
