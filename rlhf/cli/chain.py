@@ -11,6 +11,7 @@ from rlhf.data.needs import check_rows
 from rlhf.memory.predict import Predictor
 from rlhf.memory.preflight import require_fit
 from rlhf.process import children, distributed, endings
+from rlhf.process.guest.host import ended_afterwards
 from rlhf.recipe import EVALUATE, PinnedRecipe, StageName
 from rlhf.run.directory import StageRun
 from rlhf.stages import runner
@@ -29,8 +30,9 @@ def check_chain(chain: Sequence[StageRun], preflight: bool) -> None:
     for run in chain:
         runner.check_section(run.loaded, run.stage)
     unfinished = [run for run in chain if _where_finished(run) is None]
-    for run in unfinished:
-        runner.check_settings(run.loaded, run.stage)
+    with ended_afterwards():
+        for run in unfinished:
+            runner.check_settings(run.loaded, run.stage)
     if unfinished:
         runner.check_device(unfinished[0].loaded)  # without a GPU no prediction is needed
     if unfinished and distributed.rank() == 0:
@@ -76,7 +78,7 @@ def _run_parent(unfinished: StageRun, more_data: Sequence[str]) -> None:
     """Run a stage in a process of its own. Exits with its exit code if it fails."""
     # what these options chose is already announced
     options = stage_command(unfinished.stage, more_data, "hw", "directory", "guide")
-    command_line = [sys.executable, "-m", "rlhf.cli", *options, "--recipe", str(unfinished.loaded.directory)]
+    command_line = [sys.executable, "-P", "-m", "rlhf.cli", *options, "--recipe", str(unfinished.loaded.directory)]
     with endings.reporting_progress(lambda: runner.progress(unfinished)):
         code = children.run_child(command_line)
         if code < 0 or code - 128 in endings.SIGNALS:  # a signal that only the child received

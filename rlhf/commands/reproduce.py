@@ -78,7 +78,7 @@ def run_seeds(
                 "--out",
                 str(runs_root(out, seed)),
             ]
-            code = children.run_child([sys.executable, "-m", "rlhf.cli", *arguments, *options])
+            code = children.run_child([sys.executable, "-P", "-m", "rlhf.cli", *arguments, *options])
             if code:
                 command_line = shlex.join(["rlhf", *arguments, *options])
                 say(
