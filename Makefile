@@ -1,9 +1,10 @@
 # The usual commands of the project. `make` prints the main ones, `make help-all` all; `make -n ppo` prints commands and
 # runs nothing.
 #
-# A target is a command of `rlhf`: rlhf/cli/from_make.py is handed make's variables, refuses those that the target does
-# not take, and runs the command with the others as its options, in .venv or in a container. Finished stages are
-# skipped, so a second `make ppo` takes seconds. Behind `##` is what help prints; a heading stands behind `##@`.
+# A target is a command of `rlhf`, and a variable is the option of its name: `make ppo SEED=3` is `rlhf run ppo
+# --seed 3`. What a target takes stands below; other variables are refused. Finished stages are skipped, so a second
+# `make ppo` takes seconds. Behind `##` is what help prints, behind `##+` what help-all adds; a heading stands behind
+# `##@`.
 
 ##@ Variables [default]
 ## HW           hardware the recipe is made for (see `make recipes`) [cpu]
@@ -18,6 +19,39 @@
 ## PRICE        dollars per hour of one card; adds the cost to plan, bench, report, reproduce and after a stage
 ## RUNTIME      docker, podman: stages run in the container image; local: in .venv [docker; local for recipes for cpu]
 ## PIP_ARGS     more arguments for pip, for example "--extra-index-url URL" (for torch without CUDA, see README.md)
+##+ RUN          run directory or a stage's, runs/NAME/vN/ppo, given instead of HW, OUT, SET and all of how it was made
+##+ REUSE        another root of runs; its finished stages are used if OUT has none
+##+ GUIDE        1: with HW, the version that keeps the settings of a published guide, where there is one
+##+ STAGE        stage that `make plan` predicts alone, or whose model `make chat` loads
+##+ STOP_ON      checks that end a stage when they find something, for example "nan flat_loss", or all (docs/watch.md)
+##+ REPORT_TO    also send the metrics to wandb, trackio or tensorboard
+##+ SEEDS        seeds of `make reproduce`, separated by commas [0,1,2]
+##+ TEMPERATURE  temperature of `make chat`; 0 takes the likeliest token [the recipe's]
+##+ PROMPT       prompt for `make score`, with RESPONSE
+##+ RESPONSE     answer to PROMPT
+##+ FILES        files for `make score`, instead of PROMPT and RESPONSE; no spaces in their names
+##+ PORT         port of `make serve` [8000]
+##+ SUMMARY      1: `make ab` prints win rates and agreement so far, and serves no page
+##+ URL          address of the model that `make judge` asks, for example http://127.0.0.1:8000/v1
+##+ MODEL        that model's name there
+##+ CHECK_ARGS   more arguments for `make data-check`, for example "--heldout test.jsonl --to report.json"
+##+ SHOW_ARGS    more arguments for `make data-show`, for example "--rows 20 --only unfinished"
+##+ SCORE_ARGS   more arguments for `make score`, for example "--to runs/scores.jsonl"
+##+ AB_ARGS      more arguments for `make ab` and `make judge`, for example "--a sft --b dpo --limit 50"
+##+ BENCH_ARGS   more arguments for a benchmark, for example "--steps 4 --shape longest" for `make bench`
+##+ TEST_ARGS    more arguments for pytest, for example "-m 'not slow'"
+##+ REV          commit, branch or tag for `make bench-against` [where the branch left main; on main the commit before]
+##+ CASES        number of malformed inputs that `make fuzz` tries [1050]
+##+ KILLS        number of times that `make fuzz` interrupts stages [119]
+##+ ONLY         one group of `make fuzz`, or one case, for example run_dirs, kills or run_dirs:17
+##+ VRAM_CAP     limit on the memory used of a card, for example 24GB, to try what fits a smaller one
+##+ GPU          which card to use, by its number in nvidia-smi or its UUID; several: 0,1 [the first; all for torchrun]
+##+ IMAGE        an existing image, used instead of one built from this folder
+##+ BASE         base of the image, used instead of the one pinned in Dockerfile
+##+ FLASH_ATTN   1: compile flash-attn into the image; BASE must have nvcc [0: attention is torch's own]
+##+ PYTHON       interpreter for `make setup`, 3.11 to 3.13 [python3]
+##+ VENV         folder of the installed packages [.venv]
+##+ EXTRAS       extras of pyproject.toml [gpu,math,report,serve,tracking; dev, docs, wandb, trackio when needed]
 
 HW      ?= cpu
 RUNTIME ?= $(if $(on_cpu),local,docker)
@@ -43,13 +77,119 @@ version  = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rlhf/__init__.py)
 on_cpu := $(or $(filter hardware.device=cpu,$(SET)),$(if $(RUN)$(RECIPE),$(shell grep -sE '^[^#]*device"?: *"?cpu' \
           $(RECIPE)/recipe.yaml $(RUN)/manifest.json $(RUN)/*/manifest.json),$(filter %cpu,$(HW))))
 
-# `checked` needs a few small packages, and refuses wrong variables before anything large is installed or built.
-python = $(VENV)/bin/python
-here   = $(if $(wildcard $(python)),+)$(python) -m rlhf.cli.from_make --goals '$(MAKECMDGOALS)'
-rlhf   = $(here) --runtime '$(RUNTIME)' --image '$(IMAGE)' $(if $(on_cpu),,--gpu)
-engine = $(if $(filter local,$(RUNTIME)),docker,$(RUNTIME))
-image  = $(if $(filter file,$(origin IMAGE)),image,checked)
-ready  = $(if $(filter local,$(RUNTIME)),setup,$(image))
+# What each target takes; `also` is for a target that it runs first, or for the default of OUT. All take what installs.
+STAGES := pretrain sft rm ppo rloo grpo dpo kto evaluate merge
+recipe := HW RECIPE GUIDE SET
+of_run := $(recipe) RUN OUT DATA WEIGHTS SEED
+stage  := $(of_run) REUSE RESUME STOP_ON REPORT_TO PRICE
+of_one := HW RECIPE GUIDE RUN OUT
+boxed  := IMAGE BASE FLASH_ATTN
+card   := VRAM_CAP GPU $(if $(filter local,$(RUNTIME)),,$(boxed))
+give    = $(foreach t,$1,$(eval takes.$t := $2))
+$(call give,$(STAGES),$(stage) $(card))
+$(call give,chat,$(of_run) STAGE TEMPERATURE $(card))
+$(call give,score,$(of_run) FILES PROMPT RESPONSE SCORE_ARGS $(card))
+$(call give,serve,$(of_run) REUSE PORT $(card))
+$(call give,reproduce,$(recipe) OUT DATA WEIGHTS SEEDS PRICE $(card))
+$(call give,report,$(of_one) PRICE)
+$(call give,ab,$(of_one) SUMMARY AB_ARGS)
+$(call give,judge,$(of_one) URL MODEL AB_ARGS)
+$(call give,plan,$(recipe) DATA FIT PRICE STAGE)
+$(call give,rehearse,$(recipe) OUT DATA WEIGHTS)
+$(call give,fetch,$(recipe) $(card))
+$(call give,data-check,DATA CHECK_ARGS)
+$(call give,data-show,DATA SHOW_ARGS)
+$(call give,bench,$(recipe) PRICE BENCH_ARGS $(card))
+$(call give,bench-memory bench-ablation,$(recipe) BENCH_ARGS $(card))
+$(call give,bench-against,$(recipe) REV BENCH_ARGS)
+$(call give,bench-peer-real,$(recipe) DATA BENCH_ARGS)
+$(call give,bench-peer-supervised,$(recipe) BENCH_ARGS)
+$(call give,bench-gpu,BENCH_ARGS VRAM_CAP GPU)
+$(call give,bench-peer bench-micro budgets,BENCH_ARGS)
+$(call give,fuzz,SEED CASES KILLS ONLY)
+$(call give,test test-vllm test-studies,TEST_ARGS)
+$(call give,setup,$(recipe) RUN REPORT_TO)
+$(call give,image test-image,$(boxed))
+$(call give,shell,$(stage) $(card) $(boxed))
+also.all   := $(stage) $(card)
+also.serve := $(stage)
+$(foreach t,report ab judge,$(eval also.$t := DATA WEIGHTS SEED))
+taken := $(foreach g,$(MAKECMDGOALS),$(takes.$g) $(also.$g)) RUNTIME PYTHON VENV EXTRAS PIP_ARGS
+
+# A variable that was typed and that no target takes is a mistake; one of the environment may be another program's.
+typed  := $(foreach v,$(.VARIABLES),$(if $(filter command,$(origin $v)),$v))
+known  := $(shell sed -n 's/^\#\#+* \([A-Z_]*\)  *.*/\1/p' Makefile)
+quoted  = '$(subst ','\'',$1)'
+nearest = $(shell $(PYTHON) -c 'import difflib, sys; _, typed, *known = sys.argv; \
+          print(*difflib.get_close_matches(typed.upper(), known, 1))' $(quoted) $(known))
+meant   = $(if $1, did you mean $1?)
+takers  = $(foreach t,$(TARGETS),$(if $(filter $1,$(takes.$t) $(also.$t)),$t))
+some    = $(strip $(wordlist 1,6,$(takers)) $(if $(word 7,$(takers)),and others))
+refuse  = $(error $(if $(filter $1,$(known)),$1 changes nothing in `make $(MAKECMDGOALS)`; it is for $(some),there is \
+          no variable $1;$(call meant,$(nearest)) SET="ppo.steps=10" changes a key of the recipe))
+$(if $(MAKECMDGOALS),$(foreach v,$(filter-out $(taken),$(typed)),$(call refuse,$v)))
+$(foreach v,$(filter GUIDE RESUME SUMMARY FLASH_ATTN,$(taken)),$(if $(filter-out 0 1,$($v)),$(error \
+  $v=$($v): write 1 or 0)))
+$(if $(filter-out docker podman local,$(RUNTIME)),$(error RUNTIME=$(RUNTIME): docker, podman or local))
+
+# Other weights, other data and another seed have a root of runs of their own.
+ifeq ($(origin OUT),undefined)
+OUT := runs$(if $(WEIGHTS),/weights-$(notdir $(patsubst %/,%,$(WEIGHTS))))$(if $(DATA),/data-$(basename $(patsubst \
+       %.gz,%,$(notdir $(firstword $(wildcard $(DATA)) $(DATA))))))$(if $(SEED),/seed-$(SEED))
+endif
+
+# Each variable as the option of its name, with its value as typed. A run has its own settings, a RECIPE its hardware.
+SEVERAL := DATA SET STOP_ON REPORT_TO
+names   := $(filter-out RUN FILES VRAM_CAP GPU $(boxed) %_ARGS,$(sort $(foreach t,$(TARGETS),$(takes.$t))))
+lower   := $(join $(names:=>--),$(shell echo $(names) | sed y/ABCDEFGHIJKLMNOPQRSTUVWXYZ_/abcdefghijklmnopqrstuvwxyz-/))
+option   = $(patsubst $1>%,%,$(filter $1>%,$(lower)))
+home     = $(if $(filter ~/%,$1),$(patsubst ~/%,$(HOME)/%,$1),$1)
+found    = $(foreach w,$(home),$(call quoted,$(or $(wildcard $w),$w)))
+each     = $(if $(filter DATA,$1),$(call found,$(value DATA)),$(foreach w,$(filter-out none,$(value $1)),$(call \
+           quoted,$w)))
+switch   = $(if $(filter 1,$($1)),$(option),$(if $(filter RESUME,$1),--restart))
+single   = $(if $(filter GUIDE RESUME SUMMARY,$1),$(switch),$(option) $(call quoted,$(call home,$(value $1))))
+forward  = $(if $(filter $1,$(SEVERAL)),$(foreach w,$(each),$(option) $w),$(single))
+unsaid  := $(if $(RUN),HW OUT) $(if $(RECIPE),HW)
+given    = $(if $(filter $1,$(typed)),$(or $(value $1),$(filter OUT PORT,$1)),$(if $(filter $1,$(unsaid)),,$(value $1)))
+options  = $(foreach v,$(foreach w,$(filter $(names),$(takes.$1)),$(if $(call given,$w),$w)),$(call forward,$v))
+verb     = $(if $(filter $(STAGES),$1),run $1 --with-parents$(if $(filter $1,$(MAKECMDGOALS)),, --if-needed),$(if \
+           $(filter shell,$1),run sft,$1))
+on_run   = $(if $(RUN),$(if $(filter RUN,$(takes.$1)), $(call quoted,$(call home,$(value RUN)))))
+files    = $(if $(filter FILES,$(takes.$1)), $(call found,$(value FILES)))
+of_data  = $(subst data-,data ,$1) $(call found,$(value DATA))
+outside  = $(if $(filter serve,$1),$(if $(filter local,$(RUNTIME)),,--host 0.0.0.0))
+line     = $(if $(filter data-%,$1),$(of_data),$(verb)$(on_run) $(options)$(files)) $(outside)$($(filter \
+           %_ARGS,$(takes.$1)))
+
+# Messages of a command that make runs are in make's spelling (rlhf/terminal/make_words.py).
+export RLHF_MAKE := make$(foreach v,$(filter RUNTIME IMAGE VENV,$(typed)), $v=$($v))
+ifneq (,$(and $(filter VRAM_CAP,$(taken)),$(VRAM_CAP)))
+export RLHF_VRAM_CAP := $(VRAM_CAP)
+endif
+ifneq (,$(and $(filter GPU,$(taken)),$(GPU)))
+export CUDA_VISIBLE_DEVICES := $(GPU)
+export CUDA_DEVICE_ORDER := PCI_BUS_ID
+endif
+
+python  = $(VENV)/bin/python
+engine  = $(if $(filter local,$(RUNTIME)),docker,$(RUNTIME))
+image   = $(if $(filter file,$(origin IMAGE)),image,checked)
+ready   = $(if $(filter local,$(RUNTIME)),setup,$(image))
+# A container sees what the command reads and writes, which `rlhf --paths` names; it refuses wrong values too.
+paths   = $(python) -m rlhf.cli --paths
+boxes   = bin/in-container --engine $(engine)$(if $(on_cpu),, --gpu) --paths <($(paths) $1)
+port    = $(if $(filter serve,$1), --port $(or $(PORT),8000))
+rlhf    = $(if $(filter local,$(RUNTIME)),$(VENV)/bin/rlhf,$(call boxes,$(line))$(port) $(IMAGE)) $(line)
+module  = $(python) -m $(or $(module.$1),$(subst -,.,$1)) $(options) $($(filter %_ARGS,$(takes.$1)))
+boxed   = $(call boxes,$(call line,fetch)) --write results --entrypoint python $(IMAGE)$(subst $(python),,$(module))
+module.bench-memory := bench.memory measure
+module.budgets := bench.memory pinned
+module.results-index := bench.results
+module.bench-peer-real := bench.peer --weights recipe
+module.bench-peer-supervised := bench.peer --weights random
+module.docs-tables := bench.docs_tables
+module.fuzz := tests.fuzz
 targets = awk -F ':.*\#\# ' -v only=' $(1) ' '/^\#\#@ / && !/Variables/ {group = "\n" substr($$0, 5) "\n"} \
           /^[a-z-]+:.*\#\# / && (only == "  " || index(only, " " $$1 " ")) \
           {printf "%s  %-22s %s\n", group, $$1, $$2; group = ""}' Makefile
@@ -58,14 +198,13 @@ targets = awk -F ':.*\#\# ' -v only=' $(1) ' '/^\#\#@ / && !/Variables/ {group =
 help: ## list the targets and variables that people use most
 	@echo 'Usage: make TARGET [VARIABLE=value ...]     for example: make ppo HW=cpu'
 	@$(call targets,$(if $(filter help-all,$(MAKECMDGOALS)),,$(MAIN)))
-	@echo; sed -n 's/^##@ V/V/p; s/^## /  /p' Makefile
-help-all: help checked ## list all targets and variables
-	@$(here) help
-setup: checked ## make .venv with the pinned packages (HW= RECIPE= SET= REPORT_TO=); others do it when needed
+	@echo; sed -n 's/^##@ V/V/p; s/^## /  /p$(if $(filter help-all,$(MAKECMDGOALS)),; s/^##+ /  /p)' Makefile
+help-all: help ## list all targets and variables
+setup: ## make .venv with the pinned packages (HW= RECIPE= SET= REPORT_TO=); others do it when needed
 	@$(if $(on_cpu),CPU=1) bin/setup $(VENV) $(PYTHON) '$(strip $(EXTRAS))' $(PIP_ARGS)
 checked:
 	@bin/setup $(VENV) $(PYTHON) small $(PIP_ARGS)
-	@$(rlhf) check
+	@$(foreach t,$(filter $(STAGES) fetch chat score serve reproduce,$(MAKECMDGOALS)),$(paths) $(call line,$t) >/dev/null;)
 recipes: setup     ## list the recipes
 fetch: $(ready)    ## download the pinned model and data of a recipe and check them; afterwards stages run offline
 plan: setup        ## memory, time and cost of a recipe, predicted without a GPU; nothing is started
@@ -95,18 +234,16 @@ chat: $(ready)      ## talk with a trained model in the terminal (STAGE=dpo: DPO
 score: $(ready)     ## score answers with the trained reward model: PROMPT= RESPONSE=, or FILES="pairs.jsonl ..."
 serve: $(ready) merge ## merge if needed, and serve the model at an OpenAI-compatible address (PORT=8000)
 
-# How they run: these in .venv, and those in a container too.
-recipes plan rehearse data-check data-show report ab judge bench-against bench-gpu bench-peer \
-bench-peer-real bench-peer-supervised budgets results-index docs-tables:
-	@$(here) $@
-fetch pretrain sft rm ppo rloo grpo dpo kto evaluate merge reproduce chat score serve bench bench-ablation bench-memory:
-	@$(rlhf) $@
+recipes plan rehearse data-check data-show report ab judge:
+	@$(VENV)/bin/rlhf $(call line,$@)
+fetch $(STAGES) reproduce chat score serve:
+	@$(call rlhf,$@)
 
 ##@ Container (GPU recipes run in it)
 image: checked ## build the image; stages do it when needed (BASE= FLASH_ATTN=1)
 	@bin/in-container --engine $(engine) --build $(IMAGE)
 shell: $(image) ## open a shell in the container, with the same folders
-	@$(rlhf) $@
+	@$(call boxes,$(call line,$@)) --entrypoint bash $(IMAGE)
 test-image: setup ## build the image for a CPU (BASE=) and train in it, with docker, podman or buildah
 	@tests/image/test.sh $(python)
 
@@ -122,6 +259,10 @@ bench-peer-real: setup ## the same, and GRPO, on a recipe's own model and rows (
 budgets: setup      ## fail if predicted memory, operations or launches are not as pinned (BENCH_ARGS=--write: pin)
 results-index: setup ## write results/README.md from the records, and recipes/README.md from the recipes
 docs-tables: setup  ## write the tables of docs/ that say what the code says; a test compares them
+bench-against bench-gpu bench-peer bench-peer-real bench-peer-supervised budgets results-index docs-tables:
+	@$(call module,$@)
+bench bench-ablation bench-memory:
+	@$(if $(filter local,$(RUNTIME)),$(call module,$@),$(call boxed,$@))
 bench-micro: setup  ## measure small functions with pytest-benchmark; each run is kept in .benchmarks
 	@$(python) -m pytest bench/micro --benchmark-only --benchmark-autosave -q $(BENCH_ARGS)
 
@@ -133,7 +274,7 @@ test-vllm: setup ## sample with a real vLLM server, its CPU build, installed in 
 test-studies: setup ## run the tests of studies/, which `make test` leaves out
 	@$(python) -m pytest studies/tests -q $(TEST_ARGS)
 fuzz: setup ## try malformed inputs and kills, generated from SEED; failures go to .fuzz (CASES= KILLS= ONLY=)
-	@$(here) $@
+	@$(call module,$@)
 	@$(if $(ONLY),,FUZZ_EXAMPLES=1000 $(python) -m pytest -q tests/fuzz/test_readers.py)
 lint: setup ## run ruff, mypy, hadolint and shellcheck
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy

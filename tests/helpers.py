@@ -4,7 +4,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ import torch
 
 from rlhf import cli, recipe
 from rlhf.files import read_json
+from rlhf.process import task as tasks
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import StageRun
 from rlhf.stages import runner
@@ -114,6 +115,12 @@ def run_stages(loaded: PinnedRecipe, out: Path, *names: str, **options: Any) -> 
 def rlhf(monkeypatch, capsys, *arguments: object) -> tuple[int, str, str]:
     """Exit code, stdout, stderr of `rlhf <arguments>`."""
     return called(monkeypatch, capsys, cli.main, "rlhf", *arguments)
+
+
+def task_of(words: Sequence[str]) -> tasks.Task:
+    """What a child process of `rlhf` is to run, by its command line; the file is there as long as the child."""
+    assert list(words[-3:-1]) == ["run", "--resolved"], words
+    return tasks.read(Path(words[-1]))
 
 
 def called(monkeypatch, capsys, program: Callable[[], object], *words: object) -> tuple[int, str, str]:

@@ -1,24 +1,20 @@
 """The stages that a stage builds on: checked before anything is trained, then run one after another."""
 
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlhf import recipe as recipes
-from rlhf.cli.typed import NAMES_RECIPE, typed_options
 from rlhf.data.needs import check_rows
 from rlhf.memory.predict import Predictor
 from rlhf.memory.preflight import require_fit
-from rlhf.process import children, distributed, endings
-from rlhf.process.guest.host import ended_afterwards
+from rlhf.process import distributed, endings
+from rlhf.process.task import Task, run_child
 from rlhf.recipe import EVALUATE, PinnedRecipe, StageName
 from rlhf.run.directory import StageRun
 from rlhf.stages import runner
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
-
-OF_A_CHAIN = ("with_parents", "if_needed")  # options of `rlhf run` that its parents do not get
 
 
 def check_chain(chain: Sequence[StageRun], preflight: bool) -> None:
@@ -30,9 +26,8 @@ def check_chain(chain: Sequence[StageRun], preflight: bool) -> None:
     for run in chain:
         runner.check_section(run.loaded, run.stage)
     unfinished = [run for run in chain if _where_finished(run) is None]
-    with ended_afterwards():
-        for run in unfinished:
-            runner.check_settings(run.loaded, run.stage)
+    for run in unfinished:
+        runner.check_settings(run.loaded, run.stage)
     if unfinished:
         runner.check_device(unfinished[0].loaded)  # without a GPU no prediction is needed
     if unfinished and distributed.rank() == 0:
@@ -43,30 +38,26 @@ def check_chain(chain: Sequence[StageRun], preflight: bool) -> None:
             predict_peak(run.loaded, run.stage)
 
 
-def stages_before(loaded: PinnedRecipe, stage: StageName, out: Path, reuse: Path | None) -> list[StageName]:
-    """Return the stages to run before `stage`; before an evaluation no policy where one is trained already."""
-    if stage == EVALUATE and StageRun(out, loaded, stage, reuse).parents.trained_policies():
-        return recipes.parents(loaded.recipe, stage)
-    return recipes.stages_before(loaded.recipe, stage)
+def stages_before(run: StageRun) -> list[StageName]:
+    """Return the stages to run before one; before an evaluation no policy where one is trained already."""
+    if run.stage == EVALUATE and run.parents.trained_policies():
+        return recipes.parents(run.loaded.recipe, run.stage)
+    return recipes.stages_before(run.loaded.recipe, run.stage)
 
 
-def run_parents(
-    loaded: PinnedRecipe, stage: StageName, out: Path, reuse: Path | None, more_data: Sequence[str]
-) -> None:
-    """Run the unfinished stages before `stage`, each in a process of its own. Exits if one fails."""
-    before = stages_before(loaded, stage, out, reuse)
+def run_parents(task: Task, parents: Sequence[StageRun]) -> None:
+    """Run the unfinished stages before a task's, each in a process of its own. Exits if one fails."""
     any_ran = False
-    for number, parent in enumerate(before, 1):
-        unfinished = StageRun(out, loaded, parent, reuse)
+    for number, unfinished in enumerate(parents, 1):
         if report_done(unfinished):
             continue
         any_ran = True
-        _announce(number, len(before) + 1, parent)
-        if other := unfinished.parents.settings_elsewhere(parent):
-            screen.OUT.print(f"{parent}: {other}; it is run anew")
-        _run_parent(unfinished, more_data)
+        _announce(number, len(parents) + 1, unfinished.stage)
+        if other := unfinished.parents.settings_elsewhere(unfinished.stage):
+            screen.OUT.print(f"{unfinished.stage}: {other}; it is run anew")
+        _run_parent(task.of(unfinished.stage, if_needed=False), unfinished)
     if any_ran:
-        _announce(len(before) + 1, len(before) + 1, stage)
+        _announce(len(parents) + 1, len(parents) + 1, task.stage)
 
 
 def _announce(number: int, total: int, stage: StageName) -> None:
@@ -74,13 +65,10 @@ def _announce(number: int, total: int, stage: StageName) -> None:
     screen.OUT.print(f"stage {number} of {total}: {stage}", style="bold")
 
 
-def _run_parent(unfinished: StageRun, more_data: Sequence[str]) -> None:
+def _run_parent(task: Task, unfinished: StageRun) -> None:
     """Run a stage in a process of its own. Exits with its exit code if it fails."""
-    # what these options chose is already announced
-    options = stage_command(unfinished.stage, more_data, "hw", "directory", "guide")
-    command_line = [sys.executable, "-P", "-m", "rlhf.cli", *options, "--recipe", str(unfinished.loaded.directory)]
     with endings.reporting_progress(lambda: runner.progress(unfinished)):
-        code = children.run_child(command_line)
+        code = run_child(task)
         if code < 0 or code - 128 in endings.SIGNALS:  # a signal that only the child received
             raise endings.stop_for(-code if code < 0 else code - 128)
     if code:
@@ -100,13 +88,7 @@ def _where_finished(run: StageRun) -> Path | None:
     return run.parents.elsewhere(run.stage) or (run.path if run.done() is not None else None)
 
 
-def stage_command(stage: StageName, more_data: Sequence[str], *leave_out: str) -> list[str]:
-    """Return the command that runs another stage with the options that were typed, except `leave_out`."""
-    files = [word for file in more_data for word in ("--data", file)]
-    return ["run", stage, *typed_options({*leave_out, *OF_A_CHAIN}), *files]
-
-
 def predict_peak(loaded: PinnedRecipe, stage: StageName) -> int | None:
     """Return the predicted peak in bytes, None without a prediction. Raises UserError if it does not fit."""
     with working(f"{stage}: predicting its memory"), Predictor() as predictor:
-        return require_fit(predictor.predict, loaded, stage, shlex.join(typed_options(only=NAMES_RECIPE)))
+        return require_fit(predictor.predict, loaded, stage)

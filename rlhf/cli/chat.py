@@ -6,20 +6,19 @@ from pathlib import Path
 import click
 
 from rlhf.cli.choice import Choice
-from rlhf.cli.missing import naming_the_run
-from rlhf.cli.options import OneOf, WholeNumber, ZeroOrMore
+from rlhf.cli.options import OneOf, StrictCommand, WholeNumber, ZeroOrMore
 from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
-from rlhf.cli.run_argument import RUN_AS_OPTIONS, CommandOnRun
+from rlhf.cli.run_argument import RUN
 from rlhf.commands import chat as chatting
 from rlhf.process.libraries import quiet_libraries
-from rlhf.recipe import EVALUATE, PRETRAIN
+from rlhf.recipe import EVALUATE
 from rlhf.run.directory import StageRun
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
 
 
-@click.command(cls=CommandOnRun)
-@RUN_AS_OPTIONS
+@click.command(cls=StrictCommand)
+@RUN
 @chooses_recipe(**RUN_HELP, out=True)
 @click.option(
     "--stage",
@@ -50,11 +49,10 @@ def chat(
     the recipe and its changes as for the run.
     """
     loaded = choice.load()
-    stage = stage or chatting.first_policy(loaded.recipe)
+    stage = stage or chatting.stage_of(choice.run) or chatting.first_policy(loaded.recipe)
     options = loaded.recipe.evaluate
     run = StageRun(out, loaded, EVALUATE)  # sampling is that of evaluation
-    with naming_the_run("chat", PRETRAIN if stage == "base" else stage):
-        folder = chatting.trained_stage(run, stage)
+    folder = chatting.trained_stage(run, stage)
     with quiet_libraries():
         with working(f"loading {stage}"):
             speaker = chatting.Speaker(run, stage, folder)

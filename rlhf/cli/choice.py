@@ -13,6 +13,7 @@ from rlhf.errors import OptionError, UserError, no_such
 from rlhf.process import distributed
 from rlhf.recipe import PRETRAIN, Changes, Data, PinnedRecipe
 from rlhf.recipe.names import is_gguf
+from rlhf.run.named import NamedRun, recipe_of
 from rlhf.terminal import say
 
 RECIPE_ROOT = "rlhf.recipes"  # key of a command's --recipe-root in click's context
@@ -34,13 +35,20 @@ class Choice:
     weights: str | None = None
     changes: tuple[str, ...] = ()
     seed: int | None = None
+    run: NamedRun | None = None  # instead of all but the folder and further changes
 
-    def load(self, more_data: Sequence[str] = ()) -> PinnedRecipe:
+    def load(self, more_data: Sequence[str] = (), merging: bool = False, quiet: bool = False) -> PinnedRecipe:
         """Return the recipe with its changes; `more_data` are further files to train on.
+
+        `merging`: what `rlhf.run.named.recipe_of` calls so. Unless `quiet`, it is said which version is taken.
 
         Raises OptionError if the options name no recipe, missing files or what a recipe cannot have, UsageError if they
         exclude each other, and UserError if the recipe itself is wrong.
         """
+        if self.run is not None:
+            with _of_options():
+                changes = recipes.parse_overrides(self.changes)
+            return recipe_of(self.run, recipes_root(), self.directory, changes, merging)
         directory, data = self.directory_of_recipe(), (*self.data, *more_data)
         as_written = recipes.load(directory).recipe  # without options, whose mistakes come below
         with _of_options():
@@ -50,7 +58,7 @@ class Choice:
         named = self._weights_changes(directory, changes, data) | _data_changes(data, as_written.data)
         with _of_options():
             loaded = recipes.load(directory, named | changes, seed)
-        if not distributed.launched() and (note := _about_version(loaded, by_hardware=self.hw is not None)):
+        if not (quiet or distributed.launched()) and (note := _about_version(loaded, by_hardware=self.hw is not None)):
             say(f"recipe: {loaded.directory} ({note})")  # a launcher's processes leave it to their parent
         return loaded
 

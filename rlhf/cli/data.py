@@ -32,7 +32,7 @@ from rlhf.errors import UserError
 from rlhf.files import write_output
 from rlhf.recipe.choices import DataFormat, RatedPairs
 from rlhf.terminal import counted, say, screen
-from rlhf.terminal.make_words import with_make_words
+from rlhf.terminal.make_words import in_make_words
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
 
@@ -154,7 +154,7 @@ def check_data(
     refused = _refused(tokenizer, [*rows.rows, *(heldout_rows.rows if heldout_rows else ())]) if tokenizer else None
     if refused is not None:
         report = report.with_template(refused)
-    content = json.dumps(report.to_dict() | {"notes": [*rows.report.notes]}, indent=2)
+    content = json.dumps(report.to_dict(), indent=2)
     if to:
         write_output(to, content + "\n")
     if as_json:
@@ -199,7 +199,7 @@ def _print_check(report: QualityReport) -> None:
     lines = [(name, value, hint and f"{severity}: {hint}") for name, value, hint, severity in listed]
     absent = ", ".join(line.name for line in table if line.value == "0")
     rows_table("data", ("what", "value", "hint"), [*lines, *([("none found", absent, "")] if absent else [])])
-    screen.OUT.print(with_make_words(flaws_line(report)))
+    screen.OUT.print(in_make_words(flaws_line(report)))
 
 
 def flaws_line(report: QualityReport) -> str:

@@ -3,7 +3,7 @@
 import click
 
 from rlhf import __version__
-from rlhf.cli import chat, compare, new, plan, rate, recipes, rehearse, report, reproduce, score, serve, train
+from rlhf.cli import chat, compare, new, paths, plan, rate, recipes, rehearse, report, reproduce, score, serve, train
 from rlhf.cli.data import data_group
 from rlhf.cli.guard import guarded
 from rlhf.cli.options import HELP_SETTINGS
@@ -12,6 +12,13 @@ from rlhf.cli.overview import Overview, add_examples
 
 @click.group(cls=Overview, context_settings=HELP_SETTINGS)
 @click.version_option(__version__)
+@click.option(
+    "--paths",
+    is_flag=True,
+    callback=paths.keep,
+    expose_value=False,
+    help="Run nothing; print the files and folders that the command reads and writes, for its container.",
+)
 def cli() -> None:
     """Reproducible RLHF on one GPU: SFT, reward model, PPO, RLOO, GRPO, DPO and KTO from a recipe.
 

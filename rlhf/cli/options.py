@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from rlhf.errors import OptionError, no_such
 from rlhf.process.sizes import size_in_bytes
@@ -32,36 +33,56 @@ HELP_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120
 class StrictCommand(click.Command):
     """A command that refuses an option given twice, of which click would take the last, and an argument like `4090`."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given: set[str | None] = set()
-        for option in self._options_in(ctx, args):
-            if not option.multiple and option.name in given:
-                raise click.UsageError(_given_twice(option, args), ctx)
-            given.add(option.name)
-        return super().parse_args(ctx, args)
+    def make_parser(self, ctx: click.Context) -> "click.parser._OptionParser":
+        """Return click's parser, whose result is checked: the arguments are parsed this once."""
+        parser = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def checked(args: list[str]) -> tuple[dict[str, Any], list[str], list[click.Parameter]]:
+            typed = list(args)  # click's parser empties the list
+            try:
+                values, unread, parameters = parse(args)
+            except click.NoSuchOption as error:
+                raise self._with_the_nearest(error, ctx) from None
+            self._check(typed, unread, parameters, ctx)
+            return values, unread, parameters
+
+        setattr(parser, "parse_args", checked)  # noqa: B010 - a method of click's is replaced on this one parser
+        return parser
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [piece for piece in super().collect_usage_pieces(ctx) if piece]
 
-    def _options_in(self, ctx: click.Context, args: list[str]) -> list[click.Option]:
-        """Return the options in the order of the arguments.
+    def _with_the_nearest(self, error: click.NoSuchOption, ctx: click.Context) -> click.NoSuchOption:
+        """Return the error with the options that are near; click compares the hyphens too."""
+        names = [name for option in self.get_params(ctx) for name in (*option.opts, *option.secondary_opts)]
+        long = [name.removeprefix("--") for name in names if name.startswith("--")]
+        near = difflib.get_close_matches(error.option_name.lstrip("-"), long)
+        return click.NoSuchOption(error.option_name, possibilities=[f"--{name}" for name in near], ctx=ctx)
 
-        Raises NoSuchOption with the options that are near, and UsageError for an argument that belongs to no option.
-        """
-        try:
-            _, unread, parameters = self.make_parser(ctx).parse_args(list(args))
-        except click.NoSuchOption as error:
-            names = [name for option in self.get_params(ctx) for name in (*option.opts, *option.secondary_opts)]
-            long = [name.removeprefix("--") for name in names if name.startswith("--")]
-            near = difflib.get_close_matches(error.option_name.lstrip("-"), long)  # click compares the hyphens too
-            raise click.NoSuchOption(error.option_name, possibilities=[f"--{name}" for name in near], ctx=ctx) from None
-        if unread and any("--hw" in parameter.opts for parameter in self.get_params(ctx)):
-            option = "--recipe" if os.path.isdir(unread[0]) else "--hw"
-            chosen = any({"--hw", "--recipe"} & set(parameter.opts) for parameter in parameters)
-            hint = "Leave it out, or name its option." if chosen else f"Did you mean {option} {unread[0]}?"
+    def _check(
+        self, typed: Sequence[str], unread: Sequence[str], parameters: Iterable[click.Parameter], ctx: click.Context
+    ) -> None:
+        """Raise UsageError for an option that is given twice, and for an argument that belongs to no option."""
+        options = [parameter for parameter in parameters if isinstance(parameter, click.Option)]
+        given: set[str | None] = set()
+        for option in options:
+            if not option.multiple and option.name in given:
+                raise click.UsageError(_given_twice(option, typed), ctx)
+            given.add(option.name)
+        if unread and "--" not in typed and any("--hw" in parameter.opts for parameter in self.get_params(ctx)):
+            hint = "Leave it out, or name its option."
+            if not {"hw", "directory"} & given:
+                hint = f"Did you mean {'--recipe' if os.path.isdir(unread[0]) else '--hw'} {unread[0]}?"
             hint = "A run directory does not belong here." if is_run(Path(unread[0])) else hint
             raise click.UsageError(f"unexpected argument {unread[0]!r}. {hint}", ctx)
-        return [parameter for parameter in parameters if isinstance(parameter, click.Option)]
+
+
+def typed_options(*names: str) -> list[str]:
+    """Return which of these parameters of the running command were typed, as options."""
+    context = click.get_current_context()
+    typed = ((p, context.get_parameter_source(str(p.name))) for p in context.command.params if p.name in names)
+    return [option.opts[0] for option, source in typed if source is ParameterSource.COMMANDLINE]
 
 
 def _given_twice(option: click.Option, args: Sequence[str]) -> str:

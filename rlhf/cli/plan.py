@@ -1,6 +1,5 @@
 """`rlhf plan`: memory, time and cost of a recipe before anything is started."""
 
-import shlex
 from collections.abc import Sequence
 from typing import Literal
 
@@ -12,7 +11,6 @@ from rlhf.cli import plan_tables as tables
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import PRICE, OneOf, StrictCommand, memory_limit
 from rlhf.cli.recipe_options import SET_HELP, chooses_recipe
-from rlhf.cli.typed import NAMES_RECIPE, typed_options
 from rlhf.errors import UserError
 from rlhf.memory import plan as planning
 from rlhf.memory import published_figures, side_by_side, strategies
@@ -125,5 +123,4 @@ def _show_plan(loaded: PinnedRecipe, stages: Sequence[StageName], price: float |
         made = planning.make_plan(predictor, loaded, stages, price, say)
     tables.show(made, as_json)
     if any(planned.fits is False for planned in made.stages.values()):
-        options = shlex.join(typed_options(only=(*NAMES_RECIPE, "data")))
-        raise UserError(f"the recipe does not fit its card: `rlhf plan {options} --fastest` looks for settings that do")
+        raise UserError("the recipe does not fit its card: --fastest looks for settings that do")

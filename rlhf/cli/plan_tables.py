@@ -1,13 +1,11 @@
 """Tables of a plan on the console, or the plan as JSON."""
 
 import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
 from rlhf.errors import UserError
-from rlhf.files import JsonValue
 from rlhf.memory import published_figures
 from rlhf.memory.fit import Fit
 from rlhf.memory.phases import PeakPart, StepOperations
@@ -206,7 +204,7 @@ def hints(plan: Plan) -> list[str]:
             f"fits the card: {largest} needs most, {gb(needed)} of {gb(plan.card_bytes)} GB"
             f"{room if needed < ROOMY * plan.card_bytes else ''}"
         )
-    return [make_words.with_make_words(line) for line in lines]
+    return [make_words.in_make_words(line) for line in lines]
 
 
 def show(plan: Plan, as_json: bool) -> None:
@@ -311,16 +309,11 @@ def show_fits(
         return
     chain = "for every stage alike, so that they build on each other" if len(settings.stages) > 1 else "to be set"
     screen.OUT.print(f"{chain}:")
-    screen.OUT.print(_assignments(changes), soft_wrap=True)
+    pairs = [f"{key}={as_yaml(value)}" for key, value in changes.items()]
+    screen.OUT.print(f"  {make_words.settings(pairs)}", soft_wrap=True)
     if hours:
         before, after = hours
         screen.OUT.print(f"projected hours of training: {before:.2f} as the recipe is, {after:.2f} with these settings")
-
-
-def _assignments(changes: Mapping[str, JsonValue]) -> str:
-    """Return changes as words of a command line, for make if it started this command."""
-    pairs = [f"{key}={as_yaml(value)}" for key, value in changes.items()]
-    return f"  {make_words.settings(pairs) or ' '.join(f'--set {shlex.quote(pair)}' for pair in pairs)}"
 
 
 def show_published(loaded: PinnedRecipe, rows: Sequence[ComparedFigure], as_json: bool) -> None:

@@ -7,10 +7,8 @@ from pathlib import Path
 import click
 
 from rlhf.cli.choice import Choice
-from rlhf.cli.missing import naming_the_evaluation
 from rlhf.cli.options import OUTPUT, SEED, StrictCommand, WholeNumber, refuse_inputs, run_directory
 from rlhf.cli.recipe_options import pair_options
-from rlhf.cli.typed import NAMES_RECIPE, typed_options
 from rlhf.errors import UserError
 from rlhf.files import write_output
 from rlhf.rating import server
@@ -20,7 +18,6 @@ from rlhf.rating.summary import show_summary, summarize
 from rlhf.recipe import EVALUATE, POLICIES
 from rlhf.run.finished import read_manifest
 from rlhf.run.layout import SAMPLES
-from rlhf.run.named import NamedRun
 from rlhf.run.packages import install_command
 from rlhf.terminal import counted, say, screen
 
@@ -49,7 +46,6 @@ from rlhf.terminal import counted, say, screen
     "--json", "as_json", is_flag=True, help="Print win rates and agreement as one JSON object; serve no page."
 )
 def rate(
-    run: NamedRun | None,
     choice: Choice,
     out: Path,
     a: str | None,
@@ -68,7 +64,7 @@ def rate(
     """
     if rater and not server.RATER.fullmatch(rater):
         raise click.BadParameter(f"{rater!r}: up to 40 letters, digits, . _ and -", param_hint="--rater")
-    paired = _pairs(run, choice, out, a, b)
+    paired = _pairs(choice, out, a, b)
     if as_json:
         click.echo(json.dumps(summarize(paired).as_json(), indent=2))
     elif summary:
@@ -95,7 +91,6 @@ def rate(
     help="Number of pairs that are judged at once.",
 )
 def judge(
-    run: NamedRun | None,
     choice: Choice,
     out: Path,
     a: str | None,
@@ -116,21 +111,18 @@ def judge(
         raise UserError(f"a judge needs {error.name}: {install_command('judge')}") from None
     if not model.strip() or not model.isprintable():
         raise click.BadParameter(f"{model!r}: the model's name, as the endpoint calls it", param_hint="--model")
-    paired = _pairs(run, choice, out, a, b)
+    paired = _pairs(choice, out, a, b)
     endpoint = judging.Judge(url, model, os.environ.get("OPENAI_API_KEY", "").strip())
     judging.run(endpoint, paired, limit=limit, at_once=parallel)
     show_summary(summarize(paired), paired.file)
 
 
-def _pairs(run: NamedRun | None, choice: Choice, out: Path, a: str | None, b: str | None) -> PairedAnswers:
+def _pairs(choice: Choice, out: Path, a: str | None, b: str | None) -> PairedAnswers:
     """Return the pairs of two policies' answers in a run, or in that of the chosen recipe below the runs root `out`."""
-    if run is not None:
-        if typed := typed_options(only=(*NAMES_RECIPE, "out")):
-            raise click.UsageError(f"{run} names the run already: leave {typed[0]} out")
-        return pair_answers(run.directory, a, b)
+    if choice.run is not None:
+        return pair_answers(choice.run.directory, a, b)
     loaded = choice.load()
-    with naming_the_evaluation():
-        return pair_answers(out / loaded.name / loaded.version, a, b)
+    return pair_answers(out / loaded.name / loaded.version, a, b)
 
 
 @click.group("ratings")

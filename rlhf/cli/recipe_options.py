@@ -1,19 +1,22 @@
 """Decorators for commands that work on a recipe: the options that name it and change it."""
 
 import functools
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from rlhf import recipe as recipes
+from rlhf.cli import paths
 from rlhf.cli.choice import RECIPE_ROOT, Choice, recipes_root
-from rlhf.cli.options import SEED, RunsFolder, WholeNumber, existing_root
-from rlhf.cli.run_argument import RUN
+from rlhf.cli.options import SEED, RunsFolder, WholeNumber, existing_root, typed_options
+from rlhf.cli.run_argument import OF_THE_RUN, RUN, run_among
+from rlhf.errors import OptionError
 from rlhf.recipe import POLICIES, Recipe
 from rlhf.recipe.strict import dotted_keys
+from rlhf.run.named import NamedRun
 
 Command = Callable[..., None]
 HARDWARE = "Take the default recipe of this hardware; `rlhf recipes` lists both. This or --recipe must be given."
@@ -113,12 +116,12 @@ def chooses_recipe(
         options.append(click.option("--seed", type=SEED, metavar="N", help=seed))
     options.append(RECIPES)
     texts = {"data": data, "weights": weights, "changes": changes, "seed": seed}
-    names = [field.name for field in fields(Choice) if texts.get(field.name, True)]
+    names = [field.name for field in fields(Choice) if texts.get(field.name, True) and field.name != "run"]
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def with_choice(**values: Any) -> None:
-            command(choice=Choice(**{name: values.pop(name) for name in names}), **values)
+            _call(command, names, values)
 
         decorated: Command = with_choice
         for option in reversed(options):
@@ -126,6 +129,35 @@ def chooses_recipe(
         return decorated
 
     return decorate
+
+
+def _call(command: Command, names: Sequence[str], values: dict[str, Any]) -> None:
+    """Call a command with its choice, whose parts have these `names`, and with the root of the run that was named."""
+    choice = Choice(**{name: values.pop(name) for name in names})
+    run, values = _run_of(values)
+    if run is not None:
+        _refuse_settings(run, [name for name in OF_THE_RUN if name in (*names, "out")])
+        choice = replace(choice, run=run)
+        values |= {"out": run.out} if "out" in values else {}
+    if paths.asked_for():
+        paths.show(choice, values)
+    else:
+        command(choice=choice, **values)
+
+
+def _run_of(values: dict[str, Any]) -> tuple[NamedRun | None, dict[str, Any]]:
+    """Return the run directory among a command's arguments, and its other arguments. Raises UsageError for several."""
+    run, others = values.pop("run", None), dict(values)
+    for name in ("files", "more_data"):
+        if name in values:
+            run, others[name] = run_among(values[name])
+    return run, others
+
+
+def _refuse_settings(run: NamedRun, names: Iterable[str]) -> None:
+    """Raise OptionError if options were typed whose values the run has."""
+    if taken := typed_options(*names):
+        raise OptionError(f"{run}: a run with its own settings; leave out {' and '.join(taken)}")
 
 
 def pair_options(command: Command) -> Command:

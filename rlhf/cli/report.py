@@ -7,9 +7,8 @@ import click
 
 from rlhf import report as reporting
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import OUTPUT, PRICE, StrictCommand, refuse_inputs, run_directories
+from rlhf.cli.options import OUTPUT, PRICE, StrictCommand, refuse_inputs, run_directories, typed_options
 from rlhf.cli.recipe_options import chooses_recipe
-from rlhf.cli.typed import NAMES_RECIPE, typed_options
 from rlhf.errors import OptionError, UserError
 from rlhf.run.packages import install_command
 from rlhf.terminal import counted, say, screen
@@ -25,7 +24,7 @@ def report(choice: Choice, runs: Sequence[Path], out: Path, to: Path | None, pri
 
     RUNS are run directories, <out>/<recipe>/<version>. Without them --hw or --recipe names the run.
     """
-    if runs and typed_options(only=(*NAMES_RECIPE, "out")):
+    if runs and typed_options("hw", "directory", "guide", "out"):
         raise click.UsageError("run directories, or --hw, --recipe and --out name the runs: leave one of them out")
     if not runs and choice.hw is None and choice.directory is None:
         raise OptionError("name run directories, or a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")

@@ -10,7 +10,6 @@ from rlhf import terminal
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import LARGEST_SEED, PRICE, StrictCommand, existing_file, listed
 from rlhf.cli.recipe_options import TRAINING_HELP, chooses_recipe
-from rlhf.cli.typed import typed_options
 from rlhf.commands import reproduce as reproducing
 from rlhf.errors import OptionError, UserError
 from rlhf.process import endings
@@ -43,10 +42,9 @@ def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: f
     if "seed" in parse_overrides(choice.changes):
         raise OptionError("--set seed: the seeds of this command are --seeds")
     chain = reproducing.chain(loaded, stages or reproducing.final_stages(loaded))
-    options = ["--recipe", str(loaded.directory), *typed_options(only=TRAINING_HELP)]
     try:
         with endings.reporting_progress(lambda: CONTINUES):
-            reproducing.run_seeds(loaded, chain, numbers, out, options)
+            reproducing.run_seeds(loaded, chain, numbers, out)
         reproduction = reproducing.write_record(loaded, chain, numbers, out, price)
     except UserError:
         if so_far := reproducing.done_so_far(loaded, chain, numbers, out):  # hours of work are shown, come what may

@@ -6,15 +6,12 @@ from pathlib import Path
 import click
 
 from rlhf.cli.choice import Choice
-from rlhf.cli.missing import naming_the_run
-from rlhf.cli.options import OUTPUT, existing_files, refuse_inputs
+from rlhf.cli.options import OUTPUT, StrictCommand, existing_files, refuse_inputs
 from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
-from rlhf.cli.run_argument import CommandOnRun
 from rlhf.commands import score as scoring
 from rlhf.commands import score_items
 from rlhf.data.transcripts import parse_hh
 from rlhf.process.libraries import quiet_libraries
-from rlhf.recipe import RM
 from rlhf.terminal import counted, excerpt, harmless, screen, wording
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
@@ -23,7 +20,7 @@ TABLE_ROWS = 20  # rows of the table
 SHORT = 60  # characters of a text in the table
 
 
-@click.command(cls=CommandOnRun)
+@click.command(cls=StrictCommand)
 @click.argument("files", nargs=-1, metavar="[RUN] [FILES]...", type=click.Path(path_type=Path), callback=existing_files)
 @chooses_recipe(**RUN_HELP, out=True)
 @click.option("--prompt", metavar="TEXT", help="Score answers to this prompt instead of FILES.")
@@ -45,8 +42,7 @@ def score(
     if to:
         refuse_inputs(to, files)
     items = score_items.read(files) if prompt is None else score_items.command_line_items(prompt, responses)
-    with naming_the_run("score", RM):
-        stages = scoring.finished_stages(choice.load(), out)
+    stages = scoring.finished_stages(choice.load(), out)
     with quiet_libraries():
         with working("scoring"):
             model = scoring.RewardModel(stages)

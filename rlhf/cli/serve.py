@@ -10,10 +10,9 @@ from pathlib import Path
 import click
 
 from rlhf.cli.choice import Choice
-from rlhf.cli.missing import naming_the_run
-from rlhf.cli.options import OneOf, WholeNumber
+from rlhf.cli.options import OneOf, StrictCommand, WholeNumber
 from rlhf.cli.recipe_options import REUSE, RUN_HELP, chooses_recipe
-from rlhf.cli.run_argument import RUN_AS_OPTIONS, CommandOnRun
+from rlhf.cli.run_argument import RUN
 from rlhf.recipe import EVALUATE, MERGE, Recipe
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
@@ -23,7 +22,7 @@ from rlhf.terminal import say
 ENGINES = ("vllm", "transformers")
 
 
-class Serve(CommandOnRun):
+class Serve(StrictCommand):
     """The command whose words after `--` are options of the server: `engine_options`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -37,7 +36,7 @@ class Serve(CommandOnRun):
 
 
 @click.command(cls=Serve)
-@RUN_AS_OPTIONS
+@RUN
 @chooses_recipe(**RUN_HELP, out=True)
 @REUSE
 @click.option("--engine", type=OneOf(ENGINES), help="Server to start. [default: vllm if it is installed]")
@@ -62,9 +61,8 @@ def serve(
     run directory, <out>/<recipe>/<version>, or a stage's folder in it, and has all settings. Without it, name the
     recipe and its changes as for the run. Options after `--` are passed on to the server.
     """
-    with naming_the_run("serve", MERGE):
-        loaded = choice.load()
-        merged = StageRun(out, loaded, EVALUATE, reuse).parents.require(MERGE)
+    loaded = choice.load(merging=True)
+    merged = StageRun(out, loaded, EVALUATE, reuse).parents.require(MERGE)
     root = merged.parents[2]
     model = str((merged / MODEL).relative_to(root))
     words = server_command(engine or ("vllm" if shutil.which("vllm") else "transformers"), model, loaded.recipe)
@@ -91,7 +89,6 @@ def server_command(engine: str, model: str, recipe: Recipe) -> list[str]:
     Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # this server lists models from there and fails without it
     return [
         sys.executable,
-        "-P",
         "-m",
         "transformers.cli.transformers",
         "serve",

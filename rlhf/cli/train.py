@@ -1,7 +1,7 @@
 """`rlhf run`: one stage of a recipe."""
 
 import os
-import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,18 +10,17 @@ import click
 from rlhf import terminal
 from rlhf.cli import chain, next_steps
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import PRICE, OneOf
+from rlhf.cli.options import PRICE, OneOf, StrictCommand
 from rlhf.cli.recipe_options import REUSE, TRAINING_HELP, chooses_recipe
-from rlhf.cli.run_argument import CommandOnRun
 from rlhf.cli.summary_tables import summary_table, targets_table
-from rlhf.errors import UserError
 from rlhf.observe import tracking, watch
 from rlhf.process import children, cuda, distributed, endings, launching
-from rlhf.recipe import PRETRAIN, STAGES, StageName
+from rlhf.process import task as tasks
+from rlhf.process.task import Task
+from rlhf.recipe import MERGE, PRETRAIN, STAGES, PinnedRecipe, StageName
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary
 from rlhf.run.named import named_run
-from rlhf.run.parents import ParentMissing
 from rlhf.run.records import Summary
 from rlhf.stages import runner
 from rlhf.stages.result import Result
@@ -45,7 +44,25 @@ is run there, with that run's settings.
 """
 
 
-@click.command(cls=CommandOnRun, help=HELP)
+def _run_resolved(context: click.Context, parameter: click.Parameter, file: Path | None) -> None:
+    """Run the task in a file and end the command. No other argument is read."""
+    if file is not None:
+        task = tasks.read(file)
+        sys.argv[:] = task.argv  # what records and messages name
+        run_task(task, task.load())
+        context.exit()
+
+
+@click.command(cls=StrictCommand, help=HELP)
+@click.option(
+    "--resolved",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    is_eager=True,
+    expose_value=False,
+    callback=_run_resolved,
+    help="Run what this file says and nothing else; other commands write it for a stage's own process.",
+)
 @click.argument("stage", type=OneOf(STAGES), metavar="STAGE")
 @click.argument("more_data", nargs=-1, metavar="[RUN]")  # further files in `--data a.jsonl b.jsonl`
 @chooses_recipe(**TRAINING_HELP | {"data": DATA_HELP}, seed="Seed to use instead of the recipe's.", out=True)
@@ -96,46 +113,60 @@ def run(
 ) -> None:
     """Run one stage; `HELP` says how."""
     _check_files_follow_data(choice, more_data)
-    loaded = choice.load(more_data)
-    if if_needed and loaded.recipe.section(stage) is None:
-        screen.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
-        return
+    loaded = choice.load(more_data, merging=stage == MERGE)
+    task = tasks.task_of(
+        loaded,
+        stage,
+        out,
+        reuse=None if reuse is None else str(reuse),
+        resume=resume,
+        report_to=list(report_to),
+        stop_on=list(stop_on),
+        preflight=preflight,
+        if_needed=if_needed,
+    )
+    if with_parents and (not if_needed or loaded.recipe.section(stage) is not None):
+        cuda.set_environment(loaded.recipe)  # the checks of the chain import torch
+        this_run = StageRun(out, loaded, stage, reuse)
+        parents = [StageRun(out, loaded, name, reuse) for name in chain.stages_before(this_run)]
+        chain.check_chain([*parents, this_run], preflight)
+        chain.run_parents(task, parents)
+    path = run_task(task, loaded)
+    if path is not None and not children.part_of_command():
+        targets_table([s for name in STAGES if (s := read_summary(path.parent / name))], price)
+        next_steps.show(path, loaded.recipe)
 
-    cuda.set_environment(loaded.recipe)  # the checks of the chain import torch
-    if with_parents:
-        stages = (*chain.stages_before(loaded, stage, out, reuse), stage)
-        chain.check_chain([StageRun(out, loaded, name, reuse) for name in stages], preflight)
-        chain.run_parents(loaded, stage, out, reuse, more_data)
+
+def run_task(task: Task, loaded: PinnedRecipe) -> Path | None:
+    """Run a stage and print what came of it. Return its folder; None where this process has nothing to say of it."""
+    stage, out, reuse = task.stage, Path(task.out), Path(task.reuse) if task.reuse else None
+    if task.if_needed and loaded.recipe.section(stage) is None:
+        screen.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
+        return None
+    cuda.set_environment(loaded.recipe)
     this_run = StageRun(out, loaded, stage, reuse)
-    if if_needed and chain.report_done(this_run):
-        return
+    if task.if_needed and chain.report_done(this_run):
+        return None
     if launching.needs_launch(loaded.recipe, stage) and this_run.done() is None:
         with endings.reporting_progress(lambda: runner.progress(this_run)):
-            launching.launch(loaded, stage)
-        return
-    try:
-        summary, result, path = runner.execute(
-            stage,
-            loaded,
-            out,
-            resume=resume,
-            report_to=report_to,
-            preflight=lambda: chain.predict_peak(loaded, stage) if preflight else None,
-            stop_on=stop_on,
-            reuse_root=reuse,
-        )
-    except ParentMissing as error:
-        resumed = ["--resume"] if error.begun else []
-        command_line = shlex.join(["rlhf", *chain.stage_command(error.parent, more_data, "resume"), *resumed])
-        raise UserError(f"{error}: add --with-parents, or first run `{command_line}`") from error
-    if summary is not None and not distributed.rank():
-        _show_outcome(summary, result, path, restart=resume is False)
-        if stage == PRETRAIN and choice.data:
-            terminal.say(TRIAL_NOTE)
-        if not children.part_of_command():
-            finished = [s for name in STAGES if (s := read_summary(path.parent / name))]
-            targets_table(finished, price)
-            next_steps.show(stage, loaded.recipe, more_data)
+            launching.launch(loaded, task)
+        return None
+    summary, result, path = runner.execute(
+        stage,
+        loaded,
+        out,
+        resume=task.resume,
+        report_to=task.report_to,
+        preflight=lambda: chain.predict_peak(loaded, stage) if task.preflight else None,
+        stop_on=task.stop_on,
+        reuse_root=reuse,
+    )
+    if summary is None or distributed.rank():
+        return None
+    _show_outcome(summary, result, path, restart=task.resume is False)
+    if stage == PRETRAIN and "data.files" in loaded.overrides:
+        terminal.say(TRIAL_NOTE)
+    return path
 
 
 def _check_files_follow_data(choice: Choice, more_data: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ from rlhf.process import cuda
 from rlhf.recipe import MERGE, POLICIES, PRETRAIN, SFT, PinnedRecipe, PolicyName, Recipe
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
+from rlhf.run.named import NamedRun
 from rlhf.terminal import harmless, message_of, say
 
 ChatStage = Literal["base", "sft", PolicyName, "merge"]
@@ -23,6 +24,12 @@ HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says thi
 def first_policy(recipe: Recipe) -> ChatStage:
     """Return the first policy that a recipe trains; SFT's if there is no other."""
     return next(iter(recipe.policies()), SFT)
+
+
+def stage_of(run: NamedRun | None) -> ChatStage | None:
+    """Return what can be talked with in the folder of a stage that was named; None if there is nothing."""
+    named = "base" if run and run.stage == PRETRAIN else run and run.stage
+    return next((stage for stage in CHAT_STAGES if stage == named), None)
 
 
 def trained_stage(run: StageRun, stage: ChatStage) -> Path | None:

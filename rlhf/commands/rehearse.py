@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.process import children
-from rlhf.recipe import STAGES, TRAINING_STAGES, PinnedRecipe, as_yaml, parents
+from rlhf.process.task import run_child, task_of
+from rlhf.recipe import STAGES, TRAINING_STAGES, PinnedRecipe, parents
 from rlhf.run import reader
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_manifest, read_summary
@@ -16,7 +17,7 @@ from rlhf.run.layout import METRICS
 from rlhf.run.records import MetricsLine
 
 STOPPED = 128 + signal.SIGTERM  # exit code of a stage that was stopped
-RLHF = (sys.executable, "-P", "-m", "rlhf.cli")
+RLHF = (sys.executable, "-m", "rlhf.cli")
 
 
 class Outcome(NamedTuple):
@@ -59,15 +60,13 @@ def outcomes(loaded: PinnedRecipe, root: Path) -> Iterator[Outcome]:
 def _of_stage(run: StageRun) -> Outcome:
     """Run a stage, in two parts if it trains an adapter, and return what it showed."""
     began, loaded = time.monotonic(), run.loaded
-    settings = [word for key, value in loaded.overrides.items() for word in ("--set", f"{key}={as_yaml(value)}")]
-    options = ["--recipe", str(loaded.directory), "--out", str(run.run_directory.parents[1]), *settings]
-    command = [*RLHF, "run", run.stage, *options, "--seed", str(loaded.recipe.seed)]
+    task = task_of(loaded, run.stage, run.run_directory.parents[1])
     if run.stage in TRAINING_STAGES:
-        code = children.run_child(command, stop_when=lambda: bool(run.checkpoints.steps()))
+        code = run_child(task, stop_when=lambda: bool(run.checkpoints.steps()))
         if code == STOPPED:
-            code = children.run_child([*command, "--resume"])
+            code = run_child(task.of(run.stage, resume=True))
     else:
-        code = children.run_child(command)
+        code = run_child(task)
     seconds, summary = time.monotonic() - began, read_summary(run.path)
     if code or summary is None:
         return Outcome(run.stage, seconds, 128 - code if code < 0 else code or 1, found=_failure(code or 1))

@@ -2,7 +2,6 @@
 
 import math
 import os
-import shlex
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any, Literal
 from rlhf.commands import conditions
 from rlhf.errors import UserError
 from rlhf.files import write_json
-from rlhf.process import children
+from rlhf.process.task import run_child, task_of
 from rlhf.recipe import EVALUATE, STAGES, TRAINING_STAGES, PinnedRecipe, StageName, no_section, parents, published
 from rlhf.recipe.published import NOT_COMPARED, Figure, Verdict, verdict_of
 from rlhf.run import reader
@@ -51,10 +50,8 @@ def stage_path(loaded: PinnedRecipe, out: Path, seed: int, stage: StageName) -> 
     return runs_root(out, seed) / loaded.name / loaded.version / stage
 
 
-def run_seeds(
-    loaded: PinnedRecipe, stages: Sequence[StageName], seeds: Sequence[int], out: Path, options: Sequence[str]
-) -> None:
-    """Run `rlhf run` for every seed and stage. Finished stages are kept and interrupted ones are resumed.
+def run_seeds(loaded: PinnedRecipe, stages: Sequence[StageName], seeds: Sequence[int], out: Path) -> None:
+    """Run the stages for every seed and stage. Finished stages are kept and interrupted ones are resumed.
 
     Raises UserError before a stage whose table would mix code, packages, python or device. Exits with the exit code of
     a stage that fails.
@@ -68,22 +65,12 @@ def run_seeds(
             conditions.check_same(
                 folders, following, None if is_first or is_done else conditions.of_this_process(loaded)
             )
-            arguments = [
-                "run",
-                stage,
-                "--if-needed",
-                "--resume",
-                "--seed",
-                str(seed),
-                "--out",
-                str(runs_root(out, seed)),
-            ]
-            code = children.run_child([sys.executable, "-P", "-m", "rlhf.cli", *arguments, *options])
-            if code:
-                command_line = shlex.join(["rlhf", *arguments, *options])
+            task = task_of(loaded, stage, runs_root(out, seed), resume=True, if_needed=True).of(stage, seed=seed)
+            if code := run_child(task):
                 say(
                     f"error: seed {seed} stopped in {stage}; solve the problem and repeat this command, which "
-                    f"continues from the last checkpoint (that stage alone: {command_line})"
+                    f"continues from the last checkpoint (that stage alone: `rlhf run {stage} "
+                    f"{following.parent} --resume`)"
                 )
                 sys.exit(code)
 

@@ -108,12 +108,8 @@ def _part_text(part: object, place: str) -> str:
 
 
 def trained_flags(fields: Mapping[str, object], prefix: str = "") -> dict[str, bool]:
-    """Return the fields of a message or a row that say whether it is trained on. Raises Malformed unless 0 or 1.
-
-    null says nothing, and beside a row neither does an empty cell.
-    """
-    named = {name: value for name, value in fields.items() if switches_training(name)}
-    named = {name: value for name, value in named.items() if value is not None and (prefix or has_value(value))}
+    """Return the fields of a message or a row that say whether it is trained on. Raises Malformed unless 0 or 1."""
+    named = {name: value for name, value in fields.items() if has_value(value) and switches_training(name)}
     flags = {name: boolean(value) for name, value in named.items()}
     for name, trained in flags.items():
         if trained is None:
@@ -132,10 +128,10 @@ def unread_fields(messages: object, column: str, facts: FileFacts = NO_FACTS) ->
     """
     unread = Unread([], [])
     for place, name, value in fields_of_messages(messages, column):
-        own = name.removeprefix(MESSAGE).partition(".")[0]
+        own = name.removeprefix(MESSAGE)
         if is_free(name, value, facts) or switches_training(own):
             continue
-        if facts.is_constant(name, value):
+        if name in facts.constant and boolean(value) is None:
             unread.named.append(own)
         else:
             unread.refused.append(Field(place, own, value))

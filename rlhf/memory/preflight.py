@@ -9,16 +9,10 @@ from rlhf.terminal import say
 from rlhf.terminal.wording import GB, gb
 
 
-def require_fit(
-    predict: Predict,
-    loaded: PinnedRecipe,
-    stage: StageName,
-    options: str = "",
-) -> int | None:
+def require_fit(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> int | None:
     """Return the bytes at the stage's predicted peak; None if nothing can be predicted.
 
-    Raises UserError, with what would help, when the stage needs more than the recipe's card has. `options` are those
-    of the command line that named the recipe.
+    Raises UserError, with what would help, when the stage needs more than the recipe's card has.
     """
     hardware = loaded.recipe.hardware
     on_card = hardware.device == "cuda" and stage in predicted_stages(loaded.recipe) and stage not in ON_HOST
@@ -32,12 +26,12 @@ def require_fit(
     card, need = hardware.memory_gb * GB, card_needed_bytes(predicted.whole)
     if need <= card:
         return predicted.whole.peak_bytes
-    named = options or f"--recipe {loaded.directory}"
+    changed = ", with the same --set," if loaded.overrides else ""
     raise UserError(
         f"{stage} would need {gb(need)} GB ({gb(predicted.whole.peak_bytes)} GB allocated) and the "
         f"card has {gb(card)} GB; nothing was started.",
         *_advice(predict, loaded, stage, need),
-        f"`rlhf plan {named} --fastest` looks for settings with which the chain fits",
+        f"`rlhf plan --recipe {loaded.directory} --fastest`{changed} looks for settings with which the chain fits",
     )
 
 

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from rlhf.files import write_json
 from rlhf.process import children, distributed, endings
 from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.process.meeting import check_engine, explain
+from rlhf.process.task import Task, arguments
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
 from rlhf.recipe.plain_yaml import read_yaml
 
@@ -27,8 +27,8 @@ def needs_launch(recipe: Recipe, stage: StageName) -> bool:
     return recipe.processes(stage) > 1 and not distributed.launched()
 
 
-def launch(loaded: PinnedRecipe, stage: StageName) -> None:
-    """Run this command line again in as many processes as the recipe has, with accelerate's launcher.
+def launch(loaded: PinnedRecipe, task: Task) -> None:
+    """Run a task of a recipe in as many processes as the recipe has, with accelerate's launcher.
 
     If one ends with an error, the launcher ends the others. Raises UserError that names the rank that failed first and
     the reason.
@@ -39,16 +39,15 @@ def launch(loaded: PinnedRecipe, stage: StageName) -> None:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    stage = task.stage
     check_engine(loaded.recipe, stage)
     count = loaded.recipe.hardware.count
     flags = [*_engine_flags(loaded), "--num_processes", str(count), "--main_process_port", "0"]
-    arguments = launch_command_parser().parse_args([*flags, "--module", "rlhf.cli", *sys.argv[1:]])
     logging.disable(logging.CRITICAL)  # the errors below replace the launcher's messages
-    kept = os.environ.copy()
-    # A rank must not take a file of the current folder for a library, as `python -m` does.
-    os.environ |= children.child_environment(PYTHONSAFEPATH="1") | {_STARTED_HERE: "1"}
+    os.environ[_STARTED_HERE] = "1"
     try:
-        launch_command(arguments)
+        with arguments(task) as words:
+            launch_command(launch_command_parser().parse_args([*flags, "--module", "rlhf.cli", *words]))
     except ChildFailedError as error:
         exhausted = any(failure.exitcode == EXHAUSTED for failure in error.failures.values())
         raise UserError(_failure_message(error.failures, stage)) from (MemoryError() if exhausted else None)
@@ -58,8 +57,7 @@ def launch(loaded: PinnedRecipe, stage: StageName) -> None:
         raise UserError(f"the processes could not be started: {explain(str(error))}") from error
     finally:
         logging.disable(logging.NOTSET)
-        os.environ.clear()
-        os.environ.update(kept)
+        del os.environ[_STARTED_HERE]
 
 
 def _engine_flags(loaded: PinnedRecipe) -> list[str]:

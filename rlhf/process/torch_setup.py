@@ -8,7 +8,6 @@ from transformers import set_seed
 from rlhf.errors import UserError
 from rlhf.process import cuda, distributed
 from rlhf.recipe import Recipe
-from rlhf.terminal import make_words
 
 
 def device_of(recipe: Recipe) -> torch.device:
@@ -18,7 +17,7 @@ def device_of(recipe: Recipe) -> torch.device:
             raise UserError(
                 f"the recipe needs CUDA, and torch {torch.__version__} is built for CPUs alone. Without a GPU: "
                 "--hw cpu. With one, in a checkout: `rm -r .venv`, then "
-                f"{make_words.setup(recipe.hardware.name)} without an index of CPU wheels in PIP_ARGS"
+                f"`make setup HW={recipe.hardware.name}` without an index of CPU wheels in PIP_ARGS"
             )
         raise UserError(
             f"the recipe needs CUDA, and torch {torch.__version__} finds no usable GPU: see `nvidia-smi`, or use "

@@ -8,13 +8,13 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from rlhf.errors import UserError
 from rlhf.files import read_json, replacing, sha256
-from rlhf.recipe import EVALUATE, PRETRAIN, STAGE_TABLE, STAGES, StageName, as_yaml, default_root
+from rlhf.recipe import EVALUATE, PRETRAIN, STAGE_TABLE, STAGES, StageName
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.recipe.totals import compare_total
 from rlhf.run import reader, records
@@ -77,43 +77,17 @@ def verified(run_directory: Path, stage: StageName) -> records.Summary:
     return summary
 
 
-class EvaluationMissing(UserError):
-    """A run has no finished evaluation. The message has the command that makes it.
-
-    `named` are the options that name the run's recipe and root. Without them the run directory names both. `make_line`
-    is make's command, and is named instead.
-    """
-
-    def __init__(self, run_directory: Path, named: Sequence[str] = (), make_line: str | None = None):
-        self.run_directory = run_directory
-        line = f"`{make_line}`" if make_line else _evaluation_command(run_directory, named)
-        super().__init__(f"{run_directory / EVALUATE}: no finished evaluation; first {line}")
-
-
 def finished_evaluation(run_directory: Path) -> records.Summary:
     """Return the summary of a run's evaluation.
 
-    Raises EvaluationMissing unless it is finished, and UserError if it has changed since.
+    Raises UserError unless it is finished, with the command that makes it, and if it has changed since.
     """
     if not (run_directory / EVALUATE / SUMMARY).is_file():
-        raise EvaluationMissing(run_directory)
+        begun = any((run_directory / stage / MANIFEST).is_file() for stage in STAGES)
+        words = ["rlhf", "run", EVALUATE, *([str(run_directory)] if begun else []), "--with-parents"]
+        line = f"`{shlex.join(words)}`" + ("" if begun else " with the options of the run")
+        raise UserError(f"{run_directory / EVALUATE}: no finished evaluation; first {line}")
     return verified(run_directory, EVALUATE)
-
-
-def _evaluation_command(run_directory: Path, named: Sequence[str]) -> str:
-    """Return the command that evaluates a run, with the options that its newest stage was made with."""
-    folder = default_root() / run_directory.parent.name / run_directory.name
-    if not named:
-        if not (folder / "recipe.yaml").is_file():
-            return "`rlhf run evaluate --with-parents` with the options of the run"
-        named = ("--recipe", str(folder), "--out", str(run_directory.parents[1]))
-    words = ["rlhf", "run", EVALUATE, "--with-parents", *named]
-    stages = [run_directory / stage for stage in STAGES if (run_directory / stage / MANIFEST).is_file()]
-    newest = max(map(read_manifest, stages), key=lambda manifest: manifest.started or "", default=None)
-    if newest is not None:
-        words += ["--seed", str(newest.seed)]
-        words += [word for key, value in newest.overrides.items() for word in ("--set", f"{key}={as_yaml(value)}")]
-    return f"`{shlex.join(words)}`"
 
 
 def check_result(path: Path, summary: records.Summary, largest: int | None = None) -> None:

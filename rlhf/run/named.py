@@ -1,17 +1,19 @@
-"""A run directory that a command is given, and the settings that its manifests name."""
+"""A run directory that a command is given, and the recipe that its manifests name."""
 
 import os
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, cast
 
 from rlhf.errors import OptionError, UserError, no_such
-from rlhf.recipe import STAGES, Changes, StageName, as_yaml, stage_name
+from rlhf.recipe import POLICIES, STAGES, Changes, PinnedRecipe, StageName, as_yaml, load, stage_name
 from rlhf.run import other_settings
 from rlhf.run.finished import read_manifest
 from rlhf.run.layout import MANIFEST
 from rlhf.run.records import Manifest
 
+_MERGED = "merge.stage"  # the key that says which policy is merged
 EXPECTED = "name a run directory, <out>/<recipe>/<version>, or a stage's folder in it"
 
 
@@ -97,6 +99,48 @@ def settings_of(run: NamedRun) -> RunSettings:
     return RunSettings(
         newest.recipe, newest.version, newest.recipe_sha256, newest.argv, newest.seed, cast(Changes, overrides)
     )
+
+
+def recipe_of(
+    run: NamedRun, root: Path, directory: Path | None = None, further: Changes | None = None, merging: bool = False
+) -> PinnedRecipe:
+    """Return the recipe of a run with its changes, the `further` ones and its seed.
+
+    It is the recipe in `directory`, or that of its name in `root` or in the folders that the run's command names: the
+    first one with the hash that the run has; if none has it, the first, and the stages say what differs. `merging`: for
+    a merge, or what uses it: the policy whose folder was named is the one that is merged.
+
+    Raises OptionError for a change that contradicts the run and without the recipe, and what `settings_of` raises.
+    """
+    made, further = settings_of(run), further or {}
+    for key in made.overrides.keys() & further.keys():
+        if made.overrides[key] != further[key]:
+            was = f"{run} has {key}={as_yaml(made.overrides[key])}"
+            raise OptionError(f"--set {key}={as_yaml(further[key])}: {was}; leave it out")
+    loaded = load(_recipe_folder(run, made, root, directory), made.overrides | further, made.seed)
+    merge = loaded.recipe.merge
+    if not merging or merge is None or run.stage not in POLICIES or merge.stage == run.stage or _MERGED in further:
+        return loaded
+    return loaded.with_changes({_MERGED: run.stage})
+
+
+def _recipe_folder(run: NamedRun, made: RunSettings, root: Path, typed: Path | None) -> Path:
+    """Return the folder of a run's recipe. Raises OptionError without any."""
+    names = made.recipe, made.version
+    if typed:
+        if Path(os.path.abspath(typed)).parts[-2:] != names:
+            raise OptionError(f"--recipe {typed}: {run} was made with {'/'.join(names)}; leave --recipe out")
+        return typed
+    of_command = [
+        Path(word) if option == "--recipe" else Path(word, *names)
+        for option, word in pairwise(made.argv)
+        if option in ("--recipe", "--recipe-root")
+    ]
+    folders = [folder for folder in (root.joinpath(*names), *of_command) if (folder / "recipe.yaml").is_file()]
+    if not folders:
+        where = "--recipe-root names the folder that it is in"
+        raise OptionError(f"{run}: its recipe {'/'.join(names)} is not in {root}; {where}")
+    return next((folder for folder in folders if load(folder).sha256 == made.recipe_sha256), folders[0])
 
 
 def _stages_in(directory: Path) -> list[StageName]:

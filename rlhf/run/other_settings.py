@@ -1,8 +1,6 @@
 """Messages about a finished stage whose settings are not those that are asked for."""
 
-import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rlhf.recipe import as_yaml
@@ -10,7 +8,6 @@ from rlhf.terminal import shortened
 
 MOST = 3  # keys in a message
 LONGEST = 100  # characters of a value
-DATA = ("data.source", "data.files", "data.format")  # keys that --data sets
 
 
 def in_words(keys: Sequence[str], made: Mapping[str, object], asked: Mapping[str, object]) -> str:
@@ -23,28 +20,6 @@ def in_words(keys: Sequence[str], made: Mapping[str, object], asked: Mapping[str
     differing = [_difference(key, made, asked) for key in ordered[:MOST]]
     more = f" and {len(keys) - MOST} more keys" if len(keys) > MOST else ""
     return ", ".join(differing) + more
-
-
-def way_back(keys: Sequence[str], made: Mapping[str, object], path: Path) -> str:
-    """Return the options with which a command asks for the settings that the stage in `path` was made with."""
-    if len([key for key in keys if key not in DATA]) > MOST:
-        return f"{path}/manifest.json has its command (argv)"
-    words = []
-    for key in (key for key in keys if key not in DATA):
-        words += ["--seed", str(value(made, key))] if key == "seed" else ["--set", f"{key}={_typed(made, key)}"]
-    if set(DATA) & {*keys}:
-        own = value(made, "data.files") if value(made, "data.source") == "files" else None
-        words += [word for file in own or () for word in ("--data", file)]
-        if not own:
-            return " ".join(filter(None, [shlex.join(words), "without --data"]))
-    return shlex.join(words)
-
-
-def _typed(made: Mapping[str, object], key: str) -> str:
-    """Return the value of a key as a user types it. Of `vllm_url` settings keep only whether there is one."""
-    if key.endswith(".vllm_url"):
-        return "ADDRESS" if value(made, key) else "null"
-    return as_yaml(value(made, key))
 
 
 def value(settings: Mapping[str, object], key: str) -> Any:

@@ -16,17 +16,16 @@ from rlhf.run.layout import MANIFEST, SUMMARY
 class ParentMissing(UserError):
     """An earlier stage has to be run first."""
 
-    def __init__(self, stage: StageName, parent: StageName, path: Path, begun: bool):
-        self.parent, self.path, self.begun = parent, path, begun
-        super().__init__(f"{stage} {self.needs('--reuse runs')}")
-
-    def needs(self, option: str) -> str:
-        """Return what is missing, in words; `option` is how the command takes it from `runs`, where that has it."""
-        state = "did not finish" if self.begun else "has not been run"
-        default = Path("runs", *self.path.parts[-3:])
-        is_there = default != self.path and (default / SUMMARY).exists()
-        hint = f"; there is one in runs: {option}" if is_there else ""
-        return f"needs {self.parent}, which {state} ({self.path}{hint})"
+    def __init__(self, parent: StageName, path: Path):
+        begun = (path / MANIFEST).exists()
+        default = Path("runs", *path.parts[-3:])
+        is_there = default != path and (default / SUMMARY).exists()
+        hint = "; there is one in runs, which --reuse or --out names" if is_there else ""
+        words = ["rlhf", "run", parent, "--with-parents", *(["--resume"] if begun else [])]
+        super().__init__(
+            f"{parent} {'did not finish' if begun else 'has not been run'} ({path}{hint}): first `{' '.join(words)}` "
+            "with the same settings"
+        )
 
 
 class Parents:
@@ -57,7 +56,7 @@ class Parents:
             raise UserError(recipes.no_section(stage, self.loaded))
         path = self.folder(stage)
         if not (path / SUMMARY).exists():
-            raise ParentMissing(self.stage, stage, path, (path / MANIFEST).exists())
+            raise ParentMissing(stage, path)
         manifest = self.check_same_settings(path, stage)
         unnamed = [name for name in recipes.parents(self.loaded.recipe, stage) if name not in manifest.parents]
         if unnamed:
@@ -125,7 +124,7 @@ class Parents:
         manifest = read_manifest(path)
         keys, sentence = self._differences(path, manifest, stage)
         if keys:
-            raise UserError(f"{sentence}; {self._way_out(path, keys, manifest.settings.plain())}")
+            raise UserError(f"{sentence}; {self._way_out(path)}")
         return manifest
 
     def _differences(self, path: Path, manifest: records.Manifest, stage: StageName) -> tuple[Sequence[str], str]:
@@ -134,15 +133,15 @@ class Parents:
         keys = self._changed(made, stage)
         return keys, f"{path} was made with {other_settings.in_words(keys, made, expected)}"
 
-    def _way_out(self, path: Path, keys: Sequence[str], made: Mapping[str, object]) -> str:
-        """Return advice where the stage in `path` was made with other values of `keys`."""
+    def _way_out(self, path: Path) -> str:
+        """Return advice where the stage in `path` was made with other settings."""
         if path.parent != self.run_directory:
             return f"run {path.name} below {self.run_directory} too, or choose other --reuse"
-        own = f"repeat that run's own settings: {other_settings.way_back(keys, made, path)}"
+        own = f"to have its settings, name {path} as RUN instead of the recipe"
         if path.name == self.stage:
             return f"{own}; or {self.another_place()}"
         if self.stage in REMADE:  # it only reads the other stage
-            return f"{own}; or name {path.parent} as RUN, instead of the recipe"
+            return own
         return f"{own}; or choose another --out, where all stages are run anew"
 
     def another_place(self) -> str:

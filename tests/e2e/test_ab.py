@@ -392,7 +392,7 @@ def test_equal_answers_are_left_out_and_the_policies_are_chosen(tmp_path):
     [
         (
             ["--out", "nowhere"],
-            "no finished evaluation; first `rlhf run evaluate --with-parents --recipe",
+            "no finished evaluation; first `rlhf run evaluate --with-parents` with",
         ),
         (["--b", "dpo"], "no answers of 'dpo'; it has those of sft, ppo"),
         (["--b", "sft"], "sft against itself"),

@@ -108,26 +108,8 @@ def test_without_parents_the_message_names_both_ways(trained, tmp_path, monkeypa
     code, _, err = rlhf(monkeypatch, capsys, *command)
     assert code == 1
     assert err.count("\n") == 1
-    assert "first run `rlhf run pretrain" in err
-    assert "there is one in runs: --reuse runs" in err
-
-
-@pytest.mark.parametrize(
-    ("words", "way"),
-    [
-        (("chat", "--stage", "sft"), "--out runs"),
-        (("score", "--prompt", "a", "--response", "b"), "--out runs"),
-        (("serve",), "--reuse runs"),
-    ],
-)
-def test_a_command_names_the_option_that_it_has(trained, tmp_path, monkeypatch, capsys, words, way):
-    monkeypatch.chdir(tmp_path)
-    beside(trained, Path("runs"), "pretrain", "sft", "rm", "merge")
-    (tmp_path / "runs" / ROOT / "merge").unlink()
-    (tmp_path / "runs" / ROOT / "merge").mkdir()
-    (tmp_path / "runs" / ROOT / "merge/summary.json").write_text("{}")
-    code, _, err = rlhf(monkeypatch, capsys, *words, "--recipe", str(RECIPE), "--out", "runs/new", *SETS)
-    assert code == 1 and f"there is one in runs: {way})" in err
+    assert "first `rlhf run pretrain --with-parents`" in err
+    assert "there is one in runs, which --reuse or --out names" in err
 
 
 @pytest.mark.parametrize(("words", "absent"), [(("chat", "--stage", "ppo"), "ppo"), (("score", "--prompt", "a"), "rm")])
@@ -150,12 +132,13 @@ def test_stages_before_the_one_asked_for_are_taken_or_made(trained, tmp_path, mo
 
 def test_an_evaluation_trains_no_policy_where_one_is_trained(tmp_path, experiment):
     before = ["pretrain", "sft", "rm"]
-    assert chain.stages_before(small(), "evaluate", tmp_path, None) == [*before, "ppo"]
+    assert chain.stages_before(StageRun(tmp_path, small(), "evaluate")) == [*before, "ppo"]
     (tmp_path / ROOT / "dpo").mkdir(parents=True)
     (tmp_path / ROOT / "dpo" / "summary.json").write_text("{}")
-    assert chain.stages_before(small(), "evaluate", tmp_path, None) == before
+    assert chain.stages_before(StageRun(tmp_path, small(), "evaluate")) == before
     elsewhere = tmp_path / "elsewhere"
-    assert chain.stages_before(small(ppo__kl_coef=0.05), "evaluate", elsewhere, experiment / "runs/less-kl") == before
+    run = StageRun(elsewhere, small(ppo__kl_coef=0.05), "evaluate", experiment / "runs/less-kl")
+    assert chain.stages_before(run) == before
 
 
 def test_other_settings_are_refused_before_a_stage_runs_that_they_need(trained, tmp_path, monkeypatch, capsys):

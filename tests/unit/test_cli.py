@@ -26,9 +26,10 @@ from rlhf.commands import reproduce
 from rlhf.errors import OptionError, UserError
 from rlhf.observe import tracking
 from rlhf.process import distributed
-from rlhf.recipe import POLICIES
+from rlhf.process.task import Task
+from rlhf.recipe import POLICIES, load, parse_overrides
 from rlhf.terminal import wording
-from tests.helpers import RECIPE, SMALL, beside, noted, rlhf, run_stages, small
+from tests.helpers import RECIPE, SMALL, beside, noted, rlhf, run_stages, small, task_of
 from tests.records import summary_of
 
 ROW = {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello", "rejected": "\n\nHuman: Hi\n\nAssistant: No"}
@@ -73,21 +74,22 @@ def test_reproduce_evaluates_where_a_target_asks_for_it():
     assert reproduce.final_stages(asks) == ["sft", "rm", "ppo", "dpo", "evaluate"]
 
 
-def test_several_files_may_follow_data(command, tmp_path):
+def test_several_files_may_follow_data(command, tmp_path, monkeypatch):
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text("")
     files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
-    _, _, err = command("run", "sft", "--recipe", RECIPE, "--out", tmp_path / "runs", "--data", *files)
-    assert f"pretrain --recipe {RECIPE} --data {files[0]} --out {tmp_path / 'runs'} --data {files[1]}`" in err
+    read: list[object] = []
+
+    def execute(_, loaded, *__, **___):
+        read.extend(loaded.recipe.data.files)
+        refuse()
+
+    monkeypatch.setattr("rlhf.stages.runner.execute", execute)
+    command("run", "sft", "--recipe", RECIPE, "--out", tmp_path / "runs", "--data", *files)
+    assert read == [*map(str, files)]
     code, _, err = command("run", "sft", "b.jsonl", "--recipe", RECIPE)
     assert code == 2
     assert "Files to train on follow --data" in err
-
-
-def test_a_folder_named_like_a_stage_stays_in_the_hint(command, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    _, _, err = command("run", "ppo", "--recipe", RECIPE, "--out", "ppo", "--set", "ppo.steps=3")
-    assert f"`rlhf run pretrain --recipe {RECIPE} --out ppo --set ppo.steps=3`" in err
 
 
 def test_recipes_are_listed(command):
@@ -234,9 +236,8 @@ def test_a_mistake_in_a_recipe_s_file_is_none_of_the_command(command, tmp_path):
 def test_a_stage_before_its_parent_says_which_command_to_run(command, tmp_path):
     code, _, err = command("run", "ppo", "--recipe", RECIPE, "--out", tmp_path / "my runs", "--seed", "3", "--resume")
     assert code == 1
-    where = f"--recipe {RECIPE} --out '{tmp_path / 'my runs'}' --seed 3"
-    assert "ppo needs pretrain, which has not been run" in err
-    assert f"first run `rlhf run pretrain {where}`" in err
+    folder = tmp_path / "my runs/cpu-tiny/v1/pretrain"
+    assert err.endswith(f"{folder}): first `rlhf run pretrain --with-parents` with the same settings\n")
     assert len(err.strip().splitlines()) == 1
     assert not (tmp_path / "my runs/cpu-tiny/v1/ppo").exists()
 
@@ -261,23 +262,28 @@ def refuse(*_, **__):
 )
 def test_parents_are_run_first_in_order_with_the_same_options(command, tmp_path, monkeypatch, stage, changes, expected):
     """Each in a process of its own; the stage itself is not run here."""
-    children: list[list[str]] = []
-    monkeypatch.setattr("rlhf.process.children.run_child", lambda words: noted(children, words, 0))
+    children: list[Task] = []
+    monkeypatch.setattr("rlhf.process.children.run_child", lambda words, _: noted(children, task_of(words), 0))
     monkeypatch.setattr("rlhf.stages.runner.execute", refuse)
     options = ["--recipe", str(RECIPE), "--out", str(tmp_path), *changes, "--seed", "3", "--resume", "--no-preflight"]
-    command("run", stage, "--with-parents", "--set", "model.dtype=bfloat16", *options, "--if-needed")
-    assert [words[4] for words in children] == expected.split()
-    sets = ["--set", "model.dtype=bfloat16", *changes]
-    for words in children:
-        assert words[1:4] == ["-m", "rlhf.cli", "run"]
-        assert words[5:] == [*options[2:4], *sets, "--seed", "3", "--resume", "--no-preflight", *options[:2]]
+    typed = ["run", stage, "--with-parents", "--set", "model.dtype=bfloat16", *options, "--if-needed"]
+    command(*typed)
+    assert [task.stage for task in children] == expected.split()
+    overrides = {"model.dtype": "bfloat16", **parse_overrides(changes[1:])}
+    for task in children:
+        assert task.load() == load(RECIPE, overrides, 3) and task.out == str(tmp_path) and task.argv[1:] == typed
+        assert task.resume and not task.preflight and not task.if_needed
 
 
 def test_a_parent_that_fails_ends_the_chain_with_its_code(command, tmp_path, monkeypatch):
     """It has said why itself."""
     children: list[str] = []
-    run_child = "rlhf.process.children.run_child"
-    monkeypatch.setattr(run_child, lambda words: noted(children, words[4], 3 * (words[4] == "sft")))
+
+    def run_child(words, _):
+        stage = task_of(words).stage
+        return noted(children, stage, 3 * (stage == "sft"))
+
+    monkeypatch.setattr("rlhf.process.children.run_child", run_child)
     code, out, err = command("run", "ppo", "--with-parents", "--recipe", RECIPE, "--out", tmp_path)
     assert (code, err) == (3, "") and children == ["pretrain", "sft"]
     assert out == "stage 1 of 4: pretrain\nstage 2 of 4: sft\n"
@@ -287,7 +293,7 @@ def test_a_chain_is_numbered_and_its_outcome_printed_once(command, trained, tmp_
     """Parents that are done are named; the stages behind them have their numbers in the whole chain."""
     out = beside(trained, tmp_path, "pretrain", "sft")
     finished = summary_of(stage="ppo"), None, out / "cpu-tiny/v1/ppo"
-    monkeypatch.setattr("rlhf.process.children.run_child", lambda words: 0)
+    monkeypatch.setattr("rlhf.process.children.run_child", lambda *_: 0)
     monkeypatch.setattr("rlhf.stages.runner.execute", lambda *_, **__: finished)
     arguments = ("run", "ppo", "--with-parents", "--recipe", RECIPE, "--out", out, *changes())
     code, printed, _ = command(*arguments)
@@ -324,7 +330,7 @@ def test_a_signal_ends_a_chain_in_one_line(tmp_path):
 
 @pytest.mark.parametrize("code", [143, -15], ids=["while it ran", "before it listened"])
 def test_a_signal_to_a_parent_stage_alone_is_reported(command, tmp_path, monkeypatch, code):
-    monkeypatch.setattr("rlhf.process.children.run_child", lambda words: code)
+    monkeypatch.setattr("rlhf.process.children.run_child", lambda *_: code)
     ended, _, err = command("run", "sft", "--with-parents", "--recipe", RECIPE, "--out", tmp_path)
     assert (ended, err) == (143, "stopped by SIGTERM; pretrain has no checkpoint yet and begins anew\n")
 

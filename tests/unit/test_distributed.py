@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.process import children, distributed, exhaustion, launching, meeting
+from rlhf.process.task import task_of
 from rlhf.recipe import Sft
 from rlhf.stages.supervised.row_order import LengthBuckets, ShardedBatches
 from tests.helpers import RECIPE, small
@@ -105,12 +106,13 @@ def test_another_number_of_processes_is_refused(monkeypatch, stage, count, world
 def test_an_engine_that_would_not_do_what_it_says_is_refused(stage, engine, message):
     loaded = small(hardware__count=2, hardware__engine=engine)
     with pytest.raises(UserError, match=message):
-        launching.launch(loaded, stage)
+        launching.launch(loaded, task_of(loaded, stage, Path("runs")))
 
 
 def test_engines_need_their_file(tmp_path):
+    loaded = small(hardware__count=2, hardware__engine="fsdp")
     with pytest.raises(UserError, match=r"hardware.engine: fsdp needs .*cpu-tiny/v1/accelerate-fsdp.yaml"):
-        launching.launch(small(hardware__count=2, hardware__engine="fsdp"), "ppo")
+        launching.launch(loaded, task_of(loaded, "ppo", tmp_path))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(RECIPES)))
@@ -168,8 +170,9 @@ def test_memory_that_ran_out_in_a_rank_ran_out_in_the_run(monkeypatch, code, exh
 
     monkeypatch.setattr(ChildFailedError, "format_msg", lambda _: "")
     monkeypatch.setattr("accelerate.commands.launch.launch_command", fails)
+    loaded = small(hardware__count=2)
     with pytest.raises(UserError, match=f"rank 1 ended with exit code {code}") as raised:
-        launching.launch(small(hardware__count=2), "sft")
+        launching.launch(loaded, task_of(loaded, "sft", Path("runs")))
     assert exhaustion.out_of_memory(raised.value) is exhausted
 
 

@@ -18,15 +18,16 @@ import pytest
 
 from bin import install
 from rlhf import __version__, recipe
-from rlhf.cli.from_make import OTHERS, rules
-from rlhf.terminal.make_words import OPTION_NAMES
+from rlhf.cli import cli
+from rlhf.recipe import STAGES
+from rlhf.terminal import make_words
+from tests.makefile import ANYWHERE, known, takes
 from tests.records import write_records
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = f"rlhf-one-gpu:{__version__}"
-VARIABLES = [*OPTION_NAMES, *OTHERS]
 
 
 def make(*arguments, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -34,7 +35,7 @@ def make(*arguments, **variables: str) -> subprocess.CompletedProcess[str]:
 
     `variables` are those of make that stand in its environment.
     """
-    handed_down = {"MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "RLHF_MAKE", *VARIABLES}
+    handed_down = {"MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "RLHF_MAKE", *known()}
     environment = {name: value for name, value in os.environ.items() if name not in handed_down}
     command = ["make", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, env=environment | variables, capture_output=True, text=True, timeout=60)
@@ -61,11 +62,11 @@ def test_help_is_what_make_alone_prints_and_needs_no_python():
     assert "  ppo " in make().stdout and "  HW " in make().stdout
 
 
-@pytest.mark.parametrize("name", [*sorted(rules().keys() - {"checked"}), *VARIABLES])
-def test_help_all_has_one_line_for_each_target_and_variable(name):
-    lines = [line for line in help_all().splitlines() if re.match(rf"  {name} +\S", line)]
-    assert len(lines) == 1
-    assert len(lines[0]) <= 120
+def test_help_all_has_one_line_for_each_target_and_variable():
+    lines = help_all().splitlines()
+    for name in [*takes(), *known()]:
+        (line,) = [line for line in lines if re.match(rf"  {name} +\S", line)]
+        assert len(line) <= 120, line
 
 
 def test_help_is_the_part_of_it_that_people_use_most():
@@ -90,9 +91,9 @@ def test_dry_runs_print_the_commands():
 
 
 def test_all_runs_every_kind_of_result_in_order():
-    runs = commands("all", "-j8", "VENV=absent", program="absent/bin/python")
-    assert [words[-1] for words in runs] == ["check", "ppo", "rloo", "grpo", "dpo", "kto", "evaluate", "merge"]
-    assert {words[words.index("--goals") + 1] for words in runs} == {"all"}, "no stage in particular"
+    runs = commands("all", "-j8", program=".venv/bin/rlhf")
+    assert [words[2] for words in runs] == ["ppo", "rloo", "grpo", "dpo", "kto", "evaluate", "merge"]
+    assert all("--if-needed" in words for words in runs), "no stage in particular"
 
 
 @pytest.mark.parametrize("name", ["pop", "tests", "rlhf", "checked"])
@@ -101,15 +102,126 @@ def test_unknown_target_is_an_error_even_where_a_folder_has_its_name(name):
     assert result.returncode and f"no target '{name}'" in result.stderr and not result.stdout
 
 
-@pytest.mark.parametrize("target", sorted(rules().keys() - {"checked"}))
+@pytest.mark.parametrize("target", sorted(takes()))
 def test_no_target_is_taken_for_a_file_of_that_name(target, tmp_path):
     result = make("-n", target, f"VENV={tmp_path}")
     assert result.returncode == 0 and "Nothing to be done" not in result.stdout, result.stderr
 
 
-def test_a_misspelt_variable_stops_make_before_anything_else():
-    result = make("ppo", "HW=4090", "STPES=3")
-    assert result.returncode and not result.stdout and "no variable STPES" in result.stderr
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("ppo HW=4090 STPES=3", 'no variable STPES; did you mean STAGE? SET="ppo.steps=10" changes a key'),
+        ("ppo hw=4090", "no variable hw; did you mean HW?"),
+        ("ppo it's=x", "no variable it's; SET="),
+        ("ppo FIT=12GB", "FIT changes nothing in `make ppo`; it is for plan"),
+        ("report SET=a.b=1", "SET changes nothing in `make report`"),
+        ("recipes HW=cpu", "HW changes nothing in `make recipes`"),
+        ("ppo IMAGE=x", "IMAGE changes nothing in `make ppo`"),
+        ("budgets ppo SEEDS=1", "SEEDS changes nothing in `make budgets ppo`; it is for reproduce"),
+        ("ppo RESUME=y", "RESUME=y: write 1 or 0"),
+        ("image FLASH_ATTN=on", "FLASH_ATTN=on: write 1 or 0"),
+        ("ppo RUNTIME=prod", "RUNTIME=prod: docker, podman or local"),
+    ],
+)
+def test_a_variable_that_would_be_ignored_stops_make_before_anything_else(words, message):
+    result = make(*words.split())
+    assert result.returncode and not result.stdout and message in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("plan ppo HW=cpu SEED=3", "serve RESUME=1", "all STOP_ON=nan", "setup HW=4090 REPORT_TO=wandb"),
+        *("bench-gpu VRAM_CAP=9GB", "shell HW=4090 DATA=x IMAGE=i", "test-image BASE=debian:trixie PIP_ARGS=-v"),
+    ],
+)
+def test_a_variable_that_one_of_the_targets_takes_is_accepted(words):
+    assert make("-n", *words.split()).returncode == 0
+
+
+def test_a_variable_of_the_environment_counts_only_where_a_target_takes_it():
+    """Other programs have names such as STAGE and PORT too."""
+    environment = {"STAGE": "prod", "PORT": "http", "FILES": "/none", "SUMMARY": "yes"}
+    for target in ("recipes", "test", "lint", "budgets"):
+        assert make("-n", target, **environment).returncode == 0
+    assert "--stage 'prod'" in make("-n", "chat", **environment).stdout
+    assert "--seed '2'" in make("-n", "sft", SEED="2").stdout and "'4090'" in make("-n", "sft", HW="4090").stdout
+    assert "--hw" not in make("-n", "sft", "RECIPE=recipes/cpu-tiny/v1", HW="4090").stdout, "which was chosen instead"
+
+
+# ---- each variable is the option of its name
+
+
+def test_a_target_takes_the_variables_whose_options_its_command_has():
+    """Neither more nor fewer, but for what shapes OUT's default, the merge before `serve`, and options of AB_ARGS."""
+    of_out = {"DATA", "WEIGHTS", "SEED"}
+    more = {"report": of_out, "ab": of_out, "judge": of_out, "serve": {"RESUME", "STOP_ON", "REPORT_TO", "PRICE"}}
+    aside = ANYWHERE | {"VRAM_CAP", "GPU", "IMAGE", "BASE", "FLASH_ATTN", "RUN", "FILES", "AB_ARGS", "SCORE_ARGS"}
+    for target in [*STAGES, *cli.commands]:
+        if target not in takes() or target == "run":
+            continue
+        command = cli.commands["run" if target in STAGES else target]
+        options = {make_words.variable(name) for p in command.params for name in p.opts if name.startswith("--")}
+        expected = (known() & options) - ({"SEED", "PORT"} if target == "ab" else set())
+        assert takes()[target] - aside == (expected | more.get(target, set())) - aside, target
+        has_run = any(
+            "RUN" in str(p.metavar or p.name).upper() for p in command.params if not p.opts[0].startswith("-")
+        )
+        assert ("RUN" in takes()[target]) == has_run, target
+
+
+def test_the_names_in_messages_are_those_that_are_options():
+    options = {name for command in cli.commands.values() for p in command.params for name in p.opts}
+    assert {name for name in known() if f"--{name.lower().replace('_', '-')}" in options} == make_words.VARIABLES
+
+
+def line(target: str, *typed: str) -> list[str]:
+    """The words that a target hands to `rlhf`."""
+    (words,) = commands(target, *typed, "RUNTIME=local", program=".venv/bin/rlhf")
+    return words[1:]
+
+
+@pytest.mark.parametrize(
+    ("target", "typed", "expected"),
+    [
+        ("pretrain", ["REPORT_TO=none"], "--hw cpu --out runs"),
+        ("sft", ["RESUME=0", "STOP_ON=nan longer"], "--hw cpu --out runs --restart --stop-on nan --stop-on longer"),
+        ("ppo", ["RECIPE=r", "SET=a=2 b=[1]", "RESUME=1"], "--recipe r --set a=2 --set b=[1] --out runs --resume"),
+        ("sft", ["SEED=7"], "--hw cpu --out runs/seed-7 --seed 7"),
+        ("sft", ["DATA={0}", "SEED=7"], "--hw cpu --out runs/data-pairs.v1/seed-7 --data '{0}' --seed 7"),
+        ("sft", ["WEIGHTS=/x/model/"], "--hw cpu --out runs/weights-model --weights /x/model/"),
+        ("sft", ["DATA={1}/*.jsonl no", "OUT=my runs"], "--hw cpu --out 'my runs' --data '{2}' --data no"),
+        ("sft", ["OUT=~/r", "DATA=~/a ~/b"], "--hw cpu --out {3}/r --data {3}/a --data {3}/b"),
+        ("reproduce", ["HW=4090", "GUIDE=1", "SEEDS=5 6"], "reproduce --hw 4090 --guide --out runs --seeds '5 6'"),
+        ("plan", ["HW=4090", "FIT=12GB", "PRICE=2"], "plan --hw 4090 --fit 12GB --price 2"),
+        ("recipes", [], "recipes"),
+        ("data-check", ["DATA=x", "CHECK_ARGS=--heldout 'a b'"], "data check x --heldout 'a b'"),
+        ("ab", ["SEED=3", "AB_ARGS=--a sft", "SUMMARY=1"], "ab --hw cpu --out runs/seed-3 --summary --a sft"),
+        ("judge", ["URL=u", "MODEL=m"], "judge --hw cpu --out runs --url u --model m"),
+        ("report", ["OUT="], "report --hw cpu --out ''"),
+        ("chat", ["RUN=runs/a b/v1/ppo", "TEMPERATURE=0"], "chat 'runs/a b/v1/ppo' --temperature 0"),
+        ("score", ["FILES=a b", "SCORE_ARGS=--to s"], "score --hw cpu --out runs a b --to s"),
+    ],
+)
+def test_a_target_is_a_command(target, typed, expected, tmp_path):
+    files = [tmp_path / "pairs.v1.jsonl.gz", tmp_path, tmp_path / "more(1).jsonl", Path.home()]
+    for file in (files[0], files[2]):
+        file.touch()
+    words, wanted = line(target, *(word.format(*files) for word in typed)), shlex.split(expected.format(*files))
+    wanted = ["run", target, "--with-parents", *wanted] if target in STAGES else wanted
+    assert words == wanted
+
+
+def test_benchmarks_and_the_fuzzer_are_modules():
+    def words(*arguments: str) -> list[str]:
+        return commands(*arguments, "RUNTIME=local", program=".venv/bin/python")[0][2:]
+
+    typed = ("HW=4090", "SET=a=1", "BENCH_ARGS=--save")
+    assert words("bench", *typed, "PRICE=2") == ["bench", "--hw", "4090", "--set", "a=1", "--price", "2", "--save"]
+    assert words("bench-memory", *typed) == ["bench.memory", "measure", "--hw", "4090", "--set", "a=1", "--save"]
+    assert words("bench-peer", "BENCH_ARGS=--save") == ["bench.peer", "--save"]
+    assert words("fuzz", "SEED=1", "ONLY=kills") == ["tests.fuzz", "--seed", "1", "--only", "kills"]
 
 
 def stand_in(venv: Path, rlhf: str) -> None:
@@ -128,7 +240,7 @@ def test_a_value_reaches_the_command_as_it_was_typed(tmp_path):
     result = make("score", f"PROMPT={prompt}", "VRAM_CAP=9GB", f"VENV={tmp_path}", RESPONSE=response)
     lines = result.stdout.splitlines()
     assert lines[-6:-2] == ["--prompt", prompt, "--response", response], result.stderr
-    assert lines[-2:] == [f"VENV={tmp_path}", "9GB"]
+    assert lines[-2:] == [f"make VENV={tmp_path}", "9GB"]
 
 
 @pytest.mark.parametrize(("name", "value"), [("VENV", ""), ("VENV", "a b"), ("IMAGE", ""), ("PYTHON", "")])
@@ -146,7 +258,7 @@ def test_what_checks_variables_needs_only_the_small_packages():
     """bin/setup installs these before all others."""
     listed = re.search(r"^small=\((.*)\)", (ROOT / "bin/setup").read_text(), re.M)
     assert listed
-    code = "import sys, rlhf.cli.from_make; print(*(m for m in sys.modules if hasattr(sys.modules[m], '__file__')))"
+    code = "import sys, rlhf.cli; print(*(m for m in sys.modules if hasattr(sys.modules[m], '__file__')))"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     names = {name.partition(".")[0] for name in loaded.split()}
     third = {name for name in names if name not in sys.stdlib_module_names and not name.startswith("_")}
@@ -170,7 +282,7 @@ def fake(tmp_path):
         "--version) echo Python 3.12.1 ;;\n"
         f'"bin/install.py "*) exec {sys.executable} "$@" ;;\n'
         '"-m venv "*) mkdir -p "$3/bin" && for name in pip python rlhf; do cp "$0" "$3/bin/$name"; done ;;\n'
-        "*' rm') exit 3 ;;\n"
+        "'run rm '*) exit 3 ;;\n"
         "esac\n"
     )
     tool.chmod(0o755)
@@ -216,23 +328,24 @@ def test_what_is_older_than_its_pins_is_installed_again(fake):
     assert setup(fake).returncode == 0 and len(installed(fake)) == 2
 
 
-@pytest.mark.parametrize("target", sorted(rules().keys() - {"checked"}))
+@pytest.mark.parametrize("target", sorted(takes()))
 def test_what_developers_need_is_installed_for_their_targets_alone(target):
-    found = commands(target, "VENV=absent", "REPORT_TO=wandb none", program="bin/setup")
+    tracked = ["wandb"] * ("REPORT_TO" in takes()[target])
+    found = commands(target, "VENV=absent", *(["REPORT_TO=wandb none"] if tracked else []), program="bin/setup")
     developers = {"test", "test-image", "test-vllm", "test-studies", "fuzz", "lint", "bench-micro", "bench-gpu"}
     for_dev = target in developers | {"bench-against"}
     own = ["dev"] * for_dev + ["docs"] * (target == "docs")
-    assert all(words[-1].split() == [*EXTRAS.split(), "wandb", *own] for words in found if words[-1] != "small")
-    assert found or target in ("help", "clean")
+    assert all(words[-1].split() == [*EXTRAS.split(), *tracked, *own] for words in found if words[-1] != "small")
+    assert found or target in ("help", "help-all", "clean")
 
 
 def test_make_sets_up_before_it_runs_and_a_failing_stage_stops_the_chain(fake):
     result = make("sft", "rm", "ppo", f"PYTHON={fake}/tool", f"VENV={fake}/venv")
     assert result.returncode and "rm] Error 3" in result.stderr
-    lines = [line for line in (fake / "log").read_text().splitlines() if "-m rlhf.cli.from_make" in line]
-    assert [line.split()[-1] for line in lines] == ["check", "sft", "rm"]
-    small, full = installed(fake)
-    assert "click" in small and small.endswith(" -c requirements/cpu.txt") and "-e .[" in full
+    lines = [line for line in (fake / "log").read_text().splitlines() if line.startswith("rlhf run")]
+    assert [line.split()[2] for line in lines] == ["sft", "rm"]
+    (full,) = installed(fake)
+    assert "-e .[" in full
 
 
 def test_failing_pip_leaves_setup_undone(fake):
@@ -313,9 +426,59 @@ def test_python_too_old_or_missing_is_one_line(python, tmp_path):
 
 def where(*arguments) -> str:
     """Where make would run a stage: docker, podman or local."""
-    words = commands("sft", "VENV=absent", *arguments, program="absent/bin/python")[-1]
-    assert ("--gpu" in words) == (not commands("setup", "VENV=absent", *arguments, program="CPU=1 bin/setup"))
-    return words[words.index("--runtime") + 1]
+    boxed = [words for words in commands("sft", *arguments, program="bin/in-container") if "--build" not in words]
+    for_cpu = bool(commands("setup", *arguments, program="CPU=1 bin/setup"))
+    if not boxed:
+        assert commands("sft", *arguments, program=".venv/bin/rlhf")
+        return "local"
+    ((_, _, engine, *words),) = boxed
+    assert ("--gpu" in words) != for_cpu
+    return engine
+
+
+def test_a_container_runs_what_the_local_command_runs_and_sees_what_that_names():
+    typed = ("sft", "HW=4090", "SEED=3", "SET=ppo.steps=5 ppo.kl_coef=0.1", "RESUME=1")
+    *_, words = commands(*typed, program="bin/in-container")
+    local = commands(*typed, "RUNTIME=local", program=".venv/bin/rlhf")[0][1:]
+    assert words[words.index(IMAGE) + 1 :] == local
+    seen = words[words.index("--paths") + 1 : words.index(IMAGE)]
+    assert " ".join(seen) == f"<(.venv/bin/python -m rlhf.cli --paths {' '.join(local)} )"
+
+
+@pytest.mark.parametrize("target", ["bench", "bench-memory", "bench-ablation"])
+def test_benchmarks_run_where_the_stages_run(target):
+    *_, words = commands(target, "HW=4090", "SET=a=1", program="bin/in-container")
+    assert words[words.index("--write") + 1 : words.index(IMAGE)] == ["results", "--entrypoint", "python"]
+    assert words[words.index(IMAGE) + 1] == "-m" and words[-4:] == ["--hw", "4090", "--set", "a=1"]
+
+
+def test_a_server_is_reached_from_outside_of_its_container():
+    *_, words = commands("serve", "HW=4090", "PORT=81", program="bin/in-container")
+    at = words.index(IMAGE)
+    assert words[at - 2 : at] == ["--port", "81"] and words[-2:] == ["--host", "0.0.0.0"]
+    assert "--port 8000 rlhf" in " ".join(commands("serve", "HW=4090", program="bin/in-container")[-1])
+
+
+def test_a_shell_sees_what_a_stage_sees():
+    *_, words = commands("shell", "HW=4090", "OUT=x", "RUNTIME=local", program="bin/in-container")
+    assert words[1:3] == ["--engine", "docker"] and words[-3:] == ["--entrypoint", "bash", IMAGE]
+    assert "run sft --hw 4090 --out x" in " ".join(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("ppo HW=4091", "HW=4091"),
+        ("ppo RECIPE=cpu-tiny", "RECIPE=cpu-tiny"),
+        ("chat SEED=x STAGE=dpo", "SEED"),
+        ("score FILES=none", "none: no such file"),
+    ],
+)
+def test_a_wrong_value_is_refused_before_an_image_is_built(words, named, tmp_path):
+    (tmp_path / "docker").write_text("#!/bin/sh\necho docker\n")
+    (tmp_path / "docker").chmod(0o755)
+    result = make(*words.split(), "RUNTIME=docker", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert result.returncode and named in result.stderr and not result.stdout
 
 
 def test_recipes_for_a_gpu_run_in_a_container_and_those_for_a_cpu_do_not():
@@ -352,9 +515,10 @@ def test_a_run_s_device_is_that_of_its_manifest(tmp_path):
 
 
 def test_an_image_of_one_s_own_is_not_built():
-    (built,) = commands("sft", "HW=4090", "VENV=absent", program="bin/in-container")
-    assert built[-2:] == ["--build", IMAGE]
-    assert commands("sft", "HW=4090", "IMAGE=mine", "VENV=absent", program="bin/in-container") == []
+    built, run = commands("sft", "HW=4090", program="bin/in-container")
+    assert built[-2:] == ["--build", IMAGE] and IMAGE in run
+    (run,) = commands("sft", "HW=4090", "IMAGE=mine", program="bin/in-container")
+    assert "mine" in run
 
 
 def test_a_container_sees_reward_functions_of_the_user_s_own(tmp_path):
@@ -415,7 +579,8 @@ def test_an_image_that_is_not_here_is_pulled_before_its_identity_is_read(tmp_pat
 
 
 def test_relative_paths_are_no_names_of_volumes(tmp_path):
-    words = start_container(tmp_path, "--read", "pairs.jsonl", "--write", "runs/../out", "here").stdout.splitlines()
+    (tmp_path / "paths").write_text("read pairs.jsonl\nwrite out\n")
+    words = start_container(tmp_path, "--paths", "paths", "--write", "runs/../out", "here").stdout.splitlines()
     assert f"{tmp_path}/pairs.jsonl:{tmp_path}/pairs.jsonl:ro" in words and f"{tmp_path}/out:{tmp_path}/out" in words
     assert (tmp_path / "out").is_dir()
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rlhf.errors import UserError
-from rlhf.recipe import StageName, as_yaml
+from rlhf.recipe import Changes, StageName, load
 from rlhf.run.directory import StageRun
-from rlhf.run.named import NamedRun, named_run, settings_of
+from rlhf.run.named import NamedRun, named_run, recipe_of, settings_of
 from rlhf.terminal import one_line
 from tests.helpers import RECIPE, SMALL, content_of, one_line_of, rlhf, small
 
@@ -49,25 +49,42 @@ def test_a_run_or_one_of_its_stages_has_all_settings(run):
         assert settings.overrides == OVERRIDES
 
 
-@pytest.mark.parametrize("words", [("chat",), ("score", "--prompt", "a", "--response", "b"), ("serve",), ("run", "rm")])
-def test_a_command_on_a_run_needs_no_other_option(command, run, words):
-    """Each lacks a stage here. The command line that it names has every setting of the run."""
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (("chat",), "ppo has not been run"),
+        (("score", "--prompt", "a", "--response", "b"), "rm has not been run"),
+        (("serve",), "merge has not been run"),
+        (("run", "rm"), "pretrain has not been run"),
+        (("ab",), "evaluate: no finished evaluation"),
+    ],
+)
+def test_a_command_on_a_run_needs_no_other_option(command, run, words, needed):
+    """Each lacks a stage here."""
     code, _, err = command(*words, run)
-    needed = "rm" if words[0] in ("score", "run") else "ppo" if words[0] == "chat" else "merge"
-    if words[0] == "run":
-        assert code == 1 and "rm needs pretrain, which has not been run" in err
-        return
-    changes = "".join(f" --set {key}={as_yaml(value)}" for key, value in OVERRIDES.items())
-    assert code == 1 and f"`rlhf run {needed} --recipe " in err and "recipes/cpu-tiny/v1 --out" in err
-    assert f"--out {run.parents[1]}" in err and "--seed 5" in err and changes in err
+    assert code == 1 and needed in err and str(run) in err
+
+
+def test_a_run_is_the_recipe_that_it_was_made_with(run):
+    loaded = recipe_of(named_run(run), RECIPE.parents[1])
+    assert loaded == load(RECIPE, OVERRIDES, 5)
+    changed(run / "sft", argv=["rlhf", "run", "sft", "--hw", "cpu", "--recipe-root", str(RECIPE.parents[1])])
+    assert recipe_of(named_run(run), run) == loaded, "where the command says"
+    with pytest.raises(UserError, match="its recipe cpu-tiny/v1 is not in"):
+        changed(run / "sft", argv=["rlhf", "run", "sft", "--hw", "cpu"])
+        recipe_of(named_run(run), run)
 
 
 def test_the_folder_of_a_stage_chooses_that_stage(command, run):
     made(run.parents[1], "dpo")
-    assert "chat needs sft, which did not finish" in command("chat", run / "sft")[2]
-    assert "chat needs ppo" in command("chat", run)[2]
-    assert "merge.stage=dpo" in command("serve", run / "dpo")[2]
-    assert "merge.stage=dpo" not in command("serve", run)[2]
+    assert "sft did not finish" in command("chat", run / "sft")[2]
+    assert "ppo has not been run" in command("chat", run)[2]
+    root = RECIPE.parents[1]
+    for path, merged in ((run / "dpo", "dpo"), (run, "ppo"), (run / "sft", "ppo")):
+        merge = recipe_of(named_run(path), root, merging=True).recipe.merge
+        assert merge and merge.stage == merged
+    typed = recipe_of(named_run(run / "dpo"), root, None, {"merge.stage": "ppo"}, merging=True).recipe.merge
+    assert typed and typed.stage == "ppo"
 
 
 @pytest.mark.parametrize(
@@ -84,9 +101,9 @@ def test_options_that_contradict_the_run_are_refused(command, run, words, messag
     assert (code, out) == (2, "") and message.format(run=run) in err and err.count("\n") == 1
 
 
-def test_a_change_beside_those_of_the_run_is_taken(command, run):
-    err = command("chat", run, "--set", "ppo.kl_coef=0.25", "--set", "evaluate.top_p=0.5")[2]
-    assert err.count("ppo.kl_coef=0.25") == 1 and err.count("evaluate.top_p=0.5") == 1
+def test_a_change_beside_those_of_the_run_is_taken(run):
+    further: Changes = {"ppo.kl_coef": 0.25, "evaluate.top_p": 0.5}
+    assert recipe_of(named_run(run), RECIPE.parents[1], None, further).overrides == OVERRIDES | further
 
 
 def test_what_is_no_run_says_so(command, run, tmp_path):

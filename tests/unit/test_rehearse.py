@@ -18,9 +18,10 @@ from rlhf.data.needs import check_rows
 from rlhf.data.parsing import kind_of
 from rlhf.files import write_json
 from rlhf.process import children
+from rlhf.process.task import Task
 from rlhf.recipe import PinnedRecipe, Recipe, differences
 from rlhf.recipe.choices import RowKind
-from tests.helpers import noted, rlhf
+from tests.helpers import noted, rlhf, task_of
 from tests.records import write_records
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -167,7 +168,8 @@ def command(monkeypatch, capsys, tmp_path):
 
     def call(of_stage, *options: object, name: str = "4090-llama2-7b/v2") -> tuple[int, str, str]:
         def run_child(words: list[str], stop_when=None) -> int:
-            code: int = of_stage(words, words[4] if words[3] == "run" else words[3], stop_when)
+            task = None if words[3] == "report" else task_of(words)
+            code: int = of_stage(task, task.stage if task else words[3], stop_when)
             return code
 
         monkeypatch.setattr("rlhf.process.children.run_child", run_child)
@@ -185,8 +187,8 @@ def finish(tmp_path: Path, stage: str, **metrics: float | None) -> int:
 def test_each_stage_that_trains_is_stopped_at_a_checkpoint_and_resumed(command, tmp_path):
     calls: list[tuple[str, bool, bool]] = []
 
-    def of_stage(words, stage, stop_when):
-        calls.append((stage, stop_when is not None, "--resume" in words))
+    def of_stage(task, stage, stop_when):
+        calls.append((stage, stop_when is not None, bool(task and task.resume)))
         if stop_when:
             assert not stop_when()
             (tmp_path / "rehearsal/4090-llama2-7b/v2" / stage / "checkpoints/step-000001").mkdir(parents=True)
@@ -203,11 +205,11 @@ def test_each_stage_that_trains_is_stopped_at_a_checkpoint_and_resumed(command, 
 
 
 def test_settings_given_with_set_come_last(command):
-    asked: list[str] = []
-    command(lambda words, *_: noted(asked, words, 1), "--set", "sft.max_steps=3", "--set", "model.quantization=none")
-    settings = [word for words in asked[:1] for word in words]
-    assert "sft.max_steps=3" in settings and "model.quantization=none" in settings
-    assert "model.source=package" in settings and "hardware.device=cpu" in settings
+    asked: list[Task] = []
+    command(lambda task, *_: noted(asked, task, 1), "--set", "sft.max_steps=3", "--set", "model.quantization=none")
+    settings = asked[0].overrides
+    assert settings["sft.max_steps"] == 3 and settings["model.quantization"] == "none"
+    assert settings["model.source"] == "package" and settings["hardware.device"] == "cpu"
 
 
 def test_what_builds_on_a_stage_that_failed_is_not_run_and_the_code_is_its_own(command, tmp_path):
@@ -244,9 +246,10 @@ def test_an_earlier_rehearsal_is_replaced(command, tmp_path):
 
 def test_rows_of_ones_own_are_read(command, tmp_path):
     (tmp_path / "mine.jsonl").touch()
-    asked: list[list[str]] = []
-    _, out, _ = command(lambda words, *_: noted(asked, words, 1), "--data", tmp_path / "mine.jsonl")
-    assert f'data.files=["{tmp_path}/mine.jsonl"]' in asked[0] and "sft.max_samples=64" in asked[0]
+    asked: list[Task] = []
+    _, out, _ = command(lambda task, *_: noted(asked, task, 1), "--data", tmp_path / "mine.jsonl")
+    settings = asked[0].overrides
+    assert settings["data.files"] == [f"{tmp_path}/mine.jsonl"] and settings["sft.max_samples"] == 64
     assert "made rows" not in out and not (tmp_path / "rehearsal/4090-llama2-7b/v2/rows.jsonl").exists()
 
 
@@ -266,9 +269,9 @@ def test_random_weights_do_not_stand_in(command):
 def test_a_folder_stands_in_with_its_own_architecture(command, tmp_path):
     (tmp_path / "tiny").mkdir()
     write_json(tmp_path / "tiny/config.json", {})
-    asked: list[list[str]] = []
-    _, out, _ = command(lambda words, *_: noted(asked, words, 1), "--weights", tmp_path / "tiny")
-    assert f"model.name={tmp_path}/tiny" in asked[0] and "model.architecture=null" in asked[0]
+    asked: list[Task] = []
+    _, out, _ = command(lambda task, *_: noted(asked, task, 1), "--weights", tmp_path / "tiny")
+    assert asked[0].overrides["model.name"] == f"{tmp_path}/tiny" and asked[0].overrides["model.architecture"] is None
     assert f"{tmp_path}/tiny stands for the recipe's" in out
 
 

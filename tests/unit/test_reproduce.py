@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 from shutil import copytree
 
@@ -13,11 +12,12 @@ from rlhf.commands import conditions, reproduce
 from rlhf.errors import UserError
 from rlhf.process import children
 from rlhf.process.exhaustion import EXHAUSTED
+from rlhf.process.task import Task
 from rlhf.run import reader
 from rlhf.run.outcomes import Reproduction
 from rlhf.run.records import Summary
 from rlhf.terminal import wording
-from tests.helpers import RECIPE, noted, rlhf
+from tests.helpers import RECIPE, noted, rlhf, task_of
 from tests.records import write_records
 
 ROOT = Path(__file__).parents[2]
@@ -32,24 +32,26 @@ def measured(out: Path, seed: int, **manifest: object) -> None:
 
 
 def test_each_seed_and_stage_is_a_run_that_keeps_and_resumes_what_is_there(tmp_path, monkeypatch):
-    commands: list[list[str]] = []
-    monkeypatch.setattr(children, "run_child", lambda command: noted(commands, command, 0))
-    reproduce.run_seeds(LOADED, ["sft", "rm"], [0, 7], tmp_path, ["--hw", "cpu"])
-    kept = ["--if-needed", "--resume"]
-    assert commands == [
-        [sys.executable, "-m", "rlhf.cli", "run", stage, *kept, "--seed", seed, "--out", str(root), "--hw", "cpu"]
-        for seed, root in (("0", tmp_path / "seed-0"), ("7", tmp_path / "seed-7"))
-        for stage in ("sft", "rm")
+    run: list[Task] = []
+    monkeypatch.setattr(children, "run_child", lambda words, _: noted(run, task_of(words), 0))
+    changed = LOADED.with_changes({"ppo.steps": 3})
+    reproduce.run_seeds(changed, ["sft", "rm"], [0, 7], tmp_path)
+    assert [(task.stage, task.out) for task in run] == [
+        (stage, str(tmp_path / f"seed-{seed}")) for seed in (0, 7) for stage in ("sft", "rm")
     ]
+    for task in run:
+        assert task.if_needed and task.resume
+        assert task.load() == recipe.load(RECIPE, {"ppo.steps": 3}, int(task.out[-1]))
 
 
 def test_a_seed_that_stops_names_its_command_and_keeps_its_exit_code(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(children, "run_child", lambda command: EXHAUSTED)
+    monkeypatch.setattr(children, "run_child", lambda *_: EXHAUSTED)
     with pytest.raises(SystemExit) as stopped:
-        reproduce.run_seeds(LOADED, ["sft"], [0], tmp_path, [])
+        reproduce.run_seeds(LOADED, ["sft"], [0], tmp_path)
     assert stopped.value.code == EXHAUSTED
     assert re.match(
-        r"error: seed 0 stopped in sft; .*repeat this .*\(.*: rlhf run sft .*--resume", capsys.readouterr().err
+        r"error: seed 0 stopped in sft; .*repeat this .*\(.*: `rlhf run sft .*/seed-0/cpu-tiny/v1 --resume`",
+        capsys.readouterr().err,
     )
 
 
@@ -107,13 +109,13 @@ def test_seeds_of_another_code_python_package_or_device_are_in_no_table(tmp_path
 
 def test_a_stage_that_would_not_fit_into_the_table_is_not_begun(tmp_path, monkeypatch):
     measured(tmp_path, 0, python="2.7")
-    commands: list[list[str]] = []
-    monkeypatch.setattr(children, "run_child", lambda command: noted(commands, command, 0))
+    run: list[str] = []
+    monkeypatch.setattr(children, "run_child", lambda words, _: noted(run, task_of(words).stage, 0))
     now = {"code": {"commit": None, "dirty": None}, "packages": PACKAGES, "python": "3.11.9", "device": {"type": "cpu"}}
     monkeypatch.setattr(conditions, "of_this_process", lambda loaded: now)
     with pytest.raises(UserError, match=r"seed-0/cpu-tiny/v1/rm: python is 3\.11\.9, and 2\.7 in .*/v1/sft; one table"):
-        reproduce.run_seeds(LOADED, ["sft", "rm"], [0], tmp_path, [])
-    assert [command[4] for command in commands] == ["sft"], "it is done, and was kept"
+        reproduce.run_seeds(LOADED, ["sft", "rm"], [0], tmp_path)
+    assert run == ["sft"], "it is done, and was kept"
 
 
 def test_what_is_done_everywhere_is_shown_before_a_refusal(tmp_path, monkeypatch, capsys):
