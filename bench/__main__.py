@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from typing_extensions import TypedDict
 
-from bench import compare, costs, options, provenance, steps, targets
+from bench import baseline, compare, costs, options, provenance, steps, targets
 from bench.clocks import clock_of
 from bench.derived import derived_figures
 from bench.kinds import StageSteps, StepsRecord
@@ -68,7 +68,7 @@ def main(
     problems = show(loaded, record, price)
     earlier = comparable(loaded, record)
     problems += compare.losses_since(earlier, record)
-    if others := [other for other in stored_records(record) if other not in earlier]:
+    if others := [other for other in baseline.before(record, RESULTS) if other not in earlier]:
         title = "records of another machine or setting, with which nothing is compared"
         rows_table(title, ("date", "machine", "threads", "stage: tokens/s"), map(beside_row, others))
     if not earlier and not loaded.modified:
@@ -210,8 +210,7 @@ def share(value: float | None) -> str:
 
 def folder_of(record: StepsRecord) -> Path:
     """Return the folder of the records of the same recipe and device."""
-    device = provenance.device_folder(provenance.device_name(record["device"]))
-    return Path(RESULTS, record["recipe"], record.get("version", ""), device, "bench")
+    return Path(RESULTS, record["recipe"], record.get("version", ""), baseline.device_folder(record), "bench")
 
 
 def new_file(record: StepsRecord) -> Path:
@@ -220,17 +219,11 @@ def new_file(record: StepsRecord) -> Path:
     return folder_of(record) / f"{provenance.in_file_name(provenance.now())}_{commit}_{record['shape']}.json"
 
 
-def stored_records(record: StepsRecord) -> list[StepsRecord]:
-    """Return the stored records of the same recipe, kind of device and shape, the newest first."""
-    files = sorted(folder_of(record).glob(f"*_{record['shape']}.json"), reverse=True)
-    return [read(file, StepsRecord) for file in files]
-
-
 def comparable(loaded: PinnedRecipe, record: StepsRecord) -> list[StepsRecord]:
     """Return the stored records with which a new one can be compared, the newest first; none for a changed recipe."""
     if loaded.modified:
         return []
-    return [earlier for earlier in stored_records(record) if compare.difference(earlier, record) is None]
+    return [earlier for earlier in baseline.before(record, RESULTS) if compare.difference(earlier, record) is None]
 
 
 def beside_row(record: StepsRecord) -> tuple[str, ...]:

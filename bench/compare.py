@@ -58,18 +58,20 @@ def losses(before: StepsRecord, after: StepsRecord) -> Iterator[Loss]:
             continue
         yield from _memory(stage, old, new)
         for phase, seconds in new["phase_seconds"].items():
-            if phase in old["phase_seconds"]:
+            if phase in old["phase_seconds"]:  # of another program there may be peaks alone
                 yield from _time(f"{stage}/{phase}", old["phase_seconds"][phase], seconds)
 
 
 def difference(before: StepsRecord, after: StepsRecord) -> str | None:
-    """Return why two records cannot be compared: another recipe, shape, machine, number of threads, or clock."""
+    """Return why two records cannot be compared: another recipe, shape, machine, cap, number of threads, or clock."""
     for key in ("recipe", "version", "recipe_sha256", "shape"):
         old, new = before.get(key), after.get(key)
         if old != new:
             return f"records of another {key} cannot be compared: {old} and {new}"
     if machine(before) != machine(after):
         return f"records of {machine(before)} and {machine(after)} cannot be compared"
+    if cap(before) != cap(after):
+        return f"records under a memory cap of {cap(before)} and of {cap(after)} cannot be compared"
     if threads(before) != threads(after):
         return f"records of {threads(before)} and {threads(after)} threads cannot be compared"
     one, other = (clock_of(record["stages"].values()) for record in (before, after))
@@ -80,6 +82,12 @@ def threads(record: StepsRecord) -> int | None:
     """Return the threads with which a CPU measured; None of a GPU, and where a record does not say."""
     device = record["device"]
     return None if isinstance(device, str) else device.get("threads")
+
+
+def cap(record: StepsRecord) -> str | None:
+    """Return the limit of a GPU's memory under which was measured; None without one."""
+    device = record["device"]
+    return None if isinstance(device, str) else device.get("memory_cap")
 
 
 def machine(record: StepsRecord) -> str:

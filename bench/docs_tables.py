@@ -5,7 +5,6 @@ columns but the meaning, the last one, are written from the schema. A new key ne
 in one of the section's tables: "| `key` | meaning |".
 """
 
-import ast
 import importlib
 import json
 import re
@@ -57,9 +56,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "the same": lambda: table.same(
         [read(file, SameRecord) for file in sorted(ROOT.glob("results/against/same_*.json"))]
     ),
-    "modules of rlhf": lambda: _modules(ROOT / "rlhf"),
-    "modules of bench": lambda: _modules(ROOT / "bench"),
-    "modules of studies": lambda: _modules(ROOT / "studies"),
 }
 
 
@@ -192,23 +188,6 @@ def _range(kind: dict[str, Any], whole: bool) -> str:
     if below is not None:
         return f"{lowest}, below {below:,g}"
     return lowest if high >= LARGE else f"{lowest}, at most {high:,g}"
-
-
-def _modules(package: Path) -> str:
-    """Return every folder and every module with a docstring of a package, each with the docstring's first sentence."""
-    lines = ["| module | what it is |", "|---|---|"]
-    for folder in sorted({file.parent for file in package.rglob("*.py")}):
-        lines.append(f"| **{folder.relative_to(ROOT)}/** | {_summary(folder / '__init__.py')} |")
-        modules = [file for file in sorted(folder.glob("*.py")) if file.stem != "__init__" and _summary(file)]
-        lines += [f"| {file.name} | {_summary(file)} |" for file in modules]
-    return "\n".join(lines)
-
-
-def _summary(file: Path) -> str:
-    """Return the first sentence of a module's docstring, or its first line if that ends before, for a table's cell."""
-    text = ast.get_docstring(ast.parse(file.read_text())) if file.exists() else None
-    sentence = re.split(r"(?<=\.) (?=[A-Z])", (text or "").partition("\n")[0])[0]
-    return sentence.replace("|", "\\|").replace("`", "")  # names, not commands to try
 
 
 def pages() -> Iterator[Path]:

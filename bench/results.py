@@ -1,4 +1,4 @@
-"""`python -m bench.results`: write results/README.md and charts from the records there, and recipes/README.md."""
+"""`python -m bench.results`: write results/README.md from the records there, and recipes/README.md."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from bench import history, options, recipe_index
+from bench import options, recipe_index
 from bench.clocks import clock_of
 from bench.gpu.record import GpuRecord
 from bench.kinds import (
@@ -60,21 +60,14 @@ between them, before the first release, so their figures of PPO and DPO differ.
 | record | what | device | date | commit | headline |
 | --- | --- | --- | --- | --- | --- |
 """
-CHARTS = """
-## Records of `make bench` over time
-
-A new record is compared with those of the same processor and number of threads, which a line joins. Those of another
-machine are only shown.
-"""
 
 
 def page(root: Path = RESULTS) -> str:
-    """Return the page: one line for each record, by folder, and the last by name first within one; then the charts."""
+    """Return the page: one line for each record, by folder, and the last by name first within one."""
     newest_first = sorted(root.rglob("*.json"), key=lambda file: file.name, reverse=True)
     files = sorted(newest_first, key=lambda file: str(file.parent))
     lines = "".join(_line(file, root) for file in files)
-    paths = [chart.relative_to(root) for chart in history.records_of(root)]
-    return HEAD + lines + CHARTS + "".join(f"\n![{path}]({path})\n" for path in paths)
+    return HEAD + lines
 
 
 def _line(file: Path, root: Path) -> str:
@@ -231,10 +224,9 @@ DESCRIBED_BY: dict[str, Callable[[object, str], tuple[str, str]]] = {
 @options.command()
 @click.option("--check", is_flag=True, help="Only say whether the pages are up to date.")
 def main(check: bool) -> None:
-    """Write results/README.md with the charts of records over time, and recipes/README.md."""
+    """Write results/README.md and recipes/README.md."""
     recipes = ROOT / "recipes"
     pages = {RESULTS / "README.md": page(RESULTS), recipes / "README.md": recipe_index.page(recipes)}
-    pages |= history.charts(RESULTS)
     for file, text in pages.items():
         name = os.path.relpath(file, ROOT)
         if not check:

@@ -1,9 +1,11 @@
 """Hooks of MkDocs for `make docs`: what the site has beyond docs/.
 
 Pages link to files of the repository that lie outside docs/. Markdown among them (`PAGES`, `INDEXES`, the recipes'
-cards and the studies' pages) becomes pages of the site; any other file is copied. Links are rewritten to match.
+cards and the studies' pages) becomes pages of the site; any other file is copied. Links are rewritten to match. A mark
+`<!-- modules of PACKAGE -->` becomes the list of its modules.
 """
 
+import ast
 import os.path
 import re
 from pathlib import Path
@@ -21,6 +23,7 @@ LOADED = re.compile(  # with an address that names a host; links, which readers 
     r"<(?:script|img|iframe|source|video|audio)\b[^>]*?\bsrc=[\"']?(?P<address>(?:https?:)?//[^\s\"'>]+)"
     r"|<link\b(?![^>]*\brel=[\"']?(?:canonical|license))[^>]*?\bhref=[\"']?(?P<sheet>(?:https?:)?//[^\s\"'>]+)"
 )
+MODULE_MARK = re.compile(r"<!-- modules of (\w+) -->")
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]*)(#[^)\s]*)?\)")
 
 
@@ -47,7 +50,25 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             files.append(File.generated(config, site, abs_src_path=str(ROOT / path)))
         return f"]({os.path.relpath(site, Path(uri).parent)}{link[2] or ''})"
 
-    return LINK.sub(rewrite, markdown)
+    listed = MODULE_MARK.sub(lambda mark: modules(ROOT / mark[1]), markdown)
+    return LINK.sub(rewrite, listed)
+
+
+def modules(package: Path) -> str:
+    """Return every folder and every module with a docstring of a package, each with the docstring's first sentence."""
+    lines = ["| module | what it is |", "|---|---|"]
+    for folder in sorted({file.parent for file in package.rglob("*.py")}):
+        lines.append(f"| **{folder.relative_to(ROOT)}/** | {summary(folder / '__init__.py')} |")
+        files = [file for file in sorted(folder.glob("*.py")) if file.stem != "__init__" and summary(file)]
+        lines += [f"| {file.name} | {summary(file)} |" for file in files]
+    return "\n".join(lines)
+
+
+def summary(file: Path) -> str:
+    """Return the first sentence of a module's docstring, or its first line if that ends before, for a table's cell."""
+    text = ast.get_docstring(ast.parse(file.read_text())) if file.exists() else None
+    sentence = re.split(r"(?<=\.) (?=[A-Z])", (text or "").partition("\n")[0])[0]
+    return sentence.replace("|", "\\|").replace("`", "")  # names, not commands to try
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

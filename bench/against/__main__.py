@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from bench import options, provenance
+from bench import baseline, options, provenance
 from bench.against import checkout, judge, table
 from bench.against.checkout import Checkout
 from bench.against.compare import CARD_RECIPE, MICRO_SLOWER, Comparison, Say, small_functions
@@ -52,6 +52,12 @@ GROSS = Bounds(slower=0.25, larger=0.25, gross=True)
     metavar="DIR",
     help="Recipe of a card whose predictions are compared; may be repeated. [default: recipes/4090-llama2-7b/v2]",
 )
+@click.option(
+    "--records",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="DIR",
+    help="Run nothing: compare the records of a card below DIR, such as runs/gpu-hour/results, with those in results/.",
+)
 @click.option("--counts-only", is_flag=True, help="Time nothing: compare what is counted and predicted.")
 @click.option(
     "--short",
@@ -72,6 +78,7 @@ def main(
     slower: float,
     larger: float,
     cards: tuple[Path, ...],
+    records: Path | None,
     counts_only: bool,
     short: bool,
     out: Path | None,
@@ -82,6 +89,11 @@ def main(
     Exit code 1: a figure is worse than is allowed, beyond its interval. What torch's operations compute, move, launch
     and hold is counted, which a busy machine does not change; CPU seconds are measured in pairs.
     """
+    if records:
+        worse, compared = baseline.show(sorted(records.rglob("*.json")))
+        if not compared:
+            raise UserError(f"{records}: no record of it has one of the same card and recipe in results/ before it")
+        sys.exit(bool(worse))
     loaded = options.load(hw, directory, changes)
     chosen = options.stages_of(loaded, stages, TRAINING_STAGES if short else MEASURED_STAGES)
     began = time.monotonic()
@@ -92,8 +104,7 @@ def main(
             raise
         skip(error)
         return
-    if short:
-        count, rounds = SHORT
+    count, rounds = SHORT if short else (count, rounds)
     if counts_only:
         rounds = 0
     bounds = GROSS if short else Bounds(slower / 100, larger / 100)

@@ -10,7 +10,7 @@ from types import FrameType
 
 import click
 
-from bench import options
+from bench import baseline, options
 from bench.gpu import packages, plan, record, runner, tables
 from bench.gpu.plan import GpuItem
 from bench.gpu.record import GpuRecord
@@ -108,10 +108,14 @@ def measure(items: Sequence[GpuItem], out: Path, limit: float, dry_run: bool, pr
     click.echo(f"records and logs: {out}")
     if open_items := [row["gpu_item"] for row in rows if row["outcome"] == "skipped" and row["why"] == USED_UP]:
         click.echo(f"to go on: python -m bench.gpu {' '.join(f'--only {name}' for name in open_items)} --out {out}")
+    worse = [] if dry_run else baseline.show(files(out))[0]
     if interrupted:
         click.echo("interrupted; the records of all items that had begun are there", err=True)
         return INTERRUPTED
-    return int(any(row["outcome"] in ("failed", "timed out") or row["verdict"] == "does not hold" for row in rows))
+    return int(
+        bool(worse)
+        or any(row["outcome"] in ("failed", "timed out") or row["verdict"] == "does not hold" for row in rows)
+    )
 
 
 def run_item(item: GpuItem, out: Path, remaining: float, dry_run: bool) -> GpuRecord:

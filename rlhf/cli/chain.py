@@ -9,6 +9,7 @@ from rlhf.data.needs import check_rows
 from rlhf.memory.predict import Predictor
 from rlhf.memory.preflight import require_fit
 from rlhf.process import distributed, endings
+from rlhf.process.guest.host import ended_afterwards
 from rlhf.process.task import Task, run_child
 from rlhf.recipe import EVALUATE, PinnedRecipe, StageName
 from rlhf.run.directory import StageRun
@@ -26,8 +27,9 @@ def check_chain(chain: Sequence[StageRun], preflight: bool) -> None:
     for run in chain:
         runner.check_section(run.loaded, run.stage)
     unfinished = [run for run in chain if _where_finished(run) is None]
-    for run in unfinished:
-        runner.check_settings(run.loaded, run.stage)
+    with ended_afterwards():
+        for run in unfinished:
+            runner.check_settings(run.loaded, run.stage)
     if unfinished:
         runner.check_device(unfinished[0].loaded)  # without a GPU no prediction is needed
     if unfinished and distributed.rank() == 0:

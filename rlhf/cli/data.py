@@ -154,7 +154,7 @@ def check_data(
     refused = _refused(tokenizer, [*rows.rows, *(heldout_rows.rows if heldout_rows else ())]) if tokenizer else None
     if refused is not None:
         report = report.with_template(refused)
-    content = json.dumps(report.to_dict(), indent=2)
+    content = json.dumps(report.to_dict() | {"notes": [*rows.report.notes]}, indent=2)
     if to:
         write_output(to, content + "\n")
     if as_json:

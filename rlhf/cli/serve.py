@@ -89,6 +89,7 @@ def server_command(engine: str, model: str, recipe: Recipe) -> list[str]:
     Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # this server lists models from there and fails without it
     return [
         sys.executable,
+        "-P",
         "-m",
         "transformers.cli.transformers",
         "serve",

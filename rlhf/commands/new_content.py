@@ -330,8 +330,8 @@ def _check_answers(comparing: Sequence[RewardFunction], file: str, rows: ParsedR
         if not answers:
             wanted = '{"prompt", "answer"} (docs/data.md)'
             raise UserError(f"--data {file}: no right answers, which --reward {function.name} needs: rows of {wanted}")
-        for source, answer in answers:
-            if fault := function.answer_fault and function.answer_fault(answer):
+        for (source, _), fault in zip(answers, function.answer_faults([a for _, a in answers]), strict=True):
+            if fault is not None:
                 raise UserError(f"{source}: --reward {function.name} cannot compare with its answer: it {fault}")
 
 

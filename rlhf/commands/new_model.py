@@ -108,7 +108,7 @@ def describe(model: ModelFiles, template: str | None) -> ModelFacts:
     from transformers import AutoTokenizer
 
     from rlhf.data import tokenize
-    from rlhf.models import architecture, folders
+    from rlhf.models import architecture, folders, loading
     from rlhf.run.reader import reading
 
     config = read_json(model.folder / CONFIG)
@@ -120,6 +120,8 @@ def describe(model: ModelFiles, template: str | None) -> ModelFacts:
         count = architecture.parameter_count(Architecture.model_validate(section), pad_token_id=None)
     except UserError as error:
         raise UserError(f"{model.name}: {error}") from None
+    if any(model.folder.glob("*.safetensors")):  # not of the hub, from where weights come later
+        loading.check_weights(model.folder)
     # Settings alone (tokenizer_config.json) are no tokenizer: transformers would ask for packages that convert one.
     if not any(file.exists() for pattern in VOCABULARIES for file in model.folder.glob(pattern)):
         raise UserError(f"no tokenizer in {model.name}: it has no tokenizer.json; copy the tokenizer's files there")

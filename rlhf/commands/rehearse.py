@@ -17,7 +17,7 @@ from rlhf.run.layout import METRICS
 from rlhf.run.records import MetricsLine
 
 STOPPED = 128 + signal.SIGTERM  # exit code of a stage that was stopped
-RLHF = (sys.executable, "-m", "rlhf.cli")
+RLHF = (sys.executable, "-P", "-m", "rlhf.cli")
 
 
 class Outcome(NamedTuple):

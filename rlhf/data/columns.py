@@ -8,7 +8,6 @@ from rlhf.data.fields import (
     Field,
     FileFacts,
     Unread,
-    boolean,
     has_value,
     is_free,
     is_text,
@@ -105,7 +104,7 @@ def _is_free(name: str, value: object, about: set[str], facts: FileFacts) -> boo
 
 def _is_told(name: str, value: object, about: set[str], facts: FileFacts) -> bool:
     """Return whether a field is named and no more: it is about an answer, or the same throughout the file."""
-    return is_word(value) and (name in about or (name in facts.constant and boolean(value) is None))
+    return is_word(value) and (name in about or facts.is_constant(name, value))
 
 
 def _is_repeated(value: object, used: list[object]) -> bool:

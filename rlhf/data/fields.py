@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, TypeGuard
 
+from rlhf.data.scripts import words as spoken_words
 from rlhf.data.transcripts import is_transcript
 from rlhf.errors import UserError
 
 SURVEYED = 10_000  # rows of a file that decide what holds for the file
+LONGEST_WORD = 100  # characters
 MESSAGE = "[]."  # before the name of a field of messages, wherever they stand
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_]+")
 _INDEX = re.compile(r"(?:Unnamed: \d+(?:\.\d+)?)?|__index_level_\d+__")  # as pandas writes it beside its columns
@@ -56,11 +58,13 @@ def has_value(value: object) -> bool:
 
 def leaves(name: str, value: object) -> Iterator[tuple[str, object]]:
     """Yield the fields with a value of an object in an object, with dotted names; any other value under its name."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from leaves(f"{name}.{key}", inner)
-    elif has_value(value):
-        yield name, value
+    waiting = [(name, value)]  # no recursion: a row may be nested as deep as Python's stack
+    while waiting:
+        place, inner = waiting.pop()
+        if isinstance(inner, dict):
+            waiting += [(f"{place}.{key}", below) for key, below in reversed(inner.items())]
+        elif has_value(inner):
+            yield place, inner
 
 
 def twins(names: Collection[str], one: str, other: str) -> list[tuple[str, str]]:
@@ -89,38 +93,47 @@ def switches_training(name: str) -> bool:
 
 
 def is_word(value: object) -> bool:
-    """Return whether a value is a number or a word without white space, or a list of them."""
-    if isinstance(value, list):
-        return all(map(is_word, value))
-    return isinstance(value, int | float) or (isinstance(value, str) and not re.search(r"\s", value.strip()))
+    """Return whether a value is a number or a single word, or a list of such."""
+    return all(isinstance(part, int | float) or _is_single(part) for part in values(value))
 
 
 def is_text(value: object) -> bool:
     """Return whether a value is a text: words, or one word with a mark behind it as a sentence has it."""
-    return isinstance(value, str) and bool(value.strip()) and not re.fullmatch(r"\S*\w", value.strip())
+    return isinstance(value, str) and bool(value.strip()) and not (_is_single(value) and re.search(r"\w\s*\Z", value))
+
+
+def _is_single(value: object) -> bool:
+    """Return whether a value is a single word; a long text is none, whatever its script."""
+    return isinstance(value, str) and len(value) <= LONGEST_WORD and len(spoken_words(value)) <= 1
 
 
 def values(value: object) -> Iterator[object]:
     """Yield the values in lists and objects, however deep; any other value itself."""
-    if isinstance(value, list | dict):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from values(inner)
-    else:
-        yield value
+    waiting = [value]
+    while waiting:
+        inner = waiting.pop()
+        if isinstance(inner, list | dict):
+            waiting += reversed([*inner.values()] if isinstance(inner, dict) else inner)
+        else:
+            yield inner
 
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
     """What holds for all rows of a file, and no row can say by itself.
 
-    `ids` and `constant` are names of fields, dotted, those of messages behind `[].`; `transcripts` says whether texts
-    of prompts are transcripts, None where there are no texts to tell by.
+    `ids` are names of fields, dotted, those of messages behind `[].`, and `constant` has such names with the one value;
+    `transcripts` says whether texts of prompts are transcripts, None where there are no texts to tell by.
     """
 
     ids: frozenset[str] = frozenset()
-    constant: frozenset[str] = frozenset()
+    constant: Mapping[str, str] = field(default_factory=dict)
     transcripts: bool | None = None
     sample: tuple[dict[str, object], ...] = ()
+
+    def is_constant(self, name: str, value: object) -> bool:
+        """Return whether a field has this value, a number or a word, in all rows; one of 0 or 1 may be a switch."""
+        return self.constant.get(name) == repr(value) and boolean(value) is None
 
 
 NO_FACTS = FileFacts()
@@ -176,11 +189,11 @@ def survey(rows: Iterable[tuple[str, object]]) -> FileFacts:
         pass
     return FileFacts(
         frozenset(name for name, column in columns.items() if _names_id(name) and 2 * column.ids >= column.rows),
-        frozenset(
-            name
+        {
+            name: next(iter(column.values))
             for name, column in columns.items()
             if 1 < column.rows == count and len(column.values) == 1 and column.values != {""}
-        ),
+        },
         2 * transcripts > texts if texts else None,
         tuple(sample),
     )
@@ -199,10 +212,9 @@ def fields_of_messages(messages: object, column: str) -> Iterator[Field]:
     """Yield the fields of messages that have a value, but for role and content; their names begin with `[].`."""
     for number, message in enumerate(messages if isinstance(messages, list) else (), 1):
         if isinstance(message, dict):
-            read = {
-                new if message.get(new) is not None else old for new, old in (("role", "from"), ("content", "value"))
-            }
-            for key in message.keys() - read if len(message) > 2 else ():
+            names = (("role", "from"), ("content", "value"))
+            read = [new if message.get(new) is not None else old for new, old in names]
+            for key in (key for key in message if key not in read):
                 for name, leaf in leaves(key, message[key]):
                     yield Field(f"{column}[{number}].{name}", MESSAGE + name, leaf)
 
@@ -215,7 +227,7 @@ def is_messages(value: object) -> TypeGuard[list[dict[str, object]]]:
 def is_free(name: str, value: object, facts: FileFacts = NO_FACTS) -> bool:
     """Return whether a field is an id, a hash, a time or the address of a page, by its values."""
     if isinstance(value, list):
-        return all(is_free(name, element, facts) for element in value)
+        return all(is_free(name, element, facts) for element in values(value))
     if _INDEX.fullmatch(name):
         return str(value).isdecimal()
     if isinstance(value, bool | dict) or _POINTS_AT_INPUT.search(" ".join(words(name))):
@@ -237,7 +249,7 @@ def _names_id(name: str) -> bool:
 def _is_id(value: object) -> bool:
     """Return whether a value has the shape of an id: a whole number, or a word with a digit or a capital inside."""
     if isinstance(value, list):
-        return all(map(_is_id, value))
+        return all(map(_is_id, values(value)))
     if isinstance(value, bool | float):
         return isinstance(value, float) and value.is_integer()
     return bool(_ID.fullmatch(str(value).strip())) if isinstance(value, int | str) else False

@@ -8,7 +8,8 @@ from rlhf.data.raw import Malformed
 
 SIDES = ("chosen", "rejected")
 _PLACES = {"rank", "ranks", "ranking", "place", "position"}  # 1 is the best
-_MEASURES = {  # words of names that count or identify an answer, and do not judge it
+_MEASURES = {  # words of names that count or identify an answer, or say how bad it is: no rating, where more is better
+    *("severity", "level", "toxicity", "toxic", "harm", "harmfulness", "error", "errors", "penalty", "refusal"),
     *("id", "ids", "uid", "idx", "index", "hash", "seed", "time", "date", "year", "temperature"),
     *("n", "num", "number", "count", "counts", "len", "length", "lengths", "size", "turns", "turn", "rounds"),
     *("token", "tokens", "word", "words", "char", "chars", "characters", "bytes", "lines", "sentences", "label"),

@@ -108,8 +108,12 @@ def _part_text(part: object, place: str) -> str:
 
 
 def trained_flags(fields: Mapping[str, object], prefix: str = "") -> dict[str, bool]:
-    """Return the fields of a message or a row that say whether it is trained on. Raises Malformed unless 0 or 1."""
-    named = {name: value for name, value in fields.items() if has_value(value) and switches_training(name)}
+    """Return the fields of a message or a row that say whether it is trained on. Raises Malformed unless 0 or 1.
+
+    null says nothing, and beside a row neither does an empty cell.
+    """
+    named = {name: value for name, value in fields.items() if switches_training(name)}
+    named = {name: value for name, value in named.items() if value is not None and (prefix or has_value(value))}
     flags = {name: boolean(value) for name, value in named.items()}
     for name, trained in flags.items():
         if trained is None:
@@ -128,10 +132,10 @@ def unread_fields(messages: object, column: str, facts: FileFacts = NO_FACTS) ->
     """
     unread = Unread([], [])
     for place, name, value in fields_of_messages(messages, column):
-        own = name.removeprefix(MESSAGE)
+        own = name.removeprefix(MESSAGE).partition(".")[0]
         if is_free(name, value, facts) or switches_training(own):
             continue
-        if name in facts.constant and boolean(value) is None:
+        if facts.is_constant(name, value):
             unread.named.append(own)
         else:
             unread.refused.append(Field(place, own, value))

@@ -59,11 +59,11 @@ def _without(rows: RawRows, names: set[str]) -> Iterator[tuple[str, object]]:
 
 def _kept(fields: Mapping[str, object], names: set[str], prefix: str = "") -> dict[str, object]:
     """Return an object without the fields of some names, also in the objects in it."""
-    return {
-        name: _kept(value, names, f"{prefix}{name}.") if isinstance(value, dict) else value
-        for name, value in fields.items()
-        if prefix + name not in names
-    }
+    kept = {name: value for name, value in fields.items() if prefix + name not in names}
+    for name, value in kept.items():
+        if isinstance(value, dict) and any(ignored.startswith(f"{prefix}{name}.") for ignored in names):
+            kept[name] = _kept(value, names, f"{prefix}{name}.")
+    return kept
 
 
 def with_pairs(rows: RawRows, preparation: Preparation, count: rated.Count) -> RawRows:

@@ -15,7 +15,7 @@ from rlhf.data.columns import CONTEXT, INPUT_COLUMNS
 from rlhf.data.fields import has_value, is_messages, is_text, leaves, switches_training, values, words
 from rlhf.data.margins import is_place, judges, number_or_none
 from rlhf.data.raw import Malformed
-from rlhf.data.verdicts import PROMPTS, RESPONSE_WORDS
+from rlhf.data.verdicts import PROMPTS, RESPONSE_WORDS, names_verdict
 from rlhf.recipe.choices import RatedPairs
 from rlhf.terminal import counted
 
@@ -58,10 +58,12 @@ def rated_answers(row: Mapping[str, object], rating: str | None) -> Rated | None
     Raises Malformed where it is not clear which numbers are the ratings, and for fewer than two rated answers.
     """
     prompt = next((name for name in PROMPTS if has_value(row.get(name))), None)
-    if prompt is None or any(has_value(row.get(name)) for name in _OTHER_ANSWERS):
+    answered = (row.get(name) for name in _OTHER_ANSWERS)
+    if prompt is None or any(has_value(answer) and not isinstance(answer, int | float) for answer in answered):
         return None
     found = _of_objects(row, rating) or _of_lists(row, rating)
     if found is None:
+        _refuse_verdict(row)
         return None
     (column, *numbers), answers = found
     known = [(answer, float(value)) for answer, value in answers if value is not None and has_value(answer)]
@@ -72,6 +74,17 @@ def rated_answers(row: Mapping[str, object], rating: str | None) -> Rated | None
     if prompt == "instruction" and has_value(extra := beside.pop("input", None)):
         asked = f"{asked}\n{extra}"
     return Rated(asked, known, beside)
+
+
+def _refuse_verdict(row: Mapping[str, object]) -> None:
+    """Raise Malformed for a list of answers without ratings and a verdict, whose number may count from 0 or from 1."""
+    answers = next((name for name, value in row.items() if is_answers(name, value)), None)
+    verdict = next((name for name, value in row.items() if has_value(value) and names_verdict(name)), None)
+    if answers is not None and verdict is not None:
+        raise Malformed(
+            f"'{answers}' is a list, and '{verdict}' may count its answers from 0 or from 1: write 'ranks', the place "
+            "of each answer, 1 for the best"
+        )
 
 
 def pairs(rated: Rated, how: RatedPairs, count: Count) -> Iterator[dict[str, object]]:
@@ -118,9 +131,9 @@ def _of_lists(row: Mapping[str, object], rating: str | None) -> Found | None:
     numbers = {name: value for name, value in lists.items() if all(number_or_none(n) is not None for n in value)}
     for column, texts in lists.items():
         beside = {name: value for name, value in numbers.items() if name != column and len(value) == len(texts)}
-        if column in PROMPTS or not beside or not all(isinstance(text, str) for text in texts) or column in numbers:
+        if column in PROMPTS or not beside or not all(isinstance(text, str) for text in texts):
             continue
-        if {*words(column)}.isdisjoint({*RESPONSE_WORDS, *(f"{name}s" for name in RESPONSE_WORDS)}):
+        if not is_answers(column, texts):
             continue
         if unclear := [name for name in beside if not _AMBIGUOUS.isdisjoint(words(name))]:
             raise Malformed(
@@ -130,6 +143,16 @@ def _of_lists(row: Mapping[str, object], rating: str | None) -> Found | None:
         items = [dict(zip(beside, row_numbers, strict=True)) for row_numbers in zip(*beside.values(), strict=True)]
         return [column, *beside], list(zip(texts, _ratings(items, rating), strict=True))
     return None
+
+
+def is_answers(name: str, value: object) -> bool:
+    """Return whether a column is named as a list of answers and has at least two texts, or objects."""
+    return (
+        isinstance(value, list)
+        and len(value) > 1
+        and all(isinstance(answer, str | dict) for answer in value)
+        and any(word.removesuffix("s") in RESPONSE_WORDS for word in words(name))
+    )
 
 
 def _ratings(items: Sequence[Mapping[str, object]], rating: str | None) -> list[float | None]:
@@ -154,7 +177,8 @@ def _ratings(items: Sequence[Mapping[str, object]], rating: str | None) -> list[
         return [None if (number := number_or_none(item.get(own[0]))) is None else sign * number for item in items]
     if rating is None and (aspects := [name for name in names if {*words(name)} & {"rating", "score"} and "." in name]):
         return [_mean([item.get(name) for name in aspects]) for item in items]
-    raise Malformed("no number beside each answer rates it" + (f": {rating} (data.rating) is none" if rating else ""))
+    named = f"{rating} (data.rating) is none" if rating else "write a 'rank' beside each, 1 for the best"
+    raise Malformed(f"no number beside each answer rates it: {named}")
 
 
 def _mean(numbers: Sequence[object]) -> float | None:

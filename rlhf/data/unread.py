@@ -36,7 +36,8 @@ def refuse_unread(
             f"'{place}' is {str(value)[:40]!r}, which does not say whether chosen or rejected is better: write one of "
             f"the two, or leave it out: {ignoring([name])}"
         )
-    asks = "; a switch of training is written as train: true or false" if boolean(value) is not None else ""
+    switch = "; a switch of training is written as train: true or false, a verdict on an answer (KTO) as label"
+    asks = "" if boolean(value) is None else switch
     others = (field for sampled in facts.sample for field in _unread(sampled, kind, facts, columns).refused)
     names = dict.fromkeys(field.name for field in [*unread.refused, *others])
     raise UnknownColumn(

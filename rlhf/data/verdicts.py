@@ -56,7 +56,7 @@ class Columns(NamedTuple):
 
 def names_verdict(name: str) -> bool:
     """Return whether a column is named as one that says which of two responses is better."""
-    own = {*words(name)} - _BESIDE_VERDICTS
+    own = {word if word in _VERDICTS else word.removesuffix("s") for word in words(name)} - _BESIDE_VERDICTS
     return bool(own) and own <= _VERDICTS and ("chosen" not in own or words(name) == ("chosen",))
 
 
@@ -105,7 +105,7 @@ def preference(row: Mapping[str, object], columns: Columns) -> dict[str, object]
     prompt = _at_most_one(prompts, "texts", "write them into one 'prompt'")
     if prompt is None and not are_whole:
         raise Malformed(f"no prompt under {', '.join(PROMPTS)}; name its column: --rename OLD=prompt")
-    rating = margin_of({key: value for key, value in row.items() if key != "margin"}, columns.marks)
+    rating = _rating(row, columns.marks)
     first_is_better = _by_rating(rating) if columns.verdict is None else _by_verdict(row, columns)
     if first_is_better is None:
         return None
@@ -117,6 +117,11 @@ def preference(row: Mapping[str, object], columns: Columns) -> dict[str, object]
     return beside | margin | pair
 
 
+def _rating(row: Mapping[str, object], marks: tuple[str, str]) -> float | None:
+    """Return by how much the response with the first mark is rated above the other; None without ratings."""
+    return margin_of({key: value for key, value in row.items() if key != "margin"}, marks)
+
+
 def _verdicts(row: Mapping[str, object]) -> list[str]:
     """Return the columns of a row that have a verdict, that of a sign first."""
     return sorted((n for n, value in row.items() if has_value(value) and names_verdict(n)), key=lambda n: n != SIGNED)
@@ -125,14 +130,15 @@ def _verdicts(row: Mapping[str, object]) -> list[str]:
 def _pairs(row: Mapping[str, object]) -> list[tuple[str, str, tuple[str, str]]]:
     """Return the pairs of columns that hold two responses, with their marks.
 
-    They are named as responses; or, beside a prompt and a verdict and without any other answer, they are texts.
+    They are named as responses; or, beside a prompt and a verdict or ratings, without any other answer, they are texts.
     """
     pairs = []
     for one, two, others in MARKS:
         more = {name for mark in others for name, _ in twins(row, one, mark)}
         pairs += [(first, second, (one, two)) for first, second in twins(row, one, two) if first not in more]
     named = [pair for pair in pairs if len(words(pair[0])) == 2 and not RESPONSE_WORDS.isdisjoint(words(pair[0]))]
-    asked = any(has_value(row.get(prompt)) for prompt in PROMPTS) and _verdicts(row)
+    judged = _verdicts(row) or any(_rating(row, pair[2]) is not None for pair in pairs)
+    asked = any(has_value(row.get(prompt)) for prompt in PROMPTS) and judged
     if named or not asked or any(has_value(row.get(answer)) for answer in _ANSWERS):
         return named
     return [pair for pair in pairs if all(is_text(row[name]) or is_messages(row[name]) for name in pair[:2])]

@@ -18,7 +18,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from rlhf.data.corpus import Corpus, Prompt
 from rlhf.models.folders import check_encoder
-from rlhf.models.loading import check_complete
+from rlhf.models.places import check_sources
 from rlhf.models.weights import check_base
 from rlhf.run.reader import reading
 from rlhf.terminal import say
@@ -104,7 +104,7 @@ class _Encoder:
             model, report = AutoModel.from_pretrained(
                 folder, output_loading_info=True, ignore_mismatched_sizes=True, use_safetensors=True
             )
-        check_complete(report, str(folder), unneeded="pooler.")  # which many encoders lack
+        check_sources(report, str(folder), "pooler.")  # which many encoders lack
         check_base(model, str(folder))
         self._model = model.to(device).eval()
         room = self._model.config.max_position_embeddings - 2  # RoBERTa's positions begin at 2

@@ -192,7 +192,7 @@ def workspaces(recipe: Recipe, stage: StageName, phase: str) -> int:
 
 
 def _start_worker() -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "rlhf.memory.rehearsal.worker"]
+    command = [sys.executable, "-P", "-m", "rlhf.memory.rehearsal.worker"]
     environment = children.alone(children.child_environment(OMP_NUM_THREADS="1"))
     return subprocess.Popen(
         command,

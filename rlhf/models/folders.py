@@ -1,5 +1,6 @@
 """Checks of folders with a base model, made before anything is built from them."""
 
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from rlhf.run import reader
 from rlhf.run.reader import reading
 
 INDEX = "model.safetensors.index.json"
+WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
@@ -54,7 +56,11 @@ def check_full(config: Mapping[str, object], name: str) -> None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Return the files of the weights. Raises UserError for weights as pickles, and for files that are missing."""
+    """Return the files of the weights.
+
+    Raises UserError for weights as pickles, for files that are missing, and for some of another save beside them:
+    transformers would read one of the two.
+    """
     index = reader.read(folder / INDEX, records.WeightsIndex)
     files = sorted(folder / name for name in {*index.weight_map.values()}) if index else [folder / "model.safetensors"]
     missing = next((file for file in files if not file.is_file()), None)
@@ -62,6 +68,10 @@ def _weight_files(folder: Path) -> list[Path]:
         pickled = any(file for pattern in PICKLES for file in folder.glob(pattern))
         why = "; its weights are pickles, which are not read: convert them to safetensors" if pickled else ""
         raise UserError(f"{missing} is missing{why}")
+    others = sorted(file for file in folder.glob("model*") if WEIGHTS.fullmatch(file.name) and file not in files)
+    if others:
+        named_in = INDEX if index else files[0].name
+        raise UserError(f"{others[0]} is not of the weights in {named_in}: keep the files of one save alone")
     return files
 
 

@@ -9,7 +9,7 @@ import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -159,7 +159,17 @@ def _read_header(file: Path) -> Header:
 def _convert(file: Path, folder: Path, header: Header) -> None:
     """Write the checkpoint and the tokenizer of a GGUF file; whatever the libraries raise passes."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, modeling_gguf_pytorch_utils
+
+    from rlhf.models.places import check_places, check_sources, whole_report
+
+    places: set[str] = set()  # names of a GGUF file that the model has a weight for
+    names_of = modeling_gguf_pytorch_utils.get_gguf_hf_weights_map
+
+    def noted(*arguments: Any, **options: Any) -> dict[str, str]:
+        found: dict[str, str] = names_of(*arguments, **options)
+        places.update(found)
+        return found
 
     named: dict[str, Any] = {"gguf_file": file.name}
     # Each step would parse the file again, which takes most of the time: a vocabulary has many entries.
@@ -170,15 +180,32 @@ def _convert(file: Path, folder: Path, header: Header) -> None:
         except UserError as error:
             raise UserError(f"{file}: {error}") from None
         unpacked = GgufConfig(dequantize=True)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            file.parent, **named, quantization_config=unpacked, dtype=torch.float32
-        )
+        with mock.patch.object(modeling_gguf_pytorch_utils, names_of.__name__, noted), whole_report():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                file.parent, **named, quantization_config=unpacked, dtype=torch.float32, output_loading_info=True
+            )
+    model, report = loaded
+    check_sources(report, str(file))
+    check_places({"unexpected_keys": _without_place(header.content, places)}, str(file))
     # Its weights are plain numbers now: as a quantised model it could not be saved, nor loaded as one of full weights.
     for key in ("quantization_config", "_pre_quantization_dtype"):
         model.config.__dict__.pop(key, None)
     model.hf_quantizer, model.is_quantized = None, False
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _without_place(content: Any, places: Collection[str]) -> list[str]:
+    """Return the names of a file's tensors that the model has no weight for.
+
+    Factors of rotary frequencies count unless they are all 1: transformers reads no rope's scaling from these files.
+    """
+    return [
+        tensor.name
+        for tensor in content.tensors
+        if not {tensor.name, tensor.name.removesuffix(".weight")} & {*places}
+        and not (tensor.name == "rope_freqs.weight" and (tensor.data == 1).all())
+    ]
 
 
 def _split_as_trained(tokenizer: Any, pre_tokenizer: str | None) -> None:

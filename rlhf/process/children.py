@@ -49,7 +49,7 @@ def run_child(command: Sequence[str], stop_when: Callable[[], bool] | None = Non
     `part_of_command` is true in the child, which then leaves it to this process to say what a signal left. The child is
     stopped as by a scheduler, with SIGTERM, once `stop_when()` is true.
     """
-    with subprocess.Popen(command, env=os.environ | {_PART: "1"}) as child:
+    with subprocess.Popen(command, env=child_environment(**{_PART: "1"})) as child:
         try:
             while stop_when is not None and child.poll() is None:
                 if stop_when():

@@ -44,7 +44,9 @@ def launch(loaded: PinnedRecipe, task: Task) -> None:
     count = loaded.recipe.hardware.count
     flags = [*_engine_flags(loaded), "--num_processes", str(count), "--main_process_port", "0"]
     logging.disable(logging.CRITICAL)  # the errors below replace the launcher's messages
-    os.environ[_STARTED_HERE] = "1"
+    kept = os.environ.copy()
+    # A rank must not take a file of the current folder for a library, as `python -m` does.
+    os.environ |= children.child_environment(PYTHONSAFEPATH="1") | {_STARTED_HERE: "1"}
     try:
         with arguments(task) as words:
             launch_command(launch_command_parser().parse_args([*flags, "--module", "rlhf.cli", *words]))
@@ -57,7 +59,8 @@ def launch(loaded: PinnedRecipe, task: Task) -> None:
         raise UserError(f"the processes could not be started: {explain(str(error))}") from error
     finally:
         logging.disable(logging.NOTSET)
-        del os.environ[_STARTED_HERE]
+        os.environ.clear()
+        os.environ.update(kept)
 
 
 def _engine_flags(loaded: PinnedRecipe) -> list[str]:

@@ -80,4 +80,4 @@ def arguments(task: Task) -> Iterator[list[str]]:
 def run_child(task: Task, stop_when: Callable[[], bool] | None = None) -> int:
     """Run a task in a process of its own, as `rlhf.process.children.run_child` does. Return its exit code."""
     with arguments(task) as words:
-        return children.run_child([sys.executable, "-m", "rlhf.cli", *words], stop_when)
+        return children.run_child([sys.executable, "-P", "-m", "rlhf.cli", *words], stop_when)

@@ -148,8 +148,11 @@ class Data(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_names(self) -> Self:
-        """Raise ValueError for columns of one new name."""
+    def _check_columns(self) -> Self:
+        """Raise ValueError for keys about columns beside made rows, and for columns of one new name."""
+        unread = [key for key in ROW_KEYS if getattr(self, key) is not None and self.source not in ("files", "hub")]
+        if unread:
+            raise ValueError(f"{unread[0]} is set, but source is {self.source}, whose rows are made; remove it")
         new = [*(self.rename or {}).values()]
         if len({*new}) < len(new):
             raise ValueError("rename gives two columns the same name; give each another name")

@@ -49,9 +49,8 @@ from rlhf.recipe import (
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
 from rlhf.run.outcomes import RewardModelFigures
-from rlhf.stages.online.judge_reward import total_figures
 from rlhf.stages.online.reward_call import RewardFunction
-from rlhf.stages.online.reward_sum import ByName, RewardSum
+from rlhf.stages.online.reward_sum import ByName, RewardSum, total_figures
 from rlhf.stages.result import Result
 from rlhf.stats import clustered_share, outcomes
 
@@ -84,7 +83,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
         rm_metrics, rm_details = pairs.judged(shared) if pairs else ({}, {})
 
     metrics = _policy_metrics(samples, perplexities, overlap, telemetry, recipe.start) | rm_metrics
-    metrics |= total_figures(dict.fromkeys(judge for reward_sum in reward_sums for judge in reward_sum.judges()))
+    metrics |= total_figures({f.name: f for reward_sum in reward_sums for f in reward_sum.called}.values())
     histograms = score_histograms({name: policy.scores for name, policy in samples.items()})
     details: JsonObject = {"scores": histograms.plain() if histograms else None}
     if functions := _reward_functions(reward_sums):

@@ -16,6 +16,7 @@ from rlhf.models.folders import check_encoder
 from rlhf.observe import tracking
 from rlhf.observe.watch import LiveChecks
 from rlhf.process import cuda, distributed, endings, exhaustion, meeting
+from rlhf.process.guest.host import ended_afterwards
 from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without_collections
 from rlhf.recipe import (
     EVALUATE,
@@ -79,7 +80,7 @@ def execute(
     run = StageRun(out, loaded, stage, reuse_root, is_main=not distributed.rank())
     check_section(loaded, stage)
     _check_memory_limit(stage)
-    with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked():
+    with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked(), ended_afterwards():
         summary = run.done()
         if summary is not None:
             follow_base(run.run_directory, stage)

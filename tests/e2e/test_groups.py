@@ -202,19 +202,15 @@ def test_functions_need_no_reward_model_and_see_the_answers(own_data, tmp_path, 
     changes, folder = own_data
     out = beside(folder, tmp_path, "pretrain", "sft")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "seen_rewards.py").write_text(
-        "seen = []\n"
         "def even(prompts, completions, answer):\n"
-        "    seen.extend(zip(prompts, answer))\n"
+        "    asked = [int(prompt.split('What is ')[1].split()[0]) for prompt in prompts]\n"
+        "    assert answer == [str(2 * number) for number in asked]\n"
         "    return [len(c) % 2 for c in completions]\n"
     )
     names = ["seen_rewards:even", "length(most=3)", "numeric_answer"]
     loaded = grouped("grpo", RULES | {"reward_funcs": names, "reward_weights": [1.0, 0.5, 2.0]}, **changes)
     summary = run_stages(loaded, out, "grpo")
-    for prompt, answer in sys.modules["seen_rewards"].seen:
-        number = int(prompt.split("What is ")[1].split()[0])
-        assert answer == str(2 * number)
     row = read_intact_lines(out / ROOT / "grpo/metrics.jsonl")[-1]
     parts = {"rewards/seen_rewards.even": 1.0, "rewards/length": 0.5, "rewards/numeric_answer": 2.0}
     assert row["objective/scores"] == pytest.approx(sum(w * row[name] for name, w in parts.items()), abs=1e-5)
@@ -228,7 +224,6 @@ def test_groups_without_signal_are_replaced_and_named(own_data, tmp_path, monkey
     """Half of the prompts get the same reward whatever the response: their groups teach nothing."""
     changes, folder = own_data
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "rare_rewards.py").write_text(
         "def rare(prompts, completions):\n"
         "    return [len(c) % 7 if len(p) % 2 else 0 for p, c in zip(prompts, completions)]\n"
@@ -252,7 +247,6 @@ def test_a_reward_that_fails_ends_the_stage_with_one_line(own_data, tmp_path, mo
     changes, folder = own_data
     out = beside(folder, tmp_path, "pretrain", "sft")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "bad_rewards.py").write_text("def nan(completions): return [float('nan')] * len(completions)\n")
     with pytest.raises(
         UserError, match=r"^reward bad_rewards:nan is nan, .* the prompt '.*Human: .* and the response '"

@@ -40,12 +40,7 @@ def kind(question: str, times: int) -> Reply:
 
 
 def judge(url: str, **options: Any) -> JudgeReward:
-    function = rewards.find(
-        f"judge(rubric='Long is good.', url='{url}', model='m', {', '.join(f'{k}={v!r}' for k, v in options.items())})",
-        "grpo.reward_funcs",
-    ).function
-    assert isinstance(function, JudgeReward)
-    return function
+    return JudgeReward(rubric="Long is good.", url=url, model="m", **options)
 
 
 def about(server: Stub) -> list[str]:
@@ -55,7 +50,7 @@ def about(server: Stub) -> list[str]:
 def test_marks_are_asked_for_once_also_by_a_resumed_run(stub, tmp_path):
     server = stub(kind)
     first = judge(server.url, dollars_in=2.0, dollars_out=10.0)
-    first.keep_in(tmp_path)
+    first.open(tmp_path, None, 0)
     assert first(["p", "p", "q", "q"], ["a b", "a b", "a b c", " "]) == [0.2, 0.2, 0.3, 0.0]
     assert len(about(server)) == 2, "two are the same, and an empty response is not worth a question"
     assert first.figures() == {
@@ -65,16 +60,16 @@ def test_marks_are_asked_for_once_also_by_a_resumed_run(stub, tmp_path):
         "judge_dollars": pytest.approx(200 * 2e-6 + 4 * 1e-5),
     }
     other = judge(server.url, most=9)  # another judge, in the same file
-    other.keep_in(tmp_path)
+    other.open(tmp_path, None, 0)
     assert other(["p"], ["a b"]) == [pytest.approx(2 / 9)]
     with open(tmp_path / "judged.jsonl", "a") as file:
         file.write('{"judge": "cut off by a cr')
     again = judge(server.url)
-    again.keep_in(tmp_path)
+    again.open(tmp_path, None, 0)
     assert again(["p", "q"], ["a b", "a b c d"]) == [0.2, 0.4]
     assert len(about(server)) == 4 and again.figures()["judge_calls"] == 3
     third = judge(server.url)
-    third.keep_in(tmp_path)
+    third.open(tmp_path, None, 0)
     assert third(["q"], ["a b c d"]) == [0.4] and len(about(server)) == 4
 
 
@@ -86,7 +81,7 @@ def test_what_gives_no_mark_has_no_verdict(stub):
 
     server = stub(mind)
     function = judge(server.url)
-    function.limit(None, 1)
+    function.open(None, None, 1)
     assert function(["p"] * 4, ["refused", "away", "chatty", "fine"]) == [None, None, None, 0.7]
     with pytest.raises(UserError, match=r"fails \(503"):
         function(["p"], ["away"])

@@ -145,7 +145,7 @@ def changed_checkpoint(trained: Path, folder: Path, change) -> str:
         (lambda t: t.pop("model.layers.1.mlp.up_proj.weight"), r"model lacks model\.layers\.1\.mlp\.up_proj\.weight: "),
         (
             lambda t: [t.pop(key) for key in list(t) if "layers.0.mlp" in key],
-            r"model lacks model\.layers\.0\.mlp\.down_proj\.weight and 2 more weights: ",
+            r"model lacks .*\.0\.mlp\.down_proj\.weight, .*\.gate_proj\.weight, .*\.up_proj\.weight: ",
         ),
         (
             lambda t: t.update({"model.norm.weight": torch.ones(5)}),

@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 
 from bench import __main__ as bench
-from bench import ablation, ceilings, compare, costs, derived, options, provenance, results, steps, targets
+from bench import ablation, baseline, ceilings, compare, costs, derived, options, provenance, results, steps, targets
 from bench.kinds import Ceilings, Device, Spread, StageSteps, StepsRecord
 from bench.memory import budgets
 from bench.paths import ROOT
@@ -213,7 +213,7 @@ def test_only_records_of_the_same_processor_are_compared(tmp_path, monkeypatch):
     for name, device in stored.items():
         (folder / f"2026-01-01_{name}_hh.json").write_text(json.dumps(now | {"device": device, "date": name}))
     assert bench.comparable(loaded, now) == []
-    assert [bench.beside_row(record)[1] for record in bench.stored_records(now)] == [
+    assert [bench.beside_row(record)[1] for record in baseline.before(now, tmp_path)] == [
         "cpu: Processor B" if name == "other" else "cpu" for name in sorted(stored, reverse=True)
     ]
     with pytest.raises(ValueError, match="records of cpu: Processor B and cpu: Processor A cannot be compared"):
@@ -238,6 +238,53 @@ def test_of_two_records_of_one_day_the_later_is_the_newest(tmp_path, monkeypatch
             json.dumps(record | {"date": commit})
         )
     assert [earlier["date"] for earlier in bench.comparable(loaded, record)] == ["0" * 40, "f" * 40]
+
+
+GPU = [file for file in (ROOT / "results").rglob("nvidia-h200/gpu/*.json") if baseline.as_steps(file)]
+
+
+@pytest.mark.parametrize("file", GPU, ids=lambda file: file.stem)
+def test_records_of_a_card_are_held_against_those_of_the_same_card(file, tmp_path):
+    """Whichever item measured them: memory by bytes, time by its ratio."""
+    honest = json.loads(file.read_text())
+    new = tmp_path / "new.json"
+
+    def found(ratio: float, size: float, **changes: object) -> tuple[list[str], int]:
+        def grown(value: Any, key: str = "") -> Any:
+            if isinstance(value, dict):
+                return {name: grown(one, f"{key}/{name}") for name, one in value.items()}
+            if isinstance(value, list):
+                return [grown(one, key) for one in value]
+            if "bytes" in key and isinstance(value, int):
+                return round(size * value)
+            return ratio * value if isinstance(value, float) else value
+
+        later = honest | {"date": "2999-01-01", "measured": grown(honest["measured"])} | changes
+        new.write_text(json.dumps(later))
+        return baseline.show([new])
+
+    assert found(1.05, 1.02) == ([], 1)
+    timed = "memory" not in honest["gpu_item"]
+    assert any("%, " in line and " s" in line for line in found(1.3, 1.0)[0]) is timed
+    assert any("peak memory +4.0%" in line for line in found(1.0, 1.04)[0]) is ("decoding" not in honest["gpu_item"])
+    assert found(1.3, 1.3, device=honest["device"] | {"name": "NVIDIA H100"}) == ([], 0)
+    assert found(1.3, 1.3, device=honest["device"] | {"memory_cap": "12GB"}) == ([], 0)
+    assert found(1.3, 1.3, recipe_sha256="0" * 64) == ([], 0)
+
+
+def test_make_bench_on_a_card_finds_the_records_of_its_items():
+    """Five were kept of the H200: hours of v2's stages, peaks of both recipes, and parts of a step."""
+    assert sorted({baseline.as_steps(file)["shape"] for file in GPU}) == [  # type: ignore[index]  # all are one
+        "hh",
+        "longest",
+        "micro-batches",
+        "steps of decoding",
+    ]
+    (hours,) = (file for file in GPU if "hours" in file.name)
+    record = baseline.as_steps(hours)
+    assert record
+    now: StepsRecord = {**record, "date": "now"}
+    assert [one["date"] for one in baseline.before(now)] == [record["date"]]
 
 
 def test_published_figures_that_are_exceeded_are_named():

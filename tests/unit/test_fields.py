@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlhf.data import formats
+from rlhf.data import fields, formats
 from rlhf.data.prepare import Preparation
 from rlhf.data.rows import Example, Message, PreferencePair
 from rlhf.errors import UserError
@@ -248,6 +248,11 @@ def test_a_field_of_a_message_that_may_switch_training_off_is_never_silent(name,
     assert f"'{name}' is not used" in refusal(PAIR | {name: value}, PAIR | {name: value})
 
 
+def test_an_empty_switch_of_a_message_is_no_absent_one():
+    assert "'messages[2].train' is ''; it must be 0" in refusal(conversation(USER, NO | {"train": ""}))
+    assert len(read(conversation(USER, NO | {"train": None}), conversation(USER, NO, train="")).examples) == 2
+
+
 def test_a_weight_between_is_refused_with_the_way_out():
     row = {"prompt": "q", "completion": "a", "loss": 2.31}
     assert "'loss' is '2.31'; it must be 0 (context only) or 1" in refusal(row)
@@ -274,6 +279,7 @@ def test_a_weight_between_is_refused_with_the_way_out():
         ("topic", "cats"),
         ("language", "French"),
         ("level", 5),
+        ("source", "早上好"),
         ("metadata", {"anything": ["may", {"stand": "here"}]}),
         ("reward_model", {"style": "rule", "ground_truth": "72"}),
         ("is_correct", False),
@@ -287,7 +293,7 @@ def test_a_column_that_an_answer_may_depend_on_is_refused_in_every_kind(column, 
         message = refusal(row | {column: value}, row | {column: f"{value}!"})
         assert message.startswith(f"a.jsonl:1: '{column}' is ") and f"--set data.ignore=[{column}]" in message
         assert len(read(row | {column: value}, ignore=[column]).rows) == 1
-    if isinstance(value, str) and " " in value:  # words are a text, also where they are always the same
+    if column == "source" and value != "Bonjour":  # words are a text, also where they are always the same
         assert f"'{column}' is " in refusal(PAIR | {column: value}, PAIR | {column: value})
 
 
@@ -348,6 +354,21 @@ def test_a_pair_whose_verdict_is_for_the_other_answer_is_refused_with_the_right_
         message = refusal(PAIR | {column: value}, kind=kind)
         assert "the better answer is not the one under 'chosen': swap the two" in message and "ename" not in message
     assert len(read(PAIR | {column: "chosen"}, PAIR | {column: True}).pairs) == 2
+
+
+def test_fields_as_deep_as_they_can_be_are_refused_and_ignored():
+    deep: dict[str, Any] = {"a": "some text"}
+    for _ in range(2000):
+        deep = {"a": deep}
+    for row in (PAIR | {"m": deep}, conversation(USER, NO | {"m": deep}), PAIR | {"m": [deep]}):
+        assert "--set data.ignore=[m] (" in refusal(row) and len(read(row, ignore=["m"]).rows) == 1
+
+
+def test_what_is_constant_in_the_rows_that_were_looked_at_is_compared_in_the_others(monkeypatch):
+    monkeypatch.setattr(fields, "SURVEYED", 2)
+    rows = [PAIR | {"domain": "general"}] * 3
+    assert len(read(*rows).pairs) == 3
+    assert refusal(*rows, PAIR | {"domain": "code"}).startswith("a.jsonl:4: 'domain' is not used")
 
 
 def test_documents_answer_nothing_and_other_columns_are_named():

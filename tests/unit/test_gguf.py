@@ -31,8 +31,17 @@ CHAT = (
 )
 
 
-def tiny(path: Path, kind: str = "Q4_0", pre: str = "smollm") -> dict[str, np.ndarray]:
-    """Write a small Llama with the parts of SmolLM2's file; return the weights that its file holds, unpacked."""
+def tiny(
+    path: Path,
+    kind: str = "Q4_0",
+    pre: str = "smollm",
+    without: str | None = None,
+    others: dict[str, np.ndarray] | None = None,
+) -> dict[str, np.ndarray]:
+    """Write a small Llama with the parts of SmolLM2's file; return the weights that its file holds, unpacked.
+
+    It lacks the tensor `without`, and has `others` beside its own.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = [*SPECIAL, *alphabet, "Ġ3", "33"]
     out = writer.GGUFWriter(path, "llama")
@@ -66,7 +75,11 @@ def tiny(path: Path, kind: str = "Q4_0", pre: str = "smollm") -> dict[str, np.nd
         shapes |= {f"blk.{n}.ffn_down.weight": (WIDTH, INNER)}
         shapes |= {f"blk.{n}.{x}_norm.weight": (WIDTH,) for x in ("attn", "ffn")}
     kept = {}
+    for name, values in (others or {}).items():
+        out.add_tensor(name, values)
     for name, shape in shapes.items():
+        if name == without:
+            continue
         values = rng.normal(size=shape).astype(np.float32) * 0.1
         quantised = writer.GGMLQuantizationType[kind if len(shape) == 2 else "F32"]
         packed = writer.quants.quantize(values, quantised)
@@ -172,6 +185,26 @@ def test_weights_that_cannot_be_unpacked_are_refused(file, monkeypatch):
 
     monkeypatch.setattr("gguf.quants.dequantize", refuse)
     assert "is quantised as" in refused(gguf.converted, file)
+
+
+@pytest.mark.parametrize(
+    ("without", "others", "said"),
+    [
+        (None, {"blk.1.attn_q.weight": np.ones((WIDTH, WIDTH), np.float32)}, r"has blk.1.attn_q.weight, for which"),
+        (None, {"blk.0.attn_q.bias": np.ones(WIDTH, np.float32)}, "has blk.0.attn_q.bias, for which"),
+        (None, {"rope_freqs.weight": np.array([1, 1, 8, 8], np.float32)}, "has rope_freqs.weight, for which"),
+        ("blk.0.ffn_down.weight", None, "lacks model.layers.0.mlp.down_proj.weight: "),
+    ],
+)
+def test_a_file_of_another_model_than_its_header_says_is_refused(tmp_path, without, others, said):
+    """A layer, biases and the factors of a rope that transformers would leave out, a weight that it would draw."""
+    tiny(tmp_path / "odd.gguf", without=without, others=others)
+    assert said in refused(gguf.converted, tmp_path / "odd.gguf")
+
+
+def test_factors_of_a_rope_without_scaling_are_no_loss(tmp_path):
+    tiny(tmp_path / "tiny.gguf", others={"rope_freqs.weight": np.ones(8, np.float32)})
+    assert gguf.converted(tmp_path / "tiny.gguf").is_dir()
 
 
 def test_a_disk_without_room_is_refused_before_and_during_the_conversion(file, monkeypatch):

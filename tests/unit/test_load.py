@@ -121,3 +121,14 @@ def test_a_part_without_rows_is_refused(tmp_path):
 def test_dropping_everything_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"data.drop leaves nothing to train on \(one_word 20, html 0\)"):
         corpus(tmp_path, [row(n, "Yes.") for n in range(20)], ["one_word", "html"])
+
+
+def test_columns_without_use_and_pairs_of_rated_answers_are_said_and_recorded(tmp_path, capsys):
+    rated = {"answers": [{"text": f"It is {n}.", "score": n} for n in range(3)], "domain": "general"}
+    _, facts = corpus(tmp_path, [{"prompt": f"Question {n}?"} | rated for n in range(30)], None)
+    pairs, unused = facts["notes"]
+    assert pairs.endswith("30 prompts with rated answers: 30 pairs of the best and the worst, 0 ties left out")
+    assert "not used in training: domain; --set data.ignore=[domain]" in unused
+    said = capsys.readouterr().err
+    assert pairs in said and unused in said
+    assert DataRead.model_validate(facts).plain() == facts

@@ -36,7 +36,9 @@ def test_ratings_may_stand_in_an_object_and_places_count_downwards():
     assert margin_of({"chosen_rank": 1, "rejected_rank": 4}) == 3
 
 
-@pytest.mark.parametrize("name", ["{}_length", "n_tokens_{}", "{}Id", "{}_logprob", "is_{}_safe", "{}_model"])
+@pytest.mark.parametrize(
+    "name", ["{}_length", "n_tokens_{}", "{}Id", "{}_logprob", "{}_severity_level", "is_{}_safe", "{}_model"]
+)
 def test_counts_ids_and_booleans_are_no_ratings(name):
     value = {"is_{}_safe": (True, False), "{}_model": ("gpt-4", "llama")}.get(name, (7, 3))
     assert margin_of(dict(zip(map(name.format, ("chosen", "rejected")), value, strict=True))) is None

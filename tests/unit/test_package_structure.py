@@ -116,6 +116,12 @@ def test_only_the_command_line_knows_click():
             assert not re.search(r"^\s*(import|from) click\b", file.read_text(), re.M), file
 
 
+def test_no_process_of_the_product_imports_from_the_current_folder():
+    """There a user's `datasets.py` would be taken for the library: `python -m` looks there first, but not with -P."""
+    for file in FILES:
+        assert not re.search(r'executable,\s*"-m"', file.read_text()), f"{file}: needs -P"
+
+
 def test_nothing_of_the_product_imports_a_study():
     for file in [*(ROOT / "rlhf").rglob("*.py"), *(ROOT / "bench").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
         assert not re.search(r"^\s*(import|from) studies\b", file.read_text(), re.M), file

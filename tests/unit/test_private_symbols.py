@@ -29,6 +29,7 @@ SYMBOLS = {  # module:name -> the module that uses, overrides or replaces it
     "transformers:Trainer._remove_unused_columns": TRAINER,
     "transformers:Trainer._save_checkpoint": PATHS,
     "transformers:TrainingArguments._setup_devices": PATHS,
+    "transformers:PreTrainedModel._adjust_missing_and_unexpected_keys": "rlhf/models/places.py",
     "transformers:PreTrainedModel._init_weights": "rlhf/models/random_base.py",
     "transformers:PretrainedConfig._attn_implementation": "rlhf/rollout/library_decoding.py",
     "trl:DPOTrainer._prepare_dataset": "rlhf/stages/dpo.py",

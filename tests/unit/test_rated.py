@@ -135,6 +135,7 @@ def test_lists_of_answers_with_ratings_or_places_are_read(tmp_path, row, pair):
             {"answers": [{"text": "a", "score": 1}, {"text": "b", "score": None}]},
             "fewer than two answers with a rating",
         ),
+        ({"responses": ["a b", "c"], "chosen": 1}, "'chosen' may count its answers from 0 or from 1: write 'ranks'"),
         ({"responses": ["a", "b"], "scores": [1, 2], "source": "guten Tag"}, "'source' is not used in training"),
         ({"responses": ["a", "b"], "scores": [1, 2], "passage": "word"}, "'passage' would be lost"),
         ({"responses": ["a", "b"], "scores": [1, 2], "trainable": False}, "no answer"),
@@ -175,6 +176,9 @@ def test_a_recipe_renames_two_columns_to_two_names():
     keys = {"source": "files", "files": ["a.jsonl"], "on_bad_row": "stop", "heldout_fraction": 0.1}
     data = Data.model_validate(keys | {"rename": {"a": "prompt", "b": "chosen"}, "ignore": ["topic"]})
     assert data.own_keys() == ["rename", "ignore"]
+    with pytest.raises(ValueError, match="rename is set, but source is toy, whose rows are made; remove it"):
+        toy = {"documents": 9, "pairs": 9, "bayes_accuracy": 0.7}
+        Data.model_validate(keys | {"source": "toy", "files": [], "toy": toy, "rename": {"a": "b"}})
     with pytest.raises(ValueError, match="rename gives two columns the same name"):
         Data.model_validate(keys | {"rename": {"a": "prompt", "b": "prompt"}})
 

@@ -7,8 +7,8 @@ from shutil import copytree
 
 import pytest
 
-from bench import history, recipe_index, records, results
-from bench.kinds import Device, PeerRecord, SameRecord, StageSteps, StepsRecord
+from bench import recipe_index, records, results
+from bench.kinds import PeerRecord, SameRecord
 from bench.memory import budgets
 from bench.peer import figures
 from bench.reading import read
@@ -17,7 +17,6 @@ from rlhf.commands import reproduce
 from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.memory import prediction_file
-from rlhf.recipe import StageName
 from tests.helpers import rlhf
 
 ROOT = Path(__file__).parents[2]
@@ -136,28 +135,6 @@ def test_the_page_of_results_is_made_from_the_records():
     assert (ROOT / "results/README.md").read_text() == results.page(), "out of date: `make results-index`"
 
 
-def test_the_charts_of_records_over_time_are_made_from_the_records():
-    drawn = history.charts(ROOT / "results")
-    assert {chart: chart.read_text() for chart in drawn} == drawn, "out of date: `make results-index`"
-
-
-def test_a_chart_joins_the_records_of_one_machine_alone():
-    """Two records of a processor, and one of another between them."""
-
-    def record(model: str, date: str, rate: float) -> StepsRecord:
-        one = read(first("stages"), StepsRecord)
-        stages: dict[StageName, StageSteps] = {"sft": {"clock": "cpu", "tokens_per_second": rate}}
-        device: Device = {"type": "cpu", "name": "cpu", "model": model, "threads": 1}
-        return {**one, "date": date, "device": device, "stages": stages}
-
-    chart = history.drawn([record("A", "day 1", 100), record("B", "day 2", 50), record("A", "day 3", 200)])
-    lines = [line.split() for line in re.findall(r'polyline points="([^"]*)"', chart)]
-    assert [len(line) for line in lines] == [2, 1]
-    (before, after), (other,) = ([float(point.split(",")[1]) for point in line] for line in lines)
-    assert other > before > after, "a higher rate stands higher"
-    assert "cpu: A, 1 thread, CPU seconds, day 3: 200" in chart
-
-
 def test_the_page_of_results_names_the_processor_and_its_threads_where_the_record_does():
     devices = {cells(line)[0]: cells(line)[2] for line in results.page().splitlines() if line.startswith("| [")}
     named = [device for record, device in devices.items() if "cpu-tiny/v2/" in record]
@@ -227,7 +204,6 @@ def test_an_index_that_is_out_of_date_is_named(tmp_path, monkeypatch, capsys):
     results.main(["--check"], standalone_mode=False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["written to results/README.md", "written to recipes/README.md"]
-    assert "written to results/cpu-tiny/v1/cpu/bench/hh-history.svg" in lines
 
 
 def test_a_headline_beside_trl_compares_like_designs_by_a_named_clock():

@@ -4,7 +4,6 @@ import inspect
 import sys
 import time
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -15,8 +14,8 @@ from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.recipe import GroupOptions, stage_name
 from rlhf.stages.evaluate import _reward_fn, _reward_functions
+from rlhf.stages.online import named_rewards
 from rlhf.stages.online import reward_functions as rewards
-from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.stages.online.reward_sum import RewardSum
 from tests.helpers import grouped
 
@@ -260,8 +259,8 @@ def test_the_marks_of_mathematics_may_be_missing(completion, answer, expected):
 
 def test_without_its_library_the_way_to_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
-    with pytest.raises(UserError, match=r"needs the package math-verify: pip install 'rlhf-one-gpu\[math\]'"):
-        given("math_answer", "1", "1")
+    with pytest.raises(RuntimeError, match=r"needs the package math-verify: pip install 'rlhf-one-gpu\[math\]'"):
+        named_rewards.math_answer(["1"], ["1"])
 
 
 @pytest.mark.parametrize(
@@ -303,20 +302,18 @@ def test_every_option_of_a_named_reward_can_be_written_in_a_recipe():
 
 
 def test_a_module_in_the_current_folder_comes_before_others_of_its_name(tmp_path, monkeypatch):
-    """However the process was started: `python -m` puts that folder first by itself, a console command does not."""
     for folder, value in (("elsewhere", 1), ("here", 2)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "two_of_a_name.py").write_text(
             f"def f(completions): return [{value}] * len(completions)\n"
         )
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "elsewhere"), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
     assert rewards.find("two_of_a_name:f", "here")(["p"], ["a"], [None]) == [2.0]
 
 
 def test_a_function_of_the_user_s_own_gets_what_it_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "own_rewards.py").write_text(
         "def words(completions): return [len(c.split()) for c in completions]\n"
         "def same(prompts, completions, answer=None, **more):\n"
@@ -359,8 +356,6 @@ def test_an_argument_that_no_call_gives_is_refused_before_training(tmp_path, mon
     """It would fail at the first step, after SFT and the reward model."""
     (tmp_path / "needs_more.py").write_text(f"{signature}\n    return [1.0] * len(completions)\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "needs_more", raising=False)
     if argument is None:
         assert given("needs_more:f", "text") == 1
         return
@@ -391,15 +386,12 @@ def test_what_would_become_other_numbers_is_refused(tmp_path, monkeypatch, retur
     """The keys of an object were taken for its numbers, and 1e39 became infinite."""
     (tmp_path / "returns.py").write_text(f"def f(completions):\n    return {returned}\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "returns", raising=False)
     with pytest.raises(UserError, match=said):
         rewards.find("returns:f", "grpo.reward_funcs")(["p", "p"], ["one", "two"], [None, None])
 
 
 def test_code_of_the_user_s_own_that_exits_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "exiting.py").write_text(
         "import sys\n"
         "def f(completions): return [sys.exit('no key') if c == 'x' else 1.0 for c in completions]\n"
@@ -416,7 +408,6 @@ def test_code_of_the_user_s_own_that_exits_is_named(tmp_path, monkeypatch):
 
 def test_a_function_may_be_async_and_have_no_verdict(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "judges.py").write_text(
         "import asyncio\n"
         "async def late(completions):\n"
@@ -511,7 +502,6 @@ def test_an_evaluation_keeps_functions_of_one_name_apart():
 def own(tmp_path, monkeypatch):
     """Writes a module of rewards into the current folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
 
     def write(name: str, text: str) -> None:
         (tmp_path / f"{name}.py").write_text(text)
@@ -519,36 +509,51 @@ def own(tmp_path, monkeypatch):
     return write
 
 
-def test_a_call_is_repeated_and_may_not_take_longer(own):
+def test_a_call_is_repeated(own):
+    """Each try has lists of its own: the first one takes from them before it fails."""
     own(
         "flaky",
-        "import time, asyncio\n"
         "calls = []\n"
         "def third(completions):\n"
         "    calls.append(len(completions))\n"
-        "    if len(calls) < 3: raise ConnectionError('busy')\n"
-        "    return [1.0] * len(completions)\n"
-        "def hangs_once(completions):\n"
-        "    calls.append(0)\n"
-        "    if len(calls) == 1: time.sleep(20)\n"
-        "    return [2.0] * len(completions)\n"
-        "async def hangs(completions): await asyncio.sleep(20)\n",
+        "    if len(calls) % 3: raise ConnectionError(completions.pop())\n"
+        "    return map(float, calls[-2:])\n",
     )
-
-    def found(name: str, **options: Any) -> RewardFunction:
-        sys.modules["flaky"].calls.clear() if "flaky" in sys.modules else None
-        return replace(rewards.find(f"flaky:{name}", "here"), **options)
-
-    two = (["p", "q"], ["a", "b"], [None, None])
-    assert found("third", retries=2)(*two) == [1.0, 1.0]
-    assert sys.modules["flaky"].calls == [2, 2, 2]
+    third, two = rewards.find("flaky:third", "here"), (["p", "q"], ["a", "busy"], [None, None])
+    assert replace(third, retries=2)(*two) == [2.0, 2.0]
     with pytest.raises(UserError, match="reward flaky:third failed with ConnectionError: busy"):
-        found("third", retries=0)(["p"], ["a"], [None])
-    assert found("hangs_once", timeout=0.2, retries=1)(*two) == [2.0, 2.0]
-    start = time.monotonic()
-    with pytest.raises(UserError, match=r"hangs took longer than reward_timeout: 0.1 s in 2 tries, for 2 .*prompt 'p'"):
-        found("hangs", timeout=0.1, retries=1)(*two)
-    assert time.monotonic() - start < 5
+        third(["p"], ["busy"], [None])
+
+
+@pytest.mark.parametrize("name", ["sleeps", "waits", "stubborn", "regex(pattern='(a+)+$')"])
+def test_a_call_may_not_take_longer(own, name):
+    """Its module's state is kept where an interrupt ends it; what ignores that, or holds Python, is killed."""
+    own(
+        "slow",
+        "import asyncio, time\n"
+        "calls = []\n"
+        "def sleeps(completions):\n"
+        "    calls.append(0)\n"
+        "    if len(calls) == 1: time.sleep(60)\n"
+        "    return [float(len(calls))]\n"
+        "async def waits(completions):\n"
+        "    calls.append(0)\n"
+        "    if len(calls) == 1: await asyncio.gather(asyncio.sleep(60), asyncio.sleep(60))\n"
+        "    return [float(len(calls))]\n"
+        "def stubborn(completions):\n"
+        "    while True:\n"
+        "        try: time.sleep(60)\n"
+        "        except BaseException: pass\n",
+    )
+    function = replace(rewards.find(name if "(" in name else f"slow:{name}", "here"), timeout=0.2, retries=1)
+    call, start = (["p"], ["a" * 40 + "b"], [None]), time.monotonic()
+    if name in ("sleeps", "waits"):
+        assert function(*call) == [2.0]
+    else:
+        with pytest.raises(UserError, match=r"took longer than reward_timeout: 0.2 s in 2 tries, for 1 .*prompt 'p'"):
+            function(*call)
+    assert time.monotonic() - start < 10
+    assert rewards.find("length(most=9)", "here")(*call) == [0.0], "the next call starts a new process"
 
 
 def test_a_recipe_sets_timeout_and_retries():

@@ -8,7 +8,6 @@ import pytest
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.models import wheels
-from rlhf.stages.online import reward_functions as rewards
 from rlhf.stages.online.judge_reward import JudgeReward
 from tests.helpers import RECIPE, free_port
 from tests.lines import read_intact_lines
@@ -42,8 +41,8 @@ def test_marks_of_a_served_model_are_asked_for_once_and_counted(tmp_path):
 
 def judge(port: int, folder: Path) -> JudgeReward:
     """A judge at that port, which keeps its marks in a folder."""
-    options = f"rubric='Right answers are good.', url='http://127.0.0.1:{port}/v1', model='smol', dollars_in=1.0"
-    function = rewards.find(f"judge({options})", "grpo.reward_funcs").function
-    assert isinstance(function, JudgeReward)
-    function.keep_in(folder)
-    return function
+    made = JudgeReward(
+        rubric="Right answers are good.", url=f"http://127.0.0.1:{port}/v1", model="smol", dollars_in=1.0
+    )
+    made.open(folder, None, 0)
+    return made

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,15 +86,16 @@ class JudgeReward:
         self._judged: dict[str, JudgedLine] = {}
         self._endpoint: Endpoint | None = None
 
-    def keep_in(self, folder: Path) -> None:
-        """Keep marks in this folder of a run, and take those that are there. Raises UserError for a damaged file."""
-        self._file = folder / JUDGED_FILE
-        lines = reader.read_lines(self._file, JudgedLine)
-        self._judged = {line.question: line for line in lines if line.judge == self.identity}
+    def open(self, folder: Path | None, timeout: float | None, retries: int) -> None:
+        """Begin a run: keep marks in its folder, and take those that are there. Raises UserError for a damaged file.
 
-    def limit(self, timeout: float | None, retries: int) -> None:
-        """Set the seconds for an answer and the number of retries of a question; None and 0: those of `rlhf judge`."""
+        `timeout` and `retries` are of one question: None and 0 stand for those of `rlhf judge`.
+        """
         self._timeout, self._retries = timeout, retries or None
+        if folder is not None:
+            self._file = folder / JUDGED_FILE
+            lines = reader.read_lines(self._file, JudgedLine)
+            self._judged = {line.question: line for line in lines if line.judge == self.identity}
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float | None]:
         """Return the mark of each response, from 0 to 1; None where the judge gives none. An empty response gets 0.
@@ -201,12 +202,3 @@ def mark(reply: str, most: int) -> float | None:
 def require_client() -> None:
     """Raise UserError unless openai's client is installed."""
     require_found(("openai", "httpx2"), "the reward judge", "judge")
-
-
-def total_figures(judges: Iterable[JudgeReward]) -> dict[str, float]:
-    """Return the sums of the figures of several judges; empty without any."""
-    totals: dict[str, float] = {}
-    for judge in judges:
-        for name, value in judge.figures().items():
-            totals[name] = totals.get(name, 0) + value
-    return totals

@@ -1,33 +1,34 @@
-"""A call of a reward function: what it is given, how long it may take, and what it may return."""
+"""A call of a reward function, in a process of its own: what it is given, how long it may take, what it may return."""
 
-import inspect
-import math
-import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rlhf.errors import UserError
+from rlhf.process.guest.host import Guest, GuestError, OutOfTime
+from rlhf.stages.online import reward_guest
+from rlhf.stages.online.reward_guest import Signature, Target
 from rlhf.terminal import excerpt
 
-Numbers = Sequence[float | None]
-Function = Callable[..., Numbers | Awaitable[Numbers]]
-REWARD_ARGUMENTS = ("prompts", "completions", "completion_ids", "answer")
-FAILURES = (Exception, SystemExit)  # of code of the user's own, which may call sys.exit
-LARGEST = 3.4e38  # finite in float32
 QUOTED = 60  # characters of a prompt or a response in a message
 
 
 @dataclass(frozen=True)
 class RewardFunction:
-    """A reward function and how the recipe names it."""
+    """A reward function and how the recipe names it. The function itself is in the guest."""
 
     name: str
-    function: Function
-    needs_answer: bool
-    answer_fault: Callable[[str], str | None] | None = None  # why no response can match a right answer; None: it can
+    guest: Guest
+    target: Target
+    signature: Signature
     timeout: float | None = None  # seconds for a call
     retries: int = 0  # of a call that fails or takes longer
+
+    @property
+    def needs_answer(self) -> bool:
+        """Return whether the function compares responses with right answers."""
+        return self.signature.needs_answer
 
     def __call__(
         self,
@@ -35,31 +36,29 @@ class RewardFunction:
         completions: Sequence[str],
         answers: Sequence[str | None],
         ids: Sequence[list[int]] | None = None,
+        seed: int | None = None,
     ) -> list[float | None]:
         """Return one number for each completion; None where the function has no verdict.
 
-        ids: the tokens of each completion, for a function of `completion_ids`.
+        ids: the tokens of each completion, for a function of `completion_ids`. seed: with which the generators of
+        torch, numpy and Python begin there.
         Raises UserError, one line that names prompt and response, where the function raises or a number is not finite,
         and where it takes longer than its timeout, at every try.
         """
         try:
-            numbers = self._call(prompts, completions, answers, ids)
-        except UserError:
-            raise
-        except FAILURES as error:
+            numbers, wrong = self._call(prompts, completions, answers, ids, seed)
+        except GuestError as error:
             if len(completions) > 1:  # find the one that it cannot do
                 for i, prompt in enumerate(prompts):
-                    self([prompt], [completions[i]], [answers[i]], None if ids is None else [ids[i]])
+                    self([prompt], [completions[i]], [answers[i]], None if ids is None else [ids[i]], seed)
             where = _named(prompts[0], completions[0]) if len(completions) == 1 else f"{len(completions)} responses"
-            reason = excerpt(f"{type(error).__name__}: {error}")
-            raise UserError(f"reward {self.name} failed with {reason}, for {where}") from error
+            raise UserError(f"reward {self.name} failed with {excerpt(error.said)}, for {where}") from error
+        if wrong is not None and wrong[0] < len(completions):
+            where = _named(prompts[wrong[0]], completions[wrong[0]])
+            raise UserError(f"reward {self.name} is {wrong[1]}, not a finite number in float32, for {where}")
         if len(numbers) != len(completions):
             raise UserError(f"reward {self.name} returned {len(numbers)} numbers for {len(completions)} responses")
-        for number, prompt, completion in zip(numbers, prompts, completions, strict=True):
-            if number is not None and not _finite(number):
-                where = _named(prompt, completion)
-                raise UserError(f"reward {self.name} is {number!r}, not a finite number in float32, for {where}")
-        return [None if number is None else float(number) for number in numbers]
+        return numbers
 
     def _call(
         self,
@@ -67,25 +66,18 @@ class RewardFunction:
         completions: Sequence[str],
         answers: Sequence[str | None],
         ids: Sequence[list[int]] | None,
-    ) -> Numbers:
-        """Return the function's numbers, after as many retries as it has. Raises UserError for one that hangs."""
-        given = {"prompts": prompts, "completions": completions, "completion_ids": ids, "answer": answers}
-        lists = {name: list(rows) for name, rows in given.items() if rows is not None}
-        arguments = {name: lists[name] for name in accepted(self.function) if name in lists}
+        seed: int | None,
+    ) -> tuple[list[float | None], tuple[int, str] | None]:
+        """Return what the guest does, after as many retries as there are. Each try has lists of its own.
 
-        def numbers() -> Numbers:
-            result = self.function(**arguments)
-            if isinstance(result, Awaitable):
-                import asyncio  # few rewards need it, and it would slow every command's start
-
-                result = asyncio.run(_awaited(result))
-            if isinstance(result, Mapping | Set):  # whose keys would be taken for the numbers, or in any order
-                raise TypeError(f"it returned a {type(result).__name__}, not a list of numbers")
-            return list(result)
-
+        Raises UserError for a function that takes too long.
+        """
+        lists = {"prompts": prompts, "completions": completions, "completion_ids": ids, "answer": answers}
+        given = {name: lists[name] for name in self.signature.accepts if lists[name] is not None}
         for left in reversed(range(self.retries + 1)):
             try:
-                return numbers() if self.timeout is None else within(self.timeout, numbers)
+                numbers, wrong = self._ask(reward_guest.numbers, self.timeout, given=given, seed=seed)
+                return numbers, wrong
             except OutOfTime:
                 if not left:
                     tries = f"{self.retries + 1} tries" if self.retries else "one try"
@@ -93,68 +85,35 @@ class RewardFunction:
                         f"reward {self.name} took longer than reward_timeout: {self.timeout:g} s in {tries}, for "
                         f"{len(completions)} responses, the first to {_named(prompts[0], completions[0])}"
                     ) from None
-            except FAILURES:
+            except GuestError:
                 if not left:
                     raise
         raise AssertionError("the last try returns or raises")
 
+    def opened(self, folder: Path | None, timeout: float | None, retries: int) -> "RewardFunction":
+        """Return the function as a run uses it, with `timeout` seconds for a call and `retries`.
 
-def accepted(function: Function) -> list[str]:
-    """Return the names of the arguments that a function takes, without those of TRL such as `trainer_state`."""
-    parameters = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return list(REWARD_ARGUMENTS)
-    return [name for name in REWARD_ARGUMENTS if name in parameters]
+        One that has `open` is given these and the run's folder, and keeps to them by itself. Raises what that raises.
+        """
+        if not self.signature.opens:
+            return replace(self, timeout=timeout, retries=retries)
+        limits = {"folder": None if folder is None else str(folder), "timeout": timeout, "retries": retries}
+        self._ask(reward_guest.open_reward, **limits)
+        self.guest.keep(reward_guest.open_reward, target=self.target, **limits)
+        return self
 
+    def figures(self) -> dict[str, float]:
+        """Return what the function counted in this run, for the summary; empty for most."""
+        counted: dict[str, float] = self._ask(reward_guest.figures) if self.signature.has_figures else {}
+        return counted
 
-def not_given(function: Function) -> str | None:
-    """Return an argument without a default that a function needs and is not given by its name; None where all are."""
-    for name, parameter in inspect.signature(function).parameters.items():
-        by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        given = name in REWARD_ARGUMENTS if by_name else parameter.kind is not parameter.POSITIONAL_ONLY
-        if not given and parameter.default is parameter.empty:
-            return name
-    return None
+    def answer_faults(self, answers: Sequence[str]) -> list[str | None]:
+        """Return for each right answer why no response can match it; None where one can."""
+        faults: list[str | None] = self._ask(reward_guest.answer_faults, answers=answers)
+        return faults
 
-
-class OutOfTime(Exception):
-    """A call took longer than it may."""
-
-
-def within(seconds: float, call: Callable[[], Numbers]) -> Numbers:
-    """Return what `call` returns. Raises OutOfTime if that takes longer, and leaves it to its thread.
-
-    The thread ends with the program: nothing in Python can end it before.
-    """
-    results: list[Numbers] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise OutOfTime
-    return results[0]
-
-
-async def _awaited(numbers: Awaitable[Numbers]) -> Numbers:
-    return await numbers
-
-
-def _finite(number: Any) -> bool:
-    """Return whether a number is finite in float32 too, in which rewards are added and weighted."""
-    try:
-        return math.isfinite(number) and abs(number) <= LARGEST
-    except (TypeError, OverflowError):
-        return False
+    def _ask(self, function: Callable[..., object], timeout: float | None = None, /, **arguments: object) -> Any:
+        return self.guest.ask(function, timeout, target=self.target, **arguments)
 
 
 def _named(prompt: str, completion: str) -> str:

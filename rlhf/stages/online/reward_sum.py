@@ -1,9 +1,8 @@
 """The rewards of PPO, RLOO and GRPO: the reward functions that the recipe names, applied to sampled responses."""
 
-import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,9 +14,9 @@ from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.objectives.masked import masked_mean
 from rlhf.process import distributed
+from rlhf.process.guest.host import Guest
 from rlhf.recipe import MODEL_REWARD, OnlineOptions, StageName
-from rlhf.stages.online import reward_functions
-from rlhf.stages.online.judge_reward import JudgeReward
+from rlhf.stages.online import reward_functions, reward_guest
 from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.terminal import excerpt
 
@@ -62,44 +61,40 @@ class RewardSum:
         Functions in `known` are used by their names, and new ones are added to it: a judge that several policies are
         measured with is asked once.
         """
-        self.stage, self.right_answers, self.tokenizer, self.folder = stage, right_answers, tokenizer, folder
+        self.stage, self.right_answers, self.tokenizer = stage, right_answers, tokenizer
         labels = reward_functions.labels(options.reward_funcs)
         self.weights = dict(zip(labels, options.weights, strict=True))
         known = {} if known is None else known
         for name in options.reward_funcs:
             if name != MODEL_REWARD and name not in known:
-                known[name] = self._find(name, options)
+                found = reward_functions.find(name, f"{stage}.reward_funcs")
+                known[name] = found.opened(folder, options.reward_timeout, options.reward_retries)
+                if folder is not None and found.guest.folder is not None:
+                    _settle(found.guest)
         self.functions = {
             label: None if name == MODEL_REWARD else known[name]
             for label, name in zip(labels, options.reward_funcs, strict=True)
         }
 
-    def _find(self, name: str, options: OnlineOptions) -> RewardFunction:
-        found = reward_functions.find(name, f"{self.stage}.reward_funcs")
-        if isinstance(found.function, JudgeReward):  # it has a question for each response, and keeps what was answered
-            found.function.limit(options.reward_timeout, options.reward_retries)
-            if self.folder is not None:
-                found.function.keep_in(self.folder)
-            return found
-        return replace(found, timeout=options.reward_timeout, retries=options.reward_retries)
-
-    def judges(self) -> list[JudgeReward]:
-        """Return the judges among the rewards."""
-        functions = (function.function for function in self.functions.values() if function)
-        return [function for function in functions if isinstance(function, JudgeReward)]
+    @property
+    def called(self) -> list[RewardFunction]:
+        """Return the rewards that are functions."""
+        return [function for function in self.functions.values() if function]
 
     def usable(self, prompts: Split[Prompt]) -> Split[Prompt]:
         """Return the prompts that the rewards can judge: all, or those with a right answer if a function needs it.
 
         Raises UserError where none are left on a side of the split, and for a right answer that no response can match.
         """
-        needing = [function for function in self.functions.values() if function and function.needs_answer]
+        needing = [function for function in self.called if function.needs_answer]
         if not needing:
             return prompts
         kept = prompts.only(lambda prompt: prompt in self.right_answers)
-        for function, prompt in itertools.product(needing, kept):
-            fault = function.answer_fault and function.answer_fault(self.right_answers[prompt])
-            if fault:
+        answers = [self.right_answers[prompt] for prompt in kept]
+        for function in needing:
+            for prompt, fault in zip(kept, function.answer_faults(answers), strict=True):
+                if fault is None:
+                    continue
                 raise UserError(
                     f"{self.stage}: {function.name} cannot judge responses to {excerpt(prompt[-1].content)!r}: the "
                     f"answer {fault}; correct the row's answer or remove the row"
@@ -122,8 +117,9 @@ class RewardSum:
         if any(self.functions.values()):
             written = [self.tokenizer.prompt_text(prompt) for prompt in prompts]
             right_answers = [self.right_answers.get(prompt) for prompt in prompts]
+            seed = int(sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:8], 16)  # a resumed run has it too
             computed = distributed.from_main(
-                lambda: {label: f(written, texts, right_answers, ids) for label, f in self.functions.items() if f}
+                lambda: {label: f(written, texts, right_answers, ids, seed) for label, f in self.functions.items() if f}
             )
         by_name: ByName = {}
         for label, function in self.functions.items():
@@ -173,3 +169,22 @@ class RewardSum:
         """Return the rewards of functions by name, and the weighted sum of all, for an evaluation."""
         by_name = self.per_response(prompts, texts, model_scores, ids)
         return {label: numbers for label, numbers in by_name.items() if self.functions[label]}, self.total(by_name)
+
+
+def _settle(guest: Guest) -> None:
+    """Let the user's own functions compute with the threads and the kernels of this process."""
+    guest.keep(
+        reward_guest.settle,
+        threads=torch.get_num_threads(),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+def total_figures(functions: Iterable[RewardFunction]) -> dict[str, float]:
+    """Return the sums of what several functions counted, by name."""
+    totals: dict[str, float] = {}
+    for function in functions:
+        for name, value in function.figures().items():
+            totals[name] = totals.get(name, 0) + value
+    return totals

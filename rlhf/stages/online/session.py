@@ -30,9 +30,8 @@ from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.checkpoints import update_checkpoints
-from rlhf.stages.online.judge_reward import total_figures
 from rlhf.stages.online.prompts import OnlinePrompts
-from rlhf.stages.online.reward_sum import FunctionRewards, RewardSum
+from rlhf.stages.online.reward_sum import FunctionRewards, RewardSum, total_figures
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.served import check_served
 from rlhf.stages.online.train_state import SavedState, TrainState, read_state
@@ -247,7 +246,7 @@ class Session:
             after = self.evaluate("policy")
         metrics = gains_over_start(before, after, self.recipe.start)
         metrics |= {"best_step": math.nan if best is None else best}
-        metrics |= total_figures(self.reward_sum.judges()) if self.reward_sum else {}
+        metrics |= total_figures(self.reward_sum.called) if self.reward_sum else {}
         sample = sample_of(self.tokenizer, test, before, after, run.stage, self.recipe.start)
         return Result(metrics, self.telemetry.costs(), sample)
 
