@@ -168,8 +168,8 @@ def command(monkeypatch, capsys, tmp_path):
 
     def call(of_stage, *options: object, name: str = "4090-llama2-7b/v2") -> tuple[int, str, str]:
         def run_child(words: list[str], stop_when=None) -> int:
-            task = None if words[3] == "report" else task_of(words)
-            code: int = of_stage(task, task.stage if task else words[3], stop_when)
+            task = None if "report" in words else task_of(words)
+            code: int = of_stage(task, task.stage if task else "report", stop_when)
             return code
 
         monkeypatch.setattr("rlhf.process.children.run_child", run_child)
