@@ -46,6 +46,7 @@ RUN useradd --uid 10001 --gid 0 --create-home --home-dir /home/rlhf --shell /usr
     && mkdir -p /cache/rlhf /work && chmod -R g=u /cache /work /home/rlhf
 COPY --from=attention /opt/venv /opt/venv
 COPY --chmod=0555 bench/ /app/bench/
+COPY --chmod=0555 peakmem/ /app/peakmem/
 COPY --chmod=0555 recipes/ /app/recipes/
 COPY --chmod=0555 rlhf/ /app/rlhf/
 RUN printf '#!/bin/sh\nexec python -m rlhf.cli "$@"\n' >/usr/local/bin/rlhf && chmod 0555 /usr/local/bin/rlhf

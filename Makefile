@@ -288,4 +288,4 @@ lock: checked ## pin the versions in requirements/cpu.txt, after a change in pyp
 	@PATH="$(abspath $(VENV))/bin:$$PATH" requirements/lock.sh
 clean: ## remove caches and build leftovers; never runs/ or .venv
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@find rlhf bench studies tests -type d -name __pycache__ -prune -exec rm -rf {} +
+	@find rlhf peakmem bench studies tests -type d -name __pycache__ -prune -exec rm -rf {} +

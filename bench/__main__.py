@@ -18,9 +18,9 @@ from rlhf.cli import guarded
 from rlhf.cli.options import OUTPUT, PRICE, OneOf, WholeNumber
 from rlhf.errors import UserError
 from rlhf.files import write_json
-from rlhf.memory import side_by_side
-from rlhf.memory.phases import Predict, PredictedStage, PredictionError
-from rlhf.memory.predict import Predictor
+from rlhf.plan import side_by_side
+from rlhf.plan.phases import Predict, PredictedStage, PredictionError
+from rlhf.plan.predict import Predictor
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape

@@ -13,9 +13,9 @@ from rlhf.cli import guarded
 from rlhf.cli.options import WholeNumber
 from rlhf.errors import UserError
 from rlhf.files import write_json
-from rlhf.memory import published_figures
-from rlhf.memory.predict import Predictor
-from rlhf.memory.strategies import StrategyCost, costs_alone, one_by_one
+from rlhf.plan import published_figures
+from rlhf.plan.predict import Predictor
+from rlhf.plan.strategies import StrategyCost, costs_alone, one_by_one
 from rlhf.recipe import PinnedRecipe, TrainingName
 from rlhf.run.packages import package_versions
 from rlhf.terminal.progress import working

@@ -17,7 +17,7 @@ from bench.gpu.record import GpuRecord
 from bench.kinds import MemoryRecord, StageSteps, StepsRecord
 from bench.paths import RESULTS
 from bench.reading import check, read
-from rlhf.memory.phases import WHOLE
+from rlhf.plan.phases import WHOLE
 from rlhf.recipe import StageName
 
 Stages = dict[StageName, StageSteps]

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from bench.kinds import StageSteps
-from rlhf.memory import prediction_file, published_figures
-from rlhf.memory.plan import Plan, plan_of
+from rlhf.plan import prediction_file, published_figures
+from rlhf.plan.plan import Plan, plan_of
 from rlhf.recipe import PinnedRecipe, StageName, published
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.recipe.totals import Spent, compare_total

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from bench.kinds import Ceilings, StageSteps
-from rlhf.memory import projection
-from rlhf.memory.phases import PredictedStage
+from rlhf.plan import projection
+from rlhf.plan.phases import PredictedStage
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName
 
 

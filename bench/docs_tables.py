@@ -23,7 +23,7 @@ from bench.reading import read
 from bench.roofline import __main__ as roofline
 from rlhf.commands import reproduce
 from rlhf.errors import UserError
-from rlhf.memory import side_by_side
+from rlhf.plan import side_by_side
 from rlhf.recipe import Recipe, load
 from rlhf.recipe.strict import Section
 

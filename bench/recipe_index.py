@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bench.memory import budgets
 from rlhf import recipe as recipes
-from rlhf.memory import prediction_file
+from rlhf.plan import prediction_file
 from rlhf.recipe import STAGES, Recipe
 from rlhf.terminal.wording import GB
 

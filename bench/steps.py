@@ -16,7 +16,7 @@ from bench.kinds import Spread, StageSteps
 from bench.reading import read
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.memory.rehearsal.short_runs import few_steps
+from rlhf.plan.rehearsal.short_runs import few_steps
 from rlhf.process.children import child_environment
 from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.recipe import EVALUATE, TRAINING_STAGES, PinnedRecipe, StageName

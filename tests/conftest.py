@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf.memory import predict as predicting
-from rlhf.memory.predict import Predictor
-from rlhf.memory.rehearsal.seams import with_seams
+from rlhf.plan import predict as predicting
+from rlhf.plan.predict import Predictor
+from rlhf.plan.rehearsal.seams import with_seams
 from rlhf.process.libraries import quiet_libraries
 from tests.helpers import VLLM, run_stages, small
 

@@ -214,7 +214,7 @@ def tokens(file: Path) -> int:
 def prediction(recipe: Path) -> dict[str, dict[str, dict[str, int]]]:
     """Return what is predicted for the stages of a card's recipe and their phases."""
     from rlhf import recipe as recipes
-    from rlhf.memory.predict import Predictor, predicted_stages
+    from rlhf.plan.predict import Predictor, predicted_stages
 
     loaded = recipes.load(recipe)
     with Predictor() as predictor:
@@ -241,7 +241,7 @@ def main() -> None:
     import rlhf
     from rlhf import recipe as recipes
     from rlhf.cli import cli
-    from rlhf.memory.rehearsal.short_runs import few_steps
+    from rlhf.plan.rehearsal.short_runs import few_steps
 
     def run(arguments: list[str]) -> None:
         cli.main(arguments, standalone_mode=False)

@@ -127,7 +127,7 @@ def bytes_per_step(shared: SharedBase, sampling: Sampling, slots: float, adapter
 
     `slots` is the number of tokens of a row whose keys and values are read. Embeddings are looked up and do not count,
     unless they are the output layer, too; norms are left out. Merged weights hold the adapter. In 16 bits these are the
-    bytes of `rlhf.memory.projection.decoding_step_bytes`. A packed weight counts once, as it lies, even where a step
+    bytes of `rlhf.plan.projection.decoding_step_bytes`. A packed weight counts once, as it lies, even where a step
     unpacks it or reads it for several groups of rows: that is not what it must read.
     """
     config = shared.base.config

@@ -9,8 +9,8 @@ from bench.gpu.plan import NEAR
 from bench.gpu.record import Decision
 from bench.kinds import StageSteps
 from bench.memory.measure import beside, measuring, pinned_peaks, unmatched
-from rlhf.memory import prediction_file as pins
-from rlhf.memory.phases import WHOLE
+from rlhf.plan import prediction_file as pins
+from rlhf.plan.phases import WHOLE
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import StageName
 from rlhf.terminal.wording import gb

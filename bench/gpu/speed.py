@@ -12,7 +12,7 @@ from bench.gpu.measured import SpeedFigures
 from bench.gpu.record import Decision, GpuRecord, decide, speed_of
 from bench.paths import ROOT
 from rlhf import recipe as recipes
-from rlhf.memory import padding
+from rlhf.plan import padding
 from rlhf.recipe import ONLINE, Changes, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.terminal.wording import gb
@@ -75,8 +75,8 @@ def conclude(record: GpuRecord, root: Path = ROOT / "recipes") -> None:
     """
     from bench.derived import derived_figures
     from bench.roofline.times import beside
-    from rlhf.memory.card.cards import Rates
-    from rlhf.memory.predict import Predictor
+    from peakmem.cards import Rates
+    from rlhf.plan.predict import Predictor
 
     measured = speed_of(record)
     assert record["recipe"] and record["version"], f"{record['gpu_item']} has no recipe"

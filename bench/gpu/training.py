@@ -18,7 +18,7 @@ from bench.gpu.plan import SWITCH_MS
 from bench.gpu.record import Decision, decide
 from bench.gpu.variants import AS_IT_IS, TRAINING, Variant, synchronize
 from bench.steps import spread
-from rlhf.memory.card.kernels import ATTENTION_FLOPS
+from peakmem.kernels import ATTENTION_FLOPS
 from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Ppo, Sft

@@ -15,8 +15,8 @@ from rlhf.cli import guarded
 from rlhf.cli.options import HELP_SETTINGS, StrictCommand
 from rlhf.errors import UserError
 from rlhf.files import write_json
-from rlhf.memory import prediction_file as pins
-from rlhf.memory.predict import PREDICTED_STAGES, Predictor, predicted_stages
+from rlhf.plan import prediction_file as pins
+from rlhf.plan.predict import PREDICTED_STAGES, Predictor, predicted_stages
 from rlhf.process import cuda
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName

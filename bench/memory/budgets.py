@@ -9,11 +9,11 @@ from pathlib import Path
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError, no_such
-from rlhf.memory import prediction_file, published_figures
-from rlhf.memory.phases import ON_HOST
-from rlhf.memory.predict import PREDICTED_STAGES, Predictor
-from rlhf.memory.prediction_file import PREDICTION_FILE, Needs, Passes, Peaks, Pinned, Step, Works
-from rlhf.memory.strategies import StrategyCost, costs_alone
+from rlhf.plan import prediction_file, published_figures
+from rlhf.plan.phases import ON_HOST
+from rlhf.plan.predict import PREDICTED_STAGES, Predictor
+from rlhf.plan.prediction_file import PREDICTION_FILE, Needs, Passes, Peaks, Pinned, Step, Works
+from rlhf.plan.strategies import StrategyCost, costs_alone
 from rlhf.recipe import PinnedRecipe
 from rlhf.terminal.wording import GB, gb
 

@@ -10,11 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.kinds import ComparedPhase
 from bench.memory import budgets
-from rlhf.memory.phases import PHASES, WHOLE
-from rlhf.memory.rehearsal.seams import with_seams
-from rlhf.memory.rehearsal.short_runs import ShortRuns, StageFn
-from rlhf.memory.rehearsal.tracker import Tracker
+from peakmem.tracker import Tracker
 from rlhf.observe.telemetry import collect_peak, watch_peaks
+from rlhf.plan.phases import PHASES, WHOLE
+from rlhf.plan.rehearsal.seams import with_seams
+from rlhf.plan.rehearsal.short_runs import ShortRuns, StageFn
 from rlhf.process.torch_setup import set_up_torch
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
 from rlhf.stages.supervised.training import free_memory

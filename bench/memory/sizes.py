@@ -13,8 +13,8 @@ from typing_extensions import TypedDict
 
 from bench.reading import read
 from rlhf import recipe as recipes
-from rlhf.memory.fit import USABLE
-from rlhf.memory.predict import Predictor, card_needed_bytes
+from rlhf.plan.fit import USABLE
+from rlhf.plan.predict import Predictor, card_needed_bytes
 from rlhf.recipe import Changes, StageName
 from rlhf.terminal.wording import GB
 

@@ -35,7 +35,7 @@ from rlhf.cli.choice import Choice
 from rlhf.cli.options import OneOf, WholeNumber
 from rlhf.errors import UserError
 from rlhf.files import sha256, write_json
-from rlhf.memory.rehearsal.short_runs import few_steps
+from rlhf.plan.rehearsal.short_runs import few_steps
 from rlhf.process.children import child_environment
 from rlhf.recipe import Changes, PinnedRecipe, Recipe, StageName
 

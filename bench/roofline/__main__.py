@@ -1,6 +1,6 @@
 """`python -m bench.roofline RECIPE`: the least time of a step on a recipe's card, and what changes would gain.
 
-bench/roofline/counts.py counts operations and bytes; rlhf/memory/card/cards.py has the cards' published rates. The
+bench/roofline/counts.py counts operations and bytes; peakmem/cards.py has the cards' published rates. The
 larger of the two quotients is an estimate of the least time: at nominal rates, and if every tensor between two products
 goes through memory. Predicted; nothing here is measured.
 """
@@ -13,12 +13,12 @@ from typing import TypedDict
 import click
 
 from bench import options
+from peakmem.cards import CARDS, Rates, rates_of
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.cli.options import OneOf
 from rlhf.errors import UserError
-from rlhf.memory.card.cards import CARDS, Rates, rates_of
-from rlhf.memory.padding import row_tokens
+from rlhf.plan.padding import row_tokens
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import ONLINE, Changes, OnlineName, PinnedRecipe, Recipe
 from rlhf.terminal.screen import OUT

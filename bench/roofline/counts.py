@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from peakmem import cards
+from peakmem.cards import Rates
 from rlhf.errors import UserError
-from rlhf.memory.card import cards
-from rlhf.memory.card.cards import Rates
-from rlhf.memory.projection import decoding_step_bytes
-from rlhf.memory.weights import ADAPTER_BYTES, NF4_BYTES, NUMBER_BYTES, Form, bytes_of_product, llama_layer
+from rlhf.plan.projection import decoding_step_bytes
+from rlhf.plan.weights import ADAPTER_BYTES, NF4_BYTES, NUMBER_BYTES, Form, bytes_of_product, llama_layer
 from rlhf.recipe import OnlineName, OnlineOptions, Ppo, Recipe
 
 # Bytes that AdamW moves for a weight: weight and two moments read and written, gradient read; moments of 8 or 32 bits.

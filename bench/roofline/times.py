@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from bench.kinds import Bound
 from bench.roofline.counts import LeastWork, phases
-from rlhf.memory.card.cards import Rates
-from rlhf.memory.padding import row_tokens
+from peakmem.cards import Rates
+from rlhf.plan.padding import row_tokens
 from rlhf.recipe import OnlineName, Recipe
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rlhf import recipe as recipes
 from rlhf.data.needs import check_rows
-from rlhf.memory.predict import Predictor
-from rlhf.memory.preflight import require_fit
+from rlhf.plan.predict import Predictor
+from rlhf.plan.preflight import require_fit
 from rlhf.process import distributed, endings
 from rlhf.process.guest.host import ended_afterwards
 from rlhf.process.task import Task, run_child

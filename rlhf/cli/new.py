@@ -8,7 +8,7 @@ import click
 from rlhf.cli.options import OneOf, StrictCommand, WholeNumber, listed
 from rlhf.commands import new as new_recipe
 from rlhf.commands.new_content import TEMPLATES, ChosenCard, NewOptions, TemplateName
-from rlhf.memory.predict import Predictor, card_needed_bytes
+from rlhf.plan.predict import Predictor, card_needed_bytes
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PolicyStart, root_for_new
 from rlhf.recipe.stages import STARTS

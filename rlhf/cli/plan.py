@@ -12,12 +12,12 @@ from rlhf.cli.choice import Choice
 from rlhf.cli.options import PRICE, OneOf, StrictCommand, memory_limit
 from rlhf.cli.recipe_options import SET_HELP, chooses_recipe
 from rlhf.errors import UserError
-from rlhf.memory import plan as planning
-from rlhf.memory import published_figures, side_by_side, strategies
-from rlhf.memory.fit import USABLE, refuse_less_than_the_base
-from rlhf.memory.fit import fit as fitting
-from rlhf.memory.phases import ON_HOST
-from rlhf.memory.predict import Predictor, predicted_stages
+from rlhf.plan import plan as planning
+from rlhf.plan import published_figures, side_by_side, strategies
+from rlhf.plan.fit import USABLE, refuse_less_than_the_base
+from rlhf.plan.fit import fit as fitting
+from rlhf.plan.phases import ON_HOST
+from rlhf.plan.predict import Predictor, predicted_stages
 from rlhf.recipe import PRETRAIN, SFT, STAGES, TRAINING_STAGES, PinnedRecipe, StageName, shape
 from rlhf.terminal.progress import working
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import click
 
 from rlhf.errors import UserError
-from rlhf.memory import published_figures
-from rlhf.memory.fit import Fit
-from rlhf.memory.phases import PeakPart, StepOperations
-from rlhf.memory.plan import Plan, PlannedPhase, StageTime
-from rlhf.memory.predict import card_needed_bytes
-from rlhf.memory.published_figures import ComparedFigure
-from rlhf.memory.strategies import StrategyCost
+from rlhf.plan import published_figures
+from rlhf.plan.fit import Fit
+from rlhf.plan.phases import PeakPart, StepOperations
+from rlhf.plan.plan import Plan, PlannedPhase, StageTime
+from rlhf.plan.predict import card_needed_bytes
+from rlhf.plan.published_figures import ComparedFigure
+from rlhf.plan.strategies import StrategyCost
 from rlhf.recipe import PinnedRecipe, TrainingName, as_yaml, totals
 from rlhf.terminal import make_words, screen
 from rlhf.terminal.tables import rows_table

@@ -14,16 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from peakmem import cards
 from rlhf import recipe as recipes
 from rlhf.commands.new_content import KNOWN_CARDS, ChosenCard, Content, NewOptions, initial_content, render
 from rlhf.commands.new_model import describe, read_model
 from rlhf.errors import OptionError, UserError
 from rlhf.files import sync_tree
-from rlhf.memory import machine, prediction_file
-from rlhf.memory.card.cards import Rates, lacks_bfloat16
-from rlhf.memory.fit import USABLE, Fit, fit
-from rlhf.memory.predict import Predictor, card_needed_bytes
-from rlhf.memory.strategies import four_bit_changes, micro_batch
+from rlhf.plan import machine, prediction_file
+from rlhf.plan.fit import USABLE, Fit, fit
+from rlhf.plan.predict import Predictor, card_needed_bytes
+from rlhf.plan.strategies import four_bit_changes, micro_batch
 from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import ONLINE, POLICIES, STAGE_TABLE, TRAINING_STAGES, Changes, PinnedRecipe, PolicyName, StageName
 from rlhf.terminal.wording import GB
@@ -36,14 +36,14 @@ def card_of(text: str) -> ChosenCard:
     """Return what --card names: `cpu`, `4090`, `h100` or a size such as `24GB`. Raises OptionError."""
     if text.lower() == "cpu":
         return ChosenCard("cpu", round(machine.free_bytes() / GB, 2), "free on this machine", machine.threads())
-    if reason := lacks_bfloat16(text.lower()):
+    if reason := cards.lacks_bfloat16(text.lower()):
         raise OptionError(f"--card {text}: {reason}, as a new recipe does")
     if text.lower() in KNOWN_CARDS:
         return KNOWN_CARDS[text.lower()]
     size = size_in_bytes(text)
     if size is None:
-        cards = ", ".join(name for name in KNOWN_CARDS if not lacks_bfloat16(name))
-        raise OptionError(f"--card {text}: name a size with its unit, for example 24GB, or one of {cards}, or cpu")
+        known = ", ".join(name for name in KNOWN_CARDS if not cards.lacks_bfloat16(name))
+        raise OptionError(f"--card {text}: name a size with its unit, for example 24GB, or one of {known}, or cpu")
     return ChosenCard(re.sub(r"\s", "", text.lower()), round(size / GB, 2), "as given by --card")
 
 
@@ -168,7 +168,7 @@ class NewRecipe(NamedTuple):
     stages: tuple[StageName, ...]
     fit: Fit
     hours: Mapping[StageName, float]  # projected, of stages that train on a CPU whose rate was measured
-    rates: Rates | None
+    rates: cards.Rates | None
 
 
 def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Say) -> NewRecipe:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
+from peakmem import cards
 from rlhf import recipe as recipes
 from rlhf.commands.new_model import ModelFacts, ModelFiles
 from rlhf.data import formats
@@ -13,9 +14,8 @@ from rlhf.data.corpus import JUDGED
 from rlhf.data.formats import ParsedRows
 from rlhf.data.rows import Document, Example, PreferencePair, PromptOnly
 from rlhf.errors import OptionError, UserError, no_such
-from rlhf.memory.card.cards import CARDS
-from rlhf.memory.fit import USABLE
-from rlhf.memory.own_rows import SAMPLE, UNCUT
+from rlhf.plan.fit import USABLE
+from rlhf.plan.own_rows import SAMPLE, UNCUT
 from rlhf.recipe import MODEL_REWARD, ONLINE, POLICIES, PolicyName, PolicyStart, StageName
 from rlhf.recipe.model_types import LEAN_TYPES
 from rlhf.recipe.stages import DPO, PPO, RM, SFT, STAGE_TABLE
@@ -63,10 +63,14 @@ class ChosenCard(NamedTuple):
         """Return the card in words: `one RTX 4090`, `one card with 12 GB`, `a CPU with 16 GB free`."""
         if self.is_cpu:
             return f"a CPU with {self.memory_gb:g} GB free"
-        return f"one {CARDS[self.name].words}" if self.name in CARDS else f"one card with {self.memory_gb:g} GB"
+        return (
+            f"one {cards.CARDS[self.name].words}"
+            if self.name in cards.CARDS
+            else f"one card with {self.memory_gb:g} GB"
+        )
 
 
-KNOWN_CARDS = {name: ChosenCard(name, *card.memory) for name, card in CARDS.items() if card.memory}
+KNOWN_CARDS = {name: ChosenCard(name, *card.memory) for name, card in cards.CARDS.items() if card.memory}
 
 
 class DataSet(NamedTuple):

@@ -260,7 +260,7 @@ class DialogueTokenizer:
 
         return rendering.answer_text(prompt, response, render, str(self.hf.eos_token), self.reasoning)
 
-    def _ids(self, texts: Sequence[str], bos: bool) -> list[list[int]]:  # rlhf/memory/rehearsal/seams.py replaces it
+    def _ids(self, texts: Sequence[str], bos: bool) -> list[list[int]]:  # rlhf/plan/rehearsal/seams.py replaces it
         """Return the ids of each text, with `bos` after a BOS where the tokenizer has one."""
         if not texts:
             return []

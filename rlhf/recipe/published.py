@@ -81,7 +81,7 @@ class Figure(Section):
     name: str
     stage: StageName | Literal["all"]
     guide: str | None = None
-    # Key in the stage's summary metrics, or a cost that rlhf/run/comparisons.py or rlhf/memory/published_figures.py
+    # Key in the stage's summary metrics, or a cost that rlhf/run/comparisons.py or rlhf/plan/published_figures.py
     # adds.
     metric: str | None = None
     not_comparable: str | None = None  # the reason; a metric beside it is shown and not compared

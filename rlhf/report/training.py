@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf import recipe as recipes
-from rlhf.memory import prediction_file as pins
+from rlhf.plan import prediction_file as pins
 from rlhf.recipe import ONLINE, SFT, STAGE_TABLE, StageName, default_root
 from rlhf.report.gain import origin_of
 from rlhf.report.parts import (

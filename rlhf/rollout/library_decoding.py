@@ -48,7 +48,7 @@ class Window:
 WINDOW_BY_DEVICE = {"cpu": Window(0, 64, 1), "cuda": Window(255, 16, 16)}
 
 
-class LibraryDecoding(Decoding):  # rlhf/memory/rehearsal/seams.py replaces __init__ in a rehearsal
+class LibraryDecoding(Decoding):  # rlhf/plan/rehearsal/seams.py replaces __init__ in a rehearsal
     """Decoding with a model that transformers runs, and a cache that is read through a window."""
 
     def __init__(

@@ -6,7 +6,7 @@ import importlib.metadata
 import importlib.util
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rlhf.errors import UserError
@@ -58,9 +58,14 @@ def install_command(extra: str) -> str:
     return f"pip install {shlex.join(needed)}" if needed else f"pip install 'rlhf-one-gpu[{extra}]'"
 
 
-def hash_of_modules(package: Path) -> str:
-    """Return the hash of all modules of a package, their names and those of its subpackages included."""
+def hash_of_modules(package: Path, without: Collection[str] = ()) -> str:
+    """Return the hash of all modules of a package, their names and those of its subpackages included.
+
+    Subpackages directly in it that are named in `without` do not count.
+    """
     code = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
+        if file.relative_to(package).parts[0] in without:
+            continue
         code.update(f"{file.relative_to(package).as_posix()} {sha256(file)}\n".encode())
     return code.hexdigest()

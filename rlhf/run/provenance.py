@@ -31,7 +31,7 @@ def code_version(recipe: Path | None = None) -> Code:
     if top is None or Path(top).resolve() != root.resolve():
         return Code(commit=None, dirty=None)
     commit = git("rev-parse", "HEAD")
-    code = ["rlhf", "bench", "studies/*.py", "requirements", "pyproject.toml"]
+    code = ["rlhf", "peakmem", "bench", "studies/*.py", "requirements", "pyproject.toml"]
     own = [] if recipe is None else [str(recipe.resolve())] * recipe.resolve().is_relative_to(root.resolve())
     found = [
         git("status", "--porcelain", "--", *code, *(["recipes"] if recipe is None else own)),

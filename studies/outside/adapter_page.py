@@ -5,7 +5,7 @@ from statistics import quantiles
 from typing import Any, NamedTuple
 
 from bench.reading import read
-from rlhf.memory.fit import USABLE
+from rlhf.plan.fit import USABLE
 from studies.kinds import OpenPredictions
 from studies.outside import opened
 from studies.paths import OUTSIDE

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.reading import read
-from rlhf.memory.card.cards import SMALL_WORKSPACE, Gpu
-from rlhf.memory.card.replay import replay
-from rlhf.memory.phases import DEPTHS, Work
-from rlhf.memory.rehearsal.depth import deepen
+from peakmem.cards import SMALL_WORKSPACE, Gpu
+from peakmem.depth import deepen
+from peakmem.events import DEPTHS, Work
+from peakmem.replaying import replay
 from studies.outside.adapter_step import BACKWARD, FORWARD, OPTIMIZER, STEP, Setting, rehearse
 from studies.outside.depths import work_of_step
 from studies.paths import OUTSIDE

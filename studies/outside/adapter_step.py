@@ -19,10 +19,10 @@ import transformers
 from torch import Tensor, nn
 from transformers.quantizers import AutoHfQuantizer, HfQuantizer
 
-from rlhf.memory.card.cards import Gpu
-from rlhf.memory.phases import Event, Work
-from rlhf.memory.rehearsal.device import StandIn
-from rlhf.memory.rehearsal.operations import META
+from peakmem.cards import Gpu
+from peakmem.device import StandIn
+from peakmem.events import Event, Work
+from peakmem.tensors import META
 from rlhf.models import random_base
 from rlhf.models.nf4 import quantized
 

@@ -12,11 +12,11 @@ import click
 
 from bench.provenance import code, now, require_committed_code
 from bench.reading import read
+from peakmem.cards import Rates
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, write_json
-from rlhf.memory.card.cards import Rates
-from rlhf.memory.projection import CALIBRATED, SPREAD, step_seconds
+from rlhf.plan.projection import CALIBRATED, SPREAD, step_seconds
 from studies.kinds import OpenPredictions
 from studies.outside import adapter_page, packed
 from studies.outside.adapter_runs import Predicted, predict, rtx4080_setting, t4_runs, t4_setting

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from rlhf.memory.phases import DEPTHS
-from rlhf.memory.rehearsal.depth import NotAligned, deepen
+from peakmem.depth import NotAligned, deepen
+from peakmem.events import DEPTHS
 from studies.kinds import OutsideRow, PackedRow, TimedStep
 from studies.outside import collect, lengths
 from studies.outside.collect import PeftRun

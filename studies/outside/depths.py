@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 
-from rlhf.memory.phases import DEPTHS, Work
+from peakmem.events import DEPTHS, Work
 
 
 def work_of_step(few: Work, more: Work, layers: int, steps: int) -> Work:

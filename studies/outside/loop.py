@@ -17,10 +17,10 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from rlhf.memory.card.cards import Gpu
-from rlhf.memory.phases import Event
-from rlhf.memory.rehearsal.device import StandIn
-from rlhf.memory.rehearsal.operations import META
+from peakmem.cards import Gpu
+from peakmem.device import StandIn
+from peakmem.events import Event
+from peakmem.tensors import META
 from studies.outside.collect import PeftRun, Training
 
 L40S = Gpu((8, 9), 142)  # compute capability; NVIDIA's L40S data sheet: 142 multiprocessors

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
-from rlhf.memory.card.cards import SMALL_WORKSPACE, Gpu
-from rlhf.memory.card.replay import replay
-from rlhf.memory.phases import DEPTHS, Event, Work
-from rlhf.memory.rehearsal.depth import deepen
-from rlhf.memory.rehearsal.device import StandIn
-from rlhf.memory.rehearsal.operations import META
+from peakmem.cards import SMALL_WORKSPACE, Gpu
+from peakmem.depth import deepen
+from peakmem.device import StandIn
+from peakmem.events import DEPTHS, Event, Work
+from peakmem.replaying import replay
+from peakmem.tensors import META
 from rlhf.models.nf4 import nf4_config
 from rlhf.models.random_base import LoadingOptions, random_base
 from rlhf.recipe import Model

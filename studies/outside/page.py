@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rlhf.memory.card.cards import Rates
-from rlhf.memory.projection import CALIBRATED, SPREAD
+from peakmem.cards import Rates
+from rlhf.plan.projection import CALIBRATED, SPREAD
 from rlhf.terminal.wording import gb
 from studies.kinds import OutsideRecord, OutsideRow, PackedRow
 from studies.outside import adapter_page, speed

@@ -1,7 +1,7 @@
 """The time of a training step from what it computes, moves and launches, calibrated on some timed runs of other people.
 
 A step's products, its other operations and its launches are counted on the stand-in device
-(rlhf/memory/rehearsal/tracker.py). The time is their sum, each at a rate of its own:
+(peakmem/tracker.py). The time is their sum, each at a rate of its own:
 
     seconds = operations / (share of the matrix rate) + bytes / (share of the bandwidth) + launches x overhead
 
@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlhf.memory.card.cards import Rates
-from rlhf.memory.projection import CALIBRATED, TimeFactors, step_seconds
+from peakmem.cards import Rates
+from rlhf.plan.projection import CALIBRATED, TimeFactors, step_seconds
 from studies.kinds import OutsideRow, PackedRow, TimedStep
 
 L40S = Rates(362.05e12, 864e9, "NVIDIA L40S data sheet (half of the rate with sparsity)")

@@ -6,9 +6,9 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from rlhf.memory.card.allocator import Allocator, Block
-from rlhf.memory.card.cards import SMALL_WORKSPACE
-from rlhf.memory.phases import PRODUCT, Event
+from peakmem.allocator import Allocator, Block
+from peakmem.cards import SMALL_WORKSPACE
+from peakmem.events import PRODUCT, Event
 from studies.outside.loop import STEP
 
 HISTORY = 3  # steps back to which a step may release something

@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from bench.reading import read
+from peakmem.cards import SMALL_WORKSPACE
+from peakmem.depth import NotAligned, deepen
+from peakmem.events import PRODUCT, Event
 from rlhf.errors import UserError
-from rlhf.memory.card.cards import SMALL_WORKSPACE
-from rlhf.memory.fit import USABLE
-from rlhf.memory.phases import PRODUCT, Event
-from rlhf.memory.rehearsal.depth import NotAligned, deepen
+from rlhf.plan.fit import USABLE
 from studies.kinds import OpenPredictions, OutsideRecord
 from studies.outside import (
     adapter_page,

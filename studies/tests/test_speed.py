@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from bench.reading import read
-from rlhf.memory import projection
-from rlhf.memory.card import cards
+from peakmem import cards
+from rlhf.plan import projection
 from studies.kinds import OutsideRecord, TimedStep
 from studies.outside import compare, lengths, speed
 from studies.outside.__main__ import FOLDER

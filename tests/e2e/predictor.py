@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rlhf.memory.phases import PredictedPhase, PredictedStage, Work
+from rlhf.plan.phases import PredictedPhase, PredictedStage, Work
 from rlhf.recipe import PinnedRecipe
 
 LEAST = 100_000_000  # bytes of a card that the stand-in needs for anything

@@ -15,8 +15,8 @@ from rlhf.commands import new, new_content, new_model
 from rlhf.commands.new import card_of
 from rlhf.commands.new_content import NewOptions
 from rlhf.errors import OptionError, UserError
-from rlhf.memory import fit, machine
-from rlhf.memory.phases import PredictedStage
+from rlhf.plan import fit, machine
+from rlhf.plan.phases import PredictedStage
 from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import PinnedRecipe
 from tests import models

@@ -10,8 +10,8 @@ from rlhf import recipe, report
 from rlhf.commands import chat, compare
 from rlhf.commands.score import RewardModel, finished_stages
 from rlhf.errors import UserError
-from rlhf.memory.rehearsal.short_runs import ShortRun
 from rlhf.models.loading import load_base
+from rlhf.plan.rehearsal.short_runs import ShortRun
 from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import StageRun

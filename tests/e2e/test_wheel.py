@@ -17,7 +17,7 @@ def installed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
-    for name in ("rlhf", "recipes"):
+    for name in ("rlhf", "peakmem", "recipes"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "setup.py", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -51,6 +51,12 @@ def test_a_wheel_brings_its_recipes(installed, tmp_path):
     assert "cpu-tiny/v1" in shown and "4090-llama2-7b/v2" in shown
     assert str(ROOT) not in shown, "the checkout's recipes were read, not the wheel's"
     assert str(installed.parents[1]) in shown
+
+
+def test_a_wheel_brings_peakmem_without_its_tests(installed):
+    (packages,) = installed.parents[1].glob("lib/python*/site-packages")
+    ours = {file.relative_to(ROOT) for part in ("*.py", "patches/*.py") for file in (ROOT / "peakmem").glob(part)}
+    assert {file.relative_to(packages) for file in (packages / "peakmem").rglob("*.py")} == ours
 
 
 def test_a_wheel_brings_its_pages(installed):

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from bench.memory.measure import measure
+from peakmem.allocator import LARGE_SEGMENT
 from rlhf import recipe
-from rlhf.memory.card.allocator import LARGE_SEGMENT
-from rlhf.memory.predict import Predictor
 from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.output_layer import logits_of
 from rlhf.models.precision import mixed_precision
+from rlhf.plan.predict import Predictor
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.rollout import own_tokens
 from rlhf.rollout.decoding import Sampling
@@ -67,7 +67,7 @@ PAGED: dict[str, Any] = {  # adapters whose optimizer states bitsandbytes pages:
 
 
 def card() -> str:
-    """The hardware name under which `rlhf.memory.predict` knows what cuBLAS allocates on this card."""
+    """The hardware name under which `rlhf.plan.predict` knows what cuBLAS allocates on this card."""
     return "h100" if torch.cuda.get_device_capability()[0] >= 9 else "4090"
 
 

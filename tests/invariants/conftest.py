@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhf.memory.predict import Predictor
+from rlhf.plan.predict import Predictor
 
 
 @pytest.fixture(scope="module")

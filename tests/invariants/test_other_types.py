@@ -10,10 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.memory.rehearsal.short_runs import check_equal_layers, check_windows, rehearsal_changes
 from rlhf.models.adapters import _targets
 from rlhf.models.architecture import config_of
 from rlhf.models.support import check_lengths, check_model, unsupported
+from rlhf.plan.rehearsal.short_runs import check_equal_layers, check_windows, rehearsal_changes
 from rlhf.recipe import Architecture
 from rlhf.recipe.model_types import TESTED
 from rlhf.rollout.probe import check_sampling

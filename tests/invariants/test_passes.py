@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from peakmem.device import StandIn
 from rlhf.data.batch import Rollout
-from rlhf.memory.phases import PHASES, Event
-from rlhf.memory.rehearsal.device import StandIn
-from rlhf.memory.rehearsal.meta_runs import Rehearsals
-from rlhf.memory.rehearsal.passes import Repeats, _shape
+from rlhf.plan.phases import PHASES, Event
+from rlhf.plan.rehearsal.meta_runs import Rehearsals
+from rlhf.plan.rehearsal.passes import Repeats, _shape
 from tests.helpers import GROUP
 from tests.invariants.tiny import tiny
 

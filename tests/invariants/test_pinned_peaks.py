@@ -4,7 +4,7 @@ import pytest
 
 from bench.memory import budgets
 from rlhf import recipe
-from rlhf.memory import prediction_file as pins
+from rlhf.plan import prediction_file as pins
 from tests.helpers import RECIPE
 
 pytestmark = [

@@ -19,15 +19,15 @@ from torch.profiler import ProfilerActivity, profile
 from trl.trainer import dpo_trainer, reward_trainer, sft_trainer
 
 from bench.memory.measure import RealRuns, measure
+from peakmem import cards
+from peakmem.allocator import LARGE_SEGMENT
+from peakmem.lines import at_depth
+from peakmem.replaying import replay
 from rlhf import recipe
 from rlhf.data.batch import Rollout
 from rlhf.evaluation import policies as evaluation
-from rlhf.memory import predict as predicting
-from rlhf.memory.card import cards
-from rlhf.memory.card.allocator import LARGE_SEGMENT
-from rlhf.memory.card.replay import replay
-from rlhf.memory.extrapolate import extrapolate
-from rlhf.memory.phases import (
+from rlhf.plan import predict as predicting
+from rlhf.plan.phases import (
     STAGE_ANSWER,
     WHOLE,
     Parts,
@@ -39,9 +39,9 @@ from rlhf.memory.phases import (
     Reserved,
     Work,
 )
-from rlhf.memory.predict import Predictor
-from rlhf.memory.rehearsal import short_runs
-from rlhf.memory.rehearsal.meta_runs import Rehearsals, RehearsalsAtDepths
+from rlhf.plan.predict import Predictor
+from rlhf.plan.rehearsal import short_runs
+from rlhf.plan.rehearsal.meta_runs import Rehearsals, RehearsalsAtDepths
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.rollout.engine import sample
 from rlhf.rollout.library_decoding import LibraryDecoding
@@ -473,29 +473,29 @@ def test_the_line_through_two_depths_by_hand():
     shallow = rehearsed(a={"base": 10, "activations": 10}, b={"base": 2, "activations": 16})
     deeper = rehearsed(a={"base": 10, "activations": 20}, b={"base": 2, "activations": 32})
     expected = {1: 15, 2: 20, 4: 34, 8: 66, 32: 258}
-    assert {layers: extrapolate(shallow, deeper, layers, 0).peak_bytes for layers in expected} == expected
-    phase = extrapolate(shallow, deeper, 8, 100)
+    assert {layers: at_depth(shallow, deeper, layers, 0).peak_bytes for layers in expected} == expected
+    phase = at_depth(shallow, deeper, 8, 100)
     assert (phase.peak_bytes, phase.components) == (166, {"base": 2, "activations": 64, "workspace": 100})
 
 
 def test_all_of_the_work_lies_on_the_line_through_two_depths():
     shallow, deeper = Peak(work=Work(10, 2, 30, 4)), Peak(work=Work(20, 2, 50, 5))
-    assert extrapolate(shallow, deeper, 8, 0).work == Work(flops=40, recomputed=2, moved=90, launched=7)
+    assert at_depth(shallow, deeper, 8, 0).work == Work(flops=40, recomputed=2, moved=90, launched=7)
 
 
 def test_no_component_of_a_peak_is_negative():
     """The line of the kernels falls to -8 at eight layers; both others give what is lacking."""
     shallow = rehearsed(step={"base": 5, "activations": 5, "kernels": 7})
     deeper = rehearsed(step={"base": 5, "activations": 5, "kernels": 2})
-    phase = extrapolate(shallow, deeper, 8, 0)
+    phase = at_depth(shallow, deeper, 8, 0)
     assert phase.components == {"activations": 2} and phase.peak_bytes == 2
 
 
 def test_what_was_rehearsed_is_predicted():
     """Also where an operation with the highest peak is only there with more layers, or only with fewer."""
     shallow, deeper = rehearsed(a={"base": 10}, b={"base": 30}), rehearsed(a={"base": 12}, c={"base": 40})
-    assert extrapolate(shallow, deeper, 2, 0).peak_bytes == 30
-    assert extrapolate(shallow, deeper, 4, 0).peak_bytes == 40
+    assert at_depth(shallow, deeper, 2, 0).peak_bytes == 30
+    assert at_depth(shallow, deeper, 4, 0).peak_bytes == 40
 
 
 def test_where_the_events_of_two_depths_cannot_be_aligned_15_percent_are_added(monkeypatch):
@@ -648,7 +648,7 @@ def test_a_shorter_row_never_needs_less_memory(on_cuda, monkeypatch):
     """So that a rehearsal with one in every batch covers batches without. Labels and logits are one token less."""
     loaded = tiny(2, vocab=200, hardware__device="cuda", model__dtype="bfloat16")
     padded = peaks(on_cuda(loaded, "sft"))["train"]
-    monkeypatch.setattr("rlhf.memory.rehearsal.seams._one_shorter", lambda rows: rows)
+    monkeypatch.setattr("rlhf.plan.rehearsal.seams._one_shorter", lambda rows: rows)
     full = peaks(on_cuda(loaded, "sft"))["train"]
     assert total(padded) >= 0.99 * total(full)
 

@@ -11,10 +11,10 @@ import torch
 from bench.memory.measure import measure
 from rlhf.data.batch import collate, joined
 from rlhf.errors import UserError
-from rlhf.memory.rehearsal.meta_runs import Rehearsals
-from rlhf.memory.rehearsal.seams import with_seams
 from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.weights import adapter_weights
+from rlhf.plan.rehearsal.meta_runs import Rehearsals
+from rlhf.plan.rehearsal.seams import with_seams
 from rlhf.process import distributed
 from rlhf.process.libraries import quiet_libraries
 from rlhf.run.directory import StageRun

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from rlhf import recipe
-from rlhf.memory.phases import Parts, PredictedPhase, PredictedStage, Work
-from rlhf.memory.plan import Plan, PlannedStage
-from rlhf.memory.predict import Predictor
+from rlhf.plan.phases import Parts, PredictedPhase, PredictedStage, Work
+from rlhf.plan.plan import Plan, PlannedStage
+from rlhf.plan.predict import Predictor
 from rlhf.recipe import PinnedRecipe, StageName
 from tests.helpers import RECIPE
 

@@ -20,7 +20,7 @@ from bench.paths import ROOT
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.files import write_json
-from rlhf.memory import phases
+from rlhf.plan import phases
 from rlhf.recipe import StageName
 from tests.helpers import RECIPE
 

@@ -20,10 +20,10 @@ from bench.paths import ROOT
 from bench.rounds import in_order
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.memory import prediction_file, projection, published_figures
-from rlhf.memory.phases import ON_HOST, PredictedPhase, PredictedStage, PredictionError, Work
-from rlhf.memory.plan import plan_of
-from rlhf.memory.strategies import StrategyCost, one_by_one
+from rlhf.plan import prediction_file, projection, published_figures
+from rlhf.plan.phases import ON_HOST, PredictedPhase, PredictedStage, PredictionError, Work
+from rlhf.plan.plan import plan_of
+from rlhf.plan.strategies import StrategyCost, one_by_one
 from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.recipe import TRAINING_STAGES, Ppo, Sft, StageName
 from rlhf.run.records import Code

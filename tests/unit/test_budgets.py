@@ -7,10 +7,10 @@ import pytest
 
 from bench.memory import budgets
 from bench.paths import ROOT
-from rlhf.memory import prediction_file as pins
-from rlhf.memory.phases import PeakPart
-from rlhf.memory.predict import PREDICTED_STAGES
-from rlhf.memory.prediction_file import Needs, Peaks, Works
+from rlhf.plan import prediction_file as pins
+from rlhf.plan.phases import PeakPart
+from rlhf.plan.predict import PREDICTED_STAGES
+from rlhf.plan.prediction_file import Needs, Peaks, Works
 from rlhf.recipe import StageName
 
 DIRECTORIES = budgets.pinned_recipes(ROOT / "recipes")

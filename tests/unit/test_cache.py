@@ -1,18 +1,21 @@
 """What the answer of a rehearsal is kept under: all that it depends on, and nothing else."""
 
+import ast
 import shutil
+from collections.abc import Collection
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from peakmem import cards
 from rlhf import recipe
-from rlhf.memory import plan
-from rlhf.memory.cache import file_of
-from rlhf.memory.phases import DECODING_STEP, RehearsalName
+from rlhf.plan import cache
+from rlhf.plan.cache import file_of
+from rlhf.plan.phases import DECODING_STEP, RehearsalName
 from rlhf.process.cuda import expandable_segments
 from rlhf.run.packages import hash_of_modules
-from tests.helpers import RECIPE
+from tests.helpers import RECIPE, noted
 
 
 @pytest.mark.parametrize(
@@ -25,7 +28,7 @@ from tests.helpers import RECIPE
 def test_another_version_of_a_package_is_predicted_anew(monkeypatch, package):
     before = file_of(recipe.load(RECIPE), "sft")
     assert file_of(recipe.load(RECIPE), "sft") == before
-    monkeypatch.setattr("rlhf.memory.cache.package_version", lambda name: "0" if name == package else version(name))
+    monkeypatch.setattr("rlhf.plan.cache.package_version", lambda name: "0" if name == package else version(name))
     assert file_of(recipe.load(RECIPE), "sft") != before
 
 
@@ -68,7 +71,7 @@ def test_card_and_allocator_decide_on_a_gpu_only(monkeypatch, key):
     cpu, cuda = recipe.load(RECIPE), recipe.load(RECIPE, {"hardware.device": "cuda"})
     before = [file_of(loaded, "sft") for loaded in (cpu, cuda)]
     if key == "allocator":
-        monkeypatch.setattr("rlhf.memory.cache.expandable_segments", lambda: not expandable_segments())
+        monkeypatch.setattr("rlhf.plan.cache.expandable_segments", lambda: not expandable_segments())
         changed = [file_of(loaded, "sft") for loaded in (cpu, cuda)]
     else:
         named: recipe.Changes = {"hardware.name": "4090"}
@@ -82,23 +85,60 @@ def test_rehearsals_have_files_of_their_own():
     assert len({file_of(loaded, name) for name in OWN}) == len(OWN)
 
 
-def test_another_code_of_any_module_is_predicted_anew(monkeypatch, tmp_path):
-    package = Path(plan.__file__).parents[1]
-    copied = shutil.copytree(package, tmp_path / "rlhf", ignore=shutil.ignore_patterns("__pycache__"))
+def test_another_code_of_a_module_has_another_hash(tmp_path):
+    package = Path(cards.__file__).parent
+    copied = shutil.copytree(package, tmp_path / "peakmem", ignore=shutil.ignore_patterns("__pycache__"))
     before = hash_of_modules(package)
     assert hash_of_modules(copied) == before
-    modules = sorted((copied / "memory").rglob("*.py"))
-    assert {"memory", "rehearsal", "card"} == {module.parent.name for module in modules}
-    for module in modules:
+    modules = sorted(copied.rglob("*.py"))
+    for module in (modules[0], modules[-1], copied / "patches" / "trl.py"):
         text = module.read_text()
         module.write_text(f"{text}\n")
         assert hash_of_modules(copied) != before, module
         module.write_text(text)
+    without = hash_of_modules(copied, without=("patches",))
+    (copied / "patches" / "trl.py").unlink()
+    assert hash_of_modules(copied, without=("patches",)) == without != hash_of_modules(copied)
     modules[0].rename(modules[0].with_name(f"_{modules[0].name}"))
-    assert hash_of_modules(copied) != before, "the same content in the same order, under another name"
+    assert hash_of_modules(copied, without=("patches",)) != without, "the same content under another name"
+
+
+def test_another_code_of_what_is_rehearsed_is_predicted_anew(monkeypatch):
+    """All that the process which rehearses may import, in a function too; no page of a report is among it."""
+    seen: list[tuple[Path, Collection[str]]] = []
+    monkeypatch.setattr(cache, "hash_of_modules", lambda package, without=(): noted(seen, (package, without), ""))
+    monkeypatch.setattr(cache, "sha256", lambda file: noted(seen, (file, ()), ""))
+    cache._code_hash.__wrapped__()
+
+    def hashed(file: Path) -> bool:
+        return any(
+            file == place or (file.is_relative_to(place) and file.relative_to(place).parts[0] not in without)
+            for place, without in seen
+        )
+
+    root = Path(recipe.__file__).parents[2]
+    waiting, met = [root / "rlhf/plan/rehearsal/worker.py"], set()
+    while waiting:
+        file = waiting.pop()
+        if file not in met:
+            met.add(file)
+            waiting += imported(file, root)
+    assert len(met) > 100 and root / "rlhf/stages/ppo.py" in met and root / "peakmem/device.py" in met
+    assert [file for file in met if not hashed(file)] == []
+    assert not hashed(root / "rlhf/report/data.py") and not hashed(root / "rlhf/plan/projection.py")
     file = file_of(recipe.load(RECIPE), "sft")
-    monkeypatch.setattr("rlhf.memory.cache._code_hash", lambda: "of other code")
+    monkeypatch.setattr(cache, "_code_hash", lambda: "of other code")
     assert file_of(recipe.load(RECIPE), "sft") != file
+
+
+def imported(file: Path, root: Path) -> list[Path]:
+    """The modules of this project that a file imports; a stage is imported by its name."""
+    names = {"rlhf.stages.ppo"} if file.name == "runner.py" else set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+    places = [root / name.replace(".", "/") for name in names if name.split(".")[0] in ("rlhf", "peakmem")]
+    return [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
 
 
 def test_seed_and_size_of_the_card_are_no_new_prediction():

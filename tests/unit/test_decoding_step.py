@@ -8,9 +8,9 @@ from torch import Tensor
 
 from bench.memory import budgets
 from rlhf import recipe
-from rlhf.memory.predict import Predictor
-from rlhf.memory.rehearsal import decoding_step
-from rlhf.memory.rehearsal.decoding_step import DYNAMIC_SHAPE, HOST_READ, OTHER_DEVICE, ROLES, DecodingStep, Operation
+from rlhf.plan.predict import Predictor
+from rlhf.plan.rehearsal import decoding_step
+from rlhf.plan.rehearsal.decoding_step import DYNAMIC_SHAPE, HOST_READ, OTHER_DEVICE, ROLES, DecodingStep, Operation
 from rlhf.recipe import PinnedRecipe
 from rlhf.rollout.cache import CacheLayer
 from rlhf.rollout.library_decoding import LibraryDecoding

@@ -24,7 +24,7 @@ from bench.gpu.plan import ITEMS, choose, seconds
 from bench.memory import budgets
 from rlhf import cli, recipe
 from rlhf.errors import UserError
-from rlhf.memory import prediction_file
+from rlhf.plan import prediction_file
 from rlhf.recipe import plain_yaml, schema_model
 from rlhf.recipe.strict import Section
 from tests.makefile import takes
@@ -132,7 +132,7 @@ def test_the_index_lists_every_page_once():
     assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.name != "index.md")
 
 
-@pytest.mark.parametrize("name", ["rlhf", "bench", "studies"])
+@pytest.mark.parametrize("name", ["rlhf", "peakmem", "bench", "studies"])
 def test_every_module_has_a_docstring_for_the_page_of_the_code(name):
     assert f"<!-- modules of {name} -->" in (ROOT / "docs/code.md").read_text()
     assert not [file for file in (ROOT / name).rglob("*.py") if not ast.get_docstring(ast.parse(file.read_text()))]
@@ -143,7 +143,8 @@ def test_modules_that_the_page_about_memory_s_code_names_are_there():
     section = page.partition("## How memory is predicted\n")[2].partition("\n## ")[0]
     names = set(re.findall(r"`([\w/]+\.py)`", section))
     assert len(names) > 10
-    assert not [name for name in names if not (ROOT / ("" if "rlhf/" in name else "rlhf/memory") / name).exists()]
+    whole = ("rlhf/", "peakmem/")
+    assert not [name for name in names if not (ROOT / ("" if name.startswith(whole) else "rlhf/plan") / name).exists()]
 
 
 def test_the_predicted_peaks_of_the_readme_are_those_that_are_pinned():
@@ -446,7 +447,7 @@ def test_every_term_of_the_glossary_is_defined_once():
 def _exists(name: str) -> bool:
     """Whether a name of the glossary is a symbol of the package, a key of a recipe or a metric that is explained."""
     first, _, rest = name.partition(".")
-    if first == "rlhf":
+    if first in ("rlhf", "peakmem"):
         parts = name.split(".")
         for end in range(len(parts), 0, -1):
             try:

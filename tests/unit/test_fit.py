@@ -9,10 +9,10 @@ import pytest
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.memory import fit, strategies
-from rlhf.memory.phases import PredictedPhase, PredictedStage, Work
-from rlhf.memory.predict import Predictor, card_needed_bytes
-from rlhf.memory.strategies import divisors
+from rlhf.plan import fit, strategies
+from rlhf.plan.phases import PredictedPhase, PredictedStage, Work
+from rlhf.plan.predict import Predictor, card_needed_bytes
+from rlhf.plan.strategies import divisors
 from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Ppo, stage_name
 from tests.helpers import RECIPE, content_of, rlhf

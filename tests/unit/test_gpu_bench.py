@@ -54,7 +54,7 @@ from bench.roofline.counts import phases
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.errors import UserError
-from rlhf.memory.projection import decoding_step_bytes
+from rlhf.plan.projection import decoding_step_bytes
 from rlhf.rollout.decoding import Sampling
 from tests.decoding_models import adapted
 from tests.helpers import called, noted, wait_until
@@ -485,7 +485,7 @@ def test_a_speed_record_that_was_cut_off_does_not_hold(monkeypatch):
     stage = {"step_seconds": {"median": 1.0, "low": 1.0, "high": 1.0, "n": 4}, "peak_vram_bytes": 5}
     measured = {"shape": "longest", "ceilings": {"flops": 1.0, "bandwidth": 1.0}, "stages": {"sft": stage}}
     row = good_record("speed-h100", outcome="timed out", verdict=None, measured=measured)
-    monkeypatch.setattr("rlhf.memory.predict.Predictor.predict", lambda *_: None)
+    monkeypatch.setattr("rlhf.plan.predict.Predictor.predict", lambda *_: None)
     monkeypatch.setattr("bench.derived.derived_figures", lambda *_: {"mfu": 0.5, "mbu": None, "hours": 1.0})
     speed.conclude(row)
     assert record.speed_of(row)["stages"]["sft"]["mfu"] == 0.5
@@ -509,7 +509,7 @@ def test_a_speed_record_has_the_bounds_of_its_phases(monkeypatch, capsys):
     }
     ceilings = {"flops": 1e15, "bandwidth": 1e12}
     row["measured"] = {"shape": "longest", "ceilings": ceilings, "stages": {"ppo": stage}}
-    monkeypatch.setattr("rlhf.memory.predict.Predictor.predict", lambda *_: None)
+    monkeypatch.setattr("rlhf.plan.predict.Predictor.predict", lambda *_: None)
     monkeypatch.setattr("bench.derived.derived_figures", lambda *_: {})
     speed.conclude(row)
     bounds = record.speed_of(row)["stages"]["ppo"]["roofline"]

@@ -7,10 +7,10 @@ import pytest
 
 from rlhf import recipe
 from rlhf.data import tokenize
-from rlhf.memory import own_rows, plan, projection
-from rlhf.memory.fit import Fit
-from rlhf.memory.own_rows import OwnRows, Rows, read_rows
-from rlhf.memory.phases import PredictedStage
+from rlhf.plan import own_rows, plan, projection
+from rlhf.plan.fit import Fit
+from rlhf.plan.own_rows import OwnRows, Rows, read_rows
+from rlhf.plan.phases import PredictedStage
 from rlhf.recipe import PinnedRecipe, StageName
 from tests.helpers import RECIPE
 from tests.unit.plans import SFT, Known, phase

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import peakmem
 from rlhf.recipe import STAGE_TABLE
 from tests.conftest import LONGEST
 
@@ -18,7 +19,7 @@ LAYERS = (
     ("cli",),
     ("report", "commands"),
     ("rating",),
-    ("memory",),
+    ("plan",),
     ("stages",),
     ("evaluation",),
     ("rollout",),
@@ -101,12 +102,24 @@ def test_a_stage_imports_no_other_stage():
         assert not stages & imported - {file.stem}, file
 
 
-def test_predictions_start_rehearsals_in_another_process_and_a_card_is_below_both():
-    """An answer of rlhf.memory imports no rehearsal, a rehearsal no answer, and a card neither."""
-    allowed = {"memory": r"(?!rehearsal)", "rehearsal": r"(rehearsal|card|phases)", "card": r"(card|phases)"}
-    for file in sorted((ROOT / "rlhf/memory").rglob("*.py")):
-        imported = {name.split(".")[2] for name in modules(file) if name.startswith("rlhf.memory.")}
+def test_predictions_start_rehearsals_in_another_process():
+    """An answer of rlhf.plan imports no rehearsal, and a rehearsal no answer."""
+    allowed = {"plan": r"(?!rehearsal)", "rehearsal": r"(rehearsal|phases)"}
+    for file in sorted((ROOT / "rlhf/plan").rglob("*.py")):
+        imported = {name.split(".")[2] for name in modules(file) if name.startswith("rlhf.plan.")}
         assert [name for name in imported if not re.match(allowed[file.parent.name], name)] == [], file
+
+
+def test_the_package_uses_ten_names_of_peakmem_and_the_trainer_none():
+    """Plans, and what shows them: a trainer whose simulator breaks still trains."""
+    used: set[str] = set()
+    for file in FILES:
+        names = re.findall(r"^\s*(?:from|import) +(peakmem\S*)(?: +import +(.+))?$", file.read_text(), re.M)
+        assert not names or part(file) in ("cli", "report", "commands", "rating", "plan"), file
+        for module, imported in names:
+            assert module == "peakmem" and imported, f"{file}: `from peakmem import NAME`"
+            used |= set(imported.split(", "))
+    assert used <= set(peakmem.__all__) and len(used) <= 10 >= len(peakmem.__all__)
 
 
 def test_only_the_command_line_knows_click():

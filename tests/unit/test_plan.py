@@ -13,12 +13,12 @@ import yaml
 from rlhf import recipe
 from rlhf.cli import plan_tables as tables
 from rlhf.errors import UserError
-from rlhf.memory import cache, fit, plan, published_figures, strategies
-from rlhf.memory.cache import file_of
-from rlhf.memory.phases import STAGE_ANSWER, PredictedPhase, PredictedStage, PredictionError, StepOperations, Work
-from rlhf.memory.predict import Predictor, card_needed_bytes, card_reserved_bytes, predicted_stages
-from rlhf.memory.preflight import require_fit
-from rlhf.memory.strategies import StrategyCost
+from rlhf.plan import cache, fit, plan, published_figures, strategies
+from rlhf.plan.cache import file_of
+from rlhf.plan.phases import STAGE_ANSWER, PredictedPhase, PredictedStage, PredictionError, StepOperations, Work
+from rlhf.plan.predict import Predictor, card_needed_bytes, card_reserved_bytes, predicted_stages
+from rlhf.plan.preflight import require_fit
+from rlhf.plan.strategies import StrategyCost
 from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import PinnedRecipe

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from rlhf import recipe
 from rlhf.cli import plan_tables as tables
-from rlhf.memory.phases import Parts, PredictedPhase, Work
-from rlhf.memory.plan import Plan, PlannedPhase, PlannedStage, StageTime, server_bytes
+from rlhf.plan.phases import Parts, PredictedPhase, Work
+from rlhf.plan.plan import Plan, PlannedPhase, PlannedStage, StageTime, server_bytes
 from rlhf.recipe import StageName
 from rlhf.rollout.vllm_command import start_command
 from rlhf.terminal import make_words, screen

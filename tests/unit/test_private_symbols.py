@@ -18,9 +18,10 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 TRAINER = "rlhf/stages/supervised/trainer.py"
-PATHS = "rlhf/memory/rehearsal/paths.py"
-TRACKER = "rlhf/memory/rehearsal/tracker.py"
-KERNELS = "rlhf/memory/card/kernels.py"
+PATHS, TRACKER, KERNELS = (f"peakmem/{name}.py" for name in ("paths", "tracker", "kernels"))
+OF_TRANSFORMERS, OF_PEFT, OF_TRL, OF_BITSANDBYTES = (
+    f"peakmem/patches/{name}.py" for name in ("transformers", "peft", "trl", "bitsandbytes")
+)
 SYMBOLS = {  # module:name -> the module that uses, overrides or replaces it
     "transformers:Trainer._get_train_sampler": TRAINER,
     "transformers:Trainer._load_from_checkpoint": TRAINER,
@@ -33,15 +34,15 @@ SYMBOLS = {  # module:name -> the module that uses, overrides or replaces it
     "transformers:PreTrainedModel._init_weights": "rlhf/models/random_base.py",
     "transformers:PretrainedConfig._attn_implementation": "rlhf/rollout/library_decoding.py",
     "trl:DPOTrainer._prepare_dataset": "rlhf/stages/dpo.py",
-    "trl.trainer.utils:_use_triton": PATHS,
-    "trl.kernels.chunked_logprob:_addmm_fp32": PATHS,
-    "trl.kernels.chunked_logprob:_forward_tile": PATHS,
-    "trl.kernels.chunked_logprob:_backward_tile": PATHS,
-    "peft.tuners.lora:LoraLayer._move_adapter_to_device_of_base_layer": PATHS,
+    "trl.trainer.utils:_use_triton": OF_TRL,
+    "trl.kernels.chunked_logprob:_addmm_fp32": OF_TRL,
+    "trl.kernels.chunked_logprob:_forward_tile": OF_TRL,
+    "trl.kernels.chunked_logprob:_backward_tile": OF_TRL,
+    "peft.tuners.lora:LoraLayer._move_adapter_to_device_of_base_layer": OF_PEFT,
     "bitsandbytes.backends.cuda.ops:_gemm_4bit_use_custom_fn": "rlhf/models/decoding_layers.py",
-    "bitsandbytes.backends.cuda.ops:_gemm_4bit_use_custom_cuda": KERNELS,
-    "bitsandbytes.backends.cuda.ops:_gemm_4bit_custom_max_m": KERNELS,
-    "bitsandbytes.backends.cuda.ops:_gpu_dispatch_props": KERNELS,
+    "bitsandbytes.backends.cuda.ops:_gemm_4bit_use_custom_cuda": OF_BITSANDBYTES,
+    "bitsandbytes.backends.cuda.ops:_gemm_4bit_custom_max_m": OF_BITSANDBYTES,
+    "bitsandbytes.backends.cuda.ops:_gpu_dispatch_props": OF_BITSANDBYTES,
     "torch.utils._device:_device_constructors": PATHS,
     "torch.utils._foreach_utils:_get_foreach_kernels_supported_devices": PATHS,
     "torch.utils._foreach_utils:_get_fused_kernels_supported_devices": PATHS,
@@ -49,15 +50,16 @@ SYMBOLS = {  # module:name -> the module that uses, overrides or replaces it
     "torch.ops.profiler:_record_function_enter_new": TRACKER,
     "torch.ops.profiler:_record_function_exit._RecordFunction": TRACKER,
     "torch.utils.checkpoint:_recomputation_hook": PATHS,
-    "torch:_C._current_graph_task_id": "rlhf/memory/rehearsal/gradient_sums.py",
-    "torch.autograd.graph:_engine_run_backward": "rlhf/memory/rehearsal/gradient_sums.py",
+    "torch:_C._current_graph_task_id": "peakmem/gradient_sums.py",
+    "torch.autograd.graph:_engine_run_backward": "peakmem/gradient_sums.py",
     "torch.ops.mkldnn:_linear_pointwise": "rlhf/models/matmul.py",
     "torch.ops.aten:_fused_rms_norm": "rlhf/models/lean/fused_linear.py",
     "torch.ops.aten:_fused_rms_norm_backward": "rlhf/models/lean/fused_linear.py",
     "torch.ops.aten:_softmax_backward_data": KERNELS,
     "torch.nn.attention.varlen:_varlen_attn": KERNELS,
-    "torch.ops.aten:_local_scalar_dense": "rlhf/memory/rehearsal/device.py",
+    "torch.ops.aten:_local_scalar_dense": "peakmem/device.py",
 }
+OURS = [*(ROOT / "rlhf").rglob("*.py"), *(ROOT / "peakmem").glob("*.py"), *(ROOT / "peakmem/patches").glob("*.py")]
 # What operations and modules of torch are made of, and its kernels by their names: used wherever one is looked at.
 EVERYWHERE = {"_schema", "_overloadpacket", "_buffers", "_parameters", "_ops", "_to_copy"}
 STANDARD = {"_replace", "_asdict", "_make", "_fields", "_exit", "_getframe"}  # of Python itself
@@ -97,7 +99,7 @@ def private_names(file: Path) -> Iterator[str]:
 def names_of_our_own() -> set[str]:
     """Every name that the package defines, assigns or takes as an argument."""
     found = set()
-    for file in (ROOT / "rlhf").rglob("*.py"):
+    for file in OURS:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
                 found.add(node.name)
@@ -110,7 +112,7 @@ def names_of_our_own() -> set[str]:
 
 def test_every_private_symbol_is_listed_and_used_in_one_module():
     users: dict[str, set[str]] = defaultdict(set)
-    for file in (ROOT / "rlhf").rglob("*.py"):
+    for file in OURS:
         for name in private_names(file):
             if re.fullmatch(r"_[A-Za-z]\w*", name):
                 users[name].add(str(file.relative_to(ROOT)))

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from peakmem import cards
 from rlhf import recipe
 from rlhf.cli import plan_tables as tables
-from rlhf.memory import padding, plan, projection
-from rlhf.memory.card import cards
-from rlhf.memory.phases import PredictedStage
-from rlhf.memory.rehearsal import short_runs
+from rlhf.plan import padding, plan, projection
+from rlhf.plan.phases import PredictedStage
+from rlhf.plan.rehearsal import short_runs
 from tests.helpers import RECIPE
 from tests.unit.plans import SFT, Known, phase, planned, planned_stage, sft_recipe
 

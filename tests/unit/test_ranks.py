@@ -10,8 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf import recipe
 from rlhf.cli.plan_tables import between_rows
-from rlhf.memory import ranks, weights
-from rlhf.memory.phases import (
+from rlhf.plan import ranks, weights
+from rlhf.plan.phases import (
     WHOLE,
     Parts,
     Peak,
@@ -21,8 +21,8 @@ from rlhf.memory.phases import (
     RehearsedStage,
     Work,
 )
-from rlhf.memory.plan import RankTraffic, StageTime
-from rlhf.memory.predict import Predictor
+from rlhf.plan.plan import RankTraffic, StageTime
+from rlhf.plan.predict import Predictor
 from rlhf.recipe import PinnedRecipe, Ppo, Sft
 from tests.helpers import noted
 from tests.unit.plans import planned, planned_stage

@@ -11,7 +11,7 @@ import yaml
 from rlhf import recipe
 from rlhf.data.tokenize import train
 from rlhf.errors import UserError
-from rlhf.memory.predict import predicted_stages
+from rlhf.plan.predict import predicted_stages
 from rlhf.recipe import Ppo, Sft, plain_yaml
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.schema_model import SMALLEST_TRAINED

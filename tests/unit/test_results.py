@@ -16,7 +16,7 @@ from rlhf import recipe
 from rlhf.commands import reproduce
 from rlhf.errors import UserError
 from rlhf.files import sha256
-from rlhf.memory import prediction_file
+from rlhf.plan import prediction_file
 from tests.helpers import rlhf
 
 ROOT = Path(__file__).parents[2]

@@ -17,15 +17,15 @@ from bench.paths import ROOT
 from bench.roofline import __main__ as roofline
 from bench.roofline import times
 from bench.roofline.counts import Decoder, LayerPasses, LeastWork, RowSizes, phases
+from peakmem import cards
+from peakmem.cards import Rates
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.memory import padding, projection, weights
-from rlhf.memory.card import cards
-from rlhf.memory.card.cards import Rates
-from rlhf.memory.phases import PredictedPhase, PredictedStage, PredictionError, Work
-from rlhf.memory.weights import NF4_BYTES
 from rlhf.models import matmul
 from rlhf.models.lean.trunk import LeanTrunk
+from rlhf.plan import padding, projection, weights
+from rlhf.plan.phases import PredictedPhase, PredictedStage, PredictionError, Work
+from rlhf.plan.weights import NF4_BYTES
 from rlhf.recipe import Ppo
 from rlhf.rollout.library_decoding import WINDOW_BY_DEVICE
 

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from bench.memory.measure import alone
-from rlhf.memory.phases import PHASES
-from rlhf.memory.rehearsal import seams
-from rlhf.memory.rehearsal.meta_runs import Rehearsals
-from rlhf.memory.rehearsal.tracker import Tracker
+from peakmem.tracker import Tracker
+from rlhf.plan.phases import PHASES
+from rlhf.plan.rehearsal import seams
+from rlhf.plan.rehearsal.meta_runs import Rehearsals
 from tests.helpers import run_stages
 from tests.invariants.tiny import VOCAB, tiny
 

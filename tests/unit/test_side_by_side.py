@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.memory import side_by_side
-from rlhf.memory.side_by_side import Line
+from rlhf.plan import side_by_side
+from rlhf.plan.side_by_side import Line
 
 ROOT = Path(__file__).parents[2]
 H200 = {"type": "cuda", "name": "NVIDIA H200", "memory_cap": "24GB"}

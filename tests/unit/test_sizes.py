@@ -6,7 +6,7 @@ import pytest
 
 from bench.memory import chart, sizes
 from rlhf import recipe
-from rlhf.memory.predict import Predictor, card_needed_bytes
+from rlhf.plan.predict import Predictor, card_needed_bytes
 from rlhf.recipe import Ppo, StageName
 
 ROOT = Path(__file__).parents[2]

@@ -3,7 +3,7 @@
 import pytest
 
 from rlhf import recipe
-from rlhf.memory import strategies
+from rlhf.plan import strategies
 from rlhf.recipe import TRAINING_STAGES
 from tests.helpers import RECIPE
 from tests.unit.plans import global_batch

@@ -6,8 +6,8 @@ import pytest
 
 from bench.memory import budgets
 from rlhf import recipe
-from rlhf.memory.rehearsal.update_pass import update_passes
 from rlhf.models.lean.trunk import LeanTrunk
+from rlhf.plan.rehearsal.update_pass import update_passes
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 BF16, NF4 = (recipe.load(RECIPES / name / "v2") for name in ("h100-mistral-7b", "4090-llama2-7b"))

@@ -119,7 +119,7 @@ class TrainState:
     def micro_batches(self, rollout: Rollout, mini_rows: Tensor) -> Iterator[Tensor]:
         """Yield this rank's micro-batches of a minibatch, each as rows of the batch.
 
-        The rehearsal of memory (rlhf/memory/rehearsal/passes.py) yields one of several equal ones.
+        The rehearsal of memory (rlhf/plan/rehearsal/passes.py) yields one of several equal ones.
         """
         size = self.options.per_device_train_batch_size
         minibatch = replace(rollout, lower_states=None).rows(mini_rows)  # lengths are enough; states would be copied

@@ -1,0 +1,195 @@
+"""A stand-in for a GPU or a CPU that computes nothing and allocates nothing: `meta` tensors, watched by the tracker.
+
+Programs run on it unchanged. Values are tracked where they are known: integers, masks, and everything computed from
+them alone are also computed on the CPU, so batches have their real shapes. Values that depend on weights are unknown:
+such a number reads as 1 and such a mask as all true, the largest case. Known integers keep their values when something
+unknown is written into them: a response stays free of EOS. paths.py has the patches under which torch runs,
+and patches/ those of other libraries.
+"""
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from peakmem import paths
+from peakmem.cards import UNKNOWN, Device, Gpu
+from peakmem.kernels import inside
+from peakmem.patches import replacing
+from peakmem.patches.replacing import Patch
+from peakmem.shapes import Shapes
+from peakmem.tensors import META, Args, Kwargs, Op, known_numbers, remember, tensors_in
+from peakmem.tracker import Tracker
+
+aten = torch.ops.aten
+KNOWN = 2**18  # elements of a tensor up to which its values are computed beside
+FACTORIES = {"arange", "zeros", "ones", "full", "empty", "eye", "scalar_tensor", "tril_indices"}
+RANDOM = {"bernoulli_", "normal_", "uniform_", "random_", "rand_like", "randn_like", "native_dropout", "multinomial"}
+UNASKED = {*RANDOM, "pow"}  # nor does anything ask for the angles of rotary embeddings, which begin with a power
+
+
+class StandIn(Tracker):
+    """The tracker of a device that is only stood in for: `cuda` or `cpu`; `gpu` is the card, where it is CUDA's.
+
+    `patches` are the program's own: what it would do otherwise on `meta` than on the device.
+    """
+
+    def __init__(
+        self,
+        stands_for: Device,
+        phases: Collection[str],
+        vocab_size: int,
+        gpu: Gpu = UNKNOWN,
+        patches: Callable[["StandIn"], Iterator[Patch]] | None = None,
+    ):
+        super().__init__("meta", phases, vocab_size, inside(gpu) if stands_for == "cuda" else {})
+        self.stands_for, self.gpu = stands_for, gpu
+        self._shapes = Shapes()
+        self._patches_of_program = patches
+        self._patches = contextlib.ExitStack()
+
+    def __enter__(self) -> "StandIn":
+        for part in (paths.patches, replacing.patches, self._patches_of_program):
+            for patch in part(self) if part else ():
+                self._patches.enter_context(patch)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        super().__exit__(*problem)
+        self._patches.close()
+
+    def run(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
+        """Execute one operation for its shapes; where all its inputs are known, its values are computed beside."""
+        tensors = tensors_in(*args, *kwargs.values()) if kwargs else tensors_in(*args)
+        on_device = [x for x in tensors if x.is_meta]
+        if on_device and (answer := _ANSWERS.get(id(func))):
+            return answer(*args, **kwargs)
+        for x in on_device:
+            if known_numbers(x) is None:
+                return self._shapes(func, args, kwargs)
+        out = self._shapes(func, args, kwargs) if on_device else func(*args, **kwargs)
+        outputs = tensors_in(out)
+        name = func._schema.name.removeprefix("aten::")
+        if (
+            any(x.is_meta for x in outputs)
+            and all(x.numel() <= KNOWN for x in outputs)
+            and (all(map(_is_known, tensors)) if tensors else name in FACTORIES and not _floating(outputs))
+            and name not in UNASKED
+        ):
+            args, kwargs = tuple(map(_value, args)), {key: _value(value) for key, value in kwargs.items()}
+            if kwargs.get("device") == META:
+                kwargs["device"] = torch.device("cpu")
+            for tensor, value in zip(outputs, tensors_in(func(*args, **kwargs)), strict=True):
+                if tensor.is_meta:
+                    remember(tensor, value)
+        return out
+
+
+# -- values --------------------------------------------------------------------------------------------------------
+
+
+def _is_known(x: Tensor) -> bool:
+    """Return whether a tensor's numbers are known: integers and masks from the host are, floats may be weights."""
+    if x.is_meta:
+        return known_numbers(x) is not None
+    return not x.is_floating_point() or not x.dim() or _is_mask(x)
+
+
+def _is_mask(x: Tensor) -> bool:
+    """Return whether a floating tensor of the host has zeros and ones only, and a one.
+
+    Copies of unknown numbers are zeros.
+    """
+    if x.requires_grad or not 0 < x.numel() <= KNOWN:
+        return False
+    return bool(((x == 0) | (x == 1)).all()) and bool(x.any())
+
+
+def _floating(tensors: list[Tensor]) -> bool:
+    return any(x.is_floating_point() for x in tensors)
+
+
+def _value(x: Any) -> Any:
+    """Return the value that is known of an argument on the device; of a list, of each of its entries."""
+    if isinstance(x, Tensor):
+        return known_numbers(x) if x.is_meta else x
+    return type(x)(map(_value, x)) if type(x) in (list, tuple) else x
+
+
+def _on_device(values: Tensor) -> Tensor:
+    x = values.to(META)
+    remember(x, values)
+    return x
+
+
+def _read(x: Tensor) -> Any:
+    """Return `.item()`; 1 in the tensor's type if the number is not known."""
+    if (numbers := known_numbers(x)) is not None:
+        return numbers.item()
+    return True if x.dtype == torch.bool else 1.0 if x.is_floating_point() else 1
+
+
+def _to_copy(x: Tensor, *, device: Any = None, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    numbers = known_numbers(x)
+    if device is None or torch.device(device) == META:
+        out: Tensor = aten._to_copy.default(x, device=device, dtype=dtype, **options)
+        if numbers is not None:
+            remember(out, numbers.to(dtype, copy=True))
+        return out
+    if numbers is not None:
+        return numbers.to(dtype, copy=True)
+    return torch.zeros(x.shape, dtype=dtype or x.dtype)
+
+
+def _copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    if target.device != META:
+        numbers = known_numbers(source)
+        return target if numbers is None else target.copy_(numbers)
+    if _is_known(target) and _is_known(source):
+        _value(target).copy_(_value(source))
+    return cast(Tensor, aten.copy_.default(target, source))
+
+
+def _nonzero(x: Tensor) -> Tensor:
+    numbers = known_numbers(x)
+    return _on_device((torch.ones(x.shape, dtype=torch.bool) if numbers is None else numbers).nonzero())
+
+
+def _index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
+    """Index with masks whose numbers are known; all elements of others count as true, as `meta` cannot count them."""
+    out: Tensor = aten.index.Tensor(x, _places(indices))
+    if out.numel() <= KNOWN and all(_is_known(i) for i in (x, *indices) if i is not None):
+        remember(out, aten.index.Tensor(_value(x), [_value(i) for i in indices]))
+    return out
+
+
+def _index_put_(x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
+    out: Tensor = aten.index_put_.default(x, _places(indices), values, accumulate)
+    if all(_is_known(i) for i in (x, values, *indices) if i is not None):
+        aten.index_put_.default(_value(x), [_value(i) for i in indices], _value(values), accumulate)
+    return out
+
+
+def _places(indices: list[Tensor | None]) -> list[Tensor | None]:
+    places: list[Tensor | None] = []
+    for i in indices:
+        if i is not None and i.dtype == torch.bool:
+            values = _value(i) if _is_known(i) else torch.ones(i.shape, dtype=torch.bool)
+            places += map(_on_device, values.nonzero().unbind(1))
+        else:
+            places.append(i)
+    return places
+
+
+_ANSWERS: dict[int, Callable[..., Any]] = {  # by id: torch's operations live for ever, and take long to hash
+    id(aten._local_scalar_dense.default): _read,
+    id(aten._to_copy.default): _to_copy,
+    id(aten.copy_.default): _copy_,
+    id(aten.nonzero.default): _nonzero,
+    id(aten.index.Tensor): _index,
+    id(aten.index_put_.default): _index_put_,
+    id(aten.equal.default): lambda a, b: True,
+}

@@ -1,0 +1,170 @@
+"""What CUDA kernels allocate inside themselves, where no dispatch mode can see it: operation -> bytes(args, kwargs).
+
+The bytes are derived from the sources named at each function; nothing here was measured or fitted.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverloadPacket
+
+from peakmem.cards import Gpu
+from peakmem.patches import bitsandbytes
+from peakmem.tensors import Args, Count, Kwargs
+
+Shape = Sequence[int]
+aten = torch.ops.aten
+OWN_TOKENS = "torch_attn::_varlen_attn"
+ATTENTION_KERNELS = ("flash_attention", "efficient_attention", "flash_attention_for_cpu")  # torch's kernels that we run
+
+
+def inside(gpu: Gpu) -> dict[str, Count]:
+    """Return what each operation, by its name, allocates inside its kernels on a card, in bytes."""
+    return {
+        "aten::_scaled_dot_product_flash_attention_backward": _flash_backward,
+        "aten::_scaled_dot_product_efficient_attention_backward": functools.partial(_efficient_backward, gpu),
+        "aten::_softmax_backward_data": _softmax_backward,
+        "aten::_safe_softmax": _safe_softmax,
+        OWN_TOKENS: _own_tokens,
+        bitsandbytes.PRODUCT: functools.partial(bitsandbytes.inside, gpu),
+    }
+
+
+# -- attention -----------------------------------------------------------------------------------------------------
+
+
+def _own_tokens(args: Args, kwargs: Kwargs) -> int:
+    """Return the bytes of grouped queries and of their results in another order, and of partial sums; at most.
+
+    Source: flash_attn/flash_api.cpp, mha_varlen_fwd, for one query a row. Keys are split into as many parts as fill the
+    card, at most one for each block of them.
+    """
+    query, key, longest = args[0], args[1], args[6]
+    rows, heads, size = query.shape
+    if heads == key.shape[1]:
+        return 0
+    width = -(-size // 32) * 32 if size <= 128 else -(-size // 64) * 64
+    block = 256 if size <= 64 else 128 if size <= 128 else 64
+    parts = -(-longest // block)
+    size_of_sums: int = (parts > 1) * parts * rows * heads * (width + 1) * 4
+    return size_of_sums + 2 * int(query.nbytes)
+
+
+def _own_tokens_flops(args: Args, kwargs: Kwargs) -> int:
+    """Return the operations of one query a row, to as many tokens as the longest row can have."""
+    query, longest = args[0], args[6]
+    count: int = 4 * query.numel() * longest
+    return count
+
+
+def _softmax_backward(args: Args, kwargs: Kwargs) -> int:
+    """Return the bytes of gradient times output, which is written out (SoftMax.cu, softmax_backward_cuda_out)."""
+    size: int = args[0].nbytes
+    return size
+
+
+def _safe_softmax(args: Args, kwargs: Kwargs) -> int:
+    """Return the bytes of the softmax before its masked rows are set to zero, and of the mask that finds them.
+
+    Source: aten/src/ATen/native/SoftMax.cpp, _safe_softmax. Attention in plain steps uses it.
+    """
+    size: int = args[0].nbytes + args[0].numel()
+    return size
+
+
+def _flash_backward(args: Args, kwargs: Kwargs) -> int:
+    """Return the bytes of float32 softmax_d and dq_accum, and of dk and dv of every query head.
+
+    Source: csrc/flash_attn/flash_api.cpp, mha_bwd.
+    """
+    q: Tensor = args[1]
+    k: Tensor = args[2]
+    batch, heads, length, size = q.shape
+    rows, width = -(-length // 128) * 128, -(-size // 32) * 32
+    extra = 2 * batch * k.shape[2] * heads * size * q.element_size() if k.shape[1] != heads else 0
+    return batch * heads * rows * 4 + batch * rows * heads * width * 4 + extra
+
+
+class _Blocks(NamedTuple):
+    """Tile of the memory-efficient kernel's backward pass."""
+
+    queries: int
+    keys: int
+    in_registers: bool  # whether gradients of keys and values are added up in registers, and not in memory
+
+
+def _blocks(gpu: Gpu, size: int) -> _Blocks:
+    """Return the kernel for bfloat16 and a head size.
+
+    From mem_eff_attention/kernels/cutlassB.h, dispatch_cutlassB_bf16_sm80: torch takes the first in the list whose
+    shared memory the card has. That those of 128 x 128 fit in 227 KB (9.0) and not in 99 KB (8.6, 8.9) is inferred: 8.6
+    and 8.9 have an entry of their own for size 96.
+    """
+    small_shared_memory = gpu.capability in ((8, 6), (8, 9))
+    if size <= 64:
+        return _Blocks(64, 64, in_registers=True)
+    if small_shared_memory:
+        return _Blocks(128, 64, in_registers=True) if size <= 96 else _Blocks(64, 64, in_registers=False)
+    return _Blocks(128, 128, in_registers=True) if size <= 128 else _Blocks(128, 64, in_registers=False)
+
+
+def _efficient_backward(gpu: Gpu, args: Args, kwargs: Kwargs) -> int:
+    """Return the bytes of the memory-efficient kernel's float32 sums, and of one number per query.
+
+    In float32 the gradients themselves are the sums (kNeedsAccumGradQ), and the number per query comes from a product
+    of output and gradient that is written out (kKernelComputesDelta).
+
+    kernel_backward.h, Params::workspace_size, and attention_backward.cu: `delta`; for each block of queries a tile of
+    sums with a lock of 16 bytes; where keys' and values' gradients do not stay in registers, a tile of each for every
+    part that the keys are split into, which are few or one.
+    """
+    qkv: tuple[Tensor, Tensor, Tensor] = args[1:4]
+    q, k, v = qkv
+    batch, heads, length, size = q.shape
+    if q.dtype == torch.float32:
+        return batch * heads * length * (v.shape[-1] + 1) * 4
+    queries, keys, in_registers = _blocks(gpu, max(size, v.shape[-1]))
+    tile = 16 + queries * keys * 4
+    space = -(-length // queries) * -(-size // keys) * tile
+    if not in_registers:
+        parts = max(1, min(-(-k.shape[2] // keys), 200 // (batch * heads)))
+        space += 2 * parts * keys * -(-size // queries) * queries * 4
+    return batch * heads * (space + length * 4)
+
+
+def attention_flops(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
+    """Return the operations of attention from shapes (B, heads, T, D); keys and values may have fewer heads.
+
+    Causal attention counts as a whole, as in torch. Torch's own count refuses fewer heads up to 2.11.
+    """
+    rows, heads, length, width = query
+    return 2 * rows * heads * length * key[2] * (width + value[3])
+
+
+def attention_backward_flops(grad: Shape, query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
+    """Return the operations of the backward pass of `attention_flops`, which computes the scores again."""
+    rows, heads, length, width = query
+    return 2 * rows * heads * length * key[2] * (3 * width + 2 * value[3])
+
+
+# By operation, from the shapes of its arguments.
+ATTENTION_FLOPS: dict[OpOverloadPacket[..., Any], Callable[..., int]] = {
+    **{getattr(aten, f"_scaled_dot_product_{kind}"): attention_flops for kind in ATTENTION_KERNELS},
+    **{getattr(aten, f"_scaled_dot_product_{kind}_backward"): attention_backward_flops for kind in ATTENTION_KERNELS},
+}
+
+
+def _of_tensors(count: Callable[..., int]) -> Count:
+    tensors = 3 if count is attention_flops else 4
+    return lambda args, kwargs: count(*(x.shape for x in args[:tensors]))
+
+
+# What torch's own table of operations does not know, or not in every release.
+FLOPS: dict[str, Count] = {
+    **{packet.default._schema.name: _of_tensors(count) for packet, count in ATTENTION_FLOPS.items()},
+    OWN_TOKENS: _own_tokens_flops,
+    bitsandbytes.PRODUCT: bitsandbytes.flops,
+}

@@ -1,0 +1,205 @@
+"""The replay of torch's CUDA allocator: cases worked out by hand from its rules."""
+
+import pytest
+
+from peakmem.allocator import (
+    MIB,
+    MIN_BLOCK,
+    SMALL_SEGMENT,
+    Allocator,
+    OutOfMemory,
+    rounded,
+    segment_size,
+)
+
+BOTH = pytest.mark.parametrize("expandable", [False, True])
+
+
+@pytest.mark.parametrize(("size", "block"), [(1, 512), (512, 512), (513, 1024), (MIB, MIB), (MIB + 1, MIB + 512)])
+def test_sizes_are_rounded_to_512_bytes(size, block):
+    assert rounded(size) == block
+
+
+@pytest.mark.parametrize(
+    ("size", "segment"),
+    [
+        (512, 2 * MIB),
+        (MIB, 2 * MIB),
+        (MIB + 512, 20 * MIB),
+        (10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB),
+        (10 * MIB + 512, 12 * MIB),
+        (33 * MIB, 34 * MIB),
+    ],
+)
+def test_segments_of_fixed_size(size, segment):
+    assert segment_size(size) == segment
+    allocator = Allocator(expandable=False)
+    allocator.malloc(size)
+    assert allocator.reserved == segment
+
+
+# -- cases by hand -----------------------------------------------------------------------------------------------------
+
+
+def test_small_blocks_share_a_segment():
+    """2 MiB hold two blocks of 1 MiB, or 4096 of 512 bytes; the next one takes another segment."""
+    for size in (MIB, MIN_BLOCK):
+        allocator = Allocator(expandable=False)
+        for _ in range(SMALL_SEGMENT // size):
+            allocator.malloc(size)
+        assert allocator.reserved == allocator.allocated == 2 * MIB
+        allocator.malloc(1)
+        assert allocator.reserved == 4 * MIB
+
+
+def test_a_large_block_keeps_a_rest_of_at_most_one_mib():
+    """12 MiB for 11.5 MiB: half a MiB is not split off, and counts as allocated. Of 20 MiB for 2 MiB the rest is."""
+    allocator = Allocator(expandable=False)
+    allocator.malloc(11 * MIB + MIB // 2)
+    assert (allocator.allocated, allocator.reserved) == (12 * MIB, 12 * MIB)
+    allocator.malloc(2 * MIB)
+    assert (allocator.allocated, allocator.reserved) == (14 * MIB, 32 * MIB)
+    allocator.malloc(9 * MIB)
+    assert allocator.reserved == 32 * MIB, "into the rest"
+    exactly = Allocator(expandable=False)
+    exactly.malloc(11 * MIB)
+    assert exactly.allocated == exactly.reserved == 12 * MIB
+
+
+def test_the_smallest_block_that_is_large_enough_is_taken():
+    allocator = Allocator(expandable=False)
+    large, middle = allocator.malloc(40 * MIB), allocator.malloc(30 * MIB)
+    addresses = large.address, middle.address
+    allocator.free(large)
+    allocator.free(middle)
+    assert allocator.malloc(29 * MIB + MIB // 2).address == addresses[1]
+    assert allocator.malloc(29 * MIB).address == addresses[0]
+    assert allocator.reserved == 70 * MIB
+
+
+def test_of_free_blocks_of_one_size_that_of_the_newest_segment_is_taken():
+    """Its address is the lowest."""
+    allocator = Allocator(expandable=False)
+    blocks = [allocator.malloc(64 * MIB) for _ in range(3)]
+    for block in blocks:
+        allocator.free(block)
+    assert [allocator.malloc(64 * MIB) for _ in range(3)] == blocks[::-1]
+
+
+def test_fixed_segments_are_never_joined():
+    """Two free segments of 20 MiB are no room for 40: the classic fragmentation."""
+    allocator = Allocator(expandable=False)
+    for block in [allocator.malloc(20 * MIB), allocator.malloc(20 * MIB)]:
+        allocator.free(block)
+    allocator.malloc(40 * MIB)
+    assert allocator.reserved == 80 * MIB
+
+
+def test_an_expandable_segment_grows_by_pages():
+    """2 MiB pages for small blocks and 20 MiB pages for large ones, only as many as the free end does not cover."""
+    allocator = Allocator(expandable=True)
+    allocator.malloc(512)
+    assert allocator.reserved == 2 * MIB
+    allocator.malloc(30 * MIB)
+    assert allocator.reserved == 42 * MIB
+    allocator.malloc(25 * MIB)
+    assert allocator.reserved == 62 * MIB, "10 MiB were free at the end: 15 more need one page"
+    assert allocator.allocated == 55 * MIB + 512
+
+
+def test_free_blocks_of_an_expandable_segment_are_joined():
+    allocator = Allocator(expandable=True)
+    blocks = [allocator.malloc(20 * MIB), allocator.malloc(20 * MIB)]
+    for block in blocks:
+        allocator.free(block)
+    allocator.malloc(40 * MIB)
+    assert allocator.reserved == 40 * MIB
+
+
+def test_a_block_that_can_grow_is_the_last_choice():
+    """The free end of a segment counts with all that it could become, so that a hole further down is filled first."""
+    allocator = Allocator(expandable=True)
+    hole, kept, end = allocator.malloc(12 * MIB), allocator.malloc(20 * MIB), allocator.malloc(3 * MIB)
+    address = hole.address
+    allocator.free(end)
+    allocator.free(hole)
+    assert allocator.malloc(6 * MIB).address == address, "although the end, of 8 MiB, fits more closely"
+    assert kept.allocated
+
+
+def test_of_blocks_that_can_grow_the_one_with_least_room_is_taken():
+    """Free are 8 MiB before an unmapped page, 12 that cannot grow, and the segment's end, which has most room."""
+    allocator = Allocator(expandable=True)
+    start = allocator.malloc(12 * MIB).address
+    hole = allocator.malloc(40 * MIB)
+    allocator.malloc(2 * MIB)
+    allocator.free(hole)
+    allocator.empty_cache()  # of 12 to 52 MiB, the page from 20 to 40
+    assert allocator.malloc(2 * MIB).address == start + 40 * MIB
+
+
+@BOTH
+def test_emptying_the_cache_returns_what_is_free_as_a_whole(expandable):
+    """Fixed: segments without a block. Expandable: pages without one."""
+    allocator = Allocator(expandable)
+    first, second, third = (allocator.malloc(30 * MIB) for _ in range(3))
+    allocator.free(second)
+    before = allocator.reserved
+    expected = 20 * MIB if expandable else 30 * MIB  # of bytes 30 to 60 one whole page, 40 to 60
+    assert allocator.releasable() == expected
+    allocator.empty_cache()
+    assert allocator.reserved == before - expected
+    assert allocator.releasable() == 0
+    allocator.free(first)
+    allocator.free(third)
+    allocator.empty_cache()
+    assert allocator.reserved == allocator.allocated == 0
+
+
+def test_unmapped_pages_are_mapped_again_before_the_segment_grows():
+    allocator = Allocator(expandable=True)
+    first, second = allocator.malloc(40 * MIB), allocator.malloc(20 * MIB)
+    address = first.address
+    allocator.free(first)
+    allocator.empty_cache()
+    assert allocator.reserved == 20 * MIB
+    assert allocator.malloc(25 * MIB).address == address
+    assert allocator.reserved == 60 * MIB
+    assert second.allocated
+
+
+@BOTH
+def test_a_full_card_gets_its_cache_back_before_it_is_out_of_memory(expandable):
+    allocator = Allocator(expandable, capacity=100 * MIB)
+    allocator.free(allocator.malloc(50 * MIB))
+    kept = allocator.malloc(60 * MIB)
+    assert allocator.retries == (0 if expandable else 1), "an expandable segment grows, a fixed one makes room"
+    assert allocator.reserved == 60 * MIB
+    with pytest.raises(OutOfMemory, match=f"{60 * MIB} bytes"):
+        allocator.malloc(60 * MIB)
+    allocator.free(kept)
+    allocator.malloc(60 * MIB)
+
+
+@BOTH
+def test_a_graph_s_pool_is_apart_until_it_is_released(expandable):
+    allocator = Allocator(expandable)
+    allocator.free(allocator.malloc(40 * MIB))
+    allocator.free(allocator.malloc(40 * MIB, private="graph"))
+    assert allocator.reserved == 80 * MIB, "what is free elsewhere is not used"
+    allocator.empty_cache()
+    assert allocator.reserved == 40 * MIB, "the graph still writes there when it is replayed"
+    assert allocator.releasable() == 0
+    allocator.release("graph")
+    assert (allocator.reserved, allocator.releasable()) == (40 * MIB, 40 * MIB)
+    allocator.empty_cache()
+    assert allocator.reserved == 0
+
+
+def test_a_block_is_freed_once():
+    allocator = Allocator(expandable=True)
+    block = allocator.malloc(1)
+    allocator.free(block)
+    with pytest.raises(AssertionError, match="freed twice"):
+        allocator.free(block)

@@ -1,0 +1,181 @@
+"""Events of a deep model from those of two shallow ones, for programs whose events at any depth are known."""
+
+import pytest
+
+from peakmem.depth import NotAligned, align, deepen, highest_at_depth
+from peakmem.events import BEGIN, Event, StorageKind
+from peakmem.lines import at_depth
+from peakmem.peaks import peaks_of
+from peakmem.replaying import replay
+
+MIB = 1 << 20
+
+
+class Program:
+    """Writes down what a program over layers allocates and releases."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.sizes: list[int] = []
+        self.phase: tuple[str, ...] = ()
+
+    def make(self, name: str, size: int) -> int:
+        self.sizes.append(size)
+        self.events.append(Event(len(self.sizes) - 1, size, self.phase, f"{name}, {size} bytes"))
+        return len(self.sizes) - 1
+
+    def release(self, *storages: int) -> None:
+        for storage in storages:
+            self.events.append(Event(storage, -self.sizes[storage], self.phase, ""))
+
+    def begin(self, phase: str) -> None:
+        self.phase = (phase,)
+        self.events.append(Event(None, 0, self.phase, BEGIN))
+
+
+def training(layers: int, steps: int = 2) -> list[Event]:
+    """Weights, then steps.
+
+    A step has a forward pass that keeps two activations a layer, of which the first layer's is smaller, a loss, a
+    backward pass in reverse, the gradients' norms as one tensor, and their release in the weights' order.
+    """
+    program = Program()
+    program.begin("load")
+    weights = [[program.make("weight", size) for size in (3 * MIB, 5 * MIB)] for _ in range(layers)]
+    program.begin("train")
+    states: list[int] = []
+    for step in range(steps):
+        kept = []
+        hidden = program.make("embed", 2 * MIB)
+        for layer in range(layers):
+            wide = program.make("mm", 7 * MIB if layer else 6 * MIB)
+            temporary = program.make("silu", 7 * MIB)
+            out = program.make("mm", 2 * MIB)
+            program.release(temporary)
+            kept.append((wide, hidden))
+            hidden = out
+        logits = program.make("head", 31 * MIB)
+        program.release(hidden)
+        gradient = program.make("mm", 2 * MIB)
+        program.release(logits)
+        gradients = []
+        for wide, before in reversed(kept):
+            inner = program.make("mm", 7 * MIB)
+            gradients.append([program.make("grad", size) for size in (3 * MIB, 5 * MIB)])
+            program.release(wide, gradient)
+            gradient = program.make("mm", 2 * MIB)
+            program.release(inner, before)
+        program.release(gradient)
+        norms = [program.make("norm", 512) for _ in range(2 * layers)]
+        stacked = program.make("stack", 4096 * layers)
+        program.release(*norms, stacked)
+        if not step:
+            states = [program.make("state", size) for _ in range(layers) for size in (3 * MIB, 5 * MIB)]
+        program.release(*(gradient for pair in reversed(gradients) for gradient in pair))
+    program.begin("evaluate")
+    program.release(*states, *(weight for pair in weights for weight in pair))
+    program.make("last", MIB)
+    return program.events
+
+
+@pytest.mark.parametrize("layers", [6, 8, 32, 80])
+def test_events_at_any_even_depth(layers):
+    found, real = deepen(training(2), training(4), layers).events, training(layers)
+    assert [(e.bytes, e.phase) for e in found] == [(e.bytes, e.phase) for e in real]
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+@pytest.mark.parametrize("layers", [6, 24])
+def test_what_is_reserved_is_that_of_the_real_depth(layers, expandable):
+    """Not linear in depth, so that a line through two depths would not do."""
+    found = replay(deepen(training(2), training(4), layers).events, expandable)
+    assert found == replay(training(layers), expandable)
+
+
+def test_what_is_reserved_is_no_straight_line():
+    two, four, deep = (replay(training(n), expandable=True)["train"].reserved for n in (2, 4, 24))
+    assert two + 11 * (four - two) != deep
+
+
+def lists(layers: int) -> list[Event]:
+    """What foreach optimizers make: a tensor like each weight, one after another, of few different sizes."""
+    program = Program()
+    sizes = [9, *(size for _ in range(layers) for size in (3, 1, 1, 3, 5, 5, 5)), 2]
+    for _ in range(2):
+        program.release(*[program.make("sqrt", size * MIB) for size in sizes])
+    return program.events
+
+
+def test_lists_over_all_weights_keep_their_order():
+    found, real = deepen(lists(2), lists(4), 8).events, lists(8)
+    assert [(e.bytes, e.phase) for e in found] == [(e.bytes, e.phase) for e in real]
+
+
+def test_each_storage_is_released_once_and_after_it_was_made():
+    alive = set()
+    for event in deepen(training(2), training(4), 40).events:
+        if event.bytes > 0:
+            assert event.storage not in alive
+            alive.add(event.storage)
+        elif event.bytes < 0:
+            alive.remove(event.storage)
+
+
+def test_depths_that_were_rehearsed_are_returned_as_they_are():
+    assert deepen(training(2), training(4), 2).events == training(2)
+    assert deepen(training(2), training(4), 4).events == training(4)
+
+
+def test_an_odd_depth_is_rounded_up():
+    assert deepen(training(2), training(4), 7) == deepen(training(2), training(4), 8)
+
+
+def growing(layers: int) -> list[Event]:
+    """Weights, and one tensor with a part for each layer."""
+    program = Program()
+    program.begin("train")
+    for _ in range(layers):
+        program.make("weight", MIB)
+    program.release(program.make("stack", 4 * MIB * layers))
+    return program.events
+
+
+def _kinds(events: list[Event]) -> list[StorageKind]:
+    return ["base" if event.name.startswith("weight") else "temporaries" for event in events if event.bytes > 0]
+
+
+@pytest.mark.parametrize("layers", [6, 32])
+def test_a_storage_that_grows_with_depth_is_in_the_peak(layers):
+    deep = deepen(growing(2), growing(4), layers)
+    component_of = _kinds(growing(4))
+    highest = highest_at_depth(deep, layers, component_of)
+    assert highest["train"] == {"base": layers * MIB, "temporaries": 4 * layers * MIB}
+    assert not highest_at_depth(deep, layers + 1, component_of), "events of one layer more"
+    shallow, deeper = (peaks_of(growing(n), _kinds(growing(n)))["train"] for n in (2, 4))
+    found = at_depth(shallow, deeper, layers, 7, highest["train"])
+    assert found.components == {**highest["train"], "workspace": 7} and found.peak_bytes == 5 * layers * MIB + 7
+
+
+def test_phases_that_differ_are_an_error():
+    other = [e._replace(phase=("other",)) if e.phase == ("evaluate",) else e for e in training(4)]
+    with pytest.raises(NotAligned, match="the phases at 2 and 4 layers are not the same"):
+        deepen(training(2), other, 8)
+
+
+def test_an_alignment_has_the_fewest_insertions():
+    def places(few: str, more: str) -> str:
+        """`more`, with what was inserted in capitals."""
+        pairs = align([(c, 1) for c in few], [(c, 1) for c in more])
+        return "".join(c if at in pairs else c.upper() for at, c in enumerate(more))
+
+    assert places("axb", "axxxb") in ("axXXb", "aXXxb")
+    assert places("abcd", "abcd") == "abcd"
+    assert places("aefz", "aefefefz").lower() == "aefefefz"
+    assert sum(c.isupper() for c in places("aefz", "aefefefz")) == 4
+    assert places("hxt", "hxyxyt") in ("hxYXYt", "hXYxYt", "hXYXyt")
+    assert places("", "ab") == "AB"
+
+
+def test_fewer_events_with_more_layers_are_an_error():
+    with pytest.raises(NotAligned, match="fewer events"):
+        align([("a", 1)] * 3, [("a", 1)] * 2)

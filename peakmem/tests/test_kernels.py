@@ -1,0 +1,131 @@
+"""What CUDA libraries allocate on a card: workspaces, unpacked 4-bit weights, attention's sums."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.profiler import record_function
+from torch.utils import flop_counter
+
+from peakmem import cards, kernels
+from peakmem.cards import CARDS, SMALL_WORKSPACE, UNKNOWN, Gpu
+from peakmem.device import StandIn
+from peakmem.tensors import META
+
+PHASES = ("load", "train")
+
+# -- cards and workspaces ----------------------------------------------------------------------------------------------
+
+
+def test_several_cards_are_cards_of_their_kind():
+    assert cards.gpu_of("2x4090") == cards.gpu_of("4090") == CARDS["4090"].gpu
+    assert cards.gpu_of("8xh100").multiprocessors == 132, "a name of its own: these are SXM cards"
+    assert cards.gpu_of("2xh100") == CARDS["h100"].gpu
+    assert cards.gpu_of("some-card") == UNKNOWN
+
+
+@pytest.mark.parametrize("card", ["4090", "2x4090", (8, 9), (8, 0), (8, 6)])
+def test_a_workspace_of_a_card_before_hopper(card):
+    assert cards.workspace(card) == 8_519_680 == SMALL_WORKSPACE
+
+
+@pytest.mark.parametrize("card", ["h100", "8xh100", "h200", (9, 0), (10, 0), (12, 0)])
+def test_a_workspace_since_hopper(card):
+    assert cards.workspace(card) == 2**25
+
+
+def test_a_card_that_is_not_known_counts_as_the_one_that_takes_most():
+    assert cards.workspace("some-card") == max(cards.workspace(name) for name in CARDS)
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+
+def attention_inside(card: Gpu, heads: int, length: int, size: int, dtype: torch.dtype = torch.bfloat16) -> int:
+    """Bytes inside the backward pass of masked attention over two rows, as the stand-in counts them."""
+    q, k, v = (torch.empty(2, heads, length, size, dtype=dtype, device=META, requires_grad=True) for _ in range(3))
+    mask = torch.ones(2, 1, length, length, dtype=torch.bool, device=META)
+    with StandIn("cuda", PHASES, 10**9, card) as stand_in, record_function("train"):
+        F.scaled_dot_product_attention(q, k, v, attn_mask=mask).sum().backward()
+    operations = stand_in.peaks()["train"].by_operation
+    (parts,) = (parts for name, parts in operations.items() if "(inside)" in name)
+    return parts["kernels"]
+
+
+def rounded(size: int) -> int:
+    return -(-size // 512) * 512
+
+
+def test_masked_attention_adds_up_gradients_in_float32():
+    """Heads of 128, 300 places.
+
+    They are 3 blocks of 128 on an H100; on a 4090 5 blocks of 64 in 2 columns, and for keys and values one block of
+    64 x 128 each, with 200 // (2 x 40) = 2 parts.
+    """
+    delta = 2 * 40 * 300 * 4
+    assert attention_inside(CARDS["h100"].gpu, 40, 300, 128) == rounded(2 * 40 * 3 * (16 + 128 * 128 * 4) + delta)
+    tiles = 5 * 2 * (16 + 64 * 64 * 4)
+    assert attention_inside(CARDS["4090"].gpu, 40, 300, 128) == rounded(2 * 40 * (tiles + 2 * 2 * 64 * 128 * 4) + delta)
+
+
+def test_many_rows_share_one_part_of_the_keys():
+    tiles = 5 * 2 * (16 + 64 * 64 * 4)
+    inside = attention_inside(CARDS["4090"].gpu, 128, 300, 128)
+    assert inside == rounded(2 * 128 * (tiles + 2 * 64 * 128 * 4 + 300 * 4))
+
+
+@pytest.mark.parametrize(
+    ("card", "size", "blocks", "columns"), [("4090", 64, 64, 1), ("h100", 64, 64, 1), ("4090", 96, 128, 2)]
+)
+def test_small_heads_keep_keys_and_values_in_registers(card, size, blocks, columns):
+    tiles = -(-300 // blocks) * columns * (16 + blocks * 64 * 4)
+    assert attention_inside(CARDS[card].gpu, 4, 300, size) == rounded(2 * 4 * (tiles + 300 * 4))
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+def test_operations_of_attention_are_those_that_torch_counts(heads):
+    """By query heads, where torch up to 2.11 refuses fewer heads of keys."""
+    query, few = (3, 4, 10, 8), (3, heads, 12, 8)
+    assert kernels.attention_flops(query, few, few, 0.0) == flop_counter.sdpa_flop_count(query, few, few)
+    counted = kernels.attention_backward_flops(query, query, few, few)
+    assert counted == flop_counter.sdpa_backward_flop_count(query, query, few, few)
+
+
+def test_attention_in_float32_has_no_sums_of_its_own():
+    """The product of output and gradient is written out, and one number per query made of it."""
+    inside = attention_inside(CARDS["t4"].gpu, 4, 300, 64, torch.float32)
+    assert inside == rounded(2 * 4 * 300 * (64 + 1) * 4)
+
+
+def test_softmax_of_float16_is_float32_without_a_copy_and_its_backward_pass_writes_a_product():
+    """Measured on a T4: eager attention of SmolLM2-1.7B over 2048 tokens, 5706 MiB; the two were worth 512 MiB."""
+    x = torch.empty(4, 1024, 1024, dtype=torch.float16, device=META, requires_grad=True)
+    with StandIn("cuda", PHASES, 10**9, CARDS["t4"].gpu) as stand_in:
+        with record_function("load"):
+            out = F.softmax(x, dim=-1, dtype=torch.float32)
+        with record_function("train"):
+            out.backward(torch.empty_like(out))
+    assert (out.dtype, x.grad is not None and x.grad.dtype) == (torch.float32, torch.float16)
+    half, single = x.nbytes, out.nbytes
+    peaks = stand_in.peaks()
+    assert peaks["load"].bytes == single
+    assert peaks["train"].bytes == single + single + half + single, "output, gradient, the input's gradient, product"
+
+
+def test_a_card_before_ampere_lacks_bfloat16():
+    assert cards.lacks_bfloat16("4090") is cards.lacks_bfloat16("some-card") is cards.lacks_bfloat16("2x3060") is None
+    assert "compute capability is 7.5, and 8.0 is needed" in str(cards.lacks_bfloat16("t4"))
+    assert cards.lacks_bfloat16("2xt4") == cards.lacks_bfloat16("t4")
+
+
+def test_what_attention_to_a_row_s_own_tokens_allocates_and_computes():
+    """Grouped queries are copied, and so are their results; partial sums of at most 4 blocks of 128 keys, by hand."""
+    keys = torch.empty(16 * 512, 8, 128, dtype=torch.bfloat16, device=META)
+    for heads, inside in ((8, 0), (32, 2 * 16 * 32 * 128 * 2 + 4 * 16 * 32 * (128 + 1) * 4)):
+        query = torch.empty(16, heads, 128, dtype=torch.bfloat16, device=META)
+        args = (query, keys, keys, None, None, 1, 512)
+        assert kernels.inside(CARDS["h100"].gpu)[kernels.OWN_TOKENS](args, {}) == inside
+        assert kernels.FLOPS[kernels.OWN_TOKENS](args, {}) == 4 * 16 * heads * 128 * 512
+    short = (*args[:6], 128)
+    assert kernels.inside(CARDS["h100"].gpu)[kernels.OWN_TOKENS](short, {}) == 2 * 16 * 32 * 128 * 2, (
+        "one block has no partial sums"
+    )

@@ -1,0 +1,141 @@
+"""What the allocator reserves for a list of events, by hand."""
+
+from typing import Any
+
+import pytest
+
+from peakmem.allocator import MIB, OutOfMemory
+from peakmem.events import BEGIN, CAPTURE, CAPTURED, DROPPED, PRODUCT, Event
+from peakmem.replaying import TIGHT, replay
+
+ROOM = 2 << 30  # bytes that a capture wants to find
+
+
+class Events:
+    def __init__(self) -> None:
+        self.recorded: list[Event] = []
+        self.phase: tuple[str, ...] = ()
+        self.sizes: list[int] = []
+
+    def make(self, size: int) -> int:
+        self.sizes.append(size)
+        self.recorded.append(Event(len(self.sizes) - 1, size, self.phase, "made"))
+        return len(self.sizes) - 1
+
+    def release(self, storage: int) -> None:
+        self.recorded.append(Event(storage, -self.sizes[storage], self.phase, ""))
+
+    def mark(self, name: str, *phase: str) -> None:
+        self.phase = phase if name == BEGIN else self.phase
+        self.recorded.append(Event(None, 0, self.phase, name))
+
+
+def test_phases_and_what_each_leaves_in_the_cache():
+    """40 MiB while loading and 60 in training, of which 20 stay; then 30 more. What is cached is held, not needed."""
+    events = Events()
+    events.mark(BEGIN, "load")
+    events.release(events.make(40 * MIB))
+    events.mark(BEGIN, "train")
+    kept, gone = events.make(20 * MIB), events.make(40 * MIB)
+    events.release(gone)
+    events.mark(BEGIN, "evaluate", "prefill")
+    events.make(30 * MIB)
+    reserved = replay(events.recorded, expandable=True)
+    assert {name: r.allocated // MIB for name, r in reserved.items()} == {
+        "": 60,
+        "load": 40,
+        "train": 60,
+        "evaluate": 50,
+        "evaluate/prefill": 50,
+    }
+    assert {name: r.reserved // MIB for name, r in reserved.items()} == {
+        "": 60,
+        "load": 40,
+        "train": 60,
+        "evaluate": 60,
+        "evaluate/prefill": 60,
+    }
+    assert reserved["evaluate"].needed == reserved["evaluate/prefill"].needed == 60 * MIB, "no page of 20 MiB is free"
+    assert kept == 1
+    for needed in (60 * MIB, reserved[""].needed):
+        replay(events.recorded, expandable=True, capacity=needed)
+    with pytest.raises(OutOfMemory):
+        replay(events.recorded, expandable=True, capacity=59 * MIB)
+
+
+def test_a_phase_s_reserved_peak_may_come_after_its_allocated_peak():
+    """80 MiB in four blocks, of which the first and the third go: 30 more, in one piece, fit in neither gap."""
+    events = Events()
+    events.mark(BEGIN, "train")
+    first, _, third, _ = [events.make(20 * MIB) for _ in range(4)]
+    events.release(first)
+    events.release(third)
+    events.make(30 * MIB)
+    events.mark(BEGIN, "evaluate")
+    events.make(MIB)
+    train = replay(events.recorded, expandable=True)["train"]
+    assert (train.allocated, train.reserved) == (80 * MIB, 120 * MIB), "in pages of 20"
+
+
+def test_free_pages_are_not_needed():
+    events = Events()
+    events.mark(BEGIN, "load")
+    events.release(events.make(200 * MIB))
+    events.mark(BEGIN, "train")
+    events.make(100 * MIB)
+    expandable, fixed = (replay(events.recorded, kind)["train"] for kind in (True, False))
+    assert (expandable.reserved, expandable.needed) == (200 * MIB, round(100 * MIB * (1 + TIGHT)))
+    assert (fixed.reserved, fixed.needed) == (200 * MIB, 200 * MIB), "one segment, half of it in use"
+
+
+def test_each_thread_s_first_product_makes_a_workspace():
+    events = Events()
+    events.mark(PRODUCT)
+    events.make(2 * MIB)
+    events.mark(PRODUCT)
+    assert replay(events.recorded, True, workspace=8 * MIB)[""].allocated == 18 * MIB
+    assert replay(events.recorded, True)[""].allocated == 2 * MIB
+
+
+def test_a_captured_step_has_memory_of_its_own():
+    """A capture takes 30 MiB and a workspace of 8 in two pages of its own, held until the graph is dropped.
+
+    It empties the cache of 100 MiB only on a card with little room left.
+    """
+    events = Events()
+    events.release(events.make(100 * MIB))
+    events.mark(BEGIN, "decode")
+    events.mark(CAPTURE)
+    events.release(events.make(30 * MIB))
+    events.mark(CAPTURED)
+    events.release(events.make(30 * MIB))
+    events.mark(BEGIN, "after")
+    events.make(1)
+    rare: dict[str, Any] = {"expandable": True, "workspace": 8 * MIB, "emptied_every": 8, "capture_room": ROOM}
+    with_room = replay(events.recorded, **rare)
+    assert with_room["decode"].reserved == with_room["after"].reserved - 2 * MIB == 140 * MIB
+    always = replay(events.recorded, expandable=True, workspace=8 * MIB)
+    assert always["decode"].needed == round(40 * MIB * (1 + TIGHT)), "torch.cuda.graph gives the rest back"
+    reserved = replay(events.recorded, **rare, capacity=ROOM)
+    assert reserved["decode"].reserved == 100 * MIB, "at its start"
+    assert reserved["after"].reserved == (40 + 40 + 2) * MIB
+    assert reserved["after"].allocated == 8 * MIB + 512
+    events.mark(DROPPED)
+    events.mark(CAPTURE)
+    events.mark(BEGIN, "again")
+    events.make(1)
+    again = replay(events.recorded, **rare, capacity=ROOM)["again"]
+    assert again.reserved == (20 + 2 + 2) * MIB, "a page for the new workspace, two for a byte in each pool"
+
+
+def test_dropped_graphs_return_their_memory_at_every_eighth_capture():
+    """Each has a page of 20 MiB of its own."""
+    events = Events()
+    for number in range(1, 10):
+        events.mark(BEGIN, f"rollout {number}")
+        events.mark(CAPTURE)
+        events.release(events.make(20 * MIB))
+        events.mark(CAPTURED)
+        events.mark(DROPPED)
+    reserved = replay(events.recorded, expandable=True, emptied_every=8)
+    assert [reserved[f"rollout {n}"].reserved // (20 * MIB) for n in (1, 2, 7, 8, 9)] == [1, 2, 7, 7, 2]

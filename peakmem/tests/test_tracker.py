@@ -1,0 +1,601 @@
+"""The tracker on real CPU tensors: bytes that can be worked out by hand, of each kind and in each phase.
+
+Every size below is a multiple of 512 where nothing else is said: 128 float32 numbers, 64 float64 or int64 numbers.
+"""
+
+import copy
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import record_function
+
+from peakmem.events import Event, Parts, Peak
+from peakmem.gradient_sums import GradientSum
+from peakmem.tracker import Tracker
+
+aten = torch.ops.aten
+PHASES = ("load", "train", "rollout", "prefill", "decode")
+KB = 1024
+
+
+def tracker(vocab_size: int = 10**9, **options) -> Tracker:
+    return Tracker("cpu", PHASES, vocab_size, **options)
+
+
+def kilobytes(size: int) -> torch.Tensor:
+    return torch.zeros(size * KB // 4)
+
+
+def parts(peak: Peak) -> Parts:
+    """Components at the highest of a phase's peaks."""
+    return max(peak.by_operation.values(), key=lambda components: sum(components.values()))
+
+
+@pytest.mark.parametrize(("numbers", "size"), [(1, 512), (128, 512), (129, 1024), (1000, 4096), (0, 0)])
+def test_sizes_are_rounded_up_to_the_allocator_s_blocks(numbers, size):
+    with tracker() as found:
+        x = torch.zeros(numbers)
+    assert found.peaks()[""].bytes == size
+    del x
+
+
+def test_each_of_many_small_tensors_takes_a_block_of_its_own():
+    with tracker() as found:
+        kept = [torch.zeros(1) for _ in range(7)]
+    assert found.peaks()[""].bytes == 7 * 512
+    del kept
+
+
+def test_views_share_a_storage_and_copies_do_not():
+    with tracker() as found:
+        x = kilobytes(8)
+        views = [x.view(2, -1), x[5:], x.view(2, -1).T, x.detach(), x.view(torch.int32), x.unsqueeze(0).expand(9, -1)]
+        assert found.peaks()[""].bytes == 8 * KB
+        clone = x[:256].clone()
+    assert found.peaks()[""].bytes == 9 * KB
+    del views, clone
+
+
+def test_a_view_keeps_the_whole_storage_alive():
+    with tracker() as found:
+        x = kilobytes(8)
+        tail = x[-1:]
+        del x
+        y = kilobytes(4)
+    assert found.peaks()[""].bytes == 12 * KB
+    del tail, y
+
+
+def test_what_is_deleted_is_free_at_once():
+    with tracker() as found:
+        for _ in range(5):
+            x = kilobytes(8)
+            del x
+        x = kilobytes(4)
+        y = kilobytes(3)
+    assert found.peaks()[""].bytes == 8 * KB
+    del x, y
+
+
+def test_in_place_operations_and_out_allocate_nothing():
+    with tracker() as found:
+        x = kilobytes(8)
+        x.add_(1).mul_(2)
+        torch.exp(x, out=x)
+        x[:10].copy_(x[10:20])
+    assert found.peaks()[""].bytes == 8 * KB
+
+
+def test_another_device_does_not_count():
+    with tracker() as found:
+        x = torch.zeros(1000, device="meta")
+        y = x + x
+    assert found.peaks()[""].bytes == 0
+    del y
+
+
+# -- phases ----------------------------------------------------------------------------------------------------------
+
+
+def test_inner_phases_count_towards_outer_ones():
+    with tracker() as found:
+        base = kilobytes(1)
+        with record_function("rollout"):
+            with record_function("prefill"):
+                x = kilobytes(8)
+                del x
+            with record_function("decode"):
+                y = kilobytes(2)
+                del y
+        with record_function("train"):
+            z = kilobytes(4)
+            del z
+    peaks = {name: peak.bytes for name, peak in found.peaks().items()}
+    expected = {"": 9, "rollout": 9, "rollout/prefill": 9, "rollout/decode": 3, "train": 5}
+    assert peaks == {name: size * KB for name, size in expected.items()}
+    del base
+
+
+def test_phases_come_in_the_order_in_which_they_begin():
+    with tracker() as found:
+        for name in ("train", "load", "train", "rollout"):
+            with record_function(name):
+                pass
+    assert list(found.peaks()) == ["", "train", "load", "rollout"]
+
+
+def test_what_is_alive_when_a_phase_begins_counts_in_it():
+    """Also when nothing is made there, and only until it is freed."""
+    with tracker() as found:
+        with record_function("load"):
+            x = kilobytes(8)
+        with record_function("decode"):
+            pass
+        del x
+        y = kilobytes(2)
+        with record_function("train"):
+            z = kilobytes(1)
+    peaks = found.peaks()
+    assert peaks["decode"].by_operation == {"begin": {"buffers": 8 * KB}}
+    assert peaks["train"].bytes == 3 * KB
+    del y, z
+
+
+def test_a_block_of_another_name_is_no_phase():
+    """The profiler's own blocks, such as an optimizer's step, come between."""
+    with tracker() as found, record_function("train"), record_function("Optimizer.step#AdamW"):
+        x = kilobytes(1)
+        with record_function("decode"):
+            y = kilobytes(1)
+    assert {name: peak.bytes for name, peak in found.peaks().items()} == {
+        "": 2 * KB,
+        "train": 2 * KB,
+        "train/decode": 2 * KB,
+    }
+    del x, y
+
+
+def test_a_phase_that_is_entered_again_keeps_its_highest_peak():
+    with tracker() as found:
+        for size in (2, 8, 4):
+            with record_function("rollout"):
+                x = kilobytes(size)
+                del x
+    assert found.peaks()["rollout"].bytes == 8 * KB
+
+
+def test_a_phase_that_ends_with_an_error_is_left():
+    with tracker() as found:
+        with pytest.raises(ZeroDivisionError), record_function("load"):
+            raise ZeroDivisionError
+        x = kilobytes(8)
+    assert {name: peak.bytes for name, peak in found.peaks().items()} == {"": 8 * KB, "load": 0}
+    del x
+
+
+def test_the_peak_of_each_operation_is_kept():
+    """2 KB are there; `exp` makes 4 KB, of which nothing stays, `sin` 1 KB twice, of which both stay."""
+    with tracker() as found:
+        small, large = torch.zeros(256), kilobytes(1)
+        with record_function("train"):
+            big = large.repeat(4)
+            del big
+            first, second = small.sin(), small.sin()
+    operations = {name: sum(c.values()) for name, c in found.peaks()["train"].by_operation.items()}
+    assert operations["begin"] == 2 * KB
+    assert operations["aten.sin.default, 1024 bytes"] == 4 * KB
+    assert max(operations, key=operations.__getitem__) == "aten.repeat.default, 4096 bytes"
+    assert operations["aten.repeat.default, 4096 bytes"] == 6 * KB
+    del first, second
+
+
+# -- components --------------------------------------------------------------------------------------------------------
+
+
+def test_where_a_storage_is_made_and_freed_says_what_it_is():
+    """Temporary: freed in the phase that made it. Buffer: left for another one, or to the end."""
+    with tracker() as found, record_function("train"):
+        with record_function("prefill"):
+            left = kilobytes(4)
+            gone = kilobytes(2)
+            del gone
+        with record_function("decode"):
+            del left
+            kept = kilobytes(1)
+    peaks = found.peaks()
+    assert parts(peaks["train/prefill"]) == {"buffers": 4 * KB, "temporaries": 2 * KB}
+    assert parts(peaks["train/decode"]) == {"buffers": 4 * KB}
+    del kept
+
+
+def test_activations_are_made_forward_and_freed_by_the_backward_pass():
+    """y = exp(x): the result is what its backward pass needs; the sum needs nothing of its input."""
+    x = torch.zeros(2 * KB // 4, requires_grad=True)
+    with tracker() as found:
+        with record_function("train"):
+            loss = x.exp().sum()
+            loss.backward()
+            del loss
+        assert x.grad is not None
+    peaks = found.peaks()["train"]
+    # exp 2 KB, the loss 512 bytes, the seed of the gradient 512 bytes, exp's gradient 2 KB (sum's is an expanded view)
+    assert parts(peaks)["activations"] == 2 * KB
+    assert peaks.bytes == 2 * KB + 512 + 512 + 2 * KB
+
+
+def test_what_is_made_in_the_backward_pass_is_no_activation():
+    """Gradients with respect to what lies between are made and freed there."""
+    x = torch.zeros(2 * KB // 4, requires_grad=True)
+    with tracker() as found, record_function("train"):
+        loss = x.exp().neg().exp().sum()
+        loss.backward()
+        del loss
+    components = parts(found.peaks()["train"])
+    assert components["activations"] <= 4 * KB, "both results of exp; neg keeps nothing"
+    assert components["temporaries"] + components.get("buffers", 0) >= 2 * KB
+
+
+def test_weights_gradients_and_states_of_a_linear_layer():
+    """Weight 64 x 128 and bias 64 in float32: 32 KB and 512 bytes. AdamW: two such, and two counters of one block."""
+    with tracker() as found:
+        with record_function("load"):
+            layer = nn.Linear(128, 64)
+            optimizer = torch.optim.AdamW(layer.parameters(), foreach=False)
+        with record_function("train"):
+            for _ in range(2):
+                layer(torch.zeros(1, 128)).sum().backward()
+                optimizer.step()
+                with record_function("decode"):
+                    pass
+                optimizer.zero_grad()
+    peaks = found.peaks()
+    size = 32 * KB + 512
+    assert parts(peaks["load"])["base"] == size
+    left = parts(peaks["train/decode"])
+    assert left["base"] == size
+    assert left["gradients"] == size
+    assert left["optimizer"] == 2 * size + 2 * 512
+
+
+def test_freed_gradients_no_longer_count():
+    with tracker() as found:
+        layer = nn.Linear(128, 64, bias=False)
+        layer(torch.zeros(1, 128)).sum().backward()
+        with record_function("load"):
+            pass
+        layer.zero_grad()
+        with record_function("train"):
+            pass
+    peaks = found.peaks()
+    assert parts(peaks["load"])["gradients"] == 32 * KB
+    assert peaks["load"].bytes - peaks["train"].bytes == 32 * KB
+
+
+def test_a_model_that_is_let_go_is_free():
+    """With its gradients, while the tracker goes on."""
+    with tracker() as found:
+        with record_function("load"):
+            layer = nn.Linear(128, 64, bias=False)
+        with record_function("train"):
+            layer(torch.zeros(1, 128)).sum().backward()
+        del layer
+        gc.collect()
+        with record_function("rollout"):
+            pass
+    assert parts(found.peaks()["train"])["gradients"] == 32 * KB
+    assert found.peaks()["rollout"].bytes == 0
+
+
+def test_logits_are_known_by_their_vocabulary():
+    """Not a vector, not integers, not what is narrower or wider, such as the inside of an MLP."""
+    with tracker(1000) as found:
+        kept = [torch.zeros(2, 1000), torch.zeros(3, 4, 1000).bfloat16()]
+        kept += [torch.zeros(1000), torch.zeros(2, 1000, dtype=torch.int64), torch.zeros(9, 999), torch.zeros(8, 1024)]
+    components = parts(found.peaks()[""])
+    assert components["logits"] == 8192 + 47 * 512, "8,000 bytes are sixteen blocks, 24,000 are 47"
+    assert components["buffers"] == 4096 + 16384 + -(-9 * 999 * 4 // 512) * 512 + 32 * KB
+    del kept
+
+
+def test_a_wide_mlp_is_no_logits():
+    """Its inside, 2,000 wide, is kept for the backward pass: activations, although the vocabulary is 1,000."""
+    with tracker(1000) as found, record_function("train"):
+        up, down = nn.Linear(64, 2000, bias=False), nn.Linear(2000, 64, bias=False)
+        loss = down(up(torch.zeros(32, 64)).exp()).sum()
+        loss.backward()
+        del loss
+    components = parts(found.peaks()["train"])
+    assert "logits" not in components
+    assert components["activations"] >= 32 * 2000 * 4
+
+
+def test_a_label_counts_from_the_first_on():
+    with tracker() as found:
+        x, y = kilobytes(1), kilobytes(2)
+        found.label(x.view(2, -1), "kv_cache")
+        found.label(x, "base")
+        found.label(None, "base")
+        found.label(torch.zeros(9, device="meta"), "base")
+    assert parts(found.peaks()[""]) == {"kv_cache": KB, "buffers": 2 * KB}
+    del y
+
+
+def test_paged_memory_stands_beside_the_peak():
+    with tracker() as found, record_function("train"):
+        x, y = kilobytes(1), kilobytes(2)
+        found.label(y, "paged")
+        z = kilobytes(1)
+    peak = found.peaks()["train"]
+    assert (peak.bytes, peak.paged) == (2 * KB, 2 * KB)
+    assert "paged" not in parts(peak)
+    del x, z
+
+
+def test_paged_memory_does_not_decide_when_the_peak_is():
+    """4 KB at first; later 2 KB beside 8 KB that are paged."""
+    with tracker() as found:
+        x, y = kilobytes(3), kilobytes(1)
+        del x
+        paged = kilobytes(8)
+        found.label(paged, "paged")
+        z = kilobytes(1)
+    assert found.peaks()[""].bytes == 4 * KB
+    del y, z
+
+
+def test_paged_memory_counts_where_nothing_else_has_a_peak():
+    """Made after the phase's peak, and still there in a phase that makes nothing."""
+    with tracker() as found:
+        with record_function("train"):
+            x = kilobytes(4)
+            del x
+            paged = kilobytes(8)
+            found.label(paged, "paged")
+        with record_function("decode"):
+            pass
+    assert {name: peak.paged for name, peak in found.peaks().items()} == dict.fromkeys(("", "train", "decode"), 8 * KB)
+
+
+def test_what_is_made_while_paused_is_not_there():
+    with tracker() as found:
+        with found.paused():
+            x = kilobytes(8)
+            with pytest.raises(ZeroDivisionError), found.paused():
+                raise ZeroDivisionError
+            z = kilobytes(4)  # the outer block goes on after the inner one
+        y = kilobytes(1)
+        del x, z
+    assert found.peaks()[""].bytes == KB
+    del y
+
+
+# -- kernels and operations --------------------------------------------------------------------------------------------
+
+
+def test_memory_inside_a_kernel_comes_on_top_while_it_runs():
+    """A table says that `mm` takes 1,000 bytes, which are two blocks."""
+    asked = []
+
+    def inside(args, kwargs) -> int:
+        asked.append([tuple(x.shape) for x in args])
+        return 1000
+
+    with tracker(kernels={"aten::mm": inside}) as found:
+        a, b = torch.zeros(32, 8), torch.zeros(8, 16)
+        with record_function("train"):
+            product = a @ b
+        with record_function("load"):
+            pass
+    peaks = found.peaks()
+    assert asked == [[(32, 8), (8, 16)]]
+    assert peaks["train"].bytes == 1024 + 512 + 2048 + 1024
+    assert parts(peaks["train"])["kernels"] == 1024
+    assert peaks["train"].work.moved == 2 * 1000, "written and read again; a product's own bytes do not count"
+    assert max(peaks["train"].by_operation, key=lambda o: sum(peaks["train"].by_operation[o].values())) == (
+        "aten.mm.default (inside), 1024 bytes"
+    )
+    assert peaks["load"].bytes == 1024 + 512 + 2048
+    del product
+
+
+def test_operations_of_products():
+    """2 m n k for a product, added in place or not, once forward and once for each factor that gets a gradient."""
+    a, b = torch.zeros(5, 7), torch.zeros(7, 11)
+    w = torch.zeros(7, 11, requires_grad=True)
+    with tracker() as found:
+        with record_function("load"):
+            a @ b
+            a.exp().add_(1)
+            torch.zeros(5, 11).addmm_(a, b)
+        with record_function("rollout"), record_function("decode"):
+            torch.zeros(3, 5, 7) @ torch.zeros(3, 7, 11)
+        with record_function("train"):
+            (a @ w).sum().backward()
+    flops = {name: peak.work.flops for name, peak in found.peaks().items()}
+    one = 2 * 5 * 7 * 11
+    assert flops == {
+        "load": 2 * one,
+        "rollout": 3 * one,
+        "rollout/decode": 3 * one,
+        "train": 2 * one,
+        "": 7 * one,
+    }
+
+
+def test_operations_can_be_added_by_hand():
+    with tracker() as found, record_function("train"):
+        found.count_flops(1000)
+    assert {name: peak.work.flops for name, peak in found.peaks().items()} == {"": 1000, "train": 1000}
+
+
+# -- afterwards --------------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_as_before_afterwards():
+    before = nn.Module.__init__, torch.optim.Optimizer.__init__
+    with tracker():
+        assert nn.Module.__init__ is not before[0]
+    assert (nn.Module.__init__, torch.optim.Optimizer.__init__) == before
+    with pytest.raises(ZeroDivisionError), tracker():
+        raise ZeroDivisionError
+    assert (nn.Module.__init__, torch.optim.Optimizer.__init__) == before
+    with tracker() as outer, tracker() as inner:
+        x = kilobytes(1)
+    assert (nn.Module.__init__, torch.optim.Optimizer.__init__) == before
+    assert outer.peaks()[""].bytes == inner.peaks()[""].bytes == KB
+    del x
+
+
+def test_watching_changes_no_number():
+    torch.manual_seed(0)
+    layer = nn.Linear(16, 16)
+    twin = copy.deepcopy(layer)
+    x = torch.randn(4, 16)
+    layer(x).pow(2).sum().backward()
+    with tracker():
+        twin(x).pow(2).sum().backward()
+    assert layer.weight.grad is not None and twin.weight.grad is not None
+    assert torch.equal(layer.weight.grad, twin.weight.grad)
+
+
+def test_what_is_made_afterwards_is_not_tracked():
+    with tracker() as found:
+        x = kilobytes(1)
+    kept = [kilobytes(1000), nn.Linear(128, 64)]
+    assert found.peaks()[""].bytes == KB
+    del x, kept
+
+
+def test_gradients_that_are_made_afterwards_are_not_tracked():
+    with tracker() as found:
+        layer = nn.Linear(128, 64, bias=False)
+    layer(torch.zeros(1, 128)).sum().backward()
+    assert found.peaks()[""].bytes == 32 * KB
+
+
+# -- sums of gradients -------------------------------------------------------------------------------------------------
+
+
+def sums(events: list[Any]) -> list[int]:
+    """Bytes of the storages that additions made."""
+    return [e.bytes for e in events if e.bytes > 0 and e.name.startswith("aten.add.Tensor")]
+
+
+def test_autograd_adds_gradients_in_place():
+    """Two uses of y: without a dispatch mode the second gradient is added to the first, and no third one is made."""
+    x = kilobytes(4).requires_grad_()
+    with tracker() as found:
+        y = x.exp()
+        loss = (y.sin() * y.cos()).sum()
+        del y
+        loss.backward()
+    assert sums(found.events()) == []
+    released = [e.storage for e in found.events() if e.bytes < 0]
+    assert len(released) == len(set(released)), "each once"
+
+
+def test_a_parameter_s_gradients_are_added_in_place():
+    """Two backward passes: the second one's gradient goes into the first one's, which stays labelled."""
+    with tracker() as found:
+        layer = nn.Linear(128, 64, bias=False)
+        with record_function("train"):
+            for _ in range(2):
+                layer(torch.zeros(1, 128)).sum().backward()
+            with record_function("decode"):
+                pass
+    assert sums(found.events()) == []
+    assert parts(found.peaks()["train/decode"])["gradients"] == 32 * KB
+
+
+def test_a_sum_whose_summands_live_on_is_made():
+    """Hooks keep both gradients of y."""
+    kept: list[torch.Tensor] = []
+    x = kilobytes(4).requires_grad_()
+    with tracker() as found:
+        y = x.exp()
+        for factor in (sine := y.sin(), cosine := y.cos()):
+            assert factor.grad_fn is not None
+            factor.grad_fn.register_hook(lambda gradients, _: kept.append(gradients[0]))
+        loss = (sine * cosine).sum()
+        del y
+        loss.backward()
+    assert len(kept) == 2
+    assert sums(found.events()) == [4 * KB]
+
+
+def test_a_sum_takes_the_place_of_a_summand_of_its_size_only():
+    """One in another type is a tensor of its own."""
+    made = GradientSum(key=1, total=5, first=3)
+    newest = Event(5, 1024, (), "aten.add.Tensor, 1024 bytes")
+    assert made.replaces(3, 1024, newest) and not made.replaces(3, 512, newest)
+    assert not made.replaces(4, 1024, newest) and not made.replaces(3, 1024, newest._replace(storage=6))
+
+
+def test_a_sum_that_python_code_makes_in_a_backward_pass_is_made():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            total = gradient.exp()
+            total = total + gradient
+            return total
+
+    x = kilobytes(4).requires_grad_()
+    with tracker() as found:
+        Twice.apply(x).sum().backward()
+    assert sums(found.events()) == [4 * KB]
+
+
+def test_the_first_product_of_each_thread_is_marked():
+    with tracker() as found:
+        layer = nn.Linear(128, 64)
+        for _ in range(2):
+            layer(torch.zeros(2, 128)).sum().backward()
+    assert [e.name for e in found.events() if e.storage is None] == ["product", "product"]
+
+
+def traffic(run) -> tuple[int, int]:
+    """Bytes moved and operations launched while `run` ran."""
+    watch = tracker()
+    with watch:
+        run()
+    everything = watch.peaks()[""].work
+    return everything.moved, everything.launched
+
+
+def test_an_operation_reads_its_inputs_and_writes_its_result():
+    x, y = torch.ones(256), torch.ones(256)
+    assert traffic(lambda: x + y) == (3 * 1024, 1)
+    assert traffic(lambda: x.add_(y)) == (3 * 1024, 1), "in place: two are read, one is written"
+    assert traffic(lambda: x.zero_()) == (2 * 1024, 1)
+
+
+def test_views_and_allocations_launch_nothing():
+    assert traffic(lambda: torch.empty(16, 16).t().view(16, 16)[1:]) == (0, 0)
+
+
+def test_a_product_is_launched_and_its_bytes_are_not_counted():
+    x = torch.ones(16, 16)
+    assert traffic(lambda: x @ x) == (0, 1)
+
+
+def test_picking_rows_reads_only_those():
+    table, places = torch.ones(10_000, 64), torch.zeros(4, dtype=torch.int64)
+    assert traffic(lambda: nn.functional.embedding(places, table)) == (2 * 4 * 64 * 4, 1)
+
+
+def test_traffic_belongs_to_the_phase_it_is_in():
+    watch, x = tracker(), torch.ones(256)
+    with watch:
+        x * 2
+        with record_function(next(iter(PHASES))):
+            x * 2
+    found = watch.peaks()
+    assert (found[next(iter(PHASES))].work.moved, found[next(iter(PHASES))].work.launched) == (2048, 1)
+    assert (found[""].work.moved, found[""].work.launched) == (4096, 2)

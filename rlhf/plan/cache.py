@@ -1,0 +1,76 @@
+"""Answers of earlier rehearsals, on disk."""
+
+import functools
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from peakmem import cards
+from rlhf import recipe as recipes
+from rlhf.files import cache_root, replacing, sha256
+from rlhf.plan.phases import (
+    DECODING_STEP,
+    UPDATE_PASS,
+    RehearsalName,
+    RehearsedPasses,
+    RehearsedStage,
+    RehearsedStep,
+)
+from rlhf.process.cuda import expandable_segments
+from rlhf.recipe import EVALUATE, ONLINE, STAGE_TABLE, PinnedRecipe
+from rlhf.run.packages import hash_of_modules, package_version
+
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
+NOT_REHEARSED = ("cli", "commands", "plan", "rating", "report")  # parts of rlhf; of `plan`, a rehearsal runs some
+Answer = TypeVar("Answer", RehearsedStage, RehearsedStep, RehearsedPasses)
+
+
+def file_of(loaded: PinnedRecipe, name: RehearsalName) -> Path:
+    """Return the file of a rehearsal's answer, named after all that the answer depends on.
+
+    Whether a recipe can be rehearsed may also depend on the other stages; a refusal is not stored.
+    """
+    sizes_from = ONLINE if name in (DECODING_STEP, UPDATE_PASS) else STAGE_TABLE[name].sizes_from
+    deciding = {"model", "tokenizer", "data", "lora", EVALUATE, name, *sizes_from}
+    recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
+    roles = [loaded.recipe.start, *(loaded.recipe.policies() if name == EVALUATE else [])]
+    hardware = loaded.recipe.hardware.model_dump(mode="json", exclude={"name", "memory_gb", "threads"})
+    device = loaded.recipe.hardware.device
+    card = cards.gpu_of(loaded.recipe.hardware.name) if device == "cuda" else None
+    allocator = expandable_segments() if device == "cuda" else None
+    versions = [package_version(package) for package in PACKAGES]
+    key = recipes.content_hash([recipe, roles, hardware, card, allocator, name, _code_hash(), versions])
+    return cache_root() / "predictions" / f"{key[:32]}.json"
+
+
+@functools.cache
+def _code_hash() -> str:
+    """Return the hash, at the first call, of the code that a rehearsal may run: nothing that is above the stages."""
+    plan = Path(__file__).parent
+    return recipes.content_hash(
+        [
+            hash_of_modules(Path(cards.__file__).parent, without=("tests", "examples")),
+            hash_of_modules(plan.parent, without=NOT_REHEARSED),
+            hash_of_modules(plan / "rehearsal"),
+            sha256(plan / "phases.py"),
+        ]
+    )
+
+
+def read(file: Path, form: TypeAdapter[Answer]) -> Answer | None:
+    """Return the answer in a file; None if there is none, or a damaged one."""
+    try:
+        return form.validate_json(file.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def write(file: Path, form: TypeAdapter[Answer], answer: Answer) -> None:
+    """Write an answer, where the file system lets this be done."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as temporary:
+            temporary.write_bytes(form.dump_json(answer))
+    except OSError:
+        pass  # a cache that cannot be written only costs time

@@ -1,0 +1,124 @@
+"""The parts of a prediction: questions to a rehearsal and their answers, the phases of a stage."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, with_config
+
+from peakmem import events
+from rlhf.errors import UserError
+from rlhf.recipe import STAGE_TABLE, PinnedRecipe, StageName
+
+PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
+REHEARSED_STEPS = 2  # of a rehearsed stage; the second one has optimizer states
+MOST_REPEATS = 2  # in a rehearsal, of a step's micro-batches or minibatches and of held-out batches
+DECODING_STEP: Literal["decoding step"] = "decoding step"
+UPDATE_PASS: Literal["update pass"] = "update pass"
+# What is rehearsed: a stage, one step of sampling, or the two passes of an update.
+RehearsalName = StageName | Literal["decoding step", "update pass"]
+ON_HOST = tuple(stage for stage, row in STAGE_TABLE.items() if row.on_host)  # stages that leave the card alone
+# What a rehearsal finds, by peakmem's names.
+DEPTHS = events.DEPTHS  # layers with which a stage is rehearsed
+WHOLE = events.WHOLE  # the whole stage
+WORKSPACE = events.WORKSPACE
+Component = events.Component
+PeakPart = events.PeakPart
+Parts = events.Parts
+Event = events.Event
+Work = events.Work
+Peak = events.Peak
+Reserved = events.Reserved
+PredictedPhase = events.PredictedPhase
+
+
+class PredictionError(UserError):
+    """A stage cannot be predicted; it may still run."""
+
+
+ONLY_KNOWN_KEYS = ConfigDict(extra="forbid")  # in a question or an answer as JSON, the peaks and roles in it included
+
+
+@with_config(ONLY_KNOWN_KEYS)
+@dataclass(frozen=True)
+class Question:
+    """What a rehearsal is asked: which stage, decoding step or pass of an update, of which recipe."""
+
+    recipe: str  # its folder
+    overrides: dict[str, Any]  # rlhf.recipe.Changes; pydantic has no form for a recursive alias
+    name: RehearsalName
+    expandable: bool  # whether the allocator has expandable segments
+
+
+def _of_the_same_phases(depths: list[dict[str, Peak]]) -> list[dict[str, Peak]]:
+    """Return the peaks at each of DEPTHS. Raises ValueError unless all have the same phases and the whole stage."""
+    if len(depths) != len(DEPTHS) or any(WHOLE not in peaks or peaks.keys() != depths[0].keys() for peaks in depths):
+        raise ValueError(f"not the same phases, with the whole stage, at {len(DEPTHS)} depths")
+    return depths
+
+
+@with_config(ONLY_KNOWN_KEYS)
+@dataclass(frozen=True)
+class RehearsedStage:
+    """The answer of a rehearsal about a stage.
+
+    `depths` has the peaks of the phases by name at each of DEPTHS; the others are about the recipe's own depth.
+    """
+
+    depths: Annotated[list[dict[str, Peak]], AfterValidator(_of_the_same_phases)]
+    reserved: dict[str, Reserved] | None  # None if the events of the two depths could not be aligned
+    highest: dict[str, Parts] = field(default_factory=dict)  # at each phase's peak; of the phases that were repeated
+
+
+@dataclass(frozen=True)
+class RehearsedRole:
+    """The operations of one decoding step of a role; a plain layer has no adapters, and None says that none is."""
+
+    per_layer: int
+    per_plain_layer: int | None
+    outside: int
+    unsafe: list[str]
+
+
+@with_config(ONLY_KNOWN_KEYS)
+@dataclass(frozen=True)
+class RehearsedStep:
+    """The answer of a rehearsal about a decoding step."""
+
+    roles: Annotated[dict[str, RehearsedRole], Field(min_length=1)]
+
+
+@with_config(ONLY_KNOWN_KEYS)
+@dataclass(frozen=True)
+class RehearsedPasses:
+    """The answer of a rehearsal about an update: operations of a layer by trunk, of its forward and backward pass."""
+
+    per_layer: Annotated[dict[str, dict[str, int]], Field(min_length=1)]
+
+
+# What reads a question or an answer from JSON, checks it and writes it.
+QUESTION_TYPE = TypeAdapter(Question)
+STAGE_ANSWER = TypeAdapter(RehearsedStage)
+STEP_ANSWER = TypeAdapter(RehearsedStep)
+PASSES_ANSWER = TypeAdapter(RehearsedPasses)
+
+
+class PredictedStage(NamedTuple):
+    """What is predicted for a stage as a whole, and for each of its phases."""
+
+    whole: PredictedPhase
+    phases: dict[str, PredictedPhase]  # by name, in the order in which they begin
+
+
+Predict = Callable[[PinnedRecipe, StageName], PredictedStage]
+
+
+@dataclass(frozen=True)
+class StepOperations:
+    """Operations of one decoding step, each at least one kernel."""
+
+    per_layer: int  # with adapters
+    outside: int  # before, between and after the layers
+    total: int
+    unsafe: list[str]  # what a captured graph must not hold, with the reason
+    per_plain_layer: int | None = None  # without adapters; None if all layers have them

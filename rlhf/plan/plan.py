@@ -1,0 +1,323 @@
+"""The plan of a recipe: the memory, time and money that its stages take, predicted or projected before they run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from peakmem import cards
+from rlhf.errors import UserError
+from rlhf.files import JsonObject
+from rlhf.plan import padding, projection, ranks
+from rlhf.plan.fit import Fit
+from rlhf.plan.own_rows import OwnRows, Rows, read_rows
+from rlhf.plan.phases import (
+    ON_HOST,
+    Parts,
+    PeakPart,
+    PredictedPhase,
+    PredictedStage,
+    PredictionError,
+    StepOperations,
+)
+from rlhf.plan.predict import Predictor, card_needed_bytes, card_reserved_bytes
+from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName, TrainingName, published
+from rlhf.recipe.choices import Device
+from rlhf.recipe.published import Figure, VerdictWord, verdict_of
+from rlhf.terminal.wording import GB
+
+KEPT: tuple[PeakPart, ...] = ("base", "quantization", "adapters", "heads", "optimizer")  # from one step to the next
+
+
+@dataclass(frozen=True)
+class PlannedPhase:
+    """Bytes of a phase, as `rlhf.plan.phases.PredictedPhase` has them."""
+
+    peak_bytes: int
+    reserved_bytes: int | None
+    needed_bytes: int | None
+    paged_bytes: int
+    components: Parts
+
+
+@dataclass(frozen=True)
+class RankTraffic:
+    """What a rank receives in a step, the time that takes at the link's nominal rate, and the share of speed left."""
+
+    gradient_bytes_per_step: int
+    weight_bytes_per_step: int
+    steps: int
+    seconds_per_step: float
+    # Shares of n times the speed of one card: with no message hidden behind computing, and with all that can be.
+    projected_scaling: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Hours of a stage; dollars where a price is known."""
+
+    limit_hours: float  # at the card's nominal rates
+    projected_hours: float
+    projected_hours_range: tuple[float, float]
+    projected_cost: float | None
+    between_ranks: RankTraffic | None  # None for one card, and where the link or the layers are not known
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """Memory and time of a stage.
+
+    `card_reserved_bytes` and `card_needed_bytes` are those of the functions in rlhf/plan/predict.py for the whole
+    stage.
+    """
+
+    in_memory_of: Device | Literal["host"]
+    peak_bytes: int
+    card_reserved_bytes: int
+    card_needed_bytes: int
+    server_bytes: int  # that a vLLM server of this stage takes of the same card while the stage needs most
+    fits: bool | None  # None without a card
+    published_bytes: list[tuple[int | None, int | None]] | None  # published ranges, from low to high; a number is both
+    verdict: VerdictWord | None  # on the peak, by the published figures
+    phases: dict[str, PlannedPhase]
+    time: StageTime | None  # None where rates of the card or the number of rows are not known
+    decoding_step: dict[str, StepOperations] | None  # of a rollout, by role
+    no_time: str | None = None  # why hours of a stage that trains are not projected
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of some stages of a recipe."""
+
+    recipe: str
+    version: str
+    modified: bool
+    hardware: str
+    card_bytes: int | None
+    cards: int
+    price_per_hour: float | None  # dollars for one card
+    projection: JsonObject  # the rates and where they come from
+    stages: dict[StageName, PlannedStage]
+    row_lengths: str = ""  # where the lengths of rows come from, in words
+
+    def as_json(self) -> JsonObject:
+        """Return the plan as JSON's types."""
+        return asdict(self)
+
+
+def check_type(recipe: Recipe) -> None:
+    """Raise UserError if the recipe computes in bfloat16 on a card that does not."""
+    reason = cards.lacks_bfloat16(recipe.hardware.name) if recipe.model.dtype == "bfloat16" else None
+    if reason:
+        raise UserError(f"hardware.name: {recipe.hardware.name}: {reason}: use model.dtype: float32, or another card")
+
+
+def make_plan(
+    predictor: Predictor,
+    loaded: PinnedRecipe,
+    stages: Sequence[StageName],
+    price: float | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Plan:
+    """Return the plan of some stages; `price` is in dollars for an hour of one card.
+
+    Hours are those of the rows of the recipe's own files, where it has any. `say` gets a line for each stage that is
+    rehearsed. Raises PredictionError, and UserError for files with rows that a run would refuse.
+    """
+    check_type(loaded.recipe)
+    own = read_rows(loaded.recipe, stages)
+    predicted, step = {}, None
+    for number, stage in enumerate(stages, 1):
+        say(f"rehearsing {stage} ({number} of {len(stages)})")
+        predicted[stage] = predictor.predict(loaded, stage)
+        step = predictor.decoding_step(loaded) if stage == loaded.recipe.rollout_stage() else step
+    return plan_of(loaded, predicted, price, step, own)
+
+
+def plan_of(
+    loaded: PinnedRecipe,
+    predicted: Mapping[StageName, PredictedStage],
+    price: float | None = None,
+    step: dict[str, StepOperations] | None = None,
+    own: OwnRows | None = None,
+) -> Plan:
+    """Return the plan that follows from predictions; `step` is a decoding step of the rollout by role."""
+    hardware, rollout = loaded.recipe.hardware, loaded.recipe.rollout_stage()
+    planned = {
+        stage: _stage(loaded, stage, of_stage, price, step if stage == rollout else None, own)
+        for stage, of_stage in predicted.items()
+    }
+    return Plan(
+        recipe=loaded.name,
+        version=loaded.version,
+        modified=loaded.modified,
+        hardware=hardware.name,
+        card_bytes=None if hardware.memory_gb is None else round(hardware.memory_gb * GB),
+        cards=hardware.count,
+        price_per_hour=price,
+        projection=projection.basis(),
+        stages=planned,
+        row_lengths=_row_lengths(loaded.recipe, own),
+    )
+
+
+def hours_before_and_after(predictor: Predictor, loaded: PinnedRecipe, fits: Fit) -> tuple[float, float] | None:
+    """Return projected hours of the training stages with the recipe's own settings and with those that fit.
+
+    None where the hours of a stage are not known. Raises what `make_plan` raises.
+    """
+    training = [stage for stage in fits.stages if stage in TRAINING_STAGES]
+    if not training or cards.rates_of(loaded.recipe.hardware.name) is None:
+        return None
+    own = read_rows(loaded.recipe, fits.stages)
+    if any(_no_time(loaded.recipe, stage, own) for stage in training):
+        return None
+
+    def hours(of: PinnedRecipe, predicted: Mapping[StageName, PredictedStage]) -> float:
+        rows = own.stages if own else {}
+        times = [_time(of, stage, predicted[stage], None, rows.get(stage)) for stage in training]
+        return sum(time.projected_hours for time in times if time)
+
+    before: dict[StageName, PredictedStage] = {stage: predictor.predict(loaded, stage) for stage in training}
+    return hours(loaded, before), hours(loaded.with_changes(fits.changes), fits.stages)
+
+
+def card_bytes(loaded: PinnedRecipe) -> int:
+    """Return the bytes of the recipe's card. Raises UserError if it names none."""
+    if loaded.recipe.hardware.memory_gb is None:
+        limit = "name a limit: --fit 12GB"
+        raise UserError(f"{loaded.directory}: hardware.memory_gb is not given, so the card is unknown; {limit}")
+    return round(loaded.recipe.hardware.memory_gb * GB)
+
+
+def _stage(
+    loaded: PinnedRecipe,
+    stage: StageName,
+    predicted: PredictedStage,
+    price: float | None,
+    step: dict[str, StepOperations] | None,
+    own: OwnRows | None,
+) -> PlannedStage:
+    hardware = loaded.recipe.hardware
+    no_time = _no_time(loaded.recipe, stage, own)
+    rows = own.stages.get(stage) if own and stage in TRAINING_STAGES else None
+    place: Device | Literal["host"] = "host" if stage in ON_HOST else hardware.device
+    whole, need, card = predicted.whole, card_needed_bytes(predicted.whole), hardware.memory_gb
+    server = server_bytes(loaded.recipe, stage, whole)
+    return PlannedStage(
+        in_memory_of=place,
+        peak_bytes=whole.peak_bytes,
+        card_reserved_bytes=card_reserved_bytes(whole),
+        card_needed_bytes=need,
+        server_bytes=server,
+        fits=need + server <= card * GB if card and place == "cuda" else None,
+        published_bytes=_published(loaded, stage),
+        verdict=_peak_verdict(loaded, stage, whole.peak_bytes),
+        phases={name: _phase(phase) for name, phase in predicted.phases.items()},
+        time=None if no_time else _time(loaded, stage, predicted, price, rows),
+        decoding_step=step,
+        no_time=no_time,
+    )
+
+
+def server_bytes(recipe: Recipe, stage: StageName, whole: PredictedPhase) -> int:
+    """Return the bytes of a vLLM server on the run's own card beside what the stage needs.
+
+    A server that sleeps has left the card when the stage needs most. Awake it stands beside weights and states only, so
+    what it takes beyond the rest of that peak is counted. What it keeps asleep is not known, and is not counted.
+    """
+    options = recipe.online().get(stage)
+    if options is None or options.vllm_url is None:
+        return 0
+    from rlhf.rollout.vllm_command import bytes_on_card  # needs torch, which a plan from the cache does without
+
+    awake = bytes_on_card(recipe, options)
+    if not options.vllm_sleep:
+        return awake
+    kept = sum(whole.components.get(part, 0) for part in KEPT)
+    return max(0, awake - (whole.peak_bytes - kept))
+
+
+def _phase(phase: PredictedPhase) -> PlannedPhase:
+    return PlannedPhase(phase.peak_bytes, phase.reserved_bytes, phase.needed_bytes, phase.paged_bytes, phase.components)
+
+
+def _no_time(recipe: Recipe, stage: StageName, own: OwnRows | None) -> str | None:
+    """Return why hours of a stage are not projected; None where they are, and for a stage that does not train."""
+    if stage not in TRAINING_STAGES:
+        return None
+    if cards.rates_of(recipe.hardware.name) is None:
+        return f"the speed of {recipe.hardware.name} is not known"
+    if own and stage in own.lacking:
+        return own.lacking[stage]
+    if projection.optimizer_steps(recipe, stage, own.stages[stage] if own else None) is not None:
+        return None
+    if missing := [file for file in recipe.data.files if not Path(file).is_file()]:
+        return f"{missing[0]} is not on this machine, so its rows could not be counted"
+    return f"the number of rows is not known: --set {stage}.max_samples=N names it"
+
+
+def _row_lengths(recipe: Recipe, own: OwnRows | None) -> str:
+    """Return in words where projected hours have the lengths of rows from."""
+    if own:
+        made = "" if own.unit == "tokens" else ", of which a text has fewer than tokens: the tokenizer is not here"
+        return f"from the files of this run, in {own.unit}{made}"
+    if padding.as_long_as_hh(recipe):
+        return "those of HH-RLHF"
+    return "every row as long as the recipe admits"
+
+
+def _time(
+    loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage, price: float | None, rows: Rows | None
+) -> StageTime | None:
+    """Return the hours and dollars of a stage; None where rates of the card or the number of rows are not known."""
+    recipe = loaded.recipe
+    rates, processes = cards.rates_of(recipe.hardware.name), recipe.processes(stage)
+    of_rank = rows.of_rank(processes) if rows else None
+    work = projection.stage_work(ranks.recipe_of_one_rank(loaded, stage).recipe, stage, predicted, of_rank)
+    if not rates or not work:
+        return None
+    seconds, low, high = work.projected(rates)
+    between_ranks = None
+    if processes > 1 and rates.link and stage in TRAINING_STAGES:
+        with suppress(PredictionError):  # of a model whose layers are not known
+            between_ranks = _traffic(recipe, stage, seconds, rates.link, rows)
+    if between_ranks:
+        waiting = between_ranks.seconds_per_step * between_ranks.steps
+        seconds, low, high = seconds + waiting, max(low, waiting), high + waiting  # least: both at the same time
+    hours = seconds / projection.SECONDS_PER_HOUR
+    return StageTime(
+        limit_hours=work.limit(rates) / projection.SECONDS_PER_HOUR,
+        projected_hours=hours,
+        projected_hours_range=(low / projection.SECONDS_PER_HOUR, high / projection.SECONDS_PER_HOUR),
+        projected_cost=None if price is None else hours * price * processes,
+        between_ranks=between_ranks,
+    )
+
+
+def _traffic(recipe: Recipe, stage: TrainingName, seconds: float, link: float, rows: Rows | None) -> RankTraffic:
+    """Return what ranks send each other in a stage that computes for `seconds`; `link`: bytes per second."""
+    traffic, steps = ranks.traffic(recipe, stage), projection.optimizer_steps(recipe, stage, rows)
+    assert steps  # stages with projected hours have optimizer steps
+    waiting = (traffic.gradients + traffic.weights) / link
+    scaling = ranks.scaling(seconds / steps, waiting)
+    return RankTraffic(traffic.gradients, traffic.weights, steps, waiting, scaling)
+
+
+def _published(loaded: PinnedRecipe, stage: StageName) -> list[tuple[int | None, int | None]] | None:
+    """Return the ranges in bytes that are published for a stage's peak, one for each figure; None without any."""
+
+    def size(end: float | None) -> int | None:
+        return None if end is None else round(end * GB)
+
+    return [(size(low), size(high)) for low, high in (f.printed for f in _peak_figures(loaded, stage))] or None
+
+
+def _peak_verdict(loaded: PinnedRecipe, stage: StageName, peak: int) -> VerdictWord | None:
+    """Return the most favourable verdict on a predicted peak by the figures of its stage; None if there are none."""
+    return published.best(verdict_of(figure, peak / GB).word for figure in _peak_figures(loaded, stage))
+
+
+def _peak_figures(loaded: PinnedRecipe, stage: StageName) -> list[Figure]:
+    return [figure for figure in loaded.figures if figure.stage == stage and figure.metric == "peak_vram_gb"]

@@ -1,0 +1,367 @@
+"""How long a stage would take: what it computes, moves and launches, against what the card can do.
+
+`limit` is the time at the card's nominal rates, which no program reaches. `projected` uses rates that are calibrated on
+training steps that others timed (studies/outside/speed.py), with an interval. A phase takes no less time than the host
+needs to launch its kernels, which was measured beside an H200 (docs/roofline.md).
+
+A rehearsal counts the work of a few steps on the longest rows. A stage does that work more often, on rows of the usual
+length.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import mean
+from typing import NamedTuple
+
+from peakmem import cards
+from rlhf.files import JsonObject
+from rlhf.plan.own_rows import Rows
+from rlhf.plan.padding import mean_prompt, share_of_longest
+from rlhf.plan.phases import MOST_REPEATS, REHEARSED_STEPS, PredictedStage, PredictionError, Work
+from rlhf.plan.weights import (
+    ADAPTER_BYTES,
+    NUMBER_BYTES,
+    Form,
+    adapted_layers,
+    adapter_parameters,
+    bytes_of_product,
+    linear_layers,
+    shape_of,
+)
+from rlhf.recipe import STAGE_TABLE, TRAINING_STAGES, Dialogues, OnlineOptions, Recipe, StageName, TrainingName
+from rlhf.recipe.model_types import TESTED
+from rlhf.recipe.stages import FEW_SAMPLES
+
+SECONDS_PER_HOUR = 3600
+
+
+class TimeFactors(NamedTuple):
+    """What multiplies each part of a training step's time at nominal rates; the last is seconds for each launch."""
+
+    products: float
+    memory: float
+    launch: float
+
+
+class Shares(NamedTuple):
+    """The shares of the nominal bandwidth with which decoding reads."""
+
+    least: float
+    usual: float
+    most: float
+
+
+# Fitted to 29 timed runs on an L40S and an A100 (studies/outside/speed.py; a test repeats the fit from the record).
+CALIBRATED = TimeFactors(products=1.35, memory=1.15, launch=5e-6)
+# Factors on projected training time. All 34 runs that the fit never saw took 0.87 to 1.37 times what is projected for
+# them (studies/outside); this project's own loops and cards were not among them.
+SPREAD = (0.8, 1.5)
+# Seconds of the host for an operation that launches a kernel, forward and backward. Measured beside an H200: 0.177 s
+# for the 6,955 of a micro-batch of SFT (docs/roofline.md). None of the runs above waited for its host.
+HOST_LAUNCH = 25e-6
+WINDOW = 256  # steps for which rlhf/rollout/library_decoding.py opens the cache on a card at once
+# Assumed: no timed run decodes as rlhf/rollout/library_decoding.py does, with captured steps.
+DECODING = Shares(least=0.2, usual=0.5, most=0.7)
+
+
+def basis() -> JsonObject:
+    """Return what projected hours rest on, for the plan as JSON."""
+    return {
+        "training": CALIBRATED._asdict(),
+        "training_interval": list(SPREAD),
+        "host_seconds_of_a_launch": HOST_LAUNCH,
+        "decoding_share_of_bandwidth": DECODING._asdict(),
+    }
+
+
+# -- a whole stage ----------------------------------------------------------------------------------------------------
+
+
+class Projected(NamedTuple):
+    """Projected seconds, and the interval in which they are expected."""
+
+    seconds: float
+    low: float
+    high: float
+
+
+class PhaseWork(NamedTuple):
+    """What a phase does in a whole stage."""
+
+    flops: float
+    moved: float  # bytes that operations other than products read and write
+    launched: float  # operations that launch a kernel
+
+    def seconds(self, card: cards.Rates) -> float:
+        """Return seconds at the calibrated rates, or those of the host where the card waits for it."""
+        return max(step_seconds(*self, card), self.launched * HOST_LAUNCH)
+
+
+class StageWork(NamedTuple):
+    """What a whole stage does: its phases but for decoding, and the bytes that are read while it decodes."""
+
+    phases: Sequence[PhaseWork]
+    decoded_bytes: float
+
+    @property
+    def flops(self) -> float:
+        """Return the operations of all phases."""
+        return sum(phase.flops for phase in self.phases)
+
+    @property
+    def moved(self) -> float:
+        """Return the bytes that operations other than products read and write in all phases."""
+        return sum(phase.moved for phase in self.phases)
+
+    def limit(self, card: cards.Rates) -> float:
+        """Return seconds at the card's nominal rates, with nothing moved but what decoding reads."""
+        return sum(card.seconds(self.flops, self.decoded_bytes))
+
+    def projected(self, card: cards.Rates) -> Projected:
+        """Return seconds at the calibrated rates; decoding at a share of the bandwidth that is assumed."""
+        computing = sum(phase.seconds(card) for phase in self.phases)
+        _, reading = card.seconds(0, self.decoded_bytes)
+        faster, slower = SPREAD
+        return Projected(
+            computing + reading / DECODING.usual,
+            computing * faster + reading / DECODING.most,
+            computing * slower + reading / DECODING.least,
+        )
+
+
+def step_seconds(
+    flops: float, moved: float, launched: float, card: cards.Rates, factors: TimeFactors = CALIBRATED
+) -> float:
+    """Return the projected seconds of work that has these counts: the three parts one after another."""
+    products, memory = card.seconds(flops, moved)
+    return products * factors.products + memory * factors.memory + launched * factors.launch
+
+
+def stage_work(
+    recipe: Recipe, stage: StageName, predicted: PredictedStage, rows: Rows | None = None
+) -> StageWork | None:
+    """Return the work of a whole stage; None if it does not train, or the number of rows is not known.
+
+    `rows` are those of the recipe's own files, where they were read.
+    """
+    if stage not in TRAINING_STAGES or (steps := optimizer_steps(recipe, stage, rows)) is None:
+        return None
+    options = recipe.training_section(stage)
+    times = {name: n * steps for name, n in _times_a_step(recipe, stage).items() if name != "rollout/decode"}
+    decoded = 0.0
+    if any(name.endswith("decode") for name in predicted.phases):
+        longest = (recipe.evaluate if isinstance(options, Dialogues) else options).max_prompt_length
+        step = decoding_step_bytes(recipe, stage, mean_prompt(recipe, longest, rows), predicted, rows)
+        decoded = _decoding_steps(recipe, stage, rows) * step
+    repeated = [(name, predicted.phases[name].work, n) for name, n in times.items() if name in predicted.phases]
+    repeated += [("evaluate", work, n) for work, n in _evaluations(recipe, stage, predicted, rows)]
+    phases = []
+    for name, work, n in repeated:
+        share = share_of_longest(recipe, stage, name, rows)  # of the tokens with which the work was rehearsed
+        # A kernel is launched for short rows as for long ones.
+        phases.append(PhaseWork(share * work.flops * n, share * work.moved * n, work.launched * n))
+    return StageWork(phases, decoded)
+
+
+def optimizer_steps(recipe: Recipe, stage: TrainingName, rows: Rows | None = None) -> int | None:
+    """Return the steps of the whole stage; None if neither recipe nor `rows` say how many rows there are."""
+    options = recipe.training_section(stage)
+    if not isinstance(options, Dialogues):
+        return options.steps
+    most = options.max_steps
+    known = [n for n in (options.max_samples, rows and rows.train) if n is not None]
+    if not known:
+        return most
+    batch = options.per_device_train_batch_size * options.gradient_accumulation_steps
+    steps = math.ceil(min(known) * options.num_train_epochs / batch)
+    return min(steps, most) if most else steps
+
+
+def _heldout(most: int, rows: Rows | None) -> int:
+    """Return how many held-out rows there are of the `most` that a recipe admits."""
+    return most if rows is None else min(most, rows.heldout)
+
+
+def _evaluations(
+    recipe: Recipe, stage: TrainingName, predicted: PredictedStage, rows: Rows | None
+) -> list[tuple[Work, float]]:
+    """Return the work of a rehearsed evaluation beside its decoding, in parts, and how often a stage does each.
+
+    Those of SFT, DPO and KTO also sample, after as well as before training; the KL of the samples of DPO and KTO is in
+    the part that is repeated for their rows. At `eval_steps` of SFT, reward model, DPO and KTO a stage evaluates more
+    often, which is not counted. In PPO, RLOO and GRPO a response that score normalisation samples counts as one of an
+    evaluation.
+    """
+    work = {name: phase.work for name, phase in predicted.phases.items()}
+    if "evaluate" not in work:
+        return []
+    options, sampling = recipe.training_section(stage), recipe.evaluate
+    prefill, decode = (work.get(f"evaluate/{part}", Work()) for part in ("prefill", "decode"))
+    if isinstance(options, Dialogues):
+        rehearsed = min(options.max_eval_samples, MOST_REPEATS * options.per_device_train_batch_size)
+        few = STAGE_TABLE[stage].samples == "few"
+        prompts = FEW_SAMPLES if few else min(sampling.max_samples, sampling.batch_size)
+        evaluated, sampled = _heldout(options.max_eval_samples, rows), _sampled_prompts(recipe, stage, rows)
+        return [(work["evaluate"] - prefill - decode, evaluated / rehearsed), (prefill, sampled / prompts)]
+    count = _online_evaluations(recipe, options.steps, options.eval_steps, options.save_steps)
+    done = count * _heldout(options.max_eval_samples, rows) + _norm_batches(options) * options.batch_size
+    rehearsed = _online_evaluations(recipe, REHEARSED_STEPS, REHEARSED_STEPS, REHEARSED_STEPS) * min(
+        options.max_eval_samples, options.rollout_batch_size
+    )
+    rehearsed += min(_norm_batches(options), 1) * options.batch_size
+    return [(work["evaluate"] - decode, done / rehearsed)]
+
+
+def _decoding_steps(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> int:
+    """Return the decoding steps of a whole stage, those of its evaluations included."""
+    options, sampling = recipe.training_section(stage), recipe.evaluate
+    if isinstance(options, Dialogues):
+        batches = 2 * math.ceil(_sampled_prompts(recipe, stage, rows) / sampling.batch_size)
+        return batches * (sampling.response_length - 1)
+    evaluations = _online_evaluations(recipe, options.steps, options.eval_steps, options.save_steps)
+    batches = (options.steps + _norm_batches(options)) * math.ceil(options.batch_size / options.rollout_batch_size)
+    batches += evaluations * math.ceil(_heldout(options.max_eval_samples, rows) / options.rollout_batch_size)
+    return batches * (options.response_length - 1)
+
+
+def _sampled_prompts(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> int:
+    """Return the held-out prompts that SFT, DPO or KTO samples answers to, before as well as after training."""
+    return _heldout(_most_sampled(recipe, stage), rows)
+
+
+def _most_sampled(recipe: Recipe, stage: TrainingName) -> int:
+    """Return the most held-out prompts that a stage samples answers to as `evaluate` says."""
+    samples = STAGE_TABLE[stage].samples
+    return {"few": FEW_SAMPLES, "all": recipe.evaluate.max_samples, None: 0}[samples]
+
+
+def _online_evaluations(recipe: Recipe, steps: int, eval_steps: int, save_steps: int) -> int:
+    """Return the evaluations of a stage: before the first step, after the last, and at each of both intervals.
+
+    Where validation is set apart, reference and policy are evaluated once more, on the prompts for reporting.
+    """
+    every = (range(n, steps + 1, n) for n in (eval_steps, save_steps))
+    reported = 2 if recipe.data.validation_fraction is not None else 0
+    return 1 + len({steps}.union(*every)) + reported
+
+
+def _norm_batches(options: OnlineOptions) -> int:
+    """Return the batches of rollouts by which score normalisation is measured; a rehearsal has one of them."""
+    return math.ceil(options.norm_responses / options.batch_size) if options.normalize_scores else 0
+
+
+# -- one step ---------------------------------------------------------------------------------------------------------
+
+
+def step_flops(
+    recipe: Recipe, stage: TrainingName, predicted: PredictedStage, of_model: bool = False
+) -> dict[str, float]:
+    """Return the operations of one optimizer step (PPO: one step) on the longest rows, by phase.
+
+    All that the card computes; `of_model` leaves out what it computes a second time for want of memory.
+    """
+    done = {name: phase.work for name, phase in predicted.phases.items()}
+    return {
+        name: (done[name].flops - done[name].recomputed * of_model) * times
+        for name, times in _times_a_step(recipe, stage).items()
+        if name in done
+    }
+
+
+def _times_a_step(recipe: Recipe, stage: TrainingName) -> dict[str, float]:
+    """Return how many times the work of a rehearsal one step does, by phase.
+
+    All of a phase is multiplied: an optimizer's step, too, where a rehearsal has two micro-batches and a step has more.
+    With 16 of them SFT's launches come out 3 % too many, and its hours 0.1 %.
+    """
+    options = recipe.training_section(stage)
+    if isinstance(options, Dialogues):
+        accumulation = options.gradient_accumulation_steps
+        times = {"train": accumulation / min(MOST_REPEATS, accumulation)}
+    else:
+        updates = options.num_mini_batches * options.passes / min(MOST_REPEATS, options.num_mini_batches)
+        times = {"rollout/prefill": 1.0, "rollout/decode": 1.0, "score": 1.0, "update": updates}
+    return {name: n / REHEARSED_STEPS for name, n in times.items()}
+
+
+def decoding_step_bytes(
+    recipe: Recipe,
+    stage: TrainingName,
+    prompt: float,
+    predicted: PredictedStage | None = None,
+    rows: Rows | None = None,
+) -> float:
+    """Return the bytes that a mean decoding step of a stage moves: weights, active adapters, keys and values.
+
+    `prompt` is the mean of a prompt's tokens; of keys and values the slots of `cached_slots` are read. Weights count in
+    the form in which they are multiplied with (`bytes_of_product`). Rows of the embedding table are looked up, and do
+    not count. Of layers that are not known, the weights count as they were found in a rehearsal, `predicted`, and no
+    adapters; without one this raises PredictionError.
+    """
+    shape, size = shape_of(recipe), NUMBER_BYTES[recipe.model.dtype]
+    sampled = _sampled(recipe, stage, rows)
+    slots = sampled.rows * cached_slots(recipe, prompt, sampled.response_length)
+    cached = shape.cached_per_token * slots * size
+    matrix = (shape.vocab_size or recipe.tokenizer.vocab_size or 0) * shape.hidden_size * size
+    try:
+        return _layers_of_a_step(recipe, sampled) + matrix + cached
+    except PredictionError:
+        if predicted is None:
+            raise
+    decoding = predicted.phases.get("rollout") or predicted.phases["evaluate/decode"]
+    held = decoding.components.get("base", 0) + decoding.components.get("quantization", 0)
+    return held - (0 if shape.tie_word_embeddings else matrix) + cached
+
+
+def cached_slots(recipe: Recipe, prompt: float, response: int) -> float:
+    """Return the slots of the cache that a row reads in a mean decoding step, with `prompt` tokens before a response.
+
+    The tokens that it has, of the response half of them; on a card whose kernel cannot read them alone
+    (rlhf/rollout/own_tokens.py) a window that also has slots for the tokens to come.
+    """
+    hardware, model = recipe.hardware, recipe.model
+    alone = (
+        shape_of(recipe).model_type in TESTED
+        and model.dtype != "float32"
+        and model.attention != "eager"
+        and cards.gpu_of(hardware.name).capability >= (8, 0)
+    )
+    if alone or hardware.device == "cpu":
+        return prompt + response / 2
+    return prompt + mean(min(response, -(-step // WINDOW) * WINDOW) for step in range(1, response + 1))
+
+
+class _Sampled(NamedTuple):
+    """How a stage decodes."""
+
+    rows: float  # at once, in a mean batch
+    response_length: int
+    merged: bool = False  # adapters are part of a copy of the weights
+    form: Form = "library"
+
+
+def _sampled(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> _Sampled:
+    options, sampling = recipe.training_section(stage), recipe.evaluate
+    if isinstance(options, Dialogues):
+        batch = _mean_batch(_sampled_prompts(recipe, stage, rows), sampling.batch_size)
+        return _Sampled(batch, sampling.response_length)
+    batch = _mean_batch(options.batch_size, options.rollout_batch_size)
+    form: Form = "copy" if options.rollout_4bit == "unpacked" else options.rollout_4bit
+    return _Sampled(batch, options.response_length, options.rollout_weights == "merged", form)
+
+
+def _mean_batch(rows: int, most: int) -> float:
+    return rows / math.ceil(rows / most)
+
+
+def _layers_of_a_step(recipe: Recipe, sampled: _Sampled) -> float:
+    """Return the bytes of the layers' weights and of one adapter. Raises PredictionError for layers not known."""
+    adapted, layers = adapted_layers(recipe), shape_of(recipe).num_hidden_layers
+    size, packed = NUMBER_BYTES[recipe.model.dtype], recipe.model.quantization == "nf4"
+    gpu, rows = cards.gpu_of(recipe.hardware.name), math.ceil(sampled.rows)
+    total = 0.0 if sampled.merged else float(ADAPTER_BYTES * adapter_parameters(recipe))
+    for name, (inputs, outputs) in linear_layers(recipe).items():
+        copied = len(adapted.get(name, ())) if sampled.merged else 0
+        product = bytes_of_product(inputs, outputs, rows, size, packed, sampled.form, gpu)
+        total += copied * inputs * outputs * size + (layers - copied) * product
+    return total

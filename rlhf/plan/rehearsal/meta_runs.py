@@ -1,0 +1,77 @@
+"""Runs stages on a stand-in for the recipe's device: tensors without data, random weights, the longest dialogues."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from peakmem import NotPredicted, StandIn, cards, deepen, events, highest_at_depth, replay
+from rlhf.plan.phases import DEPTHS, ON_HOST, Event, Peak, RehearsedStage, Reserved
+from rlhf.plan.rehearsal.short_runs import ShortRun, ShortRuns, StageFn
+from rlhf.process.cuda import EMPTIED_EVERY
+from rlhf.recipe import PinnedRecipe, Recipe, StageName
+
+
+class Rehearsals(ShortRuns[Peak]):
+    """Rehearses stages on the stand-in device. `events` are those of the last one, `components` of their storages.
+
+    Stages that a stage builds on are not run: their adapters are made, in the recipe's shape.
+    """
+
+    def __init__(self, layers: int | None):
+        super().__init__(layers)
+        self.events: list[Event] = []
+        self.components: list[events.StorageKind] = []
+
+    def measure(self, recipe: Recipe, run_stage: StageFn) -> dict[str, Peak]:
+        """Run a stage on the stand-in device and keep its events."""
+        from rlhf.plan.rehearsal.device import META
+
+        with self._device(recipe) as stand_in:
+            run_stage(META)
+        self.events, self.components = stand_in.events(), stand_in.components()
+        return stand_in.peaks()
+
+    def make_parents(self, changed: PinnedRecipe, stages: Sequence[StageName], folder: Path) -> None:
+        """Write adapters of the recipe's shape."""
+        from rlhf.plan.rehearsal.adapters import write_adapters  # imports torch
+
+        with self._device(changed.recipe):
+            write_adapters(ShortRun(folder, changed, stages[0]), stages)
+
+    def _device(self, recipe: Recipe) -> StandIn:
+        from rlhf.plan.rehearsal.device import stand_in_of  # imports torch
+
+        return stand_in_of(recipe)
+
+
+class RehearsalsAtDepths:
+    """Rehearses stages at each of DEPTHS, and repeats the layers' events for the recipe's own depth."""
+
+    def __init__(self) -> None:
+        self.depths = [Rehearsals(layers) for layers in DEPTHS]
+
+    def __call__(self, loaded: PinnedRecipe, stage: StageName, expandable: bool) -> RehearsedStage:
+        """Return the peaks of a stage at each depth, and the peak and reserved bytes of each phase at the recipe's."""
+        peaks = [rehearse(loaded, stage) for rehearse in self.depths]
+        hardware, architecture = loaded.recipe.hardware, loaded.recipe.model.architecture
+        if hardware.device != "cuda" or stage in ON_HOST or not architecture:
+            return RehearsedStage(peaks, {})
+        shallow, deeper = self.depths
+        layers = architecture.num_hidden_layers
+        try:
+            deep = deepen(shallow.events, deeper.events, layers)
+        except NotPredicted:
+            return RehearsedStage(peaks, None)
+        reserved = with_captures(deep.events, expandable, cards.workspace(hardware.name))
+        return RehearsedStage(peaks, reserved, highest_at_depth(deep, layers, deeper.components))
+
+
+def with_captures(made: Sequence[Event], expandable: bool, workspace: int = 0) -> dict[str, Reserved]:
+    """Return what `replay` returns for a card with room; `needed` is that of a full card.
+
+    The latter empties its cache before each capture of a graph.
+    """
+    reserved = replay(made, expandable, workspace, emptied_every=EMPTIED_EVERY)
+    if not any(event.name == events.CAPTURE for event in made):
+        return reserved
+    full = replay(made, expandable, workspace, emptied_every=1)
+    return {name: found._replace(needed=min(full[name].needed, found.reserved)) for name, found in reserved.items()}

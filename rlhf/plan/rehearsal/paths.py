@@ -1,0 +1,115 @@
+"""The paths that a stage takes on its device, for `meta` tensors in the place of the device's.
+
+peakmem has the patches of torch and of other libraries; here are those of this project's own code.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from peakmem import StandIn, events
+from rlhf.models import matmul, random_base
+from rlhf.models.lean import fused_linear, layouts, trunk
+from rlhf.plan.rehearsal import passes
+from rlhf.rollout import library_decoding, own_tokens
+from rlhf.rollout.cache import CacheLayer
+from rlhf.rollout.library_decoding import LibraryDecoding
+from rlhf.rollout.trunk_decoding import TrunkDecoding
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def patches(stand_in: StandIn) -> Iterator[passes.Patch]:
+    """Yield context managers that put right what would go another way on `meta`."""
+    patch = mock.patch.object
+    yield from passes.patches(stand_in)
+    for setting in (
+        library_decoding.STEPS_BETWEEN_CHECKS_BY_DEVICE,
+        library_decoding.WINDOW_BY_DEVICE,
+        library_decoding.FEW_KERNELS_BY_DEVICE,
+        own_tokens.BY_DEVICE,
+        trunk.ONEDNN_BY_DEVICE,
+        fused_linear.FUSED_BY_DEVICE,
+        matmul.FLOAT32_OF_HALVES_BY_DEVICE,
+        layouts.COPIES_HEADS_BY_DEVICE,
+        layouts.WIDE_ATTENTION_BY_DEVICE,
+    ):
+        yield mock.patch.dict(setting, {"meta": setting[stand_in.stands_for]})
+    # The kernel that is tried on a card.
+    yield patch(own_tokens, "kernel_works", lambda *_: stand_in.gpu.capability >= (8, 0))
+    yield patch(LibraryDecoding, "steps", lambda self: (1, self.room - 1) if self.room > 2 else range(1, self.room))
+    yield patch(TrunkDecoding, "steps", lambda self: range(1, min(self.room, 3)))
+    yield patch(CacheLayer, "lazy_initialization", _labelled_cache(stand_in))
+    yield patch(TrunkDecoding, "__init__", _labelled_growth(stand_in))
+    yield patch(random_base, "skeleton", _untracked(stand_in, random_base.skeleton))  # on `meta`, but in earnest
+    if stand_in.stands_for == "cuda":
+        yield patch(fused_linear, "fused_rms_norm", _rms_norm_and_scale)  # one kernel, as for F.rms_norm
+        if library_decoding.GRAPHS:
+            yield patch(LibraryDecoding, "advance", _captured(stand_in))
+            yield patch(LibraryDecoding, "deliver", _without_graph(stand_in))
+
+
+def _rms_norm_and_scale(x: Tensor, shape: list[int], weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return x * weight, x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+
+
+def _labelled_cache(stand_in: StandIn) -> Callable[..., None]:
+    original = CacheLayer.lazy_initialization
+
+    def lazy_initialization(self: CacheLayer, keys: Tensor, values: Tensor) -> None:
+        original(self, keys, values)
+        stand_in.label(self.keys, "kv_cache")
+        stand_in.label(self.values, "kv_cache")
+
+    return lazy_initialization
+
+
+def _labelled_growth(stand_in: StandIn) -> Callable[..., None]:
+    original = TrunkDecoding.__init__
+
+    def init(self: TrunkDecoding, *arguments: Any) -> None:
+        original(self, *arguments)
+        for cached in (x for pair in (*self.layout.prompt_cache, *self.layout.response_cache) for x in pair):
+            stand_in.label(cached, "kv_cache")
+
+    return init
+
+
+def _captured(stand_in: StandIn) -> Callable[..., None]:
+    """Return a decoding step that marks the second of two as captured, as most steps of a long response are."""
+    original = LibraryDecoding.advance
+    steps: weakref.WeakKeyDictionary[LibraryDecoding, int] = weakref.WeakKeyDictionary()
+
+    def advance(self: LibraryDecoding) -> None:
+        steps[self] = steps.get(self, 0) + 1
+        capture = steps[self] == 2 and self.room > library_decoding.WORTH_A_GRAPH + 1
+        if capture:
+            stand_in.mark(events.CAPTURE)
+        original(self)
+        if capture:
+            stand_in.mark(events.CAPTURED)
+
+    return advance
+
+
+def _without_graph(stand_in: StandIn) -> Callable[..., None]:
+    original = LibraryDecoding.deliver
+
+    def deliver(self: LibraryDecoding) -> None:
+        stand_in.mark(events.DROPPED)
+        original(self)
+
+    return deliver
+
+
+def _untracked(stand_in: StandIn, function: Callable[P, R]) -> Callable[P, R]:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with stand_in.paused():
+            return function(*args, **kwargs)
+
+    return call

@@ -1,0 +1,132 @@
+"""Where a rehearsal replaces a stage's functions: one table, with a reason for each.
+
+What a stage does again and again is rehearsed once or twice, which takes as much memory. What takes no memory of the
+device is left out, or done once for all stages and depths. Every batch gets a shorter row: a batch of rows that are all
+as long as the stage admits needs no mask; one shorter row can need one, and with it another attention kernel and copies
+of keys and values for every query head.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from unittest import mock
+
+from rlhf.plan.phases import MOST_REPEATS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rlhf.data.tokenize import DialogueTokenizer
+    from rlhf.evaluation.references import Overlap
+
+T = TypeVar("T")
+MakeTokenizer = Callable[[int], "PreTrainedTokenizerBase"]  # of a vocabulary of this size
+Rows = list[dict[str, Any]]  # for one of TRL's collators: token ids by key, a margin
+
+
+class Seam(NamedTuple):
+    """A function that a rehearsal replaces. `stand_in` gets the function and returns what is called in its place."""
+
+    owner: object  # a class or a module
+    name: str
+    stand_in: Callable[[Any], Callable[..., Any]]
+    why: str
+
+
+def seams() -> list[Seam]:
+    """Return the functions that a rehearsal replaces."""
+    import torch
+    from transformers.data.data_collator import DataCollatorMixin
+
+    from rlhf.data import tokenize
+    from rlhf.evaluation.references import Overlap
+    from rlhf.models import weights
+    from rlhf.rollout.library_decoding import LibraryDecoding
+    from rlhf.stages.online.train_state import TrainState, Update
+
+    return [
+        Seam(tokenize, "words", _made_once, "the stand-in tokenizer is made once"),
+        Seam(tokenize.DialogueTokenizer, "_ids", _encoded_once, "the dialogues are encoded once"),
+        Seam(torch, "save", _left_out, "files take no memory of the device"),
+        Seam(TrainState, "save", _left_out, "files take no memory of the device"),
+        Seam(weights, "check_finite", _left_out, "adapters of zeros hold no NaN"),
+        Seam(Overlap, "metrics", _on_device, "without an encoder the host compares texts"),
+        Seam(Update, "minibatches", _first, "further minibatches take no more memory"),
+        Seam(DataCollatorMixin, "__call__", _with_one_shorter, "a shorter row needs a mask"),
+        Seam(LibraryDecoding, "__init__", _with_shorter_prompt, "a shorter prompt needs a mask"),
+    ]
+
+
+@contextmanager
+def with_seams() -> Iterator[None]:
+    """Replace the functions of the table inside the block."""
+    with ExitStack() as patches:
+        for seam in seams():
+            stand_in = seam.stand_in(getattr(seam.owner, seam.name))
+            patches.enter_context(mock.patch.object(seam.owner, seam.name, stand_in))
+        yield
+
+
+def _left_out(_: Callable[..., object]) -> Callable[..., None]:
+    return lambda *_, **__: None
+
+
+def _on_device(metrics: Callable[["Overlap", T], dict[str, float]]) -> Callable[["Overlap", T], dict[str, float]]:
+    return lambda overlap, texts: {} if overlap._encoder is None else metrics(overlap, texts)
+
+
+def _first(minibatches: Callable[..., Iterator[T]]) -> Callable[..., Iterator[T]]:
+    return lambda *sizes: itertools.islice(minibatches(*sizes), MOST_REPEATS)
+
+
+def _with_one_shorter(collate: Callable[..., T]) -> Callable[..., T]:
+    def collate_padded(self: object, rows: Rows, *more: object, **options: object) -> T:
+        return collate(self, _one_shorter(rows), *more, **options)
+
+    return collate_padded
+
+
+def _with_shorter_prompt(start: Callable[..., None]) -> Callable[..., None]:
+    def start_padded(self: object, model: object, prompts: list[list[int]], *more: object) -> None:
+        shorter = [prompts[0][:-1], *prompts[1:]] if len(prompts) > 1 and len(prompts[0]) > 1 else prompts
+        start(self, model, shorter, *more)
+
+    return start_padded
+
+
+def _made_once(make_tokenizer: MakeTokenizer) -> MakeTokenizer:
+    """Return a function that makes one stand-in tokenizer per vocabulary size and returns that one again later."""
+    cached = functools.cache(make_tokenizer)
+
+    def words(vocab_size: int) -> "PreTrainedTokenizerBase":
+        tokenizer = cached(vocab_size)
+        tokenizer.chat_template = None  # merging writes one
+        return tokenizer
+
+    return words
+
+
+def _encoded_once(
+    encode: Callable[["DialogueTokenizer", Sequence[str], bool], list[list[int]]],
+) -> Callable[..., list[list[int]]]:
+    """Return `DialogueTokenizer._ids` with a memory: a text is encoded once per tokenizer. They must live on."""
+    known: dict[tuple[int, bool, str], list[int]] = {}
+
+    def ids(tokenizer: "DialogueTokenizer", texts: Sequence[str], bos: bool) -> list[list[int]]:
+        keys = [(id(tokenizer.hf), bos, text) for text in texts]
+        new = [key for key in dict.fromkeys(keys) if key not in known]
+        known.update(zip(new, encode(tokenizer, [text for _, _, text in new], bos), strict=True))
+        return [list(known[key]) for key in keys]
+
+    return ids
+
+
+def _one_shorter(rows: Rows) -> Rows:
+    """Return the rows for one of TRL's collators, the first one a token shorter; of pairs the rejected response."""
+    first = rows[0]
+    keys = ("rejected_ids",) if "rejected_ids" in first else ("input_ids", "labels") if len(rows) > 1 else ()
+    if any(len(first[key]) < 2 for key in keys):
+        return rows
+    return [{key: value[:-1] if key in keys else value for key, value in first.items()}, *rows[1:]]
