@@ -53,6 +53,18 @@ def clustered_share(outcomes: Sequence[float], clusters: Sequence[Hashable]) -> 
     return wilson(p * effective, effective)
 
 
+def weighted_mean(parts: Sequence[Estimate], weights: Sequence[float]) -> Estimate:
+    """Return the weighted mean of independent estimates, with weights that add up to 1, and its interval.
+
+    The interval follows from those of the parts, and keeps their asymmetry: its lower end is the mean −
+    √Σ w²(value − low)², its upper end likewise (MOVER; Zou and Donner 2008, doi:10.1002/sim.3095).
+    """
+    value = math.fsum(weight * part.value for part, weight in zip(parts, weights, strict=True))
+    below = math.hypot(*(weight * (part.value - part.low) for part, weight in zip(parts, weights, strict=True)))
+    above = math.hypot(*(weight * (part.high - part.value) for part, weight in zip(parts, weights, strict=True)))
+    return Estimate(value, value - below, value + above)
+
+
 def mean_interval(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Estimate | None:
     """Return the mean of values with its normal interval, mean ± z·sd/√n for independent values.
 

@@ -138,7 +138,6 @@ class ScoreSummary(NamedTuple):
     accuracy: stats.Estimate | None  # with its 95 % interval, in which pairs of one prompt may depend on each other
     margin: float | None
     scores: dict[str, ScoreFigures]  # by the answer's name
-    not_scored: int
 
 
 def summary(scored: Sequence[ScoredItem]) -> ScoreSummary:
@@ -155,7 +154,6 @@ def summary(scored: Sequence[ScoredItem]) -> ScoreSummary:
         accuracy=stats.clustered_share(stats.outcomes(margins), prompts) if margins else None,
         margin=fmean(margins) if margins else None,
         scores={name: ScoreFigures(len(v), fmean(v), pstdev(v), min(v), max(v)) for name, v in values.items()},
-        not_scored=sum(score is None for row in scored for score in row.scores.values()),
     )
 
 

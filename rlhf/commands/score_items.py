@@ -10,6 +10,7 @@ from rlhf.data.parsing import parse_prompt
 from rlhf.data.rows import Message
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
+from rlhf.terminal import say
 
 ANSWERS = ("response", "base", "SFT", "PPO", "DPO")  # keys of samples under which an answer is plain text
 
@@ -48,6 +49,8 @@ def _items(file: Path) -> Iterator[Item]:
         yield from (_item(source, row) for source, row in itertools.chain([first], rows))
         return
     data = formats.read([file], advice=formats.CHECK_ADVICE)
+    for note in data.report.notes:
+        say(note)
     if not data.pairs and not data.examples:
         raise UserError(f"{file}: texts without prompts and answers; score needs pairs, or prompts with responses")
     for pair in data.pairs:
