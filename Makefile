@@ -18,7 +18,7 @@
 ## FIT          memory limit for `make plan`, which looks for the fastest settings: 12GB, or card for the recipe's card
 ## PRICE        dollars per hour of one card; adds the cost to plan, bench, report, reproduce and after a stage
 ## RUNTIME      docker, podman: stages run in the container image; local: in .venv [docker; local for recipes for cpu]
-## PIP_ARGS     more arguments for pip, for example "--extra-index-url URL" (for torch without CUDA, see README.md)
+## PIP_ARGS     more arguments for pip, for example "--extra-index-url URL" (for torch without CUDA, see docs/running.md)
 ##+ RUN          run directory or a stage's, runs/NAME/vN/ppo, given instead of HW, OUT, SET and all of how it was made
 ##+ REUSE        another root of runs; its finished stages are used if OUT has none
 ##+ GUIDE        1: with HW, the version that keeps the settings of a published guide, where there is one

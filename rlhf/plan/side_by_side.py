@@ -27,11 +27,11 @@ TITLES = {"peak_vram_gb": "published, predicted and measured peak memory", "hour
 COLUMNS: Mapping[Quantity, tuple[str, ...]] = {
     "peak_vram_gb": (
         *("recipe", "stage", "published, GB", "predicted, guide's settings", "predicted, ours"),
-        *("measured", "of version, on card", "verdict"),
+        *("measured", "version, card, date", "verdict"),
     ),
     "hours": (
         *("recipe", "stage", "published, hours", "projected, guide's settings", "projected, ours"),
-        *("by measured steps", "tokens/s", "of version, on card", "verdict"),
+        *("by measured steps", "tokens/s", "version, card, date", "verdict"),
     ),
 }
 NOTE = (

@@ -301,18 +301,9 @@ def test_a_released_recipe_has_a_record(directory):
     assert [file for file in SEEDS if file.parts[-4:-2] == directory.parts[-2:]]
 
 
-def test_the_readme_shows_the_newest_record_of_the_cpu_recipe():
+def test_the_page_of_results_shows_the_newest_record_of_the_cpu_recipe():
     newest = max((file for file in SEEDS if "cpu-tiny" in file.parts), key=lambda file: file.name)
-    table = reproduce.table_of(newest)
-    assert table in (ROOT / "docs/results.md").read_text()
-    seeds = len(json.loads(newest.read_text())["seeds"])
-    without_seeds = {tuple(cells(line)[:3] + cells(line)[3 + seeds :]) for line in table.splitlines()}
-    without_seeds |= {
-        (row[0], f"{row[1]}, nats per token", *row[2:]) for row in without_seeds if row[1:2] == ("KL to SFT",)
-    }
-    page = (ROOT / "README.md").read_text().split("## Results")[1].split("**Predicted**")[0]
-    shown = [tuple(cells(line)) for line in page.splitlines() if line.startswith("|")][2:]
-    assert len(shown) >= 6 and set(shown) <= without_seeds
+    assert reproduce.table_of(newest) in (ROOT / "docs/results.md").read_text()
 
 
 def cells(row: str) -> list[str]:

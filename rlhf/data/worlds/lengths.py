@@ -9,8 +9,9 @@ from pathlib import Path
 
 PROMPT_OVERHEAD = 3  # BOS and the two marks of a turn
 WORDS = 10_000  # fewer than any real vocabulary has
-# prompt/chosen/rejected tokens of 200 of the 1,794 usable dialogues of HH-RLHF's harmless-base test split, at even
-# distances in the order of their length, with Llama-2's tokenizer; a prompt counts BOS, a response does not count EOS.
+# prompt/chosen/rejected tokens of 200 of the 1,794 usable dialogues in the first 1,800 of HH-RLHF's harmless-base test
+# split, at even distances in the order of their length, with Llama-2's tokenizer; a prompt counts BOS, a response does
+# not count EOS.
 # All 1,794 have 136, 43 and 53 tokens on average, the 200 here much the same.
 HH = """
     16/12/8 22/6/9 24/7/9 26/9/1 22/15/12 25/5/13 24/17/16 25/17/17 24/20/15 22/16/23 21/26/22 25/17/23 19/14/31
