@@ -20,8 +20,8 @@ from rlhf.report.parts import LINE_COLOURS, Charts, Section, sections_or_problem
 from rlhf.report.runs import RunRecords, load
 from rlhf.report.tables import (
     sections_of_findings,
-    sections_of_judges,
     sections_of_provenance,
+    sections_of_rewards,
     sections_of_verdicts,
 )
 from rlhf.report.training import sections_of_curves, sections_of_frontier, sections_of_memory, sections_of_time
@@ -41,7 +41,7 @@ SECTIONS: tuple[Builder, ...] = (
     sections_of_ratings,
     sections_of_reward_model,
     sections_of_time,
-    sections_of_judges,
+    sections_of_rewards,
     sections_of_memory,
     sections_of_data,
     sections_of_provenance,

@@ -13,6 +13,7 @@ from rlhf.report.runs import RunRecords, metrics
 from rlhf.run import reader, records
 from rlhf.run.finished import totals
 from rlhf.run.layout import FINDINGS
+from rlhf.stages.online.reward_functions import FIGURE_TITLES
 from rlhf.terminal import wording
 from rlhf.terminal.wording import GB
 
@@ -45,19 +46,17 @@ def _figure_cells(figure: Figure, value: float | None, verdict: Verdict, predict
     return (figure.title, figure.text(in_full=True), expected, wording.number(value), verdict_cell)
 
 
-def sections_of_judges(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Return what the judges among the rewards were asked, and what that cost at the prices of the recipe."""
-    rows: list[tuple[object, ...]] = []
-    for run in runs:
-        for stage, summary in run.summaries.items():
-            calls, dollars = summary.metrics.get("judge_calls"), summary.metrics.get("judge_dollars")
-            if calls is not None:
-                tokens = (summary.metrics.get(f"judge_tokens_{side}") for side in ("in", "out"))
-                counts = (f"{int(value or 0):,}" for value in (calls, *tokens))
-                rows.append((run.name, stage, *counts, "" if dollars is None else f"{dollars:.2f}"))
-    columns = ("run", "stage", "calls", "tokens of questions", "tokens of replies", "USD")
-    judge_table = table(columns, rows, len(runs) > 1, numbers=(2, 3, 4, 5))
-    return [Section("Calls of the judge", "table.html", judge_table)] if judge_table else []
+def sections_of_rewards(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+    """Return what the named rewards counted, such as the calls of a judge and what they cost."""
+    rows: list[tuple[object, ...]] = [
+        (run.name, stage, title, wording.number(value))
+        for run in runs
+        for stage, summary in run.summaries.items()
+        for name, title in FIGURE_TITLES.items()
+        if (value := summary.metrics.get(name)) is not None
+    ]
+    counted = table(("run", "stage", "what", "in the run"), rows, len(runs) > 1, numbers=(3,))
+    return [Section("What the rewards counted", "table.html", counted)] if counted else []
 
 
 class FindingText(NamedTuple):

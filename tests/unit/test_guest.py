@@ -11,6 +11,7 @@ from rlhf.process import endings
 from rlhf.process.guest.host import end_all
 from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.stages.online.reward_functions import find
+from rlhf.stages.online.reward_sum import total_figures
 from tests.helpers import wait_until
 
 LIBRARY = """
@@ -106,6 +107,20 @@ def test_random_numbers_of_a_reward_begin_with_its_seed(folder):
     function = written(folder, code)
     first, again, other = (function(["p"], ["a"], [None], seed=seed) for seed in (1, 1, 2))
     assert first == again != other
+
+
+def test_a_users_object_may_have_the_methods_of_a_named_reward(folder):
+    """`open` gets folder and limits, so that no other limit holds; `figures` counts, `answer_fault` judges answers."""
+    code = "class Kept:\n    calls = 0\n"
+    code += "    def __call__(self, completions, answer):\n        self.calls += 1\n        return [self.limits[1]]\n"
+    code += "    def open(self, folder, timeout, retries): self.limits = str(folder), timeout, retries\n"
+    code += "    def figures(self): return {'calls': self.calls, 'letters': len(self.limits[0])}\n"
+    code += "    def answer_fault(self, answer): return 'is short' if len(answer) < 2 else None\n"
+    function = written(folder, code + "f = Kept()\n").opened(folder, 0.5, 3)
+    assert (function.timeout, function.retries, function.needs_answer) == (None, 0, True)
+    assert function(["p"], ["a"], ["42"]) == [0.5]
+    assert total_figures([function, function]) == {"calls": 2, "letters": 2 * len(str(folder))}
+    assert function.answer_faults(["42", "7"]) == [None, "is short"]
 
 
 def test_math_answer_has_a_time_limit():

@@ -260,7 +260,7 @@ def test_the_marks_of_mathematics_may_be_missing(completion, answer, expected):
 def test_without_its_library_the_way_to_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
     with pytest.raises(RuntimeError, match=r"needs the package math-verify: pip install 'rlhf-one-gpu\[math\]'"):
-        named_rewards.math_answer(["1"], ["1"])
+        named_rewards.MathAnswer()(["1"], ["1"])
 
 
 @pytest.mark.parametrize(

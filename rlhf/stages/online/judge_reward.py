@@ -72,10 +72,13 @@ class JudgeReward:
             raise ValueError("url is, for example, 'http://127.0.0.1:8000/v1'")
         if not rubric.strip() or not model.strip():
             raise ValueError("rubric and model must not be empty")
+        if most < 1:
+            raise ValueError("most must be above 0")
         if not 1 <= at_once <= 256:
             raise ValueError("at_once must be from 1 to 256")
         if not all(0 <= dollars < math.inf for dollars in (dollars_in, dollars_out)):
             raise ValueError("dollars_in and dollars_out are dollars for a million tokens, 0 or more")
+        require_found(("openai", "httpx2"), "the reward judge", "judge")
         self.rubric, self.url, self.model, self.most, self.at_once = rubric, url, model, most, at_once
         self.dollars_in, self.dollars_out = dollars_in, dollars_out
         self.identity = sha256(json.dumps([model, rubric, most]).encode()).hexdigest()[:16]
@@ -199,6 +202,10 @@ def mark(reply: str, most: int) -> float | None:
     return number if number <= most else None
 
 
-def require_client() -> None:
-    """Raise UserError unless openai's client is installed."""
-    require_found(("openai", "httpx2"), "the reward judge", "judge")
+REWARDS: dict[str, type] = {"judge": JudgeReward}
+FIGURES = {
+    "judge_calls": "calls of the judge",
+    "judge_tokens_in": "tokens of questions to the judge",
+    "judge_tokens_out": "tokens of its replies",
+    "judge_dollars": "US dollars for the judge",
+}

@@ -1,6 +1,15 @@
-"""The named rewards, and what is wrong with a right answer that no response can match.
+"""The named rewards of texts. Each is a class of its options, whose instance is the reward function.
 
-A guest imports this module and calls its functions (rlhf/stages/online/reward_guest.py), so it imports little.
+    exact_answer                      1 if it is the answer; case, white space and . , ; : ! ? at the end do not count
+    numeric_answer(tolerance=0.01)    1 if its last number is the answer, within a relative tolerance
+    math_answer                       1 if its last mathematical expression equals the answer (needs the extra `math`)
+    regex(pattern='^Yes')             1 if the pattern is found
+    length(most=60)                   0 up to `most` words, then falling to -1 at twice as many; or `unit='tokens'`
+    json_valid(keys=['name'])         1 if it is JSON; with `keys`, if it is an object that has them
+
+`exact_answer` and `numeric_answer` take `extract='#### (.*)'`: a pattern whose last match holds what is compared. An
+`answer_fault` returns why no response can match a right answer, or None. A guest imports this module, so it imports
+little.
 """
 
 import json
@@ -8,6 +17,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -38,91 +48,141 @@ BARE_TEX = re.compile(r"(?=[^\\]*\\)(?:\\[A-Za-z]+(?![A-Za-z])|\\(?![A-Za-z])|[^
 CLOSING_MARKS = ".,;:!?。"  # which exact_answer ignores at the end
 
 
-def exact_answer(completions: list[str], answer: list[str], *, extract: str | None = None) -> list[float]:
-    return [
-        float(_is_exact(_extract(completion, extract), right))
-        for completion, right in zip(completions, answer, strict=True)
-    ]
+@dataclass(frozen=True, kw_only=True)
+class ExactAnswer:
+    extract: str | None = None
+
+    def __post_init__(self) -> None:
+        _compiled(extract=self.extract)
+
+    def __call__(self, completions: list[str], answer: list[str]) -> list[float]:
+        return [
+            float(_is_exact(_extract(completion, self.extract), right))
+            for completion, right in zip(completions, answer, strict=True)
+        ]
+
+    def answer_fault(self, answer: str) -> str | None:
+        return None if _plain(answer) else "is empty"
 
 
-def numeric_answer(
-    completions: list[str], answer: list[str], *, tolerance: float = 0.0, extract: str | None = None
-) -> list[float]:
-    rewards = []
-    for completion, right in zip(completions, answer, strict=True):
-        wanted = _last_number(right)
-        if wanted is None or not wanted.is_finite():
-            raise ValueError(f"the answer {_no_number(right)}")
-        number = _last_number(_extract(completion, extract) or "")
-        room = Decimal(str(tolerance)) * (abs(wanted) or 1)
-        rewards.append(float(number is not None and abs(number - wanted) <= room))
-    return rewards
+@dataclass(frozen=True, kw_only=True)
+class NumericAnswer:
+    tolerance: float = 0.0
+    extract: str | None = None
+
+    def __post_init__(self) -> None:
+        _compiled(extract=self.extract)
+        if not 0 <= self.tolerance < math.inf:
+            raise ValueError("tolerance must be a finite number, 0 or more")
+
+    def __call__(self, completions: list[str], answer: list[str]) -> list[float]:
+        rewards = []
+        for completion, right in zip(completions, answer, strict=True):
+            wanted = _last_number(right)
+            if wanted is None or not wanted.is_finite():
+                raise ValueError(f"the answer {self.answer_fault(right)}")
+            number = _last_number(_extract(completion, self.extract) or "")
+            room = Decimal(str(self.tolerance)) * (abs(wanted) or 1)
+            rewards.append(float(number is not None and abs(number - wanted) <= room))
+        return rewards
+
+    def answer_fault(self, answer: str) -> str | None:
+        number = _last_number(answer)
+        if number is None or not number.is_finite():
+            return f"{answer[:QUOTED]!r} holds no finite number"
+        first = plain_signs(answer).strip()[0]
+        if first != "-" and unicodedata.category(first) == "Pd":
+            return f"{answer[:QUOTED]!r} begins with a dash that may be a minus or not; write a minus as -"
+        return None
 
 
-def math_answer(completions: list[str], answer: list[str]) -> list[float]:
-    _, verify = _math_verify()
-    rewards = []
-    for completion, right in zip(completions, answer, strict=True):
-        gold = _right_expression(right)
-        if not gold:
-            raise ValueError(f"the answer {_no_expression(right)}")
-        same = " ".join(completion.split()) == " ".join(right.split())
-        rewards.append(float(same or verify(gold, _expression(completion, right))))
-    return rewards
+@dataclass(frozen=True, kw_only=True)
+class MathAnswer:
+    def __call__(self, completions: list[str], answer: list[str]) -> list[float]:
+        _, verify = _math_verify()
+        rewards = []
+        for completion, right in zip(completions, answer, strict=True):
+            gold = _right_expression(right)
+            if not gold:
+                raise ValueError(f"the answer {self.answer_fault(right)}")
+            same = " ".join(completion.split()) == " ".join(right.split())
+            rewards.append(float(same or verify(gold, _expression(completion, right))))
+        return rewards
+
+    def answer_fault(self, answer: str) -> str | None:
+        return None if _right_expression(answer) else f"{answer[:QUOTED]!r} is not a mathematical expression"
 
 
-def regex(completions: list[str], *, pattern: str) -> list[float]:
-    compiled = re.compile(pattern)
-    return [float(says_something(completion) and compiled.search(completion) is not None) for completion in completions]
+@dataclass(frozen=True, kw_only=True)
+class Regex:
+    pattern: str
+
+    def __post_init__(self) -> None:
+        _compiled(pattern=self.pattern)
+
+    def __call__(self, completions: list[str]) -> list[float]:
+        search = re.compile(self.pattern).search
+        return [float(says_something(completion) and search(completion) is not None) for completion in completions]
 
 
-def length(
-    completions: list[str], completion_ids: list[list[int]] | None = None, *, most: int, unit: str = "words"
-) -> list[float]:
-    if unit == "tokens":
-        if completion_ids is None:
-            raise ValueError("no tokens are given")
-        sizes = [len(ids) for ids in completion_ids]
-    else:
-        sizes = [len(words(completion)) for completion in completions]
-    return [-min(max(size / most - 1, 0.0), 1.0) for size in sizes]
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    most: int
+    unit: str = "words"
+
+    def __post_init__(self) -> None:
+        if self.most < 1:
+            raise ValueError("most must be above 0")
+        if self.unit not in ("words", "tokens"):
+            raise ValueError("unit must be 'words' or 'tokens'")
+
+    def __call__(self, completions: list[str], completion_ids: list[list[int]] | None = None) -> list[float]:
+        if self.unit == "tokens":
+            if completion_ids is None:
+                raise ValueError("no tokens are given")
+            sizes = [len(ids) for ids in completion_ids]
+        else:
+            sizes = [len(words(completion)) for completion in completions]
+        return [-min(max(size / self.most - 1, 0.0), 1.0) for size in sizes]
 
 
-def json_valid(completions: list[str], *, keys: Sequence[str] = ()) -> list[float]:
-    def valid(text: str) -> bool:
+@dataclass(frozen=True, kw_only=True)
+class JsonValid:
+    keys: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(key, str) for key in self.keys):
+            raise ValueError("keys must be a list of str")
+
+    def __call__(self, completions: list[str]) -> list[float]:
+        return [float(self._is_valid(completion)) for completion in completions]
+
+    def _is_valid(self, text: str) -> bool:
         fenced = re.fullmatch(r"\s*```(?:json)?\s*\n(.*?)\n?```\s*", text, re.DOTALL)
         try:
             value = json.loads(fenced[1] if fenced else text, parse_constant=_refused)
         except (ValueError, RecursionError):
             return False
-        return not keys or (isinstance(value, dict) and all(key in value for key in keys))
-
-    return [float(valid(completion)) for completion in completions]
+        return not self.keys or (isinstance(value, dict) and all(key in value for key in self.keys))
 
 
-def _no_text(answer: str) -> str | None:
-    return None if _plain(answer) else "is empty"
-
-
-def _no_number(answer: str) -> str | None:
-    number = _last_number(answer)
-    if number is None or not number.is_finite():
-        return f"{answer[:QUOTED]!r} holds no finite number"
-    first = plain_signs(answer).strip()[0]
-    if first != "-" and unicodedata.category(first) == "Pd":
-        return f"{answer[:QUOTED]!r} begins with a dash that may be a minus or not; write a minus as -"
-    return None
-
-
-def _no_expression(answer: str) -> str | None:
-    return None if _right_expression(answer) else f"{answer[:QUOTED]!r} is not a mathematical expression"
-
-
-ANSWER_FAULTS: dict[object, Callable[[str], str | None]] = {
-    exact_answer: _no_text,
-    numeric_answer: _no_number,
-    math_answer: _no_expression,
+REWARDS: dict[str, type] = {
+    "exact_answer": ExactAnswer,
+    "numeric_answer": NumericAnswer,
+    "math_answer": MathAnswer,
+    "regex": Regex,
+    "length": Length,
+    "json_valid": JsonValid,
 }
+
+
+def _compiled(**patterns: str | None) -> None:
+    """Raise ValueError for an option that is not a regular expression."""
+    for key, pattern in patterns.items():
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"{key} is not a valid regular expression ({error})") from None
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ class RewardFunction:
 
         One that has `open` is given these and the run's folder, and keeps to them by itself. Raises what that raises.
         """
-        if not self.signature.opens:
+        if "open" not in self.signature.methods:
             return replace(self, timeout=timeout, retries=retries)
         limits = {"folder": None if folder is None else str(folder), "timeout": timeout, "retries": retries}
         self._ask(reward_guest.open_reward, **limits)
@@ -104,11 +104,13 @@ class RewardFunction:
 
     def figures(self) -> dict[str, float]:
         """Return what the function counted in this run, for the summary; empty for most."""
-        counted: dict[str, float] = self._ask(reward_guest.figures) if self.signature.has_figures else {}
+        counted: dict[str, float] = self._ask(reward_guest.figures) if "figures" in self.signature.methods else {}
         return counted
 
     def answer_faults(self, answers: Sequence[str]) -> list[str | None]:
-        """Return for each right answer why no response can match it; None where one can."""
+        """Return for each right answer why no response can match it; None where one can, or where nobody knows."""
+        if "answer_fault" not in self.signature.methods:
+            return [None] * len(answers)
         faults: list[str | None] = self._ask(reward_guest.answer_faults, answers=answers)
         return faults
 

@@ -1,37 +1,30 @@
-"""Rewards that functions give: named ones, written as in a recipe's `reward_funcs`, and functions of the user's own.
+"""Finds rewards that functions give, by the names in a recipe's `reward_funcs`.
 
-    exact_answer                      1 if it is the answer; case, white space and . , ; : ! ? at the end do not count
-    numeric_answer(tolerance=0.01)    1 if its last number is the answer, within a relative tolerance
-    math_answer                       1 if its last mathematical expression equals the answer (needs the extra `math`)
-    regex(pattern='^Yes')             1 if the pattern is found
-    length(most=60)                   0 up to `most` words, then falling to -1 at twice as many; or `unit='tokens'`
-    json_valid(keys=['name'])         1 if it is JSON; with `keys`, if it is an object that has them
-    judge(rubric='…', url='…', model='…')    the mark, from 0 to 1, of a model behind an OpenAI-compatible address
-    my_rewards:polite                 the function `polite` of my_rewards.py in the current folder
-
-`exact_answer` and `numeric_answer` take `extract='#### (.*)'`: a pattern whose last match holds what is compared. A
-function is called with lists, by keyword, of those among `prompts`, `completions`, `completion_ids` and `answer` that
-it names (or of all of them, with `**`), and returns one finite number for each completion, or None for no verdict, as
-TRL's reward functions do. It may be `async`.
+`regex(pattern='^Yes')` is a named reward with options: a row of REWARDS in named_rewards.py or judge_reward.py, whose
+class raises ValueError for options that it cannot use. `my_rewards:polite` is the function `polite` of my_rewards.py in
+the current folder. A function is called with lists, by keyword, of those among `prompts`, `completions`,
+`completion_ids` and `answer` that it names (or of all of them, with `**`), and returns one finite number for each
+completion, or None for no verdict, as TRL's reward functions do. It may be `async`. An object may also have
+`open(folder, timeout, retries)`, `figures()` and `answer_fault(answer)`; rlhf/stages/online/reward_call.py says what
+for.
 """
 
 import ast
 import inspect
-import math
 import os
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 from rlhf.errors import UserError
 from rlhf.process.guest.host import GuestError, guest_of
-from rlhf.stages.online import reward_guest
-from rlhf.stages.online.judge_reward import JudgeReward, require_client
-from rlhf.stages.online.named_rewards import exact_answer, json_valid, length, math_answer, numeric_answer, regex
+from rlhf.stages.online import judge_reward, named_rewards, reward_guest
 from rlhf.stages.online.reward_call import RewardFunction
-from rlhf.stages.online.reward_guest import REWARD_ARGUMENTS, Function, Signature, Target, signature
+from rlhf.stages.online.reward_guest import REWARD_ARGUMENTS, Signature, Target, signature
 from rlhf.terminal import excerpt
+
+REGISTRY: dict[str, type] = named_rewards.REWARDS | judge_reward.REWARDS
+FIGURE_TITLES: dict[str, str] = judge_reward.FIGURES  # what named rewards count in a run, with titles for the report
 
 
 def labels(names: Sequence[str]) -> list[str]:
@@ -53,10 +46,6 @@ def find(name: str, where: str) -> RewardFunction:
     return _registered(name, where)
 
 
-NAMED: tuple[Function, ...] = (exact_answer, numeric_answer, math_answer, regex, length, json_valid)
-REGISTRY: dict[str, Any] = {f.__name__: f for f in NAMED} | {"judge": JudgeReward}
-
-
 def _registered(name: str, where: str) -> RewardFunction:
     """Return the function of a named reward with its options: `regex(pattern='^Yes')`. Nothing is evaluated."""
     known = f"known are model, {', '.join(REGISTRY)} and module:function"
@@ -69,22 +58,19 @@ def _registered(name: str, where: str) -> RewardFunction:
         options = {_option_name(keyword): ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise UserError(f"{where}: {name!r} is not a reward; write it as regex(pattern='^Yes'); {known}") from None
-    function = REGISTRY.get(call.func.id)
-    if function is None:
+    kind = REGISTRY.get(call.func.id)
+    if kind is None:
         raise UserError(f"{where}: no reward {call.func.id!r}; {known}")
     given = [keyword.arg for keyword in call.keywords]
     twice = next((key for key in options if given.count(key) > 1), None)
-    fault = f"option {twice} is given twice" if twice else _fault(function, options)
+    fault = f"option {twice} is given twice" if twice else _fault(kind, options)
     if fault:
         raise UserError(f"{where}: {name}: {fault}")
-    if function is JudgeReward:
-        require_client()
     try:
-        made = function(**options) if isinstance(function, type) else partial(function, **options)
+        made = kind(**options)
     except ValueError as error:
         raise UserError(f"{where}: {name}: {error}") from None
-    target = Target(function.__module__, function.__name__, options)
-    return RewardFunction(name, guest_of(None), target, signature(made))
+    return RewardFunction(name, guest_of(None), Target(kind.__module__, kind.__name__, options), signature(made))
 
 
 def _option_name(keyword: ast.keyword) -> str:
@@ -102,28 +88,15 @@ LITERALS: dict[object, tuple[type, ...]] = {  # by the annotation of an option: 
 }
 
 
-def _fault(function: Callable[..., Any], options: dict[str, Any]) -> str | None:
+def _fault(kind: type, options: dict[str, Any]) -> str | None:
     """Return what is wrong with the options of a named reward; None where nothing is."""
-    parameters = {n: p for n, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    parameters = {n: p for n, p in inspect.signature(kind).parameters.items() if p.kind is p.KEYWORD_ONLY}
     for key, value in options.items():
         if key not in parameters:
             return f"no option {key!r}; it has {', '.join(parameters) or 'none'}"
         kinds = LITERALS[parameters[key].annotation]
         if not isinstance(value, kinds) or isinstance(value, bool):
             return f"{key} must be {' or '.join(kind.__name__ for kind in kinds)}"
-    if not all(isinstance(key, str) for key in options.get("keys", ())):
-        return "keys must be a list of str"
-    for key in ("pattern", "extract"):
-        try:
-            re.compile(options.get(key, ""))
-        except re.error as error:
-            return f"{key} is not a valid regular expression ({error})"
-    if options.get("unit", "words") not in ("words", "tokens"):
-        return "unit must be 'words' or 'tokens'"
-    if options.get("most", 1) < 1:
-        return "most must be above 0"
-    if not 0 <= options.get("tolerance", 0) < math.inf:
-        return "tolerance must be a finite number, 0 or more"
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in options]
     return f"option {missing[0]} is missing" if missing else None
 

@@ -14,7 +14,6 @@ import random
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,15 +25,16 @@ if TYPE_CHECKING:
 Numbers = Sequence[float | None]
 Function = Callable[..., Numbers | Awaitable[Numbers]]
 REWARD_ARGUMENTS = ("prompts", "completions", "completion_ids", "answer")
+EXTRAS = ("open", "figures", "answer_fault")  # which a reward may have, and most have not
 LARGEST = 3.4e38  # finite in float32
 
 
 class Target(NamedTuple):
-    """Where a reward is: a module, a name in it, and the options with which that makes the reward."""
+    """Where a reward is: a module, a function or a class in it, and the options of the class."""
 
     module: str
     attribute: str
-    options: dict[str, Any]
+    options: dict[str, Any]  # of a class
 
 
 class Signature(NamedTuple):
@@ -44,8 +44,7 @@ class Signature(NamedTuple):
     needs_answer: bool  # whether it takes an answer without a default
     not_given: str | None = None  # an argument without a default that no call gives
     is_class: bool = False
-    opens: bool = False  # whether it has `open(folder, timeout, retries)`, which a run calls first
-    has_figures: bool = False  # whether it has `figures()`, numbers for the run's summary
+    methods: Sequence[str] = ()  # those of EXTRAS that it has
 
 
 def signature(function: Function) -> Signature:
@@ -61,8 +60,7 @@ def signature(function: Function) -> Signature:
         accepts,
         needs_answer,
         not_given=next(filter(None, map(_not_given, parameters.values())), None),
-        opens=hasattr(function, "open"),
-        has_figures=hasattr(function, "figures"),
+        methods=[name for name in EXTRAS if hasattr(function, name)],
     )
 
 
@@ -103,11 +101,8 @@ def numbers(
 
 
 def answer_faults(target: Sequence[Any], answers: Sequence[str]) -> list[str | None]:
-    """Return for each right answer why no response can match it; None where one can, and of other rewards."""
-    from rlhf.stages.online.named_rewards import ANSWER_FAULTS
-
-    fault: Any = ANSWER_FAULTS.get(getattr(_reward(target), "func", None))
-    return [fault(answer) if fault else None for answer in answers]
+    """Return what a reward that has `answer_fault` says of each right answer."""
+    return [_reward(target).answer_fault(answer) for answer in answers]
 
 
 def open_reward(target: Sequence[Any], folder: str | None, timeout: float | None, retries: int) -> None:
@@ -139,12 +134,12 @@ _rewards: dict[str, Any] = {}  # by target: a reward keeps its state
 
 
 def _reward(target: Sequence[Any]) -> Any:
-    """Return a reward: a function, one with options, or an object that a class makes of them."""
+    """Return a reward: the user's function, or what a class of this project's makes of the options."""
     key = json.dumps(target)
     if key not in _rewards:
         module, attribute, options = target
         found = getattr(beside.import_module(module), attribute)
-        _rewards[key] = found(**options) if isinstance(found, type) else partial(found, **options)
+        _rewards[key] = found(**options) if isinstance(found, type) else found
     return _rewards[key]
 
 
