@@ -17,6 +17,7 @@ from rlhf.errors import OptionError, UserError, no_such
 from rlhf.plan.fit import USABLE
 from rlhf.plan.own_rows import SAMPLE, UNCUT
 from rlhf.recipe import MODEL_REWARD, ONLINE, POLICIES, PolicyName, PolicyStart, StageName
+from rlhf.recipe.context import context_length, too_long
 from rlhf.recipe.model_types import LEAN_TYPES
 from rlhf.recipe.stages import DPO, PPO, RM, SFT, STAGE_TABLE
 from rlhf.stages.online import reward_functions
@@ -232,6 +233,9 @@ def initial_content(options: NewOptions, model: ModelFiles, facts: ModelFacts) -
     cpu = options.card.is_cpu
     usual = CPU_TOKENS if cpu else CHAT_TOKENS if chat else BASE_TOKENS
     longest = options.max_length or (min(usual, data.longest or usual) if isinstance(data, OwnData) else usual)
+    context = context_length(facts.architecture)
+    if options.max_length and (problem := too_long({"--max-length": longest}, context)):
+        raise OptionError(problem)
     known = (data.pairs or data.prompts) if isinstance(data, OwnData) else None
     most_steps = CPU_STEPS if cpu else PPO_STEPS
     steps = most_steps if known is None else min(most_steps, max(20, 2 * known // ROLLOUTS // 10 * 10))
@@ -257,7 +261,7 @@ def initial_content(options: NewOptions, model: ModelFiles, facts: ModelFacts) -
         billions=round(facts.parameters / 1e9, 1 if facts.parameters < 20e9 else 0),
         chat=chat,
         large=facts.parameters > LARGE,
-        max_length=min(longest, facts.architecture["max_position_embeddings"]),
+        max_length=min(longest, context or longest),
         steps=steps,
         rate="5e-6" if facts.parameters > LARGE else "1e-3" if facts.parameters < TOY else "1e-5",
         trained=options.trained,

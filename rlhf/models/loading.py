@@ -136,7 +136,7 @@ def load_base(run: StageRun, device: torch.device, head: ModelHead = "lm", quant
     if nf4 is not None:
         check_layers(base, name)
     check_training(base, name)
-    check_lengths(base.config, recipe.longest(), name)
+    check_lengths(base.config, recipe.lengths(), name)
     if recipe.hardware.trunk == "lean":
         limits.check_supported(base)
         limits.check_length(base.config, recipe.longest())

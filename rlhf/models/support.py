@@ -6,6 +6,7 @@ one product with the output matrix, times a constant. `unsupported` refuses what
 compares the parts with the model's own forward pass, `check_training` that pass in training with the one in evaluation.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from rlhf.errors import UserError
 from rlhf.models.traits import LENGTH_DEPENDENT_ROPE, logit_scale, ropes
+from rlhf.recipe.context import context_length, too_long
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -40,12 +42,16 @@ def unsupported(config: PreTrainedConfig) -> str | None:
     return None
 
 
-def check_lengths(config: PreTrainedConfig, longest: int, name: str) -> None:
-    """Raise UserError where sequences of `longest` tokens would change the rotary frequencies.
+def check_lengths(config: PreTrainedConfig, lengths: Mapping[str, int], name: str) -> None:
+    """Raise UserError where sequences exceed the model's context, or would change the rotary frequencies.
 
-    With these ropes they depend on the longest row of a batch, so that a response would depend on its neighbours, and
-    keys that are cached would keep other frequencies than new ones.
+    `lengths` are the longest sequences of the stages, by the keys of the recipe. Frequencies of some ropes depend on
+    the longest row of a batch, so that a response would depend on its neighbours, and keys that are cached would keep
+    other frequencies than new ones.
     """
+    if problem := too_long(lengths, context_length(config.to_dict())):
+        raise UserError(f"{problem} ({name})")
+    longest = max(lengths.values())
     for rope in ropes(config):
         if rope.get("rope_type") in LENGTH_DEPENDENT_ROPE:
             limit = rope.get("original_max_position_embeddings") or getattr(

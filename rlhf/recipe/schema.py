@@ -32,6 +32,7 @@ from rlhf.recipe.bounds import (
     Tokens,
 )
 from rlhf.recipe.choices import KeptWeights, Optimizer, Schedule
+from rlhf.recipe.context import context_length, too_long
 from rlhf.recipe.model_types import LEAN_TYPES
 from rlhf.recipe.schema_data import Data
 from rlhf.recipe.schema_model import Hardware, Lora, Model, Tokenizer
@@ -357,11 +358,9 @@ class Recipe(Section):
 
     def _check_lengths(self) -> None:
         """Raise ValueError for a stage whose longest sequence is too long for the model."""
-        if self.model.architecture is not None:
-            limit = self.model.architecture.max_position_embeddings
-            for stage, length in self.lengths().items():
-                if length > limit:
-                    raise ValueError(f"{stage}: {length} tokens do not fit max_position_embeddings: {limit}")
+        architecture = self.model.architecture
+        if architecture and (problem := too_long(self.lengths(), context_length(architecture.config_keys()))):
+            raise ValueError(f"{problem} (model.architecture.max_position_embeddings)")
 
     def sections(self) -> dict[StageName, StageOptions]:
         """Return the sections of all stages that the recipe has."""

@@ -1,4 +1,4 @@
-"""Comparison of `model.architecture` with the config.json of the model that `model.name` names."""
+"""Comparison of a recipe with the config.json of the model that `model.name` names: its shape, and its context."""
 
 import json
 import shlex
@@ -7,7 +7,9 @@ from pathlib import Path
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, JsonValue, read_json
+from rlhf.recipe.context import context_length, too_long
 from rlhf.recipe.pinned import PinnedRecipe
+from rlhf.recipe.schema import Recipe
 from rlhf.recipe.schema_model import Architecture, Model
 
 
@@ -22,11 +24,12 @@ def differing_values(architecture: Architecture, config: Mapping[str, JsonValue]
 
 
 def check(loaded: PinnedRecipe) -> str | None:
-    """Compare model.architecture with the model's config.json, from its folder or the hub's cache on this machine.
+    """Compare a recipe with the model's config.json, from its folder or the hub's cache on this machine.
 
     Returns a warning if `--set model.name` names another model whose shape is not known here. Raises UserError if the
-    shape differs, with the keys to set.
+    shape differs from model.architecture, with the keys to set, and for sequences beyond the model's context.
     """
+    check_context(loaded.recipe)
     model = loaded.recipe.model
     if model.architecture is None or model.source not in ("hub", "local"):
         return None
@@ -47,6 +50,14 @@ def check(loaded: PinnedRecipe) -> str | None:
             "download the model first (`rlhf fetch`)"
         )
     return None
+
+
+def check_context(recipe: Recipe) -> None:
+    """Raise UserError where a stage admits sequences beyond the context of the model, if its config.json is here."""
+    model = recipe.model
+    config = _config(model) if model.source in ("hub", "local") else None
+    if config and (problem := too_long(recipe.lengths(), context_length(config))):
+        raise UserError(f"{problem} ({model.name}/config.json)")
 
 
 def way_out() -> str:

@@ -28,6 +28,7 @@ from rlhf.recipe import (
     StageName,
     no_section,
     parents,
+    shape,
 )
 from rlhf.run.checkpoints import checkpoint_step
 from rlhf.run.directory import StageRun
@@ -106,7 +107,11 @@ def check_section(loaded: PinnedRecipe, stage: StageName) -> None:
 
 
 def check_settings(loaded: PinnedRecipe, stage: StageName) -> None:
-    """Raise UserError where an unfinished stage needs a reward function or an encoder that is not there."""
+    """Raise UserError where an unfinished stage needs a reward function or an encoder that is not there.
+
+    Also for sequences beyond the model's context.
+    """
+    shape.check_context(loaded.recipe)
     options = loaded.recipe.section(stage)
     if isinstance(options, OnlineOptions):
         for name in options.reward_funcs:

@@ -99,16 +99,16 @@ def test_a_type_that_does_not_is_refused_in_one_line(kind, keys, message):
 def test_a_rope_that_depends_on_the_length_of_a_batch_has_a_limit():
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
     config = config_of(Architecture.model_validate(models.architecture("llama", rope_parameters=rope)))
-    check_lengths(config, 512, "a model")
+    check_lengths(config, {"sft.max_length": 512}, "a model")
     with pytest.raises(UserError, match=r"a rope of type dynamic a sequence may have 512 tokens, .* admits 600"):
-        check_lengths(config, 600, "a model")
+        check_lengths(config, {"sft.max_length": 600}, "a model")
     factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
     keys: dict[str, Any] = {"rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0, **factors}}
     keys["original_max_position_embeddings"] = 64
     config = config_of(Architecture.model_validate(models.architecture("phi3", **keys)))
-    check_lengths(config, 64, "a model")
+    check_lengths(config, {"sft.max_length": 64}, "a model")
     with pytest.raises(UserError, match=r"a rope of type longrope a sequence may have 64 tokens, .* admits 65"):
-        check_lengths(config, 65, "a model")
+        check_lengths(config, {"sft.max_length": 65}, "a model")
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "deepseek_v3"])

@@ -87,7 +87,10 @@ def test_every_recipe_loads(directory):
         (lambda c: c["ppo"].update(num_mini_batches=3), " must be a multiple of num_mini_batches 3"),
         (lambda c: c["model"].update(source="hub", name="a/b"), "model: source: hub needs revision"),
         (lambda c: c.pop("pretrain"), "a recipe has both model.source: pretrain and a pretrain section, or neither"),
-        (lambda c: c["sft"].update(max_length=4096), "sft.max_length: 4096 tokens do not fit"),
+        (
+            lambda c: c["sft"].update(max_length=4096),
+            "sft.max_length: 4,096 tokens are more than the model's context of 512",
+        ),
         (lambda c: c["data"].update(source="files"), "data: source: files needs files"),
         (lambda c: c["tokenizer"].update(source="local", name="x"), "tokenizer.source: train and a pretrain section"),
         (lambda c: c["data"].update(source="hub", name="a/b", revision="main"), "data: source: hub needs revision"),
@@ -146,7 +149,10 @@ def test_every_recipe_loads(directory):
         ),
         (lambda c: c["data"].update(drop="leaked"), "data.drop = 'leaked': a list is written [leaked]"),
         (lambda c: c["ppo"].update(batch_size=1), "ppo.batch_size = 1: input should be greater than 1"),
-        (lambda c: c["pretrain"].update(max_length=4096), "pretrain.max_length: 4096 tokens do not fit"),
+        (
+            lambda c: c["pretrain"].update(max_length=4096),
+            "pretrain.max_length: 4,096 tokens are more than the model's context of 512",
+        ),
         (lambda c: c["model"]["architecture"].update(num_attention_heads=5), "hidden_size must be a multiple"),
         (
             lambda c: c["model"]["architecture"].update(head_dim="foo"),

@@ -1,0 +1,94 @@
+"""No sequence is longer than the context of the model: refused by new, plan and run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf import recipe
+from rlhf.commands.new import card_of
+from rlhf.commands.new_content import NewOptions, initial_content
+from rlhf.commands.new_model import describe, read_model
+from rlhf.errors import OptionError, UserError
+from rlhf.models.architecture import config_of
+from rlhf.models.loading import load_base
+from rlhf.models.support import check_lengths
+from rlhf.recipe import Architecture, shape
+from rlhf.recipe.context import context_length
+from rlhf.run.directory import StageRun
+from rlhf.stages import runner
+from tests import models
+from tests.helpers import small
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"max_position_embeddings": 32}, 32),
+        ({"n_positions": 1024}, 1024),  # GPT-2's learned positions
+        ({"hidden_size": 64}, None),  # BLOOM has neither
+        ({"max_position_embeddings": 4096, "sliding_window": 64}, 4096),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, 16384),
+        ({"max_position_embeddings": 40960, "rope_parameters": models.YARN_ROPE}, 40960),
+        ({"max_position_embeddings": 128, "rope_parameters": models.YARN_ROPE}, 512),
+        ({"max_position_embeddings": 131072, "rope_parameters": models.LLAMA3_ROPE}, 131072),
+        ({"max_position_embeddings": 512, "rope_parameters": {"full_attention": {"factor": 8.0}}}, 512),
+        ({"max_position_embeddings": 512, "rope_scaling": {"factor": float("inf")}}, 512),
+        ({"max_position_embeddings": 512, "rope_scaling": "odd"}, 512),
+    ],
+)
+def test_the_context_is_that_of_the_config_with_its_ropes_scaling(config, expected):
+    assert context_length(config) == expected
+
+
+def test_the_configuration_of_a_loaded_model_has_the_same_context_as_its_file():
+    for kind in models.KINDS:
+        section = models.architecture(kind)
+        config = config_of(Architecture.model_validate(section))
+        assert context_length(config.to_dict()) == context_length(section) == 512, kind
+        check_lengths(config, {"sft.max_length": 512}, kind)
+        with pytest.raises(UserError, match=r"^sft\.max_length: 513 tokens are more than the model's context of 512"):
+            check_lengths(config, {"sft.max_length": 513}, kind)
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory) -> Path:
+    """A checkpoint whose context is as long as the longest row of the small recipe, which no key repeats."""
+    folder: Path = tmp_path_factory.mktemp("short")
+    models.checkpoint(folder, "llama", max_position_embeddings=small().recipe.longest(), rope_parameters=None)
+    return folder
+
+
+def loaded_for(folder: Path, **changes: Any) -> recipe.PinnedRecipe:
+    fields: dict[str, Any] = {"data__source": "files", "data__files": ["none.jsonl"], "model__architecture": None}
+    return models.recipe_of(str(folder), **fields | changes)
+
+
+@pytest.mark.parametrize("key", ["sft__max_length", "ppo__response_length", "evaluate__max_prompt_length"])
+def test_plan_and_run_refuse_what_the_architecture_does_not_repeat(short, tmp_path, key):
+    fits, context = loaded_for(short), small().recipe.longest()
+    shape.check(fits)
+    load_base(StageRun(tmp_path, fits, "sft"), CPU)
+    long = loaded_for(short, **{key: context + 1})
+    said = key.replace("__", r"\.") + rf".*: \d+ tokens are more than the model's context of {context}"
+    for attempt in (
+        lambda: shape.check(long),
+        lambda: runner.check_settings(long, "sft"),
+        lambda: load_base(StageRun(tmp_path, long, "sft"), CPU),
+        lambda: loaded_for(short, **{key: context + 1, "model__architecture": models.described(str(short))}),
+    ):
+        with pytest.raises(UserError, match=said) as caught:
+            attempt()
+        assert "\n" not in str(caught.value)
+
+
+def test_new_refuses_a_length_that_was_asked_for_and_chooses_one_that_fits(short):
+    model, context = read_model(str(short), None), small().recipe.longest()
+    facts = describe(model, None)
+    options = NewOptions(model=str(short), card=card_of("24GB"), stages=("dpo",), data=("hh",))
+    assert initial_content(options, model, facts).max_length == context
+    with pytest.raises(OptionError, match=f"--max-length: {context + 1} tokens are more than .* context of {context}"):
+        initial_content(options._replace(max_length=context + 1), model, facts)
