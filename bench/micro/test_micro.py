@@ -12,6 +12,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
 from rlhf.data import formats
+from rlhf.data.batch import collate
 from rlhf.data.tokenize import DialogueTokenizer, words
 from rlhf.data.worlds import lengths
 from rlhf.objectives import kl, masked
@@ -127,3 +128,16 @@ def test_encode_dialogues(benchmark: BenchmarkFixture, rows: Path) -> None:
     tokenizer = DialogueTokenizer(words(20_000), "hh")
     encoded, _ = benchmark(tokenizer.encode, [(p.prompt, p.chosen) for p in pairs], 384, 512)
     assert all(row and row.response[-1] == tokenizer.eos_id for row in encoded if row and len(row.response) < 100)
+
+
+def test_collate_rollouts(benchmark: BenchmarkFixture) -> None:
+    torch.manual_seed(0)
+    sizes = torch.randint(1, LENGTH, (2, ROWS)).tolist()
+    prompts, responses = ([[5] * size for size in sizes[side]] for side in (0, 1))
+    rollout = benchmark(collate, prompts, responses, 0, 2)
+    assert rollout.ids.shape == (ROWS, max(a + b for a, b in zip(*sizes, strict=True)))
+
+
+def test_masked_means(benchmark: BenchmarkFixture, batch: Batch) -> None:
+    values, _, mask = batch
+    assert torch.allclose(benchmark(masked.masked_mean, values, mask), values[mask].mean(), atol=1e-6)

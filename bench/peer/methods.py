@@ -39,7 +39,7 @@ FORMS: dict[str, Changes] = {
 
 def _trl(tuned: PeerSettings) -> dict[str, Peer]:
     """Return TRL's trainer at its defaults, and tuned as a careful user would."""
-    return {"trl": Peer("trl_stages.py"), "trl, tuned": Peer("trl.py", tuned)}
+    return {"trl": Peer("trl_stages.py"), "trl, tuned": Peer("trl_stages.py", tuned)}
 
 
 # Pairs have no one length: TRL's trainers of pairs cannot put similar ones together.

@@ -154,6 +154,8 @@ def test_every_contender_is_a_change_that_its_stage_takes():
         assert next(iter(method.ours)) == "ours" and method.ours["ours"] == {} and len(method.theirs) == 2
         for changes in method.ours.values():
             assert loaded.with_changes(changes).recipe.section(stage)
+        for other in (*method.theirs.values(), *method.beside.values()):
+            assert Path(peer.__file__).with_name(other.script).is_file(), stage
 
 
 def test_the_peers_environment_is_made_once_with_our_versions(tmp_path, monkeypatch):
